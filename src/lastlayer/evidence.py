@@ -1,0 +1,271 @@
+"""The negative log marginal likelihood (NLML) of a Bayesian last layer, in every form that the paper gives it.
+
+general_nlml     Lemma 2: any noise and prior covariance; total, one output
+nlml             Results 1 to 3 with the weights free (Theorem 1) or at their optimum; per sample
+profiled_nlml    the same, minimised over weights and noise in closed form, with a closed-form gradient; per sample
+profile          the same value from statistics alone, with the noise that attains it
+optimal_alpha    the minimum over alpha for fixed features
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lastlayer.errors import InputError, choose
+from lastlayer.features import linear_features
+from lastlayer.linalg import TINY, Cholesky
+from lastlayer.precision import NormalEquations, noise_covariance
+from lastlayer.statistics import Statistics
+from lastlayer.types import BIAS_PRIORS, NOISE_STRUCTURES, BiasPrior, NoiseStructure
+
+LOG_2PI = math.log(2 * math.pi)
+
+
+def general_nlml(
+    Phi: Float[Tensor, "m p"], t: Float[Tensor, " m"], Sigma_E: Float[Tensor, "m m"], Sigma_W: Float[Tensor, "p p"]
+) -> Float[Tensor, ""]:
+    """Total NLML of one output under any noise and prior covariance. eq:LogMarginalLikelihood (Lemma 2)
+
+    Several outputs are one with Phi = I (x) Phi and stacked targets (Section "The multivariate case").
+    """
+    E, P = Cholesky.of(Sigma_E), Cholesky.of(Sigma_W)
+    eye = torch.eye(Phi.shape[-1], dtype=Phi.dtype, device=Phi.device)
+    Lambda = Cholesky.of(Phi.mT @ E.solve(Phi) + P.solve(eye))  # eq:Lambda_p_posterior
+    w = Lambda.solve(Phi.mT @ E.solve(t[:, None]))  # eq:w_bar_posterior
+    misfit = E.half((t[:, None] - Phi @ w).mT).square().sum() + P.half(w.mT).square().sum()
+    return (len(t) * LOG_2PI + P.logdet() + E.logdet() + Lambda.logdet() + misfit) / 2
+
+
+def nlml(
+    Phi: Float[Tensor, "*b m p"],
+    T: Float[Tensor, "*b m q"],
+    log_alpha: Float[Tensor, "*b"],
+    log_sigma_e: Float[Tensor, "*b q"],
+    *,
+    W: Float[Tensor, "*b p q"] | None = None,
+    bias_prior: BiasPrior = "flat",
+    sample_weight: Float[Tensor, "*#b m"] | None = None,
+) -> Float[Tensor, "*b"]:
+    """NLML per sample with one noise an output and one alpha. eq:LMLH_multivariate_simplified, eq:LMLH_alpha_cost
+
+    With `W` given it is the augmented objective of Theorem 1, eq:LMLH_Optim_unconstrained: at its minimum over W it is
+    the exact one, which `W=None` computes. Differentiable in every argument.
+    """
+    equations = NormalEquations.of(Statistics.from_features(Phi, T, sample_weight=sample_weight), bias_prior)
+    precision = equations.at(log_alpha)
+    W = precision.weights if W is None else W
+    penalised = W[..., : equations.n_penalised, :]
+    w = 1.0 if sample_weight is None else sample_weight[..., None]
+    S = (w * (T - Phi @ W).square()).sum(-2) + precision.ridge[..., None] * penalised.square().sum(-2)
+    return _assemble(
+        equations,
+        log_alpha=-precision.ridge.log(),
+        logdet_Lambda=precision.logdet(),
+        logdet_noise=2 * log_sigma_e.sum(-1),
+        misfit=(S * torch.exp(-2 * log_sigma_e)).sum(-1),
+    )
+
+
+def _assemble(
+    equations: NormalEquations, *, log_alpha: Tensor, logdet_Lambda: Tensor, logdet_noise: Tensor, misfit: Tensor
+) -> Tensor:
+    """The sum of terms of eq:LMLH_multivariate_simplified, with k and n as the bias prior has them."""
+    k, q, n = equations.n_penalised, equations.cross.shape[-1], equations.dof
+    return (q * (n * LOG_2PI + k * log_alpha + logdet_Lambda) + n * logdet_noise + misfit) / (2 * equations.count)
+
+
+def profiled_nlml(
+    Phi: Float[Tensor, "*b m p"],
+    T: Float[Tensor, "*b m q"],
+    log_alpha: Float[Tensor, "*b"],
+    *,
+    noise: NoiseStructure = "diagonal",
+    bias_prior: BiasPrior = "flat",
+    sample_weight: Float[Tensor, "*#b m"] | None = None,
+) -> Float[Tensor, "*b"]:
+    """NLML per sample with weights and noise at their optimum, eq:LMLH_multivariate_simplified minimised over both.
+
+    The gradient in Phi, T and log alpha is the closed form of the envelope theorem: nothing flows through the
+    factorisation. A row of weight zero has no part in it, so folds are weights.
+    """
+    choose("noise", noise, NOISE_STRUCTURES)
+    choose("bias_prior", bias_prior, BIAS_PRIORS)
+    out = _ProfiledNLML.apply(linear_features(Phi), T, log_alpha, noise, bias_prior, sample_weight)
+    assert isinstance(out, Tensor)
+    return out
+
+
+class _ProfiledNLML(torch.autograd.Function):
+    """J and its gradient in the linear features, the targets and log alpha.
+
+        dJ/dPhi       = q/m Phi Lambda^-1 - 1/m R Sigma_E^-1 W'          dJ/dT = 1/m R Sigma_E^-1
+        dJ/dlog alpha = q/2m (k - alpha^-1 tr Lambda^-1) - 1/2m alpha^-1 tr(Sigma_E^-1 W~'W~)
+
+    with Sigma_E = S / n. In the columns of phi_tilde, Phi Lambda^-1 is z A^-1, A = G + alpha^-1 I.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        phi_tilde: Tensor,
+        T: Tensor,
+        log_alpha: Tensor,
+        noise: NoiseStructure,
+        bias_prior: BiasPrior,
+        sample_weight: Tensor | None,
+    ) -> Tensor:
+        equations = NormalEquations.of(
+            Statistics.from_linear_features(phi_tilde, T, sample_weight=sample_weight), bias_prior
+        )
+        precision = equations.at(log_alpha)
+        W = precision.weights
+        k = phi_tilde.shape[-1]
+        # residuals, not the difference of moments: a near-perfect fit keeps its digits
+        R = (T - phi_tilde.to(W.dtype) @ W[..., :k, :]) - W[..., k:, :]
+        wR = R if sample_weight is None else sample_weight[..., None] * R
+        W_ = precision.penalised_weights
+        S = R.mT @ wR + precision.ridge[..., None, None] * (W_.mT @ W_)
+        Sigma_E = Cholesky.of(noise_covariance(S, equations, noise)[0])
+        J = _assemble(
+            equations,
+            log_alpha=-precision.ridge.log(),
+            logdet_Lambda=precision.logdet(),
+            logdet_noise=Sigma_E.logdet(),
+            misfit=_trace(Sigma_E.solve(S)),
+        )
+        ctx.save_for_backward(phi_tilde, wR, *([] if sample_weight is None else [sample_weight]))
+        ctx.precision, ctx.Sigma_E, ctx.log_alpha_type = precision, Sigma_E, log_alpha.dtype
+        return J
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        phi_tilde, wR, *weight = ctx.saved_tensors
+        precision, equations = ctx.precision, ctx.precision.equations
+        k, q, m = phi_tilde.shape[-1], wR.shape[-1], equations.count
+        W = precision.penalised_weights
+        inverse = precision.factor.solve(torch.eye(equations.n_penalised, dtype=W.dtype, device=W.device))
+        scale = (grad / m)[..., None, None]
+        pull = scale * ctx.Sigma_E.solve(wR.mT).mT
+        d_phi = d_T = d_log_alpha = None
+        if ctx.needs_input_grad[0]:
+            z = equations.rows(phi_tilde)
+            d_phi = (z @ (q * scale * inverse))[..., :k]
+            if weight:
+                d_phi = d_phi * weight[0][..., None]
+            d_phi = (d_phi - pull @ W[..., :k, :].mT).to(phi_tilde.dtype)
+        if ctx.needs_input_grad[1]:
+            d_T = pull
+        if ctx.needs_input_grad[2]:
+            spread = precision.ridge * _trace(inverse)
+            size = precision.ridge * _trace(ctx.Sigma_E.solve(W.mT @ W))
+            d_log_alpha = (grad * (q * (equations.n_penalised - spread) - size) / (2 * m)).to(ctx.log_alpha_type)
+        return d_phi, d_T, d_log_alpha, None, None, None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The profiled evidence of fixed features at one alpha."""
+
+    nlml: Float[Tensor, "*b"]
+    """Negative log marginal likelihood per sample."""
+    noise_cov: Float[Tensor, "*b q q"]
+    """The noise covariance that attains it."""
+    floored: Bool[Tensor, "*b"]
+    """Whether the noise was held up by its floor."""
+    slope: Float[Tensor, "*b"]
+    """dJ/dlog alpha."""
+    fixed_point: Float[Tensor, "*b"]
+    """log of tr(Sigma_E^-1 W~'W~) / (q sum lambda / (lambda + alpha^-1)), which is log alpha where the slope is 0."""
+
+
+def profile(
+    statistics: Statistics,
+    log_alpha: float | Float[Tensor, "*a"],
+    *,
+    noise: NoiseStructure = "diagonal",
+    bias_prior: BiasPrior = "flat",
+) -> Profile:
+    """Profiled evidence from statistics alone, for one alpha or many: one eigendecomposition, then O(k q^2) each."""
+    return _profile(NormalEquations.of(statistics, bias_prior), torch.as_tensor(log_alpha), noise)
+
+
+def _profile(equations: NormalEquations, log_alpha: Tensor, noise: NoiseStructure) -> Profile:
+    precision, q = equations.spectral_at(log_alpha), equations.cross.shape[-1]
+    S, W = precision.misfit(), precision.penalised_weights
+    Sigma_E, floored = noise_covariance(S, equations, noise)
+    E = Cholesky.of(Sigma_E)
+    values = equations.spectrum.values
+    effective = (values / (values + precision.ridge[..., None])).sum(-1)
+    size = _trace(E.solve(W.mT @ W))
+    return Profile(
+        nlml=_assemble(
+            equations,
+            log_alpha=-precision.ridge.log(),
+            logdet_Lambda=precision.logdet(),
+            logdet_noise=E.logdet(),
+            misfit=_trace(E.solve(S)),
+        ),
+        noise_cov=Sigma_E,
+        floored=floored,
+        slope=(q * effective - precision.ridge * size) / (2 * equations.count),
+        fixed_point=(size.clamp_min(TINY) / (q * effective).clamp_min(TINY)).log(),
+    )
+
+
+@dataclass(frozen=True)
+class AlphaOptimum:
+    """The alpha at which the evidence of fixed features is largest."""
+
+    log_alpha: float
+    nlml: float
+    noise_cov: Float[Tensor, "q q"]
+    noise_floored: bool
+    """The noise was held up by its floor: the features fit the targets without error."""
+    at_bound: str
+    """"" at a stationary point; "zero" or "infinity" if the evidence still grows in that direction."""
+    n_steps: int
+
+
+def optimal_alpha(
+    statistics: Statistics,
+    *,
+    noise: NoiseStructure = "diagonal",
+    bias_prior: BiasPrior = "flat",
+    tol: float = 1e-10,
+    max_steps: int = 200,
+) -> AlphaOptimum:
+    """Maximise the evidence over alpha, and over the noise with it, for fixed features.
+
+    A scan of the range in which alpha matters finds the basin; inside it MacKay's fixed point converges, and a
+    bracket on the slope takes over where a step would leave it.
+    """
+    if statistics.count.dim():
+        raise InputError("optimal_alpha takes the statistics of one model; loop over a batch of them")
+    equations = NormalEquations.of(statistics, bias_prior)
+    grid = equations.alpha_range(257)
+    scan = _profile(equations, grid, noise)
+    best = int(scan.nlml.argmin())
+    lo, hi = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
+    at_bound = "zero" if best == 0 else "infinity" if best == len(grid) - 1 else ""
+    log_alpha, step = float(grid[best]), 0
+    while not at_bound and step < max_steps and hi - lo > tol:
+        here = _profile(equations, torch.tensor(log_alpha), noise)
+        lo, hi = (log_alpha, hi) if here.slope < 0 else (lo, log_alpha)
+        proposal = float(here.fixed_point)
+        # every third step halves the bracket, so that slow fixed points end too
+        following = proposal if lo < proposal < hi and step % 3 else (lo + hi) / 2
+        if abs(proposal - log_alpha) < tol:
+            break
+        log_alpha, step = following, step + 1
+    end = _profile(equations, torch.tensor(log_alpha), noise)
+    return AlphaOptimum(log_alpha, float(end.nlml), end.noise_cov, bool(end.floored), at_bound, step)
+
+
+def _trace(A: Tensor) -> Tensor:
+    return A.diagonal(dim1=-2, dim2=-1).sum(-1)

@@ -1,0 +1,34 @@
+"""Where the data end: hulls and distances, the affine cost, and Algorithm 1. Features in, answers out, no networks."""
+
+from lastlayer.extrapolation.affine_cost import (
+    affine_cost,
+    affine_cost_program,
+    cost_quantile,
+    leave_one_out_cost,
+)
+from lastlayer.extrapolation.hulls import (
+    Projection,
+    distance_to_affine_hull,
+    distance_to_convex_hull,
+    distance_to_span,
+    nearest_in_affine_hull,
+    nearest_in_convex_hull,
+    nearest_in_span,
+)
+from lastlayer.extrapolation.tuning import AlphaCurve, tune_alpha
+
+__all__ = [
+    "AlphaCurve",
+    "Projection",
+    "affine_cost",
+    "affine_cost_program",
+    "cost_quantile",
+    "distance_to_affine_hull",
+    "distance_to_convex_hull",
+    "distance_to_span",
+    "leave_one_out_cost",
+    "nearest_in_affine_hull",
+    "nearest_in_convex_hull",
+    "nearest_in_span",
+    "tune_alpha",
+]

@@ -1,0 +1,75 @@
+"""Algorithm 1, second line: the alpha that serves validation data best, the mean left where it is."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from lastlayer.posterior import Posterior
+from lastlayer.prediction import gaussian_log_prob
+
+
+@dataclass(frozen=True)
+class AlphaCurve:
+    """Validation LPD as a function of alpha, and where it is largest."""
+
+    log_alpha: float
+    """log alpha^max; inf if the LPD still grows where the features can tell no difference any more."""
+    lpd: float
+    """Mean log predictive density of the validation points there, joint over the outputs."""
+    lpd_before: float
+    """The same at the posterior's own alpha."""
+    log_alphas: Float[ndarray, " a"]
+    lpds: Float[ndarray, " a"]
+    """The whole curve; its last point is the limit."""
+
+    @property
+    def at_infinity(self) -> bool:
+        return math.isinf(self.log_alpha) and self.log_alpha > 0
+
+    def __str__(self) -> str:
+        where = "infinity (the limit)" if self.at_infinity else f"log alpha = {self.log_alpha:.3f}"
+        return f"validation LPD {self.lpd_before:.3f} -> {self.lpd:.3f} at {where}"
+
+
+def tune_alpha(
+    posterior: Posterior, Phi: Float[Tensor, "r p"], T: Float[Tensor, "r q"], *, n_curve: int = 201
+) -> AlphaCurve:
+    """Find alpha^max on validation data. alg:BLL_and_alpha
+
+    The curve over the whole range in which alpha matters brackets the optimum, a 1-D search refines it, and the limit
+    of infinite alpha is one of the candidates. If alpha makes no difference, the posterior's own is kept.
+    """
+    with torch.no_grad():
+        residual = (T.to(posterior.Sigma_E) - posterior.mean(Phi)).cpu().numpy()
+        noise = posterior.Sigma_E.cpu().numpy()
+        noise_var = np.diagonal(noise)
+        correlation = noise / np.sqrt(noise_var[:, None] * noise_var)
+
+        def lpd(log_alphas: Tensor) -> ndarray:
+            total = 1 + posterior.variance_ratios(Phi, log_alphas).cpu().numpy()[..., None]
+            values: ndarray = gaussian_log_prob(residual, total * noise_var, correlation).mean(-1)
+            return values
+
+        grid = posterior.equations.alpha_range(n_curve)
+        own = float(posterior.log_alpha)
+        curve, before = lpd(grid), float(lpd(grid.new_tensor([own]))[0])
+        best = int(curve.argmax())
+        log_alphas = grid.cpu().numpy()
+        if curve[best] <= before + 1e-10 * max(1.0, abs(before)) and curve.max() - curve.min() < 1e-9:
+            chosen, value = own, before
+        elif best == n_curve - 1:
+            chosen, value = math.inf, float(curve[best])
+        else:
+            bounds = (log_alphas[max(best - 1, 0)], log_alphas[best + 1])
+            found = minimize_scalar(
+                lambda a: -float(lpd(grid.new_tensor([a]))[0]), bounds=bounds, method="bounded", options={"xatol": 1e-8}
+            )
+            refined, scanned = (float(-found.fun), float(found.x)), (float(curve[best]), float(log_alphas[best]))
+            value, chosen = max(refined, scanned, (before, own))
+    return AlphaCurve(chosen, value, before, log_alphas, curve)

@@ -1,0 +1,72 @@
+"""Linear and affine features, and the networks that make them."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lastlayer.errors import InputError, choose
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "leaky_relu": nn.LeakyReLU,
+    "relu": nn.ReLU,
+    "selu": nn.SELU,
+    "sigmoid": nn.Sigmoid,
+    "silu": nn.SiLU,
+    "softplus": nn.Softplus,
+    "tanh": nn.Tanh,
+}
+
+
+def affine_features(phi_tilde: Float[Tensor, "*b m k"]) -> Float[Tensor, "*b m p"]:
+    """phi = [phi_tilde, 1]: linear features with the bias as their last column. eq:Features_vs_augmented_Features"""
+    return torch.cat([phi_tilde, phi_tilde.new_ones(*phi_tilde.shape[:-1], 1)], dim=-1)
+
+
+def linear_features(Phi: Float[Tensor, "*b m p"]) -> Float[Tensor, "*b m k"]:
+    """The linear features of affine ones: all but the last column, which must be ones."""
+    bias = Phi[..., -1] if Phi.shape[-1] else Phi.new_zeros(1)
+    if Phi.device.type != "cpu":
+        torch._assert_async((bias == 1).all())
+    elif not bool((bias == 1).all()):
+        raise InputError(
+            f"the last column of the affine features, of shape {tuple(Phi.shape)}, is not all ones: "
+            "make them with lastlayer.features.affine_features(phi_tilde)"
+        )
+    return Phi[..., :-1]
+
+
+class MLP(nn.Sequential):
+    """Fully connected linear features a_L: every layer, the last one too, ends in the activation. eq:NN_formulation
+
+    Weights start uniform in +-sqrt(6 / (fan_in + fan_out)) times the activation's gain, biases at zero.
+    """
+
+    def __init__(
+        self,
+        n_inputs: int,
+        hidden: Sequence[int],
+        *,
+        activation: str = "tanh",
+        dtype: torch.dtype = torch.float64,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if n_inputs < 1 or any(int(width) < 1 for width in hidden):
+            raise InputError(f"layer widths must be positive: n_inputs={n_inputs}, hidden={tuple(hidden)}")
+        make = ACTIVATIONS[choose("activation", activation, ACTIVATIONS)]
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in zip([n_inputs, *hidden], hidden, strict=False):
+            linear = nn.utils.skip_init(nn.Linear, int(fan_in), int(fan_out), dtype=dtype)
+            nn.init.xavier_uniform_(linear.weight, gain=_gain(activation), generator=generator)
+            nn.init.zeros_(linear.bias)
+            layers += [linear, make()]
+        super().__init__(*layers)
+        self.n_features = int(hidden[-1]) if hidden else n_inputs
+
+
+def _gain(activation: str) -> float:
+    known = {"tanh", "relu", "leaky_relu", "selu", "sigmoid"}
+    return nn.init.calculate_gain(activation if activation in known else "relu")  # type: ignore[arg-type]

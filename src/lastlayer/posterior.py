@@ -1,0 +1,179 @@
+"""The exact posterior over the last layer's weights, and what it says of new points, in the units it was given.
+
+Everything is a function of the statistics: new rows make a new posterior. Precision(vec W) = Sigma_E^-1 (x) Lambda_bar
+(Result 3), so the outputs share one variance ratio, phi' Lambda_bar^-1 phi, and differ by their noise alone.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lastlayer.errors import InputError, PrecisionError
+from lastlayer.features import linear_features
+from lastlayer.linalg import Cholesky
+from lastlayer.precision import NormalEquations, Precision, noise_covariance
+from lastlayer.statistics import Statistics
+from lastlayer.types import BiasPrior, NoiseStructure
+
+
+@dataclass(frozen=True)
+class Marginals:
+    """What the posterior says of each point alone."""
+
+    mean: Float[Tensor, "m q"]
+    variance_ratio: Float[Tensor, " m"]
+    """phi' Lambda_bar^-1 phi; times `noise_cov` it is the covariance of the function."""
+    noise_cov: Float[Tensor, "q q"]
+
+    def function_cov(self) -> Float[Tensor, "m q q"]:
+        """Covariance of y between the outputs at each point. eq:NN_BLL_distribution (Lemma 1)"""
+        return self.variance_ratio[:, None, None] * self.noise_cov
+
+    def target_cov(self) -> Float[Tensor, "m q q"]:
+        """Covariance of t = y + noise. eq:NN_BLL_distribution_targets"""
+        return self.function_cov() + self.noise_cov
+
+
+@dataclass(frozen=True)
+class Joint:
+    """What the posterior says of all points together: the function's covariance is noise_cov (x) ratio_cov."""
+
+    mean: Float[Tensor, "m q"]
+    ratio_cov: Float[Tensor, "m m"]
+    """Phi Lambda_bar^-1 Phi'."""
+    noise_cov: Float[Tensor, "q q"]
+
+    def function_cov(self) -> Float[Tensor, "mq mq"]:
+        """Covariance of vec(Y), output by output: the first m rows are the first output at every point."""
+        return torch.kron(self.noise_cov, self.ratio_cov)
+
+    def target_cov(self) -> Float[Tensor, "mq mq"]:
+        """The same for noisy targets: the noise is independent between points."""
+        eye = torch.eye(len(self.ratio_cov), dtype=self.ratio_cov.dtype, device=self.ratio_cov.device)
+        return torch.kron(self.noise_cov, self.ratio_cov + eye)
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Posterior of the last layer's weights given statistics, alpha and noise. eq:NN_BLL_distribution (Lemma 1)
+
+    Numbers that rounding errors of the moments reach beyond `rtol` raise a PrecisionError instead of being returned.
+    An infinite alpha is the limit: directions that no sample showed get the smallest precision the moments can tell
+    from zero, hence a large, finite variance, which is then a lower bound.
+    """
+
+    statistics: Statistics
+    log_alpha: float | Float[Tensor, ""]
+    noise_cov: Float[Tensor, "q q"] | None = None
+    """Sigma_E; None: where the evidence is largest, S / n, with the structure `noise`."""
+    noise: NoiseStructure = "diagonal"
+    bias_prior: BiasPrior = "flat"
+    rtol: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.statistics.count.dim():
+            raise InputError("a Posterior takes the statistics of one model; make one for each of a batch")
+        if math.isnan(float(self.log_alpha)):
+            raise InputError("log_alpha is nan: give a number or math.inf")
+
+    @cached_property
+    def equations(self) -> NormalEquations:
+        return NormalEquations.of(self.statistics, self.bias_prior)
+
+    @cached_property
+    def precision(self) -> Precision:
+        """Lambda_bar at the posterior's own alpha."""
+        return self.equations.at(self.log_alpha)
+
+    @cached_property
+    def Sigma_E(self) -> Float[Tensor, "q q"]:
+        """The noise covariance in use."""
+        if self.noise_cov is not None:
+            return self.noise_cov.to(self.equations.gram)
+        return noise_covariance(self.precision.misfit(), self.equations, self.noise)[0]
+
+    @cached_property
+    def weights(self) -> Float[Tensor, "p q"]:
+        """W: the mean of the last layer's weights, the bias in the last row. eq:w_bar_posterior_scalar"""
+        if self._coarse(self.precision):
+            self._demand(self.precision.weights_error().max(), "the weights")
+        return self.precision.weights
+
+    def variance_ratio(self, Phi: Float[Tensor, "r p"], log_alpha: float | Tensor | None = None) -> Float[Tensor, " r"]:
+        """phi' Lambda_bar^-1 phi, the affine cost with gamma = alpha (Theorem 2). eq:BLL_Affine_cost
+
+        Another `log_alpha` than the posterior's own, math.inf included, costs O(p) a point once the features have been
+        rotated: the eigendecomposition is kept. Differentiable in Phi.
+        """
+        z = self.equations.rows(linear_features(Phi))
+        precision = self.precision if log_alpha is None else self.equations.spectral_at(log_alpha)
+        limit = math.isinf(float(self.log_alpha if log_alpha is None else log_alpha))
+        if not limit and self._coarse(precision):
+            with torch.no_grad():
+                self._demand(precision.ratio_error(z).max(), "the variance ratio")
+        return precision.variance_ratio(z)
+
+    def variance_ratios(self, Phi: Float[Tensor, "r p"], log_alphas: Float[Tensor, " a"]) -> Float[Tensor, "a r"]:
+        """The variance ratio for many alphas at once: the squared rotated features times a matrix of weights."""
+        spectrum = self.equations.spectrum
+        rotated = (self.equations.rows(linear_features(Phi)) @ spectrum.vectors).square()
+        per_alpha = 1 / (spectrum.values + self.equations.ridge(log_alphas)[:, None])
+        return per_alpha @ rotated.mT + self.equations.bias_variance
+
+    def mean(self, Phi: Float[Tensor, "r p"]) -> Float[Tensor, "r q"]:
+        """Phi W, computed around the training mean so that a large offset costs no digits."""
+        W, eq = self.precision.penalised_weights, self.equations
+        centre = eq.target_mean if self.bias_prior == "flat" else 0.0
+        return eq.rows(linear_features(Phi)) @ W + centre
+
+    def predict(self, Phi: Float[Tensor, "r p"]) -> Marginals:
+        """Mean, variance ratio and noise at each point. eq:NN_BLL_distribution, eq:NN_BLL_distribution_targets"""
+        return Marginals(self.mean(Phi), self.variance_ratio(Phi), self.Sigma_E)
+
+    def joint(self, Phi: Float[Tensor, "r p"], log_alpha: float | Tensor | None = None) -> Joint:
+        """Mean and covariance over points and outputs."""
+        z = self.equations.rows(linear_features(Phi))
+        precision = self.precision if log_alpha is None else self.equations.spectral_at(log_alpha)
+        H = precision.factor.half(z)
+        return Joint(self.mean(Phi), H @ H.mT + self.equations.bias_variance, self.Sigma_E)
+
+    def sample_weights(self, n: int, *, generator: torch.Generator | None = None) -> Float[Tensor, "n p q"]:
+        """Draws of W from N(W, Sigma_E (x) Lambda_bar^-1): Phi @ draw is a whole function, the same at every point."""
+        W, eq = self.precision.penalised_weights, self.equations
+        k, q = W.shape
+        options = {"dtype": W.dtype, "device": W.device}
+        root = Cholesky.of(self.Sigma_E).L.mT
+        assert isinstance(self.precision.factor, Cholesky)
+        E = torch.randn(n, k, q, generator=generator, **options)  # type: ignore[call-overload]
+        draws = W + self.precision.factor.back_half(E) @ root
+        if self.bias_prior == "shared":
+            return draws
+        free = torch.randn(n, 1, q, generator=generator, **options) @ root * eq.bias_variance.sqrt()  # type: ignore[call-overload]
+        bias = eq.target_mean - eq.feature_mean @ draws
+        return torch.cat([draws, bias[:, None, :] + free], dim=-2)
+
+    def update(self, statistics: Statistics, *, forgetting: float = 1.0) -> "Posterior":
+        """The posterior after more rows; with `forgetting` below one the old rows first lose that share of weight."""
+        old = self.statistics if forgetting == 1.0 else self.statistics.scaled(forgetting)
+        return replace(self, statistics=old + statistics)
+
+    def remove(self, statistics: Statistics) -> "Posterior":
+        """The posterior without rows that it has seen."""
+        return replace(self, statistics=self.statistics - statistics)
+
+    def _coarse(self, precision: Precision) -> bool:
+        """Whether rounding might matter at all: below, the precision matrix is at least alpha^-1 I."""
+        return bool(self.equations.resolution > 0.1 * self.rtol * precision.ridge / self.equations.n_penalised)
+
+    def _demand(self, error: Tensor, what: str) -> None:
+        if not bool(error <= self.rtol):
+            limit = -math.log(float(self.equations.resolution) / self.rtol)
+            raise PrecisionError(
+                f"at log_alpha={float(self.log_alpha):.4g} {what} would be right to {float(error):.0e} only, and "
+                f"rtol={self.rtol:g} is asked for: features this close to collinear leave float64 moments no digits. "
+                f"Rescale or drop collinear features, take log_alpha below about {limit:.3g}, or allow a larger rtol"
+            )

@@ -1,0 +1,215 @@
+"""The precision matrix of the last layer and all that follows from it in closed form: weights, misfit, noise.
+
+Both bias priors become one ridge regression. Under the flat prior the bias is projected out exactly by centring,
+
+    Lambda_bar = Phi'Phi + alpha^-1 I~   and   det Lambda_bar = m det(G + alpha^-1 I),   G = centred Gram matrix,
+    phi' Lambda_bar^-1 phi = 1/m + z' (G + alpha^-1 I)^-1 z,                             z = phi_tilde - mean,
+
+and under the shared prior the bias is one feature among others: z = phi, G = Phi'Phi, and no 1/m.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from lastlayer.errors import InputError, choose
+from lastlayer.features import affine_features
+from lastlayer.linalg import EPS, TINY, Cholesky, Factor, Spectrum
+from lastlayer.statistics import Statistics
+from lastlayer.types import BIAS_PRIORS, NOISE_STRUCTURES, BiasPrior, NoiseStructure
+
+ROUNDING = 8 * EPS
+"""Rounding error of an accumulated moment, relative to the energy that went into it."""
+
+NOISE_FLOOR = 1e-12
+"""Smallest noise variance, as a share of the target variance."""
+
+
+@dataclass(frozen=True)
+class NormalEquations:
+    """The ridge regression that is left once the bias prior has been taken care of."""
+
+    gram: Float[Tensor, "*b k k"]
+    cross: Float[Tensor, "*b k q"]
+    targets: Float[Tensor, "*b q q"]
+    energy: Float[Tensor, "*b k"]
+    """What went into the diagonal of `gram`: the measure of its rounding errors."""
+    target_energy: Float[Tensor, "*b q"]
+    count: Float[Tensor, "*b"]
+    """m"""
+    dof: Float[Tensor, "*b"]
+    """n = m - 1 under the flat prior, m under the shared one: what the misfit is divided by."""
+    feature_mean: Float[Tensor, "*b k1"]
+    target_mean: Float[Tensor, "*b q"]
+    bias_prior: BiasPrior
+
+    @classmethod
+    def of(cls, statistics: Statistics, bias_prior: BiasPrior = "flat") -> "NormalEquations":
+        choose("bias_prior", bias_prior, BIAS_PRIORS)
+        k, m = statistics.n_linear, statistics.count
+        mean, scatter, energy = statistics.mean, statistics.scatter, statistics.energy
+        dof = m - 1 if bias_prior == "flat" else m
+        if dof.device.type == "cpu" and not bool((dof > 0).all()):
+            raise InputError(
+                f"the samples have a total weight of {m.min().item():g}, which leaves no degree of freedom for the "
+                f'noise under bias_prior="{bias_prior}": give more samples or larger weights'
+            )
+        if bias_prior == "shared":  # raw moments of [phi_tilde, 1, t] in place of the centred ones
+            eye = torch.eye(mean.shape[-1] + 1, dtype=mean.dtype, device=mean.device)
+            one, rest = eye[k], torch.cat([eye[:k], eye[k + 1 :]])
+            raw = mean @ rest + one
+            scatter = rest.mT @ scatter @ rest + m[..., None, None] * raw[..., :, None] * raw[..., None, :]
+            energy = energy @ rest + m[..., None] * raw.detach().square()
+            k += 1
+        return cls(
+            gram=scatter[..., :k, :k],
+            cross=scatter[..., :k, k:],
+            targets=scatter[..., k:, k:],
+            energy=energy[..., :k],
+            target_energy=energy[..., k:],
+            count=m,
+            dof=dof,
+            feature_mean=statistics.feature_mean,
+            target_mean=statistics.target_mean,
+            bias_prior=bias_prior,
+        )
+
+    @property
+    def n_penalised(self) -> int:
+        """k: how many weights of an output the prior pulls to zero."""
+        return self.gram.shape[-1]
+
+    @property
+    def bias_variance(self) -> Float[Tensor, "*b"]:
+        """What the free bias adds to the variance ratio of every point."""
+        return 1 / self.count if self.bias_prior == "flat" else torch.zeros_like(self.count)
+
+    @property
+    def resolution(self) -> Float[Tensor, "*b"]:
+        """The smallest eigenvalue that rounding errors of the moments leave meaningful, alpha^-1 included."""
+        return (ROUNDING * self.energy.sum(-1)).clamp_min(TINY)
+
+    def rows(self, phi_tilde: Float[Tensor, "*b r k1"]) -> Float[Tensor, "*b r k"]:
+        """z of linear features."""
+        phi_tilde = phi_tilde.to(self.gram.dtype)
+        return phi_tilde - self.feature_mean[..., None, :] if self.bias_prior == "flat" else affine_features(phi_tilde)
+
+    def ridge(self, log_alpha: float | Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """alpha^-1, but at least the resolution: an infinite alpha is the largest one that the moments can tell."""
+        log_alpha = torch.as_tensor(log_alpha, dtype=self.gram.dtype, device=self.gram.device)
+        return torch.maximum((-log_alpha).exp(), self.resolution)
+
+    @cached_property
+    def spectrum(self) -> Spectrum:
+        """Eigenvalues and eigenvectors of the Gram matrix: any alpha at O(k) a point."""
+        return Spectrum.of(self.gram)
+
+    def alpha_range(self, n: int) -> Float[Tensor, " n"]:
+        """The log alphas between which it matters: below, every weight is zero; above, none is held back any more."""
+        largest = torch.maximum(self.spectrum.values.max(), self.resolution)
+        first, last = float(-largest.log()) - 12.0, float(-self.resolution.log())
+        return torch.linspace(first, last, n, dtype=self.gram.dtype, device=self.gram.device)
+
+    def at(self, log_alpha: float | Float[Tensor, "*b"]) -> "Precision":
+        """Factored once, for one alpha."""
+        ridge = self.ridge(log_alpha)
+        eye = torch.eye(self.n_penalised, dtype=self.gram.dtype, device=self.gram.device)
+        return Precision(self, ridge, Cholesky.of(self.gram + ridge[..., None, None] * eye))
+
+    def spectral_at(self, log_alpha: float | Float[Tensor, "*b"]) -> "Precision":
+        """From the spectrum, which is computed once for all alpha."""
+        ridge = self.ridge(log_alpha)
+        return Precision(self, ridge, self.spectrum.shifted(ridge))
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Lambda_bar = Phi'Phi + alpha^-1 I~ at one alpha, factored. eq:Lambda_p_bar_alpha"""
+
+    equations: NormalEquations
+    ridge: Float[Tensor, "*b"]
+    """alpha^-1"""
+    factor: Factor
+
+    def logdet(self) -> Float[Tensor, "*b"]:
+        """log det Lambda_bar."""
+        bias = self.equations.count.log() if self.equations.bias_prior == "flat" else 0.0
+        return self.factor.logdet() + bias
+
+    @cached_property
+    def penalised_weights(self) -> Float[Tensor, "*b k q"]:
+        """W~: the rows of W that the prior pulls to zero."""
+        return self.factor.solve(self.equations.cross)
+
+    @cached_property
+    def weights(self) -> Float[Tensor, "*b p q"]:
+        """W = Lambda_bar^-1 Phi'T, the bias in its last row. eq:w_bar_posterior_scalar"""
+        W, eq = self.penalised_weights, self.equations
+        if eq.bias_prior == "shared":
+            return W
+        bias = eq.target_mean[..., None, :] - eq.feature_mean[..., None, :] @ W
+        return torch.cat([W, bias], dim=-2)
+
+    def misfit(self) -> Float[Tensor, "*b q q"]:
+        """S = (T - Phi W)'(T - Phi W) + alpha^-1 W~'W~ at the optimal W, which is T'T - T'Phi Lambda_bar^-1 Phi'T."""
+        H = self.factor.half(self.equations.cross.mT)
+        return self.equations.targets - H @ H.mT
+
+    def variance_ratio(self, z: Float[Tensor, "*b r k"]) -> Float[Tensor, "*b r"]:
+        """phi' Lambda_bar^-1 phi: variance of the function over that of the noise. eq:NN_BLL_distribution_c"""
+        return self.equations.bias_variance[..., None] + self.factor.half(z).square().sum(-1)
+
+    def ratio_error(self, z: Float[Tensor, "*b r k"]) -> Float[Tensor, "*b r"]:
+        """First-order bound on the relative error of `variance_ratio` that the moments' rounding leaves.
+
+        A perturbation E of A moves z'A^-1z by u'Eu with u = A^-1 z, and |E_ij| is at most the rounding unit times
+        sqrt(energy_i energy_j) under Cholesky, or times the sum of all energies under eigh; centring z adds its own.
+        """
+        u = self.factor.solve(z.mT).mT
+        energy = self.equations.energy[..., None, :]
+        if isinstance(self.factor, Cholesky):
+            moments = ROUNDING * (energy.sqrt() * u).abs().sum(-1).square()
+        else:
+            moments = ROUNDING * energy.sum(-1) * u.square().sum(-1)
+        centre = self.equations.feature_mean.abs()[..., None, :] if self.equations.bias_prior == "flat" else 0.0
+        centring = 2 * EPS * ((z.abs() + 2 * centre) * u.abs()).sum(-1)
+        return (moments + centring) / self.variance_ratio(z)
+
+    def weights_error(self) -> Float[Tensor, "*b q"]:
+        """The same bound for the weights of each output, relative to their norm."""
+        eq, W = self.equations, self.penalised_weights
+        eye = torch.eye(eq.n_penalised, dtype=W.dtype, device=W.device)
+        if isinstance(self.factor, Cholesky):
+            scale = eq.energy.sqrt()
+        else:
+            scale = eq.energy.sum(-1, keepdim=True).sqrt().expand(eq.energy.shape)
+        reach = (self.factor.solve(eye).abs() @ scale[..., None]).square().sum(-2).sqrt()  # |A^-1| sqrt(energy)
+        drive = (scale[..., None] * W.abs()).sum(-2) + eq.target_energy.sqrt()
+        return ROUNDING * reach * drive / W.square().sum(-2).sqrt().clamp_min(TINY)
+
+
+def noise_covariance(
+    S: Float[Tensor, "*b q q"],
+    equations: NormalEquations,
+    noise: NoiseStructure = "diagonal",
+) -> tuple[Float[Tensor, "*b q q"], Bool[Tensor, "*b"]]:
+    """The noise at the maximum of the evidence, S / n, and whether the floor had to hold it up.
+
+    The floor is a share of the targets' variance in every output, and for full noise in every direction of them.
+    """
+    choose("noise", noise, NOISE_STRUCTURES)
+    scale = (equations.target_energy / equations.count[..., None]).clamp_min(TINY).sqrt()
+    relative = S / (equations.dof[..., None, None] * scale[..., :, None] * scale[..., None, :])
+    if noise == "diagonal":
+        values, vectors = _diagonal(relative), torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
+    else:
+        values, vectors = torch.linalg.eigh(relative)
+    root = scale[..., :, None] * vectors * values.clamp_min(NOISE_FLOOR).sqrt()[..., None, :]
+    return root @ root.mT, (values < NOISE_FLOOR).any(-1)
+
+
+def _diagonal(A: Tensor) -> Tensor:
+    return A.diagonal(dim1=-2, dim2=-1)

@@ -1,0 +1,188 @@
+"""`Prediction`: what is known of the targets at each point, as a Gaussian or a mixture of Gaussians behind one face."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+from scipy.special import logsumexp, ndtr, ndtri
+
+from lastlayer.errors import InputError
+
+LOG_2PI = float(np.log(2 * np.pi))
+
+
+def gaussian_log_prob(
+    residual: Float[ndarray, "*#b r q"],
+    var: Float[ndarray, "*b r q"],
+    correlation: Float[ndarray, "*#b q q"] | None = None,
+) -> Float[ndarray, "*b r"]:
+    """Log density of N(0, D C D) with D^2 = var, joint over the outputs; C = I if no correlation is given."""
+    scaled = residual / np.sqrt(var)
+    log_det = np.log(var).sum(-1)
+    if correlation is not None:
+        L = np.linalg.cholesky(correlation)
+        scaled = np.linalg.solve(L, scaled.swapaxes(-1, -2)).swapaxes(-1, -2)
+        log_det = log_det + 2 * np.log(np.diagonal(L, axis1=-2, axis2=-1)).sum(-1)[..., None]
+    density: ndarray = -0.5 * (np.square(scaled).sum(-1) + log_det + LOG_2PI * residual.shape[-1])
+    return density
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The predictive distribution of m points and q outputs; c Gaussian components, one for a single model.
+
+    Everything is of the targets, noise included, unless the noise variance is zero: then it is of the function.
+    """
+
+    component_mean: Float[ndarray, "c m q"]
+    component_epistemic_var: Float[ndarray, "c m q"]
+    component_noise_var: Float[ndarray, "c m q"]
+    affine_cost: Float[ndarray, " m"]
+    """Degree of extrapolation, before any calibration (Theorem 2)."""
+    weights: Float[ndarray, " c"]
+    """Weights of the components; they add up to one."""
+    correlation: Float[ndarray, "c q q"] | None = None
+    """Correlation between the outputs of a point, for epistemic part and noise alike; None: independent."""
+
+    @classmethod
+    def gaussian(
+        cls,
+        mean: Float[ndarray, "m q"],
+        *,
+        epistemic_var: Float[ndarray, "m q"],
+        noise_var: Float[ndarray, "*#m q"],
+        affine_cost: Float[ndarray, " m"],
+        correlation: Float[ndarray, "q q"] | None = None,
+    ) -> "Prediction":
+        """One Gaussian a point."""
+        return cls(
+            component_mean=mean[None],
+            component_epistemic_var=epistemic_var[None],
+            component_noise_var=np.broadcast_to(noise_var, mean.shape)[None],
+            affine_cost=affine_cost,
+            weights=np.ones(1),
+            correlation=None if correlation is None else correlation[None],
+        )
+
+    @classmethod
+    def mixture(cls, members: "list[Prediction]", weights: Float[ndarray, " c"] | None = None) -> "Prediction":
+        """The mixture of several predictions of the same points; equal weights unless given."""
+        if not members:
+            raise InputError("a mixture needs at least one member")
+        share = np.full(len(members), 1 / len(members)) if weights is None else np.asarray(weights, float)
+        if share.shape != (len(members),) or (share < 0).any() or not np.isclose(share.sum(), 1):
+            raise InputError(f"weights={share} must be {len(members)} non-negative numbers that add up to one")
+        q = members[0].component_mean.shape[-1]
+        correlations = [
+            np.broadcast_to(np.eye(q) if p.correlation is None else p.correlation, (len(p.weights), q, q))
+            for p in members
+        ]
+        return cls(
+            component_mean=np.concatenate([p.component_mean for p in members]),
+            component_epistemic_var=np.concatenate([p.component_epistemic_var for p in members]),
+            component_noise_var=np.concatenate([p.component_noise_var for p in members]),
+            affine_cost=np.tensordot(share, np.stack([p.affine_cost for p in members]), 1),
+            weights=np.concatenate([s * p.weights for s, p in zip(share, members, strict=True)]),
+            correlation=None if all(p.correlation is None for p in members) else np.concatenate(correlations),
+        )
+
+    @cached_property
+    def mean(self) -> Float[ndarray, "m q"]:
+        return self._average(self.component_mean)
+
+    @cached_property
+    def epistemic_var(self) -> Float[ndarray, "m q"]:
+        """Variance of the function: within the components and between them."""
+        spread = self.component_mean - self.mean
+        return self._average(self.component_epistemic_var + np.square(spread))
+
+    @cached_property
+    def noise_var(self) -> Float[ndarray, "m q"]:
+        return self._average(self.component_noise_var)
+
+    @cached_property
+    def var(self) -> Float[ndarray, "m q"]:
+        return self.epistemic_var + self.noise_var
+
+    @cached_property
+    def std(self) -> Float[ndarray, "m q"]:
+        return np.sqrt(self.var)
+
+    @property
+    def component_var(self) -> Float[ndarray, "c m q"]:
+        return self.component_epistemic_var + self.component_noise_var
+
+    def cov(self) -> Float[ndarray, "m q q"]:
+        """Covariance between the outputs at each point."""
+        std = np.sqrt(self.component_var)
+        C = np.eye(std.shape[-1]) if self.correlation is None else self.correlation[:, None]
+        within = std[..., :, None] * C * std[..., None, :]
+        spread = self.component_mean - self.mean
+        return self._average(within + spread[..., :, None] * spread[..., None, :])
+
+    def log_prob(
+        self, y: Float[ndarray, "m q"] | Float[ndarray, " m"], *, per_output: bool = False
+    ) -> Float[ndarray, " m"] | Float[ndarray, "m q"]:
+        """Log density of targets at each point: joint over the outputs (m,), or of each output alone (m, q)."""
+        residual = self._targets(y) - self.component_mean
+        if per_output:
+            each = gaussian_log_prob(residual[..., None], self.component_var[..., None])
+        else:
+            each = gaussian_log_prob(residual, self.component_var, self.correlation)
+        if len(self.weights) == 1:
+            return each[0]
+        share = self.weights.reshape(-1, *[1] * (each.ndim - 1))
+        density: ndarray = logsumexp(each, axis=0, b=share)
+        return density
+
+    def cdf(self, y: Float[ndarray, "*#m q"] | Float[ndarray, " m"]) -> Float[ndarray, "m q"]:
+        """Probability that each output lies below y."""
+        return self._average(ndtr((self._targets(y) - self.component_mean) / np.sqrt(self.component_var)))
+
+    def quantile(self, level: float) -> Float[ndarray, "m q"]:
+        """The value that each output stays below with probability `level`."""
+        if not 0 < level < 1:
+            raise InputError(f"level={level} must lie strictly between 0 and 1")
+        each = self.component_mean + ndtri(level) * np.sqrt(self.component_var)
+        lo, hi = each.min(0), each.max(0)  # the mixture's quantile lies between those of its components
+        if len(self.weights) == 1:
+            return lo
+        for _ in range(200):
+            middle = 0.5 * (lo + hi)
+            below = self.cdf(middle) < level
+            if not ((middle > lo) & (middle < hi)).any():
+                break
+            lo, hi = np.where(below, middle, lo), np.where(below, hi, middle)
+        return 0.5 * (lo + hi)
+
+    def interval(self, level: float = 0.95) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:
+        """Central interval: lower and upper bound of each output, `level` of the probability between them."""
+        if not 0 < level < 1:
+            raise InputError(f"level={level} must lie strictly between 0 and 1, such as 0.95")
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+    def sample(self, n: int, *, random_state: int | np.random.Generator | None = None) -> Float[ndarray, "n m q"]:
+        """Draws of the targets: joint over the outputs of a point, independent between points."""
+        rng = np.random.default_rng(random_state)
+        c, m, q = self.component_mean.shape
+        pick = rng.choice(c, size=(n, m), p=self.weights)
+        noise = rng.standard_normal((n, m, q))
+        if self.correlation is not None:
+            L = np.linalg.cholesky(self.correlation)
+            noise = (L[pick] @ noise[..., None])[..., 0]
+        point = np.arange(m)
+        draws: ndarray = self.component_mean[pick, point] + np.sqrt(self.component_var)[pick, point] * noise
+        return draws
+
+    def _average(self, x: Float[ndarray, "c *s"]) -> Float[ndarray, "*s"]:
+        return x[0] if len(self.weights) == 1 else np.tensordot(self.weights, x, axes=1)
+
+    def _targets(self, y: ndarray) -> ndarray:
+        y = np.asarray(y, dtype=float)
+        m, q = self.component_mean.shape[1:]
+        y = y[:, None] if y.ndim == 1 and q == 1 else y
+        if y.shape != (m, q):
+            raise InputError(f"targets have shape {y.shape}, but the prediction is of {m} points and {q} outputs")
+        return y

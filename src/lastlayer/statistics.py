@@ -1,0 +1,179 @@
+"""Additive sufficient statistics of a Bayesian linear regression on affine features.
+
+All that the last layer ever needs of m rows are their weighted count, the means, and the centred second moments
+of [phi_tilde, T]: over chunks, machines and time they simply add up. They are kept centred because differences of
+large raw sums lose the digits that the variance lives on; Phi'Phi, Phi'T and T'T follow from them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lastlayer.errors import InputError
+from lastlayer.features import linear_features
+from lastlayer.linalg import EPS, TINY
+
+CHUNK_ROWS = 16_384
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Count, mean and scatter of the rows [phi_tilde, t] seen so far, in float64. `a + b`, `a - b`, `a.scaled(c)`."""
+
+    count: Float[Tensor, "*b"]
+    """m: the sum of the sample weights."""
+    mean: Float[Tensor, "*b c"]
+    """Weighted mean of [phi_tilde, t]; c = k + q columns."""
+    scatter: Float[Tensor, "*b c c"]
+    """Sum of w (row - mean)' (row - mean)."""
+    energy: Float[Tensor, "*b c"]
+    """Diagonal of all scatter that ever went in, also what was taken out again: rounding errors are relative to it."""
+    n_outputs: int
+    """q: how many of the last columns are targets."""
+
+    @classmethod
+    def from_features(
+        cls,
+        Phi: Float[Tensor, "*b m p"],
+        T: Float[Tensor, "*b m q"],
+        *,
+        sample_weight: Float[Tensor, "*#b m"] | None = None,
+    ) -> "Statistics":
+        """Statistics of affine features and targets; a weight of 2 counts as the row given twice."""
+        return cls.from_linear_features(linear_features(Phi), T, sample_weight=sample_weight)
+
+    @classmethod
+    def from_linear_features(
+        cls,
+        phi_tilde: Float[Tensor, "*b m k"],
+        T: Float[Tensor, "*b m q"],
+        *,
+        sample_weight: Float[Tensor, "*#b m"] | None = None,
+    ) -> "Statistics":
+        """The same from features without the column of ones; rows are converted and centred chunk by chunk."""
+        m = phi_tilde.shape[-2]
+        if m == 0 or T.shape[-2] != m:
+            raise InputError(
+                f"features have {m} rows and targets {T.shape[-2]}: give as many of each, and at least one"
+            )
+        total: Statistics | None = None
+        for start in range(0, m, CHUNK_ROWS):
+            rows = slice(start, start + CHUNK_ROWS)
+            weight = None if sample_weight is None else sample_weight[..., rows]
+            part = cls._of_chunk(phi_tilde[..., rows, :], T[..., rows, :], weight)
+            total = part if total is None else total + part
+        assert total is not None
+        return total
+
+    @classmethod
+    def from_batches(cls, batches: Iterable[tuple[Tensor, ...]]) -> "Statistics":
+        """Statistics of an iterator of (Phi, T) or (Phi, T, sample_weight) batches, one batch in memory at a time."""
+        total: Statistics | None = None
+        for Phi, T, *weight in batches:
+            part = cls.from_features(Phi, T, sample_weight=weight[0] if weight else None)
+            total = part if total is None else total + part
+        if total is None:
+            raise InputError("the iterator of batches gave nothing: at least one batch (Phi, T) is needed")
+        return total
+
+    @classmethod
+    def _of_chunk(cls, phi_tilde: Tensor, T: Tensor, weight: Tensor | None) -> "Statistics":
+        T = T.expand(*phi_tilde.shape[:-2], *T.shape[-2:])
+        rows = torch.cat([phi_tilde.double(), T.double()], dim=-1)
+        w = rows.new_ones(()) if weight is None else weight.double()[..., None]
+        count = (w.expand(*rows.shape[:-1], 1)).sum((-2, -1))
+        # two passes: the mean of the centred rows takes the rounding error of the first mean out again
+        first = (w * rows).sum(-2) / count.clamp_min(TINY)[..., None]
+        rows = rows - first[..., None, :]
+        rest = (w * rows).sum(-2) / count.clamp_min(TINY)[..., None]
+        scatter = rows.mT @ (rows if weight is None else w * rows) - count[..., None, None] * _outer(rest)
+        return cls(count, first + rest, scatter, _diagonal(scatter).detach(), T.shape[-1])
+
+    def __add__(self, other: "Statistics") -> "Statistics":
+        """Statistics of both sets of rows together (Chan's rule for means and scatters)."""
+        self._check_same_columns(other)
+        count = self.count + other.count
+        share = (other.count / count.clamp_min(TINY))[..., None]
+        step = other.mean - self.mean
+        between = ((self.count * share[..., 0])[..., None, None]) * _outer(step)
+        return Statistics(
+            count=count,
+            mean=self.mean + share * step,
+            scatter=self.scatter + other.scatter + between,
+            energy=self.energy + other.energy + _diagonal(between).detach(),
+            n_outputs=self.n_outputs,
+        )
+
+    def __sub__(self, other: "Statistics") -> "Statistics":
+        """Statistics with the rows of `other` taken out again; an error if they cannot have been in."""
+        self._check_same_columns(other)
+        count = self.count - other.count
+        if bool((count <= EPS * self.count).any()):
+            raise InputError(
+                f"cannot take {other.count.max().item():g} rows (by weight) out of {self.count.min().item():g}: "
+                "some must be left; start from new statistics instead"
+            )
+        step = (other.mean - self.mean) * (self.count / count)[..., None]
+        between = (count * other.count / self.count)[..., None, None] * _outer(step)
+        rest = Statistics(
+            count=count,
+            mean=self.mean - (other.count / self.count)[..., None] * step,
+            scatter=self.scatter - other.scatter - between,
+            energy=self.energy + other.energy + _diagonal(between).detach(),
+            n_outputs=self.n_outputs,
+        )
+        scale = rest.energy.clamp_min(TINY).rsqrt()
+        lowest = torch.linalg.eigvalsh(scale[..., None] * rest.scatter * scale[..., None, :]).min()
+        if bool(lowest < -1e-10 * rest.scatter.shape[-1]):
+            raise InputError(
+                "the rows to take out were not all among those put in: what would be left has a negative variance "
+                f"({lowest.item():.1e} of the whole); remove only rows that were added, with the same weight"
+            )
+        return rest
+
+    def scaled(self, factor: float) -> "Statistics":
+        """Every weight times `factor`; below one, old rows are forgotten."""
+        if not factor > 0:
+            raise InputError(f"factor={factor} must be positive: weights cannot vanish or turn negative")
+        return replace(self, count=self.count * factor, scatter=self.scatter * factor, energy=self.energy * factor)
+
+    def to(self, device: torch.device | str) -> "Statistics":
+        """The same numbers on another device."""
+        moved = {name: getattr(self, name).to(device) for name in ("count", "mean", "scatter", "energy")}
+        return replace(self, **moved)
+
+    @property
+    def n_linear(self) -> int:
+        """k: the number of linear features."""
+        return self.mean.shape[-1] - self.n_outputs
+
+    @property
+    def feature_mean(self) -> Float[Tensor, "*b k"]:
+        return self.mean[..., : self.n_linear]
+
+    @property
+    def target_mean(self) -> Float[Tensor, "*b q"]:
+        return self.mean[..., self.n_linear :]
+
+    @property
+    def target_scatter(self) -> Float[Tensor, "*b q q"]:
+        return self.scatter[..., self.n_linear :, self.n_linear :]
+
+    def _check_same_columns(self, other: "Statistics") -> None:
+        mine, theirs = (self.n_linear, self.n_outputs), (other.n_linear, other.n_outputs)
+        if mine != theirs:
+            raise InputError(
+                f"statistics of {mine[0]} features and {mine[1]} targets do not go together with those of "
+                f"{theirs[0]} features and {theirs[1]} targets"
+            )
+
+
+def _outer(x: Tensor) -> Tensor:
+    return x[..., :, None] * x[..., None, :]
+
+
+def _diagonal(A: Tensor) -> Tensor:
+    return A.diagonal(dim1=-2, dim2=-1)

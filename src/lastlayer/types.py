@@ -1,0 +1,12 @@
+"""Words that several rooms share."""
+
+from typing import Literal, TypeAlias
+
+BiasPrior: TypeAlias = Literal["flat", "shared"]
+"""Prior on the bias row of the last layer: improper and flat (Theorem 2 needs it), or that of every other row."""
+
+NoiseStructure: TypeAlias = Literal["diagonal", "full"]
+"""Noise covariance between the outputs of one sample."""
+
+BIAS_PRIORS: tuple[BiasPrior, ...] = ("flat", "shared")
+NOISE_STRUCTURES: tuple[NoiseStructure, ...] = ("diagonal", "full")

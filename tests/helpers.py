@@ -1,0 +1,40 @@
+"""What several test files need: tolerances by dtype, data, and slow, obvious forms of the formulas."""
+
+import torch
+from torch import Tensor
+
+from lastlayer.features import affine_features
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+
+
+def close(a: Tensor, b: Tensor, *, loose: float = 1.0) -> None:
+    """Equal to the tolerance of the coarser dtype, relative to the largest entry; `loose` widens it, with a reason."""
+    a, b = torch.as_tensor(a), torch.as_tensor(b)
+    rtol = loose * max(TOLERANCE[a.dtype], TOLERANCE[b.dtype])
+    scale = max(float(b.abs().max()) if b.numel() else 0.0, 1e-300)
+    assert a.shape == b.shape, (a.shape, b.shape)
+    worst = float((a.double() - b.double()).abs().max()) / scale if b.numel() else 0.0
+    assert worst <= rtol, f"off by {worst:.2e} of the largest entry, tolerance {rtol:.0e}"
+
+
+def problem(m: int = 40, k: int = 5, q: int = 2, seed: int = 0, rank: int | None = None) -> tuple[Tensor, Tensor]:
+    """Linear features (of a lower rank on request, with an offset) and correlated targets."""
+    g = torch.Generator().manual_seed(seed)
+    rank = k if rank is None else rank
+    P = torch.randn(m, rank, generator=g, dtype=torch.float64) @ torch.randn(rank, k, generator=g, dtype=torch.float64)
+    P = P + torch.randn(k, generator=g, dtype=torch.float64)
+    noise = torch.randn(m, q, generator=g, dtype=torch.float64) @ (
+        torch.eye(q, dtype=torch.float64) + 0.4 * torch.ones(q, q, dtype=torch.float64)
+    )
+    T = P @ torch.randn(k, q, generator=g, dtype=torch.float64) + 0.3 * noise + 1.5
+    return P, T
+
+
+def precision_matrix(P: Tensor, log_alpha: float, bias_prior: str) -> Tensor:
+    """Lambda_bar written down entry by entry."""
+    Phi = affine_features(P)
+    penalty = torch.eye(Phi.shape[1], dtype=torch.float64)
+    if bias_prior == "flat":
+        penalty[-1, -1] = 0
+    return Phi.T @ Phi + torch.exp(torch.tensor(-log_alpha, dtype=torch.float64)) * penalty
