@@ -4,6 +4,7 @@ from jaxtyping import install_import_hook
 
 install_import_hook("lastlayer", "beartype.beartype")
 
+import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
@@ -15,3 +16,11 @@ settings.load_profile("default")
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def as_a_user():
+    """Without the run-time checks of shapes, which a user does not have: the library's own errors must speak."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

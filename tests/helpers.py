@@ -10,7 +10,7 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 
 def close(a: Tensor, b: Tensor, *, loose: float = 1.0) -> None:
     """Equal to the tolerance of the coarser dtype, relative to the largest entry; `loose` widens it, with a reason."""
-    a, b = torch.as_tensor(a), torch.as_tensor(b)
+    a, b = torch.as_tensor(a).detach(), torch.as_tensor(b).detach()
     rtol = loose * max(TOLERANCE[a.dtype], TOLERANCE[b.dtype])
     scale = max(float(b.abs().max()) if b.numel() else 0.0, 1e-300)
     assert a.shape == b.shape, (a.shape, b.shape)

@@ -191,8 +191,11 @@ def profile(
     noise: NoiseStructure = "diagonal",
     bias_prior: BiasPrior = "flat",
 ) -> Profile:
-    """Profiled evidence from statistics alone, for one alpha or many: one eigendecomposition, then O(k q^2) each."""
-    return _profile(NormalEquations.of(statistics, bias_prior), torch.as_tensor(log_alpha), noise)
+    """Profiled evidence from statistics alone, for one alpha or many: one eigendecomposition, then O(k^2 q) each.
+
+    S is a difference of moments here, so a fit that leaves a share r of the targets' variance costs log10(1/r) digits.
+    """
+    return _profile(NormalEquations.of(statistics, bias_prior), torch.as_tensor(log_alpha, dtype=torch.float64), noise)
 
 
 def _profile(equations: NormalEquations, log_alpha: Tensor, noise: NoiseStructure) -> Profile:
@@ -226,7 +229,7 @@ class AlphaOptimum:
     nlml: float
     noise_cov: Float[Tensor, "q q"]
     noise_floored: bool
-    """The noise was held up by its floor: the features fit the targets without error."""
+    """Held up by the floor: the features fit the targets without error."""
     at_bound: str
     """"" at a stationary point; "zero" or "infinity" if the evidence still grows in that direction."""
     n_steps: int
@@ -255,7 +258,7 @@ def optimal_alpha(
     at_bound = "zero" if best == 0 else "infinity" if best == len(grid) - 1 else ""
     log_alpha, step = float(grid[best]), 0
     while not at_bound and step < max_steps and hi - lo > tol:
-        here = _profile(equations, torch.tensor(log_alpha), noise)
+        here = _profile(equations, grid.new_tensor(log_alpha), noise)
         lo, hi = (log_alpha, hi) if here.slope < 0 else (lo, log_alpha)
         proposal = float(here.fixed_point)
         # every third step halves the bracket, so that slow fixed points end too
@@ -263,7 +266,7 @@ def optimal_alpha(
         if abs(proposal - log_alpha) < tol:
             break
         log_alpha, step = following, step + 1
-    end = _profile(equations, torch.tensor(log_alpha), noise)
+    end = _profile(equations, grid.new_tensor(log_alpha), noise)
     return AlphaOptimum(log_alpha, float(end.nlml), end.noise_cov, bool(end.floored), at_bound, step)
 
 

@@ -6,7 +6,7 @@ Both are written for leading batch dimensions, so that many small problems go th
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -15,19 +15,6 @@ from torch import Tensor
 EPS = torch.finfo(torch.float64).eps
 TINY = math.sqrt(torch.finfo(torch.float64).tiny)
 """A positive number whose inverse can still be squared."""
-
-
-class Factor(Protocol):
-    """A positive definite matrix A, factored."""
-
-    def half(self, Z: Float[Tensor, "*b r k"]) -> Float[Tensor, "*b r k"]:
-        """Rows h with h h' = z A^-1 z'."""
-
-    def solve(self, B: Float[Tensor, "*b k c"]) -> Float[Tensor, "*b k c"]:
-        """A^-1 B."""
-
-    def logdet(self) -> Float[Tensor, "*b"]:
-        """log det A."""
 
 
 @dataclass(frozen=True)
@@ -41,40 +28,54 @@ class Cholesky:
         # cholesky_ex does not wait for the device; a failure would show as nan, but callers add a ridge above rounding
         return cls(torch.linalg.cholesky_ex(A).L)
 
-    def half(self, Z: Float[Tensor, "*b r k"]) -> Float[Tensor, "*b r k"]:
+    def half(self, Z: Float[Tensor, "... r k"]) -> Float[Tensor, "... r k"]:
+        """Rows h with h h' = z A^-1 z'."""
         return torch.linalg.solve_triangular(self.L, Z.mT, upper=False).mT
 
-    def back_half(self, E: Float[Tensor, "*b k c"]) -> Float[Tensor, "*b k c"]:
+    def back_half(self, E: Float[Tensor, "... k c"]) -> Float[Tensor, "... k c"]:
         """L'^-1 E: columns with covariance A^-1 if those of E are standard normal."""
         return torch.linalg.solve_triangular(self.L.mT, E, upper=True)
 
-    def solve(self, B: Float[Tensor, "*b k c"]) -> Float[Tensor, "*b k c"]:
+    def solve(self, B: Float[Tensor, "... k c"]) -> Float[Tensor, "... k c"]:
         return torch.cholesky_solve(B, self.L)
 
     def logdet(self) -> Float[Tensor, "*b"]:
         return 2 * self.L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+    @staticmethod
+    def perturbation(u: Float[Tensor, "*b r k"], energy: Float[Tensor, "*b k"]) -> Float[Tensor, "*b r"]:
+        """Bound of u'Eu for rounding errors |E_ij| <= sqrt(energy_i energy_j): each column has its own scale."""
+        return (energy.sqrt()[..., None, :] * u.abs()).sum(-1).square()
 
 
 @dataclass(frozen=True)
 class Spectrum:
     """A = V diag(values) V' with values clipped at zero; `shifted(ridge)` is the factor of A + ridge I."""
 
-    values: Float[Tensor, "*b k"]
-    vectors: Float[Tensor, "*b k k"]
+    values: Float[Tensor, "*a k"]
+    vectors: Float[Tensor, "*#a k k"]
 
     @classmethod
     def of(cls, A: Float[Tensor, "*b k k"]) -> "Spectrum":
         values, vectors = torch.linalg.eigh(A)
         return cls(values.clamp_min(0), vectors)
 
-    def shifted(self, ridge: Float[Tensor, "*b"]) -> "Spectrum":
+    def shifted(self, ridge: Float[Tensor, "..."]) -> "Spectrum":
         return Spectrum(self.values + ridge[..., None], self.vectors)
 
-    def half(self, Z: Float[Tensor, "*b r k"]) -> Float[Tensor, "*b r k"]:
+    def half(self, Z: Float[Tensor, "... r k"]) -> Float[Tensor, "... r k"]:
         return Z @ self.vectors / self.values.sqrt()[..., None, :]
 
-    def solve(self, B: Float[Tensor, "*b k c"]) -> Float[Tensor, "*b k c"]:
+    def solve(self, B: Float[Tensor, "... k c"]) -> Float[Tensor, "... k c"]:
         return self.vectors @ ((self.vectors.mT @ B) / self.values[..., None])
 
     def logdet(self) -> Float[Tensor, "*b"]:
         return self.values.log().sum(-1)
+
+    @staticmethod
+    def perturbation(u: Float[Tensor, "*b r k"], energy: Float[Tensor, "*b k"]) -> Float[Tensor, "*b r"]:
+        """Bound of u'Eu for rounding errors |E| <= sum(energy): the largest column sets the scale of all."""
+        return energy.sum(-1)[..., None] * u.square().sum(-1)
+
+
+Factor: TypeAlias = Cholesky | Spectrum

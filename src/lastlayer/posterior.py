@@ -49,12 +49,12 @@ class Joint:
 
     def function_cov(self) -> Float[Tensor, "mq mq"]:
         """Covariance of vec(Y), output by output: the first m rows are the first output at every point."""
-        return torch.kron(self.noise_cov, self.ratio_cov)
+        return _kron(self.noise_cov, self.ratio_cov)
 
     def target_cov(self) -> Float[Tensor, "mq mq"]:
         """The same for noisy targets: the noise is independent between points."""
         eye = torch.eye(len(self.ratio_cov), dtype=self.ratio_cov.dtype, device=self.ratio_cov.device)
-        return torch.kron(self.noise_cov, self.ratio_cov + eye)
+        return _kron(self.noise_cov, self.ratio_cov + eye)
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ class Posterior:
     @cached_property
     def weights(self) -> Float[Tensor, "p q"]:
         """W: the mean of the last layer's weights, the bias in the last row. eq:w_bar_posterior_scalar"""
-        if self._coarse(self.precision):
-            self._demand(self.precision.weights_error().max(), "the weights")
+        if not math.isinf(float(self.log_alpha)) and self._coarse(self.precision):
+            self._demand(self.precision.weights_error().max(), "the weights", self.log_alpha)
         return self.precision.weights
 
     def variance_ratio(self, Phi: Float[Tensor, "r p"], log_alpha: float | Tensor | None = None) -> Float[Tensor, " r"]:
@@ -111,10 +111,10 @@ class Posterior:
         """
         z = self.equations.rows(linear_features(Phi))
         precision = self.precision if log_alpha is None else self.equations.spectral_at(log_alpha)
-        limit = math.isinf(float(self.log_alpha if log_alpha is None else log_alpha))
-        if not limit and self._coarse(precision):
+        asked = self.log_alpha if log_alpha is None else log_alpha
+        if not math.isinf(float(asked)) and self._coarse(precision):
             with torch.no_grad():
-                self._demand(precision.ratio_error(z).max(), "the variance ratio")
+                self._demand(precision.ratio_error(z).max(), "the variance ratio", asked)
         return precision.variance_ratio(z)
 
     def variance_ratios(self, Phi: Float[Tensor, "r p"], log_alphas: Float[Tensor, " a"]) -> Float[Tensor, "a r"]:
@@ -148,8 +148,8 @@ class Posterior:
         options = {"dtype": W.dtype, "device": W.device}
         root = Cholesky.of(self.Sigma_E).L.mT
         assert isinstance(self.precision.factor, Cholesky)
-        E = torch.randn(n, k, q, generator=generator, **options)  # type: ignore[call-overload]
-        draws = W + self.precision.factor.back_half(E) @ root
+        E = torch.randn(k, n * q, generator=generator, **options)  # type: ignore[call-overload]
+        draws = W + self.precision.factor.back_half(E).reshape(k, n, q).transpose(0, 1) @ root
         if self.bias_prior == "shared":
             return draws
         free = torch.randn(n, 1, q, generator=generator, **options) @ root * eq.bias_variance.sqrt()  # type: ignore[call-overload]
@@ -169,11 +169,15 @@ class Posterior:
         """Whether rounding might matter at all: below, the precision matrix is at least alpha^-1 I."""
         return bool(self.equations.resolution > 0.1 * self.rtol * precision.ridge / self.equations.n_penalised)
 
-    def _demand(self, error: Tensor, what: str) -> None:
+    def _demand(self, error: Tensor, what: str, log_alpha: float | Tensor) -> None:
         if not bool(error <= self.rtol):
             limit = -math.log(float(self.equations.resolution) / self.rtol)
             raise PrecisionError(
-                f"at log_alpha={float(self.log_alpha):.4g} {what} would be right to {float(error):.0e} only, and "
+                f"at log_alpha={float(log_alpha):.4g} {what} would be right to {float(error):.0e} only, and "
                 f"rtol={self.rtol:g} is asked for: features this close to collinear leave float64 moments no digits. "
                 f"Rescale or drop collinear features, take log_alpha below about {limit:.3g}, or allow a larger rtol"
             )
+
+
+def _kron(A: Tensor, B: Tensor) -> Tensor:
+    return torch.kron(A.contiguous(), B.contiguous())

@@ -97,10 +97,9 @@ class NormalEquations:
         phi_tilde = phi_tilde.to(self.gram.dtype)
         return phi_tilde - self.feature_mean[..., None, :] if self.bias_prior == "flat" else affine_features(phi_tilde)
 
-    def ridge(self, log_alpha: float | Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    def ridge(self, log_alpha: float | Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """alpha^-1, but at least the resolution: an infinite alpha is the largest one that the moments can tell."""
-        log_alpha = torch.as_tensor(log_alpha, dtype=self.gram.dtype, device=self.gram.device)
-        return torch.maximum((-log_alpha).exp(), self.resolution)
+        return torch.maximum(self._alpha_inverse(log_alpha), self.resolution)
 
     @cached_property
     def spectrum(self) -> Spectrum:
@@ -113,16 +112,19 @@ class NormalEquations:
         first, last = float(-largest.log()) - 12.0, float(-self.resolution.log())
         return torch.linspace(first, last, n, dtype=self.gram.dtype, device=self.gram.device)
 
-    def at(self, log_alpha: float | Float[Tensor, "*b"]) -> "Precision":
+    def at(self, log_alpha: float | Float[Tensor, "..."]) -> "Precision":
         """Factored once, for one alpha."""
-        ridge = self.ridge(log_alpha)
+        alpha_inverse, ridge = self._alpha_inverse(log_alpha), self.ridge(log_alpha)
         eye = torch.eye(self.n_penalised, dtype=self.gram.dtype, device=self.gram.device)
-        return Precision(self, ridge, Cholesky.of(self.gram + ridge[..., None, None] * eye))
+        return Precision(self, alpha_inverse, ridge, Cholesky.of(self.gram + ridge[..., None, None] * eye))
 
-    def spectral_at(self, log_alpha: float | Float[Tensor, "*b"]) -> "Precision":
+    def spectral_at(self, log_alpha: float | Float[Tensor, "..."]) -> "Precision":
         """From the spectrum, which is computed once for all alpha."""
-        ridge = self.ridge(log_alpha)
-        return Precision(self, ridge, self.spectrum.shifted(ridge))
+        alpha_inverse, ridge = self._alpha_inverse(log_alpha), self.ridge(log_alpha)
+        return Precision(self, alpha_inverse, ridge, self.spectrum.shifted(ridge))
+
+    def _alpha_inverse(self, log_alpha: float | Tensor) -> Tensor:
+        return (-torch.as_tensor(log_alpha, dtype=self.gram.dtype, device=self.gram.device)).exp()
 
 
 @dataclass(frozen=True)
@@ -130,22 +132,23 @@ class Precision:
     """Lambda_bar = Phi'Phi + alpha^-1 I~ at one alpha, factored. eq:Lambda_p_bar_alpha"""
 
     equations: NormalEquations
-    ridge: Float[Tensor, "*b"]
-    """alpha^-1"""
+    alpha_inverse: Float[Tensor, "..."]
+    ridge: Float[Tensor, "..."]
+    """alpha^-1 as used: not below the resolution."""
     factor: Factor
 
-    def logdet(self) -> Float[Tensor, "*b"]:
+    def logdet(self) -> Float[Tensor, "..."]:
         """log det Lambda_bar."""
         bias = self.equations.count.log() if self.equations.bias_prior == "flat" else 0.0
         return self.factor.logdet() + bias
 
     @cached_property
-    def penalised_weights(self) -> Float[Tensor, "*b k q"]:
+    def penalised_weights(self) -> Float[Tensor, "... k q"]:
         """W~: the rows of W that the prior pulls to zero."""
         return self.factor.solve(self.equations.cross)
 
     @cached_property
-    def weights(self) -> Float[Tensor, "*b p q"]:
+    def weights(self) -> Float[Tensor, "... p q"]:
         """W = Lambda_bar^-1 Phi'T, the bias in its last row. eq:w_bar_posterior_scalar"""
         W, eq = self.penalised_weights, self.equations
         if eq.bias_prior == "shared":
@@ -153,49 +156,44 @@ class Precision:
         bias = eq.target_mean[..., None, :] - eq.feature_mean[..., None, :] @ W
         return torch.cat([W, bias], dim=-2)
 
-    def misfit(self) -> Float[Tensor, "*b q q"]:
+    def misfit(self) -> Float[Tensor, "... q q"]:
         """S = (T - Phi W)'(T - Phi W) + alpha^-1 W~'W~ at the optimal W, which is T'T - T'Phi Lambda_bar^-1 Phi'T."""
         H = self.factor.half(self.equations.cross.mT)
         return self.equations.targets - H @ H.mT
 
-    def variance_ratio(self, z: Float[Tensor, "*b r k"]) -> Float[Tensor, "*b r"]:
+    def variance_ratio(self, z: Float[Tensor, "... r k"]) -> Float[Tensor, "... r"]:
         """phi' Lambda_bar^-1 phi: variance of the function over that of the noise. eq:NN_BLL_distribution_c"""
         return self.equations.bias_variance[..., None] + self.factor.half(z).square().sum(-1)
 
-    def ratio_error(self, z: Float[Tensor, "*b r k"]) -> Float[Tensor, "*b r"]:
-        """First-order bound on the relative error of `variance_ratio` that the moments' rounding leaves.
+    def ratio_error(self, z: Float[Tensor, "... r k"]) -> Float[Tensor, "... r"]:
+        """First-order bound on the relative error of `variance_ratio`: rounding of the moments, of z, and the ridge.
 
-        A perturbation E of A moves z'A^-1z by u'Eu with u = A^-1 z, and |E_ij| is at most the rounding unit times
-        sqrt(energy_i energy_j) under Cholesky, or times the sum of all energies under eigh; centring z adds its own.
+        A perturbation E of A moves z'A^-1z by u'Eu with u = A^-1 z.
         """
         u = self.factor.solve(z.mT).mT
-        energy = self.equations.energy[..., None, :]
-        if isinstance(self.factor, Cholesky):
-            moments = ROUNDING * (energy.sqrt() * u).abs().sum(-1).square()
-        else:
-            moments = ROUNDING * energy.sum(-1) * u.square().sum(-1)
+        moments = ROUNDING * self.factor.perturbation(u, self.equations.energy)
         centre = self.equations.feature_mean.abs()[..., None, :] if self.equations.bias_prior == "flat" else 0.0
         centring = 2 * EPS * ((z.abs() + 2 * centre) * u.abs()).sum(-1)
-        return (moments + centring) / self.variance_ratio(z)
+        lifted = (self.ridge - self.alpha_inverse)[..., None] * u.square().sum(-1)
+        return (moments + centring + lifted) / self.variance_ratio(z)
 
-    def weights_error(self) -> Float[Tensor, "*b q"]:
-        """The same bound for the weights of each output, relative to their norm."""
+    def weights_error(self) -> Float[Tensor, "... q"]:
+        """The same bound for the weights of each output, relative to their norm: A^-1 (E W + the error of Phi'T)."""
         eq, W = self.equations, self.penalised_weights
         eye = torch.eye(eq.n_penalised, dtype=W.dtype, device=W.device)
-        if isinstance(self.factor, Cholesky):
-            scale = eq.energy.sqrt()
-        else:
-            scale = eq.energy.sum(-1, keepdim=True).sqrt().expand(eq.energy.shape)
-        reach = (self.factor.solve(eye).abs() @ scale[..., None]).square().sum(-2).sqrt()  # |A^-1| sqrt(energy)
-        drive = (scale[..., None] * W.abs()).sum(-2) + eq.target_energy.sqrt()
-        return ROUNDING * reach * drive / W.square().sum(-2).sqrt().clamp_min(TINY)
+        scale = eq.energy.sqrt()[..., None]
+        inverse = self.factor.solve(eye)
+        reach = (inverse.abs() @ scale).square().sum(-2).sqrt()
+        drive = (scale * W.abs()).sum(-2) + eq.target_energy.sqrt()
+        lifted = (self.ridge - self.alpha_inverse) * inverse.square().sum((-2, -1)).sqrt()
+        return ROUNDING * reach * drive / W.square().sum(-2).sqrt().clamp_min(TINY) + lifted[..., None]
 
 
 def noise_covariance(
-    S: Float[Tensor, "*b q q"],
+    S: Float[Tensor, "... q q"],
     equations: NormalEquations,
     noise: NoiseStructure = "diagonal",
-) -> tuple[Float[Tensor, "*b q q"], Bool[Tensor, "*b"]]:
+) -> tuple[Float[Tensor, "... q q"], Bool[Tensor, "..."]]:
     """The noise at the maximum of the evidence, S / n, and whether the floor had to hold it up.
 
     The floor is a share of the targets' variance in every output, and for full noise in every direction of them.

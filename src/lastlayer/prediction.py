@@ -186,3 +186,31 @@ class Prediction:
         if y.shape != (m, q):
             raise InputError(f"targets have shape {y.shape}, but the prediction is of {m} points and {q} outputs")
         return y
+
+
+@dataclass(frozen=True)
+class JointPrediction:
+    """The Gaussian distribution of m points and q outputs together."""
+
+    mean: Float[ndarray, "m q"]
+    point_cov: Float[ndarray, "m m"]
+    """Covariance between the points, in units of the noise."""
+    output_cov: Float[ndarray, "q q"]
+    """Covariance between the outputs: the noise covariance."""
+
+    def cov(self) -> Float[ndarray, "mq mq"]:
+        """Covariance of all numbers, output by output: the first m rows are the first output at every point."""
+        return np.kron(self.output_cov, self.point_cov)
+
+    def sample(self, n: int, *, random_state: int | np.random.Generator | None = None) -> Float[ndarray, "n m q"]:
+        """Joint draws over points and outputs."""
+        noise = np.random.default_rng(random_state).standard_normal((n, *self.mean.shape))
+        draws: ndarray = self.mean + _root(self.point_cov) @ noise @ _root(self.output_cov).T
+        return draws
+
+
+def _root(A: Float[ndarray, "n n"]) -> Float[ndarray, "n n"]:
+    """A matrix R with R R' = A, for positive semidefinite A of any rank."""
+    values, vectors = np.linalg.eigh(A)
+    root: ndarray = vectors * np.sqrt(values.clip(min=0))
+    return root

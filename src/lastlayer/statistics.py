@@ -56,9 +56,7 @@ class Statistics:
         """The same from features without the column of ones; rows are converted and centred chunk by chunk."""
         m = phi_tilde.shape[-2]
         if m == 0 or T.shape[-2] != m:
-            raise InputError(
-                f"features have {m} rows and targets {T.shape[-2]}: give as many of each, and at least one"
-            )
+            raise InputError(f"{m} rows of features and {T.shape[-2]} of targets: give as many of each, at least one")
         total: Statistics | None = None
         for start in range(0, m, CHUNK_ROWS):
             rows = slice(start, start + CHUNK_ROWS)

@@ -15,7 +15,7 @@ from lastlayer.extrapolation.hulls import (
     nearest_in_convex_hull,
     nearest_in_span,
 )
-from lastlayer.extrapolation.tuning import AlphaCurve, tune_alpha
+from lastlayer.extrapolation.tuning import AlphaCurve, held_out_lpd, tune_alpha
 
 __all__ = [
     "AlphaCurve",
@@ -26,6 +26,7 @@ __all__ = [
     "distance_to_affine_hull",
     "distance_to_convex_hull",
     "distance_to_span",
+    "held_out_lpd",
     "leave_one_out_cost",
     "nearest_in_affine_hull",
     "nearest_in_convex_hull",

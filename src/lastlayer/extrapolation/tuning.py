@@ -14,6 +14,34 @@ from lastlayer.posterior import Posterior
 from lastlayer.prediction import gaussian_log_prob
 
 
+def held_out_lpd(
+    posterior: Posterior, Phi: Float[Tensor, "r p"], T: Float[Tensor, "r q"], log_alpha: float | None = None
+) -> float:
+    """Mean log predictive density of points the posterior has not seen, joint over the outputs.
+
+    eq:Mean_predictive_probability. Another `log_alpha` than the posterior's own moves the variance alone.
+    """
+    with torch.no_grad():
+        own = float(posterior.log_alpha) if log_alpha is None else log_alpha
+        return float(_LPD(posterior, Phi, T)(posterior.Sigma_E.new_tensor([own]))[0])
+
+
+class _LPD:
+    """LPD of validation points as a function of alpha; what does not depend on it is computed once."""
+
+    def __init__(self, posterior: Posterior, Phi: Tensor, T: Tensor) -> None:
+        self.posterior, self.Phi = posterior, Phi
+        self.residual = (T.to(posterior.Sigma_E) - posterior.mean(Phi)).cpu().numpy()
+        noise = posterior.Sigma_E.cpu().numpy()
+        self.noise_var = np.diagonal(noise)
+        self.correlation = noise / np.sqrt(self.noise_var[:, None] * self.noise_var)
+
+    def __call__(self, log_alphas: Float[Tensor, " a"]) -> Float[ndarray, " a"]:
+        total = 1 + self.posterior.variance_ratios(self.Phi, log_alphas).cpu().numpy()[..., None]
+        values: ndarray = gaussian_log_prob(self.residual, total * self.noise_var, self.correlation).mean(-1)
+        return values
+
+
 @dataclass(frozen=True)
 class AlphaCurve:
     """Validation LPD as a function of alpha, and where it is largest."""
@@ -46,16 +74,7 @@ def tune_alpha(
     of infinite alpha is one of the candidates. If alpha makes no difference, the posterior's own is kept.
     """
     with torch.no_grad():
-        residual = (T.to(posterior.Sigma_E) - posterior.mean(Phi)).cpu().numpy()
-        noise = posterior.Sigma_E.cpu().numpy()
-        noise_var = np.diagonal(noise)
-        correlation = noise / np.sqrt(noise_var[:, None] * noise_var)
-
-        def lpd(log_alphas: Tensor) -> ndarray:
-            total = 1 + posterior.variance_ratios(Phi, log_alphas).cpu().numpy()[..., None]
-            values: ndarray = gaussian_log_prob(residual, total * noise_var, correlation).mean(-1)
-            return values
-
+        lpd = _LPD(posterior, Phi, T)
         grid = posterior.equations.alpha_range(n_curve)
         own = float(posterior.log_alpha)
         curve, before = lpd(grid), float(lpd(grid.new_tensor([own]))[0])

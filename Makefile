@@ -1,0 +1,56 @@
+# make test    sets up and runs every check that must hold
+# make study   sets up and runs the main job on built-in data: prints its table, writes pictures to results/
+# Both work from a fresh clone and set up only once; `make help` lists the rest.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+TORCH  := torch==2.13.0
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: help test study lint test-slow mutants bench-core lock clean
+
+help:
+	@echo "make test        lint, types, rooms, tests"
+	@echo "make study       the main job on built-in data: table, pictures"
+	@echo "make test-slow   the tests that take long"
+	@echo "make mutants     wrong formulas, each of which some test must catch"
+	@echo "make bench-core  speed of the mathematics, as ratios in one run"
+	@echo "make lock        pin the present environment in requirements.lock"
+	@echo "make clean       remove environments and caches"
+
+test: $(READY) lint
+	$(BIN)/python -m pytest
+
+study: $(READY)
+	$(BIN)/python -m lastlayer.studies
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow
+
+mutants: $(READY)
+	$(BIN)/python tests/mutants.py
+
+bench-core: $(READY)
+	$(BIN)/python benchmarks/core.py
+
+# torch first and pinned: a range would pull the CUDA build and gigabytes with it
+$(READY): requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install $(TORCH)
+	$(PIP) install -r requirements.lock
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+lock:
+	$(BIN)/python -m pip freeze --exclude-editable --exclude torch > requirements.lock
+
+clean:
+	rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

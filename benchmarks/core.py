@@ -1,0 +1,264 @@
+"""How fast the closed forms are: ratios against the obvious way, measured in the same run.
+
+    python -m benchmarks.core [--threads 1]
+
+Both sides of a ratio get the same dtype (float64), the same chunks and the same threads, take turns, and are compared
+by their medians. Only the peak memory comes from processes of their own. One thread is the default because several
+wait for each other: on a machine with other work to do, that wait is all that would be measured.
+"""
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lastlayer.evidence import LOG_2PI, profiled_nlml
+from lastlayer.features import MLP, affine_features
+from lastlayer.posterior import Posterior
+from lastlayer.statistics import Statistics
+
+CHUNK = 2_000
+"""Rows at a time, in every loop over points."""
+
+EVIDENCE_ROWS = 10_000
+
+STEADY = 1.5
+"""Slowest over fastest repeat, above which a time says more of the machine than of the code."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one side over its repeats."""
+
+    median: float
+    spread: float
+    """Slowest over fastest."""
+
+    def __str__(self) -> str:
+        return f"{1e3 * self.median:9.1f} ms (spread {self.spread:.2f})"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One line of the table: what was divided by what, what came out, and what it should be."""
+
+    subject: str
+    measured: str
+    value: float
+    at_least: float | None = None
+    spread: float = 1.0
+    """The larger one of the two sides."""
+
+    @classmethod
+    def of_times(cls, subject: str, measured: str, above: Timing, below: Timing, at_least: float | None) -> "Ratio":
+        return cls(subject, measured, above.median / below.median, at_least, max(above.spread, below.spread))
+
+    def __str__(self) -> str:
+        target = "" if self.at_least is None else f">= {self.at_least:g}"
+        verdict = "" if self.at_least is None else "PASS" if self.value >= self.at_least else "short"
+        unsteady = "" if self.spread <= STEADY else f" unsteady: repeats differ {self.spread:.1f} times"
+        return f"{self.subject:<17} {self.measured:<44} {self.value:>8.2f} {target:>7} {verdict}{unsteady}"
+
+
+def time_in_turns(*sides: Callable[[], object], repeats: int = 7) -> list[Timing]:
+    """Time each side; the sides take turns, so that a busy machine slows all of them."""
+    seconds: list[list[float]] = [[] for _ in sides]
+    for turn in range(repeats + 1):
+        for side, taken in zip(sides, seconds, strict=True):
+            start = time.perf_counter()
+            side()
+            if turn:  # the first turn warms up
+                taken.append(time.perf_counter() - start)
+    return [Timing(statistics.median(taken), max(taken) / min(taken)) for taken in seconds]
+
+
+def relative_difference(a: Tensor, b: Tensor) -> float:
+    """In the Euclidean norm."""
+    return float(torch.linalg.vector_norm(a - b) / torch.linalg.vector_norm(b))
+
+
+def pinv_ratios(
+    gram: Float[Tensor, "p p"], Phi: Float[Tensor, "r p"], log_alphas: Float[Tensor, " a"]
+) -> Float[Tensor, "a r"]:
+    """phi' pinv(Lambda_bar) phi, alpha by alpha.
+
+    The authors' loop at its best: theirs also forms Phi'Phi again for every alpha, takes the pseudo-inverse and a
+    condition number from an SVD each, and the quadratic form for all pairs of points, of which it keeps the diagonal.
+    """
+    penalised = torch.ones_like(gram[0])
+    penalised[-1] = 0  # flat prior on the bias
+    ratios = []
+    for log_alpha in log_alphas:
+        Sigma = torch.linalg.pinv(gram + torch.diag(torch.exp(-log_alpha) * penalised), hermitian=True)
+        ratios.append(torch.cat([((phi @ Sigma) * phi).sum(-1) for phi in Phi.split(CHUNK)]))
+    return torch.stack(ratios)
+
+
+def spectral_ratios(
+    moments: Statistics, Phi: Float[Tensor, "r p"], log_alphas: Float[Tensor, " a"]
+) -> Float[Tensor, "a r"]:
+    """The same from one eigendecomposition, which a fresh posterior makes again at every call."""
+    posterior = Posterior(moments, 0.0)
+    return torch.cat([posterior.variance_ratios(phi, log_alphas) for phi in Phi.split(CHUNK)], dim=-1)
+
+
+def alpha_sweep(m: int = 10_000, n_test: int = 10_000, k: int = 255, n_alphas: int = 200, n_timed: int = 5) -> Ratio:
+    """The variance ratio of many points for many alphas."""
+    generator = torch.Generator().manual_seed(0)
+    network = MLP(10, (k,), generator=generator).requires_grad_(False)
+    X = torch.randn(m + n_test, 10, dtype=torch.float64, generator=generator)
+    Phi, Phi_test = affine_features(network(X)).split([m, n_test])
+    moments, gram = Statistics.from_features(Phi, X[:m, :1]), Phi.mT @ Phi
+    log_alphas = torch.linspace(-10, 10, n_alphas, dtype=torch.float64)
+    timed = log_alphas[:: (n_alphas - 1) // (n_timed - 1)][:n_timed]
+    few, fast = time_in_turns(
+        lambda: pinv_ratios(gram, Phi_test, timed), lambda: spectral_ratios(moments, Phi_test, log_alphas), repeats=5
+    )
+    slow = Timing(few.median * n_alphas / n_timed, few.spread)
+    difference = spectral_ratios(moments, Phi_test, timed) / pinv_ratios(gram, Phi_test, timed) - 1
+    print(f"alpha sweep: {n_alphas} alphas, p = {k + 1}, m = {m:,}, {n_test:,} test points, Phi'Phi given to both")
+    print(f"  pinv for every alpha {slow}, extrapolated from {n_timed} of the {n_alphas} alphas")
+    print(f"  spectral form        {fast}, all {n_alphas}, eigendecomposition included")
+    print(f"  largest relative difference {float(difference.abs().max()):.1e}")
+    return Ratio.of_times("alpha sweep", "pinv for every alpha / spectral form", slow, fast, at_least=100)
+
+
+def evidence_problem(m: int, p: int = 256, q: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    """Affine features, targets and log alpha, the first and the last of them waiting for a gradient."""
+    generator = torch.Generator().manual_seed(1)
+    Phi = torch.randn(m, p, dtype=torch.float64, generator=generator)
+    Phi[:, -1] = 1
+    T = Phi[:, :q] + 0.1 * torch.randn(m, q, dtype=torch.float64, generator=generator)
+    return Phi.requires_grad_(), T, torch.tensor(-1.0, dtype=torch.float64, requires_grad=True)
+
+
+def autograd_nlml(
+    Phi: Float[Tensor, "m p"], T: Float[Tensor, "m q"], log_alpha: Float[Tensor, ""]
+) -> Float[Tensor, ""]:
+    """The profiled NLML per sample under the flat prior, in operations that autograd differentiates one by one."""
+    (m, p), q, n = Phi.shape, T.shape[-1], len(Phi) - 1
+    ridge = torch.exp(-log_alpha) * torch.cat([Phi.new_ones(p - 1), Phi.new_zeros(1)])
+    L = torch.linalg.cholesky(Phi.mT @ Phi + torch.diag(ridge))
+    W = torch.cholesky_solve(Phi.mT @ T, L)
+    S = (T - Phi @ W).square().sum(0) + (ridge[:, None] * W.square()).sum(0)
+    logdet = 2 * L.diagonal().log().sum()
+    return (q * (n * LOG_2PI + (p - 1) * log_alpha + logdet) + n * (S / n).log().sum() + n * q) / (2 * m)
+
+
+EvidenceForm = Callable[[Tensor, Tensor, Tensor], Tensor]
+EVIDENCE_FORMS: dict[str, EvidenceForm] = {"closed": profiled_nlml, "autograd": autograd_nlml}
+
+
+def value_and_gradient(form: EvidenceForm, Phi: Tensor, T: Tensor, log_alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """J, dJ/dphi_tilde and dJ/dlog alpha."""
+    J = form(Phi, T, log_alpha)
+    d_Phi, d_log_alpha = torch.autograd.grad(J, (Phi, log_alpha))
+    return J.detach(), d_Phi[:, :-1], d_log_alpha
+
+
+def resident_peak() -> float:
+    """Largest resident memory of this process in bytes; ru_maxrss would start at that of the parent process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(float(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def report_peak(form: EvidenceForm) -> None:
+    """In a process of its own: print by how much one evaluation raises the resident peak."""
+    problem = evidence_problem(EVIDENCE_ROWS)
+    value_and_gradient(form, *evidence_problem(300))  # loads the libraries
+    before = resident_peak()
+    value_and_gradient(form, *problem)
+    print(resident_peak() - before)
+
+
+def peak_bytes(form: str) -> float:
+    # with a fixed threshold malloc gives every large block back at once, so that the resident peak is what is alive
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}
+    command = [sys.executable, __file__, "--peak", form, "--threads", str(torch.get_num_threads())]
+    return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+
+
+def evidence() -> list[Ratio]:
+    """Value and gradient of the profiled evidence."""
+    problem = Phi, T, _ = evidence_problem(EVIDENCE_ROWS)
+    closed, autograd = (partial(value_and_gradient, form, *problem) for form in EVIDENCE_FORMS.values())
+    times = time_in_turns(closed, autograd, repeats=9)
+    peaks = [peak_bytes(form) for form in EVIDENCE_FORMS]
+    differences = [f"{relative_difference(a, b):.1e}" for a, b in zip(closed(), autograd(), strict=True)]
+    print(f"evidence: value and gradient, m = {len(Phi):,}, p = {Phi.shape[1]}, q = {T.shape[1]}")
+    for form, timing, peak in zip(EVIDENCE_FORMS, times, peaks, strict=True):
+        print(f"  {form:<20} {timing}, peak memory {peak / 1e6:.1f} MB, {peak / Phi.nbytes:.1f} times the features")
+    print("  peak memory: growth of VmHWM in a fresh process, inputs in place, the BLAS's own buffers included")
+    print("  relative differences in value, features' gradient, log alpha's gradient:", *differences)
+    return [
+        Ratio.of_times("evidence, time", "autograd / closed form", times[1], times[0], at_least=1),
+        Ratio("evidence, memory", "autograd / closed form", peaks[1] / peaks[0], at_least=1),
+    ]
+
+
+def predict(network: nn.Module, posterior: Posterior, X: Float[Tensor, "r d"]) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of the targets."""
+    means, stds = [], []
+    for x in X.split(CHUNK):
+        marginals = posterior.predict(affine_features(network(x)))
+        means.append(marginals.mean)
+        stds.append(((1 + marginals.variance_ratio)[:, None] * marginals.noise_cov.diagonal()).sqrt())
+    return torch.cat(means), torch.cat(stds)
+
+
+def prediction(n_points: int = 100_000, d: int = 10, width: int = 50, q: int = 2, m: int = 10_000) -> list[Ratio]:
+    """Mean and standard deviation against the bare network, for a small and a large alpha."""
+    generator = torch.Generator().manual_seed(2)
+    network = MLP(d, (width, width), generator=generator).requires_grad_(False)
+    bare = nn.Sequential(network, nn.Linear(width, q, dtype=torch.float64)).requires_grad_(False)
+    X = torch.randn(n_points, d, dtype=torch.float64, generator=generator)
+    T = torch.sin(X[:m, :q]) + 0.1 * torch.randn(m, q, dtype=torch.float64, generator=generator)
+    moments = Statistics.from_features(affine_features(network(X[:m])), T)
+    small, large = Posterior(moments, -5.0), Posterior(moments, 5.0)
+    forward, *predicted = time_in_turns(
+        lambda: torch.cat([bare(x) for x in X.split(CHUNK)]),
+        lambda: predict(network, small, X),
+        lambda: predict(network, large, X),
+    )
+    flops = 2 * (d * width + width**2 + width * q)
+    print(f"prediction: {n_points:,} points, {d} inputs, two layers of {width}, q = {q}, chunks of {CHUNK:,}")
+    print(f"  forward pass         {forward}, {flops} flops a point, and {2 * width} tanh")
+    print(f"  mean and std: {width**2} more by a triangular solve, {2 * width**2} by a rotation")
+    ratios = []
+    for posterior, timing in zip((small, large), predicted, strict=True):
+        name = f"mean and std, log alpha {posterior.log_alpha:g}"
+        print(f"  {name:<27}{timing}")
+        ratios.append(Ratio.of_times("prediction", f"{name} / forward pass", timing, forward, at_least=None))
+    return ratios
+
+
+def compare() -> None:
+    """Everything, and the table at the end."""
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; torch {torch.__version__}",
+        end="",
+    )
+    print(f", threads in use: {torch.get_num_threads()}; float64\n")
+    ratios = [alpha_sweep(), *evidence(), *prediction()]
+    print(f"\n{'':<17} {'ratio of':<44} {'measured':>8} {'target':>7}")
+    print(*ratios, sep="\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Ratios of the closed forms against the obvious way.")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--peak", choices=EVIDENCE_FORMS, help="only print the peak memory of one form of the evidence")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    compare() if arguments.peak is None else report_peak(EVIDENCE_FORMS[arguments.peak])

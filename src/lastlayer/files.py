@@ -1,0 +1,77 @@
+"""Model files: safetensors with a JSON header, checked by a digest, written aside and moved into place. No pickle."""
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from lastlayer.errors import LastLayerError
+
+FORMAT = 1
+"""Raised whenever a file of today could not be read by the code of yesterday."""
+
+
+class ModelFileError(LastLayerError, ValueError):
+    """A model file that cannot be read, and why."""
+
+
+def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+    """Write tensors and a JSON header to one file; until it is whole on disk, an older file stays what it was."""
+    path = Path(path)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps({"format": FORMAT, **header}, sort_keys=True)
+    metadata = {"lastlayer": text, "digest": _digest(tensors, text)}
+    content = safetensors.torch.save(tensors, metadata)
+    handle, aside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent or ".")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and header of a file that `write` wrote; anything else is refused with its reason."""
+    path = Path(path)
+    if not path.is_file():
+        raise ModelFileError(f"{path} is not a file: give the path of a model that was saved with model.save(path)")
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        text = metadata["lastlayer"]
+        header = json.loads(text)
+        version = header["format"]
+    except (KeyError, TypeError) as error:
+        raise ModelFileError(f"{path} is a safetensors file, but not one that lastlayer wrote") from error
+    except Exception as error:  # the parsers below raise their own kinds of errors on damaged files
+        raise ModelFileError(
+            f"{path} is not a whole lastlayer model file (truncated, damaged or foreign): {error}; "
+            "take an older copy or fit and save again"
+        ) from error
+    if not isinstance(version, int) or version > FORMAT:
+        raise ModelFileError(
+            f"{path} has file format {version}, and this version of lastlayer reads up to {FORMAT}: upgrade lastlayer"
+        )
+    if metadata.get("digest") != _digest(tensors, text):
+        raise ModelFileError(f"{path} is damaged: its content does not match its digest; take an older copy")
+    return tensors, header
+
+
+def _digest(tensors: dict[str, Tensor], text: str) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"\0{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,68 @@
+"""What users hand in, turned into checked arrays; errors say which rows are at fault."""
+
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import _check_sample_weight, check_consistent_length, validate_data
+
+from lastlayer.errors import InputError
+
+
+def as_array(values: Any) -> Any:
+    """Torch tensors become NumPy arrays; everything else stays as it is."""
+    return values.detach().cpu().numpy() if hasattr(values, "detach") else values
+
+
+def check_X(estimator: BaseEstimator, X: Any, *, reset: bool, nd: bool) -> ndarray:
+    """A finite float array of inputs: a table, or with `nd` of more dimensions; columns as they were in fit."""
+    X = as_array(X)
+    checked: ndarray = validate_data(
+        estimator, X, reset=reset, dtype=[np.float64, np.float32], ensure_all_finite=False, allow_nd=nd
+    )
+    check_finite(checked, "X")
+    return checked
+
+
+def check_Xy(estimator: BaseEstimator, X: Any, y: Any, *, reset: bool, nd: bool) -> tuple[ndarray, ndarray]:
+    """Inputs and targets of the same length, both finite; the targets as given, 1-D or 2-D."""
+    X, y = as_array(X), as_array(y)
+    checked, targets = validate_data(
+        estimator,
+        X,
+        y,
+        reset=reset,
+        dtype=[np.float64, np.float32],
+        ensure_all_finite=False,
+        allow_nd=nd,
+        multi_output=True,
+        y_numeric=True,
+    )
+    check_finite(checked, "X")
+    targets = np.asarray(targets, dtype=np.float64)
+    check_finite(targets, "y")
+    return checked, targets
+
+
+def check_weight(sample_weight: Any, X: ndarray) -> ndarray | None:
+    """Non-negative weights, one a row; None stays None."""
+    if sample_weight is None:
+        return None
+    weight: ndarray = _check_sample_weight(as_array(sample_weight), X, dtype=np.float64, ensure_non_negative=True)
+    check_consistent_length(X, weight)
+    if not weight.sum() > 0:
+        raise InputError("sample_weight is zero everywhere: at least two samples need a positive weight")
+    return weight
+
+
+def check_finite(values: ndarray, name: str) -> None:
+    """An error that counts NaN and infinite values and names the first row with one."""
+    bad = ~np.isfinite(values)
+    if not bad.any():
+        return
+    rows = np.flatnonzero(bad.reshape(len(values), -1).any(1))
+    n_nan = int(np.isnan(values).sum())
+    n_inf = int(bad.sum()) - n_nan
+    what = " and ".join(f"{n} {word} values" for n, word in ((n_nan, "NaN"), (n_inf, "infinite (inf)")) if n)
+    raise InputError(f"{name} has {what} in {len(rows)} rows (first: row {rows[0]}); drop or impute them")

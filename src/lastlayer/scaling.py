@@ -1,0 +1,42 @@
+"""Standardisation of inputs and targets, and the way back."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lastlayer.linalg import EPS
+
+
+@dataclass(frozen=True)
+class Standardizer:
+    """x -> (x - mean) / scale, column by column; a constant column keeps its unit."""
+
+    mean: Float[Tensor, " d"]
+    scale: Float[Tensor, " d"]
+
+    @classmethod
+    def fit(cls, X: Float[Tensor, "m d"], *, sample_weight: Float[Tensor, " m"] | None = None) -> "Standardizer":
+        """From the weighted mean and standard deviation of each column."""
+        X = X.double()
+        w = torch.ones_like(X[:, :1]) if sample_weight is None else sample_weight.double()[:, None]
+        share = w / w.sum()
+        # columns are first brought to size one: squares of 1e200 would overflow
+        size = X.abs().amax(0)
+        unit = torch.where(size > 0, size, torch.ones_like(size))
+        mean = (share * (X / unit)).sum(0)
+        std = (share * (X / unit - mean).square()).sum(0).sqrt()
+        constant = std <= 10 * EPS * len(X) ** 0.5
+        return cls(mean * unit, torch.where(constant, torch.ones_like(std), std * unit))
+
+    @classmethod
+    def identity(cls, d: int) -> "Standardizer":
+        """Leaves everything as it is."""
+        return cls(torch.zeros(d, dtype=torch.float64), torch.ones(d, dtype=torch.float64))
+
+    def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
+        return (X.double() - self.mean) / self.scale
+
+    def to(self, device: torch.device | str) -> "Standardizer":
+        return Standardizer(self.mean.to(device), self.scale.to(device))

@@ -1,0 +1,180 @@
+"""The training loop: one optimiser, early stopping, progress, and a way back from every accident."""
+
+import copy
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from lastlayer.errors import choose
+from lastlayer.training.objectives import Objective
+
+OPTIMISERS = ("adam", "lbfgs")
+MAX_SETBACKS = 10
+
+
+@dataclass(frozen=True)
+class Data:
+    """Inputs, standardised targets and sample weights."""
+
+    X: Tensor
+    T: Tensor
+    weight: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """How to descend: "adam" (a cosine from `learning_rate` to 1% of it, or constant) or "lbfgs" (line search)."""
+
+    name: str = "adam"
+    learning_rate: float = 1e-2
+    max_epochs: int = 1000
+    cosine: bool = True
+
+    def __post_init__(self) -> None:
+        choose("optimizer", self.name, OPTIMISERS)
+
+    def build(self, parameters: list[nn.Parameter], scale: float) -> torch.optim.Optimizer:
+        """`scale` shrinks the steps after setbacks."""
+        if self.name == "lbfgs":
+            return torch.optim.LBFGS(
+                parameters, lr=scale, max_iter=1, max_eval=25, history_size=20, line_search_fn="strong_wolfe"
+            )
+        return torch.optim.Adam(parameters, lr=scale * self.learning_rate)
+
+    def rate(self, epoch: int) -> float:
+        if self.name == "lbfgs" or not self.cosine:
+            return self.learning_rate
+        return self.learning_rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * epoch / max(self.max_epochs, 1))))
+
+
+@dataclass(frozen=True)
+class Validation:
+    """When to stop: `score` (smaller is better) has not improved by `min_delta` for `patience` epochs."""
+
+    score: Callable[[], float]
+    every: int = 10
+    patience: int = 200
+    min_delta: float = 1e-5
+
+
+@dataclass
+class Training:
+    """What happened: a list an epoch (validation: where it was asked), and why it ended."""
+
+    nlml: list[float] = field(default_factory=list)
+    log_alpha: list[float] = field(default_factory=list)
+    learning_rate: list[float] = field(default_factory=list)
+    validation_epoch: list[int] = field(default_factory=list)
+    validation_score: list[float] = field(default_factory=list)
+    best_epoch: int = 0
+    setbacks: int = 0
+    stopped: str = "max_epochs"
+    """"max_epochs", "early_stopping", "converged", "interrupted" or "diverged"."""
+
+
+def train(
+    network: nn.Module,
+    objective: Objective,
+    data: Data,
+    optimiser: Optimiser,
+    *,
+    validation: Validation | None = None,
+    progress: bool = False,
+) -> Training:
+    """Train network and objective in place; they end in their best state, whatever happened on the way."""
+    modules = nn.ModuleList([network, objective])
+    parameters = [p for p in modules.parameters() if p.requires_grad]
+    scale, record = 1.0, Training()
+    steps = optimiser.build(parameters, scale)
+    best, best_score = copy.deepcopy(modules.state_dict()), math.inf
+    good = best
+
+    def closure() -> float:
+        steps.zero_grad()
+        loss = objective(network(data.X), data.T, data.weight)
+        loss.backward()
+        return float(loss.detach())
+
+    bar = tqdm(range(optimiser.max_epochs), disable=not progress, desc="fit", unit="epoch", leave=True)
+    try:
+        for epoch in bar:
+            if epoch % (validation.every if validation else 10) == 0:
+                good = copy.deepcopy(modules.state_dict())
+                if validation:
+                    score = _score(modules, validation)
+                    record.validation_epoch.append(epoch)
+                    record.validation_score.append(score)
+                    if score < best_score - validation.min_delta:
+                        best, best_score, record.best_epoch = good, score, epoch
+                    elif epoch - record.best_epoch >= validation.patience:
+                        record.stopped = "early_stopping"
+                        break
+            for group in steps.param_groups:
+                group["lr"] = scale * (optimiser.rate(epoch) if optimiser.name == "adam" else 1.0)
+            loss = float(steps.step(closure))
+            if not (math.isfinite(loss) and all(bool(torch.isfinite(p).all()) for p in parameters)):
+                record.setbacks += 1
+                if record.setbacks > MAX_SETBACKS:
+                    record.stopped = "diverged"
+                    break
+                modules.load_state_dict(good)
+                scale *= 0.3
+                steps = optimiser.build(parameters, scale)
+                continue
+            flat = optimiser.name == "lbfgs" and bool(record.nlml) and abs(loss - record.nlml[-1]) < 1e-12
+            record.nlml.append(loss)
+            record.log_alpha.append(float(objective.log_alpha.detach()))
+            record.learning_rate.append(scale * optimiser.rate(epoch))
+            if epoch % 10 == 0:
+                bar.set_postfix_str(f"NLML {loss:.4f}" + (f", held out {-best_score:.4f}" if validation else ""))
+            if flat:
+                record.stopped = "converged"
+                break
+    except KeyboardInterrupt:
+        record.stopped = "interrupted"
+    finally:
+        bar.close()
+    _conclude(modules, record, validation, best, best_score, good)
+    return record
+
+
+def _score(modules: nn.Module, validation: Validation) -> float:
+    modules.eval()
+    with torch.no_grad():
+        score = validation.score()
+    modules.train()
+    return score if math.isfinite(score) else math.inf
+
+
+def _conclude(
+    modules: nn.Module,
+    record: Training,
+    validation: Validation | None,
+    best: dict[str, Tensor],
+    best_score: float,
+    good: dict[str, Tensor],
+) -> None:
+    """Put the best state back and say what a user should know."""
+    finite = all(bool(torch.isfinite(p).all()) for p in modules.parameters())
+    if validation and (not finite or _score(modules, validation) > best_score):
+        modules.load_state_dict(best)
+    elif not finite:
+        modules.load_state_dict(good)
+    modules.eval()
+    done = len(record.nlml)
+    if not validation:
+        record.best_epoch = done
+    if record.stopped == "interrupted":
+        warnings.warn(f"interrupted after {done} epochs: the best state so far is kept and usable", stacklevel=4)
+    if record.setbacks:
+        ended = "gave up and kept the best state" if record.stopped == "diverged" else "went on"
+        warnings.warn(
+            f"the loss was not finite {record.setbacks} times: stepped back, made the steps smaller, and {ended}; "
+            "a smaller learning_rate avoids this",
+            stacklevel=4,
+        )

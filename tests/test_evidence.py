@@ -1,0 +1,244 @@
+"""Every form of the evidence against the Gaussian density, and against each other."""
+
+import math
+
+import pytest
+import torch
+from helpers import close, precision_matrix, problem
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributions import MultivariateNormal
+
+from lastlayer.errors import InputError
+from lastlayer.evidence import general_nlml, nlml, optimal_alpha, profile, profiled_nlml
+from lastlayer.features import affine_features
+from lastlayer.precision import NOISE_FLOOR, NormalEquations
+from lastlayer.statistics import Statistics
+
+PRIORS = ("flat", "shared")
+NOISES = ("diagonal", "full")
+
+
+def total_density(P, T, log_alpha, Sigma_E, bias_prior):
+    """-log p(T) by the density of vec(T), weights integrated out; flat: a bias variance large enough, density one."""
+    m, q = T.shape
+    big = 1e9
+    K = math.exp(log_alpha) * P @ P.T + (math.exp(log_alpha) if bias_prior == "shared" else 0.0)
+    cov = torch.kron(Sigma_E, torch.eye(m, dtype=torch.float64) + K)
+    if bias_prior == "flat":
+        cov = cov + big * torch.kron(torch.eye(q, dtype=torch.float64), torch.ones(m, m, dtype=torch.float64))
+    density = -MultivariateNormal(torch.zeros(m * q, dtype=torch.float64), cov).log_prob(T.T.reshape(-1))
+    return density - (q * 0.5 * math.log(2 * math.pi * big) if bias_prior == "flat" else 0.0)
+
+
+@pytest.mark.parametrize("bias_prior", PRIORS)
+@given(m=st.integers(3, 12), k=st.integers(1, 15), q=st.integers(1, 3), log_alpha=st.floats(-3, 4))
+def test_results_1_to_3_are_the_gaussian_density(bias_prior, m, k, q, log_alpha):
+    P, T = problem(m, k, q, seed=m * k)
+    log_sigma = torch.linspace(-0.5, 0.4, q, dtype=torch.float64)
+    truth = total_density(P, T, log_alpha, torch.diag(torch.exp(2 * log_sigma)), bias_prior) / m
+    got = nlml(affine_features(P), T, torch.tensor(log_alpha, dtype=torch.float64), log_sigma, bias_prior=bias_prior)
+    close(got, truth, loose=1e5 if bias_prior == "flat" else 10)  # the limit of a finite bias variance
+
+
+def test_lemma_2_with_general_covariances_is_the_gaussian_density(generator):
+    P, T = problem(9, 4, 1)
+    Phi = affine_features(P)
+    A, B = (torch.randn(n, n, generator=generator, dtype=torch.float64) for n in (9, 5))
+    Sigma_E, Sigma_W = A @ A.T + torch.eye(9), B @ B.T + 0.1 * torch.eye(5)
+    truth = -MultivariateNormal(torch.zeros(9, dtype=torch.float64), Sigma_E + Phi @ Sigma_W @ Phi.T).log_prob(T[:, 0])
+    close(general_nlml(Phi, T[:, 0], Sigma_E, Sigma_W), truth)
+
+
+def test_result_3_is_lemma_2_on_the_vectorised_problem():
+    P, T = problem(8, 3, 2)
+    Phi, log_sigma = affine_features(P), torch.tensor([-0.3, 0.5], dtype=torch.float64)
+    log_alpha = torch.tensor(0.7, dtype=torch.float64)
+    noise = torch.diag(torch.exp(2 * log_sigma))
+    eye = torch.eye(2, dtype=torch.float64)
+    total = general_nlml(
+        torch.kron(eye, Phi),
+        T.T.reshape(-1),
+        torch.kron(noise, torch.eye(8, dtype=torch.float64)),
+        torch.kron(noise * log_alpha.exp(), torch.eye(4, dtype=torch.float64)),
+    )
+    close(nlml(Phi, T, log_alpha, log_sigma, bias_prior="shared"), total / 8)
+
+
+@pytest.mark.parametrize("bias_prior", PRIORS)
+def test_theorem_1_augmented_is_exact_at_its_minimum_over_the_weights(bias_prior, generator):
+    P, T = problem(15, 4, 2)
+    Phi = affine_features(P).requires_grad_()
+    log_alpha = torch.tensor(1.1, dtype=torch.float64, requires_grad=True)
+    log_sigma = torch.tensor([-0.2, 0.3], dtype=torch.float64, requires_grad=True)
+    W = torch.linalg.solve(precision_matrix(P, 1.1, bias_prior), Phi.detach().T @ T).requires_grad_()
+    exact = nlml(Phi, T, log_alpha, log_sigma, bias_prior=bias_prior)
+    augmented = nlml(Phi, T, log_alpha, log_sigma, W=W, bias_prior=bias_prior)
+    close(augmented, exact)
+    assert torch.autograd.grad(augmented, W, retain_graph=True)[0].abs().max() < 1e-12
+    moved = nlml(Phi, T, log_alpha, log_sigma, W=W + 0.1 * torch.randn_like(W), bias_prior=bias_prior)
+    assert moved > exact
+    for a, b in zip(*(torch.autograd.grad(J, (Phi, log_alpha, log_sigma)) for J in (augmented, exact)), strict=True):
+        a, b = (x[:, :-1] if x.dim() == 2 else x for x in (a, b))
+        close(a, b)
+
+
+@pytest.mark.parametrize("bias_prior", PRIORS)
+@pytest.mark.parametrize("noise", NOISES)
+def test_profiling_puts_the_noise_at_the_minimum(bias_prior, noise):
+    P, T = problem(20, 3, 2)
+    log_alpha = torch.tensor(0.8, dtype=torch.float64)
+    J = profiled_nlml(affine_features(P), T, log_alpha, noise=noise, bias_prior=bias_prior)
+    best = profile(Statistics.from_features(affine_features(P), T), 0.8, noise=noise, bias_prior=bias_prior)
+    close(best.nlml, J)
+    n = 20 - (bias_prior == "flat")
+    W = torch.linalg.solve(precision_matrix(P, 0.8, bias_prior), affine_features(P).T @ T)
+    R, penalised = T - affine_features(P) @ W, W[:-1] if bias_prior == "flat" else W
+    S = R.T @ R + math.exp(-0.8) * penalised.T @ penalised
+    close(best.noise_cov, S / n if noise == "full" else torch.diag(S.diagonal()) / n)
+    truth = total_density(P, T, 0.8, best.noise_cov, bias_prior) / 20
+    close(J, truth, loose=1e5 if bias_prior == "flat" else 10)
+    for factor in (0.9, 1.1):
+        assert total_density(P, T, 0.8, best.noise_cov * factor, bias_prior) / 20 > truth
+
+
+@pytest.mark.parametrize("bias_prior", PRIORS)
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize(("m", "k", "rank"), [(12, 3, 3), (6, 9, 9), (10, 5, 2)])
+def test_the_closed_form_gradient_is_the_gradient(bias_prior, noise, m, k, rank):
+    P, T = problem(m, k, 2, rank=rank)
+    weight = torch.linspace(0.5, 2, m, dtype=torch.float64)
+    f = lambda P, T, a: profiled_nlml(
+        affine_features(P), T, a, noise=noise, bias_prior=bias_prior, sample_weight=weight
+    )
+    log_alpha = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(f, (P.requires_grad_(), T.requires_grad_(), log_alpha))
+
+
+def test_the_augmented_and_exact_gradients_are_gradients():
+    P, T = problem(8, 3, 2)
+    arguments = (torch.tensor(0.5).double(), torch.tensor([0.1, -0.1]).double(), torch.randn(4, 2).double())
+    P, *arguments = (x.requires_grad_() for x in (P, *arguments))
+    assert torch.autograd.gradcheck(lambda P, a, s: nlml(affine_features(P), T, a, s), (P, *arguments[:2]))
+    assert torch.autograd.gradcheck(lambda P, a, s, W: nlml(affine_features(P), T, a, s, W=W), (P, *arguments))
+
+
+def test_many_problems_go_through_as_one():
+    problems = [problem(seed=s) for s in range(4)]
+    P, T = (torch.stack(x) for x in zip(*problems, strict=True))
+    log_alpha = torch.linspace(-1, 3, 4, dtype=torch.float64).requires_grad_()
+    weight = (torch.rand(4, 40, generator=torch.Generator().manual_seed(1)) > 0.3).double()
+    P.requires_grad_()
+    J = profiled_nlml(affine_features(P), T, log_alpha, sample_weight=weight)
+    grads = torch.autograd.grad(J.sum(), (P, log_alpha))
+    for i, (p, t) in enumerate(problems):
+        keep = weight[i] > 0
+        p = p[keep].requires_grad_()
+        a = log_alpha[i].detach().requires_grad_()
+        one = profiled_nlml(affine_features(p), t[keep], a)
+        close(J[i], one)
+        g = torch.autograd.grad(one, (p, a))
+        close(grads[0][i][keep], g[0])
+        assert bool((grads[0][i][~keep] == 0).all())
+        close(grads[1][i], g[1])
+
+
+def test_a_weight_counts_copies_in_the_evidence():
+    P, T = problem(10)
+    copies = torch.tensor([1, 2] * 5)
+    a = torch.tensor(1.0, dtype=torch.float64)
+    for f in (profiled_nlml, lambda *x, **o: nlml(*x, torch.zeros(2, dtype=torch.float64), **o)):
+        close(
+            f(affine_features(P), T, a, sample_weight=copies.double()),
+            f(affine_features(P.repeat_interleave(copies, 0)), T.repeat_interleave(copies, 0), a),
+        )
+
+
+def test_float32_features_get_float32_gradients_of_a_float64_value():
+    P, T = problem()
+    p32 = P.float().requires_grad_()
+    J = profiled_nlml(affine_features(p32), T.float(), torch.tensor(1.0))
+    assert J.dtype == torch.float64
+    (g,) = torch.autograd.grad(J, p32)
+    p64 = P.float().double().requires_grad_()
+    (g64,) = torch.autograd.grad(profiled_nlml(affine_features(p64), T.float().double(), torch.tensor(1.0)), p64)
+    assert g.dtype == torch.float32
+    close(g, g64)
+
+
+@pytest.mark.parametrize("bias_prior", PRIORS)
+@pytest.mark.parametrize("noise", NOISES)
+@given(seed=st.integers(0, 30), rank=st.integers(1, 6), m=st.integers(4, 40))
+def test_the_optimum_in_alpha_is_a_stationary_point_and_global(bias_prior, noise, seed, rank, m):
+    P, T = problem(m, 6, 2, seed=seed, rank=rank)
+    s = Statistics.from_features(affine_features(P), T)
+    best = optimal_alpha(s, noise=noise, bias_prior=bias_prior)
+    scan = profile(s, torch.linspace(-15, 25, 400, dtype=torch.float64), noise=noise, bias_prior=bias_prior)
+    # S is a difference of moments: a near-perfect fit costs digits of the value from statistics
+    digits = 1e-13 * float((T.var(0) / best.noise_cov.diagonal()).max())
+    assert best.nlml <= float(scan.nlml.min()) + 1e-9 + digits
+    if not best.at_bound and digits < 1e-9:
+        at = profile(s, best.log_alpha, noise=noise, bias_prior=bias_prior)
+        assert abs(float(at.slope)) < 1e-8
+        assert abs(float(at.fixed_point) - best.log_alpha) < 1e-6
+        close(at.noise_cov, best.noise_cov)
+
+
+def test_the_slope_in_alpha_is_the_derivative():
+    P, T = problem()
+    s = Statistics.from_features(affine_features(P), T)
+    for bias_prior in PRIORS:
+        a = torch.tensor(0.4, dtype=torch.float64, requires_grad=True)
+        (g,) = torch.autograd.grad(profiled_nlml(affine_features(P), T, a, bias_prior=bias_prior), a)
+        close(profile(s, 0.4, bias_prior=bias_prior).slope, g)
+
+
+def test_targets_that_the_features_say_nothing_about_send_alpha_to_zero():
+    P, _ = problem(200, 3)
+    T = torch.randn(200, 1, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    T -= affine_features(P) @ torch.linalg.lstsq(affine_features(P), T).solution
+    best = optimal_alpha(Statistics.from_features(affine_features(P), T))
+    assert best.at_bound == "zero"
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_a_perfect_fit_is_held_up_by_the_noise_floor_and_said(noise):
+    P, _ = problem(30, 3)
+    T = affine_features(P) @ torch.randn(4, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    best = optimal_alpha(Statistics.from_features(affine_features(P), T), noise=noise)
+    assert best.noise_floored
+    variance = T.var(0, correction=0)
+    assert bool((best.noise_cov.diagonal() >= 0.9 * NOISE_FLOOR * variance).all())
+    J = profiled_nlml(affine_features(P.requires_grad_()), T, torch.tensor(best.log_alpha).double(), noise=noise)
+    assert torch.isfinite(J)
+    assert bool(torch.isfinite(torch.autograd.grad(J, P)[0]).all())
+
+
+@pytest.mark.parametrize("bias_prior", PRIORS)
+@pytest.mark.parametrize("log_alpha", [-40.0, 0.0, 40.0, math.inf])
+@pytest.mark.parametrize("P", [torch.zeros(8, 3), torch.ones(8, 3), torch.eye(8), 1e8 * torch.eye(8)[:, :3]])
+def test_dead_constant_and_huge_features_stay_finite(bias_prior, log_alpha, P):
+    T = torch.randn(8, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    P = P.double().requires_grad_()
+    J = profiled_nlml(affine_features(P), T, torch.tensor(log_alpha).double(), bias_prior=bias_prior)
+    assert torch.isfinite(J)
+    assert bool(torch.isfinite(torch.autograd.grad(J, P)[0]).all())
+
+
+def test_the_flat_evidence_is_bounded_when_features_outnumber_samples():
+    P, T = problem(6, 12, 1)
+    s = Statistics.from_features(affine_features(P), T)
+    J = profile(s, torch.linspace(0, 20, 5, dtype=torch.float64)).nlml
+    assert bool((J[1:] > J[:-1] - 0.35).all())  # with m in the place of n it would fall by 5/6 a unit of log alpha
+
+
+def test_too_few_samples_and_wrong_words_speak(as_a_user):
+    P, T = problem(4)
+    one = Statistics.from_features(affine_features(P[:1]), T[:1])
+    with pytest.raises(InputError, match=r"total weight of 1.*degree of freedom"):
+        NormalEquations.of(one)
+    NormalEquations.of(one, "shared")
+    with pytest.raises(InputError, match="did you mean 'diagonal'"):
+        profiled_nlml(affine_features(P), T, torch.tensor(0.0), noise="diag")
+    with pytest.raises(InputError, match="did you mean 'shared'"):
+        profiled_nlml(affine_features(P), T, torch.tensor(0.0), bias_prior="share")

@@ -1,0 +1,455 @@
+"""Hulls against other solvers and their certificates, the affine cost against its programme, alpha against search."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers import TOLERANCE, close, precision_matrix, problem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import nnls
+from torch import Tensor
+from torch.distributions import MultivariateNormal
+
+from lastlayer.errors import InputError
+from lastlayer.extrapolation import (
+    affine_cost,
+    affine_cost_program,
+    cost_quantile,
+    distance_to_affine_hull,
+    distance_to_convex_hull,
+    distance_to_span,
+    leave_one_out_cost,
+    nearest_in_affine_hull,
+    nearest_in_convex_hull,
+    nearest_in_span,
+    tune_alpha,
+)
+from lastlayer.features import affine_features
+from lastlayer.posterior import Posterior
+from lastlayer.statistics import Statistics
+
+F64 = torch.float64
+GAMMAS = [1e-2, 3.0, 1e4]
+NEAREST = [nearest_in_span, nearest_in_affine_hull, nearest_in_convex_hull]
+TOL = 1e-7  # what nearest_in_convex_hull promises
+
+
+def points(r: int, d: int, seed: int = 1, reach: float = 2.0) -> Tensor:
+    return reach * torch.randn(r, d, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+shapes = st.fixed_dictionaries(
+    {"m": st.integers(2, 12), "k": st.integers(1, 5), "rank": st.integers(1, 5), "seed": st.integers(0, 999)}
+)
+
+
+def samples(m: int, k: int, rank: int, seed: int) -> Tensor:
+    return problem(m=m, k=k, rank=min(rank, k), seed=seed)[0]
+
+
+# --- slow, obvious forms
+
+
+def residual_of_lstsq(x: Tensor, B: Tensor) -> Tensor:
+    """Distance of each x from the span of the rows of B."""
+    A = B.numpy().T
+    found = [np.linalg.norm(p - A @ np.linalg.lstsq(A, p, rcond=1e-12)[0]) for p in x.numpy()]
+    return torch.tensor(found, dtype=F64)
+
+
+def convex_by_nnls(x: Tensor, X: Tensor) -> Tensor:
+    """Non-negative least squares with a heavy row for the sum; a feasible point, so an upper bound."""
+    centre = X.mean(0)
+    weight = 1e4 * float((x - centre).norm(dim=-1).max() + (X - centre).norm(dim=-1).max())
+    A = np.vstack([(X - centre).numpy().T, np.full(len(X), weight)])
+    nu = np.array([nnls(A, np.append(p, weight))[0] for p in (x - centre).numpy()])
+    nu = torch.as_tensor(nu / nu.sum(-1, keepdims=True))
+    return (x - nu @ X).norm(dim=-1)
+
+
+def kkt_cost(x: Tensor, X: Tensor, gamma: float) -> Tensor:
+    """The programme of the affine cost by its optimality conditions: one linear system for (nu, e, multipliers)."""
+    m, k = X.shape
+    W = np.diag(np.r_[np.ones(m), np.full(k, gamma)])
+    D = np.block([[X.numpy().T, np.eye(k)], [np.ones((1, m)), np.zeros((1, k))]])
+    K = np.block([[W, D.T], [D, np.zeros((k + 1, k + 1))]])
+    rhs = np.hstack([np.zeros((len(x), m + k)), affine_features(x).numpy()])
+    p = np.linalg.solve(K, rhs.T)[: m + k]
+    return torch.as_tensor(np.einsum("ir,ij,jr->r", p, W, p))
+
+
+def ratio(P: Tensor, p: Tensor, log_alpha: float, bias_prior: str = "flat") -> Tensor:
+    """phi' Lambda_bar^-1 phi by an inverse."""
+    Phi = affine_features(p)
+    return (Phi @ torch.linalg.inv(precision_matrix(P, log_alpha, bias_prior)) * Phi).sum(-1)
+
+
+def lpd(posterior: Posterior, ratios: Tensor, Phi: Tensor, T: Tensor) -> Tensor:
+    """Mean log predictive density around the posterior's own mean."""
+    cov = (1 + ratios)[:, None, None] * posterior.Sigma_E
+    return MultivariateNormal(posterior.mean(Phi), cov).log_prob(T).mean()
+
+
+# --- hulls
+
+
+@given(shape=shapes)
+def test_span_and_affine_hull_are_those_of_least_squares(shape: dict[str, int]) -> None:
+    X = samples(**shape)
+    x = points(4, shape["k"])
+    scale = x.norm()
+    for distance, expected in (
+        (distance_to_span(x, X), residual_of_lstsq(x, X)),
+        (distance_to_affine_hull(x, X), residual_of_lstsq(x - X[0], X[1:] - X[0])),
+    ):
+        close(distance + scale, expected + scale, loose=100)  # rounding grows with the condition of the samples
+
+
+@given(shape=shapes, reach=st.sampled_from([0.3, 3.0, 1e6]), copies=st.integers(0, 3))
+@settings(max_examples=25)
+def test_the_convex_hull_is_as_far_as_a_separating_plane_proves(
+    shape: dict[str, int], reach: float, copies: int
+) -> None:
+    """The plane across x - p keeps the hull at a distance: a lower bound, and the point itself is an upper one."""
+    X = samples(**shape)
+    X = torch.cat([X, X[: min(copies, 2)], X[:1].expand(copies, -1)])
+    x = points(3, shape["k"], reach=reach)
+    near = nearest_in_convex_hull(x, X)
+    normal = (x - near.point) / near.distance.clamp_min(1e-300)[:, None]
+    proven = ((x[:, None] - X) * normal[:, None]).sum(-1).min(-1).values.clamp_min(0)
+    size = (X - X.mean(0)).norm(dim=-1).max() + (x - X.mean(0)).norm(dim=-1)
+    assert bool((near.distance - proven <= 10 * TOL * size).all())
+
+
+@given(shape=shapes)
+@settings(max_examples=25)
+def test_the_convex_hull_agrees_with_non_negative_least_squares(shape: dict[str, int]) -> None:
+    X = samples(**shape)
+    x = torch.cat([points(4, shape["k"]), X[:2]])
+    size = (X - X.mean(0)).norm(dim=-1).max() + (x - X.mean(0)).norm(dim=-1)
+    assert bool(((distance_to_convex_hull(x, X) - convex_by_nnls(x, X)).abs() <= 10 * TOL * size).all())
+
+
+@pytest.mark.parametrize("nearest", NEAREST)
+@given(shape=shapes)
+@settings(max_examples=15)
+def test_a_projection_is_the_combination_it_says(nearest, shape: dict[str, int]) -> None:
+    X, x = samples(**shape), points(3, shape["k"])
+    near = nearest(x, X)
+    close(near.point, near.coefficients @ X)
+    close(near.distance, (x - near.point).norm(dim=-1))
+    if nearest is not nearest_in_span:
+        close(near.coefficients.sum(-1), torch.ones(3, dtype=F64))
+    if nearest is nearest_in_convex_hull:
+        assert bool((near.coefficients >= 0).all())
+
+
+@given(shape=shapes)
+@settings(max_examples=25)
+def test_the_larger_the_set_the_nearer_it_is(shape: dict[str, int]) -> None:
+    X, x = samples(**shape), points(3, shape["k"])
+    span, affine, convex = distance_to_span(x, X), distance_to_affine_hull(x, X), distance_to_convex_hull(x, X)
+    slack = 1e-10 * x.norm(dim=-1)
+    assert bool((convex >= affine - slack).all())
+    assert bool((affine >= span - slack).all())
+
+
+@given(shape=shapes)
+@settings(max_examples=15)
+def test_combinations_of_the_samples_are_inside(shape: dict[str, int]) -> None:
+    X = samples(**shape)
+    nu = points(5, shape["m"], shape["seed"])
+    affine = nu - nu.mean(-1, keepdim=True) + 1 / shape["m"]
+    size = X.norm() * nu.norm()
+    assert float(distance_to_span(nu @ X, X).max()) <= 1e-10 * size
+    assert float(distance_to_affine_hull(affine @ X, X).max()) <= 1e-10 * size
+    assert float(distance_to_convex_hull(nu.softmax(-1) @ X, X).max()) <= 10 * TOL * size
+
+
+def test_sets_in_the_plane_are_as_drawn() -> None:
+    """A segment from (1, 0) to (1, 2): its line is x = 1, its span is everything."""
+    X = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0], [1.0, 2.0]], dtype=F64)
+    x = torch.tensor([[1.0, 1.5], [4.0, 6.0], [-2.0, 1.0]], dtype=F64)
+    close(1 + distance_to_span(x, X), torch.ones(3, dtype=F64))
+    close(1 + distance_to_affine_hull(x, X), torch.tensor([1.0, 4.0, 4.0], dtype=F64))
+    close(distance_to_convex_hull(x, X), torch.tensor([0.0, 5.0, 3.0], dtype=F64), loose=10 * TOL / 1e-10)
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_one_sample_is_its_own_hull(copies: int) -> None:
+    X, x = points(1, 3).expand(copies, -1), points(4, 3, seed=2)
+    away = (x - X[0]).norm(dim=-1)
+    close(distance_to_affine_hull(x, X), away)
+    close(distance_to_convex_hull(x, X), away, loose=10 * TOL / 1e-10)
+    close(distance_to_span(x, X), residual_of_lstsq(x, X))
+
+
+@pytest.mark.parametrize("offset", [1e3, 1e6, 1e8])
+@pytest.mark.parametrize("distance", [distance_to_affine_hull, distance_to_convex_hull])
+@pytest.mark.parametrize("m", [3, 7])
+def test_distances_to_hulls_move_with_the_data(distance, m: int, offset: float) -> None:
+    """Whole numbers on a plane in four dimensions: the move is exact, and so must the rank be seen."""
+    g = torch.Generator().manual_seed(0)
+    directions = torch.tensor([[1, 2, 0, -1], [0, 1, 3, 1]], dtype=F64)
+    X = torch.randint(-5, 6, (m, 2), generator=g).double() @ directions
+    x = torch.randint(-5, 6, (6, 4), generator=g).double()
+    moved = distance(x + offset, X + offset)
+    assert float((moved - distance(x, X)).abs().max()) <= 1e-6 + 1e-15 * offset
+
+
+@pytest.mark.parametrize("distance", [distance_to_span, distance_to_affine_hull])
+def test_single_precision_sees_the_rank_too(distance) -> None:
+    X, x = samples(20, 5, 2, 0), points(4, 5)
+    close(distance(x.float(), X.float()), distance(x, X))
+
+
+@pytest.mark.parametrize("nearest", NEAREST)
+def test_hulls_need_samples_and_take_no_points(nearest) -> None:
+    with pytest.raises(InputError, match=r"\(0, 2\)"):
+        nearest(points(3, 2), points(0, 2))
+    assert nearest(points(0, 2), points(3, 2)).distance.shape == (0,)
+
+
+# --- affine cost
+
+
+@pytest.mark.parametrize("gamma", GAMMAS)
+@given(shape=shapes)
+@settings(max_examples=20)
+def test_three_ways_to_the_affine_cost(gamma: float, shape: dict[str, int]) -> None:
+    """Closed form, orthogonal factorisation, optimality conditions."""
+    X, x = samples(**shape), points(4, shape["k"])
+    cost = affine_cost(x, X, gamma)
+    # rounding of the moments, times gamma where no sample holds a direction
+    loose = max(1.0, 1e-3 * gamma * float(X.square().sum()))
+    close(cost, affine_cost_program(x, X, gamma).cost, loose=loose)
+    close(cost, kkt_cost(x, X, gamma), loose=loose)
+
+
+@pytest.mark.parametrize("gamma", GAMMAS)
+@pytest.mark.parametrize("rank", [4, 2])
+def test_the_programme_keeps_its_constraints_and_no_feasible_point_costs_less(gamma: float, rank: int) -> None:
+    X, x = samples(9, 4, rank, 0), points(5, 4)
+    cost, nu, e = affine_cost_program(x, X, gamma)
+    close(nu @ X + e, x)
+    close(nu.sum(-1), torch.ones(5, dtype=F64))
+    close(cost, nu.square().sum(-1) + gamma * e.square().sum(-1))
+    for seed in range(5):
+        step = points(5, 9, seed, reach=1e-2)
+        other = nu + step - step.mean(-1, keepdim=True)
+        slack = x - other @ X
+        assert bool((other.square().sum(-1) + gamma * slack.square().sum(-1) > cost).all())
+
+
+@pytest.mark.parametrize("gamma", GAMMAS)
+@pytest.mark.parametrize("rank", [5, 2])
+@pytest.mark.parametrize("noise", ["diagonal", "full"])
+def test_affine_cost_is_the_covariance_over_the_noise(gamma: float, rank: int, noise: str) -> None:
+    """Theorem 2."""
+    (P, T), p = problem(rank=rank), points(6, 5)
+    marginals = Posterior(Statistics.from_linear_features(P, T), math.log(gamma), noise=noise).predict(
+        affine_features(p)
+    )
+    cost = affine_cost(p, P, gamma)
+    close(marginals.variance_ratio, cost)
+    close(marginals.function_cov(), cost[:, None, None] * marginals.noise_cov)
+    close(cost, ratio(P, p, math.log(gamma)), loose=1e-3 * max(1e3, gamma * float(P.square().sum())))
+
+
+@given(shape=shapes, log_gamma=st.floats(-8, 6), step=st.floats(1e-3, 4))
+def test_affine_cost_never_falls_as_gamma_grows(shape: dict[str, int], log_gamma: float, step: float) -> None:
+    X, x = samples(**shape), points(4, shape["k"])
+    low, high = (affine_cost(x, X, math.exp(g)) for g in (log_gamma, log_gamma + step))
+    assert bool((high >= low * (1 - 1e-10)).all())
+
+
+@given(shape=shapes)
+@settings(max_examples=20)
+def test_inside_the_affine_hull_an_infinite_gamma_costs_the_least_norm(shape: dict[str, int]) -> None:
+    X = samples(**shape)
+    nu = points(4, shape["m"], shape["seed"])
+    x = (nu - nu.mean(-1, keepdim=True) + 1 / shape["m"]) @ X
+    least = nearest_in_affine_hull(x, X).coefficients.square().sum(-1)
+    condition = torch.linalg.matrix_norm(X - X.mean(0), 2) * torch.linalg.matrix_norm(
+        torch.linalg.pinv(X - X.mean(0)), 2
+    )
+    close(affine_cost(x, X, math.inf), least, loose=float(condition**2))  # moments square the condition
+
+
+@given(shape=shapes, log_gamma=st.floats(-8, 6))
+@settings(max_examples=20)
+def test_the_centre_of_the_samples_is_the_cheapest_point(shape: dict[str, int], log_gamma: float) -> None:
+    X = samples(**shape)
+    centre = affine_cost(X.mean(0, keepdim=True), X, math.exp(log_gamma))
+    close(centre, torch.tensor([1 / shape["m"]], dtype=F64))
+    assert bool((affine_cost(points(9, shape["k"]), X, math.exp(log_gamma)) > centre).all())
+
+
+@pytest.mark.parametrize("gamma", GAMMAS)
+def test_one_sample_leaves_only_the_residual(gamma: float) -> None:
+    """nu = 1 is all there is: the cost is 1 + gamma |x - X|^2."""
+    X, x = points(1, 3), points(4, 3, seed=2)
+    expected = 1 + gamma * (x - X).square().sum(-1)
+    close(affine_cost_program(x, X, gamma).cost, expected)
+    close(affine_cost(x, X, gamma), expected)
+
+
+@pytest.mark.parametrize("gamma", [0.0, -2.5, math.nan])
+@pytest.mark.parametrize("cost", [affine_cost, affine_cost_program])
+def test_gamma_must_be_positive(cost, gamma: float) -> None:
+    with pytest.raises(InputError, match=f"gamma={gamma}"):
+        cost(points(2, 3), points(5, 3), gamma)
+
+
+@pytest.mark.parametrize("gamma", GAMMAS)
+@pytest.mark.parametrize("rank", [4, 2])
+def test_leave_one_out_cost_is_the_cost_without_the_sample(gamma: float, rank: int) -> None:
+    X = samples(12, 4, rank, 0)
+    without = [affine_cost(X[i : i + 1], torch.cat([X[:i], X[i + 1 :]]), gamma) for i in range(12)]
+    close(leave_one_out_cost(affine_cost(X, X, gamma)), torch.cat(without), loose=100)  # 1 - c cancels
+
+
+def test_cost_quantile_is_the_share_of_samples_that_cost_less() -> None:
+    sample_cost = torch.tensor([0.3, 0.1, 0.2, 0.2, 0.7], dtype=F64)
+    cost = torch.tensor([0.05, 0.1, 0.2, 0.25, 0.7, 9.0], dtype=F64)
+    share = (cost[:, None] > sample_cost).double().mean(-1)
+    close(cost_quantile(cost, sample_cost), share)
+    assert share.tolist() == [0.0, 0.0, 0.2, 0.6, 0.8, 1.0]
+
+
+def test_cost_quantile_takes_a_column_of_a_table() -> None:
+    table = points(6, 2).abs()
+    close(cost_quantile(table[:, 0], table[:, 1]), cost_quantile(table[:, 0].clone(), table[:, 1].clone()))
+
+
+# --- Algorithm 1
+
+
+CASES = [
+    pytest.param({}, id="plain"),
+    pytest.param({"rank": 2}, id="rank-deficient"),
+    pytest.param({"noise": "full"}, id="full-noise"),
+    pytest.param({"noise": "full", "bias_prior": "shared", "rank": 3}, id="shared-bias"),
+]
+
+
+def tuning_problem(
+    rank: int = 5, reach: float = 2.0, misfit: float = 0.2, log_alpha: float = -4.0, **options
+) -> tuple[Tensor, Posterior, Tensor, Tensor]:
+    """Training features, their posterior, and validation points off the hull with residuals of their own size."""
+    P, T = problem(rank=rank)
+    posterior = Posterior(Statistics.from_linear_features(P, T), log_alpha, **options)
+    Phi = affine_features(P.mean(0) + points(15, 5, reach=reach))
+    return P, posterior, Phi, posterior.mean(Phi) + misfit * points(15, 2, seed=2)
+
+
+@pytest.mark.parametrize("options", CASES)
+def test_the_curve_is_the_validation_lpd(options: dict) -> None:
+    P, posterior, Phi, T = tuning_problem(**options)
+    curve = tune_alpha(posterior, Phi, T)
+    assert len(curve.log_alphas) == len(curve.lpds) == 201
+    for i in range(0, 120, 17):
+        log_alpha = float(curve.log_alphas[i])
+        expected = lpd(posterior, ratio(P, Phi[:, :-1], log_alpha, posterior.bias_prior), Phi, T)
+        close(curve.lpds[i], expected, loose=max(1.0, math.exp(log_alpha)))  # rounding of the moments, times alpha
+    close(curve.lpds[-1], lpd(posterior, posterior.variance_ratio(Phi, math.inf), Phi, T))
+    close(np.float64(curve.lpd_before), lpd(posterior, posterior.predict(Phi).variance_ratio, Phi, T))
+
+
+@pytest.mark.parametrize("options", CASES)
+@pytest.mark.parametrize("misfit", [0.01, 0.2, 20.0])
+def test_no_alpha_on_a_fine_grid_is_better(options: dict, misfit: float) -> None:
+    _, posterior, Phi, T = tuning_problem(misfit=misfit, **options)
+    curve = tune_alpha(posterior, Phi, T)
+    anyhow = replace(posterior, rtol=1.0)
+    values = [
+        lpd(posterior, anyhow.variance_ratio(Phi, float(log_alpha)), Phi, T)
+        for log_alpha in np.linspace(curve.log_alphas[0], curve.log_alphas[-1], 250)
+    ]
+    assert curve.lpd >= float(max(values)) - 1e-8 * abs(curve.lpd)
+
+
+@pytest.mark.parametrize("options", CASES)
+def test_the_optimum_is_of_the_posterior_with_its_mean_left_alone(options: dict) -> None:
+    _, posterior, Phi, T = tuning_problem(**options)
+    before = posterior.mean(Phi)
+    curve = tune_alpha(posterior, Phi, T)
+    assert math.isfinite(curve.log_alpha)
+    assert not curve.at_infinity
+    assert curve.lpd > curve.lpd_before
+    assert posterior.log_alpha == -4.0
+    assert torch.equal(posterior.mean(Phi), before)
+    close(np.float64(curve.lpd), lpd(posterior, posterior.variance_ratio(Phi, curve.log_alpha), Phi, T))
+
+
+@given(
+    log_alpha=st.floats(-30, 30),
+    misfit=st.sampled_from([0.0, 1.0, 1e3]),
+    rank=st.sampled_from([2, 5]),
+)
+def test_tuning_never_makes_it_worse(log_alpha: float, misfit: float, rank: int) -> None:
+    _, posterior, Phi, T = tuning_problem(rank, misfit=misfit)
+    posterior = replace(posterior, log_alpha=log_alpha, noise_cov=posterior.Sigma_E)
+    curve = tune_alpha(posterior, Phi, T)
+    assert curve.lpd >= curve.lpd_before
+
+
+def test_a_coarse_curve_does_not_make_it_worse_either() -> None:
+    """The posterior stands at the optimum already, and no point of the curve comes near it."""
+    _, posterior, Phi, T = tuning_problem(rank=2, misfit=1e3)
+    at_best = replace(posterior, log_alpha=tune_alpha(posterior, Phi, T).log_alpha, noise_cov=posterior.Sigma_E)
+    T = T - posterior.mean(Phi) + at_best.mean(Phi)
+    for n_curve in (2, 3, 5, 10):
+        curve = tune_alpha(at_best, Phi, T, n_curve=n_curve)
+        assert curve.lpd >= curve.lpd_before
+
+
+def test_tuning_an_optimum_again_changes_nothing() -> None:
+    """Up to the search's own accuracy: the curve is flat where it is largest."""
+    _, posterior, Phi, T = tuning_problem()
+    residual = T - posterior.mean(Phi)
+    first = tune_alpha(posterior, Phi, T)
+    tuned = replace(posterior, log_alpha=first.log_alpha, noise_cov=posterior.Sigma_E)
+    again = tune_alpha(tuned, Phi, tuned.mean(Phi) + residual)
+    close(np.float64(again.lpd), np.float64(first.lpd))
+    assert abs(again.log_alpha - first.log_alpha) < 1e-3
+
+
+def test_an_optimum_at_infinity_is_found_and_said() -> None:
+    """Off the affine hull, with residuals beyond any variance that finite moments can name."""
+    _, posterior, Phi, T = tuning_problem(rank=2, misfit=1e12)
+    curve = tune_alpha(posterior, Phi, T)
+    assert curve.log_alpha == math.inf
+    assert curve.at_infinity
+    assert "infinity" in str(curve)
+    assert (np.diff(curve.lpds) > 0).all()
+    assert curve.lpd == curve.lpds[-1] > curve.lpd_before
+
+
+def test_an_alpha_without_effect_is_kept() -> None:
+    """The mean of the samples costs 1 / m whatever alpha is."""
+    P, posterior, _, T = tuning_problem(log_alpha=0.7)
+    curve = tune_alpha(posterior, affine_features(P.mean(0).expand(15, -1)), T)
+    assert curve.log_alpha == 0.7
+    assert curve.lpd == curve.lpd_before
+    assert "0.700" in str(curve)
+
+
+@pytest.mark.parametrize("reach", [1.0, 1e4])
+def test_targets_on_the_mean_ask_for_no_variance(reach: float) -> None:
+    """Without residuals the smaller alpha the better: in the limit of none only the bias is uncertain, by 1 / m."""
+    P, posterior, Phi, T = tuning_problem(reach=reach, misfit=0.0)
+    curve = tune_alpha(posterior, Phi, T)
+    assert curve.log_alpha < -10
+    limit = lpd(posterior, torch.full((15,), 1 / len(P), dtype=F64), Phi, T)
+    assert curve.lpd <= limit + TOLERANCE[F64]
+    assert curve.lpd >= limit - 1e-3  # the curve ends where alpha moves the variance by a few millionths
+
+
+def test_an_alpha_below_the_curve_is_kept_if_it_is_best() -> None:
+    _, posterior, Phi, _ = tuning_problem(reach=100.0)
+    posterior = replace(posterior, log_alpha=-60.0, noise_cov=posterior.Sigma_E)
+    assert tune_alpha(posterior, Phi, posterior.mean(Phi)).log_alpha == -60.0

@@ -1,0 +1,284 @@
+"""A prediction is a Gaussian or a mixture of them at each point: every question has a slow, obvious answer."""
+
+import re
+from dataclasses import FrozenInstanceError, replace
+
+import numpy as np
+import pytest
+import torch
+from helpers import close
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy import ndarray
+from scipy import stats
+from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal, Normal
+
+from lastlayer.errors import InputError
+from lastlayer.prediction import Prediction
+
+LEVELS = [1e-4, 0.025, 0.5, 0.9]
+QUESTIONS = ("mean", "epistemic_var", "noise_var", "var", "std", "affine_cost")
+
+
+def gaussian(m: int = 4, q: int = 2, seed: int = 0, *, correlated: bool = True) -> Prediction:
+    rng = np.random.default_rng(seed)
+    return Prediction.gaussian(
+        rng.normal(0, 2, (m, q)),
+        epistemic_var=rng.uniform(0.2, 2, (m, q)),
+        noise_var=rng.uniform(0.2, 2, (m, q)),
+        affine_cost=rng.uniform(0, 3, m),
+        correlation=np.corrcoef(rng.normal(size=(q, 4 * q))).reshape(q, q) if correlated else None,
+    )
+
+
+def mixture(c: int = 3, m: int = 4, q: int = 2, seed: int = 0) -> Prediction:
+    """Unequal weights, and one member without correlation among others with it."""
+    members = [gaussian(m, q, 100 * seed + i, correlated=i != 1) for i in range(c)]
+    return Prediction.mixture(members, np.random.default_rng(seed).dirichlet(np.ones(c)))
+
+
+def component_covs(p: Prediction) -> ndarray:
+    """D C D, entry by entry."""
+    c, m, q = p.component_mean.shape
+    std = np.sqrt(p.component_epistemic_var + p.component_noise_var)
+    C = np.stack([np.eye(q)] * c) if p.correlation is None else p.correlation
+    return np.array([[np.diag(std[i, j]) @ C[i] @ np.diag(std[i, j]) for j in range(m)] for i in range(c)])
+
+
+def targets(p: Prediction, seed: int = 1) -> ndarray:
+    return p.mean + p.std * np.random.default_rng(seed).normal(size=p.mean.shape)
+
+
+def same(a: Prediction, b: Prediction) -> None:
+    """Whatever is asked, the answers are equal."""
+    y = targets(a)
+    for name in QUESTIONS:
+        close(*(np.array(getattr(p, name)) for p in (a, b)))  # copies: torch warns of read-only views
+    close(a.cov(), b.cov())
+    close(a.cdf(y), b.cdf(y))
+    for per_output in (False, True):
+        close(a.log_prob(y, per_output=per_output), b.log_prob(y, per_output=per_output))
+    for level in LEVELS:
+        close(a.quantile(level), b.quantile(level))
+
+
+# --- one Gaussian
+
+
+@pytest.mark.parametrize("correlated", [False, True])
+def test_joint_density_is_that_of_a_multivariate_normal(correlated: bool) -> None:
+    p = gaussian(m=6, q=3, correlated=correlated)
+    y = targets(p)
+    cov = component_covs(p)[0]
+    expected = [stats.multivariate_normal(p.mean[i], cov[i]).logpdf(y[i]) for i in range(6)]
+    close(p.log_prob(y), np.array(expected))
+    close(p.cov(), cov)
+
+
+@pytest.mark.parametrize("correlated", [False, True])
+def test_each_output_alone_is_a_normal(correlated: bool) -> None:
+    p = gaussian(correlated=correlated)
+    y, alone = targets(p), stats.norm(p.mean, np.sqrt(p.epistemic_var + p.noise_var))
+    close(p.log_prob(y, per_output=True), alone.logpdf(y))
+    close(p.cdf(y), alone.cdf(y))
+    for level in LEVELS:
+        close(p.quantile(level), alone.ppf(level))
+        close(np.stack(p.interval(level)), np.stack(alone.interval(level)))
+
+
+def test_noise_of_every_point_may_be_given_once() -> None:
+    p, noise = gaussian(), np.array([0.3, 0.7])
+    parts = {"epistemic_var": p.epistemic_var, "affine_cost": p.affine_cost}
+    once = Prediction.gaussian(p.mean, noise_var=noise, **parts)
+    np.testing.assert_array_equal(once.noise_var, np.tile(noise, (4, 1)))
+    close(once.var, p.epistemic_var + noise)
+
+
+def test_without_noise_the_prediction_is_of_the_function() -> None:
+    p = gaussian()
+    f = Prediction.gaussian(
+        p.mean, epistemic_var=p.epistemic_var, noise_var=np.zeros((4, 2)), affine_cost=p.affine_cost
+    )
+    close(f.var, p.epistemic_var)
+    close(f.quantile(0.9), stats.norm(p.mean, np.sqrt(p.epistemic_var)).ppf(0.9))
+
+
+# --- mixtures
+
+
+@given(c=st.integers(2, 5), m=st.integers(1, 4), q=st.integers(1, 3), seed=st.integers(0, 99))
+def test_mixtures_agree_with_torch(c: int, m: int, q: int, seed: int) -> None:
+    p = mixture(c, m, q, seed)
+    y = torch.as_tensor(targets(p))
+    w, mean = torch.as_tensor(p.weights), torch.as_tensor(p.component_mean)
+    covs = torch.as_tensor(component_covs(p))
+    joint = MixtureSameFamily(Categorical(w.expand(m, c)), MultivariateNormal(mean.movedim(0, -2), covs.movedim(0, -3)))
+    std = covs.diagonal(dim1=-2, dim2=-1).sqrt()
+    alone = MixtureSameFamily(Categorical(w.expand(m, q, c)), Normal(mean.movedim(0, -1), std.movedim(0, -1)))
+    close(p.log_prob(y.numpy()), joint.log_prob(y))
+    close(p.log_prob(y.numpy(), per_output=True), alone.log_prob(y))
+    close(p.cdf(y.numpy()), alone.cdf(y))
+    close(p.mean, joint.mean)
+    close(p.var, joint.variance)
+
+
+def test_the_joint_density_integrates_to_one_and_to_its_moments() -> None:
+    """The trapezoidal rule, whose error for Gaussians vanishes faster than any power of the step."""
+    p, step = mixture(c=3, m=1, q=2), 0.2
+    axes = [np.arange(a, b, step) for a, b in zip(p.mean[0] - 20, p.mean[0] + 20, strict=True)]
+    y = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2)
+    parts = ("component_mean", "component_epistemic_var", "component_noise_var")
+    tiled = replace(
+        p, affine_cost=np.zeros(len(y)), **{part: np.repeat(getattr(p, part), len(y), axis=1) for part in parts}
+    )
+    mass = np.exp(tiled.log_prob(y)) * step**2
+    close(mass.sum(), np.float64(1))
+    close(mass @ y, p.mean[0])
+    close((mass[:, None] * (y - p.mean)).T @ (y - p.mean), p.cov()[0])
+
+
+@given(
+    c=st.integers(1, 4),
+    seed=st.integers(0, 99),
+    level=st.floats(1e-6, 1 - 1e-6),
+    shrink=st.sampled_from([1.0, 1e-2, 1e-6]),
+)
+def test_quantile_inverts_the_distribution_function(c: int, seed: int, level: float, shrink: float) -> None:
+    """Also where components are far apart for their width and the distribution function is nearly flat."""
+    wide = mixture(c, seed=seed)
+    p = replace(
+        wide,
+        component_epistemic_var=shrink * wide.component_epistemic_var,
+        component_noise_var=shrink * wide.component_noise_var,
+    )
+    np.testing.assert_allclose(p.cdf(p.quantile(level)), level, atol=1e-9, rtol=0)
+    lower, upper = p.interval(level)
+    np.testing.assert_allclose(p.cdf(upper) - p.cdf(lower), level, atol=1e-9, rtol=0)
+    np.testing.assert_allclose(p.cdf(lower), 1 - p.cdf(upper), atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("correlated", [False, True])
+def test_a_mixture_of_one_is_its_member(correlated: bool) -> None:
+    p = gaussian(correlated=correlated)
+    same(Prediction.mixture([p]), p)
+
+
+def test_a_mixture_of_equal_members_is_the_member() -> None:
+    for p in (gaussian(), gaussian(correlated=False), mixture()):
+        same(Prediction.mixture([p, p, p], np.array([0.2, 0.5, 0.3])), p)
+
+
+def test_a_member_of_weight_zero_does_not_count() -> None:
+    near = gaussian(seed=7)
+    far = replace(near, component_mean=1e3 + near.component_mean, component_noise_var=1e4 * near.component_noise_var)
+    same(Prediction.mixture([gaussian(), far], np.array([1.0, 0.0])), gaussian())
+
+
+def test_weights_of_nested_mixtures_multiply() -> None:
+    a, b, c = (gaussian(seed=i, correlated=i > 0) for i in range(3))
+    nested = Prediction.mixture([a, Prediction.mixture([b, c], np.array([0.25, 0.75]))], np.array([0.4, 0.6]))
+    flat = Prediction.mixture([a, b, c], np.array([0.4, 0.15, 0.45]))
+    close(nested.weights, flat.weights)
+    same(nested, flat)
+
+
+def test_members_count_equally_unless_weights_are_given() -> None:
+    members = [gaussian(seed=i) for i in range(3)]
+    same(Prediction.mixture(members), Prediction.mixture(members, np.full(3, 1 / 3)))
+
+
+def test_weights_that_are_rounded_are_brought_back_to_one() -> None:
+    p = Prediction.mixture([gaussian(seed=i) for i in range(3)], np.full(3, 0.333333))
+    close(p.weights, np.full(3, 1 / 3))
+    assert p.sample(2, random_state=0).shape == (2, 4, 2)
+
+
+def test_law_of_total_variance() -> None:
+    p = mixture()
+    w = p.weights[:, None, None]
+    within = (w * (p.component_epistemic_var + p.component_noise_var)).sum(0)
+    between = (w * p.component_mean**2).sum(0) - (w * p.component_mean).sum(0) ** 2
+    close(p.var, within + between)
+    close(p.epistemic_var + p.noise_var, p.var)
+    close(p.noise_var, (w * p.component_noise_var).sum(0))
+    close(np.einsum("mii->mi", p.cov()), p.var)
+    close(p.std**2, p.var)
+
+
+# --- draws
+
+
+@pytest.mark.parametrize("p", [gaussian(m=2), gaussian(m=2, correlated=False), mixture(m=2)])
+def test_draws_have_the_moments_and_quantiles_of_the_prediction(p: Prediction) -> None:
+    n = 100_000
+    draws = p.sample(n, random_state=0)
+    assert draws.shape == (n, 2, 2)
+    assert (np.abs(draws.mean(0) - p.mean) < 5 * p.std / np.sqrt(n)).all()
+    cov = np.cov(draws.reshape(n, 4), rowvar=False).reshape(2, 2, 2, 2)
+    error = 10 * p.std[:, :, None] * p.std[:, None, :] / np.sqrt(n)  # twice as wide: mixtures have heavier tails
+    for i in range(2):
+        assert (np.abs(cov[i, :, i] - p.cov()[i]) < error[i]).all()
+        assert (np.abs(cov[i, :, 1 - i]) < 10 * p.std.max() ** 2 / np.sqrt(n)).all(), "points are independent"
+    for level in (0.1, 0.5, 0.8):
+        share = (draws < p.quantile(level)).mean(0)
+        assert (np.abs(share - level) < 5 * np.sqrt(level * (1 - level) / n)).all()
+
+
+def test_the_same_seed_gives_the_same_draws() -> None:
+    p = mixture()
+    first = p.sample(5, random_state=3)
+    assert (p.sample(5, random_state=3) == first).all()
+    assert (p.sample(5, random_state=np.random.default_rng(3)) == first).all()
+    assert (p.sample(5, random_state=4) != first).all()
+
+
+# --- what cannot be
+
+
+def test_one_output_takes_targets_without_a_second_axis() -> None:
+    p = mixture(q=1)
+    y = targets(p)
+    close(p.log_prob(y[:, 0]), p.log_prob(y))
+    close(p.log_prob(y[:, 0], per_output=True), p.log_prob(y, per_output=True))
+    close(p.cdf(y[:, 0]), p.cdf(y))
+
+
+def test_a_prediction_cannot_be_changed() -> None:
+    p = gaussian()
+    for name in ("component_mean", "weights", "mean", "std", "new"):
+        with pytest.raises(FrozenInstanceError):
+            setattr(p, name, p.component_mean)
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (4, 3), (2, 4), (4,)])
+def test_targets_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    y = np.zeros(shape)
+    for ask in (gaussian().log_prob, mixture().log_prob):
+        with pytest.raises(InputError, match=rf"\({', '.join(map(str, shape))},?\).*4 points and 2 outputs"):
+            ask(y)
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, -0.1, 95.0, float("nan")])
+def test_levels_outside_zero_and_one_are_refused(level: float) -> None:
+    for ask in (gaussian().quantile, mixture().quantile, gaussian().interval):
+        with pytest.raises(InputError, match=f"level={level}"):
+            ask(level)
+
+
+@pytest.mark.parametrize("weights", [[0.5, 0.6], [1.5, -0.5], [1.0], [0.2, 0.3, 0.5], [0.5, np.nan]])
+def test_weights_that_are_no_shares_are_refused(weights: list[float]) -> None:
+    given_weights = np.array(weights)
+    with pytest.raises(InputError, match=re.escape(f"weights={given_weights} must be 2 non-negative")):
+        Prediction.mixture([gaussian(), gaussian()], given_weights)
+
+
+def test_a_mixture_needs_members() -> None:
+    with pytest.raises(InputError, match="at least one"):
+        Prediction.mixture([])
+
+
+@pytest.mark.parametrize("other", [gaussian(m=5), gaussian(q=3), gaussian(q=3, correlated=False)])
+def test_members_of_other_points_or_outputs_are_refused(other: Prediction) -> None:
+    m, q = other.mean.shape
+    with pytest.raises(InputError, match=f"(?s)(?=.*{m})(?=.*{q})"):
+        Prediction.mixture([gaussian(), other])
