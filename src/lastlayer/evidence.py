@@ -23,7 +23,10 @@ from lastlayer.precision import NormalEquations, noise_covariance
 from lastlayer.statistics import Statistics
 from lastlayer.types import BIAS_PRIORS, NOISE_STRUCTURES, BiasPrior, NoiseStructure
 
+GRADIENT_ROWS = 1_024
 LOG_2PI = math.log(2 * math.pi)
+PLATEAU = 1e-6
+"""Nats per sample below which a difference in evidence decides nothing."""
 
 
 def general_nlml(
@@ -95,7 +98,8 @@ def profiled_nlml(
     """
     choose("noise", noise, NOISE_STRUCTURES)
     choose("bias_prior", bias_prior, BIAS_PRIORS)
-    out = _ProfiledNLML.apply(linear_features(Phi), T, log_alpha, noise, bias_prior, sample_weight)
+    linear_features(Phi)  # checks the column of ones
+    out = _ProfiledNLML.apply(Phi, T, log_alpha, noise, bias_prior, sample_weight)
     assert isinstance(out, Tensor)
     return out
 
@@ -112,13 +116,14 @@ class _ProfiledNLML(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        phi_tilde: Tensor,
+        Phi: Tensor,
         T: Tensor,
         log_alpha: Tensor,
         noise: NoiseStructure,
         bias_prior: BiasPrior,
         sample_weight: Tensor | None,
     ) -> Tensor:
+        phi_tilde = Phi[..., :-1]
         equations = NormalEquations.of(
             Statistics.from_linear_features(phi_tilde, T, sample_weight=sample_weight), bias_prior
         )
@@ -138,27 +143,30 @@ class _ProfiledNLML(torch.autograd.Function):
             logdet_noise=Sigma_E.logdet(),
             misfit=_trace(Sigma_E.solve(S)),
         )
-        ctx.save_for_backward(phi_tilde, wR, *([] if sample_weight is None else [sample_weight]))
+        ctx.save_for_backward(Phi, wR, *([] if sample_weight is None else [sample_weight]))
         ctx.precision, ctx.Sigma_E, ctx.log_alpha_type = precision, Sigma_E, log_alpha.dtype
         return J
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        phi_tilde, wR, *weight = ctx.saved_tensors
+        Phi, wR, *weight = ctx.saved_tensors
         precision, equations = ctx.precision, ctx.precision.equations
-        k, q, m = phi_tilde.shape[-1], wR.shape[-1], equations.count
+        k, q, m = Phi.shape[-1] - 1, wR.shape[-1], equations.count
         W = precision.penalised_weights
         inverse = precision.factor.solve(torch.eye(equations.n_penalised, dtype=W.dtype, device=W.device))
         scale = (grad / m)[..., None, None]
         pull = scale * ctx.Sigma_E.solve(wR.mT).mT
         d_phi = d_T = d_log_alpha = None
         if ctx.needs_input_grad[0]:
-            z = equations.rows(phi_tilde)
-            d_phi = (z @ (q * scale * inverse))[..., :k]
-            if weight:
-                d_phi = d_phi * weight[0][..., None]
-            d_phi = (d_phi - pull @ W[..., :k, :].mT).to(phi_tilde.dtype)
+            d_phi = torch.zeros_like(Phi)
+            M, N = (q * scale * inverse)[..., :k], W[..., :k, :].mT
+            for start in range(0, Phi.shape[-2], GRADIENT_ROWS):
+                rows = slice(start, start + GRADIENT_ROWS)
+                part = equations.rows(Phi[..., rows, :-1]) @ M
+                if weight:
+                    part = part * weight[0][..., rows, None]
+                d_phi[..., rows, :-1] = part - pull[..., rows, :] @ N
         if ctx.needs_input_grad[1]:
             d_T = pull
         if ctx.needs_input_grad[2]:
@@ -191,16 +199,13 @@ def profile(
     noise: NoiseStructure = "diagonal",
     bias_prior: BiasPrior = "flat",
 ) -> Profile:
-    """Profiled evidence from statistics alone, for one alpha or many: one eigendecomposition, then O(k^2 q) each.
-
-    S is a difference of moments here, so a fit that leaves a share r of the targets' variance costs log10(1/r) digits.
-    """
+    """Profiled evidence from statistics alone, for one alpha or many: one eigendecomposition, then O(k^2 q) each."""
     return _profile(NormalEquations.of(statistics, bias_prior), torch.as_tensor(log_alpha, dtype=torch.float64), noise)
 
 
 def _profile(equations: NormalEquations, log_alpha: Tensor, noise: NoiseStructure) -> Profile:
     precision, q = equations.spectral_at(log_alpha), equations.cross.shape[-1]
-    S, W = precision.misfit(), precision.penalised_weights
+    S, W = equations.misfit(precision.ridge), precision.penalised_weights
     Sigma_E, floored = noise_covariance(S, equations, noise)
     E = Cholesky.of(Sigma_E)
     values = equations.spectrum.values
@@ -246,7 +251,8 @@ def optimal_alpha(
     """Maximise the evidence over alpha, and over the noise with it, for fixed features.
 
     A scan of the range in which alpha matters finds the basin; inside it MacKay's fixed point converges, and a
-    bracket on the slope takes over where a step would leave it.
+    bracket on the slope takes over where a step would leave it. Features that fit without error leave a plateau
+    towards infinity, noise and alpha^-1 shrinking together; its near end is taken, where the numbers have digits.
     """
     if statistics.count.dim():
         raise InputError("optimal_alpha takes the statistics of one model; loop over a batch of them")
@@ -256,6 +262,10 @@ def optimal_alpha(
     best = int(scan.nlml.argmin())
     lo, hi = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
     at_bound = "zero" if best == 0 else "infinity" if best == len(grid) - 1 else ""
+    below = torch.nonzero(scan.nlml[: best + 1] > scan.nlml[best] + PLATEAU)
+    near = int(below[-1]) + 1 if len(below) else 0
+    if at_bound != "zero" and grid[best] - grid[near] > 2.0:
+        best, at_bound = near, "infinity"
     log_alpha, step = float(grid[best]), 0
     while not at_bound and step < max_steps and hi - lo > tol:
         here = _profile(equations, grid.new_tensor(log_alpha), noise)

@@ -50,21 +50,26 @@ class Cholesky:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """A = V diag(values) V' with values clipped at zero; `shifted(ridge)` is the factor of A + ridge I."""
+    """A = V diag(values) V', positive semidefinite; `shifted(ridge)` is the factor of A + ridge I."""
 
     values: Float[Tensor, "*a k"]
     vectors: Float[Tensor, "*#a k k"]
 
     @classmethod
-    def of(cls, A: Float[Tensor, "*b k k"]) -> "Spectrum":
+    def of(cls, A: Float[Tensor, "*b k k"], resolution: Float[Tensor, "*b"]) -> "Spectrum":
+        """Eigenvalues up to the resolution are rounding and count as zero: what is collinear stays exactly so."""
         values, vectors = torch.linalg.eigh(A)
-        return cls(values.clamp_min(0), vectors)
+        return cls(torch.where(values > resolution[..., None], values, 0.0), vectors)
 
     def shifted(self, ridge: Float[Tensor, "..."]) -> "Spectrum":
         return Spectrum(self.values + ridge[..., None], self.vectors)
 
     def half(self, Z: Float[Tensor, "... r k"]) -> Float[Tensor, "... r k"]:
         return Z @ self.vectors / self.values.sqrt()[..., None, :]
+
+    def back_half(self, E: Float[Tensor, "... k c"]) -> Float[Tensor, "... k c"]:
+        """V values^-1/2 E: columns with covariance A^-1 if those of E are standard normal."""
+        return self.vectors @ (E / self.values.sqrt()[..., None])
 
     def solve(self, B: Float[Tensor, "... k c"]) -> Float[Tensor, "... k c"]:
         return self.vectors @ ((self.vectors.mT @ B) / self.values[..., None])

@@ -19,6 +19,9 @@ from lastlayer.precision import NormalEquations, Precision, noise_covariance
 from lastlayer.statistics import Statistics
 from lastlayer.types import BiasPrior, NoiseStructure
 
+COLLINEAR = 1e9
+"""How far above rounding alpha^-1 must be for Cholesky's factor to serve features of any rank."""
+
 
 @dataclass(frozen=True)
 class Marginals:
@@ -86,15 +89,17 @@ class Posterior:
 
     @cached_property
     def precision(self) -> Precision:
-        """Lambda_bar at the posterior's own alpha."""
-        return self.equations.at(self.log_alpha)
+        """Lambda_bar at the posterior's own alpha; by its spectrum where the features are close to collinear."""
+        precision = self.equations.at(self.log_alpha)
+        close = precision.ridge < COLLINEAR * self.equations.resolution and precision.worst_ratio_error > 1 / COLLINEAR
+        return self.equations.spectral_at(self.log_alpha) if close else precision
 
     @cached_property
     def Sigma_E(self) -> Float[Tensor, "q q"]:
         """The noise covariance in use."""
         if self.noise_cov is not None:
             return self.noise_cov.to(self.equations.gram)
-        return noise_covariance(self.precision.misfit(), self.equations, self.noise)[0]
+        return noise_covariance(self.equations.misfit(self.precision.ridge), self.equations, self.noise)[0]
 
     @cached_property
     def weights(self) -> Float[Tensor, "p q"]:
@@ -147,7 +152,6 @@ class Posterior:
         k, q = W.shape
         options = {"dtype": W.dtype, "device": W.device}
         root = Cholesky.of(self.Sigma_E).L.mT
-        assert isinstance(self.precision.factor, Cholesky)
         E = torch.randn(k, n * q, generator=generator, **options)  # type: ignore[call-overload]
         draws = W + self.precision.factor.back_half(E).reshape(k, n, q).transpose(0, 1) @ root
         if self.bias_prior == "shared":
@@ -166,8 +170,9 @@ class Posterior:
         return replace(self, statistics=self.statistics - statistics)
 
     def _coarse(self, precision: Precision) -> bool:
-        """Whether rounding might matter at all: below, the precision matrix is at least alpha^-1 I."""
-        return bool(self.equations.resolution > 0.1 * self.rtol * precision.ridge / self.equations.n_penalised)
+        """Whether rounding might matter at some point: below it, alpha^-1 or the eigenvalues rule that out."""
+        cheap = self.equations.resolution > 0.1 * self.rtol * precision.ridge / self.equations.n_penalised
+        return bool(cheap) and not precision.worst_ratio_error <= 0.1 * self.rtol
 
     def _demand(self, error: Tensor, what: str, log_alpha: float | Tensor) -> None:
         if not bool(error <= self.rtol):

@@ -52,11 +52,6 @@ class NormalEquations:
         k, m = statistics.n_linear, statistics.count
         mean, scatter, energy = statistics.mean, statistics.scatter, statistics.energy
         dof = m - 1 if bias_prior == "flat" else m
-        if dof.device.type == "cpu" and not bool((dof > 0).all()):
-            raise InputError(
-                f"the samples have a total weight of {m.min().item():g}, which leaves no degree of freedom for the "
-                f'noise under bias_prior="{bias_prior}": give more samples or larger weights'
-            )
         if bias_prior == "shared":  # raw moments of [phi_tilde, 1, t] in place of the centred ones
             eye = torch.eye(mean.shape[-1] + 1, dtype=mean.dtype, device=mean.device)
             one, rest = eye[k], torch.cat([eye[:k], eye[k + 1 :]])
@@ -104,11 +99,38 @@ class NormalEquations:
     @cached_property
     def spectrum(self) -> Spectrum:
         """Eigenvalues and eigenvectors of the Gram matrix: any alpha at O(k) a point."""
-        return Spectrum.of(self.gram)
+        return Spectrum.of(self.gram, self.resolution)
 
-    def alpha_range(self, n: int) -> Float[Tensor, " n"]:
-        """The log alphas between which it matters: below, every weight is zero; above, none is held back any more."""
-        largest = torch.maximum(self.spectrum.values.max(), self.resolution)
+    @cached_property
+    def rotated_cross(self) -> Float[Tensor, "*b k q"]:
+        """V' Phi'T, which is zero wherever the eigenvalue is."""
+        return torch.where(self.spectrum.values[..., None] > 0, self.spectrum.vectors.mT @ self.cross, 0.0)
+
+    @cached_property
+    def _least_squares_misfit(self) -> Float[Tensor, "*b q q"]:
+        """S as alpha^-1 goes to zero; what cannot be told from rounding is zero."""
+        values, B = self.spectrum.values[..., None], self.rotated_cross
+        S = self.targets - (B / values.clamp_min(TINY)).mT @ B
+        scale = self.target_energy.sqrt()
+        noise = ROUNDING * (1 + self.n_penalised) * scale[..., :, None] * scale[..., None, :]
+        seen = _diagonal(noise < S)
+        return S * (seen[..., :, None] & seen[..., None, :])
+
+    def misfit(self, ridge: Float[Tensor, "..."]) -> Float[Tensor, "... q q"]:
+        """S = (T - Phi W)'(T - Phi W) + alpha^-1 W~'W~ at the optimal W, from the moments alone.
+
+        T'T - T'Phi Lambda_bar^-1 Phi'T is what least squares leaves and what alpha^-1 adds to it, the sum of
+        b'b ridge / (l (l + ridge)): so a fit without error, where the first part is rounding, still has its digits.
+        """
+        values, ridge, B = self.spectrum.values[..., None], ridge[..., None, None], self.rotated_cross
+        return self._least_squares_misfit + (B * (ridge / (values.clamp_min(TINY) * (values + ridge)))).mT @ B
+
+    def alpha_range(self, n: int, *, farthest: float = 0.0) -> Float[Tensor, " n"]:
+        """The log alphas between which it matters: below, every weight is zero; above, none is held back any more.
+
+        `farthest`, the largest z'z of points asked about, makes sure that their variance too is gone at the lower end.
+        """
+        largest = torch.maximum(self.spectrum.values.max(), self.resolution).clamp_min(farthest)
         first, last = float(-largest.log()) - 12.0, float(-self.resolution.log())
         return torch.linspace(first, last, n, dtype=self.gram.dtype, device=self.gram.device)
 
@@ -145,6 +167,8 @@ class Precision:
     @cached_property
     def penalised_weights(self) -> Float[Tensor, "... k q"]:
         """W~: the rows of W that the prior pulls to zero."""
+        if isinstance(self.factor, Spectrum):
+            return self.factor.vectors @ (self.equations.rotated_cross / self.factor.values[..., None])
         return self.factor.solve(self.equations.cross)
 
     @cached_property
@@ -156,14 +180,24 @@ class Precision:
         bias = eq.target_mean[..., None, :] - eq.feature_mean[..., None, :] @ W
         return torch.cat([W, bias], dim=-2)
 
-    def misfit(self) -> Float[Tensor, "... q q"]:
-        """S = (T - Phi W)'(T - Phi W) + alpha^-1 W~'W~ at the optimal W, which is T'T - T'Phi Lambda_bar^-1 Phi'T."""
-        H = self.factor.half(self.equations.cross.mT)
-        return self.equations.targets - H @ H.mT
-
     def variance_ratio(self, z: Float[Tensor, "... r k"]) -> Float[Tensor, "... r"]:
         """phi' Lambda_bar^-1 phi: variance of the function over that of the noise. eq:NN_BLL_distribution_c"""
         return self.equations.bias_variance[..., None] + self.factor.half(z).square().sum(-1)
+
+    @cached_property
+    def worst_ratio_error(self) -> float:
+        """`ratio_error` at its largest over all z, for one model."""
+        eq, k = self.equations, self.equations.n_penalised
+        if isinstance(self.factor, Cholesky):
+            d, terms = (eq.energy + self.ridge).rsqrt(), k
+            values = torch.linalg.eigvalsh(d[:, None] * (self.factor.L @ self.factor.L.mT) * d)
+        else:
+            d, terms = eq.energy.sum().rsqrt().expand(k), 1
+            values = self.factor.values * d[0] ** 2
+        lo, hi = values.min().clamp_min(TINY), values.max()
+        centre = (eq.feature_mean * d).norm() * (eq.count / lo).sqrt() if eq.bias_prior == "flat" else 0.0
+        lifted = (self.ridge - self.alpha_inverse) * d.max() ** 2 / lo
+        return float(ROUNDING * terms / lo + 2 * EPS * ((hi / lo).sqrt() + centre) + lifted)
 
     def ratio_error(self, z: Float[Tensor, "... r k"]) -> Float[Tensor, "... r"]:
         """First-order bound on the relative error of `variance_ratio`: rounding of the moments, of z, and the ridge.
@@ -199,6 +233,11 @@ def noise_covariance(
     The floor is a share of the targets' variance in every output, and for full noise in every direction of them.
     """
     choose("noise", noise, NOISE_STRUCTURES)
+    if equations.dof.device.type == "cpu" and not bool((equations.dof > 0).all()):
+        raise InputError(
+            f"the samples have a total weight of {equations.count.min().item():g}, which leaves no degree of freedom "
+            f'for the noise under bias_prior="{equations.bias_prior}": give more samples or larger weights'
+        )
     scale = (equations.target_energy / equations.count[..., None]).clamp_min(TINY).sqrt()
     relative = S / (equations.dof[..., None, None] * scale[..., :, None] * scale[..., None, :])
     if noise == "diagonal":

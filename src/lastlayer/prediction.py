@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Real
 from numpy import ndarray
 from scipy.special import logsumexp, ndtr, ndtri
 
@@ -29,7 +29,7 @@ def gaussian_log_prob(
     return density
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prediction:
     """The predictive distribution of m points and q outputs; c Gaussian components, one for a single model.
 
@@ -60,7 +60,7 @@ class Prediction:
         return cls(
             component_mean=mean[None],
             component_epistemic_var=epistemic_var[None],
-            component_noise_var=np.broadcast_to(noise_var, mean.shape)[None],
+            component_noise_var=np.broadcast_to(noise_var, mean.shape)[None].copy(),
             affine_cost=affine_cost,
             weights=np.ones(1),
             correlation=None if correlation is None else correlation[None],
@@ -74,6 +74,10 @@ class Prediction:
         share = np.full(len(members), 1 / len(members)) if weights is None else np.asarray(weights, float)
         if share.shape != (len(members),) or (share < 0).any() or not np.isclose(share.sum(), 1):
             raise InputError(f"weights={share} must be {len(members)} non-negative numbers that add up to one")
+        share = share / share.sum()
+        shapes = [p.component_mean.shape[1:] for p in members]
+        if len(set(shapes)) > 1:
+            raise InputError(f"members are of different points or outputs: {shapes}")
         q = members[0].component_mean.shape[-1]
         correlations = [
             np.broadcast_to(np.eye(q) if p.correlation is None else p.correlation, (len(p.weights), q, q))
@@ -123,7 +127,7 @@ class Prediction:
         return self._average(within + spread[..., :, None] * spread[..., None, :])
 
     def log_prob(
-        self, y: Float[ndarray, "m q"] | Float[ndarray, " m"], *, per_output: bool = False
+        self, y: Real[ndarray, "m q"] | Real[ndarray, " m"], *, per_output: bool = False
     ) -> Float[ndarray, " m"] | Float[ndarray, "m q"]:
         """Log density of targets at each point: joint over the outputs (m,), or of each output alone (m, q)."""
         residual = self._targets(y) - self.component_mean
@@ -137,7 +141,7 @@ class Prediction:
         density: ndarray = logsumexp(each, axis=0, b=share)
         return density
 
-    def cdf(self, y: Float[ndarray, "*#m q"] | Float[ndarray, " m"]) -> Float[ndarray, "m q"]:
+    def cdf(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m q"]:
         """Probability that each output lies below y."""
         return self._average(ndtr((self._targets(y) - self.component_mean) / np.sqrt(self.component_var)))
 

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ class Extrapolation:
     """Share of the training points that would cost less if they were new; 1: farther out than all of them."""
 
 
-class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     """Neural network regression with an exact Bayesian last layer, trained by the log marginal likelihood.
 
     Parameters
@@ -80,6 +80,9 @@ class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
     history_ : what happened in training, a list an epoch.
     alpha_curve_ : validation LPD against alpha, after `tune_alpha`.
     """
+
+    n_features_in_: int
+    feature_names_in_: ndarray
 
     def __init__(
         self,
@@ -122,7 +125,9 @@ class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
 
     # fitting ----------------------------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, validation_data: tuple[Any, Any] | None = None) -> Self:
+    def fit(
+        self, X: Any, y: Any, sample_weight: Any = None, validation_data: tuple[Any, Any] | None = None
+    ) -> "BLLRegressor":
         """Train the features by the evidence, then the exact posterior of the last layer on every row.
 
         `sample_weight` counts copies of a row. `validation_data` (X_val, y_val) serves Algorithm 1 alone.
@@ -174,6 +179,7 @@ class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         rest, held_out = (_rows(data, rows) for rows in (order[held:], order[:held]))
         validation = Validation(
             lambda: _held_out_score(self.network_, objective, rest, held_out, self.noise),
+            first=min(50, self.max_epochs // 10),
             every=max(1, min(10, self.max_epochs // 20)),
             patience=self.patience,
         )
@@ -203,15 +209,15 @@ class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         levels = torch.linspace(0, 1, min(KEPT_COSTS, len(costs)), dtype=costs.dtype, device=costs.device)
         self._sample_cost = leave_one_out_cost(costs)[: 2**24].quantile(levels)
 
-    def tune_alpha(self, X: Any, y: Any) -> Self:
+    def tune_alpha(self, X: Any, y: Any) -> "BLLRegressor":
         """Algorithm 1: choose the alpha of the variance by the LPD of validation data; the mean does not move."""
         Phi, T = self._features_and_targets(X, y)
         self.alpha_curve_: AlphaCurve = tune_alpha(self.posterior_, Phi, T)
         self._log_alpha = self.alpha_curve_.log_alpha
         return self
 
-    def update(self, X: Any, y: Any, sample_weight: Any = None, *, forgetting: float = 1.0) -> Self:
-        """Take in more rows in closed form: features, alpha and noise stay; old rows keep `forgetting` of their weight."""
+    def update(self, X: Any, y: Any, sample_weight: Any = None, *, forgetting: float = 1.0) -> "BLLRegressor":
+        """Take in more rows in closed form: features, alpha and noise stay; old rows lose weight by `forgetting`."""
         Phi, T = self._features_and_targets(X, y)
         weight = check_weight(sample_weight, np.empty((len(T), 1)))
         statistics = Statistics.from_features(
@@ -348,7 +354,7 @@ class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ig
         model._targets = scaler("targets")
         prefix = "network."
         state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-        model.network_ = model._build_network(np.empty((1, model.n_features_in_)), None)
+        model.network_ = model._build_network(np.empty((1, header["n_features_in"])), None)
         model.network_.load_state_dict(state)
         model.network_ = model.network_.to(device=device, dtype=DTYPES[model.dtype]).eval()
         fields = {k: tensors[f"statistics.{k}"] for k in ("count", "mean", "scatter", "energy")}

@@ -81,13 +81,18 @@ class Statistics:
     def _of_chunk(cls, phi_tilde: Tensor, T: Tensor, weight: Tensor | None) -> "Statistics":
         T = T.expand(*phi_tilde.shape[:-2], *T.shape[-2:])
         rows = torch.cat([phi_tilde.double(), T.double()], dim=-1)
-        w = rows.new_ones(()) if weight is None else weight.double()[..., None]
-        count = (w.expand(*rows.shape[:-1], 1)).sum((-2, -1))
+        if weight is None:
+            count = rows.new_full(rows.shape[:-2], rows.shape[-2])
+            weighted = lambda: rows
+        else:
+            w = weight.double().expand(rows.shape[:-1])[..., None]
+            count = w.sum((-2, -1))
+            weighted = lambda: w * rows
         # two passes: the mean of the centred rows takes the rounding error of the first mean out again
-        first = (w * rows).sum(-2) / count.clamp_min(TINY)[..., None]
-        rows = rows - first[..., None, :]
-        rest = (w * rows).sum(-2) / count.clamp_min(TINY)[..., None]
-        scatter = rows.mT @ (rows if weight is None else w * rows) - count[..., None, None] * _outer(rest)
+        first = weighted().sum(-2) / count.clamp_min(TINY)[..., None]
+        rows.sub_(first[..., None, :])  # our own copy: nothing is written into the caller's
+        rest = weighted().sum(-2) / count.clamp_min(TINY)[..., None]
+        scatter = rows.mT @ weighted() - count[..., None, None] * _outer(rest)
         return cls(count, first + rest, scatter, _diagonal(scatter).detach(), T.shape[-1])
 
     def __add__(self, other: "Statistics") -> "Statistics":

@@ -19,8 +19,7 @@ def affine_cost(phi_tilde: Float[Tensor, "r k"], Phi_tilde: Float[Tensor, "m k"]
     Theorem 2 (eq:BLL_Affine_cost): it is the variance ratio of a Bayesian last layer with alpha = gamma and a flat
     bias prior, so that is what is computed. gamma = inf: the limit, see Posterior.
     """
-    if not gamma > 0:
-        raise InputError(f"gamma={gamma} must be positive: it is the price of leaving the affine hull")
+    _check_gamma(gamma)
     samples = Statistics.from_linear_features(Phi_tilde, Phi_tilde.new_zeros(len(Phi_tilde), 0))
     return Posterior(samples, math.log(gamma)).variance_ratio(affine_features(phi_tilde))
 
@@ -39,6 +38,7 @@ def affine_cost_program(x: Float[Tensor, "r k"], X: Float[Tensor, "m k"], gamma:
     In (nu, sqrt(gamma) e) it is the point of least norm on an affine subspace; an orthogonal factorisation of the
     constraints finds it without squaring their condition.
     """
+    _check_gamma(gamma)
     m, k = X.shape
     root = math.sqrt(gamma)
     eye = torch.eye(k, dtype=X.dtype, device=X.device)
@@ -61,4 +61,9 @@ def leave_one_out_cost(cost: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
 def cost_quantile(cost: Float[Tensor, " r"], sample_cost: Float[Tensor, " m"]) -> Float[Tensor, " r"]:
     """Share of the samples whose cost is below that of each point: 1 means farther out than every sample."""
     ordered = sample_cost.sort().values
-    return torch.searchsorted(ordered, cost).to(cost.dtype) / len(ordered)
+    return torch.searchsorted(ordered, cost.contiguous()).to(cost.dtype) / len(ordered)
+
+
+def _check_gamma(gamma: float) -> None:
+    if not gamma > 0:
+        raise InputError(f"gamma={gamma} must be positive: it is the price of leaving the affine hull")

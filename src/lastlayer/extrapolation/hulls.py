@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lastlayer.errors import InputError, PrecisionError
-from lastlayer.linalg import EPS, TINY, Cholesky
+from lastlayer.linalg import Cholesky
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def nearest_in_affine_hull(x: Float[Tensor, "r d"], X: Float[Tensor, "m d"]) -> 
     _check(x, X)
     centre = X.mean(0)
     # rows of X - centre add up to zero, so the least-norm coefficients do too
-    nu = _least_norm_coefficients(x - centre, X - centre)
+    nu = _least_norm_coefficients(x - centre, X - centre, scale=X.norm())
     nu = nu - nu.mean(-1, keepdim=True) + 1 / len(X)
     return _projection(x, nu, X)
 
@@ -59,11 +59,13 @@ def nearest_in_convex_hull(
 ) -> Projection:
     """Nearest points of the convex hull by a quadratic programme a point, many at a time.
 
-    Each distance is right to `tol` times the size of the data (a duality gap says so), or a PrecisionError is raised.
+    A duality gap says that each distance is right to 10 `tol` times the size of the data and the point's own distance
+    from their centre together; if not, a PrecisionError is raised.
     """
     _check(x, X)
     centre = X.mean(0)
-    size = (X - centre).norm(dim=-1).max().clamp_min(TINY)
+    size = torch.maximum((X - centre).norm(dim=-1).max(), torch.finfo(X.dtype).eps * X.norm())
+    size = torch.where(size > 0, size, torch.ones_like(size))
     # a point's own distance is its scale: far points are as well-conditioned as near ones
     nu = torch.cat(
         [_simplex_least_squares((part - centre) / size, (X - centre) / size, tol) for part in x.split(chunk_rows)]
@@ -137,11 +139,12 @@ def _longest(x: Tensor, d: Tensor) -> Tensor:
     return ratio.min(-1, keepdim=True).values.clamp_max(1.0)
 
 
-def _least_norm_coefficients(x: Tensor, X: Tensor) -> Tensor:
+def _least_norm_coefficients(x: Tensor, X: Tensor, *, scale: float | Tensor = 0.0) -> Tensor:
     _check(x, X)
     U, s, Vh = torch.linalg.svd(X, full_matrices=False)
-    seen = s > EPS * max(X.shape) * s.max()
-    return (x @ Vh.mT) * torch.where(seen, 1 / s.clamp_min(TINY), torch.zeros_like(s)) @ U.mT
+    # rounding is relative to `scale`, what the samples were before they were centred
+    seen = s > torch.finfo(X.dtype).eps * max(X.shape) * s.max().clamp_min(scale)
+    return (x @ Vh.mT) * torch.where(seen, 1 / torch.where(seen, s, 1.0), 0.0) @ U.mT
 
 
 def _projection(x: Tensor, nu: Tensor, X: Tensor) -> Projection:

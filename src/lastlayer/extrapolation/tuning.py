@@ -10,6 +10,7 @@ from numpy import ndarray
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
+from lastlayer.features import linear_features
 from lastlayer.posterior import Posterior
 from lastlayer.prediction import gaussian_log_prob
 
@@ -75,7 +76,8 @@ def tune_alpha(
     """
     with torch.no_grad():
         lpd = _LPD(posterior, Phi, T)
-        grid = posterior.equations.alpha_range(n_curve)
+        farthest = posterior.equations.rows(linear_features(Phi)).square().sum(-1).max()
+        grid = posterior.equations.alpha_range(n_curve, farthest=float(farthest))
         own = float(posterior.log_alpha)
         curve, before = lpd(grid), float(lpd(grid.new_tensor([own]))[0])
         best = int(curve.argmax())
@@ -83,7 +85,7 @@ def tune_alpha(
         if curve[best] <= before + 1e-10 * max(1.0, abs(before)) and curve.max() - curve.min() < 1e-9:
             chosen, value = own, before
         elif best == n_curve - 1:
-            chosen, value = math.inf, float(curve[best])
+            value, chosen = max((float(curve[best]), math.inf), (before, own))
         else:
             bounds = (log_alphas[max(best - 1, 0)], log_alphas[best + 1])
             found = minimize_scalar(

@@ -57,6 +57,8 @@ class Validation:
     """When to stop: `score` (smaller is better) has not improved by `min_delta` for `patience` epochs."""
 
     score: Callable[[], float]
+    first: int = 0
+    """First epoch that counts: with few held-out rows an untrained network can win by chance."""
     every: int = 10
     patience: int = 200
     min_delta: float = 1e-5
@@ -105,7 +107,7 @@ def train(
         for epoch in bar:
             if epoch % (validation.every if validation else 10) == 0:
                 good = copy.deepcopy(modules.state_dict())
-                if validation:
+                if validation and epoch >= validation.first:
                     score = _score(modules, validation)
                     record.validation_epoch.append(epoch)
                     record.validation_score.append(score)
