@@ -9,11 +9,12 @@ READY  := $(VENV)/.ready
 TORCH  := torch==2.13.0
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help test study lint test-slow mutants bench-core lock clean
+.PHONY: help test study recipe lint test-slow mutants bench-core bench-peers lock clean
 
 help:
 	@echo "make test        lint, types, rooms, tests"
 	@echo "make study       the main job on built-in data: table, pictures"
+	@echo "make recipe      the paper's own recipe beside its printed figures"
 	@echo "make test-slow   the tests that take long"
 	@echo "make mutants     wrong formulas, each of which some test must catch"
 	@echo "make bench-core  speed of the mathematics, as ratios in one run"
@@ -25,6 +26,9 @@ test: $(READY) lint
 
 study: $(READY)
 	$(BIN)/python -m lastlayer.studies
+
+recipe: $(READY)
+	$(BIN)/python -m lastlayer.studies.recipe
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -102,7 +102,7 @@ def train(
         loss.backward()
         return float(loss.detach())
 
-    bar = tqdm(range(optimiser.max_epochs), disable=not progress, desc="fit", unit="epoch", leave=True)
+    bar = tqdm(range(optimiser.max_epochs), disable=not progress, desc="fit", unit="epoch", mininterval=0.5)
     try:
         for epoch in bar:
             if epoch % (validation.every if validation else 10) == 0:
@@ -133,7 +133,8 @@ def train(
             record.log_alpha.append(float(objective.log_alpha.detach()))
             record.learning_rate.append(scale * optimiser.rate(epoch))
             if epoch % 10 == 0:
-                bar.set_postfix_str(f"NLML {loss:.4f}" + (f", held out {-best_score:.4f}" if validation else ""))
+                held_out = f", best held out {best_score:.4f}" if math.isfinite(best_score) else ""
+                bar.set_postfix_str(f"NLML {loss:.4f}{held_out}", refresh=False)
             if flat:
                 record.stopped = "converged"
                 break

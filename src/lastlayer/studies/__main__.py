@@ -1,0 +1,5 @@
+import sys
+
+from lastlayer.studies.example import main
+
+sys.exit(main())
