@@ -1,6 +1,6 @@
 """How fast the closed forms are: ratios against the obvious way, measured in the same run.
 
-    python -m benchmarks.core [--threads 1]
+    python benchmarks/core.py [--threads 1]
 
 Both sides of a ratio get the same dtype (float64), the same chunks and the same threads, take turns, and are compared
 by their medians. Only the peak memory comes from processes of their own. One thread is the default because several
@@ -9,18 +9,15 @@ wait for each other: on a machine with other work to do, that wait is all that w
 
 import argparse
 import os
-import platform
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 from jaxtyping import Float
+from timing import Ratio, Timing, describe_machine, print_ratios, time_in_turns
 from torch import Tensor, nn
 
 from lastlayer.evidence import LOG_2PI, profiled_nlml
@@ -32,55 +29,6 @@ CHUNK = 2_000
 """Rows at a time, in every loop over points."""
 
 EVIDENCE_ROWS = 10_000
-
-STEADY = 1.5
-"""Slowest over fastest repeat, above which a time says more of the machine than of the code."""
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of one side over its repeats."""
-
-    median: float
-    spread: float
-    """Slowest over fastest."""
-
-    def __str__(self) -> str:
-        return f"{1e3 * self.median:9.1f} ms (spread {self.spread:.2f})"
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """One line of the table: what was divided by what, what came out, and what it should be."""
-
-    subject: str
-    measured: str
-    value: float
-    at_least: float | None = None
-    spread: float = 1.0
-    """The larger one of the two sides."""
-
-    @classmethod
-    def of_times(cls, subject: str, measured: str, above: Timing, below: Timing, at_least: float | None) -> "Ratio":
-        return cls(subject, measured, above.median / below.median, at_least, max(above.spread, below.spread))
-
-    def __str__(self) -> str:
-        target = "" if self.at_least is None else f">= {self.at_least:g}"
-        verdict = "" if self.at_least is None else "PASS" if self.value >= self.at_least else "short"
-        unsteady = "" if self.spread <= STEADY else f" unsteady: repeats differ {self.spread:.1f} times"
-        return f"{self.subject:<17} {self.measured:<44} {self.value:>8.2f} {target:>7} {verdict}{unsteady}"
-
-
-def time_in_turns(*sides: Callable[[], object], repeats: int = 7) -> list[Timing]:
-    """Time each side; the sides take turns, so that a busy machine slows all of them."""
-    seconds: list[list[float]] = [[] for _ in sides]
-    for turn in range(repeats + 1):
-        for side, taken in zip(sides, seconds, strict=True):
-            start = time.perf_counter()
-            side()
-            if turn:  # the first turn warms up
-                taken.append(time.perf_counter() - start)
-    return [Timing(statistics.median(taken), max(taken) / min(taken)) for taken in seconds]
 
 
 def relative_difference(a: Tensor, b: Tensor) -> float:
@@ -245,14 +193,8 @@ def prediction(n_points: int = 100_000, d: int = 10, width: int = 50, q: int = 2
 
 def compare() -> None:
     """Everything, and the table at the end."""
-    print(
-        f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; torch {torch.__version__}",
-        end="",
-    )
-    print(f", threads in use: {torch.get_num_threads()}; float64\n")
-    ratios = [alpha_sweep(), *evidence(), *prediction()]
-    print(f"\n{'':<17} {'ratio of':<44} {'measured':>8} {'target':>7}")
-    print(*ratios, sep="\n")
+    print(f"{describe_machine()}; float64\n")
+    print_ratios([alpha_sweep(), *evidence(), *prediction()])
 
 
 if __name__ == "__main__":

@@ -62,6 +62,7 @@ def nlml(
     equations = NormalEquations.of(Statistics.from_features(Phi, T, sample_weight=sample_weight), bias_prior)
     precision = equations.at(log_alpha)
     W = precision.weights if W is None else W
+    Phi = Phi.to(W.dtype)
     penalised = W[..., : equations.n_penalised, :]
     w = 1.0 if sample_weight is None else sample_weight[..., None]
     S = (w * (T - Phi @ W).square()).sum(-2) + precision.ridge[..., None] * penalised.square().sum(-2)

@@ -67,6 +67,35 @@ class MLP(nn.Sequential):
         self.n_features = int(hidden[-1]) if hidden else n_inputs
 
 
+class StackedMLP(nn.Module):
+    """Several MLPs of one shape as one module: every parameter has a leading dimension, one entry a member.
+
+    Member i starts exactly as `MLP(..., generator=generators[i])` does.
+    """
+
+    def __init__(
+        self, n_inputs: int, hidden: Sequence[int], *, generators: Sequence[torch.Generator], activation: str = "tanh"
+    ) -> None:
+        super().__init__()
+        members = [MLP(n_inputs, hidden, activation=activation, generator=g) for g in generators]
+        linears = [[layer for layer in member if isinstance(layer, nn.Linear)] for member in members]
+        self.weights = nn.ParameterList(
+            torch.stack([layer.weight.detach().mT for layer in layers]) for layers in zip(*linears, strict=True)
+        )
+        self.biases = nn.ParameterList(
+            torch.stack([layer.bias.detach()[None] for layer in layers]) for layers in zip(*linears, strict=True)
+        )
+        self.activation = ACTIVATIONS[activation]()
+        self.n_features = members[0].n_features
+
+    def forward(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "s m k"]:
+        """Features of the same inputs by every member."""
+        a = x.expand(len(self.weights[0]), *x.shape)
+        for W, b in zip(self.weights, self.biases, strict=True):
+            a = self.activation(torch.baddbmm(b, a, W))
+        return a
+
+
 class WithInputs(nn.Module):
     """Linear features [network(x), x]: the inputs are passed on to the last layer.
 

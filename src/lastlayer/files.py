@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,12 @@ def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], header: dict
     """Write tensors and a JSON header to one file; until it is whole on disk, an older file stays what it was."""
     path = Path(path)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    text = json.dumps({"format": FORMAT, **header}, sort_keys=True)
+    text = json.dumps({"format": FORMAT, **header}, sort_keys=True, default=_plain)
     metadata = {"lastlayer": text, "digest": _digest(tensors, text)}
     content = safetensors.torch.save(tensors, metadata)
-    handle, aside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent or ".")
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    # not tempfile: its files are closed to everyone else, whatever the umask
+    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -36,7 +38,7 @@ def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], header: dict
             os.fsync(file.fileno())
         os.replace(aside, path)
     except BaseException:
-        Path(aside).unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
         raise
 
 
@@ -66,6 +68,11 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
     if metadata.get("digest") != _digest(tensors, text):
         raise ModelFileError(f"{path} is damaged: its content does not match its digest; take an older copy")
     return tensors, header
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of NumPy as Python's, everything else (a device, say) by its name."""
+    return value.item() if hasattr(value, "item") else str(value)
 
 
 def _digest(tensors: dict[str, Tensor], text: str) -> str:

@@ -22,12 +22,15 @@ def check_X(estimator: BaseEstimator, X: Any, *, reset: bool, nd: bool) -> ndarr
         estimator, X, reset=reset, dtype=[np.float64, np.float32], ensure_all_finite=False, allow_nd=nd
     )
     check_finite(checked, "X")
-    return checked
+    return np.ascontiguousarray(checked)  # torch takes no negative strides
 
 
 def check_Xy(estimator: BaseEstimator, X: Any, y: Any, *, reset: bool, nd: bool) -> tuple[ndarray, ndarray]:
     """Inputs and targets of the same length, both finite; the targets as given, 1-D or 2-D."""
     X, y = as_array(X), as_array(y)
+    given = np.asarray(y)
+    if given.ndim and given.dtype.kind == "f":
+        check_finite(given, "y")  # before scikit-learn, which names no rows
     checked, targets = validate_data(
         estimator,
         X,
@@ -40,9 +43,9 @@ def check_Xy(estimator: BaseEstimator, X: Any, y: Any, *, reset: bool, nd: bool)
         y_numeric=True,
     )
     check_finite(checked, "X")
-    targets = np.asarray(targets, dtype=np.float64)
+    targets = np.ascontiguousarray(targets, dtype=np.float64)
     check_finite(targets, "y")
-    return checked, targets
+    return np.ascontiguousarray(checked), targets
 
 
 def check_weight(sample_weight: Any, X: ndarray) -> ndarray | None:
@@ -53,7 +56,7 @@ def check_weight(sample_weight: Any, X: ndarray) -> ndarray | None:
     check_consistent_length(X, weight)
     if not weight.sum() > 0:
         raise InputError("sample_weight is zero everywhere: at least two samples need a positive weight")
-    return weight
+    return np.ascontiguousarray(weight)
 
 
 def check_finite(values: ndarray, name: str) -> None:

@@ -12,27 +12,25 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from numpy import ndarray
-from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from lastlayer import files
 from lastlayer.errors import FlooredNoiseWarning, InputError, choose
+from lastlayer.estimator import DTYPES, Shell, as_covariance_parts, chunks, columns
 from lastlayer.evidence import optimal_alpha
-from lastlayer.extrapolation import AlphaCurve, cost_quantile, held_out_lpd, leave_one_out_cost, tune_alpha
+from lastlayer.extrapolation import AlphaCurve, cost_quantile, leave_one_out_cost, tune_alpha
 from lastlayer.features import MLP, WithInputs, affine_features
-from lastlayer.inputs import check_weight, check_X, check_Xy
+from lastlayer.inputs import check_weight, check_Xy
 from lastlayer.posterior import Posterior
 from lastlayer.prediction import JointPrediction, Prediction
 from lastlayer.scaling import Standardizer
 from lastlayer.statistics import Statistics
-from lastlayer.training import Data, Objective, Optimiser, Training, Validation, make_objective, train
+from lastlayer.training import Data, Optimiser, Training, Validation, make_objective, train
 from lastlayer.types import BIAS_PRIORS, NOISE_STRUCTURES, BiasPrior, NoiseStructure
 
-CHUNK_ROWS = 16_384
 KEPT_COSTS = 1001
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Extrapolation:
     """Share of the training points that would cost less if they were new; 1: farther out than all of them."""
 
 
-class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
+class BLLRegressor(Shell):
     """Neural network regression with an exact Bayesian last layer, trained by the log marginal likelihood.
 
     Parameters
@@ -80,9 +78,6 @@ class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     history_ : what happened in training, a list an epoch.
     alpha_curve_ : validation LPD against alpha, after `tune_alpha`.
     """
-
-    n_features_in_: int
-    feature_names_in_: ndarray
 
     def __init__(
         self,
@@ -132,26 +127,15 @@ class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
         `sample_weight` counts copies of a row. `validation_data` (X_val, y_val) serves Algorithm 1 alone.
         """
+        for name in ("posterior_", "alpha_curve_"):
+            vars(self).pop(name, None)  # a fit that fails leaves no half of a model
         self._check_words()
-        X, y = check_Xy(self, X, y, reset=True, nd=self.backbone is not None)
-        if len(X) < 2:
-            raise InputError(f"fit needs at least 2 samples, and n_samples = {len(X)} was given")
-        weight = check_weight(sample_weight, X)
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self._y_ndim = y.ndim
-        w = None if weight is None else torch.from_numpy(weight)
-        self._inputs = Standardizer.fit(torch.tensor(X), sample_weight=w) if X.ndim == 2 else None
-        self._targets = Standardizer.fit(_columns(y), sample_weight=w)
-        device = self._device()
-        data = Data(
-            self._standardised(X),
-            self._targets.forward(_columns(y)).to(device),
-            None if w is None else w.to(device),
-        )
+        data, seed = self._begin(X, y, sample_weight, nd=self.backbone is not None)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             generator = torch.Generator().manual_seed(seed)
-            self.network_ = self._build_network(X, generator).to(device=device, dtype=DTYPES[self.dtype])
+            network = self._build_network(tuple(data.X.shape), generator)
+            self.network_ = network.to(device=data.X.device, dtype=DTYPES[self.dtype])
             self.training_ = self._train(data, generator)
         self._finish(data)
         if validation_data is not None:
@@ -161,7 +145,7 @@ class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def _train(self, data: Data, generator: torch.Generator) -> Training:
         m = len(data.X)
         with torch.no_grad():
-            n_features = _check_features(self.network_(data.X[:2]), data.X[:2]).shape[1]
+            n_features = _check_features(self.network_.eval()(data.X[:2]), data.X[:2]).shape[1]
         objective = make_objective(
             self.objective,
             n_features=n_features,
@@ -170,7 +154,7 @@ class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             bias_prior=self.bias_prior,
             generator=generator,
         ).to(data.X.device)
-        optimiser = Optimiser(self.optimizer, learning_rate=self.learning_rate, max_epochs=self.max_epochs)
+        optimiser = Optimiser(self.optimizer, learning_rate=self.learning_rate, max_epochs=int(self.max_epochs))
         held = round(self.validation_fraction * m)
         stop_early = m >= 100 if self.early_stopping == "auto" else bool(self.early_stopping)
         if not stop_early or held < 1 or m - held < 2:
@@ -178,9 +162,9 @@ class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         order = torch.randperm(m, generator=generator).to(data.X.device)
         rest, held_out = (_rows(data, rows) for rows in (order[held:], order[:held]))
         validation = Validation(
-            lambda: _held_out_score(self.network_, objective, rest, held_out, self.noise),
-            first=min(50, self.max_epochs // 10),
-            every=max(1, min(10, self.max_epochs // 20)),
+            lambda: objective.held_out_score(self.network_(rest.X), rest, self.network_(held_out.X), held_out),
+            first=min(50, optimiser.max_epochs // 10),
+            every=max(1, min(10, optimiser.max_epochs // 20)),
             patience=self.patience,
         )
         return train(self.network_, objective, rest, optimiser, validation=validation, progress=self.progress)
@@ -189,7 +173,7 @@ class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """The exact last layer on every row: alpha, noise and weights at the maximum of the evidence."""
         statistics = Statistics.from_batches(
             (self._features(data.X[rows]), data.T[rows], *([] if data.weight is None else [data.weight[rows]]))
-            for rows in _chunks(len(data.X))
+            for rows in chunks(len(data.X))
         )
         best = optimal_alpha(statistics, noise=self.noise, bias_prior=self.bias_prior)
         if best.noise_floored and float(statistics.target_scatter.diagonal().min()) > 0:
@@ -205,7 +189,7 @@ class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         )
         self._log_alpha = best.log_alpha
         self.nlml_ = best.nlml
-        costs = torch.cat([self.posterior_.variance_ratio(self._features(data.X[r])) for r in _chunks(len(data.X))])
+        costs = torch.cat([self.posterior_.variance_ratio(self._features(data.X[r])) for r in chunks(len(data.X))])
         levels = torch.linspace(0, 1, min(KEPT_COSTS, len(costs)), dtype=costs.dtype, device=costs.device)
         self._sample_cost = leave_one_out_cost(costs)[: 2**24].quantile(levels)
 
@@ -221,7 +205,7 @@ class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         Phi, T = self._features_and_targets(X, y)
         weight = check_weight(sample_weight, np.empty((len(T), 1)))
         statistics = Statistics.from_features(
-            Phi, T, sample_weight=None if weight is None else torch.from_numpy(weight).to(Phi.device)
+            Phi, T, sample_weight=None if weight is None else torch.tensor(weight, device=Phi.device)
         )
         self.posterior_ = self.posterior_.update(statistics, forgetting=forgetting)
         return self
@@ -239,23 +223,20 @@ class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             joint = self.joint(X)
             cov = joint.point_cov[:, :, None] * np.diagonal(joint.output_cov)
             return self._shaped(joint.mean), cov[..., 0] if self._y_ndim == 1 else cov
-        p = self.predictive(X)
-        return (self._shaped(p.mean), self._shaped(p.std)) if return_std else self._shaped(p.mean)
+        return super().predict(X, return_std)
 
     def predictive(self, X: Any, *, noise: bool = True) -> Prediction:
         """The predictive distribution of the targets, or with `noise=False` of the function behind them."""
         Z = self._checked(X)
-        parts = [self._marginals(Z[rows]) for rows in _chunks(len(Z))]
+        parts = [self._marginals(Z[rows]) for rows in chunks(len(Z))]
         mean, ratio = (np.concatenate(x) for x in zip(*parts, strict=True))
-        noise_cov = self._noise_cov()
-        noise_var = np.diagonal(noise_cov)
-        correlation = noise_cov / np.sqrt(np.outer(noise_var, noise_var)) if self.noise == "full" else None
+        noise_var, correlation = as_covariance_parts(self._noise_cov())
         return Prediction.gaussian(
             mean,
             epistemic_var=ratio[:, None] * noise_var,
             noise_var=noise_var * float(noise),
             affine_cost=ratio,
-            correlation=correlation,
+            correlation=correlation if self.noise == "full" else None,
         )
 
     def joint(self, X: Any, *, noise: bool = True) -> JointPrediction:
@@ -287,7 +268,7 @@ class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """The affine cost of points and its rank among the training points."""
         Z = self._checked(X)
         with torch.no_grad():
-            cost = torch.cat([self.posterior_.variance_ratio(self._features(Z[rows])) for rows in _chunks(len(Z))])
+            cost = torch.cat([self.posterior_.variance_ratio(self._features(Z[rows])) for rows in chunks(len(Z))])
             return Extrapolation(cost.cpu().numpy(), cost_quantile(cost, self._sample_cost).cpu().numpy())
 
     @property
@@ -314,7 +295,8 @@ class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model to one file (safetensors); the old file stays whole until the new one is."""
         check_is_fitted(self)
-        parameters = {k: v for k, v in self.get_params(deep=False).items() if k not in ("backbone", "random_state")}
+        words = set(BLLRegressor._get_param_names()) - {"backbone", "random_state"}
+        parameters = {word: getattr(self, word) for word in sorted(words)}
         parameters["hidden"] = [int(width) for width in self.hidden]
         statistics = self.posterior_.statistics
         tensors = {f"network.{k}": v for k, v in self.network_.state_dict().items()}
@@ -340,7 +322,11 @@ class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     @classmethod
     def _restore(cls, tensors: dict[str, Tensor], header: dict[str, Any], backbone: nn.Module | None) -> "BLLRegressor":
+        if header["model"] != cls.__name__:
+            raise ValueError(f"it holds a {header['model']}")
         model = cls(**header["parameters"], backbone=backbone)
+        if model.device.startswith("cuda") and not torch.cuda.is_available():
+            model.device = "auto"
         model.hidden = tuple(model.hidden)
         model.n_features_in_ = header["n_features_in"]
         if header["feature_names_in"] is not None:
@@ -354,9 +340,10 @@ class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         model._targets = scaler("targets")
         prefix = "network."
         state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-        model.network_ = model._build_network(np.empty((1, header["n_features_in"])), None)
-        model.network_.load_state_dict(state)
+        model.network_ = model._build_network((1, header["n_features_in"]), None)
+        # first the type, then the numbers: a float32 module would round float64 weights
         model.network_ = model.network_.to(device=device, dtype=DTYPES[model.dtype]).eval()
+        model.network_.load_state_dict(state)
         fields = {k: tensors[f"statistics.{k}"] for k in ("count", "mean", "scatter", "energy")}
         statistics = Statistics(**fields, n_outputs=len(tensors["targets.mean"])).to(device)
         model.posterior_ = Posterior(
@@ -386,14 +373,9 @@ class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         if not self.learning_rate > 0:
             raise InputError(f"learning_rate={self.learning_rate} must be positive")
 
-    def _device(self) -> torch.device:
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return torch.device(self.device)
-
-    def _build_network(self, X: ndarray, generator: torch.Generator | None) -> nn.Module:
+    def _build_network(self, shape: tuple[int, ...], generator: torch.Generator | None) -> nn.Module:
         if self.backbone is None:
-            network: nn.Module = MLP(X.shape[1], self.hidden, activation=self.activation, generator=generator)
+            network: nn.Module = MLP(shape[1], self.hidden, activation=self.activation, generator=generator)
         elif isinstance(self.backbone, nn.Module):
             network = copy.deepcopy(self.backbone)
         else:
@@ -401,18 +383,9 @@ class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             if not isinstance(network, nn.Module):
                 raise InputError(f"backbone() returned a {type(network).__name__}, not a torch.nn.Module")
         skip = self.backbone is None if self.input_skip == "auto" else bool(self.input_skip)
-        if skip and X.ndim != 2:
-            raise InputError(f"input_skip=True needs a table, but X has shape {X.shape}: leave it at 'auto' or False")
+        if skip and len(shape) != 2:
+            raise InputError(f"input_skip=True needs a table, but X has shape {shape}: leave it at 'auto' or False")
         return WithInputs(network) if skip else network
-
-    def _checked(self, X: Any) -> Tensor:
-        check_is_fitted(self)
-        return self._standardised(check_X(self, X, reset=False, nd=self._inputs is None))
-
-    def _standardised(self, X: ndarray) -> Tensor:
-        Z = torch.tensor(X)
-        Z = Z if self._inputs is None else self._inputs.forward(Z)
-        return Z.to(device=self._device(), dtype=DTYPES[self.dtype])
 
     def _features(self, Z: Tensor) -> Tensor:
         with torch.no_grad():
@@ -421,7 +394,7 @@ class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def _features_and_targets(self, X: Any, y: Any) -> tuple[Tensor, Tensor]:
         check_is_fitted(self)
         X, y = check_Xy(self, X, y, reset=False, nd=self._inputs is None)
-        T = _columns(y)
+        T = columns(y)
         if T.shape[1] != len(self._targets.mean):
             raise InputError(f"y has {T.shape[1]} outputs, but the model was fitted to {len(self._targets.mean)}")
         return self._features(self._standardised(X)), self._targets.forward(T).to(self._device())
@@ -433,17 +406,10 @@ class BLLRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             ratio = self.posterior_.variance_ratio(Phi, None if own else self._log_alpha)
             return self._unscaled(self.posterior_.mean(Phi)), ratio.cpu().numpy()
 
-    def _unscaled(self, mean: Tensor) -> ndarray:
-        out: ndarray = mean.detach().cpu().numpy() * self._targets.scale.numpy() + self._targets.mean.numpy()
-        return out
-
     def _noise_cov(self) -> Float[ndarray, "q q"]:
         scale = self._targets.scale.numpy()
         cov: ndarray = self.posterior_.Sigma_E.cpu().numpy() * np.outer(scale, scale)
         return cov
-
-    def _shaped(self, values: Float[ndarray, "m q"]) -> ndarray:
-        return values[:, 0] if self._y_ndim == 1 else values
 
 
 def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> BLLRegressor:
@@ -461,15 +427,6 @@ def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> 
         ) from error
 
 
-def _held_out_score(network: nn.Module, objective: Objective, rest: Data, held: Data, noise: NoiseStructure) -> float:
-    """Negative LPD of held-out rows under the posterior of the others."""
-    statistics = Statistics.from_features(affine_features(network(rest.X)).double(), rest.T, sample_weight=rest.weight)
-    posterior = Posterior(
-        statistics, float(objective.log_alpha), noise=noise, bias_prior=objective.bias_prior, rtol=math.inf
-    )
-    return -held_out_lpd(posterior, affine_features(network(held.X)).double(), held.T)
-
-
 def _check_features(phi_tilde: Any, Z: Tensor) -> Tensor:
     if not isinstance(phi_tilde, Tensor) or phi_tilde.dim() != 2 or len(phi_tilde) != len(Z):
         shape = tuple(phi_tilde.shape) if isinstance(phi_tilde, Tensor) else type(phi_tilde).__name__
@@ -480,17 +437,8 @@ def _check_features(phi_tilde: Any, Z: Tensor) -> Tensor:
     return phi_tilde
 
 
-def _columns(y: ndarray) -> Tensor:
-    T = torch.tensor(y, dtype=torch.float64)
-    return T[:, None] if T.dim() == 1 else T
-
-
 def _rows(data: Data, rows: Tensor) -> Data:
     return Data(data.X[rows], data.T[rows], None if data.weight is None else data.weight[rows])
-
-
-def _chunks(m: int) -> list[slice]:
-    return [slice(start, start + CHUNK_ROWS) for start in range(0, m, CHUNK_ROWS)]
 
 
 def _exp(x: float | Tensor) -> float:

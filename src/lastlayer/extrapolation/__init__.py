@@ -6,6 +6,7 @@ from lastlayer.extrapolation.affine_cost import (
     cost_quantile,
     leave_one_out_cost,
 )
+from lastlayer.extrapolation.folds import blocked_folds
 from lastlayer.extrapolation.hulls import (
     Projection,
     distance_to_affine_hull,
@@ -15,13 +16,15 @@ from lastlayer.extrapolation.hulls import (
     nearest_in_convex_hull,
     nearest_in_span,
 )
-from lastlayer.extrapolation.tuning import AlphaCurve, held_out_lpd, tune_alpha
+from lastlayer.extrapolation.tuning import AlphaCurve, HeldOut, held_out_lpd, tune_alpha, tune_alpha_on
 
 __all__ = [
     "AlphaCurve",
+    "HeldOut",
     "Projection",
     "affine_cost",
     "affine_cost_program",
+    "blocked_folds",
     "cost_quantile",
     "distance_to_affine_hull",
     "distance_to_convex_hull",
@@ -32,4 +35,5 @@ __all__ = [
     "nearest_in_convex_hull",
     "nearest_in_span",
     "tune_alpha",
+    "tune_alpha_on",
 ]

@@ -1,7 +1,9 @@
 """Algorithm 1, second line: the alpha that serves validation data best, the mean left where it is."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +37,8 @@ class _LPD:
         self.residual = (T.to(posterior.Sigma_E) - posterior.mean(Phi)).cpu().numpy()
         noise = posterior.Sigma_E.cpu().numpy()
         self.noise_var = np.diagonal(noise)
-        self.correlation = noise / np.sqrt(self.noise_var[:, None] * self.noise_var)
+        std = np.sqrt(self.noise_var)
+        self.correlation = noise / np.outer(std, std)  # a product of variances could underflow
 
     def __call__(self, log_alphas: Float[Tensor, " a"]) -> Float[ndarray, " a"]:
         total = 1 + self.posterior.variance_ratios(self.Phi, log_alphas).cpu().numpy()[..., None]
@@ -66,6 +69,14 @@ class AlphaCurve:
         return f"validation LPD {self.lpd_before:.3f} -> {self.lpd:.3f} at {where}"
 
 
+class HeldOut(NamedTuple):
+    """A posterior and points that it has not seen."""
+
+    posterior: Posterior
+    Phi: Float[Tensor, "r p"]
+    T: Float[Tensor, "r q"]
+
+
 def tune_alpha(
     posterior: Posterior, Phi: Float[Tensor, "r p"], T: Float[Tensor, "r q"], *, n_curve: int = 201
 ) -> AlphaCurve:
@@ -74,23 +85,40 @@ def tune_alpha(
     The curve over the whole range in which alpha matters brackets the optimum, a 1-D search refines it, and the limit
     of infinite alpha is one of the candidates. If alpha makes no difference, the posterior's own is kept.
     """
+    return tune_alpha_on([HeldOut(posterior, Phi, T)], float(posterior.log_alpha), n_curve=n_curve)
+
+
+def tune_alpha_on(folds: Sequence[HeldOut], log_alpha: float, *, n_curve: int = 201) -> AlphaCurve:
+    """The same on several folds, each with the posterior of its other rows: their points count as one set.
+
+    `log_alpha` is the one to beat, and to keep where alpha makes no difference.
+    """
     with torch.no_grad():
-        lpd = _LPD(posterior, Phi, T)
-        farthest = posterior.equations.rows(linear_features(Phi)).square().sum(-1).max()
-        grid = posterior.equations.alpha_range(n_curve, farthest=float(farthest))
-        own = float(posterior.log_alpha)
-        curve, before = lpd(grid), float(lpd(grid.new_tensor([own]))[0])
+        lpds, ranges = [], []
+        for posterior, Phi, T in folds:
+            lpds.append(_LPD(posterior, Phi, T))
+            farthest = posterior.equations.rows(linear_features(Phi)).square().sum(-1).max()
+            ranges.append(posterior.equations.alpha_range(2, farthest=float(farthest)))
+        first, last = (float(f(r)) for f, r in ((min, [r[0] for r in ranges]), (max, [r[1] for r in ranges])))
+        grid = torch.linspace(first, last, n_curve, dtype=ranges[0].dtype, device=ranges[0].device)
+        share = np.array([len(fold.T) for fold in folds]) / sum(len(fold.T) for fold in folds)
+
+        def lpd(log_alphas: Tensor) -> ndarray:
+            values: ndarray = sum(w * f(log_alphas) for w, f in zip(share, lpds, strict=True))
+            return values
+
+        curve, before = lpd(grid), float(lpd(grid.new_tensor([log_alpha]))[0])
         best = int(curve.argmax())
         log_alphas = grid.cpu().numpy()
         if curve[best] <= before + 1e-10 * max(1.0, abs(before)) and curve.max() - curve.min() < 1e-9:
-            chosen, value = own, before
+            chosen, value = log_alpha, before
         elif best == n_curve - 1:
-            value, chosen = max((float(curve[best]), math.inf), (before, own))
+            value, chosen = max((float(curve[best]), math.inf), (before, log_alpha))
         else:
             bounds = (log_alphas[max(best - 1, 0)], log_alphas[best + 1])
             found = minimize_scalar(
                 lambda a: -float(lpd(grid.new_tensor([a]))[0]), bounds=bounds, method="bounded", options={"xatol": 1e-8}
             )
             refined, scanned = (float(-found.fun), float(found.x)), (float(curve[best]), float(log_alphas[best]))
-            value, chosen = max(refined, scanned, (before, own))
+            value, chosen = max(refined, scanned, (before, log_alpha))
     return AlphaCurve(chosen, value, before, log_alphas, curve)

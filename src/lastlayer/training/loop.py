@@ -7,23 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from tqdm import tqdm
 
 from lastlayer.errors import choose
-from lastlayer.training.objectives import Objective
+from lastlayer.training.objectives import Data, Objective
 
 OPTIMISERS = ("adam", "lbfgs")
 MAX_SETBACKS = 10
-
-
-@dataclass(frozen=True)
-class Data:
-    """Inputs, standardised targets and sample weights."""
-
-    X: Tensor
-    T: Tensor
-    weight: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -89,12 +80,12 @@ def train(
     progress: bool = False,
 ) -> Training:
     """Train network and objective in place; they end in their best state, whatever happened on the way."""
-    modules = nn.ModuleList([network, objective])
+    modules = nn.ModuleList([network, objective]).train()
     parameters = [p for p in modules.parameters() if p.requires_grad]
     scale, record = 1.0, Training()
     steps = optimiser.build(parameters, scale)
     best, best_score = copy.deepcopy(modules.state_dict()), math.inf
-    good = best
+    good, reached = best, 0
 
     def closure() -> float:
         steps.zero_grad()
@@ -129,6 +120,7 @@ def train(
                 steps = optimiser.build(parameters, scale)
                 continue
             flat = optimiser.name == "lbfgs" and bool(record.nlml) and abs(loss - record.nlml[-1]) < 1e-12
+            reached = epoch + 1
             record.nlml.append(loss)
             record.log_alpha.append(float(objective.log_alpha.detach()))
             record.learning_rate.append(scale * optimiser.rate(epoch))
@@ -142,42 +134,47 @@ def train(
         record.stopped = "interrupted"
     finally:
         bar.close()
-    _conclude(modules, record, validation, best, best_score, good)
+    modules.eval()
+    with torch.no_grad():  # the last loss was of the state before the last step
+        finite = math.isfinite(float(objective(network(data.X), data.T, data.weight)))
+    if validation:
+        score = _score(modules, validation) if finite else math.inf
+        if reached not in record.validation_epoch:
+            record.validation_epoch.append(reached)
+            record.validation_score.append(score)
+        if score < best_score:
+            record.best_epoch = reached
+        else:
+            modules.load_state_dict(best)
+    else:
+        record.best_epoch = reached
+        if not finite:
+            modules.load_state_dict(good)
+    modules.eval()
+    _say(record)
     return record
 
 
 def _score(modules: nn.Module, validation: Validation) -> float:
     modules.eval()
-    with torch.no_grad():
-        score = validation.score()
+    try:
+        with torch.no_grad():
+            score = validation.score()
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # features too large to be squared
+        score = math.inf
     modules.train()
     return score if math.isfinite(score) else math.inf
 
 
-def _conclude(
-    modules: nn.Module,
-    record: Training,
-    validation: Validation | None,
-    best: dict[str, Tensor],
-    best_score: float,
-    good: dict[str, Tensor],
-) -> None:
-    """Put the best state back and say what a user should know."""
-    finite = all(bool(torch.isfinite(p).all()) for p in modules.parameters())
-    if validation and (not finite or _score(modules, validation) > best_score):
-        modules.load_state_dict(best)
-    elif not finite:
-        modules.load_state_dict(good)
-    modules.eval()
+def _say(record: Training) -> None:
+    """Warn of what a user should know."""
     done = len(record.nlml)
-    if not validation:
-        record.best_epoch = done
     if record.stopped == "interrupted":
-        warnings.warn(f"interrupted after {done} epochs: the best state so far is kept and usable", stacklevel=4)
+        warnings.warn(f"interrupted after {done} epochs: the best state so far is kept and usable", stacklevel=5)
     if record.setbacks:
         ended = "gave up and kept the best state" if record.stopped == "diverged" else "went on"
         warnings.warn(
             f"the loss was not finite {record.setbacks} times: stepped back, made the steps smaller, and {ended}; "
             "a smaller learning_rate avoids this",
-            stacklevel=4,
+            stacklevel=5,
         )

@@ -1,0 +1,76 @@
+"""What the benchmarks share: timing in turns, ratios with their targets, and a word on the machine."""
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+STEADY = 1.5
+"""Slowest over fastest repeat, above which a time says more of the machine than of the code."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one side over its repeats."""
+
+    median: float
+    spread: float
+    """Slowest over fastest."""
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> "Timing":
+        return cls(statistics.median(seconds), max(seconds) / min(seconds))
+
+    def __str__(self) -> str:
+        return f"{1e3 * self.median:9.1f} ms (spread {self.spread:.2f})"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One line of the table: what was divided by what, what came out, and what it should be."""
+
+    subject: str
+    measured: str
+    value: float
+    at_least: float | None = None
+    spread: float = 1.0
+    """The larger one of the two sides."""
+
+    @classmethod
+    def of_times(cls, subject: str, measured: str, above: Timing, below: Timing, at_least: float | None) -> "Ratio":
+        return cls(subject, measured, above.median / below.median, at_least, max(above.spread, below.spread))
+
+    def __str__(self) -> str:
+        target = "" if self.at_least is None else f">= {self.at_least:g}"
+        verdict = "" if self.at_least is None else "PASS" if self.value >= self.at_least else "short"
+        unsteady = "" if self.spread <= STEADY else f" unsteady: repeats differ {self.spread:.1f} times"
+        return f"{self.subject:<17} {self.measured:<44} {self.value:>8.2f} {target:>7} {verdict}{unsteady}"
+
+
+def time_in_turns(*sides: Callable[[], object], repeats: int = 7) -> list[Timing]:
+    """Time each side; the sides take turns, so that a busy machine slows all of them."""
+    seconds: list[list[float]] = [[] for _ in sides]
+    for turn in range(repeats + 1):
+        for side, taken in zip(sides, seconds, strict=True):
+            start = time.perf_counter()
+            side()
+            if turn:  # the first turn warms up
+                taken.append(time.perf_counter() - start)
+    return [Timing.of(taken) for taken in seconds]
+
+
+def describe_machine() -> str:
+    """Processor, load and threads: what the seconds depend on."""
+    return (
+        f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; torch {torch.__version__}, "
+        f"threads in use: {torch.get_num_threads()}"
+    )
+
+
+def print_ratios(ratios: list[Ratio]) -> None:
+    print(f"\n{'':<17} {'ratio of':<44} {'measured':>8} {'target':>7}")
+    print(*ratios, sep="\n")

@@ -1,0 +1,304 @@
+"""Wrong formulas, each of which some test must catch: `python tests/mutants.py`, or with a NAME for one alone.
+
+Every mutant changes one place of a copy of the package and runs there the tests that should notice.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT_S = 180
+
+CONFTEST = """\
+import hypothesis
+
+def pytest_sessionstart():  # a failure is enough: no time goes into making it small
+    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+    hypothesis.settings.register_profile("first failure", hypothesis.settings(), phases=phases)
+    hypothesis.settings.load_profile("first failure")
+
+def pytest_terminal_summary(terminalreporter):
+    import lastlayer
+    terminalreporter.write_line(f"package: {lastlayer.__file__}")
+"""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One wrong formula."""
+
+    name: str
+    file: str
+    """Relative to src/lastlayer."""
+    old: str
+    """Occurs exactly once in the file."""
+    new: str
+    test: str
+    """The test file, or the one test in it, that should notice."""
+
+
+E, P, S, X = "test_evidence.py", "test_posterior.py", "test_statistics.py", "test_extrapolation.py"
+F, Y, M, R = "test_features.py", "test_prediction.py", "test_metrics.py", "test_regressor.py"
+COST, HULLS, TUNING = (f"extrapolation/{name}.py" for name in ("affine_cost", "hulls", "tuning"))
+
+MUTANTS = [
+    # --- factorisations
+    Mutant("logdet-without-2", "linalg.py", "return 2 * self.L.diagonal", "return self.L.diagonal", E),
+    Mutant("draws-by-L", "linalg.py", "(self.L.mT, E, upper=True)", "(self.L, E, upper=False)", P),
+    Mutant(
+        "spectral-half-without-root",
+        "linalg.py",
+        "@ self.vectors / self.values.sqrt()",
+        "@ self.vectors / self.values",
+        P,
+    ),
+    Mutant(
+        "eigenvalues-not-cut", "linalg.py", "values > resolution[..., None]", "values > 0 * resolution[..., None]", P
+    ),
+    Mutant("spectral-error-zero", "linalg.py", "return energy.sum(-1)", "return 0 * energy.sum(-1)", P),
+    # --- features and scaling
+    Mutant("last-activation-dropped", "features.py", "super().__init__(*layers)", "super().__init__(*layers[:-1])", F),
+    Mutant("gain-ignored", "features.py", "gain=_gain(activation)", "gain=1.0", F),
+    Mutant(
+        "inputs-not-passed-on",
+        "features.py",
+        "[self.network(x), x]",
+        "[self.network(x), 0 * x]",
+        f"{R}::test_with_the_inputs_passed_on_the_cost_grows_with_the_square_of_the_distance",
+    ),
+    Mutant("scale-without-root", "scaling.py", ".sum(0).sqrt()", ".sum(0)", f"{R}::test_units_do_not_matter"),
+    Mutant(
+        "scale-not-weighted",
+        "scaling.py",
+        "share = w / w.sum()",
+        "share = torch.ones_like(w) / len(w)",
+        f"{R}::test_integer_weights_are_repeated_rows",
+    ),
+    # --- statistics
+    Mutant("moments-not-centred", "statistics.py", "first = weighted()", "first = 0 * weighted()", S),
+    Mutant("second-pass-dropped", "statistics.py", "rest = weighted()", "rest = 0 * weighted()", S),
+    Mutant("weights-squared", "statistics.py", "scatter = rows.mT @", "scatter = weighted().mT @", S),
+    Mutant("chan-without-between", "statistics.py", "+ other.scatter + between", "+ other.scatter", S),
+    Mutant(
+        "removal-wrong-share",
+        "statistics.py",
+        "(count * other.count / self.count)",
+        "(self.count * other.count / count)",
+        S,
+    ),
+    Mutant(
+        "removal-forgets-energy",
+        "statistics.py",
+        "scale = rest.energy.clamp",
+        "rest = replace(rest, energy=_diagonal(rest.scatter))\n        scale = rest.energy.clamp",
+        S,
+    ),
+    Mutant(
+        "addition-forgets-energy",
+        "statistics.py",
+        "+ other.scatter + between,\n            energy=self.energy + other.energy +",
+        "+ other.scatter + between,\n            energy=self.energy + 0 *",
+        S,
+    ),
+    Mutant("scaled-keeps-count", "statistics.py", "count=self.count * factor", "count=self.count", S),
+    # --- precision
+    Mutant("m-for-n", "precision.py", 'm - 1 if bias_prior == "flat" else m', "m", E),
+    Mutant("raw-moments-without-m", "precision.py", "@ rest + m[..., None, None] * raw", "@ rest + raw", S),
+    Mutant("bias-variance-dropped", "precision.py", "return 1 / self.count", "return 0 / self.count", P),
+    Mutant(
+        "ridge-below-resolution",
+        "precision.py",
+        "(log_alpha), self.resolution)",
+        "(log_alpha), 0 * self.resolution)",
+        P,
+    ),
+    Mutant("misfit-without-penalty", "precision.py", "_least_squares_misfit + (B", "_least_squares_misfit + 0 * (B", E),
+    Mutant("logdet-without-m", "precision.py", "self.equations.count.log()", "0 * self.equations.count.log()", E),
+    Mutant(
+        "noise-not-floored",
+        "precision.py",
+        "values.clamp_min(NOISE_FLOOR)",
+        "values.clamp_min(0.0)",
+        f"{E}::test_a_perfect_fit_is_held_up_by_the_noise_floor_and_said",
+    ),
+    Mutant("full-noise-uncorrelated", "precision.py", 'if noise == "diagonal":', "if noise:", E),
+    Mutant("error-of-centring-zero", "precision.py", "centring = 2 * EPS", "centring = 0 * EPS", P),
+    Mutant("error-of-weights-zero", "precision.py", "return ROUNDING * reach", "return 0 * reach", P),
+    Mutant(
+        "range-without-farthest",
+        "precision.py",
+        ".clamp_min(farthest)",
+        "",
+        f"{X}::test_targets_on_the_mean_ask_for_no_variance",
+    ),
+    # --- evidence
+    Mutant("bias-penalised", "evidence.py", "penalised = W[..., : equations.n_penalised, :]", "penalised = W", E),
+    Mutant(
+        "residuals-weighted-twice",
+        "evidence.py",
+        "(w * (T - Phi @ W).square())",
+        "(w * (T - Phi @ W)).square()",
+        f"{E}::test_a_weight_counts_copies_in_the_evidence",
+    ),
+    Mutant("evidence-without-q", "evidence.py", "k * log_alpha + logdet_Lambda)", "k * log_alpha) + logdet_Lambda", E),
+    Mutant("k-off-by-one", "evidence.py", "k, q, n = equations.n_penalised", "k, q, n = equations.n_penalised + 1", E),
+    Mutant(
+        "evidence-without-half", "evidence.py", "+ misfit) / (2 * equations.count)", "+ misfit) / equations.count", E
+    ),
+    Mutant("S-without-penalty", "evidence.py", "S = R.mT @ wR + precision", "S = R.mT @ wR + 0 * precision", E),
+    Mutant("gradient-without-R", "evidence.py", "= part - pull[..., rows, :] @ N", "= part", E),
+    Mutant("gradient-without-logdet", "evidence.py", "= part - pull", "= -pull", E),
+    Mutant(
+        "gradient-not-weighted", "evidence.py", "part = part * weight[0][..., rows, None]", "part = part.clone()", E
+    ),
+    Mutant(
+        "gradient-of-first-rows",
+        "evidence.py",
+        "range(0, Phi.shape[-2], GRADIENT_ROWS)",
+        "range(0, GRADIENT_ROWS, GRADIENT_ROWS)",
+        E,
+    ),
+    Mutant(
+        "slope-without-ridge",
+        "evidence.py",
+        "effective - precision.ridge * size",
+        "effective - size",
+        f"{E}::test_the_slope_in_alpha_is_the_derivative",
+    ),
+    # --- posterior
+    Mutant("kron-swapped", "posterior.py", "(self.noise_cov, self.ratio_cov)", "(self.ratio_cov, self.noise_cov)", P),
+    Mutant("joint-without-bias", "posterior.py", "H @ H.mT + self.equations.bias_variance", "H @ H.mT", P),
+    Mutant("joint-at-own-alpha", "posterior.py", "H = precision.factor", "H = self.precision.factor", P),
+    Mutant("draws-root-transposed", "posterior.py", "Cholesky.of(self.Sigma_E).L.mT", "Cholesky.of(self.Sigma_E).L", P),
+    Mutant("forgetting-ignored", "posterior.py", "self.statistics.scaled(forgetting)", "self.statistics", P),
+    Mutant(
+        "error-not-raised", "posterior.py", "if not bool(error <= self.rtol):", "if not bool(error <= math.inf):", P
+    ),
+    # --- prediction and metrics
+    Mutant(
+        "mixture-without-spread", "prediction.py", "epistemic_var + np.square(spread)", "epistemic_var + 0 * spread", Y
+    ),
+    Mutant("interval-wrong-level", "prediction.py", "quantile((1 - level) / 2), ", "quantile(1 - level), ", Y),
+    Mutant("correlation-det-halved", "prediction.py", "log_det + 2 * np.log", "log_det + np.log", Y),
+    Mutant("lpd-scale-wrong-sign", "metrics.py", "float(mean + log_scale.sum())", "float(mean - log_scale.sum())", M),
+    Mutant("coverage-one-sided", "metrics.py", "(y >= lower) & (y <= upper)", "y <= upper", M),
+    Mutant("calibration-one-sided", "metrics.py", "np.abs(2 * pit - 1)", "np.abs(pit)", M),
+    Mutant("crps-without-half", "metrics.py", "score - 0.5 * w[i]", "score - w[i]", M),
+    Mutant("crps-without-pairs", "metrics.py", "score - 0.5 * w[i]", "score - 0 * w[i]", M),
+    # --- extrapolation
+    Mutant(
+        "programme-without-sum",
+        COST,
+        "X.new_ones(1, m), X.new_zeros(1, k)",
+        "X.new_zeros(1, m), X.new_ones(1, k)",
+        f"{X}::test_the_programme_keeps_its_constraints_and_no_feasible_point_costs_less",
+    ),
+    Mutant(
+        "leave-one-out-wrong-sign",
+        COST,
+        "(1 - cost).clamp_min",
+        "(1 + cost).clamp_min",
+        f"{X}::test_leave_one_out_cost_is_the_cost_without_the_sample",
+    ),
+    Mutant("affine-hull-not-centred", HULLS, "(x - centre, X - centre, scale=X.norm())", "(x, X)", X),
+    Mutant(
+        "convex-hull-negative",
+        HULLS,
+        "_simplex_least_squares((part - centre) / size, (X - centre) / size, tol)",
+        "nearest_in_affine_hull(part, X).coefficients",
+        X,
+    ),
+    Mutant("distance-squared", HULLS, "(x - point).norm(dim=-1)", "(x - point).square().sum(-1)", X),
+    Mutant(
+        "tuning-wrong-mean",
+        TUNING,
+        "- posterior.mean(Phi))",
+        "- posterior.equations.target_mean)",
+        f"{X}::test_the_curve_is_the_validation_lpd",
+    ),
+    Mutant(
+        "tuning-ignores-infinity",
+        TUNING,
+        "(float(curve[best]), math.inf)",
+        "(float(curve[best]), float(log_alphas[best]))",
+        f"{X}::test_an_optimum_at_infinity_is_found_and_said",
+    ),
+    Mutant(
+        "tuning-forgets-its-own",
+        TUNING,
+        "max(refined, scanned, (before, log_alpha))",
+        "max(refined, scanned)",
+        f"{X}::test_an_alpha_below_the_curve_is_kept_if_it_is_best",
+    ),
+]
+
+
+def run_tests(package: Path, tests: list[str]) -> tuple[bool, str]:
+    """Whether the tests pass on a copy of src/ and tests/, and what pytest printed."""
+    variables = {"PYTHONPATH": str(package / "src"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *(f"tests/{t}" for t in tests)]
+    done = subprocess.run(
+        command, cwd=package, env={**os.environ, **variables}, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    if f"package: {package / 'src' / 'lastlayer'}{os.sep}" not in done.stdout:
+        raise RuntimeError(f"not the copy in {package} was tested:\n{done.stdout}{done.stderr}")
+    return done.returncode == 0, done.stdout
+
+
+def verdict(mutant: Mutant, original: Path, place: Path) -> tuple[bool, str]:
+    """Whether the mutant is caught, and by which test."""
+    text = (original / "src/lastlayer" / mutant.file).read_text()
+    if (found := text.count(mutant.old)) != 1:
+        return False, f"STALE: its old text occurs {found} times in {mutant.file}"
+    copy = place / mutant.name
+    shutil.copytree(original, copy)
+    file = copy / "src/lastlayer" / mutant.file
+    file.write_text(text.replace(mutant.old, mutant.new))
+    for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):  # written by the first run, kept to save time
+        compiled.unlink()
+    passed, output = run_tests(copy, [mutant.test])
+    shutil.rmtree(copy)
+    if passed:
+        return False, f"SURVIVED {mutant.test}"
+    failed = re.search(r"^FAILED tests/(\S+)", output, re.MULTILINE)
+    return failed is not None, f"caught by {failed[1]}" if failed else f"BROKEN: no test ran\n{output}"
+
+
+def main(names: list[str]) -> int:
+    chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
+    if unknown := set(names) - {mutant.name for mutant in MUTANTS}:
+        print(f"no such mutant: {', '.join(sorted(unknown))}; there are {', '.join(m.name for m in MUTANTS)}")
+        return 1
+    every = {mutant.test for mutant in chosen}
+    needed = sorted(test for test in every if "::" not in test or test.split("::")[0] not in every)
+    with tempfile.TemporaryDirectory() as folder:
+        original = Path(folder).resolve() / "original"
+        for part in ("src", "tests"):
+            shutil.copytree(ROOT / part, original / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy2(ROOT / "pyproject.toml", original)
+        (original / "conftest.py").write_text(CONFTEST)
+        start = time.perf_counter()
+        passed, output = run_tests(original, needed)
+        print(f"{'(the formulas as they are)':32} {time.perf_counter() - start:5.1f} s  {'pass' if passed else 'FAIL'}")
+        if not passed:
+            print(output)
+            return 1
+        caught = 0
+        for mutant in chosen:
+            start = time.perf_counter()
+            good, words = verdict(mutant, original, original.parent)
+            caught += good
+            print(f"{mutant.name:32} {time.perf_counter() - start:5.1f} s  {words}", flush=True)
+    print(f"{caught} passed, {len(chosen) - caught} failed")
+    return int(caught < len(chosen))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,354 @@
+"""Model files: what was saved is what is loaded, and whatever else lies there is refused in words."""
+
+import copy
+import errno
+import math
+import os
+import signal
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+from torch import nn
+
+import lastlayer
+from lastlayer import BLLRegressor, files
+from lastlayer.errors import InputError
+from lastlayer.files import ModelFileError
+
+NEW = np.linspace(-6, 6, 9)[:, None]
+
+
+def data(q: int = 0, m: int = 40) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-3, 3, (m, 1))
+    y = np.sin(X + np.arange(max(q, 1))) + 0.1 * rng.standard_normal((m, max(q, 1)))
+    return X, y if q else y[:, 0]
+
+
+def fitted(q: int = 0, **options) -> BLLRegressor:
+    return BLLRegressor(**({"hidden": (4,), "max_epochs": 3, "random_state": 0} | options)).fit(*data(q))
+
+
+def backbone() -> nn.Module:
+    return nn.Sequential(nn.Linear(1, 6), nn.BatchNorm1d(6), nn.Tanh())
+
+
+@pytest.fixture(scope="module")
+def model() -> BLLRegressor:
+    return fitted()
+
+
+@pytest.fixture
+def path(model, tmp_path):
+    """A saved model, alone in its folder."""
+    model.save(tmp_path / "m.lastlayer")
+    return tmp_path / "m.lastlayer"
+
+
+def assert_same(got: BLLRegressor, expected: BLLRegressor, X=NEW) -> None:
+    for a, b in zip(got.predict(X, return_std=True), expected.predict(X, return_std=True), strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(got.predict(X, return_cov=True)[1], expected.predict(X, return_cov=True)[1])
+    np.testing.assert_array_equal(got.sample_y(X, 2), expected.sample_y(X, 2))
+    np.testing.assert_array_equal(got.extrapolation(X).quantile, expected.extrapolation(X).quantile)
+    np.testing.assert_array_equal(got.predictive(X).cov(), expected.predictive(X).cov())
+    assert (got.alpha_, got.alpha_star_, got.nlml_) == (expected.alpha_, expected.alpha_star_, expected.nlml_)
+    assert got.n_features_in_ == expected.n_features_in_
+
+
+# there and back -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("q", [0, 2])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"noise": "full"}, {"bias_prior": "shared"}, {"dtype": "float32"}, {"hidden": (3, 5), "activation": "relu"}],
+    ids=str,
+)
+def test_a_loaded_model_answers_to_the_last_bit(tmp_path, q, options):
+    model = fitted(q, **options)
+    model.save(tmp_path / "m")
+    again = lastlayer.load(str(tmp_path / "m"))
+    assert_same(again, model)
+    ignored = {"random_state"}
+    assert {k: v for k, v in again.get_params().items() if k not in ignored} == {
+        k: v for k, v in model.get_params().items() if k not in ignored
+    }
+    X, y = data(q)
+    assert_same(again.update(X[:5], y[:5]), copy.deepcopy(model).update(X[:5], y[:5]))
+    again.save(tmp_path / "again")
+    assert_same(lastlayer.load(tmp_path / "again"), again)
+
+
+@pytest.mark.parametrize("log_alpha", [-3.25, 12.5, math.inf])
+def test_a_tuned_alpha_comes_back(tmp_path, model, log_alpha):
+    tuned = copy.deepcopy(model)
+    tuned._log_alpha = log_alpha
+    tuned.save(tmp_path / "m")
+    again = lastlayer.load(tmp_path / "m")
+    assert again.alpha_ == (math.inf if math.isinf(log_alpha) else math.exp(log_alpha))
+    assert_same(again, tuned)
+
+
+def test_feature_names_come_back(tmp_path):
+    X, y = data()
+    frame = pd.DataFrame(X, columns=["angle"])
+    named = BLLRegressor(hidden=(4,), max_epochs=3, random_state=0).fit(frame, y)
+    named.save(tmp_path / "m")
+    again = lastlayer.load(tmp_path / "m")
+    assert_same(again, named, frame)
+    with pytest.raises(ValueError, match=r"(?s)feature names.*torque"):
+        again.predict(frame.rename(columns={"angle": "torque"}))
+
+
+@pytest.mark.parametrize("input_skip", ["auto", True])
+def test_a_backbone_is_given_again(tmp_path, input_skip):
+    mine = fitted(backbone=backbone(), input_skip=input_skip)
+    mine.save(tmp_path / "m")
+    given = backbone()
+    before = copy.deepcopy(given.state_dict())
+    assert_same(lastlayer.load(tmp_path / "m", backbone=given), mine)
+    assert all(torch.equal(value, before[name]) for name, value in given.state_dict().items())
+    with pytest.raises(InputError, match="pass a module of the same kind"):
+        lastlayer.load(tmp_path / "m")
+    for wrong in (nn.Linear(1, 6), nn.Sequential(nn.Linear(1, 7), nn.BatchNorm1d(7)), nn.Identity()):
+        with pytest.raises(ModelFileError, match=r"does not fit .* this backbone"):
+            lastlayer.load(tmp_path / "m", backbone=wrong)
+
+
+def test_a_backbone_for_a_model_without_one_is_refused(path):
+    with pytest.raises(ModelFileError, match="backbone"):
+        lastlayer.load(path, backbone=backbone())
+
+
+def test_images_come_back(tmp_path):
+    X = np.random.default_rng(0).normal(size=(12, 1, 4, 4))
+    make = lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.Tanh())
+    model = BLLRegressor(backbone=make(), max_epochs=3, random_state=0).fit(X, X.sum((1, 2, 3)))
+    model.save(tmp_path / "m")
+    assert_same(lastlayer.load(tmp_path / "m", backbone=make()), model, X)
+
+
+def test_numbers_of_numpy_and_devices_of_torch_can_be_saved(as_a_user, tmp_path):
+    """A grid search hands such numbers over."""
+    model = fitted(
+        hidden=np.array([4]),
+        max_epochs=np.int64(3),
+        patience=np.int32(9),
+        learning_rate=np.float32(0.01),
+        progress=np.bool_(False),
+        device=torch.device("cpu"),
+    )
+    model.save(tmp_path / "m")
+    assert_same(lastlayer.load(tmp_path / "m"), model)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_model_of_a_machine_with_a_gpu_loads_on_one_without(tmp_path, model):
+    from_afar = copy.deepcopy(model).set_params(device="cuda")
+    from_afar.save(tmp_path / "m")
+    assert_same(lastlayer.load(tmp_path / "m"), model)
+
+
+def test_a_model_must_be_fitted_to_be_saved(tmp_path):
+    with pytest.raises(ValueError, match="not fitted"):
+        BLLRegressor().save(tmp_path / "m")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_file_is_plain_safetensors(path):
+    with safetensors.safe_open(path, "pt") as file:
+        assert {"noise_cov", "statistics.scatter", "network.network.0.weight"} <= set(file.keys())
+        assert file.get_tensor("statistics.count") == 40
+    content = path.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    assert b"pickle" not in content
+    assert content[8:9] == b"{"  # JSON, then numbers: no other format inside
+    with safetensors.safe_open(path, "pt") as file:
+        assert sum(file.get_tensor(n).nbytes for n in file.keys()) == len(content) - start  # noqa: SIM118
+
+
+def test_the_file_can_be_read_by_whom_the_umask_allows(path):
+    plain = path.parent / "plain"
+    plain.touch()
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+
+
+# what is not a model file -------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    for nothing in (tmp_path / "missing", tmp_path):
+        with pytest.raises(ModelFileError, match="is not a file"):
+            lastlayer.load(nothing)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\0", b"# a text file\n" * 50, b"PK\x03\x04" + bytes(100), bytes(1000), b"\xff" * 1000],
+    ids=["empty", "one byte", "text", "zip", "zeros", "ones"],
+)
+def test_other_files_are_refused(tmp_path, content):
+    (tmp_path / "m").write_bytes(content)
+    with pytest.raises(ModelFileError, match="truncated, damaged or foreign"):
+        lastlayer.load(tmp_path / "m")
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"lastlayer": "[1, 2]"}, {"lastlayer": "{}"}])
+def test_safetensors_of_others_are_refused(tmp_path, metadata):
+    safetensors.torch.save_file({"weight": torch.ones(3)}, tmp_path / "m", metadata)
+    with pytest.raises(ModelFileError, match="not one that lastlayer wrote"):
+        lastlayer.load(tmp_path / "m")
+
+
+@pytest.mark.parametrize("number", [999, files.FORMAT + 1])
+def test_a_newer_format_asks_for_a_newer_lastlayer(path, number):
+    tensors, header = files.read(path)
+    files.write(path, tensors, header | {"format": number})
+    with pytest.raises(ModelFileError, match=f"file format {number}.*upgrade"):
+        lastlayer.load(path)
+
+
+def _without(header: dict, name: str) -> dict:
+    return {key: value for key, value in header.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors, header: (_without(tensors, "noise_cov"), header),
+        lambda tensors, header: (_without(tensors, "network.network.0.weight"), header),
+        lambda tensors, header: (tensors, _without(header, "log_alpha")),
+        lambda tensors, header: (tensors, header | {"parameters": header["parameters"] | {"colour": "red"}}),
+        lambda tensors, header: (tensors, header | {"parameters": header["parameters"] | {"activation": "red"}}),
+        lambda tensors, header: (tensors, header | {"parameters": header["parameters"] | {"hidden": [4, 4]}}),
+        lambda tensors, header: (tensors, header | {"parameters": None}),
+        lambda tensors, header: (tensors, header | {"log_alpha": "large"}),
+        lambda tensors, header: (tensors, header | {"model": "SomethingElse"}),
+    ],
+)
+def test_whole_files_that_do_not_fit_are_refused(as_a_user, path, change):
+    files.write(path, *change(*files.read(path)))
+    with pytest.raises(ModelFileError, match="does not fit this version"):
+        lastlayer.load(path)
+
+
+def test_truncated_files_are_refused(path):
+    content = path.read_bytes()
+    for length in {*range(0, len(content), 97), *range(12), len(content) - 1, len(content) - 8}:
+        path.write_bytes(content[:length])
+        with pytest.raises(ModelFileError):
+            lastlayer.load(path)
+
+
+@pytest.mark.parametrize("kind", ["flip", "delete", "insert", "zero", "swap"])
+def test_mutated_files_are_refused(path, kind):
+    content = path.read_bytes()
+    n_header = 8 + int.from_bytes(content[:8], "little")
+    rng = np.random.default_rng([1, 2, 3, len(kind)])
+    for i in range(100):
+        # every second one in the header, where the parsers are
+        at = int(rng.integers(n_header if i % 2 else len(content)))
+        n = int(rng.integers(1, 9))
+        noise = rng.integers(0, 256, n, dtype=np.uint8).tobytes()
+        mutated = {
+            "flip": lambda: content[:at] + bytes([content[at] ^ int(rng.integers(1, 256))]) + content[at + 1 :],
+            "delete": lambda: content[:at] + content[at + n :],
+            "insert": lambda: content[:at] + noise + content[at:],
+            "zero": lambda: content[:at] + bytes(n) + content[at + n :],
+            "swap": lambda: content[at:] + content[:at],
+        }[kind]()
+        if mutated == content:
+            continue
+        path.write_bytes(mutated)
+        with pytest.raises(ModelFileError):
+            lastlayer.load(path)
+
+
+# accidents while saving ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def other() -> BLLRegressor:
+    return fitted(hidden=(5,))
+
+
+def test_saving_over_a_file_replaces_it(path, other):
+    other.save(path)
+    assert_same(lastlayer.load(path), other)
+    assert [file.name for file in path.parent.iterdir()] == ["m.lastlayer"]
+
+
+@pytest.mark.parametrize("fails", ["replace", "fsync", "fdopen"])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_the_old_file_survives_a_save_that_fails(path, model, other, monkeypatch, fails, error):
+    def fail(*_, **__):
+        raise error
+
+    opened = os.fdopen
+    monkeypatch.setattr(os, fails, (lambda *args: _Full(opened(*args), fail)) if fails == "fdopen" else fail)
+    with pytest.raises(type(error)):
+        other.save(path)
+    monkeypatch.undo()
+    assert_same(lastlayer.load(path), model)
+    assert [file.name for file in path.parent.iterdir()] == ["m.lastlayer"]
+
+
+class _Full:
+    """A file on a full disk: half of the bytes, then the error."""
+
+    def __init__(self, file, fail):
+        self.file, self.fail = file, fail
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+    def write(self, content):
+        self.file.write(content[: len(content) // 2])
+        self.fail()
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path, model):
+    with pytest.raises(OSError, match="nowhere"):
+        model.save(tmp_path / "nowhere" / "m")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"):
+        model.save(tmp_path / "folder")
+    assert [file.name for file in tmp_path.iterdir()] == ["folder"]
+
+
+ACCIDENTS = """
+import os, resource, signal, sys
+import lastlayer
+
+path = sys.argv[1]
+model = lastlayer.load(path).update([[0.0]], [100.0])
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+try:
+    model.save(path)
+except OSError as error:
+    print(error.errno, *os.listdir(os.path.dirname(path)), flush=True)
+resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+model.save(path)
+"""
+
+
+def test_the_old_file_survives_a_full_quota_and_the_death_of_the_process(path, model):
+    done = subprocess.run([sys.executable, "-c", ACCIDENTS, str(path)], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == [str(errno.EFBIG), "m.lastlayer"], done.stderr
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert_same(lastlayer.load(path), model)
+    assert len(list(path.parent.glob(".*.part"))) == 1 == len(list(path.parent.iterdir())) - 1
+    lastlayer.load(path).save(path)  # what was left behind does not stand in the way

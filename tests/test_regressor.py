@@ -1,0 +1,766 @@
+"""The front door: scikit-learn's conventions, the promises of design and docstrings, and input of every kind."""
+
+import copy
+import math
+import pickle
+import warnings
+
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers import close
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import nn
+
+import lastlayer.regressor
+from lastlayer import BLLRegressor
+from lastlayer.errors import InputError
+from lastlayer.posterior import Posterior
+from lastlayer.statistics import Statistics
+from lastlayer.training import Validation
+
+floored = pytest.mark.filterwarnings("ignore::lastlayer.errors.FlooredNoiseWarning")
+
+
+def sine(m: int = 60, q: int = 0, seed: int = 0, d: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Noisy sines of the first input; q = 0: 1-D targets."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-3, 3, (m, d))
+    clean = np.stack([np.sin(X[:, 0] + 0.5 * j) * (1 + j) + 2 for j in range(max(q, 1))], 1)
+    y = clean + 0.15 * rng.standard_normal(clean.shape) @ (np.eye(max(q, 1)) + 0.5)
+    return X, y if q else y[:, 0]
+
+
+def quick(**options) -> BLLRegressor:
+    return BLLRegressor(**({"hidden": (8,), "max_epochs": 40, "random_state": 0} | options))
+
+
+@pytest.fixture(scope="module")
+def one() -> BLLRegressor:
+    """Fitted to 1-D targets; tests that change it take a deep copy."""
+    return quick().fit(*sine())
+
+
+@pytest.fixture(scope="module")
+def two() -> BLLRegressor:
+    """Fitted to two outputs with correlated noise."""
+    return quick(noise="full").fit(*sine(q=2))
+
+
+@floored
+@parametrize_with_checks([BLLRegressor(hidden=(5,), max_epochs=30)])
+def test_scikit_learn_agrees(as_a_user, estimator, check):
+    check(estimator)
+
+
+# the ecosystem ------------------------------------------------------------------------------------------------------
+
+
+def test_pipelines_searches_and_clones():
+    X, y = sine()
+    assert make_pipeline(StandardScaler(), quick()).fit(X, y).score(X, y) > 0.7
+    search = GridSearchCV(quick(), {"hidden": [(3,), (8,)]}, cv=2).fit(X, y)
+    assert search.best_params_["hidden"] in [(3,), (8,)]
+    assert search.predict(X).shape == y.shape
+    assert cross_val_score(quick(), X, y, cv=3, n_jobs=1).min() > 0.5
+    copied = clone(search.best_estimator_)
+    assert copied.get_params() == search.best_estimator_.get_params()
+    assert not hasattr(copied, "posterior_")
+
+
+def test_pickle_and_joblib_round_trips(two, tmp_path):
+    X, _ = sine(7, seed=1)
+    joblib.dump(two, tmp_path / "model.joblib")
+    for again in (pickle.loads(pickle.dumps(two)), joblib.load(tmp_path / "model.joblib")):
+        for got, expected in zip(again.predict(X, return_std=True), two.predict(X, return_std=True), strict=True):
+            np.testing.assert_array_equal(got, expected)
+
+
+def test_numpy_pandas_and_torch_are_the_same_to_it(one):
+    X, y = sine()
+    expected = one.predict(X)
+    frame = pd.DataFrame(X, columns=["angle"])
+    named = quick().fit(frame, pd.Series(y))
+    np.testing.assert_array_equal(named.predict(frame), expected)
+    assert list(named.feature_names_in_) == ["angle"]
+    from_torch = quick().fit(torch.tensor(X, requires_grad=True), torch.tensor(y)).predict(torch.tensor(X))
+    assert isinstance(from_torch, np.ndarray)
+    np.testing.assert_array_equal(from_torch, expected)
+    with pytest.raises(ValueError, match=r"(?s)feature names.*torque"):
+        named.predict(frame.rename(columns={"angle": "torque"}))
+
+
+@pytest.mark.parametrize("q", [0, 1, 2])
+def test_shapes_follow_the_targets(q):
+    X, y = sine(q=q)
+    m, width = 5, max(q, 1)
+    model, new = quick(max_epochs=5).fit(X, y), X[:m]
+    like_y = (m,) if q == 0 else (m, q)
+    mean, std = model.predict(new, return_std=True)
+    assert model.predict(new).shape == mean.shape == std.shape == like_y
+    assert model.predict(new, return_cov=True)[1].shape == ((m, m) if q == 0 else (m, m, q))
+    assert model.sample_y(new, 3).shape == (*like_y, 3)
+    p = model.predictive(new)
+    assert p.mean.shape == p.std.shape == p.epistemic_var.shape == p.noise_var.shape == (m, width)
+    assert p.affine_cost.shape == (m,)
+    joint = model.joint(new)
+    assert joint.mean.shape == (m, width)
+    assert joint.cov().shape == (m * width, m * width)
+    far = model.extrapolation(new)
+    assert far.affine_cost.shape == far.quantile.shape == (m,)
+    assert isinstance(model.score(X, y), float)
+    assert model.noise_std_.shape == (width,)
+
+
+# what it predicts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", ["diagonal", "full"])
+@pytest.mark.parametrize("q", [1, 2])
+def test_predictions_are_bayesian_linear_regression_on_the_features(q, noise):
+    """By hand, in the units of the targets: an independent form, without centring, from all rows at once."""
+    X, y = sine(q=q)
+    model = quick(noise=noise).fit(X, y)
+    new = np.linspace(-5, 5, 11)[:, None]
+
+    def features(x: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            phi_tilde = model.network_(torch.tensor((x - X.mean(0)) / X.std(0))).numpy()
+        return np.hstack([phi_tilde, np.ones((len(x), 1))])
+
+    Phi, phi = features(X), features(new)
+    # alpha belongs to standardised targets with one scale each: W / scale is what the prior speaks of
+    T = (y - y.mean(0)) / y.std(0)
+    penalty = np.eye(Phi.shape[1]) / model.alpha_star_
+    penalty[-1, -1] = 0
+    Lambda = Phi.T @ Phi + penalty
+    W = np.linalg.solve(Lambda, Phi.T @ T)
+    S = (T - Phi @ W).T @ (T - Phi @ W) + W.T @ penalty @ W
+    Sigma_E = (S if noise == "full" else np.diag(np.diag(S))) / (len(X) - 1) * np.outer(y.std(0), y.std(0))
+    ratio = np.einsum("ij,ji->i", phi, np.linalg.solve(Lambda, phi.T))
+    p = model.predictive(new)
+    np.testing.assert_allclose(p.mean, phi @ W * y.std(0) + y.mean(0), rtol=1e-7)
+    np.testing.assert_allclose(p.affine_cost, ratio, rtol=1e-6)
+    np.testing.assert_allclose(p.cov(), (1 + ratio)[:, None, None] * Sigma_E, rtol=1e-6)
+    np.testing.assert_allclose(model.noise_std_, np.sqrt(np.diag(Sigma_E)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("which", ["one", "two"])
+def test_every_way_of_asking_gives_the_same_variance(which, request):
+    model = request.getfixturevalue(which)
+    X = np.linspace(-6, 6, 9)[:, None]
+    for noise in (True, False):
+        p, joint = model.predictive(X, noise=noise), model.joint(X, noise=noise)
+        np.testing.assert_allclose(np.diag(joint.cov()).reshape(-1, len(X)).T, p.var, rtol=1e-8)
+        np.testing.assert_array_equal(joint.mean, p.mean)
+        assert (p.noise_var > 0).all() == noise
+        assert noise or not p.noise_var.any()
+    p = model.predictive(X)
+    mean, std = model.predict(X, return_std=True)
+    np.testing.assert_array_equal(std.reshape(p.std.shape), p.std)
+    np.testing.assert_array_equal(mean.reshape(p.mean.shape), p.mean)
+    _, cov = model.predict(X, return_cov=True)
+    np.testing.assert_allclose(np.diagonal(cov).T.reshape(p.var.shape), p.var, rtol=1e-8)
+    with pytest.raises(InputError, match="return_std and return_cov"):
+        model.predict(X, return_std=True, return_cov=True)
+
+
+@pytest.mark.parametrize("noise", [True, False])
+@pytest.mark.parametrize("tuned", [False, True])
+def test_draws_have_the_moments_of_the_joint_distribution(two, tuned, noise):
+    model = copy.deepcopy(two)
+    if tuned:
+        model._log_alpha = float(model.posterior_.log_alpha) + 2.0
+    X = np.array([[-5.0], [0.0], [0.5], [5.0]])
+    draws = model.sample_y(X, 40_000, random_state=1, noise=noise)
+    vec = draws.transpose(1, 0, 2).reshape(8, -1)
+    joint = model.joint(X, noise=noise)
+    spread = np.sqrt(np.diag(joint.cov()))
+    assert np.abs(vec.mean(1) - joint.mean.T.ravel()).max() < 5 * spread.max() / 200
+    np.testing.assert_allclose(
+        np.cov(vec) / np.outer(spread, spread), joint.cov() / np.outer(spread, spread), atol=0.04
+    )
+    np.testing.assert_array_equal(draws, model.sample_y(X, 40_000, random_state=1, noise=noise))
+    assert (draws != model.sample_y(X, 40_000, random_state=2, noise=noise)).any()
+
+
+def test_extrapolation_ranks_points_among_the_training_points(one):
+    X, _ = sine()
+    inside, outside = one.extrapolation(np.array([[0.1], [0.5], [1.0]])), one.extrapolation(np.array([[30.0], [-9.0]]))
+    assert (outside.quantile == 1).all()
+    assert inside.quantile.max() < 0.9
+    assert 0.1 < np.median(one.extrapolation(X).quantile) < 0.7
+    np.testing.assert_allclose(inside.affine_cost, one.predictive([[0.1], [0.5], [1.0]]).affine_cost, rtol=1e-12)
+
+
+def test_with_the_inputs_passed_on_the_cost_grows_with_the_square_of_the_distance():
+    X, y = sine(d=2)
+    for direction in ([1.0, 0.0], [-0.6, 0.8]):
+        far = np.array([[1e4], [1e5]]) * direction
+        cost = quick(max_epochs=10).fit(X, y).extrapolation(far).affine_cost
+        assert cost[1] / cost[0] == pytest.approx(100, rel=1e-2)
+        bounded = quick(max_epochs=10, input_skip=False).fit(X, y).extrapolation(far).affine_cost
+        assert bounded[1] / bounded[0] == pytest.approx(1, rel=1e-2)  # tanh saturates: what the inputs are for
+
+
+@pytest.mark.parametrize("x_unit", [1e-9, 1e6])
+@pytest.mark.parametrize("y_unit", [1e-12, 1e12])
+def test_units_do_not_matter(one, x_unit, y_unit):
+    X, y = sine()
+    model = quick().fit(X * x_unit, y * y_unit)
+    new = np.linspace(-5, 5, 11)[:, None]
+    for got, expected in zip(
+        model.predict(new * x_unit, return_std=True), one.predict(new, return_std=True), strict=True
+    ):
+        np.testing.assert_allclose(got / y_unit, expected, rtol=1e-6)
+    assert model.alpha_ == pytest.approx(one.alpha_, rel=1e-5)
+    np.testing.assert_allclose(model.noise_std_ / y_unit, one.noise_std_, rtol=1e-6)
+    draws, expected = model.sample_y(new * x_unit, 2), one.sample_y(new, 2)
+    np.testing.assert_allclose(draws / y_unit, expected, rtol=1e-5)
+
+
+def test_the_seed_decides_and_nothing_else_is_touched(one):
+    X, y = sine()
+    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    again, other = quick().fit(X, y), quick(random_state=1).fit(X, y)
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert (np.random.get_state()[1] == numpy_state).all()  # noqa: NPY002
+    np.testing.assert_array_equal(again.predict(X), one.predict(X))
+    assert not torch.equal(next(again.network_.parameters()), next(other.network_.parameters()))
+
+
+# options ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"objective": "exact"},
+        {"objective": "augmented", "max_epochs": 80},
+        {"optimizer": "lbfgs"},
+        {"optimizer": "lbfgs", "objective": "exact"},
+        {"noise": "full"},
+        {"bias_prior": "shared"},
+        {"bias_prior": "shared", "objective": "exact"},
+        {"bias_prior": "shared", "noise": "full"},
+        {"dtype": "float32"},
+        {"dtype": "float32", "noise": "full"},
+        {"dtype": "float32", "objective": "exact"},
+        {"dtype": "float32", "objective": "augmented", "max_epochs": 80},
+        {"dtype": "float32", "optimizer": "lbfgs"},
+        {"activation": "relu"},
+        {"input_skip": False},
+        {"early_stopping": True},
+        {"hidden": ()},
+        {"max_epochs": 0},
+    ],
+    ids=str,
+)
+def test_every_option_learns(options):
+    """A sine over one period has a linear part, so that few epochs or no hidden layer at all still beat the mean."""
+    X, y = sine(q=2)
+    model = quick(**options).fit(X, y)
+    assert model.score(X, y) > (0.1 if options.get("hidden") == () else 0.4)
+    std = model.predict(X, return_std=True)[1]
+    assert np.isfinite(std).all()
+    assert std.min() > 0.03
+    assert math.isfinite(model.nlml_)
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "meant"),
+    [
+        ("objective", "profild", "profiled"),
+        ("noise", "diagnal", "diagonal"),
+        ("bias_prior", "flatt", "flat"),
+        ("optimizer", "adamm", "adam"),
+        ("activation", "tahn", "tanh"),
+        ("dtype", "float46", "float64"),
+        ("early_stopping", "atuo", "auto"),
+        ("input_skip", "atuo", "auto"),
+    ],
+)
+def test_unknown_words_name_the_nearest(as_a_user, option, given, meant):
+    with pytest.raises(InputError, match=f"{option}='{given}'.*did you mean '{meant}'"):
+        quick(**{option: given}).fit(*sine())
+
+
+@pytest.mark.parametrize(
+    ("option", "given"),
+    [("validation_fraction", v) for v in (0, 1, -0.1, 1.5, math.nan)]
+    + [("max_epochs", v) for v in (-1, 2.5)]
+    + [("learning_rate", v) for v in (0, -1e-3, math.nan)]
+    + [("hidden", (0,)), ("hidden", (5, -1))],
+)
+def test_numbers_out_of_range_are_refused(as_a_user, option, given):
+    with pytest.raises(InputError, match=option):
+        quick(**{option: given}).fit(*sine())
+
+
+def test_a_whole_number_of_epochs_may_be_a_float(as_a_user):
+    assert len(quick(max_epochs=3.0).fit(*sine()).history_["nlml"]) == 3
+
+
+@pytest.mark.parametrize("objective", ["exact", "augmented"])
+def test_correlated_noise_needs_the_profiled_objective(objective):
+    with pytest.raises(InputError, match='noise="full" needs objective="profiled"'):
+        quick(objective=objective, noise="full").fit(*sine(q=2))
+
+
+# weights, validation data, updates ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias_prior", ["flat", "shared"])
+def test_integer_weights_are_repeated_rows(bias_prior):
+    X, y = sine(30)
+    weight = np.random.default_rng(1).integers(0, 4, 30)
+    weighted = quick(bias_prior=bias_prior).fit(X, y, sample_weight=weight)
+    repeated = quick(bias_prior=bias_prior).fit(np.repeat(X, weight, 0), np.repeat(y, weight))
+    new = np.linspace(-5, 5, 11)[:, None]
+    for got, expected in zip(
+        weighted.predict(new, return_std=True), repeated.predict(new, return_std=True), strict=True
+    ):
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+    assert weighted.nlml_ == pytest.approx(repeated.nlml_, rel=1e-6)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, math.nan])
+def test_useless_weights_are_refused(as_a_user, weight):
+    X, y = sine(20)
+    with pytest.raises(ValueError, match=r"(?i)sample.weight"):
+        quick().fit(X, y, sample_weight=np.r_[weight, np.zeros(19)] if weight <= 0 else np.full(20, weight))
+    with pytest.raises(ValueError, match=r"sample_weight|inconsistent"):
+        quick().fit(X, y, sample_weight=np.ones(19))
+
+
+@pytest.mark.parametrize("weight", [np.full(20, 1 / 20), np.r_[1.0, np.zeros(19)]], ids=["shares", "one row"])
+def test_weights_of_fewer_than_two_rows_in_all_are_refused(as_a_user, weight):
+    """Weights count copies of a row: shares that add up to one are a single row, of which no noise can be told."""
+    with pytest.raises(InputError, match="total weight of 1"):
+        quick().fit(*sine(20), sample_weight=weight)
+
+
+@pytest.mark.parametrize("q", [0, 2])
+def test_validation_data_is_algorithm_1_after_the_fit(q):
+    (X, y), (X_val, y_val) = sine(q=q), sine(40, q=q, seed=5)
+    X_val = X_val * 1.7
+    plain = quick().fit(X, y)
+    star, before = plain.alpha_star_, plain.predict(X_val)
+    assert plain.alpha_ == star
+    assert plain.tune_alpha(X_val, y_val) is plain
+    at_once = quick().fit(X, y, validation_data=(X_val, y_val))
+    assert at_once.alpha_ == plain.alpha_ != star
+    assert at_once.alpha_star_ == plain.alpha_star_ == star
+    np.testing.assert_array_equal(plain.predict(X_val), before)
+    for got, expected in zip(at_once.predict(X, return_std=True), plain.predict(X, return_std=True), strict=True):
+        np.testing.assert_array_equal(got, expected)
+    curve, lpd = plain.alpha_curve_, plain.predictive(X_val).log_prob(y_val).mean()
+    scale = np.log(np.atleast_1d(y.std(0))).sum()  # the curve speaks of standardised targets
+    assert lpd == pytest.approx(curve.lpd - scale, rel=1e-6)
+    assert curve.lpd > curve.lpd_before
+
+
+def test_a_new_fit_forgets_the_old_tuning():
+    X, y = sine()
+    model = quick(max_epochs=5).fit(X, y, validation_data=sine(20, seed=3)).fit(X, y)
+    assert model.alpha_ == model.alpha_star_
+    assert not hasattr(model, "alpha_curve_")
+
+
+@pytest.mark.parametrize("noise", ["diagonal", "full"])
+@pytest.mark.parametrize("forgetting", [1.0, 0.5])
+def test_update_is_the_posterior_of_both_sets_of_rows(noise, forgetting):
+    (X, y), (X_more, y_more) = sine(q=2), sine(25, q=2, seed=9)
+    X_more = X_more + 3
+    model = quick(noise=noise).fit(X, y)
+    before, Sigma_E = copy.deepcopy(model), model.posterior_.Sigma_E
+    assert model.update(X_more, y_more, forgetting=forgetting) is model
+    rows = [before._features_and_targets(*pair) for pair in ((X, y), (X_more, y_more))]
+    weight = torch.cat([torch.full((60,), forgetting), torch.ones(25)]).double()
+    both = Statistics.from_features(*(torch.cat(parts) for parts in zip(*rows, strict=True)), sample_weight=weight)
+    by_hand = Posterior(both, before.posterior_.log_alpha, Sigma_E, noise, rtol=math.inf)
+    new = np.linspace(-4, 8, 13)[:, None]
+    Phi, p = before._features(before._checked(new)), model.predictive(new)
+    close(torch.tensor(p.mean), by_hand.mean(Phi) * torch.tensor(y.std(0)) + torch.tensor(y.mean(0)), loose=100)
+    close(torch.tensor(p.affine_cost), by_hand.variance_ratio(Phi), loose=100)
+    assert model.alpha_ == before.alpha_
+    np.testing.assert_array_equal(model.noise_std_, before.noise_std_)
+    if forgetting == 1.0:
+        assert (p.epistemic_var < before.predictive(new).epistemic_var).all()
+        weighted = copy.deepcopy(before).update(X_more, y_more, sample_weight=np.full(25, 2.0))
+        twice = copy.deepcopy(model).update(X_more, y_more)
+        np.testing.assert_allclose(weighted.predictive(new).var, twice.predictive(new).var, rtol=1e-8)
+
+
+def test_update_refuses_what_does_not_fit(as_a_user, two):
+    model, (X, y) = copy.deepcopy(two), sine(5, q=2)
+    with pytest.raises(InputError, match="y has 3 outputs, but the model was fitted to 2"):
+        model.update(X, np.hstack([y, y[:, :1]]))
+    with pytest.raises(InputError, match="y has 1 outputs"):
+        model.tune_alpha(X, y[:, 0])
+    with pytest.raises(InputError, match="factor=0"):
+        model.update(X, y, forgetting=0.0)
+    np.testing.assert_array_equal(model.predict(X), two.predict(X))
+
+
+# training -----------------------------------------------------------------------------------------------------------
+
+
+def test_early_stopping_keeps_the_best_network(monkeypatch):
+    scores, states = [3.0, 2.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0], []
+    model = quick(early_stopping=True, patience=4, max_epochs=40)
+
+    def scripted() -> float:
+        states.append(copy.deepcopy(model.network_.state_dict()))
+        return scores[min(len(states), len(scores)) - 1]
+
+    monkeypatch.setattr(lastlayer.regressor, "Validation", lambda _, **options: Validation(scripted, **options))
+    model.fit(*sine())
+    history = model.history_
+    assert history["stopped"] == "early_stopping"
+    assert len(history["nlml"]) < 40
+    assert history["best_epoch"] == history["validation_epoch"][2]
+    assert min(history["validation_score"]) == history["validation_score"][2] == 1.0
+    for name, value in model.network_.state_dict().items():
+        assert torch.equal(value, states[2][name])
+        assert not torch.equal(value, states[3][name])
+
+
+def test_history_tells_what_happened():
+    history = quick(max_epochs=100, early_stopping=True).fit(*sine(110)).history_
+    lengths = {len(history[name]) for name in ("nlml", "log_alpha", "learning_rate")}
+    assert lengths == {100}
+    assert history["stopped"] == "max_epochs"
+    assert history["nlml"][-1] < history["nlml"][0]
+    assert len(history["validation_epoch"]) == len(history["validation_score"]) > 3
+    assert min(history["validation_epoch"]) == 10  # a tenth of the epochs
+    best = history["validation_epoch"].index(history["best_epoch"]) if history["best_epoch"] < 100 else -1
+    assert history["validation_score"][best] <= min(history["validation_score"]) + 1e-5
+    short, long = (quick(max_epochs=2, early_stopping="auto").fit(*sine(m)).history_ for m in (99, 100))
+    assert not short["validation_score"]
+    assert long["validation_score"]
+
+
+class Trips(nn.Module):
+    """Features that go wrong at chosen forward passes."""
+
+    def __init__(self, wrong, at: range):
+        super().__init__()
+        self.layers, self.wrong, self.at, self.calls = nn.Sequential(nn.Linear(1, 6), nn.Tanh()), wrong, at, 0
+
+    def forward(self, x):
+        self.calls += 1
+        phi_tilde = self.layers(x)
+        return self.wrong(phi_tilde) if self.calls in self.at else phi_tilde
+
+
+def interrupt(_):
+    raise KeyboardInterrupt
+
+
+def assert_usable(model, X, y):
+    mean, std = model.predict(X, return_std=True)
+    assert np.isfinite(mean).all()
+    assert np.isfinite(std).all()
+    assert std.min() > 0
+    assert model.score(X, y) > 0.1
+
+
+@pytest.mark.parametrize("early_stopping", [False, True])
+def test_an_interrupt_ends_training_with_a_usable_model(early_stopping):
+    X, y = sine()
+    model = quick(backbone=Trips(interrupt, range(15, 16)), input_skip=True, early_stopping=early_stopping)
+    with pytest.warns(UserWarning, match=r"interrupted after \d+ epochs"):
+        model.fit(X, y)
+    assert model.history_["stopped"] == "interrupted"
+    assert 0 < len(model.history_["nlml"]) < 15
+    assert_usable(model, X, y)
+
+
+@pytest.mark.parametrize("early_stopping", [False, True])
+def test_a_loss_that_is_not_finite_is_stepped_back_from(early_stopping):
+    X, y = sine()
+    trips = Trips(lambda phi_tilde: phi_tilde * math.nan, range(16, 17))
+    model = quick(backbone=trips, input_skip=True, early_stopping=early_stopping)
+    with pytest.warns(UserWarning, match="not finite 1 times.*went on"):
+        model.fit(X, y)
+    history = model.history_
+    assert history["setbacks"] == 1
+    assert history["stopped"] == "max_epochs"
+    assert history["learning_rate"][-1] < 0.5 * quick().learning_rate * 0.31
+    assert_usable(model, X, y)
+
+
+@pytest.mark.parametrize("early_stopping", [False, True])
+@pytest.mark.parametrize("max_epochs", [1, 40])
+@pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
+def test_a_hopeless_learning_rate_ends_in_a_finite_model(early_stopping, max_epochs, optimizer):
+    """Weights of 1e200 are finite numbers, but what two layers make of them is not."""
+    X, y = sine()
+    model = quick(
+        hidden=(8, 8),
+        activation="relu",
+        learning_rate=1e200,
+        max_epochs=max_epochs,
+        optimizer=optimizer,
+        early_stopping=early_stopping,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        model.fit(X, y)
+    assert_usable(model, X, y)
+
+
+def test_giving_up_is_said():
+    X, y = sine()
+    trips = Trips(lambda phi_tilde: phi_tilde * math.nan, range(16, 27))
+    with pytest.warns(UserWarning, match="not finite 11 times.*gave up"):
+        model = quick(backbone=trips, input_skip=True).fit(X, y)
+    assert model.history_["stopped"] == "diverged"
+    assert_usable(model, X, y)
+
+
+# backbones ----------------------------------------------------------------------------------------------------------
+
+
+class LastState(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gru = nn.GRU(2, 6, batch_first=True)
+
+    def forward(self, x):
+        return self.gru(x)[1][-1]
+
+
+def images(m: int = 50):
+    X = np.random.default_rng(0).normal(size=(m, 1, 8, 8)) + np.linspace(-1, 1, m)[:, None, None, None]
+    return X, X.mean((1, 2, 3)) + 5
+
+
+def sequences(m: int = 50):
+    X = np.random.default_rng(0).normal(size=(m, 6, 2))
+    return X, X[:, -3:].sum((1, 2))
+
+
+@pytest.mark.parametrize(
+    ("make", "data"),
+    [
+        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten()), images),
+        (LastState, sequences),
+    ],
+    ids=["conv", "gru"],
+)
+def test_any_module_serves_as_backbone(make, data):
+    X, y = data()
+    backbone = make()
+    before = copy.deepcopy(backbone.state_dict())
+    model = quick(backbone=backbone, max_epochs=60, learning_rate=0.03).fit(X, y)
+    assert model.score(X, y) > 0.5
+    assert model.predict(X[:1]).shape == (1,)
+    assert np.isfinite(model.predict(10 * X, return_std=True)[1]).all()
+    assert model.sample_y(X[:3], 2).shape == (3, 2)
+    for name, value in backbone.state_dict().items():
+        assert torch.equal(value, before[name])
+        assert value.dtype == torch.float32
+        assert not torch.equal(model.network_.state_dict()[name].float(), value)
+    assert backbone.training
+    assert all(p.grad is None for p in backbone.parameters())
+
+
+def test_a_factory_is_called_under_the_seed():
+    X, y = sine()
+    factory = lambda: nn.Sequential(nn.Linear(1, 6), nn.Tanh())
+    first, again, other = (quick(backbone=factory, random_state=seed).fit(X, y) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first.predict(X), again.predict(X))
+    assert (first.predict(X) != other.predict(X)).any()
+    assert clone(first).backbone is factory
+
+
+def test_training_goes_on_from_the_weights_of_a_backbone():
+    backbone = nn.Sequential(nn.Linear(1, 6), nn.Tanh()).double()
+    model = quick(backbone=backbone, max_epochs=0).fit(*sine())
+    for name, value in backbone.state_dict().items():
+        assert torch.equal(model.network_.state_dict()[name], value)
+
+
+class Returns(nn.Module):
+    def __init__(self, what):
+        super().__init__()
+        self.layer, self.what = nn.Linear(1, 6), what
+
+    def forward(self, x):
+        return self.what(self.layer(x))
+
+
+@pytest.mark.parametrize(
+    ("backbone", "said"),
+    [
+        (Returns(lambda f: f.reshape(-1, 2, 3)), r"\(2, 1\) into \(2, 2, 3\)"),
+        (Returns(lambda f: f[:, 0]), r"into \(2,\)"),
+        (Returns(lambda f: f.mean(0, keepdim=True)), r"into \(1, 6\)"),
+        (Returns(lambda f: (f, f)), "into tuple"),
+        (lambda: "network", "backbone\\(\\) returned a str"),
+    ],
+)
+def test_backbones_that_do_not_make_features_are_refused(as_a_user, backbone, said):
+    with pytest.raises(InputError, match=said):
+        quick(backbone=backbone).fit(*sine())
+
+
+def test_inputs_that_are_no_table_cannot_be_passed_on():
+    X, y = images(10)
+    with pytest.raises(InputError, match=r"input_skip=True needs a table.*\(10, 1, 8, 8\)"):
+        quick(backbone=nn.Flatten(), input_skip=True).fit(X, y)
+
+
+# data of every kind -------------------------------------------------------------------------------------------------
+
+
+def _frozen(values: np.ndarray) -> np.ndarray:
+    values = values.copy()
+    values.flags.writeable = False
+    return values
+
+
+ODD = {
+    "constant column": lambda X, y: (np.c_[X, np.full(40, 7.3)], y),
+    "all columns constant": lambda X, y: (np.full((40, 2), 0.1), y),
+    "constant targets": lambda X, y: (X, np.full(40, 0.1)),
+    "zero targets": lambda X, y: (X, np.zeros(40)),
+    "one constant output": lambda X, y: (X, np.c_[y, np.full(40, 0.1)]),
+    "two equal outputs": lambda X, y: (X, np.c_[y, y]),
+    "duplicated rows": lambda X, y: (np.tile(X[:5], (8, 1)), np.tile(y[:5], 8)),
+    "fewer samples than features": lambda X, y: (np.random.default_rng(3).normal(size=(6, 30)), y[:6]),
+    "collinear columns": lambda X, y: (np.c_[X, X @ np.arange(12).reshape(3, 4)], y),
+    "tiny targets": lambda X, y: (X, y * 1e-12),
+    "huge targets": lambda X, y: (X, y * 1e12),
+    "targets far from zero": lambda X, y: (X, y + 1e9),
+    "huge inputs": lambda X, y: (X * 1e150, y),
+    "integer inputs": lambda X, y: ((10 * X).astype(int), (10 * y).astype(int)),
+    "float32": lambda X, y: (X.astype(np.float32), y.astype(np.float32)),
+    "every second row": lambda X, y: (np.repeat(X, 2, 0)[::2], np.repeat(y, 2)[::2]),
+    "backwards": lambda X, y: (X[::-1], y[::-1]),
+    "columns backwards": lambda X, y: (X[:, ::-1], y),
+    "Fortran order": lambda X, y: (np.asfortranarray(X), y),
+    "read-only": lambda X, y: (_frozen(X), _frozen(y)),
+    "lists": lambda X, y: (X.tolist(), y.tolist()),
+    "two samples": lambda X, y: (X[:2], y[:2]),
+    "two equal samples": lambda X, y: (X[[0, 0]], y[[0, 0]]),
+}
+
+
+@floored
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("noise", ["diagonal", "full"])
+@pytest.mark.parametrize("name", ODD)
+def test_it_simply_works(name, noise):
+    X, y = ODD[name](*sine(40, d=3))
+    model = quick(noise=noise, max_epochs=15).fit(X, y)
+    X = np.array(X, dtype=float)
+    away = X.mean(0) + 1e6 * np.where(X.std(0) > 0, X.std(0), 1)
+    for new in (X, X[:1], away[None]):
+        p = model.predictive(new)
+        assert np.isfinite(p.mean).all()
+        assert np.isfinite(p.std).all()
+        assert np.isfinite(p.cov()).all()
+        assert np.isfinite(p.affine_cost).all()
+        assert np.isfinite(model.joint(new).cov()).all()
+        assert np.isfinite(model.sample_y(new, 2)).all()
+        assert (p.epistemic_var >= 0).all()
+    assert model.extrapolation(away[None]).affine_cost >= model.extrapolation(X).affine_cost.max() * (1 - 1e-9)
+    tuned = model.tune_alpha(X, y).predictive(away[None])
+    assert np.isfinite(tuned.std).all()
+    assert np.isfinite(model.update(X, y).predict(X)).all()
+    assert np.abs(model.predict(X) - np.array(y)).max() <= 10 * np.abs(y).max()
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 7.0, 1e9])
+def test_constant_targets_are_predicted_without_a_warning(value):
+    X, _ = sine(37)
+    model = quick(max_epochs=5).fit(X, np.full(37, value))
+    np.testing.assert_allclose(model.predict(X), value, rtol=1e-12)
+    assert model.predict(X, return_std=True)[1].max() <= 1e-5 * max(value, 1)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda a: a[::-1], np.asfortranarray, lambda a: np.repeat(a, 2, 0)[::2], lambda a: a.astype(">f8"), _frozen],
+    ids=["backwards", "Fortran order", "every second row", "big-endian", "read-only"],
+)
+def test_the_layout_of_an_array_is_nobodys_business(view):
+    X, y = sine(q=2)
+    weight = np.random.default_rng(0).uniform(1, 2, len(X))
+    views = [view(a) for a in (X, y, weight)]
+    plain = [np.array(a, dtype=float, order="C") for a in views]
+    answers = []
+    for given in (views, plain):
+        model = quick(max_epochs=5).fit(*given).update(*given).tune_alpha(*given[:2])
+        answers.append(np.stack(model.predict(given[0], return_std=True)))
+    np.testing.assert_allclose(*answers, rtol=1e-6)  # sums run in another order
+
+
+def _with(values: np.ndarray, *entries: tuple) -> np.ndarray:
+    values = values.copy()
+    for *at, value in entries:
+        values[tuple(at)] = value
+    return values
+
+
+nan, inf, (X0, Y0) = math.nan, math.inf, sine(20, d=2)
+BAD = {
+    "nan in X": (_with(X0, (3, 0, nan), (3, 1, nan), (7, 0, nan)), Y0, r"X has 3 NaN .* in 2 rows \(first: row 3\)"),
+    "inf in X": (_with(X0, (5, 0, -inf)), Y0, r"X has 1 infinite .* in 1 rows \(first: row 5\)"),
+    "both in X": (_with(X0, (5, 0, inf), (2, 0, nan)), Y0, r"X has 1 NaN .* and 1 inf.* in 2 rows \(first: row 2\)"),
+    "nan in y": (X0, _with(Y0, (4, nan), (9, nan)), r"y has 2 NaN .* in 2 rows \(first: row 4\)"),
+    "inf in y": (X0, _with(Y0, (6, inf)), r"y has 1 infinite .* in 1 rows \(first: row 6\)"),
+    "nan in 2-D y": (X0, _with(np.c_[Y0, Y0], (6, 0, nan), (6, 1, nan)), r"y has 2 NaN .* in 1 rows \(first: row 6\)"),
+    "1-D X": (X0[:, 0], Y0, "2D array"),
+    "3-D X": (X0[:, :, None], Y0, "dim 3"),
+    "3-D y": (X0, Y0[:, None, None], r"dim|\(20, 1, 1\)"),
+    "other lengths": (X0, Y0[:-1], r"inconsistent.*\[20, 19\]"),
+    "one sample": (X0[:1], Y0[:1], "at least 2 samples, and n_samples = 1"),
+    "no samples": (X0[:0], Y0[:0], "0 sample"),
+    "no columns": (X0[:, :0], Y0, r"0 feature\(s\)"),
+    "no outputs": (X0, np.empty((20, 0)), "y"),
+    "text in X": (X0.astype(str).astype(object) + "a", Y0, "could not convert string to float"),
+    "text in y": (X0, np.full(20, "a"), "string|dtype"),
+    "no y": (X0, None, "y"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_told_what_is_wrong(as_a_user, name):
+    X, y, said = BAD[name]
+    with pytest.raises(ValueError, match=said):
+        quick().fit(X, y)
+
+
+def test_bad_questions_are_told_what_is_wrong(as_a_user, one):
+    for X, said in [
+        (np.zeros((3, 2)), "2 features, but BLLRegressor is expecting 1"),
+        (np.array([[0.0], [np.nan]]), r"X has 1 NaN values in 1 rows \(first: row 1\)"),
+        (np.zeros(3), "2D array"),
+        (np.zeros((0, 1)), "0 sample"),
+        (np.array([["far"]]), "could not convert|string"),
+    ]:
+        for ask in (one.predict, one.predictive, one.joint, one.sample_y, one.extrapolation):
+            with pytest.raises(ValueError, match=said):
+                ask(X)
+
+
+def test_a_fit_that_fails_leaves_no_half_of_a_model(as_a_user, one):
+    """Either the old answers or none: never the old last layer behind the scaling of new data."""
+    X, y = sine()
+    model = copy.deepcopy(one).set_params(objective="profild")
+    with pytest.raises(InputError, match="objective"):
+        model.fit(100 * X, 100 * y)
+    try:
+        np.testing.assert_array_equal(model.predict(X), one.predict(X))
+    except ValueError as error:
+        assert "not fitted" in str(error)  # noqa: PT017
