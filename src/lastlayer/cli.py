@@ -24,18 +24,17 @@ console = Console()
 SHOWN = ("lpd_train", "lpd_test", "lpd_inside", "lpd_outside", "noise_1", "noise_2", "coverage_90", "log_alpha")
 
 
-def _version(asked: bool) -> None:
+def _version(asked: bool | None) -> None:
     if asked:
         console.print(f"lastlayer {__version__}")
         raise typer.Exit
 
 
+Version = Annotated[bool | None, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")]
+
+
 @app.callback()
-def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
+def options(version: Version = None) -> None:
     """Options that go with every command."""
 
 

@@ -63,14 +63,14 @@ class BayesByBackpropRegressor(Shell):
         self.random_state = random_state
         self.progress = progress
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "BayesByBackpropRegressor":
+    def fit(self, X: Any, y: Any) -> "BayesByBackpropRegressor":
         """Maximise the evidence lower bound over means, deviations, the last layer's prior and the noise."""
         if not self.prior_std > 0 or self.n_components < 1 or self.n_draws < 1:
             raise InputError(
                 f"prior_std={self.prior_std}, n_components={self.n_components} and n_draws={self.n_draws} "
                 "must all be positive"
             )
-        data, self._seed = self._begin(X, y, sample_weight)
+        data, self._seed = self._begin(X, y, None)
         generator = torch.Generator(data.X.device).manual_seed(self._seed)
         self.network_ = BayesianNetwork(
             data.X.shape[1],
@@ -85,9 +85,7 @@ class BayesByBackpropRegressor(Shell):
         bound = []
         for _ in tqdm(range(self.max_epochs), disable=not self.progress, desc="BNN", unit="epoch", mininterval=0.5):
             steps.zero_grad()
-            loss = self.network_.negative_elbo(
-                data.X, data.T, weight=data.weight, n_draws=self.n_draws, generator=generator
-            )
+            loss = self.network_.negative_elbo(data.X, data.T, n_draws=self.n_draws, generator=generator)
             loss.backward()
             steps.step()
             bound.append(loss.detach())

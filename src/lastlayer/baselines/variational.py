@@ -100,15 +100,13 @@ class BayesianNetwork(nn.Module):
         x: Float[Tensor, "m d"],
         T: Float[Tensor, "m q"],
         *,
-        weight: Float[Tensor, " m"] | None = None,
         n_draws: int = 1,
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, ""]:
         """Minus the evidence lower bound, per sample, by `n_draws` draws of the weights."""
         y = self(x.expand(n_draws, *x.shape), generator)
-        w = torch.ones_like(T[:, 0]) if weight is None else weight
-        each = -Normal(y, self.log_sigma_e.exp()).log_prob(T).sum(-1).mean(0)
-        return ((w * each).sum() + self.kl()) / w.sum()
+        misfit = -Normal(y, self.log_sigma_e.exp()).log_prob(T).sum() / n_draws
+        return (misfit + self.kl()) / len(T)
 
 
 def _noise(shape: tuple[int, ...] | torch.Size, like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -1,7 +1,6 @@
 """A short job on built-in data: fit, tune alpha, score inside and outside the training range, draw."""
 
 import argparse
-import os
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +10,12 @@ from lastlayer.metrics import coverage, crps, log_predictive_density, rmse
 from lastlayer.plots import one_input
 from lastlayer.regressor import BLLRegressor
 from lastlayer.studies.data import NOISE_STD, TEST_RANGE, TRAIN_RANGE, Samples, draw, paper_data, truth
+from lastlayer.studies.results import check_folder
 
 
 def run(folder: Path, *, progress: bool = True) -> str:
     """Fit the paper's data, write prediction.png and scores.txt into the folder, and return the table."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write results to {folder}: {error.strerror}; choose another --out") from error
-    if not os.access(folder, os.W_OK):
-        raise InputError(f"cannot write results to {folder}: no permission; choose another --out")
+    check_folder(folder)
     train, validation, test = paper_data().train, draw(40, TEST_RANGE, 2), draw(400, TEST_RANGE, 1)
     model = BLLRegressor(hidden=(20, 20, 20), random_state=0, progress=progress).fit(train.X, train.y)
     inside = ((test.X >= TRAIN_RANGE[0]) & (test.X <= TRAIN_RANGE[1]))[:, 0]
@@ -52,7 +47,7 @@ def run(folder: Path, *, progress: bool = True) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m lastlayer.studies", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m lastlayer.studies.example", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder for picture and scores")
     options = parser.parse_args(arguments)
     try:
@@ -62,3 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     print(f"picture: {options.out / 'prediction.png'}")
     return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -74,6 +74,8 @@ def hulls() -> Figure:
         "affine hull": distance_to_affine_hull,
         f"affine cost, gamma = {GAMMA:g}": lambda x, X: affine_cost(x, X, GAMMA),
     }
+    for ax, title in zip(axes[0], panels, strict=True):
+        ax.set_title(title)
     for row, (label, samples) in zip(axes, FEATURE_SETS.items(), strict=True):
         X = torch.from_numpy(samples)
         for ax, (title, measure) in zip(row, panels.items(), strict=True):
@@ -87,10 +89,9 @@ def hulls() -> Figure:
             for point in TEST_POINTS:
                 value = float(measure(torch.from_numpy(point[None]), X)[0])
                 ax.plot(*point, "x", color=ORANGE, ms=5, mew=1.5)
-                ax.annotate(f"{value:.2g}", point, xytext=(4, 3), textcoords="offset points", color=ORANGE, fontsize=7)
+                text = "0" if value < 1e-6 else f"{value:.2g}"
+                ax.annotate(text, point, xytext=(4, 3), textcoords="offset points", color=ORANGE, fontsize=7)
             ax.set_aspect("equal")
-            if row is axes[0]:
-                ax.set_title(title)
         row[0].set_ylabel(label, fontsize=7)
     return figure
 
@@ -101,18 +102,20 @@ def alpha_and_features(three: ThreeSamples) -> Figure:
     figure = Figure(figsize=(7.2, 3.8), layout="constrained")
     axes = figure.subplots(2, 3, sharex="row", sharey="row")
     phi, phi_train = three.features(X_TEST).numpy(), three.features(X_TRAIN).numpy()
-    for i, (name, log_alpha) in enumerate({"alpha*": own, "between": (own + best) / 2, "alpha^max": best}.items()):
-        mean, std = three.predict(X_TEST, log_alpha)
+    alphas = {"alpha*": own, "between": (own + best) / 2, "alpha^max": best}
+    predictions = [three.predict(X_TEST, log_alpha) for log_alpha in alphas.values()]
+    shades = np.log10(np.concatenate([std for _, std in predictions]))
+    for i, ((name, log_alpha), (mean, std)) in enumerate(zip(alphas.items(), predictions, strict=True)):
         top, bottom = axes[0, i], axes[1, i]
         top.fill_between(X_TEST[:, 0], mean - 3 * std, mean + 3 * std, color=BLUE, alpha=0.25, lw=0, label="3 std")
         top.plot(X_TEST[:, 0], mean, color=BLUE, label="mean")
         top.plot(X_TEST[:, 0], line(X_TEST)[:, 0], color=ORANGE, ls="--", label="truth")
         top.plot(X_TRAIN[:, 0], line(X_TRAIN)[:, 0], "o", color="black", ms=4, label="samples")
         top.set(title=f"{name}: log alpha = {log_alpha:.1f}", xlabel="x")
-        points = bottom.scatter(*phi.T, c=np.log10(std), s=6, cmap="viridis")
+        points = bottom.scatter(*phi.T, c=np.log10(std), s=6, vmin=shades.min(), vmax=shades.max())
         bottom.plot(*phi_train.T, "o", color="black", ms=4)
         bottom.set_xlabel("feature 1")
-        figure.colorbar(points, ax=bottom, label="log10 std")
+    figure.colorbar(points, ax=axes[1, :], label="log10 std")
     axes[0, 0].set_ylabel("y")
     axes[1, 0].set_ylabel("feature 2")
     axes[0, 0].legend()

@@ -1,5 +1,0 @@
-import sys
-
-from lastlayer.studies.example import main
-
-sys.exit(main())

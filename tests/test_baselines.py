@@ -1,0 +1,134 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers import close
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch.distributions import Normal
+
+from lastlayer.baselines import BayesByBackpropRegressor, BLRRegressor
+from lastlayer.baselines.variational import BayesianNetwork, VariationalLinear
+from lastlayer.errors import InputError
+from lastlayer.evidence import general_nlml, optimal_alpha
+from lastlayer.features import affine_features
+from lastlayer.statistics import Statistics
+
+
+def wave(m=60, seed=0):
+    rng = np.random.default_rng(seed)
+    x = np.sort(rng.uniform(0, 1, (m, 1)), axis=0)
+    return x, np.hstack([np.sin(6 * x), x**2]) + rng.normal(size=(m, 2)) * [0.05, 0.2]
+
+
+@pytest.mark.filterwarnings("ignore::lastlayer.errors.FlooredNoiseWarning")
+@parametrize_with_checks(
+    [BLRRegressor(hidden=(5,), max_epochs=20), BayesByBackpropRegressor(hidden=(5,), max_epochs=20, n_components=5)]
+)
+def test_scikit_learns_checks(estimator, check, as_a_user):
+    check(estimator)
+
+
+def test_kl_is_the_expected_log_ratio(generator):
+    layer = VariationalLinear(3, 2, prior_std=0.7, generator=generator)
+    mean, std = layer.mean.detach(), layer.std.detach()
+    by_hand = (math.log(0.7) - std.log() + (std**2 + mean**2) / (2 * 0.7**2) - 0.5).sum()
+    close(layer.kl(), by_hand)
+    q, p = Normal(mean, std), Normal(torch.zeros_like(mean), 0.7)
+    w = mean + std * torch.randn(200_000, *mean.shape, generator=generator, dtype=torch.float64)
+    ratio = (q.log_prob(w) - p.log_prob(w)).sum((1, 2))
+    assert abs(float(ratio.mean() - by_hand)) < 5 * float(ratio.std()) / math.sqrt(len(w))
+
+
+def test_local_and_weight_draws_have_the_same_moments(generator):
+    weights = VariationalLinear(2, 2, prior_std=1.0, generator=torch.Generator().manual_seed(1))
+    local = VariationalLinear(2, 2, prior_std=1.0, local=True, generator=torch.Generator().manual_seed(1))
+    for layer in (weights, local):
+        layer.rho.data.fill_(0.3)
+    x = torch.tensor([[0.5, -1.0], [2.0, 0.3]], dtype=torch.float64)
+    a, b = (layer(x.expand(100_000, 2, 2), generator).detach() for layer in (weights, local))
+    truth = affine_features(x) @ weights.mean.detach()
+    spread = (affine_features(x).square() @ weights.std.detach().square()).sqrt()
+    for draws in (a, b):
+        assert (draws.mean(0) - truth).abs().max() < 0.02
+        assert (draws.std(0) / spread - 1).abs().max() < 0.02
+    # the same weights serve all samples of a draw: those outputs are correlated, local ones are not
+    assert abs(float(torch.corrcoef(torch.stack([b[:, 0, 0], b[:, 1, 0]]))[0, 1])) < 0.02
+    assert abs(float(torch.corrcoef(torch.stack([a[:, 0, 0], a[:, 1, 0]]))[0, 1])) > 0.1
+
+
+def exact_bound(network: BayesianNetwork, X: torch.Tensor, T: torch.Tensor) -> torch.Tensor:
+    """Minus the bound of a network without hidden layer, its expectation in closed form; total."""
+    Phi, layer = affine_features(X), network.last
+    sigma = network.log_sigma_e.exp()
+    expected = (T - Phi @ layer.mean).square() + Phi.square() @ layer.std.square()
+    return (0.5 * expected / sigma**2 + sigma.log() + 0.5 * math.log(2 * math.pi)).sum() + layer.kl()
+
+
+@pytest.mark.parametrize("orthogonal", [True, False])
+def test_the_bound_stays_below_the_evidence_and_reaches_it_where_it_can(orthogonal, generator):
+    X = torch.randn(12, 2, generator=generator, dtype=torch.float64)
+    if orthogonal:  # then the exact posterior factorises, and mean-field is no restriction
+        X = math.sqrt(12) * torch.linalg.qr(torch.cat([torch.ones(12, 1).double(), X], 1)).Q[:, 1:]
+    T = X @ torch.tensor([[1.0], [-0.5]], dtype=torch.float64) + 0.3 * torch.randn(12, 1, generator=generator).double()
+    network = BayesianNetwork(2, (), 1, activation="tanh", prior_std=1.0, local=False, generator=generator)
+    network.log_sigma_e.requires_grad_(False)
+    network.log_last_prior_std.requires_grad_(False)
+    steps = torch.optim.LBFGS(network.parameters(), max_iter=500, line_search_fn="strong_wolfe", tolerance_change=1e-14)
+
+    def closure():
+        steps.zero_grad()
+        loss = exact_bound(network, X, T)
+        loss.backward()
+        return loss
+
+    steps.step(closure)
+    network.requires_grad_(False)
+    sigma2 = float(network.log_sigma_e.exp() ** 2)
+    truth = general_nlml(affine_features(X), T[:, 0], sigma2 * torch.eye(12).double(), torch.eye(3).double())
+    gap = float(exact_bound(network, X, T) - truth)
+    assert gap > -1e-9
+    assert gap < (1e-6 if orthogonal else 1.0)
+    assert orthogonal or gap > 1e-3
+    # the sampled bound is an unbiased estimate of the one in closed form
+    sampled = 12 * network.negative_elbo(X, T, n_draws=20_000, generator=generator)
+    assert abs(float(sampled - exact_bound(network, X, T))) < 0.1
+
+
+def test_bayes_by_backprop_predicts_the_mixture_over_its_draws():
+    X, y = wave()
+    model = BayesByBackpropRegressor(hidden=(10,), max_epochs=300, n_components=50, random_state=0).fit(X, y)
+    p, draws = model.predictive(X), model.draw_functions(X)
+    assert p.component_mean.shape == draws.shape == (50, 60, 2)
+    np.testing.assert_allclose(p.mean, draws.mean(0))
+    np.testing.assert_allclose(p.var, draws.var(0) + model.noise_std_**2)
+    assert np.isfinite(p.log_prob(y)).all()
+    np.testing.assert_array_equal(p.mean, model.predictive(X).mean)
+    again = BayesByBackpropRegressor(hidden=(10,), max_epochs=300, n_components=50, random_state=0).fit(X, y)
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+    assert model.score(X, y) > 0.2
+    assert model.history_["negative_elbo"][-1] < model.history_["negative_elbo"][0]
+    function = model.predictive(X, noise=False)
+    assert (function.noise_var == 0).all()
+
+
+def test_learned_prior_and_noise_move_and_the_fixed_prior_does_not():
+    X, y = wave()
+    model = BayesByBackpropRegressor(hidden=(10,), max_epochs=100, prior_std=0.5, random_state=0).fit(X, y)
+    assert float(model.network_.log_last_prior_std.detach()) != 0
+    assert model.network_.hidden[0].log_prior_std == math.log(0.5)
+    with pytest.raises(InputError, match=r"prior_std=0\.0"):
+        BayesByBackpropRegressor(prior_std=0.0).fit(X, y)
+
+
+def test_blr_is_the_evidences_optimum_on_features_that_the_squared_error_made():
+    X, y = wave()
+    model = BLRRegressor(hidden=(10,), max_epochs=200, random_state=0).fit(X, y)
+    assert model.score(X, y) > 0.5
+    Phi, T = model._features_and_targets(X, y)
+    best = optimal_alpha(Statistics.from_features(Phi, T))
+    assert math.log(model.alpha_star_) == pytest.approx(best.log_alpha, abs=1e-6)
+    assert model.nlml_ == pytest.approx(best.nlml)
+    # training followed the squared error, not the evidence
+    assert model.history_["nlml"][-1] < 0.5 * model.history_["nlml"][0]
+    assert set(model.history_["log_alpha"]) == {4.0}
