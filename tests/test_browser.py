@@ -3,6 +3,9 @@
 import shutil
 
 import pytest
+from selenium import webdriver
+from selenium.webdriver import ActionChains
+from selenium.webdriver.chrome.service import Service
 
 from lastlayer.studies import networks, paper, three_samples
 from lastlayer.studies.report import report
@@ -20,9 +23,7 @@ def page(tmp_path_factory):
 
 @pytest.fixture
 def browser(tmp_path):
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
+    """Headless and quiet: no look-ups of its own, a profile of its own."""
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
     for flag in (
@@ -47,7 +48,8 @@ def browser(tmp_path):
 
 def visible_band(browser) -> list[float]:
     return browser.execute_script(
-        "return document.getElementById('figure4').data.filter(t => t.fill === 'toself' && t.visible === true)[1].y"
+        "const traces = document.getElementById('figure4')._fullData;"
+        "return Array.from(traces.filter(t => t.fill === 'toself' && t.visible === true)[1].y)"
     )
 
 
@@ -59,16 +61,9 @@ def test_the_report_opens_without_errors_and_the_slider_moves_the_band(page, bro
     reading = lambda: browser.execute_script("return document.getElementById('reading').textContent")
     before, band = reading(), visible_band(browser)
     assert "LPD test" in before
-    browser.execute_script(
-        "const plot = document.getElementById('figure4'); const steps = plot.layout.sliders[0].steps;"
-        "plot.querySelectorAll('.slider-rail-touch-rect')[0].scrollIntoView();"
-    )
-    from selenium.webdriver import ActionChains
-    from selenium.webdriver.common.by import By
-
-    rail = browser.find_element(By.CSS_SELECTOR, "#figure4 .slider-rail-touch-rect")
+    rail = browser.find_element("css selector", "#figure4 .slider-rail-touch-rect")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", rail)
     ActionChains(browser).move_to_element_with_offset(rail, int(rail.size["width"] * 0.4), 0).click().perform()
-    browser.implicitly_wait(1)
     browser.execute_async_script("setTimeout(arguments[0], 1000)")
     assert reading() != before
     moved = visible_band(browser)

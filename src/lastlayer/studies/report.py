@@ -203,7 +203,7 @@ def _three(three: ThreeSamples) -> go.Figure:
         (three.nlml(log_alphas), "NLML", ORANGE),
     ):
         figure.add_trace(go.Scatter(x=log_alphas.round(4), y=values.round(4), name=name, line={"color": color}), 1, 2)
-    figure.update_layout(**LAYOUT, height=420)
+    figure.update_layout(**{**LAYOUT, "legend": {"orientation": "h", "y": -0.12}}, height=460)
     figure.update_yaxes(range=[-15, 8], row=1, col=2)
     return figure
 
