@@ -8,6 +8,8 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TORCH  := torch==2.13.0
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PEERS  := .venv-peers
+PEERS_PIP := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: help test test-browser study study-20 picture recipe lint test-slow mutants bench-core bench-peers lock clean
 
@@ -19,7 +21,8 @@ help:
 	@echo "make recipe      the paper's own recipe beside its printed figures"
 	@echo "make test-slow   the tests that take long"
 	@echo "make mutants     wrong formulas, each of which some test must catch"
-	@echo "make bench-core  speed of the mathematics, as ratios in one run"
+	@echo "make bench-core  speed of mathematics and training, as ratios in one run"
+	@echo "make bench-peers lines, seconds and scores beside vbll and laplace-torch"
 	@echo "make lock        pin the present environment in requirements.lock"
 	@echo "make clean       remove environments and caches"
 
@@ -58,6 +61,18 @@ mutants: $(READY)
 
 bench-core: $(READY)
 	$(BIN)/python benchmarks/core.py
+	$(BIN)/python benchmarks/training.py
+
+bench-peers: $(PEERS)/.ready
+	$(PEERS)/bin/python benchmarks/peers.py
+
+# peers have an environment of their own; --no-deps because some of them would pull the CUDA build of torch
+$(PEERS)/.ready: requirements-peers.lock
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS_PIP) install $(TORCH)
+	$(PEERS_PIP) install --no-deps -r requirements-peers.lock
+	$(PEERS_PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
 
 # torch first and pinned: a range would pull the CUDA build and gigabytes with it
 $(READY): requirements.lock pyproject.toml

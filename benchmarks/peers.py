@@ -8,7 +8,7 @@ the last layer in place of all weights. All three train for 1,000 epochs there, 
 functions that do it are what a user has to write, and their lines are counted.
 
 Each method is fitted from scratch for 5, 10, 20, 50, ... up to 1,000 epochs; the climb ends early where the next fit
-would take longer than the budget (vbll needs some 350 s for 1,000). The last fit is the one that is scored. The best test RMSE of the three, plus 5%,
+would take longer than the budget. The last fit is the one that is scored. The best test RMSE of the three, plus 5%,
 is the goal, and the seconds to it are those of the shortest complete fit and prediction that gets there. So test rows
 choose where the peers stop, which they have no rule for: that is in their favour. lastlayer's own stopping rule, and
 the 1,000 steps with which laplace-torch learns its prior and its noise, are in their seconds.

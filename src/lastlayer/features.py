@@ -1,5 +1,6 @@
 """Linear and affine features, and the networks that make them."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -112,5 +113,5 @@ class WithInputs(nn.Module):
 
 
 def _gain(activation: str) -> float:
-    known = {"tanh", "relu", "leaky_relu", "selu", "sigmoid"}
-    return float(nn.init.calculate_gain(activation if activation in known else "relu"))  # type: ignore[arg-type]
+    """Glorot's own scale for activations that saturate, He's for those that cut off half of their input."""
+    return 1.0 if activation in ("tanh", "sigmoid") else math.sqrt(2.0)

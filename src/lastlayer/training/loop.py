@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from lastlayer.errors import choose
@@ -87,11 +87,22 @@ def train(
     best, best_score = copy.deepcopy(modules.state_dict()), math.inf
     good, reached = best, 0
 
+    seen: tuple[Tensor, float] | None = None
+
     def closure() -> float:
+        nonlocal seen
+        if optimiser.name == "lbfgs":
+            # a step begins where the line search of the last one ended: value and gradient are still there
+            here = torch.cat([p.detach().flatten() for p in parameters])
+            if seen is not None and torch.equal(here, seen[0]):
+                return seen[1]
         steps.zero_grad()
         loss = objective(network(data.X), data.T, data.weight)
         loss.backward()
-        return float(loss.detach())
+        value = float(loss.detach())
+        if optimiser.name == "lbfgs":
+            seen = here, value
+        return value
 
     bar = tqdm(range(optimiser.max_epochs), disable=not progress, desc="fit", unit="epoch", mininterval=0.5)
     try:
