@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -48,6 +49,7 @@ def study(
 ) -> None:
     """The paper's simulation study: Table 1, Figures 1 to 5 and a report with a slider for alpha."""
     results.check_folder(out)
+    torch.set_num_threads(1)  # many small products: a second thread only waits for the first
     budget = Budget(max_epochs=max_epochs)
     initialisations = list(range(seeds))
     studies = [

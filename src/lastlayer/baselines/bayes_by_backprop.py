@@ -42,7 +42,7 @@ class BayesByBackpropRegressor(Shell):
         *,
         activation: str = "tanh",
         prior_std: float = 0.5,
-        local_reparameterization: bool = False,
+        local_reparameterization: bool = True,
         n_draws: int = 1,
         n_components: int = 100,
         learning_rate: float = 1e-2,

@@ -11,6 +11,9 @@ from torch.nn.functional import softplus
 
 from lastlayer.features import ACTIVATIONS
 
+INITIAL_STD = 0.003
+"""Deviations start small: from 0.05 on, the study's network settles in a lower bound that explains nothing."""
+
 
 class VariationalLinear(nn.Module):
     """x -> [x, 1] W with W ~ N(mean, std^2), entry by entry, and a prior N(0, prior_std^2) on every entry.
@@ -32,7 +35,7 @@ class VariationalLinear(nn.Module):
         mean = torch.zeros(n_inputs + 1, n_outputs, dtype=torch.float64)
         nn.init.xavier_uniform_(mean[:-1], generator=generator)
         self.mean = nn.Parameter(mean)
-        self.rho = nn.Parameter(torch.full_like(mean, math.log(math.expm1(0.05))))
+        self.rho = nn.Parameter(torch.full_like(mean, math.log(math.expm1(INITIAL_STD))))
         self.log_prior_std = prior_std if isinstance(prior_std, nn.Parameter) else math.log(prior_std)
         self.local = local
 
