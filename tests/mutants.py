@@ -47,6 +47,7 @@ class Mutant:
 
 E, P, S, X = "test_evidence.py", "test_posterior.py", "test_statistics.py", "test_extrapolation.py"
 F, Y, M, R = "test_features.py", "test_prediction.py", "test_metrics.py", "test_regressor.py"
+T = "test_training.py"
 COST, HULLS, TUNING = (f"extrapolation/{name}.py" for name in ("affine_cost", "hulls", "tuning"))
 
 MUTANTS = [
@@ -67,7 +68,7 @@ MUTANTS = [
         "[self.network(x), 0 * x]",
         f"{R}::test_with_the_inputs_passed_on_the_cost_grows_with_the_square_of_the_distance",
     ),
-    Mutant("scale-without-root", "scaling.py", ".sum(0).sqrt()", ".sum(0)", F),
+    Mutant("scale-without-root", "scaling.py", ".sum(0).sqrt()", ".sum(0)", T),
     # --- statistics
     Mutant("moments-not-centred", "statistics.py", "first = weighted()", "first = 0 * weighted()", S),
     Mutant("second-pass-dropped", "statistics.py", "rest = weighted()", "rest = 0 * weighted()", S),

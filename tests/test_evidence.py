@@ -115,6 +115,22 @@ def test_the_closed_form_gradient_is_the_gradient(bias_prior, noise, m, k, rank)
     assert torch.autograd.gradcheck(f, (P.requires_grad_(), T.requires_grad_(), log_alpha))
 
 
+@pytest.mark.parametrize("bias_prior", PRIORS)
+def test_the_gradient_does_not_depend_on_its_chunks(bias_prior, monkeypatch):
+    P, T = problem(12, 3)
+    weight = torch.linspace(0.5, 2, 12, dtype=torch.float64)
+
+    def gradient():
+        p = P.clone().requires_grad_()
+        a = torch.tensor(0.5, dtype=torch.float64)
+        J = profiled_nlml(affine_features(p), T, a, bias_prior=bias_prior, sample_weight=weight)
+        return torch.autograd.grad(J, p)[0]
+
+    whole = gradient()
+    monkeypatch.setattr("lastlayer.evidence.GRADIENT_ROWS", 5)
+    close(gradient(), whole)
+
+
 def test_the_augmented_and_exact_gradients_are_gradients():
     P, T = problem(8, 3, 2)
     arguments = (torch.tensor(0.5).double(), torch.tensor([0.1, -0.1]).double(), torch.randn(4, 2).double())

@@ -96,6 +96,21 @@ def test_a_large_offset_costs_no_digits():
     close(moved.scatter, plain.scatter, loose=1e4)
 
 
+@pytest.mark.parametrize("offset", [2.0**40, 2.0**44])
+def test_a_huge_offset_costs_no_more_digits_than_the_rows_lose(offset):
+    P, T = problem(60)
+    kept = (P + offset) - offset
+    close(of(P + offset, T).scatter, of(kept, T).scatter)
+
+
+def test_energy_is_what_ever_went_in():
+    P, T = problem(40)
+    whole, a, b = of(P, T), of(P[:15], T[:15]), of(P[15:], T[15:])
+    close((a + b).energy, whole.scatter.diagonal())
+    close(whole.scaled(0.25).energy, 0.25 * whole.energy)
+    assert bool(((whole - a).energy > whole.energy).all())
+
+
 def test_what_was_never_added_cannot_be_removed():
     P, T = problem(40)
     with pytest.raises(InputError, match="not all among those put in"):

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from helpers import close
+from helpers import close, problem
 from torch import nn
 
 from lastlayer.errors import InputError
@@ -302,3 +302,15 @@ def test_a_small_spread_far_from_zero_is_no_constant(generator):
 def test_the_identity_changes_nothing(generator):
     X = torch.randn(5, 2, generator=generator, dtype=torch.float64)
     assert torch.equal(Standardizer.identity(2).forward(X), X)
+
+
+def test_standardised_columns_have_mean_zero_and_deviation_one():
+    P, _ = problem(40)
+    Z = Standardizer.fit(P).forward(P)
+    assert Z.mean(0).abs().max() < 1e-12
+    close(Z.std(0, correction=0), torch.ones(5, dtype=torch.float64))
+    copies = torch.arange(40) % 3
+    weighted = Standardizer.fit(P, sample_weight=copies.double())
+    repeated = Standardizer.fit(P.repeat_interleave(copies, 0))
+    close(weighted.scale, repeated.scale)
+    close(weighted.mean, repeated.mean)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lastlayer.errors import InputError, PrecisionError
 from lastlayer.features import linear_features
-from lastlayer.linalg import Cholesky
+from lastlayer.linalg import EPS, Cholesky
 from lastlayer.precision import NormalEquations, Precision, noise_covariance
 from lastlayer.statistics import Statistics
 from lastlayer.types import BiasPrior, NoiseStructure
@@ -171,8 +171,10 @@ class Posterior:
 
     def _coarse(self, precision: Precision) -> bool:
         """Whether rounding might matter at some point: below it, alpha^-1 or the eigenvalues rule that out."""
-        cheap = self.equations.resolution > 0.1 * self.rtol * precision.ridge / self.equations.n_penalised
-        return bool(cheap) and not precision.worst_ratio_error <= 0.1 * self.rtol
+        eq, allowed = self.equations, 0.1 * self.rtol
+        moments = eq.resolution * eq.n_penalised / precision.ridge
+        centring = 2 * EPS * eq.feature_mean.norm() * (eq.count / precision.ridge).sqrt()
+        return not bool(moments + centring <= allowed) and not precision.worst_ratio_error <= allowed
 
     def _demand(self, error: Tensor, what: str, log_alpha: float | Tensor) -> None:
         if not bool(error <= self.rtol):
