@@ -304,13 +304,27 @@ def test_the_identity_changes_nothing(generator):
     assert torch.equal(Standardizer.identity(2).forward(X), X)
 
 
-def test_standardised_columns_have_mean_zero_and_deviation_one():
+def test_a_weight_counts_as_copies_when_scaling():
     P, _ = problem(40)
-    Z = Standardizer.fit(P).forward(P)
-    assert Z.mean(0).abs().max() < 1e-12
-    close(Z.std(0, correction=0), torch.ones(5, dtype=torch.float64))
     copies = torch.arange(40) % 3
     weighted = Standardizer.fit(P, sample_weight=copies.double())
     repeated = Standardizer.fit(P.repeat_interleave(copies, 0))
     close(weighted.scale, repeated.scale)
     close(weighted.mean, repeated.mean)
+
+
+def test_small_steps_run_on_one_thread_and_the_number_is_put_back(data):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    seen = []
+
+    class Spy(Profiled):
+        def forward(self, phi_tilde, T, sample_weight):
+            seen.append(torch.get_num_threads())
+            return super().forward(phi_tilde, T, sample_weight)
+
+    train(network(), Spy(bias_prior="flat"), data, Optimiser(max_epochs=2))
+    after = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert set(seen) == {1}
+    assert after == 2

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from lastlayer.errors import choose
 from lastlayer.training.objectives import Data, Objective
+from lastlayer.training.threads import SMALL_STEP, threads_for
 
 OPTIMISERS = ("adam", "lbfgs")
 MAX_SETBACKS = 10
@@ -80,8 +81,23 @@ def train(
     progress: bool = False,
 ) -> Training:
     """Train network and objective in place; they end in their best state, whatever happened on the way."""
+    parameters = [p for p in nn.ModuleList([network, objective]).parameters() if p.requires_grad]
+    # for a table every weight serves every row about three times; other inputs may reuse weights, and keep all threads
+    work = 3 * len(data.X) * sum(p.numel() for p in parameters)
+    with threads_for(work if data.X.dim() == 2 else SMALL_STEP):
+        return _descend(network, objective, data, optimiser, parameters, validation, progress)
+
+
+def _descend(
+    network: nn.Module,
+    objective: Objective,
+    data: Data,
+    optimiser: Optimiser,
+    parameters: list[nn.Parameter],
+    validation: Validation | None,
+    progress: bool,
+) -> Training:
     modules = nn.ModuleList([network, objective]).train()
-    parameters = [p for p in modules.parameters() if p.requires_grad]
     scale, record = 1.0, Training()
     steps = optimiser.build(parameters, scale)
     best, best_score = copy.deepcopy(modules.state_dict()), math.inf
@@ -181,11 +197,11 @@ def _say(record: Training) -> None:
     """Warn of what a user should know."""
     done = len(record.nlml)
     if record.stopped == "interrupted":
-        warnings.warn(f"interrupted after {done} epochs: the best state so far is kept and usable", stacklevel=5)
+        warnings.warn(f"interrupted after {done} epochs: the best state so far is kept and usable", stacklevel=6)
     if record.setbacks:
         ended = "gave up and kept the best state" if record.stopped == "diverged" else "went on"
         warnings.warn(
             f"the loss was not finite {record.setbacks} times: stepped back, made the steps smaller, and {ended}; "
             "a smaller learning_rate avoids this",
-            stacklevel=5,
+            stacklevel=6,
         )
