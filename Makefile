@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PEERS  := .venv-peers
 PEERS_PIP := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help test test-browser study study-20 picture recipe lint test-slow mutants bench-core bench-peers lock clean
+.PHONY: help test test-browser study study-20 picture recipe lint mutants bench-core bench-peers lock clean
 
 help:
 	@echo "make test        lint, types, rooms, tests"
@@ -19,7 +19,6 @@ help:
 	@echo "make study-20    the same over 20 initialisations"
 	@echo "make test-browser  the report in headless Chromium (installs it by apt if it may)"
 	@echo "make recipe      the paper's own recipe beside its printed figures"
-	@echo "make test-slow   the tests that take long"
 	@echo "make mutants     wrong formulas, each of which some test must catch"
 	@echo "make bench-core  speed of mathematics and training, as ratios in one run"
 	@echo "make bench-peers lines, seconds and scores beside vbll and laplace-torch"
@@ -52,9 +51,6 @@ test-browser: $(READY)
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium chromium-driver; }
 	$(BIN)/python -m pytest -m browser
-
-test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow
 
 mutants: $(READY)
 	$(BIN)/python tests/mutants.py
