@@ -131,6 +131,7 @@ def alpha_curves(three: ThreeSamples) -> Figure:
     top.plot(log_alphas, three.lpd(X_TRAIN, log_alphas), color=GREY, label="training samples")
     top.plot(log_alphas, three.lpd(X_TEST, log_alphas), color=BLUE, label="test points")
     top.set_ylabel("log predictive density")
+    top.set_yscale("symlog", linthresh=10)
     bottom.plot(log_alphas, three.nlml(log_alphas), color=BLUE)
     bottom.set(xlabel="log alpha", ylabel="NLML per sample")
     for ax in (top, bottom):

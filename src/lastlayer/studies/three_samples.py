@@ -66,9 +66,11 @@ def fit(seed: int = 0, *, max_epochs: int = 5000, progress: bool = False) -> Thr
     generator = torch.Generator().manual_seed(seed)
     inputs, targets = Standardizer.fit(torch.from_numpy(X_TRAIN)), Standardizer.fit(torch.from_numpy(line(X_TRAIN)))
     data = Data(inputs.forward(torch.from_numpy(X_TRAIN)), targets.forward(torch.from_numpy(line(X_TRAIN))))
-    network = nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 2)).double()
-    for p in network.parameters():
-        nn.init.uniform_(p, -1.0, 1.0, generator=generator)
+    layers = nn.Linear(1, 3), nn.Linear(3, 2)
+    for layer in layers:
+        nn.init.xavier_uniform_(layer.weight, generator=generator)
+        nn.init.zeros_(layer.bias)
+    network = nn.Sequential(layers[0], nn.Tanh(), layers[1]).double()
     objective = Augmented(2, 1, bias_prior="shared", generator=generator)
     optimiser = Optimiser(learning_rate=5e-3, max_epochs=max_epochs, cosine=False)
     train(network, objective, data, optimiser, progress=progress)
