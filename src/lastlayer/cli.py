@@ -22,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 console = Console()
-SHOWN = ("lpd_train", "lpd_test", "lpd_inside", "lpd_outside", "noise_1", "noise_2", "coverage_90", "log_alpha")
+SHOWN = ("lpd_train", "lpd_test", "lpd_outside", "coverage_90")
 
 
 def _version(asked: bool | None) -> None:
@@ -64,12 +64,13 @@ def study(
 
     written = results.write_all(studies, out, draw)
     _print_table(studies)
-    console.print(f"\n{len(written)} files in {out}; open [bold]{out / 'report.html'}[/bold] in a browser")
+    console.print(f"\nall columns: {out / 'table1.md'}")
+    console.print(f"{len(written)} files in {out}; open [bold]{out / 'report.html'}[/bold] in a browser")
 
 
 def _print_table(studies: list[paper.Study]) -> None:
     table = Table(title="Table 1", caption=results.caption(studies), title_justify="left", caption_justify="left")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     names = list(paper.COLUMNS)
     for column in SHOWN:
         table.add_column(paper.COLUMNS[column], justify="right")
