@@ -58,6 +58,7 @@ mutants: $(READY)
 bench-core: $(READY)
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/training.py
+	$(MAKE) bench-peers
 
 bench-peers: $(PEERS)/.ready
 	$(PEERS)/bin/python benchmarks/peers.py

@@ -113,8 +113,9 @@ def run(
     bll = fit_networks(data, seeds, loss="evidence", budget=budget, progress=progress)
     blr = fit_networks(data, seeds, loss="mse", budget=budget, progress=progress)
     bnn = []
-    for seed in tqdm(seeds, disable=not progress, desc=f"BNN, {len(seeds)} networks", unit="network"):
-        model = BayesByBackpropRegressor(HIDDEN, max_epochs=bnn_epochs, random_state=seed)
+    one = len(seeds) == 1
+    for seed in tqdm(seeds, disable=not progress or one, desc=f"BNN, {len(seeds)} networks", unit="network"):
+        model = BayesByBackpropRegressor(HIDDEN, max_epochs=bnn_epochs, random_state=seed, progress=progress and one)
         bnn.append(model.fit(data.train.X, data.train.y))
     scores: dict[str, list[Scores]] = {row: [] for row in ROWS}
     for name, fitted in (("BLL", bll), ("BLR", blr)):
