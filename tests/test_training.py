@@ -299,11 +299,6 @@ def test_a_small_spread_far_from_zero_is_no_constant(generator):
     close(Standardizer.fit(X).forward(X).std(correction=0), torch.ones((), dtype=torch.float64), loose=1e5)
 
 
-def test_the_identity_changes_nothing(generator):
-    X = torch.randn(5, 2, generator=generator, dtype=torch.float64)
-    assert torch.equal(Standardizer.identity(2).forward(X), X)
-
-
 def test_a_weight_counts_as_copies_when_scaling():
     P, _ = problem(40)
     copies = torch.arange(40) % 3

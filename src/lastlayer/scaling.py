@@ -30,11 +30,6 @@ class Standardizer:
         constant = std <= 10 * EPS * len(X) ** 0.5
         return cls(mean * unit, torch.where(constant, torch.ones_like(std), std * unit))
 
-    @classmethod
-    def identity(cls, d: int) -> "Standardizer":
-        """Leaves everything as it is."""
-        return cls(torch.zeros(d, dtype=torch.float64), torch.ones(d, dtype=torch.float64))
-
     def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
         return (X.double() - self.mean) / self.scale
 

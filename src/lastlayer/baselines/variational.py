@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 from lastlayer.features import ACTIVATIONS
 
 INITIAL_STD = 0.003
-"""Deviations start small: from 0.05 on, the study's network settles in a lower bound that explains nothing."""
+"""Deviations start small: at 0.05 the study's network, seed 0, ended 0.33 nats a sample lower in its bound."""
 
 
 class VariationalLinear(nn.Module):

@@ -20,7 +20,7 @@ from lastlayer.prediction import Prediction
 from lastlayer.scaling import Standardizer
 from lastlayer.statistics import Statistics
 from lastlayer.studies.data import PaperData, Samples
-from lastlayer.training import output_layer, train_members
+from lastlayer.training import mean_squared_error, output_layer, train_members
 from lastlayer.types import BiasPrior
 
 HIDDEN = (20, 20, 20)
@@ -141,8 +141,7 @@ def fit_networks(
         return nlml(Phi, T, log_alpha, log_sigma_e, W=W, bias_prior=BIAS_PRIOR, sample_weight=w)
 
     def mse(rows: Scaled, w: Tensor) -> Tensor:
-        error = (rows.T - affine_features(network(rows.X)) @ W).square().mean(-1)
-        return (w * error).sum(-1) / w.sum(-1)
+        return mean_squared_error(network(rows.X), rows.T, W, w)
 
     objective = {"evidence": evidence, "mse": mse}[loss]
     parameters = [*network.parameters(), W, *([log_alpha, log_sigma_e] if loss == "evidence" else [])]

@@ -8,7 +8,7 @@ from numpy import ndarray
 from tqdm import tqdm
 
 from lastlayer.baselines import BayesByBackpropRegressor
-from lastlayer.metrics import coverage, log_predictive_density
+from lastlayer.metrics import coverage, log_predictive_density, rmse
 from lastlayer.prediction import Prediction
 from lastlayer.studies.data import SEED, TRAIN_RANGE, PaperData, Samples, paper_data
 from lastlayer.studies.networks import BUDGET, HIDDEN, Budget, FittedNetwork, Scalers, fit_networks
@@ -144,7 +144,7 @@ def score(
     lpd_each = test.log_prob(data.test.y) + np.log(scale).sum()
 
     def mse(p: Prediction, samples: Samples) -> float:
-        return float(np.square((p.mean - samples.y) / scale).mean())
+        return float(rmse(p.mean / scale, samples.y / scale) ** 2)
 
     return Scores(
         lpd_train=log_predictive_density(train, data.train.y, scale=scale),

@@ -3,8 +3,8 @@
 Three layers of 20 tanh units, augmented evidence with a prior on the bias too, Adam at 1e-3, at most 10,000 full-batch
 epochs, early stopping on the validation rows' NLML (patience 1,000, improvement 1e-5). When it stops, the weights go
 back to the best epoch while alpha and noise stay where they are, and the NLML is that of the last epoch: the published
-code's callback knew of the network alone, and the printed figures come out only so. Scores are in standardised target
-units and joint over the two outputs, as the paper's are.
+code's callback knew of the network alone, and so the printed figures are matched best. Scores are in standardised
+target units and joint over the two outputs, as the paper's are.
 """
 
 import argparse

@@ -10,6 +10,7 @@ from lastlayer.training.objectives import (
     Objective,
     Profiled,
     make_objective,
+    mean_squared_error,
     output_layer,
 )
 
@@ -25,6 +26,7 @@ __all__ = [
     "Training",
     "Validation",
     "make_objective",
+    "mean_squared_error",
     "output_layer",
     "train",
     "train_members",

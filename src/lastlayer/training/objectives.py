@@ -124,11 +124,21 @@ class MeanSquaredError(Objective):
     def forward(
         self, phi_tilde: Float[Tensor, "m k"], T: Float[Tensor, "m q"], sample_weight: Float[Tensor, " m"] | None
     ) -> Float[Tensor, ""]:
-        error = (T - affine_features(phi_tilde).double() @ self.W).square().mean(-1)
-        return error.mean() if sample_weight is None else (sample_weight * error).sum() / sample_weight.sum()
+        return mean_squared_error(phi_tilde, T, self.W, sample_weight)
 
     def held_out_score(self, phi: Tensor, rest: Data, phi_held: Tensor, held: Data) -> float:
         return float(self(phi_held, held.T, held.weight))
+
+
+def mean_squared_error(
+    phi_tilde: Float[Tensor, "*b m k"],
+    T: Float[Tensor, "*#b m q"],
+    W: Float[Tensor, "*b p q"],
+    sample_weight: Float[Tensor, "*#b m"] | None,
+) -> Float[Tensor, "*b"]:
+    """Squared error of a plain last layer, averaged over outputs and weighted rows."""
+    error = (T - affine_features(phi_tilde).to(W.dtype) @ W).square().mean(-1)
+    return error.mean(-1) if sample_weight is None else (sample_weight * error).sum(-1) / sample_weight.sum(-1)
 
 
 def output_layer(n_features: int, n_outputs: int, generator: torch.Generator | None) -> nn.Parameter:
