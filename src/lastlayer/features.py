@@ -88,6 +88,18 @@ class StackedMLP(nn.Module):
         )
         self.activation = ACTIVATIONS[activation]()
         self.n_features = members[0].n_features
+        self._shape = n_inputs, tuple(hidden), activation
+
+    def member(self, i: int) -> MLP:
+        """A network of its own with the weights that member i has now."""
+        n_inputs, hidden, activation = self._shape
+        network = MLP(n_inputs, hidden, activation=activation).to(self.weights[0])
+        linears = [layer for layer in network if isinstance(layer, nn.Linear)]
+        with torch.no_grad():
+            for layer, W, b in zip(linears, self.weights, self.biases, strict=True):
+                layer.weight.copy_(W[i].mT)
+                layer.bias.copy_(b[i, 0])
+        return network
 
     def forward(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "s m k"]:
         """Features of the same inputs by every member."""
@@ -108,8 +120,23 @@ class WithInputs(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "m k"]:
-        return torch.cat([self.network(x), x], dim=-1)
+    def forward(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "*s m k"]:
+        phi = self.network(x)
+        return torch.cat([phi, x.expand(*phi.shape[:-1], x.shape[-1])], dim=-1)
+
+
+def weight_energy(network: nn.Module) -> Float[Tensor, "*s"]:
+    """-log density of hidden weights under N(0, 1 / fan_in), biases under N(0, 1), up to a constant.
+
+    One number, or one a member of a `StackedMLP`.
+    """
+    stacks = [module for module in network.modules() if isinstance(module, StackedMLP)]
+    if stacks:
+        parts = [W.shape[-2] * W.square().sum((-2, -1)) for W in stacks[0].weights]
+        parts += [b.square().sum((-2, -1)) for b in stacks[0].biases]
+    else:
+        parts = [(p[0].numel() if p.dim() > 1 else 1) * p.square().sum() for p in network.parameters()]
+    return 0.5 * torch.stack(parts).sum(0).double()
 
 
 def _gain(activation: str) -> float:

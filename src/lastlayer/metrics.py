@@ -55,10 +55,11 @@ def crps(prediction: Prediction, y: ndarray, *, per_output: bool = False) -> Any
     A(d, s) = E|d + s N(0, 1)|.
     """
     mean, var, w = prediction.component_mean, prediction.component_var, prediction.weights
-    score = np.tensordot(w, _mean_distance(_like(y, mean[0]) - mean, np.sqrt(var)), 1)
+    w = w[..., None]
+    score = (w * _mean_distance(_like(y, mean[0]) - mean, np.sqrt(var))).sum(0)
     for i in range(len(w)):  # a row of pairs at a time keeps memory at c m q
         pair = _mean_distance(mean[i] - mean, np.sqrt(var[i] + var))
-        score = score - 0.5 * w[i] * np.tensordot(w, pair, 1)
+        score = score - 0.5 * w[i] * (w * pair).sum(0)
     return score.mean(0) if per_output else float(score.mean())
 
 

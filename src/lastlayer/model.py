@@ -1,6 +1,7 @@
-"""A fitted Bayesian last layer on a network: everything that can be asked of it, in target units."""
+"""Fitted Bayesian last layers, one or a mixture of them: everything that can be asked of them, in target units."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -12,14 +13,17 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
+from lastlayer.calibration import Calibration, Curve, HeldOutPoints, Member, fit_curve, precision_weights
+from lastlayer.calibration.crossfit import predict_held_out
 from lastlayer.errors import InputError
 from lastlayer.estimator import Shell, as_covariance_parts, chunks, columns
-from lastlayer.extrapolation import AlphaCurve, cost_quantile, tune_alpha
+from lastlayer.extrapolation import AlphaCurve, alpha_range_for, cost_quantile, search_alpha
 from lastlayer.features import affine_features
 from lastlayer.inputs import check_weight, check_Xy
 from lastlayer.posterior import Posterior
 from lastlayer.prediction import JointPrediction, Prediction
 from lastlayer.statistics import Statistics
+from lastlayer.training import Data
 from lastlayer.types import NoiseStructure
 
 Model = TypeVar("Model", bound="LastLayerModel")
@@ -30,19 +34,28 @@ class Extrapolation:
     """How far points lie outside what the features were trained on."""
 
     affine_cost: Float[ndarray, " m"]
-    """At alpha_star_: the variance of the function over that of the noise (Theorem 2)."""
+    """At alpha_star_: the variance of the function over that of the noise (Theorem 2); the mean over the members."""
     quantile: Float[ndarray, " m"]
     """Share of the training points that would cost less if they were new; 1: farther out than all of them."""
 
 
+@dataclass(frozen=True)
+class Marginals:
+    """What every member says of each point: mean in target units, affine cost at alpha* and at the alpha in use."""
+
+    mean: Float[ndarray, "c m q"]
+    cost: Float[ndarray, "c m"]
+    ratio: Float[ndarray, "c m"]
+
+
 class LastLayerModel(Shell):
-    """Features `network_`, their last layer `posterior_` and the alpha of the variance, however they came about."""
+    """Members, each features and a last layer; the alphas of their variance; the curve from affine cost to variance."""
 
     noise: NoiseStructure
-    network_: nn.Module
-    posterior_: Posterior
+    members_: list[Member]
+    calibration_: Calibration | None
     alpha_curve_: AlphaCurve
-    _log_alpha: float
+    _log_alphas: list[float]
     _sample_cost: Tensor
 
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
@@ -54,110 +67,247 @@ class LastLayerModel(Shell):
             raise InputError("return_std and return_cov together: ask for one of them, the diagonal is std squared")
         if return_cov:
             joint = self.joint(X)
-            cov = joint.point_cov[:, :, None] * np.diagonal(joint.output_cov)
+            cov = joint.cov_of_outputs()
             return self._shaped(joint.mean), cov[..., 0] if self._y_ndim == 1 else cov
         return super().predict(X, return_std)
 
     def predictive(self, X: Any, *, noise: bool = True) -> Prediction:
         """The predictive distribution of the targets, or with `noise=False` of the function behind them."""
-        Z = self._checked(X)
-        parts = [self._marginals(Z[rows]) for rows in chunks(len(Z))]
-        mean, ratio = (np.concatenate(x) for x in zip(*parts, strict=True))
-        noise_var, correlation = as_covariance_parts(self._noise_cov())
-        return Prediction.gaussian(
-            mean,
-            epistemic_var=ratio[:, None] * noise_var,
-            noise_var=noise_var * float(noise),
-            affine_cost=ratio,
-            correlation=correlation if self.noise == "full" else None,
-        )
+        return self._mixture(self._marginals(self._checked(X)), noise)
 
     def joint(self, X: Any, *, noise: bool = True) -> JointPrediction:
-        """The Gaussian over all points and outputs together; O(m^2) numbers."""
-        joint = self.posterior_.joint(self._features(self._checked(X)), self._log_alpha)
-        points = joint.ratio_cov.detach().cpu().numpy()
-        return JointPrediction(
-            self._unscaled(joint.mean), points + np.eye(len(points)) * float(noise), self._noise_cov()
-        )
+        """The Gaussian over all points and outputs together; O(m^2) numbers a member."""
+        Z = self._checked(X)
+        marginals = self._marginals(Z)
+        weights, mean = self._weights(marginals), self._mixture(marginals, noise).mean
+        points, outputs = [], []
+        for i, member in enumerate(self.members_):
+            K = member.layer.posterior.joint(self._features(member.network, Z), self._log_alphas[i]).ratio_cov
+            root = np.sqrt(weights[i]) * self._stretch(marginals.ratio[i])
+            points += [
+                root[:, None] * K.cpu().numpy() * root,
+                np.diag(weights[i] * self.curve_.widening * float(noise)),
+            ]
+            outputs += [self._noise_cov(i, self.curve_.slope), self._noise_cov(i, self.curve_.noise)]
+        spread = np.sqrt(weights)[..., None] * (marginals.mean - mean)
+        return JointPrediction(mean, np.stack(points), np.stack(outputs), spread[: 0 if len(spread) == 1 else None])
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0, *, noise: bool = True) -> ndarray:
         """Draws of whole functions, plus noise: (m, n_samples), or (m, q, n_samples) for 2-D targets.
 
-        Each draw takes one set of weights, so it is joint over all points at O(p) a point.
+        They are draws of `joint`: each takes one set of weights a member, so it costs O(p) a point.
         """
-        Phi = self._features(self._checked(X))
+        Z = self._checked(X)
         rng = check_random_state(random_state)
-        generator = torch.Generator(Phi.device).manual_seed(int(rng.randint(2**31 - 1)))
-        at_alpha = replace(self.posterior_, log_alpha=self._log_alpha)
-        deviation = at_alpha.sample_weights(n_samples, generator=generator) - at_alpha.precision.weights
-        with torch.no_grad():
-            draws = self._unscaled(self.posterior_.mean(Phi) + Phi.to(deviation.dtype) @ deviation)
-        if noise:
-            draws = draws + rng.standard_normal(draws.shape) @ np.linalg.cholesky(self._noise_cov()).T
+        marginals = self._marginals(Z)
+        weights, mean = self._weights(marginals), self._mixture(marginals, noise).mean
+        draws = np.broadcast_to(mean, (n_samples, *mean.shape))
+        for i in range(len(self.members_)):
+            root, scale = np.sqrt(weights[i])[:, None], self._targets.scale.numpy()
+            stretch = self._stretch(marginals.ratio[i])[:, None] * np.sqrt(self.curve_.slope)
+            draws = draws + root * stretch * scale * self._deviations(i, Z, n_samples, rng)
+            if len(self.members_) > 1:
+                draws = draws + rng.standard_normal((n_samples, 1, 1)) * root * (marginals.mean[i] - mean)
+            if noise:
+                covariance = self._noise_cov(i, self.curve_.noise * self.curve_.widening)
+                draws = draws + root * (rng.standard_normal(draws.shape) @ np.linalg.cholesky(covariance).T)
         draws = np.moveaxis(draws, 0, -1)
         return draws[:, 0] if self._y_ndim == 1 else draws
 
     def extrapolation(self, X: Any) -> Extrapolation:
         """The affine cost of points and its rank among the training points."""
-        Z = self._checked(X)
-        with torch.no_grad():
-            cost = torch.cat([self.posterior_.variance_ratio(self._features(Z[rows])) for rows in chunks(len(Z))])
-            return Extrapolation(cost.cpu().numpy(), cost_quantile(cost, self._sample_cost).cpu().numpy())
+        cost = torch.from_numpy(self._marginals(self._checked(X)).cost.mean(0)).to(self._sample_cost)
+        return Extrapolation(cost.cpu().numpy(), cost_quantile(cost, self._sample_cost).cpu().numpy())
+
+    @property
+    def network_(self) -> nn.Module:
+        """Features of the first member."""
+        return self.members_[0].network
+
+    @property
+    def posterior_(self) -> Posterior:
+        """Last layer of the first member, in standardised units."""
+        return self.members_[0].layer.posterior
+
+    @property
+    def nlml_(self) -> float:
+        """Negative log marginal likelihood per sample, standardised targets; the mean over the members."""
+        return float(np.mean([member.layer.nlml for member in self.members_]))
 
     @property
     def alpha_star_(self) -> float:
-        return _exp(self.posterior_.log_alpha)
+        return _exp(float(np.mean([float(member.layer.posterior.log_alpha) for member in self.members_])))
 
     @property
     def alpha_(self) -> float:
-        return _exp(self._log_alpha)
+        return _exp(float(np.mean(self._log_alphas)))
 
     @property
     def noise_std_(self) -> Float[ndarray, " q"]:
-        return np.sqrt(np.diagonal(self._noise_cov()))
+        each = [np.sqrt(np.diagonal(self._noise_cov(i))) for i in range(len(self.members_))]
+        mean: ndarray = np.mean(each, axis=0)
+        return mean
+
+    @property
+    def curve_(self) -> Curve:
+        """From affine cost to variance; without calibration, the posterior as it stands."""
+        return Curve.identity(len(self._targets.mean)) if self.calibration_ is None else self.calibration_.curve
 
     def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "posterior_")
+        return hasattr(self, "members_")
 
     def tune_alpha(self: Model, X: Any, y: Any) -> Model:
-        """Algorithm 1: choose the alpha of the variance by the LPD of validation data; the mean does not move."""
-        Phi, T = self._features_and_targets(X, y)
-        self.alpha_curve_ = tune_alpha(self.posterior_, Phi, T)
-        self._log_alpha = self.alpha_curve_.log_alpha
+        """Algorithm 1: choose the alpha of the variance by the LPD of validation data; the mean does not move.
+
+        Members shift their log alphas together. A curve stays in force: it maps the new affine costs.
+        """
+        data = self._validation(X, y)
+        stars = [float(member.layer.posterior.log_alpha) for member in self.members_]
+        features = [self._features(member.network, data.X) for member in self.members_]
+        targets = self._unscaled(data.T)
+        before = self._marginals(data.X)
+
+        def lpd(log_alphas: Float[ndarray, " a"]) -> Float[ndarray, " a"]:
+            ratios = [
+                member.layer.posterior.variance_ratios(Phi, torch.from_numpy(log_alphas - centre + star).to(Phi))
+                for member, Phi, star in zip(self.members_, features, stars, strict=True)
+            ]
+            each = torch.stack(ratios, 1).cpu().numpy()
+            return np.array([self._mixture(replace(before, ratio=r), True).log_prob(targets).mean() for r in each])
+
+        centre = float(np.mean(stars))
+        ranges = [
+            alpha_range_for(member.layer.posterior, Phi) for member, Phi in zip(self.members_, features, strict=True)
+        ]
+        limits = [min(first - star for (first, _), star in zip(ranges, stars, strict=True))]
+        limits += [max(last - star for (_, last), star in zip(ranges, stars, strict=True))]
+        unit = float(np.log(self._targets.scale.numpy()).sum())  # an LPD of standardised targets, as everywhere
+        found = search_alpha(
+            lambda a: lpd(a) + unit, (centre + limits[0], centre + limits[1]), float(np.mean(self._log_alphas))
+        )
+        self.alpha_curve_ = found
+        self._log_alphas = [found.log_alpha - centre + star for star in stars] if len(stars) > 1 else [found.log_alpha]
+        return self
+
+    def calibrate(self: Model, X: Any, y: Any) -> Model:
+        """Fit the curve from affine cost to variance to rows that the model has not seen."""
+        data = self._validation(X, y)
+        parts = [
+            predict_held_out(member.layer, self._features(member.network, data.X), data, "validation")
+            for member in self.members_
+        ]
+        self._calibrate(HeldOutPoints.stacked(parts))
         return self
 
     def update(self: Model, X: Any, y: Any, sample_weight: Any = None, *, forgetting: float = 1.0) -> Model:
-        """Take in more rows in closed form: features, alpha and noise stay; old rows lose weight by `forgetting`."""
-        Phi, T = self._features_and_targets(X, y)
-        weight = check_weight(sample_weight, np.empty((len(T), 1)))
-        statistics = Statistics.from_features(
-            Phi, T, sample_weight=None if weight is None else torch.tensor(weight, device=Phi.device)
-        )
-        self.posterior_ = self.posterior_.update(statistics, forgetting=forgetting)
+        """Take in more rows in closed form: features, alpha, noise and curve stay; old rows lose weight by
+        `forgetting`."""
+        data = self._validation(X, y)
+        weight = check_weight(sample_weight, np.empty((len(data.T), 1)))
+        w = None if weight is None else torch.tensor(weight, device=data.T.device)
+
+        def updated(member: Member) -> Member:
+            statistics = Statistics.from_features(self._features(member.network, data.X), data.T, sample_weight=w)
+            posterior = member.layer.posterior.update(statistics, forgetting=forgetting)
+            return replace(member, layer=replace(member.layer, posterior=posterior))
+
+        self.members_ = [updated(member) for member in self.members_]
         return self
 
-    def _features(self, Z: Tensor) -> Tensor:
-        with torch.no_grad():
-            return affine_features(check_features(self.network_(Z), Z)).double()
+    # inside -----------------------------------------------------------------------------------------------------
 
-    def _features_and_targets(self, X: Any, y: Any) -> tuple[Tensor, Tensor]:
+    def _calibrate(self, points: HeldOutPoints) -> None:
+        """A single network stays Gaussian; a mixture may have tails."""
+        self.calibration_ = fit_curve(points, tails=len(self.members_) > 1)
+
+    def _features(self, network: nn.Module, Z: Tensor) -> Tensor:
+        with torch.no_grad():
+            return affine_features(check_features(network(Z), Z)).double()
+
+    def _validation(self, X: Any, y: Any) -> Data:
         check_is_fitted(self)
         X, y = check_Xy(self, X, y, reset=False, nd=self._inputs is None)
         T = columns(y)
         if T.shape[1] != len(self._targets.mean):
             raise InputError(f"y has {T.shape[1]} outputs, but the model was fitted to {len(self._targets.mean)}")
-        return self._features(self._standardised(X)), self._targets.forward(T).to(self._device())
+        return Data(self._standardised(X), self._targets.forward(T).to(self._device()))
 
-    def _marginals(self, Z: Tensor) -> tuple[ndarray, ndarray]:
+    def _marginals(self, Z: Tensor) -> Marginals:
+        parts: list[Sequence[ndarray]] = []
+        for rows in chunks(len(Z)):
+            means, costs, ratios = [], [], []
+            for member, log_alpha in zip(self.members_, self._log_alphas, strict=True):
+                posterior, Phi = member.layer.posterior, self._features(member.network, Z[rows])
+                with torch.no_grad():
+                    cost = posterior.variance_ratio(Phi)
+                    own = log_alpha == posterior.log_alpha
+                    ratio = cost if own else posterior.variance_ratio(Phi, log_alpha)
+                means.append(self._unscaled(posterior.mean(Phi)))
+                costs.append(cost.cpu().numpy())
+                ratios.append(ratio.cpu().numpy())
+            parts.append([np.stack(x) for x in (means, costs, ratios)])
+        return Marginals(*(np.concatenate(x, axis=1) for x in zip(*parts, strict=True)))
+
+    def _weights(self, marginals: Marginals) -> Float[ndarray, "c m"]:
+        """What each member counts at each point: its precision where that is calibrated, at alpha*; else all alike."""
+        c, m = marginals.cost.shape
+        if self.calibration_ is None or c == 1:
+            return np.full((c, m), 1 / c)
+        log_var = np.log(self._noise_vars()) + np.log(self.curve_.factor(marginals.cost))
+        weights: ndarray = precision_weights(torch.from_numpy(log_var)).numpy()
+        return weights
+
+    def _mixture(self, marginals: Marginals, noise: bool) -> Prediction:
+        curve, noise_var = self.curve_, self._noise_vars()
+        mean, weights = marginals.mean, self._weights(marginals)
+        epistemic = noise_var * curve.epistemic(marginals.ratio)
+        own_noise = np.broadcast_to(noise_var * curve.noise * float(noise), mean.shape)
+        correlation = None
+        if self.noise == "full":
+            correlation = np.stack([as_covariance_parts(self._noise_cov(i))[1] for i in range(len(self.members_))])
+        if curve.tail_share:
+            mean, epistemic, own_noise, weights = (
+                np.concatenate([rest * x, tail * x])
+                for x, rest, tail in (
+                    (mean, 1.0, 1.0),
+                    (epistemic, 1.0, curve.tail_factor),
+                    (own_noise, 1.0, curve.tail_factor),
+                    (weights, 1 - curve.tail_share, curve.tail_share),
+                )
+            )
+            correlation = None if correlation is None else np.concatenate([correlation] * 2)
+        return Prediction(
+            component_mean=mean,
+            component_epistemic_var=epistemic,
+            component_noise_var=own_noise,
+            affine_cost=marginals.ratio.mean(0),
+            weights=weights,
+            correlation=correlation,
+        )
+
+    def _stretch(self, ratio: Float[ndarray, " m"]) -> Float[ndarray, " m"]:
+        """How much wider than the posterior the curve makes the function at each point, before its factor b."""
+        stretch: ndarray = np.sqrt(self.curve_.widening * np.power(ratio, self.curve_.power - 1))
+        return stretch
+
+    def _deviations(self, i: int, Z: Tensor, n: int, rng: np.random.RandomState) -> Float[ndarray, "n m q"]:
+        """Draws of member i's function around its mean, standardised units."""
+        Phi = self._features(self.members_[i].network, Z)
+        generator = torch.Generator(Phi.device).manual_seed(int(rng.randint(2**31 - 1)))
+        at_alpha = replace(self.members_[i].layer.posterior, log_alpha=self._log_alphas[i])
+        deviation = at_alpha.sample_weights(n, generator=generator) - at_alpha.precision.weights
         with torch.no_grad():
-            Phi = self._features(Z)
-            own = self._log_alpha == self.posterior_.log_alpha
-            ratio = self.posterior_.variance_ratio(Phi, None if own else self._log_alpha)
-            return self._unscaled(self.posterior_.mean(Phi)), ratio.cpu().numpy()
+            draws: ndarray = (Phi.to(deviation.dtype) @ deviation).cpu().numpy()
+        return draws
 
-    def _noise_cov(self) -> Float[ndarray, "q q"]:
-        scale = self._targets.scale.numpy()
-        cov: ndarray = self.posterior_.Sigma_E.cpu().numpy() * np.outer(scale, scale)
+    def _noise_vars(self) -> Float[ndarray, "c 1 q"]:
+        """Of each member, before calibration."""
+        return np.stack([np.diagonal(self._noise_cov(i)) for i in range(len(self.members_))])[:, None]
+
+    def _noise_cov(self, i: int, factor: Float[ndarray, " q"] | float = 1.0) -> Float[ndarray, "q q"]:
+        """Of member i in target units, times a factor for each output."""
+        scale = self._targets.scale.numpy() * np.sqrt(factor)
+        cov: ndarray = self.members_[i].layer.posterior.Sigma_E.cpu().numpy() * np.outer(scale, scale)
         return cov
 
 
@@ -171,5 +321,5 @@ def check_features(phi_tilde: Any, Z: Tensor) -> Tensor:
     return phi_tilde
 
 
-def _exp(x: float | Tensor) -> float:
-    return math.exp(min(float(x), 700.0)) if float(x) < math.inf else math.inf
+def _exp(x: float) -> float:
+    return math.exp(min(x, 700.0)) if x < math.inf else math.inf

@@ -41,8 +41,8 @@ class Prediction:
     component_noise_var: Float[ndarray, "c m q"]
     affine_cost: Float[ndarray, " m"]
     """Degree of extrapolation, before any calibration (Theorem 2)."""
-    weights: Float[ndarray, " c"]
-    """Weights of the components; they add up to one."""
+    weights: Float[ndarray, "c m"]
+    """Weights of the components at each point; they add up to one."""
     correlation: Float[ndarray, "c q q"] | None = None
     """Correlation between the outputs of a point, for epistemic part and noise alike; None: independent."""
 
@@ -62,19 +62,22 @@ class Prediction:
             component_epistemic_var=epistemic_var[None],
             component_noise_var=np.broadcast_to(noise_var, mean.shape)[None].copy(),
             affine_cost=affine_cost,
-            weights=np.ones(1),
+            weights=np.ones((1, len(mean))),
             correlation=None if correlation is None else correlation[None],
         )
 
     @classmethod
-    def mixture(cls, members: "list[Prediction]", weights: Float[ndarray, " c"] | None = None) -> "Prediction":
-        """The mixture of several predictions of the same points; equal weights unless given."""
+    def mixture(
+        cls, members: "list[Prediction]", weights: Float[ndarray, " c"] | Float[ndarray, "c m"] | None = None
+    ) -> "Prediction":
+        """The mixture of several predictions of the same points; equal weights unless given, also for each point."""
         if not members:
             raise InputError("a mixture needs at least one member")
-        share = np.full(len(members), 1 / len(members)) if weights is None else np.asarray(weights, float)
-        if share.shape != (len(members),) or (share < 0).any() or not np.isclose(share.sum(), 1):
-            raise InputError(f"weights={share} must be {len(members)} non-negative numbers that add up to one")
-        share = share / share.sum()
+        n, m = len(members), len(members[0].affine_cost)
+        share = np.full(n, 1 / n) if weights is None else np.asarray(weights, float)
+        if share.shape not in ((n,), (n, m)) or (share < 0).any() or not np.allclose(share.sum(0), 1):
+            raise InputError(f"weights={share} must be {n} non-negative numbers (at each point) that add up to one")
+        share = np.broadcast_to((share / share.sum(0)).reshape(n, -1), (n, m))
         shapes = [p.component_mean.shape[1:] for p in members]
         if len(set(shapes)) > 1:
             raise InputError(f"members are of different points or outputs: {shapes}")
@@ -87,7 +90,7 @@ class Prediction:
             component_mean=np.concatenate([p.component_mean for p in members]),
             component_epistemic_var=np.concatenate([p.component_epistemic_var for p in members]),
             component_noise_var=np.concatenate([p.component_noise_var for p in members]),
-            affine_cost=np.tensordot(share, np.stack([p.affine_cost for p in members]), 1),
+            affine_cost=(share * np.stack([p.affine_cost for p in members])).sum(0),
             weights=np.concatenate([s * p.weights for s, p in zip(share, members, strict=True)]),
             correlation=None if all(p.correlation is None for p in members) else np.concatenate(correlations),
         )
@@ -137,7 +140,7 @@ class Prediction:
             each = gaussian_log_prob(residual, self.component_var, self.correlation)
         if len(self.weights) == 1:
             return each[0]
-        share = self.weights.reshape(-1, *[1] * (each.ndim - 1))
+        share = self.weights.reshape(*self.weights.shape, *[1] * (each.ndim - 2))
         density: ndarray = logsumexp(each, axis=0, b=share)
         return density
 
@@ -170,8 +173,8 @@ class Prediction:
     def sample(self, n: int, *, random_state: int | np.random.Generator | None = None) -> Float[ndarray, "n m q"]:
         """Draws of the targets: joint over the outputs of a point, independent between points."""
         rng = np.random.default_rng(random_state)
-        c, m, q = self.component_mean.shape
-        pick = rng.choice(c, size=(n, m), p=self.weights)
+        _, m, q = self.component_mean.shape
+        pick = (rng.random((n, 1, m)) > self.weights.cumsum(0)[:-1]).sum(1)
         noise = rng.standard_normal((n, m, q))
         if self.correlation is not None:
             L = np.linalg.cholesky(self.correlation)
@@ -181,7 +184,9 @@ class Prediction:
         return draws
 
     def _average(self, x: Float[ndarray, "c *s"]) -> Float[ndarray, "*s"]:
-        return x[0] if len(self.weights) == 1 else np.tensordot(self.weights, x, axes=1)
+        share = self.weights.reshape(*self.weights.shape, *[1] * (x.ndim - 2))
+        mean: ndarray = x[0] if len(share) == 1 else (share * x).sum(0)
+        return mean
 
     def _targets(self, y: ndarray) -> ndarray:
         y = np.asarray(y, dtype=float)
@@ -194,22 +199,41 @@ class Prediction:
 
 @dataclass(frozen=True)
 class JointPrediction:
-    """The Gaussian distribution of m points and q outputs together."""
+    """The Gaussian distribution of m points and q outputs together: of a mixture, the one with the same moments.
+
+    Its covariance is a sum of parts, each a covariance between points times one between outputs, plus how far the
+    members' means lie apart.
+    """
 
     mean: Float[ndarray, "m q"]
-    point_cov: Float[ndarray, "m m"]
-    """Covariance between the points, in units of the noise."""
-    output_cov: Float[ndarray, "q q"]
-    """Covariance between the outputs: the noise covariance."""
+    point_cov: Float[ndarray, "t m m"]
+    """Covariances between the points."""
+    output_cov: Float[ndarray, "t q q"]
+    """Covariances between the outputs that go with them."""
+    spread: Float[ndarray, "c m q"]
+    """Deviations of the members from the mean, times the root of their weight; empty for a single model."""
 
     def cov(self) -> Float[ndarray, "mq mq"]:
         """Covariance of all numbers, output by output: the first m rows are the first output at every point."""
-        return np.kron(self.output_cov, self.point_cov)
+        between = self.spread.swapaxes(1, 2).reshape(len(self.spread), -1)
+        parts = zip(self.output_cov, self.point_cov, strict=True)
+        cov: ndarray = sum(np.kron(output, point) for output, point in parts) + between.T @ between
+        return cov
+
+    def cov_of_outputs(self) -> Float[ndarray, "m m q"]:
+        """Covariance between the points for each output alone."""
+        own = np.diagonal(self.output_cov, axis1=1, axis2=2)
+        cov: ndarray = np.einsum("tij,tq->ijq", self.point_cov, own) + np.einsum(
+            "ciq,cjq->ijq", self.spread, self.spread
+        )
+        return cov
 
     def sample(self, n: int, *, random_state: int | np.random.Generator | None = None) -> Float[ndarray, "n m q"]:
         """Joint draws over points and outputs."""
-        noise = np.random.default_rng(random_state).standard_normal((n, *self.mean.shape))
-        draws: ndarray = self.mean + _root(self.point_cov) @ noise @ _root(self.output_cov).T
+        rng = np.random.default_rng(random_state)
+        draws = self.mean + np.tensordot(rng.standard_normal((n, len(self.spread))), self.spread, 1)
+        for point, output in zip(self.point_cov, self.output_cov, strict=True):
+            draws = draws + _root(point) @ rng.standard_normal((n, *self.mean.shape)) @ _root(output).T
         return draws
 
 

@@ -17,7 +17,7 @@ class BLRRegressor(BLLRegressor):
 
     def __init__(
         self,
-        hidden: Sequence[int] = (50, 50),
+        hidden: Sequence[int] = (50,),
         *,
         activation: str = "tanh",
         input_skip: bool | str = "auto",
@@ -25,8 +25,8 @@ class BLRRegressor(BLLRegressor):
         noise: NoiseStructure = "diagonal",
         bias_prior: BiasPrior = "flat",
         optimizer: str = "adam",
-        learning_rate: float = 1e-2,
-        max_epochs: int = 1000,
+        learning_rate: float = 2e-2,
+        max_epochs: int = 500,
         early_stopping: bool | str = "auto",
         validation_fraction: float = 0.15,
         patience: int = 200,
@@ -40,6 +40,7 @@ class BLRRegressor(BLLRegressor):
             activation=activation,
             input_skip=input_skip,
             backbone=backbone,
+            preset="fast",
             objective="mse",
             noise=noise,
             bias_prior=bias_prior,

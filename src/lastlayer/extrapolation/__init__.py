@@ -16,7 +16,15 @@ from lastlayer.extrapolation.hulls import (
     nearest_in_convex_hull,
     nearest_in_span,
 )
-from lastlayer.extrapolation.tuning import AlphaCurve, HeldOut, held_out_lpd, tune_alpha, tune_alpha_on
+from lastlayer.extrapolation.tuning import (
+    AlphaCurve,
+    HeldOut,
+    alpha_range_for,
+    held_out_lpd,
+    search_alpha,
+    tune_alpha,
+    tune_alpha_on,
+)
 
 __all__ = [
     "AlphaCurve",
@@ -24,6 +32,7 @@ __all__ = [
     "Projection",
     "affine_cost",
     "affine_cost_program",
+    "alpha_range_for",
     "blocked_folds",
     "cost_quantile",
     "distance_to_affine_hull",
@@ -34,6 +43,7 @@ __all__ = [
     "nearest_in_affine_hull",
     "nearest_in_convex_hull",
     "nearest_in_span",
+    "search_alpha",
     "tune_alpha",
     "tune_alpha_on",
 ]

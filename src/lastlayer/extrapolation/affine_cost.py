@@ -49,7 +49,7 @@ def affine_cost_program(x: Float[Tensor, "r k"], X: Float[Tensor, "m k"], gamma:
     return AffineCostSolution(nu.square().sum(-1) + gamma * e.square().sum(-1), nu, e)
 
 
-def leave_one_out_cost(cost: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
+def leave_one_out_cost(cost: Float[Tensor, "*b m"]) -> Float[Tensor, "*b m"]:
     """Affine cost that each sample would have if it were not among the samples: c / (1 - c).
 
     `cost` is that of the samples themselves. Without it, a new point would be held against samples that cost little

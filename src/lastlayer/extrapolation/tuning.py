@@ -1,7 +1,7 @@
 """Algorithm 1, second line: the alpha that serves validation data best, the mean left where it is."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,6 +41,7 @@ class _LPD:
         self.correlation = noise / np.outer(std, std)  # a product of variances could underflow
 
     def __call__(self, log_alphas: Float[Tensor, " a"]) -> Float[ndarray, " a"]:
+        log_alphas = log_alphas.to(self.posterior.Sigma_E)
         total = 1 + self.posterior.variance_ratios(self.Phi, log_alphas).cpu().numpy()[..., None]
         values: ndarray = gaussian_log_prob(self.residual, total * self.noise_var, self.correlation).mean(-1)
         return values
@@ -94,31 +95,45 @@ def tune_alpha_on(folds: Sequence[HeldOut], log_alpha: float, *, n_curve: int = 
     `log_alpha` is the one to beat, and to keep where alpha makes no difference.
     """
     with torch.no_grad():
-        lpds, ranges = [], []
-        for posterior, Phi, T in folds:
-            lpds.append(_LPD(posterior, Phi, T))
-            farthest = posterior.equations.rows(linear_features(Phi)).square().sum(-1).max()
-            ranges.append(posterior.equations.alpha_range(2, farthest=float(farthest)))
-        first, last = (float(f(r)) for f, r in ((min, [r[0] for r in ranges]), (max, [r[1] for r in ranges])))
-        grid = torch.linspace(first, last, n_curve, dtype=ranges[0].dtype, device=ranges[0].device)
+        lpds = [_LPD(*fold) for fold in folds]
+        ranges = [alpha_range_for(posterior, Phi) for posterior, Phi, _ in folds]
         share = np.array([len(fold.T) for fold in folds]) / sum(len(fold.T) for fold in folds)
 
-        def lpd(log_alphas: Tensor) -> ndarray:
-            values: ndarray = sum(w * f(log_alphas) for w, f in zip(share, lpds, strict=True))
+        def lpd(log_alphas: Float[ndarray, " a"]) -> Float[ndarray, " a"]:
+            values: ndarray = sum(w * f(torch.from_numpy(log_alphas)) for w, f in zip(share, lpds, strict=True))
             return values
 
-        curve, before = lpd(grid), float(lpd(grid.new_tensor([log_alpha]))[0])
-        best = int(curve.argmax())
-        log_alphas = grid.cpu().numpy()
-        if curve[best] <= before + 1e-10 * max(1.0, abs(before)) and curve.max() - curve.min() < 1e-9:
-            chosen, value = log_alpha, before
-        elif best == n_curve - 1:
-            value, chosen = max((float(curve[best]), math.inf), (before, log_alpha))
-        else:
-            bounds = (log_alphas[max(best - 1, 0)], log_alphas[best + 1])
-            found = minimize_scalar(
-                lambda a: -float(lpd(grid.new_tensor([a]))[0]), bounds=bounds, method="bounded", options={"xatol": 1e-8}
-            )
-            refined, scanned = (float(-found.fun), float(found.x)), (float(curve[best]), float(log_alphas[best]))
-            value, chosen = max(refined, scanned, (before, log_alpha))
+        limits = min(first for first, _ in ranges), max(last for _, last in ranges)
+        return search_alpha(lpd, limits, log_alpha, n_curve=n_curve)
+
+
+def alpha_range_for(posterior: Posterior, Phi: Float[Tensor, "r p"]) -> tuple[float, float]:
+    """The log alphas between which alpha matters for these points."""
+    farthest = posterior.equations.rows(linear_features(Phi)).square().sum(-1).max()
+    first, last = posterior.equations.alpha_range(2, farthest=float(farthest)).tolist()
+    return first, last
+
+
+def search_alpha(
+    lpd: Callable[[Float[ndarray, " a"]], Float[ndarray, " a"]],
+    limits: tuple[float, float],
+    log_alpha: float,
+    *,
+    n_curve: int = 201,
+) -> AlphaCurve:
+    """Maximise an LPD over log alpha: a curve between the limits, a search around its top, infinity a candidate."""
+    log_alphas = np.linspace(*limits, n_curve)
+    curve, before = lpd(log_alphas), float(lpd(np.array([log_alpha]))[0])
+    best = int(curve.argmax())
+    if curve[best] <= before + 1e-10 * max(1.0, abs(before)) and curve.max() - curve.min() < 1e-9:
+        chosen, value = log_alpha, before
+    elif best == n_curve - 1:
+        value, chosen = max((float(curve[best]), math.inf), (before, log_alpha))
+    else:
+        bounds = (log_alphas[max(best - 1, 0)], log_alphas[best + 1])
+        found = minimize_scalar(
+            lambda a: -float(lpd(np.array([a]))[0]), bounds=bounds, method="bounded", options={"xatol": 1e-8}
+        )
+        refined, scanned = (float(-found.fun), float(found.x)), (float(curve[best]), float(log_alphas[best]))
+        value, chosen = max(refined, scanned, (before, log_alpha))
     return AlphaCurve(chosen, value, before, log_alphas, curve)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lastlayer.errors import choose
+from lastlayer.features import weight_energy
 from lastlayer.training.objectives import Data, Objective
 from lastlayer.training.threads import SMALL_STEP, threads_for
 
@@ -78,14 +79,18 @@ def train(
     optimiser: Optimiser,
     *,
     validation: Validation | None = None,
+    strength: float = 0.0,
     progress: bool = False,
 ) -> Training:
-    """Train network and objective in place; they end in their best state, whatever happened on the way."""
+    """Train network and objective in place; they end in their best state, whatever happened on the way.
+
+    `strength` is that of the prior on the network's weights: -log p / m is added to the loss.
+    """
     parameters = [p for p in nn.ModuleList([network, objective]).parameters() if p.requires_grad]
     # for a table every weight serves every row about three times; other inputs may reuse weights, and keep all threads
     work = 3 * len(data.X) * sum(p.numel() for p in parameters)
     with threads_for(work if data.X.dim() == 2 else SMALL_STEP):
-        return _descend(network, objective, data, optimiser, parameters, validation, progress)
+        return _descend(network, objective, data, optimiser, parameters, validation, strength, progress)
 
 
 def _descend(
@@ -95,8 +100,10 @@ def _descend(
     optimiser: Optimiser,
     parameters: list[nn.Parameter],
     validation: Validation | None,
+    strength: float,
     progress: bool,
 ) -> Training:
+    count = float(len(data.X) if data.weight is None else data.weight.sum())
     modules = nn.ModuleList([network, objective]).train()
     scale, record = 1.0, Training()
     steps = optimiser.build(parameters, scale)
@@ -114,6 +121,8 @@ def _descend(
                 return seen[1]
         steps.zero_grad()
         loss = objective(network(data.X), data.T, data.weight)
+        if strength:
+            loss = loss + strength / count * weight_energy(network)
         loss.backward()
         value = float(loss.detach())
         if optimiser.name == "lbfgs":

@@ -1,7 +1,7 @@
 """What training minimises: the evidence with weights and noise profiled out, exact, or augmented (Theorem 1)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from lastlayer.evidence import nlml, profiled_nlml
 from lastlayer.extrapolation import held_out_lpd
 from lastlayer.features import affine_features
 from lastlayer.posterior import Posterior
-from lastlayer.statistics import Statistics
+from lastlayer.statistics import CHUNK_ROWS, Statistics
 from lastlayer.types import BiasPrior, NoiseStructure
 
 INITIAL_LOG_ALPHA = 4.0
@@ -27,6 +27,14 @@ class Data:
     X: Tensor
     T: Tensor
     weight: Tensor | None = None
+
+    def rows(self, rows: Tensor | slice) -> "Data":
+        """Some of the rows."""
+        return Data(self.X[rows], self.T[rows], None if self.weight is None else self.weight[rows])
+
+    def chunks(self) -> "Iterator[Data]":
+        """All rows, in pieces that fit into memory with their features."""
+        return (self.rows(slice(start, start + CHUNK_ROWS)) for start in range(0, len(self.X), CHUNK_ROWS))
 
 
 class Objective(nn.Module):

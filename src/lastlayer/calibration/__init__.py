@@ -1,0 +1,31 @@
+"""How far to believe a network: rows it never saw, the strength of its prior, and the curve from cost to variance."""
+
+from lastlayer.calibration.crossfit import CrossFit, Ensemble, Job, Member, Trained, predict_held_out
+from lastlayer.calibration.curve import (
+    Calibration,
+    CalibrationPoints,
+    Curve,
+    HeldOutPoints,
+    fit_curve,
+    precision_weights,
+)
+from lastlayer.calibration.splits import Split, blocked_splits, given_splits, random_splits
+
+__all__ = [
+    "Calibration",
+    "CalibrationPoints",
+    "CrossFit",
+    "Curve",
+    "Ensemble",
+    "HeldOutPoints",
+    "Job",
+    "Member",
+    "Split",
+    "Trained",
+    "blocked_splits",
+    "fit_curve",
+    "given_splits",
+    "precision_weights",
+    "predict_held_out",
+    "random_splits",
+]

@@ -1,0 +1,196 @@
+"""Networks that each leave rows out: the rows calibrate them, the networks are the members of the mixture.
+
+Network i does not see fold i of a random partition; its last layer is then fitted to every row. So nothing is trained
+for calibration alone, except the networks that leave a whole block out: they tell how errors grow with distance.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lastlayer.calibration.curve import HeldOutPoints, fit_curve
+from lastlayer.calibration.splits import Split
+from lastlayer.statistics import Statistics
+from lastlayer.training import Data, LastLayer, last_layer
+from lastlayer.types import BiasPrior, NoiseStructure
+
+Features = Callable[[nn.Module, Tensor], Float[Tensor, "m p"]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One network to be trained."""
+
+    split: Split
+    partition: int
+    number: int
+    """Within its partition."""
+    strength: float = math.nan
+    """Of the prior on its hidden weights."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.split.kind, self.partition, self.number
+
+    def seed(self, base: int) -> int:
+        """Of the initialisation: the same for every strength, another for every network of a mixture."""
+        return base + 1000 * self.partition + self.number
+
+
+class Trainer(Protocol):
+    """Trains networks, one a job."""
+
+    def __call__(self, jobs: Sequence[Job], label: str) -> list[nn.Module]: ...
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network with the last layer of the rows it was trained on."""
+
+    job: Job
+    network: nn.Module
+    layer: LastLayer
+
+
+@dataclass(frozen=True)
+class Member:
+    """One network of the mixture, and its last layer."""
+
+    network: nn.Module
+    layer: LastLayer
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Members, and the networks whose held-out rows tell how far to believe them."""
+
+    members: list[Member]
+    folds: list[Trained]
+    strength: float
+    strengths: dict[float, float]
+    """Held-out LPD of each strength that was tried."""
+
+
+@dataclass(frozen=True)
+class CrossFit:
+    """How to get from a plan of splits to an ensemble."""
+
+    data: Data
+    train: Trainer
+    features: Features
+    noise: NoiseStructure
+    bias_prior: BiasPrior
+
+    def run(
+        self,
+        partitions: Sequence[Sequence[Split]],
+        *,
+        n_members: int,
+        strengths: Sequence[float],
+        trials: Sequence[Split] = (),
+    ) -> Ensemble:
+        """Choose the strength on `trials`, train the rest, and put the members together.
+
+        Members are the networks of random splits, or where there are none, networks trained on every row.
+        """
+        folds = [Job(split, r, i) for r, splits in enumerate(partitions) for i, split in enumerate(splits)]
+        crossed = any(job.split.kind == "random" for job in folds)
+        every = Split.everything(len(self.data.X))
+        wanted = folds + [Job(every, i, 0) for i in range(0 if crossed else n_members)]
+        strength = strengths[0]
+        scores: dict[float, float] = {}
+        chosen: dict[tuple[str, int, int], Trained] = {}
+        if len(strengths) > 1:
+            strength, scores, chosen = self._choose([Job(split, 0, i) for i, split in enumerate(trials)], strengths)
+        rest = [replace(job, strength=strength) for job in wanted if job.key not in chosen]
+        trained = chosen | {t.job.key: t for t in self._fit(rest, f"{len(rest)} networks")}
+        done = [trained[job.key] for job in wanted]
+        members = [t for t in done if t.job.split.kind == ("random" if crossed else "all")][:n_members]
+        held = [t for t in done if len(t.job.split.held)]
+        return Ensemble([self._member(t) for t in members], held, strength, scores)
+
+    def held_out(self, trained: Sequence[Trained]) -> HeldOutPoints:
+        """What each network says of the rows it left out; networks of several partitions meet at the same rows."""
+        groups: dict[str, dict[int, list[Trained]]] = {}
+        for t in trained:
+            groups.setdefault(t.job.split.kind, {}).setdefault(t.job.partition, []).append(t)
+        return HeldOutPoints.joined([_stack([self._points(p) for p in kind.values()]) for kind in groups.values()])
+
+    def _choose(
+        self, trial: Sequence[Job], strengths: Sequence[float]
+    ) -> tuple[float, dict[float, float], dict[tuple[str, int, int], Trained]]:
+        """The strength of largest held-out LPD, each with a curve of its own, and its networks."""
+        jobs = [replace(job, strength=s) for s in strengths for job in trial]
+        trained = self._fit(jobs, f"{len(jobs)} networks, prior")
+        groups = {s: [t for t in trained if t.job.strength == s] for s in strengths}
+        scores = {s: fit_curve(self.held_out(group), tails=False).lpd for s, group in groups.items()}
+        best = max(scores, key=lambda s: -math.inf if math.isnan(scores[s]) else scores[s])
+        return best, scores, {t.job.key: t for t in groups[best]}
+
+    def _fit(self, jobs: Sequence[Job], label: str) -> list[Trained]:
+        networks = self.train(jobs, label) if jobs else []
+        return [
+            Trained(job, network, self._layer(network, job.split.train))
+            for job, network in zip(jobs, networks, strict=True)
+        ]
+
+    def _layer(self, network: nn.Module, rows: np.ndarray) -> LastLayer:
+        return last_layer(self._statistics(network, rows), noise=self.noise, bias_prior=self.bias_prior)
+
+    def _statistics(self, network: nn.Module, rows: np.ndarray) -> Statistics:
+        data = self.data.rows(torch.from_numpy(rows).to(self.data.X.device))
+        return Statistics.from_batches(
+            (self.features(network, part.X), part.T, *([] if part.weight is None else [part.weight]))
+            for part in data.chunks()
+        )
+
+    def _member(self, t: Trained) -> Member:
+        """Every row in the last layer; alpha and noise as they were found, since the curve was calibrated on them."""
+        if not len(t.job.split.held):
+            return Member(t.network, t.layer)
+        more = t.layer.posterior.update(self._statistics(t.network, t.job.split.held))
+        return Member(t.network, replace(t.layer, posterior=more))
+
+    def _points(self, partition: Sequence[Trained]) -> tuple[np.ndarray, HeldOutPoints]:
+        """The held-out points of one partition, in the order of their rows."""
+        parts, rows = [], []
+        for t in partition:
+            held = self.data.rows(torch.from_numpy(t.job.split.held).to(self.data.X.device))
+            parts.append(predict_held_out(t.layer, self.features(t.network, held.X), held, t.job.split.kind))
+            rows.append(t.job.split.held)
+        joined, row = HeldOutPoints.joined(parts), np.concatenate(rows)
+        order = np.argsort(row, kind="stable")
+        o = torch.from_numpy(order).to(joined.mean.device)
+        ordered = HeldOutPoints(
+            joined.mean[:, o],
+            joined.ratio[:, o],
+            joined.noise_var[:, o],
+            joined.targets[o],
+            joined.weight[o],
+            joined.kind[order],
+        )
+        return row[order], ordered
+
+
+def predict_held_out(layer: LastLayer, Phi: Float[Tensor, "n p"], data: Data, kind: str) -> HeldOutPoints:
+    """What one network says of points it has not seen."""
+    with torch.no_grad():
+        marginals = layer.posterior.predict(Phi)
+    mean = marginals.mean
+    noise = marginals.noise_cov.diagonal().expand(mean.shape)
+    weight = torch.ones_like(mean[:, 0]) if data.weight is None else data.weight
+    return HeldOutPoints(
+        mean[None], marginals.variance_ratio[None], noise[None], data.T.to(mean), weight, np.full(len(mean), kind)
+    )
+
+
+def _stack(partitions: "list[tuple[np.ndarray, HeldOutPoints]]") -> HeldOutPoints:
+    """The same points by the networks of every partition."""
+    assert all(np.array_equal(partitions[0][0], rows) for rows, _ in partitions)
+    return HeldOutPoints.stacked([points for _, points in partitions])

@@ -1,0 +1,207 @@
+"""From the words of an estimator to trained networks: architecture, plan of splits, trainer."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from lastlayer.calibration import Job, Split, blocked_splits, given_splits, random_splits
+from lastlayer.errors import InputError
+from lastlayer.features import MLP, StackedMLP, WithInputs
+from lastlayer.model import check_features
+from lastlayer.training import Data, Optimiser, Training, Validation, make_objective, train, train_stack
+from lastlayer.types import BiasPrior, NoiseStructure
+
+N_FOLDS = 5
+N_MEMBERS = 10
+LARGE_TABLE = 5_000
+"""Rows from which on one network a fold is enough."""
+FEW_ROWS = 20
+"""Below, no row can be spared for calibration."""
+STRENGTHS = (0.03, 0.3, 3.0)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What the networks look like."""
+
+    hidden: Sequence[int]
+    activation: str
+    input_skip: bool | str
+    backbone: nn.Module | Callable[[], nn.Module] | None
+
+    @property
+    def skips(self) -> bool:
+        return self.backbone is None if self.input_skip == "auto" else bool(self.input_skip)
+
+    def build(self, shape: tuple[int, ...], generator: torch.Generator | None) -> nn.Module:
+        """One network for inputs of that shape."""
+        if self.backbone is None:
+            network: nn.Module = MLP(shape[1], self.hidden, activation=self.activation, generator=generator)
+        elif isinstance(self.backbone, nn.Module):
+            network = copy.deepcopy(self.backbone)
+        else:
+            network = self.backbone()
+            if not isinstance(network, nn.Module):
+                raise InputError(f"backbone() returned a {type(network).__name__}, not a torch.nn.Module")
+        if self.skips and len(shape) != 2:
+            raise InputError(f"input_skip=True needs a table, but X has shape {shape}: leave it at 'auto' or False")
+        return WithInputs(network) if self.skips else network
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which network sees which rows."""
+
+    calibration: Any
+    n_members: int
+    strengths: tuple[float, ...]
+    partitions: list[list[Split]]
+    trials: list[Split]
+    """Where the strength of the hidden prior is chosen."""
+
+
+def make_plan(
+    data: Data,
+    *,
+    calibration: Any,
+    n_members: int | str,
+    hidden_prior: float | str,
+    fast: bool,
+    own_network: bool,
+    validation_fraction: float,
+    groups: Any,
+    seed: int,
+) -> Plan:
+    """What "auto" means for these data. Every network leaves rows out, unless nothing is to be calibrated on them."""
+    m, rng = len(data.X), np.random.default_rng(seed)
+    by_name = isinstance(calibration, str)
+    spare = not fast and m >= FEW_ROWS
+    if by_name and calibration == "auto" and not spare:
+        calibration = None
+    if n_members == "auto":
+        n_members = 1 if fast or own_network else N_MEMBERS if m <= LARGE_TABLE else N_FOLDS
+    if hidden_prior == "auto":
+        strengths = STRENGTHS if spare and not own_network else (0.0,)
+    else:
+        strengths = (float(hidden_prior),)
+    n_partitions = -(-int(n_members) // N_FOLDS)
+    X, y = data.X.cpu().numpy(), data.T.cpu().numpy()
+    trials: list[Split] = []
+    partitions: list[list[Split]] = []
+    if calibration is not None and not by_name:
+        trials = given_splits(calibration, X, y, groups)
+        partitions = [trials] * n_partitions
+    elif calibration == "auto" and own_network and n_members == 1:
+        order, held = rng.permutation(m), max(2, round(validation_fraction * m))
+        trials = [Split(np.sort(order[held:]), np.sort(order[:held]), "random")]
+        partitions = [trials]
+    elif len(strengths) > 1 or calibration is not None:
+        random = [random_splits(m, min(N_FOLDS, m // 2), rng) for _ in range(n_partitions)]
+        blocked = blocked_splits(X.astype(float), min(N_FOLDS, m // 2)) if X.ndim == 2 else []
+        trials = random[0]
+        if calibration == "alpha":
+            partitions = [blocked or trials]
+        elif calibration == "auto":
+            partitions = [splits + blocked for splits in random]
+    return Plan(calibration, int(n_members), strengths, partitions, trials)
+
+
+@dataclass
+class Trainer:
+    """Trains networks, as one batch where they allow it, otherwise one after the other."""
+
+    architecture: Architecture
+    data: Data
+    objective: str
+    noise: NoiseStructure
+    bias_prior: BiasPrior
+    optimiser: Optimiser
+    stop_early: bool
+    validation_fraction: float
+    patience: int
+    dtype: torch.dtype
+    seed: int
+    progress: bool
+    record: Training = field(default_factory=Training)
+    """Of the last training."""
+
+    def __call__(self, jobs: Sequence[Job], label: str) -> list[nn.Module]:
+        look = self.architecture
+        alike = look.backbone is None and len(look.hidden) > 0 and self.data.X.dim() == 2
+        plain = self.objective == "profiled" and self.optimiser.name == "adam" and not self.stop_early
+        if len(jobs) > 1 and alike and plain:
+            return self._together(jobs, label)
+        return [self._alone(job) for job in jobs]
+
+    def _together(self, jobs: Sequence[Job], label: str) -> list[nn.Module]:
+        look, device, m = self.architecture, self.data.X.device, len(self.data.X)
+        stack = StackedMLP(
+            self.data.X.shape[1],
+            look.hidden,
+            generators=[self._generator(job) for job in jobs],
+            activation=look.activation,
+        ).to(device=device, dtype=self.dtype)
+        weight = torch.zeros(len(jobs), m, dtype=torch.float64)
+        for row, job in zip(weight, jobs, strict=True):
+            row[torch.from_numpy(job.split.train)] = 1
+        self.record = train_stack(
+            WithInputs(stack) if look.skips else stack,
+            self.data,
+            weight.to(device) * (1 if self.data.weight is None else self.data.weight),
+            strength=torch.tensor([job.strength for job in jobs], dtype=torch.float64, device=device),
+            noise=self.noise,
+            bias_prior=self.bias_prior,
+            optimiser=self.optimiser,
+            progress=self.progress,
+            label=label,
+        )
+        members = [stack.member(i) for i in range(len(jobs))]
+        return [(WithInputs(network) if look.skips else network).eval() for network in members]
+
+    def _alone(self, job: Job) -> nn.Module:
+        """By the general loop: any network, objective and optimiser, with early stopping."""
+        everything = len(job.split.train) == len(self.data.X)
+        data = self.data if everything else self.data.rows(torch.from_numpy(job.split.train).to(self.data.X.device))
+        generator = self._generator(job)
+        network = self.architecture.build(tuple(data.X.shape), generator).to(device=data.X.device, dtype=self.dtype)
+        with torch.no_grad():
+            n_features = check_features(network.eval()(data.X[:2]), data.X[:2]).shape[1]
+        objective = make_objective(
+            self.objective,
+            n_features=n_features,
+            n_outputs=data.T.shape[1],
+            noise=self.noise,
+            bias_prior=self.bias_prior,
+            generator=generator,
+        ).to(data.X.device)
+        m, strength = len(data.X), job.strength
+        held = round(self.validation_fraction * m)
+        if not self.stop_early or held < 1 or m - held < 2:
+            self.record = train(network, objective, data, self.optimiser, strength=strength, progress=self.progress)
+            return network
+        order = torch.randperm(m, generator=generator).to(data.X.device)
+        rest, held_out = data.rows(order[held:]), data.rows(order[:held])
+        validation = Validation(
+            lambda: objective.held_out_score(network(rest.X), rest, network(held_out.X), held_out),
+            first=min(50, self.optimiser.max_epochs // 10),
+            every=max(1, min(10, self.optimiser.max_epochs // 20)),
+            patience=self.patience,
+        )
+        self.record = train(
+            network,
+            objective,
+            rest,
+            self.optimiser,
+            validation=validation,
+            strength=strength,
+            progress=self.progress,
+        )
+        return network
+
+    def _generator(self, job: Job) -> torch.Generator:
+        return torch.Generator().manual_seed(job.seed(self.seed))

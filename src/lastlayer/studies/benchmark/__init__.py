@@ -1,0 +1,1 @@
+"""Tables of the user's, standard splits, one protocol: the library beside its peers. `lastlayer bench uci --data DIR`."""

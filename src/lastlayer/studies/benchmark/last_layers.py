@@ -1,0 +1,119 @@
+"""Peers with a Bayesian last layer: vbll and laplace-torch, trained as their documentation shows."""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+from torch import Tensor, nn
+
+from lastlayer.prediction import Prediction
+from lastlayer.studies.benchmark.networks import best_of, components, held_out_error
+from lastlayer.studies.benchmark.protocol import Task, hold_out
+from lastlayer.studies.benchmark.stacks import Recipe, Scaler, refit, search, squared_error
+
+VBLL_EPOCHS, VBLL_BATCH, VBLL_RATE, VBLL_CHECKS = 600, 32, 3e-3, 40
+LAPLACE = Recipe(1e-2, batch_size=100, max_epochs=800, decays=(0.0, 1e-5, 1e-4, 1e-3), activation=torch.tanh)
+MARGLIK_STEPS = 1000
+
+
+def vbll(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Prediction:
+    """A variational last layer on ELU features: AdamW, weight decay on the features alone, clipped gradients."""
+    scaler = Scaler.fit(X, y)
+    x, t = scaler.inputs(X, task.device), scaler.targets(y, task.device)[:, None]
+    fit, held = hold_out(len(x), task.seed)
+    best = (math.inf, 1)
+
+    def look(epoch: int, model: nn.Module) -> None:
+        nonlocal best
+        best = min(best, (float(model(x[held]).val_loss_fn(t[held])), epoch))
+
+    _train_vbll(x[fit], t[fit], VBLL_EPOCHS, task, look)
+    model = _train_vbll(x, t, best[1], task)
+    with torch.no_grad():
+        predictive = model(scaler.inputs(X_test, task.device)).predictive
+        mean, var = predictive.mean[:, 0], predictive.variance[:, 0]
+    return components(scaler.mean(mean)[None], scaler.var(var)[None])
+
+
+def _train_vbll(
+    x: Float[Tensor, "m d"],
+    t: Float[Tensor, "m 1"],
+    epochs: int,
+    task: Task,
+    look: Callable[[int, nn.Module], None] | None = None,
+) -> nn.Module:
+    import vbll as package  # type: ignore[import-not-found, unused-ignore]
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(task.seed)
+        features = nn.Sequential(nn.Linear(x.shape[1], task.hidden), nn.ELU())
+        last = package.Regression(task.hidden, 1, 1 / len(x), prior_scale=1.0, wishart_scale=0.1)
+        model = nn.Sequential(features, last).to(x.device)
+        groups = [
+            {"params": features.parameters(), "weight_decay": 1e-4},
+            {"params": last.parameters(), "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=VBLL_RATE, fused=True)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, VBLL_EPOCHS, VBLL_RATE / 100)
+        for epoch in range(1, epochs + 1):
+            for rows in torch.randperm(len(x)).to(x.device).split(VBLL_BATCH):
+                optimizer.zero_grad()
+                model(x[rows]).train_loss_fn(t[rows]).backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+            schedule.step()
+            if look is not None and epoch % max(1, VBLL_EPOCHS // VBLL_CHECKS) == 0:
+                with torch.no_grad():
+                    look(epoch, model)
+    return model
+
+
+def laplace(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Prediction:
+    """A network trained by squared error and weight decay, then a full Laplace approximation of its last layer."""
+    scaler = Scaler.fit(X, y)
+    x, t = scaler.inputs(X, task.device), scaler.targets(y, task.device)
+    fit, held = hold_out(len(x), task.seed)
+    found = search(x, t, squared_error, LAPLACE, held_out_error, task)
+    scores = []
+    for one in found:
+        mean, var = _laplace_predict(_as_network(one.weights), x[fit], t[fit], x[held])
+        scores.append(-float(torch.distributions.Normal(mean, var.sqrt()).log_prob(t[held]).mean()))
+    chosen = scores.index(min(scores))
+    stack = refit(x, t, squared_error, LAPLACE, chosen, found[chosen].epoch, task)
+    network = _as_network(dict(stack.named_parameters()))
+    mean, var = _laplace_predict(network, x, t, scaler.inputs(X_test, task.device))
+    return components(scaler.mean(mean)[None], scaler.var(var)[None])
+
+
+def _as_network(weights: dict[str, Tensor]) -> nn.Module:
+    first, last = weights["first"][0], weights["last"][0]
+    network = nn.Sequential(nn.Linear(*first.shape), nn.Tanh(), nn.Linear(*last.shape)).to(first.device)
+    state = {"0.weight": first.T, "0.bias": weights["first_bias"][0, 0]}
+    state |= {"2.weight": last.T, "2.bias": weights["last_bias"][0, 0]}
+    network.load_state_dict({name: value.detach().clone() for name, value in state.items()})
+    return network
+
+
+def _laplace_predict(
+    network: nn.Module, x: Float[Tensor, "m d"], t: Float[Tensor, " m"], x_new: Float[Tensor, "n d"]
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """Prior precision and noise by the marginal likelihood, in the steps of the package's regression example."""
+    from laplace import Laplace  # type: ignore[import-not-found, unused-ignore]
+    from torch.utils.data import DataLoader, TensorDataset
+
+    la: Any = Laplace(network, "regression", subset_of_weights="last_layer", hessian_structure="full")
+    la.fit(DataLoader(TensorDataset(x, t[:, None]), batch_size=min(len(x), 4096)))
+    log_prior = torch.ones(1, device=x.device, requires_grad=True)
+    log_sigma = torch.ones(1, device=x.device, requires_grad=True)
+    optimizer = torch.optim.Adam([log_prior, log_sigma], lr=1e-1)
+    for _ in range(MARGLIK_STEPS):
+        optimizer.zero_grad()
+        (-la.log_marginal_likelihood(log_prior.exp(), log_sigma.exp())).backward()
+        optimizer.step()
+    with torch.no_grad():
+        mean, cov = la(x_new, pred_type="glm")
+    return mean[:, 0].detach(), (cov[:, 0, 0] + la.sigma_noise.square()).detach()

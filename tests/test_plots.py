@@ -1,0 +1,539 @@
+"""What the pictures show: every mark, line and title against the numbers that it stands for."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from io import BytesIO
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import close
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy import ndarray
+from scipy import stats
+
+from lastlayer import plots
+from lastlayer.calibration import Calibration, CalibrationPoints, Curve
+from lastlayer.errors import InputError
+from lastlayer.extrapolation import AlphaCurve
+from lastlayer.metrics import LEVELS, calibration_error, coverage, rmse
+from lastlayer.prediction import Prediction
+
+JUDGES = (plots.parity, plots.calibration_curve, plots.sharpness, plots.extrapolation_error)
+
+
+def prediction(m: int = 60, q: int = 2, c: int = 1, seed: int = 0) -> Prediction:
+    rng = np.random.default_rng(seed)
+    members = []
+    cost = np.exp(rng.normal(-1, 1.5, m))
+    for _ in range(c):
+        noise_var = rng.uniform(0.5, 2, q)
+        member = Prediction.gaussian(
+            rng.normal(0, 3, (m, q)), epistemic_var=cost[:, None] * noise_var, noise_var=noise_var, affine_cost=cost
+        )
+        members.append(member)
+    return members[0] if c == 1 else Prediction.mixture(members)
+
+
+def targets(p: Prediction, seed: int = 1) -> ndarray:
+    return p.sample(1, random_state=seed)[0]
+
+
+def narrower(p: Prediction, factor: float) -> Prediction:
+    """The same prediction with standard deviations divided by `factor`."""
+    return replace(
+        p,
+        component_epistemic_var=p.component_epistemic_var / factor**2,
+        component_noise_var=p.component_noise_var / factor**2,
+    )
+
+
+def calibration(n: int = 400, q: int = 2, *, tails: bool = False, noise: bool = True) -> Calibration:
+    """Held-out points whose squared errors follow a curve, with or without noise."""
+    rng = np.random.default_rng(0)
+    curve = Curve(rng.uniform(0.5, 2, q), rng.uniform(0.5, 2, q), 0.6, *((0.1, 6.0) if tails else ()))
+    kind = rng.choice(["random", "blocked"], n)
+    v = np.exp(rng.normal(-2, 1, n) + 2 * (kind == "blocked"))
+    squares = curve.factor(v) * (rng.chisquare(1, (n, q)) if noise else 1)
+    return Calibration(curve, CalibrationPoints(v, squares, kind), lpd=-1.25, lpd_before=-2.5)
+
+
+def alpha_curve(log_alpha: float = 4.0) -> AlphaCurve:
+    log_alphas = np.linspace(-5, 20, 101)
+    lpds = -np.square(np.minimum(log_alphas, 12) - 4) / 50
+    lpd = float(np.interp(log_alpha, log_alphas, lpds))
+    return AlphaCurve(log_alpha, lpd, float(np.interp(0.0, log_alphas, lpds)), log_alphas, lpds)
+
+
+def line(ax: Axes, label: str) -> Line2D:
+    found = [x for x in ax.lines if str(x.get_label()).startswith(label)]
+    assert len(found) == 1, (label, [x.get_label() for x in ax.lines])
+    return found[0]
+
+
+def xy(ax: Axes, label: str) -> ndarray:
+    return np.stack([np.asarray(x, float) for x in line(ax, label).get_data()], 1)
+
+
+def bars(ax: Axes, label: str) -> tuple[ndarray, ndarray, ndarray, ndarray]:
+    """Places, heights, lower and upper ends of error bars."""
+    found = [x for x in ax.containers if isinstance(x, ErrorbarContainer) and str(x.get_label()).startswith(label)]
+    assert len(found) == 1, label
+    points, _, (collection,) = found[0]
+    ends = np.array(collection.get_segments())[..., 1]
+    return points.get_xdata(), points.get_ydata(), ends[:, 0], ends[:, 1]
+
+
+def headline(figure: Figure) -> str:
+    return figure.get_suptitle()
+
+
+def rendered(figure: Figure) -> bytes:
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=40)
+    return buffer.getvalue()
+
+
+# --- parity
+
+
+@pytest.mark.parametrize("c", [1, 3])
+@pytest.mark.parametrize("q", [1, 3])
+@pytest.mark.parametrize("level", [0.5, 0.9])
+def test_parity_marks_the_targets_outside_their_interval(c: int, q: int, level: float) -> None:
+    p = prediction(q=q, c=c)
+    y = targets(p)
+    lower, upper = p.interval(level)
+    figure = plots.parity(p, y, level=level)
+    assert len(figure.axes) == q
+    for i, ax in enumerate(figure.axes):
+        out = (y[:, i] < lower[:, i]) | (y[:, i] > upper[:, i])
+        assert out.any()
+        for mask, label, bar in ((out, "outside", ax.collections[1]), (~out, "target inside", ax.collections[0])):
+            close(xy(ax, label), np.stack([y[mask, i], p.mean[mask, i]], 1))
+            close(np.array(bar.get_segments())[..., 1], np.stack([lower[mask, i], upper[mask, i]], 1))
+        share = coverage(p, y, level, per_output=True)[i]
+        assert f"{share:.1%} inside" in ax.get_title()
+    assert f"{100 * level:g}% of the bars" in headline(figure)
+
+
+def test_parity_calls_good_what_a_perfect_model_shows() -> None:
+    p = prediction(m=200, q=1)
+    least, most = stats.binom.ppf([0.025, 0.975], 200, 0.9) / 200
+    (ax,) = plots.parity(p, targets(p)).axes
+    assert ax.get_title().endswith(f"good: {100 * least:.1f} to {100 * most:.1f}%")
+
+
+def test_parity_says_how_many_points_are_beyond_its_axes() -> None:
+    p = prediction(m=400, q=1)
+    y = targets(p)
+    y[7] = 1e6
+    (ax,) = plots.parity(p, y).axes
+    assert ax.get_xlim()[1] < 100
+    assert [t.get_text() for t in ax.texts] == ["1 beyond the axes"]
+
+
+# --- calibration curve
+
+
+@pytest.mark.parametrize("c", [1, 3])
+@pytest.mark.parametrize("q", [1, 2])
+def test_calibration_curve_shows_coverages(c: int, q: int) -> None:
+    p = prediction(q=q, c=c)
+    y = targets(p)
+    figure = plots.calibration_curve(p, y)
+    assert len(figure.axes) == q
+    slow = np.array([coverage(p, y, float(level), per_output=True) for level in LEVELS])
+    for i, ax in enumerate(figure.axes):
+        close(xy(ax, "prediction"), np.stack([LEVELS, slow[:, i]], 1))
+        close(xy(ax, "share = level"), np.array([[0.0, 0.0], [1.0, 1.0]]))
+    assert f"calibration error {calibration_error(p, y):.3f}" in headline(figure)
+
+
+@pytest.mark.parametrize("m", [7, 150, 100_000])
+def test_calibration_band_is_binomial(m: int) -> None:
+    p = prediction(m, q=1)
+    (ax,) = plots.calibration_curve(p, targets(p)).axes
+    (band,) = ax.collections
+    corners = {tuple(np.round(v, 12)) for v in band.get_paths()[0].vertices}
+    for level in LEVELS:
+        for bound in stats.binom.ppf([0.025, 0.975], m, level) / m:
+            assert tuple(np.round([level, bound], 12)) in corners
+
+
+def test_several_models_share_a_calibration_curve() -> None:
+    p = prediction()
+    y = targets(p)
+    models = {"right": p, "too narrow": narrower(p, 3), "too wide": narrower(p, 1 / 3)}
+    figure = plots.calibration_curve(models, y)
+    for i, ax in enumerate(figure.axes):
+        for name, model in models.items():
+            shares = [coverage(model, y, float(level), per_output=True)[i] for level in LEVELS]
+            close(xy(ax, f"{name}: ")[:, 1], np.array(shares))
+            assert str(line(ax, f"{name}: ").get_label()).endswith(f"{calibration_error(model, y):.3f}")
+        assert len({line(ax, f"{name}: ").get_color() for name in models}) == 3
+
+
+def test_many_models_are_told_apart() -> None:
+    p = prediction(q=1)
+    (ax,) = plots.calibration_curve({f"model {k}": p for k in range(9)}, targets(p)).axes
+    looks = {(x.get_color(), x.get_linestyle()) for x in ax.lines if str(x.get_label()).startswith("model")}
+    assert len(looks) == 9
+
+
+# --- sharpness
+
+
+@pytest.mark.parametrize("q", [1, 2])
+def test_one_bin_of_sharpness_is_the_rmse_over_the_predicted_deviation(q: int) -> None:
+    """Fewer points than two bins need are one bin."""
+    p = prediction(m=20, q=q)
+    y = targets(p)
+    figure = plots.sharpness(p, y)
+    assert len(figure.axes) == 2 * q
+    for i, ax in enumerate(figure.axes[:q]):
+        x, height, _, _ = bars(ax, "RMSE")
+        close(x, np.sqrt(p.var[:, i].mean(keepdims=True)))
+        close(height, rmse(p, y, per_output=True)[i : i + 1])
+        assert f"RMSE {height[0]:.3g}, predicted {x[0]:.3g}" in ax.get_title()
+        close(xy(ax, "absolute errors"), np.stack([p.std[:, i], np.abs(y - p.mean)[:, i]], 1))
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_bins_of_sharpness_tell_how_much_too_narrow_deviations_are(factor: float) -> None:
+    p = prediction(m=20_000, q=1)
+    top, _ = plots.sharpness(narrower(p, factor), targets(p)).axes
+    x, height, lower, upper = bars(top, "RMSE")
+    assert len(x) >= 8
+    assert ((lower < height) & (height < upper)).all()
+    # bars of 2 standard errors miss one time in 20; twice as long ones hardly ever
+    assert (np.abs(np.log(height / (factor * x))) < 2 * np.log(upper / height)).all()
+
+
+def test_histogram_of_sharpness_counts_every_point() -> None:
+    p = prediction(m=5000, q=3)
+    for ax in plots.sharpness(p, targets(p)).axes[3:]:
+        assert sum(bar.get_height() for bar in ax.patches) == 5000
+
+
+# --- alpha
+
+
+def test_alpha_curve_marks_both_alphas_and_the_limit() -> None:
+    curve = alpha_curve()
+    (ax,) = plots.alpha_curve(curve, alpha_star=np.exp(0.5)).axes
+    close(xy(ax, "LPD"), np.stack([curve.log_alphas, curve.lpds], 1))
+    close(xy(ax, "αᵐᵃˣ"), np.array([[4.0, curve.lpd]]))
+    close(xy(ax, "α*"), np.array([[0.5, -(3.5**2) / 50]]))
+    close(xy(ax, "limit")[:, 1], np.full(2, curve.lpds[-1]))
+    close(xy(ax, "before")[:, 1], np.full(2, curve.lpd_before))
+    assert line(ax, "αᵐᵃˣ").get_marker() == "o"
+
+
+def test_alpha_beyond_the_curve_is_an_arrow_at_its_end() -> None:
+    curve = alpha_curve(np.inf)
+    (ax,) = plots.alpha_curve(curve, alpha_star=0.0).axes
+    close(xy(ax, "αᵐᵃˣ"), np.array([[20.0, curve.lpds[-1]]]))
+    close(xy(ax, "α*"), np.array([[-5.0, curve.lpds[0]]]))
+    assert (line(ax, "αᵐᵃˣ").get_marker(), line(ax, "α*").get_marker()) == (">", "<")
+
+
+def test_alpha_curve_does_without_alpha_star() -> None:
+    (ax,) = plots.alpha_curve(alpha_curve()).axes
+    assert not [x for x in ax.lines if str(x.get_label()).startswith("α*")]
+    assert headline(plots.alpha_curve(alpha_curve())) == str(alpha_curve())
+
+
+@pytest.mark.parametrize("alpha_star", [-1.0, float("nan")])
+def test_a_negative_alpha_star_is_refused(alpha_star: float) -> None:
+    with pytest.raises(InputError, match=f"alpha_star={alpha_star}"):
+        plots.alpha_curve(alpha_curve(), alpha_star=alpha_star)
+
+
+# --- extrapolation
+
+
+@pytest.mark.parametrize("q", [1, 2])
+def test_extrapolation_error_shows_scaled_errors_and_their_quantiles(q: int) -> None:
+    p = prediction(m=25, q=q)  # one bin
+    y = targets(p)
+    scaled = np.abs(y - p.mean) / p.std
+    figure = plots.extrapolation_error(p, y)
+    assert len(figure.axes) == q
+    for i, ax in enumerate(figure.axes):
+        close(xy(ax, "targets"), np.stack([p.affine_cost, scaled[:, i]], 1))
+        for level in (0.5, 0.9):
+            close(xy(ax, f"{level:.0%} quantile in bins")[0, 1], np.quantile(scaled[:, i], level))
+            close(xy(ax, f"{level:.0%} quantile of a Gaussian")[:, 1], np.full(2, stats.halfnorm.ppf(level)))
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9])
+@pytest.mark.parametrize("n", [15, 40, 1000])
+def test_quantile_band_holds_95_percent_of_samples(n: int, level: float) -> None:
+    draws = np.quantile(np.abs(np.random.default_rng(0).standard_normal((4000, n))), level, axis=1)
+    lower, upper = plots._quantile_band(n, level)
+    inside = ((draws > lower) & (draws < upper)).mean()
+    assert abs(inside - 0.95) < 0.02  # interpolation between two order statistics narrows it a little
+
+
+def test_quantiles_rise_only_where_error_bars_are_too_short() -> None:
+    p = prediction(m=20_000, q=1)
+    y = targets(p)
+    far = p.affine_cost > 2
+    y[far] = p.mean[far] + 5 * (y - p.mean)[far]
+    (ax,) = plots.extrapolation_error(p, y).axes
+    cost, quantile = xy(ax, "90% quantile in bins").T
+    expected = stats.halfnorm.ppf(0.9) * np.where(cost > 2, 5, 1)
+    clear = (cost < 1) | (cost > 4)  # away from the bin that holds the step
+    assert clear.sum() >= 8
+    assert (np.abs(np.log(quantile / expected))[clear] < 0.5).all()
+
+
+def test_points_without_cost_stay_in_the_picture() -> None:
+    p = prediction(m=50, q=1)
+    free = replace(p, affine_cost=np.where(np.arange(50) < 5, 0.0, p.affine_cost))
+    (ax,) = plots.extrapolation_error(free, targets(p)).axes
+    assert (xy(ax, "targets")[:, 0] > 0).all()
+    plots.extrapolation_error(replace(p, affine_cost=np.zeros(50)), targets(p))
+
+
+def test_infinite_costs_are_refused() -> None:
+    p = prediction(m=3)
+    p = replace(p, affine_cost=np.array([1.0, np.inf, 2.0]))
+    with pytest.raises(InputError, match=r"affine_cost has 1 infinite .* row 1"):
+        plots.extrapolation_error(p, targets(p))
+
+
+# --- from cost to variance
+
+
+@pytest.mark.parametrize("q", [1, 3])
+@pytest.mark.parametrize("tails", [False, True])
+def test_lines_of_cost_to_variance_are_the_formula(q: int, tails: bool) -> None:
+    c = calibration(q=q, tails=tails)
+    figure = plots.cost_to_variance(c)
+    assert len(figure.axes) == q
+    for i, ax in enumerate(figure.axes):
+        v, factor = xy(ax, "calibrated").T
+        close(factor, c.curve.noise[i] + c.curve.slope[i] * v**c.curve.power)
+        assert v[0] < c.points.ratio.min() < c.points.ratio.max() < v[-1]
+        close(xy(ax, "uncalibrated")[:, 1], 1 + v)
+        assert line(ax, "uncalibrated").get_linestyle() == "--"
+        if tails:
+            close(xy(ax, "with tails")[:, 1], (0.9 + 0.1 * 6.0) * factor)
+        assert f"{c.curve.noise[i]:.3g} + {c.curve.slope[i]:.3g}" in ax.get_title()
+    assert "-2.500 uncalibrated, -1.250 calibrated" in headline(figure)
+    assert ("thin" in headline(figure)) == tails
+
+
+def test_held_out_points_have_the_colour_of_their_kind() -> None:
+    c = calibration()
+    for i, ax in enumerate(plots.cost_to_variance(c).axes):
+        for kind, color in (("random", plots.BLUE), ("blocked", plots.ORANGE)):
+            r = c.points.kind == kind
+            close(xy(ax, f"{kind} held-out"), np.stack([c.points.ratio[r], c.points.squared_error[r, i]], 1))
+            assert to_hex(line(ax, f"{kind} held-out").get_color()) == color
+
+
+@pytest.mark.parametrize("kind", ["given", "validation", "other"])
+def test_every_kind_of_held_out_point_is_shown(kind: str) -> None:
+    c = calibration(n=50)
+    c = replace(c, points=replace(c.points, kind=np.full(50, kind)))
+    for ax in plots.cost_to_variance(c).axes:
+        assert len(xy(ax, f"{kind} held-out")) == 50
+
+
+def test_binned_means_of_errors_on_the_curve_are_on_the_curve() -> None:
+    """However wide the bins are: each stands where the curve equals its own mean over the bin."""
+    c = calibration(n=2000, noise=False)
+    for i, ax in enumerate(plots.cost_to_variance(c).axes):
+        for kind in ("random", "blocked"):
+            v, mean, _, _ = bars(ax, f"{kind}, mean")
+            assert len(v) >= 5
+            close(mean, c.curve.factor(v)[:, i])
+
+
+def test_error_bars_of_binned_means_are_two_standard_errors() -> None:
+    c = calibration(n=25, q=1)
+    c = replace(c, points=replace(c.points, kind=np.full(25, "random")))  # one bin
+    (ax,) = plots.cost_to_variance(c).axes
+    _, mean, lower, upper = bars(ax, "random, mean")
+    squares = c.points.squared_error[:, 0]
+    close(mean, squares.mean(keepdims=True))
+    relative = squares.std() / np.sqrt(25) / squares.mean()
+    close(np.log(np.append(upper / mean, mean / lower)), np.full(2, 2 * relative))
+
+
+def test_a_model_without_held_out_points_is_told_what_to_do() -> None:
+    empty = Calibration(
+        Curve.identity(2), CalibrationPoints(np.empty(0), np.empty((0, 2)), np.empty(0, str)), np.nan, np.nan
+    )
+    for nothing in (None, empty):
+        with pytest.raises(InputError, match=r"no held-out points: .* model\.calibrate\(X, y\)"):
+            plots.cost_to_variance(nothing)
+
+
+# --- bins
+
+
+@given(
+    m=st.integers(1, 300), decades=st.floats(0, 20), seed=st.integers(0, 99), tail=st.sampled_from([0, 1, 5, 20, 100])
+)
+def test_bins_hold_every_point_once_and_enough_of_them(m: int, decades: float, seed: int, tail: int) -> None:
+    rng = np.random.default_rng(seed)
+    x = 10 ** (decades * rng.uniform(size=m))
+    x[:tail] *= 1e4
+    bins = plots._bins(x)
+    assert sorted(np.concatenate(bins)) == list(range(m))
+    assert all(x[a].max() <= x[b].min() for a, b in pairwise(bins))
+    assert len(bins) == 1 or min(map(len, bins)) >= plots.AT_LEAST
+
+
+def test_a_few_far_points_do_not_drown() -> None:
+    x = np.append(np.geomspace(1, 2, 5000), np.geomspace(1e5, 1e6, 4))
+    assert len(plots._bins(x)[-1]) == plots.AT_LEAST
+    assert np.isin(np.arange(5000, 5004), plots._bins(x)[-1]).all()
+
+
+def test_equal_points_are_one_bin() -> None:
+    assert len(plots._bins(np.full(100, 3.0))) == 1
+
+
+# --- all of them
+
+
+def pictures(m: int, q: int, c: int = 1) -> dict[str, Callable[[], Figure]]:
+    p = prediction(m, q, c)
+    y = targets(p)
+    judged: dict[str, Callable[[], Figure]] = {f.__name__: lambda f=f: f(p, y) for f in JUDGES}
+    return judged | {
+        "cost_to_variance": lambda: plots.cost_to_variance(calibration(m, q, tails=c > 1)),
+        "alpha_curve": lambda: plots.alpha_curve(alpha_curve(), alpha_star=2.0),
+    }
+
+
+@pytest.mark.parametrize("m", [1, 3, 80])
+@pytest.mark.parametrize(("q", "c"), [(1, 1), (2, 3), (6, 1)])
+def test_every_picture_can_be_drawn(m: int, q: int, c: int) -> None:
+    """Without a warning, with words on every axis; a row holds at most four outputs."""
+    for name, draw in pictures(m, q, c).items():
+        figure = draw()
+        assert rendered(figure)
+        assert headline(figure)
+        assert figure.legends[0].get_texts()
+        for i, ax in enumerate(figure.axes):
+            assert ax.get_ylabel() or i % plots.COLUMNS, name
+        if name != "alpha_curve":
+            titles = [ax.get_title() for ax in figure.axes[:q]]
+            assert all(("output" in title) == (q > 1) for title in titles)
+
+
+@pytest.mark.parametrize("name", [f.__name__ for f in JUDGES] + ["cost_to_variance"])
+def test_of_many_points_some_are_shown_and_all_are_counted(name: str) -> None:
+    m = 100_000
+    shown = plots.SHOWN // 4 if name == "parity" else plots.SHOWN
+    first, second = (pictures(m, 1)[name]() for _ in range(2))
+    ax, again = first.axes[0], second.axes[0]
+    points = [x for x in ax.lines if x.get_marker() == "."]
+    if name == "calibration_curve":
+        assert not points
+        return
+    assert sum(len(x.get_xdata()) for x in points) == shown
+    assert any(f"{shown:,} of 100,000 shown" in str(x.get_label()) for x in points)
+    for a, b in zip(ax.lines, again.lines, strict=True):
+        np.testing.assert_array_equal(a.get_xydata(), b.get_xydata())
+    if name == "parity":
+        p = prediction(m, 1)
+        assert f"{coverage(p, targets(p)):.1%} inside" in ax.get_title()
+
+
+@pytest.mark.parametrize("judge", JUDGES)
+def test_perfect_and_constant_targets_can_be_drawn(judge: Any) -> None:
+    p = Prediction.gaussian(
+        np.full((40, 1), 2.0), epistemic_var=np.ones((40, 1)), noise_var=np.ones(1), affine_cost=np.ones(40)
+    )
+    assert rendered(judge(p, np.full((40, 1), 2.5)))
+    assert rendered(judge(p, p.mean))
+
+
+@pytest.mark.parametrize("judge", JUDGES)
+def test_one_output_takes_targets_without_a_second_axis(judge: Any) -> None:
+    p = prediction(q=1)
+    y = targets(p)
+    for a, b in zip(judge(p, y).axes[0].lines, judge(p, y[:, 0]).axes[0].lines, strict=True):
+        np.testing.assert_array_equal(a.get_xydata(), b.get_xydata())
+
+
+@pytest.mark.parametrize("shape", [(59, 2), (60, 1), (60,), (2, 60)])
+@pytest.mark.parametrize("judge", JUDGES)
+def test_targets_of_another_shape_are_refused(judge: Any, shape: tuple[int, ...]) -> None:
+    given = re.escape(str(shape))
+    with pytest.raises(InputError, match=rf"y has shape {given}, .* 60 points and 2 outputs: .* shape \(60, 2\)"):
+        judge(prediction(), np.zeros(shape))
+
+
+def test_the_model_that_does_not_fit_the_targets_is_named() -> None:
+    p = prediction()
+    with pytest.raises(InputError, match="prediction 'other' is of 59 points"):
+        plots.calibration_curve({"one": p, "other": prediction(m=59)}, targets(p))
+    with pytest.raises(InputError, match="no prediction in the dict"):
+        plots.calibration_curve({}, targets(p))
+
+
+@pytest.mark.parametrize("judge", JUDGES)
+def test_what_cannot_be_drawn_is_refused(judge: Any) -> None:
+    p = prediction()
+    y = targets(p)
+    y[17, 1] = np.nan
+    with pytest.raises(InputError, match=r"y has 1 NaN values in 1 rows \(first: row 17\)"):
+        judge(p, y)
+    var = p.component_noise_var.copy()
+    var[0, 3:5] = -p.component_epistemic_var[0, 3:5]
+    with pytest.raises(InputError, match=r"zero or infinite standard deviation at 2 points \(first: row 3\)"):
+        judge(replace(p, component_noise_var=var), targets(p))
+    with pytest.raises(InputError, match="0 points"):
+        judge(prediction(m=0), np.empty((0, 2)))
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, 90.0])
+def test_parity_refuses_a_level_that_is_none(level: float) -> None:
+    p = prediction()
+    with pytest.raises(InputError, match=f"level={level}"):
+        plots.parity(p, targets(p), level=level)
+
+
+# --- over one input
+
+
+@pytest.mark.usefixtures("as_a_user")
+def test_one_input_draws_mean_data_and_cost() -> None:
+    def predictive(X: ndarray, *, noise: bool = True) -> Prediction:
+        mean = np.hstack([np.sin(X), 10 * X])
+        return Prediction.gaussian(
+            mean,
+            epistemic_var=np.hstack([X**2, X**2]) + 0.1,
+            noise_var=np.array([0.3, 2.0]) * float(noise),
+            affine_cost=X[:, 0] ** 2 + 0.1,
+        )
+
+    model: Any = SimpleNamespace(predictive=predictive)
+    X = np.linspace(-1, 1, 9)[:, None]
+    y = predictive(X).mean
+    figure = plots.one_input(model, X, y, span=(-3, 3), truth=lambda x: np.hstack([x, x]), n=50)
+    *outputs, cost = figure.axes
+    grid = np.linspace(-3, 3, 50)
+    for i, ax in enumerate(outputs):
+        close(xy(ax, "mean"), np.stack([grid, predictive(grid[:, None]).mean[:, i]], 1))
+        close(xy(ax, "truth"), np.stack([grid, grid], 1))
+        close(xy(ax, "training data"), np.stack([X[:, 0], y[:, i]], 1))
+    close(cost.lines[0].get_ydata(), grid**2 + 0.1)
+    assert rendered(figure)
