@@ -90,7 +90,8 @@ def bars(ax: Axes, label: str) -> tuple[ndarray, ndarray, ndarray, ndarray]:
     assert len(found) == 1, label
     points, _, (collection,) = found[0]
     ends = np.array(collection.get_segments())[..., 1]
-    return points.get_xdata(), points.get_ydata(), ends[:, 0], ends[:, 1]
+    x, height = (np.asarray(data, float) for data in points.get_data())
+    return x, height, ends[:, 0], ends[:, 1]
 
 
 def headline(figure: Figure) -> str:
@@ -421,20 +422,27 @@ def pictures(m: int, q: int, c: int = 1) -> dict[str, Callable[[], Figure]]:
     }
 
 
-@pytest.mark.parametrize("m", [1, 3, 80])
-@pytest.mark.parametrize(("q", "c"), [(1, 1), (2, 3), (6, 1)])
+@pytest.mark.parametrize("m", [1, 80])
+@pytest.mark.parametrize(("q", "c"), [(1, 1), (2, 3)])
 def test_every_picture_can_be_drawn(m: int, q: int, c: int) -> None:
-    """Without a warning, with words on every axis; a row holds at most four outputs."""
-    for name, draw in pictures(m, q, c).items():
+    """Without a warning, of one point too."""
+    for draw in pictures(m, q, c).values():
+        assert rendered(draw())
+
+
+@pytest.mark.parametrize("q", [1, 2, 6])
+def test_every_picture_explains_itself(q: int) -> None:
+    """In words above, at the axes and below; a row holds at most four outputs."""
+    for name, draw in pictures(40, q).items():
         figure = draw()
-        assert rendered(figure)
         assert headline(figure)
         assert figure.legends[0].get_texts()
-        for i, ax in enumerate(figure.axes):
-            assert ax.get_ylabel() or i % plots.COLUMNS, name
-        if name != "alpha_curve":
-            titles = [ax.get_title() for ax in figure.axes[:q]]
-            assert all(("output" in title) == (q > 1) for title in titles)
+        assert all(ax.get_ylabel() for ax in figure.axes if ax.get_subplotspec().is_first_col()), name
+        assert max(ax.get_subplotspec().colspan.start for ax in figure.axes) < plots.COLUMNS
+        assert sum(bool(ax.get_xlabel()) for ax in figure.axes) == (1 if name == "alpha_curve" else q)
+        if q > 1 and name != "alpha_curve":
+            titles = sorted(ax.get_title() for ax in figure.axes if ax.get_title())
+            assert [title[:8] for title in titles] == [f"output {i + 1}" for i in range(q)]
 
 
 @pytest.mark.parametrize("name", [f.__name__ for f in JUDGES] + ["cost_to_variance"])

@@ -110,7 +110,8 @@ def parity(prediction: Prediction, y: ndarray, *, level: float = 0.9) -> "Figure
 def calibration_curve(prediction: Prediction | Mapping[str, Prediction], y: ndarray) -> "Figure":
     """Share of targets inside central intervals against the intervals' level; several models by their names.
 
-    The band is what a perfect model shows in 95% of samples of this size, level by level.
+    The band is what a perfect model shows in 95% of samples of this size, level by level, if errors at different points
+    are independent; far out neighbours err together.
     """
     models = prediction if isinstance(prediction, Mapping) else {"": prediction}
     if not models:
@@ -184,7 +185,7 @@ def alpha_curve(curve: AlphaCurve, *, alpha_star: float | None = None) -> "Figur
     if alpha_star is not None:
         log_alpha = math.log(alpha_star) if alpha_star > 0 else -math.inf
         lpd = float(np.interp(log_alpha, curve.log_alphas, curve.lpds))
-        _mark(ax, curve, log_alpha, lpd, color=GREEN, label=f"α*: {lpd:.3f}")
+        _mark(ax, curve, log_alpha, lpd, color=GREEN, label=f"α*, log α = {log_alpha:.2f}")
     _mark(ax, curve, curve.log_alpha, curve.lpd, color=ORANGE, label=f"αᵐᵃˣ: {curve.lpd:.3f}")
     if np.ptp(curve.lpds) > 100:
         ax.set_yscale("symlog", linthresh=10)

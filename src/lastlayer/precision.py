@@ -8,6 +8,7 @@ Both bias priors become one ridge regression. Under the flat prior the bias is p
 and under the shared prior the bias is one feature among others: z = phi, G = Phi'Phi, and no 1/m.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -189,6 +190,8 @@ class Precision:
         """`ratio_error` at its largest over all z, for one model."""
         eq, k = self.equations, self.equations.n_penalised
         if isinstance(self.factor, Cholesky):
+            if not bool(torch.isfinite(self.factor.L).all()):  # not positive definite any more: no digits at all
+                return math.inf
             d, terms = (eq.energy + self.ridge).rsqrt(), k
             values = torch.linalg.eigvalsh(d[:, None] * (self.factor.L @ self.factor.L.mT) * d)
         else:

@@ -84,7 +84,7 @@ class BLLRegressor(LastLayerModel):
 
     def __init__(
         self,
-        hidden: Sequence[int] = (50,),
+        hidden: Sequence[int] = (50, 50),
         *,
         activation: str = "tanh",
         input_skip: bool | str = "auto",

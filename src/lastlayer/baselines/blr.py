@@ -17,7 +17,7 @@ class BLRRegressor(BLLRegressor):
 
     def __init__(
         self,
-        hidden: Sequence[int] = (50,),
+        hidden: Sequence[int] = (50, 50),
         *,
         activation: str = "tanh",
         input_skip: bool | str = "auto",

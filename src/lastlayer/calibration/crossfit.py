@@ -7,7 +7,7 @@ for calibration alone, except the networks that leave a whole block out: they te
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ class Job:
         return base + 1000 * self.partition + self.number
 
 
+@runtime_checkable
 class Trainer(Protocol):
     """Trains networks, one a job."""
 

@@ -101,14 +101,14 @@ class HeldOutPoints:
         return cls(mean, ratio, noise_var, parts[0].targets, parts[0].weight, parts[0].kind)
 
     def usable(self) -> "HeldOutPoints":
-        """Without points at which a network failed altogether."""
+        """Without points at which a network failed altogether; on the processor, where small problems are quick."""
         fine = torch.isfinite(self.mean).all(0).all(-1) & torch.isfinite(self.ratio).all(0) & (self.weight > 0)
         return HeldOutPoints(
-            self.mean[:, fine],
-            self.ratio[:, fine].clamp_min(TINY),
-            self.noise_var[:, fine],
-            self.targets[fine],
-            self.weight[fine],
+            self.mean[:, fine].cpu(),
+            self.ratio[:, fine].clamp_min(TINY).cpu(),
+            self.noise_var[:, fine].cpu(),
+            self.targets[fine].cpu(),
+            self.weight[fine].cpu(),
             self.kind[fine.cpu().numpy()],
         )
 
@@ -159,9 +159,9 @@ def fit_curve(points: HeldOutPoints, *, tails: bool) -> Calibration:
         ends = [problem.solve(start) for start in STARTS]
     x = min((end for end in ends if np.isfinite(end[0])), key=lambda end: end[0], default=(0.0, problem.start()))[1]
     squared = (points.targets - points.mean[0]).square() / points.noise_var[0]
-    shown = CalibrationPoints(points.ratio[0].cpu().numpy(), squared.cpu().numpy(), points.kind)
+    shown = CalibrationPoints(points.ratio[0].numpy(), squared.numpy(), points.kind)
     q = points.targets.shape[-1]
-    plain = torch.zeros(2 * q + 1, dtype=torch.float64, device=points.mean.device)
+    plain = torch.zeros(2 * q + 1, dtype=torch.float64)
     return Calibration(problem.curve(x), shown, problem.lpd(torch.from_numpy(x)), problem.lpd(plain))
 
 
@@ -175,7 +175,7 @@ class _Problem:
         self.log_noise = points.noise_var.log()
         self.squared = (points.targets - points.mean).square()
         belief = torch.tensor([BELIEF[name] for name in self.names], dtype=torch.float64)
-        self.centre, self.width = belief.to(points.mean.device).unbind(-1)
+        self.centre, self.width = belief.unbind(-1)
 
     def start(self, noise: float = 0.0, slope: float = 0.0, power: float = 0.0) -> ndarray:
         tail = [BELIEF["share"][0], BELIEF["factor"][0]] if self.tails else []
@@ -198,16 +198,16 @@ class _Problem:
     def lpd(self, x: Tensor) -> float:
         with torch.no_grad():
             w = self.points.weight
-            return float((w * self.log_density(x.to(w))).sum() / w.sum())
+            return float((w * self.log_density(x)).sum() / w.sum())
 
     def value(self, x: ndarray) -> tuple[float, ndarray]:
         """To be minimised, and its gradient."""
-        point = torch.tensor(x, device=self.points.mean.device, requires_grad=True)
+        point = torch.tensor(x, requires_grad=True)
         prior = 0.5 * ((point - self.centre) / self.width).square().sum()
         loss = prior - (self.points.weight * self.log_density(point)).sum()
         loss.backward()
         assert point.grad is not None
-        return float(loss.detach()), point.grad.cpu().numpy()
+        return float(loss.detach()), point.grad.numpy()
 
     def solve(self, start: tuple[float, float, float]) -> tuple[float, ndarray]:
         limits = [LIMITS[name] for name in self.names]

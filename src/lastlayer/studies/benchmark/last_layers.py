@@ -15,7 +15,8 @@ from lastlayer.studies.benchmark.networks import best_of, components, held_out_e
 from lastlayer.studies.benchmark.protocol import Task, hold_out
 from lastlayer.studies.benchmark.stacks import Recipe, Scaler, refit, search, squared_error
 
-VBLL_EPOCHS, VBLL_BATCH, VBLL_RATE, VBLL_CHECKS = 600, 32, 3e-3, 40
+VBLL_EPOCHS, VBLL_BATCH, VBLL_RATE, VBLL_CHECKS = 600, 64, 1e-2, 40
+VBLL_ACT = nn.ELU
 LAPLACE = Recipe(1e-2, batch_size=100, max_epochs=800, decays=(0.0, 1e-5, 1e-4, 1e-3), activation=torch.tanh)
 MARGLIK_STEPS = 1000
 
@@ -50,7 +51,7 @@ def _train_vbll(
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(task.seed)
-        features = nn.Sequential(nn.Linear(x.shape[1], task.hidden), nn.ELU())
+        features = nn.Sequential(nn.Linear(x.shape[1], task.hidden), VBLL_ACT())
         last = package.Regression(task.hidden, 1, 1 / len(x), prior_scale=1.0, wishart_scale=0.1)
         model = nn.Sequential(features, last).to(x.device)
         groups = [
@@ -91,7 +92,7 @@ def laplace(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Prediction:
 
 def _as_network(weights: dict[str, Tensor]) -> nn.Module:
     first, last = weights["first"][0], weights["last"][0]
-    network = nn.Sequential(nn.Linear(*first.shape), nn.Tanh(), nn.Linear(*last.shape)).to(first.device)
+    network = nn.Sequential(nn.Linear(*first.shape), (nn.Tanh() if LAPLACE.activation is torch.tanh else nn.ReLU()), nn.Linear(*last.shape)).to(first.device)
     state = {"0.weight": first.T, "0.bias": weights["first_bias"][0, 0]}
     state |= {"2.weight": last.T, "2.bias": weights["last_bias"][0, 0]}
     network.load_state_dict({name: value.detach().clone() for name, value in state.items()})

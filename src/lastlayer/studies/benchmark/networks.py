@@ -32,7 +32,7 @@ TAUS = tuple(float(tau) for tau in np.geomspace(1, 1e4, 25))
 """Precisions of the noise, of standardised targets."""
 CONFORMAL_LEVELS = np.linspace(0.01, 0.99, 99)
 
-ENSEMBLE = Recipe(1e-2, batch_size=100, max_epochs=800, decays=DECAYS, members=MEMBERS, n_outputs=2)
+ENSEMBLE = Recipe(2e-2, batch_size=100, max_epochs=1200, decays=DECAYS, members=MEMBERS, n_outputs=2)
 DROPOUT = Recipe(3e-3, batch_size=100, max_epochs=2000, decays=(0.0,) * 4, dropout=DROPOUT_RATES)
 PLAIN = Recipe(1e-2, batch_size=100, max_epochs=800, decays=DECAYS)
 
