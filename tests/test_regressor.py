@@ -38,7 +38,7 @@ def sine(m: int = 60, q: int = 0, seed: int = 0, d: int = 1) -> tuple[np.ndarray
 
 
 def quick(**options) -> BLLRegressor:
-    return BLLRegressor(**({"hidden": (8,), "max_epochs": 40, "random_state": 0} | options))
+    return BLLRegressor(**({"preset": "fast", "hidden": (8,), "max_epochs": 40, "random_state": 0} | options))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def two() -> BLLRegressor:
 
 
 @floored
-@parametrize_with_checks([BLLRegressor(hidden=(5,), max_epochs=30)])
+@parametrize_with_checks([BLLRegressor(hidden=(5,), preset="fast", max_epochs=30)])
 def test_scikit_learn_agrees(as_a_user, estimator, check):
     check(estimator)
 

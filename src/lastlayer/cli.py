@@ -1,4 +1,4 @@
-"""The command line: `lastlayer study`."""
+"""The command line: `lastlayer study`, `lastlayer bench uci`."""
 
 import sys
 from pathlib import Path
@@ -12,6 +12,9 @@ from rich.table import Table
 from lastlayer import __version__
 from lastlayer.errors import LastLayerError
 from lastlayer.studies import figures, paper, results, three_samples
+from lastlayer.studies.benchmark import command as benchmark
+from lastlayer.studies.benchmark import tables
+from lastlayer.studies.benchmark.data import KINDS
 from lastlayer.studies.data import SEED
 from lastlayer.studies.networks import BUDGET, Budget
 from lastlayer.studies.report import report
@@ -21,6 +24,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+bench = typer.Typer(help="The library beside its peers, on tables of yours.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
 console = Console()
 SHOWN = ("lpd_train", "lpd_test", "lpd_outside", "coverage_90")
 
@@ -81,6 +86,50 @@ def _print_table(studies: list[paper.Study]) -> None:
         console.print(f"  {note}", style="dim", highlight=False)
 
 
+@bench.command()
+def uci(
+    data: Annotated[Path, typer.Option(help="Folder of .npz or .csv tables; docs/uci.md says what they hold.")],
+    methods: Annotated[str, typer.Option(help="Rows, with commas; 'ours', 'peers' or 'all'.")] = "all",
+    sets: Annotated[str | None, typer.Option(help="Tables, with commas; all of the folder if left out.")] = None,
+    splits: Annotated[str, typer.Option(help="Given splits, with commas; the outer ones are two.")] = "0,1,2,3,4",
+    kinds: Annotated[str, typer.Option(help=f"Kinds of splits: {', '.join(KINDS)}.")] = ",".join(KINDS),
+    out: Annotated[Path, typer.Option(help="Folder for results, tables and the picture.")] = Path("results/uci"),
+    device: Annotated[str, typer.Option(help="'cpu', 'cuda', or 'auto'.")] = "auto",
+    again: Annotated[bool, typer.Option("--again", help="Do anew what is already there.")] = False,
+) -> None:
+    """Standard splits, one protocol: every fit is kept as soon as it is done, and a second run does what is missing."""
+    asked = benchmark.Asked.parse(
+        data=data, methods=methods, sets=sets, splits=splits, kinds=kinds, out=out, device=device, again=again
+    )
+    for message in asked.messages:
+        console.print(message, style="yellow", highlight=False)
+    torch.set_num_threads(1)
+    try:
+        failures = benchmark.run(asked, progress=True)
+    finally:  # an interrupted run too leaves its tables
+        summary = benchmark.write(out)
+    _print_benchmark(summary)
+    for failure in failures:
+        console.print(f"[bold red]failed:[/bold red] {failure}", highlight=False)
+    console.print(f"\nall scores and how each is tuned: {out / 'tables.md'}; picture: {out / 'uci.png'}")
+    if failures:
+        raise typer.Exit(1)
+
+
+def _print_benchmark(summary: tables.Summary) -> None:
+    for kind in summary.kinds:
+        for score in tables.RANKED:
+            head, *rows = tables.score_table(summary, kind, score)
+            table = Table(title=f"{head[0]}, {kind} splits", title_justify="left", caption_justify="left")
+            table.add_column("", no_wrap=True)
+            for name in head[1:]:
+                table.add_column(name, justify="right")
+            for row in rows:
+                table.add_row(*row)
+            console.print(table)
+        console.print(f"  {tables.splits_note(summary, kind)}", style="dim", highlight=False)
+
+
 def main() -> None:
     """Run the command line: 0 fine, 1 an error the user can mend, 2 wrong usage, 130 interrupted."""
     try:
@@ -89,7 +138,7 @@ def main() -> None:
         console.print(f"[bold red]error:[/bold red] {error}", highlight=False)
         sys.exit(1)
     except KeyboardInterrupt:
-        console.print("\ninterrupted: nothing was written, earlier results are as they were")
+        console.print("\ninterrupted: finished fits of a benchmark are kept; of a study nothing was written")
         sys.exit(130)
 
 

@@ -1,8 +1,11 @@
 """From the words of an estimator to trained networks: architecture, plan of splits, trainer."""
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,7 @@ from lastlayer.calibration import Job, Split, blocked_splits, given_splits, rand
 from lastlayer.errors import InputError
 from lastlayer.features import MLP, StackedMLP, WithInputs
 from lastlayer.model import check_features
-from lastlayer.training import Data, Optimiser, Training, Validation, make_objective, train, train_stack
+from lastlayer.training import Data, Optimiser, Training, Validation, make_objective, threads_for, train, train_stack
 from lastlayer.types import BiasPrior, NoiseStructure
 
 N_FOLDS = 5
@@ -22,7 +25,9 @@ LARGE_TABLE = 5_000
 """Rows from which on one network a fold is enough."""
 FEW_ROWS = 20
 """Below, no row can be spared for calibration."""
-STRENGTHS = (0.03, 0.3, 3.0)
+STRENGTHS = (0.03, 0.3, 3.0, 30.0)
+ROWS_PER_CORE = 2_000
+"""Rows times networks below which a second core costs more than it gains."""
 
 
 @dataclass(frozen=True)
@@ -135,10 +140,35 @@ class Trainer:
         alike = look.backbone is None and len(look.hidden) > 0 and self.data.X.dim() == 2
         plain = self.objective == "profiled" and self.optimiser.name == "adam" and not self.stop_early
         if len(jobs) > 1 and alike and plain:
-            return self._together(jobs, label)
+            networks = self._together(jobs, label)
+            if self.record.stopped == "interrupted":
+                epochs = len(self.record.nlml)
+                warnings.warn(f"interrupted after {epochs} epochs: the networks are kept and usable", stacklevel=6)
+            return networks
         return [self._alone(job) for job in jobs]
 
     def _together(self, jobs: Sequence[Job], label: str) -> list[nn.Module]:
+        """A batch for every processor core: threads that never wait for each other, unlike those within a product."""
+        cores = torch.get_num_threads() if self.data.X.device.type == "cpu" else 1
+        work = len(jobs) * len(self.data.X)
+        if cores == 1 or work < ROWS_PER_CORE:
+            return self._batch(jobs, label, self.progress, Event())
+        groups, stop = [list(jobs[i::cores]) for i in range(min(cores, len(jobs)))], Event()
+        with threads_for(0), ThreadPoolExecutor(len(groups)) as pool:
+            futures = [
+                pool.submit(self._batch, group, label, self.progress and i == 0, stop) for i, group in enumerate(groups)
+            ]
+            try:
+                parts = [future.result() for future in futures]
+            except KeyboardInterrupt:
+                stop.set()
+                parts = [future.result() for future in futures]
+        networks: list[nn.Module] = [nn.Identity()] * len(jobs)
+        for i, part in enumerate(parts):
+            networks[i :: len(groups)] = part
+        return networks
+
+    def _batch(self, jobs: Sequence[Job], label: str, progress: bool, stop: Event) -> list[nn.Module]:
         look, device, m = self.architecture, self.data.X.device, len(self.data.X)
         stack = StackedMLP(
             self.data.X.shape[1],
@@ -149,7 +179,7 @@ class Trainer:
         weight = torch.zeros(len(jobs), m, dtype=torch.float64)
         for row, job in zip(weight, jobs, strict=True):
             row[torch.from_numpy(job.split.train)] = 1
-        self.record = train_stack(
+        record = train_stack(
             WithInputs(stack) if look.skips else stack,
             self.data,
             weight.to(device) * (1 if self.data.weight is None else self.data.weight),
@@ -157,9 +187,11 @@ class Trainer:
             noise=self.noise,
             bias_prior=self.bias_prior,
             optimiser=self.optimiser,
-            progress=self.progress,
+            stop=stop,
+            progress=progress,
             label=label,
         )
+        self.record = record
         members = [stack.member(i) for i in range(len(jobs))]
         return [(WithInputs(network) if look.skips else network).eval() for network in members]
 

@@ -21,10 +21,9 @@ from lastlayer.extrapolation import AlphaCurve, alpha_range_for, cost_quantile, 
 from lastlayer.features import affine_features
 from lastlayer.inputs import check_weight, check_Xy
 from lastlayer.posterior import Posterior
-from lastlayer.prediction import JointPrediction, Prediction
+from lastlayer.prediction import JointPrediction, Prediction, add_noise
 from lastlayer.statistics import Statistics
 from lastlayer.training import Data
-from lastlayer.types import NoiseStructure
 
 Model = TypeVar("Model", bound="LastLayerModel")
 
@@ -46,14 +45,17 @@ class Marginals:
     mean: Float[ndarray, "c m q"]
     cost: Float[ndarray, "c m"]
     ratio: Float[ndarray, "c m"]
+    noise: Float[ndarray, "m q"]
+    """Calibrated noise variance at each point over that of the evidence; the same for all members."""
 
 
 class LastLayerModel(Shell):
     """Members, each features and a last layer; the alphas of their variance; the curve from affine cost to variance."""
 
-    noise: NoiseStructure
+    noise: str
     members_: list[Member]
     calibration_: Calibration | None
+    conformal_scores_: Float[ndarray, "n q"] | None
     alpha_curve_: AlphaCurve
     _log_alphas: list[float]
     _sample_cost: Tensor
@@ -84,13 +86,12 @@ class LastLayerModel(Shell):
         for i, member in enumerate(self.members_):
             K = member.layer.posterior.joint(self._features(member.network, Z), self._log_alphas[i]).ratio_cov
             root = np.sqrt(weights[i]) * self._stretch(marginals.ratio[i])
-            points += [
-                root[:, None] * K.cpu().numpy() * root,
-                np.diag(weights[i] * self.curve_.widening * float(noise)),
-            ]
-            outputs += [self._noise_cov(i, self.curve_.slope), self._noise_cov(i, self.curve_.noise)]
+            points.append(root[:, None] * K.cpu().numpy() * root)
+            outputs.append(self._noise_cov(i, self.curve_.slope))
         spread = np.sqrt(weights)[..., None] * (marginals.mean - mean)
-        return JointPrediction(mean, np.stack(points), np.stack(outputs), spread[: 0 if len(spread) == 1 else None])
+        spread = spread[: 0 if len(spread) == 1 else None]
+        own_noise = self._point_noise(marginals, weights) * float(noise)
+        return JointPrediction(mean, np.stack(points), np.stack(outputs), spread, own_noise)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0, *, noise: bool = True) -> ndarray:
         """Draws of whole functions, plus noise: (m, n_samples), or (m, q, n_samples) for 2-D targets.
@@ -108,9 +109,8 @@ class LastLayerModel(Shell):
             draws = draws + root * stretch * scale * self._deviations(i, Z, n_samples, rng)
             if len(self.members_) > 1:
                 draws = draws + rng.standard_normal((n_samples, 1, 1)) * root * (marginals.mean[i] - mean)
-            if noise:
-                covariance = self._noise_cov(i, self.curve_.noise * self.curve_.widening)
-                draws = draws + root * (rng.standard_normal(draws.shape) @ np.linalg.cholesky(covariance).T)
+        if noise:
+            draws = draws + add_noise(self._point_noise(marginals, weights), rng.standard_normal(draws.shape))
         draws = np.moveaxis(draws, 0, -1)
         return draws[:, 0] if self._y_ndim == 1 else draws
 
@@ -185,7 +185,7 @@ class LastLayerModel(Shell):
         found = search_alpha(
             lambda a: lpd(a) + unit, (centre + limits[0], centre + limits[1]), float(np.mean(self._log_alphas))
         )
-        self.alpha_curve_ = found
+        self.alpha_curve_, self.conformal_scores_ = found, None
         self._log_alphas = [found.log_alpha - centre + star for star in stars] if len(stars) > 1 else [found.log_alpha]
         return self
 
@@ -197,6 +197,16 @@ class LastLayerModel(Shell):
             for member in self.members_
         ]
         self._calibrate(HeldOutPoints.stacked(parts))
+        return self
+
+    def conformalize(self: Model, X: Any, y: Any) -> Model:
+        """Take fresh rows for `interval(level, method="conformal")`: they must not have been used in any other way.
+
+        The guarantee is for rows exchangeable with these. What changes the model afterwards discards them.
+        """
+        prediction = self.predictive(X)
+        targets = self._unscaled(self._validation(X, y).T)
+        self.conformal_scores_ = np.abs(targets - prediction.mean) / prediction.std
         return self
 
     def update(self: Model, X: Any, y: Any, sample_weight: Any = None, *, forgetting: float = 1.0) -> Model:
@@ -212,13 +222,15 @@ class LastLayerModel(Shell):
             return replace(member, layer=replace(member.layer, posterior=posterior))
 
         self.members_ = [updated(member) for member in self.members_]
+        self.conformal_scores_ = None
         return self
 
     # inside -----------------------------------------------------------------------------------------------------
 
     def _calibrate(self, points: HeldOutPoints) -> None:
         """A single network stays Gaussian; a mixture may have tails."""
-        self.calibration_ = fit_curve(points, tails=len(self.members_) > 1)
+        self.calibration_ = fit_curve(points, tails=len(self.members_) > 1, input_noise=self.noise == "input")
+        self.conformal_scores_ = None
 
     def _features(self, network: nn.Module, Z: Tensor) -> Tensor:
         with torch.no_grad():
@@ -246,14 +258,18 @@ class LastLayerModel(Shell):
                 costs.append(cost.cpu().numpy())
                 ratios.append(ratio.cpu().numpy())
             parts.append([np.stack(x) for x in (means, costs, ratios)])
-        return Marginals(*(np.concatenate(x, axis=1) for x in zip(*parts, strict=True)))
+        every = [np.concatenate(x, axis=1) for x in zip(*parts, strict=True)]
+        noise = np.broadcast_to(self.curve_.noise, every[0].shape[1:])
+        if self.calibration_ is not None and self.calibration_.head is not None:
+            noise = noise * self.calibration_.head.factor(Z)
+        return Marginals(*every, noise)
 
     def _weights(self, marginals: Marginals) -> Float[ndarray, "c m"]:
         """What each member counts at each point: its precision where that is calibrated, at alpha*; else all alike."""
         c, m = marginals.cost.shape
         if self.calibration_ is None or c == 1:
             return np.full((c, m), 1 / c)
-        log_var = np.log(self._noise_vars()) + np.log(self.curve_.factor(marginals.cost))
+        log_var = np.log(self._noise_vars()) + np.log(marginals.noise + self.curve_.epistemic(marginals.cost))
         weights: ndarray = precision_weights(torch.from_numpy(log_var)).numpy()
         return weights
 
@@ -261,7 +277,7 @@ class LastLayerModel(Shell):
         curve, noise_var = self.curve_, self._noise_vars()
         mean, weights = marginals.mean, self._weights(marginals)
         epistemic = noise_var * curve.epistemic(marginals.ratio)
-        own_noise = np.broadcast_to(noise_var * curve.noise * float(noise), mean.shape)
+        own_noise = noise_var * marginals.noise * float(noise)
         correlation = None
         if self.noise == "full":
             correlation = np.stack([as_covariance_parts(self._noise_cov(i))[1] for i in range(len(self.members_))])
@@ -283,7 +299,15 @@ class LastLayerModel(Shell):
             affine_cost=marginals.ratio.mean(0),
             weights=weights,
             correlation=correlation,
+            conformal_scores=self.conformal_scores_ if noise else None,
         )
+
+    def _point_noise(self, marginals: Marginals, weights: Float[ndarray, "c m"]) -> Float[ndarray, "m q q"]:
+        """Noise covariance of the mixture at each point."""
+        root = np.sqrt(self.curve_.widening * marginals.noise)
+        between = np.stack([self._noise_cov(i) for i in range(len(self.members_))])
+        covariance: ndarray = np.einsum("cm,cpq->mpq", weights, between) * root[:, :, None] * root[:, None, :]
+        return covariance
 
     def _stretch(self, ratio: Float[ndarray, " m"]) -> Float[ndarray, " m"]:
         """How much wider than the posterior the curve makes the function at each point, before its factor b."""

@@ -1,5 +1,6 @@
 """`Prediction`: what is known of the targets at each point, as a Gaussian or a mixture of Gaussians behind one face."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -8,7 +9,7 @@ from jaxtyping import Float, Real
 from numpy import ndarray
 from scipy.special import logsumexp, ndtr, ndtri
 
-from lastlayer.errors import InputError
+from lastlayer.errors import InputError, choose
 
 LOG_2PI = float(np.log(2 * np.pi))
 
@@ -45,6 +46,8 @@ class Prediction:
     """Weights of the components at each point; they add up to one."""
     correlation: Float[ndarray, "c q q"] | None = None
     """Correlation between the outputs of a point, for epistemic part and noise alike; None: independent."""
+    conformal_scores: Float[ndarray, "n q"] | None = None
+    """Absolute errors over standard deviations of fresh rows, for conformal intervals."""
 
     @classmethod
     def gaussian(
@@ -164,10 +167,20 @@ class Prediction:
             lo, hi = np.where(below, middle, lo), np.where(below, hi, middle)
         return 0.5 * (lo + hi)
 
-    def interval(self, level: float = 0.95) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:
-        """Central interval: lower and upper bound of each output, `level` of the probability between them."""
+    def interval(
+        self, level: float = 0.95, *, method: str = "quantile"
+    ) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:
+        """Lower and upper bound of each output, `level` of the probability between them.
+
+        "quantile": the central interval of the distribution. "conformal": mean +- a number of standard deviations that
+        holds for new rows like those given to `conformalize` with at least that probability, whatever the model got
+        wrong (split-conformal); infinite if they were too few for the level.
+        """
         if not 0 < level < 1:
             raise InputError(f"level={level} must lie strictly between 0 and 1, such as 0.95")
+        if choose("method", method, ("quantile", "conformal")) == "conformal":
+            reach = self._conformal_reach(level) * self.std
+            return self.mean - reach, self.mean + reach
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def sample(self, n: int, *, random_state: int | np.random.Generator | None = None) -> Float[ndarray, "n m q"]:
@@ -182,6 +195,20 @@ class Prediction:
         point = np.arange(m)
         draws: ndarray = self.component_mean[pick, point] + np.sqrt(self.component_var)[pick, point] * noise
         return draws
+
+    def _conformal_reach(self, level: float) -> Float[ndarray, " q"]:
+        """The ceil((n + 1) level)-th smallest of n scores."""
+        if self.conformal_scores is None:
+            raise InputError(
+                'method="conformal" needs rows that nothing was fitted to: call model.conformalize(X, y) with some '
+                "before predictive(X)"
+            )
+        n = len(self.conformal_scores)
+        rank = math.ceil(round((n + 1) * level, 9))
+        reach: ndarray = (
+            np.sort(self.conformal_scores, axis=0)[rank - 1] if rank <= n else np.full(self.mean.shape[1], np.inf)
+        )
+        return reach
 
     def _average(self, x: Float[ndarray, "c *s"]) -> Float[ndarray, "*s"]:
         share = self.weights.reshape(*self.weights.shape, *[1] * (x.ndim - 2))
@@ -212,12 +239,16 @@ class JointPrediction:
     """Covariances between the outputs that go with them."""
     spread: Float[ndarray, "c m q"]
     """Deviations of the members from the mean, times the root of their weight; empty for a single model."""
+    noise_cov: Float[ndarray, "m q q"]
+    """Covariance of the noise at each point; it is independent between points."""
 
     def cov(self) -> Float[ndarray, "mq mq"]:
         """Covariance of all numbers, output by output: the first m rows are the first output at every point."""
         between = self.spread.swapaxes(1, 2).reshape(len(self.spread), -1)
         parts = zip(self.output_cov, self.point_cov, strict=True)
         cov: ndarray = sum(np.kron(output, point) for output, point in parts) + between.T @ between
+        m, q = self.mean.shape
+        cov.reshape(q, m, q, m)[:, np.arange(m), :, np.arange(m)] += self.noise_cov
         return cov
 
     def cov_of_outputs(self) -> Float[ndarray, "m m q"]:
@@ -226,6 +257,8 @@ class JointPrediction:
         cov: ndarray = np.einsum("tij,tq->ijq", self.point_cov, own) + np.einsum(
             "ciq,cjq->ijq", self.spread, self.spread
         )
+        every = np.arange(len(self.mean))
+        cov[every, every] += np.diagonal(self.noise_cov, axis1=1, axis2=2)
         return cov
 
     def sample(self, n: int, *, random_state: int | np.random.Generator | None = None) -> Float[ndarray, "n m q"]:
@@ -234,7 +267,15 @@ class JointPrediction:
         draws = self.mean + np.tensordot(rng.standard_normal((n, len(self.spread))), self.spread, 1)
         for point, output in zip(self.point_cov, self.output_cov, strict=True):
             draws = draws + _root(point) @ rng.standard_normal((n, *self.mean.shape)) @ _root(output).T
-        return draws
+        return draws + add_noise(self.noise_cov, rng.standard_normal(draws.shape))
+
+
+def add_noise(noise_cov: Float[ndarray, "m q q"], standard: Float[ndarray, "n m q"]) -> Float[ndarray, "n m q"]:
+    """Standard normal draws turned into noise of that covariance at each point, of any rank."""
+    values, vectors = np.linalg.eigh(noise_cov)
+    root = vectors * np.sqrt(values.clip(min=0))[:, None]
+    draws: ndarray = np.einsum("mqr,nmr->nmq", root, standard)
+    return draws
 
 
 def _root(A: Float[ndarray, "n n"]) -> Float[ndarray, "n n"]:

@@ -5,6 +5,7 @@ import numbers
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from lastlayer import files
-from lastlayer.calibration import Calibration, CalibrationPoints, CrossFit, Curve, Ensemble, Member
+from lastlayer.calibration import Calibration, CalibrationPoints, CrossFit, Curve, Ensemble, Member, NoiseHead
 from lastlayer.errors import FlooredNoiseWarning, InputError, choose
 from lastlayer.estimator import DTYPES
 from lastlayer.extrapolation import HeldOut, leave_one_out_cost, tune_alpha_on
@@ -23,7 +24,7 @@ from lastlayer.posterior import Posterior
 from lastlayer.scaling import Standardizer
 from lastlayer.statistics import Statistics
 from lastlayer.training import Data, LastLayer, Optimiser
-from lastlayer.types import BIAS_PRIORS, NOISE_STRUCTURES, BiasPrior, NoiseStructure
+from lastlayer.types import BIAS_PRIORS, NOISE_MODELS, BiasPrior, NoiseModel, NoiseStructure
 
 KEPT_COSTS = 1001
 PRESETS = ("honest", "fast")
@@ -57,7 +58,8 @@ class BLLRegressor(LastLayerModel):
     early_stopping : hold rows out, score them under the posterior of the others, and keep the best network.
         "auto": with a backbone.
     objective : "profiled" (weights and noise in closed form at every step), "exact" or "augmented" (the paper's).
-    noise : "diagonal", one noise an output, or "full", correlated between the outputs.
+    noise : "diagonal", one noise an output; "full", correlated between the outputs; "input", one an output that depends
+        on the input, by a small network fitted to the errors of rows left out (it needs calibration and a table).
     bias_prior : "flat" (Theorem 2) or "shared" (what reproduces the paper's printed evidence).
     optimizer : "adam" with a cosine schedule, or "lbfgs".
     learning_rate : first step size of Adam.
@@ -95,7 +97,7 @@ class BLLRegressor(LastLayerModel):
         hidden_prior: float | str = "auto",
         early_stopping: bool | str = "auto",
         objective: str = "profiled",
-        noise: NoiseStructure = "diagonal",
+        noise: NoiseModel = "diagonal",
         bias_prior: BiasPrior = "flat",
         optimizer: str = "adam",
         learning_rate: float = 2e-2,
@@ -160,12 +162,18 @@ class BLLRegressor(LastLayerModel):
             groups=groups,
             seed=seed,
         )
+        if self.noise == "input" and ((plan.calibration is None and validation_data is None) or data.X.dim() != 2):
+            raise InputError(
+                'noise="input" is fitted to rows left out in calibration, of a table: it does not go with '
+                f"calibration={self.calibration!r}, preset={self.preset!r}, {len(data.X)} rows of shape "
+                f"{tuple(data.X.shape[1:])}"
+            )
         stop_early = (fast or own_network) and len(data.X) >= 100
         trainer = Trainer(
             self._architecture(),
             data,
             objective=self.objective,
-            noise=self.noise,
+            noise=self._structure(),
             bias_prior=self.bias_prior,
             optimiser=Optimiser(self.optimizer, learning_rate=self.learning_rate, max_epochs=int(self.max_epochs)),
             stop_early=stop_early if self.early_stopping == "auto" else bool(self.early_stopping),
@@ -177,7 +185,7 @@ class BLLRegressor(LastLayerModel):
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            crossfit = CrossFit(data, trainer, self._features, self.noise, self.bias_prior)
+            crossfit = CrossFit(data, trainer, self._features, self._structure(), self.bias_prior)
             ensemble = crossfit.run(
                 plan.partitions, n_members=plan.n_members, strengths=plan.strengths, trials=plan.trials
             )
@@ -202,7 +210,7 @@ class BLLRegressor(LastLayerModel):
             )
         self.members_ = ensemble.members
         self.hidden_prior_, self.hidden_prior_scores_ = ensemble.strength, ensemble.strengths
-        self.calibration_ = None
+        self.calibration_ = self.conformal_scores_ = None
         self._log_alphas = [float(member.layer.posterior.log_alpha) for member in ensemble.members]
         costs = leave_one_out_cost(torch.from_numpy(self._marginals(data.X).cost)).mean(0)
         levels = torch.linspace(0, 1, min(KEPT_COSTS, len(costs)), dtype=costs.dtype)
@@ -274,6 +282,10 @@ class BLLRegressor(LastLayerModel):
                 "calibration.squared_error": torch.from_numpy(points.squared_error),
                 "calibration.kind": torch.tensor([kinds.index(kind) for kind in points.kind.tolist()]),
             }
+            if (head := self.calibration_.head) is not None:
+                tensors |= {f"head.{f.name}": getattr(head, f.name) for f in fields(head)}
+        if self.conformal_scores_ is not None:
+            tensors["conformal_scores"] = torch.from_numpy(self.conformal_scores_)
         files.write(path, tensors, header)
 
     @classmethod
@@ -299,6 +311,8 @@ class BLLRegressor(LastLayerModel):
             model._restore_member(tensors, i, log_alpha, nlml)
             for i, (log_alpha, nlml) in enumerate(zip(header["log_alpha_star"], header["nlml"], strict=True))
         ]
+        scores = tensors.get("conformal_scores")
+        model.conformal_scores_ = None if scores is None else scores.numpy()
         model.calibration_ = None
         if (saved := header["calibration"]) is not None:
             curve = Curve(
@@ -311,7 +325,10 @@ class BLLRegressor(LastLayerModel):
             kinds = np.array([saved["kinds"][i] for i in tensors["calibration.kind"].tolist()], dtype=str)
             ratio, squared = (tensors[f"calibration.{name}"].numpy() for name in ("ratio", "squared_error"))
             points = CalibrationPoints(ratio, squared, kinds)
-            model.calibration_ = Calibration(curve, points, float(saved["lpd"]), float(saved["lpd_before"]))
+            head = None
+            if "head.U" in tensors:
+                head = NoiseHead(**{f.name: tensors[f"head.{f.name}"] for f in fields(NoiseHead)})
+            model.calibration_ = Calibration(curve, points, float(saved["lpd"]), float(saved["lpd_before"]), head)
         return model
 
     def _restore_member(self, tensors: dict[str, Tensor], i: int, log_alpha: float, nlml: float) -> Member:
@@ -321,16 +338,16 @@ class BLLRegressor(LastLayerModel):
         # first the type, then the numbers: a float32 module would round float64 weights
         network = network.to(device=device, dtype=DTYPES[self.dtype]).eval()
         network.load_state_dict(state)
-        fields = {k: tensors[f"{i}.statistics.{k}"] for k in FIELDS}
-        statistics = Statistics(**fields, n_outputs=len(self._targets.mean)).to(device)
+        moments = {k: tensors[f"{i}.statistics.{k}"] for k in FIELDS}
+        statistics = Statistics(**moments, n_outputs=len(self._targets.mean)).to(device)
         noise_cov = tensors[f"{i}.noise_cov"].to(device)
-        posterior = Posterior(statistics, log_alpha, noise_cov, self.noise, self.bias_prior, rtol=math.inf)
+        posterior = Posterior(statistics, log_alpha, noise_cov, self._structure(), self.bias_prior, rtol=math.inf)
         return Member(network, LastLayer(posterior, nlml, noise_floored=False))
 
     # inside -----------------------------------------------------------------------------------------------------
 
     def _check_words(self) -> None:
-        choose("noise", self.noise, NOISE_STRUCTURES)
+        choose("noise", self.noise, NOISE_MODELS)
         choose("bias_prior", self.bias_prior, BIAS_PRIORS)
         choose("dtype", self.dtype, DTYPES)
         choose("preset", self.preset, PRESETS)
@@ -355,6 +372,10 @@ class BLLRegressor(LastLayerModel):
             raise InputError(f"max_epochs={self.max_epochs} must be a whole number, 0 or more")
         if not 0 < self.learning_rate < math.inf:
             raise InputError(f"learning_rate={self.learning_rate} must be positive and finite")
+
+    def _structure(self) -> NoiseStructure:
+        """Of the evidence: noise that depends on the input is a matter of calibration."""
+        return "full" if self.noise == "full" else "diagonal"
 
     def _architecture(self) -> Architecture:
         return Architecture(self.hidden, self.activation, self.input_skip, self.backbone)

@@ -8,5 +8,9 @@ BiasPrior: TypeAlias = Literal["flat", "shared"]
 NoiseStructure: TypeAlias = Literal["diagonal", "full"]
 """Noise covariance between the outputs of one sample."""
 
+NoiseModel: TypeAlias = Literal["diagonal", "full", "input"]
+"""What a regressor offers: the same, or one noise an output that depends on the input."""
+
 BIAS_PRIORS: tuple[BiasPrior, ...] = ("flat", "shared")
 NOISE_STRUCTURES: tuple[NoiseStructure, ...] = ("diagonal", "full")
+NOISE_MODELS: tuple[NoiseModel, ...] = ("diagonal", "full", "input")

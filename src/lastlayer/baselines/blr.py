@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from lastlayer.regressor import BLLRegressor
-from lastlayer.types import BiasPrior, NoiseStructure
+from lastlayer.types import BiasPrior, NoiseModel
 
 
 class BLRRegressor(BLLRegressor):
@@ -22,7 +22,7 @@ class BLRRegressor(BLLRegressor):
         activation: str = "tanh",
         input_skip: bool | str = "auto",
         backbone: nn.Module | Callable[[], nn.Module] | None = None,
-        noise: NoiseStructure = "diagonal",
+        noise: NoiseModel = "diagonal",
         bias_prior: BiasPrior = "flat",
         optimizer: str = "adam",
         learning_rate: float = 2e-2,

@@ -5,10 +5,11 @@ from lastlayer.calibration.curve import (
     Calibration,
     CalibrationPoints,
     Curve,
-    HeldOutPoints,
     fit_curve,
     precision_weights,
 )
+from lastlayer.calibration.noise_head import NoiseHead
+from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.calibration.splits import Split, blocked_splits, given_splits, random_splits
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "HeldOutPoints",
     "Job",
     "Member",
+    "NoiseHead",
     "Split",
     "Trained",
     "blocked_splits",

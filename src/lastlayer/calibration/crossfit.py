@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lastlayer.calibration.curve import HeldOutPoints, fit_curve
+from lastlayer.calibration.curve import fit_curve
+from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.calibration.splits import Split
 from lastlayer.statistics import Statistics
 from lastlayer.training import Data, LastLayer, last_layer
@@ -167,16 +168,7 @@ class CrossFit:
             rows.append(t.job.split.held)
         joined, row = HeldOutPoints.joined(parts), np.concatenate(rows)
         order = np.argsort(row, kind="stable")
-        o = torch.from_numpy(order).to(joined.mean.device)
-        ordered = HeldOutPoints(
-            joined.mean[:, o],
-            joined.ratio[:, o],
-            joined.noise_var[:, o],
-            joined.targets[o],
-            joined.weight[o],
-            joined.kind[order],
-        )
-        return row[order], ordered
+        return row[order], joined[order]
 
 
 def predict_held_out(layer: LastLayer, Phi: Float[Tensor, "n p"], data: Data, kind: str) -> HeldOutPoints:
@@ -187,7 +179,13 @@ def predict_held_out(layer: LastLayer, Phi: Float[Tensor, "n p"], data: Data, ki
     noise = marginals.noise_cov.diagonal().expand(mean.shape)
     weight = torch.ones_like(mean[:, 0]) if data.weight is None else data.weight
     return HeldOutPoints(
-        mean[None], marginals.variance_ratio[None], noise[None], data.T.to(mean), weight, np.full(len(mean), kind)
+        mean=mean[None],
+        ratio=marginals.variance_ratio[None],
+        noise_var=noise[None],
+        inputs=data.X,
+        targets=data.T.to(mean),
+        weight=weight,
+        kind=np.full(len(mean), kind),
     )
 
 

@@ -15,7 +15,8 @@ from numpy import ndarray
 from scipy.optimize import minimize
 from torch import Tensor
 
-from lastlayer.linalg import TINY
+from lastlayer.calibration.noise_head import NoiseHead
+from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.training import threads_for
 
 LOG_2PI = float(np.log(2 * np.pi))
@@ -72,48 +73,6 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class HeldOutPoints:
-    """What c networks that did not see a point say of it, in standardised units."""
-
-    mean: Float[Tensor, "c n q"]
-    ratio: Float[Tensor, "c n"]
-    noise_var: Float[Tensor, "c n q"]
-    targets: Float[Tensor, "n q"]
-    weight: Float[Tensor, " n"]
-    kind: ndarray
-    """(n,) words: where the point was held out, such as "random" or "blocked"."""
-
-    @classmethod
-    def joined(cls, parts: "list[HeldOutPoints]") -> "HeldOutPoints":
-        """All points of several sets, each with as many networks."""
-        tensors = {
-            name: torch.cat([getattr(part, name) for part in parts], dim=dim)
-            for name, dim in (("mean", 1), ("ratio", 1), ("noise_var", 1), ("targets", 0), ("weight", 0))
-        }
-        return cls(**tensors, kind=np.concatenate([part.kind for part in parts]))
-
-    @classmethod
-    def stacked(cls, parts: "list[HeldOutPoints]") -> "HeldOutPoints":
-        """The same points by all networks of several sets."""
-        mean, ratio, noise_var = (
-            torch.cat([getattr(part, name) for part in parts]) for name in ("mean", "ratio", "noise_var")
-        )
-        return cls(mean, ratio, noise_var, parts[0].targets, parts[0].weight, parts[0].kind)
-
-    def usable(self) -> "HeldOutPoints":
-        """Without points at which a network failed altogether; on the processor, where small problems are quick."""
-        fine = torch.isfinite(self.mean).all(0).all(-1) & torch.isfinite(self.ratio).all(0) & (self.weight > 0)
-        return HeldOutPoints(
-            self.mean[:, fine].cpu(),
-            self.ratio[:, fine].clamp_min(TINY).cpu(),
-            self.noise_var[:, fine].cpu(),
-            self.targets[fine].cpu(),
-            self.weight[fine].cpu(),
-            self.kind[fine.cpu().numpy()],
-        )
-
-
-@dataclass(frozen=True)
 class CalibrationPoints:
     """The held-out points a curve was fitted to, as a picture shows them: by the first network of each."""
 
@@ -133,6 +92,8 @@ class Calibration:
     """Mean log predictive density of the held-out points, standardised units, joint over the outputs."""
     lpd_before: float
     """The same without calibration."""
+    head: NoiseHead | None = None
+    """What multiplies the noise at each input, if it depends on it."""
 
     def __str__(self) -> str:
         n = len(self.points.ratio)
@@ -144,50 +105,61 @@ def precision_weights(log_var: Float[Tensor, "c n q"]) -> Float[Tensor, "c n"]:
     return torch.softmax(-log_var.mean(-1), dim=0)
 
 
-def fit_curve(points: HeldOutPoints, *, tails: bool) -> Calibration:
+def fit_curve(points: HeldOutPoints, *, tails: bool, input_noise: bool = False) -> Calibration:
     """The curve of largest held-out LPD, held near the posterior as it stands by a weak prior.
 
     A smooth problem of 2 q + 1 numbers (two more with tails), solved from several starts; no grid, so no edge of one.
+    With `input_noise` the best of them is then refined together with a network for the noise at each input.
     """
     points = points.usable()
-    if not len(points.targets):
-        q = points.targets.shape[-1]
+    n, q = points.targets.shape
+    if not n:
         empty = CalibrationPoints(np.empty(0), np.empty((0, q)), points.kind)
         return Calibration(Curve.identity(q), empty, float("nan"), float("nan"))
     problem = _Problem(points, tails)
     with threads_for(20 * points.mean.numel()):
-        ends = [problem.solve(start) for start in STARTS]
-    x = min((end for end in ends if np.isfinite(end[0])), key=lambda end: end[0], default=(0.0, problem.start()))[1]
+        ends = [problem.solve(problem.start(*start)) for start in STARTS]
+        x = min((end for end in ends if np.isfinite(end[0])), key=lambda end: end[0], default=(0.0, problem.start()))[1]
+        if input_noise:
+            problem = _Problem(points, tails, NoiseHead.initial(points.inputs, q))
+            x = problem.solve(np.concatenate([x, problem.head_start()]))[1]
     squared = (points.targets - points.mean[0]).square() / points.noise_var[0]
     shown = CalibrationPoints(points.ratio[0].numpy(), squared.numpy(), points.kind)
-    q = points.targets.shape[-1]
-    plain = torch.zeros(2 * q + 1, dtype=torch.float64)
-    return Calibration(problem.curve(x), shown, problem.lpd(torch.from_numpy(x)), problem.lpd(plain))
+    before = _Problem(points, tails=False)
+    return Calibration(
+        problem.curve(x), shown, problem.lpd(x), before.lpd(before.start()), problem.head(torch.from_numpy(x))
+    )
 
 
 class _Problem:
-    """Negative held-out LPD plus prior, as a function of [log a, log b, log gamma, (logit share, log factor)]."""
+    """Negative held-out LPD plus prior, of the numbers [log a, log b, log gamma, (logit share, log factor), (head)]."""
 
-    def __init__(self, points: HeldOutPoints, tails: bool) -> None:
-        self.points, self.tails, self.q = points, tails, points.targets.shape[-1]
+    def __init__(self, points: HeldOutPoints, tails: bool, head: NoiseHead | None = None) -> None:
+        self.points, self.tails, self.q, self.initial_head = points, tails, points.targets.shape[-1], head
         self.names = ["noise"] * self.q + ["slope"] * self.q + ["power"] + (["share", "factor"] if tails else [])
-        self.log_ratio = points.ratio.clamp_min(TINY).log()[..., None]
+        self.log_ratio = points.ratio.log()[..., None]
         self.log_noise = points.noise_var.log()
         self.squared = (points.targets - points.mean).square()
-        belief = torch.tensor([BELIEF[name] for name in self.names], dtype=torch.float64)
-        self.centre, self.width = belief.unbind(-1)
+        self.centre, self.width = torch.tensor([BELIEF[name] for name in self.names], dtype=torch.float64).unbind(-1)
 
     def start(self, noise: float = 0.0, slope: float = 0.0, power: float = 0.0) -> ndarray:
         tail = [BELIEF["share"][0], BELIEF["factor"][0]] if self.tails else []
         return np.array([noise] * self.q + [slope] * self.q + [power] + tail)
 
+    def head_start(self) -> ndarray:
+        return self.initial_head.numbers().numpy() if self.initial_head else np.empty(0)
+
+    def head(self, x: Tensor) -> NoiseHead | None:
+        return self.initial_head.with_numbers(x[len(self.names) :]) if self.initial_head else None
+
     def log_density(self, x: Tensor) -> Float[Tensor, " n"]:
         """Of each point under the mixture of its networks."""
-        q = self.q
-        log_var = self.log_noise + torch.logaddexp(x[:q], x[q : 2 * q] + x[2 * q].exp() * self.log_ratio)
+        q, head = self.q, self.head(x)
+        log_a = x[:q] if head is None else x[:q] + head.log_factor(self.points.inputs)
+        log_var = self.log_noise + torch.logaddexp(log_a, x[q : 2 * q] + x[2 * q].exp() * self.log_ratio)
         each = self._gaussian(log_var)
-        if len(x) > 2 * q + 1:
-            share, factor = x[2 * q + 1 :]
+        if self.tails:
+            share, factor = x[2 * q + 1 : 2 * q + 3]
             log_in, log_out = (torch.nn.functional.logsigmoid(s * share) for s in (-1, 1))
             each = torch.logaddexp(log_in + each, log_out + self._gaussian(log_var + factor))
         return torch.logsumexp(precision_weights(log_var).log() + each, dim=0)
@@ -195,26 +167,30 @@ class _Problem:
     def _gaussian(self, log_var: Tensor) -> Tensor:
         return -0.5 * (self.squared * (-log_var).exp() + log_var + LOG_2PI).sum(-1)
 
-    def lpd(self, x: Tensor) -> float:
+    def lpd(self, x: ndarray) -> float:
         with torch.no_grad():
             w = self.points.weight
-            return float((w * self.log_density(x)).sum() / w.sum())
+            return float((w * self.log_density(torch.from_numpy(x))).sum() / w.sum())
 
     def value(self, x: ndarray) -> tuple[float, ndarray]:
         """To be minimised, and its gradient."""
         point = torch.tensor(x, requires_grad=True)
-        prior = 0.5 * ((point - self.centre) / self.width).square().sum()
+        prior = 0.5 * ((point[: len(self.names)] - self.centre) / self.width).square().sum()
+        head = self.head(point)
+        if head is not None:
+            prior = prior + head.energy()
         loss = prior - (self.points.weight * self.log_density(point)).sum()
         loss.backward()
         assert point.grad is not None
         return float(loss.detach()), point.grad.numpy()
 
-    def solve(self, start: tuple[float, float, float]) -> tuple[float, ndarray]:
-        limits = [LIMITS[name] for name in self.names]
-        end = minimize(self.value, self.start(*start), jac=True, method="L-BFGS-B", bounds=limits)
+    def solve(self, start: ndarray) -> tuple[float, ndarray]:
+        limits = [LIMITS[name] for name in self.names] + [(-np.inf, np.inf)] * (len(start) - len(self.names))
+        end = minimize(self.value, start, jac=True, method="L-BFGS-B", bounds=limits, options={"maxiter": 500})
         return float(end.fun), end.x
 
     def curve(self, x: ndarray) -> Curve:
-        q = self.q
-        share, factor = (1 / (1 + np.exp(-x[-2])), np.exp(x[-1])) if self.tails else (0.0, 1.0)
+        q, (share, factor) = self.q, (0.0, 1.0)
+        if self.tails:
+            share, factor = 1 / (1 + np.exp(-x[2 * q + 1])), np.exp(x[2 * q + 2])
         return Curve(np.exp(x[:q]), np.exp(x[q : 2 * q]), float(np.exp(x[2 * q])), float(share), float(factor))

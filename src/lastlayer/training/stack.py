@@ -1,6 +1,6 @@
 """Many networks on one table, trained by the profiled evidence as one batch: folds, strengths and members together."""
 
-import warnings
+from threading import Event
 
 import torch
 from jaxtyping import Bool, Float
@@ -27,13 +27,14 @@ def train_stack(
     noise: NoiseStructure,
     bias_prior: BiasPrior,
     optimiser: Optimiser,
+    stop: Event | None = None,
     progress: bool = False,
     label: str = "fit",
 ) -> Training:
     """Full-batch Adam on every network at once, in place; network i sees row j with weight[i, j].
 
     The loss is the profiled NLML plus the prior on the hidden weights, -log p / m. Adam works entry by entry, so a
-    network moves as if it were alone.
+    network moves as if it were alone. `stop` ends it after the present epoch.
     """
     s, m = weight.shape
     log_alpha = torch.full((s,), INITIAL_LOG_ALPHA, dtype=torch.float64, device=weight.device, requires_grad=True)
@@ -48,6 +49,8 @@ def train_stack(
     try:
         with threads_for(3 * m * sum(p.numel() for p in parameters)):
             for epoch in bar:
+                if stop is not None and stop.is_set():
+                    raise KeyboardInterrupt
                 for group in steps.param_groups:
                     group["lr"] = optimiser.rate(epoch)
                 steps.zero_grad()
@@ -73,9 +76,6 @@ def train_stack(
     except KeyboardInterrupt:
         record.stopped = "interrupted"
         _step_back(parameters, good, steps, _failed(parameters))
-        warnings.warn(
-            f"interrupted after {len(means)} epochs: the networks are kept as they are and usable", stacklevel=5
-        )
     finally:
         bar.close()
     record.nlml = torch.stack(means).tolist() if means else []

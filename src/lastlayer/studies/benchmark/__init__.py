@@ -1,1 +1,1 @@
-"""Tables of the user's, standard splits, one protocol: the library beside its peers. `lastlayer bench uci --data DIR`."""
+"""The library beside its peers on tables of the user's, by one protocol: `lastlayer bench uci --data DIR`."""

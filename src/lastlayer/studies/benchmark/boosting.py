@@ -28,9 +28,7 @@ class _Part:
 def boosting(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Quantiles:
     """Shape of the trees and their number by held-out rows, then every level fitted to all rows."""
     fit, held = (_Part(X[rows], y[rows]) for rows in hold_out(len(X), task.seed))
-    searches = [
-        [_staged(fit, held, shape, task.seed, level) for level in (*TRIED_LEVELS, None)] for shape in SHAPES
-    ]
+    searches = [[_staged(fit, held, shape, task.seed, level) for level in (*TRIED_LEVELS, None)] for shape in SHAPES]
     chosen = int(np.argmin([sum(loss for loss, _ in losses[:-1]) for losses in searches]))
     counts = [count for _, count in searches[chosen][:-1]]
     trees = np.interp(LEVELS, TRIED_LEVELS, counts).round().astype(int)

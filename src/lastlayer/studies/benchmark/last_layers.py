@@ -1,8 +1,7 @@
 """Peers with a Bayesian last layer: vbll and laplace-torch, trained as their documentation shows."""
 
-import copy
-import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,29 +10,35 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from lastlayer.prediction import Prediction
-from lastlayer.studies.benchmark.networks import best_of, components, held_out_error
-from lastlayer.studies.benchmark.protocol import Task, hold_out
+from lastlayer.studies.benchmark.networks import components, held_out_error
+from lastlayer.studies.benchmark.protocol import Task, hold_out, most_epochs
 from lastlayer.studies.benchmark.stacks import Recipe, Scaler, refit, search, squared_error
 
-VBLL_EPOCHS, VBLL_BATCH, VBLL_RATE, VBLL_CHECKS = 600, 64, 1e-2, 40
-VBLL_ACT = nn.ELU
-LAPLACE = Recipe(1e-2, batch_size=100, max_epochs=800, decays=(0.0, 1e-5, 1e-4, 1e-3), activation=torch.tanh)
+VBLL_EPOCHS, VBLL_STEPS, VBLL_BATCH, VBLL_RATE, VBLL_CHECKS = 600, 8000, 64, 1e-2, 40
+VBLL_ACTIVATIONS: tuple[type[nn.Module], ...] = (nn.ReLU, nn.ELU)
+WISHART_SCALE = 0.1
+LAPLACE = Recipe(1e-2, batch_size=100, max_epochs=800, decays=(0.0, 1e-5, 1e-4, 1e-3))
+LAPLACE_ACTIVATIONS: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {nn.ReLU: torch.relu, nn.Tanh: torch.tanh}
 MARGLIK_STEPS = 1000
 
 
 def vbll(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Prediction:
-    """A variational last layer on ELU features: AdamW, weight decay on the features alone, clipped gradients."""
+    """A variational last layer: AdamW, weight decay on the features alone, clipped gradients."""
     scaler = Scaler.fit(X, y)
     x, t = scaler.inputs(X, task.device), scaler.targets(y, task.device)[:, None]
     fit, held = hold_out(len(x), task.seed)
-    best = (math.inf, 1)
+    budget = max(most_epochs(VBLL_EPOCHS, len(x)), round(VBLL_STEPS * VBLL_BATCH / len(x)))
+    tried = []
+    for activation in VBLL_ACTIVATIONS:
+        losses: list[tuple[float, int]] = []
 
-    def look(epoch: int, model: nn.Module) -> None:
-        nonlocal best
-        best = min(best, (float(model(x[held]).val_loss_fn(t[held])), epoch))
+        def look(epoch: int, model: nn.Module, losses: list[tuple[float, int]] = losses) -> None:
+            losses.append((float(model(x[held]).val_loss_fn(t[held])), epoch))
 
-    _train_vbll(x[fit], t[fit], VBLL_EPOCHS, task, look)
-    model = _train_vbll(x, t, best[1], task)
+        _train_vbll(x[fit], t[fit], activation, task, budget=budget, look=look)
+        tried.append((*min(losses), activation))
+    _, epochs, activation = min(tried, key=lambda one: one[0])
+    model = _train_vbll(x, t, activation, task, budget=budget, epochs=epochs)
     with torch.no_grad():
         predictive = model(scaler.inputs(X_test, task.device)).predictive
         mean, var = predictive.mean[:, 0], predictive.variance[:, 0]
@@ -43,31 +48,34 @@ def vbll(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Prediction:
 def _train_vbll(
     x: Float[Tensor, "m d"],
     t: Float[Tensor, "m 1"],
-    epochs: int,
+    activation: type[nn.Module],
     task: Task,
+    *,
+    budget: int,
+    epochs: int | None = None,
     look: Callable[[int, nn.Module], None] | None = None,
 ) -> nn.Module:
     import vbll as package  # type: ignore[import-not-found, unused-ignore]
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(task.seed)
-        features = nn.Sequential(nn.Linear(x.shape[1], task.hidden), VBLL_ACT())
-        last = package.Regression(task.hidden, 1, 1 / len(x), prior_scale=1.0, wishart_scale=0.1)
+        features = nn.Sequential(nn.Linear(x.shape[1], task.hidden), activation())
+        last = package.Regression(task.hidden, 1, 1 / len(x), prior_scale=1.0, wishart_scale=WISHART_SCALE)
         model = nn.Sequential(features, last).to(x.device)
         groups = [
             {"params": features.parameters(), "weight_decay": 1e-4},
             {"params": last.parameters(), "weight_decay": 0.0},
         ]
         optimizer = torch.optim.AdamW(groups, lr=VBLL_RATE, fused=True)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, VBLL_EPOCHS, VBLL_RATE / 100)
-        for epoch in range(1, epochs + 1):
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, budget, VBLL_RATE / 100)
+        for epoch in range(1, (budget if epochs is None else epochs) + 1):
             for rows in torch.randperm(len(x)).to(x.device).split(VBLL_BATCH):
                 optimizer.zero_grad()
                 model(x[rows]).train_loss_fn(t[rows]).backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
             schedule.step()
-            if look is not None and epoch % max(1, VBLL_EPOCHS // VBLL_CHECKS) == 0:
+            if look is not None and epoch % max(1, budget // VBLL_CHECKS) == 0:
                 with torch.no_grad():
                     look(epoch, model)
     return model
@@ -78,21 +86,23 @@ def laplace(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Prediction:
     scaler = Scaler.fit(X, y)
     x, t = scaler.inputs(X, task.device), scaler.targets(y, task.device)
     fit, held = hold_out(len(x), task.seed)
-    found = search(x, t, squared_error, LAPLACE, held_out_error, task)
-    scores = []
-    for one in found:
-        mean, var = _laplace_predict(_as_network(one.weights), x[fit], t[fit], x[held])
-        scores.append(-float(torch.distributions.Normal(mean, var.sqrt()).log_prob(t[held]).mean()))
-    chosen = scores.index(min(scores))
-    stack = refit(x, t, squared_error, LAPLACE, chosen, found[chosen].epoch, task)
-    network = _as_network(dict(stack.named_parameters()))
+    tried = []
+    for activation, function in LAPLACE_ACTIVATIONS.items():
+        recipe = replace(LAPLACE, activation=function)
+        for i, one in enumerate(search(x, t, squared_error, recipe, held_out_error, task)):
+            mean, var = _laplace_predict(_as_network(one.weights, activation), x[fit], t[fit], x[held])
+            nll = -float(torch.distributions.Normal(mean, var.sqrt()).log_prob(t[held]).mean())
+            tried.append((nll, one.epoch, i, activation, recipe))
+    _, epoch, chosen, activation, recipe = min(tried, key=lambda one: one[0])
+    stack = refit(x, t, squared_error, recipe, chosen, epoch, task)
+    network = _as_network(dict(stack.named_parameters()), activation)
     mean, var = _laplace_predict(network, x, t, scaler.inputs(X_test, task.device))
     return components(scaler.mean(mean)[None], scaler.var(var)[None])
 
 
-def _as_network(weights: dict[str, Tensor]) -> nn.Module:
+def _as_network(weights: dict[str, Tensor], activation: type[nn.Module]) -> nn.Module:
     first, last = weights["first"][0], weights["last"][0]
-    network = nn.Sequential(nn.Linear(*first.shape), (nn.Tanh() if LAPLACE.activation is torch.tanh else nn.ReLU()), nn.Linear(*last.shape)).to(first.device)
+    network = nn.Sequential(nn.Linear(*first.shape), activation(), nn.Linear(*last.shape)).to(first.device)
     state = {"0.weight": first.T, "0.bias": weights["first_bias"][0, 0]}
     state |= {"2.weight": last.T, "2.bias": weights["last_bias"][0, 0]}
     network.load_state_dict({name: value.detach().clone() for name, value in state.items()})

@@ -14,11 +14,15 @@ from lastlayer.prediction import Prediction
 HELD_OUT = 0.2
 """Share of the training rows that a method may hold out to choose an epoch or a configuration."""
 
+FULL_BUDGET_ROWS = 2_000
+"""Above so many training rows the most epochs fall, so that the number of steps stays what it is there."""
+
 RULES = (
     "One hidden layer of 50 units (100 for protein) for every neural method, except where the name says otherwise.",
     "Inputs and targets are standardised by the training rows; scores are in the units of the targets.",
     f"Tuning sees the training rows alone: a random {HELD_OUT:.0%} of them choose the epoch and one of a handful of "
     "configurations, by the method's own score; then the method is fitted anew to all training rows.",
+    f"Mini-batch methods: above {FULL_BUDGET_ROWS:,} training rows the most epochs fall in proportion.",
     "One seed a split, the same for all; whatever tuning costs is in the seconds.",
 )
 
@@ -126,6 +130,11 @@ def pinball(quantile: Float[ndarray, " m"], y: Float[ndarray, " m"], level: floa
 def _inside(prediction: Quantiles, y: ndarray, level: float) -> ndarray:
     inside: ndarray = (y >= prediction.at((1 - level) / 2)) & (y <= prediction.at((1 + level) / 2))
     return inside
+
+
+def most_epochs(epochs: int, m: int) -> int:
+    """The budget of epochs for m training rows."""
+    return max(1, round(epochs * min(1.0, FULL_BUDGET_ROWS / m)))
 
 
 def hold_out(m: int, seed: int, share: float = HELD_OUT) -> tuple[Int[ndarray, " f"], Int[ndarray, " h"]]:

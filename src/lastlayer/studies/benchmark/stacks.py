@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor, nn
 
-from lastlayer.studies.benchmark.protocol import Task, hold_out
+from lastlayer.studies.benchmark.protocol import Task, hold_out, most_epochs
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(e m o) outputs and (m or e m) targets to one loss a member: (e)."""
@@ -147,6 +147,7 @@ def search(
     x: Float[Tensor, "m d"], t: Float[Tensor, " m"], loss: Loss, recipe: Recipe, held_out: HeldOut, task: Task
 ) -> list[Found]:
     """Train all configurations on a part of the rows; the best epoch of each by the rows held out."""
+    recipe = replace(recipe, max_epochs=most_epochs(recipe.max_epochs, len(x)))
     fit, held = hold_out(len(x), task.seed)
     every = range(len(recipe.decays))
     stack = recipe.stack(every, x.shape[1], task)
@@ -167,6 +168,7 @@ def refit(
     x: Float[Tensor, "m d"], t: Float[Tensor, " m"], loss: Loss, recipe: Recipe, chosen: int, epochs: int, task: Task
 ) -> Stack:
     """One configuration from a fresh start on all rows, for as many epochs as were found best."""
+    recipe = replace(recipe, max_epochs=most_epochs(recipe.max_epochs, len(x)))
     stack = recipe.stack([chosen], x.shape[1], task)
     return train(stack, x, t, loss, recipe, [chosen], seed=task.seed, epochs=epochs)
 
