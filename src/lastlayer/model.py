@@ -251,18 +251,18 @@ class LastLayerModel(Shell):
             for member, log_alpha in zip(self.members_, self._log_alphas, strict=True):
                 posterior, Phi = member.layer.posterior, self._features(member.network, Z[rows])
                 with torch.no_grad():
-                    cost = posterior.variance_ratio(Phi)
+                    at_star = posterior.variance_ratio(Phi)
                     own = log_alpha == posterior.log_alpha
-                    ratio = cost if own else posterior.variance_ratio(Phi, log_alpha)
+                    in_use = at_star if own else posterior.variance_ratio(Phi, log_alpha)
                 means.append(self._unscaled(posterior.mean(Phi)))
-                costs.append(cost.cpu().numpy())
-                ratios.append(ratio.cpu().numpy())
+                costs.append(at_star.cpu().numpy())
+                ratios.append(in_use.cpu().numpy())
             parts.append([np.stack(x) for x in (means, costs, ratios)])
-        every = [np.concatenate(x, axis=1) for x in zip(*parts, strict=True)]
-        noise = np.broadcast_to(self.curve_.noise, every[0].shape[1:])
+        mean, cost, ratio = [np.concatenate(x, axis=1) for x in zip(*parts, strict=True)]
+        noise = np.broadcast_to(self.curve_.noise, mean.shape[1:])
         if self.calibration_ is not None and self.calibration_.head is not None:
             noise = noise * self.calibration_.head.factor(Z)
-        return Marginals(*every, noise)
+        return Marginals(mean, cost, ratio, noise)
 
     def _weights(self, marginals: Marginals) -> Float[ndarray, "c m"]:
         """What each member counts at each point: its precision where that is calibrated, at alpha*; else all alike."""
