@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PEERS  := .venv-peers
 PEERS_PIP := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help test test-browser study study-20 picture recipe lint mutants bench-core bench-peers lock clean
+.PHONY: help test test-browser study study-20 picture recipe lint mutants bench-core bench-peers bench-uci lock clean
 
 help:
 	@echo "make test        lint, types, rooms, tests"
@@ -22,6 +22,7 @@ help:
 	@echo "make mutants     wrong formulas, each of which some test must catch"
 	@echo "make bench-core  speed of mathematics and training, as ratios in one run"
 	@echo "make bench-peers lines, seconds and scores beside vbll and laplace-torch"
+	@echo "make bench-uci DATA=folder  tables of yours, standard splits: lastlayer beside seven peers (docs/uci.md)"
 	@echo "make lock        pin the present environment in requirements.lock"
 	@echo "make clean       remove environments and caches"
 
@@ -62,6 +63,11 @@ bench-core: $(READY)
 
 bench-peers: $(PEERS)/.ready
 	$(PEERS)/bin/python benchmarks/peers.py
+
+# more words for the command go into ARGS, such as ARGS="--methods ours --sets yacht"
+bench-uci: $(PEERS)/.ready
+	@test -n "$(DATA)" || { echo "give the folder of the tables: make bench-uci DATA=path (docs/uci.md)"; exit 2; }
+	OMP_NUM_THREADS=1 $(PEERS)/bin/lastlayer bench uci --data "$(DATA)" $(ARGS)
 
 # peers have an environment of their own; --no-deps because some of them would pull the CUDA build of torch
 $(PEERS)/.ready: requirements-peers.lock

@@ -1,9 +1,13 @@
 """What several test files need: tolerances by dtype, data, and slow, obvious forms of the formulas."""
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from lastlayer.features import affine_features
+from lastlayer.model import LastLayerModel
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 
@@ -38,3 +42,18 @@ def precision_matrix(P: Tensor, log_alpha: float, bias_prior: str) -> Tensor:
     if bias_prior == "flat":
         penalty[-1, -1] = 0
     return Phi.T @ Phi + torch.exp(torch.tensor(-log_alpha, dtype=torch.float64)) * penalty
+
+
+def sine(m: int = 60, q: int = 0, seed: int = 0, d: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Noisy sines of the first input; q = 0: 1-D targets."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-3, 3, (m, d))
+    clean = np.stack([np.sin(X[:, 0] + 0.5 * j) * (1 + j) + 2 for j in range(max(q, 1))], 1)
+    y = clean + 0.15 * rng.standard_normal(clean.shape) @ (np.eye(max(q, 1)) + 0.5)
+    return X, y if q else y[:, 0]
+
+
+def last_layer_rows(model: LastLayerModel, X: Any, y: Any, *, member: int = 0) -> tuple[Tensor, Tensor]:
+    """Affine features and standardised targets: what the last layer of a member is fitted to."""
+    data = model._validation(X, y)
+    return model._features(model.members_[member].network, data.X), data.T

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import close
+from helpers import close, last_layer_rows
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch.distributions import Normal
 
@@ -125,7 +125,7 @@ def test_blr_is_the_evidences_optimum_on_features_that_the_squared_error_made():
     X, y = wave()
     model = BLRRegressor(hidden=(10,), max_epochs=200, random_state=0).fit(X, y)
     assert model.score(X, y) > 0.5
-    Phi, T = model._features_and_targets(X, y)
+    Phi, T = last_layer_rows(model, X, y)
     best = optimal_alpha(Statistics.from_features(Phi, T))
     assert math.log(model.alpha_star_) == pytest.approx(best.log_alpha, abs=1e-6)
     assert model.nlml_ == pytest.approx(best.nlml)

@@ -91,7 +91,7 @@ def test_a_loaded_model_answers_to_the_last_bit(tmp_path, q, options):
 @pytest.mark.parametrize("log_alpha", [-3.25, 12.5, math.inf])
 def test_a_tuned_alpha_comes_back(tmp_path, model, log_alpha):
     tuned = copy.deepcopy(model)
-    tuned._log_alpha = log_alpha
+    tuned._log_alphas = [log_alpha]
     tuned.save(tmp_path / "m")
     again = lastlayer.load(tmp_path / "m")
     assert again.alpha_ == (math.inf if math.isinf(log_alpha) else math.exp(log_alpha))
@@ -166,8 +166,8 @@ def test_a_model_must_be_fitted_to_be_saved(tmp_path):
 
 def test_the_file_is_plain_safetensors(path):
     with safetensors.safe_open(path, "pt") as file:
-        assert {"noise_cov", "statistics.scatter", "network.network.0.weight"} <= set(file.keys())
-        assert file.get_tensor("statistics.count") == 40
+        assert {"0.noise_cov", "0.statistics.scatter", "0.network.network.0.weight"} <= set(file.keys())
+        assert file.get_tensor("0.statistics.count") == 40
     content = path.read_bytes()
     start = 8 + int.from_bytes(content[:8], "little")
     assert b"pickle" not in content
@@ -224,14 +224,14 @@ def _without(header: dict, name: str) -> dict:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda tensors, header: (_without(tensors, "noise_cov"), header),
-        lambda tensors, header: (_without(tensors, "network.network.0.weight"), header),
+        lambda tensors, header: (_without(tensors, "0.noise_cov"), header),
+        lambda tensors, header: (_without(tensors, "0.network.network.0.weight"), header),
         lambda tensors, header: (tensors, _without(header, "log_alpha")),
         lambda tensors, header: (tensors, header | {"parameters": header["parameters"] | {"colour": "red"}}),
         lambda tensors, header: (tensors, header | {"parameters": header["parameters"] | {"activation": "red"}}),
         lambda tensors, header: (tensors, header | {"parameters": header["parameters"] | {"hidden": [4, 4]}}),
         lambda tensors, header: (tensors, header | {"parameters": None}),
-        lambda tensors, header: (tensors, header | {"log_alpha": "large"}),
+        lambda tensors, header: (tensors, header | {"log_alpha": ["large"]}),
         lambda tensors, header: (tensors, header | {"model": "SomethingElse"}),
     ],
 )

@@ -27,7 +27,7 @@ def prediction(c: int = 1, m: int = 30, q: int = 2, seed: int = 0, *, correlated
         component_epistemic_var=rng.uniform(0.2, 2, (c, m, q)),
         component_noise_var=rng.uniform(0.2, 2, (c, m, q)),
         affine_cost=rng.uniform(0, 3, m),
-        weights=rng.dirichlet(np.ones(c)),
+        weights=rng.dirichlet(np.ones(c), m).T,
         correlation=np.stack([np.corrcoef(rng.normal(size=(q, 4 * q))).reshape(q, q)] * c) if correlated else None,
     )
 
@@ -157,7 +157,7 @@ def test_crps_of_a_gaussian_is_that_of_scoringrules(m: int, q: int, seed: int) -
 def test_crps_of_a_mixture_is_that_of_scoringrules(c: int, m: int, q: int, seed: int) -> None:
     p = prediction(c, m, q, seed)
     y, std = targets(p), np.sqrt(p.component_epistemic_var + p.component_noise_var)
-    w = np.broadcast_to(p.weights[:, None, None], p.component_mean.shape)
+    w = np.broadcast_to(p.weights[..., None], p.component_mean.shape)
     each = scoringrules.crps_mixnorm(y, p.component_mean, std, w, m_axis=0, backend="numpy")
     close(crps(p, y, per_output=True), each.mean(0))
     close(np.float64(crps(p, y)), each.mean())

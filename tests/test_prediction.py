@@ -32,9 +32,9 @@ def gaussian(m: int = 4, q: int = 2, seed: int = 0, *, correlated: bool = True) 
 
 
 def mixture(c: int = 3, m: int = 4, q: int = 2, seed: int = 0) -> Prediction:
-    """Unequal weights, and one member without correlation among others with it."""
+    """Unequal weights, other ones at every point, and one member without correlation among others with it."""
     members = [gaussian(m, q, 100 * seed + i, correlated=i != 1) for i in range(c)]
-    return Prediction.mixture(members, np.random.default_rng(seed).dirichlet(np.ones(c)))
+    return Prediction.mixture(members, np.random.default_rng(seed).dirichlet(np.ones(c), m).T)
 
 
 def component_covs(p: Prediction) -> ndarray:
@@ -110,11 +110,11 @@ def test_without_noise_the_prediction_is_of_the_function() -> None:
 def test_mixtures_agree_with_torch(c: int, m: int, q: int, seed: int) -> None:
     p = mixture(c, m, q, seed)
     y = torch.as_tensor(targets(p))
-    w, mean = torch.as_tensor(p.weights), torch.as_tensor(p.component_mean)
+    w, mean = torch.as_tensor(p.weights).T, torch.as_tensor(p.component_mean)
     covs = torch.as_tensor(component_covs(p))
-    joint = MixtureSameFamily(Categorical(w.expand(m, c)), MultivariateNormal(mean.movedim(0, -2), covs.movedim(0, -3)))
+    joint = MixtureSameFamily(Categorical(w), MultivariateNormal(mean.movedim(0, -2), covs.movedim(0, -3)))
     std = covs.diagonal(dim1=-2, dim2=-1).sqrt()
-    alone = MixtureSameFamily(Categorical(w.expand(m, q, c)), Normal(mean.movedim(0, -1), std.movedim(0, -1)))
+    alone = MixtureSameFamily(Categorical(w[:, None].expand(m, q, c)), Normal(mean.movedim(0, -1), std.movedim(0, -1)))
     close(p.log_prob(y.numpy()), joint.log_prob(y))
     close(p.log_prob(y.numpy(), per_output=True), alone.log_prob(y))
     close(p.cdf(y.numpy()), alone.cdf(y))
@@ -127,7 +127,7 @@ def test_the_joint_density_integrates_to_one_and_to_its_moments() -> None:
     p, step = mixture(c=3, m=1, q=2), 0.2
     axes = [np.arange(a, b, step) for a, b in zip(p.mean[0] - 20, p.mean[0] + 20, strict=True)]
     y = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2)
-    parts = ("component_mean", "component_epistemic_var", "component_noise_var")
+    parts = ("component_mean", "component_epistemic_var", "component_noise_var", "weights")
     tiled = replace(
         p, affine_cost=np.zeros(len(y)), **{part: np.repeat(getattr(p, part), len(y), axis=1) for part in parts}
     )
@@ -188,15 +188,25 @@ def test_members_count_equally_unless_weights_are_given() -> None:
     same(Prediction.mixture(members), Prediction.mixture(members, np.full(3, 1 / 3)))
 
 
+def test_weights_of_each_point_are_those_of_a_mixture_at_that_point_alone() -> None:
+    members, weights = [gaussian(seed=i) for i in range(3)], np.random.default_rng(0).dirichlet(np.ones(3), 4).T
+    p = Prediction.mixture(members, weights)
+    y = targets(p)
+    for j in range(4):
+        alone = Prediction.mixture(members, weights[:, j])
+        for ask in (lambda x: x.mean, lambda x: x.var, lambda x: x.log_prob(y), lambda x: x.quantile(0.9)):
+            close(ask(p)[j], ask(alone)[j])
+
+
 def test_weights_that_are_rounded_are_brought_back_to_one() -> None:
     p = Prediction.mixture([gaussian(seed=i) for i in range(3)], np.full(3, 0.333333))
-    close(p.weights, np.full(3, 1 / 3))
+    close(p.weights, np.full((3, 4), 1 / 3))
     assert p.sample(2, random_state=0).shape == (2, 4, 2)
 
 
 def test_law_of_total_variance() -> None:
     p = mixture()
-    w = p.weights[:, None, None]
+    w = p.weights[..., None]
     within = (w * (p.component_epistemic_var + p.component_noise_var)).sum(0)
     between = (w * p.component_mean**2).sum(0) - (w * p.component_mean).sum(0) ** 2
     close(p.var, within + between)
@@ -234,19 +244,50 @@ def test_the_same_seed_gives_the_same_draws() -> None:
 
 
 @pytest.mark.parametrize("rank", [3, 1])
-def test_joint_draws_vary_together_over_points_and_outputs(rank: int) -> None:
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("spread", [0, 2])
+def test_joint_draws_vary_together_over_points_and_outputs(rank: int, parts: int, spread: int) -> None:
     """Also where one point follows from another and the covariance is singular."""
     rng, n = np.random.default_rng(0), 100_000
-    A, B = rng.normal(size=(3, rank)), rng.normal(size=(2, 2))
-    p = JointPrediction(rng.normal(size=(3, 2)), A @ A.T, B @ B.T)
-    entry_by_entry = np.einsum("ab,ij->aibj", B @ B.T, A @ A.T).reshape(6, 6)
-    close(p.cov(), entry_by_entry)
+    A, B, C = rng.normal(size=(parts, 3, rank)), rng.normal(size=(parts, 2, 2)), rng.normal(size=(3, 2, 1))
+    points, outputs, noise = A @ A.swapaxes(1, 2), B @ B.swapaxes(1, 2), float(spread > 0) * C @ C.swapaxes(1, 2)
+    p = JointPrediction(rng.normal(size=(3, 2)), points, outputs, rng.normal(size=(spread, 3, 2)), noise)
+    entry_by_entry = np.zeros((2, 3, 2, 3))
+    for a, i, b, j in np.ndindex(2, 3, 2, 3):
+        entry_by_entry[a, i, b, j] = sum(outputs[t, a, b] * points[t, i, j] for t in range(parts))
+        entry_by_entry[a, i, b, j] += sum(p.spread[c, i, a] * p.spread[c, j, b] for c in range(spread))
+        entry_by_entry[a, i, b, j] += noise[i, a, b] if i == j else 0.0
+    close(p.cov(), entry_by_entry.reshape(6, 6))
+    close(p.cov_of_outputs(), np.einsum("aiaj->ija", entry_by_entry))
     draws = p.sample(n, random_state=0).transpose(0, 2, 1).reshape(n, 6)
-    std = np.sqrt(np.diag(entry_by_entry))
+    std = np.sqrt(np.diag(p.cov()))
     assert (np.abs(draws.mean(0) - p.mean.T.ravel()) < 5 * std / np.sqrt(n)).all()
     error = 5 * np.sqrt(2 / n) * std[:, None] * std  # of a covariance of Gaussians, at most
-    assert (np.abs(np.cov(draws, rowvar=False) - entry_by_entry) < error).all()
+    assert (np.abs(np.cov(draws, rowvar=False) - p.cov()) < error).all()
     assert (p.sample(4, random_state=1) == p.sample(4, random_state=1)).all()
+
+
+# --- conformal intervals
+
+
+@given(n=st.integers(1, 60), level=st.floats(0.01, 0.99))
+def test_a_conformal_interval_reaches_as_far_as_its_rank_among_the_scores(n: int, level: float) -> None:
+    """Of n + 1 exchangeable scores the new one is equally likely to have any rank: P(rank <= r) = r / (n + 1)."""
+    p, scores = gaussian(m=3), np.random.default_rng(n).exponential(size=(n, 2))
+    lower, upper = replace(p, conformal_scores=scores).interval(level, method="conformal")
+    np.testing.assert_allclose(upper - p.mean, p.mean - lower, rtol=1e-9)
+    reach = (upper - p.mean) / p.std
+    for j in range(2):
+        covered = np.array([(scores[:, j] < s).sum() + 1 for s in scores[:, j]]) / (n + 1)  # P(new score <= s)
+        enough = scores[covered >= level - 1e-9, j]
+        np.testing.assert_allclose(reach[:, j], enough.min() if len(enough) else np.inf, rtol=1e-9)
+
+
+def test_a_conformal_interval_needs_scores_and_a_known_word() -> None:
+    with pytest.raises(InputError, match="conformalize"):
+        gaussian().interval(0.9, method="conformal")
+    with pytest.raises(InputError, match="did you mean 'conformal'"):
+        gaussian().interval(0.9, method="conformall")
 
 
 # --- what cannot be
@@ -287,6 +328,12 @@ def test_weights_that_are_no_shares_are_refused(weights: list[float]) -> None:
     given_weights = np.array(weights)
     with pytest.raises(InputError, match=re.escape(f"weights={given_weights} must be 2 non-negative")):
         Prediction.mixture([gaussian(), gaussian()], given_weights)
+
+
+def test_weights_must_add_up_at_every_point() -> None:
+    weights = np.array([[0.5, 0.5, 0.5, 0.5], [0.5, 0.5, 0.6, 0.5]])
+    with pytest.raises(InputError, match="add up to one"):
+        Prediction.mixture([gaussian(), gaussian()], weights)
 
 
 def test_a_mixture_needs_members() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import close
+from helpers import close, last_layer_rows, sine
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -18,23 +18,13 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
-import lastlayer.regressor
-from lastlayer import BLLRegressor
+from lastlayer import BLLRegressor, fitting
 from lastlayer.errors import InputError
 from lastlayer.posterior import Posterior
 from lastlayer.statistics import Statistics
 from lastlayer.training import Validation
 
 floored = pytest.mark.filterwarnings("ignore::lastlayer.errors.FlooredNoiseWarning")
-
-
-def sine(m: int = 60, q: int = 0, seed: int = 0, d: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Noisy sines of the first input; q = 0: 1-D targets."""
-    rng = np.random.default_rng(seed)
-    X = rng.uniform(-3, 3, (m, d))
-    clean = np.stack([np.sin(X[:, 0] + 0.5 * j) * (1 + j) + 2 for j in range(max(q, 1))], 1)
-    y = clean + 0.15 * rng.standard_normal(clean.shape) @ (np.eye(max(q, 1)) + 0.5)
-    return X, y if q else y[:, 0]
 
 
 def quick(**options) -> BLLRegressor:
@@ -176,7 +166,7 @@ def test_every_way_of_asking_gives_the_same_variance(which, request):
 def test_draws_have_the_moments_of_the_joint_distribution(two, tuned, noise):
     model = copy.deepcopy(two)
     if tuned:
-        model._log_alpha = float(model.posterior_.log_alpha) + 2.0
+        model._log_alphas = [float(model.posterior_.log_alpha) + 2.0]
     X = np.array([[-5.0], [0.0], [0.5], [5.0]])
     draws = model.sample_y(X, 40_000, random_state=1, noise=noise)
     vec = draws.transpose(1, 0, 2).reshape(8, -1)
@@ -381,12 +371,12 @@ def test_update_is_the_posterior_of_both_sets_of_rows(noise, forgetting):
     model = quick(noise=noise).fit(X, y)
     before, Sigma_E = copy.deepcopy(model), model.posterior_.Sigma_E
     assert model.update(X_more, y_more, forgetting=forgetting) is model
-    rows = [before._features_and_targets(*pair) for pair in ((X, y), (X_more, y_more))]
+    rows = [last_layer_rows(before, *pair) for pair in ((X, y), (X_more, y_more))]
     weight = torch.cat([torch.full((60,), forgetting), torch.ones(25)]).double()
     both = Statistics.from_features(*(torch.cat(parts) for parts in zip(*rows, strict=True)), sample_weight=weight)
     by_hand = Posterior(both, before.posterior_.log_alpha, Sigma_E, noise, rtol=math.inf)
     new = np.linspace(-4, 8, 13)[:, None]
-    Phi, p = before._features(before._checked(new)), model.predictive(new)
+    Phi, p = before._features(before.network_, before._checked(new)), model.predictive(new)
     close(torch.tensor(p.mean), by_hand.mean(Phi) * torch.tensor(y.std(0)) + torch.tensor(y.mean(0)), loose=100)
     close(torch.tensor(p.affine_cost), by_hand.variance_ratio(Phi), loose=100)
     assert model.alpha_ == before.alpha_
@@ -413,14 +403,19 @@ def test_update_refuses_what_does_not_fit(as_a_user, two):
 
 
 def test_early_stopping_keeps_the_best_network(monkeypatch):
-    scores, states = [3.0, 2.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0], []
+    scores, states, networks, train = [3.0, 2.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [], [], fitting.train
     model = quick(early_stopping=True, patience=4, max_epochs=40)
 
     def scripted() -> float:
-        states.append(copy.deepcopy(model.network_.state_dict()))
+        states.append(copy.deepcopy(networks[0].state_dict()))
         return scores[min(len(states), len(scores)) - 1]
 
-    monkeypatch.setattr(lastlayer.regressor, "Validation", lambda _, **options: Validation(scripted, **options))
+    def watched(network, *args, **options):
+        networks.append(network)
+        return train(network, *args, **options)
+
+    monkeypatch.setattr(fitting, "train", watched)
+    monkeypatch.setattr(fitting, "Validation", lambda _, **options: Validation(scripted, **options))
     model.fit(*sine())
     history = model.history_
     assert history["stopped"] == "early_stopping"

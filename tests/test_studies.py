@@ -1,13 +1,14 @@
 import itertools
 import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from lastlayer import cli
+from lastlayer import BLLRegressor, cli
 from lastlayer.evidence import nlml
 from lastlayer.extrapolation import blocked_folds
 from lastlayer.features import MLP, StackedMLP, affine_features
@@ -198,7 +199,8 @@ def test_bad_arguments_end_with_a_message(tmp_path, monkeypatch, capsys):
     assert "choose another --out" in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_example_writes_scores_and_a_picture(tmp_path, capsys):
+def test_the_example_writes_scores_and_a_picture(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(example, "BLLRegressor", partial(BLLRegressor, max_epochs=20))
     assert example.main(["--out", str(tmp_path / "new" / "folder")]) == 0
     folder = tmp_path / "new" / "folder"
     assert (folder / "prediction.png").stat().st_size > 10_000

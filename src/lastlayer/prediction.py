@@ -244,7 +244,7 @@ class JointPrediction:
 
     def cov(self) -> Float[ndarray, "mq mq"]:
         """Covariance of all numbers, output by output: the first m rows are the first output at every point."""
-        between = self.spread.swapaxes(1, 2).reshape(len(self.spread), -1)
+        between = self.spread.swapaxes(1, 2).reshape(len(self.spread), self.mean.size)
         parts = zip(self.output_cov, self.point_cov, strict=True)
         cov: ndarray = sum(np.kron(output, point) for output, point in parts) + between.T @ between
         m, q = self.mean.shape

@@ -105,7 +105,7 @@ class BayesByBackpropRegressor(Shell):
             component_epistemic_var=np.broadcast_to(floor, draws.shape).copy(),
             component_noise_var=np.broadcast_to(noise_var, draws.shape).copy(),
             affine_cost=spread.mean(1),
-            weights=np.full(len(draws), 1 / len(draws)),
+            weights=np.full(draws.shape[:2], 1 / len(draws)),
         )
 
     def draw_functions(self, X: Any) -> Float[ndarray, "c m q"]:

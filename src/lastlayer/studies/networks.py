@@ -12,7 +12,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
-from lastlayer.evidence import nlml, optimal_alpha, profile
+from lastlayer.evidence import nlml, profile
 from lastlayer.extrapolation import AlphaCurve, HeldOut, blocked_folds, tune_alpha, tune_alpha_on
 from lastlayer.features import StackedMLP, affine_features
 from lastlayer.posterior import Posterior
@@ -20,7 +20,7 @@ from lastlayer.prediction import Prediction
 from lastlayer.scaling import Standardizer
 from lastlayer.statistics import Statistics
 from lastlayer.studies.data import PaperData, Samples
-from lastlayer.training import mean_squared_error, output_layer, train_members
+from lastlayer.training import LastLayer, last_layer, mean_squared_error, output_layer, train_members
 from lastlayer.types import BiasPrior
 
 HIDDEN = (20, 20, 20)
@@ -161,30 +161,25 @@ def fit_networks(
     fitted = []
     for i in range(len(seeds)):
         first = i * len(blocks)
-        posterior, value = _last_layer(Phi[first], train.T)
+        whole = _last_layer(Phi[first], train.T)
         folds = []
         for j, block in enumerate(blocks[1:], first + 1):
             rest = weight[j] > 0
-            fold_posterior, _ = _last_layer(Phi[j][rest], train.T[rest])
-            folds.append(HeldOut(fold_posterior, Phi[j][block], train.T[block]))
-        own = float(posterior.log_alpha)
+            folds.append(HeldOut(_last_layer(Phi[j][rest], train.T[rest]).posterior, Phi[j][block], train.T[block]))
+        own = float(whole.posterior.log_alpha)
         features = Features(network, first, scale.inputs)
         fitted.append(
             FittedNetwork(
                 features=features,
-                posterior=posterior,
-                nlml=value,
+                posterior=whole.posterior,
+                nlml=whole.nlml,
                 honest=tune_alpha_on(folds, own),
-                leak=tune_alpha(posterior, features(data.test.X), test.T),
+                leak=tune_alpha(whole.posterior, features(data.test.X), test.T),
                 targets=scale.targets,
             )
         )
     return fitted
 
 
-def _last_layer(Phi: Tensor, T: Tensor) -> tuple[Posterior, float]:
-    """alpha and noise at the maximum of the evidence; its NLML."""
-    statistics = Statistics.from_features(Phi, T)
-    best = optimal_alpha(statistics, bias_prior=BIAS_PRIOR)
-    # rounding reaches the variance of far points only, where its size is all that matters
-    return Posterior(statistics, best.log_alpha, best.noise_cov, bias_prior=BIAS_PRIOR, rtol=float("inf")), best.nlml
+def _last_layer(Phi: Tensor, T: Tensor) -> LastLayer:
+    return last_layer(Statistics.from_features(Phi, T), bias_prior=BIAS_PRIOR)

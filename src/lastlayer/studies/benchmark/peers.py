@@ -12,7 +12,8 @@ PEERS = (
         "neural",
         "variational last layer (dense covariance, prior scale 1, Wishart scale 0.1) as in its regression tutorial: "
         "AdamW, weight decay 1e-4 on the features, gradients clipped at 1; batches of 64 at 1e-2 falling by a "
-        "cosine, at most 600 epochs or, if that is more, 8,000 steps; held-out likelihood chooses the epoch and ReLU or the tutorial's ELU",
+        "cosine, at most 600 epochs or, if that is more, 8,000 steps; held-out likelihood chooses the epoch and ReLU "
+        "or the tutorial's ELU",
         last_layers.vbll,
         packages=("vbll",),
         modules=("vbll",),
