@@ -136,6 +136,7 @@ def weight_energy(network: nn.Module) -> Float[Tensor, "*s"]:
         parts += [b.square().sum((-2, -1)) for b in stacks[0].biases]
     else:
         parts = [(p[0].numel() if p.dim() > 1 else 1) * p.square().sum() for p in network.parameters()]
+    parts = parts or [torch.zeros(())]  # no hidden layer at all
     return 0.5 * torch.stack(parts).sum(0).double()
 
 

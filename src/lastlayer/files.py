@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lastlayer.errors import LastLayerError
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever a file of today could not be read by the code of yesterday."""
 
 

@@ -136,7 +136,7 @@ class LastLayerModel(Shell):
 
     @property
     def alpha_star_(self) -> float:
-        return _exp(float(np.mean([float(member.layer.posterior.log_alpha) for member in self.members_])))
+        return _exp(float(np.mean(self._stars())))
 
     @property
     def alpha_(self) -> float:
@@ -162,35 +162,38 @@ class LastLayerModel(Shell):
         Members shift their log alphas together. A curve stays in force: it maps the new affine costs.
         """
         data = self._validation(X, y)
-        stars = [float(member.layer.posterior.log_alpha) for member in self.members_]
+        start = self._log_alphas if np.isfinite(self._log_alphas).all() else self._stars()
         features = [self._features(member.network, data.X) for member in self.members_]
         targets = self._unscaled(data.T)
         before = self._marginals(data.X)
 
         def lpd(log_alphas: Float[ndarray, " a"]) -> Float[ndarray, " a"]:
             ratios = [
-                member.layer.posterior.variance_ratios(Phi, torch.from_numpy(log_alphas - centre + star).to(Phi))
-                for member, Phi, star in zip(self.members_, features, stars, strict=True)
+                member.layer.posterior.variance_ratios(Phi, torch.from_numpy(log_alphas - centre + own).to(Phi))
+                for member, Phi, own in zip(self.members_, features, start, strict=True)
             ]
             each = torch.stack(ratios, 1).cpu().numpy()
             return np.array([self._mixture(replace(before, ratio=r), True).log_prob(targets).mean() for r in each])
 
-        centre = float(np.mean(stars))
+        centre = float(np.mean(start))
         ranges = [
             alpha_range_for(member.layer.posterior, Phi) for member, Phi in zip(self.members_, features, strict=True)
         ]
-        limits = [min(first - star for (first, _), star in zip(ranges, stars, strict=True))]
-        limits += [max(last - star for (_, last), star in zip(ranges, stars, strict=True))]
+        limits = [min(first - own for (first, _), own in zip(ranges, start, strict=True))]
+        limits += [max(last - own for (_, last), own in zip(ranges, start, strict=True))]
         unit = float(np.log(self._targets.scale.numpy()).sum())  # an LPD of standardised targets, as everywhere
         found = search_alpha(
             lambda a: lpd(a) + unit, (centre + limits[0], centre + limits[1]), float(np.mean(self._log_alphas))
         )
         self.alpha_curve_, self.conformal_scores_ = found, None
-        self._log_alphas = [found.log_alpha - centre + star for star in stars] if len(stars) > 1 else [found.log_alpha]
+        self._log_alphas = [found.log_alpha - centre + own for own in start] if len(start) > 1 else [found.log_alpha]
         return self
 
     def calibrate(self: Model, X: Any, y: Any) -> Model:
-        """Fit the curve from affine cost to variance to rows that the model has not seen."""
+        """Fit the curve from affine cost to variance to rows that the model has not seen.
+
+        It maps the costs at alpha*: an alpha that `tune_alpha` chose is given up.
+        """
         data = self._validation(X, y)
         parts = [
             predict_held_out(member.layer, self._features(member.network, data.X), data, "validation")
@@ -230,7 +233,10 @@ class LastLayerModel(Shell):
     def _calibrate(self, points: HeldOutPoints) -> None:
         """A single network stays Gaussian; a mixture may have tails."""
         self.calibration_ = fit_curve(points, tails=len(self.members_) > 1, input_noise=self.noise == "input")
-        self.conformal_scores_ = None
+        self._log_alphas, self.conformal_scores_ = self._stars(), None
+
+    def _stars(self) -> list[float]:
+        return [float(member.layer.posterior.log_alpha) for member in self.members_]
 
     def _features(self, network: nn.Module, Z: Tensor) -> Tensor:
         with torch.no_grad():

@@ -211,7 +211,7 @@ class BLLRegressor(LastLayerModel):
         self.members_ = ensemble.members
         self.hidden_prior_, self.hidden_prior_scores_ = ensemble.strength, ensemble.strengths
         self.calibration_ = self.conformal_scores_ = None
-        self._log_alphas = [float(member.layer.posterior.log_alpha) for member in ensemble.members]
+        self._log_alphas = self._stars()
         costs = leave_one_out_cost(torch.from_numpy(self._marginals(data.X).cost)).mean(0)
         levels = torch.linspace(0, 1, min(KEPT_COSTS, len(costs)), dtype=costs.dtype)
         self._sample_cost = costs[: 2**24].quantile(levels)
@@ -257,7 +257,7 @@ class BLLRegressor(LastLayerModel):
             if hasattr(self, "feature_names_in_")
             else None,
             "y_ndim": self._y_ndim,
-            "log_alpha_star": [float(member.layer.posterior.log_alpha) for member in self.members_],
+            "log_alpha_star": self._stars(),
             "log_alpha": [str(float(log_alpha)) for log_alpha in self._log_alphas],
             "nlml": [member.layer.nlml for member in self.members_],
             "hidden_prior": self.hidden_prior_,

@@ -43,7 +43,9 @@ class HeldOutPoints:
 
     def usable(self) -> "HeldOutPoints":
         """Without points at which a network failed altogether; on the processor, where small problems are quick."""
-        fine = torch.isfinite(self.mean).all(0).all(-1) & torch.isfinite(self.ratio).all(0) & (self.weight > 0)
+        error = (self.targets - self.mean).square() / self.noise_var
+        fine = torch.isfinite(error + self.noise_var).all(0).all(-1) & torch.isfinite(self.ratio).all(0)
+        fine &= self.weight > 0
         kept = self[np.flatnonzero(fine.cpu().numpy())]
         here = self._of([kept], lambda xs: xs[0].cpu(), lambda xs: xs[0].cpu(), lambda xs: xs[0])
         return replace(here, ratio=here.ratio.clamp_min(TINY))

@@ -44,10 +44,16 @@ def given_splits(splitter: Any, X: ndarray, y: ndarray, groups: Any = None) -> l
         )
     try:
         splits = [Split(np.asarray(train), np.asarray(held), "given") for train, held in splitter.split(X, y, groups)]
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise InputError(f"calibration={splitter!r} could not split {len(X)} rows: {error}") from error
     if not splits or any(len(split.train) < 2 or not len(split.held) for split in splits):
         raise InputError(f"calibration={splitter!r} gave a split with fewer than 2 training rows or none held out")
+    for split in splits:
+        rows = np.concatenate([split.train, split.held])
+        if rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= len(X):
+            raise InputError(f"calibration={splitter!r} gave rows that are no numbers from 0 to {len(X) - 1}")
+        if np.isin(split.held, split.train).any():
+            raise InputError(f"calibration={splitter!r} holds rows out that it also trains on: nothing can be learned")
     return splits
 
 

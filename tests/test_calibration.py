@@ -1,0 +1,472 @@
+"""From affine cost to variance: the curve against a slow form and known truths; splits against what they promise."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers import close
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from scipy.optimize import approx_fprime
+from sklearn.model_selection import GroupKFold, KFold, RepeatedKFold, TimeSeriesSplit
+
+from lastlayer.calibration import (
+    Curve,
+    HeldOutPoints,
+    NoiseHead,
+    blocked_splits,
+    fit_curve,
+    given_splits,
+    precision_weights,
+    random_splits,
+)
+from lastlayer.calibration.curve import BELIEF, LIMITS, _Problem
+from lastlayer.errors import InputError
+
+TRUTH = Curve(np.array([0.6, 2.0]), np.array([1.5, 0.4]), power=0.7)
+TAILS = replace(TRUTH, tail_share=0.1, tail_factor=9.0)
+
+
+def held_out(n: int = 200, q: int = 1, c: int = 1, seed: int = 0, *, curve: Curve = TRUTH) -> HeldOutPoints:
+    """Points drawn from what the curve makes of c networks: costs over four decades, means and noises of their own."""
+    rng = np.random.default_rng(seed)
+    curve = replace(curve, noise=curve.noise[:q], slope=curve.slope[:q])
+    ratio = 10 ** rng.uniform(-2, 2, (c, n))
+    noise_var = np.broadcast_to(rng.uniform(0.5, 2, (c, 1, q)), (c, n, q)).copy()
+    mean = rng.normal(size=(c, n, q))
+    var = noise_var * curve.factor(ratio)
+    weight = (1 / var).prod(-1) ** (1 / q)
+    pick = (rng.random(n) > (weight / weight.sum(0)).cumsum(0)[:-1]).sum(0), np.arange(n)
+    wide = np.where(rng.random((n, 1)) < curve.tail_share, curve.tail_factor, 1.0)
+    targets = mean[pick] + np.sqrt(wide * var[pick]) * rng.normal(size=(n, q))
+    return HeldOutPoints(
+        mean=torch.from_numpy(mean),
+        ratio=torch.from_numpy(ratio),
+        noise_var=torch.from_numpy(noise_var),
+        inputs=torch.from_numpy(rng.normal(size=(n, 2))),
+        targets=torch.from_numpy(targets),
+        weight=torch.from_numpy(rng.uniform(0.5, 1.5, n)),
+        kind=np.array(["random", "blocked"])[np.arange(n) % 2],
+    )
+
+
+def slow_log_density(points: HeldOutPoints, curve: Curve, head: NoiseHead | None = None) -> np.ndarray:
+    """Point by point and network by network: a precision-weighted mixture of normals, each with a wider twin."""
+    c, n, q = points.mean.shape
+    density = np.zeros(n)
+    for j in range(n):
+        factor = np.ones(q) if head is None else head.factor(points.inputs[j : j + 1])[0]
+        var = np.array(
+            [
+                points.noise_var[i, j].numpy()
+                * (curve.noise * factor + curve.slope * float(points.ratio[i, j]) ** curve.power)
+                for i in range(c)
+            ]
+        )
+        weight = np.array([1 / v.prod() ** (1 / q) for v in var])
+        for i in range(c):
+            for share, wide in ((1 - curve.tail_share, 1.0), (curve.tail_share, curve.tail_factor)):
+                each = stats.norm(points.mean[i, j].numpy(), np.sqrt(wide * var[i])).pdf(points.targets[j].numpy())
+                density[j] += weight[i] / weight.sum() * share * each.prod()
+    return np.log(density)
+
+
+def numbers(curve: Curve, *, tails: bool) -> np.ndarray:
+    """What the optimiser moves."""
+    share = curve.tail_share
+    more = [np.log(share / (1 - share)), np.log(curve.tail_factor)] if tails else []
+    return np.concatenate([np.log(curve.noise), np.log(curve.slope), [np.log(curve.power)], more])
+
+
+# --- the curve itself
+
+
+def test_the_identity_is_the_posterior_as_it_stands() -> None:
+    v = np.array([0.0, 0.1, 5.0])
+    curve = Curve.identity(2)
+    np.testing.assert_array_equal(curve.factor(v), np.stack([1 + v, 1 + v], 1))
+    np.testing.assert_array_equal(curve.epistemic(v), np.stack([v, v], 1))
+    assert curve.widening == 1
+
+
+@given(
+    a=st.floats(1e-3, 1e3),
+    b=st.floats(1e-6, 1e6),
+    power=st.floats(0.15, 4),
+    v=st.floats(1e-8, 1e8),
+    more=st.floats(1, 9),
+)
+def test_the_variance_never_falls_as_the_cost_grows(a: float, b: float, power: float, v: float, more: float) -> None:
+    curve = Curve(np.array([a]), np.array([b]), power)
+    less, greater = curve.factor(np.array([v, v * more]))
+    assert less <= greater
+    assert less >= a
+
+
+@given(share=st.floats(0, 0.5), factor=st.floats(1, 50))
+def test_widening_is_the_variance_of_a_mixture_with_tails(share: float, factor: float) -> None:
+    curve = replace(TRUTH, tail_share=share, tail_factor=factor)
+    assert curve.widening == pytest.approx((1 - share) * 1 + share * factor)
+
+
+def test_a_curve_says_what_it_is() -> None:
+    assert "v^0.70" in str(TRUTH)
+    assert "10% of it 9.0 times as wide" in str(TAILS)
+
+
+@given(c=st.integers(1, 5), n=st.integers(1, 4), q=st.integers(1, 3), seed=st.integers(0, 99))
+def test_precision_weights_are_inverse_variances_that_add_up_to_one(c: int, n: int, q: int, seed: int) -> None:
+    var = np.random.default_rng(seed).uniform(0.01, 10, (c, n, q))
+    weights = precision_weights(torch.from_numpy(np.log(var)))
+    inverse = (1 / var).prod(-1) ** (1 / q)
+    close(weights, torch.from_numpy(inverse / inverse.sum(0)))
+    close(weights.sum(0), torch.ones(n, dtype=torch.float64))
+
+
+# --- the objective
+
+
+@pytest.mark.parametrize("tails", [False, True])
+@pytest.mark.parametrize(("q", "c"), [(1, 1), (2, 1), (2, 3)])
+def test_value_and_gradient_are_those_of_the_slow_form(q: int, c: int, tails: bool) -> None:
+    points = held_out(12, q, c)
+    problem = _Problem(points.usable(), tails)
+    x = problem.start() + np.random.default_rng(1).normal(0, 0.5, len(problem.start()))
+    curve, w = problem.curve(x), points.weight.numpy()
+    close(torch.from_numpy(numbers(curve, tails=tails)), torch.from_numpy(x))
+    prior = sum(-stats.norm(*BELIEF[name]).logpdf(v) + stats.norm(*BELIEF[name]).logpdf(BELIEF[name][0])
+                for name, v in zip(problem.names, x, strict=True))  # fmt: skip
+    value, gradient = problem.value(x)
+    slow = slow_log_density(points, curve)
+    assert value == pytest.approx(prior - (w * slow).sum(), rel=1e-10)
+    assert problem.lpd(x) == pytest.approx((w * slow).sum() / w.sum(), rel=1e-10)
+    np.testing.assert_allclose(gradient, approx_fprime(x, lambda z: problem.value(z)[0], 1e-6), rtol=1e-4, atol=1e-4)
+
+
+def test_value_and_gradient_with_noise_that_depends_on_the_input() -> None:
+    points = held_out(12, 2, 2)
+    problem = _Problem(points.usable(), True, NoiseHead.initial(points.inputs, 2))
+    x = np.concatenate([problem.start(), problem.head_start()])
+    x += np.random.default_rng(1).normal(0, 0.3, len(x))
+    head = problem.head(torch.from_numpy(x))
+    assert head is not None
+    w, n = points.weight.numpy(), len(problem.names)
+    energy = 0.5 * (2 * (head.U**2).sum() + (head.u**2).sum() + 10 * (head.V**2).sum())  # fan_in of U is 2, of V is 10
+    prior = sum((v - BELIEF[name][0]) ** 2 / (2 * BELIEF[name][1] ** 2)
+                for name, v in zip(problem.names, x[:n], strict=True)) + float(energy)  # fmt: skip
+    value, gradient = problem.value(x)
+    assert value == pytest.approx(prior - (w * slow_log_density(points, problem.curve(x), head)).sum(), rel=1e-10)
+    np.testing.assert_allclose(gradient, approx_fprime(x, lambda z: problem.value(z)[0], 1e-6), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("c", [1, 3])
+def test_the_density_with_tails_integrates_to_one(c: int) -> None:
+    step = 0.02
+    y = torch.arange(-300, 300, step, dtype=torch.float64)
+    points = replace(held_out(1, 1, c)[np.zeros(len(y), dtype=int)], targets=y[:, None])
+    one_output = replace(TAILS, noise=TAILS.noise[:1], slope=TAILS.slope[:1])
+    density = _Problem(points, tails=True).log_density(torch.from_numpy(numbers(one_output, tails=True))).exp()
+    close(density.sum() * step, torch.tensor(1.0, dtype=torch.float64))
+
+
+# --- what the fit finds
+
+
+@pytest.mark.parametrize(("q", "c"), [(1, 1), (2, 1), (2, 3)])
+def test_a_known_curve_is_found_again(q: int, c: int) -> None:
+    found = fit_curve(held_out(6000, q, c), tails=False).curve
+    np.testing.assert_allclose(found.noise, TRUTH.noise[:q], rtol=0.15)  # a few standard errors of 6,000 points
+    np.testing.assert_allclose(found.slope, TRUTH.slope[:q], rtol=0.15)
+    assert found.power == pytest.approx(TRUTH.power, rel=0.05)
+    assert (found.tail_share, found.tail_factor) == (0.0, 1.0)
+
+
+def test_known_tails_are_found_again() -> None:
+    found = fit_curve(held_out(6000, 2, curve=TAILS), tails=True).curve
+    np.testing.assert_allclose(found.noise, TRUTH.noise, rtol=0.2)
+    assert found.tail_share == pytest.approx(0.1, rel=0.25)
+    assert found.tail_factor == pytest.approx(9.0, rel=0.25)
+    assert found.widening == pytest.approx(TAILS.widening, rel=0.15)
+
+
+@pytest.mark.parametrize("tails", [False, True])
+@pytest.mark.parametrize("n", [3, 50, 400])
+@pytest.mark.parametrize("c", [1, 3])
+def test_no_curve_nearby_is_better(n: int, c: int, tails: bool) -> None:
+    points = held_out(n, 2, c, seed=n).usable()
+    problem, x = _Problem(points, tails), numbers(fit_curve(points, tails=tails).curve, tails=tails)
+    best, _ = problem.value(x)
+    limits = np.array([LIMITS[name] for name in problem.names]).T
+    rng = np.random.default_rng(0)
+    for scale in (1e-3, 0.1, 1.0):
+        for _ in range(20):
+            elsewhere = np.clip(x + scale * rng.normal(size=len(x)), *limits)
+            assert problem.value(elsewhere)[0] >= best - 1e-5 * max(1.0, abs(best))
+
+
+@given(n=st.integers(1, 60), q=st.integers(1, 2), c=st.integers(1, 3), tails=st.booleans(), seed=st.integers(0, 99))
+def test_the_promised_lpd_is_never_below_the_old_one_but_for_the_prior(
+    n: int, q: int, c: int, tails: bool, seed: int
+) -> None:
+    """The identity lies within the limits: what it costs under the prior is all that may be lost on its own points."""
+    points = held_out(n, q, c, seed)
+    found = fit_curve(points, tails=tails)
+    factor = BELIEF["factor"]
+    allowed = 0.5 * (factor[0] / factor[1]) ** 2 if tails else 0.0
+    w = float(points.weight.sum())
+    assert found.lpd >= found.lpd_before - allowed / w - 1e-6
+    slow = slow_log_density(points, found.curve)
+    assert found.lpd == pytest.approx(float((points.weight.numpy() * slow).sum()) / w, rel=1e-8)
+    before = slow_log_density(points, Curve.identity(q))
+    assert found.lpd_before == pytest.approx(float((points.weight.numpy() * before).sum()) / w, rel=1e-8)
+
+
+@given(
+    n=st.integers(2, 40),
+    size=st.sampled_from([0.0, 1e-6, 1.0, 1e6]),
+    tails=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_limits_hold_whatever_the_errors(n: int, size: float, tails: bool, seed: int) -> None:
+    points = held_out(n, 2, 2, seed)
+    wild = replace(points, targets=points.mean[0] + size * (points.targets - points.mean[0]))
+    curve = fit_curve(wild, tails=tails).curve
+    for name, values in (("noise", curve.noise), ("slope", curve.slope), ("power", [curve.power])):
+        low, high = np.exp(LIMITS[name])
+        assert all(low * (1 - 1e-9) <= v <= high * (1 + 1e-9) for v in values)
+    assert 0 <= curve.tail_share <= 0.5
+    assert 1 <= curve.tail_factor <= np.exp(LIMITS["factor"][1]) * (1 + 1e-9)
+    assert (curve.tail_share > 0) == tails
+
+
+@pytest.mark.parametrize("tails", [False, True])
+@pytest.mark.parametrize("unit", [1e-3, 1e4])
+def test_the_unit_of_the_targets_does_not_matter(unit: float, tails: bool) -> None:
+    points, s = held_out(80, 2, 2), torch.tensor([unit, 1.0], dtype=torch.float64)
+    other = replace(points, mean=s * points.mean, noise_var=s**2 * points.noise_var, targets=s * points.targets)
+    a, b = fit_curve(points, tails=tails), fit_curve(other, tails=tails)
+    np.testing.assert_allclose(numbers(a.curve, tails=tails), numbers(b.curve, tails=tails), atol=1e-3)
+    assert b.lpd == pytest.approx(a.lpd - np.log(unit), abs=1e-6)
+    assert b.lpd_before == pytest.approx(a.lpd_before - np.log(unit), abs=1e-6)
+    np.testing.assert_allclose(a.points.squared_error, b.points.squared_error)
+
+
+def test_weights_count_copies() -> None:
+    points = held_out(30, 2, 2)
+    copies = np.arange(30) % 3
+    weighted = fit_curve(replace(points, weight=torch.from_numpy(copies.astype(float))), tails=True)
+    repeated = points[np.repeat(np.arange(30), copies)]
+    repeated = fit_curve(replace(repeated, weight=torch.ones(len(repeated.targets), dtype=torch.float64)), tails=True)
+    np.testing.assert_allclose(numbers(weighted.curve, tails=True), numbers(repeated.curve, tails=True), atol=1e-3)
+    assert weighted.lpd == pytest.approx(repeated.lpd)
+
+
+# --- networks that failed
+
+
+@pytest.mark.parametrize("tails", [False, True])
+def test_points_of_a_network_that_failed_are_left_out(tails: bool) -> None:
+    points, fold = held_out(50, 2, 3), np.arange(10)
+    mean = points.mean.clone()
+    mean[1, fold] = torch.nan
+    ratio = points.ratio.clone()
+    ratio[2, 10] = torch.inf
+    noise_var = points.noise_var.clone()
+    noise_var[0, 11] = torch.nan
+    noise_var[0, 12] = 0
+    mean[0, 13] = 1e200  # a number, but not its square
+    found = fit_curve(replace(points, mean=mean, ratio=ratio, noise_var=noise_var), tails=tails)
+    expected = fit_curve(points[np.arange(14, 50)], tails=tails)
+    np.testing.assert_array_equal(numbers(found.curve, tails=tails), numbers(expected.curve, tails=tails))
+    assert len(found.points.ratio) == len(found.points.kind) == 36
+    assert found.lpd == expected.lpd
+
+
+@pytest.mark.parametrize("tails", [False, True])
+def test_a_network_with_absurd_errors_leaves_the_curve_finite(tails: bool) -> None:
+    """Errors of a million standard deviations in one fold: a curve of finite numbers, better than none."""
+    points = held_out(50, 1)
+    mean = points.mean.clone()
+    mean[0, :10] += 1e6
+    ratio = points.ratio.clone()
+    ratio[0, :10] = 1e3
+    found = fit_curve(replace(points, mean=mean, ratio=ratio), tails=tails)
+    assert np.isfinite(numbers(found.curve, tails=tails)).all()
+    assert np.isfinite([found.lpd, found.lpd_before]).all()
+    assert found.lpd > found.lpd_before
+    wide = found.curve.factor(np.array([1e3])) * found.curve.widening
+    assert wide > 1e8  # it takes the errors for what they are
+    assert found.curve.factor(np.array([0.01])) < 1e3  # and leaves points that cost little alone
+
+
+def test_absurd_errors_of_one_of_several_networks_do_not_spoil_the_others() -> None:
+    points = held_out(50, 1, 3)
+    mean = points.mean.clone()
+    mean[1, :10] += 1e6
+    found, expected = (fit_curve(replace(points, mean=m), tails=False) for m in (mean, points.mean))
+    np.testing.assert_allclose(found.lpd, expected.lpd, atol=0.3)  # its weight is lost at ten points of fifty
+    np.testing.assert_allclose(numbers(found.curve, tails=False), numbers(expected.curve, tails=False), atol=0.5)
+
+
+@pytest.mark.parametrize("input_noise", [False, True])
+def test_without_a_usable_point_the_posterior_stands_as_it_is(input_noise: bool) -> None:
+    points = held_out(5, 2, 2)
+    for nothing in (replace(points, mean=points.mean * torch.nan), replace(points, weight=0 * points.weight)):
+        found = fit_curve(nothing, tails=True, input_noise=input_noise)
+        np.testing.assert_array_equal(found.curve.factor(np.array([0.3])), [[1.3, 1.3]])
+        assert np.isnan(found.lpd)
+        assert len(found.points.ratio) == 0
+        assert found.points.squared_error.shape == (0, 2)
+
+
+def test_points_shown_are_those_of_the_first_network() -> None:
+    points = held_out(20, 2, 3)
+    shown = fit_curve(points, tails=False).points
+    np.testing.assert_array_equal(shown.ratio, points.ratio[0].numpy())
+    error = (points.targets - points.mean[0]) ** 2 / points.noise_var[0]
+    np.testing.assert_allclose(shown.squared_error, error.numpy())
+    assert list(shown.kind) == list(points.kind)
+
+
+# --- noise that depends on the input
+
+
+def test_noise_of_the_input_is_found_and_ends_at_the_edge_of_the_data() -> None:
+    points = held_out(3000, 1, curve=Curve.identity(2))
+    truth = torch.exp(1.5 * torch.tanh(points.inputs[:, :1]))
+    points = replace(points, ratio=points.ratio * 1e-3, targets=points.mean[0])
+    noise = torch.randn(3000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    points = replace(points, targets=points.mean[0] + (truth * points.noise_var[0]).sqrt() * noise)
+    plain, found = fit_curve(points, tails=False), fit_curve(points, tails=False, input_noise=True)
+    assert found.lpd > plain.lpd + 0.05
+    assert plain.head is None
+    assert found.head is not None
+    ratio = found.curve.noise * found.head.factor(points.inputs) / truth.numpy()
+    assert 0.8 < np.quantile(ratio, 0.05) < np.quantile(ratio, 0.95) < 1.25
+    edge, beyond = points.inputs.amax(0)[None], points.inputs.amax(0)[None] + 1e3
+    np.testing.assert_array_equal(found.head.factor(edge), found.head.factor(beyond))
+
+
+def test_a_head_that_has_learned_nothing_changes_nothing() -> None:
+    points = held_out(7, 2)
+    head = NoiseHead.initial(points.inputs, 2)
+    np.testing.assert_array_equal(head.factor(points.inputs), np.ones((7, 2)))
+    again = head.with_numbers(head.numbers())
+    assert all(torch.equal(getattr(again, name), getattr(head, name)) for name in ("low", "high", "U", "u", "V"))
+    assert head.n_numbers == len(head.numbers())
+
+
+# --- sets of points
+
+
+def test_sets_of_points_are_joined_and_stacked_field_by_field() -> None:
+    a, b = held_out(5, 2, 3, seed=1), held_out(4, 2, 3, seed=2)
+    both = HeldOutPoints.joined([a, b])
+    for part, rows in ((a, np.arange(5)), (b, np.arange(5, 9))):
+        cut = both[rows]
+        for name in ("mean", "ratio", "noise_var", "inputs", "targets", "weight"):
+            assert torch.equal(getattr(cut, name), getattr(part, name))
+        assert list(cut.kind) == list(part.kind)
+    twice = HeldOutPoints.stacked([a, a])
+    assert torch.equal(twice.mean, torch.cat([a.mean, a.mean]))
+    assert torch.equal(twice.targets, a.targets)
+    assert twice.ratio.shape == (6, 5)
+
+
+# --- splits
+
+
+@given(m=st.integers(4, 60), k=st.integers(2, 5), seed=st.integers(0, 9))
+def test_every_row_is_held_out_once_and_trained_on_otherwise(m: int, k: int, seed: int) -> None:
+    X = np.random.default_rng(seed).normal(size=(m, 2))
+    k = min(k, m // 2)
+    for kind, splits in (
+        ("random", random_splits(m, k, np.random.default_rng(seed))),
+        ("blocked", blocked_splits(X, k)),
+    ):
+        assert len(splits) == k
+        assert sorted(np.concatenate([split.held for split in splits]).tolist()) == list(range(m))
+        for split in splits:
+            assert split.kind == kind
+            assert sorted([*split.train, *split.held]) == list(range(m))
+            assert list(split.held) == sorted(split.held)
+        sizes = [len(split.held) for split in splits]
+        assert max(sizes) - min(sizes) <= (1 if kind == "random" else 2)  # a block is cut in halves, twice rounded
+
+
+def test_the_seed_decides_on_random_splits() -> None:
+    a, b, c = (random_splits(30, 5, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    assert all((x.held == y.held).all() for x, y in zip(a, b, strict=True))
+    assert any((x.held != y.held).any() for x, y in zip(a, c, strict=True))
+
+
+def test_blocks_hold_neighbours_out_together() -> None:
+    X = np.random.default_rng(0).uniform(size=(50, 1))
+    for split in blocked_splits(X, 5):
+        low, high = X[split.held].min(), X[split.held].max()
+        assert not ((X[split.train] > low) & (X[split.train] < high)).any()
+
+
+def test_given_splits_are_the_splitters_own() -> None:
+    X, y = np.zeros((12, 1)), np.zeros((12, 1))
+    for splitter in (KFold(3), TimeSeriesSplit(3), RepeatedKFold(n_splits=2, n_repeats=2, random_state=0)):
+        splits = given_splits(splitter, X, y)
+        for split, (train, held) in zip(splits, splitter.split(X, y), strict=True):
+            assert (split.train == train).all()
+            assert (split.held == held).all()
+            assert split.kind == "given"
+
+
+@given(seed=st.integers(0, 30), n_groups=st.integers(3, 8))
+def test_groups_are_never_split(seed: int, n_groups: int) -> None:
+    groups = np.r_[np.arange(n_groups), np.random.default_rng(seed).integers(n_groups, size=30)]
+    X = np.zeros((len(groups), 1))
+    splits = given_splits(GroupKFold(3), X, X, groups)
+    for split in splits:
+        assert not set(groups[split.train]) & set(groups[split.held])
+    assert Counter(np.concatenate([split.held for split in splits]).tolist()) == Counter(range(len(groups)))
+
+
+def test_time_series_are_trained_on_the_past_alone() -> None:
+    for split in given_splits(TimeSeriesSplit(3), np.zeros((20, 1)), np.zeros((20, 1))):
+        assert split.train.max() < split.held.min()
+
+
+class Splitter:
+    """Gives what it is told."""
+
+    def __init__(self, *splits: tuple):
+        self.splits = splits
+
+    def split(self, X, y=None, groups=None):
+        return iter(self.splits)
+
+    def __repr__(self):
+        return "mine"
+
+
+@pytest.mark.parametrize(
+    ("splitter", "said"),
+    [
+        (5, "calibration=5 is no splitter.*GroupKFold"),
+        ([([0, 1], [2])], "is no splitter"),
+        (KFold, "could not split 10 rows"),
+        (KFold(11), "could not split 10 rows.*n_splits=11"),
+        (GroupKFold(3), "could not split 10 rows.*groups"),
+        (Splitter(), "mine gave a split with fewer than 2"),
+        (Splitter(([0], [1])), "mine gave a split with fewer than 2"),
+        (Splitter(([0, 1], [])), "mine gave a split with fewer than 2"),
+        (Splitter(([0, 1], [10])), "rows that are no numbers from 0 to 9"),
+        (Splitter(([0, 1], [-1])), "rows that are no numbers from 0 to 9"),
+        (Splitter(([0.0, 1.0], [2.0])), "rows that are no numbers from 0 to 9"),
+        (Splitter((np.arange(10) < 5, np.arange(10) >= 5)), "rows that are no numbers from 0 to 9"),
+        (Splitter(([0, 1, 2], [2, 3])), "mine holds rows out that it also trains on"),
+        (Splitter(([0, 1], [2], [3])), "could not split 10 rows"),
+    ],
+)
+def test_splitters_that_do_not_split_are_told_why(as_a_user, splitter, said: str) -> None:
+    with pytest.raises(InputError, match=f"(?s){said}"):
+        given_splits(splitter, np.zeros((10, 1)), np.zeros((10, 1)))

@@ -1,0 +1,268 @@
+"""Many networks trained as one batch: each ends where it would end alone, and none touches another."""
+
+import math
+from threading import Event
+
+import pytest
+import torch
+from helpers import close
+from torch import Tensor, nn
+
+from lastlayer.features import MLP, StackedMLP, WithInputs, weight_energy
+from lastlayer.training import Data, Optimiser, Profiled, train, train_stack
+
+SEEDS = (3, 1, 4)
+HIDDEN = (5, 4)
+
+
+@pytest.fixture
+def data(generator) -> Data:
+    X = torch.rand(30, 2, generator=generator, dtype=torch.float64) * 6 - 3
+    clean = torch.stack([torch.sin(X[:, 0]), X[:, 0] * X[:, 1] / 3], 1)
+    return Data(X, clean + 0.1 * torch.randn(30, 2, generator=generator, dtype=torch.float64))
+
+
+def stacked(seeds=SEEDS, *, activation: str = "tanh") -> StackedMLP:
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    return StackedMLP(2, HIDDEN, generators=generators, activation=activation)
+
+
+def fit(network: nn.Module, data: Data, *, weight: Tensor | None = None, strength=0.3, epochs: int = 20, **options):
+    s = len(next(iter(network.parameters())))
+    options = {"noise": "diagonal", "bias_prior": "flat"} | options
+    rate = options.pop("learning_rate", 2e-2)
+    return train_stack(
+        network,
+        data,
+        torch.ones(s, len(data.X), dtype=torch.float64) if weight is None else weight,
+        strength=torch.as_tensor(strength, dtype=torch.float64).expand(s),
+        optimiser=Optimiser("adam", learning_rate=rate, max_epochs=epochs),
+        **options,
+    )
+
+
+def state(network: nn.Module) -> list[Tensor]:
+    return [p.detach().clone() for p in network.parameters()]
+
+
+def same_member(stack: StackedMLP, i: int, alone: MLP, tolerance: float = 1e-8) -> None:
+    for got, expected in zip(stack.member(i).parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(got.detach(), expected.detach(), rtol=tolerance, atol=tolerance)
+
+
+# networks and their stack -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_a_member_is_the_network_of_its_generator(activation):
+    stack = stacked(activation=activation)
+    X = torch.randn(7, 2, dtype=torch.float64)
+    for i, seed in enumerate(SEEDS):
+        alone = MLP(2, HIDDEN, activation=activation, generator=torch.Generator().manual_seed(seed))
+        for got, expected in zip(stack.member(i).parameters(), alone.parameters(), strict=True):
+            assert torch.equal(got, expected)
+        close(stack(X)[i], alone(X))
+        close(WithInputs(stack)(X)[i], WithInputs(alone)(X))
+
+
+def test_a_member_is_a_copy(data):
+    stack = stacked()
+    member = stack.member(0)
+    before = state(member)
+    fit(stack, data, epochs=3)
+    assert all(torch.equal(p, old) for p, old in zip(member.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_member_has_the_type_of_its_stack(dtype):
+    member = stacked().to(dtype).member(1)
+    assert {p.dtype for p in member.parameters()} == {dtype}
+
+
+def test_weight_energy_is_the_prior_by_hand():
+    """-log N(0, 1 / fan_in) of weights and -log N(0, 1) of biases, up to the constant of the normal density."""
+    stack = stacked()
+    with torch.no_grad():
+        for p in stack.parameters():
+            p += torch.randn(p.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    together = weight_energy(stack.requires_grad_(False))
+    assert together.shape == (3,)
+    for i in range(3):
+        layers = [layer for layer in stack.member(i) if isinstance(layer, nn.Linear)]
+        by_hand = 0.0
+        for layer in layers:
+            for values, std in ((layer.weight, layer.in_features**-0.5), (layer.bias, 1.0)):
+                zero = torch.zeros((), dtype=torch.float64)
+                normal = torch.distributions.Normal(zero, zero + std)
+                by_hand += float((normal.log_prob(zero) - normal.log_prob(values.detach())).sum())
+        assert float(together[i]) == pytest.approx(by_hand, rel=1e-12)
+        close(weight_energy(stack.member(i)), together[i])
+        close(weight_energy(WithInputs(stack.member(i))), together[i])
+    close(weight_energy(WithInputs(stack)), together)
+
+
+def test_weight_energy_of_other_networks_counts_what_reaches_a_unit():
+    conv = nn.Conv2d(3, 4, 2)
+    expected = 0.5 * (3 * 2 * 2 * conv.weight.square().sum() + conv.bias.square().sum())
+    close(weight_energy(conv).float(), expected)
+    assert float(weight_energy(MLP(3, ()))) == 0.0
+
+
+# training -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"noise": "full"}, {"bias_prior": "shared"}, {"skip": True}], ids=str)
+def test_every_network_ends_where_it_ends_alone(data, options):
+    """By the general loop, which knows nothing of stacks: the same start, rates, rows and priors."""
+    options = dict(options)
+    skips = options.pop("skip", False)
+    strengths = (0.0, 0.3, 30.0)
+    stack = stacked()
+    record = fit(WithInputs(stack) if skips else stack, data, strength=strengths, **options)
+    for i, (seed, strength) in enumerate(zip(SEEDS, strengths, strict=True)):
+        alone = MLP(2, HIDDEN, generator=torch.Generator().manual_seed(seed))
+        objective = Profiled(**({"noise": "diagonal", "bias_prior": "flat"} | options))
+        optimiser = Optimiser("adam", learning_rate=2e-2, max_epochs=20)
+        train(WithInputs(alone) if skips else alone, objective, data, optimiser, strength=strength)
+        same_member(stack, i, alone)
+    assert len(record.nlml) == 20
+    assert record.nlml[-1] < record.nlml[0]
+    assert record.learning_rate == [optimiser.rate(epoch) for epoch in range(20)]
+    assert (record.stopped, record.setbacks) == ("max_epochs", 0)
+
+
+def test_rows_of_weight_zero_are_not_there(data, generator):
+    stack, weight = stacked(), torch.ones(3, 30, dtype=torch.float64)
+    cuts = [slice(0, 8), slice(20, 30), slice(0, 0)]
+    for row, cut in zip(weight, cuts, strict=True):
+        row[cut] = 0
+    fit(stack, data, weight=weight)
+    for i, seed in enumerate(SEEDS):
+        kept = weight[i] > 0
+        alone = MLP(2, HIDDEN, generator=torch.Generator().manual_seed(seed))
+        optimiser = Optimiser("adam", learning_rate=2e-2, max_epochs=20)
+        train(alone, Profiled(bias_prior="flat"), data.rows(kept), optimiser, strength=0.3)
+        same_member(stack, i, alone)
+    poisoned = stacked()
+    T = data.T.clone()
+    T[:8] = 1e3
+    fit(poisoned, Data(data.X, T), weight=weight)
+    assert all(torch.equal(a, b) for a, b in zip(state(poisoned.member(0)), state(stack.member(0)), strict=True))
+    assert not torch.equal(poisoned.weights[0][1], stack.weights[0][1])
+
+
+def test_weights_count_copies(data):
+    copies = torch.arange(30) % 3
+    weighted, repeated = stacked(), stacked()
+    fit(weighted, data, weight=copies.double().expand(3, 30))
+    rows = torch.repeat_interleave(torch.arange(30), copies)
+    fit(repeated, data.rows(rows))
+    for a, b in zip(weighted.parameters(), repeated.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+
+
+def test_a_stronger_prior_leaves_smaller_weights(data):
+    stack = stacked((0, 0, 0, 0))
+    fit(stack, data, strength=(0.0, 1.0, 30.0, 1000.0), epochs=100)
+    energy = weight_energy(stack).tolist()
+    assert energy == sorted(energy, reverse=True)
+    assert energy[-1] < 0.1 * energy[0]
+
+
+def test_no_epochs_change_nothing(data):
+    stack = stacked()
+    before = state(stack)
+    record = fit(stack, data, epochs=0)
+    assert record.nlml == []
+    assert all(torch.equal(p, old) for p, old in zip(stack.parameters(), before, strict=True))
+
+
+# accidents ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("poison", [math.nan, 1e200])
+def test_a_network_that_is_beyond_help_does_not_touch_the_others(data, poison):
+    lost, whole = stacked(activation="relu"), stacked(activation="relu")
+    with torch.no_grad():
+        for W in lost.weights:
+            W[1] = poison
+    record = fit(lost, data, epochs=60)
+    fit(whole, data, epochs=60)
+    for i in (0, 2):
+        for a, b in zip(lost.member(i).parameters(), whole.member(i).parameters(), strict=True):
+            assert torch.equal(a, b)
+    assert record.setbacks == 3  # at every look: after 25, 50 and 60 epochs
+    assert math.isfinite(record.nlml[-1])
+
+
+class Trips(nn.Module):
+    """The features of one member are wrong in one pass."""
+
+    def __init__(self, stack: StackedMLP, member: int, at: int):
+        super().__init__()
+        self.stack, self.member, self.at, self.passes = stack, member, at, 0
+
+    def forward(self, x):
+        self.passes += 1
+        phi = self.stack(x)
+        if self.passes != self.at:
+            return phi
+        wrong = torch.zeros(len(phi), 1, 1, dtype=phi.dtype)
+        wrong[self.member] = math.nan
+        return phi + wrong
+
+
+def test_after_a_setback_a_network_goes_on_alone_in_smaller_steps(data):
+    tripped, whole = stacked(), stacked()
+    record, undisturbed = fit(Trips(tripped, 1, at=30), data, epochs=100), fit(whole, data, epochs=100)
+    assert record.setbacks == 1
+    assert undisturbed.setbacks == 0
+    for i in (0, 2):
+        for a, b in zip(tripped.member(i).parameters(), whole.member(i).parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)  # a step is taken back and forth: rounding
+    at_25 = stacked()
+    fit(at_25, data, epochs=100, stop=_after(25))
+    assert all(torch.isfinite(p).all() for p in tripped.parameters())
+    with torch.no_grad():
+        losses = [Profiled(bias_prior="flat")(net.member(1)(data.X), data.T, None) for net in (at_25, tripped)]
+    assert float(losses[1]) < float(losses[0])  # better than where it stepped back to
+
+
+class _after(Event):
+    """Set once it was asked so often."""
+
+    def __init__(self, times: int):
+        super().__init__()
+        self.left = times
+
+    def is_set(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def test_a_stop_leaves_the_networks_as_they_are(data):
+    stack, same = stacked(), stacked()
+    record = fit(stack, data, epochs=40, stop=_after(7))
+    assert (record.stopped, len(record.nlml)) == ("interrupted", 7)
+    longer = fit(same, data, epochs=40)
+    assert longer.nlml[:7] == record.nlml
+    assert all(torch.isfinite(p).all() for p in stack.parameters())
+
+
+def test_progress_is_shown_on_request_and_on_stderr_alone(data, capsys):
+    fit(stacked(), data, epochs=3)
+    assert capsys.readouterr() == ("", "")
+    fit(stacked(), data, epochs=3, progress=True, label="ten networks")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "ten networks" in err
+    assert "3/3" in err
+
+
+def test_threads_are_put_back(data):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    fit(stacked(), data, epochs=2)
+    after = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert after == 2
