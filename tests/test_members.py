@@ -18,8 +18,8 @@ HIDDEN = (5, 4)
 @pytest.fixture
 def data(generator) -> Data:
     X = torch.rand(30, 2, generator=generator, dtype=torch.float64) * 6 - 3
-    clean = torch.stack([torch.sin(X[:, 0]), X[:, 0] * X[:, 1] / 3], 1)
-    return Data(X, clean + 0.1 * torch.randn(30, 2, generator=generator, dtype=torch.float64))
+    clean = torch.stack([torch.sin(X[:, 0]), X[:, 0] * X[:, 1] / 3, X[:, 1].cos()], 1)
+    return Data(X, clean + 0.1 * torch.randn(30, 3, generator=generator, dtype=torch.float64))
 
 
 def stacked(seeds=SEEDS, *, activation: str = "tanh") -> StackedMLP:
@@ -177,17 +177,31 @@ def test_no_epochs_change_nothing(data):
     assert all(torch.equal(p, old) for p, old in zip(stack.parameters(), before, strict=True))
 
 
+@pytest.mark.parametrize("epochs", [1, 10, 26])
+@pytest.mark.parametrize("noise", ["diagonal", "full"])
+def test_a_last_step_too_far_is_taken_back(data, epochs, noise):
+    """The loss belongs to the state before the step: 1e200 is a finite weight, but two layers of it are not."""
+    stack = stacked(activation="relu")
+    record = fit(stack, data, epochs=epochs, learning_rate=1e200, noise=noise)
+    assert record.setbacks >= 3
+    with torch.no_grad():
+        for i in range(3):
+            loss = Profiled(bias_prior="flat", noise=noise)(stack.member(i)(data.X), data.T, None)
+            assert math.isfinite(float(loss))
+
+
 # accidents ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("noise", ["diagonal", "full"])
 @pytest.mark.parametrize("poison", [math.nan, 1e200])
-def test_a_network_that_is_beyond_help_does_not_touch_the_others(data, poison):
+def test_a_network_that_is_beyond_help_does_not_touch_the_others(data, poison, noise):
     lost, whole = stacked(activation="relu"), stacked(activation="relu")
     with torch.no_grad():
         for W in lost.weights:
             W[1] = poison
-    record = fit(lost, data, epochs=60)
-    fit(whole, data, epochs=60)
+    record = fit(lost, data, epochs=60, noise=noise)
+    fit(whole, data, epochs=60, noise=noise)
     for i in (0, 2):
         for a, b in zip(lost.member(i).parameters(), whole.member(i).parameters(), strict=True):
             assert torch.equal(a, b)

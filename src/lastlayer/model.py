@@ -20,6 +20,7 @@ from lastlayer.estimator import Shell, as_covariance_parts, chunks, columns
 from lastlayer.extrapolation import AlphaCurve, alpha_range_for, cost_quantile, search_alpha
 from lastlayer.features import affine_features
 from lastlayer.inputs import check_weight, check_Xy
+from lastlayer.linalg import TINY
 from lastlayer.posterior import Posterior
 from lastlayer.prediction import JointPrediction, Prediction, add_noise
 from lastlayer.statistics import Statistics
@@ -317,7 +318,7 @@ class LastLayerModel(Shell):
 
     def _stretch(self, ratio: Float[ndarray, " m"]) -> Float[ndarray, " m"]:
         """How much wider than the posterior the curve makes the function at each point, before its factor b."""
-        stretch: ndarray = np.sqrt(self.curve_.widening * np.power(ratio, self.curve_.power - 1))
+        stretch: ndarray = np.sqrt(self.curve_.widening * self.curve_.shape(ratio) / np.maximum(ratio, TINY))
         return stretch
 
     def _deviations(self, i: int, Z: Tensor, n: int, rng: np.random.RandomState) -> Float[ndarray, "n m q"]:

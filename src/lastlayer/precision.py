@@ -246,7 +246,9 @@ def noise_covariance(
     if noise == "diagonal":
         values, vectors = _diagonal(relative), torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
     else:
-        values, vectors = torch.linalg.eigh(relative)
+        fine = torch.isfinite(relative).all(-1).all(-1)[..., None]  # one nan in a batch would raise for all of it
+        values, vectors = torch.linalg.eigh(torch.where(fine[..., None], relative, 0.0))
+        values = torch.where(fine, values, torch.nan)
     root = scale[..., :, None] * vectors * values.clamp_min(NOISE_FLOOR).sqrt()[..., None, :]
     return root @ root.mT, (values < NOISE_FLOOR).any(-1)
 

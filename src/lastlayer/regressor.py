@@ -271,6 +271,7 @@ class BLLRegressor(LastLayerModel):
                 "noise": curve.noise.tolist(),
                 "slope": curve.slope.tolist(),
                 "power": curve.power,
+                "reach": str(curve.reach),
                 "tail_share": curve.tail_share,
                 "tail_factor": curve.tail_factor,
                 "lpd": str(self.calibration_.lpd),
@@ -318,9 +319,10 @@ class BLLRegressor(LastLayerModel):
             curve = Curve(
                 np.array(saved["noise"], dtype=float),
                 np.array(saved["slope"], dtype=float),
-                saved["power"],
-                saved["tail_share"],
-                saved["tail_factor"],
+                power=saved["power"],
+                reach=float(saved["reach"]),
+                tail_share=saved["tail_share"],
+                tail_factor=saved["tail_factor"],
             )
             kinds = np.array([saved["kinds"][i] for i in tensors["calibration.kind"].tolist()], dtype=str)
             ratio, squared = (tensors[f"calibration.{name}"].numpy() for name in ("ratio", "squared_error"))

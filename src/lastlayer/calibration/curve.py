@@ -6,6 +6,7 @@ v orders points by how far they extrapolate; what the evidence gets wrong is the
 Bayesian last layer as it stands, and Algorithm 1, which moves alpha alone, moves v in it.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from lastlayer.calibration.noise_head import NoiseHead
 from lastlayer.calibration.points import HeldOutPoints
+from lastlayer.linalg import TINY
 from lastlayer.training import threads_for
 
 LOG_2PI = float(np.log(2 * np.pi))
@@ -46,16 +48,23 @@ class Curve:
     tail_share: float = 0.0
     tail_factor: float = 1.0
     """The variance of the tails over that of the rest."""
+    reach: float = math.inf
+    """The largest v that was calibrated. Beyond it the variance grows as the posterior's own does, proportional to v."""
 
     @classmethod
     def identity(cls, n_outputs: int) -> "Curve":
         """The posterior as it stands: var = sigma^2 (1 + v)."""
         return cls(np.ones(n_outputs), np.ones(n_outputs))
 
+    def shape(self, ratio: Float[ndarray, "*s"]) -> Float[ndarray, "*s"]:
+        """v^gamma, and beyond the reach its value there times v over the reach."""
+        known = np.minimum(ratio, self.reach)
+        value: ndarray = np.power(known, self.power) * (ratio / np.maximum(known, TINY))
+        return value
+
     def epistemic(self, ratio: Float[ndarray, "*s"]) -> Float[ndarray, "*s q"]:
         """b v^gamma."""
-        value: ndarray = np.power(ratio, self.power)[..., None] * self.slope
-        return value
+        return self.shape(ratio)[..., None] * self.slope
 
     def factor(self, ratio: Float[ndarray, "*s"]) -> Float[ndarray, "*s q"]:
         """a + b v^gamma: the variance over that of the noise."""
@@ -193,4 +202,11 @@ class _Problem:
         q, (share, factor) = self.q, (0.0, 1.0)
         if self.tails:
             share, factor = 1 / (1 + np.exp(-x[2 * q + 1])), np.exp(x[2 * q + 2])
-        return Curve(np.exp(x[:q]), np.exp(x[q : 2 * q]), float(np.exp(x[2 * q])), float(share), float(factor))
+        return Curve(
+            np.exp(x[:q]),
+            np.exp(x[q : 2 * q]),
+            power=float(np.exp(x[2 * q])),
+            reach=float(self.points.ratio.max()),
+            tail_share=float(share),
+            tail_factor=float(factor),
+        )

@@ -1,4 +1,4 @@
-"""A short job on built-in data: fit, tune alpha, score inside and outside the training range, draw."""
+"""A short job on built-in data: fit, draw, score inside and outside the training range, tune alpha, score again."""
 
 import argparse
 from pathlib import Path
@@ -25,22 +25,23 @@ def run(folder: Path, *, progress: bool = True) -> str:
         "test, outside": Samples(test.X[~inside], test.y[~inside]),
     }
     lines = [f"{'':24} {'points':>7} {'LPD':>8} {'RMSE':>8} {'CRPS':>8} {'in 90%':>8} {'affine cost':>12}"]
-    for alpha in ("alpha*", "alpha^max"):
-        if alpha == "alpha^max":
+    figure = one_input(model, train.X, train.y, span=TEST_RANGE, truth=truth)
+    for state in ("default", "alpha^max"):
+        if state == "alpha^max":
             model.tune_alpha(validation.X, validation.y)
         for name, samples in parts.items():
             p = model.predictive(samples.X)
             scores = [f(p, samples.y) for f in (log_predictive_density, rmse, crps, coverage)]
             row = "".join(f" {x:8.3f}" for x in scores)
-            lines.append(f"{alpha:9} {name:14} {len(samples.X):7d}{row} {np.median(p.affine_cost):12.3g}")
+            lines.append(f"{state:9} {name:14} {len(samples.X):7d}{row} {np.median(p.affine_cost):12.3g}")
     noise = ", ".join(f"{a:.3f} (true {b})" for a, b in zip(model.noise_std_, NOISE_STD, strict=True))
     lines += [
         f"noise: {noise}",
+        f"default: {model.calibration_}",
         f"Algorithm 1 on {len(validation.X)} validation points that reach outside: {model.alpha_curve_}",
         "LPD is joint over the two outputs, in target units; affine cost: median of the points",
     ]
     table = "\n".join(lines)
-    figure = one_input(model, train.X, train.y, span=TEST_RANGE, truth=truth)
     figure.savefig(folder / "prediction.png")
     (folder / "scores.txt").write_text(table + "\n")
     return table

@@ -45,6 +45,16 @@ def train_stack(
     pace: Tensor | None = None  # share of Adam's step that each network takes; None: all of it
     good = [p.detach().clone() for p in parameters]
     means, record = [], Training()
+
+    def nlmls() -> Float[Tensor, " s"]:
+        Phi = affine_features(network(data.X))
+        return profiled_nlml(Phi, T, log_alpha, noise=noise, bias_prior=bias_prior, sample_weight=weight)
+
+    def failed() -> Bool[Tensor, " s"]:
+        """Asked of the state after the last step, since the loss was of the one before."""
+        with torch.no_grad():
+            return ~(torch.isfinite(nlmls()) & _finite(parameters))
+
     bar = tqdm(range(optimiser.max_epochs), disable=not progress, desc=label, unit="epoch", mininterval=0.5)
     try:
         with threads_for(3 * m * sum(p.numel() for p in parameters)):
@@ -54,8 +64,7 @@ def train_stack(
                 for group in steps.param_groups:
                     group["lr"] = optimiser.rate(epoch)
                 steps.zero_grad()
-                Phi = affine_features(network(data.X))
-                nlml = profiled_nlml(Phi, T, log_alpha, noise=noise, bias_prior=bias_prior, sample_weight=weight)
+                nlml = nlmls()
                 (nlml + prior_share * weight_energy(network)).sum().backward()
                 before = None if pace is None else [p.detach().clone() for p in parameters]
                 steps.step()
@@ -64,18 +73,18 @@ def train_stack(
                 means.append(nlml.detach().nanmean())
                 record.learning_rate.append(optimiser.rate(epoch))
                 if epoch % CHECK_EPOCHS == CHECK_EPOCHS - 1 or epoch == optimiser.max_epochs - 1:
-                    failed = _failed(parameters)
-                    _step_back(parameters, good, steps, failed)
-                    if failed.any():
-                        pace = torch.where(failed, 0.3, 1.0) * (1.0 if pace is None else pace)
-                    record.setbacks += int(failed.sum())
+                    lost = failed()
+                    _step_back(parameters, good, steps, lost)
+                    if lost.any():
+                        pace = torch.where(lost, 0.3, 1.0) * (1.0 if pace is None else pace)
+                    record.setbacks += int(lost.sum())
                     bar.set_postfix_str(f"mean NLML {float(means[-1]):.4f}", refresh=False)
                     if record.setbacks > MAX_SETBACKS * s:
                         record.stopped = "diverged"
                         break
     except KeyboardInterrupt:
         record.stopped = "interrupted"
-        _step_back(parameters, good, steps, _failed(parameters))
+        _step_back(parameters, good, steps, failed())
     finally:
         bar.close()
     record.nlml = torch.stack(means).tolist() if means else []
@@ -84,9 +93,9 @@ def train_stack(
     return record
 
 
-def _failed(parameters: list[Tensor]) -> Bool[Tensor, " s"]:
+def _finite(parameters: list[Tensor]) -> Bool[Tensor, " s"]:
     fine = [torch.isfinite(p.detach()).flatten(1).all(-1) if p.dim() > 1 else torch.isfinite(p) for p in parameters]
-    return ~torch.stack(fine).all(0)
+    return torch.stack(fine).all(0)
 
 
 def _shorten(parameters: list[Tensor], before: list[Tensor], pace: Float[Tensor, " s"]) -> None:
