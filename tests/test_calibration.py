@@ -62,7 +62,7 @@ def slow_log_density(points: HeldOutPoints, curve: Curve, head: NoiseHead | None
         var = np.array(
             [
                 points.noise_var[i, j].numpy()
-                * (curve.noise * factor + curve.slope * float(points.ratio[i, j]) ** curve.power)
+                * (curve.noise * factor + curve.slope * float(points.ratio[i, j]) ** curve.power)  # within reach
                 for i in range(c)
             ]
         )
@@ -104,6 +104,31 @@ def test_the_variance_never_falls_as_the_cost_grows(a: float, b: float, power: f
     less, greater = curve.factor(np.array([v, v * more]))
     assert less <= greater
     assert less >= a
+
+
+@given(
+    power=st.floats(0.15, 4),
+    reach=st.floats(1e-3, 1e3),
+    v=st.floats(1e-6, 1e6),
+    more=st.floats(1, 100),
+)
+def test_beyond_its_reach_the_curve_grows_as_the_posterior_does(
+    power: float, reach: float, v: float, more: float
+) -> None:
+    curve = Curve(np.ones(1), np.array([2.5]), power, reach=reach)
+    endless = replace(curve, reach=np.inf)
+    low, high = curve.epistemic(np.array([v, v * more]))[:, 0]
+    if v >= reach:
+        assert high / low == pytest.approx(more)
+    if v * more <= reach:
+        np.testing.assert_allclose([low, high], endless.epistemic(np.array([v, v * more]))[:, 0], rtol=1e-12)
+    assert low <= high
+    below, above = curve.epistemic(reach * np.array([1 - 1e-9, 1 + 1e-9]))
+    assert above == pytest.approx(float(below[0]), rel=1e-7)  # no step
+
+
+def test_a_cost_of_zero_has_no_epistemic_variance() -> None:
+    assert TRUTH.epistemic(np.zeros(1)).tolist() == [[0.0, 0.0]]
 
 
 @given(share=st.floats(0, 0.5), factor=st.floats(1, 50))
@@ -181,6 +206,7 @@ def test_a_known_curve_is_found_again(q: int, c: int) -> None:
     np.testing.assert_allclose(found.noise, TRUTH.noise[:q], rtol=0.15)  # a few standard errors of 6,000 points
     np.testing.assert_allclose(found.slope, TRUTH.slope[:q], rtol=0.15)
     assert found.power == pytest.approx(TRUTH.power, rel=0.05)
+    assert found.reach == float(held_out(6000, q, c).ratio.max())
     assert (found.tail_share, found.tail_factor) == (0.0, 1.0)
 
 

@@ -49,7 +49,7 @@ class Curve:
     tail_factor: float = 1.0
     """The variance of the tails over that of the rest."""
     reach: float = math.inf
-    """The largest v that was calibrated. Beyond it the variance grows as the posterior's own does, proportional to v."""
+    """The largest v that was calibrated. Beyond it the variance grows as the posterior's own, proportional to v."""
 
     @classmethod
     def identity(cls, n_outputs: int) -> "Curve":

@@ -1,0 +1,691 @@
+"""The default: a calibrated mixture of networks. What it says is, by brute force, what its members say."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers import close, last_layer_rows, sine
+from scipy import stats
+from scipy.optimize import brentq
+from scipy.special import logsumexp
+from sklearn.model_selection import GroupKFold, KFold, TimeSeriesSplit
+from torch import nn
+
+import lastlayer
+from lastlayer import BLLRegressor
+from lastlayer.calibration import Curve
+from lastlayer.errors import InputError
+from lastlayer.model import LastLayerModel
+from lastlayer.posterior import Posterior
+from lastlayer.statistics import Statistics
+
+NEW = np.array([[-7.0], [-2.0], [0.1], [0.4], [5.0]])
+
+
+def quick(**options) -> BLLRegressor:
+    """The honest preset on a tiny budget."""
+    tiny = {"hidden": (6,), "max_epochs": 30, "n_members": 3, "hidden_prior": 0.3, "random_state": 0}
+    return BLLRegressor(**(tiny | options))
+
+
+@pytest.fixture(scope="module")
+def one() -> BLLRegressor:
+    """1-D targets; tests that change a model take a deep copy."""
+    return quick().fit(*sine())
+
+
+@pytest.fixture(scope="module")
+def two() -> BLLRegressor:
+    """Two outputs with correlated noise, two partitions."""
+    return quick(noise="full", n_members=6).fit(*sine(q=2))
+
+
+@pytest.fixture(scope="module")
+def plain() -> BLLRegressor:
+    """Two outputs, three members, no calibration."""
+    return quick(calibration=None).fit(*sine(q=2))
+
+
+@pytest.fixture(scope="module")
+def noisy() -> BLLRegressor:
+    """Noise that depends on the input."""
+    X, y = sine(120)
+    y = y + np.where(X[:, 0] > 0, 1.0, 0.0) * np.random.default_rng(0).normal(size=120)
+    return quick(noise="input").fit(X, y)
+
+
+MIXTURES = ["one", "two", "plain", "noisy"]
+
+
+def by_members(
+    model: LastLayerModel, X: np.ndarray, *, noise: bool = True
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weights (c, m), means (c, m, q) and covariances (c, m, q, q) of the components, one wide twin a member."""
+    curve = Curve.identity(len(model._targets.mean)) if model.calibration_ is None else model.calibration_.curve
+    Z = (X - model._inputs.mean.numpy()) / model._inputs.scale.numpy()
+    scale, centre = model._targets.scale.numpy(), model._targets.mean.numpy()
+    a = np.tile(curve.noise, (len(X), 1))
+    if model.calibration_ is not None and model.calibration_.head is not None:
+        a = a * model.calibration_.head.factor(torch.from_numpy(Z))
+    weights, means, covs = [], [], []
+    for member, log_alpha in zip(model.members_, model._log_alphas, strict=True):
+        posterior = member.layer.posterior
+        with torch.no_grad():
+            phi_tilde = member.network(torch.from_numpy(Z))
+        Phi = torch.cat([phi_tilde, torch.ones(len(X), 1)], 1).double()
+        v = posterior.variance_ratio(Phi, log_alpha).numpy()[:, None]
+        v_star = posterior.variance_ratio(Phi).numpy()[:, None]
+        Sigma = posterior.Sigma_E.numpy() * np.outer(scale, scale)
+        shape = lambda v: np.where(v < curve.reach, v, curve.reach) ** curve.power * np.maximum(v / curve.reach, 1.0)
+        std = np.sqrt(noise * a + curve.slope * shape(v))
+        covs.append(std[:, :, None] * Sigma * std[:, None, :])
+        means.append((Phi @ posterior.weights).numpy() * scale + centre)
+        var = np.diag(Sigma) * (a + curve.slope * shape(v_star))
+        weights.append(np.exp(-np.log(var).mean(1)) if model.calibration_ is not None else np.ones(len(X)))
+    w, mean, cov = np.stack(weights), np.stack(means), np.stack(covs)
+    w = w / w.sum(0)
+    share = curve.tail_share
+    return (
+        np.concatenate([(1 - share) * w, share * w]),
+        np.tile(mean, (2, 1, 1)),
+        np.concatenate([cov, curve.tail_factor * cov]),
+    )
+
+
+def slow_joint_cov(model: LastLayerModel, X: np.ndarray, *, noise: bool) -> np.ndarray:
+    """(q, m, q, m): Phi Lambda^-1 Phi' of every member, stretched to the curve at both points, noise, and spread."""
+    curve, Z = model.curve_, model._checked(X)
+    w, mean, cov = by_members(model, X)
+    c, q = len(model.members_), mean.shape[-1]
+    w = w[:c] / (1 - curve.tail_share)
+    spread = mean[:c] - (w[..., None] * mean[:c]).sum(0)
+    total = np.einsum("cm,cn,cmp,cnq->pmqn", np.sqrt(w), np.sqrt(w), spread, spread)
+    for i, (member, log_alpha) in enumerate(zip(model.members_, model._log_alphas, strict=True)):
+        posterior = member.layer.posterior
+        Phi = model._features(member.network, Z)
+        z = (Phi[:, :-1] - posterior.equations.feature_mean).numpy()
+        Lambda = posterior.equations.gram.numpy() + np.exp(-log_alpha) * np.eye(z.shape[1])
+        K = z @ np.linalg.inv(Lambda) @ z.T + 1 / float(posterior.statistics.count)
+        Sigma = posterior.Sigma_E.numpy() * np.outer(model._targets.scale, model._targets.scale)
+        own = np.sqrt(np.diag(Sigma))
+        correlation = Sigma / np.outer(own, own)
+        function = by_members(model, X, noise=False)[2][i]
+        std = np.sqrt(np.einsum("mqq->mq", function))  # of the function, by the curve
+        R = K / np.sqrt(np.outer(np.diag(K), np.diag(K)))
+        root = np.sqrt(curve.widening * w[i])[:, None] * std
+        total += np.einsum("mp,nq,mn,pq->pmqn", root, root, R, correlation)
+        if noise:
+            alone = np.sqrt(np.einsum("mqq->mq", cov[i]) - std**2)
+            extra = np.sqrt(curve.widening * w[i])[:, None] * alone
+            for j in range(len(X)):
+                total[:, j, :, j] += np.outer(extra[j], extra[j]) * correlation
+    assert total.shape == (q, len(X), q, len(X))
+    return total
+
+
+# what it predicts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", MIXTURES)
+@pytest.mark.parametrize("tuned", [False, True])
+def test_the_prediction_is_the_mixture_of_its_members(which, tuned, request):
+    model = copy.deepcopy(request.getfixturevalue(which))
+    if tuned:
+        model._log_alphas = [log_alpha + 2.0 for log_alpha in model._log_alphas]
+    for noise in (True, False):
+        w, mean, cov = by_members(model, NEW, noise=noise)
+        p = model.predictive(NEW, noise=noise)
+        centre = (w[..., None] * mean).sum(0)
+        spread = mean - centre
+        total = (w[..., None, None] * (cov + spread[..., :, None] * spread[..., None, :])).sum(0)
+        np.testing.assert_allclose(p.mean, centre, rtol=1e-7)
+        np.testing.assert_allclose(p.cov(), total, rtol=1e-6)
+        np.testing.assert_allclose(p.var, np.einsum("mqq->mq", total), rtol=1e-6)
+        np.testing.assert_allclose(p.weights.sum(0), 1, rtol=1e-12)
+    w, mean, cov = by_members(model, NEW)
+    y = p.mean + 0.3
+    each = np.array(
+        [
+            [stats.multivariate_normal(mean[i, j], cov[i, j]).logpdf(y[j]) for j in range(len(NEW))]
+            for i in range(len(w))
+        ]
+    )
+    p = model.predictive(NEW)
+    np.testing.assert_allclose(p.log_prob(y), logsumexp(each, axis=0, b=w), rtol=1e-6)
+    std = np.sqrt(np.einsum("cmqq->cmq", cov))
+    for level in (0.05, 0.8):
+        quantile = p.quantile(level)
+        for j, k in np.ndindex(quantile.shape):
+            cdf = lambda x: (w[:, j] * stats.norm(mean[:, j, k], std[:, j, k]).cdf(x)).sum() - level
+            slow = brentq(
+                cdf, mean[:, j, k].min() - 50 * std[:, j, k].max(), mean[:, j, k].max() + 50 * std[:, j, k].max()
+            )
+            assert quantile[j, k] == pytest.approx(slow, rel=1e-6)
+    draws = p.sample(20_000, random_state=0)
+    assert (np.abs(draws.mean(0) - p.mean) < 6 * p.std / np.sqrt(20_000)).all()
+    assert (draws < p.quantile(0.8)).mean(0) == pytest.approx(0.8, abs=0.02)
+
+
+@pytest.mark.parametrize("which", MIXTURES)
+@pytest.mark.parametrize("tuned", [False, True])
+def test_every_way_of_asking_gives_the_same_moments(which, tuned, request):
+    model = copy.deepcopy(request.getfixturevalue(which))
+    if tuned:
+        model._log_alphas = [log_alpha + 2.0 for log_alpha in model._log_alphas]
+    for noise in (True, False):
+        p, joint = model.predictive(NEW, noise=noise), model.joint(NEW, noise=noise)
+        np.testing.assert_allclose(np.diag(joint.cov()).reshape(-1, len(NEW)).T, p.var, rtol=1e-7)
+        np.testing.assert_array_equal(joint.mean, p.mean)
+        q = p.mean.shape[1]
+        cov = joint.cov().reshape(q, len(NEW), q, len(NEW))
+        np.testing.assert_allclose(cov, slow_joint_cov(model, NEW, noise=noise), rtol=1e-6)
+        if which != "two":  # there the prediction has one correlation for function and noise, the joint one for each
+            np.testing.assert_allclose(np.einsum("aibi->iab", cov), p.cov(), rtol=1e-7)
+        np.testing.assert_allclose(joint.cov_of_outputs(), np.einsum("aiaj->ija", cov), rtol=1e-9)
+        values = np.linalg.eigvalsh(joint.cov())
+        assert values.min() > -1e-9 * values.max()
+    mean, std = model.predict(NEW, return_std=True)
+    p = model.predictive(NEW)
+    np.testing.assert_array_equal(mean.reshape(p.mean.shape), p.mean)
+    np.testing.assert_array_equal(std.reshape(p.std.shape), p.std)
+    _, cov = model.predict(NEW, return_cov=True)
+    np.testing.assert_allclose(np.diagonal(cov).T.reshape(p.var.shape), p.var, rtol=1e-7)
+
+
+@pytest.mark.parametrize("which", MIXTURES)
+def test_the_joint_distribution_of_one_point_is_its_own(which, request):
+    model = request.getfixturevalue(which)
+    joint, p = model.joint(NEW[:1]), model.predictive(NEW[:1])
+    np.testing.assert_allclose(np.diag(joint.cov()), p.var[0], rtol=1e-7)
+    assert model.sample_y(NEW[:1], 3).shape[0] == 1
+    part = model.joint(NEW[[0, 3]]).cov_of_outputs()
+    np.testing.assert_allclose(part, model.joint(NEW).cov_of_outputs()[np.ix_([0, 3], [0, 3])], rtol=1e-9)
+
+
+@pytest.mark.parametrize("which", MIXTURES)
+@pytest.mark.parametrize("noise", [True, False])
+def test_draws_have_the_moments_of_the_joint_distribution(which, noise, request):
+    model, n = request.getfixturevalue(which), 40_000
+    joint = model.joint(NEW, noise=noise)
+    draws = model.sample_y(NEW, n, random_state=1, noise=noise).reshape(len(NEW), -1, n)
+    vec = draws.transpose(1, 0, 2).reshape(-1, n)
+    spread = np.sqrt(np.diag(joint.cov()))
+    assert (np.abs(vec.mean(1) - joint.mean.T.ravel()) < 5 * spread / np.sqrt(n)).all()
+    np.testing.assert_allclose(
+        np.cov(vec) / np.outer(spread, spread), joint.cov() / np.outer(spread, spread), atol=0.04
+    )
+    again = joint.sample(n, random_state=1).transpose(2, 1, 0).reshape(-1, n)
+    np.testing.assert_allclose(
+        np.cov(again) / np.outer(spread, spread), joint.cov() / np.outer(spread, spread), atol=0.04
+    )
+
+
+def test_without_calibration_members_count_alike_and_the_posterior_stands(plain):
+    p = plain.predictive(NEW)
+    assert plain.calibration_ is None
+    np.testing.assert_array_equal(p.weights, np.full((3, 5), 1 / 3))
+    for i, member in enumerate(plain.members_):
+        Phi = plain._features(member.network, plain._checked(NEW))
+        marginals = member.layer.posterior.predict(Phi)
+        scale = plain._targets.scale.numpy()
+        expected = (1 + marginals.variance_ratio.numpy())[:, None] * np.diag(marginals.noise_cov.numpy()) * scale**2
+        np.testing.assert_allclose(p.component_var[i], expected, rtol=1e-10)
+    assert plain.alpha_ == plain.alpha_star_
+
+
+@pytest.mark.parametrize("calibration", ["auto", None, "alpha"])
+def test_a_single_network_stays_exactly_gaussian(calibration):
+    model = quick(n_members=1, calibration=calibration).fit(*sine(q=2))
+    p = model.predictive(NEW)
+    assert p.component_mean.shape == (1, 5, 2)
+    y = p.mean + 0.2
+    np.testing.assert_allclose(p.log_prob(y), stats.norm(p.mean, p.std).logpdf(y).sum(1), rtol=1e-12)
+    np.testing.assert_allclose(p.quantile(0.9), stats.norm(p.mean, p.std).ppf(0.9), rtol=1e-12)
+    assert (model.calibration_ is None) == (calibration != "auto")
+    if calibration == "auto":
+        assert (model.curve_.tail_share, model.curve_.widening) == (0.0, 1.0)
+        assert model.curve_.power != 1
+    joint = model.joint(NEW)
+    assert joint.spread.shape == (0, 5, 2)
+    np.testing.assert_allclose(np.diag(joint.cov()).reshape(2, 5).T, p.var, rtol=1e-8)
+
+
+@pytest.mark.parametrize("which", MIXTURES)
+def test_extrapolation_is_the_mean_cost_of_the_members(which, request):
+    model = request.getfixturevalue(which)
+    far = model.extrapolation(NEW)
+    costs = [
+        member.layer.posterior.variance_ratio(model._features(member.network, model._checked(NEW))).numpy()
+        for member in model.members_
+    ]
+    np.testing.assert_allclose(far.affine_cost, np.mean(costs, 0), rtol=1e-12)
+    np.testing.assert_allclose(model.predictive(NEW).affine_cost, far.affine_cost, rtol=1e-12)
+    assert far.quantile[0] == 1.0
+    assert far.quantile[2] < 0.9
+
+
+# members and calibration --------------------------------------------------------------------------------------------
+
+
+def test_the_default_cross_fits_ten_members_and_chooses_their_prior():
+    X, y = sine(40)
+    model = BLLRegressor(hidden=(3,), max_epochs=5, random_state=0).fit(X, y)
+    assert len(model.members_) == 10
+    assert model.hidden_prior_ == max(model.hidden_prior_scores_, key=model.hidden_prior_scores_.get)
+    assert len(model.hidden_prior_scores_) > 2
+    assert model.calibration_ is not None
+    assert sorted(model.calibration_.points.kind) == ["blocked"] * 40 + ["random"] * 40
+    assert 0 < model.curve_.tail_share < 0.5
+    assert str(model.curve_) in str(model.calibration_)
+
+
+def test_held_out_points_are_predicted_by_networks_that_left_them_out(one):
+    """The promised LPD is that of the mixture at rows it did not see, in standardised units, by brute force."""
+    points = one.calibration_.points
+    assert points.kind.tolist() == ["random"] * 60 + ["blocked"] * 60
+    curve = one.calibration_.curve
+    # one network a row here: the density needs the first network alone, and its squared error over the noise
+    noise = [member.layer.posterior.Sigma_E.numpy()[0, 0] for member in one.members_]
+    assert len(set(noise)) == 3
+    var = curve.factor(points.ratio)
+    two_kinds = [
+        np.log(share) - 0.5 * (points.squared_error / (wide * var) + np.log(2 * np.pi * wide * var))
+        for share, wide in ((1 - curve.tail_share, 1.0), (curve.tail_share, curve.tail_factor))
+    ]
+    relative = logsumexp(two_kinds, axis=0).mean()  # of targets over the noise of their network
+    before = (
+        -0.5 * (points.squared_error / (1 + points.ratio[:, None]) + np.log(2 * np.pi * (1 + points.ratio[:, None])))
+    ).mean()
+    assert one.calibration_.lpd - one.calibration_.lpd_before == pytest.approx(relative - before, rel=1e-6)
+    assert one.calibration_.lpd > one.calibration_.lpd_before - 0.01
+
+
+def lpd_of(model: LastLayerModel, X: np.ndarray, y: np.ndarray) -> float:
+    """Mean log density of standardised targets."""
+    return float(model.predictive(X).log_prob(y).mean() + np.log(model._targets.scale.numpy()).sum())
+
+
+@pytest.mark.parametrize("noise", ["diagonal", "input"])
+def test_calibrate_promises_the_lpd_that_it_then_has(noise):
+    (X, y), (X_val, y_val) = sine(q=2), sine(40, q=2, seed=5)
+    model = quick(noise=noise).fit(X, y)
+    assert model.calibrate(1.4 * X_val, y_val) is model
+    assert model.calibration_.lpd == pytest.approx(lpd_of(model, 1.4 * X_val, y_val), rel=1e-9)
+    assert set(model.calibration_.points.kind) == {"validation"}
+    # also after an alpha was tuned: the curve maps the costs at alpha*
+    first = copy.deepcopy(model)
+    model.tune_alpha(1.4 * X_val, y_val).calibrate(1.4 * X_val, y_val)
+    assert model.alpha_ == model.alpha_star_
+    assert model.calibration_.lpd == pytest.approx(lpd_of(model, 1.4 * X_val, y_val), rel=1e-9)
+    np.testing.assert_allclose(model.predictive(NEW).std, first.predictive(NEW).std, rtol=1e-9)
+
+
+def test_validation_data_take_the_place_of_rows_left_out():
+    (X, y), (X_val, y_val) = sine(), sine(30, seed=5)
+    model = quick().fit(X, y, validation_data=(X_val, y_val))
+    assert model.calibration_.points.kind.tolist() == ["validation"] * 30
+    by_hand = quick(calibration=None).fit(X, y).calibrate(X_val, y_val)
+    np.testing.assert_array_equal(model.predictive(NEW).std, by_hand.predictive(NEW).std)
+    for member in model.members_:  # trained on every row
+        Phi, T = last_layer_rows(model, X, y)
+        assert float(member.layer.posterior.statistics.count) == len(Phi) == len(T)
+    tuned = quick(calibration=None).fit(X, y, validation_data=(X_val, y_val))
+    assert tuned.calibration_ is None
+    expected = quick(calibration=None).fit(X, y).tune_alpha(X_val, y_val)
+    assert tuned.alpha_ == expected.alpha_
+    np.testing.assert_array_equal(tuned.predictive(NEW).std, expected.predictive(NEW).std)
+
+
+def test_alpha_calibration_is_algorithm_1_on_blocks():
+    model = quick(calibration="alpha").fit(*sine(q=2))
+    assert model.calibration_ is None
+    assert len(set(model._log_alphas)) == 1
+    assert model.alpha_ == pytest.approx(math.exp(model.alpha_curve_.log_alpha))
+    assert model.alpha_curve_.lpd >= max(model.alpha_curve_.lpds.max(), model.alpha_curve_.lpd_before) - 1e-9
+    without = quick(calibration=None).fit(*sine(q=2))
+    np.testing.assert_allclose(model.predict(NEW), without.predict(NEW), rtol=1e-8)  # in another batch
+    assert model.alpha_star_ == pytest.approx(without.alpha_star_, rel=1e-6)
+    assert (model.predictive(NEW).std != without.predictive(NEW).std).all()
+
+
+@pytest.mark.parametrize("which", [*MIXTURES, "alpha"])
+def test_tuning_moves_the_variance_alone_and_never_for_the_worse(which, request):
+    if which == "alpha":
+        model = quick(calibration="alpha").fit(*sine(q=2))
+    else:
+        model = copy.deepcopy(request.getfixturevalue(which))
+    q = len(model._targets.mean)
+    X, y = sine(30, q=0 if model._y_ndim == 1 else q, seed=3)
+    X = 1.5 * X
+    mean, before, stars = model.predict(NEW), lpd_of(model, X, y), model.alpha_star_
+    for _ in range(2):
+        assert model.tune_alpha(X, y) is model
+        after = lpd_of(model, X, y)
+        assert model.alpha_curve_.lpd_before == pytest.approx(before, rel=1e-7)
+        assert model.alpha_curve_.lpd == pytest.approx(after, rel=1e-7)
+        assert after >= before - 1e-8 * abs(before)
+        np.testing.assert_array_equal(model.predict(NEW), mean)
+        assert model.alpha_star_ == stars
+        before = after
+
+
+# splitters ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("splitter", "n_held"), [(KFold(3), 60), (TimeSeriesSplit(3), 45), (GroupKFold(3), 60)], ids=["k", "time", "groups"]
+)
+def test_a_splitter_decides_which_rows_calibrate(splitter, n_held):
+    X, y = sine()
+    groups = np.arange(60) // 10 if isinstance(splitter, GroupKFold) else None
+    model = quick(calibration=splitter, n_members=2).fit(X, y, groups=groups)
+    assert model.calibration_.points.kind.tolist() == ["given"] * n_held
+    assert len(model.members_) == 2
+    for member in model.members_:
+        assert float(member.layer.posterior.statistics.count) == 60
+    assert np.isfinite(model.predictive(NEW).std).all()
+    assert model.score(X, y) > 0.7
+
+
+def test_groups_that_go_together_are_held_out_together():
+    """Every row twice: random rows leak their twins, groups do not, so that errors look larger and are."""
+    X, y = sine(30)
+    X, y = np.repeat(X, 2, 0), np.repeat(y, 2)
+    options = {"hidden": (20,), "max_epochs": 200, "hidden_prior": 0.0}
+    leaking = quick(calibration=KFold(5, shuffle=True, random_state=0), **options).fit(X, y)
+    honest = quick(calibration=GroupKFold(5), **options).fit(X, y, groups=np.arange(60) // 2)
+    assert np.median(honest.calibration_.points.squared_error) > np.median(leaking.calibration_.points.squared_error)
+    assert honest.calibration_.lpd < leaking.calibration_.lpd
+
+
+@pytest.mark.parametrize(
+    ("options", "fit_options", "said"),
+    [
+        ({"calibration": 5}, {}, "calibration=5 is no splitter"),
+        ({"calibration": "atuo"}, {}, "did you mean 'auto'"),
+        ({"calibration": GroupKFold(3)}, {}, "could not split 60 rows.*groups"),
+        ({"calibration": GroupKFold(3)}, {"groups": np.zeros(59)}, "could not split 60 rows.*59"),
+        ({"calibration": TimeSeriesSplit(100)}, {}, "could not split 60 rows"),
+        ({"n_members": 0}, {}, "n_members=0"),
+        ({"n_members": 1.5}, {}, "n_members=1.5"),
+        ({"n_members": "many"}, {}, "n_members='many'"),
+        ({"hidden_prior": -1.0}, {}, r"hidden_prior=-1\.0"),
+        ({"hidden_prior": math.nan}, {}, "hidden_prior=nan"),
+        ({"hidden_prior": "strong"}, {}, "hidden_prior='strong'"),
+        ({"preset": "fats"}, {}, "did you mean 'fast'"),
+        ({"backbone": nn.Linear(1, 3), "n_members": 2}, {}, "n_members=2 needs networks that start apart"),
+        ({"noise": "input", "calibration": None}, {}, 'noise="input" is fitted to rows left out'),
+        ({"noise": "input", "preset": "fast"}, {}, 'noise="input" is fitted to rows left out'),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_told_why(as_a_user, options, fit_options, said):
+    with pytest.raises(InputError, match=f"(?s){said}"):
+        quick(**options).fit(*sine(), **fit_options)
+
+
+# randomness, units, few rows ----------------------------------------------------------------------------------------
+
+
+def test_the_seed_decides_and_nothing_else_is_touched(one):
+    X, y = sine()
+    state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    again, other = quick().fit(X, y), quick(random_state=1).fit(X, y)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (np.random.get_state()[1] == numpy_state).all()  # noqa: NPY002
+    np.testing.assert_array_equal(again.predictive(NEW).std, one.predictive(NEW).std)
+    assert again.calibration_.curve.power == one.calibration_.curve.power
+    assert (other.predict(NEW) != one.predict(NEW)).all()
+    np.testing.assert_array_equal(one.sample_y(NEW, 2, random_state=3), one.sample_y(NEW, 2, random_state=3))
+    assert (one.sample_y(NEW, 2, random_state=3) != one.sample_y(NEW, 2, random_state=4)).all()
+
+
+@pytest.mark.parametrize(("x_unit", "x_shift", "y_unit", "y_shift"), [(1e-9, 0.0, 1e12, 1e12), (1e6, 1e6, 1e-12, 0.0)])
+def test_units_do_not_matter(one, x_unit, x_shift, y_unit, y_shift):
+    X, y = sine()
+    model = quick().fit(X * x_unit + x_shift, y * y_unit + y_shift)
+    mean, std = model.predict(NEW * x_unit + x_shift, return_std=True)
+    expected, expected_std = one.predict(NEW, return_std=True)
+    np.testing.assert_allclose((mean - y_shift) / y_unit, expected, rtol=1e-5)
+    np.testing.assert_allclose(std / y_unit, expected_std, rtol=1e-3)  # the curve's optimum is flat
+    assert model.calibration_.lpd == pytest.approx(one.calibration_.lpd, abs=1e-6)
+
+
+@pytest.mark.parametrize("m", [2, 19, 20])
+@pytest.mark.filterwarnings("ignore::lastlayer.errors.FlooredNoiseWarning")
+def test_few_rows_are_kept_for_training(m):
+    X, y = sine(m)
+    model = quick(n_members=2, hidden=(3,), max_epochs=5, hidden_prior="auto").fit(X, y)
+    assert (model.calibration_ is None) == (m < 20)
+    assert len(model.hidden_prior_scores_) == (0 if m < 20 else 4)
+    assert np.isfinite(model.predictive(NEW).std).all()
+    assert np.isfinite(model.joint(NEW).cov()).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hidden_prior": "auto", "noise": "full", "bias_prior": "shared"},
+        {"hidden": ()},
+        {"dtype": "float32"},
+        {"objective": "exact", "max_epochs": 15},
+        {"optimizer": "lbfgs", "max_epochs": 10},
+        {"input_skip": False, "hidden": (8, 8)},
+        {"early_stopping": True, "max_epochs": 15},
+        {"max_epochs": 0},
+        {"calibration": "alpha", "noise": "full", "activation": "relu", "hidden_prior": 0.0},
+    ],
+    ids=str,
+)
+def test_every_option_learns(options):
+    X, y = sine(q=2)
+    model = quick(n_members=2, **options).fit(X, y)
+    assert model.score(X, y) > (0.1 if options.get("hidden") == () else 0.4)
+    std = model.predict(X, return_std=True)[1]
+    assert np.isfinite(std).all()
+    assert std.min() > 0.03
+    assert math.isfinite(model.nlml_)
+
+
+# backbones ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_factory_makes_the_members_of_a_mixture():
+    X, y = sine()
+    made = []
+
+    def factory() -> nn.Module:
+        made.append(nn.Sequential(nn.Linear(1, 6), nn.Tanh()))
+        return made[-1]
+
+    model = quick(backbone=factory, n_members=2, max_epochs=15).fit(X, y)
+    assert len(model.members_) == 2
+    assert len(made) == 10  # five folds and five blocks
+    a, b = (member.network[0].weight for member in model.members_)
+    assert not torch.equal(a, b)
+    assert model.calibration_ is not None
+    assert model.hidden_prior_ == 0.3
+    again = quick(backbone=factory, n_members=2, max_epochs=15).fit(X, y)
+    np.testing.assert_array_equal(again.predict(NEW), model.predict(NEW))
+
+
+def test_a_backbone_is_one_network_calibrated_on_a_share_of_the_rows():
+    X, y = sine()
+    model = BLLRegressor(backbone=nn.Sequential(nn.Linear(1, 6), nn.Tanh()), max_epochs=20, random_state=0).fit(X, y)
+    assert len(model.members_) == 1
+    assert model.calibration_.points.kind.tolist() == ["random"] * 9  # 15% of 60
+    assert model.hidden_prior_ == 0
+    assert float(model.posterior_.statistics.count) == 60  # all rows in the last layer
+    images = np.random.default_rng(0).normal(size=(30, 1, 4, 4))
+    flat = BLLRegressor(
+        backbone=lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.Tanh()),
+        n_members=2,
+        max_epochs=3,
+        random_state=0,
+    ).fit(images, images.sum((1, 2, 3)))
+    assert set(flat.calibration_.points.kind) == {"random"}  # no blocks without a table
+
+
+# updates and files --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", MIXTURES)
+@pytest.mark.parametrize("forgetting", [1.0, 0.5])
+def test_update_is_the_last_layers_of_all_rows(which, forgetting, request):
+    before = request.getfixturevalue(which)
+    model = copy.deepcopy(before)
+    q = 0 if model._y_ndim == 1 else len(model._targets.mean)
+    (X, y), (X_more, y_more) = sine(120 if which == "noisy" else 60, q=q), sine(25, q=q, seed=9)
+    if which == "noisy":
+        y = y + np.where(X[:, 0] > 0, 1.0, 0.0) * np.random.default_rng(0).normal(size=120)
+    assert model.update(X_more + 3, y_more, forgetting=forgetting) is model
+    for i, member in enumerate(model.members_):
+        rows = [last_layer_rows(before, *pair, member=i) for pair in ((X, y), (X_more + 3, y_more))]
+        weight = torch.cat([torch.full((len(X),), forgetting), torch.ones(25)]).double()
+        both = Statistics.from_features(*(torch.cat(parts) for parts in zip(*rows, strict=True)), sample_weight=weight)
+        old = before.members_[i].layer.posterior
+        by_hand = Posterior(both, old.log_alpha, old.Sigma_E, old.noise, rtol=math.inf)
+        Phi = before._features(before.members_[i].network, before._checked(NEW))
+        close(member.layer.posterior.mean(Phi), by_hand.mean(Phi), loose=1e3)  # sums in another order, times alpha
+        close(member.layer.posterior.variance_ratio(Phi), by_hand.variance_ratio(Phi), loose=1e3)
+        assert torch.equal(member.layer.posterior.Sigma_E, old.Sigma_E)
+    assert model.alpha_ == before.alpha_
+    assert model.calibration_ is before.calibration_ or model.curve_.power == before.curve_.power
+    if forgetting == 1.0:
+        assert (model.extrapolation(NEW).affine_cost < before.extrapolation(NEW).affine_cost).all()
+
+
+@pytest.mark.parametrize("which", MIXTURES)
+def test_a_loaded_mixture_answers_to_the_last_bit(which, request, tmp_path):
+    model = copy.deepcopy(request.getfixturevalue(which))
+    q = 0 if model._y_ndim == 1 else len(model._targets.mean)
+    model.tune_alpha(*sine(20, q=q, seed=4)).conformalize(*sine(20, q=q, seed=6))
+    model.save(tmp_path / "m")
+    again = lastlayer.load(tmp_path / "m")
+    a, b = model.predictive(NEW), again.predictive(NEW)
+    for name in ("component_mean", "component_epistemic_var", "component_noise_var", "weights", "affine_cost"):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+    np.testing.assert_array_equal(a.cov(), b.cov())
+    np.testing.assert_array_equal(a.interval(0.8, method="conformal"), b.interval(0.8, method="conformal"))
+    np.testing.assert_array_equal(model.joint(NEW).cov(), again.joint(NEW).cov())
+    np.testing.assert_array_equal(model.sample_y(NEW, 2), again.sample_y(NEW, 2))
+    np.testing.assert_array_equal(model.extrapolation(NEW).quantile, again.extrapolation(NEW).quantile)
+    assert again.hidden_prior_ == model.hidden_prior_
+    assert again.hidden_prior_scores_ == model.hidden_prior_scores_
+    assert (again.alpha_, again.alpha_star_, again.nlml_) == (model.alpha_, model.alpha_star_, model.nlml_)
+    if model.calibration_ is None:
+        assert again.calibration_ is None
+    else:
+        assert (again.calibration_.lpd, again.calibration_.lpd_before) == (
+            model.calibration_.lpd,
+            model.calibration_.lpd_before,
+        )
+        assert str(again.calibration_) == str(model.calibration_)
+        for name in ("ratio", "squared_error", "kind"):
+            np.testing.assert_array_equal(
+                getattr(again.calibration_.points, name), getattr(model.calibration_.points, name)
+            )
+    X, y = sine(5, q=q)
+    np.testing.assert_array_equal(again.update(X, y).predict(NEW), copy.deepcopy(model).update(X, y).predict(NEW))
+
+
+def test_models_of_a_splitter_or_of_own_networks_can_be_saved(tmp_path):
+    X, y = sine(30)
+    split = quick(calibration=KFold(2), n_members=2, max_epochs=3).fit(X, y)
+    split.save(tmp_path / "split")
+    again = lastlayer.load(tmp_path / "split")
+    np.testing.assert_array_equal(again.predictive(NEW).std, split.predictive(NEW).std)
+    assert again.calibration == "auto"  # a splitter is no part of a file
+    make = lambda: nn.Sequential(nn.Linear(1, 6), nn.BatchNorm1d(6), nn.Tanh())
+    mine = quick(backbone=make, n_members=2, max_epochs=3).fit(X, y)
+    mine.save(tmp_path / "mine")
+    np.testing.assert_array_equal(
+        lastlayer.load(tmp_path / "mine", backbone=make()).predictive(NEW).std, mine.predictive(NEW).std
+    )
+
+
+@pytest.mark.filterwarnings("ignore::lastlayer.errors.FlooredNoiseWarning")
+def test_a_model_whose_calibration_came_to_nothing_can_be_saved(tmp_path):
+    """nan in the scores and no points at all."""
+    X, y = sine(30)
+    model = quick(n_members=2, max_epochs=3, hidden_prior="auto").fit(X, y)
+    model.hidden_prior_scores_[0.03] = math.nan
+    model.save(tmp_path / "m")
+    assert math.isnan(lastlayer.load(tmp_path / "m").hidden_prior_scores_[0.03])
+
+
+# conformal intervals ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", MIXTURES)
+def test_conformal_intervals_cover_the_rows_they_were_made_from_as_often_as_they_must(which, request):
+    model = copy.deepcopy(request.getfixturevalue(which))
+    q = 0 if model._y_ndim == 1 else len(model._targets.mean)
+    X, y = sine(50, q=q, seed=8)
+    X = 1.3 * X
+    assert model.conformalize(X, y) is model
+    y = y.reshape(50, -1)
+    for level in (0.5, 0.9):
+        lower, upper = model.predictive(X).interval(level, method="conformal")
+        slack = 1e-9 * (upper - lower)  # a row lies exactly on the bound
+        inside = ((y >= lower - slack) & (y <= upper + slack)).sum(0)
+        assert (inside == math.ceil(51 * level - 1e-9)).all()
+    assert np.isinf(model.predictive(X).interval(0.99, method="conformal")[1]).all()  # 50 rows are too few
+    with pytest.raises(InputError, match="conformalize"):
+        model.predictive(X, noise=False).interval(0.9, method="conformal")
+
+
+@pytest.mark.parametrize(
+    "change", [lambda m: m.update, lambda m: m.tune_alpha, lambda m: m.calibrate, lambda m: m.fit], ids=range(4)
+)
+def test_what_changes_the_model_discards_the_conformal_rows(one, change):
+    model, (X, y) = copy.deepcopy(one), sine(30, seed=2)
+    model.conformalize(X, y)
+    assert model.conformal_scores_.shape == (30, 1)
+    change(model)(X, y)
+    assert model.conformal_scores_ is None
+
+
+# noise that depends on the input ------------------------------------------------------------------------------------
+
+
+def test_noise_follows_the_input(noisy):
+    noise = np.sqrt(noisy.predictive(np.array([[-1.5], [1.5]])).noise_var[:, 0])
+    assert noise[1] > 2 * noise[0]
+    edge, beyond = noisy.predictive(np.array([[3.0], [50.0]])).noise_var
+    assert beyond == pytest.approx(float(edge[0]), rel=0.2)  # members weigh otherwise, the head is clipped
+
+
+# accidents ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupt_ends_training_with_a_usable_model(monkeypatch):
+    from lastlayer.training import stack
+
+    calls, nlml = [], stack.profiled_nlml
+
+    def interrupted(*args, **options):
+        calls.append(1)
+        if len(calls) == 10:
+            raise KeyboardInterrupt
+        return nlml(*args, **options)
+
+    monkeypatch.setattr(stack, "profiled_nlml", interrupted)
+    X, y = sine()
+    with pytest.warns(UserWarning, match="interrupted after 9 epochs"):
+        model = quick().fit(X, y)
+    assert model.history_["stopped"] == "interrupted"
+    assert model.score(X, y) > 0.3
+    assert np.isfinite(model.predictive(NEW).std).all()
+
+
+@pytest.mark.parametrize("max_epochs", [1, 30])
+def test_a_hopeless_learning_rate_ends_in_a_finite_model(max_epochs):
+    X, y = sine(q=2)
+    model = quick(hidden=(8, 8), activation="relu", learning_rate=1e200, max_epochs=max_epochs).fit(X, y)
+    mean, std = model.predict(X, return_std=True)
+    assert np.isfinite(mean).all()
+    assert np.isfinite(std).all()
+    assert model.score(X, y) > 0.1
