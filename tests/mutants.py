@@ -47,7 +47,9 @@ class Mutant:
 
 E, P, S, X = "test_evidence.py", "test_posterior.py", "test_statistics.py", "test_extrapolation.py"
 F, Y, M, R = "test_features.py", "test_prediction.py", "test_metrics.py", "test_regressor.py"
-T = "test_training.py"
+T, C, CF = "test_training.py", "test_calibration.py", "test_crossfit.py"
+N, MODEL = "test_members.py", "test_model.py"
+CURVE, POINTS, SPLITS, CROSSFIT = (f"calibration/{name}.py" for name in ("curve", "points", "splits", "crossfit"))
 COST, HULLS, TUNING = (f"extrapolation/{name}.py" for name in ("affine_cost", "hulls", "tuning"))
 
 MUTANTS = [
@@ -64,9 +66,9 @@ MUTANTS = [
     Mutant(
         "inputs-not-passed-on",
         "features.py",
-        "[self.network(x), x]",
-        "[self.network(x), 0 * x]",
-        f"{R}::test_with_the_inputs_passed_on_the_cost_grows_with_the_square_of_the_distance",
+        "torch.cat([phi, x.expand",
+        "torch.cat([phi, 0 * x.expand",
+        F,
     ),
     Mutant("scale-without-root", "scaling.py", ".sum(0).sqrt()", ".sum(0)", T),
     # --- statistics
@@ -211,6 +213,85 @@ MUTANTS = [
         "max(refined, scanned)",
         f"{X}::test_an_alpha_below_the_curve_is_kept_if_it_is_best",
     ),
+    # --- calibration
+    Mutant("curve-without-power", CURVE, "x[2 * q].exp() * self.log_ratio", "self.log_ratio", C),
+    Mutant("curve-without-prior", CURVE, "loss = prior - (", "loss = 0 * prior - (", C),
+    Mutant("tails-add-probability", CURVE, "for s in (-1, 1))", "for s in (1, 1))", C),
+    Mutant("precision-to-the-power-q", CURVE, "softmax(-log_var.mean(-1)", "softmax(-log_var.sum(-1)", C),
+    Mutant("power-beyond-the-reach", CURVE, "np.minimum(ratio, self.reach)", "np.minimum(ratio, math.inf)", C),
+    Mutant("failed-points-kept", POINTS, "fine &= self.weight", "fine |= self.weight", C),
+    Mutant("noise-grows-beyond-the-data", "calibration/noise_head.py", ", self.low), self.high)", ", self.low), Z)", C),
+    Mutant("held-rows-trained-on", SPLITS, "Split(np.setdiff1d(every, fold), ", "Split(every, ", C),
+    Mutant(
+        "member-forgets-its-fold",
+        CROSSFIT,
+        "replace(t.layer, posterior=more)",
+        "t.layer",
+        f"{CF}::test_a_members_last_layer_knows_every_row_at_the_alpha_and_noise_of_its_fold",
+    ),
+    Mutant(
+        "points-not-in-order",
+        CROSSFIT,
+        'np.argsort(row, kind="stable")',
+        "np.arange(len(row))",
+        f"{CF}::test_held_out_points_of_several_partitions_meet_row_by_row",
+    ),
+    Mutant(
+        "strength-of-the-lowest-lpd",
+        CROSSFIT,
+        "best = max(scores",
+        "best = min(scores",
+        f"{CF}::test_the_strength_of_the_largest_held_out_lpd_is_chosen_and_its_networks_are_kept",
+    ),
+    Mutant(
+        "folds-seen-in-training",
+        "fitting.py",
+        "row[torch.from_numpy(job.split.train)] = 1",
+        "row[:] = 1",
+        f"{CF}::test_a_network_never_sees_the_rows_it_leaves_out",
+    ),
+    # --- members
+    Mutant("energy-without-fan-in", "features.py", "W.shape[-2] * W.square()", "W.square()", N),
+    Mutant("prior-share-of-all-rows", "training/stack.py", "strength / weight.sum(-1)", "strength / m", N),
+    Mutant(
+        "setback-for-all", "training/stack.py", "p[failed] = kept[failed]", "p.copy_(kept if failed.any() else p)", N
+    ),
+    *(
+        Mutant(name, "model.py", old, new, f"{MODEL}::{test}")
+        for name, old, new, test in (
+            (
+                "members-count-alike",
+                "if self.calibration_ is None or c == 1:",
+                "if True:",
+                "test_the_prediction_is_the_mixture_of_its_members",
+            ),
+            (
+                "weights-follow-the-tuned-alpha",
+                "self.curve_.epistemic(marginals.cost)",
+                "self.curve_.epistemic(marginals.ratio)",
+                "test_tuning_moves_the_variance_alone_and_never_for_the_worse",
+            ),
+            (
+                "tails-as-wide-as-the-rest",
+                "(epistemic, 1.0, curve.tail_factor)",
+                "(epistemic, 1.0, 1.0)",
+                "test_the_prediction_is_the_mixture_of_its_members",
+            ),
+            (
+                "joint-without-stretch",
+                "self.curve_.shape(ratio) / np.maximum(ratio, TINY)",
+                "np.ones_like(ratio)",
+                "test_every_way_of_asking_gives_the_same_moments",
+            ),
+            (
+                "draws-without-spread",
+                "* root * (marginals.mean[i] - mean)",
+                "* 0 * root",
+                "test_draws_have_the_moments_of_the_joint_distribution",
+            ),
+        )
+    ),
+    Mutant("conformal-rank-of-n", "prediction.py", "round((n + 1) * level, 9)", "round(n * level, 9)", Y),
 ]
 
 

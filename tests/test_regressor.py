@@ -657,6 +657,7 @@ ODD = {
     "two samples": lambda X, y: (X[:2], y[:2]),
     "two equal samples": lambda X, y: (X[[0, 0]], y[[0, 0]]),
 }
+LAYOUTS = ("integer inputs", "float32", "every second row", "backwards", "Fortran order", "read-only", "lists")
 
 
 @floored
@@ -666,14 +667,14 @@ ODD = {
     [
         {"noise": "diagonal"},
         {"noise": "full"},
-        {"preset": "honest", "noise": "diagonal", "n_members": 2, "hidden_prior": 0.3, "max_epochs": 5},
-        {"preset": "honest", "noise": "full", "n_members": 2, "hidden_prior": 0.3, "max_epochs": 5},
-        {"preset": "honest", "noise": "input", "n_members": 2, "hidden_prior": 0.3, "max_epochs": 5},
+        {"noise": "full", "preset": "honest", "n_members": 2, "hidden_prior": 0.3, "max_epochs": 5},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
 @pytest.mark.parametrize("name", ODD)
 def test_it_simply_works(name, options):
+    if "preset" in options and name in LAYOUTS:
+        pytest.skip("how an array lies in memory ends at the door, which is the same for both presets")
     X, y = ODD[name](*sine(40, d=3))
     model = quick(**({"max_epochs": 15} | options)).fit(X, y)
     X = np.array(X, dtype=float)
