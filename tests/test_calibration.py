@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import close
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from scipy.optimize import approx_fprime
@@ -233,6 +233,7 @@ def test_no_curve_nearby_is_better(n: int, c: int, tails: bool) -> None:
             assert problem.value(elsewhere)[0] >= best - 1e-5 * max(1.0, abs(best))
 
 
+@settings(max_examples=20)
 @given(n=st.integers(1, 60), q=st.integers(1, 2), c=st.integers(1, 3), tails=st.booleans(), seed=st.integers(0, 99))
 def test_the_promised_lpd_is_never_below_the_old_one_but_for_the_prior(
     n: int, q: int, c: int, tails: bool, seed: int
@@ -250,6 +251,7 @@ def test_the_promised_lpd_is_never_below_the_old_one_but_for_the_prior(
     assert found.lpd_before == pytest.approx(float((points.weight.numpy() * before).sum()) / w, rel=1e-8)
 
 
+@settings(max_examples=20)
 @given(
     n=st.integers(2, 40),
     size=st.sampled_from([0.0, 1e-6, 1.0, 1e6]),

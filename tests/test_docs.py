@@ -16,7 +16,9 @@ def test_the_readmes_code_runs(tmp_path, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
     assert len(blocks) == 2
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(lastlayer, "BLLRegressor", partial(BLLRegressor, max_epochs=20))  # the code, not its patience
+    monkeypatch.setattr(
+        lastlayer, "BLLRegressor", partial(BLLRegressor, max_epochs=20, n_members=2)
+    )  # the code, not its patience
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)

@@ -200,7 +200,7 @@ def test_bad_arguments_end_with_a_message(tmp_path, monkeypatch, capsys):
 
 
 def test_the_example_writes_scores_and_a_picture(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(example, "BLLRegressor", partial(BLLRegressor, max_epochs=20))
+    monkeypatch.setattr(example, "BLLRegressor", partial(BLLRegressor, max_epochs=20, n_members=2))
     assert example.main(["--out", str(tmp_path / "new" / "folder")]) == 0
     folder = tmp_path / "new" / "folder"
     assert (folder / "prediction.png").stat().st_size > 10_000
