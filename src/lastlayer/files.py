@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lastlayer.errors import LastLayerError
 
-FORMAT = 2
+FORMAT = 3
 """Raised whenever a file of today could not be read by the code of yesterday."""
 
 
