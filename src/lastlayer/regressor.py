@@ -36,9 +36,9 @@ class BLLRegressor(LastLayerModel):
     """Neural network regression with exact Bayesian last layers, trained by the log marginal likelihood.
 
     As it stands, `fit` trains small networks under weak and strong priors on their hidden weights, each leaving a fifth
-    of the rows out, and calibrates their variance on the rows left out, also on whole blocks of them; the mixture is the
-    model, in which at every point those speak that know it best. On 1,000 rows by 10 columns that takes less than a
-    minute on two cores. `preset="fast"` is a single uncalibrated network, in seconds.
+    of the rows out, and calibrates their variance on these rows and on whole blocks left out; the mixture is the model,
+    in which at every point those speak that know it best. On 1,000 rows by 10 columns that takes less than a minute on
+    two cores. `preset="fast"` is a single uncalibrated network, in seconds.
 
     Parameters
     ----------
