@@ -60,22 +60,25 @@ class TableModel:
         **words: Any,
     ) -> "TableModel":
         """Columns by `Schema.infer`, then `BLLRegressor(**words)`; rows of one group (a column) stay together."""
+        if groups is not None:
+            check_column(groups, table, "--groups ")
+            drop = {*drop, groups}
+        schema = Schema.infer(table, targets, drop=drop, text=text, impute=impute)
+        return cls.of(schema, table, groups=groups, **words)
+
+    @classmethod
+    def of(cls, schema: Schema, table: Table, *, groups: str | None = None, **words: Any) -> "TableModel":
+        """Fit to the columns of a schema."""
         labels = None
         if groups is not None:
             check_column(groups, table, "--groups ")
             labels = as_texts(table.columns[groups])
             if (n := len(set(labels))) < 2:
-                raise InputError(f"--groups {groups}: the column has {n} different value, and two or more are needed")
+                raise InputError(f"--groups {groups}: all rows are of one group, and two or more are needed")
             words |= {"calibration": GroupKFold(min(GROUP_FOLDS, n))}
-            drop = {*drop, groups}
-        schema = Schema.infer(table, targets, drop=drop, text=text, impute=impute)
-        return cls.of(schema, table, groups=labels, **words)
-
-    @classmethod
-    def of(cls, schema: Schema, table: Table, *, groups: ndarray | None = None, **words: Any) -> "TableModel":
-        """Fit to the columns of a schema."""
         X, y = schema.encode(table).X, schema.targets_of(table)
-        return cls(schema, BLLRegressor(**words).fit(X, y, groups=groups), {"rows": len(X)})
+        y = y[:, 0] if y.shape[1] == 1 else y
+        return cls(schema, BLLRegressor(**words).fit(X, y, groups=labels), {"rows": len(X)})
 
     # files ------------------------------------------------------------------------------------------------------
 
@@ -138,6 +141,6 @@ class TableModel:
     def update(self, table: Table, *, targets: Sequence[str] | None = None, forgetting: float = 1.0) -> "TableModel":
         """The model after more rows; the regressor is changed in place."""
         X, y = self.schema.encode(table).X, self.schema.targets_of(table, targets)
-        self.model.update(X, y, forgetting=forgetting)
+        self.model.update(X, y[:, 0] if y.shape[1] == 1 else y, forgetting=forgetting)
         rows = int(self.card.get("rows", 0)) + len(X)
         return replace(self, schema=self.schema.widened(table), card=self.card | {"rows": rows})
