@@ -35,7 +35,7 @@ def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], header: dict
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write to, moved to `path` once it is whole on disk; if anything fails, an older file stays as it was."""
+    """A file to write to, moved to `path` once it is whole on disk; if anything fails, an older file stays."""
     path = Path(path)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     # not tempfile: its files are closed to everyone else, whatever the umask

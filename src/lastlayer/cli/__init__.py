@@ -17,7 +17,15 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 TABLES, JOBS = "Your own table", "Studies and benchmarks"
-for command in (tables.fit, tables.predict, tables.evaluate, tables.report, tables.explain, tables.update, tables.export):
+for command in (
+    tables.fit,
+    tables.predict,
+    tables.evaluate,
+    tables.report,
+    tables.explain,
+    tables.update,
+    tables.export,
+):
     app.command(rich_help_panel=TABLES)(helpful(command))
 app.command(rich_help_panel=JOBS)(helpful(studies.study))
 app.add_typer(studies.bench, name="bench", rich_help_panel=JOBS)

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from lastlayer.tables import Schema, Scores, Table, TableModel
 
 WIDEST = 10_000
-Data = Annotated[Path, typer.Argument(help="Table: .csv, .tsv, .jsonl or .parquet; the first line of a CSV names columns.")]
+Data = Annotated[
+    Path, typer.Argument(help="Table: .csv, .tsv, .jsonl or .parquet; the first line of a CSV names columns.")
+]
 Model = Annotated[Path, typer.Argument(help="Model file that `lastlayer fit` wrote.")]
 Target = Annotated[
     list[str] | None,
@@ -36,7 +38,9 @@ def fit(
         Path | None, typer.Option("--model", "-m", help="Model file to write.", show_default="DATA's name.lastlayer")
     ] = None,
     drop: Annotated[list[str] | None, typer.Option(help="Columns to leave out, with commas.")] = None,
-    text: Annotated[list[str] | None, typer.Option(help="Columns of numbers that are codes: take them as text.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(help="Columns of numbers that are codes: take them as text.")
+    ] = None,
     impute: Annotated[
         str | None, typer.Option(help="'median': fill missing numbers by the median, texts by the most frequent.")
     ] = None,
@@ -113,7 +117,8 @@ def predict(
     model: Model,
     data: Data,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help=".csv, .jsonl or .parquet.", show_default="DATA's name.predicted.csv")
+        Path | None,
+        typer.Option("--out", "-o", help=".csv, .jsonl or .parquet.", show_default="DATA's name.predicted.csv"),
     ] = None,
     level: Annotated[float, typer.Option(help="Probability of the intervals.")] = 0.95,
     unknown: Unknown = "error",
@@ -154,7 +159,9 @@ def predict(
     say.result(out=str(path), rows=rows, seconds=seconds, level=level, outside_range=outside, beyond=beyond)
 
 
-def evaluate(model: Model, data: Data, target: Target = None, unknown: Unknown = "error", as_json: Json = False) -> None:
+def evaluate(
+    model: Model, data: Data, target: Target = None, unknown: Unknown = "error", as_json: Json = False
+) -> None:
     """Scores of predictions for a table that has the true values too; best for rows the model has not seen."""
     from lastlayer.tables import TableModel, read, score
 

@@ -9,7 +9,7 @@ Copy this file and the model.npz beside it to wherever it is needed:
     p = bundle.predict(X)
     p.mean, p.std, p.affine_cost, p.extrapolation, p.interval(0.95)
 
-or `python predict.py rows.csv > predictions.csv`. Loading model.npz cannot run code: it holds numbers and one JSON text.
+or `python predict.py rows.csv > predictions.csv`. Loading model.npz cannot run code: it holds numbers and a JSON text.
 """
 
 import csv
@@ -32,7 +32,7 @@ _erfc, _erf = np.frompyfunc(math.erfc, 1, 1), np.frompyfunc(math.erf, 1, 1)
 
 
 def _normal_cdf(x: ndarray) -> ndarray:
-    below: ndarray = 0.5 * _erfc(-x / math.sqrt(2)).astype(float)
+    below: ndarray = 0.5 * np.asarray(_erfc(-x / math.sqrt(2)), dtype=float)
     return below
 
 
@@ -44,7 +44,7 @@ def _sigmoid(x: ndarray) -> ndarray:
 _SELU = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
 ACTIVATIONS: dict[str, Callable[[ndarray], ndarray]] = {
     "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
-    "gelu": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2)).astype(float)),
+    "gelu": lambda x: 0.5 * x * (1 + np.asarray(_erf(x / math.sqrt(2)), dtype=float)),
     "leaky_relu": lambda x: np.where(x > 0, x, 0.01 * x),
     "relu": lambda x: np.maximum(x, 0),
     "selu": lambda x: _SELU[0] * np.where(x > 0, x, _SELU[1] * np.expm1(np.minimum(x, 0))),
@@ -214,7 +214,9 @@ def _blocks(rows: Iterable[dict[str, Any]]) -> Iterable[dict[str, list[Any]]]:
 
 def main(words: list[str]) -> int:
     if not 1 <= len(words) <= 2:
-        print("usage: python predict.py ROWS.csv [MODEL.npz]   (model.npz beside this file if left out)", file=sys.stderr)
+        print(
+            "usage: python predict.py ROWS.csv [MODEL.npz]   (model.npz beside this file if left out)", file=sys.stderr
+        )
         return 2
     bundle = Bundle(words[1] if len(words) == 2 else Path(__file__).with_name("model.npz"))
     out = csv.writer(sys.stdout, lineterminator="\n")

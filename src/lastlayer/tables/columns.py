@@ -65,7 +65,7 @@ def holds_numbers(name: str, table: Table) -> bool:
         raise InputError(f"column {name!r} is empty: leave it out with --drop {_quoted(name)}")
     if all(DATE.fullmatch(text) for text in texts):
         raise InputError(
-            f"column {name!r} holds dates or times (such as {texts[0]!r}): a network has no use for them as they stand. "
+            f"column {name!r} holds dates or times (such as {texts[0]!r}): a network cannot use them as they stand. "
             "Turn them into numbers that matter, such as hours since the start, the hour of the day or the month, or "
             f"leave the column out with --drop {_quoted(name)}"
         )

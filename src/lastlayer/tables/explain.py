@@ -15,7 +15,8 @@ def explain(table_model: TableModel) -> dict[str, Any]:
     return {
         "card": table_model.card,
         "targets": [
-            {"target": name, "noise_std": float(std)} for name, std in zip(schema.targets, model.noise_std_, strict=True)
+            {"target": name, "noise_std": float(std)}
+            for name, std in zip(schema.targets, model.noise_std_, strict=True)
         ],
         "inputs": schema.as_json()["columns"],
         "impute": schema.impute,

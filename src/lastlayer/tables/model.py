@@ -135,7 +135,9 @@ class TableModel:
         for table in tables:
             forecast = self.forecast(table, level=level, unknown=unknown)
             if clash := sorted(table.columns.keys() & forecast.cells.keys()):
-                raise InputError(f"the table already has a column {clash[0]!r}: rename it, predict adds one of that name")
+                raise InputError(
+                    f"the table already has a column {clash[0]!r}: rename it, predict adds one of that name"
+                )
             yield table, forecast
 
     def update(self, table: Table, *, targets: Sequence[str] | None = None, forgetting: float = 1.0) -> "TableModel":

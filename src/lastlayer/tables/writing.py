@@ -55,7 +55,9 @@ def _csv(file: BinaryIO) -> Iterator[Write]:
         if not named:
             rows.writerow([guarded(name) for name in cells])
             named = True
-        columns = [_shown(column.tolist()) if column.dtype.kind == "O" else column.tolist() for column in cells.values()]
+        columns = [
+            _shown(column.tolist()) if column.dtype.kind == "O" else column.tolist() for column in cells.values()
+        ]
         rows.writerows(zip(*columns, strict=True))
 
     yield write
@@ -96,7 +98,9 @@ def _parquet(file: BinaryIO) -> Iterator[Write]:
                 batch = pa.table({name: _arrow(column) for name, column in cells.items()}).cast(writer.schema)
             writer.write_table(batch)
         except pa.ArrowException as error:
-            raise InputError(f"these rows do not fit into one Parquet table, write CSV in its place: {error}") from error
+            raise InputError(
+                f"these rows do not fit into one Parquet table, write CSV in its place: {error}"
+            ) from error
 
     try:
         yield write
