@@ -49,7 +49,7 @@ range of single inputs says.</p>$extrapolation
 <div class="rows">$uncertain</div>
 <h2>Model card</h2>$card
 <p class="note">Regression with Gaussian noise and calibrated tails. Do not use it for classes or counts. Where the
-affine cost is far above that of the training rows nobody has measured how wrong the model can be: treat them as unknown.
+affine cost is far above that of the training rows nobody has measured how wrong the model can be: trust none.
 Imputed cells count as if they had been measured.</p>"""
 )
 SCRIPT = Template(

@@ -69,9 +69,10 @@ def holds_numbers(name: str, table: Table) -> bool:
             "Turn them into numbers that matter, such as hours since the start, the hour of the day or the month, or "
             f"leave the column out with --drop {_quoted(name)}"
         )
-    if all(DECIMAL_COMMA.fullmatch(text) or _plain_number(text) for text in texts):
+    commas = {text for text in texts if DECIMAL_COMMA.fullmatch(text)}
+    if commas and all(text in commas or _plain_number(text) for text in texts):
         raise InputError(
-            f"column {name!r} has numbers with a decimal comma (such as {texts[0]!r}): write them with a point"
+            f"column {name!r} has numbers with a decimal comma (such as {min(commas)!r}): write them with a point"
         )
     if present > 0.5 * len(cells):
         i = int(np.flatnonzero(wrong)[0])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Int
 from numpy import ndarray
 from sklearn.model_selection import GroupKFold
 
@@ -31,7 +31,7 @@ class Forecast:
 
     cells: Cells
     """The columns that are added to the rows."""
-    outside: Float[ndarray, " c"]
+    outside: Int[ndarray, " c"]
     """How many rows leave the training range of each input column."""
     beyond: int
     """How many rows cost more than every training row."""
@@ -103,9 +103,19 @@ class TableModel:
             card = dict(header.get("card", {}))
         except (KeyError, TypeError, ValueError) as error:
             raise ModelFileError(f"{path} does not fit this version of lastlayer: {error!r} in its columns") from error
-        if len(schema.features) != model.n_features_in_ or len(schema.targets) != len(model.noise_std_):
-            raise ModelFileError(f"{path} is damaged: its columns are not those of its model")
-        return cls(schema, model, card)
+        fitted = cls(schema, model, card)
+        try:
+            fitted._probe()
+        except Exception as error:  # a file may be whole and still hold anything
+            raise ModelFileError(f"{path} is damaged or no model of a table: it cannot predict ({error!r})") from error
+        return fitted
+
+    def _probe(self) -> None:
+        """Predict one row, so that a model that cannot is refused when it is loaded."""
+        row = Table({column.name: np.array([column.fill], dtype=object) for column in self.schema.columns})
+        p = self.predictive(row)[1]
+        if p.mean.shape != (1, len(self.schema.targets)) or not (np.isfinite(p.mean) & (p.std > 0)).all():
+            raise ValueError("its predictions are not finite")
 
     # questions --------------------------------------------------------------------------------------------------
 

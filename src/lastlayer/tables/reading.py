@@ -3,11 +3,11 @@
 import csv
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, SupportsInt
 
 import numpy as np
 from numpy import ndarray
@@ -16,7 +16,8 @@ from lastlayer.errors import InputError
 
 CHUNK_ROWS = 16_384
 LONGEST_LINE = 10_000_000
-SEPARATORS = ",;\t|"
+SEPARATORS = ";\t|,"
+"""The one that makes most columns of the first line; if two do, the rarer one: names contain commas."""
 Cells = dict[str, ndarray]
 """Column by column: text, whole and broken numbers; None for a cell that is not there."""
 
@@ -36,7 +37,7 @@ class Table:
     def names(self) -> list[str]:
         return list(self.columns)
 
-    def row(self, i: int) -> int:
+    def row(self, i: SupportsInt) -> int:
         """What people call row i of these: they count from one, without the header."""
         return self.first + int(i) + 1
 
@@ -111,7 +112,7 @@ def _csv(path: Path, rows: int) -> Iterator[Cells]:
             raise InputError(f"line {reader.line_num} of {path} is not CSV: {error}") from error
 
 
-def _columns(names: list[str], block: list[list[str]], path: Path) -> Cells:
+def _columns(names: list[str], block: Sequence[Sequence[Any]], path: Path) -> Cells:
     _check_names(names, path)  # a dict would drop a name that comes twice
     return {name: np.array(cells, dtype=object) for name, cells in zip(names, zip(*block, strict=True), strict=True)}
 

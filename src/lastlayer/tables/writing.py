@@ -42,6 +42,8 @@ def check_writable(path: Path) -> None:
 
 def guarded(cell: str) -> str:
     """A text that a spreadsheet would run as a formula gets an apostrophe in front; numbers stay as they are."""
+    if "\r" in cell:  # csv.writer would not quote it, and readers begin a new row there
+        cell = cell.replace("\r\n", "\n").replace("\r", "\n")
     return f"'{cell}" if cell.startswith(FORMULA) and not NUMBER.fullmatch(cell) else cell
 
 
