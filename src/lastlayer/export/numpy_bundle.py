@@ -77,21 +77,24 @@ class Prediction:
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def quantile(self, level: float) -> ndarray:
-        """The value that each target stays below with probability `level`: Newton's steps, halving where they leave."""
+        """The value that each target stays below with probability `level`: Newton's steps, halving where they fail."""
         std = np.sqrt(self.component_var)
         each = self.component_mean + NormalDist().inv_cdf(level) * std
         lo, hi = each.min(0), each.max(0)
-        x = 0.5 * (lo + hi)
+        x, move, narrowest = 0.5 * (lo + hi), hi - lo, std.min(0)
+        found = np.zeros(x.shape, dtype=bool)
         for _ in range(200):
             z = (x - self.component_mean) / std
             excess = (self.weights[..., None] * _normal_cdf(z)).sum(0) - level
             density = (self.weights[..., None] * np.exp(-0.5 * np.square(z)) / std).sum(0) / math.sqrt(2 * math.pi)
             lo, hi = np.where(excess < 0, x, lo), np.where(excess < 0, hi, x)
             step = x - excess / np.maximum(density, TINY)
-            new = np.where((step > lo) & (step < hi), step, 0.5 * (lo + hi))
-            if (np.abs(new - x) <= 1e-14 * (np.abs(x) + self.std)).all():
-                return new
-            x = new
+            fine = (step >= lo) & (step <= hi) & (2 * np.abs(step - x) <= move)
+            new = np.where(found, x, np.where(fine, step, 0.5 * (lo + hi)))
+            x, move = new, np.abs(new - x)
+            found = found | (move <= np.maximum(np.where(fine, 1e-8 * narrowest, 0.0), 1e-15 * np.abs(x)))
+            if found.all():
+                break
         return x
 
 

@@ -18,6 +18,7 @@ from lastlayer.tables.reading import Cells
 
 FORMULA = tuple("=+-@\t\r\n＝＋－＠")
 """What a spreadsheet may take for the beginning of a formula."""
+RISKY = frozenset(FORMULA)
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 Write: TypeAlias = Callable[[Cells], None]
 
@@ -67,7 +68,7 @@ def _csv(file: BinaryIO) -> Iterator[Write]:
 
 
 def _shown(cells: list[Any]) -> list[Any]:
-    return [guarded(cell) if isinstance(cell, str) else cell for cell in cells]
+    return [guarded(cell) if isinstance(cell, str) and (cell[:1] in RISKY or "\r" in cell) else cell for cell in cells]
 
 
 @contextmanager
