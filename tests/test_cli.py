@@ -374,6 +374,8 @@ HOSTILE = {
     "a target with holes": (table_of("a,y\n1,\n2,2\n3,3\n"), "cannot be imputed"),
     "an infinite target": (table_of("a,y\n1,inf\n2,2\n3,3\n"), "infinite"),
     "a constant target": (table_of("a,y\n1,5\n2,5\n3,5\n"), "nothing to learn"),
+    "giants": (table_of("a,y\n1,1\n1e200,2\n3,3\n"), "in another unit"),
+    "a target of atoms": (table_of("a,y\n1,1e-200\n2,2e-200\n3,0\n"), "in another unit"),
     "targets alone": (table_of("y\n1\n2\n"), "no column is left"),
     # JSON lines and Parquet
     "broken JSON": (lines('{"a": 1, "y": 2}', '{"a": 1'), "line 2 of"),

@@ -88,6 +88,11 @@ def helpful(command: Callable[..., None]) -> Callable[..., None]:
         except (LastLayerError, OSError, MemoryError) as error:
             fail(_message(error), options)
             raise typer.Exit(1) from error
+        except RuntimeError as error:
+            if "allocate memory" not in str(error):  # torch has no name of its own for a full memory
+                raise
+            fail(_message(MemoryError()), options)
+            raise typer.Exit(1) from error
 
     return run
 

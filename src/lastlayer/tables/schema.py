@@ -16,6 +16,8 @@ from lastlayer.tables.columns import as_numbers, as_texts, holds_numbers, shorte
 from lastlayer.tables.reading import Table
 
 MOST_CATEGORIES = 50
+LARGEST = 1e150
+"""Beyond it a square is no number any more."""
 IMPUTE = ("median",)
 UNKNOWN = ("error", "warn")
 
@@ -113,6 +115,8 @@ class Schema:
         for name, values in zip(targets, y.T, strict=True):
             if (values == values[0]).all():
                 raise InputError(f"target {name!r} is {values[0]:g} in every row: there is nothing to learn")
+            if np.ptp(values) < 1 / LARGEST:
+                raise InputError(f"target {name!r} differs by less than {1 / LARGEST:g}: give it in another unit")
         return schema
 
     @property
@@ -255,10 +259,10 @@ def _list(table: Table) -> str:
 def _check_finite(name: str, values: ndarray, table: Table, advice: str) -> None:
     if len(nan := np.flatnonzero(np.isnan(values))):
         raise InputError(_missing(name, nan, table, advice))
-    if len(infinite := np.flatnonzero(np.isinf(values))):
+    if len(large := np.flatnonzero(np.abs(values) > LARGEST)):
         raise InputError(
-            f"column {name!r} is infinite, or too large for a number, in {len(infinite)} rows "
-            f"(first: row {table.row(infinite[0])}): mend them"
+            f"column {name!r} is infinite, or beyond {LARGEST:g}, in {len(large)} rows "
+            f"(first: row {table.row(large[0])}): mend them, or give the column in another unit"
         )
 
 
