@@ -49,6 +49,7 @@ E, P, S, X = "test_evidence.py", "test_posterior.py", "test_statistics.py", "tes
 F, Y, M, R = "test_features.py", "test_prediction.py", "test_metrics.py", "test_regressor.py"
 T, C, CF = "test_training.py", "test_calibration.py", "test_crossfit.py"
 N, MODEL = "test_members.py", "test_model.py"
+TABLES, EXPORT = "test_tables.py", "test_export.py"
 CURVE, POINTS, SPLITS, CROSSFIT = (f"calibration/{name}.py" for name in ("curve", "points", "splits", "crossfit"))
 COST, HULLS, TUNING = (f"extrapolation/{name}.py" for name in ("affine_cost", "hulls", "tuning"))
 
@@ -311,6 +312,15 @@ MUTANTS = [
         )
     ),
     Mutant("conformal-rank-of-n", "prediction.py", "round((n + 1) * level, 9)", "round(n * level, 9)", Y),
+    # --- users' tables, and the model without torch
+    Mutant("numbers-guarded", "tables/writing.py", "and not NUMBER.fullmatch(cell)", "and cell", TABLES),
+    Mutant("carriage-return-kept", "tables/writing.py", 'replace("\\r", "\\n")', 'replace("\\r", "\\r")', TABLES),
+    Mutant("filled-by-the-lowest", "tables/schema.py", "column.fill, values)", "column.low, values)", TABLES),
+    Mutant("range-without-floor", "tables/schema.py", "(values < column.low) | (", "(values < -1e300) | (", TABLES),
+    Mutant("numpy-weights-in-use", "export/numpy_bundle.py", "self._epistemic(cost)", "self._epistemic(ratio)", EXPORT),
+    Mutant("numpy-thin-tails", "export/numpy_bundle.py", "factor * var", "var", EXPORT),
+    Mutant("numpy-newton-half-way", "export/numpy_bundle.py", "1e-8 * narrowest", "1e-3 * narrowest", EXPORT),
+    Mutant("alphas-not-together", "model.py", "log_alpha + each - float(np.mean(own))", "log_alpha", MODEL),
 ]
 
 
@@ -360,7 +370,7 @@ def main(names: list[str]) -> int:
     needed = sorted(test for test in every if "::" not in test or test.split("::")[0] not in every)
     with tempfile.TemporaryDirectory() as folder:
         original = Path(folder).resolve() / "original"
-        for part in ("src", "tests"):
+        for part in ("src", "tests", "examples"):
             shutil.copytree(ROOT / part, original / part, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy2(ROOT / "pyproject.toml", original)
         (original / "conftest.py").write_text(CONFTEST)

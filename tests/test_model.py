@@ -704,3 +704,18 @@ def test_a_hopeless_learning_rate_ends_in_a_finite_model(max_epochs):
     assert np.isfinite(mean).all()
     assert np.isfinite(std).all()
     assert model.score(X, y) > 0.1
+
+
+def test_a_view_at_another_alpha_is_what_tuning_to_it_gives(one):
+    X, y = sine(40, seed=3)
+    X = 1.5 * X
+    tuned = copy.deepcopy(one).tune_alpha(X, y)
+    log_alpha = tuned.alpha_curve_.log_alpha
+    before = one.predictive(NEW)
+    assert np.isfinite(log_alpha)
+    assert abs(log_alpha - np.mean(one.log_alphas_)) > 0.1
+    view, expected = one.at_alpha(log_alpha).predictive(NEW), tuned.predictive(NEW)
+    np.testing.assert_allclose(view.std, expected.std, rtol=1e-9)
+    np.testing.assert_allclose(view.mean, before.mean, rtol=1e-9)
+    np.testing.assert_array_equal(one.predictive(NEW).std, before.std)  # the model itself has not changed
+    np.testing.assert_allclose(one.at_alpha(float(np.mean(one.log_alphas_))).predictive(NEW).std, before.std, rtol=1e-6)

@@ -1,5 +1,6 @@
 """Fitted Bayesian last layers, one or a mixture of them: everything that can be asked of them, in target units."""
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -147,6 +148,18 @@ class LastLayerModel(Shell):
     @property
     def alpha_(self) -> float:
         return _exp(float(np.mean(self._log_alphas[: len(self._best())])))
+
+    @property
+    def log_alphas_(self) -> list[float]:
+        """log of the alpha that each member's variance uses."""
+        return list(self._log_alphas)
+
+    def at_alpha(self: Model, log_alpha: float) -> Model:
+        """A view of the model with another alpha for the variance; members shift together, the mean does not move."""
+        view = copy.copy(self)
+        own = self._log_alphas if np.isfinite(self._log_alphas).all() else self._stars()
+        view._log_alphas = [log_alpha + each - float(np.mean(own)) for each in own]
+        return view
 
     @property
     def noise_std_(self) -> Float[ndarray, " q"]:

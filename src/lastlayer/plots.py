@@ -96,7 +96,7 @@ def parity(prediction: Prediction, y: ndarray, *, level: float = 0.9) -> "Figure
         beyond = int((_outside(y[rows, i], xlim) | _outside(mean[rows], ylim)).sum())
         if beyond:
             ax.text(0.98, 0.02, f"{beyond} beyond the axes", ha="right", transform=ax.transAxes, fontsize=8, color=GREY)
-    least, most = _binomial_band(len(y), np.array([level]))
+    least, most = binomial_band(len(y), np.array([level]))
     return _finish(
         figure,
         axes,
@@ -119,7 +119,7 @@ def calibration_curve(prediction: Prediction | Mapping[str, Prediction], y: ndar
     for name, p in models.items():
         y = _targets(p, y, name)
     levels = np.concatenate([[0], LEVELS, [1]])
-    lower, upper = _binomial_band(len(y), levels)
+    lower, upper = binomial_band(len(y), levels)
     figure, axes = _panels(y.shape[1])
     for ax in axes[0]:
         ax.fill_between(levels, lower, upper, color="black", alpha=0.12, lw=0, label="a perfect model, 95% of the time")
@@ -306,7 +306,7 @@ def _positive(cost: Float[ndarray, " m"]) -> Float[ndarray, " m"]:
 # --- statistics of what is drawn
 
 
-def _binomial_band(m: int, levels: Float[ndarray, " l"]) -> tuple[Float[ndarray, " l"], Float[ndarray, " l"]]:
+def binomial_band(m: int, levels: Float[ndarray, " l"]) -> tuple[Float[ndarray, " l"], Float[ndarray, " l"]]:
     """Shares of m independent targets that lie inside an interval of each level, in 95% of samples."""
     within = levels.clip(1e-12, 1 - 1e-12)  # where the inverse is defined
     return np.ceil(bdtrik(0.025, m, within)) / m, np.ceil(bdtrik(0.975, m, within)) / m

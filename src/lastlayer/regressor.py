@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -414,11 +415,21 @@ def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> 
             f"{path} was fitted with a backbone of yours: pass a module of the same kind, load(path, backbone=...)"
         )
     try:
+        if backbone is None:
+            _check_size(tensors, header)
         return BLLRegressor._restore(tensors, header, backbone)
-    except (KeyError, TypeError, RuntimeError, ValueError) as error:
+    except Exception as error:  # a file may be whole and still hold anything
         raise files.ModelFileError(
             f"{path} does not fit this version of lastlayer or this backbone: {error}"
         ) from error
+
+
+def _check_size(tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+    """The network that the words describe must not be larger than the numbers that are there to fill it."""
+    widths = [header["n_features_in"], *header["parameters"]["hidden"]]
+    wanted = sum(fan_in * fan_out for fan_in, fan_out in pairwise(widths))
+    if not all(isinstance(width, int) for width in widths) or wanted > sum(t.numel() for t in tensors.values()):
+        raise ValueError(f"a network of layers {widths} is not in it")
 
 
 def _is(kind: type, value: Any) -> bool:
