@@ -14,9 +14,9 @@ from lastlayer.extrapolation import blocked_folds
 class EpisodeFolds:
     """A splitter for `BLLRegressor(calibration=...)`: whole episodes are held out, `groups` are their numbers.
 
-    Each episode is held out twice: by chance together with others, which speaks for interpolation, and together with
-    those of similar mean and spread, which speaks for extrapolation: episodes of the largest amplitude are then
-    predicted by networks that never saw such.
+    Each episode is held out once by chance together with others, which speaks for interpolation. Then those at either
+    end of the direction in which means and spreads of episodes differ most are held out together, which speaks for
+    extrapolation: episodes of the largest amplitude are predicted by networks that never saw such.
     """
 
     def __init__(self, n_folds: int = 5, *, random_state: int = 0) -> None:
@@ -34,7 +34,8 @@ class EpisodeFolds:
             raise InputError("one episode cannot be held out from itself: give more, or episode.cut(10)")
         k = min(self.n_folds, len(episodes))
         order = np.random.default_rng(self.random_state).permutation(len(episodes))
-        for held in [*np.array_split(order, k), *blocked_folds(_place(np.asarray(X, float), number), k)]:
+        ends = blocked_folds(_place(np.asarray(X, float), number), k)
+        for held in [*np.array_split(order, k), ends[0], ends[-1]]:
             out = np.isin(number, held)
             yield np.flatnonzero(~out), np.flatnonzero(out)
 

@@ -78,6 +78,7 @@ class Gaussian:
             P[:, :, :q] = between
             P[:, :q, :] = between.swapaxes(1, 2)
             P[:, :q, :q] = measured if noise == "process" else moments.cov
+            P = 0.5 * (P + P.swapaxes(1, 2))  # rounding errors of one side would grow from step to step
         mean, cov = np.stack(means, 1), np.stack(covs, 1)
         var = np.diagonal(cov, axis1=-2, axis2=-1)
         return Rollout(mean[None], var[None].copy(), cov, np.stack(costs, 1))

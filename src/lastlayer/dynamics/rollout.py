@@ -52,6 +52,11 @@ class Rollout:
             weights=np.full(mean.shape[:2], 1 / c),
         )
 
+    def gaussian(self) -> "Rollout":
+        """The Gaussian of the same mean and covariance at every step."""
+        var = np.diagonal(self.cov, axis1=-2, axis2=-1)
+        return Rollout(self.mean[None], var[None].copy(), self.cov, self.affine_cost)
+
     def __getitem__(self, trajectories: slice) -> "Rollout":
         """Some of the trajectories."""
         return Rollout(

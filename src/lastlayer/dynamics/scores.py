@@ -28,13 +28,28 @@ class Scores:
     """The LPD at each step ahead."""
 
     @classmethod
-    def of(cls, prediction: Prediction, outputs: Float[ndarray, "m q"], *, horizon: int = 1) -> "Scores":
+    def of(cls, prediction: Prediction, outputs: Float[ndarray, "m q"]) -> "Scores":
+        """Of the distribution itself, every point one step ahead."""
         density = np.asarray(prediction.log_prob(outputs, per_output=True)).sum(-1)
         return cls(
             float(density.mean()),
             np.asarray(rmse(prediction, outputs, per_output=True)),
             float(coverage(prediction, outputs, 0.9)),
-            density.reshape(-1, horizon).mean(0),
+            density.mean(keepdims=True),
+        )
+
+    @classmethod
+    def of_rollout(cls, rollout: Rollout, outputs: Float[ndarray, "b h q"]) -> "Scores":
+        """Densities are those of the Gaussian of the same moments: with a few hundred draws it is the steadier one."""
+        b, h, q = outputs.shape
+        flat = outputs.reshape(-1, q)
+        density = np.asarray(rollout.gaussian().prediction().log_prob(flat, per_output=True)).sum(-1)
+        prediction = rollout.prediction()
+        return cls(
+            float(density.mean()),
+            np.asarray(rmse(prediction, flat, per_output=True)),
+            float(coverage(prediction, flat, 0.9)),
+            density.reshape(b, h).mean(0),
         )
 
 
@@ -55,5 +70,4 @@ def multi_step_scores(
     """Stretches of the episodes predicted from their starts and inputs alone; and the prediction itself."""
     windows = model.lags.windows(episodes, horizon)
     rollout = model.rollout(windows.starts, windows.inputs, by=by, noise=noise)
-    q = windows.outputs.shape[-1]
-    return Scores.of(rollout.prediction(), windows.outputs.reshape(-1, q), horizon=horizon), rollout
+    return Scores.of_rollout(rollout, windows.outputs), rollout
