@@ -10,7 +10,7 @@ from lastlayer.dynamics.model import DynamicsModel
 from lastlayer.dynamics.propagation import Linearised, Unscented
 from lastlayer.dynamics.rollout import Rollout
 from lastlayer.dynamics.samples import SampledWeights
-from lastlayer.dynamics.scores import Scores, multi_step_scores, one_step_scores
+from lastlayer.dynamics.scores import Scores, best_propagation, multi_step_scores, one_step_scores
 
 __all__ = [
     "DynamicsModel",
@@ -24,6 +24,7 @@ __all__ = [
     "Table",
     "Unscented",
     "Windows",
+    "best_propagation",
     "multi_step_scores",
     "one_step_scores",
 ]

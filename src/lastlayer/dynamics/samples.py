@@ -3,7 +3,7 @@
 What a model does not know stays the same from step to step, so its effects add up: that is what epistemic means.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from numpy import ndarray
 
+from lastlayer.calibration import Curve
 from lastlayer.description import Description, MemberDescription, describe
 from lastlayer.dynamics.rollout import Feedback, Rollout
 from lastlayer.errors import InputError
@@ -20,9 +21,16 @@ from lastlayer.model import LastLayerModel
 
 @dataclass(frozen=True)
 class SampledWeights:
-    """n draws of the function, each followed from every start."""
+    """n draws of the function, each followed from every start.
+
+    With `calibrated` the first step is distributed as `predictive` has it: every draw is stretched as the curve of the
+    calibration says. That curve was fitted one step ahead, where noise and what the model does not know can hardly be
+    told apart if the latter is small; over many steps they differ. `calibrated=False` draws from the posterior as it
+    stands; `best_propagation` decides between them on held-out episodes.
+    """
 
     n: int = 200
+    calibrated: bool = True
     random_state: int = 0
 
     def __post_init__(self) -> None:
@@ -42,8 +50,13 @@ class SampledWeights:
         F, G = model.lags.shift(q, d)
         s = np.broadcast_to(starts, (self.n, *starts.shape)).copy()
         rows = lambda states, u: model.lags.join(states, np.broadcast_to(u, (self.n, *u.shape)), q)
-        first = model.regressor_.predictive(model.lags.join(starts, inputs[:, 0], q))
-        draws = Draws.of(describe(model.regressor_), first.weights, self.n, rng)
+        described = describe(model.regressor_)
+        if self.calibrated:
+            weights = model.regressor_.predictive(model.lags.join(starts, inputs[:, 0], q)).weights
+        else:
+            described = replace(described, curve=Curve.identity(q), noise_head=None)
+            weights = np.full((len(described.members), b), 1 / len(described.members))
+        draws = Draws.of(described, weights, self.n, rng)
         means, noises, costs = [], [], []
         for k, u in enumerate(inputs.swapaxes(0, 1)):
             if k == 0 and noise == "measurement":

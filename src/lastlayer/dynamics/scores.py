@@ -9,9 +9,13 @@ from numpy import ndarray
 
 from lastlayer.dynamics.episodes import Episode
 from lastlayer.dynamics.model import DynamicsModel, Propagation
+from lastlayer.dynamics.propagation import Unscented
 from lastlayer.dynamics.rollout import Feedback, Rollout
+from lastlayer.dynamics.samples import SampledWeights
 from lastlayer.metrics import coverage, rmse
 from lastlayer.prediction import Prediction
+
+CANDIDATES: tuple[Propagation, ...] = (SampledWeights(), SampledWeights(calibrated=False), Unscented())
 
 
 @dataclass(frozen=True)
@@ -71,3 +75,16 @@ def multi_step_scores(
     windows = model.lags.windows(episodes, horizon)
     rollout = model.rollout(windows.starts, windows.inputs, by=by, noise=noise)
     return Scores.of_rollout(rollout, windows.outputs), rollout
+
+
+def best_propagation(
+    model: DynamicsModel,
+    episodes: Sequence[Episode],
+    horizon: int,
+    *,
+    candidates: Sequence[Propagation] = CANDIDATES,
+    noise: Feedback = "process",
+) -> Propagation:
+    """The candidate of largest LPD many steps ahead, on episodes that the model has not seen."""
+    lpd = [multi_step_scores(model, episodes, horizon, by=by, noise=noise)[0].lpd for by in candidates]
+    return candidates[int(np.argmax(lpd))]

@@ -2,5 +2,21 @@
 lastlayer[control]`; importing this room needs nothing, calling it says what is missing."""
 
 from lastlayer.integrations.casadi import to_casadi
+from lastlayer.integrations.do_mpc import (
+    Controller,
+    chance_constraint,
+    to_do_mpc,
+    trust_constraint,
+    trust_cost,
+    trust_limit,
+)
 
-__all__ = ["to_casadi"]
+__all__ = [
+    "Controller",
+    "chance_constraint",
+    "to_casadi",
+    "to_do_mpc",
+    "trust_constraint",
+    "trust_cost",
+    "trust_limit",
+]

@@ -63,7 +63,7 @@ class _Formula:
             # a product of columns with the correlation between them, not with two diagonal matrices
             within = ca.diag(std**2) if (correlation == np.eye(len(var))).all() else correlation * (std @ std.T)
             cov = cov + weight * (curve.widening * within + (between @ between.T if len(members) > 1 else 0))
-        return mean, cov, sum(ratios) / len(ratios)
+        return mean, ca.densify(cov), sum(ratios) / len(ratios)
 
     def _weights(self, noise: MX, costs: list[MX]) -> list[MX]:
         """The softmax of minus the mean log variance, around its largest entry; or all alike."""

@@ -63,8 +63,8 @@ class Reactor:
         return x
 
 
-def measure(x: State, rng: np.random.Generator) -> State:
-    noisy: ndarray = x + NOISE_STD * rng.standard_normal(x.shape)
+def measure(x: State, rng: np.random.Generator, noise_std: Float[ndarray, "2"] = NOISE_STD) -> State:
+    noisy: ndarray = x + noise_std * rng.standard_normal(x.shape)
     return noisy
 
 
@@ -116,12 +116,19 @@ class Run:
         return (self.states[1:, 1] > LIMIT).astype(float)
 
 
-def closed_loop(controller: Callable[[State], float], start: State, *, seed: int, steps: int = RUN_STEPS) -> Run:
+def closed_loop(
+    controller: Callable[[State], float],
+    start: State,
+    *,
+    seed: int,
+    steps: int = RUN_STEPS,
+    noise_std: Float[ndarray, "2"] = NOISE_STD,
+) -> Run:
     """The controller sees noisy measurements; every controller sees the same noise for a seed."""
     rng, reactor = np.random.default_rng(seed), Reactor()
     x, states, inputs = start, [start], []
     for _ in range(steps):
-        coolant = float(np.clip(controller(measure(x, rng)), *COOLANT))
+        coolant = float(np.clip(controller(measure(x, rng, noise_std)), *COOLANT))
         x = reactor.step(x, np.asarray(coolant))
         states.append(x)
         inputs.append(coolant)

@@ -22,6 +22,7 @@ from lastlayer.dynamics import (
     SampledWeights,
     Scores,
     Unscented,
+    best_propagation,
     multi_step_scores,
     one_step_scores,
 )
@@ -34,6 +35,12 @@ from lastlayer.studies.results import check_folder
 
 LAGS = Lags(outputs=3, inputs=3)
 HORIZON = 100
+WAYS: dict[str, Propagation] = {
+    "sampled weights, calibrated": SampledWeights(300),
+    "sampled weights, posterior": SampledWeights(300, calibrated=False),
+    "unscented": Unscented(),
+    "linearised": Linearised(),
+}
 NAMES = ("angle 1 / rad", "angle 2 / rad", "angle 3 / rad")
 
 
@@ -48,7 +55,11 @@ class Budget:
     hidden: tuple[int, ...] = (20, 20)
     n_members: int = 5
     max_epochs: int = 500
-    draws: int = 300
+
+    @property
+    def validation_horizon(self) -> int:
+        """A validation episode gives one stretch."""
+        return self.train_steps - LAGS.first
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,7 @@ class Data:
 
     train: list[Episode]
     validation: list[Episode]
-    """For alpha^max: of the training amplitude."""
+    """Of the training amplitude: for alpha^max, and for the choice of a propagation."""
     inside: list[Episode]
     outside: list[Episode]
 
@@ -82,6 +93,7 @@ class Row:
     many_outside: Scores
     rollout: Rollout
     """Outside."""
+    by: Propagation
 
 
 def models(budget: Budget, seed: int) -> dict[str, tuple[Any, bool]]:
@@ -109,7 +121,7 @@ def score(model: DynamicsModel, data: Data, budget: Budget, by: Propagation) -> 
     many = lambda episodes: multi_step_scores(model, episodes, budget.horizon, by=by, noise="measurement")
     (inside, _), (outside, rollout) = many(data.inside), many(data.outside)
     one = lambda episodes: one_step_scores(model, episodes)
-    return Row(one(data.inside), one(data.outside), inside, outside, rollout)
+    return Row(one(data.inside), one(data.outside), inside, outside, rollout, by)
 
 
 def run(folder: Path, *, seeds: Sequence[int] = (0, 1, 2), budget: Budget | None = None) -> str:
@@ -124,12 +136,14 @@ def run(folder: Path, *, seeds: Sequence[int] = (0, 1, 2), budget: Budget | None
         first = data if first is None else first
         for name, (regressor, tuned) in models(budget, seed).items():
             model = fit(regressor, tuned, data)
-            rows.setdefault(name, []).append(score(model, data, budget, SampledWeights(budget.draws)))
+            best = best_propagation(
+                model, data.validation, budget.validation_horizon, candidates=tuple(WAYS.values()), noise="measurement"
+            )
+            rows.setdefault(name, []).append(score(model, data, budget, best))
             if name == "BLL":
-                for by in (Linearised(), Unscented()):
-                    ways.setdefault(type(by).__name__, []).append(score(model, data, budget, by))
-            print(f"seed {seed}: {name} done", flush=True)
-    ways["SampledWeights"] = rows["BLL"]
+                for word, by in WAYS.items():
+                    ways.setdefault(word, []).append(score(model, data, budget, by))
+            print(f"seed {seed}: {name}, by {best}", flush=True)
     text = report(rows, ways, budget)
     assert first is not None
     outputs = LAGS.windows(first.outside, budget.horizon).outputs
@@ -156,12 +170,13 @@ def report(rows: dict[str, list[Row]], ways: dict[str, list[Row]], budget: Budge
         f"in 90%, {h} steps, outside": each(lambda r: r.many_outside.coverage),
         f"RMSE, {h} steps, outside": mean(lambda r: float(np.sqrt(np.mean(r.many_outside.rmse**2)))),
     }
+    chosen = lambda row: " / ".join(next(word for word, by in WAYS.items() if by == r.by) for r in row)
     notes = [
         f"Means over {seeds} seeds of data and networks, or one number a seed. LPD: summed over the angles, in rad.",
         f"Noise of the angles {NOISE_STD} rad; {budget.train_episodes} episodes of {budget.train_steps} steps to learn "
-        f"from, {budget.test_episodes} of {h} to test.",
+        f"from, {budget.test_episodes} of {h} to test, 3 of {budget.validation_horizon} to choose the propagation.",
     ]
-    parts = [_markdown("model", rows, columns), f"BLL, {h} steps ahead, by propagation:"]
+    parts = [_markdown("model", rows, columns | {"propagation": chosen}), f"BLL, {h} steps ahead, by propagation:"]
     later = {name: of for name, of in columns.items() if f"{h} steps" in name}
     return "\n\n".join([*parts, _markdown("propagation", ways, later), *notes])
 
