@@ -48,13 +48,13 @@ def test_reactor_steps_as_its_differential_equation():
         return [1 - x[0] - r, 350 - x[1] + 5e4 / 239 * r + 5e4 / 23900 * (300 - x[1])]
 
     wanted = solve_ivp(slope, (0, 0.1), x, rtol=1e-11, atol=1e-12).y[:, -1]
-    np.testing.assert_allclose(plant.step(x, np.array(300.0)), wanted, rtol=1e-8)
+    np.testing.assert_allclose(plant.step(x, 300.0), wanted, rtol=1e-8)
     model = true_model()
     model.setup()
     np.testing.assert_allclose(model._rhs_fun(x, 300.0, [], [0, 0], [], []).full()[:, 0], wanted, rtol=1e-6)
 
 
-def test_the_experiments_leave_the_hot_region_unexplored_and_starts_can_be_held():
+def test_the_experiments_leave_the_hot_region_unexplored_and_starts_can_be_held(as_a_user):
     episodes = reactor.experiments()
     for episode in episodes:
         assert (episode.outputs[:-1, 1] <= reactor.INTERLOCK).all()
@@ -65,9 +65,9 @@ def test_the_experiments_leave_the_hot_region_unexplored_and_starts_can_be_held(
         assert (x[:, 1] < reactor.LIMIT).all()
 
 
-def test_the_spring_study_runs(tmp_path):
+def test_the_spring_study_runs(tmp_path, as_a_user):
     budget = spring.Budget(
-        train_episodes=4, train_steps=20, test_episodes=2, horizon=10, hidden=(4,), n_members=2, max_epochs=10
+        train_episodes=4, train_steps=15, test_episodes=2, horizon=6, hidden=(4,), n_members=2, max_epochs=5
     )
     text = spring.run(tmp_path, seeds=[0], budget=budget)
     for row in ("BLL", "BLR, alpha^max", "linear", "unscented"):
@@ -75,8 +75,8 @@ def test_the_spring_study_runs(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"spring.md", "spring-trajectory.png", "spring-lpd.png"}
 
 
-def test_the_control_study_runs(tmp_path):
-    text = mpc.run(tmp_path, n_starts=1, steps=2, max_epochs=10, horizon=4)
+def test_the_control_study_runs(tmp_path, as_a_user):
+    text = mpc.run(tmp_path, n_experiments=6, n_starts=1, steps=2, max_epochs=5, horizon=4)
     for row in mpc.KINDS:
         assert f"| {row} |" in text
     assert {p.name for p in tmp_path.iterdir()} == {"mpc.md", "mpc-runs.png", "mpc-plane.png"}

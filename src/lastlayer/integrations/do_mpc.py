@@ -189,7 +189,7 @@ class Controller:
         std = self.dynamics.rollout(start, inputs, by=self.by, noise=self.noise).std[0]
         self.predicted_std[1:] = std[np.minimum(np.arange(len(self.predicted_std) - 1), len(std) - 1)]
 
-    def _parameters(self, _: float) -> Any:
+    def _parameters(self, _: Any) -> Any:
         for k, std in enumerate(self.predicted_std):
             self._template["_tvp", k, "predicted_std"] = std
         return self._template

@@ -1,6 +1,7 @@
 """The controllers of the study: one optimisation problem, four states of knowledge."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from lastlayer.dynamics import DynamicsModel, Lags
+from lastlayer.dynamics import DynamicsModel, Episode, Lags
 from lastlayer.integrations.do_mpc import (
     Controller,
     chance_constraint,
@@ -27,7 +28,6 @@ from lastlayer.studies.control.reactor import (
     WANTED,
     Reactor,
     State,
-    experiments,
 )
 
 HORIZON = 20
@@ -44,10 +44,10 @@ TRUST_PENALTY = 1e3
 KINDS = ("true plant", "plain network", "chance constraint", "chance and trust")
 
 
-def learn(*, hidden: tuple[int, ...] = (20, 20), max_epochs: int = 500, seed: int = 0) -> DynamicsModel:
+def learn(episodes: Sequence[Episode], *, max_epochs: int = 500) -> DynamicsModel:
     """One network on the experiments, increments of concentration and temperature, calibrated by episode."""
-    regressor = BLLRegressor(hidden, n_members=1, max_epochs=max_epochs, random_state=seed)
-    return DynamicsModel(Lags(1, 1, increments=True), regressor).fit(experiments())
+    regressor = BLLRegressor((20, 20), n_members=1, max_epochs=max_epochs, random_state=0)
+    return DynamicsModel(Lags(1, 1, increments=True), regressor).fit(episodes)
 
 
 @dataclass

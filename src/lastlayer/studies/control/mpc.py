@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from numpy import ndarray
 
-from lastlayer.dynamics import DynamicsModel
+from lastlayer.dynamics import DynamicsModel, Episode
 from lastlayer.errors import LastLayerError
 from lastlayer.integrations.do_mpc import trust_limit
 from lastlayer.plots import BLUE, GREEN, GREY, ORANGE
 from lastlayer.studies.control import controllers
-from lastlayer.studies.control.controllers import KINDS, Timed, learn, make_controller
+from lastlayer.studies.control.controllers import HORIZON, KINDS, Timed, learn, make_controller
 from lastlayer.studies.control.reactor import (
     INTERLOCK,
     LIMIT,
@@ -73,10 +73,19 @@ def run_controller(kind: str, controller: Timed, numbers: Sequence[int], steps: 
     return Result(runs, np.array(controller.seconds), controller.unsolved)
 
 
-def run(folder: Path, *, n_starts: int = 20, steps: int = RUN_STEPS, max_epochs: int = 500, horizon: int = 20) -> str:
+def run(
+    folder: Path,
+    *,
+    n_experiments: int = 30,
+    n_starts: int = 20,
+    steps: int = RUN_STEPS,
+    max_epochs: int = 500,
+    horizon: int = HORIZON,
+) -> str:
     """Learn, control, write table and pictures; return the table."""
     check_folder(folder)
-    dynamics = learn(max_epochs=max_epochs)
+    episodes = experiments(n_experiments)
+    dynamics = learn(episodes, max_epochs=max_epochs)
     print(f"learned: {dynamics.regressor_.calibration_}", flush=True)
     results = {}
     for kind in KINDS:
@@ -85,7 +94,7 @@ def run(folder: Path, *, n_starts: int = 20, steps: int = RUN_STEPS, max_epochs:
         print(f"{kind}: done", flush=True)
     text = report(results)
     over_time(results).savefig(folder / "mpc-runs.png")
-    in_the_plane(results, dynamics).savefig(folder / "mpc-plane.png")
+    in_the_plane(results, dynamics, episodes).savefig(folder / "mpc-plane.png")
     (folder / "mpc.md").write_text(text + "\n")
     return text
 
@@ -145,11 +154,11 @@ def over_time(results: dict[str, Result]) -> "Figure":
     return figure
 
 
-def in_the_plane(results: dict[str, Result], dynamics: DynamicsModel) -> "Figure":
+def in_the_plane(results: dict[str, Result], dynamics: DynamicsModel, episodes: Sequence[Episode]) -> "Figure":
     """Where data were taken, where trust ends, and where the controllers went."""
     from matplotlib.figure import Figure
 
-    measured = np.concatenate([episode.outputs for episode in experiments()])
+    measured = np.concatenate([episode.outputs for episode in episodes])
     c, T = np.meshgrid(np.linspace(0.2, 1.0, 81), np.linspace(310.0, 370.0, 81))
     rows = np.column_stack([c.ravel(), T.ravel(), np.full(c.size, 300.0)])
     log_cost = np.log10(dynamics.next(rows).affine_cost).reshape(c.shape)

@@ -45,13 +45,13 @@ class Reactor:
     cooling_per_min: float = 5e4 / (100.0 * 239.0)
     substeps: int = 40
 
-    def slope(self, x: State, coolant: Float[ndarray, "*b"]) -> State:
+    def slope(self, x: State, coolant: float | Float[ndarray, "*b"]) -> State:
         c, T = x[..., 0], x[..., 1]
         rate = self.k0_per_min * np.exp(-self.activation_k / T) * c
         dT = (self.feed_k - T) + self.heat_k_l_per_mol * rate + self.cooling_per_min * (coolant - T)
         return np.stack([(1 - c) - rate, dT], axis=-1)
 
-    def step(self, x: State, coolant: Float[ndarray, "*b"]) -> State:
+    def step(self, x: State, coolant: float | Float[ndarray, "*b"]) -> State:
         """One sample on, by Runge-Kutta steps of fourth order."""
         h = STEP_MIN / self.substeps
         for _ in range(self.substeps):
@@ -129,7 +129,7 @@ def closed_loop(
     x, states, inputs = start, [start], []
     for _ in range(steps):
         coolant = float(np.clip(controller(measure(x, rng, noise_std)), *COOLANT))
-        x = reactor.step(x, np.asarray(coolant))
+        x = reactor.step(x, coolant)
         states.append(x)
         inputs.append(coolant)
     return Run(np.stack(states), np.array(inputs))
