@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PEERS  := .venv-peers
 PEERS_PIP := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help test test-browser study study-20 picture recipe lint mutants bench-core bench-peers bench-uci lock clean
+.PHONY: help test test-browser study study-20 picture recipe lint mutants bench-core bench-peers bench-uci bench-predict lock clean
 
 help:
 	@echo "make test        lint, types, rooms, tests"
@@ -22,6 +22,7 @@ help:
 	@echo "make mutants     wrong formulas, each of which some test must catch"
 	@echo "make bench-core  speed of mathematics and training, as ratios in one run"
 	@echo "make bench-peers lines, seconds and scores beside vbll and laplace-torch"
+	@echo "make bench-predict  a million rows through lastlayer predict: rows a second, memory"
 	@echo "make bench-uci DATA=folder  tables of yours, standard splits: lastlayer beside seven peers (docs/uci.md)"
 	@echo "make lock        pin the present environment in requirements.lock"
 	@echo "make clean       remove environments and caches"
@@ -60,6 +61,9 @@ bench-core: $(READY)
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/training.py
 	$(MAKE) bench-peers
+
+bench-predict: $(READY)
+	$(BIN)/python benchmarks/predict_stream.py
 
 bench-peers: $(PEERS)/.ready
 	$(PEERS)/bin/python benchmarks/peers.py

@@ -49,6 +49,7 @@ E, P, S, X = "test_evidence.py", "test_posterior.py", "test_statistics.py", "tes
 F, Y, M, R = "test_features.py", "test_prediction.py", "test_metrics.py", "test_regressor.py"
 T, C, CF = "test_training.py", "test_calibration.py", "test_crossfit.py"
 N, MODEL = "test_members.py", "test_model.py"
+TABLES, EXPORT = "test_tables.py", "test_export.py"
 CURVE, POINTS, SPLITS, CROSSFIT = (f"calibration/{name}.py" for name in ("curve", "points", "splits", "crossfit"))
 COST, HULLS, TUNING = (f"extrapolation/{name}.py" for name in ("affine_cost", "hulls", "tuning"))
 
@@ -214,10 +215,16 @@ MUTANTS = [
         f"{X}::test_an_alpha_below_the_curve_is_kept_if_it_is_best",
     ),
     # --- calibration
-    Mutant("curve-without-power", CURVE, "x[2 * q].exp() * self.log_ratio", "self.log_ratio", C),
+    Mutant("curve-without-power", CURVE, "log_b + log_power.exp() * self.log_ratio", "log_b + self.log_ratio", C),
     Mutant("curve-without-prior", CURVE, "loss = prior - (", "loss = 0 * prior - (", C),
     Mutant("tails-add-probability", CURVE, "for s in (-1, 1))", "for s in (1, 1))", C),
-    Mutant("precision-to-the-power-q", CURVE, "softmax(-log_var.mean(-1)", "softmax(-log_var.sum(-1)", C),
+    Mutant(
+        "precision-to-the-power-q",
+        CURVE,
+        "softmax(-SHARPNESS * log_var.mean(-1)",
+        "softmax(-SHARPNESS * log_var.sum(-1)",
+        C,
+    ),
     Mutant("power-beyond-the-reach", CURVE, "np.minimum(ratio, self.reach)", "np.minimum(ratio, math.inf)", C),
     Mutant("failed-points-kept", POINTS, "fine &= self.weight", "fine |= self.weight", C),
     Mutant("noise-grows-beyond-the-data", "calibration/noise_head.py", ", self.low), self.high)", ", self.low), Z)", C),
@@ -235,6 +242,13 @@ MUTANTS = [
         'np.argsort(row, kind="stable")',
         "np.arange(len(row))",
         f"{CF}::test_held_out_points_of_several_partitions_meet_row_by_row",
+    ),
+    Mutant(
+        "strengths-meet-in-one-column",
+        CROSSFIT,
+        "(t.job.strength, t.job.partition)",
+        "(0.0, t.job.partition)",
+        f"{CF}::test_a_mixture_has_members_of_every_strength_trained_as_one_batch",
     ),
     Mutant(
         "strength-of-the-lowest-lpd",
@@ -267,21 +281,27 @@ MUTANTS = [
             ),
             (
                 "weights-follow-the-tuned-alpha",
-                "self.curve_.epistemic(marginals.cost)",
-                "self.curve_.epistemic(marginals.ratio)",
+                "self._epistemic(marginals.cost)",
+                "self._epistemic(marginals.ratio)",
                 "test_tuning_moves_the_variance_alone_and_never_for_the_worse",
             ),
             (
                 "tails-as-wide-as-the-rest",
-                "(epistemic, 1.0, curve.tail_factor)",
+                "(epistemic, 1.0, tails.factor)",
                 "(epistemic, 1.0, 1.0)",
                 "test_the_prediction_is_the_mixture_of_its_members",
             ),
             (
                 "joint-without-stretch",
-                "self.curve_.shape(ratio) / np.maximum(ratio, TINY)",
-                "np.ones_like(ratio)",
+                "widening * shape / np.maximum(ratio, TINY)",
+                "widening * np.ones_like(ratio)",
                 "test_every_way_of_asking_gives_the_same_moments",
+            ),
+            (
+                "one-curve-for-all-strengths",
+                "self.calibration_.curves[self.members_[i].strength]",
+                "self.calibration_.curve",
+                "test_the_prediction_is_the_mixture_of_its_members",
             ),
             (
                 "draws-without-spread",
@@ -292,6 +312,15 @@ MUTANTS = [
         )
     ),
     Mutant("conformal-rank-of-n", "prediction.py", "round((n + 1) * level, 9)", "round(n * level, 9)", Y),
+    # --- users' tables, and the model without torch
+    Mutant("numbers-guarded", "tables/writing.py", "and not NUMBER.fullmatch(cell)", "and cell", TABLES),
+    Mutant("carriage-return-kept", "tables/writing.py", 'replace("\\r", "\\n")', 'replace("\\r", "\\r")', TABLES),
+    Mutant("filled-by-the-lowest", "tables/schema.py", "column.fill, values)", "column.low, values)", TABLES),
+    Mutant("range-without-floor", "tables/schema.py", "(values < column.low) | (", "(values < -1e300) | (", TABLES),
+    Mutant("numpy-weights-in-use", "export/numpy_bundle.py", "self._epistemic(cost)", "self._epistemic(ratio)", EXPORT),
+    Mutant("numpy-thin-tails", "export/numpy_bundle.py", "factor * var", "var", EXPORT),
+    Mutant("numpy-newton-half-way", "export/numpy_bundle.py", "1e-8 * narrowest", "1e-3 * narrowest", EXPORT),
+    Mutant("alphas-not-together", "model.py", "log_alpha + each - float(np.mean(own))", "log_alpha", MODEL),
 ]
 
 
@@ -341,7 +370,7 @@ def main(names: list[str]) -> int:
     needed = sorted(test for test in every if "::" not in test or test.split("::")[0] not in every)
     with tempfile.TemporaryDirectory() as folder:
         original = Path(folder).resolve() / "original"
-        for part in ("src", "tests"):
+        for part in ("src", "tests", "examples"):
             shutil.copytree(ROOT / part, original / part, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy2(ROOT / "pyproject.toml", original)
         (original / "conftest.py").write_text(CONFTEST)

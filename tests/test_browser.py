@@ -1,14 +1,17 @@
-"""The report as a reader sees it, in headless Chromium."""
+"""The reports as a reader sees them, in headless Chromium."""
 
 import shutil
 
+import numpy as np
 import pytest
 from selenium import webdriver
 from selenium.webdriver import ActionChains
 from selenium.webdriver.chrome.service import Service
 
+from lastlayer.report import make_report
 from lastlayer.studies import networks, paper, three_samples
 from lastlayer.studies.report import report
+from lastlayer.tables import Table, TableModel
 
 pytestmark = pytest.mark.browser
 
@@ -76,3 +79,100 @@ def test_it_needs_nothing_from_outside(page, browser):
     browser.get(page.as_uri())
     resources = browser.execute_script("return performance.getEntriesByType('resource').map(r => r.name)")
     assert not [name for name in resources if name.startswith("http")], resources
+
+
+# a model's report ---------------------------------------------------------------------------------------------------
+
+EVIL = "</script><img src=x onerror=alert(1)>"
+
+
+def evil_table(m: int, seed: int) -> Table:
+    """Texts and names that would be code in a careless page."""
+    rng = np.random.default_rng(seed)
+    x, kind = rng.uniform(-2, 2, m) * (1 + seed), rng.choice([EVIL, "plain"], m)
+    y = np.sin(x) + (kind == EVIL) + 0.1 * rng.normal(size=m)
+    columns = {"x": x, f"kind{EVIL}": kind.astype(object), f"y{EVIL}": y, "z": x * y}
+    return Table({name: np.asarray(cells, dtype=object) for name, cells in columns.items()})
+
+
+@pytest.fixture(scope="module")
+def model_page(tmp_path_factory):
+    words = {"hidden": (5,), "max_epochs": 20, "n_members": 2, "hidden_prior": 1.0, "random_state": 0}
+    fitted = TableModel.fit(evil_table(60, 0), [f"y{EVIL}", "z"], **words)
+    made = make_report(fitted, evil_table(80, 1), model_name=f"m{EVIL}", data_name=f"d{EVIL}")
+    path = tmp_path_factory.mktemp("model") / "report.html"
+    path.write_text(made.html)
+    return path
+
+
+def severe(browser) -> list:
+    return [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def test_a_models_report_opens_offline_whatever_its_table_says(model_page, browser):
+    browser.get(model_page.as_uri())
+    assert not severe(browser)
+    assert browser.execute_script("return document.querySelectorAll('.js-plotly-plot .main-svg').length") >= 5
+    assert browser.execute_script("return document.images.length") == 0  # no cell has become markup
+    title = browser.execute_script("return document.querySelector('h1').textContent")
+    assert title == f"m{EVIL} on d{EVIL}"
+    resources = browser.execute_script("return performance.getEntriesByType('resource').map(r => r.name)")
+    assert not [name for name in resources if name.startswith("http")], resources
+
+
+def test_the_slider_of_a_models_report_moves_band_and_reading(model_page, browser):
+    browser.get(model_page.as_uri())
+    reading = lambda: browser.execute_script("return document.getElementById('reading').textContent")
+    width = lambda: browser.execute_script(
+        "const band = document.getElementById('alpha')._fullData.find(t => t.fill === 'toself' && t.visible === true);"
+        "return Math.max(...band.y) - Math.min(...band.y)"
+    )
+    assert "(in use)" in reading()
+    widths = []
+    rail = browser.find_element("css selector", "#alpha .slider-rail-touch-rect")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", rail)
+    for share in (-0.45, 0.45):
+        ActionChains(browser).move_to_element_with_offset(rail, int(rail.size["width"] * share), 0).click().perform()
+        browser.execute_async_script("setTimeout(arguments[0], 1000)")
+        assert "LPD" in reading()
+        widths.append(width())
+    assert widths[1] > 1.05 * widths[0]  # a larger alpha never narrows a band
+    assert not severe(browser)
+
+
+def test_rows_of_a_models_report_can_be_searched(model_page, browser):
+    browser.get(model_page.as_uri())
+    shown = lambda: browser.execute_script(
+        "return [...document.querySelectorAll('#wrong tr')].slice(1).filter(r => !r.hidden).map(r => r.textContent)"
+    )
+    everything = shown()
+    assert len(everything) == 50
+    browser.find_element("css selector", "input[data-for=wrong]").send_keys("PLAIN")
+    some = shown()
+    assert some == [row for row in everything if "plain" in row]
+    assert 0 < len(some) < 50
+    browser.find_element("css selector", "input[data-for=wrong]").send_keys(" nothing has this")
+    assert not shown()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_reports_can_be_read_in_light_and_dark(model_page, page, browser, scheme):
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    for path in (model_page, page):
+        browser.get(path.as_uri())
+        colors = browser.execute_script(
+            "const of = (e, p) => getComputedStyle(e)[p].match(/[0-9.]+/g).map(Number);"
+            "return [of(document.body, 'backgroundColor'), of(document.body, 'color'),"
+            " of(document.querySelector('.note'), 'color'), of(document.querySelector('.xtick text'), 'fill')]"
+        )
+        background, *inks = [_luminance(color) for color in colors]
+        assert (background > 0.5) == (scheme == "light")
+        for ink in inks:
+            assert (max(ink, background) + 0.05) / (min(ink, background) + 0.05) >= 3
+
+
+def _luminance(color: list[float]) -> float:
+    """Relative luminance of sRGB, as the accessibility guidelines have it."""
+    r, g, b = (c / 255 / 12.92 if c / 255 <= 0.03928 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in color[:3])
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from helpers import close
+from sklearn.model_selection import KFold
 from torch import nn
 
-from lastlayer.calibration import CrossFit, Job, Split, blocked_splits, fit_curve, predict_held_out, random_splits
+from lastlayer.calibration import CrossFit, Job, Split, blocked_splits, fit_curves, predict_held_out, random_splits
 from lastlayer.features import MLP, affine_features
-from lastlayer.fitting import Architecture, Trainer, make_plan
+from lastlayer.fitting import STRENGTHS, Architecture, Mixed, Trainer, make_plan
 from lastlayer.posterior import Posterior
 from lastlayer.statistics import Statistics
 from lastlayer.training import Data, Optimiser, last_layer
@@ -177,13 +178,14 @@ def test_what_a_network_says_of_new_points_is_its_posterior(data):
     network = MLP(1, (4,), generator=torch.Generator().manual_seed(0))
     layer = last_layer(Statistics.from_features(features(network, data.X), data.T))
     new = Data(torch.randn(5, 1, dtype=torch.float64), torch.randn(5, 2, dtype=torch.float64))
-    points = predict_held_out(layer, features(network, new.X), new, "validation")
+    points = predict_held_out(layer, features(network, new.X), new, "validation", 0.3)
     expected = layer.posterior.predict(features(network, new.X))
     close(points.mean[0], expected.mean)
     close(points.ratio[0], expected.variance_ratio)
     close(points.noise_var[0], expected.noise_cov.diagonal().expand(5, 2))
     assert bool((points.weight == 1).all())
     assert set(points.kind) == {"validation"}
+    assert points.strength.tolist() == [0.3]
 
 
 # members ------------------------------------------------------------------------------------------------------------
@@ -244,19 +246,19 @@ def test_the_strength_of_the_largest_held_out_lpd_is_chosen_and_its_networks_are
     strengths, (trials, more) = [0.03, 300.0], partitions(3, 2)
     fit = crossfit(data, epochs=40)
     ensemble = fit.run([trials, more], n_members=6, strengths=strengths, trials=trials)
-    assert list(ensemble.strengths) == strengths
+    assert list(ensemble.scores) == strengths
     for strength in strengths:
         alone = crossfit(data, epochs=40)
         folds = alone.run([trials], n_members=3, strengths=[strength]).folds
-        lpd = fit_curve(alone.held_out(folds), tails=False).lpd
-        assert ensemble.strengths[strength] == pytest.approx(lpd, abs=1e-6)
-        if strength == ensemble.strength:
+        lpd = fit_curves(alone.held_out(folds), tails=False).lpd
+        assert ensemble.scores[strength] == pytest.approx(lpd, abs=1e-6)
+        if strength == ensemble.members[0].strength:
             for a, b in zip(folds, ensemble.folds, strict=False):
                 for x, y in zip(weights(a.network), weights(b.network), strict=True):
                     torch.testing.assert_close(x, y, rtol=1e-6, atol=1e-6)
-    assert ensemble.strength == max(strengths, key=lambda s: ensemble.strengths[s])
+    assert ensemble.members[0].strength == max(strengths, key=lambda s: ensemble.scores[s])
     assert [len(jobs) for jobs in fit.train.jobs] == [6, 3]  # those of the choice are not trained again
-    assert {job.strength for job in fit.train.jobs[1]} == {ensemble.strength}
+    assert {job.strength for job in fit.train.jobs[1]} == {ensemble.members[0].strength}
 
 
 def test_a_strength_whose_networks_fail_is_not_chosen(data):
@@ -281,15 +283,46 @@ def test_a_strength_whose_networks_fail_is_not_chosen(data):
     trials = partitions(4, 1)[0]
     fit = CrossFit(data, Trains(data), features, "diagonal", "flat")
     ensemble = fit.run([trials], n_members=4, strengths=[3.0, 0.3], trials=trials)
-    assert ensemble.strength == 0.3
-    assert math.isnan(ensemble.strengths[3.0])
-    assert math.isfinite(ensemble.strengths[0.3])
+    assert ensemble.members[0].strength == 0.3
+    assert math.isnan(ensemble.scores[3.0])
+    assert math.isfinite(ensemble.scores[0.3])
+
+
+@pytest.mark.parametrize("crossed", [True, False])
+def test_a_mixture_has_members_of_every_strength_trained_as_one_batch(data, crossed):
+    strengths, random = [0.3, 30.0, math.inf], partitions(3, 1)[0] if crossed else []
+    splits = [*random, *blocked_splits(data.X.numpy(), 2)]
+    fit = crossfit(data)
+    ensemble = fit.mix(splits, strengths, n_each=2)
+    each = 3 if crossed else 2
+    assert [member.strength for member in ensemble.members] == [s for s in strengths for _ in range(each)]
+    assert len(fit.train.jobs) == 1
+    for i, strength in enumerate(strengths[:2]):
+        alone = crossfit(data).run([splits], n_members=each, strengths=[strength])
+        for a, b in zip(alone.members, ensemble.members[i * each :], strict=False):
+            for x, y in zip(weights(a.network), weights(b.network), strict=True):
+                torch.testing.assert_close(x, y, rtol=1e-8, atol=1e-8)
+    # an infinite prior leaves a linear regression on the inputs
+    last = ensemble.members[-1]
+    Phi = torch.cat([data.X, torch.ones(M, 1, dtype=torch.float64)], 1)
+    close(features(last.network, data.X), Phi)
+    ridge = torch.diag(torch.tensor([math.exp(-last.layer.posterior.log_alpha), 0.0], dtype=torch.float64))
+    wPhi = data.weight[:, None] * Phi
+    close(last.layer.posterior.weights, torch.linalg.solve(Phi.mT @ wPhi + ridge, wPhi.mT @ data.T), loose=100)
+    # at every point the networks of all strengths that left it out
+    points = fit.held_out(ensemble.folds)
+    assert points.strength.tolist() == strengths
+    assert points.mean.shape == (3, (2 if crossed else 1) * M, 2)
+    for i, strength in enumerate(strengths):
+        own = fit.held_out([t for t in ensemble.folds if t.job.strength == strength])
+        assert torch.equal(points.mean[i], own.mean[0])
+        assert torch.equal(points.of(strength).ratio, own.ratio)
 
 
 def test_one_strength_needs_no_choice(data):
     fit = crossfit(data)
     ensemble = fit.run(partitions(4, 1), n_members=4, strengths=[0.5], trials=partitions(4, 1)[0])
-    assert (ensemble.strength, ensemble.strengths) == (0.5, {})
+    assert (ensemble.members[0].strength, ensemble.scores) == (0.5, {})
     assert [len(jobs) for jobs in fit.train.jobs] == [4]
 
 
@@ -312,6 +345,7 @@ def plan(data: Data, **options):
             "hidden_prior": "auto",
             "fast": False,
             "own_network": False,
+            "skips": True,
             "validation_fraction": 0.15,
             "groups": None,
             "seed": 0,
@@ -328,11 +362,16 @@ def test_what_auto_means():
     table = lambda m: Data(torch.randn(m, 2), torch.randn(m, 1))
     small, middle, large = table(19), table(40), table(5001)
     honest = plan(middle)
-    assert (honest.n_members, len(honest.strengths), honest.calibration) == (10, 4, "auto")
-    assert [kinds(p) for p in honest.partitions] == ["rrrrrbbbbb"] * 2
-    assert kinds(honest.trials) == "rrrrr"
-    assert plan(large).n_members == 5
-    assert [kinds(p) for p in plan(large).partitions] == ["rrrrrbbbbb"]
+    assert isinstance(honest, Mixed)
+    assert (honest.strengths, honest.calibration) == ((*STRENGTHS, math.inf), "auto")
+    assert kinds(honest.splits) == "rrrrrbbbbb"
+    assert plan(middle, skips=False).strengths == STRENGTHS
+    assert kinds(plan(middle, calibration=KFold(3)).splits) == "ggg"
+    ten = plan(middle, n_members=10)
+    assert (ten.n_members, ten.strengths, kinds(ten.trials)) == (10, STRENGTHS, "rrrrr")
+    assert [kinds(p) for p in ten.partitions] == ["rrrrrbbbbb"] * 2
+    assert (plan(middle, hidden_prior=1.0).n_members, plan(large, hidden_prior=1.0).n_members) == (10, 5)
+    assert [kinds(p) for p in plan(large, hidden_prior=1.0).partitions] == ["rrrrrbbbbb"]
     few = plan(small)
     assert (few.n_members, few.strengths, few.calibration, few.partitions) == (10, (0.0,), None, [])
     fast = plan(middle, fast=True)

@@ -267,11 +267,13 @@ def test_sampled_weights_are_exact_for_a_scalar_linear_model():
         np.testing.assert_allclose(rollout.cov[0, k, 0, 0] - noise, y.var(), rtol=0.05)
 
 
-@pytest.mark.parametrize("name", ["mixture", "full noise", "noise by input"])
+@pytest.mark.parametrize("name", ["mixture", "mixture of strengths", "full noise", "noise by input"])
 def test_the_first_step_of_sampled_weights_is_the_prediction(name):
     X, Y = sine(60, q=2, d=2)
     words = {"hidden": (6,), "max_epochs": 40, "random_state": 0, "hidden_prior": 0.3, "n_members": 3}
-    noise = {"mixture": "diagonal", "full noise": "full", "noise by input": "input"}[name]
+    if name == "mixture of strengths":  # one of which has no hidden layer at all
+        words |= {"hidden_prior": "auto", "n_members": "auto", "max_epochs": 10}
+    noise = {"full noise": "full", "noise by input": "input"}.get(name, "diagonal")
     regressor = BLLRegressor(**words, noise=noise).fit(X, Y)
     points = np.array([[0.0, 0.0], [4.0, -1.0]])
     p = regressor.predictive(points)

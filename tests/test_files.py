@@ -1,5 +1,6 @@
 """Model files: what was saved is what is loaded, and whatever else lies there is refused in words."""
 
+import contextlib
 import copy
 import errno
 import math
@@ -271,6 +272,75 @@ def test_mutated_files_are_refused(path, kind):
         path.write_bytes(mutated)
         with pytest.raises(ModelFileError):
             lastlayer.load(path)
+
+
+def test_random_bytes_are_refused(tmp_path):
+    rng = np.random.default_rng(0)
+    path = tmp_path / "m"
+    for i in range(300):
+        noise = rng.integers(0, 256, int(rng.integers(0, 4000)), dtype=np.uint8).tobytes()
+        # a third with a length that a header could have, a third with one that begins like JSON too
+        length = int(rng.integers(0, 2 * len(noise) + 2)).to_bytes(8, "little")
+        path.write_bytes((b"", length, length + b'{"')[i % 3] + noise)
+        with pytest.raises(ModelFileError):
+            lastlayer.load(path)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2**31, 2**40, 2**63, 2**64 - 1], ids=lambda n: f"header of {n}")
+def test_a_header_that_promises_too_much_is_refused(path, length):
+    path.write_bytes(length.to_bytes(8, "little") + path.read_bytes()[8:])
+    with pytest.raises(ModelFileError):
+        lastlayer.load(path)
+
+
+ODD = [None, True, -1, 0, 10**9, 10**30, 1e308, "x", "", "nan", [], {}, [[]], [10**9, 10**9], {"a": 1}]
+
+
+def places(value, path=()):
+    """Every place in a JSON value."""
+    if path:
+        yield path
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in pairs:
+        yield from places(inner, (*path, key))
+
+
+def test_whole_files_with_odd_words_load_or_are_refused(as_a_user, path):
+    """A digest is no secret: a file may be whole and say anything. No other error, no hang, no memory for a phantom."""
+    tensors, header = files.read(path)
+    rng = np.random.default_rng(0)
+    every = list(places(header))
+    loaded = 0
+    for place in every:
+        for i in rng.choice(len(ODD), 4, replace=False):
+            changed = copy.deepcopy(header)
+            inner = changed
+            for key in place[:-1]:
+                inner = inner[key]
+            inner[place[-1]] = ODD[i]
+            files.write(path, tensors, changed)
+            try:
+                lastlayer.load(path)
+                loaded += 1
+            except (ModelFileError, InputError):
+                pass
+    assert 0 < loaded < 4 * len(every)  # some words do not matter, such as a learning rate
+
+
+def test_whole_files_with_odd_tensors_load_or_are_refused(as_a_user, path):
+    tensors, header = files.read(path)
+    odd = [
+        torch.zeros(0),
+        torch.ones(1),
+        torch.full((3, 3), torch.nan),
+        torch.ones(2, 2, 2),
+        torch.ones(5, dtype=torch.int8),
+    ]
+    for name in tensors:
+        for tensor in odd:
+            files.write(path, tensors | {name: tensor}, header)
+            with contextlib.suppress(ModelFileError, InputError):
+                lastlayer.load(path)
 
 
 # accidents while saving ---------------------------------------------------------------------------------------------

@@ -15,8 +15,9 @@ from torch import nn
 
 import lastlayer
 from lastlayer import BLLRegressor
-from lastlayer.calibration import Curve
+from lastlayer.calibration import Curve, Tails
 from lastlayer.errors import InputError
+from lastlayer.fitting import STRENGTHS
 from lastlayer.model import LastLayerModel
 from lastlayer.posterior import Posterior
 from lastlayer.statistics import Statistics
@@ -56,21 +57,28 @@ def noisy() -> BLLRegressor:
     return quick(noise="input").fit(X, y)
 
 
-MIXTURES = ["one", "two", "plain", "noisy"]
+@pytest.fixture(scope="module")
+def mixed() -> BLLRegressor:
+    """Two outputs, members of every strength, the linear ones among them."""
+    return quick(n_members="auto", hidden_prior="auto", hidden=(4,), max_epochs=10).fit(*sine(q=2))
+
+
+MIXTURES = ["one", "two", "plain", "noisy", "mixed"]
 
 
 def by_members(
     model: LastLayerModel, X: np.ndarray, *, noise: bool = True
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Weights (c, m), means (c, m, q) and covariances (c, m, q, q) of the components, one wide twin a member."""
-    curve = Curve.identity(len(model._targets.mean)) if model.calibration_ is None else model.calibration_.curve
+    calibration = model.calibration_
     Z = (X - model._inputs.mean.numpy()) / model._inputs.scale.numpy()
     scale, centre = model._targets.scale.numpy(), model._targets.mean.numpy()
-    a = np.tile(curve.noise, (len(X), 1))
-    if model.calibration_ is not None and model.calibration_.head is not None:
-        a = a * model.calibration_.head.factor(torch.from_numpy(Z))
     weights, means, covs = [], [], []
     for member, log_alpha in zip(model.members_, model._log_alphas, strict=True):
+        curve = Curve.identity(len(scale)) if calibration is None else calibration.curves[member.strength]
+        a = np.tile(curve.noise, (len(X), 1))
+        if calibration is not None and calibration.head is not None:
+            a = a * calibration.head.factor(torch.from_numpy(Z))
         posterior = member.layer.posterior
         with torch.no_grad():
             phi_tilde = member.network(torch.from_numpy(Z))
@@ -83,23 +91,24 @@ def by_members(
         covs.append(std[:, :, None] * Sigma * std[:, None, :])
         means.append((Phi @ posterior.weights).numpy() * scale + centre)
         var = np.diag(Sigma) * (a + curve.slope * shape(v_star))
-        weights.append(np.exp(-np.log(var).mean(1)) if model.calibration_ is not None else np.ones(len(X)))
+        weights.append(np.exp(-2 * np.log(var).mean(1)) if calibration is not None else np.ones(len(X)))
     w, mean, cov = np.stack(weights), np.stack(means), np.stack(covs)
     w = w / w.sum(0)
-    share = curve.tail_share
+    tails = Tails() if calibration is None else calibration.tails
+    share = tails.share
     return (
         np.concatenate([(1 - share) * w, share * w]),
         np.tile(mean, (2, 1, 1)),
-        np.concatenate([cov, curve.tail_factor * cov]),
+        np.concatenate([cov, tails.factor * cov]),
     )
 
 
 def slow_joint_cov(model: LastLayerModel, X: np.ndarray, *, noise: bool) -> np.ndarray:
     """(q, m, q, m): Phi Lambda^-1 Phi' of every member, stretched to the curve at both points, noise, and spread."""
-    curve, Z = model.curve_, model._checked(X)
+    Z, tails = model._checked(X), Tails() if model.calibration_ is None else model.calibration_.tails
     w, mean, cov = by_members(model, X)
     c, q = len(model.members_), mean.shape[-1]
-    w = w[:c] / (1 - curve.tail_share)
+    w = w[:c] / (1 - tails.share)
     spread = mean[:c] - (w[..., None] * mean[:c]).sum(0)
     total = np.einsum("cm,cn,cmp,cnq->pmqn", np.sqrt(w), np.sqrt(w), spread, spread)
     for i, (member, log_alpha) in enumerate(zip(model.members_, model._log_alphas, strict=True)):
@@ -114,11 +123,11 @@ def slow_joint_cov(model: LastLayerModel, X: np.ndarray, *, noise: bool) -> np.n
         function = by_members(model, X, noise=False)[2][i]
         std = np.sqrt(np.einsum("mqq->mq", function))  # of the function, by the curve
         R = K / np.sqrt(np.outer(np.diag(K), np.diag(K)))
-        root = np.sqrt(curve.widening * w[i])[:, None] * std
+        root = np.sqrt(tails.widening * w[i])[:, None] * std
         total += np.einsum("mp,nq,mn,pq->pmqn", root, root, R, correlation)
         if noise:
             alone = np.sqrt(np.einsum("mqq->mq", cov[i]) - std**2)
-            extra = np.sqrt(curve.widening * w[i])[:, None] * alone
+            extra = np.sqrt(tails.widening * w[i])[:, None] * alone
             for j in range(len(X)):
                 total[:, j, :, j] += np.outer(extra[j], extra[j]) * correlation
     assert total.shape == (q, len(X), q, len(X))
@@ -245,7 +254,7 @@ def test_a_single_network_stays_exactly_gaussian(calibration):
     np.testing.assert_allclose(p.quantile(0.9), stats.norm(p.mean, p.std).ppf(0.9), rtol=1e-12)
     assert (model.calibration_ is None) == (calibration != "auto")
     if calibration == "auto":
-        assert (model.curve_.tail_share, model.curve_.widening) == (0.0, 1.0)
+        assert model.calibration_.tails == Tails()
         assert model.curve_.power != 1
     joint = model.joint(NEW)
     assert joint.spread.shape == (0, 5, 2)
@@ -269,15 +278,21 @@ def test_extrapolation_is_the_mean_cost_of_the_members(which, request):
 # members and calibration --------------------------------------------------------------------------------------------
 
 
-def test_the_default_cross_fits_ten_members_and_chooses_their_prior():
+def test_the_default_cross_fits_members_of_every_strength_and_the_best_come_first():
     X, y = sine(40)
     model = BLLRegressor(hidden=(3,), max_epochs=5, random_state=0).fit(X, y)
-    assert len(model.members_) == 10
+    strengths = [member.strength for member in model.members_]
+    assert sorted(strengths) == sorted([*STRENGTHS, math.inf] * 5)
+    assert strengths[:5] == [model.hidden_prior_] * 5
+    assert list(model.calibration_.curves) == list(dict.fromkeys(strengths))
+    assert model.noise_std_ == pytest.approx(
+        np.mean([np.sqrt(m.layer.posterior.Sigma_E.numpy()[0]) for m in model.members_[:5]]) * model._targets.scale
+    )
     assert model.hidden_prior_ == max(model.hidden_prior_scores_, key=model.hidden_prior_scores_.get)
     assert len(model.hidden_prior_scores_) > 2
     assert model.calibration_ is not None
     assert sorted(model.calibration_.points.kind) == ["blocked"] * 40 + ["random"] * 40
-    assert 0 < model.curve_.tail_share < 0.5
+    assert 0 < model.calibration_.tails.share < 0.5
     assert str(model.curve_) in str(model.calibration_)
 
 
@@ -285,14 +300,14 @@ def test_held_out_points_are_predicted_by_networks_that_left_them_out(one):
     """The promised LPD is that of the mixture at rows it did not see, in standardised units, by brute force."""
     points = one.calibration_.points
     assert points.kind.tolist() == ["random"] * 60 + ["blocked"] * 60
-    curve = one.calibration_.curve
+    curve, tails = one.calibration_.curve, one.calibration_.tails
     # one network a row here: the density needs the first network alone, and its squared error over the noise
     noise = [member.layer.posterior.Sigma_E.numpy()[0, 0] for member in one.members_]
     assert len(set(noise)) == 3
     var = curve.factor(points.ratio)
     two_kinds = [
         np.log(share) - 0.5 * (points.squared_error / (wide * var) + np.log(2 * np.pi * wide * var))
-        for share, wide in ((1 - curve.tail_share, 1.0), (curve.tail_share, curve.tail_factor))
+        for share, wide in ((1 - tails.share, 1.0), (tails.share, tails.factor))
     ]
     relative = logsumexp(two_kinds, axis=0).mean()  # of targets over the noise of their network
     before = (
@@ -689,3 +704,18 @@ def test_a_hopeless_learning_rate_ends_in_a_finite_model(max_epochs):
     assert np.isfinite(mean).all()
     assert np.isfinite(std).all()
     assert model.score(X, y) > 0.1
+
+
+def test_a_view_at_another_alpha_is_what_tuning_to_it_gives(one):
+    X, y = sine(40, seed=3)
+    X = 1.5 * X
+    tuned = copy.deepcopy(one).tune_alpha(X, y)
+    log_alpha = tuned.alpha_curve_.log_alpha
+    before = one.predictive(NEW)
+    assert np.isfinite(log_alpha)
+    assert abs(log_alpha - np.mean(one.log_alphas_)) > 0.1
+    view, expected = one.at_alpha(log_alpha).predictive(NEW), tuned.predictive(NEW)
+    np.testing.assert_allclose(view.std, expected.std, rtol=1e-9)
+    np.testing.assert_allclose(view.mean, before.mean, rtol=1e-9)
+    np.testing.assert_array_equal(one.predictive(NEW).std, before.std)  # the model itself has not changed
+    np.testing.assert_allclose(one.at_alpha(float(np.mean(one.log_alphas_))).predictive(NEW).std, before.std, rtol=1e-6)

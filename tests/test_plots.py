@@ -22,7 +22,7 @@ from numpy import ndarray
 from scipy import stats
 
 from lastlayer import plots
-from lastlayer.calibration import Calibration, CalibrationPoints, Curve
+from lastlayer.calibration import Calibration, CalibrationPoints, Curve, Tails
 from lastlayer.errors import InputError
 from lastlayer.extrapolation import AlphaCurve
 from lastlayer.metrics import LEVELS, calibration_error, coverage, rmse
@@ -60,11 +60,12 @@ def narrower(p: Prediction, factor: float) -> Prediction:
 def calibration(n: int = 400, q: int = 2, *, tails: bool = False, noise: bool = True) -> Calibration:
     """Held-out points whose squared errors follow a curve, with or without noise."""
     rng = np.random.default_rng(0)
-    curve = Curve(rng.uniform(0.5, 2, q), rng.uniform(0.5, 2, q), 0.6, *((0.1, 6.0) if tails else ()))
+    curve = Curve(rng.uniform(0.5, 2, q), rng.uniform(0.5, 2, q), 0.6)
     kind = rng.choice(["random", "blocked"], n)
     v = np.exp(rng.normal(-2, 1, n) + 2 * (kind == "blocked"))
     squares = curve.factor(v) * (rng.chisquare(1, (n, q)) if noise else 1)
-    return Calibration(curve, CalibrationPoints(v, squares, kind), lpd=-1.25, lpd_before=-2.5)
+    wide = Tails(0.1, 6.0) if tails else Tails()
+    return Calibration({0.0: curve}, CalibrationPoints(v, squares, kind), lpd=-1.25, lpd_before=-2.5, tails=wide)
 
 
 def alpha_curve(log_alpha: float = 4.0) -> AlphaCurve:
@@ -376,7 +377,7 @@ def test_error_bars_of_binned_means_are_two_standard_errors() -> None:
 
 def test_a_model_without_held_out_points_is_told_what_to_do() -> None:
     empty = Calibration(
-        Curve.identity(2), CalibrationPoints(np.empty(0), np.empty((0, 2)), np.empty(0, str)), np.nan, np.nan
+        {0.0: Curve.identity(2)}, CalibrationPoints(np.empty(0), np.empty((0, 2)), np.empty(0, str)), np.nan, np.nan
     )
     for nothing in (None, empty):
         with pytest.raises(InputError, match=r"no held-out points: .* model\.calibrate\(X, y\)"):

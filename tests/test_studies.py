@@ -12,7 +12,7 @@ from lastlayer import BLLRegressor, cli
 from lastlayer.evidence import nlml
 from lastlayer.extrapolation import blocked_folds
 from lastlayer.features import MLP, StackedMLP, affine_features
-from lastlayer.studies import data, example, networks, paper, recipe, results
+from lastlayer.studies import data, example, figures, networks, paper, recipe, results
 from lastlayer.training import Augmented, train_members
 
 SMALL = ["--max-epochs", "30", "--bnn-epochs", "10"]
@@ -179,7 +179,7 @@ def test_an_interrupt_leaves_old_results_alone(tmp_path, monkeypatch, capsys):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.figures, "draw_all", interrupted)
+    monkeypatch.setattr(figures, "draw_all", interrupted)
     monkeypatch.setattr("sys.argv", ["lastlayer", "study", *SMALL, "--out", str(tmp_path)])
     with pytest.raises(SystemExit) as end:
         cli.main()
@@ -196,7 +196,7 @@ def test_bad_arguments_end_with_a_message(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 1
-    assert "choose another --out" in " ".join(capsys.readouterr().out.split())
+    assert "choose another --out" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_example_writes_scores_and_a_picture(tmp_path, capsys, monkeypatch):

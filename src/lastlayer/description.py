@@ -7,10 +7,10 @@ With z the standardised inputs and phi_tilde(z) a member's linear features,
     cov  = widening * D C D,                       D^2 = diag(noise_cov) (a + b v^gamma),   C = its correlation
 
 and a draw of the function is the mean plus h E, E normal with covariance noise_cov between its columns. Members count
-alike, or each by its calibrated precision at the point; their spread adds to the covariance.
+alike, or each by a power of its calibrated precision at the point; their spread adds to the covariance.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,7 +19,8 @@ from numpy import ndarray
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from lastlayer.calibration import Curve, Member, NoiseHead
+from lastlayer.calibration import Curve, Member, NoiseHead, Tails
+from lastlayer.calibration.curve import SHARPNESS
 from lastlayer.errors import InputError
 from lastlayer.features import MLP, WithInputs
 from lastlayer.model import LastLayerModel
@@ -54,6 +55,7 @@ class MemberDescription:
     offset: Float[ndarray, " q"]
     noise_cov: Float[ndarray, "q q"]
     """Before calibration."""
+    curve: Curve
     spread: Spread
     """At the alpha in use: what the variance comes from."""
     spread_at_star: Spread
@@ -71,7 +73,9 @@ class MemberDescription:
 
     @property
     def layers(self) -> tuple[Dense, ...] | None:
-        """The built-in network layer by layer; None for a backbone of the user's."""
+        """The built-in network layer by layer, empty if the inputs are the features; None for a user's backbone."""
+        if isinstance(self.inner, nn.Identity):
+            return ()
         if not isinstance(self.inner, MLP):
             return None
         modules = list(self.inner)
@@ -95,13 +99,19 @@ class Description:
     input_mean: Float[ndarray, " d"]
     input_scale: Float[ndarray, " d"]
     members: tuple[MemberDescription, ...]
-    curve: Curve
+    tails: Tails
     noise_head: NoiseHead | None
     """What multiplies the noise at each standardised input."""
-    weighted: bool
-    """Whether members count by their precision; otherwise alike."""
+    sharpness: float
+    """Members count by this power of their precision, its geometric mean over the outputs; 0: alike."""
     sample_cost: Float[ndarray, " n"]
     """Quantiles, evenly spaced from 0 to 1, of what training points would cost if they were new."""
+
+    def uncalibrated(self) -> "Description":
+        """The posteriors as they stand, all members alike."""
+        plain = Curve.identity(self.n_outputs)
+        members = tuple(replace(member, curve=plain) for member in self.members)
+        return replace(self, members=members, tails=Tails(), noise_head=None, sharpness=0.0)
 
     @property
     def n_inputs(self) -> int:
@@ -122,9 +132,9 @@ def describe(model: LastLayerModel) -> Description:
         input_mean=model._inputs.mean.numpy().copy(),
         input_scale=model._inputs.scale.numpy().copy(),
         members=tuple(_member(model, i) for i in range(len(model.members_))),
-        curve=model.curve_,
+        tails=model._tails(),
         noise_head=None if calibration is None else calibration.head,
-        weighted=calibration is not None and len(model.members_) > 1,
+        sharpness=0.0 if calibration is None or len(model.members_) == 1 else SHARPNESS,
         sample_cost=_array(model._sample_cost),
     )
 
@@ -145,6 +155,7 @@ def _member(model: LastLayerModel, i: int) -> MemberDescription:
         weights=W * scale,
         offset=offset * scale + mean,
         noise_cov=_array(posterior.Sigma_E) * np.outer(scale, scale),
+        curve=model._curve(i),
         spread=at_star if log_alpha == posterior.log_alpha else _spread(equations.spectral_at(log_alpha)),
         spread_at_star=at_star,
     )

@@ -4,8 +4,10 @@ import hashlib
 import json
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import safetensors
 import safetensors.torch
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from lastlayer.errors import LastLayerError
 
-FORMAT = 2
+FORMAT = 3
 """Raised whenever a file of today could not be read by the code of yesterday."""
 
 
@@ -23,17 +25,24 @@ class ModelFileError(LastLayerError, ValueError):
 
 def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
     """Write tensors and a JSON header to one file; until it is whole on disk, an older file stays what it was."""
-    path = Path(path)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps({"format": FORMAT, **header}, sort_keys=True, default=_plain)
     metadata = {"lastlayer": text, "digest": _digest(tensors, text)}
     content = safetensors.torch.save(tensors, metadata)
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write to, moved to `path` once it is whole on disk; if anything fails, an older file stays."""
+    path = Path(path)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     # not tempfile: its files are closed to everyone else, whatever the umask
     handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)

@@ -1,6 +1,7 @@
 """From the words of an estimator to trained networks: architecture, plan of splits, trainer."""
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lastlayer.calibration import Job, Split, blocked_splits, given_splits, random_splits
+from lastlayer.calibration import CrossFit, Ensemble, Job, Split, blocked_splits, given_splits, random_splits
 from lastlayer.errors import InputError
 from lastlayer.features import MLP, StackedMLP, WithInputs
 from lastlayer.model import check_features
@@ -43,8 +44,12 @@ class Architecture:
     def skips(self) -> bool:
         return self.backbone is None if self.input_skip == "auto" else bool(self.input_skip)
 
-    def build(self, shape: tuple[int, ...], generator: torch.Generator | None) -> nn.Module:
-        """One network for inputs of that shape."""
+    def build(
+        self, shape: tuple[int, ...], generator: torch.Generator | None = None, strength: float = 0.0
+    ) -> nn.Module:
+        """One network for inputs of that shape; under an infinitely strong prior, the inputs alone."""
+        if strength == math.inf:
+            return nn.Identity()
         if self.backbone is None:
             network: nn.Module = MLP(shape[1], self.hidden, activation=self.activation, generator=generator)
         elif isinstance(self.backbone, nn.Module):
@@ -59,8 +64,20 @@ class Architecture:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Which network sees which rows."""
+class Mixed:
+    """Members of every strength of the prior; each network leaves one of the splits out."""
+
+    calibration: Any
+    strengths: tuple[float, ...]
+    splits: list[Split]
+
+    def carry_out(self, crossfit: CrossFit) -> Ensemble:
+        return crossfit.mix(self.splits, self.strengths, n_each=N_FOLDS)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """So many members of one strength, given or chosen; networks leave out the splits of a partition."""
 
     calibration: Any
     n_members: int
@@ -68,6 +85,9 @@ class Plan:
     partitions: list[list[Split]]
     trials: list[Split]
     """Where the strength of the hidden prior is chosen."""
+
+    def carry_out(self, crossfit: CrossFit) -> Ensemble:
+        return crossfit.run(self.partitions, n_members=self.n_members, strengths=self.strengths, trials=self.trials)
 
 
 def make_plan(
@@ -78,22 +98,24 @@ def make_plan(
     hidden_prior: float | str,
     fast: bool,
     own_network: bool,
+    skips: bool,
     validation_fraction: float,
     groups: Any,
     seed: int,
-) -> Plan:
+) -> Mixed | Chosen:
     """What "auto" means for these data. Every network leaves rows out, unless nothing is to be calibrated on them."""
     m, rng = len(data.X), np.random.default_rng(seed)
     by_name = isinstance(calibration, str)
     spare = not fast and m >= FEW_ROWS
     if by_name and calibration == "auto" and not spare:
         calibration = None
-    if n_members == "auto":
-        n_members = 1 if fast or own_network else N_MEMBERS if m <= LARGE_TABLE else N_FOLDS
     if hidden_prior == "auto":
         strengths = STRENGTHS if spare and not own_network else (0.0,)
     else:
         strengths = (float(hidden_prior),)
+    mixed = n_members == "auto" and len(strengths) > 1 and calibration is not None and calibration != "alpha"
+    if n_members == "auto":
+        n_members = 1 if fast or own_network else N_MEMBERS if m <= LARGE_TABLE else N_FOLDS
     n_partitions = -(-int(n_members) // N_FOLDS)
     X, y = data.X.cpu().numpy(), data.T.cpu().numpy()
     trials: list[Split] = []
@@ -113,7 +135,9 @@ def make_plan(
             partitions = [blocked or trials]
         elif calibration == "auto":
             partitions = [splits + blocked for splits in random]
-    return Plan(calibration, int(n_members), strengths, partitions, trials)
+    if mixed:
+        return Mixed(calibration, strengths + ((math.inf,) if skips else ()), partitions[0])
+    return Chosen(calibration, int(n_members), strengths, partitions, trials)
 
 
 @dataclass
@@ -136,6 +160,15 @@ class Trainer:
     """Of the last training."""
 
     def __call__(self, jobs: Sequence[Job], label: str) -> list[nn.Module]:
+        """Under an infinitely strong prior there is nothing to train."""
+        trained = iter(self._train([job for job in jobs if job.strength < math.inf], label))
+        shape = tuple(self.data.X.shape)
+        return [
+            next(trained) if job.strength < math.inf else self.architecture.build(shape, strength=job.strength)
+            for job in jobs
+        ]
+
+    def _train(self, jobs: Sequence[Job], label: str) -> list[nn.Module]:
         look = self.architecture
         alike = look.backbone is None and len(look.hidden) > 0 and self.data.X.dim() == 2
         plain = self.objective == "profiled" and self.optimiser.name == "adam" and not self.stop_early

@@ -1,5 +1,6 @@
 """Fitted Bayesian last layers, one or a mixture of them: everything that can be asked of them, in target units."""
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from lastlayer.calibration import Calibration, Curve, HeldOutPoints, Member, fit_curve, precision_weights
+from lastlayer.calibration import Calibration, Curve, HeldOutPoints, Member, Tails, fit_curves, precision_weights
 from lastlayer.calibration.crossfit import predict_held_out
 from lastlayer.errors import InputError
 from lastlayer.estimator import Shell, as_covariance_parts, chunks, columns
@@ -46,8 +47,8 @@ class Marginals:
     mean: Float[ndarray, "c m q"]
     cost: Float[ndarray, "c m"]
     ratio: Float[ndarray, "c m"]
-    noise: Float[ndarray, "m q"]
-    """Calibrated noise variance at each point over that of the evidence; the same for all members."""
+    noise: Float[ndarray, "c m q"]
+    """Calibrated noise variance at each point over that of the evidence."""
 
 
 class LastLayerModel(Shell):
@@ -86,9 +87,9 @@ class LastLayerModel(Shell):
         points, outputs = [], []
         for i, member in enumerate(self.members_):
             K = member.layer.posterior.joint(self._features(member.network, Z), self._log_alphas[i]).ratio_cov
-            root = np.sqrt(weights[i]) * self._stretch(marginals.ratio[i])
+            root = np.sqrt(weights[i]) * self._stretch(i, marginals.ratio[i])
             points.append(root[:, None] * K.cpu().numpy() * root)
-            outputs.append(self._noise_cov(i, self.curve_.slope))
+            outputs.append(self._noise_cov(i, self._curve(i).slope))
         spread = np.sqrt(weights)[..., None] * (marginals.mean - mean)
         spread = spread[: 0 if len(spread) == 1 else None]
         own_noise = self._point_noise(marginals, weights) * float(noise)
@@ -106,7 +107,7 @@ class LastLayerModel(Shell):
         draws = np.broadcast_to(mean, (n_samples, *mean.shape))
         for i in range(len(self.members_)):
             root, scale = np.sqrt(weights[i])[:, None], self._targets.scale.numpy()
-            stretch = self._stretch(marginals.ratio[i])[:, None] * np.sqrt(self.curve_.slope)
+            stretch = self._stretch(i, marginals.ratio[i])[:, None] * np.sqrt(self._curve(i).slope)
             draws = draws + root * stretch * scale * self._deviations(i, Z, n_samples, rng)
             if len(self.members_) > 1:
                 draws = draws + rng.standard_normal((n_samples, 1, 1)) * root * (marginals.mean[i] - mean)
@@ -131,28 +132,45 @@ class LastLayerModel(Shell):
         return self.members_[0].layer.posterior
 
     @property
+    def hidden_prior_(self) -> float:
+        """Strength of the prior on the hidden weights: the one whose members alone do best, if there are several."""
+        return self.members_[0].strength
+
+    @property
     def nlml_(self) -> float:
-        """Negative log marginal likelihood per sample, standardised targets; the mean over the members."""
-        return float(np.mean([member.layer.nlml for member in self.members_]))
+        """Negative log marginal likelihood per sample, standardised targets; the mean over the best members."""
+        return float(np.mean([member.layer.nlml for member in self._best()]))
 
     @property
     def alpha_star_(self) -> float:
-        return _exp(float(np.mean(self._stars())))
+        return _exp(float(np.mean(self._stars()[: len(self._best())])))
 
     @property
     def alpha_(self) -> float:
-        return _exp(float(np.mean(self._log_alphas)))
+        return _exp(float(np.mean(self._log_alphas[: len(self._best())])))
+
+    @property
+    def log_alphas_(self) -> list[float]:
+        """log of the alpha that each member's variance uses."""
+        return list(self._log_alphas)
+
+    def at_alpha(self: Model, log_alpha: float) -> Model:
+        """A view of the model with another alpha for the variance; members shift together, the mean does not move."""
+        view = copy.copy(self)
+        own = self._log_alphas if np.isfinite(self._log_alphas).all() else self._stars()
+        view._log_alphas = [log_alpha + each - float(np.mean(own)) for each in own]
+        return view
 
     @property
     def noise_std_(self) -> Float[ndarray, " q"]:
-        each = [np.sqrt(np.diagonal(self._noise_cov(i))) for i in range(len(self.members_))]
+        each = [np.sqrt(np.diagonal(self._noise_cov(i))) for i in range(len(self._best()))]
         mean: ndarray = np.mean(each, axis=0)
         return mean
 
     @property
     def curve_(self) -> Curve:
-        """From affine cost to variance; without calibration, the posterior as it stands."""
-        return Curve.identity(len(self._targets.mean)) if self.calibration_ is None else self.calibration_.curve
+        """From affine cost to variance, of the first member; without calibration, the posterior as it stands."""
+        return self._curve(0)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "members_")
@@ -197,7 +215,7 @@ class LastLayerModel(Shell):
         """
         data = self._validation(X, y)
         parts = [
-            predict_held_out(member.layer, self._features(member.network, data.X), data, "validation")
+            predict_held_out(member.layer, self._features(member.network, data.X), data, "validation", member.strength)
             for member in self.members_
         ]
         self._calibrate(HeldOutPoints.stacked(parts))
@@ -233,8 +251,25 @@ class LastLayerModel(Shell):
 
     def _calibrate(self, points: HeldOutPoints) -> None:
         """A single network stays Gaussian; a mixture may have tails."""
-        self.calibration_ = fit_curve(points, tails=len(self.members_) > 1, input_noise=self.noise == "input")
+        self.calibration_ = fit_curves(points, tails=len(self.members_) > 1, input_noise=self.noise == "input")
         self._log_alphas, self.conformal_scores_ = self._stars(), None
+
+    def _best(self) -> list[Member]:
+        """The members of the first strength."""
+        return [member for member in self.members_ if member.strength == self.members_[0].strength]
+
+    def _curve(self, i: int) -> Curve:
+        """Of member i."""
+        if self.calibration_ is None:
+            return Curve.identity(len(self._targets.mean))
+        return self.calibration_.curves[self.members_[i].strength]
+
+    def _tails(self) -> Tails:
+        return Tails() if self.calibration_ is None else self.calibration_.tails
+
+    def _epistemic(self, ratio: Float[ndarray, "c m"]) -> Float[ndarray, "c m q"]:
+        """Calibrated variance of the function over that of the noise."""
+        return np.stack([self._curve(i).epistemic(own) for i, own in enumerate(ratio)])
 
     def _stars(self) -> list[float]:
         return [float(member.layer.posterior.log_alpha) for member in self.members_]
@@ -266,7 +301,8 @@ class LastLayerModel(Shell):
                 ratios.append(in_use.cpu().numpy())
             parts.append([np.stack(x) for x in (means, costs, ratios)])
         mean, cost, ratio = [np.concatenate(x, axis=1) for x in zip(*parts, strict=True)]
-        noise = np.broadcast_to(self.curve_.noise, mean.shape[1:])
+        a = np.stack([self._curve(i).noise for i in range(len(mean))])
+        noise = np.broadcast_to(a[:, None], mean.shape)
         if self.calibration_ is not None and self.calibration_.head is not None:
             noise = noise * self.calibration_.head.factor(Z)
         return Marginals(mean, cost, ratio, noise)
@@ -276,26 +312,26 @@ class LastLayerModel(Shell):
         c, m = marginals.cost.shape
         if self.calibration_ is None or c == 1:
             return np.full((c, m), 1 / c)
-        log_var = np.log(self._noise_vars()) + np.log(marginals.noise + self.curve_.epistemic(marginals.cost))
+        log_var = np.log(self._noise_vars()) + np.log(marginals.noise + self._epistemic(marginals.cost))
         weights: ndarray = precision_weights(torch.from_numpy(log_var)).numpy()
         return weights
 
     def _mixture(self, marginals: Marginals, noise: bool) -> Prediction:
-        curve, noise_var = self.curve_, self._noise_vars()
+        tails, noise_var = self._tails(), self._noise_vars()
         mean, weights = marginals.mean, self._weights(marginals)
-        epistemic = noise_var * curve.epistemic(marginals.ratio)
+        epistemic = noise_var * self._epistemic(marginals.ratio)
         own_noise = noise_var * marginals.noise * float(noise)
         correlation = None
         if self.noise == "full":
             correlation = np.stack([as_covariance_parts(self._noise_cov(i))[1] for i in range(len(self.members_))])
-        if curve.tail_share:
+        if tails.share:
             mean, epistemic, own_noise, weights = (
                 np.concatenate([rest * x, tail * x])
                 for x, rest, tail in (
                     (mean, 1.0, 1.0),
-                    (epistemic, 1.0, curve.tail_factor),
-                    (own_noise, 1.0, curve.tail_factor),
-                    (weights, 1 - curve.tail_share, curve.tail_share),
+                    (epistemic, 1.0, tails.factor),
+                    (own_noise, 1.0, tails.factor),
+                    (weights, 1 - tails.share, tails.share),
                 )
             )
             correlation = None if correlation is None else np.concatenate([correlation] * 2)
@@ -311,14 +347,15 @@ class LastLayerModel(Shell):
 
     def _point_noise(self, marginals: Marginals, weights: Float[ndarray, "c m"]) -> Float[ndarray, "m q q"]:
         """Noise covariance of the mixture at each point."""
-        root = np.sqrt(self.curve_.widening * marginals.noise)
+        root = np.sqrt(self._tails().widening * marginals.noise)
         between = np.stack([self._noise_cov(i) for i in range(len(self.members_))])
-        covariance: ndarray = np.einsum("cm,cpq->mpq", weights, between) * root[:, :, None] * root[:, None, :]
+        covariance: ndarray = np.einsum("cm,cpq,cmp,cmq->mpq", weights, between, root, root)
         return covariance
 
-    def _stretch(self, ratio: Float[ndarray, " m"]) -> Float[ndarray, " m"]:
-        """How much wider than the posterior the curve makes the function at each point, before its factor b."""
-        stretch: ndarray = np.sqrt(self.curve_.widening * self.curve_.shape(ratio) / np.maximum(ratio, TINY))
+    def _stretch(self, i: int, ratio: Float[ndarray, " m"]) -> Float[ndarray, " m"]:
+        """How much wider than its posterior member i's function is at each point, before the factor b of its curve."""
+        shape, widening = self._curve(i).shape(ratio), self._tails().widening
+        stretch: ndarray = np.sqrt(widening * shape / np.maximum(ratio, TINY))
         return stretch
 
     def _deviations(self, i: int, Z: Tensor, n: int, rng: np.random.RandomState) -> Float[ndarray, "n m q"]:

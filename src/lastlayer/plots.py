@@ -96,7 +96,7 @@ def parity(prediction: Prediction, y: ndarray, *, level: float = 0.9) -> "Figure
         beyond = int((_outside(y[rows, i], xlim) | _outside(mean[rows], ylim)).sum())
         if beyond:
             ax.text(0.98, 0.02, f"{beyond} beyond the axes", ha="right", transform=ax.transAxes, fontsize=8, color=GREY)
-    least, most = _binomial_band(len(y), np.array([level]))
+    least, most = binomial_band(len(y), np.array([level]))
     return _finish(
         figure,
         axes,
@@ -119,7 +119,7 @@ def calibration_curve(prediction: Prediction | Mapping[str, Prediction], y: ndar
     for name, p in models.items():
         y = _targets(p, y, name)
     levels = np.concatenate([[0], LEVELS, [1]])
-    lower, upper = _binomial_band(len(y), levels)
+    lower, upper = binomial_band(len(y), levels)
     figure, axes = _panels(y.shape[1])
     for ax in axes[0]:
         ax.fill_between(levels, lower, upper, color="black", alpha=0.12, lw=0, label="a perfect model, 95% of the time")
@@ -230,7 +230,8 @@ def extrapolation_error(prediction: Prediction, y: ndarray) -> "Figure":
 def cost_to_variance(calibration: Calibration | None) -> "Figure":
     """The calibrated map from affine cost to variance over noise, and the held-out errors that it was fitted to.
 
-    With tails, a thinner line adds their variance, as the squared errors do.
+    With tails, a thinner line adds their variance, as the squared errors do. In a mixture of several strengths of the
+    prior it is the curve and the networks of the best one; where it is wide, others speak in its place.
     """
     if calibration is None or not len(calibration.points.ratio):
         raise InputError(
@@ -240,7 +241,7 @@ def cost_to_variance(calibration: Calibration | None) -> "Figure":
     curve, points = calibration.curve, calibration.points
     cost, q = _positive(points.ratio), points.squared_error.shape[1]
     grid = np.geomspace(*_log_padded(cost), 200)
-    calibrated, tails = curve.factor(grid), 1 + curve.tail_share * (curve.tail_factor - 1)
+    calibrated, tails = curve.factor(grid), calibration.tails
     rows, shown = _some(len(cost))
     figure, axes = _panels(q)
     for i, ax in enumerate(axes[0]):
@@ -252,9 +253,9 @@ def cost_to_variance(calibration: Calibration | None) -> "Figure":
             squares, label = points.squared_error[of_kind, i], BINNED.format(f"{kind}, mean")
             drawn.append(_binned_mean(ax, cost[of_kind], squares, color, label, exponent=curve.power))
         ax.plot(grid, calibrated[:, i], color="black", lw=1.8, label=r"calibrated, $a + b\,v^\gamma$")
-        if curve.tail_share:
-            label = f"with tails, {tails:.3g} times as much"
-            ax.plot(grid, tails * calibrated[:, i], color="black", lw=0.9, label=label)
+        if tails.share:
+            label = f"with tails, {tails.widening:.3g} times as much"
+            ax.plot(grid, tails.widening * calibrated[:, i], color="black", lw=0.9, label=label)
         ax.plot(grid, 1 + grid, color="black", ls="--", lw=1.2, label="uncalibrated, $1 + v$")
         _log_axis(ax, "x", grid[0], grid[-1])
         _errors_axis(ax, np.concatenate(drawn), points.squared_error[:, i])
@@ -262,7 +263,7 @@ def cost_to_variance(calibration: Calibration | None) -> "Figure":
         figure,
         axes,
         f"held-out LPD {calibration.lpd_before:.3f} uncalibrated, {calibration.lpd:.3f} calibrated\n"
-        f"Good: means in bins on the {'thin' if curve.tail_share else 'solid'} line",
+        f"Good: means in bins on the {'thin' if tails.share else 'solid'} line",
         xlabel="affine cost $v$",
         ylabels=["squared error / noise variance"],
         titles=[
@@ -305,7 +306,7 @@ def _positive(cost: Float[ndarray, " m"]) -> Float[ndarray, " m"]:
 # --- statistics of what is drawn
 
 
-def _binomial_band(m: int, levels: Float[ndarray, " l"]) -> tuple[Float[ndarray, " l"], Float[ndarray, " l"]]:
+def binomial_band(m: int, levels: Float[ndarray, " l"]) -> tuple[Float[ndarray, " l"], Float[ndarray, " l"]]:
     """Shares of m independent targets that lie inside an interval of each level, in 95% of samples."""
     within = levels.clip(1e-12, 1 - 1e-12)  # where the inverse is defined
     return np.ceil(bdtrik(0.025, m, within)) / m, np.ceil(bdtrik(0.975, m, within)) / m

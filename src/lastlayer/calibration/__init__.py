@@ -5,7 +5,8 @@ from lastlayer.calibration.curve import (
     Calibration,
     CalibrationPoints,
     Curve,
-    fit_curve,
+    Tails,
+    fit_curves,
     precision_weights,
 )
 from lastlayer.calibration.noise_head import NoiseHead
@@ -23,9 +24,10 @@ __all__ = [
     "Member",
     "NoiseHead",
     "Split",
+    "Tails",
     "Trained",
     "blocked_splits",
-    "fit_curve",
+    "fit_curves",
     "given_splits",
     "precision_weights",
     "predict_held_out",

@@ -2,6 +2,9 @@
 
 Network i does not see fold i of a random partition; its last layer is then fitted to every row. So nothing is trained
 for calibration alone, except the networks that leave a whole block out: they tell how errors grow with distance.
+
+`mix` has members of every strength of the prior, each strength with a curve of its own, so that at every point those
+speak that know it best: weak priors inside the data, strong ones outside. `run` chooses one strength for all.
 """
 
 import math
@@ -14,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lastlayer.calibration.curve import fit_curve
+from lastlayer.calibration.curve import fit_curves
 from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.calibration.splits import Split
 from lastlayer.statistics import Statistics
@@ -32,8 +35,8 @@ class Job:
     partition: int
     number: int
     """Within its partition."""
-    strength: float = math.nan
-    """Of the prior on its hidden weights."""
+    strength: float = 0.0
+    """Of the prior on its hidden weights; infinite: nothing but the inputs is left."""
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -66,6 +69,7 @@ class Member:
 
     network: nn.Module
     layer: LastLayer
+    strength: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -74,9 +78,8 @@ class Ensemble:
 
     members: list[Member]
     folds: list[Trained]
-    strength: float
-    strengths: dict[float, float]
-    """Held-out LPD of each strength that was tried."""
+    scores: dict[float, float]
+    """Held-out LPD of each strength that was tried, if one was chosen."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,15 @@ class CrossFit:
     features: Features
     noise: NoiseStructure
     bias_prior: BiasPrior
+
+    def mix(self, splits: Sequence[Split], strengths: Sequence[float], *, n_each: int) -> Ensemble:
+        """Networks of every strength as one batch, each of them leaving out one split.
+
+        Members are those of random splits, or where there are none, `n_each` of every strength trained on every row.
+        """
+        jobs = [Job(split, 0, i, s) for s in strengths for i, split in enumerate(splits)]
+        jobs += [Job(split, i, 0, s) for s in strengths for i, split in enumerate(self._every(splits, n_each))]
+        return self._ensemble(self._fit(jobs, f"{len(jobs)} networks"), None, {})
 
     def run(
         self,
@@ -101,10 +113,9 @@ class CrossFit:
 
         Members are the networks of random splits, or where there are none, networks trained on every row.
         """
-        folds = [Job(split, r, i) for r, splits in enumerate(partitions) for i, split in enumerate(splits)]
-        crossed = any(job.split.kind == "random" for job in folds)
-        every = Split.everything(len(self.data.X))
-        wanted = folds + [Job(every, i, 0) for i in range(0 if crossed else n_members)]
+        wanted = [Job(split, r, i) for r, splits in enumerate(partitions) for i, split in enumerate(splits)]
+        every = self._every([split for splits in partitions for split in splits], n_members)
+        wanted += [Job(split, i, 0) for i, split in enumerate(every)]
         strength = strengths[0]
         scores: dict[float, float] = {}
         chosen: dict[tuple[str, int, int], Trained] = {}
@@ -112,16 +123,24 @@ class CrossFit:
             strength, scores, chosen = self._choose([Job(split, 0, i) for i, split in enumerate(trials)], strengths)
         rest = [replace(job, strength=strength) for job in wanted if job.key not in chosen]
         trained = chosen | {t.job.key: t for t in self._fit(rest, f"{len(rest)} networks")}
-        done = [trained[job.key] for job in wanted]
-        members = [t for t in done if t.job.split.kind == ("random" if crossed else "all")][:n_members]
-        held = [t for t in done if len(t.job.split.held)]
-        return Ensemble([self._member(t) for t in members], held, strength, scores)
+        return self._ensemble([trained[job.key] for job in wanted], n_members, scores)
+
+    def _every(self, splits: Sequence[Split], n: int) -> list[Split]:
+        """n times every row, unless networks of random splits can be members."""
+        crossed = any(split.kind == "random" for split in splits)
+        return [] if crossed else [Split.everything(len(self.data.X))] * n
+
+    def _ensemble(self, trained: Sequence[Trained], n_members: int | None, scores: dict[float, float]) -> Ensemble:
+        kinds = {t.job.split.kind for t in trained}
+        members = [t for t in trained if t.job.split.kind == ("random" if "random" in kinds else "all")]
+        held = [t for t in trained if len(t.job.split.held)]
+        return Ensemble([self._member(t) for t in members[:n_members]], held, scores)
 
     def held_out(self, trained: Sequence[Trained]) -> HeldOutPoints:
         """What each network says of the rows it left out; networks of several partitions meet at the same rows."""
-        groups: dict[str, dict[int, list[Trained]]] = {}
+        groups: dict[str, dict[tuple[float, int], list[Trained]]] = {}
         for t in trained:
-            groups.setdefault(t.job.split.kind, {}).setdefault(t.job.partition, []).append(t)
+            groups.setdefault(t.job.split.kind, {}).setdefault((t.job.strength, t.job.partition), []).append(t)
         return HeldOutPoints.joined([_stack([self._points(p) for p in kind.values()]) for kind in groups.values()])
 
     def _choose(
@@ -131,7 +150,7 @@ class CrossFit:
         jobs = [replace(job, strength=s) for s in strengths for job in trial]
         trained = self._fit(jobs, f"{len(jobs)} networks, prior")
         groups = {s: [t for t in trained if t.job.strength == s] for s in strengths}
-        scores = {s: fit_curve(self.held_out(group), tails=False).lpd for s, group in groups.items()}
+        scores = {s: fit_curves(self.held_out(group), tails=False).lpd for s, group in groups.items()}
         best = max(scores, key=lambda s: -math.inf if math.isnan(scores[s]) else scores[s])
         return best, scores, {t.job.key: t for t in groups[best]}
 
@@ -155,23 +174,26 @@ class CrossFit:
     def _member(self, t: Trained) -> Member:
         """Every row in the last layer; alpha and noise as they were found, since the curve was calibrated on them."""
         if not len(t.job.split.held):
-            return Member(t.network, t.layer)
+            return Member(t.network, t.layer, t.job.strength)
         more = t.layer.posterior.update(self._statistics(t.network, t.job.split.held))
-        return Member(t.network, replace(t.layer, posterior=more))
+        return Member(t.network, replace(t.layer, posterior=more), t.job.strength)
 
     def _points(self, partition: Sequence[Trained]) -> tuple[np.ndarray, HeldOutPoints]:
         """The held-out points of one partition, in the order of their rows."""
         parts, rows = [], []
         for t in partition:
             held = self.data.rows(torch.from_numpy(t.job.split.held).to(self.data.X.device))
-            parts.append(predict_held_out(t.layer, self.features(t.network, held.X), held, t.job.split.kind))
+            Phi = self.features(t.network, held.X)
+            parts.append(predict_held_out(t.layer, Phi, held, t.job.split.kind, t.job.strength))
             rows.append(t.job.split.held)
         joined, row = HeldOutPoints.joined(parts), np.concatenate(rows)
         order = np.argsort(row, kind="stable")
         return row[order], joined[order]
 
 
-def predict_held_out(layer: LastLayer, Phi: Float[Tensor, "n p"], data: Data, kind: str) -> HeldOutPoints:
+def predict_held_out(
+    layer: LastLayer, Phi: Float[Tensor, "n p"], data: Data, kind: str, strength: float
+) -> HeldOutPoints:
     """What one network says of points it has not seen."""
     with torch.no_grad():
         marginals = layer.posterior.predict(Phi)
@@ -186,6 +208,7 @@ def predict_held_out(layer: LastLayer, Phi: Float[Tensor, "n p"], data: Data, ki
         targets=data.T.to(mean),
         weight=weight,
         kind=np.full(len(mean), kind),
+        strength=np.array([strength]),
     )
 
 

@@ -3,11 +3,13 @@
     var = sigma^2 (a + b v^gamma),        v = phi' Lambda_bar^-1 phi (Theorem 2)
 
 v orders points by how far they extrapolate; what the evidence gets wrong is the scale. a = b = gamma = 1 is the
-Bayesian last layer as it stands, and Algorithm 1, which moves alpha alone, moves v in it.
+Bayesian last layer as it stands, and Algorithm 1, which moves alpha alone, moves v in it. Networks of another strength
+of the prior extrapolate in another way, so each strength has a curve of its own; all are fitted together, as the
+mixture in which they will speak.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -33,11 +35,13 @@ LIMITS = {
 BELIEF = {"noise": (0.0, 3.0), "slope": (0.0, 5.0), "power": (0.0, 1.0), "share": (-2.0, 2.0), "factor": (2.0, 2.0)}
 """Mean and standard deviation of the same before any held-out point was seen: with few of them the curve stays near."""
 STARTS = ((0.0, 0.0, 0.0), (-1.0, 1.0, -0.5), (0.0, 3.0, 0.0))
+SHARPNESS = 2.0
+"""Members speak with the weight of this power of their precision."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """var = sigma^2 (a + b v^gamma) for each output; with tails, a share of the probability has a larger variance."""
+    """var = sigma^2 (a + b v^gamma) for each output."""
 
     noise: Float[ndarray, " q"]
     """a"""
@@ -45,9 +49,6 @@ class Curve:
     """b"""
     power: float = 1.0
     """gamma"""
-    tail_share: float = 0.0
-    tail_factor: float = 1.0
-    """The variance of the tails over that of the rest."""
     reach: float = math.inf
     """The largest v that was calibrated. Beyond it the variance grows as the posterior's own, proportional to v."""
 
@@ -70,20 +71,31 @@ class Curve:
         """a + b v^gamma: the variance over that of the noise."""
         return self.noise + self.epistemic(ratio)
 
-    @property
-    def widening(self) -> float:
-        """What the tails make of the variance."""
-        return 1 + self.tail_share * (self.tail_factor - 1)
-
     def __str__(self) -> str:
         a, b = (np.array2string(x, precision=3) for x in (self.noise, self.slope))
-        tails = f", {self.tail_share:.0%} of it {self.tail_factor:.1f} times as wide" if self.tail_share else ""
-        return f"var = noise * (a + b v^{self.power:.2f}), a = {a}, b = {b}{tails}"
+        return f"var = noise * (a + b v^{self.power:.2f}), a = {a}, b = {b}"
+
+
+@dataclass(frozen=True)
+class Tails:
+    """A share of the probability has a larger variance."""
+
+    share: float = 0.0
+    factor: float = 1.0
+    """Its variance over that of the rest."""
+
+    @property
+    def widening(self) -> float:
+        """What they make of the variance."""
+        return 1 + self.share * (self.factor - 1)
+
+    def __str__(self) -> str:
+        return f", {self.share:.0%} of it {self.factor:.1f} times as wide" if self.share else ""
 
 
 @dataclass(frozen=True)
 class CalibrationPoints:
-    """The held-out points a curve was fitted to, as a picture shows them: by the first network of each."""
+    """The held-out points, as a picture shows them: by the first network of the best strength."""
 
     ratio: Float[ndarray, " n"]
     squared_error: Float[ndarray, "n q"]
@@ -93,67 +105,98 @@ class CalibrationPoints:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A curve, what it was fitted to, and the LPD it promises."""
+    """A curve for each strength of the prior, what they were fitted to, and the LPD they promise."""
 
-    curve: Curve
+    curves: dict[float, Curve]
+    """By strength; the first is the one whose networks alone do best."""
     points: CalibrationPoints
     lpd: float
     """Mean log predictive density of the held-out points, standardised units, joint over the outputs."""
     lpd_before: float
     """The same without calibration."""
+    tails: Tails = Tails()
     head: NoiseHead | None = None
     """What multiplies the noise at each input, if it depends on it."""
+    alone: dict[float, float] = field(default_factory=dict)
+    """LPD of the same points by the networks of each strength alone, with a curve but no tails."""
+
+    @property
+    def curve(self) -> Curve:
+        """Of the best strength."""
+        return next(iter(self.curves.values()))
 
     def __str__(self) -> str:
-        n = len(self.points.ratio)
-        return f"{self.curve}; LPD of {n} held-out points {self.lpd_before:.3f} -> {self.lpd:.3f}"
+        n, others = len(self.points.ratio), len(self.curves) - 1
+        more = f", and {others} more curves" if others else ""
+        return f"{self.curve}{self.tails}{more}; LPD of {n} held-out points {self.lpd_before:.3f} -> {self.lpd:.3f}"
 
 
 def precision_weights(log_var: Float[Tensor, "c n q"]) -> Float[Tensor, "c n"]:
-    """Members speak with the weight of their precision at the point: 1 / var, its geometric mean over the outputs."""
-    return torch.softmax(-log_var.mean(-1), dim=0)
+    """Members speak with the weight of their squared precision at the point, its geometric mean over the outputs."""
+    return torch.softmax(-SHARPNESS * log_var.mean(-1), dim=0)
 
 
-def fit_curve(points: HeldOutPoints, *, tails: bool, input_noise: bool = False) -> Calibration:
-    """The curve of largest held-out LPD, held near the posterior as it stands by a weak prior.
+def fit_curves(points: HeldOutPoints, *, tails: bool, input_noise: bool = False) -> Calibration:
+    """The curves of largest held-out LPD, held near the posterior as it stands by a weak prior.
 
-    A smooth problem of 2 q + 1 numbers (two more with tails), solved from several starts; no grid, so no edge of one.
-    With `input_noise` the best of them is then refined together with a network for the noise at each input.
+    A smooth problem of 2 q + 1 numbers a strength (two more with tails): each strength alone from several starts, then
+    all together; no grid, so no edge of one. With `input_noise` a network for the noise at each input joins in.
     """
     points = points.usable()
     n, q = points.targets.shape
+    strengths = points.strengths
     if not n:
         empty = CalibrationPoints(np.empty(0), np.empty((0, q)), points.kind)
-        return Calibration(Curve.identity(q), empty, float("nan"), float("nan"))
-    problem = _Problem(points, tails)
+        nothing = float("nan")
+        return Calibration(dict.fromkeys(strengths, Curve.identity(q)), empty, nothing, nothing)
     with threads_for(20 * points.mean.numel()):
-        ends = [problem.solve(problem.start(*start)) for start in STARTS]
-        x = min((end for end in ends if np.isfinite(end[0])), key=lambda end: end[0], default=(0.0, problem.start()))[1]
+        singles = {s: _Problem(points.of(s), [s], tails=False) for s in strengths}
+        numbers = {s: single.best([single.start(*start) for start in STARTS]) for s, single in singles.items()}
+        alone = {s: single.lpd(numbers[s]) for s, single in singles.items()}
+        strengths.sort(key=lambda s: -alone[s])
+        problem = _Problem(points, strengths, tails)
+        x = problem.best([problem.join([numbers[s] for s in strengths]), problem.start()])
         if input_noise:
-            problem = _Problem(points, tails, NoiseHead.initial(points.inputs, q))
-            x = problem.solve(np.concatenate([x, problem.head_start()]))[1]
-    squared = (points.targets - points.mean[0]).square() / points.noise_var[0]
-    shown = CalibrationPoints(points.ratio[0].numpy(), squared.numpy(), points.kind)
-    before = _Problem(points, tails=False)
+            problem = _Problem(points, strengths, tails, NoiseHead.initial(points.inputs, q))
+            x = problem.best([np.concatenate([x, problem.head_start()])])
+    first = points.of(strengths[0])
+    squared = (points.targets - first.mean[0]).square() / first.noise_var[0]
+    shown = CalibrationPoints(first.ratio[0].numpy(), squared.numpy(), points.kind)
+    before = _Problem(points, strengths, tails=False)
     return Calibration(
-        problem.curve(x), shown, problem.lpd(x), before.lpd(before.start()), problem.head(torch.from_numpy(x))
+        problem.curves(x),
+        shown,
+        problem.lpd(x),
+        before.lpd(before.start()),
+        problem.tails_of(x),
+        problem.head(torch.from_numpy(x)),
+        alone,
     )
 
 
 class _Problem:
-    """Negative held-out LPD plus prior, of the numbers [log a, log b, log gamma, (logit share, log factor), (head)]."""
+    """Negative held-out LPD plus prior, of the numbers [log a, log b, log gamma] of each strength, one after the other,
+    then (logit share, log factor) of the tails and the weights of the head, where there are such."""
 
-    def __init__(self, points: HeldOutPoints, tails: bool, head: NoiseHead | None = None) -> None:
-        self.points, self.tails, self.q, self.initial_head = points, tails, points.targets.shape[-1], head
-        self.names = ["noise"] * self.q + ["slope"] * self.q + ["power"] + (["share", "factor"] if tails else [])
+    def __init__(
+        self, points: HeldOutPoints, strengths: list[float], tails: bool, head: NoiseHead | None = None
+    ) -> None:
+        self.points, self.strengths, self.tails, self.initial_head = points, strengths, tails, head
+        self.q = points.targets.shape[-1]
+        self.each = ["noise"] * self.q + ["slope"] * self.q + ["power"]
+        self.names = self.each * len(strengths) + (["share", "factor"] if tails else [])
+        self.of_network = torch.tensor([strengths.index(s) for s in points.strength.tolist()])
         self.log_ratio = points.ratio.log()[..., None]
         self.log_noise = points.noise_var.log()
         self.squared = (points.targets - points.mean).square()
         self.centre, self.width = torch.tensor([BELIEF[name] for name in self.names], dtype=torch.float64).unbind(-1)
 
     def start(self, noise: float = 0.0, slope: float = 0.0, power: float = 0.0) -> ndarray:
-        tail = [BELIEF["share"][0], BELIEF["factor"][0]] if self.tails else []
-        return np.array([noise] * self.q + [slope] * self.q + [power] + tail)
+        return self.join([np.array([noise] * self.q + [slope] * self.q + [power])] * len(self.strengths))
+
+    def join(self, curves: list[ndarray]) -> ndarray:
+        """The numbers of each curve, and tails as they are believed."""
+        return np.concatenate([*curves, [BELIEF["share"][0], BELIEF["factor"][0]] if self.tails else []])
 
     def head_start(self) -> ndarray:
         return self.initial_head.numbers().numpy() if self.initial_head else np.empty(0)
@@ -163,15 +206,20 @@ class _Problem:
 
     def log_density(self, x: Tensor) -> Float[Tensor, " n"]:
         """Of each point under the mixture of its networks."""
-        q, head = self.q, self.head(x)
-        log_a = x[:q] if head is None else x[:q] + head.log_factor(self.points.inputs)
-        log_var = self.log_noise + torch.logaddexp(log_a, x[q : 2 * q] + x[2 * q].exp() * self.log_ratio)
+        log_a, log_b, log_power = self._curves(x).split([self.q, self.q, 1], -1)
+        log_a, log_b, log_power = (number[self.of_network][:, None] for number in (log_a, log_b, log_power))
+        if (head := self.head(x)) is not None:
+            log_a = log_a + head.log_factor(self.points.inputs)
+        log_var = self.log_noise + torch.logaddexp(log_a, log_b + log_power.exp() * self.log_ratio)
         each = self._gaussian(log_var)
         if self.tails:
-            share, factor = x[2 * q + 1 : 2 * q + 3]
+            share, factor = x[len(self.names) - 2 : len(self.names)]
             log_in, log_out = (torch.nn.functional.logsigmoid(s * share) for s in (-1, 1))
             each = torch.logaddexp(log_in + each, log_out + self._gaussian(log_var + factor))
         return torch.logsumexp(precision_weights(log_var).log() + each, dim=0)
+
+    def _curves(self, x: Tensor) -> Float[Tensor, "s n"]:
+        return x[: len(self.strengths) * len(self.each)].reshape(len(self.strengths), len(self.each))
 
     def _gaussian(self, log_var: Tensor) -> Tensor:
         return -0.5 * (self.squared * (-log_var).exp() + log_var + LOG_2PI).sum(-1)
@@ -193,20 +241,26 @@ class _Problem:
         assert point.grad is not None
         return float(loss.detach()), point.grad.numpy()
 
-    def solve(self, start: ndarray) -> tuple[float, ndarray]:
+    def best(self, starts: list[ndarray]) -> ndarray:
+        """The lowest of the minima that lie below the starts; the first start if none is finite."""
+        ends = [self._solve(start) for start in starts]
+        found = min((end for end in ends if np.isfinite(end[0])), key=lambda end: end[0], default=(0.0, starts[0]))
+        return found[1]
+
+    def _solve(self, start: ndarray) -> tuple[float, ndarray]:
         limits = [LIMITS[name] for name in self.names] + [(-np.inf, np.inf)] * (len(start) - len(self.names))
         end = minimize(self.value, start, jac=True, method="L-BFGS-B", bounds=limits, options={"maxiter": 500})
         return float(end.fun), end.x
 
-    def curve(self, x: ndarray) -> Curve:
-        q, (share, factor) = self.q, (0.0, 1.0)
-        if self.tails:
-            share, factor = 1 / (1 + np.exp(-x[2 * q + 1])), np.exp(x[2 * q + 2])
-        return Curve(
-            np.exp(x[:q]),
-            np.exp(x[q : 2 * q]),
-            power=float(np.exp(x[2 * q])),
-            reach=float(self.points.ratio.max()),
-            tail_share=float(share),
-            tail_factor=float(factor),
-        )
+    def curves(self, x: ndarray) -> dict[float, Curve]:
+        numbers = np.exp(self._curves(torch.from_numpy(x)).numpy())
+        return {
+            s: Curve(own[: self.q], own[self.q : -1], float(own[-1]), reach=float(self.points.of(s).ratio.max()))
+            for s, own in zip(self.strengths, numbers, strict=True)
+        }
+
+    def tails_of(self, x: ndarray) -> Tails:
+        if not self.tails:
+            return Tails()
+        share, factor = x[len(self.names) - 2 : len(self.names)]
+        return Tails(float(1 / (1 + np.exp(-share))), float(np.exp(factor)))

@@ -3,7 +3,7 @@
 What a model does not know stays the same from step to step, so its effects add up: that is what epistemic means.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from lastlayer.calibration import Curve
 from lastlayer.description import Description, MemberDescription, describe
 from lastlayer.dynamics.rollout import Feedback, Rollout
 from lastlayer.errors import InputError
@@ -54,7 +53,7 @@ class SampledWeights:
         if self.calibrated:
             weights = model.regressor_.predictive(model.lags.join(starts, inputs[:, 0], q)).weights
         else:
-            described = replace(described, curve=Curve.identity(q), noise_head=None)
+            described = described.uncalibrated()
             weights = np.full((len(described.members), b), 1 / len(described.members))
         draws = Draws.of(described, weights, self.n, rng)
         means, noises, costs = [], [], []
@@ -88,15 +87,16 @@ class Draws:
     tail: Float[ndarray, "n b"]
     """What the variance of a draw is multiplied with: one, or for a share of them the factor of the tails."""
     E: Float[ndarray, "n r q"]
-    """Standard normal."""
+    """Standard normal; a member takes as many rows as it has features."""
 
     @classmethod
     def of(cls, described: Description, weights: Float[ndarray, "c b"], n: int, rng: np.random.Generator) -> "Draws":
         """`weights` of the components of a prediction at the starts: members, and with tails the members once more."""
         members = len(described.members)
         component = (rng.random((n, 1, 1)) > weights.cumsum(0)[:-1].T).sum(-1)
-        tail = np.where(component >= members, described.curve.tail_factor, 1.0)
-        E = rng.standard_normal((n, len(described.members[0].spread.shift), described.n_outputs))
+        tail = np.where(component >= members, described.tails.factor, 1.0)
+        widest = max(len(member.spread.shift) for member in described.members)
+        E = rng.standard_normal((n, widest, described.n_outputs))
         return cls(described, component % members, tail, E)
 
     def __call__(
@@ -120,11 +120,11 @@ class Draws:
         draw: Int[ndarray, " m"],
         tail: Float[ndarray, " m"],
     ) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q q"], Float[ndarray, " m"]]:
-        curve, head = self.described.curve, self.described.noise_head
+        curve, head = member.curve, self.described.noise_head
         phi = member.features(Z)
         h = phi @ member.spread.root + member.spread.shift
         v = np.square(h).sum(1)
-        deviation = np.einsum("mr,mrq->mq", h, self.E[draw]) @ np.linalg.cholesky(member.noise_cov).T
+        deviation = np.einsum("mr,mrq->mq", h, self.E[draw, : h.shape[1]]) @ np.linalg.cholesky(member.noise_cov).T
         stretch = np.sqrt(tail * curve.shape(v) / np.maximum(v, TINY))[:, None] * np.sqrt(curve.slope)
         factor = curve.noise * (1.0 if head is None else head.factor(torch.from_numpy(Z)))
         root = np.sqrt(tail[:, None] * factor)

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import nn
 
+from lastlayer.calibration import Curve
 from lastlayer.description import Dense, Description, MemberDescription, Spread, describe
 from lastlayer.estimator import as_covariance_parts
 from lastlayer.integrations.extras import need
@@ -44,8 +45,9 @@ class _Formula:
         self.ca, self.described, self.noise = ca, described, noise
 
     def of(self, z: MX) -> tuple[MX, MX, MX]:
-        ca, curve, members = self.ca, self.described.curve, self.described.members
-        noise = ca.DM(curve.noise) * self._noise_factor(z)
+        ca, members = self.ca, self.described.members
+        factor, widening = self._noise_factor(z), self.described.tails.widening
+        noises = [ca.DM(member.curve.noise) * factor for member in members]
         means, stars, ratios = [], [], []
         for member in members:
             phi = self._features(member, z) - member.centre
@@ -53,34 +55,36 @@ class _Formula:
             ratios.append(self._cost(member.spread, phi))
             tuned = member.spread_at_star is not member.spread
             stars.append(self._cost(member.spread_at_star, phi) if tuned else ratios[-1])
-        weights = self._weights(noise, stars)
+        weights = self._weights(noises, stars)
         mean = sum(w * m for w, m in zip(weights, means, strict=True))
         cov: MX = 0
-        for member, weight, own, ratio in zip(members, weights, means, ratios, strict=True):
+        for member, weight, own, ratio, noise in zip(members, weights, means, ratios, noises, strict=True):
             var, correlation = as_covariance_parts(member.noise_cov)
-            std = ca.sqrt(var * (self._epistemic(ratio) + noise * float(self.noise)))
+            std = ca.sqrt(var * (self._epistemic(member.curve, ratio) + noise * float(self.noise)))
             between = own - mean
             # a product of columns with the correlation between them, not with two diagonal matrices
             within = ca.diag(std**2) if (correlation == np.eye(len(var))).all() else correlation * (std @ std.T)
-            cov = cov + weight * (curve.widening * within + (between @ between.T if len(members) > 1 else 0))
+            cov = cov + weight * (widening * within + (between @ between.T if len(members) > 1 else 0))
         return mean, ca.densify(cov), sum(ratios) / len(ratios)
 
-    def _weights(self, noise: MX, costs: list[MX]) -> list[MX]:
-        """The softmax of minus the mean log variance, around its largest entry; or all alike."""
+    def _weights(self, noises: list[MX], costs: list[MX]) -> list[MX]:
+        """The softmax of minus the mean log variance times the sharpness, around its largest entry; or all alike."""
         ca, c, q = self.ca, len(costs), self.described.n_outputs
-        if not self.described.weighted:
+        if not self.described.sharpness:
             return [1 / c] * c
         logs = [
-            -ca.sum1(ca.log(np.diagonal(member.noise_cov) * (noise + self._epistemic(cost)))) / q
-            for member, cost in zip(self.described.members, costs, strict=True)
+            -self.described.sharpness
+            * ca.sum1(ca.log(np.diagonal(member.noise_cov) * (noise + self._epistemic(member.curve, cost))))
+            / q
+            for member, noise, cost in zip(self.described.members, noises, costs, strict=True)
         ]
         joined = ca.vertcat(*logs)
         share = ca.exp(joined - ca.mmax(joined))
         return ca.vertsplit(share / ca.sum1(share))
 
-    def _epistemic(self, ratio: MX) -> MX:
+    def _epistemic(self, curve: Curve, ratio: MX) -> MX:
         """b v^gamma, and beyond the reach of the calibration straight on."""
-        ca, curve = self.ca, self.described.curve
+        ca = self.ca
         known = ca.fmin(ratio, curve.reach) if np.isfinite(curve.reach) else ratio
         power = known if curve.power == 1 else known**curve.power
         beyond = ratio / ca.fmax(known, TINY) if np.isfinite(curve.reach) else 1

@@ -7,11 +7,11 @@ import numpy as np
 import plotly.graph_objects as go
 import torch
 from numpy import ndarray
-from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
 from lastlayer.extrapolation import affine_cost
 from lastlayer.metrics import log_predictive_density
+from lastlayer.pages import BLUE, GREY, LAYOUT, ORANGE, band, figure_html, page, script_data, slider, table
 from lastlayer.studies.data import TEST_RANGE, TRAIN_RANGE, truth
 from lastlayer.studies.figures import FEATURE_SETS
 from lastlayer.studies.networks import Scalers
@@ -19,33 +19,9 @@ from lastlayer.studies.paper import COLUMNS, NOTES, Study
 from lastlayer.studies.results import caption, cells
 from lastlayer.studies.three_samples import X_TEST, X_TRAIN, ThreeSamples, line
 
-BLUE, ORANGE, GREY = "#3b7dd8", "#e08a2e", "#8a8a8a"
 N_STEPS = 41
-LAYOUT = {
-    "template": "none",
-    "paper_bgcolor": "rgba(0,0,0,0)",
-    "plot_bgcolor": "rgba(0,0,0,0)",
-    "font": {"color": "#888888", "size": 13},
-    "margin": {"l": 60, "r": 20, "t": 40, "b": 50},
-    "legend": {"orientation": "h", "y": 1.12},
-}
-PAGE = Template(
-    """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>lastlayer: the paper's study</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>
-:root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem;
-       color: light-dark(#222, #ddd); background: light-dark(#fff, #16181c); }
-table { border-collapse: collapse; font-size: 13px; display: block; overflow-x: auto; }
-th, td { padding: .3rem .5rem; text-align: right; white-space: nowrap;
-         border-bottom: 1px solid light-dark(#ddd, #333); }
-th:first-child, td:first-child { text-align: left; }
-.note { color: #888; font-size: 14px; }
-#reading { font-variant-numeric: tabular-nums; }
-</style>
-<script>$plotly</script></head><body>
-<h1>A neural network with Bayesian last layer: the simulation study</h1>
+BODY = Template(
+    """<h1>A neural network with Bayesian last layer: the simulation study</h1>
 <p>After Fiedler and Lucia, "Improved uncertainty quantification for neural networks with Bayesian last layer" (2023),
 run anew with one definition of every score.</p>
 <h2>Table 1</h2><p class="note">$caption</p>$table<ul class="note">$notes</ul>
@@ -53,15 +29,14 @@ run anew with one definition of every score.</p>
 <p id="reading">Move the slider.</p>$figure4
 <h2>Figure 5: the Bayesian neural network</h2>$figure5
 <h2>Figures 2 and 3: three samples of a line</h2>$figure3
-<h2>Figure 1: features and their affine cost</h2>$figure1
-<script>
-const readings = $readings;
+<h2>Figure 1: features and their affine cost</h2>$figure1"""
+)
+SCRIPT = Template(
+    """const readings = $readings;
 const plot = document.getElementById("figure4");
 const say = i => { document.getElementById("reading").textContent = readings[i]; };
 plot.on("plotly_sliderchange", event => say(event.slider.active));
-say($start);
-</script></body></html>
-"""
+say($start);"""
 )
 
 
@@ -69,32 +44,16 @@ def report(studies: list[Study], three: ThreeSamples) -> str:
     """The page; the same studies give the same text."""
     study = studies[0]
     figure4, readings, start = _slider(study)
-    return PAGE.substitute(
-        plotly=get_plotlyjs(),
+    body = BODY.substitute(
         caption=html.escape(caption(studies)),
-        table=_table(studies),
+        table=table(["", *COLUMNS.values()], cells(studies), "table1"),
         notes="".join(f"<li>{html.escape(note)}</li>" for note in NOTES),
-        figure4=_div(figure4, "figure4"),
-        figure5=_div(_bnn(study), "figure5"),
-        figure3=_div(_three(three), "figure3"),
-        figure1=_div(_features(), "figure1"),
-        readings="[" + ", ".join(f'"{html.escape(r)}"' for r in readings) + "]",
-        start=start,
+        figure4=figure_html(figure4, "figure4"),
+        figure5=figure_html(_bnn(study), "figure5"),
+        figure3=figure_html(_three(three), "figure3"),
+        figure1=figure_html(_features(), "figure1"),
     )
-
-
-def _div(figure: go.Figure, name: str) -> str:
-    return figure.to_html(full_html=False, include_plotlyjs=False, div_id=name, config={"displaylogo": False})
-
-
-def _table(studies: list[Study]) -> str:
-    rows = [["", *COLUMNS.values()], *cells(studies)]
-    head, *body = ["".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) for tag, row in _tagged(rows)]
-    return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in body)}</table>"
-
-
-def _tagged(rows: list[list[str]]) -> list[tuple[str, list[str]]]:
-    return [("th" if i == 0 else "td", row) for i, row in enumerate(rows)]
+    return page("lastlayer: the paper's study", body, SCRIPT.substitute(readings=script_data(readings), start=start))
 
 
 def _slider(study: Study) -> tuple[go.Figure, list[str], int]:
@@ -110,7 +69,7 @@ def _slider(study: Study) -> tuple[go.Figure, list[str], int]:
         p = network.predict(X, float(log_alpha))
         lower, upper = p.interval(0.95)
         for i in range(2):
-            figure.add_trace(_band(X[:, 0], lower[:, i], upper[:, i], step == start), i + 1, 1)
+            figure.add_trace(band(X[:, 0], lower[:, i], upper[:, i], visible=step == start), i + 1, 1)
         train, test = (
             log_predictive_density(network.predict(s.X, float(log_alpha)), s.y, scale=scale)
             for s in (study.data.train, study.data.test)
@@ -123,32 +82,11 @@ def _slider(study: Study) -> tuple[go.Figure, list[str], int]:
     mean = network.predict(X, float(network.posterior.log_alpha)).mean
     for i in range(2):
         _lines(figure, study, X, mean, i)
-    fixed = [True] * (len(figure.data) - shown)
-    steps = [
-        {
-            "method": "restyle",
-            "label": f"{log_alpha:.1f}",
-            "args": [{"visible": [t // 2 == step for t in range(shown)] + fixed}],
-        }
-        for step, log_alpha in enumerate(log_alphas)
-    ]
-    slider = {"active": start, "steps": steps, "currentvalue": {"prefix": "log alpha = "}, "pad": {"t": 40}}
-    figure.update_layout(**LAYOUT, height=640, sliders=[slider])
+    labels = [f"{log_alpha:.1f}" for log_alpha in log_alphas]
+    moves = slider(labels, len(figure.data) - shown, 2, start=start, prefix="log alpha = ")
+    figure.update_layout(**LAYOUT, height=640, sliders=[moves])
     figure.update_yaxes(range=[-4, 4])
     return figure, readings, start
-
-
-def _band(x: ndarray, lower: ndarray, upper: ndarray, visible: bool) -> go.Scatter:
-    return go.Scatter(
-        x=np.concatenate([x, x[::-1]]).round(5),
-        y=np.concatenate([upper, lower[::-1]]).round(5),
-        fill="toself",
-        fillcolor="rgba(59,125,216,0.3)",
-        line={"width": 0},
-        hoverinfo="skip",
-        visible=visible,
-        showlegend=False,
-    )
 
 
 def _lines(figure: go.Figure, study: Study, X: ndarray, mean: ndarray, i: int) -> None:
@@ -171,7 +109,7 @@ def _bnn(study: Study) -> go.Figure:
     lower, upper = p.interval(0.95)
     figure = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.06)
     for i in range(2):
-        figure.add_trace(_band(X[:, 0], lower[:, i], upper[:, i], True), i + 1, 1)
+        figure.add_trace(band(X[:, 0], lower[:, i], upper[:, i]), i + 1, 1)
         for draw in draws[:15]:
             style = {"color": BLUE, "width": 0.5}
             figure.add_trace(
@@ -191,8 +129,8 @@ def _three(three: ThreeSamples) -> go.Figure:
     figure = make_subplots(1, 2, subplot_titles=["mean and 3 standard deviations", "against log alpha"])
     for name, log_alpha, shade in (("alpha^max", best, 0.15), ("alpha*", own, 0.4)):
         mean, std = three.predict(X_TEST, log_alpha)
-        band = _band(X_TEST[:, 0], mean - 3 * std, mean + 3 * std, True)
-        figure.add_trace(band.update(name=name, fillcolor=f"rgba(59,125,216,{shade})", showlegend=True), 1, 1)
+        shape = band(X_TEST[:, 0], mean - 3 * std, mean + 3 * std)
+        figure.add_trace(shape.update(name=name, fillcolor=f"rgba(59,125,216,{shade})", showlegend=True), 1, 1)
     marker = {"color": GREY, "size": 8}
     figure.add_trace(
         go.Scatter(x=X_TRAIN[:, 0], y=line(X_TRAIN)[:, 0], mode="markers", marker=marker, name="samples"), 1, 1

@@ -1,79 +1,65 @@
-"""The command line: `lastlayer study`, `lastlayer bench uci`."""
+"""`lastlayer study` and `lastlayer bench`: jobs on built-in data and on folders of tables."""
 
-import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from lastlayer import __version__
-from lastlayer.errors import LastLayerError
-from lastlayer.studies import figures, paper, results, three_samples
-from lastlayer.studies.benchmark import command as benchmark
-from lastlayer.studies.benchmark import tables
-from lastlayer.studies.benchmark.data import KINDS
-from lastlayer.studies.data import SEED
-from lastlayer.studies.networks import BUDGET, Budget
-from lastlayer.studies.report import report
+from lastlayer.cli.say import Json, Say, helpful
 
-app = typer.Typer(
-    help="Regression with neural networks that know what they do not know.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
-bench = typer.Typer(help="The library beside its peers, on tables of yours.", no_args_is_help=True)
-app.add_typer(bench, name="bench")
-console = Console()
+if TYPE_CHECKING:
+    from lastlayer.studies import paper
+    from lastlayer.studies.benchmark import tables
+
 SHOWN = ("lpd_train", "lpd_test", "lpd_outside", "coverage_90")
+bench = typer.Typer(help="The library beside its peers, on tables of yours.", no_args_is_help=True)
+console = Console()
 
 
-def _version(asked: bool | None) -> None:
-    if asked:
-        console.print(f"lastlayer {__version__}")
-        raise typer.Exit
-
-
-Version = Annotated[bool | None, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")]
-
-
-@app.callback()
-def options(version: Version = None) -> None:
-    """Options that go with every command."""
-
-
-@app.command()
 def study(
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many initialisations.")] = 1,
     data_seed: Annotated[list[int] | None, typer.Option(help="Seed of the data; give it again for more.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for tables, figures and the report.")] = Path("results"),
-    max_epochs: Annotated[int, typer.Option(min=1, help="Upper limit for BLL and BLR.")] = BUDGET.max_epochs,
+    max_epochs: Annotated[int | None, typer.Option(min=1, help="Upper limit for BLL and BLR.")] = None,
     bnn_epochs: Annotated[int, typer.Option(min=1, help="Epochs of the Bayesian neural network.")] = 2000,
+    as_json: Json = False,
 ) -> None:
     """The paper's simulation study: Table 1, Figures 1 to 5 and a report with a slider for alpha."""
+    import torch
+
+    from lastlayer.studies import figures, paper, results, three_samples
+    from lastlayer.studies.data import SEED
+    from lastlayer.studies.networks import BUDGET, Budget
+    from lastlayer.studies.report import report
+
     results.check_folder(out)
     torch.set_num_threads(1)  # many small products: a second thread only waits for the first
-    budget = Budget(max_epochs=max_epochs)
+    budget = BUDGET if max_epochs is None else Budget(max_epochs=max_epochs)
     initialisations = list(range(seeds))
     studies = [
         paper.run(initialisations, data_seed=data, budget=budget, bnn_epochs=bnn_epochs, progress=True)
         for data in data_seed or [SEED]
     ]
-    three = three_samples.fit(max_epochs=min(5000, max_epochs), progress=True)
+    three = three_samples.fit(max_epochs=min(5000, budget.max_epochs), progress=True)
 
     def draw(folder: Path) -> None:
         figures.draw_all(studies[0], three, folder)
         (folder / "report.html").write_text(report(studies, three))
 
     written = results.write_all(studies, out, draw)
+    if as_json:
+        return Say(True).result(files=[str(path) for path in written])
     _print_table(studies)
     console.print(f"\nall columns: {out / 'table1.md'}")
     console.print(f"{len(written)} files in {out}; open [bold]{out / 'report.html'}[/bold] in a browser")
+    return None
 
 
-def _print_table(studies: list[paper.Study]) -> None:
+def _print_table(studies: "list[paper.Study]") -> None:
+    from lastlayer.studies import paper, results
+
     table = Table(title="Table 1", caption=results.caption(studies), title_justify="left", caption_justify="left")
     table.add_column("", no_wrap=True)
     names = list(paper.COLUMNS)
@@ -87,36 +73,55 @@ def _print_table(studies: list[paper.Study]) -> None:
 
 
 @bench.command()
+@helpful
 def uci(
     data: Annotated[Path, typer.Option(help="Folder of .npz or .csv tables; docs/uci.md says what they hold.")],
     methods: Annotated[str, typer.Option(help="Rows, with commas; 'ours', 'peers' or 'all'.")] = "all",
     sets: Annotated[str | None, typer.Option(help="Tables, with commas; all of the folder if left out.")] = None,
     splits: Annotated[str, typer.Option(help="Given splits, with commas; the outer ones are two.")] = "0,1,2,3,4",
-    kinds: Annotated[str, typer.Option(help=f"Kinds of splits: {', '.join(KINDS)}.")] = ",".join(KINDS),
+    kinds: Annotated[str | None, typer.Option(help="Kinds of splits, with commas; all if left out.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for results, tables and the picture.")] = Path("results/uci"),
     device: Annotated[str, typer.Option(help="'cpu', 'cuda', or 'auto'.")] = "auto",
     again: Annotated[bool, typer.Option("--again", help="Do anew what is already there.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Standard splits, one protocol: every fit is kept as soon as it is done, and a second run does what is missing."""
+    import torch
+
+    from lastlayer.studies.benchmark import command as benchmark
+    from lastlayer.studies.benchmark.data import KINDS
+
     asked = benchmark.Asked.parse(
-        data=data, methods=methods, sets=sets, splits=splits, kinds=kinds, out=out, device=device, again=again
+        data=data,
+        methods=methods,
+        sets=sets,
+        splits=splits,
+        kinds=",".join(KINDS) if kinds is None else kinds,
+        out=out,
+        device=device,
+        again=again,
     )
+    say = Say(as_json)
     for message in asked.messages:
-        console.print(message, style="yellow", highlight=False)
+        say.note(message) if as_json else console.print(message, style="yellow", highlight=False)
     torch.set_num_threads(1)
     try:
         failures = benchmark.run(asked, progress=True)
     finally:  # an interrupted run too leaves its tables
         summary = benchmark.write(out)
-    _print_benchmark(summary)
-    for failure in failures:
-        console.print(f"[bold red]failed:[/bold red] {failure}", highlight=False)
-    console.print(f"\nall scores and how each is tuned: {out / 'tables.md'}; picture: {out / 'uci.png'}")
+    say.result(tables=str(out / "tables.md"), picture=str(out / "uci.png"), failures=[str(f) for f in failures])
+    if not as_json:
+        _print_benchmark(summary)
+        for failure in failures:
+            console.print(f"[bold red]failed:[/bold red] {failure}", highlight=False)
+        console.print(f"\nall scores and how each is tuned: {out / 'tables.md'}; picture: {out / 'uci.png'}")
     if failures:
         raise typer.Exit(1)
 
 
-def _print_benchmark(summary: tables.Summary) -> None:
+def _print_benchmark(summary: "tables.Summary") -> None:
+    from lastlayer.studies.benchmark import tables
+
     for kind in summary.kinds:
         for score in tables.RANKED:
             head, *rows = tables.score_table(summary, kind, score)
@@ -128,19 +133,3 @@ def _print_benchmark(summary: tables.Summary) -> None:
                 table.add_row(*row)
             console.print(table)
         console.print(f"  {tables.splits_note(summary, kind)}", style="dim", highlight=False)
-
-
-def main() -> None:
-    """Run the command line: 0 fine, 1 an error the user can mend, 2 wrong usage, 130 interrupted."""
-    try:
-        app()
-    except LastLayerError as error:
-        console.print(f"[bold red]error:[/bold red] {error}", highlight=False)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        console.print("\ninterrupted: finished fits of a benchmark are kept; of a study nothing was written")
-        sys.exit(130)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,101 @@
+"""Rows per second and memory of `lastlayer predict` on a large CSV, against the bare networks in memory.
+
+`python benchmarks/predict_stream.py` makes a table of the example's kind, fits a single network (`--preset fast`) and
+the default mixture of ten, and predicts the table with each. The bare network is the forward pass of the same networks
+alone, on inputs that are already numbers in memory: no file, no variance, no interval. Memory is the peak of the
+process that predicts, also for a tenth of the rows: it must not grow with the table. Rows are per processor second,
+since other work on the machine does not change that, and on the clock.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from timing import describe_machine
+
+from lastlayer.estimator import chunks as pieces
+from lastlayer.tables import TableModel, chunks, read
+
+ROOT = Path(__file__).parents[1]
+PREDICT = """
+import contextlib, json, resource, sys, time
+import lastlayer.tables
+from lastlayer.cli import app
+start = time.process_time()
+with contextlib.redirect_stdout(sys.stderr):
+    app(["predict", *sys.argv[1:], "--json"], standalone_mode=False)
+memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(json.dumps({"cpu": time.process_time() - start, "memory": memory}))
+"""
+
+
+def make_table(path: Path, rows: int) -> None:
+    """The example's rows over and over: what they hold does not change what they cost."""
+    head, *lines = (ROOT / "examples" / "pump.csv").read_text().splitlines(keepends=True)
+    with path.open("w") as file:
+        file.write(head)
+        for start in range(0, rows, len(lines)):
+            file.writelines(lines[: rows - start])
+
+
+def bare_seconds(fitted: TableModel, path: Path) -> float:
+    """The forward pass of every network, piece by piece, for each row once."""
+    seconds = 0.0
+    with torch.no_grad():
+        for table in chunks(path):
+            Z = torch.from_numpy(fitted.schema.encode(table).X)
+            Z = (Z - Z.mean(0)) / Z.std(0)
+            start = time.process_time()
+            for part in pieces(len(Z)):
+                for member in fitted.model.members_:
+                    member.network(Z[part])
+            seconds += time.process_time() - start
+    return seconds
+
+
+def predict(model: Path, data: Path, out: Path) -> dict[str, Any]:
+    """In a process of its own; what it says, its processor seconds and its peak memory in MiB."""
+    done = subprocess.run(
+        [sys.executable, "-c", PREDICT, str(model), str(data), "--out", str(out)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    said: dict[str, Any] = json.loads(done.stderr.splitlines()[-1])
+    measured: dict[str, float] = json.loads(done.stdout)
+    return said | measured
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    rows = parser.parse_args().rows
+    print(describe_machine())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        large, small = folder / "large.csv", folder / "small.csv"
+        make_table(large, rows)
+        make_table(small, rows // 10)
+        print(f"{rows:,} rows, {large.stat().st_size / 2**20:.0f} MiB of CSV\n")
+        print(f"{'':28} {'rows':>8} {'bare network':>14} {'ratio':>6}   on the clock   peak memory (of a tenth)")
+        for preset in ("fast", "honest"):
+            words: dict[str, Any] = {"preset": preset, "max_epochs": 50, "random_state": 0}
+            fitted = TableModel.fit(read(ROOT / "examples" / "pump.csv"), ["head_m", "power_kw"], **words)
+            fitted.save(folder / "model")
+            part = predict(folder / "model", small, folder / "out.csv")
+            whole = predict(folder / "model", large, folder / "out.csv")
+            bare = rows // 10 / bare_seconds(fitted, small)
+            pace, clock = rows / whole["cpu"], rows / whole["seconds"]
+            label = f"{preset}, {len(fitted.model.members_)} network(s)"
+            memory = f"{whole['memory']:.0f} MiB ({part['memory']:.0f} MiB)"
+            print(f"{label:28} {pace:8,.0f} {bare:14,.0f} {bare / pace:6.1f} {clock:14,.0f}   {memory}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

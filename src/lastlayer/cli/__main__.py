@@ -1,0 +1,5 @@
+"""`python -m lastlayer.cli`."""
+
+from lastlayer.cli import main
+
+main()

@@ -1,0 +1,461 @@
+"""The command line as its users meet it: the path from a table to a report, and everything that can be wrong."""
+
+import csv
+import errno
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from click.testing import Result
+from pyarrow import parquet
+from typer.testing import CliRunner
+
+import lastlayer
+from lastlayer.cli import app
+from lastlayer.tables import TableModel, read
+
+ROOT = Path(__file__).parents[1]
+PUMP, NEW = ROOT / "examples" / "pump.csv", ROOT / "examples" / "pump_new.csv"
+TARGETS = ["--target", "head_m,power_kw"]
+SMALL = ["--preset", "fast", "--hidden", "6", "--max-epochs", "5"]
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def said(result: Result) -> str:
+    """Without the frames and line breaks of a terminal."""
+    return " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "pump.lastlayer"
+    result = run("fit", PUMP, *TARGETS, *SMALL, "--model", path)
+    assert result.exit_code == 0, result.output
+    return path
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# the path -----------------------------------------------------------------------------------------------------------
+
+
+def test_from_a_table_to_a_report(here):
+    fit = run("fit", PUMP, *TARGETS, *SMALL)
+    assert fit.exit_code == 0, fit.output
+    for words in (
+        "400 rows, 6 columns",
+        "fluid text glycol, oil, water",
+        "speed_rpm number 1406 to 2895",
+        "head_m target",
+    ):
+        assert words in said(fit)
+    assert run("predict", "pump.lastlayer", NEW).exit_code == 0
+    report = run("report", "pump.lastlayer", NEW)
+    assert report.exit_code == 0, report.output
+    assert sorted(p.name for p in here.iterdir()) == ["pump.lastlayer", "pump.report.html", "pump_new.predicted.csv"]
+    given, predicted = read(NEW).columns, read(Path("pump_new.predicted.csv")).columns
+    for name, cells in given.items():
+        assert predicted[name].tolist() == cells.tolist()
+    expected = TableModel.load("pump.lastlayer").forecast(read(NEW)).cells
+    for name, values in expected.items():
+        if values.dtype == object:
+            assert predicted[name].tolist() == values.tolist()
+        else:
+            np.testing.assert_array_equal(predicted[name].astype(float), values)
+
+
+def test_the_same_seed_gives_the_same_model(here):
+    for name in ("a", "b"):
+        assert run("fit", PUMP, *TARGETS, *SMALL, "--model", name).exit_code == 0
+    one, other = (lastlayer.load(name) for name in ("a", "b"))
+    X = np.zeros((1, one.n_features_in_))
+    np.testing.assert_array_equal(one.predict(X), other.predict(X))
+
+
+def test_every_command_speaks_json(here, model):
+    answers = {}
+    for words in (
+        ["fit", PUMP, *TARGETS, *SMALL],
+        ["predict", model, NEW],
+        ["evaluate", model, NEW],
+        ["explain", model],
+        ["update", model, NEW, "--out", "updated"],
+        ["report", model, NEW],
+        ["export", model],
+    ):
+        result = CliRunner().invoke(app, [*map(str, words), "--json"])
+        assert result.exit_code == 0, result.output
+        answers[words[0]] = json.loads(result.stdout)
+    assert answers["fit"]["model"] == "pump.lastlayer"
+    assert [row["target"] for row in answers["fit"]["targets"]] == ["head_m", "power_kw"]
+    assert (answers["predict"]["rows"], answers["predict"]["outside_range"]["speed_rpm"]) == (160, 12)
+    assert answers["evaluate"]["targets"] == answers["report"]["targets"]
+    assert answers["update"]["rows"] == 560 == TableModel.load("updated").card["rows"]
+    explained = answers["explain"]
+    assert explained["inputs"][1] == {"kind": "number", "name": "speed_rpm", "low": 1406, "high": 2895, "fill": 2176}
+    assert explained["alpha"] == pytest.approx(lastlayer.load(model).alpha_)
+    assert explained["features"]["count"] == 6 + 6
+    failed = CliRunner().invoke(app, ["explain", "nothing", "--json"])
+    assert failed.exit_code == 1
+    assert "is not a file" in json.loads(failed.stdout)["error"]
+
+
+def test_evaluate_says_what_the_metrics_say(model):
+    result = json.loads(CliRunner().invoke(app, ["evaluate", str(model), str(NEW), "--json"]).stdout)
+    fitted, t = TableModel.load(model), read(NEW)
+    y, p = fitted.schema.targets_of(t), fitted.predictive(t)[1]
+    assert result["targets"][0]["rmse"] == pytest.approx(np.sqrt(((y - p.mean)[:, 0] ** 2).mean()))
+    assert result["lpd"] == pytest.approx(p.log_prob(y).mean())
+    renamed = {"head_m": "h", "power_kw": "p"}
+    lines = NEW.read_text().replace("head_m", "h").replace("power_kw", "p")
+    other = model.with_name("renamed.csv")
+    other.write_text(lines)
+    again = CliRunner().invoke(
+        app, ["evaluate", str(model), str(other), "--target", ",".join(renamed.values()), "--json"]
+    )
+    assert json.loads(again.stdout)["lpd"] == result["lpd"]
+
+
+def test_a_single_target_and_other_formats(here):
+    t = read(PUMP)
+    columns = {name: t.columns[name][:60].tolist() for name in ("flow_m3h", "fluid", "head_m")}
+    columns["flow_m3h"], columns["head_m"] = ([float(c) for c in columns[name]] for name in ("flow_m3h", "head_m"))
+    parquet.write_table(pa.table(columns), "t.parquet")
+    Path("t.jsonl").write_text(
+        "".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in zip(*columns.values(), strict=True))
+    )
+    found = []
+    for name in ("t.parquet", "t.jsonl"):
+        assert run("fit", name, "-t", "head_m", *SMALL, "-m", "m").exit_code == 0
+        for out in ("out.csv", "out.jsonl", "out.parquet"):
+            result = run("predict", "m", name, "--out", out)
+            assert result.exit_code == 0, result.output
+            found.append(read(Path(out)).columns["head_m_mean"].astype(float))
+    for values in found[1:]:
+        np.testing.assert_allclose(values, found[0], rtol=1e-12)
+
+
+def test_help_is_quick_and_whole():
+    code = "import sys, lastlayer.cli as c; c.app(['--help'], standalone_mode=False); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "False"  # nothing heavy was imported
+    for command in ("fit", "predict", "evaluate", "report", "explain", "update", "export", "study", "bench"):
+        assert f" {command} " in done.stdout
+        assert run(command, "--help").exit_code == 0
+
+
+# what is written ----------------------------------------------------------------------------------------------------
+
+
+def test_formulas_in_cells_come_out_as_text(here, model):
+    lines = NEW.read_text().splitlines()
+    Path("evil.csv").write_text(
+        "\n".join([f"=note,{lines[0]}", f'"=HYPERLINK(""http://x"")",{lines[1]}', f"-5,{lines[2]}"])
+    )
+    assert run("predict", model, "evil.csv", "--out", "out.csv").exit_code == 0
+    with open("out.csv", newline="") as file:
+        rows = list(csv.reader(file))
+    assert [row[0] for row in rows] == ["'=note", '\'=HYPERLINK("http://x")', "-5"]
+
+
+@pytest.mark.parametrize("command", ["fit", "predict", "report", "update", "export"])
+@pytest.mark.parametrize(
+    "fault", [OSError(errno.ENOSPC, "No space left on device"), PermissionError(errno.EACCES, "Permission denied")]
+)
+def test_a_full_disk_or_a_closed_folder_leaves_old_files(here, model, monkeypatch, command, fault):
+    old = {"fit": "m", "predict": "m.csv", "report": "m.html", "update": "m", "export": "folder/model.npz"}[command]
+    Path(old).parent.mkdir(exist_ok=True)
+    Path(old).write_text("old")
+    words = {
+        "fit": ["fit", PUMP, *TARGETS, *SMALL, "--model", old],
+        "predict": ["predict", model, NEW, "--out", old],
+        "report": ["report", model, NEW, "--out", old],
+        "update": ["update", model, NEW, "--out", old],
+        "export": ["export", model, "--out", "folder"],
+    }[command]
+    opened = os.open
+
+    def fail(*_, **__):
+        raise fault
+
+    if isinstance(fault, PermissionError):
+        refuse = lambda path, flags, *rest, **more: (
+            fail() if Path(path).resolve().is_relative_to(here) else opened(path, flags, *rest, **more)
+        )
+        monkeypatch.setattr(os, "open", refuse)
+    else:
+        synced = os.fsync
+        monkeypatch.setattr(
+            os,
+            "fsync",
+            lambda handle: fail() if here.name in os.readlink(f"/proc/self/fd/{handle}") else synced(handle),
+        )
+    result = run(*words)
+    monkeypatch.undo()
+    assert result.exit_code == 1, result.output
+    assert fault.strerror in said(result)
+    assert isinstance(result.exception, SystemExit)
+    monkeypatch.chdir(here)
+    assert Path(old).read_text() == "old"
+    assert not [p for p in here.rglob("*") if p.name.endswith(".part")]
+
+
+def test_an_interrupted_fit_leaves_a_usable_model(here, monkeypatch):
+    calls = []
+    step = torch.optim.Adam.step
+
+    def interrupted(self, *args):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return step(self, *args)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", interrupted)
+    result = run("fit", PUMP, *TARGETS, *SMALL)
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    assert result.exit_code == 130, result.output
+    assert "interrupted after 3 epochs" in said(result)
+    assert "pump.lastlayer is usable" in said(result)
+    assert TableModel.load("pump.lastlayer").card["interrupted"]
+    assert run("evaluate", "pump.lastlayer", NEW).exit_code == 0
+
+
+def test_an_interrupt_outside_training_leaves_the_old_model(here, monkeypatch):
+    Path("m").write_text("old")
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TableModel, "of", interrupted)
+    result = run("fit", PUMP, *TARGETS, "--model", "m")
+    assert result.exit_code == 130
+    assert "older files are as they were" in said(result)
+    assert Path("m").read_text() == "old"
+
+
+# hostile input ------------------------------------------------------------------------------------------------------
+
+GOOD = "a,b,y\n" + "".join(f"{i % 7},{i % 5}.5,{i * i % 11}\n" for i in range(30))
+
+
+class Bomb:
+    """Says so if anyone unpickles it."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("exploded"),)
+
+
+def table_of(text: str | bytes, name: str = "t.csv"):
+    """A file, fitted."""
+
+    def words(folder: Path, _: Path) -> list[object]:
+        path = folder / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return ["fit", path, "-t", "y"]
+
+    return words
+
+
+def fit_with(*more: object):
+    def words(folder: Path, _: Path) -> list[object]:
+        (folder / "t.csv").write_text(GOOD)
+        return ["fit", folder / "t.csv", *([] if "-t" in more or "--target" in more else ["-t", "y"]), *more]
+
+    return words
+
+
+def rows_of(change, *more: object, command: str = "predict"):
+    """The new rows of the example, changed."""
+
+    def words(folder: Path, model: Path) -> list[object]:
+        (folder / "t.csv").write_text(change(NEW.read_text()))
+        return [command, model, folder / "t.csv", *more]
+
+    return words
+
+
+def model_of(content: bytes):
+    def words(folder: Path, _: Path) -> list[object]:
+        (folder / "m").write_bytes(content)
+        return ["predict", folder / "m", NEW]
+
+    return words
+
+
+def plain_model(folder: Path, _: Path) -> list[object]:
+    X = np.random.default_rng(0).normal(size=(20, 2))
+    lastlayer.BLLRegressor(preset="fast", hidden=(3,), max_epochs=1).fit(X, X[:, 0] ** 3).save(folder / "m")
+    return ["predict", folder / "m", NEW]
+
+
+def truncated_model(folder: Path, model: Path) -> list[object]:
+    (folder / "m").write_bytes(model.read_bytes()[:-100])
+    return ["explain", folder / "m"]
+
+
+def pipe(folder: Path, _: Path) -> list[object]:
+    os.mkfifo(folder / "t.csv")
+    return ["fit", folder / "t.csv", "-t", "y"]
+
+
+def loop(folder: Path, _: Path) -> list[object]:
+    (folder / "t.csv").symlink_to(folder / "t.csv")
+    return ["fit", folder / "t.csv", "-t", "y"]
+
+
+def odd_parquet(folder: Path, _: Path) -> list[object]:
+    parquet.write_table(pa.table({"x": [[1, 2], [3]], "y": [1.0, 2.0]}), folder / "t.parquet")
+    return ["fit", folder / "t.parquet", "-t", "y"]
+
+
+def cut_parquet(folder: Path, _: Path) -> list[object]:
+    parquet.write_table(pa.table({"x": [1.0, 2.0], "y": [1.0, 2.0]}), folder / "t.parquet")
+    (folder / "t.parquet").write_bytes((folder / "t.parquet").read_bytes()[:-30])
+    return ["fit", folder / "t.parquet", "-t", "y"]
+
+
+def lines(*rows: str):
+    return table_of("\n".join(rows), "t.jsonl")
+
+
+HOSTILE = {
+    # files
+    "no such file": (lambda f, m: ["fit", f / "none.csv", "-t", "y"], "there is no file"),
+    "a folder": (lambda f, m: ["fit", f, "-t", "y"], "is not a file"),
+    "a pipe that nobody writes to": (pipe, "is not a file"),
+    "a device without end": (lambda f, m: ["fit", "/dev/zero", "-t", "y"], "is not a file"),
+    "a link to itself": (loop, "there is no file"),
+    "a name too long": (lambda f, m: ["fit", f / ("x" * 5000), "-t", "y"], "name too long"),
+    "an empty file": (table_of(""), "begins with an empty line"),
+    "a header alone": (table_of("a,y\n"), "has no rows"),
+    "a spreadsheet": (table_of(b"PK\x03\x04", "t.xlsx"), "ends in '.xlsx'"),
+    "no suffix": (table_of(GOOD, "table"), "a table is CSV"),
+    "compressed bytes": (table_of(b"\x1f\x8b\x08\x00\xff\xfe" * 50), "not UTF-8"),
+    "UTF-16": (table_of(GOOD.encode("utf-16")), "not UTF-8"),
+    "Latin-1": (table_of("größe,y\n1,2\n".encode("latin-1")), "save the table as UTF-8"),
+    "NUL bytes": (table_of("a,y\n1,\0\n2,3\n"), r"'\x00'"),
+    "a very long line": (table_of("a,y\n" + "1" * 10_000_001), "not a table"),
+    "a very long cell": (table_of(f"a,y\n{'1' * 200_000},2\n"), "field larger"),
+    # tables
+    "too many cells": (table_of("a,y\n1,2\n1,2,3\n"), "line 3 of"),
+    "too few cells": (table_of("a,b,y\n1,2,3\n1,2\n"), "has 2 cells, its header has 3"),
+    "a quote without end": (table_of('a,y\n"1,2\n3,4\n'), "is not CSV"),
+    "a name twice": (table_of("a,a,y\n1,2,3\n"), "two columns called 'a'"),
+    "a column without name": (table_of(",a,y\n0,1,2\n"), "index=False"),
+    "control characters in a name": (table_of("a\x1b[2J,y\n1,2\n"), "control characters"),
+    "no header": (table_of("1,2\n3,4\n"), "names of the columns"),
+    "a blank first line": (table_of("\na,y\n1,2\n"), "begins with an empty line"),
+    "dates": (table_of("when,y\n2024-01-01,1\n2024-01-02,2\n"), "hours since the start"),
+    "times": (table_of("when,y\n12:30:00,1\n13:00,2\n"), "dates or times"),
+    "missing numbers": (table_of("a,y\n1,1\n,2\n3,3\n"), "--impute median"),
+    "missing texts": (table_of("a,y\nx,1\n,2\nx,3\n"), "--impute median"),
+    "an empty column": (table_of("a,y\n,1\n,2\n"), "is empty"),
+    "numbers with a word among them": (table_of("a,y\n1,1\n2,2\nx,3\n4,4\n"), "row 3, 'x'"),
+    "decimal commas": (table_of("a;y\n1,5;1\n2,5;2\n"), "decimal comma"),
+    "names of persons": (table_of("a,y\n" + "".join(f"p{i},{i}\n" for i in range(30))), "different texts in 30 rows"),
+    "infinite inputs": (table_of("a,y\n1,1\n1e999,2\n3,3\n"), "infinite"),
+    "one row": (table_of("a,y\n1,2\n"), "nothing to learn"),
+    "a target of words": (table_of("a,y\n1,x\n2,z\n"), "lastlayer does regression"),
+    "a target with holes": (table_of("a,y\n1,\n2,2\n3,3\n"), "cannot be imputed"),
+    "an infinite target": (table_of("a,y\n1,inf\n2,2\n3,3\n"), "infinite"),
+    "a constant target": (table_of("a,y\n1,5\n2,5\n3,5\n"), "nothing to learn"),
+    "giants": (table_of("a,y\n1,1\n1e200,2\n3,3\n"), "in another unit"),
+    "a target of atoms": (table_of("a,y\n1,1e-200\n2,2e-200\n3,0\n"), "in another unit"),
+    "targets alone": (table_of("y\n1\n2\n"), "no column is left"),
+    # JSON lines and Parquet
+    "broken JSON": (lines('{"a": 1, "y": 2}', '{"a": 1'), "line 2 of"),
+    "a JSON array": (lines("[1, 2]"), "not an object"),
+    "nested JSON": (lines('{"a": {"b": 1}, "y": 2}'), "is a dict"),
+    "JSON without bottom": (lines("[" * 100_000), "is not JSON"),
+    "a new name in JSON": (lines('{"a": 1, "y": 2}', '{"c": 1, "y": 2}'), "'c', which the first line has not"),
+    "a number beyond all": (lines('{"a": 1, "y": 1}', f'{{"a": 1{"0" * 400}, "y": 2}}', '{"a": 3, "y": 3}'), "row 2"),
+    "no Parquet": (table_of(b"PAR1 but not really PAR1", "t.parquet"), "not a whole Parquet file"),
+    "half a Parquet": (cut_parquet, "not a whole Parquet file"),
+    "lists in Parquet": (odd_parquet, "numbers or texts"),
+    # options of fit
+    "no target": (lambda f, m: ["fit", PUMP], "--target"),
+    "an unknown target": (fit_with("-t", "z"), "it has 'a', 'b', 'y'"),
+    "a target in capitals": (fit_with("-t", "Y"), "did you mean 'y'"),
+    "a target twice": (fit_with("-t", "y,y"), "different columns"),
+    "an empty target": (fit_with("-t", ","), "one or more"),
+    "to drop what is not there": (fit_with("--drop", "z"), "--drop column 'z'"),
+    "to drop the target": (fit_with("--drop", "y"), "can be neither dropped"),
+    "text that is not there": (fit_with("--text", "z"), "--text column 'z'"),
+    "groups that are not there": (fit_with("--groups", "z"), "'z' is not in the table"),
+    "an unknown imputation": (fit_with("--impute", "magic"), "impute='magic'"),
+    "layers of words": (fit_with("--hidden", "a,b"), "--hidden 'a,b'"),
+    "layers without end": (fit_with("--hidden", "999999999"), "from 1 to 10000"),
+    "layers of nothing": (fit_with("--hidden", "0"), "--hidden '0'"),
+    "an unknown preset": (fit_with("--preset", "honset"), "did you mean 'honest'"),
+    "an unknown noise": (fit_with("--noise", "loud"), "noise='loud'"),
+    "no members": (fit_with("--members", "0"), "--members"),
+    "epochs below zero": (fit_with("--max-epochs", "-1"), "--max-epochs"),
+    "a seed of words": (fit_with("--seed", "x"), "--seed"),
+    "an unknown option": (fit_with("--colour", "red"), "--colour"),
+    "an unknown command": (lambda f, m: ["fti", PUMP], "No such command"),
+    "a model in no folder": (fit_with("--model", "none/m"), "there is no folder"),
+    "a model that is a folder": (fit_with("--model", "."), "is a folder"),
+    # models
+    "no model": (lambda f, m: ["predict", f / "m", NEW], "is not a file"),
+    "a model of words": (model_of(b"hello " * 100), "not a whole lastlayer model file"),
+    "a pickle": (model_of(pickle.dumps(Bomb())), "not a whole lastlayer model file"),
+    "a zip": (model_of(b"PK\x03\x04" + bytes(200)), "not a whole lastlayer model file"),
+    "half a model": (truncated_model, "take an older copy"),
+    "a model without columns": (plain_model, "saved without the columns"),
+    "arguments in the wrong order": (lambda f, m: ["predict", NEW, m], "not a whole lastlayer model file"),
+    # new rows
+    "a column that is not there": (rows_of(lambda t: t.replace("fluid", "liquid")), "needs column 'fluid'"),
+    "a word where numbers were": (rows_of(lambda t: t.replace("23.80", "much")), "row 1 has 'much'"),
+    "an unknown text": (rows_of(lambda t: t.replace("oil", "beer")), "which no training row had"),
+    "an unknown rule for it": (rows_of(str, "--unknown", "ignore"), "unknown='ignore'"),
+    "a hole in new rows": (rows_of(lambda t: t.replace("23.80", "")), "1 missing values"),
+    "a name that predict adds": (rows_of(lambda t: t.replace("head_m", "head_m_std")), "already has a column"),
+    "an interval of nothing": (rows_of(str, "--level", "0"), "strictly between 0 and 1"),
+    "an interval of words": (rows_of(str, "--level", "wide"), "--level"),
+    "the table itself as output": (rows_of(str, "--out", "t.csv"), "is the table itself"),
+    "output in no folder": (rows_of(str, "--out", "none/o.csv"), "there is no folder"),
+    "output of no kind": (rows_of(str, "--out", "o.xlsx"), "can be written as"),
+    "output that is a folder": (rows_of(str, "--out", "."), "is a folder"),
+    "scores without truth": (rows_of(lambda t: t.replace("head_m", "h"), command="evaluate"), "'head_m' is not in"),
+    "scores of one row": (rows_of(lambda t: "\n".join(t.split("\n")[:2]), command="evaluate"), "two rows or more"),
+    "too few names of targets": (rows_of(str, "--target", "head_m", command="evaluate"), "name as many"),
+    "to forget everything": (rows_of(str, "--forgetting", "0", command="update"), "--forgetting 0"),
+    "to remember more than all": (rows_of(str, "--forgetting", "2", command="update"), "at most 1"),
+    "a report in no folder": (rows_of(str, "--out", "none/r.html", command="report"), "there is no folder"),
+    "an export over a file": (lambda f, m: ["export", m, "--out", m], "cannot make the folder"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_input_ends_with_one_helpful_message(as_a_user, here, model, name):
+    words, message = HOSTILE[name]
+    before = model.read_bytes()
+    result = run(*words(here, model))
+    assert result.exit_code in (1, 2), result.output
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert message in said(result), said(result)
+    assert "Traceback" not in result.output
+    assert said(result).lower().count("error") in (1, 2)  # its title, and perhaps a word in it
+    assert "\x1b[2J" not in result.output
+    assert model.read_bytes() == before
+    assert not Path("exploded").exists()
+    assert not [p for p in here.rglob("*") if p.name.endswith((".part", ".lastlayer", ".html"))]
+
+
+def test_there_are_enough_of_them():
+    assert len(HOSTILE) >= 40

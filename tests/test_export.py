@@ -1,0 +1,174 @@
+"""The NumPy bundle says what the model says, where neither torch nor lastlayer can be imported."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lastlayer import BLLRegressor
+from lastlayer.errors import InputError
+from lastlayer.export import export_bundle, numpy_bundle, to_arrays
+from lastlayer.features import ACTIVATIONS
+from lastlayer.tables import TableModel, read
+
+ROOT = Path(__file__).parents[1]
+PUMP, NEW = ROOT / "examples" / "pump.csv", ROOT / "examples" / "pump_new.csv"
+HONEST = {"hidden": (5, 4), "max_epochs": 15, "n_members": 3, "hidden_prior": 1.0, "random_state": 0}
+FAST = {"hidden": (6,), "max_epochs": 10, "preset": "fast", "random_state": 0}
+
+
+def data(q: int = 2, m: int = 60) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (m, 2))
+    y = np.sin(X[:, :1] + np.arange(q)) + X[:, 1:] + 0.1 * rng.standard_normal((m, q))
+    return X, y
+
+
+def agree(model: BLLRegressor, path: Path, X: np.ndarray) -> None:
+    """To 1e-9 in mean, standard deviation, interval and cost; far beyond the data too."""
+    np.savez(path, **to_arrays(model))
+    p, exact, where = numpy_bundle.Bundle(path).predict(X), model.predictive(X), model.extrapolation(X)
+    np.testing.assert_allclose(p.mean, exact.mean, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(p.std, exact.std, rtol=1e-9)
+    np.testing.assert_allclose(p.affine_cost, exact.affine_cost, rtol=1e-9)
+    np.testing.assert_array_equal(p.extrapolation, where.quantile)
+    for level in (0.5, 0.95, 0.999):
+        for ours, theirs in zip(p.interval(level), exact.interval(level), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        FAST,
+        HONEST,
+        HONEST | {"noise": "full"},
+        HONEST | {"noise": "input"},
+        HONEST | {"calibration": None},
+        HONEST | {"calibration": "alpha"},
+        FAST | {"bias_prior": "shared"},
+        FAST | {"input_skip": False},
+        FAST | {"hidden": ()},
+    ],
+    ids=str,
+)
+def test_it_agrees_with_the_model(tmp_path, words):
+    X, y = data()
+    far = np.concatenate([X[:20], 30 * X[:5]])
+    agree(BLLRegressor(**words).fit(X, y), tmp_path / "m.npz", far)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation_is_the_same(tmp_path, activation):
+    X, y = data(q=1)
+    model = BLLRegressor(**FAST | {"activation": activation, "max_epochs": 2}).fit(X, y[:, 0])
+    agree(model, tmp_path / "m.npz", np.concatenate([X, 40 * X]))
+
+
+@pytest.mark.parametrize("words", [FAST, HONEST], ids=["fast", "honest"])
+def test_it_agrees_after_alpha_was_tuned_and_rows_were_added(tmp_path, words):
+    X, y = data()
+    model = BLLRegressor(**words).fit(X[:40], y[:40]).tune_alpha(X[40:], y[40:])
+    agree(model, tmp_path / "m.npz", 3 * X)
+    agree(model.at_alpha(np.inf), tmp_path / "m.npz", 3 * X)
+    agree(model.update(X[40:], y[40:]), tmp_path / "m.npz", 3 * X)
+
+
+ALONE = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "lastlayer", "scipy", "sklearn", "pickle"):
+            raise ImportError(f"{name} is blocked")
+
+for name in [n for n in sys.modules if n.split(".")[0] in ("torch", "lastlayer", "scipy", "sklearn")]:
+    raise SystemExit(f"{name} was there before")
+sys.modules.pop("pickle", None)
+import numpy  # NumPy itself imports pickle
+sys.meta_path.insert(0, Blocked())
+sys.path.insert(0, sys.argv[1])
+import json
+from predict import Bundle
+
+bundle = Bundle(sys.argv[1] + "/model.npz")
+p = bundle.predict(bundle.inputs(json.load(sys.stdin)))
+lower, upper = p.interval(0.9)
+assert not {"torch", "lastlayer", "scipy"} & set(sys.modules)
+print(json.dumps([x.tolist() for x in (p.mean, p.std, lower, upper, p.affine_cost)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> tuple[TableModel, Path]:
+    fitted = TableModel.fit(read(PUMP), ["head_m", "power_kw"], **FAST)
+    folder = tmp_path_factory.mktemp("bundle") / "pump"
+    assert [path.name for path in export_bundle(fitted, folder)] == ["model.npz", "predict.py"]
+    return fitted, folder
+
+
+def test_it_predicts_raw_rows_where_torch_cannot_be_imported(exported):
+    fitted, folder = exported
+    t = read(NEW)
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, str(folder)],
+        input=json.dumps({name: cells.tolist() for name, cells in t.columns.items()}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    p = fitted.predictive(t)[1]
+    expected = p.mean, p.std, *p.interval(0.9), p.affine_cost
+    for ours, theirs in zip(json.loads(done.stdout), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+
+
+def test_its_own_command_predicts_a_csv(exported, tmp_path):
+    fitted, folder = exported
+    command = [sys.executable, str(folder / "predict.py")]
+    done = subprocess.run([*command, str(NEW)], capture_output=True, text=True, check=True)
+    (tmp_path / "out.csv").write_text(done.stdout)
+    out, cells = read(tmp_path / "out.csv").columns, fitted.forecast(read(NEW)).cells
+    for name in ("head_m_mean", "power_kw_upper", "affine_cost", "extrapolation"):
+        np.testing.assert_allclose(out[name].astype(float), cells[name], rtol=1e-9)
+    (tmp_path / "bad.csv").write_text(NEW.read_text().replace("oil", "beer"))
+    failed = subprocess.run([*command, str(tmp_path / "bad.csv")], capture_output=True, text=True, check=False)
+    assert failed.returncode == 1
+    assert "'beer'" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def test_no_array_needs_a_pickle(exported):
+    with np.load(exported[1] / "model.npz", allow_pickle=False) as file:
+        assert all(file[name].dtype.kind in "fU" for name in file.files)
+
+
+def test_strange_rows_are_refused(exported):
+    bundle = numpy_bundle.Bundle(exported[1] / "model.npz")
+    row = {"flow_m3h": ["20"], "speed_rpm": [2000], "temperature_c": [20.0], "fluid": ["water"]}
+    assert bundle.predict(bundle.inputs(row)).mean.shape == (1, 2)
+    for change, message in (
+        ({"flow_m3h": [None]}, "no value"),
+        ({"flow_m3h": ["many"]}, "many"),
+        ({"fluid": ["beer"]}, "known are"),
+        ({"speed_rpm": [float("inf")]}, "not finite"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            bundle.predict(bundle.inputs(row | change))
+    with pytest.raises(ValueError, match="not there"):
+        bundle.inputs({})
+    with pytest.raises(ValueError, match="takes"):
+        bundle.predict(np.zeros((2, 3)))
+
+
+def test_a_backbone_cannot_be_exported():
+    from torch import nn
+
+    X, y = data()
+    model = BLLRegressor(backbone=nn.Linear(2, 3), **FAST | {"hidden": ()}).fit(X, y)
+    with pytest.raises(InputError, match="backbone"):
+        to_arrays(model)

@@ -1,0 +1,358 @@
+"""Tables of users: what is read, how it is encoded, and what is written."""
+
+import copy
+import csv
+import errno
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+import lastlayer
+from lastlayer import files
+from lastlayer.errors import InputError
+from lastlayer.files import ModelFileError
+from lastlayer.tables import NumberColumn, Schema, Table, TableModel, TextColumn, chunks, guarded, read, score, writing
+
+ROOT = Path(__file__).parents[1]
+PUMP, NEW = ROOT / "examples" / "pump.csv", ROOT / "examples" / "pump_new.csv"
+TARGETS = ["head_m", "power_kw"]
+
+
+def table(**columns) -> Table:
+    return Table({name: np.array(cells, dtype=object) for name, cells in columns.items()})
+
+
+@pytest.fixture(scope="module")
+def fitted() -> TableModel:
+    return TableModel.fit(read(PUMP), TARGETS, preset="fast", hidden=(8,), max_epochs=20, random_state=0)
+
+
+# reading ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_csv_with_any_separator_is_read_as_it_stands(tmp_path, separator):
+    rows = [["a", "b, c" if separator != "," else "bc"], ["1.50", 'say "x"\nand y'], ["-2", "é"]]
+    with (tmp_path / "t.csv").open("w", newline="", encoding="utf-8-sig") as file:
+        csv.writer(file, delimiter=separator).writerows(rows)
+    found = read(tmp_path / "t.csv")
+    assert {name: cells.tolist() for name, cells in found.columns.items()} == {
+        "a": ["1.50", "-2"],
+        rows[0][1]: ['say "x"\nand y', "é"],
+    }
+
+
+def test_pieces_make_up_the_whole_and_know_their_place(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\n" + "".join(f"{i},x{i}\n" for i in range(25)) + "\n")
+    parts = list(chunks(path, 10))
+    assert [len(part) for part in parts] == [10, 10, 5]
+    assert [part.row(0) for part in parts] == [1, 11, 21]
+    assert np.concatenate([part.columns["b"] for part in parts]).tolist() == read(path).columns["b"].tolist()
+
+
+def test_the_three_formats_say_the_same(tmp_path):
+    csv_path, lines, arrow = (tmp_path / f"t.{end}" for end in ("csv", "jsonl", "parquet"))
+    csv_path.write_text("n,k,t,b\n1.5,1,x,True\n,2,,False\n")
+    lines.write_text('{"n": 1.5, "k": 1, "t": "x", "b": true}\n{"k": 2, "n": null, "t": "", "b": false}\n')
+    columns = {"n": [1.5, None], "k": [1, 2], "t": ["x", None], "b": [True, False]}
+    parquet.write_table(pa.table(columns), arrow)
+    schema = Schema(
+        (
+            NumberColumn("n", 0.0, 2.0, 9.0),
+            NumberColumn("k", 0.0, 2.0, 9.0),
+            TextColumn("t", ("x", "y"), "y"),
+            TextColumn("b", ("False", "True"), "True"),
+        ),
+        ("k",),
+        impute=True,
+    )
+    expected = [[1.5, 1, 1, 0, 0, 1], [9, 2, 0, 1, 1, 0]]
+    for path in (csv_path, lines, arrow):
+        np.testing.assert_array_equal(schema.encode(read(path)).X, expected, err_msg=str(path))
+
+
+def test_dates_of_parquet_are_refused_like_those_of_csv(tmp_path):
+    days = pa.array(np.array(["2024-01-01", "2024-01-02"], dtype="datetime64[s]"))
+    parquet.write_table(pa.table({"when": days, "y": [1.0, 2.0]}), tmp_path / "t.parquet")
+    with pytest.raises(InputError, match=r"dates or times.*hours since the start.*--drop when"):
+        Schema.infer(read(tmp_path / "t.parquet"), ["y"])
+
+
+# columns ------------------------------------------------------------------------------------------------------------
+
+
+def test_columns_are_what_they_look_like():
+    t = table(
+        x=["1", " 2e1 ", "-3"],
+        code=["007", "008", "007"],
+        fluid=["oil", "water", "oil"],
+        y=["1", "2", "4"],
+        no=["", "", ""],
+    )
+    schema = Schema.infer(t, ["y"], text=["code"], drop=["no"])
+    assert schema.columns == (
+        NumberColumn("x", -3.0, 20.0, 1.0),
+        TextColumn("code", ("007", "008"), "007"),
+        TextColumn("fluid", ("oil", "water"), "oil"),
+    )
+    assert schema.features == ["x", "code=007", "code=008", "fluid=oil", "fluid=water"]
+    np.testing.assert_array_equal(schema.encode(t).X, [[1, 1, 0, 1, 0], [20, 0, 1, 0, 1], [-3, 1, 0, 1, 0]])
+    np.testing.assert_array_equal(schema.targets_of(t), [[1], [2], [4]])
+    assert Schema.from_json(json.loads(json.dumps(schema.as_json()))) == schema
+
+
+def test_tricks_in_cells_are_data():
+    words = ["../../etc/passwd", "=1+1", "$(reboot)", "1_000", "0x10", "${x}"]
+    t = table(word=[*words, *words], y=list(range(12)))
+    assert Schema.infer(t, ["y"]).columns == (TextColumn("word", tuple(sorted(words)), words[0]),)
+
+
+def test_missing_cells_are_filled_only_on_request():
+    t = table(x=["1", "NA", "3", "5"], fluid=["oil", "oil", "", "NA"], y=["1", "2", "3", "4"])
+    with pytest.raises(InputError, match=r"'x' has 1 missing values \(first: row 2\).*--impute median"):
+        Schema.infer(t, ["y"])
+    schema = Schema.infer(t, ["y"], impute=True)
+    # "NA" is missing among numbers, and a word like any other among words
+    np.testing.assert_array_equal(schema.encode(t).X, [[1, 0, 1], [3, 0, 1], [3, 0, 1], [5, 1, 0]])
+
+
+def test_unknown_texts_follow_an_explicit_rule():
+    schema = Schema((TextColumn("fluid", ("oil", "water"), "oil"),), ("y",), impute=False)
+    t = table(fluid=["oil", "beer", "beer"])
+    with pytest.raises(InputError, match=r"'beer' in row 2, which no training row had \(oil, water\)"):
+        schema.encode(t)
+    encoded = schema.encode(t, unknown="warn")
+    np.testing.assert_array_equal(encoded.X, [[1, 0], [0, 0], [0, 0]])
+    assert encoded.unknown == {"fluid": {"beer": 2}}
+    np.testing.assert_array_equal(encoded.outside[:, 0], [False, True, True])
+
+
+# models of tables ---------------------------------------------------------------------------------------------------
+
+
+def test_the_example_is_what_its_script_makes(tmp_path):
+    names: dict[str, object] = {"__name__": "make_pump", "__file__": str(ROOT / "examples" / "make_pump.py")}
+    exec(compile((ROOT / "examples" / "make_pump.py").read_text(), "make_pump.py", "exec"), names)
+    names["main"](tmp_path)
+    for path in (PUMP, NEW):
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_table_model_says_what_its_regressor_says_of_the_encoded_rows(fitted, tmp_path):
+    t = read(NEW)
+    X = np.column_stack(
+        [t.columns[n].astype(float) for n in ("flow_m3h", "speed_rpm", "temperature_c")]
+        + [(t.columns["fluid"] == fluid).astype(float) for fluid in ("glycol", "oil", "water")]
+    )
+    fitted.save(tmp_path / "m")
+    plain = lastlayer.load(tmp_path / "m")  # the file is an ordinary model file too
+    p, where = plain.predictive(X), plain.extrapolation(X)
+    cells = TableModel.load(tmp_path / "m").forecast(t, level=0.9).cells
+    lower, upper = p.interval(0.9)
+    for i, name in enumerate(TARGETS):
+        for word, values in {"mean": p.mean, "std": p.std, "lower": lower, "upper": upper}.items():
+            np.testing.assert_array_equal(cells[f"{name}_{word}"], values[:, i])
+    np.testing.assert_array_equal(cells["affine_cost"], where.affine_cost)
+    np.testing.assert_array_equal(cells["extrapolation"], where.quantile)
+    known, new = (table.columns["temperature_c"].astype(float) for table in (read(PUMP), t))
+    outside = (new < known.min()) | (new > known.max())
+    assert outside.any()
+    assert [("temperature_c" in text) for text in cells["outside_range"]] == outside.tolist()
+
+
+def test_pieces_are_predicted_as_the_whole(fitted):
+    whole = fitted.forecast(read(NEW)).cells
+    parts = [forecast.cells for _, forecast in fitted.stream(chunks(NEW, 33))]
+    for name, values in whole.items():
+        together = np.concatenate([part[name] for part in parts])
+        if values.dtype == object:
+            assert together.tolist() == values.tolist()
+        else:
+            np.testing.assert_allclose(together, values, rtol=1e-12)
+
+
+def test_an_update_takes_rows_in_and_widens_the_ranges(tmp_path, fitted):
+    fitted.save(tmp_path / "m")
+    model, new = TableModel.load(tmp_path / "m"), read(NEW)
+    before = model.forecast(new)
+    after = model.update(new)
+    again = after.forecast(new)
+    assert before.outside.sum() > 0 == again.outside.sum()
+    assert after.card["rows"] == 560
+    assert (again.cells["head_m_std"] < before.cells["head_m_std"]).all()
+    y = after.schema.targets_of(new)
+    error = lambda cells: np.abs(cells["head_m_mean"] - y[:, 0]).mean()
+    assert error(again.cells) < error(before.cells)
+
+
+def test_groups_stay_together(monkeypatch):
+    seen = {}
+    real = lastlayer.BLLRegressor.fit
+
+    def fit(self, X, y, groups=None):
+        seen.update(groups=groups, calibration=self.calibration, d=X.shape[1])
+        return real(self, X, y, groups=groups)
+
+    monkeypatch.setattr(lastlayer.BLLRegressor, "fit", fit)
+    rng = np.random.default_rng(0)
+    t = table(x=rng.normal(size=30).tolist(), run=["a", "b", "c"] * 10, y=rng.normal(size=30).tolist())
+    TableModel.fit(t, ["y"], groups="run", hidden=(3,), max_epochs=2, n_members=2, hidden_prior=1.0, random_state=0)
+    assert seen["d"] == 1
+    assert seen["groups"].tolist() == ["a", "b", "c"] * 10
+    assert seen["calibration"].get_n_splits(groups=seen["groups"]) == 3
+
+
+def test_scores_are_those_of_the_metrics(fitted):
+    t = read(NEW)
+    y, p = fitted.schema.targets_of(t), fitted.predictive(t)[1]
+    scores = score(p, y, TARGETS)
+    residual = y - p.mean
+    assert [s.rmse for s in scores.targets] == pytest.approx(np.sqrt((residual**2).mean(0)))
+    assert [s.r2 for s in scores.targets] == pytest.approx(1 - (residual**2).sum(0) / ((y - y.mean(0)) ** 2).sum(0))
+    lower, upper = p.interval(0.95)
+    assert scores.targets[1].width_95 == pytest.approx((upper - lower)[:, 1].mean())
+    assert scores.lpd == pytest.approx(p.log_prob(y).mean())
+
+
+# writing ------------------------------------------------------------------------------------------------------------
+
+
+def written(path: Path, *parts: dict) -> None:
+    with writing(path) as write:
+        for part in parts:
+            write(
+                {
+                    name: np.array(cells, dtype=object) if isinstance(cells, list) else cells
+                    for name, cells in part.items()
+                }
+            )
+
+
+@pytest.mark.parametrize("end", ["csv", "jsonl", "parquet"])
+def test_what_is_written_is_read_again(tmp_path, end):
+    parts = [
+        {"t": ['a, "b"\nc', "é"], "k": [1, 2], "x": np.array([0.1, 1e300])},
+        {"t": ["", "d"], "k": [3, 4], "x": np.ones(2)},
+    ]
+    written(tmp_path / f"t.{end}", *parts)
+    found = read(tmp_path / f"t.{end}").columns
+    assert [str(cell) for cell in found["t"]] == ['a, "b"\nc', "é", "", "d"]
+    assert [int(cell) for cell in found["k"]] == [1, 2, 3, 4]
+    np.testing.assert_array_equal(found["x"].astype(float), [0.1, 1e300, 1, 1])
+
+
+@pytest.mark.parametrize(
+    "cell", ["=1+1", "+A1", "-A1", "@SUM(A1)", "\t=1", "\r=1", "＝1", "-1+cmd|' /C calc'!A0", "+", "=1,2"]
+)
+def test_formulas_are_disarmed_for_spreadsheets(tmp_path, cell):
+    written(tmp_path / "t.csv", {cell: [cell, "plain"]})
+    shown = "'" + cell.replace("\r", "\n")  # a bare carriage return would begin a new row
+    with (tmp_path / "t.csv").open(newline="") as file:
+        assert list(csv.reader(file)) == [[shown], [shown], ["plain"]]
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_numbers_are_never_touched(value):
+    assert guarded(repr(value)) == repr(value)
+    assert guarded(f"{value:+.3e}") == f"{value:+.3e}"
+
+
+@given(st.text())
+def test_what_a_spreadsheet_might_run_begins_with_an_apostrophe(cell):
+    shown = guarded(cell)
+    kept = cell.replace("\r\n", "\n").replace("\r", "\n")
+    assert shown in (kept, f"'{kept}")
+    if shown == kept and cell[:1] in ("=", "@", "+", "-"):
+        float(cell)
+
+
+class Full:
+    """A file on a disk with little room left."""
+
+    def __init__(self, file, room: int):
+        self.file, self.room = file, room
+
+    def write(self, content) -> int:
+        self.room -= len(content)
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self.file.write(content)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
+@pytest.mark.parametrize("end", ["csv", "jsonl", "parquet"])
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch, end):
+    path = tmp_path / f"t.{end}"
+    path.write_text("old")
+    opened = os.fdopen
+    monkeypatch.setattr(os, "fdopen", lambda *words: Full(opened(*words), 10_000))
+    with pytest.raises(OSError, match="No space"):
+        written(path, *[{"x": np.random.default_rng(i).normal(size=1000)} for i in range(5)])
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_rows_that_cannot_be_read_leave_the_old_file(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("old")
+
+    def rows():
+        with writing(path) as write:
+            write({"x": np.ones(3)})
+            raise InputError("line 17 is not CSV")
+
+    with pytest.raises(InputError, match="line 17"):
+        rows()
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]
+
+
+# whole files that hold anything -------------------------------------------------------------------------------------
+
+
+def test_a_table_model_that_loads_can_predict(as_a_user, tmp_path, fitted):
+    """Whatever a file says, with a digest that is right: it is refused, or it predicts."""
+    path = tmp_path / "m"
+    fitted.save(path)
+    tensors, header = files.read(path)
+    row = table(flow_m3h=[20], speed_rpm=[2000], temperature_c=[30], fluid=["oil"])
+    odd = [torch.zeros(0), torch.full((3, 3), torch.nan), torch.ones(2, 2, 2), -torch.ones(6, dtype=torch.float64)]
+    changed = [(tensors | {name: tensor}, header) for name in tensors for tensor in odd]
+    for words in (None, [], {}, "x", {"columns": None}, {"columns": [], "targets": [], "impute": 0}):
+        changed.append((tensors, header | {"table": words}))
+        changed.append((tensors, header | {"table": header["table"] | {"columns": words}}))
+        changed.append((tensors, header | {"table": header["table"] | {"targets": words}}))
+    for column in range(4):
+        for word in ("name", "kind", "low", "fill", "categories"):
+            columns = copy.deepcopy(header["table"]["columns"])
+            columns[column][word] = "nan"
+            changed.append((tensors, header | {"table": header["table"] | {"columns": columns}}))
+    refused = 0
+    for content in changed:
+        files.write(path, *content)
+        try:
+            loaded = TableModel.load(path)
+        except (ModelFileError, InputError):
+            refused += 1
+            continue
+        names = {column.name for column in loaded.schema.columns}
+        if names == set(row.names):
+            loaded.forecast(row, unknown="warn")
+    assert refused > len(changed) // 2
