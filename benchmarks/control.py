@@ -4,8 +4,11 @@
 the same for functions compiled from C code, for Jacobians, and for a mixture against its members' means.
 """
 
+import statistics
 import subprocess
 import tempfile
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ import casadi
 import numpy as np
 import torch
 from numpy import ndarray
-from timing import describe_machine, time_in_turns
+from timing import describe_machine
 
 from lastlayer import BLLRegressor
 from lastlayer.integrations import to_casadi
@@ -49,12 +52,24 @@ def compiled(function: Any, folder: str) -> Any:
     return casadi.external(function.name(), str(library))
 
 
+def processor_seconds(sides: list[Callable[[], object]], repeats: int = 25) -> list[float]:
+    """The median of each, in turns: processor time, so that other work on the machine hardly counts."""
+    taken: list[list[float]] = [[] for _ in sides]
+    for turn in range(repeats + 1):
+        for side, seconds in zip(sides, taken, strict=True):
+            start = time.process_time()
+            side()
+            if turn:  # the first turn warms up
+                seconds.append(time.process_time() - start)
+    return [statistics.median(seconds) for seconds in taken]
+
+
 def compare(label: str, X: ndarray, ours: Any, bare: Any, *, target: float | None = None) -> None:
     columns, loops = casadi.DM(X.T), [f.map(len(X)) for f in (ours, bare)]
-    first, second = time_in_turns(*[partial(loop, columns) for loop in loops], repeats=15)
-    ratio = first.median / second.median
+    first, second = processor_seconds([partial(loop, columns) for loop in loops])
+    ratio = first / second
     verdict = "" if target is None else f"   at most {target:g}: {'PASS' if ratio <= target else 'short'}"
-    micro = [1e6 * t.median / len(X) for t in (first, second)]
+    micro = [1e6 * seconds / len(X) for seconds in (first, second)]
     print(f"{label:<50} {micro[0]:8.2f} {micro[1]:8.2f} {ratio:8.2f}{verdict}", flush=True)
 
 

@@ -1,9 +1,15 @@
 """The studies of learned dynamics at a small budget, and their plants against slow forms."""
 
+import re
+from functools import partial
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
 
+import lastlayer
+from lastlayer import BLLRegressor
 from lastlayer.studies.control import mpc, reactor, spring
 from lastlayer.studies.control.controllers import true_model
 from lastlayer.studies.control.discs import Discs
@@ -97,3 +103,17 @@ def test_a_folder_that_cannot_be_written_is_said(study, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert study.main(["--out", str(tmp_path / "file" / "x")]) == 1
     assert "cannot write" in capsys.readouterr().out
+
+
+def test_the_code_of_the_page_runs(monkeypatch, as_a_user):
+    page = Path(__file__).parents[1] / "docs" / "control.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S)
+    assert len(blocks) == 4
+    fewer = partial(BLLRegressor, max_epochs=30, n_members=1, hidden_prior=0.3)
+    monkeypatch.setattr(lastlayer, "BLLRegressor", fewer)  # the code, not its patience
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, page.name, "exec"), names)
+    assert names["lower"].shape == (1, 20, 2)
+    assert names["cov"].shape == (2, 2)
+    assert -3 <= names["u"][0] <= 3

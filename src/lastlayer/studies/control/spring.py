@@ -41,7 +41,7 @@ WAYS: dict[str, Propagation] = {
     "unscented": Unscented(),
     "linearised": Linearised(),
 }
-NAMES = ("angle 1 / rad", "angle 2 / rad", "angle 3 / rad")
+NAMES = ("angle 1 - mean / rad", "angle 2 - mean / rad", "angle 3 - mean / rad")
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,9 @@ def run(folder: Path, *, seeds: Sequence[int] = (0, 1, 2), budget: Budget | None
     text = report(rows, ways, budget)
     assert first is not None
     outputs = LAGS.windows(first.outside, budget.horizon).outputs
-    shown = {name: rows[name][0].rollout for name in ("BLL", "BLR, alpha^max", "linear")}
-    trajectories(shown, outputs, names=NAMES, xlabel="steps of 0.1 s").savefig(folder / "spring-trajectory.png")
+    shown = {name: rows[name][0].rollout for name in ("BLL", "BLR, alpha*", "linear")}
+    figure = trajectories(shown, outputs, around_mean=True, names=NAMES, xlabel="steps of 0.1 s")
+    figure.savefig(folder / "spring-trajectory.png")
     density_by_step({name: rows[name][0].many_outside.lpd_by_step for name in rows}).savefig(folder / "spring-lpd.png")
     (folder / "spring.md").write_text(text + "\n")
     return text
