@@ -10,6 +10,7 @@ from scipy.integrate import solve_ivp
 
 import lastlayer
 from lastlayer import BLLRegressor
+from lastlayer.dynamics import DynamicsModel, Lags, Linearised, Unscented
 from lastlayer.studies.control import mpc, reactor, spring
 from lastlayer.studies.control.controllers import true_model
 from lastlayer.studies.control.discs import Discs
@@ -43,6 +44,18 @@ def test_discs_episodes_keep_their_amplitude_and_noise():
     assert np.abs(Discs().episode(2 * np.pi, 2000, 0).inputs).max() > np.pi
     held = (np.diff(episode.inputs, axis=0) == 0).mean()
     assert 0.7 < held < 0.8
+
+
+@pytest.mark.parametrize("by", [Linearised(), Unscented()])
+def test_covariances_of_the_discs_stay_positive_over_many_steps(by, as_a_user):
+    """Rounding errors of one side of a covariance, if left there, grow to its size within 100 steps of this plant."""
+    discs, lags = Discs(), Lags(3, 3)
+    train = discs.episodes(12, np.pi, 80, 0)
+    model = DynamicsModel(lags, BLLRegressor((), preset="fast", random_state=0)).fit(train)
+    window = lags.windows(discs.episodes(6, np.pi, 104, 2), 100)
+    rollout = model.rollout(window.starts, window.inputs, by=by)
+    assert (np.linalg.eigvalsh(rollout.cov) > 0).all()
+    assert rollout.std.max() < 2
 
 
 def test_reactor_steps_as_its_differential_equation():

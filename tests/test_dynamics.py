@@ -1,5 +1,6 @@
 """Learned dynamics: episodes and lags, splits by episode, predictions many steps ahead against Monte Carlo."""
 
+import copy
 from dataclasses import dataclass
 from functools import cache
 
@@ -18,6 +19,7 @@ from lastlayer.dynamics import (
     Linearised,
     SampledWeights,
     Unscented,
+    best_propagation,
     multi_step_scores,
     one_step_scores,
 )
@@ -267,6 +269,17 @@ def test_sampled_weights_are_exact_for_a_scalar_linear_model():
         np.testing.assert_allclose(rollout.cov[0, k, 0, 0] - noise, y.var(), rtol=0.05)
 
 
+def test_uncalibrated_draws_are_of_the_posterior_as_it_stands():
+    model = mixture()
+    window = Lags().windows(pendulum(1, 8, seed=5), 8)
+    drawn = model.rollout(window.starts, window.inputs, by=SampledWeights(3000, calibrated=False))
+    plain = copy.deepcopy(model)
+    plain.regressor_.calibration_ = None
+    p = plain.next(np.concatenate([window.starts[0], window.inputs[0, 0]])[None])
+    np.testing.assert_allclose(drawn.mean[0, 0], p.mean[0], atol=0.1 * p.std.max())
+    np.testing.assert_allclose(drawn.std[0, 0], p.std[0], rtol=0.1)
+
+
 @pytest.mark.parametrize("name", ["mixture", "mixture of strengths", "full noise", "noise by input"])
 def test_the_first_step_of_sampled_weights_is_the_prediction(name):
     X, Y = sine(60, q=2, d=2)
@@ -328,6 +341,10 @@ def test_scores_tell_a_good_model_from_a_poor_one_and_pictures_draw(tmp_path):
     assert one.lpd > one_step_scores(poor, test).lpd
     assert one.rmse.shape == (2,)
     scores, rollout = multi_step_scores(model, test, 10)
+    candidates = (SampledWeights(100), Linearised())
+    best = best_propagation(model, test, 10, candidates=candidates)
+    lpd = [multi_step_scores(model, test, 10, by=by)[0].lpd for by in candidates]
+    assert best is candidates[int(np.argmax(lpd))]
     assert scores.lpd_by_step.shape == (10,)
     np.testing.assert_allclose(scores.lpd_by_step.mean(), scores.lpd)
     outputs = Lags().windows(test, 10).outputs
