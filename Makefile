@@ -11,18 +11,21 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PEERS  := .venv-peers
 PEERS_PIP := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help test test-browser study study-20 picture recipe lint mutants bench-core bench-peers bench-uci bench-predict lock clean
+.PHONY: help test test-browser study study-20 study-spring study-mpc picture recipe lint mutants bench-core bench-peers bench-uci bench-predict bench-control lock clean
 
 help:
 	@echo "make test        lint, types, rooms, tests"
 	@echo "make study       the main job on built-in data: table, pictures"
 	@echo "make study-20    the same over 20 initialisations"
+	@echo "make study-spring  learned dynamics of three discs on springs (docs/control.md)"
+	@echo "make study-mpc   predictive control of a reactor with a learned model (docs/control.md)"
 	@echo "make test-browser  the report in headless Chromium (installs it by apt if it may)"
 	@echo "make recipe      the paper's own recipe beside its printed figures"
 	@echo "make mutants     wrong formulas, each of which some test must catch"
 	@echo "make bench-core  speed of mathematics and training, as ratios in one run"
 	@echo "make bench-peers lines, seconds and scores beside vbll and laplace-torch"
 	@echo "make bench-predict  a million rows through lastlayer predict: rows a second, memory"
+	@echo "make bench-control  what uncertainty costs in CasADi, beside the bare network's mean"
 	@echo "make bench-uci DATA=folder  tables of yours, standard splits: lastlayer beside seven peers (docs/uci.md)"
 	@echo "make lock        pin the present environment in requirements.lock"
 	@echo "make clean       remove environments and caches"
@@ -35,6 +38,12 @@ study: $(READY)
 
 study-20: $(READY)
 	$(BIN)/lastlayer study --seeds 20 --out results/20
+
+study-spring: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m lastlayer.studies.control.spring --out results/spring
+
+study-mpc: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m lastlayer.studies.control.mpc --out results/mpc
 
 picture: $(READY)
 	$(BIN)/python -m lastlayer.studies.example --out results
@@ -61,6 +70,9 @@ bench-core: $(READY)
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/training.py
 	$(MAKE) bench-peers
+
+bench-control: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/control.py
 
 bench-predict: $(READY)
 	$(BIN)/python benchmarks/predict_stream.py
