@@ -68,6 +68,8 @@ class Training:
     validation_score: list[float] = field(default_factory=list)
     best_epoch: int = 0
     setbacks: int = 0
+    gap: float | None = None
+    """Of the last bound of mini-batch training above the exact evidence, per sample."""
     stopped: str = "max_epochs"
     """"max_epochs", "early_stopping", "converged", "interrupted" or "diverged"."""
 
@@ -187,7 +189,7 @@ def _descend(
         if not finite:
             modules.load_state_dict(good)
     modules.eval()
-    _say(record)
+    say(record)
     return record
 
 
@@ -202,7 +204,7 @@ def _score(modules: nn.Module, validation: Validation) -> float:
     return score if math.isfinite(score) else math.inf
 
 
-def _say(record: Training) -> None:
+def say(record: Training) -> None:
     """Warn of what a user should know."""
     done = len(record.nlml)
     if record.stopped == "interrupted":
