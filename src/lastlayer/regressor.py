@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,11 @@ class BLLRegressor(LastLayerModel):
     optimizer : "adam" with a cosine schedule, or "lbfgs".
     learning_rate : first step size of Adam.
     max_epochs : passes over the data; an iteration of L-BFGS counts as one.
+    batch_size : rows of a mini-batch, which trains in float32 on a running average of the last layer; None: all rows in
+        every step. The last layer of the result is exact either way.
+    chunk_size : rows in memory at a time, with the gradient of all of them, at the price of a second forward pass.
+    checkpoint : a folder in which mini-batch training keeps its state every minute; a fit that was killed goes on from
+        there, and one that ends leaves nothing behind.
     validation_fraction : share of the rows held out for early stopping; they count in the final posterior.
     patience : epochs without improvement before stopping.
     device : "auto" (a GPU if there is one), or a torch device.
@@ -102,6 +108,9 @@ class BLLRegressor(LastLayerModel):
         optimizer: str = "adam",
         learning_rate: float = 2e-2,
         max_epochs: int = 500,
+        batch_size: int | None = None,
+        chunk_size: int | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
         validation_fraction: float = 0.15,
         patience: int = 200,
         device: str = "auto",
@@ -124,6 +133,9 @@ class BLLRegressor(LastLayerModel):
         self.optimizer = optimizer
         self.learning_rate = learning_rate
         self.max_epochs = max_epochs
+        self.batch_size = batch_size
+        self.chunk_size = chunk_size
+        self.checkpoint = checkpoint
         self.validation_fraction = validation_fraction
         self.patience = patience
         self.device = device
@@ -182,6 +194,9 @@ class BLLRegressor(LastLayerModel):
             dtype=DTYPES[self.dtype],
             seed=seed,
             progress=self.progress,
+            batch_size=self.batch_size,
+            chunk_size=self.chunk_size,
+            checkpoint=None if self.checkpoint is None else Path(self.checkpoint),
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

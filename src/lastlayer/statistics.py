@@ -56,7 +56,7 @@ class Statistics:
     ) -> "Statistics":
         """The same from features without the column of ones; rows are converted and centred chunk by chunk.
 
-        In float32 the products of a chunk are as coarse as that, which `energy` remembers; sums are float64 all the same.
+        In float32 the products of a chunk are as coarse as that, which `energy` remembers; sums are float64 anyway.
         """
         m = phi_tilde.shape[-2]
         if m == 0 or T.shape[-2] != m:
@@ -98,7 +98,9 @@ class Statistics:
         rest = weighted().sum(-2) / count.clamp_min(TINY)[..., None]
         scatter = (rows.mT @ weighted() - count[..., None, None] * _outer(rest)).double()
         energy = _diagonal(scatter).detach()
-        if dtype == torch.float32:  # rounding errors of features add up like sqrt(k); those of targets only meet a floor
+        if (
+            dtype == torch.float32
+        ):  # rounding errors of features add up like sqrt(k); those of targets only meet a floor
             k = phi_tilde.shape[-1]
             coarse = torch.finfo(dtype).eps / EPS / (4 * max(k, 1) ** 0.5)
             energy = torch.cat([energy[..., :k] * coarse, energy[..., k:]], dim=-1)

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from threading import Event
+from typing import Any
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -35,6 +35,7 @@ def train_batches(
     validation: Validation | None = None,
     checkpoint: Checkpoint | None = None,
     stop: Event | None = None,
+    is_table: bool = True,
     progress: bool = False,
     label: str = "fit",
 ) -> Training:
@@ -48,11 +49,12 @@ def train_batches(
             f'optimizer="{optimiser.name}" needs the whole gradient at every step: take chunk_size in place of '
             'batch_size, or optimizer="adam"'
         )
-    loop = _Loop(network, source, layer, optimiser, batch_size, seed, strength, validation, checkpoint)
+    loop = Loop(network, source, layer, optimiser, batch_size, seed, strength, validation, checkpoint)
+    # other inputs than tables may use a weight many times: they keep all threads
     work = 3 * batch_size * sum(p.numel() for p in loop.parameters)
     with tqdm(total=optimiser.max_epochs, disable=not progress, desc=label, unit="epoch", mininterval=0.5) as bar:
         try:
-            with threads_for(max(work, SMALL_STEP if loop.reuses_weights else 0)):
+            with threads_for(work if is_table else SMALL_STEP):
                 loop.run(bar, stop)
         except KeyboardInterrupt:
             loop.record.stopped = "interrupted"
@@ -63,7 +65,7 @@ def train_batches(
     return loop.record
 
 
-class _Loop:
+class Loop:
     """The state of one training."""
 
     def __init__(
@@ -80,11 +82,10 @@ class _Loop:
     ) -> None:
         self.network, self.source, self.layer, self.optimiser = network.train(), source, layer, optimiser
         self.batch_size, self.seed, self.validation, self.checkpoint = batch_size, seed, validation, checkpoint
-        self.parameters = [p for p in network.parameters() if p.requires_grad]
+        self.parameters: list[Tensor] = [p for p in network.parameters() if p.requires_grad]
         self.adam = torch.optim.Adam(self.parameters, lr=optimiser.learning_rate)
         self.prior = torch.as_tensor(strength, dtype=torch.float64, device=layer.count.device) / layer.count
         self.with_prior = bool((self.prior > 0).any())
-        self.reuses_weights = False
         self.n_batches = max(1, -(-layer.n_rows // batch_size))
         self.record = Training()
         self.epoch = self.batch = 0
@@ -95,7 +96,7 @@ class _Loop:
         self.best: dict[str, Tensor] | None = None
         self.best_score = math.inf
 
-    def run(self, bar: "tqdm[None]", stop: Event | None) -> None:
+    def run(self, bar: Any, stop: Event | None) -> None:
         if self.checkpoint is not None:
             self.checkpoint.restore(self)
             bar.update(self.epoch)
@@ -133,8 +134,7 @@ class _Loop:
         self.adam.step()
         if before is not None and self.pace is not None:
             shorten(self.parameters, before, self.pace)
-        assert self.layer.frozen is not None
-        self.sum_nlml += self.layer.frozen.offset / self.layer.ranks.world + rows.loss
+        self.sum_nlml += self.layer.now.frozen.offset / self.layer.ranks.world + rows.loss
         self.batch += 1
 
     def look(self) -> None:
@@ -144,17 +144,15 @@ class _Loop:
         n_lost = int(lost.sum())
         if n_lost:
             self.pace = torch.where(lost, 0.3, 1.0) * (1.0 if self.pace is None else self.pace)
-            self.layer.forget(lost)
             self.record.setbacks += n_lost
             if self.record.setbacks > MAX_SETBACKS * max(1, self.layer.count.numel()):
                 self.record.stopped = "diverged"
 
-    def _end_of_epoch(self, bar: "tqdm[None]") -> None:
+    def _end_of_epoch(self, bar: Any) -> None:
         self.look()
         done = max(self.batch, 1)
         self.record.nlml.append(float((self.layer.ranks.sum_(self.sum_nlml) / done).nanmean()))
-        assert self.layer.log_alpha is not None
-        self.record.log_alpha.append(float(self.layer.log_alpha.mean()))
+        self.record.log_alpha.append(float(self.layer.now.log_alpha.mean()))
         self.record.learning_rate.append(self.optimiser.rate(self.epoch))
         self.epoch, self.batch, self.n_batches = self.epoch + 1, 0, done
         self.sum_nlml = torch.zeros_like(self.layer.count)
@@ -169,7 +167,7 @@ class _Loop:
     def _validate(self, validation: Validation) -> None:
         self.network.eval()
         score = math.inf
-        with torch.no_grad(), suppress(torch.linalg.LinAlgError):
+        with torch.no_grad(), suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]
             score = validation.score()
         self.network.train()
         self.record.validation_epoch.append(self.epoch)

@@ -6,9 +6,9 @@ For any W and any posterior covariance Sigma_E (x) Lambda_0^-1 of the weights, t
     offset = 1/2m [ q (n log 2 pi + k log alpha + log det Lambda_0 - p) + n log det Sigma_E
                     + alpha^-1 (tr Sigma_E^-1 W~'W~ + q tr_k Lambda_0^-1) ],
 
-with equality where W and Lambda_0 are those of the rows' own statistics: there the gradient of the right-hand side, with
-Lambda_0, W and Sigma_E held fixed, is the gradient of the profiled evidence (envelope theorem). p counts the weights of
-an output, k those that the prior pulls to zero.
+with equality where W and Lambda_0 are those of the rows' own statistics: there the gradient of the right-hand side,
+with Lambda_0, W and Sigma_E held fixed, is the gradient of the profiled evidence (envelope theorem). p counts the
+weights of an output, k those that the prior pulls to zero.
 """
 
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ class FrozenLayer:
     ) -> "FrozenLayer":
         """The last layer that touches the evidence of these statistics.
 
-        Given `spread`, Lambda_0 is taken from there and only W and Sigma_E are new: a bound too, at a third of the cost.
+        Given `spread`, Lambda_0 is taken from there and only W and Sigma_E are new: a bound too, for less work.
         """
         equations = NormalEquations.of(statistics, bias_prior)
         precision = equations.at(log_alpha)
@@ -125,7 +125,10 @@ class FrozenLayer:
 
     @property
     def fixed_point(self) -> Float[Tensor, "*b"]:
-        """MacKay's next log alpha, tr(Sigma_E^-1 W~'W~) / (q (k - alpha^-1 tr_k Lambda_0^-1)): at rest where the slope is 0."""
+        """MacKay's next log alpha: that of tr(Sigma_E^-1 W~'W~) / (q (k - alpha^-1 tr_k Lambda_0^-1)).
+
+        It stays where the slope is zero.
+        """
         k, q = self.penalised.shape[-2:]
         effective = q * (k - self.ridge * _trace(self.inverse))
         return (self.weight_size.clamp_min(TINY) / effective.clamp_min(TINY)).log()
@@ -142,8 +145,8 @@ class FrozenLayer:
     ) -> Rows:
         """Loss and gradient of some rows, each of which stands for `scale` of them.
 
-        The term of the log-determinant costs k^2 a row, in float64: it is taken on the first `spread_rows`, each of which
-        then stands for `spread_scale` others. Residuals are computed in the type of T.
+        The term of the log-determinant costs k^2 a row, in float64: it is taken on the first `spread_rows`, each of
+        which then stands for `spread_scale` of them. Residuals are computed in the type of T.
         """
         k, r = phi_tilde.shape[-2:][::-1]
         q = self.weights.shape[-1]

@@ -1,16 +1,21 @@
 """The last layer of mini-batch training: statistics as a running average, everything else from them in closed form."""
 
+import math
 from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from lastlayer.posterior import Posterior
 from lastlayer.ranks import ONE, Ranks
 from lastlayer.statistics import Statistics
 from lastlayer.training.frozen import FrozenLayer, Rows
 from lastlayer.training.objectives import INITIAL_LOG_ALPHA
 from lastlayer.types import BiasPrior, NoiseStructure
+
+Kept = TypeVar("Kept", FrozenLayer, Statistics)
 
 
 @dataclass(frozen=True)
@@ -29,9 +34,19 @@ class Pace:
     """First steps, in which all is new every time."""
 
 
+@dataclass(frozen=True)
+class Moment:
+    """The last layer after some step."""
+
+    statistics: Statistics
+    """Running average, with the total weight of all rows."""
+    frozen: FrozenLayer
+    log_alpha: Float[Tensor, "*b"]
+
+
 @dataclass
 class RunningLayer:
-    """State of the last layer while networks train; leading dimensions are networks of a stack.
+    """The last layer while networks train; leading dimensions are networks of a stack.
 
     Nothing here waits for the device: numbers are looked at by whoever asks for them.
     """
@@ -45,9 +60,13 @@ class RunningLayer:
     pace: Pace = Pace()
     ranks: Ranks = ONE
     steps: int = 0
-    statistics: Statistics | None = None
-    frozen: FrozenLayer | None = None
-    log_alpha: Float[Tensor, "*b"] | None = None
+    moment: Moment | None = None
+    """None before the first step."""
+
+    @property
+    def now(self) -> Moment:
+        assert self.moment is not None, "asked before the first step"
+        return self.moment
 
     def step(
         self,
@@ -60,11 +79,19 @@ class RunningLayer:
         """Take in a batch, and return its loss and gradient in the features; `total`: its rows on all processes."""
         r, k = phi_tilde.shape[-2:]
         total = r if total is None else total
-        self._observe(phi_tilde, T, weight, min(total, self.pace.rows * k))
-        assert self.frozen is not None
-        spread = min(total, max(total // self.pace.spread, k))
+        used = min(total, self.pace.rows * k)
+        own = self.ranks.own_share(used)
+        part = Statistics.from_linear_features(
+            phi_tilde[..., :own, :],
+            T[..., :own, :],
+            sample_weight=None if weight is None else weight[..., :own],
+            dtype=torch.float64 if phi_tilde.dtype == torch.float64 else torch.float32,
+        )
+        share = max(1 / (self.steps + 1), 2 / (1 + self.pace.memory * k / used))
+        self.moment = self._after(_weighing(self.ranks.reduce(part), self.count), min(share, 1.0))
         self.steps += 1
-        return self.frozen.rows(
+        spread = min(total, max(total // self.pace.spread, k))
+        return self.moment.frozen.rows(
             phi_tilde,
             T,
             weight,
@@ -73,44 +100,38 @@ class RunningLayer:
             spread_scale=total / spread,
         )
 
-    def forget(self, networks: Bool[Tensor, "*b"]) -> None:
-        """Networks that went back to an older state start with the next batch alone."""
-        assert self.statistics is not None and self.frozen is not None and self.log_alpha is not None
-        if networks.all():
-            self.statistics = self.frozen = None
-            self.steps = 0
-        # TODO
-    def _observe(self, phi_tilde: Tensor, T: Tensor, weight: Tensor | None, used: int) -> None:
-        """Statistics of the first `used` rows of the batch, and what follows from them."""
-        own, k = self.ranks.own_share(used), phi_tilde.shape[-1]
-        part = Statistics.from_linear_features(
-            phi_tilde[..., :own, :],
-            T[..., :own, :],
-            sample_weight=None if weight is None else weight[..., :own],
-            dtype=phi_tilde.dtype if phi_tilde.dtype == torch.float64 else torch.float32,
+    def posterior(self) -> Posterior:
+        """What the running average says of the weights, of a single network."""
+        now = self.now
+        return Posterior(
+            now.statistics, float(now.log_alpha), noise=self.noise, bias_prior=self.bias_prior, rtol=math.inf
         )
-        part = _weighing(self.ranks.reduce(part), self.count)
-        share = max(1 / (self.steps + 1), 2 / (1 + max(self.pace.memory * k / used, 1)))
-        if self.statistics is None:
-            self.statistics = part
-            self.log_alpha = torch.full_like(self.count, INITIAL_LOG_ALPHA)
-        else:
-            self.statistics = _weighing(self.statistics, (1 - share) * self.count) + _weighing(part, share * self.count)
-        assert self.log_alpha is not None
-        due = self.frozen is None or self.steps < self.pace.settle or self.steps % self.pace.every == 0
-        new = FrozenLayer.of(
-            self.statistics,
-            self.log_alpha,
-            noise=self.noise,
-            bias_prior=self.bias_prior,
-            spread=None if due else self.frozen,
-        )
+
+    def gap(self, statistics: Statistics) -> Float[Tensor, "*b"]:
+        """How far the present bound lies above the evidence of these statistics, per sample, at the same alpha."""
+        exact = self._frozen(statistics, self.now.log_alpha, None)
+        return self.now.frozen.bound(statistics) - exact.bound(statistics)
+
+    def _after(self, part: Statistics, share: float) -> Moment:
+        """The layer once the statistics of a batch have come in with that share of the whole."""
+        if self.moment is None:
+            log_alpha = torch.full_like(self.count, INITIAL_LOG_ALPHA)
+            return Moment(part, self._frozen(part, log_alpha, None), log_alpha)
+        old, log_alpha = self.moment.frozen, self.moment.log_alpha
+        both = _weighing(self.moment.statistics, (1 - share) * self.count) + _weighing(part, share * self.count)
+        # a network that failed and went back to an older state starts with this batch alone
+        statistics = _where(_finite(both.scatter), both, part)
+        due = self.steps < self.pace.settle or self.steps % self.pace.every == 0
+        new = self._frozen(statistics, log_alpha, None if due else old)
         # a factorisation that failed leaves the old layer in place
-        fine = torch.isfinite(new.weights).all(-1).all(-1) & torch.isfinite(new.logdet)
-        self.frozen = new if self.frozen is None else _where(fine, new, self.frozen)
+        frozen = _where(_finite(new.weights) & _finite(new.noise_precision), new, old)
         if due:
-            change = (self.frozen.fixed_point - self.log_alpha).clamp(-1.0, 1.0)
-            self.log_alpha = self.log_alpha + torch.where(torch.isfinite(change), change, 0.0)
+            change = (frozen.fixed_point - log_alpha).clamp(-1.0, 1.0)
+            log_alpha = log_alpha + torch.where(torch.isfinite(change), change, 0.0)
+        return Moment(statistics, frozen, log_alpha)
+
+    def _frozen(self, statistics: Statistics, log_alpha: Tensor, spread: FrozenLayer | None) -> FrozenLayer:
+        return FrozenLayer.of(statistics, log_alpha, noise=self.noise, bias_prior=self.bias_prior, spread=spread)
 
 
 def _weighing(statistics: Statistics, count: Float[Tensor, "*b"]) -> Statistics:
@@ -124,9 +145,20 @@ def _weighing(statistics: Statistics, count: Float[Tensor, "*b"]) -> Statistics:
     )
 
 
-def _where(fine: Tensor, new: FrozenLayer, old: FrozenLayer) -> FrozenLayer:
-    def choose(a: Tensor, b: Tensor) -> Tensor:
-        return a if a is b else torch.where(fine.reshape(fine.shape + (1,) * (a.dim() - fine.dim())), a, b)
+def tensors_of(value: FrozenLayer | Statistics) -> dict[str, Tensor]:
+    """The fields that are tensors."""
+    return {f.name: v for f in fields(value) if isinstance(v := getattr(value, f.name), Tensor)}
 
-    tensors = [f.name for f in fields(new) if f.name != "bias_prior"]
-    return replace(new, **{name: choose(getattr(new, name), getattr(old, name)) for name in tensors})
+
+def _finite(matrix: Float[Tensor, "*b c d"]) -> Bool[Tensor, "*b"]:
+    """Which networks have a finite one."""
+    return torch.isfinite(matrix.sum((-2, -1)))
+
+
+def _where(fine: Bool[Tensor, "*b"], new: Kept, old: Kept) -> Kept:
+    """Network by network the new or the old one."""
+    was, chosen = tensors_of(old), tensors_of(new)
+    for name, v in chosen.items():
+        at = fine.reshape(*fine.shape, *[1] * (v.dim() - fine.dim())) if v.dim() else fine
+        chosen[name] = v if v is was[name] else torch.where(at, v, was[name])
+    return replace(new, **chosen)  # type: ignore[arg-type]
