@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lastlayer.calibration import Job, Split, blocked_splits, given_splits, random_splits
 from lastlayer.errors import InputError
@@ -133,6 +133,33 @@ def make_plan(
     return Plan(calibration, int(n_members), strengths, partitions, trials)
 
 
+def training_words(
+    architecture: Architecture,
+    noise: NoiseStructure,
+    bias_prior: BiasPrior,
+    optimiser: Optimiser,
+    batch_size: int | None,
+    strength: Any,
+    seed: int,
+    data: list[Any],
+) -> dict[str, Any]:
+    """What a checkpoint belongs to."""
+    return {
+        "hidden": [int(width) for width in architecture.hidden],
+        "activation": architecture.activation,
+        "input_skip": architecture.skips,
+        "backbone": "none" if architecture.backbone is None else str(architecture.backbone),
+        "noise": noise,
+        "bias_prior": bias_prior,
+        "learning_rate": optimiser.learning_rate,
+        "max_epochs": optimiser.max_epochs,
+        "batch_size": batch_size,
+        "hidden_prior": strength,
+        "random_state": seed,
+        "data": data,
+    }
+
+
 @dataclass
 class Trainer:
     """Trains networks, as one batch where they allow it, otherwise one after the other."""
@@ -221,7 +248,7 @@ class Trainer:
             )
         else:
             record = self._in_batches(
-                network, Data(self.data.X, self.data.T, weight), group, strength=strength, stop=stop, label=label
+                network, Data(self.data.X, self.data.T, weight), jobs, group, stop=stop, label=label
             )
         self.record = record
         members = [stack.member(i) for i in range(len(jobs))]
@@ -231,14 +258,15 @@ class Trainer:
         self,
         network: nn.Module,
         data: Data,
+        jobs: Sequence[Job],
         group: int,
         *,
-        strength: float | Tensor,
         held_out: Data | None = None,
         stop: Event | None = None,
         label: str = "fit",
     ) -> Training:
         """Mini-batches train in float32; everything afterwards has the type that was asked for."""
+        strengths = torch.tensor([job.strength for job in jobs], dtype=torch.float64, device=data.X.device)
         count = data.T.new_tensor(len(data.X)) if data.weight is None else data.weight.sum(-1)
         layer = RunningLayer(count, len(data.X), noise=self.noise, bias_prior=self.bias_prior)
         source = TensorSource(data.X.float(), data.T.float(), None if data.weight is None else data.weight.float())
@@ -259,9 +287,9 @@ class Trainer:
             self.optimiser,
             batch_size=self.batch_size,
             seed=self.seed,
-            strength=strength,
+            strength=strengths if count.dim() else strengths[0],
             validation=validation,
-            checkpoint=self._checkpoint(group),
+            checkpoint=self._checkpoint(jobs, group),
             stop=stop,
             is_table=data.X.dim() == 2,
             progress=self.progress and group == 0,
@@ -274,21 +302,16 @@ class Trainer:
         network.to(self.dtype)
         return record
 
-    def _checkpoint(self, group: int) -> Checkpoint | None:
+    def _checkpoint(self, jobs: Sequence[Job], group: int) -> Checkpoint | None:
         if self.checkpoint is None:
             return None
-        data = [len(self.data.X), float(self.data.X.double().square().sum()), self.data.T.sum(0).tolist()]
-        words = {
-            "hidden": [int(width) for width in self.architecture.hidden],
-            "activation": self.architecture.activation,
-            "noise": self.noise,
-            "bias_prior": self.bias_prior,
-            "learning_rate": self.optimiser.learning_rate,
-            "max_epochs": self.optimiser.max_epochs,
-            "batch_size": self.batch_size,
-            "random_state": self.seed,
-            "data": data,
-        }
+        # sums of standardised rows in the order of their numbers: other data, or the same in another order, differ
+        number = torch.arange(len(self.data.T), device=self.data.T.device, dtype=torch.float64)
+        data = [len(number), float(self.data.X.double().square().sum()), (number @ self.data.T).tolist()]
+        look, strengths = self.architecture, [job.strength for job in jobs]
+        words = training_words(
+            look, self.noise, self.bias_prior, self.optimiser, self.batch_size, strengths, self.seed, data
+        )
         return Checkpoint(self.checkpoint / f"training-{self._stage}-{group}.safetensors", words)
 
     def _alone(self, job: Job, number: int = 0) -> nn.Module:
@@ -311,7 +334,7 @@ class Trainer:
         held = round(self.validation_fraction * m)
         if not self.stop_early or held < 1 or m - held < 2:
             if self.batch_size is not None:
-                self.record = self._in_batches(network, data, number, strength=strength)
+                self.record = self._in_batches(network, data, [job], number)
                 return network
             self.record = train(
                 network,
@@ -326,7 +349,7 @@ class Trainer:
         order = torch.randperm(m, generator=generator).to(data.X.device)
         rest, held_out = data.rows(order[held:]), data.rows(order[:held])
         if self.batch_size is not None:
-            self.record = self._in_batches(network, rest, number, strength=strength, held_out=held_out)
+            self.record = self._in_batches(network, rest, [job], number, held_out=held_out)
             return network
         validation = Validation(
             lambda: objective.held_out_score(network(rest.X), rest, network(held_out.X), held_out),

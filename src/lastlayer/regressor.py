@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
@@ -22,12 +23,17 @@ from lastlayer.extrapolation import HeldOut, leave_one_out_cost, tune_alpha_on
 from lastlayer.fitting import Architecture, Trainer, make_plan
 from lastlayer.model import LastLayerModel
 from lastlayer.posterior import Posterior
+from lastlayer.ranks import Ranks
 from lastlayer.scaling import Standardizer
+from lastlayer.sources import ArraySource, Source
 from lastlayer.statistics import Statistics
+from lastlayer.streaming import BATCH_SIZE, Streamer
 from lastlayer.training import Data, LastLayer, Optimiser
 from lastlayer.types import BIAS_PRIORS, NOISE_MODELS, BiasPrior, NoiseModel, NoiseStructure
 
 KEPT_COSTS = 1001
+MAX_HELD_ROWS = 10_000
+"""Of a memory map, kept for calibration."""
 PRESETS = ("honest", "fast")
 FIELDS = ("count", "mean", "scatter", "energy")
 """Of the statistics, as they stand in a file."""
@@ -161,6 +167,8 @@ class BLLRegressor(LastLayerModel):
         for name in ("members_", "alpha_curve_"):
             vars(self).pop(name, None)  # a fit that fails leaves no half of a model
         self._check_words()
+        if isinstance(X, np.memmap) and self.batch_size is not None:
+            return self._fit_mapped(X, y, sample_weight, validation_data)
         data, seed = self._begin(X, y, sample_weight, nd=self.backbone is not None)
         fast, own_network = self.preset == "fast", self.backbone is not None
         plan = make_plan(
@@ -196,7 +204,7 @@ class BLLRegressor(LastLayerModel):
             progress=self.progress,
             batch_size=self.batch_size,
             chunk_size=self.chunk_size,
-            checkpoint=None if self.checkpoint is None else Path(self.checkpoint),
+            checkpoint=self._checkpoints(),
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -207,12 +215,92 @@ class BLLRegressor(LastLayerModel):
         self.training_ = trainer.record
         self._take(ensemble, data)
         if validation_data is not None:
-            (self.calibrate if not fast and self.calibration == "auto" else self.tune_alpha)(*validation_data)
+            self._use_validation(*validation_data)
         elif plan.calibration == "alpha":
             self._tune_alpha_on(ensemble, data)
         elif ensemble.folds:
             self._calibrate(crossfit.held_out(ensemble.folds))
+        self._clear_checkpoints()
         return self
+
+    def fit_source(self, source: Source, validation_data: tuple[Any, Any] | None = None) -> "BLLRegressor":
+        """Train one network on a source of batches (see lastlayer.sources), in memory that does not grow with the rows.
+
+        Every process of a torch.distributed group calls it with the same words, and all get the same model. Nothing is
+        held out: give `validation_data` (X_val, y_val), rows that the source does not have, to calibrate.
+        """
+        for name in ("members_", "alpha_curve_"):
+            vars(self).pop(name, None)
+        self._check_words()
+        for name, given, allowed in (
+            ("n_members", self.n_members, ("auto", 1)),
+            ("objective", self.objective, ("profiled",)),
+            ("optimizer", self.optimizer, ("adam",)),
+            ("chunk_size", self.chunk_size, (None,)),
+        ):
+            if given not in allowed:
+                raise InputError(f"{name}={given!r} does not go with a source of batches: leave it at {allowed[0]!r}")
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        train = Streamer(
+            self._architecture(),
+            self._structure(),
+            self.bias_prior,
+            Optimiser("adam", learning_rate=self.learning_rate, max_epochs=int(self.max_epochs)),
+            batch_size=self.batch_size if isinstance(self.batch_size, int) else BATCH_SIZE,
+            strength=0.0 if isinstance(self.hidden_prior, str) else float(self.hidden_prior),
+            device=self._device(),
+            dtype=DTYPES[self.dtype],
+            seed=seed,
+            checkpoint=self._checkpoints(),
+            progress=self.progress,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            streamed = train(source)
+        self._inputs, self._targets = streamed.scales.inputs, streamed.scales.targets
+        self._y_ndim, self.training_ = 2 if len(self._targets.mean) > 1 else 1, streamed.training
+        self.n_features_in_ = int(streamed.sample.X[0].numel())
+        members = [Member(streamed.network, streamed.layer)]
+        self._take(Ensemble(members, [], train.strength, {}), streamed.sample)
+        if validation_data is not None:
+            self._use_validation(*validation_data)
+        self._clear_checkpoints()
+        return self
+
+    def _use_validation(self, X: Any, y: Any) -> None:
+        (self.calibrate if self.preset != "fast" and self.calibration == "auto" else self.tune_alpha)(X, y)
+
+    def _fit_mapped(
+        self, X: np.memmap, y: Any, sample_weight: Any, validation_data: tuple[Any, Any] | None
+    ) -> "BLLRegressor":
+        """A memory map stays on disk; some random rows are kept for calibration."""
+        y_ndim = np.ndim(y)
+        held = np.empty(0, dtype=np.int64)
+        if validation_data is None and self.preset == "honest" and self.calibration == "auto":
+            n = min(MAX_HELD_ROWS, round(self.validation_fraction * len(X)))
+            rng = np.random.default_rng(check_random_state(self.random_state).randint(2**31 - 1))
+            held = np.sort(rng.choice(len(X), n, replace=False))
+            validation_data = np.asarray(X[held]), np.asarray(y[held])
+        self.fit_source(ArraySource(X, y, sample_weight, left_out=tuple(held.tolist())), validation_data)
+        self._y_ndim = y_ndim
+        return self
+
+    def _checkpoints(self) -> Path | None:
+        """The folder for states of training."""
+        if self.checkpoint is None:
+            return None
+        folder = Path(self.checkpoint)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"checkpoint={str(folder)!r} must be a folder, or a path where one can be made") from error
+        return folder
+
+    def _clear_checkpoints(self) -> None:
+        """A training that has ended leaves nothing behind."""
+        if self.checkpoint is not None and not Ranks.started().rank:
+            for file in Path(self.checkpoint).glob("training*.safetensors"):
+                file.unlink()
 
     def _take(self, ensemble: Ensemble, data: Data) -> None:
         """The members, and what they cost at the training points."""
@@ -383,6 +471,17 @@ class BLLRegressor(LastLayerModel):
         for name in ("input_skip", "early_stopping"):
             if getattr(self, name) not in (True, False):
                 choose(name, getattr(self, name), ("auto",))
+        for name in ("batch_size", "chunk_size"):
+            size = getattr(self, name)
+            if size is not None and not (_is(numbers.Integral, size) and int(size) >= 2):
+                raise InputError(f"{name}={size!r} must be None or a whole number of rows, 2 or more")
+        if self.batch_size is not None and (self.objective != "profiled" or self.chunk_size is not None):
+            raise InputError(
+                f'batch_size={self.batch_size} needs objective="profiled" and no chunk_size, but they are '
+                f"{self.objective!r} and {self.chunk_size!r}"
+            )
+        if self.checkpoint is not None and self.batch_size is None:
+            raise InputError("checkpoint keeps the state of mini-batch training: give a batch_size with it")
         if not 0 < self.validation_fraction < 1:
             raise InputError(f"validation_fraction={self.validation_fraction} must lie strictly between 0 and 1")
         if self.max_epochs < 0 or int(self.max_epochs) != self.max_epochs:

@@ -125,7 +125,7 @@ class Loop:
         self.adam.zero_grad()
         phi = self.network(X)
         with torch.no_grad():
-            rows = self.layer.step(phi.detach(), T, weight, total=total)
+            rows = self.layer.step(phi.detach(), T, weight, total=total, drift=rate / self.optimiser.learning_rate)
         phi.backward(rows.gradient)
         self.layer.ranks.sum_gradients(self.parameters)
         if self.with_prior:

@@ -15,6 +15,9 @@ from lastlayer.training.frozen import FrozenLayer, Rows
 from lastlayer.training.objectives import INITIAL_LOG_ALPHA
 from lastlayer.types import BiasPrior, NoiseStructure
 
+MOST_SHARE = 0.7
+"""Of a new batch in the running average."""
+
 Kept = TypeVar("Kept", FrozenLayer, Statistics)
 
 
@@ -24,6 +27,8 @@ class Pace:
 
     rows: int = 8
     """Rows a feature whose products are taken in a step: k^2 numbers a row are what statistics cost."""
+    at_least: int = 1_024
+    """Rows that are always taken if the batch has them."""
     memory: int = 15
     """Rows a feature that the running average reaches back to, or the weights would follow single batches."""
     spread: int = 16
@@ -75,11 +80,16 @@ class RunningLayer:
         weight: Float[Tensor, "*#b r"] | None = None,
         *,
         total: int | None = None,
+        drift: float = 1.0,
     ) -> Rows:
-        """Take in a batch, and return its loss and gradient in the features; `total`: its rows on all processes."""
+        """Take in a batch, and return its loss and gradient in the features.
+
+        `total`: its rows on all processes. `drift`: how fast features move, over their speed at first; the slower, the
+        longer the memory (the weights lag by drift / share and jitter by share: the best share goes with the root).
+        """
         r, k = phi_tilde.shape[-2:]
         total = r if total is None else total
-        used = min(total, self.pace.rows * k)
+        used = min(total, max(self.pace.rows * k, self.pace.at_least))
         own = self.ranks.own_share(used)
         part = Statistics.from_linear_features(
             phi_tilde[..., :own, :],
@@ -87,8 +97,8 @@ class RunningLayer:
             sample_weight=None if weight is None else weight[..., :own],
             dtype=torch.float64 if phi_tilde.dtype == torch.float64 else torch.float32,
         )
-        share = max(1 / (self.steps + 1), 2 / (1 + self.pace.memory * k / used))
-        self.moment = self._after(_weighing(self.ranks.reduce(part), self.count), min(share, 1.0))
+        share = max(1 / (self.steps + 1), min(2 / (1 + self.pace.memory * k / used), MOST_SHARE) * drift**0.5)
+        self.moment = self._after(_weighing(self.ranks.reduce(part), self.count), share)
         self.steps += 1
         spread = min(total, max(total // self.pace.spread, k))
         return self.moment.frozen.rows(
