@@ -49,7 +49,7 @@ class Statistics:
     def from_linear_features(
         cls,
         phi_tilde: Float[Tensor, "*b m k"],
-        T: Float[Tensor, "*b m q"],
+        T: Float[Tensor, "*#b m q"],
         *,
         sample_weight: Float[Tensor, "*#b m"] | None = None,
         dtype: torch.dtype = torch.float64,

@@ -19,23 +19,24 @@ if TYPE_CHECKING:
     from lastlayer.training.batches import Loop
 
 EVERY_SECONDS = 60.0
+"""Between two states on disk."""
 
 
 @dataclass
 class Checkpoint:
-    """Where to keep the state, how often, and of which training it is."""
+    """Where to keep the state, and of which training it is."""
 
     path: Path
     training: dict[str, Any]
     """What the state belongs to: configuration and data. A file of another training is refused."""
-    every: float = EVERY_SECONDS
     _last: float = field(default_factory=time.monotonic)
 
     def keep(self, loop: "Loop", *, at_once: bool = False) -> None:
         """Write the state if it is time; the first process writes for all."""
-        if loop.layer.ranks.rank or not (at_once or time.monotonic() - self._last >= self.every):
+        if loop.layer.ranks.rank or not (at_once or time.monotonic() - self._last >= EVERY_SECONDS):
             return
         tensors, numbers = _state(loop)
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}  # safetensors takes no shared memory
         files.write(self.path, tensors, {"training": self.training, **numbers})
         self._last = time.monotonic()
 

@@ -41,7 +41,7 @@ class Optimiser:
             )
         return torch.optim.Adam(parameters, lr=scale * self.learning_rate)
 
-    def rate(self, epoch: float) -> float:
+    def rate(self, epoch: int | float) -> float:
         if self.name == "lbfgs" or not self.cosine:
             return self.learning_rate
         return self.learning_rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * epoch / max(self.max_epochs, 1))))
