@@ -20,7 +20,7 @@ from lastlayer.calibration import Calibration, CalibrationPoints, CrossFit, Curv
 from lastlayer.errors import FlooredNoiseWarning, InputError, choose
 from lastlayer.estimator import DTYPES
 from lastlayer.extrapolation import HeldOut, leave_one_out_cost, tune_alpha_on
-from lastlayer.fitting import Architecture, Trainer, make_plan
+from lastlayer.fitting import LARGE_TABLE, Architecture, Trainer, make_plan
 from lastlayer.model import LastLayerModel
 from lastlayer.posterior import Posterior
 from lastlayer.ranks import Ranks
@@ -32,6 +32,10 @@ from lastlayer.training import Data, LastLayer, Optimiser
 from lastlayer.types import BIAS_PRIORS, NOISE_MODELS, BiasPrior, NoiseModel, NoiseStructure
 
 KEPT_COSTS = 1001
+TABLE_BATCH = 1_024
+"""Rows of a mini-batch, where it was left to us."""
+STREAMED_ROWS = 200_000
+"""Of a memory map, from which on it stays on disk without being asked to."""
 MAX_HELD_ROWS = 10_000
 """Of a memory map, kept for calibration."""
 PRESETS = ("honest", "fast")
@@ -69,10 +73,10 @@ class BLLRegressor(LastLayerModel):
         on the input, by a small network fitted to the errors of rows left out (it needs calibration and a table).
     bias_prior : "flat" (Theorem 2) or "shared" (what reproduces the paper's printed evidence).
     optimizer : "adam" with a cosine schedule, or "lbfgs".
-    learning_rate : first step size of Adam.
-    max_epochs : passes over the data; an iteration of L-BFGS counts as one.
+    learning_rate : first step size of Adam. "auto": 0.02; 0.05 with mini-batches and a single hidden layer.
+    max_epochs : passes over the data; an iteration of L-BFGS counts as one. "auto": 500; 60 with mini-batches.
     batch_size : rows of a mini-batch, which trains in float32 on a running average of the last layer; None: all rows in
-        every step. The last layer of the result is exact either way.
+        every step. The last layer of the result is exact either way. "auto": 1,024 above 5,000 samples of a table.
     chunk_size : rows in memory at a time, with the gradient of all of them, at the price of a second forward pass.
     checkpoint : a folder in which mini-batch training keeps its state every minute; a fit that was killed goes on from
         there, and one that ends leaves nothing behind.
@@ -112,9 +116,9 @@ class BLLRegressor(LastLayerModel):
         noise: NoiseModel = "diagonal",
         bias_prior: BiasPrior = "flat",
         optimizer: str = "adam",
-        learning_rate: float = 2e-2,
-        max_epochs: int = 500,
-        batch_size: int | None = None,
+        learning_rate: float | str = "auto",
+        max_epochs: int | str = "auto",
+        batch_size: int | str | None = "auto",
         chunk_size: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         validation_fraction: float = 0.15,
@@ -167,7 +171,8 @@ class BLLRegressor(LastLayerModel):
         for name in ("members_", "alpha_curve_"):
             vars(self).pop(name, None)  # a fit that fails leaves no half of a model
         self._check_words()
-        if isinstance(X, np.memmap) and self.batch_size is not None:
+        mapped = isinstance(X, np.memmap) and self.batch_size is not None and self.n_members in ("auto", 1)
+        if mapped and (self.batch_size != "auto" or len(X) > STREAMED_ROWS):
             return self._fit_mapped(X, y, sample_weight, validation_data)
         data, seed = self._begin(X, y, sample_weight, nd=self.backbone is not None)
         fast, own_network = self.preset == "fast", self.backbone is not None
@@ -189,20 +194,21 @@ class BLLRegressor(LastLayerModel):
                 f"{tuple(data.X.shape[1:])}"
             )
         stop_early = (fast or own_network) and len(data.X) >= 100
+        batch_size = self._batch_rows(len(data.X))
         trainer = Trainer(
             self._architecture(),
             data,
             objective=self.objective,
             noise=self._structure(),
             bias_prior=self.bias_prior,
-            optimiser=Optimiser(self.optimizer, learning_rate=self.learning_rate, max_epochs=int(self.max_epochs)),
+            optimiser=self._optimiser(batch_size),
             stop_early=stop_early if self.early_stopping == "auto" else bool(self.early_stopping),
             validation_fraction=self.validation_fraction,
             patience=self.patience,
             dtype=DTYPES[self.dtype],
             seed=seed,
             progress=self.progress,
-            batch_size=self.batch_size,
+            batch_size=batch_size,
             chunk_size=self.chunk_size,
             checkpoint=self._checkpoints(),
         )
@@ -245,8 +251,8 @@ class BLLRegressor(LastLayerModel):
             self._architecture(),
             self._structure(),
             self.bias_prior,
-            Optimiser("adam", learning_rate=self.learning_rate, max_epochs=int(self.max_epochs)),
-            batch_size=self.batch_size if isinstance(self.batch_size, int) else BATCH_SIZE,
+            self._optimiser(BATCH_SIZE),
+            batch_size=BATCH_SIZE if self.batch_size in (None, "auto") else int(self.batch_size),
             strength=0.0 if isinstance(self.hidden_prior, str) else float(self.hidden_prior),
             device=self._device(),
             dtype=DTYPES[self.dtype],
@@ -337,7 +343,7 @@ class BLLRegressor(LastLayerModel):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model to one file (safetensors); the old file stays whole until the new one is."""
         check_is_fitted(self)
-        words = set(BLLRegressor._get_param_names()) - {"backbone", "random_state"}
+        words = set(BLLRegressor._get_param_names()) - {"backbone", "random_state", "checkpoint"}
         parameters = {word: getattr(self, word) for word in sorted(words)}
         parameters["hidden"] = [int(width) for width in self.hidden]
         if not (isinstance(self.calibration, str) or self.calibration is None):
@@ -471,27 +477,46 @@ class BLLRegressor(LastLayerModel):
         for name in ("input_skip", "early_stopping"):
             if getattr(self, name) not in (True, False):
                 choose(name, getattr(self, name), ("auto",))
-        for name in ("batch_size", "chunk_size"):
-            size = getattr(self, name)
-            if size is not None and not (_is(numbers.Integral, size) and int(size) >= 2):
+        sizes: dict[str, Any] = {"batch_size": self.batch_size, "chunk_size": self.chunk_size}
+        for name, size in sizes.items():
+            left_to_us = size is None or (size == "auto" and name == "batch_size")
+            if not left_to_us and not (_is(numbers.Integral, size) and int(size) >= 2):
                 raise InputError(f"{name}={size!r} must be None or a whole number of rows, 2 or more")
-        if self.batch_size is not None and (self.objective != "profiled" or self.chunk_size is not None):
+        if _is(numbers.Integral, self.batch_size) and (self.objective != "profiled" or self.chunk_size is not None):
             raise InputError(
                 f'batch_size={self.batch_size} needs objective="profiled" and no chunk_size, but they are '
                 f"{self.objective!r} and {self.chunk_size!r}"
             )
-        if self.checkpoint is not None and self.batch_size is None:
-            raise InputError("checkpoint keeps the state of mini-batch training: give a batch_size with it")
         if not 0 < self.validation_fraction < 1:
             raise InputError(f"validation_fraction={self.validation_fraction} must lie strictly between 0 and 1")
-        if self.max_epochs < 0 or int(self.max_epochs) != self.max_epochs:
-            raise InputError(f"max_epochs={self.max_epochs} must be a whole number, 0 or more")
-        if not 0 < self.learning_rate < math.inf:
-            raise InputError(f"learning_rate={self.learning_rate} must be positive and finite")
+        epochs, rate = self.max_epochs, self.learning_rate
+        if epochs != "auto" and not (_is(numbers.Real, epochs) and float(epochs) >= 0 and int(epochs) == epochs):
+            raise InputError(f"max_epochs={epochs!r} must be 'auto' or a whole number, 0 or more")
+        if rate != "auto" and not (_is(numbers.Real, rate) and 0 < float(rate) < math.inf):
+            raise InputError(f"learning_rate={rate!r} must be 'auto' or a number, positive and finite")
 
     def _structure(self) -> NoiseStructure:
         """Of the evidence: noise that depends on the input is a matter of calibration."""
         return "full" if self.noise == "full" else "diagonal"
+
+    def _batch_rows(self, m: int) -> int | None:
+        """Rows of a mini-batch; None: all of them in every step."""
+        rows = self.batch_size
+        if rows == "auto":
+            plain = self.objective == "profiled" and self.optimizer == "adam" and self.chunk_size is None
+            rows = TABLE_BATCH if plain and self.backbone is None and m > LARGE_TABLE else None
+        if rows is None and self.checkpoint is not None:
+            raise InputError("checkpoint keeps the state of mini-batch training: give a batch_size with it")
+        return None if rows is None else int(rows)
+
+    def _optimiser(self, batch_size: int | None) -> Optimiser:
+        """What "auto" means for steps."""
+        rate, epochs = self.learning_rate, self.max_epochs
+        if rate == "auto":
+            rate = 5e-2 if batch_size is not None and self.backbone is None and len(self.hidden) == 1 else 2e-2
+        if epochs == "auto":
+            epochs = 500 if batch_size is None else 60
+        return Optimiser(self.optimizer, learning_rate=float(rate), max_epochs=int(epochs))
 
     def _architecture(self) -> Architecture:
         return Architecture(self.hidden, self.activation, self.input_skip, self.backbone)
