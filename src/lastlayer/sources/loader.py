@@ -1,11 +1,11 @@
 """Batches from a torch DataLoader, or from any iterable of them."""
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lastlayer.errors import InputError
 from lastlayer.ranks import ONE, Ranks
@@ -49,9 +49,11 @@ class LoaderSource:
         if isinstance(generator, torch.Generator):
             generator.manual_seed(seed)
             return iter(self.loader)
-        before: Tensor = torch.get_rng_state()
+        before = torch.get_rng_state()
         torch.manual_seed(seed)
         try:
-            return iter(self.loader)
+            items = iter(self.loader)
+            first = list(itertools.islice(items, 1))  # samplers draw their order with the first batch
         finally:
             torch.set_rng_state(before)
+        return itertools.chain(first, items)
