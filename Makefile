@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PEERS  := .venv-peers
 PEERS_PIP := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help test test-browser study study-20 picture recipe lint mutants bench-core bench-peers bench-uci lock clean
+.PHONY: help test test-browser study study-20 picture recipe lint mutants bench-core bench-peers bench-scale bench-uci lock clean
 
 help:
 	@echo "make test        lint, types, rooms, tests"
@@ -22,6 +22,7 @@ help:
 	@echo "make mutants     wrong formulas, each of which some test must catch"
 	@echo "make bench-core  speed of mathematics and training, as ratios in one run"
 	@echo "make bench-peers lines, seconds and scores beside vbll and laplace-torch"
+	@echo "make bench-scale mini-batches against the MSE, memory, statistics pass, two processes (docs/scale.md)"
 	@echo "make bench-uci DATA=folder  tables of yours, standard splits: lastlayer beside seven peers (docs/uci.md)"
 	@echo "make lock        pin the present environment in requirements.lock"
 	@echo "make clean       remove environments and caches"
@@ -63,6 +64,10 @@ bench-core: $(READY)
 
 bench-peers: $(PEERS)/.ready
 	$(PEERS)/bin/python benchmarks/peers.py
+
+# ARGS="epochs --rows 100000" runs one section on fewer rows; the peers' environment has vbll and GPyTorch
+bench-scale: $(PEERS)/.ready
+	$(PEERS)/bin/python benchmarks/scale.py $(ARGS)
 
 # more words for the command go into ARGS, such as ARGS="--methods ours --sets yacht"
 bench-uci: $(PEERS)/.ready

@@ -192,20 +192,6 @@ class DeepKernel(Method):
     def backward(self, X: Tensor, T: Tensor, drift: float) -> None:
         (-self.bound(self.process(self.network(X)), T[:, 0])).backward()
 
-    def mean(self, X: Tensor) -> Tensor:
-        return self.process(self.network(X)).mean[:, None]
-
-    def score(self, train: Data, test: Data) -> tuple[float, float]:
-        self.head.eval()
-        lpds, errors = [], []
-        with torch.no_grad():
-            for part in _pieces(test):
-                predictive = self.likelihood(self.process(self.network(part.X)))
-                std = predictive.variance.sqrt()
-                lpds.append(torch.distributions.Normal(predictive.mean, std).log_prob(part.T[:, 0]))
-                errors.append(part.T[:, 0] - predictive.mean)
-        return float(torch.cat(lpds).mean()), float(torch.cat(errors).square().mean().sqrt())
-
 
 def exact_layer(network: nn.Module, data: Data) -> LastLayer:
     return last_layer(streamed_statistics(network, _pieces(data)))
@@ -265,11 +251,10 @@ def epochs(options: argparse.Namespace) -> list[Ratio]:
     )
     for first in range(0, n_steps, stretch):
         for run in runs:
-            if not run.trained:
-                continue
             _advance(run, source, first, min(first + stretch, n_steps), per_epoch, n_steps, options)
-            error = torch.cat([part.T - _mean(run.method, part.X) for part in _pieces(test)])
-            run.curve.append((run.wall, float(error.square().mean().sqrt())))
+            if run.trained:
+                error = torch.cat([part.T - _mean(run.method, part.X) for part in _pieces(test)])
+                run.curve.append((run.wall, float(error.square().mean().sqrt())))
     goal = runs[0].curve[-1][1]
     print(
         f"\n{'':22} {'s/epoch':>9} {'ratio':>6} {'cpu':>6} {'test RMSE of its head':>22} {'s to that of MSE':>17} "
@@ -279,9 +264,8 @@ def epochs(options: argparse.Namespace) -> list[Ratio]:
     for run in runs:
         if not run.trained:
             each, base = run.wall / run.steps, runs[0].wall / runs[0].steps
-            ratio = (
-                f"{each * per_epoch:9.2f} {each / base:6.2f} {run.cpu / run.steps / (runs[0].cpu / runs[0].steps):6.2f}"
-            )
+            cpu = run.cpu / run.steps / (runs[0].cpu / runs[0].steps)
+            ratio = f"{each * per_epoch:9.2f} {each / base:6.2f} {cpu:6.2f}"
             print(f"{run.method.name:22} {ratio} (from {run.steps} steps; not trained)")
             continue
         lpd, rmse = scores[run.method.name] = run.method.score(train, test)
