@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PEERS  := .venv-peers
 PEERS_PIP := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help test test-browser study study-20 study-spring study-mpc picture recipe lint mutants bench-core bench-peers bench-uci bench-predict bench-control lock clean
+.PHONY: help test test-browser study study-20 study-spring study-mpc picture recipe lint mutants bench-core bench-peers bench-uci bench-predict bench-control lock clean bench-scale
 
 help:
 	@echo "make test        lint, types, rooms, tests"
@@ -26,6 +26,7 @@ help:
 	@echo "make bench-peers lines, seconds and scores beside vbll and laplace-torch"
 	@echo "make bench-predict  a million rows through lastlayer predict: rows a second, memory"
 	@echo "make bench-control  what uncertainty costs in CasADi, beside the bare network's mean"
+	@echo "make bench-scale mini-batches against the MSE, memory, statistics pass, two processes (docs/scale.md)"
 	@echo "make bench-uci DATA=folder  tables of yours, standard splits: lastlayer beside seven peers (docs/uci.md)"
 	@echo "make lock        pin the present environment in requirements.lock"
 	@echo "make clean       remove environments and caches"
@@ -79,6 +80,10 @@ bench-predict: $(READY)
 
 bench-peers: $(PEERS)/.ready
 	$(PEERS)/bin/python benchmarks/peers.py
+
+# ARGS="epochs --rows 100000" runs one section on fewer rows; the peers' environment has vbll and GPyTorch
+bench-scale: $(PEERS)/.ready
+	$(PEERS)/bin/python benchmarks/scale.py $(ARGS)
 
 # more words for the command go into ARGS, such as ARGS="--methods ours --sets yacht"
 bench-uci: $(PEERS)/.ready

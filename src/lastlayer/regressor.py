@@ -7,10 +7,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
@@ -19,15 +21,24 @@ from lastlayer.calibration import Calibration, CalibrationPoints, CrossFit, Curv
 from lastlayer.errors import FlooredNoiseWarning, InputError, choose
 from lastlayer.estimator import DTYPES
 from lastlayer.extrapolation import HeldOut, leave_one_out_cost, tune_alpha_on
-from lastlayer.fitting import Architecture, Trainer, make_plan
+from lastlayer.fitting import LARGE_TABLE, Architecture, Trainer, make_plan
 from lastlayer.model import LastLayerModel
 from lastlayer.posterior import Posterior
+from lastlayer.ranks import Ranks
 from lastlayer.scaling import Standardizer
+from lastlayer.sources import ArraySource, Source
 from lastlayer.statistics import Statistics
+from lastlayer.streaming import BATCH_SIZE, Streamer
 from lastlayer.training import Data, LastLayer, Optimiser
 from lastlayer.types import BIAS_PRIORS, NOISE_MODELS, BiasPrior, NoiseModel, NoiseStructure
 
 KEPT_COSTS = 1001
+TABLE_BATCH = 1_024
+"""Rows of a mini-batch, where it was left to us."""
+STREAMED_ROWS = 200_000
+"""Of a memory map, from which on it stays on disk without being asked to."""
+MAX_HELD_ROWS = 10_000
+"""Of a memory map, kept for calibration."""
 PRESETS = ("honest", "fast")
 FIELDS = ("count", "mean", "scatter", "energy")
 """Of the statistics, as they stand in a file."""
@@ -65,8 +76,13 @@ class BLLRegressor(LastLayerModel):
         on the input, by a small network fitted to the errors of rows left out (it needs calibration and a table).
     bias_prior : "flat" (Theorem 2) or "shared" (what reproduces the paper's printed evidence).
     optimizer : "adam" with a cosine schedule, or "lbfgs".
-    learning_rate : first step size of Adam.
-    max_epochs : passes over the data; an iteration of L-BFGS counts as one.
+    learning_rate : first step size of Adam. "auto": 0.02; 0.05 with mini-batches and a single hidden layer.
+    max_epochs : passes over the data; an iteration of L-BFGS counts as one. "auto": 500; 60 with mini-batches.
+    batch_size : rows of a mini-batch, which trains in float32 on a running average of the last layer; None: all rows in
+        every step. The last layer of the result is exact either way. "auto": 1,024 above 5,000 samples of a table.
+    chunk_size : rows in memory at a time, with the gradient of all of them, at the price of a second forward pass.
+    checkpoint : a folder in which mini-batch training keeps its state every minute; a fit that was killed goes on from
+        there, and one that ends leaves nothing behind.
     validation_fraction : share of the rows held out for early stopping; they count in the final posterior.
     patience : epochs without improvement before stopping.
     device : "auto" (a GPU if there is one), or a torch device.
@@ -103,8 +119,11 @@ class BLLRegressor(LastLayerModel):
         noise: NoiseModel = "diagonal",
         bias_prior: BiasPrior = "flat",
         optimizer: str = "adam",
-        learning_rate: float = 2e-2,
-        max_epochs: int = 500,
+        learning_rate: float | str = "auto",
+        max_epochs: int | str = "auto",
+        batch_size: int | str | None = "auto",
+        chunk_size: int | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
         validation_fraction: float = 0.15,
         patience: int = 200,
         device: str = "auto",
@@ -127,6 +146,9 @@ class BLLRegressor(LastLayerModel):
         self.optimizer = optimizer
         self.learning_rate = learning_rate
         self.max_epochs = max_epochs
+        self.batch_size = batch_size
+        self.chunk_size = chunk_size
+        self.checkpoint = checkpoint
         self.validation_fraction = validation_fraction
         self.patience = patience
         self.device = device
@@ -152,6 +174,9 @@ class BLLRegressor(LastLayerModel):
         for name in ("members_", "alpha_curve_"):
             vars(self).pop(name, None)  # a fit that fails leaves no half of a model
         self._check_words()
+        mapped = isinstance(X, np.memmap) and self.batch_size is not None and self.n_members in ("auto", 1)
+        if mapped and (self.batch_size != "auto" or len(X) > STREAMED_ROWS):
+            return self._fit_mapped(X, y, sample_weight, validation_data)
         data, seed = self._begin(X, y, sample_weight, nd=self.backbone is not None)
         fast, own_network = self.preset == "fast", self.backbone is not None
         plan = make_plan(
@@ -173,19 +198,23 @@ class BLLRegressor(LastLayerModel):
                 f"{tuple(data.X.shape[1:])}"
             )
         stop_early = (fast or own_network) and len(data.X) >= 100
+        batch_size = self._batch_rows(len(data.X))
         trainer = Trainer(
             self._architecture(),
             data,
             objective=self.objective,
             noise=self._structure(),
             bias_prior=self.bias_prior,
-            optimiser=Optimiser(self.optimizer, learning_rate=self.learning_rate, max_epochs=int(self.max_epochs)),
+            optimiser=self._optimiser(batch_size),
             stop_early=stop_early if self.early_stopping == "auto" else bool(self.early_stopping),
             validation_fraction=self.validation_fraction,
             patience=self.patience,
             dtype=DTYPES[self.dtype],
             seed=seed,
             progress=self.progress,
+            batch_size=batch_size,
+            chunk_size=self.chunk_size,
+            checkpoint=self._checkpoints(),
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -194,13 +223,93 @@ class BLLRegressor(LastLayerModel):
         self.training_ = trainer.record
         self._take(ensemble, data)
         if validation_data is not None:
-            (self.calibrate if not fast and self.calibration == "auto" else self.tune_alpha)(*validation_data)
+            self._use_validation(*validation_data)
         elif plan.calibration == "alpha":
             self._tune_alpha_on(ensemble, data)
         elif ensemble.folds:
             self._calibrate(crossfit.held_out(ensemble.folds))
             self._put_first(ensemble.scores)
+        self._clear_checkpoints()
         return self
+
+    def fit_source(self, source: Source, validation_data: tuple[Any, Any] | None = None) -> "BLLRegressor":
+        """Train one network on a source of batches (see lastlayer.sources), in memory that does not grow with the rows.
+
+        Every process of a torch.distributed group calls it with the same words, and all get the same model. Nothing is
+        held out: give `validation_data` (X_val, y_val), rows that the source does not have, to calibrate.
+        """
+        for name in ("members_", "alpha_curve_"):
+            vars(self).pop(name, None)
+        self._check_words()
+        for name, given, allowed in (
+            ("n_members", self.n_members, ("auto", 1)),
+            ("objective", self.objective, ("profiled",)),
+            ("optimizer", self.optimizer, ("adam",)),
+            ("chunk_size", self.chunk_size, (None,)),
+        ):
+            if given not in allowed:
+                raise InputError(f"{name}={given!r} does not go with a source of batches: leave it at {allowed[0]!r}")
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        train = Streamer(
+            self._architecture(),
+            self._structure(),
+            self.bias_prior,
+            self._optimiser(BATCH_SIZE),
+            batch_size=BATCH_SIZE if self.batch_size in (None, "auto") else int(self.batch_size),
+            strength=0.0 if isinstance(self.hidden_prior, str) else float(self.hidden_prior),
+            device=self._device(),
+            dtype=DTYPES[self.dtype],
+            seed=seed,
+            checkpoint=self._checkpoints(),
+            progress=self.progress,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            streamed = train(source)
+        self._inputs, self._targets = streamed.scales.inputs, streamed.scales.targets
+        self._y_ndim, self.training_ = 2 if len(self._targets.mean) > 1 else 1, streamed.training
+        self.n_features_in_ = int(streamed.sample.X[0].numel())
+        members = [Member(streamed.network, streamed.layer, train.strength)]
+        self._take(Ensemble(members, [], {}), streamed.sample)
+        if validation_data is not None:
+            self._use_validation(*validation_data)
+        self._clear_checkpoints()
+        return self
+
+    def _use_validation(self, X: Any, y: Any) -> None:
+        (self.calibrate if self.preset != "fast" and self.calibration == "auto" else self.tune_alpha)(X, y)
+
+    def _fit_mapped(
+        self, X: np.memmap, y: Any, sample_weight: Any, validation_data: tuple[Any, Any] | None
+    ) -> "BLLRegressor":
+        """A memory map stays on disk; some random rows are kept for calibration."""
+        y_ndim = np.ndim(y)
+        held = np.empty(0, dtype=np.int64)
+        if validation_data is None and self.preset == "honest" and self.calibration == "auto":
+            n = min(MAX_HELD_ROWS, round(self.validation_fraction * len(X)))
+            rng = np.random.default_rng(check_random_state(self.random_state).randint(2**31 - 1))
+            held = np.sort(rng.choice(len(X), n, replace=False))
+            validation_data = np.asarray(X[held]), np.asarray(y[held])
+        self.fit_source(ArraySource(X, y, sample_weight, left_out=tuple(held.tolist())), validation_data)
+        self._y_ndim = y_ndim
+        return self
+
+    def _checkpoints(self) -> Path | None:
+        """The folder for states of training."""
+        if self.checkpoint is None:
+            return None
+        folder = Path(self.checkpoint)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"checkpoint={str(folder)!r} must be a folder, or a path where one can be made") from error
+        return folder
+
+    def _clear_checkpoints(self) -> None:
+        """A training that has ended leaves nothing behind."""
+        if self.checkpoint is not None and not Ranks.started().rank:
+            for file in Path(self.checkpoint).glob("training*.safetensors"):
+                file.unlink()
 
     def _take(self, ensemble: Ensemble, data: Data) -> None:
         """The members, and what they cost at the training points."""
@@ -246,7 +355,7 @@ class BLLRegressor(LastLayerModel):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model to one file (safetensors); the old file stays whole until the new one is."""
         check_is_fitted(self)
-        words = set(BLLRegressor._get_param_names()) - {"backbone", "random_state"}
+        words = set(BLLRegressor._get_param_names()) - {"backbone", "random_state", "checkpoint"}
         parameters = {word: getattr(self, word) for word in sorted(words)}
         parameters["hidden"] = [int(width) for width in self.hidden]
         if not (isinstance(self.calibration, str) or self.calibration is None):
@@ -392,16 +501,46 @@ class BLLRegressor(LastLayerModel):
         for name in ("input_skip", "early_stopping"):
             if getattr(self, name) not in (True, False):
                 choose(name, getattr(self, name), ("auto",))
+        sizes: dict[str, Any] = {"batch_size": self.batch_size, "chunk_size": self.chunk_size}
+        for name, size in sizes.items():
+            left_to_us = size is None or (size == "auto" and name == "batch_size")
+            if not left_to_us and not (_is(numbers.Integral, size) and int(size) >= 2):
+                raise InputError(f"{name}={size!r} must be None or a whole number of rows, 2 or more")
+        if _is(numbers.Integral, self.batch_size) and (self.objective != "profiled" or self.chunk_size is not None):
+            raise InputError(
+                f'batch_size={self.batch_size} needs objective="profiled" and no chunk_size, but they are '
+                f"{self.objective!r} and {self.chunk_size!r}"
+            )
         if not 0 < self.validation_fraction < 1:
             raise InputError(f"validation_fraction={self.validation_fraction} must lie strictly between 0 and 1")
-        if self.max_epochs < 0 or int(self.max_epochs) != self.max_epochs:
-            raise InputError(f"max_epochs={self.max_epochs} must be a whole number, 0 or more")
-        if not 0 < self.learning_rate < math.inf:
-            raise InputError(f"learning_rate={self.learning_rate} must be positive and finite")
+        epochs, rate = self.max_epochs, self.learning_rate
+        if epochs != "auto" and not (_is(numbers.Real, epochs) and float(epochs) >= 0 and int(epochs) == epochs):
+            raise InputError(f"max_epochs={epochs!r} must be 'auto' or a whole number, 0 or more")
+        if rate != "auto" and not (_is(numbers.Real, rate) and 0 < float(rate) < math.inf):
+            raise InputError(f"learning_rate={rate!r} must be 'auto' or a number, positive and finite")
 
     def _structure(self) -> NoiseStructure:
         """Of the evidence: noise that depends on the input is a matter of calibration."""
         return "full" if self.noise == "full" else "diagonal"
+
+    def _batch_rows(self, m: int) -> int | None:
+        """Rows of a mini-batch; None: all of them in every step."""
+        rows = self.batch_size
+        if rows == "auto":
+            plain = self.objective == "profiled" and self.optimizer == "adam" and self.chunk_size is None
+            rows = TABLE_BATCH if plain and self.backbone is None and m > LARGE_TABLE else None
+        if rows is None and self.checkpoint is not None:
+            raise InputError("checkpoint keeps the state of mini-batch training: give a batch_size with it")
+        return None if rows is None else int(rows)
+
+    def _optimiser(self, batch_size: int | None) -> Optimiser:
+        """What "auto" means for steps."""
+        rate, epochs = self.learning_rate, self.max_epochs
+        if rate == "auto":
+            rate = 5e-2 if batch_size is not None and self.backbone is None and len(self.hidden) == 1 else 2e-2
+        if epochs == "auto":
+            epochs = 500 if batch_size is None else 60
+        return Optimiser(self.optimizer, learning_rate=float(rate), max_epochs=int(epochs))
 
     def _architecture(self) -> Architecture:
         return Architecture(self.hidden, self.activation, self.input_skip, self.backbone)

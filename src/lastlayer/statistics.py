@@ -49,11 +49,15 @@ class Statistics:
     def from_linear_features(
         cls,
         phi_tilde: Float[Tensor, "*b m k"],
-        T: Float[Tensor, "*b m q"],
+        T: Float[Tensor, "*#b m q"],
         *,
         sample_weight: Float[Tensor, "*#b m"] | None = None,
+        dtype: torch.dtype = torch.float64,
     ) -> "Statistics":
-        """The same from features without the column of ones; rows are converted and centred chunk by chunk."""
+        """The same from features without the column of ones; rows are converted and centred chunk by chunk.
+
+        In float32 the products of a chunk are as coarse as that, which `energy` remembers; sums are float64 anyway.
+        """
         m = phi_tilde.shape[-2]
         if m == 0 or T.shape[-2] != m:
             raise InputError(f"{m} rows of features and {T.shape[-2]} of targets: give as many of each, at least one")
@@ -61,7 +65,7 @@ class Statistics:
         for start in range(0, m, CHUNK_ROWS):
             rows = slice(start, start + CHUNK_ROWS)
             weight = None if sample_weight is None else sample_weight[..., rows]
-            part = cls._of_chunk(phi_tilde[..., rows, :], T[..., rows, :], weight)
+            part = cls._of_chunk(phi_tilde[..., rows, :], T[..., rows, :], weight, dtype)
             total = part if total is None else total + part
         assert total is not None
         return total
@@ -78,22 +82,29 @@ class Statistics:
         return total
 
     @classmethod
-    def _of_chunk(cls, phi_tilde: Tensor, T: Tensor, weight: Tensor | None) -> "Statistics":
+    def _of_chunk(cls, phi_tilde: Tensor, T: Tensor, weight: Tensor | None, dtype: torch.dtype) -> "Statistics":
         T = T.expand(*phi_tilde.shape[:-2], *T.shape[-2:])
-        rows = torch.cat([phi_tilde.double(), T.double()], dim=-1)
+        rows = torch.cat([phi_tilde.to(dtype), T.to(dtype)], dim=-1)
         if weight is None:
             count = rows.new_full(rows.shape[:-2], rows.shape[-2])
             weighted = lambda: rows
         else:
-            w = weight.double().expand(rows.shape[:-1])[..., None]
+            w = weight.to(dtype).expand(rows.shape[:-1])[..., None]
             count = w.sum((-2, -1))
             weighted = lambda: w * rows
         # two passes: the mean of the centred rows takes the rounding error of the first mean out again
         first = weighted().sum(-2) / count.clamp_min(TINY)[..., None]
         rows.sub_(first[..., None, :])  # our own copy: nothing is written into the caller's
         rest = weighted().sum(-2) / count.clamp_min(TINY)[..., None]
-        scatter = rows.mT @ weighted() - count[..., None, None] * _outer(rest)
-        return cls(count, first + rest, scatter, _diagonal(scatter).detach(), T.shape[-1])
+        scatter = (rows.mT @ weighted() - count[..., None, None] * _outer(rest)).double()
+        energy = _diagonal(scatter).detach()
+        if (
+            dtype == torch.float32
+        ):  # rounding errors of features add up like sqrt(k); those of targets only meet a floor
+            k = phi_tilde.shape[-1]
+            coarse = torch.finfo(dtype).eps / EPS / (4 * max(k, 1) ** 0.5)
+            energy = torch.cat([energy[..., :k] * coarse, energy[..., k:]], dim=-1)
+        return cls(count.double(), (first + rest).double(), scatter, energy, T.shape[-1])
 
     def __add__(self, other: "Statistics") -> "Statistics":
         """Statistics of both sets of rows together (Chan's rule for means and scatters)."""

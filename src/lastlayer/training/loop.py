@@ -12,6 +12,8 @@ from tqdm import tqdm
 
 from lastlayer.errors import choose
 from lastlayer.features import weight_energy
+from lastlayer.ranks import ONE, Ranks
+from lastlayer.training.chunked import chunked_nlml
 from lastlayer.training.objectives import Data, Objective
 from lastlayer.training.threads import SMALL_STEP, threads_for
 
@@ -39,7 +41,7 @@ class Optimiser:
             )
         return torch.optim.Adam(parameters, lr=scale * self.learning_rate)
 
-    def rate(self, epoch: int) -> float:
+    def rate(self, epoch: int | float) -> float:
         if self.name == "lbfgs" or not self.cosine:
             return self.learning_rate
         return self.learning_rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * epoch / max(self.max_epochs, 1))))
@@ -68,6 +70,8 @@ class Training:
     validation_score: list[float] = field(default_factory=list)
     best_epoch: int = 0
     setbacks: int = 0
+    gap: float | None = None
+    """Of the last bound of mini-batch training above the exact evidence, per sample."""
     stopped: str = "max_epochs"
     """"max_epochs", "early_stopping", "converged", "interrupted" or "diverged"."""
 
@@ -80,17 +84,24 @@ def train(
     *,
     validation: Validation | None = None,
     strength: float = 0.0,
+    chunk_size: int | None = None,
+    ranks: Ranks = ONE,
     progress: bool = False,
 ) -> Training:
     """Train network and objective in place; they end in their best state, whatever happened on the way.
 
-    `strength` is that of the prior on the network's weights: -log p / m is added to the loss.
+    `strength` is that of the prior on the network's weights: -log p / m is added to the loss. `chunk_size` rows are in
+    memory at a time, with the same gradient; with several `ranks`, `data` are the rows of this process.
     """
+    if ranks.world > 1 and chunk_size is None:
+        chunk_size = len(data.X)
     parameters = [p for p in nn.ModuleList([network, objective]).parameters() if p.requires_grad]
     # for a table every weight serves every row about three times; other inputs may reuse weights, and keep all threads
     work = 3 * len(data.X) * sum(p.numel() for p in parameters)
     with threads_for(work if data.X.dim() == 2 else SMALL_STEP):
-        return _descend(network, objective, data, optimiser, parameters, validation, strength, progress)
+        return _descend(
+            network, objective, data, optimiser, parameters, validation, strength, chunk_size, ranks, progress
+        )
 
 
 def _descend(
@@ -101,9 +112,12 @@ def _descend(
     parameters: list[nn.Parameter],
     validation: Validation | None,
     strength: float,
+    chunk_size: int | None,
+    ranks: Ranks,
     progress: bool,
 ) -> Training:
-    count = float(len(data.X) if data.weight is None else data.weight.sum())
+    own = data.T.new_tensor(len(data.X)) if data.weight is None else data.weight.sum()
+    count = float(ranks.sum_(own.double()))
     modules = nn.ModuleList([network, objective]).train()
     scale, record = 1.0, Training()
     steps = optimiser.build(parameters, scale)
@@ -120,10 +134,15 @@ def _descend(
             if seen is not None and torch.equal(here, seen[0]):
                 return seen[1]
         steps.zero_grad()
-        loss = objective(network(data.X), data.T, data.weight)
+        if chunk_size is None:
+            loss = objective(network(data.X), data.T, data.weight)
+            loss.backward()
+        else:
+            loss = chunked_nlml(network, objective, data, chunk_size, ranks=ranks)
         if strength:
-            loss = loss + strength / count * weight_energy(network)
-        loss.backward()
+            prior = strength / count * weight_energy(network)
+            prior.backward()
+            loss = loss + prior
         value = float(loss.detach())
         if optimiser.name == "lbfgs":
             seen = here, value
@@ -172,7 +191,11 @@ def _descend(
         bar.close()
     modules.eval()
     with torch.no_grad():  # the last loss was of the state before the last step
-        finite = math.isfinite(float(objective(network(data.X), data.T, data.weight)))
+        if chunk_size is None:
+            end = objective(network(data.X), data.T, data.weight)
+        else:
+            end = chunked_nlml(network, objective, data, chunk_size, ranks=ranks, backward=False)
+        finite = math.isfinite(float(end))
     if validation:
         score = _score(modules, validation) if finite else math.inf
         if reached not in record.validation_epoch:
@@ -187,7 +210,7 @@ def _descend(
         if not finite:
             modules.load_state_dict(good)
     modules.eval()
-    _say(record)
+    say(record)
     return record
 
 
@@ -202,7 +225,7 @@ def _score(modules: nn.Module, validation: Validation) -> float:
     return score if math.isfinite(score) else math.inf
 
 
-def _say(record: Training) -> None:
+def say(record: Training) -> None:
     """Warn of what a user should know."""
     done = len(record.nlml)
     if record.stopped == "interrupted":

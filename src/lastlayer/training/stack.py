@@ -53,7 +53,7 @@ def train_stack(
     def failed() -> Bool[Tensor, " s"]:
         """Asked of the state after the last step, since the loss was of the one before."""
         with torch.no_grad():
-            return ~(torch.isfinite(nlmls()) & _finite(parameters))
+            return ~(torch.isfinite(nlmls()) & finite(parameters))
 
     bar = tqdm(range(optimiser.max_epochs), disable=not progress, desc=label, unit="epoch", mininterval=0.5)
     try:
@@ -69,12 +69,12 @@ def train_stack(
                 before = None if pace is None else [p.detach().clone() for p in parameters]
                 steps.step()
                 if before is not None and pace is not None:
-                    _shorten(parameters, before, pace)
+                    shorten(parameters, before, pace)
                 means.append(nlml.detach().nanmean())
                 record.learning_rate.append(optimiser.rate(epoch))
                 if epoch % CHECK_EPOCHS == CHECK_EPOCHS - 1 or epoch == optimiser.max_epochs - 1:
                     lost = failed()
-                    _step_back(parameters, good, steps, lost)
+                    step_back(parameters, good, steps, lost)
                     if lost.any():
                         pace = torch.where(lost, 0.3, 1.0) * (1.0 if pace is None else pace)
                     record.setbacks += int(lost.sum())
@@ -84,7 +84,7 @@ def train_stack(
                         break
     except KeyboardInterrupt:
         record.stopped = "interrupted"
-        _step_back(parameters, good, steps, failed())
+        step_back(parameters, good, steps, failed())
     finally:
         bar.close()
     record.nlml = torch.stack(means).tolist() if means else []
@@ -93,19 +93,21 @@ def train_stack(
     return record
 
 
-def _finite(parameters: list[Tensor]) -> Bool[Tensor, " s"]:
-    fine = [torch.isfinite(p.detach()).flatten(1).all(-1) if p.dim() > 1 else torch.isfinite(p) for p in parameters]
+def finite(parameters: list[Tensor], lead: int = 1) -> Bool[Tensor, "*s"]:
+    """Which networks are: `lead` dimensions of every parameter count them."""
+    fine = [torch.isfinite(p.detach()).reshape(*p.shape[:lead], -1).all(-1) for p in parameters]
     return torch.stack(fine).all(0)
 
 
-def _shorten(parameters: list[Tensor], before: list[Tensor], pace: Float[Tensor, " s"]) -> None:
+def shorten(parameters: list[Tensor], before: list[Tensor], pace: Float[Tensor, "*s"]) -> None:
+    """Take back a part of the last step, network by network."""
     with torch.no_grad():
         for p, old in zip(parameters, before, strict=True):
-            p.copy_(old + pace.to(p).reshape(-1, *[1] * (p.dim() - 1)) * (p - old))
+            p.copy_(old + pace.to(p).reshape(*pace.shape, *[1] * (p.dim() - pace.dim())) * (p - old))
 
 
-def _step_back(
-    parameters: list[Tensor], good: list[Tensor], steps: torch.optim.Optimizer, failed: Bool[Tensor, " s"]
+def step_back(
+    parameters: list[Tensor], good: list[Tensor], steps: torch.optim.Optimizer, failed: Bool[Tensor, "*s"]
 ) -> None:
     """Networks that failed return to their last good state, with an optimiser that starts anew; the rest is kept."""
     with torch.no_grad():

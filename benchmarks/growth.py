@@ -1,0 +1,190 @@
+"""How cost grows: seconds and memory of the parts of training against rows m, features p and outputs q, log-log.
+
+    python benchmarks/growth.py --out docs/scale-growth.png      (--device cuda on a GPU)
+
+Every point is the fastest of a few repeats, memory is what one call adds to the process at its peak. The slope of the
+last points is printed and drawn: what is linear in m has slope 1, the products of p features have slope 2, their
+factorisation 3.
+"""
+
+import argparse
+import ctypes
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from timing import describe_machine
+
+from lastlayer.features import MLP
+from lastlayer.statistics import Statistics
+from lastlayer.training import Data, FrozenLayer, Profiled, RunningLayer, chunked_nlml
+
+REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Line:
+    """One part of the work against one size."""
+
+    name: str
+    size: str
+    sizes: Sequence[int]
+    seconds: list[float]
+    megabytes: list[float]
+
+    def slope(self, values: list[float]) -> float:
+        """Of the last two thirds of the points, by least squares in the logarithms."""
+        keep = max(2, 2 * len(self.sizes) // 3)
+        x, y = (torch.tensor([math.log(v) for v in part[-keep:]]) for part in (self.sizes, values))
+        return float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum())
+
+
+def measure(work: Callable[[], object], device: str) -> tuple[float, float]:
+    """Seconds and megabytes."""
+    best = math.inf
+    for _ in range(REPEATS):
+        start = _now(device)
+        work()
+        best = min(best, _now(device) - start)
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+        allocated = torch.cuda.memory_allocated()
+        work()
+        return best, (torch.cuda.max_memory_allocated() - allocated) / 2**20
+    peak, done, before = [0.0], threading.Event(), _resident()
+
+    def watch() -> None:
+        while not done.wait(0.0005):
+            peak[0] = max(peak[0], _resident())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    work()
+    done.set()
+    watcher.join()
+    return best, max(peak[0] - before, 0.1)
+
+
+def _now(device: str) -> float:
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _resident() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+
+
+def rows(m: int, k: int, q: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator(device).manual_seed(0)
+    return torch.randn(m, k, generator=g, device=device), torch.randn(m, q, generator=g, device=device)
+
+
+def statistics_pass(m: int, k: int, q: int, device: str) -> Callable[[], object]:
+    phi, T = rows(m, k, q, device)
+    return lambda: Statistics.from_linear_features(phi, T)
+
+
+def layer(m: int, k: int, q: int, device: str) -> Callable[[], object]:
+    statistics = Statistics.from_linear_features(*rows(max(2 * k, 64), k, q, device))
+    return lambda: FrozenLayer.of(statistics, 0.0)
+
+
+def batch_step(m: int, k: int, q: int, device: str) -> Callable[[], object]:
+    """The last layer's part of a step of mini-batches of m rows."""
+    phi, T = rows(m, k, q, device)
+    running = RunningLayer(torch.tensor(float(m), dtype=torch.float64, device=device), m)
+    running.step(phi, T)
+    return lambda: running.step(phi, T)
+
+
+def exact_step(m: int, k: int, q: int, device: str) -> Callable[[], object]:
+    """The exact gradient of m rows, 4,096 in memory at a time, for one hidden layer of k units."""
+    X, T = rows(m, 16, q, device)
+    network = MLP(16, (k,), dtype=torch.float32).to(device)
+    objective = Profiled(bias_prior="flat", noise="diagonal").to(device)
+    return lambda: chunked_nlml(network, objective, Data(X, T.double()), 4_096)
+
+
+PARTS: dict[str, Callable[[int, int, int, str], Callable[[], object]]] = {
+    "statistics pass": statistics_pass,
+    "last layer from statistics": layer,
+    "step of mini-batches": batch_step,
+    "exact gradient in chunks": exact_step,
+}
+
+
+def lines(options: argparse.Namespace) -> list[Line]:
+    base = {"m": options.m, "p": options.p, "q": options.q}
+    grids = {"m": options.ms, "p": options.ps, "q": options.qs}
+    found = []
+    for size, grid in grids.items():
+        for name, make in PARTS.items():
+            if (name, size) == ("last layer from statistics", "m"):
+                continue
+            points = []
+            for value in grid:
+                at = base | {size: value}
+                points.append(measure(make(at["m"], at["p"], at["q"], options.device), options.device))
+            seconds, megabytes = map(list, zip(*points, strict=True))
+            line = Line(name, size, grid, seconds, megabytes)
+            found.append(line)
+            cells = "  ".join(f"{v:,}: {s:.4f} s, {mb:,.0f} MB" for v, (s, mb) in zip(grid, points, strict=True))
+            print(
+                f"{name} against {size}, slope {line.slope(seconds):.2f} (memory {line.slope(megabytes):.2f}): {cells}"
+            )
+    return found
+
+
+def draw(found: list[Line], options: argparse.Namespace) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 3, figsize=(13, 7), layout="constrained")
+    base = {"m": f"{options.m:,}", "p": f"{options.p:,}", "q": f"{options.q:,}"}
+    titles = {"m": "rows m", "p": "features p", "q": "outputs q"}
+    for column, size in enumerate(titles):
+        fixed = ", ".join(f"{other} = {value}" for other, value in base.items() if other != size)
+        for row, (what, values) in enumerate((("seconds", "seconds"), ("memory, MB", "megabytes"))):
+            axis = axes[row, column]
+            for line in (line for line in found if line.size == size):
+                y = getattr(line, values)
+                axis.loglog(line.sizes, y, "o-", ms=3, label=f"{line.name} (slope {line.slope(y):.1f})")
+            axis.set(xlabel=f"{titles[size]} ({fixed})", ylabel=what)
+            axis.grid(alpha=0.3, which="both")
+            axis.legend(fontsize=7)
+    figure.suptitle(f"{describe_machine()}, {options.device}", fontsize=9)
+    figure.savefig(options.out, dpi=110)
+    print(f"wrote {options.out}")
+
+
+def return_freed_memory_at_once() -> None:
+    """Or the next call would take what the last one has left, and seem to need nothing: glibc's M_MMAP_THRESHOLD."""
+    ctypes.CDLL("libc.so.6").mallopt(-3, 65_536)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("docs/scale-growth.png"))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--m", type=int, default=8_192, help="rows, where another size changes")
+    parser.add_argument("--p", type=int, default=128)
+    parser.add_argument("--q", type=int, default=1)
+    parser.add_argument("--ms", type=int, nargs="+", default=[4_096, 16_384, 65_536, 262_144])
+    parser.add_argument("--ps", type=int, nargs="+", default=[64, 128, 256, 512, 1_024, 2_048, 4_096])
+    parser.add_argument("--qs", type=int, nargs="+", default=[1, 4, 16, 64])
+    options = parser.parse_args()
+    if options.device == "cpu":
+        return_freed_memory_at_once()
+    print(f"{describe_machine()}, {options.device}")
+    draw(lines(options), options)
+
+
+if __name__ == "__main__":
+    main()

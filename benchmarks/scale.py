@@ -1,0 +1,490 @@
+"""What scale costs: mini-batches against plain MSE training, memory against rows, the statistics pass, two processes.
+
+    make bench-scale                                   (peers where their environment is there)
+    python benchmarks/scale.py epochs --rows 10000000 --width 512 --batch 65536 --device cuda
+
+Sections, all of them by default:
+    epochs     seconds of an epoch, and to the test RMSE that MSE training ends with, as ratios; test LPD after as many
+               epochs: mini-batches of the evidence, the MSE followed by Bayesian linear regression, vbll, a deep-kernel
+               Gaussian process. One network, one optimiser, one order of batches; the methods take turns, so that a
+               busy machine slows all of them.
+    memory     peak memory of a fit from a memory map, against the number of rows
+    statistics the exact statistics pass, as a share of the machine's own matrix product in the same precision
+    processes  two processes against one: seconds and the difference in the answer
+"""
+
+import argparse
+import itertools
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from timing import Ratio, describe_machine, print_ratios, time_in_turns
+from torch import Tensor, nn
+
+from lastlayer.features import affine_features
+from lastlayer.sources import TensorSource
+from lastlayer.statistics import Statistics
+from lastlayer.training import Data, LastLayer, RunningLayer, last_layer, streamed_statistics
+
+SECTIONS = ("epochs", "memory", "statistics", "processes")
+N_INPUTS, NOISE_STD, LEARNING_RATE = 16, 0.3, 1e-3
+LOOKS = 4
+"""Looks at the test rows an epoch, off the clock."""
+
+
+def make_rows(m: int, seed: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    """Inputs and standardised targets of a smooth function of all inputs, plus noise."""
+    g = torch.Generator().manual_seed(5)
+    U = 1.5 * torch.randn(N_INPUTS, 32, generator=g) / N_INPUTS**0.5
+    v = torch.randn(32, 1, generator=g) / 32**0.5
+    here = torch.Generator(device).manual_seed(seed)
+    X = torch.randn(m, N_INPUTS, generator=here, device=device)
+    parts = []
+    for x in X.split(2**20):
+        f = torch.sin(x @ U.to(device)) @ v.to(device) + 0.5 * x[:, :1] * x[:, 1:2] + torch.tanh(2 * x[:, 2:3])
+        parts.append(f / 1.4)
+    return X, torch.cat(parts) + NOISE_STD * torch.randn(m, 1, generator=here, device=device)
+
+
+def features(width: int, depth: int, device: str) -> nn.Sequential:
+    """The same network, from the same start, for every method."""
+    torch.manual_seed(1)
+    widths = [N_INPUTS, *[width] * depth]
+    layers = [part for a, b in itertools.pairwise(widths) for part in (nn.Linear(a, b), nn.SiLU())]
+    return nn.Sequential(*layers).to(device)
+
+
+# methods ------------------------------------------------------------------------------------------------------------
+
+
+class Method:
+    """One way to train: `loss` is called in every step, before the optimiser's."""
+
+    name = ""
+    most_steps = sys.maxsize
+    """Steps after which only the time of one is known: a method too slow to be trained here."""
+
+    def __init__(self, options: argparse.Namespace, n_rows: int) -> None:
+        self.options, self.n_rows = options, n_rows
+        self.network = features(options.width, options.depth, options.device)
+        self.head: nn.Module = nn.Identity()
+
+    def parameters(self) -> list[nn.Parameter]:
+        return [*self.network.parameters(), *self.head.parameters()]
+
+    def backward(self, X: Tensor, T: Tensor, drift: float) -> None:
+        raise NotImplementedError
+
+    def mean(self, X: Tensor) -> Tensor:
+        """What it would predict now."""
+        raise NotImplementedError
+
+    def score(self, train: Data, test: Data) -> tuple[float, float]:
+        """Test LPD and RMSE at the end: by default with the exact last layer of all rows on its features."""
+        layer = exact_layer(self.network, train)
+        lpds, errors = [], []
+        for part in _pieces(test):
+            with torch.no_grad():
+                marginals = layer.posterior.predict(affine_features(self.network(part.X)).double())
+            std = (marginals.target_cov()[:, 0, 0]).sqrt()
+            lpds.append(torch.distributions.Normal(marginals.mean[:, 0], std).log_prob(part.T[:, 0].double()))
+            errors.append(part.T.double() - marginals.mean)
+        return float(torch.cat(lpds).mean()), float(torch.cat(errors).square().mean().sqrt())
+
+
+class MSE(Method):
+    name = "MSE, then BLR"
+
+    def __init__(self, options: argparse.Namespace, n_rows: int) -> None:
+        super().__init__(options, n_rows)
+        self.head = nn.Linear(options.width, 1).to(options.device)
+
+    def backward(self, X: Tensor, T: Tensor, drift: float) -> None:
+        (self.head(self.network(X)) - T).square().mean().backward()
+
+    def mean(self, X: Tensor) -> Tensor:
+        return self.head(self.network(X))
+
+
+class Evidence(Method):
+    name = "lastlayer"
+
+    def __init__(self, options: argparse.Namespace, n_rows: int) -> None:
+        super().__init__(options, n_rows)
+        self.layer = RunningLayer(torch.tensor(float(n_rows), dtype=torch.float64, device=options.device), n_rows)
+
+    def backward(self, X: Tensor, T: Tensor, drift: float) -> None:
+        phi = self.network(X)
+        with torch.no_grad():
+            rows = self.layer.step(phi.detach(), T, drift=drift)
+        phi.backward(rows.gradient)
+
+    def mean(self, X: Tensor) -> Tensor:
+        W = self.layer.now.frozen.weights.to(X.dtype)
+        return self.network(X) @ W[:-1] + W[-1]
+
+
+class VBLL(Method):
+    name = "vbll"
+
+    def __init__(self, options: argparse.Namespace, n_rows: int) -> None:
+        super().__init__(options, n_rows)
+        import vbll  # type: ignore[import-not-found, unused-ignore]
+
+        self.head = vbll.Regression(options.width, 1, 1 / n_rows, prior_scale=1.0, wishart_scale=0.1).to(options.device)
+
+    def backward(self, X: Tensor, T: Tensor, drift: float) -> None:
+        self.head(self.network(X)).train_loss_fn(T).backward()
+        nn.utils.clip_grad_norm_(self.parameters(), 1.0)
+
+    def mean(self, X: Tensor) -> Tensor:
+        return self.head(self.network(X)).predictive.mean
+
+    def score(self, train: Data, test: Data) -> tuple[float, float]:
+        lpds, errors = [], []
+        for part in _pieces(test):
+            with torch.no_grad():
+                predictive = self.head(self.network(part.X)).predictive
+            std = predictive.variance.reshape(-1).sqrt()
+            mean = predictive.mean.reshape(-1)
+            lpds.append(torch.distributions.Normal(mean, std).log_prob(part.T[:, 0]))
+            errors.append(part.T[:, 0] - mean)
+        return float(torch.cat(lpds).mean()), float(torch.cat(errors).square().mean().sqrt())
+
+
+class DeepKernel(Method):
+    """A variational Gaussian process with 128 inducing points on the network's features, as in GPyTorch's examples."""
+
+    name = "GPyTorch deep kernel"
+    most_steps = 6
+
+    def __init__(self, options: argparse.Namespace, n_rows: int) -> None:
+        super().__init__(options, n_rows)
+        import gpytorch  # type: ignore[import-not-found, unused-ignore]
+
+        class Process(gpytorch.models.ApproximateGP):  # type: ignore[misc, unused-ignore]
+            def __init__(self, points: Tensor) -> None:
+                variational = gpytorch.variational.CholeskyVariationalDistribution(len(points))
+                super().__init__(gpytorch.variational.VariationalStrategy(self, points, variational))
+                self.mean_module = gpytorch.means.ConstantMean()
+                self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
+
+            def forward(self, x: Tensor) -> Any:
+                return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+        with torch.no_grad():
+            points = self.network(make_rows(128, 11, options.device)[0])
+        process, likelihood = Process(points), gpytorch.likelihoods.GaussianLikelihood()
+        self.head = nn.ModuleList([process, likelihood]).to(options.device)
+        self.process, self.likelihood = process, likelihood
+        self.bound = gpytorch.mlls.VariationalELBO(likelihood, process, n_rows)
+
+    def backward(self, X: Tensor, T: Tensor, drift: float) -> None:
+        (-self.bound(self.process(self.network(X)), T[:, 0])).backward()
+
+
+def exact_layer(network: nn.Module, data: Data) -> LastLayer:
+    return last_layer(streamed_statistics(network, _pieces(data)))
+
+
+def _pieces(data: Data) -> Iterator[Data]:
+    return data.chunks()
+
+
+# epochs -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """One method on its way."""
+
+    method: Method
+    adam: torch.optim.Optimizer
+    wall: float = 0.0
+    cpu: float = 0.0
+    steps: int = 0
+    curve: list[tuple[float, float]] = field(default_factory=list)
+    """Seconds so far and test RMSE."""
+
+    @property
+    def trained(self) -> bool:
+        return self.steps < self.method.most_steps
+
+    def seconds_to(self, rmse: float) -> float:
+        return next((seconds for seconds, reached in self.curve if reached <= rmse), math.inf)
+
+
+def epochs(options: argparse.Namespace) -> list[Ratio]:
+    """Section (a) and (c)."""
+    train, test = (Data(*make_rows(m, seed, options.device)) for m, seed in ((options.rows, 0), (options.test_rows, 1)))
+    mean, std = train.T.mean(), train.T.std()
+    train, test = (Data(data.X, (data.T - mean) / std) for data in (train, test))
+    runs = []
+    for kind in (MSE, Evidence, VBLL, DeepKernel):
+        if kind.name not in options.methods:
+            continue
+        try:
+            method = kind(options, options.rows)
+        except ImportError:
+            print(f"{kind.name}: not installed")
+            continue
+        runs.append(Run(method, torch.optim.Adam(method.parameters(), lr=LEARNING_RATE)))
+    source = TensorSource(train.X, train.T)
+    per_epoch = -(-options.rows // options.batch)
+    n_steps = per_epoch * options.epochs
+    stretch = max(1, per_epoch // LOOKS)
+    print(
+        f"{options.rows:,} x {N_INPUTS} rows, {options.depth} x {options.width} SiLU, batch {options.batch:,}, "
+        f"{options.epochs} epochs of {per_epoch:,} steps, Adam {LEARNING_RATE:g} cosine; {describe_machine()}, "
+        f"{options.device}",
+        flush=True,
+    )
+    for first in range(0, n_steps, stretch):
+        for run in runs:
+            _advance(run, source, first, min(first + stretch, n_steps), per_epoch, n_steps, options)
+            if run.trained:
+                error = torch.cat([part.T - _mean(run.method, part.X) for part in _pieces(test)])
+                run.curve.append((run.wall, float(error.square().mean().sqrt())))
+    goal = runs[0].curve[-1][1]
+    print(
+        f"\n{'':22} {'s/epoch':>9} {'ratio':>6} {'cpu':>6} {'test RMSE of its head':>22} {'s to that of MSE':>17} "
+        f"{'ratio':>6} {'exact LPD':>10} {'exact RMSE':>11}"
+    )
+    ratios, scores = [], {}
+    for run in runs:
+        if not run.trained:
+            each, base = run.wall / run.steps, runs[0].wall / runs[0].steps
+            cpu = run.cpu / run.steps / (runs[0].cpu / runs[0].steps)
+            ratio = f"{each * per_epoch:9.2f} {each / base:6.2f} {cpu:6.2f}"
+            print(f"{run.method.name:22} {ratio} (from {run.steps} steps; not trained)")
+            continue
+        lpd, rmse = scores[run.method.name] = run.method.score(train, test)
+        to_goal, own = run.seconds_to(goal), runs[0].seconds_to(goal)
+        print(
+            f"{run.method.name:22} {run.wall / options.epochs:9.2f} {run.wall / runs[0].wall:6.2f} "
+            f"{run.cpu / runs[0].cpu:6.2f} {run.curve[-1][1]:22.4f} {to_goal:17.2f} {to_goal / own:6.2f} {lpd:10.4f} "
+            f"{rmse:11.4f}",
+            flush=True,
+        )
+    ours = next((run for run in runs if isinstance(run.method, Evidence)), None)
+    if ours is not None and runs[0].method.name == MSE.name:
+        ratios.append(Ratio("epoch", "MSE / lastlayer, wall", runs[0].wall / ours.wall, 1 / 1.25))
+        ratios.append(Ratio("epoch", "MSE / lastlayer, cpu", runs[0].cpu / ours.cpu, None))
+        ratios.append(Ratio("to MSE's RMSE", "MSE / lastlayer", runs[0].seconds_to(goal) / ours.seconds_to(goal), 1.25))
+        for name, (lpd, _) in scores.items():
+            if name != ours.method.name:
+                gain = math.exp(scores[ours.method.name][0] - lpd)
+                ratios.append(Ratio("test density", f"lastlayer / {name}", gain, 1.0))
+    return ratios
+
+
+def _advance(
+    run: Run, source: TensorSource, first: int, last: int, per_epoch: int, n_steps: int, options: argparse.Namespace
+) -> None:
+    step = first
+    while step < last and run.trained:
+        epoch, start = divmod(step, per_epoch)
+        batches = source.batches(options.batch, seed=epoch, first=start)
+        wall, cpu = _now(options), time.process_time()
+        for batch in batches:
+            drift = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / n_steps))
+            for group in run.adam.param_groups:
+                group["lr"] = drift * LEARNING_RATE
+            run.adam.zero_grad()
+            run.method.backward(batch.X, batch.T, drift)
+            run.adam.step()
+            step, run.steps = step + 1, run.steps + 1
+            if step == last or not run.trained:
+                break
+        run.wall += _now(options) - wall
+        run.cpu += time.process_time() - cpu
+
+
+def _mean(method: Method, X: Tensor) -> Tensor:
+    with torch.no_grad():
+        return method.mean(X).reshape(-1, 1)
+
+
+def _now(options: argparse.Namespace) -> float:
+    if options.device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+# memory -------------------------------------------------------------------------------------------------------------
+
+MEMORY_SCRIPT = """
+import resource, sys, threading, time
+import numpy as np, torch
+from lastlayer import BLLRegressor
+X, y = (np.load(f"{sys.argv[1]}/{name}.npy", mmap_mode="r") for name in "Xy")
+width, batch, device = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+words = dict(hidden=(width,), activation="silu", preset="fast", dtype="float32", device=device, learning_rate=1e-3)
+BLLRegressor(**words, batch_size=batch, max_epochs=1).fit(np.array(X[:batch]), np.array(y[:batch]))  # warm
+def anonymous():
+    lines = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
+    return int(lines["RssAnon"].split()[0]) / 1024
+before, peak, done = anonymous(), [0.0], threading.Event()
+def watch():
+    while not done.wait(0.01):
+        peak[0] = max(peak[0], anonymous())
+watcher = threading.Thread(target=watch)
+watcher.start()
+start = time.perf_counter()
+BLLRegressor(**words, batch_size=batch, max_epochs=1).fit(X, y)
+seconds = time.perf_counter() - start
+done.set()
+watcher.join()
+print(seconds, peak[0] - before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def memory(options: argparse.Namespace) -> list[Ratio]:
+    """Section (b): own memory of a fit from a memory map; pages of the file are the system's cache, and not counted."""
+    print(f"\n{'rows':>12} {'seconds':>9} {'own memory, MB':>15} {'with mapped pages, MB':>22}")
+    own = []
+    for m in options.memory_rows:
+        with tempfile.TemporaryDirectory() as folder:
+            X = np.lib.format.open_memmap(f"{folder}/X.npy", "w+", np.float32, (m, N_INPUTS))
+            y = np.lib.format.open_memmap(f"{folder}/y.npy", "w+", np.float32, (m,))
+            for i, start in enumerate(range(0, m, 2**18)):
+                rows = slice(start, min(start + 2**18, m))
+                x, t = make_rows(rows.stop - rows.start, i)
+                X[rows], y[rows] = x.numpy(), t[:, 0].numpy()
+            X.flush()
+            y.flush()
+            del X, y
+            words = [folder, str(options.memory_width), str(options.batch), options.device]
+            done = subprocess.run(
+                [sys.executable, "-c", MEMORY_SCRIPT, *words], capture_output=True, text=True, check=True
+            )
+        seconds, peak, whole = map(float, done.stdout.split())
+        own.append(peak)
+        print(f"{m:>12,} {seconds:>9.1f} {peak:>15.1f} {whole:>22.1f}", flush=True)
+    return [Ratio("memory", f"{options.memory_rows[0]:,} rows / {options.memory_rows[-1]:,}", own[0] / own[-1], 0.8)]
+
+
+# statistics ---------------------------------------------------------------------------------------------------------
+
+
+def statistics(options: argparse.Namespace) -> list[Ratio]:
+    """Section (d)."""
+    k, m, device = options.statistics_width, options.statistics_rows, options.device
+    g = torch.Generator(device).manual_seed(0)
+    phi = torch.randn(m, k, generator=g, dtype=torch.float64, device=device)
+    T = torch.randn(m, 1, generator=g, dtype=torch.float64, device=device)
+    n = 2_048 if device == "cpu" else 8_192
+    A = torch.randn(n, n, generator=g, dtype=torch.float64, device=device)
+
+    def done(work: Callable[[], object]) -> Callable[[], None]:
+        def run() -> None:
+            work()
+            if device != "cpu":
+                torch.cuda.synchronize()
+
+        return run
+
+    narrow_phi = phi.float()
+    product, ours, narrow = time_in_turns(
+        done(lambda: A @ A),
+        done(lambda: Statistics.from_linear_features(phi, T)),
+        done(lambda: Statistics.from_linear_features(narrow_phi, T)),
+        repeats=5,
+    )
+    peak = 2 * n**3 / product.median
+    print(f"\nmatrix product of {n:,}: {peak / 1e9:,.0f} GFLOP/s in float64; statistics of {m:,} x {k}:")
+    ratios = []
+    for name, timing in (("float64 features", ours), ("float32 features", narrow)):
+        speed = 2 * m * (k + 1) ** 2 / timing.median
+        print(f"  {name}: {timing}, {speed / 1e9:,.0f} GFLOP/s")
+        ratios.append(Ratio("statistics", f"{name} / own matrix product", speed / peak, 0.6))
+    return ratios
+
+
+# processes ----------------------------------------------------------------------------------------------------------
+
+PROCESS_SCRIPT = """
+import sys, time
+import torch
+sys.path.insert(0, sys.argv[1])
+from scale import features, make_rows
+from lastlayer.ranks import join
+from lastlayer.sources import TensorSource
+from lastlayer.training import Optimiser, RunningLayer, train_batches
+torch.set_num_threads(1)
+ranks = join()
+rows, width, batch, dtype = int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), getattr(torch, sys.argv[5])
+X, T = (part.to(dtype) for part in make_rows(rows, 0))
+network = features(width, 3, "cpu").to(dtype)
+layer = RunningLayer(torch.tensor(float(rows), dtype=torch.float64), rows, ranks=ranks)
+start = time.perf_counter()
+train_batches(network, TensorSource(X, T), layer, Optimiser("adam", 1e-3, max_epochs=1), batch_size=batch)
+if ranks.rank == 0:
+    end = torch.cat([p.detach().flatten() for p in network.parameters()])
+    torch.save({"seconds": time.perf_counter() - start, "end": end}, sys.argv[6])
+"""
+
+
+def processes(options: argparse.Namespace) -> list[Ratio]:
+    """Section (e), on the processor, one thread each."""
+    print(f"\none epoch of {options.process_rows:,} rows, batch {options.batch:,}, one thread a process")
+    ratios = []
+    for dtype in ("float64", "float32"):
+        found = []
+        with tempfile.TemporaryDirectory() as folder:
+            for world in (1, 2):
+                out = f"{folder}/{world}.pt"
+                sizes = [str(options.process_rows), str(options.width), str(options.batch), dtype, out]
+                command = [sys.executable, "-c", PROCESS_SCRIPT, str(Path(__file__).parent), *sizes]
+                environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+                if world > 1:
+                    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29577", "WORLD_SIZE": str(world)}
+                own = [{"RANK": str(i), "LOCAL_RANK": str(i)} if world > 1 else {} for i in range(world)]
+                started = [subprocess.Popen(command, env=environment | words) for words in own]
+                if any(process.wait() for process in started):
+                    raise SystemExit("a process failed")
+                found.append(torch.load(out, weights_only=True))
+        one, two = found
+        off = float((one["end"] - two["end"]).abs().max() / one["end"].abs().max())
+        print(f"  {dtype}: {one['seconds']:.1f} s alone, {two['seconds']:.1f} s by two; largest difference {off:.1e}")
+        ratios.append(Ratio("processes", f"one / two, {dtype}", one["seconds"] / two["seconds"]))
+    return ratios
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], default=[])
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--test-rows", type=int, default=50_000)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--depth", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=4_096)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=None)
+    names = [kind.name for kind in (MSE, Evidence, VBLL, DeepKernel)]
+    parser.add_argument("--methods", nargs="+", choices=names, default=names)
+    parser.add_argument("--memory-rows", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000])
+    parser.add_argument("--memory-width", type=int, default=64)
+    parser.add_argument("--statistics-rows", type=int, default=65_536)
+    parser.add_argument("--statistics-width", type=int, default=512)
+    parser.add_argument("--process-rows", type=int, default=100_000)
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    sections = {"epochs": epochs, "memory": memory, "statistics": statistics, "processes": processes}
+    print_ratios([ratio for name in options.sections or SECTIONS for ratio in sections[name](options)])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Fit one model by several processes, on one machine or many.
+
+    torchrun --nproc-per-node 2 examples/distributed_fit.py --out model.lastlayer
+    torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint host:29500 examples/distributed_fit.py
+
+Every process runs the same script. With GPUs each takes its own (nccl), without them they share the processor (gloo).
+Give --X and --y, two .npy files that all of them can read, or built-in data are made. Every process reads its own rows
+of each batch; statistics and gradients are summed over the processes, so the model is the one that a single process
+would have fitted. The first process saves it.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy import ndarray
+
+from lastlayer import BLLRegressor
+from lastlayer.ranks import ONE, join
+from lastlayer.sources import ArraySource
+
+
+def example_rows(m: int, seed: int) -> tuple[ndarray, ndarray]:
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(m, 4)).astype(np.float32)
+    return X, np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] + 0.1 * rng.normal(size=m)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--X", type=Path, help=".npy file of inputs")
+    parser.add_argument("--y", type=Path, help=".npy file of targets")
+    parser.add_argument("--rows", type=int, default=20_000, help="of the built-in data")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch", type=int, default=1_024, help="rows of a batch, on all processes together")
+    parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "model.lastlayer")
+    options = parser.parse_args()
+
+    ranks = join()
+    if options.X is not None and options.y is not None:
+        X, y = np.load(options.X, mmap_mode="r"), np.load(options.y, mmap_mode="r")
+    else:
+        X, y = example_rows(options.rows, seed=0)
+    model = BLLRegressor(
+        hidden=(64, 64), batch_size=options.batch, max_epochs=options.epochs, random_state=0, progress=True
+    ).fit_source(ArraySource(X, y))
+    if ranks.rank == 0:
+        model.save(options.out)
+        print(f"{ranks.world} processes, NLML {model.nlml_:.6f}, noise {model.noise_std_}, saved to {options.out}")
+    if ranks != ONE:
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""The last layer of mini-batch training: statistics as a running average, everything else from them in closed form."""
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from lastlayer.posterior import Posterior
+from lastlayer.ranks import ONE, Ranks
+from lastlayer.statistics import Statistics
+from lastlayer.training.frozen import FrozenLayer, Rows
+from lastlayer.training.objectives import INITIAL_LOG_ALPHA
+from lastlayer.types import BiasPrior, NoiseStructure
+
+MOST_SHARE = 0.7
+"""Of a new batch in the running average."""
+
+Kept = TypeVar("Kept", FrozenLayer, Statistics)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a step spends on the last layer. Features move fast: a short memory on few rows beats a long one on many."""
+
+    rows: int = 8
+    """Rows a feature whose products are taken in a step: k^2 numbers a row are what statistics cost."""
+    at_least: int = 1_024
+    """Rows that are always taken if the batch has them."""
+    memory: int = 15
+    """Rows a feature that the running average reaches back to, or the weights would follow single batches."""
+    spread: int = 16
+    """One row in so many bears the term of the log-determinant, but not fewer than there are features."""
+    every: int = 8
+    """Steps from one Lambda_0 and alpha to the next; W and noise are new in each."""
+    settle: int = 16
+    """First steps, in which all is new every time."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The last layer after some step."""
+
+    statistics: Statistics
+    """Running average, with the total weight of all rows."""
+    frozen: FrozenLayer
+    log_alpha: Float[Tensor, "*b"]
+
+
+@dataclass
+class RunningLayer:
+    """The last layer while networks train; leading dimensions are networks of a stack.
+
+    Nothing here waits for the device: numbers are looked at by whoever asks for them.
+    """
+
+    count: Float[Tensor, "*b"]
+    """Total weight of all rows, of each network."""
+    n_rows: int
+    """Rows in a pass, on all processes."""
+    noise: NoiseStructure = "diagonal"
+    bias_prior: BiasPrior = "flat"
+    pace: Pace = Pace()
+    ranks: Ranks = ONE
+    steps: int = 0
+    moment: Moment | None = None
+    """None before the first step."""
+
+    @property
+    def now(self) -> Moment:
+        assert self.moment is not None, "asked before the first step"
+        return self.moment
+
+    def step(
+        self,
+        phi_tilde: Float[Tensor, "*b r k"],
+        T: Float[Tensor, "*#b r q"],
+        weight: Float[Tensor, "*#b r"] | None = None,
+        *,
+        total: int | None = None,
+        drift: float = 1.0,
+    ) -> Rows:
+        """Take in a batch, and return its loss and gradient in the features.
+
+        `total`: its rows on all processes. `drift`: how fast features move, over their speed at first; the slower, the
+        longer the memory (the weights lag by drift / share and jitter by share: the best share goes with the root).
+        """
+        r, k = phi_tilde.shape[-2:]
+        total = r if total is None else total
+        used = min(total, max(self.pace.rows * k, self.pace.at_least))
+        own = self.ranks.own_share(used)
+        part = Statistics.from_linear_features(
+            phi_tilde[..., :own, :],
+            T[..., :own, :],
+            sample_weight=None if weight is None else weight[..., :own],
+            dtype=torch.float64 if phi_tilde.dtype == torch.float64 else torch.float32,
+        )
+        share = max(1 / (self.steps + 1), min(2 / (1 + self.pace.memory * k / used), MOST_SHARE) * drift**0.5)
+        self.moment = self._after(_weighing(self.ranks.reduce(part), self.count), share)
+        self.steps += 1
+        spread = min(total, max(total // self.pace.spread, k))
+        return self.moment.frozen.rows(
+            phi_tilde,
+            T,
+            weight,
+            scale=self.n_rows / total,
+            spread_rows=self.ranks.own_share(spread),
+            spread_scale=total / spread,
+        )
+
+    def posterior(self) -> Posterior:
+        """What the running average says of the weights, of a single network."""
+        now = self.now
+        return Posterior(
+            now.statistics, float(now.log_alpha), noise=self.noise, bias_prior=self.bias_prior, rtol=math.inf
+        )
+
+    def gap(self, statistics: Statistics) -> Float[Tensor, "*b"]:
+        """How far the present bound lies above the evidence of these statistics, per sample, at the same alpha."""
+        exact = self._frozen(statistics, self.now.log_alpha, None)
+        return self.now.frozen.bound(statistics) - exact.bound(statistics)
+
+    def _after(self, part: Statistics, share: float) -> Moment:
+        """The layer once the statistics of a batch have come in with that share of the whole."""
+        if self.moment is None:
+            log_alpha = torch.full_like(self.count, INITIAL_LOG_ALPHA)
+            return Moment(part, self._frozen(part, log_alpha, None), log_alpha)
+        old, log_alpha = self.moment.frozen, self.moment.log_alpha
+        both = _weighing(self.moment.statistics, (1 - share) * self.count) + _weighing(part, share * self.count)
+        # a network that failed and went back to an older state starts with this batch alone
+        statistics = _where(_finite(both.scatter), both, part)
+        due = self.steps < self.pace.settle or self.steps % self.pace.every == 0
+        new = self._frozen(statistics, log_alpha, None if due else old)
+        # a factorisation that failed leaves the old layer in place
+        frozen = _where(_finite(new.weights) & _finite(new.noise_precision), new, old)
+        if due:
+            change = (frozen.fixed_point - log_alpha).clamp(-1.0, 1.0)
+            log_alpha = log_alpha + torch.where(torch.isfinite(change), change, 0.0)
+        return Moment(statistics, frozen, log_alpha)
+
+    def _frozen(self, statistics: Statistics, log_alpha: Tensor, spread: FrozenLayer | None) -> FrozenLayer:
+        return FrozenLayer.of(statistics, log_alpha, noise=self.noise, bias_prior=self.bias_prior, spread=spread)
+
+
+def _weighing(statistics: Statistics, count: Float[Tensor, "*b"]) -> Statistics:
+    """The same rows with another total weight; networks that saw none of them stay empty."""
+    factor = torch.where(statistics.count > 0, count / statistics.count, 0.0)
+    return replace(
+        statistics,
+        count=factor * statistics.count,
+        scatter=factor[..., None, None] * statistics.scatter,
+        energy=factor[..., None] * statistics.energy,
+    )
+
+
+def tensors_of(value: FrozenLayer | Statistics) -> dict[str, Tensor]:
+    """The fields that are tensors."""
+    return {f.name: v for f in fields(value) if isinstance(v := getattr(value, f.name), Tensor)}
+
+
+def _finite(matrix: Float[Tensor, "*b c d"]) -> Bool[Tensor, "*b"]:
+    """Which networks have a finite one."""
+    return torch.isfinite(matrix.sum((-2, -1)))
+
+
+def _where(fine: Bool[Tensor, "*b"], new: Kept, old: Kept) -> Kept:
+    """Network by network the new or the old one."""
+    was, chosen = tensors_of(old), tensors_of(new)
+    for name, v in chosen.items():
+        at = fine.reshape(*fine.shape, *[1] * (v.dim() - fine.dim())) if v.dim() else fine
+        chosen[name] = v if v is was[name] else torch.where(at, v, was[name])
+    return replace(new, **chosen)  # type: ignore[arg-type]

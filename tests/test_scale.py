@@ -1,0 +1,412 @@
+"""Rows in pieces: bounds that touch the evidence, gradients of chunks, batches, processes, and starts after a stop."""
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import close, problem, sine
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lastlayer import BLLRegressor
+from lastlayer.errors import InputError
+from lastlayer.evidence import profiled_nlml
+from lastlayer.features import MLP, StackedMLP, affine_features
+from lastlayer.ranks import Ranks
+from lastlayer.sources import TensorSource
+from lastlayer.statistics import Statistics
+from lastlayer.training import (
+    Augmented,
+    Data,
+    FrozenLayer,
+    Optimiser,
+    Pace,
+    Profiled,
+    RunningLayer,
+    chunked_nlml,
+    train,
+    train_batches,
+)
+
+PRIORS, NOISES = ("flat", "shared"), ("diagonal", "full")
+cases = pytest.mark.parametrize(
+    ("bias_prior", "noise", "weighted"), [(p, n, w) for p in PRIORS for n in NOISES for w in (False, True)]
+)
+
+
+def rows(m: int = 50, *, weighted: bool, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    P, T = problem(m=m, k=5, q=3, seed=seed)
+    g = torch.Generator().manual_seed(seed + 1)
+    return P, T, torch.rand(m, generator=g, dtype=torch.float64) + 0.2 if weighted else None
+
+
+# the loss of a sample -----------------------------------------------------------------------------------------------
+
+
+@cases
+def test_fresh_statistics_give_value_and_gradient_of_the_profiled_evidence(bias_prior, noise, weighted):
+    P, T, w = rows(weighted=weighted)
+    log_alpha = torch.tensor(1.3, dtype=torch.float64, requires_grad=True)
+    features = P.clone().requires_grad_()
+    J = profiled_nlml(affine_features(features), T, log_alpha, noise=noise, bias_prior=bias_prior, sample_weight=w)
+    J.backward()
+    statistics = Statistics.from_linear_features(P, T, sample_weight=w)
+    frozen = FrozenLayer.of(statistics, log_alpha.detach(), noise=noise, bias_prior=bias_prior)
+    part = frozen.rows(P, T, w)
+    close(frozen.offset + part.loss, J)
+    close(frozen.bound(statistics), J)
+    close(part.gradient, features.grad)
+    close(frozen.log_alpha_slope, log_alpha.grad)
+
+
+@given(
+    bias_prior=st.sampled_from(PRIORS),
+    noise=st.sampled_from(NOISES),
+    weighted=st.booleans(),
+    log_alpha=st.floats(-4, 8),
+    other_alpha=st.floats(-4, 8),
+    move=st.floats(0, 2),
+    seed=st.integers(0, 100),
+)
+def test_the_bound_is_never_below_the_evidence(bias_prior, noise, weighted, log_alpha, other_alpha, move, seed):
+    """Whatever the features have become, and whatever alpha Lambda_0 was made for, as long as W and noise are given."""
+    P, T, w = rows(weighted=weighted, seed=seed)
+    words = {"noise": noise, "bias_prior": bias_prior}
+    old = Statistics.from_linear_features(P, T, sample_weight=w)
+    moved = P + move * torch.randn(P.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    new = Statistics.from_linear_features(moved, T, sample_weight=w)
+    other = FrozenLayer.of(old, other_alpha, **words)
+    for frozen in (FrozenLayer.of(old, log_alpha, **words), FrozenLayer.of(old, log_alpha, spread=other, **words)):
+        J = profiled_nlml(
+            affine_features(moved), T, torch.tensor(log_alpha, dtype=torch.float64), sample_weight=w, **words
+        )
+        assert float(frozen.bound(new)) >= float(J) - 1e-9 * abs(float(J))
+        close(frozen.offset + frozen.rows(moved, T, w).loss, frozen.bound(new))
+
+
+def test_the_log_determinant_on_some_rows_is_unbiased():
+    P, T, w = rows(m=48, weighted=True)
+    frozen = FrozenLayer.of(Statistics.from_linear_features(P, T, sample_weight=w), 1.0)
+    whole = frozen.rows(P, T, w)
+    turns = []
+    for shift in range(0, 48, 6):
+        order = torch.roll(torch.arange(48), -shift)
+        part = frozen.rows(P[order], T[order], w[order], spread_rows=6, spread_scale=8.0)
+        turns.append((part.loss, part.gradient[torch.argsort(order)]))
+    close(torch.stack([loss for loss, _ in turns]).mean(0), whole.loss)
+    close(torch.stack([gradient for _, gradient in turns]).mean(0), whole.gradient)
+
+
+def test_batches_that_stand_for_all_rows_are_unbiased():
+    P, T, _ = rows(m=48, weighted=False)
+    frozen = FrozenLayer.of(Statistics.from_linear_features(P, T), 1.0)
+    parts = [frozen.rows(P[i : i + 12], T[i : i + 12], scale=4.0).loss for i in range(0, 48, 12)]
+    close(torch.stack(parts).mean(0), frozen.rows(P, T).loss)
+
+
+def test_products_in_float32_leave_sums_in_float64_and_say_how_coarse_they_are():
+    P, T, w = rows(m=200, weighted=True)
+    fine = Statistics.from_linear_features(P, T, sample_weight=w)
+    coarse = Statistics.from_linear_features(P.float(), T.float(), sample_weight=w, dtype=torch.float32)
+    close(coarse.scatter, fine.scatter, loose=1e4)  # float32 products
+    assert coarse.scatter.dtype == torch.float64
+    assert bool((coarse.energy[:5] > 1e6 * fine.energy[:5]).all())
+
+
+# chunks -------------------------------------------------------------------------------------------------------------
+
+
+@cases
+def test_chunks_give_the_gradient_of_all_rows(bias_prior, noise, weighted):
+    X, T, w = rows(weighted=weighted)
+    grads = []
+    for size in (None, 7):
+        network = MLP(5, (6, 4), generator=torch.Generator().manual_seed(3))
+        objective = Profiled(bias_prior=bias_prior, noise=noise)
+        data = Data(X, T, w)
+        if size is None:
+            J = objective(network(X), T, w)
+            J.backward()
+        else:
+            J = chunked_nlml(network, objective, data, size)
+        grads.append([J.detach(), objective.log_alpha.grad, *[p.grad for p in network.parameters()]])
+    for whole, chunked in zip(*grads, strict=True):
+        close(chunked, whole)
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "lbfgs"])
+def test_training_in_chunks_takes_the_steps_of_training_on_all_rows(optimiser):
+    X, T, _ = rows(weighted=False)
+    ends = []
+    for size in (None, 16):
+        network = MLP(5, (4,), generator=torch.Generator().manual_seed(3))
+        objective = Profiled(bias_prior="flat", noise="diagonal")
+        record = train(
+            network, objective, Data(X, T), Optimiser(optimiser, max_epochs=6), chunk_size=size, strength=0.1
+        )
+        ends.append((torch.tensor(record.nlml), network[0].weight))
+    for whole, chunked in zip(*ends, strict=True):
+        close(chunked, whole, loose=1e3)  # rounding grows from step to step
+
+
+def test_chunks_need_an_objective_that_splits():
+    X, T, _ = rows(weighted=False)
+    with pytest.raises(InputError, match='objective="profiled"'):
+        chunked_nlml(MLP(5, (4,)), Augmented(4, 3, bias_prior="flat"), Data(X, T), 10)
+
+
+# mini-batches -------------------------------------------------------------------------------------------------------
+
+
+def test_one_batch_of_all_rows_is_the_exact_step():
+    """With every row in the statistics, the first step of a running layer is the evidence itself."""
+    P, T, w = rows(weighted=True)
+    layer = RunningLayer(w.sum(), 50, pace=Pace(spread=1))
+    part = layer.step(P, T, w)
+    J = profiled_nlml(affine_features(P), T, layer.now.log_alpha, sample_weight=w)
+    close(layer.now.frozen.offset + part.loss, J)
+    assert abs(float(layer.gap(Statistics.from_linear_features(P, T, sample_weight=w)))) < 1e-12
+
+
+def test_networks_of_a_stack_train_as_if_alone():
+    g = torch.Generator().manual_seed(0)
+    X = torch.randn(60, 2, generator=g, dtype=torch.float64)
+    T = torch.sin(X[:, :1]) + 0.1 * torch.randn(60, 1, generator=g, dtype=torch.float64)
+    weight = torch.ones(3, 60, dtype=torch.float64)
+    for i, fold in enumerate(weight):
+        fold[i::3] = 0  # each leaves a third out
+    optimiser = Optimiser("adam", learning_rate=1e-2, max_epochs=3)
+    strength = torch.tensor([0.1, 1.0, 3.0], dtype=torch.float64)
+    seeds = lambda: [torch.Generator().manual_seed(i) for i in range(3)]
+    stack = StackedMLP(2, (5,), generators=seeds())
+    layer = RunningLayer(weight.sum(-1), 60)
+    train_batches(stack, TensorSource(X, T, weight), layer, optimiser, batch_size=20, strength=strength)
+    for i, generator in enumerate(seeds()):
+        alone = MLP(2, (5,), generator=generator)
+        own = RunningLayer(weight[i].sum(), 60)
+        train_batches(alone, TensorSource(X, T, weight[i]), own, optimiser, batch_size=20, strength=strength[i])
+        close(stack.member(i)[0].weight, alone[0].weight, loose=10)
+        close(layer.now.log_alpha[i], own.now.log_alpha, loose=10)
+
+
+def test_a_network_that_failed_goes_back_and_the_others_go_on():
+    g = torch.Generator().manual_seed(0)
+    X = torch.randn(40, 2, generator=g)
+    T = X[:, :1] + 0.1 * torch.randn(40, 1, generator=g)
+    stack = StackedMLP(2, (4,), generators=[torch.Generator().manual_seed(i) for i in range(2)]).float()
+    layer = RunningLayer(torch.full((2,), 40.0, dtype=torch.float64), 40)
+
+    class Failing(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.calls = stack, 0
+
+        def forward(self, x):
+            self.calls += 1
+            phi = self.inner(x)
+            return phi * torch.tensor([torch.nan, 1.0])[:, None, None] if self.calls == 5 else phi
+
+    record = train_batches(
+        Failing(), TensorSource(X, T), layer, Optimiser("adam", max_epochs=6, learning_rate=1e-3), batch_size=20
+    )
+    assert record.setbacks == 1
+    assert all(bool(torch.isfinite(p).all()) for p in stack.parameters())
+    assert bool(torch.isfinite(layer.now.frozen.weights).all())
+
+
+def test_mini_batches_end_near_the_evidence_they_bound(as_a_user):
+    X, y = sine(m=2000, d=2)
+    model = BLLRegressor(
+        hidden=(16, 16), preset="fast", early_stopping=False, batch_size=250, max_epochs=30, random_state=0
+    ).fit(X, y)
+    assert 0 <= model.history_["gap"] < 0.05
+    assert model.noise_std_[0] == pytest.approx(0.15 * 1.5, rel=0.1)
+    assert model.history_["nlml"][-1] == pytest.approx(model.nlml_, abs=0.05)
+
+
+def test_the_honest_default_works_with_mini_batches(as_a_user):
+    X, y = sine(m=400, d=2)
+    model = BLLRegressor(hidden=(8,), n_members=2, batch_size=100, max_epochs=10, random_state=0).fit(X, y)
+    again = BLLRegressor(hidden=(8,), n_members=2, batch_size=100, max_epochs=10, random_state=0).fit(X, y)
+    assert len(model.members_) == 2
+    assert model.calibration_ is not None
+    assert np.array_equal(model.predict(X), again.predict(X))
+    assert np.sqrt(np.mean((model.predict(X) - y) ** 2)) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"batch_size": 1}, "batch_size=1"),
+        ({"batch_size": 2.5}, "batch_size=2.5"),
+        ({"chunk_size": 0}, "chunk_size=0"),
+        ({"batch_size": 10, "chunk_size": 10}, "chunk_size"),
+        ({"batch_size": 10, "objective": "augmented"}, "augmented"),
+        ({"batch_size": 10, "optimizer": "lbfgs"}, "lbfgs"),
+        ({"checkpoint": "somewhere"}, "batch_size"),
+    ],
+)
+def test_words_that_do_not_go_together(words, told, as_a_user):
+    X, y = sine(m=40)
+    with pytest.raises(InputError, match=told):
+        BLLRegressor(hidden=(4,), preset="fast", max_epochs=2, **words).fit(X, y)
+
+
+# several processes --------------------------------------------------------------------------------------------------
+
+RANK_SCRIPT = """
+    import sys, torch
+    from torch import distributed
+    from lastlayer.features import MLP
+    from lastlayer.ranks import join
+    from lastlayer.sources import TensorSource
+    from lastlayer.statistics import Statistics
+    from lastlayer.training import Data, Optimiser, Profiled, RunningLayer, chunked_nlml, train, train_batches
+
+    torch.set_num_threads(1)
+    ranks = join()
+    g = torch.Generator().manual_seed(0)
+    X = torch.randn(61, 3, generator=g, dtype=torch.float64) + 5
+    T = torch.sin(X[:, :2]) + 0.1 * torch.randn(61, 2, generator=g, dtype=torch.float64)
+    own = slice(ranks.rank, None, ranks.world)
+    out = {}
+
+    statistics = ranks.reduce(Statistics.from_linear_features(X[own], T[own]))
+    out["mean"], out["scatter"] = statistics.mean, statistics.scatter
+
+    network = MLP(3, (6,), generator=torch.Generator().manual_seed(1))
+    objective = Profiled(bias_prior="flat", noise="full")
+    out["nlml"] = chunked_nlml(network, objective, Data(X[own], T[own]), 8, ranks=ranks)
+    out["gradient"] = torch.cat([p.grad.flatten() for p in network.parameters()])
+
+    train(network, objective, Data(X[own], T[own]), Optimiser("lbfgs", max_epochs=5), ranks=ranks)
+    out["exact"] = network[0].weight.detach()
+
+    network = MLP(3, (6,), generator=torch.Generator().manual_seed(1))
+    layer = RunningLayer(torch.tensor(61.0, dtype=torch.float64), 61, ranks=ranks)
+    train_batches(network, TensorSource(X, T), layer, Optimiser("adam", max_epochs=4), batch_size=20, strength=0.5)
+    out["batches"] = network[0].weight.detach()
+    torch.save({name: value.detach() for name, value in out.items()}, f"{sys.argv[1]}/{ranks.world}-{ranks.rank}.pt")
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+"""
+
+
+def test_two_processes_give_the_answer_of_one(tmp_path, as_a_user, monkeypatch):
+    script = tmp_path / "ranks.py"
+    script.write_text(textwrap.dedent(RANK_SCRIPT))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    command = [sys.executable, str(script), str(tmp_path)]
+    runs = [
+        subprocess.Popen(command, env={**environment, "WORLD_SIZE": "2", "RANK": str(i), "LOCAL_RANK": str(i)})
+        for i in range(2)
+    ]
+    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path)])
+    runpy.run_path(str(script))
+    assert [run.wait(timeout=120) for run in runs] == [0, 0]
+    one, *two = (torch.load(tmp_path / name, weights_only=True) for name in ("1-0.pt", "2-0.pt", "2-1.pt"))
+    for name, value in one.items():
+        loose = 1e3 if name in ("exact", "batches") else 1.0  # rounding grows from step to step
+        for other in two:
+            close(other[name], value, loose=loose)
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@given(world=st.integers(1, 7), n=st.integers(0, 50))
+def test_shares_of_processes_make_up_the_whole(world, n):
+    shares = [Ranks(rank, world).own_share(n) for rank in range(world)]
+    assert sum(shares) == n
+    assert shares == [len(range(rank, n, world)) for rank in range(world)]
+
+
+# stops and starts ---------------------------------------------------------------------------------------------------
+
+FIT_SCRIPT = """
+    import sys
+    import numpy as np, torch
+    from lastlayer import BLLRegressor
+    from lastlayer.training import checkpoint
+
+    torch.set_num_threads(1)
+    if len(sys.argv) > 2:
+        checkpoint.EVERY_SECONDS = 0.0  # after every step
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 2))
+    y = np.sin(X[:, 0]) + 0.1 * rng.normal(size=300)
+    folder = sys.argv[1] if len(sys.argv) > 2 else None
+    words = dict(hidden=(8,), n_members=2, batch_size=50, max_epochs=20, hidden_prior=0.3, random_state=0)
+    model = BLLRegressor(**words, checkpoint=folder).fit(X, y)
+    parameters = [p for member in model.members_ for p in member.network.parameters()]
+    np.save(sys.argv[-1], np.concatenate([p.detach().numpy().ravel() for p in parameters]))
+"""
+
+
+def test_a_killed_fit_goes_on_and_ends_in_the_same_place(tmp_path, as_a_user, monkeypatch):
+    script, folder = tmp_path / "fit.py", tmp_path / "states"
+    script.write_text(textwrap.dedent(FIT_SCRIPT))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script), str(folder), str(tmp_path / "resumed.npy")]
+    killed = subprocess.Popen(command, env=environment)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and _epoch_of(folder) < 5:
+        assert killed.poll() is None, "it ended before it could be killed"
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    assert list(folder.glob("training*.safetensors"))
+    assert subprocess.run(command, env=environment, check=False, timeout=120).returncode == 0
+    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / "plain.npy")])
+    runpy.run_path(str(script))
+    assert np.array_equal(np.load(tmp_path / "plain.npy"), np.load(tmp_path / "resumed.npy"))
+    assert not list(folder.glob("training*.safetensors"))  # a fit that ends leaves nothing behind
+
+
+def _epoch_of(folder: Path) -> int:
+    from lastlayer import files
+
+    states = [files.read(path)[1]["epoch"] for path in folder.glob("training*.safetensors")]
+    return max(states, default=0)
+
+
+def test_a_state_of_another_training_is_refused(tmp_path, as_a_user, monkeypatch):
+    X, y = sine(m=60, d=2)
+    words = {"hidden": (4,), "preset": "fast", "early_stopping": False, "batch_size": 20, "random_state": 0}
+    monkeypatch.setattr("lastlayer.training.checkpoint.EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(BLLRegressor, "_clear_checkpoints", lambda self: None)  # as if killed at the end
+    BLLRegressor(**words, max_epochs=3, checkpoint=tmp_path).fit(X, y)
+    BLLRegressor(**words, max_epochs=3, checkpoint=tmp_path).fit(X, y)  # goes on from the end
+    with pytest.raises(InputError, match="max_epochs: 3 there, 4 here"):
+        BLLRegressor(**words, max_epochs=4, checkpoint=tmp_path).fit(X, y)
+    with pytest.raises(InputError, match="data"):
+        BLLRegressor(**words, max_epochs=3, checkpoint=tmp_path).fit(X, y + X[:, 0])
+    (tmp_path / "a file").write_text("")
+    with pytest.raises(InputError, match="must be a folder"):
+        BLLRegressor(**words, max_epochs=3, checkpoint=tmp_path / "a file").fit(X, y)
+
+
+def test_a_longer_memory_brings_the_running_layer_closer_to_the_exact_one():
+    P, T = problem(m=600, k=5, q=1)
+    exact = Statistics.from_linear_features(P, T)
+    gaps = []
+    for memory in (4, 40):
+        layer = RunningLayer(torch.tensor(600.0, dtype=torch.float64), 600, pace=Pace(memory=memory))
+        for i in range(60):
+            order = torch.randperm(600, generator=torch.Generator().manual_seed(i))[:20]
+            layer.step(P[order], T[order])
+        gaps.append(float(layer.gap(exact)))
+    assert 0 <= gaps[1] < gaps[0]

@@ -1,0 +1,183 @@
+"""Where rows come from: every row once a pass, the same order for the same seed, and nothing copied whole."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from lastlayer import BLLRegressor
+from lastlayer.errors import InputError
+from lastlayer.ranks import Ranks
+from lastlayer.scaling import Standardizer
+from lastlayer.sources import (
+    ArraySource,
+    LoaderSource,
+    ParquetSource,
+    Source,
+    StandardizedSource,
+    TensorSource,
+    pooled,
+    scales_of,
+)
+
+HAS_PYARROW = importlib.util.find_spec("pyarrow") is not None
+
+
+def table(m: int) -> tuple[np.ndarray, np.ndarray]:
+    X = np.stack([np.arange(m), np.cos(np.arange(m))], 1)
+    return X, np.sin(X[:, 0] / 9)
+
+
+def numbers(source: Source, size: int = 7, **options) -> list[int]:
+    """The numbers of the rows in the order in which they come; row i has i as its first input."""
+    return [int(x) for batch in source.batches(size, **options) for x in batch.X[:, 0]]
+
+
+@pytest.fixture(autouse=True)
+def small_pools(monkeypatch):
+    monkeypatch.setattr(pooled, "POOL_NUMBERS", 60)
+    monkeypatch.setattr(pooled, "BLOCK_ROWS", 10)
+
+
+def tensor_source(m: int) -> TensorSource:
+    X, y = table(m)
+    return TensorSource(torch.from_numpy(X), torch.from_numpy(y)[:, None])
+
+
+@pytest.mark.parametrize("make", [tensor_source, lambda m: ArraySource(*table(m))])
+@given(m=st.integers(1, 150), size=st.integers(1, 40), world=st.integers(1, 3), seed=st.integers(0, 9))
+def test_a_pass_gives_every_row_once_and_can_be_joined_half_way(make, m, size, world, seed):
+    source = make(m)
+    assert isinstance(source, Source)
+    assert source.n_rows == m
+    assert numbers(source, size) == list(range(m))
+    shuffled = numbers(source, size, seed=seed)
+    assert sorted(shuffled) == list(range(m))
+    assert shuffled == numbers(source, size, seed=seed)
+    whole = list(source.batches(size, seed=seed))
+    assert all(batch.total == len(batch.X) <= size for batch in whole)
+    rest = list(source.batches(size, seed=seed, first=len(whole) // 2))
+    for later, batch in zip(rest, whole[len(whole) // 2 :], strict=True):
+        assert torch.equal(later.X, batch.X)
+        assert torch.equal(later.T, batch.T)
+    shares = [list(source.batches(size, seed=seed, ranks=Ranks(rank, world))) for rank in range(world)]
+    for batch, *parts in zip(whole, *shares, strict=True):
+        assert all(part.total == batch.total for part in parts)
+        for rank, part in enumerate(parts):
+            assert torch.equal(part.X, batch.X[rank::world])
+
+
+def test_rows_left_out_never_come():
+    X, y = table(95)
+    left_out = (0, 9, 10, 37, 94)
+    source = ArraySource(X, y, np.arange(95.0), left_out=left_out)
+    assert sorted(numbers(source, seed=1)) == [i for i in range(95) if i not in left_out]
+    for batch in source.batches(8, seed=1):
+        assert torch.equal(batch.weight, batch.X[:, 0])
+
+
+def test_large_data_are_shuffled_across_blocks():
+    order = numbers(ArraySource(*table(3000)), 50, seed=0)
+    correlation = np.corrcoef(order, np.arange(3000))[0, 1]
+    assert abs(correlation) < 0.3
+
+
+def test_scales_of_a_stream_are_those_of_the_whole():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(230, 3)) * [1, 1e3, 1e-3] + [0, 1e5, 0], rng.normal(size=(230, 2)) + 5
+    X = np.column_stack([X, np.full(230, 7.25)])
+    weight = rng.uniform(size=230)
+    scales = scales_of(ArraySource(X, y, weight), 32)
+    for mine, whole in ((scales.inputs, X), (scales.targets, y)):
+        truth = Standardizer.fit(torch.from_numpy(whole), sample_weight=torch.from_numpy(weight))
+        assert torch.allclose(mine.mean, truth.mean, rtol=1e-10)
+        assert torch.allclose(mine.scale, truth.scale, rtol=1e-8)
+    assert scales.n_rows == 230
+    assert scales.count == pytest.approx(weight.sum())
+    standard = StandardizedSource(ArraySource(X, y), scales, torch.device("cpu"), torch.float32)
+    batch = next(standard.batches(10))
+    assert batch.X.dtype == batch.T.dtype == torch.float32
+    assert torch.allclose(batch.X, scales.inputs.forward(torch.from_numpy(X[: len(batch.X)])).float())
+
+
+def test_what_is_wrong_with_rows_is_said():
+    X, y = table(50)
+    X[33, 1] = np.nan
+    with pytest.raises(InputError, match=r"X has NaN.*row 3 of the batch after 30 rows"):
+        scales_of(ArraySource(X, y), 10)
+    with pytest.raises(InputError, match="X has 50 rows and y has 49"):
+        ArraySource(X, y[:-1])
+    with pytest.raises(InputError, match="gave 0 rows"):
+        scales_of(LoaderSource([]), 10)
+    with pytest.raises(InputError, match="in place of"):
+        scales_of(LoaderSource([{"x": 1}]), 10)
+
+
+def test_a_memory_map_stays_on_disk(tmp_path, as_a_user, monkeypatch):
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "X.npy", rng.normal(size=(3000, 2)).astype(np.float32))
+    X = np.load(tmp_path / "X.npy", mmap_mode="r")
+    y = np.sin(X[:, 0]) + 0.1 * rng.normal(size=3000)
+    monkeypatch.setattr(pooled, "BLOCK_ROWS", 100)
+    largest = []
+    read = ArraySource.read
+    monkeypatch.setattr(ArraySource, "read", lambda self, unit: largest.append(read(self, unit)) or largest[-1])
+    model = BLLRegressor(hidden=(8,), batch_size=200, max_epochs=8, random_state=0).fit(X, y)
+    assert max(len(part[0]) for part in largest) <= 100
+    assert model.calibration_ is not None
+    assert model.history_["gap"] >= 0
+    assert model.predict(X[:5]).shape == (5,)
+    assert np.sqrt(np.mean((model.predict(X) - np.sin(X[:, 0])) ** 2)) < 0.1
+    assert model.noise_std_[0] == pytest.approx(0.1, rel=0.2)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        X, y = table(60)
+        return iter(zip(torch.from_numpy(X).float() / 60, torch.from_numpy(y)[:, None].float(), strict=True))
+
+
+def test_loaders(as_a_user):
+    X, y = table(60)
+    rows = TensorDataset(torch.from_numpy(X).float(), torch.from_numpy(y).float())
+    shuffled = LoaderSource(DataLoader(rows, batch_size=8, shuffle=True))
+    state = torch.get_rng_state()
+    assert sorted(numbers(shuffled, seed=3)) == list(range(60))
+    assert numbers(shuffled, seed=3) == numbers(shuffled, seed=3) != numbers(shuffled, seed=4)
+    assert torch.equal(state, torch.get_rng_state())
+    own = LoaderSource(DataLoader(rows, batch_size=8, shuffle=True, generator=torch.Generator()))
+    assert numbers(own, seed=3) == numbers(own, seed=3)
+    model = BLLRegressor(hidden=(6,), max_epochs=3, random_state=0)
+    model.fit_source(LoaderSource(DataLoader(Stream(), batch_size=16)), validation_data=(X / 60, y))
+    assert np.isfinite(model.predictive(X / 60).std).all()
+    with pytest.raises(InputError, match="n_members=3"):
+        BLLRegressor(n_members=3).fit_source(shuffled)
+
+
+def test_without_pyarrow_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(InputError, match=r"lastlayer\[parquet\]"):
+        ParquetSource(["x.parquet"], ["a"], ["b"]).n_rows  # noqa: B018
+
+
+@pytest.mark.skipif(not HAS_PYARROW, reason="pyarrow is not installed")
+def test_parquet(tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    X, y = table(90)
+    for i, part in enumerate(np.split(np.arange(90), [40])):
+        columns = {"a": X[part, 0], "b": X[part, 1], "y": y[part], "other": y[part]}
+        parquet.write_table(pyarrow.table(columns), tmp_path / f"{i}.parquet", row_group_size=12)
+    source = ParquetSource([tmp_path / "0.parquet", tmp_path / "1.parquet"], ["a", "b"], ["y"])
+    assert source.n_rows == 90
+    assert numbers(source) == list(range(90))
+    assert sorted(numbers(source, seed=0)) == list(range(90))
+    batch = next(source.batches(20))
+    assert np.allclose(batch.T[:, 0], y[: len(batch.T)])
+    with pytest.raises(InputError, match=r"no columns \['c'\]"):
+        ParquetSource([tmp_path / "0.parquet"], ["c"], ["y"]).n_rows  # noqa: B018
