@@ -17,6 +17,8 @@ from lastlayer.features import linear_features
 from lastlayer.linalg import EPS, TINY
 
 CHUNK_ROWS = 16_384
+GPU_CHUNK = 2**27
+"""Numbers of a chunk on a GPU: large enough that starting its kernels costs nothing beside their work."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,9 @@ class Statistics:
         if m == 0 or T.shape[-2] != m:
             raise InputError(f"{m} rows of features and {T.shape[-2]} of targets: give as many of each, at least one")
         total: Statistics | None = None
-        for start in range(0, m, CHUNK_ROWS):
-            rows = slice(start, start + CHUNK_ROWS)
+        step = chunk_rows(phi_tilde)
+        for start in range(0, m, step):
+            rows = slice(start, start + step)
             weight = None if sample_weight is None else sample_weight[..., rows]
             part = cls._of_chunk(phi_tilde[..., rows, :], T[..., rows, :], weight, dtype)
             total = part if total is None else total + part
@@ -84,27 +87,37 @@ class Statistics:
     @classmethod
     def _of_chunk(cls, phi_tilde: Tensor, T: Tensor, weight: Tensor | None, dtype: torch.dtype) -> "Statistics":
         T = T.expand(*phi_tilde.shape[:-2], *T.shape[-2:])
-        rows = torch.cat([phi_tilde.to(dtype), T.to(dtype)], dim=-1)
         if weight is None:
-            count = rows.new_full(rows.shape[:-2], rows.shape[-2])
-            weighted = lambda: rows
+            count = torch.full(phi_tilde.shape[:-2], phi_tilde.shape[-2], dtype=dtype, device=phi_tilde.device)
+            weighted = lambda rows: rows
         else:
-            w = weight.to(dtype).expand(rows.shape[:-1])[..., None]
+            w = weight.to(dtype).expand(phi_tilde.shape[:-1])[..., None]
             count = w.sum((-2, -1))
-            weighted = lambda: w * rows
-        # two passes: the mean of the centred rows takes the rounding error of the first mean out again
-        first = weighted().sum(-2) / count.clamp_min(TINY)[..., None]
-        rows.sub_(first[..., None, :])  # our own copy: nothing is written into the caller's
-        rest = weighted().sum(-2) / count.clamp_min(TINY)[..., None]
-        scatter = (rows.mT @ weighted() - count[..., None, None] * _outer(rest)).double()
+            weighted = lambda rows: w * rows
+
+        def centred(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """Rows without their mean; the mean; the mean that its rounding error left in the rows."""
+            mean = lambda rows: weighted(rows).sum(-2) / count.clamp_min(TINY)[..., None]
+            rows = rows.to(dtype)
+            first = mean(rows)
+            rows = rows - first[..., None, :]
+            return rows, first, mean(rows)
+
+        # features and targets apart: products whose width is a power of two are much faster on a GPU
+        (Z, z, z_rest), (Y, y, y_rest) = centred(phi_tilde), centred(T)
+        wZ, wY = weighted(Z), weighted(Y)
+        cross = Z.mT @ wY
+        scatter = torch.cat([torch.cat([Z.mT @ wZ, cross], dim=-1), torch.cat([cross.mT, Y.mT @ wY], dim=-1)], dim=-2)
+        rest = torch.cat([z_rest, y_rest], dim=-1)
+        scatter = (scatter - count[..., None, None] * _outer(rest)).double()
         energy = _diagonal(scatter).detach()
-        if (
-            dtype == torch.float32
-        ):  # rounding errors of features add up like sqrt(k); those of targets only meet a floor
+        if dtype == torch.float32:
+            # rounding errors of features add up like sqrt(k); those of targets only meet a floor
             k = phi_tilde.shape[-1]
             coarse = torch.finfo(dtype).eps / EPS / (4 * max(k, 1) ** 0.5)
             energy = torch.cat([energy[..., :k] * coarse, energy[..., k:]], dim=-1)
-        return cls(count.double(), (first + rest).double(), scatter, energy, T.shape[-1])
+        mean = torch.cat([z, y], dim=-1) + rest
+        return cls(count.double(), mean.double(), scatter, energy, T.shape[-1])
 
     def __add__(self, other: "Statistics") -> "Statistics":
         """Statistics of both sets of rows together (Chan's rule for means and scatters)."""
@@ -183,6 +196,14 @@ class Statistics:
                 f"statistics of {mine[0]} features and {mine[1]} targets do not go together with those of "
                 f"{theirs[0]} features and {theirs[1]} targets"
             )
+
+
+def chunk_rows(phi_tilde: Float[Tensor, "*b m k"]) -> int:
+    """Rows that are worked on at a time."""
+    if phi_tilde.device.type == "cpu":
+        return CHUNK_ROWS
+    width = max(1, phi_tilde[..., :1, :].numel())
+    return max(CHUNK_ROWS, GPU_CHUNK // width)
 
 
 def _outer(x: Tensor) -> Tensor:

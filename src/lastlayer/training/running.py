@@ -29,6 +29,8 @@ class Pace:
     """Rows a feature whose products are taken in a step: k^2 numbers a row are what statistics cost."""
     at_least: int = 1_024
     """Rows that are always taken if the batch has them."""
+    share: float = 0.5
+    """Of a batch that is taken however few features there are: in large batches single steps count for more."""
     memory: int = 15
     """Rows a feature that the running average reaches back to, or the weights would follow single batches."""
     spread: int = 16
@@ -89,7 +91,7 @@ class RunningLayer:
         """
         r, k = phi_tilde.shape[-2:]
         total = r if total is None else total
-        used = min(total, max(self.pace.rows * k, self.pace.at_least))
+        used = min(total, max(self.pace.rows * k, self.pace.at_least, int(self.pace.share * total)))
         own = self.ranks.own_share(used)
         part = Statistics.from_linear_features(
             phi_tilde[..., :own, :],
