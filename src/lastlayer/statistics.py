@@ -17,6 +17,8 @@ from lastlayer.features import linear_features
 from lastlayer.linalg import EPS, TINY
 
 CHUNK_ROWS = 16_384
+PILOT_ROWS = 256
+"""Rows whose mean is near enough to that of a chunk for the difference to cost no digits."""
 GPU_CHUNK = 2**27
 """Numbers of a chunk on a GPU: large enough that starting its kernels costs nothing beside their work."""
 
@@ -96,12 +98,11 @@ class Statistics:
             weighted = lambda rows: w * rows
 
         def centred(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            """Rows without their mean; the mean; the mean that its rounding error left in the rows."""
-            mean = lambda rows: weighted(rows).sum(-2) / count.clamp_min(TINY)[..., None]
+            """Rows without a centre close to their mean; the centre; the mean that is left in them."""
             rows = rows.to(dtype)
-            first = mean(rows)
-            rows = rows - first[..., None, :]
-            return rows, first, mean(rows)
+            centre = rows[..., :: max(1, rows.shape[-2] // PILOT_ROWS), :].mean(-2)
+            rows = rows - centre[..., None, :]
+            return rows, centre, weighted(rows).sum(-2) / count.clamp_min(TINY)[..., None]
 
         # features and targets apart: products whose width is a power of two are much faster on a GPU
         (Z, z, z_rest), (Y, y, y_rest) = centred(phi_tilde), centred(T)
