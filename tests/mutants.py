@@ -48,7 +48,10 @@ class Mutant:
 E, P, S, X = "test_evidence.py", "test_posterior.py", "test_statistics.py", "test_extrapolation.py"
 F, Y, M, R = "test_features.py", "test_prediction.py", "test_metrics.py", "test_regressor.py"
 T, C, CF = "test_training.py", "test_calibration.py", "test_crossfit.py"
-CA, D, DO = "test_casadi.py", "test_dynamics.py", "test_do_mpc.py"
+CA, D = "test_casadi.py", "test_dynamics.py"
+LAGGED = f"{D}::test_lags_carry_their_covariances"
+FIRST = f"{D}::test_the_first_step_of_sampled_weights_is_the_prediction"
+BACK_OFF = "test_do_mpc.py::test_the_back_off_is_the_quantile_times_the_propagated_standard_deviation"
 N, MODEL = "test_members.py", "test_model.py"
 TABLES, EXPORT = "test_tables.py", "test_export.py"
 CURVE, POINTS, SPLITS, CROSSFIT = (f"calibration/{name}.py" for name in ("curve", "points", "splits", "crossfit"))
@@ -330,8 +333,8 @@ MUTANTS = [
     Mutant(
         "cross-forgotten", "dynamics/propagation.py", "between = F @ moments.cross", "between = 0 * moments.cross", D
     ),
-    Mutant("no-stretch", "dynamics/samples.py", "+ stretch * deviation", "+ deviation", D),
-    Mutant("back-off-by-mean", "integrations/do_mpc.py", "ndtri(probability)", "(probability - 0.5)", DO),
+    Mutant("no-stretch", "dynamics/samples.py", "+ stretch * deviation", "+ deviation", FIRST),
+    Mutant("back-off-by-mean", "integrations/do_mpc.py", "ndtri(probability)", "(probability - 0.5)", BACK_OFF),
 ]
 
 
