@@ -141,6 +141,7 @@ class VBLL(Method):
         super().__init__(options, n_rows)
         import vbll  # type: ignore[import-not-found, unused-ignore]
 
+        self.most_steps = options.vbll_steps or sys.maxsize
         self.head = vbll.Regression(options.width, 1, 1 / n_rows, prior_scale=1.0, wishart_scale=0.1).to(options.device)
 
     def backward(self, X: Tensor, T: Tensor, drift: float) -> None:
@@ -474,6 +475,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=None)
     names = [kind.name for kind in (MSE, Evidence, VBLL, DeepKernel)]
     parser.add_argument("--methods", nargs="+", choices=names, default=names)
+    parser.add_argument(
+        "--vbll-steps", type=int, default=12, help="its full covariance is slow on a processor; 0: train to the end"
+    )
     parser.add_argument("--memory-rows", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000])
     parser.add_argument("--memory-width", type=int, default=64)
     parser.add_argument("--statistics-rows", type=int, default=65_536)
