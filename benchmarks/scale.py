@@ -219,6 +219,11 @@ class Run:
 
     @property
     def trained(self) -> bool:
+        """To the end, not just for some steps."""
+        return self.method.most_steps == sys.maxsize
+
+    @property
+    def goes_on(self) -> bool:
         return self.steps < self.method.most_steps
 
     def seconds_to(self, rmse: float) -> float:
@@ -293,7 +298,7 @@ def _advance(
     run: Run, source: TensorSource, first: int, last: int, per_epoch: int, n_steps: int, options: argparse.Namespace
 ) -> None:
     step = first
-    while step < last and run.trained:
+    while step < last and run.goes_on:
         epoch, start = divmod(step, per_epoch)
         batches = source.batches(options.batch, seed=epoch, first=start)
         wall, cpu = _now(options), time.process_time()
@@ -305,7 +310,7 @@ def _advance(
             run.method.backward(batch.X, batch.T, drift)
             run.adam.step()
             step, run.steps = step + 1, run.steps + 1
-            if step == last or not run.trained:
+            if step == last or not run.goes_on:
                 break
         run.wall += _now(options) - wall
         run.cpu += time.process_time() - cpu
