@@ -141,6 +141,7 @@ class VBLL(Method):
         super().__init__(options, n_rows)
         import vbll  # type: ignore[import-not-found, unused-ignore]
 
+        self.most_steps = options.vbll_steps or sys.maxsize
         self.head = vbll.Regression(options.width, 1, 1 / n_rows, prior_scale=1.0, wishart_scale=0.1).to(options.device)
 
     def backward(self, X: Tensor, T: Tensor, drift: float) -> None:
@@ -218,6 +219,11 @@ class Run:
 
     @property
     def trained(self) -> bool:
+        """To the end, not just for some steps."""
+        return self.method.most_steps == sys.maxsize
+
+    @property
+    def goes_on(self) -> bool:
         return self.steps < self.method.most_steps
 
     def seconds_to(self, rmse: float) -> float:
@@ -292,7 +298,7 @@ def _advance(
     run: Run, source: TensorSource, first: int, last: int, per_epoch: int, n_steps: int, options: argparse.Namespace
 ) -> None:
     step = first
-    while step < last and run.trained:
+    while step < last and run.goes_on:
         epoch, start = divmod(step, per_epoch)
         batches = source.batches(options.batch, seed=epoch, first=start)
         wall, cpu = _now(options), time.process_time()
@@ -304,7 +310,7 @@ def _advance(
             run.method.backward(batch.X, batch.T, drift)
             run.adam.step()
             step, run.steps = step + 1, run.steps + 1
-            if step == last or not run.trained:
+            if step == last or not run.goes_on:
                 break
         run.wall += _now(options) - wall
         run.cpu += time.process_time() - cpu
@@ -474,6 +480,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=None)
     names = [kind.name for kind in (MSE, Evidence, VBLL, DeepKernel)]
     parser.add_argument("--methods", nargs="+", choices=names, default=names)
+    parser.add_argument(
+        "--vbll-steps", type=int, default=12, help="its full covariance is slow on a processor; 0: train to the end"
+    )
     parser.add_argument("--memory-rows", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000])
     parser.add_argument("--memory-width", type=int, default=64)
     parser.add_argument("--statistics-rows", type=int, default=65_536)

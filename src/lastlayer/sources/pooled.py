@@ -19,8 +19,8 @@ from lastlayer.errors import InputError
 from lastlayer.ranks import ONE, Ranks
 from lastlayer.sources.batch import Batch, cuts
 
-POOL_NUMBERS = 2**22
-"""Inputs that a pool holds, unless batches are large: about 32 MB."""
+POOL_NUMBERS = 2**20
+"""Inputs that a pool holds, unless batches are large: 8 MB in float64."""
 BLOCK_ROWS = 1_024
 
 Columns = tuple[ndarray, ndarray, ndarray | None]
