@@ -10,17 +10,22 @@ TORCH  := torch==2.13.0
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PEERS  := .venv-peers
 PEERS_PIP := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet
+DOCS   := .venv-docs
+DOCS_PIP := $(DOCS)/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help test test-browser study study-20 picture recipe lint mutants bench-core bench-peers bench-uci bench-predict lock clean
+.PHONY: help test test-browser test-package docs study study-20 picture recipe lint mutants bench-core bench-peers bench-uci bench-predict bench-imports lock clean
 
 help:
 	@echo "make test        lint, types, rooms, tests"
 	@echo "make study       the main job on built-in data: table, pictures"
 	@echo "make study-20    the same over 20 initialisations"
 	@echo "make test-browser  the report in headless Chromium (installs it by apt if it may)"
+	@echo "make test-package  wheel and sdist, installed into an empty environment and used"
+	@echo "make docs        the documentation, its notebook run: build/docs/index.html"
 	@echo "make recipe      the paper's own recipe beside its printed figures"
 	@echo "make mutants     wrong formulas, each of which some test must catch"
 	@echo "make bench-core  speed of mathematics and training, as ratios in one run"
+	@echo "make bench-imports  what importing lastlayer adds to importing torch"
 	@echo "make bench-peers lines, seconds and scores beside vbll and laplace-torch"
 	@echo "make bench-predict  a million rows through lastlayer predict: rows a second, memory"
 	@echo "make bench-uci DATA=folder  tables of yours, standard splits: lastlayer beside seven peers (docs/uci.md)"
@@ -72,6 +77,21 @@ bench-peers: $(PEERS)/.ready
 bench-uci: $(PEERS)/.ready
 	@test -n "$(DATA)" || { echo "give the folder of the tables: make bench-uci DATA=path (docs/uci.md)"; exit 2; }
 	OMP_NUM_THREADS=1 $(PEERS)/bin/lastlayer bench uci --data "$(DATA)" $(ARGS)
+
+bench-imports: $(READY)
+	$(BIN)/python benchmarks/imports.py
+
+# warnings are errors; nothing is fetched while it builds, and the pages need nothing from outside either
+docs: $(DOCS)/.ready
+	OMP_NUM_THREADS=1 $(DOCS)/bin/python -m sphinx -W --keep-going -b html docs build/docs
+	@echo "open build/docs/index.html"
+
+$(DOCS)/.ready: requirements.lock requirements-docs.lock pyproject.toml
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS_PIP) install $(TORCH)
+	$(DOCS_PIP) install --no-deps -r requirements.lock -r requirements-docs.lock
+	$(DOCS_PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
 
 # peers have an environment of their own; --no-deps because some of them would pull the CUDA build of torch
 $(PEERS)/.ready: requirements-peers.lock
