@@ -50,13 +50,29 @@ def setup(app: Sphinx) -> None:
 # formulas, without a script from elsewhere ----------------------------------------------------------------------------
 
 
+ACCENTED = re.compile(
+    r"<munderover>\s*(<m[in]\b[^>]*>[^<]*</m[in]>)\s*(<m[in][^>]*>[^<]*</m[in]>)\s*(<mo stretchy=\"false\">[^<]*</mo>)\s*"
+    r"</munderover>"
+)
+
+
+def _mathml(tex: str, as_block: bool) -> str:
+    """docutils takes the subscript of an accented letter for the lower limit of a sum: here it becomes one again.
+
+    Bars are drawn as lines, and functions such as log stand apart from what is before them.
+    """
+    out = ACCENTED.sub(r'<msub><mover accent="true">\1\3</mover>\2</msub>', tex2mathml(tex, as_block=as_block))
+    out = out.replace('<mo stretchy="false">ˉ</mo>', "<mo>‾</mo>")
+    return re.sub(r"<mi>(log|exp|det|tr)</mi>", r'<mspace width="0.17em"/><mi>\1</mi><mspace width="0.17em"/>', out)
+
+
 def _inline_math(page: Any, node: nodes.math) -> None:
-    page.body.append(tex2mathml(node.astext(), as_block=False))
+    page.body.append(_mathml(node.astext(), as_block=False))
     raise nodes.SkipNode
 
 
 def _display_math(page: Any, node: nodes.math_block) -> None:
-    page.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>')
+    page.body.append(f'<div class="math">{_mathml(node.astext(), as_block=True)}</div>')
     raise nodes.SkipNode
 
 
@@ -85,9 +101,7 @@ def _as_restructured_text(app: Any, what: str, name: str, obj: Any, options: Any
 def _escaped(line: str) -> str:
     """Outside of backticks, nothing is markup."""
     parts = re.split(r"(`+[^`]*`+)", line)
-    return "".join(
-        part if part.startswith("`") else re.sub(r"([\\*|]|_\b)", r"\\\1", part) for part in parts
-    )
+    return "".join(part if part.startswith("`") else re.sub(r"([\\*|]|_\b)", r"\\\1", part) for part in parts)
 
 
 def _short_signature(

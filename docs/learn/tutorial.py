@@ -77,8 +77,7 @@ draws = posterior.sample_weights(12, generator=torch.Generator().manual_seed(0))
 ax.plot(x, (Phi @ draws)[:, :, 0].T, color=GREY, lw=0.6)
 ax.plot([0.5], [1.0], "ko", label="the sample")
 ax.set(title="One sample: the offset is known, the slope is not (grey: lines that could be)", xlabel="x")
-ax.legend(frameon=False);
-
+ax.legend(frameon=False)
 # %% [markdown]
 # A `Statistics` object holds the count, the means and the centred second moments, and nothing else. They add up, so more samples
 # are a sum, and the posterior is a function of it. With two more samples the slope is known too; the band is narrowest at the mean of
@@ -92,8 +91,7 @@ figure, ax = plt.subplots(figsize=(7, 3))
 show(ax, x, both.predict(Phi))
 ax.plot([0.5, -1.0, 1.5], [1.0, 0.1, 1.4], "ko", label="samples")
 ax.set(title="Three samples", xlabel="x")
-ax.legend(frameon=False);
-
+ax.legend(frameon=False)
 # %% [markdown]
 # ## Features
 #
@@ -135,8 +133,7 @@ for d, color in ((1, ORANGE), (chosen, BLUE)):
     show(right, x, fitted.predict(affine_features(powers(x, d))), color, f"degree {d}")
 right.plot(X, T, "k.", label="samples")
 right.set(xlabel="x", ylim=(-3, 3), title="Bands of the function")
-right.legend(frameon=False);
-
+right.legend(frameon=False)
 # %% [markdown]
 # No sample was held out for this choice.
 #
@@ -176,8 +173,7 @@ show(right, wide, learned.predict(features(wide)), label="learned features")
 right.plot(wide, torch.sin(2 * wide), "--", color=ORANGE, lw=1, label="truth")
 right.plot(X, T, "k.", label="samples")
 right.set(xlabel="x", ylim=(-3, 3), title=f"noise found {float(top.noise_cov.sqrt()):.2f}, true 0.15")
-right.legend(frameon=False, fontsize=8);
-
+right.legend(frameon=False, fontsize=8)
 # %% [markdown]
 # Inside the samples this is good. Outside, the network is sure of itself and wrong. The rest of this page is about that.
 #
@@ -236,8 +232,7 @@ for ax, gamma in zip(axes, (0.3, 3.0, 100.0), strict=True):
     ax.clabel(lines, fontsize=7)
     ax.plot(*samples.T, "ko", ms=4)
     ax.set(title=f"affine cost, alpha = {gamma:g}", xlabel="feature 1", aspect="equal")
-axes[0].set_ylabel("feature 2");
-
+axes[0].set_ylabel("feature 2")
 # %% [markdown]
 # A larger $\alpha$ puts a larger price on leaving the samples' affine hull, here nearly a line. Near the samples the cost changes
 # little: $\alpha$ rules the variance where no sample is.
@@ -267,8 +262,7 @@ ax.plot(wide, torch.sin(2 * wide), "--", color="black", lw=1, label="truth")
 ax.plot(X, T, "k.")
 ax.plot(X_val, T_val, "x", color=GREY, label="validation points")
 ax.set(xlabel="x", ylim=(-4, 4), title="The same mean, an honest band")
-ax.legend(frameon=False, fontsize=8, ncols=2);
-
+ax.legend(frameon=False, fontsize=8, ncols=2)
 # %% [markdown]
 # The band also opens in the gap between samples near $x = 0.5$, where nobody looked. But a saturated network maps every far point to the same features, and then no $\alpha$ can tell them apart. So the library's own
 # networks pass the inputs on to the last layer as well, $[\tilde\phi(x), x, 1]$: the variance ratio is then never below that of
