@@ -10,15 +10,20 @@ TORCH  := torch==2.13.0
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PEERS  := .venv-peers
 PEERS_PIP := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet
+PACKAGE := .venv-package
+PACKAGE_PIP := $(PACKAGE)/bin/python -m pip --disable-pip-version-check --quiet
 DOCS   := .venv-docs
 DOCS_PIP := $(DOCS)/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help test test-browser test-package docs study study-20 picture recipe lint mutants bench-core bench-peers bench-uci bench-predict bench-imports lock clean
+.PHONY: help test test-browser test-package docs study study-20 study-spring study-mpc picture recipe lint mutants \
+	bench-core bench-peers bench-uci bench-predict bench-control bench-imports lock clean
 
 help:
 	@echo "make test        lint, types, rooms, tests"
 	@echo "make study       the main job on built-in data: table, pictures"
 	@echo "make study-20    the same over 20 initialisations"
+	@echo "make study-spring  learned dynamics of three discs on springs (docs/control.md)"
+	@echo "make study-mpc   predictive control of a reactor with a learned model (docs/control.md)"
 	@echo "make test-browser  the report in headless Chromium (installs it by apt if it may)"
 	@echo "make test-package  wheel and sdist, installed into an empty environment and used"
 	@echo "make docs        the documentation, its notebook run: build/docs/index.html"
@@ -28,6 +33,7 @@ help:
 	@echo "make bench-imports  what importing lastlayer adds to importing torch"
 	@echo "make bench-peers lines, seconds and scores beside vbll and laplace-torch"
 	@echo "make bench-predict  a million rows through lastlayer predict: rows a second, memory"
+	@echo "make bench-control  what uncertainty costs in CasADi, beside the bare network's mean"
 	@echo "make bench-uci DATA=folder  tables of yours, standard splits: lastlayer beside seven peers (docs/uci.md)"
 	@echo "make lock        pin the present environment in requirements.lock"
 	@echo "make clean       remove environments and caches"
@@ -40,6 +46,12 @@ study: $(READY)
 
 study-20: $(READY)
 	$(BIN)/lastlayer study --seeds 20 --out results/20
+
+study-spring: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m lastlayer.studies.control.spring --out results/spring
+
+study-mpc: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m lastlayer.studies.control.mpc --out results/mpc
 
 picture: $(READY)
 	$(BIN)/python -m lastlayer.studies.example --out results
@@ -59,6 +71,17 @@ test-browser: $(READY)
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium chromium-driver; }
 	$(BIN)/python -m pytest -m browser
 
+# an empty environment and no lock but for the versions: what the wheel asks for must be enough
+test-package: $(READY)
+	rm -rf dist $(PACKAGE)
+	$(BIN)/python -m hatchling build -d dist
+	$(PYTHON) -m venv $(PACKAGE)
+	$(PACKAGE_PIP) install $(TORCH)
+	$(PACKAGE_PIP) install --constraint requirements.lock dist/lastlayer-*.whl
+	cd $(PACKAGE) && bin/python -W error ../tests/installed.py
+	$(PACKAGE_PIP) install --constraint requirements.lock "$$(ls dist/lastlayer-*.whl)[cli]"
+	cd $(PACKAGE) && bin/python -W error ../tests/installed.py --cli
+
 mutants: $(READY)
 	$(BIN)/python tests/mutants.py
 
@@ -66,6 +89,9 @@ bench-core: $(READY)
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/training.py
 	$(MAKE) bench-peers
+
+bench-control: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/control.py
 
 bench-predict: $(READY)
 	$(BIN)/python benchmarks/predict_stream.py

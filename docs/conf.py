@@ -50,10 +50,8 @@ def setup(app: Sphinx) -> None:
 # formulas, without a script from elsewhere ----------------------------------------------------------------------------
 
 
-ACCENTED = re.compile(
-    r"<munderover>\s*(<m[in]\b[^>]*>[^<]*</m[in]>)\s*(<m[in][^>]*>[^<]*</m[in]>)\s*(<mo stretchy=\"false\">[^<]*</mo>)\s*"
-    r"</munderover>"
-)
+LETTER = r"\s*(<m[in]\b[^>]*>[^<]*</m[in]>)"
+ACCENTED = re.compile(rf'<munderover>{LETTER}{LETTER}\s*(<mo stretchy="false">[^<]*</mo>)\s*</munderover>')
 
 
 def _mathml(tex: str, as_block: bool) -> str:

@@ -48,6 +48,7 @@ class Mutant:
 E, P, S, X = "test_evidence.py", "test_posterior.py", "test_statistics.py", "test_extrapolation.py"
 F, Y, M, R = "test_features.py", "test_prediction.py", "test_metrics.py", "test_regressor.py"
 T, C, CF = "test_training.py", "test_calibration.py", "test_crossfit.py"
+CA, D, DO = "test_casadi.py", "test_dynamics.py", "test_do_mpc.py"
 N, MODEL = "test_members.py", "test_model.py"
 TABLES, EXPORT = "test_tables.py", "test_export.py"
 CURVE, POINTS, SPLITS, CROSSFIT = (f"calibration/{name}.py" for name in ("curve", "points", "splits", "crossfit"))
@@ -321,6 +322,16 @@ MUTANTS = [
     Mutant("numpy-thin-tails", "export/numpy_bundle.py", "factor * var", "var", EXPORT),
     Mutant("numpy-newton-half-way", "export/numpy_bundle.py", "1e-8 * narrowest", "1e-3 * narrowest", EXPORT),
     Mutant("alphas-not-together", "model.py", "log_alpha + each - float(np.mean(own))", "log_alpha", MODEL),
+    # --- control
+    Mutant("cov-without-spread", "integrations/casadi.py", "between.T if len(members) > 1 else 0", "between.T * 0", CA),
+    Mutant("cost-at-star", "description.py", "else _spread(equations.spectral_at(log_alpha))", "else at_star", CA),
+    Mutant("casadi-alike", "integrations/casadi.py", "if not self.described.sharpness:", "if True:", CA),
+    Mutant("rows-cross-borders", "dynamics/lags.py", "max(self.outputs, self.inputs) - 1", "self.inputs - 1", D),
+    Mutant(
+        "cross-forgotten", "dynamics/propagation.py", "between = F @ moments.cross", "between = 0 * moments.cross", D
+    ),
+    Mutant("no-stretch", "dynamics/samples.py", "+ stretch * deviation", "+ deviation", D),
+    Mutant("back-off-by-mean", "integrations/do_mpc.py", "ndtri(probability)", "(probability - 0.5)", DO),
 ]
 
 

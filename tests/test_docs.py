@@ -18,6 +18,8 @@ from lastlayer.cli import app
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], key=str)
 NOTEBOOKS = sorted(ROOT.glob("docs/learn/*.py"))
+APART = ("cli.md", "control.md")
+"""Pages whose blocks run with more checks: below, and in test_control_studies.py."""
 
 
 def name_of(page: Path) -> str:
@@ -50,7 +52,7 @@ def run(code: str, page: Path) -> dict[str, Any]:
     return names
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p.name != "cli.md" and blocks(p, "python")], ids=name_of)
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in APART and blocks(p, "python")], ids=name_of)
 def test_the_code_of_a_page_runs(page, in_a_folder_of_its_own):
     """All blocks of a page in one namespace, one after the other."""
     names = run("\n".join(blocks(page, "python")), page)

@@ -45,6 +45,7 @@ def agree(model: BLLRegressor, path: Path, X: np.ndarray) -> None:
     [
         FAST,
         HONEST,
+        HONEST | {"n_members": "auto", "hidden_prior": "auto"},
         HONEST | {"noise": "full"},
         HONEST | {"noise": "input"},
         HONEST | {"calibration": None},

@@ -23,7 +23,7 @@ def front_door(X: np.ndarray, y: np.ndarray, path: Path) -> float:
     p = model.predictive(X)
     assert_type(p, Prediction)
     lower, upper = p.interval(0.9)
-    assert_type(lower <= upper, np.ndarray)
+    assert_type((lower, upper), tuple[np.ndarray, np.ndarray])
     model.update(X, y, forgetting=0.9).tune_alpha(X, y).conformalize(X, y)
     model.save(path)
     assert_type(lastlayer.load(path, backbone=nn.Linear(1, 2)), BLLRegressor)

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-FORMAT = 1
+FORMAT = 2
 ROWS = 4096
 TINY = math.sqrt(np.finfo(np.float64).tiny)
 _erfc, _erf = np.frompyfunc(math.erfc, 1, 1), np.frompyfunc(math.erf, 1, 1)
@@ -144,25 +144,23 @@ class Bundle:
     def predict(self, X: Any) -> Prediction:
         """The predictive distribution of rows of numbers, (m, d)."""
         X = np.asarray(X, dtype=float)
-        if X.ndim != 2 or X.shape[1] != len(self._a["inputs_mean"]):
-            raise ValueError(f"X has shape {X.shape}, and the model takes (m, {len(self._a['inputs_mean'])})")
+        if X.ndim != 2 or X.shape[1] != len(self._a["input_mean"]):
+            raise ValueError(f"X has shape {X.shape}, and the model takes (m, {len(self._a['input_mean'])})")
         if not np.isfinite(X).all():
             raise ValueError("X has values that are not finite")
-        a, Z = self._a, (X - self._a["inputs_mean"]) / self._a["inputs_scale"]
-        rows = [self._rows(Z, i) for i in range(len(a["weights"]))]
-        mean = np.stack([z @ W + t for z, W, t in zip(rows, a["weights"], a["target_mean"], strict=True)])
-        mean = mean * a["targets_scale"] + a["targets_mean"]
-        cost = self._ratio(rows, a["half_star"])
-        ratio = self._ratio(rows, a["half"]) if "half" in a else cost
-        noise, noise_var = self._noise(Z), a["noise_var"][:, None, :]
-        c, m = cost.shape
-        weights = np.full((c, m), 1 / c)
-        if self.about["calibrated"] and c > 1:
-            log_var = (np.log(noise_var) + np.log(noise + self._epistemic(cost))).mean(-1)
-            weights = np.exp(log_var.min(0) - log_var)
-            weights = weights / weights.sum(0)
-        var = noise_var * (self._epistemic(ratio) + noise)
-        share, factor = float(a["tail_share"]), float(a["tail_factor"])
+        a, Z = self._a, (X - self._a["input_mean"]) / self._a["input_scale"]
+        members = range(len(self.about["members"]))
+        rows = [self._rows(Z, i) for i in members]
+        mean = np.stack([rows[i] @ a[f"{i}_weights"] + a[f"{i}_offset"] for i in members])
+        cost = np.stack([self._cost(rows[i], i, "_star") for i in members])
+        tuned = "0_root" in a
+        ratio = np.stack([self._cost(rows[i], i, "") for i in members]) if tuned else cost
+        noise = np.stack([a[f"{i}_noise_var"] * a[f"{i}_noise"] * self._head(Z) for i in members])
+        log_var = np.log(noise + self._epistemic(cost)).mean(-1)
+        weights = np.exp(self.about["sharpness"] * (log_var.min(0) - log_var))
+        weights = weights / weights.sum(0)
+        var = noise + self._epistemic(ratio)
+        share, factor = a["tails"]
         if share:
             mean, var = np.concatenate([mean, mean]), np.concatenate([var, factor * var])
             weights = np.concatenate([(1 - share) * weights, share * weights])
@@ -174,34 +172,35 @@ class Bundle:
 
     def _rows(self, Z: ndarray, i: int) -> ndarray:
         """Features of member i, as its last layer takes them."""
-        phi, activation = Z, ACTIVATIONS[self.about["activation"]]
-        for layer in range(self.about["layers"]):
-            phi = activation(phi @ self._a[f"W{layer}"][i] + self._a[f"b{layer}"][i])
-        phi = np.hstack([phi, Z]) if self.about["input_skip"] else phi
-        if self.about["bias_prior"] == "shared":
-            return np.hstack([phi, np.ones((len(phi), 1))])
-        centred: ndarray = phi - self._a["centre"][i]
+        about, phi = self.about["members"][i], Z
+        for layer in range(about["layers"]):
+            phi = ACTIVATIONS[self.about["activation"]](phi @ self._a[f"{i}_W{layer}"] + self._a[f"{i}_b{layer}"])
+        phi = np.hstack([phi, Z]) if about["input_skip"] else phi
+        centred: ndarray = phi - self._a[f"{i}_centre"]
         return centred
 
-    def _ratio(self, rows: list[ndarray], halves: ndarray) -> ndarray:
-        """phi' Lambda^-1 phi of every member."""
-        each = [np.square(z @ half).sum(-1) for z, half in zip(rows, halves, strict=True)]
-        return np.stack(each) + self._a["bias_variance"][:, None]
+    def _cost(self, rows: ndarray, i: int, which: str) -> ndarray:
+        """phi' Lambda^-1 phi of member i."""
+        cost: ndarray = np.square(rows @ self._a[f"{i}_root{which}"] + self._a[f"{i}_shift{which}"]).sum(-1)
+        return cost
 
     def _epistemic(self, ratio: ndarray) -> ndarray:
-        """b v^gamma, and beyond the calibrated reach its value there times v over the reach."""
-        known = np.minimum(ratio, self._a["reach"])
-        shape: ndarray = np.power(known, self._a["power"]) * (ratio / np.maximum(known, TINY))
-        return shape[..., None] * self._a["slope"]
+        """sigma^2 b v^gamma of every member, and beyond its calibrated reach the value there times v over the reach."""
+        parts = []
+        for i, v in enumerate(ratio):
+            power, reach = self._a[f"{i}_shape"]
+            known = np.minimum(v, reach)
+            shape = np.power(known, power) * (v / np.maximum(known, TINY))
+            parts.append(shape[:, None] * self._a[f"{i}_slope"] * self._a[f"{i}_noise_var"])
+        return np.stack(parts)
 
-    def _noise(self, Z: ndarray) -> ndarray:
-        """Calibrated noise variance over that of the evidence."""
+    def _head(self, Z: ndarray) -> ndarray:
+        """What multiplies the noise at each input, if it depends on it."""
         a = self._a
-        noise = np.broadcast_to(a["noise"], (len(Z), len(a["noise"])))
         if "head_U" not in a:
-            return noise
+            return np.ones((len(Z), 1))
         x = np.clip(Z, a["head_low"], a["head_high"])
-        return noise * np.exp(np.tanh(x @ a["head_U"] + a["head_u"]) @ a["head_V"])
+        return np.exp(np.tanh(x @ a["head_U"] + a["head_u"]) @ a["head_V"])
 
 
 def _blocks(rows: Iterable[dict[str, Any]]) -> Iterable[dict[str, list[Any]]]:

@@ -36,7 +36,11 @@ def _calibration(model: BLLRegressor) -> dict[str, Any] | None:
         return None
     found = model.calibration_
     return {
-        "curve": {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in asdict(found.curve).items()},
+        "curves": [
+            {"strength": strength} | {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in asdict(own).items()}
+            for strength, own in found.curves.items()
+        ],
+        "tails": asdict(found.tails),
         "words": str(found),
         "points": len(found.points.ratio),
         "lpd_before": found.lpd_before,

@@ -1,0 +1,22 @@
+"""Models in the languages of others: CasADi expressions and do-mpc controllers. They need `pip install
+lastlayer[control]`; importing this room needs nothing, calling it says what is missing."""
+
+from lastlayer.integrations.casadi import to_casadi
+from lastlayer.integrations.do_mpc import (
+    Controller,
+    chance_constraint,
+    to_do_mpc,
+    trust_constraint,
+    trust_cost,
+    trust_limit,
+)
+
+__all__ = [
+    "Controller",
+    "chance_constraint",
+    "to_casadi",
+    "to_do_mpc",
+    "trust_constraint",
+    "trust_cost",
+    "trust_limit",
+]

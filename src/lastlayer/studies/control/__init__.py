@@ -1,0 +1,1 @@
+"""Studies of learned dynamics: `python -m lastlayer.studies.control.spring`, `...control.mpc`."""

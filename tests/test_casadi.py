@@ -1,0 +1,179 @@
+"""`to_casadi` says what `predictive` says: values, Jacobians, and the C code made from it."""
+
+import copy
+import subprocess
+import sys
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from helpers import sine
+from sklearn.model_selection import GroupKFold
+from torch import nn
+
+from lastlayer import BLLRegressor
+from lastlayer.description import describe
+from lastlayer.features import ACTIVATIONS
+from lastlayer.integrations import to_casadi
+from lastlayer.integrations.extras import MissingPackageError
+
+casadi = pytest.importorskip("casadi")
+
+FAST = {"preset": "fast", "max_epochs": 20, "random_state": 0}
+SMALL = {"hidden": (6, 5), "max_epochs": 40, "random_state": 0, "hidden_prior": 0.3}
+TOLERANCE = 1e-9
+
+
+def data(q=2, d=3, m=60):
+    X, y = sine(m, q=q, d=d)
+    return X * np.array([1.0, 30.0, 0.1])[:d] + 5, y * 100
+
+
+def far(X, n=40):
+    """Points inside and far outside the data."""
+    rng = np.random.default_rng(3)
+    return X.mean(0) + rng.standard_normal((n, X.shape[1])) * X.std(0) * rng.choice([1, 5], (n, 1))
+
+
+def agrees(function, model, X, noise=True):
+    p = model.predictive(X, noise=noise)
+    cov = p.cov()
+    for x, mean, C, cost in zip(X, p.mean, cov, p.affine_cost, strict=True):
+        found = [np.array(part) for part in function(x)]
+        for a, b in zip(found, (mean[:, None], C, [[cost]]), strict=True):
+            scale = np.abs(b).max()
+            assert np.abs(a - b).max() <= TOLERANCE * scale, np.abs(a - b).max() / scale
+
+
+@cache
+def fitted(name):
+    return MODELS[name](*data())
+
+
+MODELS = {
+    "single": lambda X, y: BLLRegressor(**FAST).fit(X, y),
+    "shared prior, full noise": lambda X, y: BLLRegressor(**FAST, noise="full", bias_prior="shared").fit(X, y),
+    "alpha tuned": lambda X, y: BLLRegressor(**FAST).fit(X, y).tune_alpha(far(X, 60), y),
+    "no hidden layer": lambda X, y: BLLRegressor(hidden=(), **FAST).fit(X, y),
+    "mixture": lambda X, y: BLLRegressor(**SMALL, n_members=3).fit(X, y),
+    "mixture, full noise, alpha tuned": lambda X, y: (
+        BLLRegressor(**SMALL, n_members=3, noise="full").fit(X, y).tune_alpha(far(X, 60), y)
+    ),
+    "mixture, noise by input": lambda X, y: BLLRegressor(**SMALL, n_members=3, noise="input").fit(X, y),
+    "mixture of strengths": lambda X, y: BLLRegressor(hidden=(4,), max_epochs=15, random_state=0).fit(X, y),
+    "mixture, uncalibrated": lambda X, y: BLLRegressor(**SMALL, n_members=3, calibration=None).fit(X, y),
+    "single, calibrated by groups": lambda X, y: BLLRegressor(**SMALL, n_members=1, calibration=GroupKFold(3)).fit(
+        X, y, groups=np.arange(len(X)) // 10
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("noise", [True, False])
+def test_it_says_what_predictive_says(name, noise):
+    (X, _), model = data(), fitted(name)
+    points = far(X)
+    reach = model.curve_.reach
+    if np.isfinite(reach):  # both branches of the curve are tried
+        cost = model.predictive(points).affine_cost
+        assert (cost > reach).any()
+        assert (cost < reach).any()
+    agrees(to_casadi(model, noise=noise), model, points, noise)
+
+
+@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
+def test_every_activation(activation):
+    X, y = data(q=1, d=2)
+    model = BLLRegressor((5, 4), activation=activation, **FAST).fit(X, y)
+    agrees(to_casadi(model), model, far(X))
+
+
+@pytest.mark.parametrize("name", ["single", "mixture", "mixture, noise by input"])
+def test_its_jacobians_are_differences_of_predictive(name):
+    (X, _), model = data(), fitted(name)
+    function = to_casadi(model)
+    jacobian = function.jacobian()
+    for x in far(X, 5):
+        outputs = function(x)
+        exact = [np.array(J) for J in jacobian(x, *outputs)]
+        step = 1e-5 * X.std(0)
+        up, down = (model.predictive(x + sign * np.diag(step)) for sign in (1, -1))
+        parts = [
+            (p.mean, p.cov().transpose(0, 2, 1).reshape(len(step), -1), p.affine_cost[:, None]) for p in (up, down)
+        ]
+        for J, a, b in zip(exact, *parts, strict=True):
+            slope = ((a - b) / (2 * step[:, None])).T
+            # differences of this step are right to about 1e-9 / 1e-5 of the values' change
+            np.testing.assert_allclose(J * step, slope * step, rtol=1e-5, atol=1e-9 * np.abs(a).max())
+
+
+def test_a_description_is_a_copy_and_serves_as_well():
+    (X, y), model = data(), copy.deepcopy(fitted("mixture"))
+    described = describe(model)
+    before = model.predictive(X[:5])
+    model.update(X + 1, y)
+    found = np.array([to_casadi(described)(x)[0] for x in X[:5]])[..., 0]
+    np.testing.assert_allclose(found, before.mean, rtol=TOLERANCE)
+    assert np.abs(model.predictive(X[:5]).mean - before.mean).max() > 1e-3
+
+
+def test_generated_c_code_computes_the_same(tmp_path):
+    (X, _), model = data(), fitted("mixture")
+    function = to_casadi(model, name="predictive")
+    generator = casadi.CodeGenerator("predictive.c")
+    generator.add(function)
+    generator.add(function.jacobian())
+    generator.generate(f"{tmp_path}/")
+    library = tmp_path / "predictive.so"
+    subprocess.run(
+        ["gcc", "-O1", "-fPIC", "-shared", str(tmp_path / "predictive.c"), "-o", str(library), "-lm"], check=True
+    )
+    compiled = casadi.external("predictive", str(library))
+    agrees(compiled, model, far(X))
+    slopes = casadi.external(function.jacobian().name(), str(library))
+    for x in far(X, 3):
+        for a, b in zip(slopes(x, *function(x)), function.jacobian()(x, *function(x)), strict=True):
+            np.testing.assert_allclose(np.array(a), np.array(b), rtol=TOLERANCE, atol=1e-12)
+
+
+class Residual(nn.Module):
+    """Not a chain of layers."""
+
+    def __init__(self, d=3, k=6):
+        super().__init__()
+        self.first, self.second = (nn.Linear(n, k, dtype=torch.float64) for n in (d, k))
+
+    def forward(self, x):
+        a = torch.tanh(self.first(x))
+        return a + torch.sin(self.second(a))
+
+
+def test_a_backbone_goes_through_onnx():
+    X, y = data()
+    model = BLLRegressor(backbone=Residual(), **FAST).fit(X, y)
+    agrees(to_casadi(model), model, far(X))
+
+
+def test_a_backbone_that_casadi_cannot_read_is_refused_with_advice():
+    X, y = data()
+    network = nn.Sequential(nn.Linear(3, 6, dtype=torch.float64), nn.LayerNorm(6, dtype=torch.float64), nn.Tanh())
+    model = BLLRegressor(backbone=network, **FAST).fit(X, y)
+    with pytest.raises(ValueError, match=r"Sequential.*LayerNormalization.*hidden="):
+        to_casadi(model)
+
+
+def test_without_casadi_it_says_what_to_install(monkeypatch):
+    X, y = data(q=0, d=1)
+    model = BLLRegressor((), **FAST).fit(X, y)
+    monkeypatch.setitem(sys.modules, "casadi", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'lastlayer\[control\]'"):
+        to_casadi(model)
+
+
+def test_inputs_that_are_no_table_are_refused():
+    X = np.random.default_rng(0).standard_normal((30, 2, 3))
+    network = nn.Sequential(nn.Flatten(), nn.Linear(6, 4, dtype=torch.float64))
+    model = BLLRegressor(backbone=network, **FAST).fit(X, X[:, 0, 0])
+    with pytest.raises(ValueError, match="more than two dimensions"):
+        to_casadi(model)

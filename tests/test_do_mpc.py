@@ -1,0 +1,166 @@
+"""Learned dynamics in do-mpc: the model steps as it should, and constraints bite where they should."""
+
+import sys
+from functools import cache
+
+import numpy as np
+import pytest
+
+from lastlayer import BLLRegressor
+from lastlayer.dynamics import DynamicsModel, Episode, Lags, Linearised
+from lastlayer.integrations import (
+    Controller,
+    chance_constraint,
+    to_do_mpc,
+    trust_constraint,
+    trust_cost,
+    trust_limit,
+)
+from lastlayer.integrations.do_mpc import do_mpc_package
+from lastlayer.integrations.extras import MissingPackageError
+
+pytest.importorskip("casadi")
+# casadi 3.8 announces a change of its NumPy support whenever do-mpc calls a NumPy function
+pytestmark = pytest.mark.filterwarnings("ignore:\\s*casadi. a numpy function:FutureWarning")
+
+QUIET = {"ipopt.print_level": 0, "print_time": 0, "ipopt.sb": "yes"}
+
+
+@cache
+def do_mpc():
+    return do_mpc_package()
+
+
+@cache
+def learned(lags=Lags(1, 1, increments=True)):  # noqa: B008
+    """y+ = 0.9 y + 0.5 u + noise, learned from inputs between -1 and 1; a second output of no interest."""
+    rng = np.random.default_rng(0)
+    episodes = []
+    for _ in range(6):
+        y, u = np.zeros(2), rng.uniform(-1, 1, (15, 1))
+        ys = [y]
+        for (force,) in u:
+            y = np.array([0.9, 0.5]) * y + np.array([0.5, 0.1]) * force
+            ys.append(y)
+        episodes.append(Episode.of(np.stack(ys) + 0.02 * rng.standard_normal((16, 2)), u))
+    return DynamicsModel(lags, BLLRegressor((4,), preset="fast", max_epochs=60, random_state=0)).fit(episodes)
+
+
+def controller(*constraints, horizon=5, target=50.0, extra=lambda model: 0, **words):
+    """Pushes the first output as high as it may."""
+    model = to_do_mpc(learned())
+    model.setup()
+    mpc = do_mpc().controller.MPC(model)
+    mpc.settings.n_horizon, mpc.settings.t_step, mpc.settings.nlpsol_opts = horizon, 1.0, QUIET
+    cost = 0.01 * (model.x["y"][0] - target) ** 2
+    mpc.set_objective(mterm=cost, lterm=cost + extra(model))
+    mpc.set_rterm(u=1e-3)
+    mpc.bounds["lower", "_u", "u"], mpc.bounds["upper", "_u", "u"] = -3.0, 3.0
+    for add in constraints:
+        add(mpc)
+    return Controller(mpc, learned(), **words)
+
+
+@pytest.mark.parametrize("lags", [Lags(1, 1, increments=True), Lags(2, 1), Lags(2, 3)])
+def test_a_step_of_the_model_is_a_step_of_the_dynamics(lags):
+    dynamics = learned(lags)
+    model = to_do_mpc(dynamics)
+    model.setup()
+    rng = np.random.default_rng(0)
+    state, u = rng.uniform(-1, 1, lags.n_state(2, 1)), rng.uniform(-1, 1, 1)
+    zero = np.zeros(2)
+    after = model._rhs_fun(state, u, [], zero, [], []).full()[:, 0]
+    p = dynamics.next(lags.join(state, u, 2)[None])
+    F, G = lags.shift(2, 1)
+    wanted = F @ state + G @ u
+    wanted[:2] = p.mean[0]
+    np.testing.assert_allclose(after, wanted, rtol=1e-9, atol=1e-12)
+    aux = model._aux_expression_fun(state, u, [], zero, []).full()[:, 0]
+    names = ["next_mean"] * 2 + ["next_cov"] * 4 + ["affine_cost"]
+    found = {name: aux[-7:][[n == name for n in names]] for name in set(names)}
+    np.testing.assert_allclose(found["next_mean"], p.mean[0], rtol=1e-9)
+    np.testing.assert_allclose(found["next_cov"], p.cov()[0].T.ravel(), rtol=1e-9, atol=1e-15)
+    np.testing.assert_allclose(found["affine_cost"], p.affine_cost, rtol=1e-9)
+
+
+def test_the_back_off_is_the_quantile_times_the_propagated_standard_deviation():
+    dynamics = learned()
+    cautious = controller(lambda mpc: chance_constraint(mpc, 0, upper=1.0, probability=0.95), noise="measurement")
+    bold = controller(lambda mpc: chance_constraint(mpc, 0, upper=1.0, probability=0.5))
+    plans = []
+    for c in (cautious, bold):
+        c.make_step(np.zeros(2))
+        x = [float(c.mpc.opt_x_num_unscaled["_x", k, 0, -1, "y"][0]) for k in range(5)]
+        plans.append(np.array(x))
+    assert plans[1][-1] == pytest.approx(1.0, abs=1e-3)
+    std = dynamics.rollout(np.zeros(2), cautious.planned_inputs, by=Linearised(), noise="measurement").std[0, :, 0]
+    np.testing.assert_allclose(plans[0][-1], 1 - 1.645 * std[3], atol=0.02)
+    assert (std > 0.01).all()
+
+
+def test_the_standard_deviation_is_held_after_its_steps():
+    c = controller(lambda mpc: chance_constraint(mpc, 0, upper=1.0), steps=2)
+    c.make_step(np.zeros(2))
+    assert (c.predicted_std[0] == 0).all()
+    assert (c.predicted_std[1] < c.predicted_std[2]).all()
+    assert (c.predicted_std[2:] == c.predicted_std[2]).all()
+    c.reset(np.array([0.7]))
+    assert (c.predicted_std == 0).all()
+    assert float(c.mpc.u0.cat) == 0.7
+
+
+def plan_costs(c):
+    c.make_step(np.zeros(2))
+    states = np.stack([c.mpc.opt_x_num_unscaled["_x", k, 0, -1].full()[:, 0] for k in range(5)])
+    return learned().next(np.column_stack([states, c.planned_inputs])).affine_cost
+
+
+def test_trust_holds_hard_soft_and_as_a_cost():
+    limit = trust_limit(learned(), 0.9)
+    free = plan_costs(controller())
+    assert free.max() > 3 * limit  # without it, the plan leaves the data
+    hard = plan_costs(controller(lambda mpc: trust_constraint(mpc, limit)))
+    assert hard.max() <= 1.001 * limit
+    assert hard.max() > 0.9 * limit  # and it is what stops it
+    soft = plan_costs(controller(lambda mpc: trust_constraint(mpc, limit, penalty=1e4)))
+    np.testing.assert_allclose(soft, hard, rtol=0.02)
+    weak = plan_costs(controller(lambda mpc: trust_constraint(mpc, limit, penalty=1.0)))
+    priced = plan_costs(controller(extra=lambda model: 5.0 * trust_cost(model, limit)))
+    for costs in (weak, priced):
+        assert hard.max() < costs.max() < free.max()
+
+
+def test_the_limit_of_trust_is_a_quantile_of_the_training_points():
+    dynamics = learned()
+    limits = [trust_limit(dynamics, level) for level in (0.0, 0.5, 0.99, 1.0)]
+    assert limits == sorted(limits)
+    X = np.array([[0.0, 0.0, 0.0], [4.0, 0.0, 3.0]])
+    near, far = dynamics.regressor_.extrapolation(X).affine_cost
+    assert limits[0] * 0.5 < near < limits[2] < far
+    assert trust_limit(dynamics, 0.5, factor=3.0) == 3 * limits[1]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda mpc: chance_constraint(mpc, 0, upper=1.0, probability=0.3), "at least 0.5"),
+        (lambda mpc: chance_constraint(mpc, 0), "upper"),
+        (lambda mpc: chance_constraint(mpc, 2, upper=1.0), "outputs 0 to 1"),
+        (lambda mpc: trust_constraint(mpc, 0.0), "trust_limit"),
+        (lambda mpc: trust_limit(learned(), 1.5), "between 0 and 1"),
+        (lambda mpc: Controller(mpc, learned(), steps=0), "1 or more"),
+    ],
+)
+def test_mistakes_are_answered_with_advice(call, message):
+    model = to_do_mpc(learned())
+    model.setup()
+    mpc = do_mpc().controller.MPC(model)
+    mpc.settings.n_horizon, mpc.settings.t_step = 3, 1.0
+    with pytest.raises(ValueError, match=message):
+        call(mpc)
+
+
+def test_without_do_mpc_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "do_mpc", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'lastlayer\[control\]'"):
+        to_do_mpc(learned())
