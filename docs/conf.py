@@ -1,13 +1,18 @@
 """How `make docs` builds these pages: furo, MyST, notebooks run in the build, formulas as MathML, nothing fetched."""
 
 import re
+from html import escape
 from typing import Any
 
 from docutils import nodes
+from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
+from sphinx.util.logging import getLogger
 
 import lastlayer
+
+logger = getLogger(__name__)
 
 project = "lastlayer"
 author = "The lastlayer developers"
@@ -54,23 +59,29 @@ LETTER = r"\s*(<m[in]\b[^>]*>[^<]*</m[in]>)"
 ACCENTED = re.compile(rf'<munderover>{LETTER}{LETTER}\s*(<mo stretchy="false">[^<]*</mo>)\s*</munderover>')
 
 
-def _mathml(tex: str, as_block: bool) -> str:
+def _mathml(node: nodes.math | nodes.math_block, as_block: bool) -> str:
     """docutils takes the subscript of an accented letter for the lower limit of a sum: here it becomes one again.
 
     Bars are drawn as lines, and functions such as log stand apart from what is before them.
     """
-    out = ACCENTED.sub(r'<msub><mover accent="true">\1\3</mover>\2</msub>', tex2mathml(tex, as_block=as_block))
+    tex = re.sub(r"\\dots\b", r"\\ldots", node.astext())
+    try:
+        out = tex2mathml(tex, as_block=as_block)
+    except MathError as error:
+        logger.warning("the formula %r is beyond docutils: %s", tex, error, location=node)
+        return escape(tex)
+    out = ACCENTED.sub(r'<msub><mover accent="true">\1\3</mover>\2</msub>', out)
     out = out.replace('<mo stretchy="false">ˉ</mo>', "<mo>‾</mo>")
     return re.sub(r"<mi>(log|exp|det|tr)</mi>", r'<mspace width="0.17em"/><mi>\1</mi><mspace width="0.17em"/>', out)
 
 
 def _inline_math(page: Any, node: nodes.math) -> None:
-    page.body.append(_mathml(node.astext(), as_block=False))
+    page.body.append(_mathml(node, as_block=False))
     raise nodes.SkipNode
 
 
 def _display_math(page: Any, node: nodes.math_block) -> None:
-    page.body.append(f'<div class="math">{_mathml(node.astext(), as_block=True)}</div>')
+    page.body.append(f'<div class="math">{_mathml(node, as_block=True)}</div>')
     raise nodes.SkipNode
 
 

@@ -15,19 +15,8 @@ from hatchling import build
 import lastlayer
 
 ROOT = Path(__file__).parents[1]
-HEAVY = (
-    "torch",
-    "numpy",
-    "scipy",
-    "sklearn",
-    "pandas",
-    "pyarrow",
-    "matplotlib",
-    "plotly",
-    "typer",
-    "rich",
-    "jaxtyping",
-)
+OUTSIDE = ("sklearn", "pandas", "pyarrow", "matplotlib", "plotly", "typer", "rich", "casadi")
+HEAVY = ("torch", "numpy", "scipy", "jaxtyping", *OUTSIDE)
 
 
 @pytest.fixture(scope="module")
