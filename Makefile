@@ -107,9 +107,10 @@ bench-uci: $(PEERS)/.ready
 bench-imports: $(READY)
 	$(BIN)/python benchmarks/imports.py
 
-# warnings are errors; nothing is fetched while it builds, and the pages need nothing from outside either
+# all of it every time, since pages that are not built anew give no warnings, and warnings are errors; nothing is fetched
+# while it builds, and the pages need nothing from outside either
 docs: $(DOCS)/.ready
-	OMP_NUM_THREADS=1 $(DOCS)/bin/python -m sphinx -W --keep-going -b html docs build/docs
+	OMP_NUM_THREADS=1 $(DOCS)/bin/python -m sphinx -W --keep-going -E -a -b html docs build/docs
 	@echo "open build/docs/index.html"
 
 $(DOCS)/.ready: requirements.lock requirements-docs.lock pyproject.toml

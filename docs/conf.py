@@ -57,12 +57,13 @@ def setup(app: Sphinx) -> None:
 
 LETTER = r"\s*(<m[in]\b[^>]*>[^<]*</m[in]>)"
 ACCENTED = re.compile(rf'<munderover>{LETTER}{LETTER}\s*(<mo stretchy="false">[^<]*</mo>)\s*</munderover>')
+BARRED = re.compile(rf'<mover accent="true">{LETTER}\s*<mo stretchy="false">ˉ</mo>\s*</mover>')
 
 
 def _mathml(node: nodes.math | nodes.math_block, as_block: bool) -> str:
     """docutils takes the subscript of an accented letter for the lower limit of a sum: here it becomes one again.
 
-    Bars are drawn as lines, and functions such as log stand apart from what is before them.
+    Bars are drawn by the style sheet, above the letter in every font; functions such as log get some room.
     """
     tex = re.sub(r"\\dots\b", r"\\ldots", node.astext())
     try:
@@ -71,7 +72,7 @@ def _mathml(node: nodes.math | nodes.math_block, as_block: bool) -> str:
         logger.warning("the formula %r is beyond docutils: %s", tex, error, location=node)
         return escape(tex)
     out = ACCENTED.sub(r'<msub><mover accent="true">\1\3</mover>\2</msub>', out)
-    out = out.replace('<mo stretchy="false">ˉ</mo>', "<mo>‾</mo>")
+    out = BARRED.sub(r'<mrow class="bar">\1</mrow>', out)
     return re.sub(r"<mi>(log|exp|det|tr)</mi>", r'<mspace width="0.17em"/><mi>\1</mi><mspace width="0.17em"/>', out)
 
 

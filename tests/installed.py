@@ -19,8 +19,10 @@ def command(*words: str) -> "subprocess.CompletedProcess[str]":
 def library() -> None:
     assert Path(sys.prefix) in Path(lastlayer.__file__).parents, lastlayer.__file__
     assert importlib.metadata.version("lastlayer") == lastlayer.__version__
-    X = np.random.default_rng(0).uniform(-2, 2, (60, 2))
-    model = lastlayer.BLLRegressor(hidden=(5,), max_epochs=5, n_members=2, random_state=0).fit(X, X.sum(1))
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (60, 2))
+    y = X.sum(1) + 0.1 * rng.standard_normal(60)
+    model = lastlayer.BLLRegressor(hidden=(5,), max_epochs=5, n_members=2, random_state=0).fit(X, y)
     mean, std = model.predict(X, return_std=True)
     assert np.isfinite(mean).all()
     assert (std > 0).all()
