@@ -10,8 +10,13 @@ TORCH  := torch==2.13.0
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PEERS  := .venv-peers
 PEERS_PIP := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet
+PACKAGE := .venv-package
+PACKAGE_PIP := $(PACKAGE)/bin/python -m pip --disable-pip-version-check --quiet
+DOCS   := .venv-docs
+DOCS_PIP := $(DOCS)/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help test test-browser study study-20 study-spring study-mpc picture recipe lint mutants bench-core bench-peers bench-uci bench-predict bench-control lock clean bench-scale
+.PHONY: help test test-browser test-package docs study study-20 study-spring study-mpc picture recipe lint mutants \
+	bench-core bench-peers bench-uci bench-predict bench-control bench-imports bench-scale lock clean
 
 help:
 	@echo "make test        lint, types, rooms, tests"
@@ -20,9 +25,12 @@ help:
 	@echo "make study-spring  learned dynamics of three discs on springs (docs/control.md)"
 	@echo "make study-mpc   predictive control of a reactor with a learned model (docs/control.md)"
 	@echo "make test-browser  the report in headless Chromium (installs it by apt if it may)"
+	@echo "make test-package  wheel and sdist, installed into an empty environment and used"
+	@echo "make docs        the documentation, its notebook run: build/docs/index.html"
 	@echo "make recipe      the paper's own recipe beside its printed figures"
 	@echo "make mutants     wrong formulas, each of which some test must catch"
 	@echo "make bench-core  speed of mathematics and training, as ratios in one run"
+	@echo "make bench-imports  what importing lastlayer adds to importing torch"
 	@echo "make bench-peers lines, seconds and scores beside vbll and laplace-torch"
 	@echo "make bench-predict  a million rows through lastlayer predict: rows a second, memory"
 	@echo "make bench-control  what uncertainty costs in CasADi, beside the bare network's mean"
@@ -32,7 +40,7 @@ help:
 	@echo "make clean       remove environments and caches"
 
 test: $(READY) lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 study: $(READY)
 	$(BIN)/lastlayer study
@@ -64,6 +72,17 @@ test-browser: $(READY)
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium chromium-driver; }
 	$(BIN)/python -m pytest -m browser
 
+# an empty environment and no lock but for the versions: what the wheel asks for must be enough
+test-package: $(READY)
+	rm -rf dist $(PACKAGE)
+	$(BIN)/python -m hatchling build -d dist
+	$(PYTHON) -m venv $(PACKAGE)
+	$(PACKAGE_PIP) install $(TORCH)
+	$(PACKAGE_PIP) install --constraint requirements.lock dist/lastlayer-*.whl
+	cd $(PACKAGE) && bin/python -W error ../tests/installed.py
+	$(PACKAGE_PIP) install --constraint requirements.lock "$$(ls dist/lastlayer-*.whl)[cli]"
+	cd $(PACKAGE) && bin/python -W error ../tests/installed.py --cli
+
 mutants: $(READY)
 	$(BIN)/python tests/mutants.py
 
@@ -89,6 +108,22 @@ bench-scale: $(PEERS)/.ready
 bench-uci: $(PEERS)/.ready
 	@test -n "$(DATA)" || { echo "give the folder of the tables: make bench-uci DATA=path (docs/uci.md)"; exit 2; }
 	OMP_NUM_THREADS=1 $(PEERS)/bin/lastlayer bench uci --data "$(DATA)" $(ARGS)
+
+bench-imports: $(READY)
+	$(BIN)/python benchmarks/imports.py
+
+# all of it every time, since pages that are not built anew give no warnings, and warnings are errors; nothing is fetched
+# while it builds, and the pages need nothing from outside either
+docs: $(DOCS)/.ready
+	OMP_NUM_THREADS=1 $(DOCS)/bin/python -m sphinx -W --keep-going -E -a -b html docs build/docs
+	@echo "open build/docs/index.html"
+
+$(DOCS)/.ready: requirements.lock requirements-docs.lock pyproject.toml
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS_PIP) install $(TORCH)
+	$(DOCS_PIP) install --no-deps -r requirements.lock -r requirements-docs.lock
+	$(DOCS_PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
 
 # peers have an environment of their own; --no-deps because some of them would pull the CUDA build of torch
 $(PEERS)/.ready: requirements-peers.lock

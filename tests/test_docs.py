@@ -1,11 +1,14 @@
-"""What the README shows must run."""
+"""What the README and the pages show must run."""
 
+import ast
 import re
 import shlex
-from functools import partial
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import lastlayer
@@ -13,52 +16,131 @@ from lastlayer import BLLRegressor
 from lastlayer.cli import app
 
 ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], key=str)
+NOTEBOOKS = sorted(ROOT.glob("docs/learn/*.py"))
+APART = ("cli.md", "control.md")
+"""Pages whose blocks run with more checks: below, and in test_control_studies.py."""
 
 
-def test_the_readmes_code_runs(tmp_path, monkeypatch):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
-    assert len(blocks) == 2
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.S | re.M)
+
+
+def quick(*args: Any, **words: Any) -> BLLRegressor:
+    """A page's code is tried, not its patience."""
+    words["max_epochs"] = min(words.get("max_epochs", 8), 8)
+    if not words.keys() & {"backbone", "preset"}:
+        words |= {"n_members": 2, "hidden_prior": words.get("hidden_prior", 0.3)}
+    return BLLRegressor(*args, **words)
+
+
+@pytest.fixture
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        lastlayer, "BLLRegressor", partial(BLLRegressor, max_epochs=20, n_members=2)
-    )  # the code, not its patience
-    names: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)
-    assert (tmp_path / "model.lastlayer").exists()
-    assert names["mean"].shape == names["std"].shape == (100, 2)
-
-
-@pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")], key=str), ids=lambda p: p.name)
-def test_links_between_pages_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
-
-
-def test_the_commands_of_the_cli_page_run_as_typed(tmp_path, monkeypatch):
-    page = (ROOT / "docs" / "cli.md").read_text()
-    commands = [line for block in re.findall(r"```sh\n(.*?)```", page, flags=re.S) for line in block.splitlines()]
-    assert len(commands) == 7
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(lastlayer, "BLLRegressor", quick)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    return tmp_path
+
+
+def run(code: str, page: Path) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(code, name_of(page), "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in APART and blocks(p, "python")], ids=name_of)
+def test_the_code_of_a_page_runs(page, in_a_folder_of_its_own):
+    """All blocks of a page in one namespace, one after the other."""
+    names = run("\n".join(blocks(page, "python")), page)
+    if page.name == "README.md":
+        assert (in_a_folder_of_its_own / "model.lastlayer").exists()
+        assert names["mean"].shape == names["std"].shape == (100, 2)
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name_of)
+def test_notebooks_run(notebook, in_a_folder_of_its_own):
+    import matplotlib.pyplot as plt
+    import torch
+
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    with plt.rc_context({"backend": "agg"}):
+        names = run(notebook.read_text(), notebook)
+        plt.close("all")
+    torch.set_default_dtype(dtype)
+    torch.set_num_threads(threads)
+    if notebook.stem == "tutorial":
+        assert names["tuned"].lpd > names["tuned"].lpd_before
+        assert names["curve"][-1] < names["curve"][0]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=name_of)
+def test_links_between_pages_lead_somewhere(page):
+    for target, anchor in re.findall(r"\]\(([^)#\s]+)(#[^)]*)?\)", page.read_text()):
+        if "://" not in target:
+            aim = page.parent / target
+            assert aim.exists(), f"{page.name} links to {target}"
+            headings = re.findall(r"^#+ (.*)$", aim.read_text(), flags=re.M) if anchor else []
+            anchors = {"#" + re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert not anchor or anchor in anchors, f"{page.name} links to {target}{anchor}"
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if "literalinclude" in p.read_text()], ids=name_of)
+def test_a_theorem_shows_tests_that_are_there(page):
+    shown = re.findall(r"```\{literalinclude\} (\S+)\n:language: python\n:pyobject: (\w+)\n```", page.read_text())
+    assert len(shown) == page.read_text().count("literalinclude")
+    for path, name in shown:
+        tree = ast.parse((page.parent / path).read_text())
+        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, f"{path}: {name}"
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "sh")], ids=name_of)
+def test_commands_of_the_pages_are_there(page):
+    """Targets of the Makefile, extras, files, and commands with options that exist."""
+    group = typer.main.get_command(app)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for line in "".join(blocks(page, "sh")).splitlines():
+        program, *words = shlex.split(line, comments=True) or [""]
+        if program == "make":
+            assert_target(words[0])
+        elif program == "lastlayer":
+            with group.make_context("lastlayer", list(words)) as context:
+                command = group.get_command(context, words[0])
+                assert command is not None, line
+                command.make_context(words[0], words[1:], parent=context)
+        elif program == "pip":
+            for named in re.findall(r"\[(.*?)\]", line):
+                assert set(named.split(",")) <= extras.keys(), line
+        elif program == "python" and words[0] != "-m":
+            assert (ROOT / words[0]).exists(), line
+
+
+def test_targets_named_in_the_texts_are_in_the_makefile():
+    for page in PAGES:
+        for target in set(re.findall(r"`make ([a-z][a-z0-9-]*)", page.read_text())):
+            assert_target(target)
+
+
+def assert_target(name: str) -> None:
+    assert re.search(rf"^{name}:", (ROOT / "Makefile").read_text(), flags=re.M), name
+
+
+def test_the_commands_of_the_cli_page_run_as_typed(in_a_folder_of_its_own, monkeypatch):
+    page, folder = ROOT / "docs" / "cli.md", in_a_folder_of_its_own
+    commands = "".join(blocks(page, "sh")).splitlines()
+    assert len(commands) == 7
     for command in commands:
         program, *words = shlex.split(command)
         assert program == "lastlayer"
-        quick = ["--max-epochs", "5", "--members", "2"] if words[0] == "fit" else []  # the command, not its patience
-        done = CliRunner().invoke(app, [*words, *quick])
+        short = ["--max-epochs", "5", "--members", "2"] if words[0] == "fit" else []
+        done = CliRunner().invoke(app, [*words, *short])
         assert done.exit_code == 0, done.output
     for name in ("pump.lastlayer", "pump_new.predicted.csv", "pump.report.html", "updated.lastlayer", "pump-numpy"):
-        assert (tmp_path / name).exists()
-        assert name in page or name == "updated.lastlayer"
-    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
-    monkeypatch.syspath_prepend(tmp_path / "pump-numpy")
-    names: dict[str, object] = {}
-    exec(compile(code, "cli.md", "exec"), names)
-    assert names["p"].mean.shape == (1, 2)
-
-
-def test_commands_of_the_readme_are_targets_of_the_makefile():
-    makefile = (ROOT / "Makefile").read_text()
-    for target in set(re.findall(r"make ([a-z-]+)", (ROOT / "README.md").read_text())):
-        assert re.search(rf"^{target}:", makefile, flags=re.M), target
+        assert (folder / name).exists()
+        assert name in page.read_text() or name == "updated.lastlayer"
+    (code,) = blocks(page, "python")
+    monkeypatch.syspath_prepend(folder / "pump-numpy")
+    assert run(code, page)["p"].mean.shape == (1, 2)

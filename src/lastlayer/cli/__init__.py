@@ -43,7 +43,3 @@ Version = Annotated[bool | None, typer.Option("--version", callback=_version, is
 @app.callback()
 def options(version: Version = None) -> None:
     pass
-
-
-def main() -> None:
-    app()

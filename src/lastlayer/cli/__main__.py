@@ -1,5 +1,0 @@
-"""`python -m lastlayer.cli`."""
-
-from lastlayer.cli import main
-
-main()

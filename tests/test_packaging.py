@@ -1,0 +1,121 @@
+"""What a user installs: the wheel and the sdist hold what they should, and importing is quick and quiet."""
+
+import inspect
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email import message_from_string
+from pathlib import Path
+
+import pytest
+from hatchling import build
+
+import lastlayer
+
+ROOT = Path(__file__).parents[1]
+OUTSIDE = ("sklearn", "pandas", "pyarrow", "matplotlib", "plotly", "typer", "rich", "casadi")
+HEAVY = ("torch", "numpy", "scipy", "jaxtyping", *OUTSIDE)
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sdist")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        return folder / build.build_sdist(str(folder))
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist, tmp_path_factory):
+    """Built from the sdist, as an index or a distribution would."""
+    folder = tmp_path_factory.mktemp("wheel")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (source,) = folder.iterdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(source)
+        return folder / build.build_wheel(str(folder))
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    info = f"lastlayer-{lastlayer.__version__}.dist-info"
+    assert {name.split("/")[0] for name in names} == {"lastlayer", info}
+    here = ROOT / "src" / "lastlayer"
+    sources = {path.relative_to(here.parent).as_posix() for path in here.rglob("*") if path.suffix in (".py", ".typed")}
+    assert {name for name in names if name.startswith("lastlayer/")} == sources
+    assert "lastlayer/py.typed" in names
+    assert f"{info}/licenses/LICENSE" in names
+
+
+def test_its_metadata_say_what_the_project_says(wheel):
+    info = f"lastlayer-{lastlayer.__version__}.dist-info"
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = message_from_string(archive.read(f"{info}/METADATA").decode())
+        scripts = archive.read(f"{info}/entry_points.txt").decode()
+    assert metadata["Name"] == "lastlayer"
+    assert metadata["Version"] == lastlayer.__version__
+    assert metadata["License-Expression"] == "MIT"
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert {"cli", "docs", "parquet", "plots", "dev"} <= set(metadata.get_all("Provides-Extra"))
+    assert "lastlayer = lastlayer.__main__:main" in scripts
+    assert metadata.get_payload() == (ROOT / "README.md").read_text()
+
+
+def test_the_sdist_can_be_tested_and_holds_no_data(sdist):
+    with tarfile.open(sdist) as archive:
+        files = [member for member in archive.getmembers() if member.isfile()]
+    names = {member.name.split("/", 1)[1] for member in files}
+    for name in ("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "requirements.lock"):
+        assert name in names
+    for folder in ("src/lastlayer", "tests", "benchmarks", "examples", "docs"):
+        assert any(name.startswith(f"{folder}/") for name in names), folder
+    odd = {name for name in names if Path(name).suffix in (".npz", ".parquet", ".pkl", ".lastlayer", ".pyc", ".html")}
+    assert not odd
+    assert sum(member.size for member in files) < 5e6
+
+
+def test_the_version_stands_in_one_place():
+    stated = [
+        path.relative_to(ROOT).as_posix()
+        for path in [*ROOT.glob("*.toml"), *ROOT.glob("*.cff"), *ROOT.glob("docs/*.py"), *ROOT.glob("src/**/*.py")]
+        if lastlayer.__version__ in path.read_text()
+    ]
+    assert stated == ["src/lastlayer/__init__.py"]
+
+
+def test_importing_is_quiet_and_brings_nothing_heavy():
+    """In fresh processes, warnings being errors; the mathematics must do without estimators and pictures."""
+    program = f"import sys, lastlayer; print([name for name in {HEAVY} if name in sys.modules])"
+    assert _run(program) == "[]"
+    rooms = "lastlayer.evidence, lastlayer.posterior, lastlayer.features, lastlayer.statistics"
+    program = f"import sys, {rooms}; print([name for name in {OUTSIDE} if name in sys.modules])"
+    assert _run(program) == "[]"
+
+
+def _run(program: str) -> str:
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_public_names_are_there_and_typed():
+    assert set(lastlayer.__all__) <= set(dir(lastlayer))
+    for name in set(lastlayer.__all__) - {"__version__"}:
+        value = getattr(lastlayer, name)
+        asked = inspect.getmembers(value, inspect.isfunction) if inspect.isclass(value) else [(name, value)]
+        own = [f for n, f in asked if not n.startswith("_") and f.__module__.startswith("lastlayer")]
+        assert own, name
+        for function in own:
+            signature = inspect.signature(function)
+            untyped = [p.name for p in signature.parameters.values() if p.annotation is p.empty and p.name != "self"]
+            assert not untyped, f"{name}.{function.__name__}: {untyped}"
+            assert signature.return_annotation is not signature.empty, f"{name}.{function.__name__}"
+
+
+def test_unknown_names_of_the_package_are_attribute_errors():
+    with pytest.raises(AttributeError, match=re.escape("module 'lastlayer' has no attribute 'BLRegressor'")):
+        lastlayer.BLRegressor  # noqa: B018
