@@ -6,7 +6,7 @@
 Every process runs the same script. With GPUs each takes its own (nccl), without them they share the processor (gloo).
 Give --X and --y, two .npy files that all of them can read, or built-in data are made. Every process reads its own rows
 of each batch; statistics and gradients are summed over the processes, so the model is the one that a single process
-would have fitted. The first process saves it.
+would have fitted, up to float32's rounding. The first process saves it.
 """
 
 import argparse
