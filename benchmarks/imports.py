@@ -42,9 +42,8 @@ def main(repeats: int = 7) -> int:
     for name, timing in timings.items():
         print(f"{name:<24} {timing}  {timing.median / torch:5.2f} times torch alone")
     ratio = timings["torch, lastlayer"].median / torch
-    print(
-        f"importing lastlayer after torch: {ratio:.3f}, at most {ALLOWED:g}: {'PASS' if ratio <= ALLOWED else 'short'}"
-    )
+    verdict = "PASS" if ratio <= ALLOWED else "short"
+    print(f"importing torch and lastlayer over importing torch: {ratio:.3f}, at most {ALLOWED:g} {verdict}")
     return int(ratio > ALLOWED)
 
 

@@ -91,8 +91,8 @@ def test_importing_is_quiet_and_brings_nothing_heavy():
     """In fresh processes, warnings being errors; the mathematics must do without estimators and pictures."""
     program = f"import sys, lastlayer; print([name for name in {HEAVY} if name in sys.modules])"
     assert _run(program) == "[]"
-    rooms = "lastlayer.evidence, lastlayer.posterior, lastlayer.features, lastlayer.statistics"
-    program = f"import sys, {rooms}; print([name for name in {OUTSIDE} if name in sys.modules])"
+    rooms = "lastlayer.evidence, lastlayer.posterior, lastlayer.extrapolation, lastlayer.metrics"
+    program = f"import sys, {rooms}; print([name for name in {(*OUTSIDE, 'scipy.optimize')} if name in sys.modules])"
     assert _run(program) == "[]"
 
 

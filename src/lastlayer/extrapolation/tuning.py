@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from numpy import ndarray
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from lastlayer.features import linear_features
@@ -122,6 +121,8 @@ def search_alpha(
     n_curve: int = 201,
 ) -> AlphaCurve:
     """Maximise an LPD over log alpha: a curve between the limits, a search around its top, infinity a candidate."""
+    from scipy.optimize import minimize_scalar  # a quarter of what torch takes to import: only where it is used
+
     log_alphas = np.linspace(*limits, n_curve)
     curve, before = lpd(log_alphas), float(lpd(np.array([log_alpha]))[0])
     best = int(curve.argmax())
