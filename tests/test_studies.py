@@ -9,6 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from lastlayer import BLLRegressor, cli
+from lastlayer.__main__ import main
 from lastlayer.evidence import nlml
 from lastlayer.extrapolation import blocked_folds
 from lastlayer.features import MLP, StackedMLP, affine_features
@@ -182,7 +183,7 @@ def test_an_interrupt_leaves_old_results_alone(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(figures, "draw_all", interrupted)
     monkeypatch.setattr("sys.argv", ["lastlayer", "study", *SMALL, "--out", str(tmp_path)])
     with pytest.raises(SystemExit) as end:
-        cli.main()
+        main()
     assert end.value.code in (1, 130)
     assert [p.name for p in tmp_path.iterdir()] == ["table1.md"]
     assert (tmp_path / "table1.md").read_text() == "old"
@@ -194,7 +195,7 @@ def test_bad_arguments_end_with_a_message(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("sys.argv", ["lastlayer", "study", "--out", str(tmp_path / "file" / "inside")])
     with pytest.raises(SystemExit) as end:
-        cli.main()
+        main()
     assert end.value.code == 1
     assert "choose another --out" in " ".join(capsys.readouterr().err.split())
 

@@ -57,7 +57,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
         raise ModelFileError(f"{path} is not a file: give the path of a model that was saved with model.save(path)")
     try:
         content = path.read_bytes()  # once: between two looks the file may have been replaced by a newer one
-        tensors = safetensors.torch.load(content)
+        tensors = {name: tensor.clone() for name, tensor in safetensors.torch.load(content).items()}  # aligned
         length = int.from_bytes(content[:8], "little")
         metadata = json.loads(content[8 : 8 + length]).get("__metadata__") or {}
         text = metadata["lastlayer"]

@@ -99,10 +99,12 @@ class Statistics:
 
         def centred(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             """Rows without a centre close to their mean; the centre; the mean that is left in them."""
+            mean = lambda rows: weighted(rows).sum(-2) / count.clamp_min(TINY)[..., None]
             rows = rows.to(dtype)
-            centre = rows[..., :: max(1, rows.shape[-2] // PILOT_ROWS), :].mean(-2)
+            some = rows[..., :: max(1, rows.shape[-2] // PILOT_ROWS), :]
+            centre = some.mean(-2) if weight is None else mean(rows)  # rows of weight zero have no part in anything
             rows = rows - centre[..., None, :]
-            return rows, centre, weighted(rows).sum(-2) / count.clamp_min(TINY)[..., None]
+            return rows, centre, mean(rows)
 
         # features and targets apart: products whose width is a power of two are much faster on a GPU
         (Z, z, z_rest), (Y, y, y_rest) = centred(phi_tilde), centred(T)

@@ -141,7 +141,8 @@ def _descend(
             loss = chunked_nlml(network, objective, data, chunk_size, ranks=ranks)
         if strength:
             prior = strength / count * weight_energy(network)
-            prior.backward()
+            if prior.requires_grad:  # a network may have no weights at all
+                prior.backward()
             loss = loss + prior
         value = float(loss.detach())
         if optimiser.name == "lbfgs":
