@@ -34,7 +34,7 @@ def quick(*args: Any, **words: Any) -> BLLRegressor:
     """A page's code is tried, not its patience."""
     words["max_epochs"] = min(words.get("max_epochs", 8), 8)
     if not words.keys() & {"backbone", "preset"}:
-        words |= {"n_members": 2, "hidden_prior": words.get("hidden_prior", 0.3)}
+        words = {"n_members": 2, "hidden_prior": 0.3} | words
     return BLLRegressor(*args, **words)
 
 
