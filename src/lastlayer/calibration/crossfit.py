@@ -99,7 +99,8 @@ class CrossFit:
         """
         jobs = [Job(split, 0, i, s) for s in strengths for i, split in enumerate(splits)]
         jobs += [Job(split, i, 0, s) for s in strengths for i, split in enumerate(self._every(splits, n_each))]
-        return self._ensemble(self._fit(jobs, f"{len(jobs)} networks"), None, {})
+        to_train = sum(job.strength < math.inf for job in jobs)
+        return self._ensemble(self._fit(jobs, f"{to_train} networks"), None, {})
 
     def run(
         self,
