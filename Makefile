@@ -89,6 +89,7 @@ mutants: $(READY)
 bench-core: $(READY)
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/members.py
 	$(MAKE) bench-peers
 
 bench-control: $(READY)

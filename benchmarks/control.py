@@ -4,11 +4,9 @@
 the same for functions compiled from C code, for Jacobians, and for a mixture against its members' means.
 """
 
-import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import casadi
 import numpy as np
 import torch
 from numpy import ndarray
-from timing import describe_machine
+from timing import describe_machine, time_in_turns
 
 from lastlayer import BLLRegressor
 from lastlayer.integrations import to_casadi
@@ -52,21 +50,10 @@ def compiled(function: Any, folder: str) -> Any:
     return casadi.external(function.name(), str(library))
 
 
-def processor_seconds(sides: list[Callable[[], object]], repeats: int = 25) -> list[float]:
-    """The median of each, in turns: processor time, so that other work on the machine hardly counts."""
-    taken: list[list[float]] = [[] for _ in sides]
-    for turn in range(repeats + 1):
-        for side, seconds in zip(sides, taken, strict=True):
-            start = time.process_time()
-            side()
-            if turn:  # the first turn warms up
-                seconds.append(time.process_time() - start)
-    return [statistics.median(seconds) for seconds in taken]
-
-
 def compare(label: str, X: ndarray, ours: Any, bare: Any, *, target: float | None = None) -> None:
     columns, loops = casadi.DM(X.T), [f.map(len(X)) for f in (ours, bare)]
-    first, second = processor_seconds([partial(loop, columns) for loop in loops])
+    timings = time_in_turns(*[partial(loop, columns) for loop in loops], repeats=25, clock=time.process_time)
+    first, second = (timing.median for timing in timings)
     ratio = first / second
     verdict = "" if target is None else f"   at most {target:g}: {'PASS' if ratio <= target else 'short'}"
     micro = [1e6 * seconds / len(X) for seconds in (first, second)]

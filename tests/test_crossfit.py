@@ -13,7 +13,8 @@ from torch import nn
 
 from lastlayer.calibration import CrossFit, Job, Split, blocked_splits, fit_curves, predict_held_out, random_splits
 from lastlayer.features import MLP, affine_features
-from lastlayer.fitting import STRENGTHS, Architecture, Mixed, Trainer, make_plan
+from lastlayer.fitting import Architecture, Trainer
+from lastlayer.plans import STRENGTHS, Mixed, make_plan
 from lastlayer.posterior import Posterior
 from lastlayer.statistics import Statistics
 from lastlayer.training import Data, Optimiser, last_layer

@@ -17,8 +17,8 @@ import lastlayer
 from lastlayer import BLLRegressor
 from lastlayer.calibration import Curve, Tails
 from lastlayer.errors import InputError
-from lastlayer.fitting import STRENGTHS
 from lastlayer.model import LastLayerModel
+from lastlayer.plans import STRENGTHS
 from lastlayer.posterior import Posterior
 from lastlayer.statistics import Statistics
 

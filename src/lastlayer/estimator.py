@@ -15,9 +15,9 @@ from lastlayer.errors import InputError
 from lastlayer.inputs import check_weight, check_X, check_Xy
 from lastlayer.prediction import Prediction
 from lastlayer.scaling import Standardizer
+from lastlayer.statistics import CHUNK_ROWS
 from lastlayer.training import Data
 
-CHUNK_ROWS = 16_384
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 

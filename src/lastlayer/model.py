@@ -59,6 +59,7 @@ class LastLayerModel(Shell):
     calibration_: Calibration | None
     conformal_scores_: Float[ndarray, "n q"] | None
     alpha_curve_: AlphaCurve
+    hidden_prior_scores_: dict[float, float]
     _log_alphas: list[float]
     _sample_cost: Tensor
 

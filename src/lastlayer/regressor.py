@@ -5,7 +5,6 @@ import numbers
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,19 +16,18 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from lastlayer import files
-from lastlayer.calibration import Calibration, CalibrationPoints, CrossFit, Curve, Ensemble, Member, NoiseHead, Tails
+from lastlayer.calibration import CrossFit, Ensemble, Member
 from lastlayer.errors import FlooredNoiseWarning, InputError, choose
 from lastlayer.estimator import DTYPES
 from lastlayer.extrapolation import HeldOut, leave_one_out_cost, tune_alpha_on
-from lastlayer.fitting import LARGE_TABLE, Architecture, Trainer, make_plan
+from lastlayer.fitting import Architecture, Trainer
 from lastlayer.model import LastLayerModel
-from lastlayer.posterior import Posterior
+from lastlayer.plans import LARGE_TABLE, make_plan
 from lastlayer.ranks import Ranks
-from lastlayer.scaling import Standardizer
+from lastlayer.saved import pack, unpack
 from lastlayer.sources import ArraySource, Source
-from lastlayer.statistics import Statistics
 from lastlayer.streaming import BATCH_SIZE, Streamer
-from lastlayer.training import Data, LastLayer, Optimiser
+from lastlayer.training import Data, Optimiser
 from lastlayer.types import BIAS_PRIORS, NOISE_MODELS, BiasPrior, NoiseModel, NoiseStructure
 
 KEPT_COSTS = 1001
@@ -40,8 +38,6 @@ STREAMED_ROWS = 200_000
 MAX_HELD_ROWS = 10_000
 """Of a memory map, kept for calibration."""
 PRESETS = ("honest", "fast")
-FIELDS = ("count", "mean", "scatter", "energy")
-"""Of the statistics, as they stand in a file."""
 
 
 class BLLRegressor(LastLayerModel):
@@ -355,66 +351,14 @@ class BLLRegressor(LastLayerModel):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model to one file (safetensors); the old file stays whole until the new one is."""
         check_is_fitted(self)
-        words = set(BLLRegressor._get_param_names()) - {"backbone", "random_state", "checkpoint"}
-        parameters = {word: getattr(self, word) for word in sorted(words)}
+        kept = set(BLLRegressor._get_param_names()) - {"backbone", "random_state", "checkpoint"}
+        parameters = {word: getattr(self, word) for word in sorted(kept)}
         parameters["hidden"] = [int(width) for width in self.hidden]
         if not (isinstance(self.calibration, str) or self.calibration is None):
             parameters["calibration"] = "auto"  # a splitter has done its work
-        tensors = {"sample_cost": self._sample_cost}
-        for i, member in enumerate(self.members_):
-            posterior = member.layer.posterior
-            tensors |= {f"{i}.network.{k}": v for k, v in member.network.state_dict().items()}
-            tensors |= {f"{i}.statistics.{k}": getattr(posterior.statistics, k) for k in FIELDS}
-            tensors |= {f"{i}.noise_cov": posterior.Sigma_E}
-        tensors |= {"targets.mean": self._targets.mean, "targets.scale": self._targets.scale}
-        if self._inputs is not None:
-            tensors |= {"inputs.mean": self._inputs.mean, "inputs.scale": self._inputs.scale}
-        header = {
-            "model": "BLLRegressor",
-            "parameters": parameters,
-            "own_backbone": self.backbone is not None,
-            "n_features_in": int(self.n_features_in_),
-            "feature_names_in": [str(n) for n in self.feature_names_in_]
-            if hasattr(self, "feature_names_in_")
-            else None,
-            "y_ndim": self._y_ndim,
-            "log_alpha_star": self._stars(),
-            "log_alpha": [str(float(log_alpha)) for log_alpha in self._log_alphas],
-            "nlml": [member.layer.nlml for member in self.members_],
-            "strength": [str(member.strength) for member in self.members_],
-            "hidden_prior_scores": [[str(s), str(lpd)] for s, lpd in self.hidden_prior_scores_.items()],
-            "calibration": None,
-        }
-        if self.calibration_ is not None:
-            points, tails = self.calibration_.points, self.calibration_.tails
-            kinds = sorted(set(points.kind.tolist()))
-            header["calibration"] = {
-                "curves": [
-                    {
-                        "strength": str(strength),
-                        "noise": curve.noise.tolist(),
-                        "slope": curve.slope.tolist(),
-                        "power": curve.power,
-                        "reach": str(curve.reach),
-                    }
-                    for strength, curve in self.calibration_.curves.items()
-                ],
-                "tails": [tails.share, tails.factor],
-                "alone": [[str(s), str(lpd)] for s, lpd in self.calibration_.alone.items()],
-                "lpd": str(self.calibration_.lpd),
-                "lpd_before": str(self.calibration_.lpd_before),
-                "kinds": kinds,
-            }
-            tensors |= {
-                "calibration.ratio": torch.from_numpy(points.ratio),
-                "calibration.squared_error": torch.from_numpy(points.squared_error),
-                "calibration.kind": torch.tensor([kinds.index(kind) for kind in points.kind.tolist()]),
-            }
-            if (head := self.calibration_.head) is not None:
-                tensors |= {f"head.{f.name}": getattr(head, f.name) for f in fields(head)}
-        if self.conformal_scores_ is not None:
-            tensors["conformal_scores"] = torch.from_numpy(self.conformal_scores_)
-        files.write(path, tensors, header)
+        words = {"model": type(self).__name__, "parameters": parameters, "own_backbone": self.backbone is not None}
+        tensors, header = pack(self)
+        files.write(path, tensors, words | header)
 
     @classmethod
     def _restore(cls, tensors: dict[str, Tensor], header: dict[str, Any], backbone: nn.Module | None) -> "BLLRegressor":
@@ -424,60 +368,14 @@ class BLLRegressor(LastLayerModel):
         if model.device.startswith("cuda") and not torch.cuda.is_available():
             model.device = "auto"
         model.hidden = tuple(model.hidden)
-        model.n_features_in_ = header["n_features_in"]
-        if header["feature_names_in"] is not None:
-            model.feature_names_in_ = np.array(header["feature_names_in"], dtype=object)
-        model._y_ndim = header["y_ndim"]
-        model._log_alphas = [float(log_alpha) for log_alpha in header["log_alpha"]]
-        model.hidden_prior_scores_ = {float(s): float(lpd) for s, lpd in header["hidden_prior_scores"]}
-        scaler = lambda name: Standardizer(tensors[f"{name}.mean"], tensors[f"{name}.scale"])
-        model._inputs = scaler("inputs") if "inputs.mean" in tensors else None
-        model._targets = scaler("targets")
-        model._sample_cost = tensors["sample_cost"]
-        model.members_ = [
-            model._restore_member(tensors, i, log_alpha, nlml, float(strength))
-            for i, (log_alpha, nlml, strength) in enumerate(
-                zip(header["log_alpha_star"], header["nlml"], header["strength"], strict=True)
-            )
-        ]
-        scores = tensors.get("conformal_scores")
-        model.conformal_scores_ = None if scores is None else scores.numpy()
-        model.calibration_ = None
-        if (saved := header["calibration"]) is not None:
-            curves = {
-                float(one["strength"]): Curve(
-                    np.array(one["noise"], dtype=float),
-                    np.array(one["slope"], dtype=float),
-                    power=one["power"],
-                    reach=float(one["reach"]),
-                )
-                for one in saved["curves"]
-            }
-            alone = {float(s): float(lpd) for s, lpd in saved["alone"]}
-            kinds = np.array([saved["kinds"][i] for i in tensors["calibration.kind"].tolist()], dtype=str)
-            ratio, squared = (tensors[f"calibration.{name}"].numpy() for name in ("ratio", "squared_error"))
-            points = CalibrationPoints(ratio, squared, kinds)
-            head = None
-            if "head.U" in tensors:
-                head = NoiseHead(**{f.name: tensors[f"head.{f.name}"] for f in fields(NoiseHead)})
-            lpd, before = float(saved["lpd"]), float(saved["lpd_before"])
-            model.calibration_ = Calibration(curves, points, lpd, before, Tails(*saved["tails"]), head, alone)
-        return model
 
-    def _restore_member(
-        self, tensors: dict[str, Tensor], i: int, log_alpha: float, nlml: float, strength: float
-    ) -> Member:
-        device, prefix = self._device(), f"{i}.network."
-        state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-        network = self._architecture().build((1, self.n_features_in_), strength=strength)
-        # first the type, then the numbers: a float32 module would round float64 weights
-        network = network.to(device=device, dtype=DTYPES[self.dtype]).eval()
-        network.load_state_dict(state)
-        moments = {k: tensors[f"{i}.statistics.{k}"] for k in FIELDS}
-        statistics = Statistics(**moments, n_outputs=len(self._targets.mean)).to(device)
-        noise_cov = tensors[f"{i}.noise_cov"].to(device)
-        posterior = Posterior(statistics, log_alpha, noise_cov, self._structure(), self.bias_prior, rtol=math.inf)
-        return Member(network, LastLayer(posterior, nlml, noise_floored=False), strength)
+        def build(strength: float) -> nn.Module:
+            network = model._architecture().build((1, header["n_features_in"]), strength=strength)
+            # the type before the numbers: a float32 module would round float64 weights
+            return network.to(device=model._device(), dtype=DTYPES[model.dtype]).eval()
+
+        unpack(model, tensors, header, build, noise=model._structure(), bias_prior=model.bias_prior)
+        return model
 
     # inside -----------------------------------------------------------------------------------------------------
 
