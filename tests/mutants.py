@@ -54,10 +54,54 @@ FIRST = f"{D}::test_the_first_step_of_sampled_weights_is_the_prediction"
 BACK_OFF = "test_do_mpc.py::test_the_back_off_is_the_quantile_times_the_propagated_standard_deviation"
 N, MODEL = "test_members.py", "test_model.py"
 TABLES, EXPORT = "test_tables.py", "test_export.py"
+SCALE, FROZEN, RUNNING = "test_scale.py", "training/frozen.py", "training/running.py"
+SEEN = f"{SCALE}::test_weights_are_those_of_the_rows_that_were_seen"
 CURVE, POINTS, SPLITS, CROSSFIT = (f"calibration/{name}.py" for name in ("curve", "points", "splits", "crossfit"))
 COST, HULLS, TUNING = (f"extrapolation/{name}.py" for name in ("affine_cost", "hulls", "tuning"))
 
 MUTANTS = [
+    Mutant(
+        "weights of a batch as if all rows had been seen",
+        FROZEN,
+        "mean = equations.at(log_alpha + math.log(seen))",
+        "mean = equations.at(log_alpha)",
+        SEEN,
+    ),
+    Mutant(
+        "reach of an average by shares instead of their squares",
+        RUNNING,
+        "reach = 1 / ((1 - share) ** 2 / self.moment.reach + share**2 / used)",
+        "reach = 1 / ((1 - share) / self.moment.reach + share / used)",
+        SEEN,
+    ),
+    Mutant(
+        "the log-determinant's part of the loss for one output whatever their number",
+        FROZEN,
+        "each = z @ self.inverse, share[..., :n] * (q * spread_scale)",
+        "each = z @ self.inverse, share[..., :n] * spread_scale",
+        SCALE,
+    ),
+    Mutant(
+        "rows of the log-determinant that stand for themselves alone",
+        FROZEN,
+        "(q * spread_scale)",
+        "float(q)",
+        f"{SCALE}::test_the_log_determinant_on_some_rows_is_unbiased",
+    ),
+    Mutant(
+        "a bound without the distance of the centres",
+        FROZEN,
+        "gram = gram + count * away[..., :, None] * away[..., None, :]",
+        "gram = gram + 0 * away[..., :, None] * away[..., None, :]",
+        f"{SCALE}::test_the_bound_is_never_below_the_evidence",
+    ),
+    Mutant(
+        "statistics of processes added without what lies between their means",
+        "ranks.py",
+        "rest = self.sum_(torch.cat([statistics.scatter + between, energy[..., None, :]], dim=-2))",
+        "rest = self.sum_(torch.cat([statistics.scatter, energy[..., None, :]], dim=-2))",
+        SCALE,
+    ),
     # --- factorisations
     Mutant("logdet-without-2", "linalg.py", "return 2 * self.L.diagonal", "return self.L.diagonal", E),
     Mutant("draws-by-L", "linalg.py", "(self.L.mT, E, upper=True)", "(self.L, E, upper=False)", P),

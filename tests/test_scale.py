@@ -20,6 +20,7 @@ from lastlayer import BLLRegressor
 from lastlayer.errors import InputError
 from lastlayer.evidence import profiled_nlml
 from lastlayer.features import MLP, StackedMLP, affine_features
+from lastlayer.posterior import Posterior
 from lastlayer.ranks import Ranks
 from lastlayer.sources import TensorSource
 from lastlayer.statistics import Statistics
@@ -84,7 +85,8 @@ def test_the_bound_is_never_below_the_evidence(bias_prior, noise, weighted, log_
     moved = P + move * torch.randn(P.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     new = Statistics.from_linear_features(moved, T, sample_weight=w)
     other = FrozenLayer.of(old, other_alpha, **words)
-    for frozen in (FrozenLayer.of(old, log_alpha, **words), FrozenLayer.of(old, log_alpha, spread=other, **words)):
+    for changes in ({}, {"spread": other}, {"seen": 0.1}):
+        frozen = FrozenLayer.of(old, log_alpha, **words, **changes)
         J = profiled_nlml(
             affine_features(moved), T, torch.tensor(log_alpha, dtype=torch.float64), sample_weight=w, **words
         )
@@ -174,6 +176,25 @@ def test_one_batch_of_all_rows_is_the_exact_step():
     J = profiled_nlml(affine_features(P), T, layer.now.log_alpha, sample_weight=w)
     close(layer.now.frozen.offset + part.loss, J)
     assert abs(float(layer.gap(Statistics.from_linear_features(P, T, sample_weight=w)))) < 1e-12
+
+
+def test_weights_are_those_of_the_rows_that_were_seen():
+    """A batch stands for all rows, but its posterior mean is that of a batch: the prior is not outweighed by rows that
+    nobody has looked at."""
+    P, T = problem(m=40, k=5, q=1)
+    layer = RunningLayer(torch.tensor(4_000.0, dtype=torch.float64), 4_000)
+    layer.step(P, T)
+    batch = Statistics.from_linear_features(P, T)
+    close(layer.now.frozen.weights, Posterior(batch, float(layer.now.log_alpha)).weights)
+    assert layer.now.reach == 40
+    for _ in range(3):
+        layer.step(P, T, drift=0.0)  # features that stand still: all batches are averaged
+    close(torch.tensor(layer.now.reach), torch.tensor(160.0))
+    alpha = float(layer.now.log_alpha)
+    layer.pace = Pace(settle=0, every=1_000)  # alpha stays
+    layer.step(P, T, drift=0.0)
+    seen = Statistics.from_linear_features(P.repeat(5, 1), T.repeat(5, 1))
+    close(layer.now.frozen.weights, Posterior(seen, alpha).weights)
 
 
 def test_networks_of_a_stack_train_as_if_alone():

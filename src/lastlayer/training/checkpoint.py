@@ -79,6 +79,7 @@ def _state(loop: "Loop") -> tuple[dict[str, Tensor], dict[str, Any]]:
         "batch": loop.batch,
         "n_batches": loop.n_batches,
         "steps": layer.steps,
+        "reach": 0.0 if layer.moment is None else layer.moment.reach,
         "best_score": str(loop.best_score),
         "record": {f.name: getattr(loop.record, f.name) for f in fields(loop.record)},
     }
@@ -100,9 +101,8 @@ def _resume(loop: "Loop", tensors: dict[str, Tensor], header: dict[str, Any]) ->
         loop.adam.state[p] = {name: v.cpu() if name == "step" else v for name, v in state.items()}
     if "log_alpha" in moved:
         statistics = Statistics(**under("statistics."), n_outputs=moved["frozen.weights"].shape[-1])
-        layer.moment = Moment(
-            statistics, FrozenLayer(**under("frozen."), bias_prior=layer.bias_prior), moved["log_alpha"]
-        )
+        frozen = FrozenLayer(**under("frozen."), bias_prior=layer.bias_prior)
+        layer.moment = Moment(statistics, frozen, moved["log_alpha"], header["reach"])
     layer.steps, loop.sum_nlml, loop.pace = header["steps"], moved["sum_nlml"], moved.get("pace")
     loop.epoch, loop.batch, loop.n_batches = header["epoch"], header["batch"], header["n_batches"]
     loop.best_score = float(header["best_score"])

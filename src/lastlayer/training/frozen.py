@@ -11,6 +11,7 @@ with Lambda_0, W and Sigma_E held fixed, is the gradient of the profiled evidenc
 weights of an output, k those that the prior pulls to zero.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -64,26 +65,36 @@ class FrozenLayer:
         noise: NoiseStructure = "diagonal",
         bias_prior: BiasPrior = "flat",
         spread: "FrozenLayer | None" = None,
+        seen: float = 1.0,
     ) -> "FrozenLayer":
         """The last layer that touches the evidence of these statistics.
 
-        Given `spread`, Lambda_0 is taken from there and only W and Sigma_E are new: a bound too, for less work.
+        Given `spread`, Lambda_0 is taken from there and only W and Sigma_E are new: a bound too, for less work. Where
+        the statistics stand for all rows but come from a share `seen` of them, W is the posterior mean of that share:
+        the prior weighs more against fewer rows.
         """
         equations = NormalEquations.of(statistics, bias_prior)
-        precision = equations.at(log_alpha)
-        assert isinstance(precision.factor, Cholesky)
+        mean = equations.at(log_alpha + math.log(seen))
+        assert isinstance(mean.factor, Cholesky)
         # from moments alone: a fit better than about 1e-6 of the targets' deviation has no digits here
-        S = equations.targets - equations.cross.mT @ precision.penalised_weights
+        S = equations.targets - equations.cross.mT @ mean.penalised_weights
         Sigma_E = noise_covariance((S + S.mT) / 2, equations, noise)[0]
-        failed = 0 * precision.logdet()[..., None, None]  # nan where the factorisation stopped half-way
+        failed = 0 * mean.logdet()[..., None, None]  # nan where the factorisation stopped half-way
+        if spread is None:
+            precision = mean if seen == 1.0 else equations.at(log_alpha)
+            assert isinstance(precision.factor, Cholesky)
+            centre, logdet = statistics.feature_mean, precision.logdet()
+            inverse = torch.cholesky_inverse(precision.factor.L)
+        else:
+            centre, logdet, inverse = spread.centre, spread.logdet, spread.inverse
         return cls(
-            weights=precision.weights + failed,
-            centre=statistics.feature_mean if spread is None else spread.centre,
-            inverse=torch.cholesky_inverse(precision.factor.L) if spread is None else spread.inverse,
+            weights=mean.weights + failed,
+            centre=centre,
+            inverse=inverse,
             noise_cov=Sigma_E,
             noise_precision=torch.cholesky_inverse(Cholesky.of(Sigma_E).L),
-            ridge=precision.ridge,
-            logdet=precision.logdet() if spread is None else spread.logdet,
+            ridge=equations.ridge(log_alpha),
+            logdet=logdet,
             count=statistics.count,
             bias_prior=bias_prior,
         )
@@ -156,7 +167,7 @@ class FrozenLayer:
         share = share.expand(*share.shape[:-1], r) if weight is None else share * weight
         pull = residual @ self.noise_precision.to(T.dtype) * share[..., None].to(T.dtype)
         fit = (residual * pull).sum((-2, -1)).double()
-        gradient = -(pull @ W[..., :k, :].mT).to(phi_tilde.dtype)
+        gradient = _outer(pull, -W[..., :k, :].mT).to(phi_tilde.dtype)
         n = r if spread_rows is None else min(spread_rows, r)
         z = phi_tilde[..., :n, :].double()
         z = z - self.centre[..., None, :] if self.bias_prior == "flat" else affine_features(z)
@@ -186,3 +197,8 @@ class FrozenLayer:
 
 def _trace(A: Tensor) -> Tensor:
     return A.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+def _outer(a: Float[Tensor, "*b r q"], B: Float[Tensor, "*b q k"]) -> Float[Tensor, "*b r k"]:
+    """a B; for one output much faster as a plain product."""
+    return a * B if a.shape[-1] == 1 else a @ B

@@ -23,14 +23,12 @@ Kept = TypeVar("Kept", FrozenLayer, Statistics)
 
 @dataclass(frozen=True)
 class Pace:
-    """What a step spends on the last layer. Features move fast: a short memory on few rows beats a long one on many."""
+    """What a step spends on the last layer. Features move fast: a short memory beats a long one."""
 
-    rows: int = 8
+    rows: int = 16
     """Rows a feature whose products are taken in a step: k^2 numbers a row are what statistics cost."""
     at_least: int = 1_024
     """Rows that are always taken if the batch has them."""
-    share: float = 0.5
-    """Of a batch that is taken however few features there are: in large batches single steps count for more."""
     memory: int = 15
     """Rows a feature that the running average reaches back to, or the weights would follow single batches."""
     spread: int = 16
@@ -49,6 +47,8 @@ class Moment:
     """Running average, with the total weight of all rows."""
     frozen: FrozenLayer
     log_alpha: Float[Tensor, "*b"]
+    reach: float
+    """Rows that the running average is worth: one over the sum of squares of their shares."""
 
 
 @dataclass
@@ -91,7 +91,7 @@ class RunningLayer:
         """
         r, k = phi_tilde.shape[-2:]
         total = r if total is None else total
-        used = min(total, max(self.pace.rows * k, self.pace.at_least, int(self.pace.share * total)))
+        used = min(total, max(self.pace.rows * k, self.pace.at_least))
         own = self.ranks.own_share(used)
         part = Statistics.from_linear_features(
             phi_tilde[..., :own, :],
@@ -100,7 +100,7 @@ class RunningLayer:
             dtype=torch.float64 if phi_tilde.dtype == torch.float64 else torch.float32,
         )
         share = max(1 / (self.steps + 1), min(2 / (1 + self.pace.memory * k / used), MOST_SHARE) * drift**0.5)
-        self.moment = self._after(_weighing(self.ranks.reduce(part), self.count), share)
+        self.moment = self._after(_weighing(self.ranks.reduce(part), self.count), share, used)
         self.steps += 1
         spread = min(total, max(total // self.pace.spread, k))
         return self.moment.frozen.rows(
@@ -121,29 +121,39 @@ class RunningLayer:
 
     def gap(self, statistics: Statistics) -> Float[Tensor, "*b"]:
         """How far the present bound lies above the evidence of these statistics, per sample, at the same alpha."""
-        exact = self._frozen(statistics, self.now.log_alpha, None)
+        exact = self._frozen(statistics, self.now.log_alpha, None, float(self.n_rows))
         return self.now.frozen.bound(statistics) - exact.bound(statistics)
 
-    def _after(self, part: Statistics, share: float) -> Moment:
+    def _after(self, part: Statistics, share: float, used: int) -> Moment:
         """The layer once the statistics of a batch have come in with that share of the whole."""
         if self.moment is None:
             log_alpha = torch.full_like(self.count, INITIAL_LOG_ALPHA)
-            return Moment(part, self._frozen(part, log_alpha, None), log_alpha)
+            return Moment(part, self._frozen(part, log_alpha, None, float(used)), log_alpha, float(used))
         old, log_alpha = self.moment.frozen, self.moment.log_alpha
         both = _weighing(self.moment.statistics, (1 - share) * self.count) + _weighing(part, share * self.count)
+        reach = 1 / ((1 - share) ** 2 / self.moment.reach + share**2 / used)
         # a network that failed and went back to an older state starts with this batch alone
         statistics = _where(_finite(both.scatter), both, part)
         due = self.steps < self.pace.settle or self.steps % self.pace.every == 0
-        new = self._frozen(statistics, log_alpha, None if due else old)
+        new = self._frozen(statistics, log_alpha, None if due else old, reach)
         # a factorisation that failed leaves the old layer in place
         frozen = _where(_finite(new.weights) & _finite(new.noise_precision), new, old)
         if due:
             change = (frozen.fixed_point - log_alpha).clamp(-1.0, 1.0)
             log_alpha = log_alpha + torch.where(torch.isfinite(change), change, 0.0)
-        return Moment(statistics, frozen, log_alpha)
+        return Moment(statistics, frozen, log_alpha, reach)
 
-    def _frozen(self, statistics: Statistics, log_alpha: Tensor, spread: FrozenLayer | None) -> FrozenLayer:
-        return FrozenLayer.of(statistics, log_alpha, noise=self.noise, bias_prior=self.bias_prior, spread=spread)
+    def _frozen(
+        self, statistics: Statistics, log_alpha: Tensor, spread: FrozenLayer | None, reach: float
+    ) -> FrozenLayer:
+        return FrozenLayer.of(
+            statistics,
+            log_alpha,
+            noise=self.noise,
+            bias_prior=self.bias_prior,
+            spread=spread,
+            seen=min(reach / self.n_rows, 1.0),
+        )
 
 
 def _weighing(statistics: Statistics, count: Float[Tensor, "*b"]) -> Statistics:
