@@ -306,7 +306,12 @@ class LastLayerModel(Shell):
 
     def _epistemic(self, ratio: Float[ndarray, "c m"]) -> Float[ndarray, "c m q"]:
         """Calibrated variance of the function over that of the noise."""
-        return np.stack([self._curve(i).epistemic(own) for i, own in enumerate(ratio)])
+        strengths = np.array([member.strength for member in self.members_])
+        var = np.empty((*ratio.shape, len(self._targets.mean)))
+        for strength in dict.fromkeys(strengths):
+            same = strengths == strength
+            var[same] = self._curve(int(same.argmax())).epistemic(ratio[same])
+        return var
 
     def _stars(self) -> list[float]:
         return [float(member.layer.posterior.log_alpha) for member in self.members_]
@@ -411,7 +416,8 @@ class LastLayerModel(Shell):
 
     def _noise_vars(self) -> Float[ndarray, "c 1 q"]:
         """Of each member, before calibration."""
-        return np.stack([np.diagonal(self._noise_cov(i)) for i in range(len(self.members_))])[:, None]
+        own = torch.stack([member.layer.posterior.Sigma_E.diagonal() for member in self.members_])
+        return own.cpu().numpy()[:, None] * np.square(self._targets.scale.numpy())
 
     def _noise_cov(self, i: int, factor: Float[ndarray, " q"] | float = 1.0) -> Float[ndarray, "q q"]:
         """Of member i in target units, times a factor for each output."""

@@ -22,9 +22,8 @@ from lastlayer.precision import NormalEquations
 from lastlayer.statistics import Statistics
 from lastlayer.types import BiasPrior
 
-
 SPECTRAL = 1e4
-"""How far above rounding alpha^-1 must be for Cholesky's factor; below, only the spectrum keeps collinear features so."""
+"""How far above rounding alpha^-1 must be for Cholesky's factor; below, only the spectrum keeps the null space null."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,9 @@ class Recursion:
         J = half @ (V @ self.R)
         turn = _inverse(eye + C).mT @ J  # I + s VV' + C = C (C' + I)
         R = torch.baddbmm(_flat(self.R), _flat(V).mT, _flat(turn), alpha=-s).reshape(self.R.shape)
-        return Recursion(R, self.W + s * (J.mT @ (half @ E)), self.centre), C.diagonal(dim1=-2, dim2=-1).square().amin(-1)
+        return Recursion(R, self.W + s * (J.mT @ (half @ E)), self.centre), C.diagonal(dim1=-2, dim2=-1).square().amin(
+            -1
+        )
 
 
 def _root(A: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:

@@ -1,8 +1,8 @@
 """When to fit anew: a sequential test on standardised residuals whose rate of false alarms is bounded.
 
-Each residual becomes its rank among all residuals before it (a conformal p-value, ties broken at random). As long as the
-rows are exchangeable, whatever the model got wrong about its own errors, these u_1, u_2, ... are independent and uniform,
-so x = ndtri(u) are independent standard normal numbers, and for a density f of x after a change
+Each residual becomes its rank among all residuals before it (a conformal p-value, ties broken at random). As long as
+the rows are exchangeable, whatever the model got wrong about its own errors, these u_1, u_2, ... are independent and
+uniform, so x = ndtri(u) are independent standard normal numbers, and for a density f of x after a change
 
     M_t = (M_{t-1} + 1) f(x_t) / phi(x_t),    E[M_t] = t        (Shiryaev and Roberts)
 
@@ -79,7 +79,7 @@ class DriftMonitor:
     """
 
     def __init__(
-        self, *, false_alarm_every: float = 10_000, reference: Any = None, n_outputs: int = 1, random_state: int = 0
+        self, *, false_alarm_every: int = 10_000, reference: Any = None, n_outputs: int = 1, random_state: int = 0
     ) -> None:
         if not false_alarm_every > 1:
             raise InputError(f"false_alarm_every={false_alarm_every} must be a number of rows above 1, such as 10_000")
@@ -149,6 +149,4 @@ class DriftMonitor:
 
 def _later(drift: Drift, n_rows: int, evidence: float) -> Drift:
     """The alarm as it was raised, with what came after."""
-    return Drift(
-        True, n_rows, max(evidence, drift.evidence), drift.threshold, drift.since, drift.output, drift.kind
-    )
+    return Drift(True, n_rows, max(evidence, drift.evidence), drift.threshold, drift.since, drift.output, drift.kind)

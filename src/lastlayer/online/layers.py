@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -18,7 +17,8 @@ SMALLEST_PIVOT = 1e-4
 """Of I - V V' when rows go: below it, too many digits would go with them, and the layers are factored anew."""
 
 
-class Rows(NamedTuple):
+@dataclass(frozen=True)
+class Rows:
     """Rows as c networks see them."""
 
     phi: Float[Tensor, "c n k"]
@@ -29,10 +29,12 @@ class Rows(NamedTuple):
     def joined(cls, parts: "Sequence[Rows]") -> "Rows":
         weights = [p.T.new_ones(len(p.T)) if p.weight is None else p.weight for p in parts]
         alike = all(p.weight is None for p in parts)
-        return cls(torch.cat([p.phi for p in parts], 1), torch.cat([p.T for p in parts]), None if alike else torch.cat(weights))
+        return cls(
+            torch.cat([p.phi for p in parts], 1), torch.cat([p.T for p in parts]), None if alike else torch.cat(weights)
+        )
 
-    def __getitem__(self, at: slice) -> "Rows":  # type: ignore[override]
-        return Rows(self.phi[:, at], self.T[at], None if self.weight is None else self.weight[at])
+    def at(self, rows: slice) -> "Rows":
+        return Rows(self.phi[:, rows], self.T[rows], None if self.weight is None else self.weight[rows])
 
     def statistics(self) -> Statistics:
         weight = None if self.weight is None else self.weight.expand(len(self.phi), -1)

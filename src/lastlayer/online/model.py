@@ -34,7 +34,9 @@ class OnlineModel:
     Between two factorisations a recursion carries the layers from row to row; each factorisation measures its error.
     """
 
-    def __init__(self, model: LastLayerModel, past: Past | None = None, *, start: tuple[Any, Any] | None = None) -> None:
+    def __init__(
+        self, model: LastLayerModel, past: Past | None = None, *, start: tuple[Any, Any] | None = None
+    ) -> None:
         if not all(math.isfinite(log_alpha) for log_alpha in model.log_alphas_):
             raise InputError(
                 "the variance is in use at an infinite alpha, which no recursion can follow: call "
@@ -49,12 +51,14 @@ class OnlineModel:
         self._model.conformal_scores_ = None
         self._groups = grouped([member.network for member in model.members_])
         self._window: deque[list[Rows]] = deque()
+        self._layers: list[Layers] = []
+        self._n_since = 0
         self._adopt()
         if start is not None:
             self._begin(self._rows(*start))
         elif isinstance(self.past, Window):
             raise InputError(
-                f"{self.past} must start from rows: give start=(X, y), such as the last ones that the model was fitted to"
+                f"{self.past} must start from rows: give start=(X, y), such as the last ones the model was fitted to"
             )
 
     def predictive(self, X: Any, *, noise: bool = True) -> Prediction:
@@ -85,7 +89,7 @@ class OnlineModel:
         moved = self._moved(rows) if small else None
         layers = moved or [layers.noting(new) for layers, new in zip(self._layers, rows, strict=True)]
         if isinstance(self.past, Window):
-            self._window.extend([r[i : i + 1] for r in rows] for i in range(n))
+            self._window.extend([r.at(slice(i, i + 1)) for r in rows] for i in range(n))
             while len(self._window) > self.past.rows:
                 self._window.popleft()
         self._layers, self._n_since, self.n_rows = layers, self._n_since + n, self.n_rows + n
@@ -96,7 +100,9 @@ class OnlineModel:
     def remove(self, X: Any, y: Any, sample_weight: Any = None) -> "OnlineModel":
         """Take rows out that are in, with the weight they have now; rows that cannot be in are refused."""
         if isinstance(self.past, Window):
-            raise InputError("a window lets its rows go by itself: take Everything() or Fading() to remove some by hand")
+            raise InputError(
+                "a window lets its rows go by itself: take Everything() or Fading() to remove some by hand"
+            )
         rows = self._rows(X, y, sample_weight)
         self._factor([now - r.statistics() for now, r in zip(self._totals(), rows, strict=True)])
         return self
@@ -136,8 +142,8 @@ class OnlineModel:
     def _begin(self, rows: list[Rows]) -> None:
         """These rows in place of those of fit."""
         if isinstance(self.past, Window):
-            rows = [r[-self.past.rows :] for r in rows]
-            self._window.extend([r[i : i + 1] for r in rows] for i in range(len(rows[0].T)))
+            rows = [r.at(slice(-self.past.rows, None)) for r in rows]
+            self._window.extend([r.at(slice(i, i + 1)) for r in rows] for i in range(len(rows[0].T)))
         self._layers = [layers.factored(r.statistics()) for layers, r in zip(self._layers, rows, strict=True)]
 
     def _moved(self, rows: list[Rows]) -> list[Layers] | None:

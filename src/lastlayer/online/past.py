@@ -27,10 +27,10 @@ class Everything:
 class Fading:
     """A row that `memory` rows came after has 1/e of its weight; the prior does not fade.
 
-    Weights fall in steps of about 2%. A factorisation at each of them is O(p^2) a row for any memory above 17 p rows.
+    Weights fall in steps of about 2%, each with a factorisation: O(p^2) a row if the memory is several times p.
     """
 
-    memory: float
+    memory: float | int
 
     def __post_init__(self) -> None:
         if not 1 <= self.memory < math.inf:
