@@ -183,7 +183,7 @@ def test_rows_that_were_never_in_are_refused_and_nothing_happens(kind, mixed):
     before = model.predictive(NEW).std
     with pytest.raises(InputError, match="were not all among those put in"):
         model.remove(X[:5] + 100, Y[:5])
-    with pytest.raises(InputError, match="cannot take 60 rows .* out of 60"):
+    with pytest.raises(InputError, match=r"cannot take 60 rows .* out of 60"):
         model.remove(X[:FITTED], Y[:FITTED])
     np.testing.assert_array_equal(model.predictive(NEW).std, before)
 
@@ -198,10 +198,13 @@ def test_alpha_and_noise_anew_are_those_of_the_last_layer_of_all_rows(which, req
     for ours, theirs in zip(again.members_, by_hand.members_, strict=True):
         p = theirs.layer.posterior
         best = last_layer(p.statistics, noise=p.noise, bias_prior=p.bias_prior)
-        # collinear features have a plateau of alpha, whose end is where rounding begins
-        assert ours.layer.posterior.log_alpha == pytest.approx(float(best.posterior.log_alpha), abs=1e-3)
-        torch.testing.assert_close(ours.layer.posterior.Sigma_E, best.posterior.Sigma_E, rtol=1e-6, atol=0)
+        # collinear features have a plateau of alpha towards infinity, whose end is where rounding begins
+        tight = best.posterior.log_alpha < 15
+        assert ours.layer.posterior.log_alpha == pytest.approx(best.posterior.log_alpha, abs=1e-6 if tight else 1e-2)
+        Sigma_E = best.posterior.Sigma_E
+        torch.testing.assert_close(ours.layer.posterior.Sigma_E, Sigma_E, rtol=1e-7 if tight else 1e-2, atol=0)
         assert ours.layer.nlml == pytest.approx(best.nlml, abs=1e-7)
+    assert tight
     assert again.log_alphas_ == again._stars()
     assert again.calibration_ is model.calibration_
     assert not np.allclose(again.noise_std_, model.noise_std_)
@@ -266,7 +269,7 @@ def test_mistakes_are_told_and_change_nothing(single, as_a_user):
         Fading(0)
     with pytest.raises(InputError, match="by itself"):
         OnlineModel(single, Window(9), start=(X[:9], Y[:9, 0])).remove(X[:1], Y[:1, 0])
-    with pytest.raises(InputError, match="forgetting=1.5"):
+    with pytest.raises(InputError, match=r"forgetting=1\.5"):
         copy.deepcopy(single).update(X[:1], Y[:1, 0], forgetting=1.5)
 
 
