@@ -2,7 +2,9 @@
 
 import copy
 import math
+import runpy
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -285,3 +287,15 @@ def test_rows_of_high_leverage_leave_a_window_by_a_factorisation(single):
 
 def test_everything_is_the_default(single):
     assert OnlineModel(single).past == Everything()
+
+
+def test_the_sensor_that_drifts_runs(tmp_path, capsys):
+    path = Path(__file__).parents[1] / "examples" / "sensor_drift.py"
+    main = runpy.run_path(str(path))["main"]
+    words = {"rows": 210, "fitted": 40, "memory": 20, "epochs": 15, "out": tmp_path / "drift.png"}
+    records = main([word for name, value in words.items() for word in (f"--{name}", str(value))])
+    table = capsys.readouterr().out
+    assert all(name in table for name in records)
+    assert (tmp_path / "drift.png").stat().st_size > 10_000
+    rmse = {name: np.sqrt(np.mean(np.square(record.errors[70:140]))) for name, record in records.items()}
+    assert rmse["fading, memory 20"] < rmse["all rows"] < rmse["as fitted"]  # while it creeps
