@@ -136,7 +136,9 @@ def incremental(X: ndarray, y: ndarray, creep: float, model: BLLRegressor) -> li
             deep,
         ),
         "MLPRegressor": (
-            lambda eta: MLPRegressor((50, 50), learning_rate_init=eta, max_iter=300, random_state=0, tol=0.0),
+            lambda eta: MLPRegressor(
+                hidden_layer_sizes=(50, 50), learning_rate_init=eta, max_iter=300, random_state=0, tol=0.0
+            ),
             plain,
         ),
     }
@@ -144,8 +146,11 @@ def incremental(X: ndarray, y: ndarray, creep: float, model: BLLRegressor) -> li
     for name, (make, features) in makers.items():
         tried = {}
         for eta in STEPS[1:3] if name == "MLPRegressor" else STEPS:
-            way = Scaled(make(eta), features, X, y)
-            tried[eta] = run(Learner(name, way.predict, way.learn), *other).rmse
+            try:
+                way = Scaled(make(eta), features, X, y)
+                tried[eta] = run(Learner(name, way.predict, way.learn), *other).rmse
+            except ValueError:  # it overflowed
+                tried[eta] = np.inf
         best = min(tried, key=lambda eta: tried[eta])
         way = Scaled(make(best), features, X, y)
         learners.append(Learner(f"{name} (step {best:g})", way.predict, way.learn))

@@ -31,8 +31,16 @@ def quick(**words) -> BLLRegressor:
 
 @pytest.fixture(scope="module")
 def mixed() -> BLLRegressor:
-    """Members of several strengths, the linear ones among them; two outputs with correlated noise."""
-    return quick(hidden_prior="auto", n_members="auto", noise="full").fit(X[:FITTED], Y[:FITTED])
+    """Members of several strengths, a linear one among them; two outputs with correlated noise.
+
+    Strengths whose features are collinear are left out: there two refits have no digits in common either.
+    """
+    model = quick(hidden_prior="auto", n_members="auto", noise="full").fit(X[:FITTED], Y[:FITTED])
+    strengths = [member.strength for member in model.members_]
+    kept = [strengths.index(0.03), strengths.index(0.03) + 1, strengths.index(0.3), strengths.index(math.inf)]
+    model.members_ = [model.members_[i] for i in kept]
+    model._log_alphas = [model._log_alphas[i] for i in kept]
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +131,7 @@ def test_a_window_is_a_refit_on_its_rows_after_many_steps(which, request):
     same(online, refitted(model, ones(slice(20, 70))))
 
 
-def test_a_window_after_thousands_of_steps_has_kept_its_digits(single):
+def test_a_window_after_thousands_of_steps_has_kept_its_digits(single, as_a_user):
     online = OnlineModel(single, Window(200), start=(X[:200], Y[:200, 0]))
     for _ in range(3):
         stream(online, single, 0, 850)
@@ -200,13 +208,9 @@ def test_alpha_and_noise_anew_are_those_of_the_last_layer_of_all_rows(which, req
     for ours, theirs in zip(again.members_, by_hand.members_, strict=True):
         p = theirs.layer.posterior
         best = last_layer(p.statistics, noise=p.noise, bias_prior=p.bias_prior)
-        # collinear features have a plateau of alpha towards infinity, whose end is where rounding begins
-        tight = best.posterior.log_alpha < 15
-        assert ours.layer.posterior.log_alpha == pytest.approx(best.posterior.log_alpha, abs=1e-6 if tight else 1e-2)
-        Sigma_E = best.posterior.Sigma_E
-        torch.testing.assert_close(ours.layer.posterior.Sigma_E, Sigma_E, rtol=1e-7 if tight else 1e-2, atol=0)
-        assert ours.layer.nlml == pytest.approx(best.nlml, abs=1e-7)
-    assert tight
+        assert ours.layer.posterior.log_alpha == pytest.approx(best.posterior.log_alpha, abs=1e-6)
+        torch.testing.assert_close(ours.layer.posterior.Sigma_E, best.posterior.Sigma_E, rtol=1e-7, atol=0)
+        assert ours.layer.nlml == pytest.approx(best.nlml, abs=1e-9)
     assert again.log_alphas_ == again._stars()
     assert again.calibration_ is model.calibration_
     assert not np.allclose(again.noise_std_, model.noise_std_)
@@ -289,13 +293,13 @@ def test_everything_is_the_default(single):
     assert OnlineModel(single).past == Everything()
 
 
-def test_the_sensor_that_drifts_runs(tmp_path, capsys):
+def test_the_sensor_that_drifts_runs(tmp_path, capsys, as_a_user):
     path = Path(__file__).parents[1] / "examples" / "sensor_drift.py"
     main = runpy.run_path(str(path))["main"]
-    words = {"rows": 210, "fitted": 40, "memory": 20, "epochs": 15, "out": tmp_path / "drift.png"}
+    words = {"rows": 120, "fitted": 30, "memory": 15, "epochs": 10, "out": tmp_path / "drift.png"}
     records = main([word for name, value in words.items() for word in (f"--{name}", str(value))])
     table = capsys.readouterr().out
     assert all(name in table for name in records)
     assert (tmp_path / "drift.png").stat().st_size > 10_000
-    rmse = {name: np.sqrt(np.mean(np.square(record.errors[70:140]))) for name, record in records.items()}
-    assert rmse["fading, memory 20"] < rmse["all rows"] < rmse["as fitted"]  # while it creeps
+    rmse = {name: np.sqrt(np.mean(np.square(record.errors[40:80]))) for name, record in records.items()}
+    assert rmse["fading, memory 15"] < rmse["all rows"] < rmse["as fitted"]  # while it creeps
