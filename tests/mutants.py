@@ -348,7 +348,7 @@ MUTANTS = [
     Mutant("no-stretch", "dynamics/samples.py", "+ stretch * deviation", "+ deviation", FIRST),
     # --- learning while running
     Mutant("root-without-C", "recursion.py", "_inverse(eye + C).mT", "_inverse(C).mT", RC),
-    Mutant("gain-of-the-old-rows", "recursion.py", "(half @ E)", "E", RC),
+    Mutant("gain-of-the-old-rows", "recursion.py", "times(half, E)", "E", RC),
     Mutant("weights-not-rooted", "recursion.py", "weight.sqrt()[:, None]", "weight[:, None]", RC),
     Mutant("bias-known", "recursion.py", "equations.bias_variance.sqrt()", "0 * equations.bias_variance", RC),
     Mutant("spectrum-never", "recursion.py", "SPECTRAL = 1e4", "SPECTRAL = 0.0", RC),

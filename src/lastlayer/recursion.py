@@ -78,7 +78,8 @@ class Recursion:
 
         It is not positive (or nan) where the rest would not be positive definite: such rows cannot have been in.
         """
-        return self._moved(Phi, T, weight, -1.0)
+        less, C = self._moved(Phi, T, weight, -1.0)
+        return less, C.diagonal(dim1=-2, dim2=-1).square().amin(-1)
 
     def _moved(self, Phi: Tensor, T: Tensor, weight: Tensor | None, s: float) -> tuple["Recursion", Tensor]:
         U, E = Phi, T - Phi @ self.W
@@ -86,19 +87,19 @@ class Recursion:
             root = weight.sqrt()[:, None]
             U, E = root * U, root * E
         V = U @ self.R.mT
-        eye = torch.eye(V.shape[-2], dtype=V.dtype, device=V.device)
+        one_row = V.shape[-2] == 1  # then n x n is a number and needs no linear algebra
+        eye = 1.0 if one_row else torch.eye(V.shape[-2], dtype=V.dtype, device=V.device)
+        times = torch.mul if one_row else torch.matmul
         C = _root(eye + s * (V @ V.mT))
         half = _inverse(C)
-        J = half @ (V @ self.R)
-        turn = _inverse(eye + C).mT @ J  # I + s VV' + C = C (C' + I)
+        J = times(half, V @ self.R)
+        turn = times(_inverse(eye + C).mT, J)  # I + s VV' + C = C (C' + I)
         R = torch.baddbmm(_flat(self.R), _flat(V).mT, _flat(turn), alpha=-s).reshape(self.R.shape)
-        return Recursion(R, self.W + s * (J.mT @ (half @ E)), self.centre), C.diagonal(dim1=-2, dim2=-1).square().amin(
-            -1
-        )
+        return Recursion(R, self.W + s * (J.mT @ times(half, E)), self.centre), C
 
 
 def _root(A: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
-    """Lower C with C C' = A, nan where there is none; a single row needs no LAPACK."""
+    """Lower C with C C' = A, nan where there is none."""
     if A.shape[-1] == 1:
         return A.sqrt()
     C, failed = torch.linalg.cholesky_ex(A)
@@ -113,4 +114,4 @@ def _inverse(C: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
 
 
 def _flat(A: Tensor) -> Tensor:
-    return A.reshape(-1, *A.shape[-2:])
+    return A if A.dim() == 3 else A.reshape(-1, *A.shape[-2:])

@@ -195,7 +195,7 @@ class OnlineModel:
         else:
             data = self._model._validation(X, y)
             Z, T = data.X, data.T
-        weight = check_weight(sample_weight, np.empty((len(T), 1)))
+        weight = None if sample_weight is None else check_weight(sample_weight, np.empty((len(T), 1)))
         w = None if weight is None else torch.tensor(weight, device=T.device)
         with torch.no_grad():
             return [Rows(group(Z), T, w) for group in self._groups]
