@@ -29,8 +29,8 @@ LARGE_BATCH = 0.25
 class OnlineModel:
     """A copy of a fitted model whose last layers follow a stream; the features, and the curve, stay as fitted.
 
-    `past` says what becomes of old rows: `Everything()`, `Fading(memory=1000)`, `Window(500)`. A window holds none of
-    the rows of `fit`, unless they are given as `start=(X, y)`; the others go on from the fitted model.
+    `past` says what becomes of old rows: `Everything()`, `Fading(memory=1000)`, `Window(500)`. Rows given as
+    `start=(X, y)` take the place of those of `fit`; a window needs them, the others go on from the fitted model.
     Between two factorisations a recursion carries the layers from row to row; each factorisation measures its error.
     """
 
@@ -40,7 +40,7 @@ class OnlineModel:
         if not all(math.isfinite(log_alpha) for log_alpha in model.log_alphas_):
             raise InputError(
                 "the variance is in use at an infinite alpha, which no recursion can follow: call "
-                "model.at_alpha(model.alpha_star_) or calibrate the model instead of tuning alpha"
+                "model.at_alpha(math.log(model.alpha_star_)), or calibrate the model instead of tuning alpha"
             )
         self.past: Past = Everything() if past is None else past
         self.error = 0.0
