@@ -16,7 +16,7 @@ DOCS   := .venv-docs
 DOCS_PIP := $(DOCS)/bin/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: help test test-browser test-package docs study study-20 study-spring study-mpc picture recipe lint mutants \
-	bench-core bench-peers bench-uci bench-predict bench-control bench-imports bench-scale lock clean
+	bench-core bench-peers bench-uci bench-predict bench-control bench-imports bench-scale bench-online lock clean
 
 help:
 	@echo "make test        lint, types, rooms, tests"
@@ -35,6 +35,7 @@ help:
 	@echo "make bench-predict  a million rows through lastlayer predict: rows a second, memory"
 	@echo "make bench-control  what uncertainty costs in CasADi, beside the bare network's mean"
 	@echo "make bench-scale mini-batches against the MSE, memory, statistics pass, two processes (docs/scale.md)"
+	@echo "make bench-online  a row learned as it comes, beside a refit and scikit-learn's incremental regressors"
 	@echo "make bench-uci DATA=folder  tables of yours, standard splits: lastlayer beside seven peers (docs/uci.md)"
 	@echo "make lock        pin the present environment in requirements.lock"
 	@echo "make clean       remove environments and caches"
@@ -94,6 +95,9 @@ bench-core: $(READY)
 
 bench-control: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/control.py
+
+bench-online: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/online.py $(ARGS)
 
 bench-predict: $(READY)
 	$(BIN)/python benchmarks/predict_stream.py

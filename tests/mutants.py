@@ -56,6 +56,18 @@ N, MODEL = "test_members.py", "test_model.py"
 TABLES, EXPORT = "test_tables.py", "test_export.py"
 SCALE, FROZEN, RUNNING = "test_scale.py", "training/frozen.py", "training/running.py"
 SEEN = f"{SCALE}::test_weights_are_those_of_the_rows_that_were_seen"
+RC, DRIFT = "test_recursion.py", "test_drift.py"
+FADES, WINDOW, ANEW, NEVER, LEVERAGE, TUNED = (
+    f"test_online.py::test_{name}"
+    for name in (
+        "fading_is_a_refit_with_weights_and_the_prior_does_not_fade",
+        "a_window_is_a_refit_on_its_rows_after_many_steps",
+        "alpha_and_noise_anew_are_those_of_the_last_layer_of_all_rows",
+        "rows_that_were_never_in_are_refused_and_nothing_happens",
+        "rows_of_high_leverage_leave_a_window_by_a_factorisation",
+        "a_tuned_alpha_is_followed_and_keeps_its_distance",
+    )
+)
 CURVE, POINTS, SPLITS, CROSSFIT = (f"calibration/{name}.py" for name in ("curve", "points", "splits", "crossfit"))
 COST, HULLS, TUNING = (f"extrapolation/{name}.py" for name in ("affine_cost", "hulls", "tuning"))
 
@@ -378,6 +390,34 @@ MUTANTS = [
         "cross-forgotten", "dynamics/propagation.py", "between = F @ moments.cross", "between = 0 * moments.cross", D
     ),
     Mutant("no-stretch", "dynamics/samples.py", "+ stretch * deviation", "+ deviation", FIRST),
+    # --- learning while running
+    Mutant("root-without-C", "recursion.py", "_inverse(eye + C).mT", "_inverse(C).mT", RC),
+    Mutant("gain-of-the-old-rows", "recursion.py", "times(half, E)", "E", RC),
+    Mutant("weights-not-rooted", "recursion.py", "weight.sqrt()[:, None]", "weight[:, None]", RC),
+    Mutant("bias-known", "recursion.py", "equations.bias_variance.sqrt()", "0 * equations.bias_variance", RC),
+    Mutant("spectrum-never", "recursion.py", "SPECTRAL = 1e4", "SPECTRAL = 0.0", RC),
+    Mutant("fades-too-slowly", "online/past.py", "math.exp(-n / self.memory)", "math.exp(-1 / self.memory)", FADES),
+    Mutant("window-keeps-all", "online/model.py", "if gone and after", "if False and after", WINDOW),
+    Mutant("digits-not-guarded", "online/layers.py", "SMALLEST_PIVOT = 1e-4", "SMALLEST_PIVOT = 0.0", LEVERAGE),
+    Mutant("removal-unchecked", "statistics.py", "if bool(lowest < -1e-10", "if bool(lowest < -1e10", NEVER),
+    Mutant("alpha-not-anew", "online/model.py", "self.model().reestimate()", "self.model()", ANEW),
+    Mutant("tuned-alpha-lost", "model.py", "else own + (new - old)", "else new", TUNED),
+    Mutant("bets-unfair", "online/drift.py", "- np.log(SCALES)", "", DRIFT),
+    Mutant(
+        "evidence-given-away",
+        "online/drift.py",
+        "np.logaddexp(self._log_M, 0.0)",
+        "np.logaddexp(self._log_M, 4.0)",
+        DRIFT,
+    ),
+    Mutant("ranks-without-own", "online/drift.py", "chance * ties) / len(before)", "0.5 * ties) / len(before)", DRIFT),
+    Mutant(
+        "evidence-doubled",
+        "online/drift.py",
+        "np.exp(self._log_M - top).mean()",
+        "np.exp(self._log_M - top).sum()",
+        DRIFT,
+    ),
     Mutant("back-off-by-mean", "integrations/do_mpc.py", "ndtri(probability)", "(probability - 0.5)", BACK_OFF),
 ]
 

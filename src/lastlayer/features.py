@@ -90,6 +90,22 @@ class StackedMLP(nn.Module):
         self.n_features = members[0].n_features
         self._shape = n_inputs, tuple(hidden), activation
 
+    @classmethod
+    def of(cls, members: Sequence[MLP]) -> "StackedMLP":
+        """Networks that are there already, side by side; all of one shape, with at least one layer."""
+        first = members[0]
+        linears = [layer for layer in first if isinstance(layer, nn.Linear)]
+        activation = next(name for name, make in ACTIVATIONS.items() if make is type(first[1]))
+        widths = [layer.out_features for layer in linears]
+        generators = [torch.Generator()] * len(members)
+        stack = cls(linears[0].in_features, widths, generators=generators, activation=activation)
+        stack = stack.to(linears[0].weight)
+        with torch.no_grad():
+            for j, (W, b) in enumerate(zip(stack.weights, stack.biases, strict=True)):
+                W.copy_(torch.stack([member.get_parameter(f"{2 * j}.weight").mT for member in members]))
+                b.copy_(torch.stack([member.get_parameter(f"{2 * j}.bias")[None] for member in members]))
+        return stack
+
     def member(self, i: int) -> MLP:
         """A network of its own with the weights that member i has now."""
         n_inputs, hidden, activation = self._shape

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -25,7 +25,7 @@ from lastlayer.linalg import TINY
 from lastlayer.posterior import Posterior
 from lastlayer.prediction import JointPrediction, Prediction, add_noise
 from lastlayer.statistics import Statistics
-from lastlayer.training import Data
+from lastlayer.training import Data, last_layer
 
 Model = TypeVar("Model", bound="LastLayerModel")
 
@@ -229,26 +229,62 @@ class LastLayerModel(Shell):
         """
         prediction = self.predictive(X)
         targets = self._unscaled(self._validation(X, y).T)
-        self.conformal_scores_ = np.abs(targets - prediction.mean) / prediction.std
+        self.conformal_scores_ = np.abs(prediction.standardised_residual(targets))
         return self
 
     def update(self: Model, X: Any, y: Any, sample_weight: Any = None, *, forgetting: float = 1.0) -> Model:
         """Take in more rows in closed form: features, alpha, noise and curve stay; old rows lose weight by
-        `forgetting`."""
-        data = self._validation(X, y)
-        weight = check_weight(sample_weight, np.empty((len(data.T), 1)))
-        w = None if weight is None else torch.tensor(weight, device=data.T.device)
+        `forgetting`, the prior does not.
 
-        def updated(member: Member) -> Member:
-            statistics = Statistics.from_features(self._features(member.network, data.X), data.T, sample_weight=w)
-            posterior = member.layer.posterior.update(statistics, forgetting=forgetting)
-            return replace(member, layer=replace(member.layer, posterior=posterior))
+        For rows that come one by one, `lastlayer.online.OnlineModel` does the same much faster.
+        """
+        if not 0 < forgetting <= 1:
+            raise InputError(f"forgetting={forgetting} must be above 0 and at most 1: the weight that old rows keep")
+        return self._with_posteriors(X, y, sample_weight, lambda p, rows: p.update(rows, forgetting=forgetting))
 
-        self.members_ = [updated(member) for member in self.members_]
+    def remove(self: Model, X: Any, y: Any, sample_weight: Any = None) -> Model:
+        """Take rows out again that `fit` or `update` put in, with the weight they have now; all else stays.
+
+        Rows that cannot have been in are refused, and the model is left as it was.
+        """
+        return self._with_posteriors(X, y, sample_weight, lambda p, rows: p.remove(rows))
+
+    def reestimate(self: Model) -> Model:
+        """alpha and noise anew from the rows that count now, at the maximum of the evidence; the features stay.
+
+        The curve stays too, in units of the new noise. A tuned alpha keeps its distance from alpha*.
+        """
+        check_is_fitted(self)
+        layers = [
+            last_layer(p.statistics, noise=p.noise, bias_prior=p.bias_prior)
+            for p in (member.layer.posterior for member in self.members_)
+        ]
+        stars = [float(layer.posterior.log_alpha) for layer in layers]
+        self._log_alphas = [
+            new if own == old else own + (new - old)
+            for own, old, new in zip(self._log_alphas, self._stars(), stars, strict=True)
+        ]
+        self.members_ = [replace(member, layer=layer) for member, layer in zip(self.members_, layers, strict=True)]
         self.conformal_scores_ = None
         return self
 
     # inside -----------------------------------------------------------------------------------------------------
+
+    def _with_posteriors(
+        self: Model, X: Any, y: Any, sample_weight: Any, new: Callable[[Posterior, Statistics], Posterior]
+    ) -> Model:
+        """Every last layer changed by the statistics of some rows; all of them or none."""
+        data = self._validation(X, y)
+        weight = check_weight(sample_weight, np.empty((len(data.T), 1)))
+        w = None if weight is None else torch.tensor(weight, device=data.T.device)
+
+        def changed(member: Member) -> Member:
+            statistics = Statistics.from_features(self._features(member.network, data.X), data.T, sample_weight=w)
+            return replace(member, layer=replace(member.layer, posterior=new(member.layer.posterior, statistics)))
+
+        self.members_ = [changed(member) for member in self.members_]
+        self.conformal_scores_ = None
+        return self
 
     def _calibrate(self, points: HeldOutPoints) -> None:
         """A single network stays Gaussian; a mixture may have tails."""
@@ -270,7 +306,12 @@ class LastLayerModel(Shell):
 
     def _epistemic(self, ratio: Float[ndarray, "c m"]) -> Float[ndarray, "c m q"]:
         """Calibrated variance of the function over that of the noise."""
-        return np.stack([self._curve(i).epistemic(own) for i, own in enumerate(ratio)])
+        strengths = np.array([member.strength for member in self.members_])
+        var = np.empty((*ratio.shape, len(self._targets.mean)))
+        for strength in dict.fromkeys(strengths):
+            same = strengths == strength
+            var[same] = self._curve(int(same.argmax())).epistemic(ratio[same])
+        return var
 
     def _stars(self) -> list[float]:
         return [float(member.layer.posterior.log_alpha) for member in self.members_]
@@ -302,11 +343,15 @@ class LastLayerModel(Shell):
                 ratios.append(in_use.cpu().numpy())
             parts.append([np.stack(x) for x in (means, costs, ratios)])
         mean, cost, ratio = [np.concatenate(x, axis=1) for x in zip(*parts, strict=True)]
-        a = np.stack([self._curve(i).noise for i in range(len(mean))])
-        noise = np.broadcast_to(a[:, None], mean.shape)
+        return Marginals(mean, cost, ratio, self._noise_factor(Z))
+
+    def _noise_factor(self, Z: Tensor) -> Float[ndarray, "c m q"]:
+        """Calibrated noise variance at each point over that of the evidence."""
+        a = np.stack([self._curve(i).noise for i in range(len(self.members_))])
+        noise = np.broadcast_to(a[:, None], (len(a), len(Z), a.shape[1]))
         if self.calibration_ is not None and self.calibration_.head is not None:
             noise = noise * self.calibration_.head.factor(Z)
-        return Marginals(mean, cost, ratio, noise)
+        return noise
 
     def _weights(self, marginals: Marginals) -> Float[ndarray, "c m"]:
         """What each member counts at each point: its precision where that is calibrated, at alpha*; else all alike."""
@@ -371,7 +416,8 @@ class LastLayerModel(Shell):
 
     def _noise_vars(self) -> Float[ndarray, "c 1 q"]:
         """Of each member, before calibration."""
-        return np.stack([np.diagonal(self._noise_cov(i)) for i in range(len(self.members_))])[:, None]
+        own = torch.stack([member.layer.posterior.Sigma_E.diagonal() for member in self.members_])
+        return own.cpu().numpy()[:, None] * np.square(self._targets.scale.numpy())
 
     def _noise_cov(self, i: int, factor: Float[ndarray, " q"] | float = 1.0) -> Float[ndarray, "q q"]:
         """Of member i in target units, times a factor for each output."""

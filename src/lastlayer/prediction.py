@@ -148,6 +148,11 @@ class Prediction:
         density: ndarray = logsumexp(each, axis=0, b=share)
         return density
 
+    def standardised_residual(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m q"]:
+        """(y - mean) / std."""
+        residual: ndarray = (self._targets(y) - self.mean) / self.std
+        return residual
+
     def cdf(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m q"]:
         """Probability that each output lies below y."""
         return self._average(ndtr((self._targets(y) - self.component_mean) / np.sqrt(self.component_var)))

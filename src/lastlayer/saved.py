@@ -13,12 +13,9 @@ from lastlayer.calibration import Calibration, CalibrationPoints, Curve, Member,
 from lastlayer.model import LastLayerModel
 from lastlayer.posterior import Posterior
 from lastlayer.scaling import Standardizer
-from lastlayer.statistics import Statistics
+from lastlayer.statistics import MOMENTS, Statistics
 from lastlayer.training import LastLayer
 from lastlayer.types import BiasPrior, NoiseStructure
-
-FIELDS = ("count", "mean", "scatter", "energy")
-"""Of the statistics, as they stand in a file."""
 
 Build = Callable[[float], nn.Module]
 """An untrained network of a strength of the prior, of the right type and on the right device."""
@@ -30,7 +27,7 @@ def pack(model: LastLayerModel) -> tuple[dict[str, Tensor], dict[str, Any]]:
     for i, member in enumerate(model.members_):
         posterior = member.layer.posterior
         tensors |= {f"{i}.network.{k}": v for k, v in member.network.state_dict().items()}
-        tensors |= {f"{i}.statistics.{k}": getattr(posterior.statistics, k) for k in FIELDS}
+        tensors |= {f"{i}.statistics.{k}": getattr(posterior.statistics, k) for k in MOMENTS}
         tensors |= {f"{i}.noise_cov": posterior.Sigma_E}
     tensors |= {"targets.mean": model._targets.mean, "targets.scale": model._targets.scale}
     if model._inputs is not None:
@@ -86,7 +83,7 @@ def unpack(
         prefix, device, strength = f"{i}.network.", model._device(), float(text)
         network = build(strength)
         network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
-        moments = {k: tensors[f"{i}.statistics.{k}"] for k in FIELDS}
+        moments = {k: tensors[f"{i}.statistics.{k}"] for k in MOMENTS}
         statistics = Statistics(**moments, n_outputs=len(model._targets.mean)).to(device)
         noise_cov = tensors[f"{i}.noise_cov"].to(device)
         posterior = Posterior(statistics, log_alpha, noise_cov, noise, bias_prior, rtol=math.inf)

@@ -5,7 +5,7 @@ of [phi_tilde, T]: over chunks, machines and time they simply add up. They are k
 large raw sums lose the digits that the variance lives on; Phi'Phi, Phi'T and T'T follow from them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +16,8 @@ from lastlayer.errors import InputError
 from lastlayer.features import linear_features
 from lastlayer.linalg import EPS, TINY
 
+MOMENTS = ("count", "mean", "scatter", "energy")
+"""The fields of `Statistics` that are numbers of the rows."""
 CHUNK_ROWS = 16_384
 PILOT_ROWS = 256
 """Rows whose mean is near enough to that of a chunk for the difference to cost no digits."""
@@ -170,10 +172,20 @@ class Statistics:
             raise InputError(f"factor={factor} must be positive: weights cannot vanish or turn negative")
         return replace(self, count=self.count * factor, scatter=self.scatter * factor, energy=self.energy * factor)
 
+    @classmethod
+    def stacked(cls, parts: "Sequence[Statistics]") -> "Statistics":
+        """Those of several models side by side, in a leading dimension; `stack[i]` is one of them again."""
+        for part in parts:
+            parts[0]._check_same_columns(part)
+        moved = {name: torch.stack([getattr(part, name) for part in parts]) for name in MOMENTS}
+        return cls(**moved, n_outputs=parts[0].n_outputs)
+
+    def __getitem__(self, i: int | Tensor) -> "Statistics":
+        return replace(self, **{name: getattr(self, name)[i] for name in MOMENTS})
+
     def to(self, device: torch.device | str) -> "Statistics":
         """The same numbers on another device."""
-        moved = {name: getattr(self, name).to(device) for name in ("count", "mean", "scatter", "energy")}
-        return replace(self, **moved)
+        return replace(self, **{name: getattr(self, name).to(device) for name in MOMENTS})
 
     @property
     def n_linear(self) -> int:

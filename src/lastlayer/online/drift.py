@@ -1,0 +1,152 @@
+"""When to fit anew: a sequential test on standardised residuals whose rate of false alarms is bounded.
+
+Each residual becomes its rank among all residuals before it (a conformal p-value, ties broken at random). As long as
+the rows are exchangeable, whatever the model got wrong about its own errors, these u_1, u_2, ... are independent and
+uniform, so x = ndtri(u) are independent standard normal numbers, and for a density f of x after a change
+
+    M_t = (M_{t-1} + 1) f(x_t) / phi(x_t),    E[M_t] = t        (Shiryaev and Roberts)
+
+grows by one a row on average. M is the mean over several f (errors that move up or down, or become larger) and over
+the outputs, so E[M_t] = t for it too, and Doob's inequality gives P(max_{t <= n} M_t >= c) <= n / c for every n.
+"""
+
+import math
+from array import array
+from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+from scipy.special import ndtri
+
+from lastlayer.errors import InputError
+
+SHIFTS = np.array([-2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 0.0, 0.0])
+"""Means of x after a change, ..."""
+SCALES = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.5, 2.5])
+"""... and their standard deviations."""
+
+
+def log_ratios(x: Float[ndarray, " *s"]) -> Float[ndarray, "*s a"]:
+    """log f(x) / phi(x) of every alternative N(shift, scale^2)."""
+    x = np.asarray(x)[..., None]
+    log: ndarray = 0.5 * (np.square(x) - np.square((x - SHIFTS) / SCALES)) - np.log(SCALES)
+    return log
+
+
+@dataclass(frozen=True)
+class Drift:
+    """What a monitor has seen."""
+
+    alarm: bool
+    n_rows: int
+    """Rows seen since the monitor was started."""
+    evidence: float
+    """M at its largest; under no drift it exceeds c within n rows with probability n / c at most."""
+    threshold: float
+    since: int
+    """The row (from 0) from which on the residuals are best explained by a change."""
+    output: int
+    kind: str
+    """What has changed most likely: "up", "down" or "larger"."""
+
+    def __str__(self) -> str:
+        seen = f"{self.n_rows:,} rows seen, evidence {self.evidence:.3g} of {self.threshold:.3g}"
+        if not self.alarm:
+            return f"no drift: {seen}; go on"
+        words = {
+            "up": "targets lie above the predictions",
+            "down": "targets lie below the predictions",
+            "larger": "errors have become larger than the model says",
+        }[self.kind]
+        chance = min(1.0, self.n_rows / self.threshold)
+        return (
+            f"drift: since about row {self.since:,} {words} (output {self.output}); {seen}, by chance with probability "
+            f"{chance:.2g} at most. Fit a new model to rows from there on, or let old rows fade faster; then restart() "
+            "the monitor"
+        )
+
+
+class DriftMonitor:
+    """Watches standardised residuals, `predictive(X).standardised_residual(y)`, taken before the rows are learned.
+
+    The probability of a false alarm within n rows is at most n / false_alarm_every, for any n, as long as rows are
+    exchangeable: calibration errors of the model do no harm, dependence between neighbouring rows does.
+    Residuals are compared with those before them, so `reference`, residuals of rows held back when the model was
+    fitted, lets the monitor see a change in the very first rows too.
+    """
+
+    def __init__(
+        self, *, false_alarm_every: int = 10_000, reference: Any = None, n_outputs: int = 1, random_state: int = 0
+    ) -> None:
+        if not false_alarm_every > 1:
+            raise InputError(f"false_alarm_every={false_alarm_every} must be a number of rows above 1, such as 10_000")
+        self.false_alarm_every = float(false_alarm_every)
+        self._rng = np.random.default_rng(random_state)
+        self._q = n_outputs if reference is None else self._table(reference, None).shape[1]
+        self.restart(reference)
+
+    def restart(self, reference: Any = None) -> "DriftMonitor":
+        """Forget everything, as after a new fit."""
+        past = np.empty((0, self._q)) if reference is None else self._table(reference, self._q)
+        self._before = [array("d", np.sort(column)) for column in past.T]
+        shape = (self._q, len(SHIFTS))
+        self._log_M = np.full(shape, -math.inf)
+        self._log_cusum, self._reset = np.zeros(shape), np.zeros(shape, dtype=int)
+        self.drift = Drift(False, 0, 0.0, self.false_alarm_every, 0, 0, "larger")
+        """What has been seen so far; an alarm stays until `restart`."""
+        return self
+
+    def update(self, residuals: Any) -> Drift:
+        """Look at more residuals, one row after the other."""
+        for row in self._table(residuals, self._q):
+            self._look(row)
+        return self.drift
+
+    def _look(self, row: Float[ndarray, " q"]) -> None:
+        u = np.array([self._rank(before, float(z)) for before, z in zip(self._before, row, strict=True)])
+        log_f, n = log_ratios(ndtri(u)), self.drift.n_rows
+        self._log_M = np.logaddexp(self._log_M, 0.0) + log_f
+        fresh = self._log_cusum <= 0  # a change that began before explains less than one that begins here
+        self._reset[fresh] = n
+        self._log_cusum = np.maximum(self._log_cusum, 0.0) + log_f
+        top = float(self._log_M.max())
+        evidence = math.exp(min(top, 700.0)) * float(np.exp(self._log_M - top).mean())
+        if self.drift.alarm:
+            self.drift = _later(self.drift, n + 1, evidence)
+            return
+        output, best = np.unravel_index(int(self._log_M.argmax()), self._log_M.shape)
+        shift = SHIFTS[best]
+        self.drift = Drift(
+            alarm=evidence >= self.false_alarm_every,
+            n_rows=n + 1,
+            evidence=max(evidence, self.drift.evidence),
+            threshold=self.false_alarm_every,
+            since=int(self._reset[output, best]),
+            output=int(output),
+            kind="up" if shift > 0 else "down" if shift < 0 else "larger",
+        )
+
+    def _rank(self, before: "array[float]", z: float) -> float:
+        """Uniform on (0, 1) if z and those before are exchangeable; z joins them."""
+        below, ties = bisect_left(before, z), bisect_right(before, z) - bisect_left(before, z) + 1
+        insort(before, z)
+        chance = max(self._rng.random(), 1e-12)
+        return (below + chance * ties) / len(before)
+
+    def _table(self, residuals: Any, q: int | None) -> Float[ndarray, "n q"]:
+        table = np.asarray(residuals, dtype=float)
+        table = table.reshape(-1, 1) if table.ndim < 2 else table
+        if table.ndim != 2 or q not in (None, table.shape[1]) or not np.isfinite(table).all():
+            raise InputError(
+                f"residuals of shape {table.shape} with {int((~np.isfinite(table)).sum())} values that are not finite: "
+                f"give finite standardised residuals of shape (n, {'q' if q is None else q}), or set n_outputs"
+            )
+        return table
+
+
+def _later(drift: Drift, n_rows: int, evidence: float) -> Drift:
+    """The alarm as it was raised, with what came after."""
+    return Drift(True, n_rows, max(evidence, drift.evidence), drift.threshold, drift.since, drift.output, drift.kind)

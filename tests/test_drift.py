@@ -1,0 +1,93 @@
+"""The monitor's promise under no drift, by theorem and by simulation, and what it says when there is one."""
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.stats import kstest, norm
+
+from lastlayer.errors import InputError
+from lastlayer.online import DriftMonitor
+from lastlayer.online.drift import SHIFTS, log_ratios
+
+
+def test_every_bet_is_fair():
+    """E[f / phi] = 1 under the standard normal: what makes E[M_t] = t."""
+    for i in range(len(SHIFTS)):
+        mean, _ = quad(lambda x: np.exp(log_ratios(np.array(x))[i]) * norm.pdf(x), -40, 40, points=[0.0], limit=200)
+        assert mean == pytest.approx(1, abs=1e-8)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_ranks_are_uniform_and_independent_whatever_the_residuals(ties):
+    rng = np.random.default_rng(1)
+    monitor = DriftMonitor(random_state=2)
+    z = 5 + 3 * rng.standard_t(2, 3_000)  # a model that is badly off
+    z = np.round(z) if ties else z
+    u = np.array([monitor._rank(monitor._before[0], value) for value in z])
+    assert kstest(u, "uniform").pvalue > 0.01
+    assert abs(np.corrcoef(u[1:], u[:-1])[0, 1]) < 0.05
+
+
+def test_false_alarms_are_as_rare_as_promised():
+    """P(alarm within n rows) <= n / false_alarm_every: here 1/4, for residuals of a model that is badly calibrated."""
+    rng, n, streams = np.random.default_rng(3), 150, 100
+    alarms = 0
+    for seed in range(streams):
+        monitor = DriftMonitor(false_alarm_every=4 * n, random_state=seed)
+        alarms += monitor.update(1 + 3 * rng.standard_t(3, n)).alarm
+    assert alarms / streams < 0.25
+    assert alarms > 0  # the bound is no empty one
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [(lambda z: z + 1.5, "up"), (lambda z: z - 1.5, "down"), (lambda z: 3 * z, "larger")],
+)
+def test_a_change_is_seen_soon_and_named(change, kind):
+    rng = np.random.default_rng(4)
+    monitor = DriftMonitor(false_alarm_every=10_000)
+    assert not monitor.update(0.3 + 2 * rng.standard_normal((300, 1))).alarm
+    assert "no drift" in str(monitor.drift)
+    for z in change(rng.standard_normal(200)) * 2 + 0.3:
+        if monitor.update([z]).alarm:
+            break
+    drift = monitor.drift
+    assert drift.alarm
+    assert drift.n_rows < 300 + 60
+    assert drift.kind == kind
+    assert abs(drift.since - 300) < 25
+    assert "Fit a new model" in str(drift)
+    assert f"row {drift.since}" in str(drift)
+    later = monitor.update(rng.standard_normal(20))
+    assert (later.alarm, later.since, later.kind) == (True, drift.since, drift.kind)
+    assert later.n_rows == drift.n_rows + 20
+    assert monitor.restart().drift.n_rows == 0
+    assert not monitor.drift.alarm
+
+
+def test_a_reference_shows_a_change_in_the_first_row():
+    rng = np.random.default_rng(5)
+    shifted = 2 + rng.standard_normal(60)
+    assert not DriftMonitor().update(shifted).alarm  # alike among themselves
+    monitor = DriftMonitor(reference=rng.standard_normal(300))
+    drift = monitor.update(shifted)
+    assert drift.alarm
+    assert drift.since < 5
+
+
+def test_outputs_are_watched_side_by_side():
+    rng = np.random.default_rng(6)
+    z = rng.standard_normal((400, 3))
+    z[250:, 2] -= 2
+    drift = DriftMonitor(n_outputs=3).update(z)
+    assert drift.alarm
+    assert (drift.output, drift.kind) == (2, "down")
+
+
+def test_what_cannot_be_watched_is_refused(as_a_user):
+    with pytest.raises(InputError, match="false_alarm_every=0"):
+        DriftMonitor(false_alarm_every=0)
+    with pytest.raises(InputError, match="1 values that are not finite"):
+        DriftMonitor().update([0.0, np.nan])
+    with pytest.raises(InputError, match=r"shape \(4, 2\).*\(n, 1\)"):
+        DriftMonitor().update(np.zeros((4, 2)))

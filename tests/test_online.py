@@ -1,0 +1,305 @@
+"""A model that learns while it runs against one whose last layers are made anew from the same rows."""
+
+import copy
+import math
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import sine
+from torch import nn
+
+import lastlayer
+from lastlayer import BLLRegressor
+from lastlayer.errors import InputError
+from lastlayer.online import Everything, Fading, OnlineModel, Window
+from lastlayer.online.networks import grouped
+from lastlayer.statistics import Statistics
+from lastlayer.training import last_layer
+
+X, Y = sine(900, q=2, seed=3, d=2)
+NEW = sine(30, seed=5, d=2)[0] * 1.5
+FITTED = 60
+
+
+def quick(**words) -> BLLRegressor:
+    return BLLRegressor(**({"hidden": (6,), "max_epochs": 15, "n_members": 4, "random_state": 0} | words))
+
+
+@pytest.fixture(scope="module")
+def mixed() -> BLLRegressor:
+    """Members of several strengths, a linear one among them; two outputs with correlated noise.
+
+    Strengths whose features are collinear are left out: there two refits have no digits in common either.
+    """
+    model = quick(hidden_prior="auto", n_members="auto", noise="full").fit(X[:FITTED], Y[:FITTED])
+    strengths = [member.strength for member in model.members_]
+    kept = [strengths.index(0.03), strengths.index(0.03) + 1, strengths.index(0.3), strengths.index(math.inf)]
+    model.members_ = [model.members_[i] for i in kept]
+    model._log_alphas = [model._log_alphas[i] for i in kept]
+    return model
+
+
+@pytest.fixture(scope="module")
+def single() -> BLLRegressor:
+    return quick(preset="fast", bias_prior="shared", n_members=1).fit(X[:FITTED], Y[:FITTED, 0])
+
+
+@pytest.fixture(scope="module")
+def noisy() -> BLLRegressor:
+    return quick(noise="input", hidden_prior=0.3).fit(X[:FITTED], Y[:FITTED, 0])
+
+
+MODELS = ["mixed", "single", "noisy"]
+
+
+def targets(model: BLLRegressor) -> np.ndarray:
+    return Y if model._y_ndim == 2 else Y[:, 0]
+
+
+def refitted(model: BLLRegressor, weight: np.ndarray) -> BLLRegressor:
+    """The last layers from these rows alone: alpha, noise and curve as they are."""
+    new, rows = copy.copy(model), np.flatnonzero(weight)
+    data = model._validation(X[rows], targets(model)[rows])
+    new.members_, new.conformal_scores_ = [], None
+    for member in model.members_:
+        Phi = model._features(member.network, data.X)
+        statistics = Statistics.from_features(Phi, data.T, sample_weight=torch.from_numpy(weight[rows]))
+        posterior = replace(member.layer.posterior, statistics=statistics)
+        new.members_.append(replace(member, layer=replace(member.layer, posterior=posterior)))
+    return new
+
+
+def ones(*rows: slice) -> np.ndarray:
+    weight = np.zeros(len(X))
+    for some in rows:
+        weight[some] = 1
+    return weight
+
+
+def same(a, b, *, rtol: float = 1e-8) -> None:
+    """Means and variances at new points, to 1e-8 of the standard deviation and relatively."""
+    p, q = a.predictive(NEW), b.predictive(NEW)
+    for one, other in ((p.component_mean, q.component_mean), (p.mean, q.mean)):
+        assert np.abs(one - other).max() < rtol * q.std.max()
+    np.testing.assert_allclose(p.component_var, q.component_var, rtol=rtol)
+    np.testing.assert_allclose(p.affine_cost, q.affine_cost, rtol=rtol)
+    np.testing.assert_allclose(a.predictive(NEW, noise=False).var, b.predictive(NEW, noise=False).var, rtol=rtol)
+
+
+def stream(online: OnlineModel, model: BLLRegressor, start: int, stop: int, step: int = 1) -> None:
+    y = targets(model)
+    for i in range(start, stop, step):
+        rows = slice(i, min(i + step, stop))
+        assert online.update(X[rows], y[rows]) is online
+
+
+@pytest.mark.parametrize("which", MODELS)
+def test_it_starts_as_the_model_and_becomes_the_refit(which, request):
+    model = request.getfixturevalue(which)
+    before = model.predictive(NEW).std
+    online = OnlineModel(model)
+    same(online, model)
+    stream(online, model, FITTED, FITTED + 40)
+    stream(online, model, FITTED + 40, 200, step=7)
+    stream(online, model, 200, 300, step=100)
+    stream(online, model, 300, 305)
+    assert online.n_rows == 245
+    same(online, refitted(model, ones(slice(0, 305))))
+    same(online.model(), refitted(model, ones(slice(0, 305))))
+    assert 0 < online.error < 1e-9
+    np.testing.assert_array_equal(model.predictive(NEW).std, before)  # the model itself was left alone
+    mean, std = online.predict(NEW, return_std=True)
+    assert mean.shape == std.shape == targets(model)[: len(NEW)].shape
+
+
+@pytest.mark.parametrize("which", MODELS)
+def test_a_window_is_a_refit_on_its_rows_after_many_steps(which, request):
+    model = request.getfixturevalue(which)
+    online = OnlineModel(model, Window(50), start=(X[:FITTED], targets(model)[:FITTED]))
+    same(online, refitted(model, ones(slice(10, FITTED))))
+    stream(online, model, FITTED, 391)
+    same(online, refitted(model, ones(slice(341, 391))))
+    same(online.model(), refitted(model, ones(slice(341, 391))))
+    assert online._n_since > 0  # carried by the recursion, not just factored
+    stream(online, model, 391, 395, step=2)
+    same(online, refitted(model, ones(slice(345, 395))))
+    online.update(X[:70], targets(model)[:70])  # more than it holds
+    same(online, refitted(model, ones(slice(20, 70))))
+
+
+def test_a_window_after_thousands_of_steps_has_kept_its_digits(single, as_a_user):
+    online = OnlineModel(single, Window(200), start=(X[:200], Y[:200, 0]))
+    for _ in range(3):
+        stream(online, single, 0, 850)
+    same(online, refitted(single, ones(slice(650, 850))))
+    assert online.error < 1e-9
+
+
+def test_a_window_that_fills_up_holds_all_its_rows(single):
+    online = OnlineModel(single, Window(100), start=(X[:5], Y[:5, 0]))
+    stream(online, single, 5, 60)
+    same(online, refitted(single, ones(slice(0, 60))))
+
+
+@pytest.mark.parametrize("which", MODELS)
+@pytest.mark.parametrize(("memory", "step"), [(20, 1), (400, 1), (100, 9)])
+def test_fading_is_a_refit_with_weights_and_the_prior_does_not_fade(which, memory, step, request):
+    model = request.getfixturevalue(which)
+    online, weight, since = OnlineModel(model, Fading(memory)), ones(slice(0, FITTED)), 0
+    stops = range(FITTED, 258, step)
+    interval = online.past.interval(online._width)
+    for i in stops:
+        rows = slice(i, i + step)
+        stream(online, model, i, i + step, step)
+        weight[rows], since = 1, since + step
+        if online._n_since == 0:  # factored: the rows of before fade by what came since
+            assert since >= interval or step > 1
+            weight[: i + step - since] *= math.exp(-since / memory)
+            since = 0
+    ideal = np.exp(-(stops[-1] + step - 1 - np.arange(len(X))) / memory)
+    kept = weight > 0
+    lag = max(interval, step) / memory  # weights fall in steps: a row begins to fade after one, and is late by one
+    assert (np.abs(np.log(weight[kept] / ideal[kept])[FITTED:]) < 2 * lag).all()
+    same(online, refitted(model, weight))
+
+
+def test_weights_count_as_rows(mixed):
+    weighted, twice = OnlineModel(mixed), OnlineModel(mixed)
+    weighted.update(X[100:103], Y[100:103], sample_weight=[2.0, 0.0, 1.0])
+    twice.update(X[[100, 100, 102]], Y[[100, 100, 102]])
+    same(weighted, twice)
+
+
+@pytest.mark.parametrize("which", MODELS)
+def test_what_comes_can_be_removed_again(which, request):
+    model = copy.deepcopy(request.getfixturevalue(which))
+    y = targets(model)
+    online = OnlineModel(model)
+    stream(online, model, 100, 130)
+    online.remove(X[100:120], y[100:120])
+    same(online, refitted(model, ones(slice(0, FITTED), slice(120, 130))))
+    after = copy.deepcopy(model).update(X[100:130], y[100:130]).remove(X[100:120], y[100:120])
+    same(after, refitted(model, ones(slice(0, FITTED), slice(120, 130))))
+    assert copy.deepcopy(model).remove(X[:10], y[:10]).members_[0].layer.posterior.statistics.count == FITTED - 10
+
+
+@pytest.mark.parametrize("kind", [OnlineModel, copy.deepcopy])
+def test_rows_that_were_never_in_are_refused_and_nothing_happens(kind, mixed):
+    model = kind(mixed)
+    before = model.predictive(NEW).std
+    with pytest.raises(InputError, match="were not all among those put in"):
+        model.remove(X[:5] + 100, Y[:5])
+    with pytest.raises(InputError, match=r"cannot take 60 rows .* out of 60"):
+        model.remove(X[:FITTED], Y[:FITTED])
+    np.testing.assert_array_equal(model.predictive(NEW).std, before)
+
+
+@pytest.mark.parametrize("which", MODELS)
+def test_alpha_and_noise_anew_are_those_of_the_last_layer_of_all_rows(which, request):
+    model = request.getfixturevalue(which)
+    online = OnlineModel(model)
+    stream(online, model, FITTED, 300, step=30)
+    again = online.reestimate().model()
+    by_hand = refitted(model, ones(slice(0, 300)))
+    for ours, theirs in zip(again.members_, by_hand.members_, strict=True):
+        p = theirs.layer.posterior
+        best = last_layer(p.statistics, noise=p.noise, bias_prior=p.bias_prior)
+        assert ours.layer.posterior.log_alpha == pytest.approx(best.posterior.log_alpha, abs=1e-6)
+        torch.testing.assert_close(ours.layer.posterior.Sigma_E, best.posterior.Sigma_E, rtol=1e-7, atol=0)
+        assert ours.layer.nlml == pytest.approx(best.nlml, abs=1e-9)
+    assert again.log_alphas_ == again._stars()
+    assert again.calibration_ is model.calibration_
+    assert not np.allclose(again.noise_std_, model.noise_std_)
+    same(online, again)
+    stream(online, model, 300, 310)
+    same(online, again.update(X[300:310], targets(model)[300:310]))
+
+
+def test_a_tuned_alpha_is_followed_and_keeps_its_distance(mixed):
+    model = copy.deepcopy(mixed).at_alpha(float(np.mean(mixed.log_alphas_)) + 1.5)
+    online = OnlineModel(model)
+    stream(online, model, FITTED, 90)
+    same(online, refitted(model, ones(slice(0, 90))))
+    again = online.reestimate().model()
+    np.testing.assert_allclose(np.subtract(again.log_alphas_, again._stars()), 1.5)
+    with pytest.raises(InputError, match="infinite alpha"):
+        OnlineModel(model.at_alpha(math.inf))
+
+
+def test_it_can_be_saved_and_loaded(mixed, tmp_path):
+    online = OnlineModel(mixed)
+    stream(online, mixed, FITTED, 70)
+    online.model().save(tmp_path / "m")
+    same(OnlineModel(lastlayer.load(tmp_path / "m")), online)
+
+
+def test_frames_tensors_and_own_networks_go_in_too():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(X, columns=["a", "b"])
+    make = lambda: nn.Sequential(nn.Linear(2, 5), nn.Tanh())
+    model = quick(backbone=make, n_members=2, hidden_prior=0.3).fit(frame[:FITTED], Y[:FITTED, 0])
+    assert [group.places for group in grouped([m.network for m in model.members_])] == [[0], [1]]
+    online = OnlineModel(model)
+    for i in range(100, 110):
+        online.update(frame[i : i + 1], Y[i : i + 1, 0])
+    frames = online.predictive(frame[:5]).std
+    by_hand = copy.deepcopy(model).update(frame[100:110], torch.from_numpy(Y[100:110, 0]))
+    np.testing.assert_allclose(frames, by_hand.predictive(frame[:5]).std, rtol=1e-8)
+    with pytest.raises(ValueError, match="feature names"):
+        online.update(frame[["b", "a"]][:1], Y[:1, 0])
+
+
+def test_mistakes_are_told_and_change_nothing(single, as_a_user):
+    online = OnlineModel(single, Fading(50))
+    before = online.predictive(NEW).std
+    for words, wrong in {
+        "y has 1 NaN values": (X[:2], np.array([0.0, np.nan])),
+        "X has 2 NaN values": (np.full((1, 2), np.nan), Y[:1, 0]),
+        "features": (X[:1, :1], Y[:1, 0]),
+        "outputs": (X[:2], Y[:2]),
+        "inconsistent": (X[:3], Y[:2, 0]),
+        "2D array": (X[0], Y[:1, 0]),
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            online.update(*wrong)
+    np.testing.assert_array_equal(online.predictive(NEW).std, before)
+    with pytest.raises(InputError, match=r"Window\(rows=9\) must start from rows"):
+        OnlineModel(single, Window(9))
+    with pytest.raises(InputError, match="rows=1"):
+        Window(1)
+    with pytest.raises(InputError, match="memory=0"):
+        Fading(0)
+    with pytest.raises(InputError, match="by itself"):
+        OnlineModel(single, Window(9), start=(X[:9], Y[:9, 0])).remove(X[:1], Y[:1, 0])
+    with pytest.raises(InputError, match=r"forgetting=1\.5"):
+        copy.deepcopy(single).update(X[:1], Y[:1, 0], forgetting=1.5)
+
+
+def test_rows_of_high_leverage_leave_a_window_by_a_factorisation(single):
+    """One far row holds a direction alone: taking it out by the recursion would lose its digits."""
+    far = X[:20].copy()
+    far[0] *= 1e4
+    online = OnlineModel(single, Window(20), start=(far, Y[:20, 0]))
+    stream(online, single, 20, 21)
+    assert online._n_since == 0
+    same(online, refitted(single, ones(slice(1, 21))))
+
+
+def test_everything_is_the_default(single):
+    assert OnlineModel(single).past == Everything()
+
+
+def test_the_sensor_that_drifts_runs(tmp_path, capsys, as_a_user):
+    path = Path(__file__).parents[1] / "examples" / "sensor_drift.py"
+    main = runpy.run_path(str(path))["main"]
+    words = {"rows": 120, "fitted": 30, "memory": 15, "epochs": 10, "out": tmp_path / "drift.png"}
+    records = main([word for name, value in words.items() for word in (f"--{name}", str(value))])
+    table = capsys.readouterr().out
+    assert all(name in table for name in records)
+    assert (tmp_path / "drift.png").stat().st_size > 10_000
+    rmse = {name: np.sqrt(np.mean(np.square(record.errors[40:80]))) for name, record in records.items()}
+    assert rmse["fading, memory 15"] < rmse["all rows"] < rmse["as fitted"]  # while it creeps
