@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 from lastlayer import files
 from lastlayer.calibration import CrossFit, Ensemble, Member
+from lastlayer.description import describe
 from lastlayer.errors import FlooredNoiseWarning, InputError, choose
 from lastlayer.estimator import DTYPES
 from lastlayer.extrapolation import HeldOut, leave_one_out_cost, tune_alpha_on
 from lastlayer.fitting import Architecture, Trainer
 from lastlayer.model import LastLayerModel
+from lastlayer.module import PredictiveModule
 from lastlayer.plans import LARGE_TABLE, make_plan
 from lastlayer.ranks import Ranks
 from lastlayer.saved import pack, unpack
@@ -346,7 +348,15 @@ class BLLRegressor(LastLayerModel):
     def history_(self) -> dict[str, Any]:
         return dict(vars(self.training_))
 
-    # files ------------------------------------------------------------------------------------------------------
+    # elsewhere --------------------------------------------------------------------------------------------------
+
+    def module(self) -> PredictiveModule:
+        """The fitted model as a `torch.nn.Module`, differentiable in its inputs; ONNX and torch.export start here.
+
+        It maps a batch, original units, to a dictionary of tensors that `predictive` has as arrays: mean, var,
+        epistemic_var, noise_var, affine_cost. It is a copy on the model's device; `.to(...)` moves it.
+        """
+        return PredictiveModule(describe(self)).to(self._device())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model to one file (safetensors); the old file stays whole until the new one is."""
