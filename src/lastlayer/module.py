@@ -1,4 +1,4 @@
-"""A fitted model as one `torch.nn.Module`: the formula of the `description` room in tensors, differentiable in its inputs.
+"""A fitted model as one `torch.nn.Module`: the formula of the `description` room in tensors, differentiable in inputs.
 
 Everything that a prediction needs is a parameter or a buffer, so that `.to(...)` moves it, and factors are inverted
 beforehand, so that nothing but products is left for `torch.export` and ONNX to write down.

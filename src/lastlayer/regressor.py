@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
@@ -311,18 +312,26 @@ class BLLRegressor(LastLayerModel):
 
     def _take(self, ensemble: Ensemble, data: Data) -> None:
         """The members, and what they cost at the training points."""
-        if any(member.layer.noise_floored for member in ensemble.members) and bool((data.T.std(0) > 0).all()):
+        self._hold(ensemble, varied=bool((data.T.std(0) > 0).all()))
+        self._keep_costs(torch.from_numpy(self._marginals(data.X).cost))
+
+    def _hold(self, ensemble: Ensemble, *, varied: bool) -> None:
+        """The members as they stand, uncalibrated; targets that never `varied` need no warning."""
+        if varied and any(member.layer.noise_floored for member in ensemble.members):
             warnings.warn(
                 "the network fits the targets without error: the noise was set to its floor, 1e-6 of their standard "
                 "deviation; expect intervals that are too narrow, and give more data or a smaller network",
                 FlooredNoiseWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         self.members_ = ensemble.members
         self.hidden_prior_scores_ = ensemble.scores
         self.calibration_ = self.conformal_scores_ = None
         self._log_alphas = self._stars()
-        costs = leave_one_out_cost(torch.from_numpy(self._marginals(data.X).cost)).mean(0)
+
+    def _keep_costs(self, cost: Float[Tensor, "c m"]) -> None:
+        """Quantiles of what training points would cost if they were new."""
+        costs = leave_one_out_cost(cost).mean(0)
         levels = torch.linspace(0, 1, min(KEPT_COSTS, len(costs)), dtype=costs.dtype)
         self._sample_cost = costs[: 2**24].quantile(levels)
 

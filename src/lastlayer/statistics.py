@@ -15,6 +15,7 @@ from torch import Tensor
 from lastlayer.errors import InputError
 from lastlayer.features import linear_features
 from lastlayer.linalg import EPS, TINY
+from lastlayer.scaling import Standardizer
 
 CHUNK_ROWS = 16_384
 PILOT_ROWS = 256
@@ -169,6 +170,18 @@ class Statistics:
         if not factor > 0:
             raise InputError(f"factor={factor} must be positive: weights cannot vanish or turn negative")
         return replace(self, count=self.count * factor, scatter=self.scatter * factor, energy=self.energy * factor)
+
+    def with_targets(self, scaling: Standardizer) -> "Statistics":
+        """The same rows with standardised targets: one pass over raw targets is enough."""
+        k = self.n_linear
+        shift = torch.cat([torch.zeros_like(self.mean[..., :k]), scaling.mean.to(self.mean)], dim=-1)
+        unit = torch.cat([torch.ones_like(self.mean[..., :k]), 1 / scaling.scale.to(self.mean)], dim=-1)
+        return replace(
+            self,
+            mean=(self.mean - shift) * unit,
+            scatter=self.scatter * unit[..., :, None] * unit[..., None, :],
+            energy=self.energy * unit.square(),
+        )
 
     def to(self, device: torch.device | str) -> "Statistics":
         """The same numbers on another device."""
