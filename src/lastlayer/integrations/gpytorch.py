@@ -2,7 +2,7 @@
 
 In target units, one output at a time, weights under N(0, sigma_w^2) and a bias under N(0, beta sigma_e^2) give
 
-    k(x, x') = sigma_w^2 psi(x) psi(x')',   psi = [phi_tilde - centre, sqrt(beta / alpha)],   sigma_w^2 = alpha sigma_e^2.
+    k(x, x') = sigma_w^2 psi(x) psi(x')',  psi = [phi_tilde - centre, sqrt(beta / alpha)],  sigma_w^2 = alpha sigma_e^2.
 
 Under the shared prior beta = alpha and nothing is centred. The flat prior is the limit of a large beta: around the mean
 of training features and targets a finite one changes the variance by less than sigma_e^2 / (m^2 beta), and nothing

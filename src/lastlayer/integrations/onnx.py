@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from lastlayer.estimator import DTYPES
 from lastlayer.files import replacing
 from lastlayer.inputs import as_array
 from lastlayer.integrations.extras import need
-from lastlayer.module import OUTPUTS, PredictiveModule
+from lastlayer.module import OUTPUTS
 from lastlayer.regressor import BLLRegressor
 
 INPUT = "x"
@@ -35,34 +35,41 @@ def to_onnx(
     *,
     dtype: str | None = None,
     example: Any = None,
-    about: Mapping[str, Any] | None = None,
+    inputs: Sequence[str] | None = None,
+    targets: Sequence[str] | None = None,
 ) -> Path:
     """Write the graph x (rows, ...) -> mean, var, epistemic_var, noise_var (rows, q), affine_cost (rows,).
 
     Original units, noise included in `var`, any number of rows; the names are those of `Prediction`. The file is
     compared with the model by onnxruntime before it is written.
 
-    dtype : "float64" or "float32", of input, network and outputs; the last layer is computed in float64 either way.
-        None: that of the model.
+    dtype : "float64" or "float32", of inputs and outputs. None: that of the model. Inside, the network is computed in
+        the model's type, or in float32 if that is asked for and onnxruntime has no float64 for it; the last layer
+        always in float64.
     example : a few inputs, needed where they have more than two dimensions; the graph is compared with the model there.
-    about : more words for the JSON text that the file carries under the key "lastlayer".
+    inputs, targets : names of the columns, for the JSON text that the file carries under the key "lastlayer".
     """
     need("onnxscript", extra="onnx")
     runtime = need("onnxruntime", extra="onnx")
     dtype = choose("dtype", model.dtype if dtype is None else dtype, DTYPES)
-    module = OnnxModule(model.module().cpu(), DTYPES[dtype])
-    points = _points(model, module.predictive, example).astype(dtype)
-    try:
-        program = onnx_program(module, torch.from_numpy(points[:2]), dynamic_rows=True)
-        _name(program.model, [INPUT], OUTPUTS)
-        _describe(program.model, model, dtype, about or {})
-        content = program.model_proto.SerializeToString()
-        found = runtime.InferenceSession(content, _quiet(runtime)).run(None, {INPUT: points})
-    except Exception as error:  # torch and onnxruntime raise of many kinds: all mean that this network does not pass
+    points = _points(model, example).astype(dtype)
+    inner = dict.fromkeys([model.dtype, dtype] if dtype == "float32" else [model.dtype])
+    failures: list[Exception] = []
+    for network in inner:
+        try:
+            program = onnx_program(OnnxModule(model, dtype, network), torch.from_numpy(points[:2]), dynamic_rows=True)
+            _name(program.model, [INPUT], OUTPUTS)
+            _describe(program.model, model, {"dtype": dtype, "network": network}, inputs, targets)
+            content = program.model_proto.SerializeToString()
+            found = runtime.InferenceSession(content, _quiet(runtime)).run(None, {INPUT: points})
+            break
+        except Exception as error:  # of many kinds: torch or onnxruntime cannot do with this network
+            failures.append(error)
+    else:
         raise InputError(
             f"the network ({type(model.network_).__name__}) could not be written as an ONNX graph that onnxruntime "
-            f"runs: {first_line(error)}. {_advice(dtype)}"
-        ) from error
+            f"runs: {first_line(failures[-1])}. {_advice(dtype)}"
+        ) from failures[-1]
     exact = model.predictive(points)
     for name, value in zip(OUTPUTS, found, strict=True):
         wanted = getattr(exact, name)
@@ -77,13 +84,13 @@ def to_onnx(
 
 
 class OnnxModule(nn.Module):
-    """Inputs and outputs of one type, and the networks with them; the last layer stays in float64."""
+    """Inputs and outputs of one type, networks of another, the last layer in float64."""
 
-    def __init__(self, predictive: PredictiveModule, dtype: torch.dtype) -> None:
+    def __init__(self, model: BLLRegressor, dtype: str, network: str) -> None:
         super().__init__()
-        self.predictive, self.dtype = predictive, dtype
-        for member in predictive.members:
-            member.get_submodule("network").to(dtype)
+        self.predictive, self.dtype = model.module().cpu(), DTYPES[dtype]
+        for member in self.predictive.members:
+            member.get_submodule("network").to(DTYPES[network])
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         values = self.predictive(x)
@@ -112,16 +119,18 @@ def first_line(error: Exception) -> str:
     return lines[-1] if lines[0].startswith("Error in") else lines[0]
 
 
-def _points(model: BLLRegressor, module: PredictiveModule, example: Any) -> ndarray:
+def _points(model: BLLRegressor, example: Any) -> ndarray:
+    """Where graph and model are compared."""
     if example is not None:
         points = np.asarray(as_array(example))
         if len(points) < 2:
             raise InputError(f"example has {len(points)} rows: give 2 or more, so that their number can stay open")
         return points[:5]
-    if not module.input_mean.dim():
+    if model._inputs is None:
         raise InputError("the model takes inputs of more than two dimensions: give to_onnx a few, example=X[:5]")
     normal = np.random.default_rng(0).standard_normal((5, model.n_features_in_))
-    return module.input_mean.numpy() + module.input_scale.numpy() * normal
+    points = model._inputs.mean.numpy() + model._inputs.scale.numpy() * normal
+    return np.asarray(points)
 
 
 def _name(graph_model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
@@ -134,16 +143,22 @@ def _name(graph_model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> No
         value.name = name
 
 
-def _describe(graph_model: Any, model: BLLRegressor, dtype: str, about: Mapping[str, Any]) -> None:
+def _describe(
+    graph_model: Any,
+    model: BLLRegressor,
+    types: dict[str, str],
+    inputs: Sequence[str] | None,
+    targets: Sequence[str] | None,
+) -> None:
     """What a stranger should know of the file."""
-    names = getattr(model, "feature_names_in_", None)
+    names = getattr(model, "feature_names_in_", None) if inputs is None else inputs
     words = {
         "version": __version__,
-        "dtype": dtype,
-        "columns": None if names is None else [str(name) for name in names],
-        "targets": [f"y{i + 1}" for i in range(len(model._targets.mean))],
+        **types,
+        "inputs": None if names is None else [str(name) for name in names],
+        "targets": [f"y{i + 1}" for i in range(len(model._targets.mean))] if targets is None else list(targets),
         "outputs": list(OUTPUTS),
-        **about,
+        "members": len(model.members_),
     }
     graph_model.producer_name, graph_model.producer_version = "lastlayer", __version__
     graph_model.metadata_props["lastlayer"] = json.dumps(words)
