@@ -267,7 +267,7 @@ class BLLRegressor(LastLayerModel):
             streamed = train(source)
         self._inputs, self._targets = streamed.scales.inputs, streamed.scales.targets
         self._y_ndim, self.training_ = 2 if len(self._targets.mean) > 1 else 1, streamed.training
-        self.n_features_in_ = int(streamed.sample.X[0].numel())
+        self.n_features_in_ = int(streamed.sample.X.shape[1])  # as scikit-learn counts, also of images
         members = [Member(streamed.network, streamed.layer, train.strength)]
         self._take(Ensemble(members, [], {}), streamed.sample)
         if validation_data is not None:
