@@ -54,7 +54,8 @@ FIRST = f"{D}::test_the_first_step_of_sampled_weights_is_the_prediction"
 BACK_OFF = "test_do_mpc.py::test_the_back_off_is_the_quantile_times_the_propagated_standard_deviation"
 N, MODEL = "test_members.py", "test_model.py"
 TABLES, EXPORT = "test_tables.py", "test_export.py"
-MODULE, ATTACHING = "test_module.py::test_it_says_what_predictive_says", "test_attaching.py"
+ATTACHING, SAYS = "test_attaching.py", "test_module.py::test_it_says_what_predictive_says"
+MODULE, BEYOND = f"{SAYS}[mixture, full noise, alpha tuned]", f"{SAYS}[single, calibrated by groups]"
 SCALED = f"{ATTACHING}::test_statistics_of_scaled_targets_follow_from_those_of_raw_ones"
 BY_HAND = f"{ATTACHING}::test_it_is_the_posterior_of_the_features_written_down_by_hand"
 TWO = f"{ATTACHING}::test_two_processes_give_the_answer_of_one"
@@ -344,7 +345,7 @@ MUTANTS = [
     Mutant("module-tails", "module.py", "noise_var = self.widening * (", "noise_var = (", MODULE),
     Mutant("module-sharpness", "module.py", "softmax(-self.sharpness", "softmax(self.sharpness", MODULE),
     Mutant("module-weights-at-star", "module.py", "(noise + at_star).log()", "(noise + epistemic).log()", MODULE),
-    Mutant("module-reach", "module.py", "* (ratio / known))", ")", MODULE),
+    Mutant("module-reach", "module.py", "* (ratio / known))", ")", BEYOND),
     Mutant("module-shift", "module.py", "phi @ self.root + self.shift", "phi @ self.root", MODULE),
     Mutant(
         "targets-scaled-later",

@@ -43,6 +43,8 @@ def attach(
     the evidence. The network, which is copied and left as it is, sees the inputs as the loader gives them, in
     evaluation mode. Every process of a torch.distributed group may bring a loader of its own rows: all get one model.
 
+    Parameters
+    ----------
     loader : batches (X, y) or (X, y, weight), or a source of them (see lastlayer.sources).
     layer : the linear layer that the new one stands in for. "auto": the one that speaks last. Or its name, as in
         `network.named_modules()`. None: the network has no such layer, what it returns are the features.

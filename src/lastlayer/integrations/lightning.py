@@ -28,6 +28,8 @@ class AttachLastLayer(pl.Callback):  # type: ignore[misc]
 
     The module's `forward` must predict the targets. With several processes the statistics are summed over them.
 
+    Parameters
+    ----------
     loader : batches (X, y) of training rows. None: the trainer's own.
     layer, calibration, noise, bias_prior : as in `lastlayer.attach`.
     """

@@ -43,6 +43,8 @@ def to_onnx(
     Original units, noise included in `var`, any number of rows; the names are those of `Prediction`. The file is
     compared with the model by onnxruntime before it is written.
 
+    Parameters
+    ----------
     dtype : "float64" or "float32", of inputs and outputs. None: that of the model. Inside, the network is computed in
         the model's type, or in float32 if that is asked for and onnxruntime has no float64 for it; the last layer
         always in float64.

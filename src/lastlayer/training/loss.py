@@ -23,6 +23,8 @@ class BLLLoss(nn.Module):
     losses and gradients, as DistributedDataParallel takes it, is what one process would have got from the rows of all:
     row i of the whole batch on process i modulo their number, as many rows on each.
 
+    Parameters
+    ----------
     n_rows : samples in one pass over the data, on all processes; weights average to one.
     """
 
