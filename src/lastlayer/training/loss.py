@@ -53,8 +53,8 @@ class BLLLoss(nn.Module):
                 f"features of shape {tuple(phi_tilde.shape)} and targets of shape {tuple(targets.shape)}: give (r, k) "
                 "and (r, q) or (r,), one row a sample"
             )
-        layer = self.layer
-        layer.count, layer.ranks = layer.count.to(phi_tilde.device), Ranks.started()
+        layer = self._layer_on(phi_tilde.device)
+        layer.ranks = Ranks.started()
         total = len(T) * layer.ranks.world
         with torch.no_grad():
             if self.training:
@@ -77,8 +77,17 @@ class BLLLoss(nn.Module):
 
     def set_extra_state(self, state: dict[str, Tensor]) -> None:
         if state:
-            self.layer.moment = moment_of(state, self.layer.bias_prior)
+            here = {name: value.to(self.layer.count.device) for name, value in state.items()}
+            self.layer.moment = moment_of(here, self.layer.bias_prior)
             self.layer.steps = int(state["steps"])
+
+    def _layer_on(self, device: torch.device) -> RunningLayer:
+        """Statistics live where the features do."""
+        if self.layer.count.device != device:
+            state = self.get_extra_state()
+            self.layer.count = self.layer.count.to(device)
+            self.set_extra_state(state)
+        return self.layer
 
     def _started(self) -> FrozenLayer:
         if self.layer.moment is None:
