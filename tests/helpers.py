@@ -1,5 +1,6 @@
 """What several test files need: tolerances by dtype, data, and slow, obvious forms of the formulas."""
 
+import socket
 from typing import Any
 
 import numpy as np
@@ -57,3 +58,10 @@ def last_layer_rows(model: LastLayerModel, X: Any, y: Any, *, member: int = 0) -
     """Affine features and standardised targets: what the last layer of a member is fitted to."""
     data = model._validation(X, y)
     return model._features(model.members_[member].network, data.X), data.T
+
+
+def free_port() -> int:
+    """For processes that are to find each other."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])

@@ -68,6 +68,12 @@ FADES, WINDOW, ANEW, NEVER, LEVERAGE, TUNED = (
         "a_tuned_alpha_is_followed_and_keeps_its_distance",
     )
 )
+ATTACHING, SAYS = "test_attaching.py", "test_module.py::test_it_says_what_predictive_says"
+MODULE, BEYOND = f"{SAYS}[mixture, full noise, alpha tuned]", f"{SAYS}[single, calibrated by groups]"
+SCALED = f"{ATTACHING}::test_statistics_of_scaled_targets_follow_from_those_of_raw_ones"
+BY_HAND = f"{ATTACHING}::test_it_is_the_posterior_of_the_features_written_down_by_hand"
+TWO = f"{ATTACHING}::test_two_processes_give_the_answer_of_one"
+FIRST_LOSS = f"{ATTACHING}::test_the_first_batch_of_all_rows_gives_the_evidence_and_its_gradient"
 CURVE, POINTS, SPLITS, CROSSFIT = (f"calibration/{name}.py" for name in ("curve", "points", "splits", "crossfit"))
 COST, HULLS, TUNING = (f"extrapolation/{name}.py" for name in ("affine_cost", "hulls", "tuning"))
 
@@ -419,6 +425,32 @@ MUTANTS = [
         DRIFT,
     ),
     Mutant("back-off-by-mean", "integrations/do_mpc.py", "ndtri(probability)", "(probability - 0.5)", BACK_OFF),
+    Mutant("module-members-spread", "module.py", "+ between", "+ 0 * between", MODULE),
+    Mutant("module-tails", "module.py", "noise_var = self.widening * (", "noise_var = (", MODULE),
+    Mutant("module-sharpness", "module.py", "softmax(-self.sharpness", "softmax(self.sharpness", MODULE),
+    Mutant("module-weights-at-star", "module.py", "(noise + at_star).log()", "(noise + epistemic).log()", MODULE),
+    Mutant("module-reach", "module.py", "* (ratio / known))", ")", BEYOND),
+    Mutant("module-shift", "module.py", "phi @ self.root + self.shift", "phi @ self.root", MODULE),
+    Mutant(
+        "targets-scaled-later",
+        "statistics.py",
+        "energy=self.energy * unit.square()",
+        "energy=self.energy * unit",
+        SCALED,
+    ),
+    Mutant("attach-units", "attaching.py", "raw.with_targets(targets)", "raw", BY_HAND),
+    Mutant("attach-shares", "attaching.py", "ranks.reduce(Statistics", "(Statistics", TWO),
+    Mutant("loss-of-processes", "training/loss.py", "carrier = layer.ranks.world * (", "carrier = (", TWO),
+    Mutant("loss-value", "training/loss.py", "offset + layer.ranks.world * rows.loss", "offset + rows.loss", TWO),
+    Mutant(
+        "loss-gradient",
+        "training/loss.py",
+        "return value + carrier - carrier.detach()",
+        "return value + carrier",
+        FIRST_LOSS,
+    ),
+    Mutant("kernel-variance", "integrations/gpytorch.py", "alpha * _noise_var", "_noise_var", "test_gpytorch.py"),
+    Mutant("kernel-bias", "integrations/gpytorch.py", "over_alpha.sqrt() if", "over_alpha if", "test_gpytorch.py"),
 ]
 
 

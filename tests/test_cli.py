@@ -114,6 +114,22 @@ def test_every_command_speaks_json(here, model):
     assert "is not a file" in json.loads(failed.stdout)["error"]
 
 
+def test_an_onnx_file_says_what_the_model_says(here, model):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    result = run("export", model, "pump.onnx")
+    assert result.exit_code == 0, result.output
+    assert "fluid=oil" in said(result)
+    fitted, table = TableModel.load(model), read(NEW)
+    session = onnxruntime.InferenceSession("pump.onnx")
+    mean, var, *_ = session.run(None, {"x": fitted.schema.encode(table).X})
+    p = fitted.predictive(table)[1]
+    np.testing.assert_allclose(mean, p.mean, rtol=1e-11)
+    np.testing.assert_allclose(var, p.var, rtol=1e-11)
+    both = run("export", model, "pump.onnx", "--out", "folder")
+    assert both.exit_code == 1
+    assert "one place" in said(both)
+
+
 def test_evaluate_says_what_the_metrics_say(model):
     result = json.loads(CliRunner().invoke(app, ["evaluate", str(model), str(NEW), "--json"]).stdout)
     fitted, t = TableModel.load(model), read(NEW)

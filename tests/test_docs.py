@@ -131,14 +131,21 @@ def assert_target(name: str) -> None:
 def test_the_commands_of_the_cli_page_run_as_typed(in_a_folder_of_its_own, monkeypatch):
     page, folder = ROOT / "docs" / "cli.md", in_a_folder_of_its_own
     commands = "".join(blocks(page, "sh")).splitlines()
-    assert len(commands) == 7
+    assert len(commands) == 8
     for command in commands:
         program, *words = shlex.split(command)
         assert program == "lastlayer"
         short = ["--max-epochs", "5", "--members", "2"] if words[0] == "fit" else []
         done = CliRunner().invoke(app, [*words, *short])
         assert done.exit_code == 0, done.output
-    for name in ("pump.lastlayer", "pump_new.predicted.csv", "pump.report.html", "updated.lastlayer", "pump-numpy"):
+    for name in (
+        "pump.lastlayer",
+        "pump_new.predicted.csv",
+        "pump.report.html",
+        "updated.lastlayer",
+        "pump-numpy",
+        "pump.onnx",
+    ):
         assert (folder / name).exists()
         assert name in page.read_text() or name == "updated.lastlayer"
     (code,) = blocks(page, "python")

@@ -15,7 +15,7 @@ from hatchling import build
 import lastlayer
 
 ROOT = Path(__file__).parents[1]
-OUTSIDE = ("sklearn", "pandas", "pyarrow", "matplotlib", "plotly", "typer", "rich", "casadi")
+OUTSIDE = ("sklearn", "pandas", "pyarrow", "matplotlib", "plotly", "typer", "rich", "casadi", "onnx", "gpytorch")
 HEAVY = ("torch", "numpy", "scipy", "jaxtyping", *OUTSIDE)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import close, problem, sine
+from helpers import close, free_port, problem, sine
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -324,7 +324,7 @@ RANK_SCRIPT = """
 def test_two_processes_give_the_answer_of_one(tmp_path, as_a_user, monkeypatch):
     script = tmp_path / "ranks.py"
     script.write_text(textwrap.dedent(RANK_SCRIPT))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [sys.executable, str(script), str(tmp_path)]
     runs = [
         subprocess.Popen(command, env={**environment, "WORLD_SIZE": "2", "RANK": str(i), "LOCAL_RANK": str(i)})
@@ -338,14 +338,6 @@ def test_two_processes_give_the_answer_of_one(tmp_path, as_a_user, monkeypatch):
         loose = 1e3 if name in ("exact", "batches") else 1.0  # rounding grows from step to step
         for other in two:
             close(other[name], value, loose=loose)
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 @given(world=st.integers(1, 7), n=st.integers(0, 50))

@@ -181,3 +181,11 @@ def test_parquet(tmp_path):
     assert np.allclose(batch.T[:, 0], y[: len(batch.T)])
     with pytest.raises(InputError, match=r"no columns \['c'\]"):
         ParquetSource([tmp_path / "0.parquet"], ["c"], ["y"]).n_rows  # noqa: B018
+
+
+def test_a_source_of_images_gives_a_model_that_takes_images():
+    rng = np.random.default_rng(0)
+    images, y = rng.normal(size=(40, 1, 4, 4)), rng.normal(size=40)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    model = BLLRegressor(backbone=network, max_epochs=1, random_state=0).fit_source(ArraySource(images, y))
+    assert model.predict(images).shape == (40,)

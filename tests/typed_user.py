@@ -1,11 +1,12 @@
 """A user's script, as a type checker sees it: `make lint` runs mypy over it, and the names must have these types."""
 
 from pathlib import Path
-from typing import assert_type
+from typing import Any, assert_type
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import lastlayer
 from lastlayer import BLLRegressor, Prediction
@@ -29,6 +30,16 @@ def front_door(X: np.ndarray, y: np.ndarray, path: Path) -> float:
     assert_type(lastlayer.load(path, backbone=nn.Linear(1, 2)), BLLRegressor)
     assert_type(lastlayer.__version__, str)
     return calibration_error(p, y) + model.alpha_ + model.nlml_
+
+
+def exchange(network: nn.Module, loader: DataLoader[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
+    model = lastlayer.attach(network, loader, layer="head")
+    assert_type(model, BLLRegressor)
+    assert_type(model.module()(x), Any)  # calls of modules are untyped in torch
+    loss = lastlayer.BLLLoss(n_rows=100)
+    assert_type(loss.posterior(), Posterior)
+    assert_type(loss.forward(x, x), Tensor)
+    return loss(x, x)
 
 
 def mathematics(phi: Tensor, T: Tensor) -> Tensor:

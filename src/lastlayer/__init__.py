@@ -4,12 +4,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lastlayer.attaching import attach
     from lastlayer.prediction import Prediction
     from lastlayer.regressor import BLLRegressor, load
+    from lastlayer.training.loss import BLLLoss
 
 __version__ = "0.1.0.dev0"
-__all__ = ["BLLRegressor", "Prediction", "__version__", "load"]
-_HOMES = {"BLLRegressor": "regressor", "Prediction": "prediction", "load": "regressor"}
+__all__ = ["BLLLoss", "BLLRegressor", "Prediction", "__version__", "attach", "load"]
+_HOMES = {
+    "BLLLoss": "training.loss",
+    "BLLRegressor": "regressor",
+    "Prediction": "prediction",
+    "attach": "attaching",
+    "load": "regressor",
+}
 
 
 def __getattr__(name: str) -> Any:

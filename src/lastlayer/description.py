@@ -96,8 +96,9 @@ class MemberDescription:
 class Description:
     """Everything that `predictive` uses."""
 
-    input_mean: Float[ndarray, " d"]
-    input_scale: Float[ndarray, " d"]
+    input_mean: Float[ndarray, "*d"]
+    """Of every column of a table; inputs of more dimensions are passed on as they are: a single zero, scale one."""
+    input_scale: Float[ndarray, "*d"]
     members: tuple[MemberDescription, ...]
     tails: Tails
     noise_head: NoiseHead | None
@@ -115,6 +116,11 @@ class Description:
 
     @property
     def n_inputs(self) -> int:
+        """Columns of the table."""
+        if not self.input_mean.ndim:
+            raise InputError(
+                "the model takes inputs of more than two dimensions: only a model of tables can be written so"
+            )
         return len(self.input_mean)
 
     @property
@@ -123,14 +129,12 @@ class Description:
 
 
 def describe(model: LastLayerModel) -> Description:
-    """The arrays of a fitted model of tables; they are copies, and later updates of the model do not reach them."""
+    """The arrays of a fitted model; they are copies, and later updates of the model do not reach them."""
     check_is_fitted(model)
-    if model._inputs is None:
-        raise InputError("the model takes inputs of more than two dimensions: only models of tables can be described")
-    calibration = model.calibration_
+    calibration, inputs = model.calibration_, model._inputs
     return Description(
-        input_mean=model._inputs.mean.numpy().copy(),
-        input_scale=model._inputs.scale.numpy().copy(),
+        input_mean=np.zeros(()) if inputs is None else inputs.mean.numpy().copy(),
+        input_scale=np.ones(()) if inputs is None else inputs.scale.numpy().copy(),
         members=tuple(_member(model, i) for i in range(len(model.members_))),
         tails=model._tails(),
         noise_head=None if calibration is None else calibration.head,

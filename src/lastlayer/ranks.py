@@ -8,12 +8,15 @@ up: averaging their gradients, as plain data-parallel training would, is wrong.
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
 
 from lastlayer.linalg import TINY
 from lastlayer.statistics import Statistics
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,14 @@ class Ranks:
         energy = statistics.energy + between.diagonal(dim1=-2, dim2=-1)
         rest = self.sum_(torch.cat([statistics.scatter + between, energy[..., None, :]], dim=-2))
         return replace(statistics, count=count, mean=mean, scatter=rest[..., :c, :], energy=rest[..., c, :])
+
+    def gather(self, value: Value) -> "list[Value]":
+        """The small values of all processes, in their order."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        distributed.all_gather_object(values, value)
+        return values
 
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Every gradient becomes the sum over all processes, by one message."""

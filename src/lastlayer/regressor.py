@@ -11,17 +11,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from lastlayer import files
 from lastlayer.calibration import CrossFit, Ensemble, Member
+from lastlayer.description import describe
 from lastlayer.errors import FlooredNoiseWarning, InputError, choose
 from lastlayer.estimator import DTYPES
 from lastlayer.extrapolation import HeldOut, leave_one_out_cost, tune_alpha_on
 from lastlayer.fitting import Architecture, Trainer
 from lastlayer.model import LastLayerModel
+from lastlayer.module import PredictiveModule
 from lastlayer.plans import LARGE_TABLE, make_plan
 from lastlayer.ranks import Ranks
 from lastlayer.saved import pack, unpack
@@ -264,7 +267,7 @@ class BLLRegressor(LastLayerModel):
             streamed = train(source)
         self._inputs, self._targets = streamed.scales.inputs, streamed.scales.targets
         self._y_ndim, self.training_ = 2 if len(self._targets.mean) > 1 else 1, streamed.training
-        self.n_features_in_ = int(streamed.sample.X[0].numel())
+        self.n_features_in_ = int(streamed.sample.X.shape[1])  # as scikit-learn counts, also of images
         members = [Member(streamed.network, streamed.layer, train.strength)]
         self._take(Ensemble(members, [], {}), streamed.sample)
         if validation_data is not None:
@@ -309,18 +312,26 @@ class BLLRegressor(LastLayerModel):
 
     def _take(self, ensemble: Ensemble, data: Data) -> None:
         """The members, and what they cost at the training points."""
-        if any(member.layer.noise_floored for member in ensemble.members) and bool((data.T.std(0) > 0).all()):
+        self._hold(ensemble, varied=bool((data.T.std(0) > 0).all()))
+        self._keep_costs(torch.from_numpy(self._marginals(data.X).cost))
+
+    def _hold(self, ensemble: Ensemble, *, varied: bool) -> None:
+        """The members as they stand, uncalibrated; targets that never `varied` need no warning."""
+        if varied and any(member.layer.noise_floored for member in ensemble.members):
             warnings.warn(
                 "the network fits the targets without error: the noise was set to its floor, 1e-6 of their standard "
                 "deviation; expect intervals that are too narrow, and give more data or a smaller network",
                 FlooredNoiseWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         self.members_ = ensemble.members
         self.hidden_prior_scores_ = ensemble.scores
         self.calibration_ = self.conformal_scores_ = None
         self._log_alphas = self._stars()
-        costs = leave_one_out_cost(torch.from_numpy(self._marginals(data.X).cost)).mean(0)
+
+    def _keep_costs(self, cost: Float[Tensor, "c m"]) -> None:
+        """Quantiles of what training points would cost if they were new."""
+        costs = leave_one_out_cost(cost).mean(0)
         levels = torch.linspace(0, 1, min(KEPT_COSTS, len(costs)), dtype=costs.dtype)
         self._sample_cost = costs[: 2**24].quantile(levels)
 
@@ -346,7 +357,15 @@ class BLLRegressor(LastLayerModel):
     def history_(self) -> dict[str, Any]:
         return dict(vars(self.training_))
 
-    # files ------------------------------------------------------------------------------------------------------
+    # elsewhere --------------------------------------------------------------------------------------------------
+
+    def module(self) -> PredictiveModule:
+        """The fitted model as a `torch.nn.Module`, differentiable in its inputs; ONNX and torch.export start here.
+
+        It maps a batch, original units, to a dictionary of tensors that `predictive` has as arrays: mean, var,
+        epistemic_var, noise_var, affine_cost. It is a copy on the model's device; `.to(...)` moves it.
+        """
+        return PredictiveModule(describe(self)).to(self._device())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model to one file (safetensors); the old file stays whole until the new one is."""

@@ -30,6 +30,13 @@ class Standardizer:
         constant = std <= 10 * EPS * len(X) ** 0.5
         return cls(mean * unit, torch.where(constant, torch.ones_like(std), std * unit))
 
+    @classmethod
+    def of_moments(cls, mean: Float[Tensor, " d"], var: Float[Tensor, " d"], n_rows: int) -> "Standardizer":
+        """From moments that were summed up batch by batch."""
+        std = var.clamp_min(0).sqrt()
+        constant = (std <= 10 * EPS * n_rows**0.5 * mean.abs()) | (std == 0)
+        return cls(mean, torch.where(constant, torch.ones_like(std), std))
+
     def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
         return (X.double() - self.mean) / self.scale
 

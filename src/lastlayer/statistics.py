@@ -15,6 +15,7 @@ from torch import Tensor
 from lastlayer.errors import InputError
 from lastlayer.features import linear_features
 from lastlayer.linalg import EPS, TINY
+from lastlayer.scaling import Standardizer
 
 MOMENTS = ("count", "mean", "scatter", "energy")
 """The fields of `Statistics` that are numbers of the rows."""
@@ -182,6 +183,18 @@ class Statistics:
 
     def __getitem__(self, i: int | Tensor) -> "Statistics":
         return replace(self, **{name: getattr(self, name)[i] for name in MOMENTS})
+
+    def with_targets(self, scaling: Standardizer) -> "Statistics":
+        """The same rows with standardised targets: one pass over raw targets is enough."""
+        k = self.n_linear
+        shift = torch.cat([torch.zeros_like(self.mean[..., :k]), scaling.mean.to(self.mean)], dim=-1)
+        unit = torch.cat([torch.ones_like(self.mean[..., :k]), 1 / scaling.scale.to(self.mean)], dim=-1)
+        return replace(
+            self,
+            mean=(self.mean - shift) * unit,
+            scatter=self.scatter * unit[..., :, None] * unit[..., None, :],
+            energy=self.energy * unit.square(),
+        )
 
     def to(self, device: torch.device | str) -> "Statistics":
         """The same numbers on another device."""

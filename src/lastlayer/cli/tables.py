@@ -269,21 +269,33 @@ def update(
 
 def export(
     model: Model,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder to write.", show_default="MODEL's name-numpy")
+    to: Annotated[
+        Path | None,
+        typer.Argument(help="FILE.onnx for an ONNX graph, or a folder.", show_default="MODEL's name-numpy"),
     ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The same, as an option.")] = None,
     as_json: Json = False,
 ) -> None:
-    """A folder that predicts with NumPy alone, without torch or lastlayer: model.npz and predict.py."""
-    from lastlayer.export import export_bundle
-    from lastlayer.tables import TableModel
+    """For places without torch: one ONNX graph, or a folder that predicts with NumPy alone (model.npz, predict.py)."""
+    from lastlayer.tables import TableModel, check_writable
 
+    if to is not None and out is not None:
+        raise InputError(f"{to} and --out {out}: give one place to write to")
     say, fitted = Say(as_json), TableModel.load(model)
-    folder = Path(f"{model.stem}-numpy") if out is None else out
-    written = export_bundle(fitted, folder)
+    place = to or out or Path(f"{model.stem}-numpy")
+    if place.suffix == ".onnx":
+        from lastlayer.integrations.onnx import to_onnx
+
+        check_writable(place)
+        written = [to_onnx(fitted.model, place, inputs=fitted.schema.features, targets=fitted.schema.targets)]
+        say.words(f"inputs, in this order: {', '.join(fitted.schema.features)}", "dim")
+    else:
+        from lastlayer.export import export_bundle
+
+        written = export_bundle(fitted, place)
+        say.words(f"try: python {place / 'predict.py'} ROWS.csv", "dim")
     for path in written:
         say.words(f"saved {path} ({path.stat().st_size / 1024:.0f} kB)")
-    say.words(f"try: python {folder / 'predict.py'} ROWS.csv", "dim")
     say.result(files=[str(path) for path in written])
 
 

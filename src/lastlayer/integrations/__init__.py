@@ -1,5 +1,8 @@
-"""Models in the languages of others: CasADi expressions and do-mpc controllers. They need `pip install
-lastlayer[control]`; importing this room needs nothing, calling it says what is missing."""
+"""Models in the languages of others: CasADi expressions and do-mpc controllers (`pip install lastlayer[control]`).
+
+Importing this room needs nothing, calling it says what is missing. `integrations.onnx`, `integrations.gpytorch` and
+`integrations.lightning` are imported by their own names, with the extras `onnx`, `gpytorch` and `lightning`.
+"""
 
 from lastlayer.integrations.casadi import to_casadi
 from lastlayer.integrations.do_mpc import (

@@ -1,10 +1,6 @@
 """Networks of the user's in CasADi: by way of ONNX, which CasADi reads into an expression."""
 
-import contextlib
-import io
-import logging
 import tempfile
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +10,7 @@ from torch import nn
 
 from lastlayer.errors import InputError
 from lastlayer.integrations.extras import need
+from lastlayer.integrations.onnx import first_line, onnx_program
 
 if TYPE_CHECKING:
     import casadi
@@ -31,12 +28,12 @@ def casadi_function(ca: Any, network: nn.Module, n_inputs: int) -> "casadi.Funct
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "backbone.onnx")
         try:
-            _export(network, Z[:1], path)
+            onnx_program(network, Z[:1]).save(path)
             function = ca.GraphBuilder(path).create("backbone", {"symbolic": True})
             found = np.vstack([np.array(function(row[None])) for row in Z.double().numpy()])
         except Exception as error:  # torch and CasADi raise of many kinds: all mean that this network does not pass
             raise InputError(
-                f"the backbone ({kind}) could not be read by CasADi through ONNX: {_first_line(error)}. Known to work: "
+                f"the backbone ({kind}) could not be read by CasADi through ONNX: {first_line(error)}. Known to work: "
                 "linear layers, elementwise functions and batch normalisation; known to fail: convolutions, layer "
                 "normalisation and recurrent cells. Take such layers, or hidden=... for the built-in network"
             ) from error
@@ -45,23 +42,3 @@ def casadi_function(ca: Any, network: nn.Module, n_inputs: int) -> "casadi.Funct
     if found.shape != wanted.shape or not np.allclose(found, wanted, rtol=CLOSE, atol=CLOSE * np.abs(wanted).max()):
         raise InputError(f"CasADi read the backbone ({kind}) from ONNX as another function; give hidden=... instead")
     return function
-
-
-def _export(network: nn.Module, example: torch.Tensor, path: str) -> None:
-    """Silently: what torch has to say about its own parts helps nobody here."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            program = torch.onnx.export(network.eval(), (example,), dynamo=True, verbose=False)
-            assert program is not None
-            program.save(path)
-    finally:
-        logger.setLevel(level)
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return lines[-1] if lines[0].startswith("Error in") else lines[0]

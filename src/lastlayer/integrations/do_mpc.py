@@ -9,7 +9,6 @@ controller = Controller(mpc, dynamics)          # feeds the covariance of each p
 u = controller.make_step(state)
 """
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -208,7 +207,5 @@ def _softness(penalty: float | None) -> dict[str, Any]:
 
 
 def do_mpc_package() -> Any:
-    """The package, imported in silence, or an error that says how to install it."""
-    with warnings.catch_warnings():  # it warns of optional parts of its own
-        warnings.simplefilter("ignore")
-        return need("do_mpc", extra="control")
+    """The package, or an error that says how to install it."""
+    return need("do_mpc", extra="control")

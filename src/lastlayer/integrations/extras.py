@@ -1,5 +1,6 @@
 """Optional packages, asked for when they are needed."""
 
+import warnings
 from importlib import import_module
 from typing import Any
 
@@ -11,9 +12,11 @@ class MissingPackageError(LastLayerError, ImportError):
 
 
 def need(package: str, *, extra: str) -> Any:
-    """Import a package, or say how to install it."""
+    """Import a package, silent about parts and futures of its own, or say how to install it."""
     try:
-        return import_module(package)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return import_module(package)
     except ImportError as error:
         raise MissingPackageError(
             f"{package} is needed here and could not be imported ({error}): pip install 'lastlayer[{extra}]'"

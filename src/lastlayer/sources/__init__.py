@@ -3,7 +3,7 @@
 from lastlayer.sources.batch import Batch, Source, TensorSource
 from lastlayer.sources.loader import LoaderSource
 from lastlayer.sources.pooled import ArraySource, ParquetSource
-from lastlayer.sources.standardized import Scales, StandardizedSource, scales_of
+from lastlayer.sources.standardized import Scales, StandardizedSource, check_finite_batch, scales_of
 
 __all__ = [
     "ArraySource",
@@ -14,5 +14,6 @@ __all__ = [
     "Source",
     "StandardizedSource",
     "TensorSource",
+    "check_finite_batch",
     "scales_of",
 ]

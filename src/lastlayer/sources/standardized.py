@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from lastlayer.errors import InputError
-from lastlayer.linalg import EPS
 from lastlayer.ranks import ONE, Ranks
 from lastlayer.scaling import Standardizer
 from lastlayer.sources.batch import Batch, Source
@@ -32,7 +31,7 @@ def scales_of(source: Source, size: int, *, ranks: Ranks = ONE) -> Scales:
     n_rows, is_table = 0, True
     for batch in source.batches(size, ranks=ranks):
         is_table = batch.X.dim() == 2
-        _check_finite(batch, n_rows)
+        check_finite_batch(batch, n_rows)
         columns = batch.X.double() if is_table else batch.T.double()[:, :0]
         part = Statistics.from_linear_features(columns, batch.T.double(), sample_weight=batch.weight)
         total = part if total is None else total + part
@@ -40,9 +39,7 @@ def scales_of(source: Source, size: int, *, ranks: Ranks = ONE) -> Scales:
     if total is None or n_rows < 2:
         raise InputError(f"the source gave {n_rows} rows in its first pass: at least 2 are needed")
     total = ranks.reduce(total)
-    std = (total.scatter.diagonal() / total.count).clamp_min(0).sqrt()
-    constant = std <= 10 * EPS * n_rows**0.5 * total.mean.abs()
-    both = Standardizer(total.mean, torch.where(constant | (std == 0), torch.ones_like(std), std))
+    both = Standardizer.of_moments(total.mean, total.scatter.diagonal() / total.count, n_rows)
     k = total.n_linear
     inputs = Standardizer(both.mean[:k], both.scale[:k]) if is_table else None
     return Scales(inputs, Standardizer(both.mean[k:], both.scale[k:]), n_rows, float(total.count))
@@ -72,7 +69,8 @@ class StandardizedSource:
         return values.to(dtype=self.dtype).to(self.device, non_blocking=True)
 
 
-def _check_finite(batch: Batch, seen: int) -> None:
+def check_finite_batch(batch: Batch, seen: int) -> None:
+    """An error that names the first row with a value that is not finite."""
     for name, values in (("X", batch.X), ("y", batch.T)):
         if not bool(torch.isfinite(values).all()):
             row = int(torch.nonzero(~torch.isfinite(values).reshape(len(values), -1).all(1))[0])

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from lastlayer import files
 from lastlayer.errors import InputError
-from lastlayer.statistics import Statistics
-from lastlayer.training.frozen import FrozenLayer
-from lastlayer.training.running import Moment, tensors_of
+from lastlayer.training.running import moment_of, moment_tensors
 
 if TYPE_CHECKING:
     from lastlayer.training.batches import Loop
@@ -65,9 +63,7 @@ def _state(loop: "Loop") -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors[f"good.{i}"] = loop.good[i]
         tensors |= {f"adam.{i}.{name}": value for name, value in loop.adam.state[p].items()}
     if layer.moment is not None:
-        tensors |= {f"statistics.{name}": v for name, v in tensors_of(layer.moment.statistics).items()}
-        tensors |= {f"frozen.{name}": v for name, v in tensors_of(layer.moment.frozen).items()}
-        tensors["log_alpha"] = layer.moment.log_alpha
+        tensors |= moment_tensors(layer.moment)
     tensors["sum_nlml"] = loop.sum_nlml
     if loop.pace is not None:
         tensors["pace"] = loop.pace
@@ -79,7 +75,6 @@ def _state(loop: "Loop") -> tuple[dict[str, Tensor], dict[str, Any]]:
         "batch": loop.batch,
         "n_batches": loop.n_batches,
         "steps": layer.steps,
-        "reach": 0.0 if layer.moment is None else layer.moment.reach,
         "best_score": str(loop.best_score),
         "record": {f.name: getattr(loop.record, f.name) for f in fields(loop.record)},
     }
@@ -100,9 +95,7 @@ def _resume(loop: "Loop", tensors: dict[str, Tensor], header: dict[str, Any]) ->
         state = under(f"adam.{i}.")
         loop.adam.state[p] = {name: v.cpu() if name == "step" else v for name, v in state.items()}
     if "log_alpha" in moved:
-        statistics = Statistics(**under("statistics."), n_outputs=moved["frozen.weights"].shape[-1])
-        frozen = FrozenLayer(**under("frozen."), bias_prior=layer.bias_prior)
-        layer.moment = Moment(statistics, frozen, moved["log_alpha"], header["reach"])
+        layer.moment = moment_of(moved, layer.bias_prior)
     layer.steps, loop.sum_nlml, loop.pace = header["steps"], moved["sum_nlml"], moved.get("pace")
     loop.epoch, loop.batch, loop.n_batches = header["epoch"], header["batch"], header["n_batches"]
     loop.best_score = float(header["best_score"])

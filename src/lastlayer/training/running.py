@@ -172,6 +172,24 @@ def tensors_of(value: FrozenLayer | Statistics) -> dict[str, Tensor]:
     return {f.name: v for f in fields(value) if isinstance(v := getattr(value, f.name), Tensor)}
 
 
+def moment_tensors(moment: Moment) -> dict[str, Tensor]:
+    """All that a file needs of it."""
+    tensors = {f"statistics.{name}": v for name, v in tensors_of(moment.statistics).items()}
+    tensors |= {f"frozen.{name}": v for name, v in tensors_of(moment.frozen).items()}
+    return tensors | {"log_alpha": moment.log_alpha, "reach": torch.tensor(moment.reach, dtype=torch.float64)}
+
+
+def moment_of(tensors: dict[str, Tensor], bias_prior: BiasPrior) -> Moment:
+    """Back from a file; other entries are left alone."""
+
+    def under(prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): v for name, v in tensors.items() if name.startswith(prefix)}
+
+    frozen = FrozenLayer(**under("frozen."), bias_prior=bias_prior)
+    statistics = Statistics(**under("statistics."), n_outputs=frozen.weights.shape[-1])
+    return Moment(statistics, frozen, tensors["log_alpha"], float(tensors["reach"]))
+
+
 def _finite(matrix: Float[Tensor, "*b c d"]) -> Bool[Tensor, "*b"]:
     """Which networks have a finite one."""
     return torch.isfinite(matrix.sum((-2, -1)))

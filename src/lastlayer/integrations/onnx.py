@@ -1,0 +1,178 @@
+"""A fitted model as one ONNX graph: mean, variances and affine cost, for any runtime that reads ONNX."""
+
+import contextlib
+import io
+import json
+import logging
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy import ndarray
+from torch import Tensor, nn
+
+from lastlayer import __version__
+from lastlayer.errors import InputError, choose
+from lastlayer.estimator import DTYPES
+from lastlayer.files import replacing
+from lastlayer.inputs import as_array
+from lastlayer.integrations.extras import need
+from lastlayer.module import OUTPUTS
+from lastlayer.regressor import BLLRegressor
+
+INPUT = "x"
+CLOSE = {"float64": 1e-9, "float32": 1e-4}
+"""A graph that is off by more than this share of the largest number is another function."""
+
+
+def to_onnx(
+    model: BLLRegressor,
+    path: str | os.PathLike[str],
+    *,
+    dtype: str | None = None,
+    example: Any = None,
+    inputs: Sequence[str] | None = None,
+    targets: Sequence[str] | None = None,
+) -> Path:
+    """Write the graph x (rows, ...) -> mean, var, epistemic_var, noise_var (rows, q), affine_cost (rows,).
+
+    Original units, noise included in `var`, any number of rows; the names are those of `Prediction`. The file is
+    compared with the model by onnxruntime before it is written.
+
+    Parameters
+    ----------
+    dtype : "float64" or "float32", of inputs and outputs. None: that of the model. Inside, the network is computed in
+        the model's type, or in float32 if that is asked for and onnxruntime has no float64 for it; the last layer
+        always in float64.
+    example : a few inputs, needed where they have more than two dimensions; the graph is compared with the model there.
+    inputs, targets : names of the columns, for the JSON text that the file carries under the key "lastlayer".
+    """
+    need("onnxscript", extra="onnx")
+    runtime = need("onnxruntime", extra="onnx")
+    dtype = choose("dtype", model.dtype if dtype is None else dtype, DTYPES)
+    points = _points(model, example).astype(dtype)
+    inner = dict.fromkeys([model.dtype, dtype] if dtype == "float32" else [model.dtype])
+    failures: list[Exception] = []
+    for network in inner:
+        try:
+            program = onnx_program(OnnxModule(model, dtype, network), torch.from_numpy(points[:2]), dynamic_rows=True)
+            _name(program.model, [INPUT], OUTPUTS)
+            _describe(program.model, model, {"dtype": dtype, "network": network}, inputs, targets)
+            content = program.model_proto.SerializeToString()
+            found = runtime.InferenceSession(content, _quiet(runtime)).run(None, {INPUT: points})
+            break
+        except Exception as error:  # of many kinds: torch or onnxruntime cannot do with this network
+            failures.append(error)
+    else:
+        raise InputError(
+            f"the network ({type(model.network_).__name__}) could not be written as an ONNX graph that onnxruntime "
+            f"runs: {first_line(failures[-1])}. {_advice(dtype)}"
+        ) from failures[-1]
+    exact = model.predictive(points)
+    for name, value in zip(OUTPUTS, found, strict=True):
+        wanted = getattr(exact, name)
+        off = np.abs(value - wanted).max() / np.abs(wanted).max()
+        if not off <= CLOSE[dtype]:
+            raise InputError(
+                f"onnxruntime computes another {name}, off by {off:.0e} of its largest: nothing was written"
+            )
+    with replacing(path) as file:
+        file.write(content)
+    return Path(path)
+
+
+class OnnxModule(nn.Module):
+    """Inputs and outputs of one type, networks of another, the last layer in float64."""
+
+    def __init__(self, model: BLLRegressor, dtype: str, network: str) -> None:
+        super().__init__()
+        self.predictive, self.dtype = model.module().cpu(), DTYPES[dtype]
+        for member in self.predictive.members:
+            member.get_submodule("network").to(DTYPES[network])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        values = self.predictive(x)
+        return tuple(values[name].to(self.dtype) for name in OUTPUTS)
+
+
+def onnx_program(network: nn.Module, example: Tensor, *, dynamic_rows: bool = False) -> Any:
+    """Silently: what torch has to say about its own parts helps nobody here."""
+    shapes = ({0: torch.export.Dim("rows")},) if dynamic_rows else None
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(network.eval(), (example,), dynamo=True, dynamic_shapes=shapes, verbose=False)
+    finally:
+        logger.setLevel(level)
+    assert program is not None
+    return program
+
+
+def first_line(error: Exception) -> str:
+    """What an error of another package says, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[-1] if lines[0].startswith("Error in") else lines[0]
+
+
+def _points(model: BLLRegressor, example: Any) -> ndarray:
+    """Where graph and model are compared."""
+    if example is not None:
+        points = np.asarray(as_array(example))
+        if len(points) < 2:
+            raise InputError(f"example has {len(points)} rows: give 2 or more, so that their number can stay open")
+        return points[:5]
+    if model._inputs is None:
+        raise InputError("the model takes inputs of more than two dimensions: give to_onnx a few, example=X[:5]")
+    normal = np.random.default_rng(0).standard_normal((5, model.n_features_in_))
+    points = model._inputs.mean.numpy() + model._inputs.scale.numpy() * normal
+    return np.asarray(points)
+
+
+def _name(graph_model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Inputs and outputs by these names, which values inside may have too and must give up."""
+    graph = graph_model.graph
+    for node in graph:
+        for value in node.outputs:
+            value.name = f"inner.{value.name}"
+    for value, name in zip([*graph.inputs, *graph.outputs], [*inputs, *outputs], strict=True):
+        value.name = name
+
+
+def _describe(
+    graph_model: Any,
+    model: BLLRegressor,
+    types: dict[str, str],
+    inputs: Sequence[str] | None,
+    targets: Sequence[str] | None,
+) -> None:
+    """What a stranger should know of the file."""
+    names = getattr(model, "feature_names_in_", None) if inputs is None else inputs
+    words = {
+        "version": __version__,
+        **types,
+        "inputs": None if names is None else [str(name) for name in names],
+        "targets": [f"y{i + 1}" for i in range(len(model._targets.mean))] if targets is None else list(targets),
+        "outputs": list(OUTPUTS),
+        "members": len(model.members_),
+    }
+    graph_model.producer_name, graph_model.producer_version = "lastlayer", __version__
+    graph_model.metadata_props["lastlayer"] = json.dumps(words)
+
+
+def _quiet(runtime: Any) -> Any:
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    return options
+
+
+def _advice(dtype: str) -> str:
+    if dtype == "float64":
+        return 'onnxruntime has many operators, convolutions among them, in float32 alone: try dtype="float32"'
+    return "Take layers that ONNX knows, and let no Python number depend on the number of rows (x.shape[0], not len(x))"

@@ -1,0 +1,228 @@
+"""`model.module()` says what `predictive` says, differentiably; so do the torch.export program and the ONNX graph."""
+
+import copy
+import importlib
+import json
+import sys
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from models import FAST, data, far, fitted
+from torch import nn
+
+from lastlayer import BLLRegressor, __version__
+from lastlayer.errors import InputError
+from lastlayer.integrations.extras import MissingPackageError
+from lastlayer.integrations.onnx import OnnxModule, onnx_program, to_onnx
+from lastlayer.module import OUTPUTS
+
+NAMES = (
+    "single",
+    "shared prior, full noise",
+    "alpha tuned",
+    "mixture, full noise, alpha tuned",
+    "mixture, noise by input",
+    "single, calibrated by groups",
+)
+ROWS = torch.export.Dim("rows")
+
+
+def agrees(values, prediction, rtol):
+    """Every entry of its own, or for means relative to the largest of the column."""
+    assert tuple(values) == OUTPUTS
+    for name, value in values.items():
+        exact = getattr(prediction, name)
+        scale = np.abs(exact).max(0) if name == "mean" else exact
+        assert np.all(np.abs(value.detach().numpy() - exact) <= rtol * scale), name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_says_what_predictive_says(name):
+    model, X = fitted(name), far(data()[0])
+    reach = model.curve_.reach
+    assert not np.isfinite(reach) or (model.predictive(X).affine_cost > reach).any()  # both branches of the curve
+    agrees(model.module()(torch.tensor(X)), model.predictive(X), 1e-12)
+
+
+@pytest.mark.parametrize("name", ["alpha tuned", "mixture, noise by input"])
+def test_its_gradients_in_the_inputs_are_right(name):
+    module = fitted(name).module()
+    x = torch.tensor(far(data()[0], 4))
+    sizes = [float(value.abs().max()) for value in module(x).values()]
+    f = lambda z: tuple(v / size for v, size in zip(module(z * module.input_scale).values(), sizes, strict=True))
+    assert torch.autograd.gradcheck(f, (x / module.input_scale).requires_grad_(), rtol=1e-4, atol=1e-7)
+    assert not any(p.requires_grad for p in module.parameters())
+
+
+def test_it_moves_between_types_and_holds_all_its_numbers_as_state():
+    model, X = fitted("mixture, noise by input"), far(data()[0])
+    module = model.module()
+    agrees(copy.deepcopy(module).float()(torch.tensor(X).float()), model.predictive(X), 1e-3)  # float32 throughout
+    numbers = {t.dtype for t in module.float().state_dict().values()}
+    assert numbers == {torch.float32}
+    meta = model.module().to("meta")
+    assert all(value.device.type == "meta" for value in meta(torch.empty(2, 3, device="meta")).values())
+
+
+def test_later_updates_of_the_model_do_not_reach_it():
+    (X, y), model = data(), copy.deepcopy(fitted("single"))
+    module, before = model.module(), model.predictive(X)
+    model.update(X, y + 100)
+    agrees(module(torch.tensor(X)), before, 1e-12)
+
+
+def test_inputs_of_more_dimensions_and_networks_of_float32():
+    rng = np.random.default_rng(0)
+    images, y = rng.normal(size=(40, 1, 6, 6)), rng.normal(size=(40, 2))
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Tanh(), nn.Flatten(), nn.Linear(48, 5))
+    model = BLLRegressor(backbone=network, dtype="float32", **FAST | {"max_epochs": 2}).fit(images, y)
+    module = model.module()
+    agrees(module(torch.tensor(images)), model.predictive(images), 1e-12)
+    assert {p.dtype for p in module.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", ["alpha tuned", "mixture, noise by input"])
+def test_the_exported_program_takes_any_number_of_rows(name, tmp_path, as_a_user):
+    model, X = fitted(name), far(data()[0])
+    program = torch.export.export(model.module(), (torch.tensor(X[:3]),), dynamic_shapes=({0: ROWS},))
+    torch.export.save(program, tmp_path / "model.pt2")
+    again = torch.export.load(tmp_path / "model.pt2").module()
+    for rows in (1, 7, len(X)):
+        agrees(again(torch.tensor(X[:rows])), model.predictive(X[:rows]), 1e-12)
+
+
+# ONNX ---------------------------------------------------------------------------------------------------------------
+
+
+def runs(path, X):
+    """Outputs by name, from onnxruntime."""
+    session = pytest.importorskip("onnxruntime").InferenceSession(path)
+    assert [put.name for put in session.get_inputs()] == ["x"]
+    return dict(zip([put.name for put in session.get_outputs()], session.run(None, {"x": X}), strict=True))
+
+
+def off(values, prediction):
+    """The largest error of each output, relative to the largest entry of its column."""
+    assert tuple(values) == OUTPUTS
+    exact = {name: getattr(prediction, name) for name in OUTPUTS}
+    return {name: np.max(np.abs(values[name] - exact[name]).max(0) / np.abs(exact[name]).max(0)) for name in OUTPUTS}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "rtol"),
+    [
+        ("alpha tuned", "float64", 1e-12),
+        ("mixture, noise by input", "float64", 1e-12),
+        ("mixture, noise by input", "float32", 1e-6),
+    ],
+)
+def test_onnxruntime_says_what_predictive_says(name, dtype, rtol, tmp_path, as_a_user):
+    model, X = fitted(name), far(data()[0]).astype(dtype)
+    path = to_onnx(model, tmp_path / "model.onnx", dtype=dtype)
+    for rows in (1, len(X)):
+        values = runs(path, X[:rows])
+        assert {value.dtype for value in values.values()} == {np.dtype(dtype)}
+        errors = off(values, model.predictive(X[:rows]))
+        assert max(errors.values()) <= rtol, errors
+
+
+def test_what_onnxruntime_has_in_float32_alone_is_computed_so(tmp_path, as_a_user):
+    X, y = data(q=1, d=2)
+    model = BLLRegressor((5,), activation="gelu", **FAST | {"max_epochs": 2}).fit(X, y)
+    path = to_onnx(model, tmp_path / "m.onnx", dtype="float32")
+    errors = off(runs(path, X.astype("float32")), model.predictive(X.astype("float32")))
+    assert max(errors.values()) <= 1e-5, errors  # rounding of the features, times the root of alpha
+
+
+class Residual(nn.Module):
+    """A backbone of the user's, with names of values that the graph's outputs have too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 6), nn.Linear(6, 6)
+        self.norm = nn.LayerNorm(6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.first(x))
+        mean, var = h.mean(1, keepdim=True), h.var(1, keepdim=True)
+        return self.norm(h + torch.tanh(self.second(h))) * var + mean
+
+
+def test_backbones_of_the_users_own(tmp_path, as_a_user):
+    X, y = data()
+    torch.manual_seed(0)
+    model = BLLRegressor(backbone=Residual(), **FAST).fit(X, y)
+    errors = off(runs(to_onnx(model, tmp_path / "m.onnx"), far(X)), model.predictive(far(X)))
+    assert max(errors.values()) <= 1e-12, errors
+
+
+def test_images_need_an_example(tmp_path, as_a_user):
+    rng = np.random.default_rng(0)
+    images, y = rng.normal(size=(40, 1, 6, 6)), rng.normal(size=40)
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 5))
+    model = BLLRegressor(backbone=network, dtype="float32", **FAST | {"max_epochs": 2}).fit(images, y)
+    path = tmp_path / "m.onnx"
+    with pytest.raises(InputError, match="example=X"):
+        to_onnx(model, path)
+    to_onnx(model, path, example=images)
+    errors = off(runs(path, images.astype("float32")), model.predictive(images))
+    assert max(errors.values()) <= 1e-6, errors
+
+
+@pytest.fixture
+def one_graph(monkeypatch):
+    """Of the single model, made once: making graphs takes seconds."""
+    monkeypatch.setattr("lastlayer.integrations.onnx.onnx_program", lambda *_, **__: graph_of_single())
+
+
+@cache
+def graph_of_single():
+    X = torch.tensor(far(data()[0], 2))
+    return onnx_program(OnnxModule(fitted("single"), "float64", "float64"), X, dynamic_rows=True)
+
+
+def test_the_file_says_what_it_is(tmp_path, as_a_user, one_graph):
+    onnx = pytest.importorskip("onnx")
+    path = to_onnx(fitted("single"), tmp_path / "m.onnx", inputs=["a", "b", "c"], targets=["u", "v"])
+    found = onnx.load(path)
+    about = json.loads({p.key: p.value for p in found.metadata_props}["lastlayer"])
+    assert (found.producer_name, found.producer_version) == ("lastlayer", __version__)
+    assert (about["inputs"], about["targets"], about["outputs"]) == (["a", "b", "c"], ["u", "v"], list(OUTPUTS))
+    onnx.checker.check_model(found)
+
+
+def test_a_graph_that_says_something_else_is_not_written(tmp_path, as_a_user, one_graph):
+    (X, y), path = data(), tmp_path / "m.onnx"
+    path.write_text("old")
+    other = copy.deepcopy(fitted("single")).update(X, y + 1)
+    with pytest.raises(InputError, match="another mean"):
+        to_onnx(other, path)
+    assert path.read_text() == "old"
+
+
+def test_what_cannot_be_a_graph_is_refused_with_advice(tmp_path, as_a_user, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("no such operator\nand a long story")
+
+    monkeypatch.setattr("lastlayer.integrations.onnx.onnx_program", fail)
+    with pytest.raises(InputError, match=r'no such operator\. .*try dtype="float32"'):
+        to_onnx(fitted("single"), tmp_path / "m.onnx")
+    with pytest.raises(InputError, match=r"not len\(x\)"):
+        to_onnx(fitted("single"), tmp_path / "m.onnx", dtype="float32")
+    with pytest.raises(InputError, match="did you mean 'float32'"):
+        to_onnx(fitted("single"), tmp_path / "m.onnx", dtype="float23")
+
+
+def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'lastlayer\[onnx\]'"):
+        to_onnx(fitted("single"), tmp_path / "m.onnx")
+    for package, extra in (("gpytorch", "gpytorch"), ("pytorch_lightning", "lightning")):
+        monkeypatch.setitem(sys.modules, package, None)
+        monkeypatch.delitem(sys.modules, f"lastlayer.integrations.{extra}", raising=False)
+        with pytest.raises(MissingPackageError, match=rf"pip install 'lastlayer\[{extra}\]'"):
+            importlib.import_module(f"lastlayer.integrations.{extra}")
