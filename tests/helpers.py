@@ -1,7 +1,14 @@
 """What several test files need: tolerances by dtype, data, and slow, obvious forms of the formulas."""
 
+import os
+import runpy
 import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -65,3 +72,21 @@ def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
+
+
+def alone_and_by_two(code: str, folder: Path) -> list[dict[str, Tensor]]:
+    """What a script saves as {world}-{rank}.pt in the folder it is given: alone, then by each of two processes."""
+    script = folder / "ranks.py"
+    script.write_text(textwrap.dedent(code))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    runs = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(folder)],
+            env={**environment, "WORLD_SIZE": "2", "RANK": str(i), "LOCAL_RANK": str(i)},
+        )
+        for i in range(2)
+    ]
+    with mock.patch.object(sys, "argv", [str(script), str(folder)]):
+        runpy.run_path(str(script))
+    assert [run.wait(timeout=180) for run in runs] == [0, 0]
+    return [torch.load(folder / name, weights_only=True) for name in ("1-0.pt", "2-0.pt", "2-1.pt")]

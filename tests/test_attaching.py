@@ -1,18 +1,14 @@
 """`attach` puts the exact last layer on networks trained elsewhere; `BLLLoss` trains them by the evidence."""
 
 import copy
-import os
-import runpy
-import subprocess
 import sys
-import textwrap
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import close, free_port, problem
+from helpers import alone_and_by_two, close, problem
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -318,19 +314,8 @@ RANK_SCRIPT = """
 """
 
 
-def test_two_processes_give_the_answer_of_one(tmp_path, as_a_user, monkeypatch):
-    script = tmp_path / "ranks.py"
-    script.write_text(textwrap.dedent(RANK_SCRIPT))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = [sys.executable, str(script), str(tmp_path)]
-    runs = [
-        subprocess.Popen(command, env={**environment, "WORLD_SIZE": "2", "RANK": str(i), "LOCAL_RANK": str(i)})
-        for i in range(2)
-    ]
-    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path)])
-    runpy.run_path(str(script))
-    assert [run.wait(timeout=180) for run in runs] == [0, 0]
-    one, *two = (torch.load(tmp_path / name, weights_only=True) for name in ("1-0.pt", "2-0.pt", "2-1.pt"))
+def test_two_processes_give_the_answer_of_one(tmp_path, as_a_user):
+    one, *two = alone_and_by_two(RANK_SCRIPT, tmp_path)
     for name, value in one.items():
         for other in two:
             close(other[name], value, loose=1e5 if name == "std" else 1e2)  # the curve's optimum has a flat top

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import close, free_port, problem, sine
+from helpers import alone_and_by_two, close, problem, sine
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -321,19 +321,8 @@ RANK_SCRIPT = """
 """
 
 
-def test_two_processes_give_the_answer_of_one(tmp_path, as_a_user, monkeypatch):
-    script = tmp_path / "ranks.py"
-    script.write_text(textwrap.dedent(RANK_SCRIPT))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = [sys.executable, str(script), str(tmp_path)]
-    runs = [
-        subprocess.Popen(command, env={**environment, "WORLD_SIZE": "2", "RANK": str(i), "LOCAL_RANK": str(i)})
-        for i in range(2)
-    ]
-    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path)])
-    runpy.run_path(str(script))
-    assert [run.wait(timeout=120) for run in runs] == [0, 0]
-    one, *two = (torch.load(tmp_path / name, weights_only=True) for name in ("1-0.pt", "2-0.pt", "2-1.pt"))
+def test_two_processes_give_the_answer_of_one(tmp_path, as_a_user):
+    one, *two = alone_and_by_two(RANK_SCRIPT, tmp_path)
     for name, value in one.items():
         loose = 1e3 if name in ("exact", "batches") else 1.0  # rounding grows from step to step
         for other in two:
