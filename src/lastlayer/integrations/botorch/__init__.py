@@ -1,0 +1,15 @@
+"""Fitted models in BoTorch, and a model made for Bayesian optimisation. It needs `pip install lastlayer[botorch]`.
+
+model = fit_model(X, Y)                                  # in the time of a step of Bayesian optimisation
+model = BLLModel(regressor)                              # any fitted BLLRegressor
+acquisition = qLogExpectedImprovement(model, best_f=Y.max())
+drawn = model.draw(seed=0)                               # one function of the posterior, for Thompson sampling
+"""
+
+from lastlayer.integrations.extras import need
+
+need("botorch", extra="botorch")
+
+from lastlayer.integrations.botorch.model import BLLMixture, BLLModel, DrawnFunction  # noqa: E402
+
+__all__ = ["BLLMixture", "BLLModel", "DrawnFunction"]
