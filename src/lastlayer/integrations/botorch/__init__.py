@@ -11,5 +11,6 @@ from lastlayer.integrations.extras import need
 need("botorch", extra="botorch")
 
 from lastlayer.integrations.botorch.model import BLLMixture, BLLModel, DrawnFunction  # noqa: E402
+from lastlayer.integrations.botorch.surrogate import Surrogate, fit_model  # noqa: E402
 
-__all__ = ["BLLMixture", "BLLModel", "DrawnFunction"]
+__all__ = ["BLLMixture", "BLLModel", "DrawnFunction", "Surrogate", "fit_model"]

@@ -2,7 +2,7 @@
 
     f(x) = mean(x) + sum_o V_o h(x) e_o,        e_o ~ N(M_o, R_o R_o')
 
-h(x) are a member's whitened features (see lastlayer.description): before any new observation M = 0 and R = I. V makes
+h(x) are a member's whitened features (see lastlayer.description): before any new observation M = 0 and R = I, which is not written down. V makes
 the outputs independent of each other, noise included, so that they are conditioned one by one; without calibration all
 have the same R, and the covariance is a Kronecker product. New observations of rows H = h(X), noise N, in closed form:
 
@@ -106,8 +106,10 @@ class Member(nn.Module):
 class LinearGaussian(nn.Module):
     """A Gaussian over functions; `condition` gives the one after new observations, and never changes this one."""
 
-    M: Float[Tensor, "*b s r"]
-    R: Float[Tensor, "*b s r r"]
+    M: Float[Tensor, "*b s r"] | None
+    R: Float[Tensor, "*b s r r"] | None
+    """None, and M too: no new observation yet."""
+    n_coefficients: int
     V: Float[Tensor, "o s"]
     kept: list[int]
     """Which of the model's outputs it is of."""
@@ -130,14 +132,13 @@ class LinearGaussian(nn.Module):
 
     @property
     def batch_shape(self) -> torch.Size:
-        return self.M.shape[:-2]
+        return torch.Size() if self.M is None else self.M.shape[:-2]
 
     def moments(self, X: Float[Tensor, "*b q d"]) -> Moments:
         rows = self.rows(X)
-        half = rows.H[..., None, :, :] @ self.R
+        half = self._half(rows.H)
         between = half @ half.mT
-        move = (self.M @ rows.H.mT).mT
-        mean = rows.mean + (move @ self.V.mT).reshape(*move.shape[:-2], *rows.mean.shape[-2:])
+        mean = rows.mean if self.M is None else rows.mean + self._move(rows, self.M)
         if between.shape[-3] > 1:
             o, n = self.V.shape[0], between.shape[-1]
             cov = torch.einsum("as,...sij,bs->...iajb", self.V, between, self.V)
@@ -158,35 +159,45 @@ class LinearGaussian(nn.Module):
         rows = self.rows(X)
         residual = self._coordinates(Y - rows.mean)
         N = rows.noise if noise is None else torch.diag_embed(self._own_noise(noise))
-        root, HR = torch.linalg.cholesky(N), rows.H[..., None, :, :] @ self.R
-        B = torch.linalg.solve_triangular(root, HR, upper=False)
+        root = torch.linalg.cholesky(N)
+        B = torch.linalg.solve_triangular(root, self._half(rows.H), upper=False)
         eye = torch.eye(B.shape[-1], dtype=B.dtype, device=B.device)
         factor = torch.linalg.cholesky(eye + B.mT @ B)
-        R = torch.linalg.solve_triangular(factor, self.R.mT, upper=False).mT
-        surprise = residual - self.M @ rows.H.mT
+        R = torch.linalg.solve_triangular(factor, eye if self.R is None else self.R.mT, upper=False).mT
+        surprise = residual if self.M is None else residual - self.M @ rows.H.mT
         weighed = torch.cholesky_solve(surprise[..., None], root)
-        H = rows.H[..., None, :, :]
+        move = (R @ (R.mT @ (rows.H[..., None, :, :].mT @ weighed)))[..., 0]
         new = self._copy()
-        new.M, new.R = self.M + (R @ (R.mT @ (H.mT @ weighed)))[..., 0], R
+        new.M, new.R = move if self.M is None else self.M + move, R
         return new
 
     def draw(self, generator: torch.Generator | None = None) -> Float[Tensor, "*b s r"]:
         """Coefficients of one function."""
-        shape = torch.broadcast_shapes(self.M.shape, self.R.shape[:-1])
-        e = torch.randn(shape, generator=generator, dtype=self.M.dtype).to(self.M)
+        shape = torch.Size([self.V.shape[1], self.n_coefficients])
+        if self.M is None or self.R is None:
+            return torch.randn(shape, generator=generator, dtype=self.V.dtype).to(self.V)
+        shape = torch.broadcast_shapes(shape, self.M.shape, self.R.shape[:-1])
+        e = torch.randn(shape, generator=generator, dtype=self.V.dtype).to(self.V)
         return self.M + (self.R @ e[..., None])[..., 0]
 
     def function(self, X: Float[Tensor, "*b q d"], coefficients: Float[Tensor, "*c s r"]) -> Float[Tensor, "*d q o"]:
         """The function that has these coefficients."""
         rows = self.rows(X)
-        move = (coefficients @ rows.H.mT).mT @ self.V.mT
-        return rows.mean + move.reshape(*move.shape[:-2], *rows.mean.shape[-2:])
+        return rows.mean + self._move(rows, coefficients)
 
-    def _start(self, n_coordinates: int, n_coefficients: int, alike: bool) -> None:
-        """No observation yet."""
-        self.register_buffer("M", torch.zeros(n_coordinates, n_coefficients, dtype=torch.float64))
-        eye = torch.eye(n_coefficients, dtype=torch.float64)
-        self.register_buffer("R", eye.expand(1 if alike else n_coordinates, n_coefficients, n_coefficients))
+    def _start(self, n_coefficients: int) -> None:
+        self.n_coefficients = n_coefficients
+        self.register_buffer("M", None)
+        self.register_buffer("R", None)
+
+    def _half(self, H: Float[Tensor, "*b n r"]) -> Float[Tensor, "*b s n r"]:
+        """Rows whose products are the covariance of the function."""
+        H = H[..., None, :, :]
+        return H if self.R is None else H @ self.R
+
+    def _move(self, rows: Rows, coefficients: Float[Tensor, "*c s r"]) -> Float[Tensor, "*d q o"]:
+        move = (coefficients @ rows.H.mT).mT @ self.V.mT
+        return move.reshape(*move.shape[:-2], *rows.mean.shape[-2:])
 
     def _coordinates(self, residual: Float[Tensor, "*b n o"]) -> Float[Tensor, "*b s n"]:
         """Residuals in the coordinates of V, row by row."""
@@ -216,13 +227,13 @@ class Separable(LinearGaussian):
         self.register_buffer("V", V)
         self.register_buffer("ratio", ratio)
         self.kept = list(range(len(V)))
-        alike = self.head is None and bool((ratio == ratio[0]).all())
-        self._start(len(V), self.member.spread_root.shape[1], alike)
+        self.alike = self.head is None and bool((ratio == ratio[0]).all())
+        self._start(self.member.spread_root.shape[1])
 
     def rows(self, X: Float[Tensor, "*b q d"]) -> Rows:
         Z = (X - self.input_mean) / self.input_scale
         phi = self.member.features(Z)
-        ratio = self.ratio[:1] if self.R.shape[-3] == 1 else self.ratio
+        ratio = self.ratio[:1] if self.alike else self.ratio
         noise = ratio[:, None] * self._factor(Z).mT[..., : len(ratio), :]
         return Rows(self.member.mean(phi)[..., self.kept], self.member.rows(phi), torch.diag_embed(noise))
 
@@ -234,8 +245,9 @@ class Separable(LinearGaussian):
         new = self._copy()
         new.kept, new.V = [self.kept[i] for i in kept], self.V[kept]
         if self.V.shape[0] == self.V.shape[1] and bool((self.V == torch.diag(self.V.diagonal())).all()):
-            new.V, new.ratio, new.M = new.V[:, kept], self.ratio[kept], self.M[..., kept, :]
-            new.R = self.R if self.R.shape[-3] == 1 else self.R[..., kept, :, :]
+            new.V, new.ratio = new.V[:, kept], self.ratio[kept]
+            new.M = None if self.M is None else self.M[..., kept, :]
+            new.R = self.R if self.R is None or self.alike else self.R[..., kept, :, :]
         return new
 
     def _factor(self, Z: Float[Tensor, "*b q d"]) -> Float[Tensor, "*b q s"]:
@@ -261,7 +273,7 @@ class MomentMatched(LinearGaussian):
         self.roots = [torch.linalg.cholesky(member.function_cov()) for member in self.members]
         self.kept = list(range(described.n_outputs))
         sizes = [member.spread_root.shape[1] * described.n_outputs for member in self.members]
-        self._start(1, sum(sizes) + len(sizes), alike=True)
+        self._start(sum(sizes) + len(sizes))
 
     def rows(self, X: Float[Tensor, "*b q d"]) -> Rows:
         Z, weights, features = self._weighed(X)

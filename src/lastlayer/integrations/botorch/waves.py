@@ -1,0 +1,46 @@
+"""Waves: a layer of cosines and sines whose frequencies are random and whose length for each input is learned."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+LENGTH = math.exp(math.sqrt(2) - 3)
+"""Where the prior of the lengths has its median, in units of the box of the inputs, times the root of their number."""
+SPREAD = math.sqrt(3)
+"""Standard deviation of the logarithm of a length under its prior, at strength 1."""
+UNIT = 1 / math.sqrt(12)
+"""Standard deviation of inputs that fill the unit interval: what standardised inputs are divided by."""
+
+
+class Waves(nn.Module):
+    """Features [cos(w'x), sin(w'x)] / sqrt(n), w = omega / length, for standardised inputs.
+
+    A last layer on them is a Gaussian process with a squared exponential kernel, seen through n random frequencies
+    (orthogonal in groups, which halves the error); every point has the same variance before data. The parameters are
+    the logarithms of the lengths over their prior median, in units of SPREAD, so that `lastlayer.features.weight_energy`
+    is the prior of BoTorch's default process: lengths grow with the root of the number of inputs.
+    """
+
+    def __init__(self, n_inputs: int, n_waves: int = 128, *, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        options = {"generator": generator, "dtype": torch.float64}
+        groups = []
+        for _ in range(-(-n_waves // n_inputs)):
+            directions = torch.linalg.qr(torch.randn(n_inputs, n_inputs, **options)).Q  # type: ignore[arg-type]
+            groups.append(directions * torch.randn(n_inputs, n_inputs, **options).norm(dim=0))  # type: ignore[arg-type]
+        self.omega: Tensor
+        self.register_buffer("omega", torch.cat(groups, 1)[:, :n_waves])
+        self.log_length = nn.Parameter(torch.zeros(n_inputs, dtype=torch.float64))
+        self.median = LENGTH * math.sqrt(n_inputs) / UNIT
+        self.n_features = 2 * n_waves
+
+    @property
+    def lengths(self) -> Float[Tensor, " d"]:
+        """In standardised units."""
+        return self.median * (SPREAD * self.log_length).exp()
+
+    def forward(self, z: Float[Tensor, "m d"]) -> Float[Tensor, "m k"]:
+        phase = (z / self.lengths) @ self.omega
+        return torch.cat([phase.cos(), phase.sin()], dim=-1) / math.sqrt(self.omega.shape[1])
