@@ -6,9 +6,13 @@ acquisition = qLogExpectedImprovement(model, best_f=Y.max())
 drawn = model.draw(seed=0)                               # one function of the posterior, for Thompson sampling
 """
 
+import warnings
+
 from lastlayer.integrations.extras import need
 
-need("botorch", extra="botorch")
+with warnings.catch_warnings():  # linear_operator uses what torch is about to give up
+    warnings.simplefilter("ignore", DeprecationWarning)
+    need("botorch", extra="botorch")
 
 from lastlayer.integrations.botorch.model import BLLMixture, BLLModel, DrawnFunction  # noqa: E402
 from lastlayer.integrations.botorch.surrogate import Surrogate, fit_model  # noqa: E402

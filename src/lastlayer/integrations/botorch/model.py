@@ -47,7 +47,6 @@ class BLLModel(Model):
         outcome_transform: OutcomeTransform | None = None,
     ) -> None:
         super().__init__()
-        self.fitted = None if isinstance(fitted, Description) else fitted
         described = fitted if isinstance(fitted, Description) else describe(fitted)
         self.parts = torch.nn.ModuleList(self._gaussians(described))
         self.requires_grad_(False)
@@ -141,7 +140,6 @@ class BLLModel(Model):
     def _with(self: Own, parts: list[LinearGaussian]) -> Own:
         new = type(self).__new__(type(self))
         Model.__init__(new)
-        new.fitted = self.fitted
         new.parts = torch.nn.ModuleList(parts)
         for name in ("input_transform", "outcome_transform"):
             if hasattr(self, name):

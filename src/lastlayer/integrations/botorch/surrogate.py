@@ -5,6 +5,7 @@ that is learned has a prior, the one of BoTorch's Gaussian process: lengths that
 inputs, weights of variance one (in units of the targets), a noise that is small.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,11 @@ from lastlayer.errors import InputError
 from lastlayer.evidence import LOG_2PI, nlml
 from lastlayer.features import affine_features, weight_energy
 from lastlayer.integrations.botorch.model import BLLModel
-from lastlayer.integrations.botorch.waves import Waves
+from lastlayer.integrations.botorch.waves import UNIT, Waves
 from lastlayer.linalg import Cholesky
 from lastlayer.posterior import Posterior
 from lastlayer.regressor import BLLRegressor
+from lastlayer.scaling import Standardizer
 from lastlayer.statistics import Statistics
 from lastlayer.training import Data, LastLayer
 
@@ -41,7 +43,7 @@ class Surrogate(BLLRegressor):
     Parameters
     ----------
     n_waves : random frequencies; twice as many features. More are closer to the Gaussian process behind them.
-    max_steps : of L-BFGS. A few are enough from the `start` of an earlier fit.
+    max_steps : of L-BFGS.
     random_state : seed of the frequencies. The same for all steps of an optimisation, so that only data change the model.
     """
 
@@ -57,21 +59,20 @@ class Surrogate(BLLRegressor):
         validation_data: Any = None,
         groups: Any = None,
         *,
-        start: "Surrogate | None" = None,
+        bounds: Any = None,
     ) -> "Surrogate":
-        """Learn lengths and noise, from those of `start` if given, and put the exact last layer on every row."""
+        """Learn lengths and noise, and put the exact last layer on every row.
+
+        `bounds` (2, d) is the box that the lengths are measured by; the range of X if left out.
+        """
         if any(word is not None for word in (sample_weight, validation_data, groups)):
             raise InputError("a Surrogate takes no sample_weight, validation_data or groups: use a BLLRegressor for those")
         data, seed = self._begin(X, y, None)
+        data = replace(data, X=self._in_box(data.X, bounds))
         if data.T.shape[1] != 1:
             raise InputError(f"a Surrogate has one output, and y has {data.T.shape[1]}: use fit_model(X, Y) for several")
         network = Waves(data.X.shape[1], self.n_waves, generator=torch.Generator().manual_seed(seed))
         log_noise = torch.full((1,), LOG_NOISE[0], dtype=torch.float64, requires_grad=True)
-        if start is not None:
-            before = start.members_[0]
-            with torch.no_grad():
-                network.log_length.copy_(before.network.log_length)
-                log_noise.copy_(before.layer.posterior.Sigma_E[0].log())
         value = self._learn(network, log_noise, data)
         with torch.no_grad():
             statistics = Statistics.from_features(affine_features(network(data.X)), data.T)
@@ -83,6 +84,19 @@ class Surrogate(BLLRegressor):
 
     def save(self, path: Any) -> None:
         raise InputError("a Surrogate is fitted anew in a second: keep X and y in place of it")
+
+    def _in_box(self, Z: Float[Tensor, "m d"], bounds: Any) -> Float[Tensor, "m d"]:
+        """Inputs standardised as if they filled the box: points that gather around the best do not change their scale."""
+        assert self._inputs is not None
+        X = Z * self._inputs.scale + self._inputs.mean
+        box = torch.stack([X.amin(0), X.amax(0)]) if bounds is None else torch.as_tensor(np.asarray(bounds, float))
+        if box.shape != (2, X.shape[1]) or not bool((box[0] <= box[1]).all()):
+            raise InputError(
+                f"bounds has shape {tuple(box.shape)}: it must be (2, {X.shape[1]}), lower bounds above upper ones"
+            )
+        width = box[1] - box[0]
+        self._inputs = Standardizer(box.mean(0), UNIT * torch.where(width > 0, width, torch.ones_like(width)))
+        return self._inputs.forward(X)
 
     def _learn(self, network: Waves, log_noise: Float[Tensor, "1"], data: Data) -> float:
         """To the largest posterior density; the evidence there, per sample."""
@@ -113,22 +127,22 @@ class Surrogate(BLLRegressor):
 
 
 def fit_model(
-    X: Float[Tensor, "n d"], Y: Float[Tensor, "n o"], *, start: Model | None = None, random_state: int = 0
+    X: Float[Tensor, "n d"],
+    Y: Float[Tensor, "n o"],
+    *,
+    bounds: Float[Tensor, "2 d"] | None = None,
+    random_state: int = 0,
 ) -> Model:
-    """A BoTorch model of values Y, to be maximised or not, at points X of any box: a `Surrogate` for each output.
-
-    In a loop give the last step's model as `start`: the fit begins there and takes half the time.
-    """
+    """A BoTorch model of values Y, to be maximised or not, at points X of the box `bounds`: a `Surrogate` an output."""
     if X.dim() != 2 or Y.dim() != 2 or len(X) != len(Y):
         raise InputError(
             f"X has shape {tuple(X.shape)} and Y {tuple(Y.shape)}: they must be (n, d) and (n, o), a row a point; "
             "a single output is Y[:, None]"
         )
-    before = [None] * Y.shape[1] if start is None else [part.fitted for part in getattr(start, "models", [start])]
-    models = []
-    for y, earlier in zip(Y.detach().cpu().T, before, strict=True):
-        surrogate = Surrogate(random_state=random_state)
-        models.append(BLLModel(surrogate.fit(X.detach().cpu().numpy(), y.numpy(), start=earlier)))
+    points, box = X.detach().cpu().numpy(), None if bounds is None else bounds.detach().cpu().numpy()
+    models = [
+        BLLModel(Surrogate(random_state=random_state).fit(points, y, bounds=box)) for y in Y.detach().cpu().numpy().T
+    ]
     return models[0] if len(models) == 1 else ModelList(*models)
 
 

@@ -14,7 +14,7 @@ from botorch.models import ModelList, SingleTaskGP
 from botorch.models.deterministic import GenericDeterministicModel
 from botorch.models.model import Model
 from botorch.optim import optimize_acqf
-from botorch.sampling import get_sampler
+from botorch.sampling.get_sampler import get_sampler
 from botorch.utils.multi_objective.scalarization import get_chebyshev_scalarization
 from botorch.utils.sampling import draw_sobol_samples, sample_simplex
 from gpytorch.mlls import ExactMarginalLogLikelihood
@@ -84,18 +84,6 @@ class ByModel:
 
     def _best(self, acquisition: AcquisitionFunction, raw_samples: int) -> Tensor:
         return maximised(acquisition, self.problem, raw_samples)
-
-
-@dataclass
-class OwnModel:
-    """lastlayer's surrogate, one an objective; each fit begins where the last one ended."""
-
-    seed: int
-    before: Model | None = None
-
-    def __call__(self, X: Tensor, T: Tensor) -> Model:
-        self.before = fit_model(X, T, start=self.before, random_state=self.seed)
-        return self.before
 
 
 def gaussian_process(X: Tensor, T: Tensor) -> Model:
@@ -172,8 +160,10 @@ METHODS = {
     for method in (
         Method(
             "lastlayer",
-            "`lastlayer.integrations.botorch.fit_model`, begun at the last step's model; LogEI or qLogNEHVI",
-            lambda problem, seed: ByModel(problem, OwnModel(seed)),
+            "`lastlayer.integrations.botorch.fit_model`, fitted anew at every step; LogEI or qLogNEHVI",
+            lambda problem, seed: ByModel(
+                problem, lambda X, T: fit_model(X, T, bounds=_box(problem), random_state=seed)
+            ),
         ),
         Method(
             "SingleTaskGP",
