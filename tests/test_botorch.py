@@ -1,8 +1,10 @@
 """BoTorch: the posterior is the model's joint, conditioning is the update, acquisition values are those of a Gaussian
 process with the same linear kernel, and the surrogate's evidence is the library's."""
 
+import copy
 import math
 import warnings
+from functools import cache
 
 import gpytorch
 import numpy as np
@@ -47,6 +49,12 @@ KINDS = {
 
 
 def fitted(kind="one network", q=2, noise="diagonal", **words):
+    """A copy: some tests go on to update it."""
+    return copy.deepcopy(_fitted(kind, q, noise, **words))
+
+
+@cache
+def _fitted(kind, q, noise, **words):
     X, y = sine(50, q=q, d=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FlooredNoiseWarning)
@@ -259,7 +267,8 @@ def test_outputs_observed_alone():
 @pytest.mark.parametrize("kind", ["one network", "calibrated"])
 def test_drawn_functions_have_the_moments_of_the_posterior(kind):
     model, X = BLLModel(fitted(kind)).condition_on_observations(points(2), points(2, seed=5)), points(3, seed=2)
-    draws = torch.stack([model.draw(seed=i)(X) for i in range(3000)])
+    part = model.parts[0]
+    draws = part.function(X, part.draw(torch.Generator().manual_seed(0), (3000,)))
     mean, cov = joint_of(model.posterior(X))
     std = cov.diagonal().reshape(2, 3).T.sqrt()
     assert float(((draws.mean(0) - mean) / std).abs().max()) < 0.08  # 4 standard errors of 3,000 draws
@@ -325,20 +334,20 @@ def test_posterior_and_acquisition_values_are_those_of_the_gaussian_process(line
     close(ours.distribution.covariance_matrix, theirs.distribution.covariance_matrix, loose=1e5)
     best, base, box = 3.0, points(6, seed=4), torch.tensor([[-3.0, -3.0], [3.0, 3.0]]).double()
 
-    def sampler():
-        return SobolQMCNormalSampler(torch.Size([16]), seed=1)
+    def sampler(n=16):
+        return SobolQMCNormalSampler(torch.Size([n]), seed=1)
 
     makers = {
         "LogEI": (lambda m: LogExpectedImprovement(m, best), X[:, :1]),
         "qLogEI": (lambda m: qLogExpectedImprovement(m, best, sampler()), X),
         "qUCB": (lambda m: qUpperConfidenceBound(m, 2.0, sampler()), X),
-        "qLogNEI": (lambda m: qLogNoisyExpectedImprovement(m, base, sampler(), prune_baseline=False), X),
-        "qKG": (lambda m: qKnowledgeGradient(m, num_fantasies=4, sampler=sampler4()), points(3, 5)),
+        "qLogNEI": (
+            lambda m: qLogNoisyExpectedImprovement(m, base, sampler(), prune_baseline=False, cache_root=False),
+            X,
+        ),
+        "qKG": (lambda m: qKnowledgeGradient(m, num_fantasies=4, sampler=sampler(4)), points(3, 5)),
         "qMES": (lambda m: qMaxValueEntropy(m, base, num_fantasies=4), X[:, :1]),
     }
-
-    def sampler4():
-        return SobolQMCNormalSampler(torch.Size([4]), seed=1)
 
     for name, (make, x) in makers.items():
         values = []
@@ -346,10 +355,9 @@ def test_posterior_and_acquisition_values_are_those_of_the_gaussian_process(line
             torch.manual_seed(0)
             values.append(make(m)(x).detach())
         worst = float((values[0] - values[1]).abs().max() / values[1].abs().max())
-        assert worst < 1e-4, f"{name}: {values}"
+        assert worst < 1e-6, f"{name}: {values}"
         torch.manual_seed(0)
-        q = 1 if name in ("LogEI", "qMES") else 5 if name == "qKG" else 2
-        q = 1 if name == "qKG" else q
+        q = 1 if name in ("LogEI", "qMES", "qKG") else 2
         options = {"maxiter": 3, "batch_limit": 2}
         found, _ = optimize_acqf(make(model), box, q=q, num_restarts=2, raw_samples=4, options=options)
         assert found.shape == (q, 2)
@@ -403,13 +411,13 @@ def test_waves_are_a_squared_exponential_kernel(generator):
 def test_a_surrogate_is_close_to_botorchs_process_at_its_lengths():
     X = torch.rand(20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     Y = torch.sin(6 * X[:, :1]) + X[:, 1:] ** 2
-    T = (Y - Y.mean()) / Y.std(correction=0)
+    T = (Y - Y.mean()) / Y.std()
     box = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()
     model = fit_model(X, T, bounds=box)
     surrogate = Surrogate(random_state=0).fit(X.numpy(), T[:, 0].numpy(), bounds=box.numpy())
     gp = SingleTaskGP(X, T, train_Yvar=surrogate.posterior_.Sigma_E.expand(20, 1), outcome_transform=None)
     gp.covar_module.lengthscale = surrogate.network_.lengths.detach() * surrogate._inputs.scale
-    gp.mean_module.constant.data.fill_(float(surrogate.predict(1e9 * np.ones((1, 2)))[0]) * 0 + _constant(gp, T))
+    gp.mean_module.constant.data.fill_(_constant(gp, T))
     gp.eval()
     new = torch.rand(50, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     ours, theirs = model.posterior(new), gp.posterior(new)
@@ -421,7 +429,7 @@ def _constant(gp, T):
     """The mean of largest likelihood."""
     K = gp.covar_module(gp.train_inputs[0]).to_dense() + gp.likelihood.noise[0] * torch.eye(len(T)).double()
     one = torch.linalg.solve(K, torch.ones(len(T), 1).double())
-    return float((one.T @ T) / one.sum())
+    return float(((one.T @ T) / one.sum()).detach())
 
 
 def test_lengths_do_not_change_where_points_gather():

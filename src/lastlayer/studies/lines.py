@@ -1,4 +1,4 @@
-"""A file of results that survives an interruption: one line of JSON each, written at once; broken ones are passed over."""
+"""A file of results that survives an interruption: lines of JSON, written at once; broken ones are skipped."""
 
 import json
 import platform

@@ -14,7 +14,7 @@ with warnings.catch_warnings():  # linear_operator uses what torch is about to g
     warnings.simplefilter("ignore", DeprecationWarning)
     need("botorch", extra="botorch")
 
-from lastlayer.integrations.botorch.model import BLLMixture, BLLModel, DrawnFunction  # noqa: E402
-from lastlayer.integrations.botorch.surrogate import Surrogate, fit_model  # noqa: E402
+from lastlayer.integrations.botorch.model import BLLMixture, BLLModel, DrawnFunction
+from lastlayer.integrations.botorch.surrogate import Surrogate, fit_model
 
 __all__ = ["BLLMixture", "BLLModel", "DrawnFunction", "Surrogate", "fit_model"]

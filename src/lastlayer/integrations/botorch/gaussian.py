@@ -2,9 +2,10 @@
 
     f(x) = mean(x) + sum_o V_o h(x) e_o,        e_o ~ N(M_o, R_o R_o')
 
-h(x) are a member's whitened features (see lastlayer.description): before any new observation M = 0 and R = I, which is not written down. V makes
-the outputs independent of each other, noise included, so that they are conditioned one by one; without calibration all
-have the same R, and the covariance is a Kronecker product. New observations of rows H = h(X), noise N, in closed form:
+h(x) are a member's whitened features (see lastlayer.description). Before any new observation M = 0 and R = I, which are
+not written down. V makes the outputs independent of each other, noise included, so that each is conditioned alone;
+without calibration all have the same R, and the covariance is a Kronecker product. New observations of rows H = h(X),
+noise N, in closed form:
 
     A = I + R'H' N^-1 H R,    R <- R A^-T/2,    M <- M + R R' H' N^-1 (residual - H M)       with the new R
 """
@@ -21,7 +22,7 @@ from linear_operator.operators import KroneckerProductLinearOperator, LinearOper
 from numpy import ndarray
 from torch import Tensor, nn
 
-from lastlayer.calibration import Curve, precision_weights
+from lastlayer.calibration import Curve, NoiseHead, precision_weights
 from lastlayer.description import Description, MemberDescription, Spread
 from lastlayer.errors import InputError
 from lastlayer.linalg import TINY
@@ -39,12 +40,12 @@ class Rows:
     mean: Float[Tensor, "*b q o"]
     H: Float[Tensor, "*b n r"]
     noise: Float[Tensor, "*b s n n"]
-    """Covariance of the noise between rows, in the coordinates of V; s is the number of these, or 1 if all are alike."""
+    """Covariance of the noise between rows, in each of the s coordinates of V, or once if all are alike."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """The joint Gaussian of q points and o outputs, point by point: the first o numbers are those of the first point."""
+    """The joint Gaussian of q points and o outputs, point by point: the first o numbers are of the first point."""
 
     mean: Float[Tensor, "*b q o"]
     cov: LinearOperator
@@ -55,12 +56,22 @@ class Moments:
 class Member(nn.Module):
     """Mean, whitened features and variance of one network, in target units, at standardised inputs."""
 
+    centre: Float[Tensor, " k"]
+    weights: Float[Tensor, "k o"]
+    offset: Float[Tensor, " o"]
+    noise_cov: Float[Tensor, "o o"]
+    spread_root: Float[Tensor, "k r"]
+    spread_shift: Float[Tensor, " r"]
+    star_root: Float[Tensor, "k r"]
+    star_shift: Float[Tensor, " r"]
+    slope: Float[Tensor, " o"]
+    noise_factor: Float[Tensor, " o"]
+
     def __init__(self, description: MemberDescription, widening: float) -> None:
         super().__init__()
         self.network, self.curve, self.widening = description.network, description.curve, widening
         for name in ("centre", "weights", "offset", "noise_cov"):
             self._keep(name, getattr(description, name))
-        self.tuned = description.spread_at_star is not description.spread
         self._keep_spread("spread", description.spread)
         self._keep_spread("star", description.spread_at_star)
         self._keep("slope", description.curve.slope)
@@ -111,6 +122,8 @@ class LinearGaussian(nn.Module):
     """None, and M too: no new observation yet."""
     n_coefficients: int
     V: Float[Tensor, "o s"]
+    input_mean: Float[Tensor, " d"]
+    input_scale: Float[Tensor, " d"]
     kept: list[int]
     """Which of the model's outputs it is of."""
 
@@ -150,7 +163,9 @@ class LinearGaussian(nn.Module):
         else:
             cov = to_linear_operator(_jittered(self.V.square() * between[..., 0, :, :]))
         noise = self.point_noise(X)
-        return Moments(mean, cov.expand(*mean.shape[:-2], *cov.shape[-2:]), noise)
+        return Moments(
+            mean, cov.expand(*mean.shape[:-2], *cov.shape[-2:]), noise.expand(*mean.shape[:-2], *noise.shape[-3:])
+        )
 
     def condition(
         self: Own, X: Float[Tensor, "*c n d"], Y: Float[Tensor, "*b n o"], noise: Tensor | None = None
@@ -171,13 +186,16 @@ class LinearGaussian(nn.Module):
         new.M, new.R = move if self.M is None else self.M + move, R
         return new
 
-    def draw(self, generator: torch.Generator | None = None) -> Float[Tensor, "*b s r"]:
-        """Coefficients of one function."""
+    def draw(
+        self, generator: torch.Generator | None = None, sample_shape: tuple[int, ...] = ()
+    ) -> Float[Tensor, "*b s r"]:
+        """Coefficients of one function, or of many."""
         shape = torch.Size([self.V.shape[1], self.n_coefficients])
+        if self.M is not None and self.R is not None:
+            shape = torch.broadcast_shapes(shape, self.M.shape, self.R.shape[:-1])
+        e = torch.randn(*sample_shape, *shape, generator=generator, dtype=self.V.dtype).to(self.V)
         if self.M is None or self.R is None:
-            return torch.randn(shape, generator=generator, dtype=self.V.dtype).to(self.V)
-        shape = torch.broadcast_shapes(shape, self.M.shape, self.R.shape[:-1])
-        e = torch.randn(shape, generator=generator, dtype=self.V.dtype).to(self.V)
+            return e
         return self.M + (self.R @ e[..., None])[..., 0]
 
     def function(self, X: Float[Tensor, "*b q d"], coefficients: Float[Tensor, "*c s r"]) -> Float[Tensor, "*d q o"]:
@@ -216,6 +234,9 @@ class LinearGaussian(nn.Module):
 
 class Separable(LinearGaussian):
     """One network: its outputs share the covariance between points."""
+
+    ratio: Float[Tensor, " s"]
+    """Noise over function, in the coordinates of V."""
 
     def __init__(self, described: Description, member: MemberDescription) -> None:
         super().__init__()
@@ -265,22 +286,23 @@ class MomentMatched(LinearGaussian):
 
     def __init__(self, described: Description) -> None:
         super().__init__()
-        self.members = nn.ModuleList(Member(member, described.tails.widening) for member in described.members)
+        self.parts = [Member(member, described.tails.widening) for member in described.members]
+        self._modules_of_members = nn.ModuleList(self.parts)  # so that they move with the model
         self.head, self.sharpness = described.noise_head, described.sharpness
         self.register_buffer("input_mean", torch.tensor(described.input_mean))
         self.register_buffer("input_scale", torch.tensor(described.input_scale))
         self.register_buffer("V", torch.ones(1, 1, dtype=torch.float64))
-        self.roots = [torch.linalg.cholesky(member.function_cov()) for member in self.members]
+        self.roots = [torch.linalg.cholesky(member.function_cov()) for member in self.parts]
         self.kept = list(range(described.n_outputs))
-        sizes = [member.spread_root.shape[1] * described.n_outputs for member in self.members]
+        sizes = [member.spread_root.shape[1] * described.n_outputs for member in self.parts]
         self._start(sum(sizes) + len(sizes))
 
     def rows(self, X: Float[Tensor, "*b q d"]) -> Rows:
         Z, weights, features = self._weighed(X)
-        means = torch.stack([member.mean(phi) for member, phi in zip(self.members, features, strict=True)])
+        means = torch.stack([member.mean(phi) for member, phi in zip(self.parts, features, strict=True)])
         mean = (weights[..., None] * means).sum(0)
         parts = []
-        for member, phi, root, weight in zip(self.members, features, self.roots, weights, strict=True):
+        for member, phi, root, weight in zip(self.parts, features, self.roots, weights, strict=True):
             own = weight.sqrt()[..., None] * member.rows(phi)
             parts.append((own[..., None, None, :] * root[:, :, None]).flatten(-2))
         between = (weights.sqrt()[..., None] * (means - mean)).movedim(0, -1)
@@ -303,19 +325,19 @@ class MomentMatched(LinearGaussian):
 
     def _weighed(self, X: Tensor) -> tuple[Tensor, Float[Tensor, "c *b q"], list[Tensor]]:
         Z = (X - self.input_mean) / self.input_scale
-        features = [member.features(Z) for member in self.members]
+        features = [member.features(Z) for member in self.parts]
         if not self.sharpness:
             return Z, torch.full((len(features), *Z.shape[:-1]), 1 / len(features), dtype=Z.dtype), features
-        o = self.members[0].offset.numel()
+        o = self.parts[0].offset.numel()
         factor = _factor(self.head, Z, o)
-        log_var = [member.log_var(phi, factor) for member, phi in zip(self.members, features, strict=True)]
+        log_var = [member.log_var(phi, factor) for member, phi in zip(self.parts, features, strict=True)]
         flat = torch.stack(log_var).reshape(len(features), -1, o)
         return Z, precision_weights(flat).reshape(len(features), *Z.shape[:-1]), features
 
     def _noise(self, Z: Tensor, weights: Tensor) -> Float[Tensor, "*b q o o"]:
-        factor = _factor(self.head, Z, self.members[0].offset.numel())
+        factor = _factor(self.head, Z, self.parts[0].offset.numel())
         total = torch.zeros((), dtype=Z.dtype)
-        for member, weight in zip(self.members, weights, strict=True):
+        for member, weight in zip(self.parts, weights, strict=True):
             root = (member.widening * member.noise_factor * factor).sqrt()
             total = total + weight[..., None, None] * root[..., :, None] * member.noise_cov * root[..., None, :]
         return total[..., self.kept, :][..., self.kept]
@@ -346,11 +368,11 @@ def scaled(cov: Float[Tensor, "o o"], factor: Float[Tensor, " o"]) -> Float[Tens
     return root[:, None] * cov * root
 
 
-def _factor(head: "object | None", Z: Float[Tensor, "*b q d"], n_outputs: int) -> Float[Tensor, "*b q o"]:
+def _factor(head: NoiseHead | None, Z: Float[Tensor, "*b q d"], n_outputs: int) -> Float[Tensor, "*b q o"]:
     """What multiplies the noise at each input."""
     if head is None:
         return torch.ones(*Z.shape[:-1], n_outputs, dtype=Z.dtype, device=Z.device)
-    log_factor = head.log_factor(Z.reshape(-1, Z.shape[-1]))  # type: ignore[attr-defined]
+    log_factor = head.log_factor(Z.reshape(-1, Z.shape[-1]))
     return log_factor.exp().reshape(*Z.shape[:-1], n_outputs)
 
 

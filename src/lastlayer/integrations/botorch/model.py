@@ -25,7 +25,7 @@ from lastlayer.model import LastLayerModel
 Own = TypeVar("Own", bound="BLLModel")
 
 
-class BLLModel(Model):
+class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
     """A fitted model for BoTorch: the joint Gaussian over points and outputs of `model.joint`, differentiable.
 
     Mixtures count as the one Gaussian that has their mean and covariance (`BLLMixture` keeps them apart). Conditioning,
@@ -36,6 +36,8 @@ class BLLModel(Model):
     ----------
     fitted : a fitted `BLLRegressor` of a table. It has been fitted to inputs as the input transform returns them and to
         targets as the outcome transform does; what it learns later does not reach this model.
+    train_X : the points it was fitted to, in original units. The model does without, but BoTorch's search for the best
+        point begins around them.
     input_transform, outcome_transform : BoTorch's, already fitted; the model's posterior is in original units.
     """
 
@@ -43,12 +45,15 @@ class BLLModel(Model):
         self,
         fitted: LastLayerModel | Description,
         *,
+        train_X: Float[Tensor, "n d"] | None = None,
         input_transform: InputTransform | None = None,
         outcome_transform: OutcomeTransform | None = None,
     ) -> None:
         super().__init__()
+        if train_X is not None:
+            self.train_inputs = (train_X,)
         described = fitted if isinstance(fitted, Description) else describe(fitted)
-        self.parts = torch.nn.ModuleList(self._gaussians(described))
+        self._take(self._gaussians(described))
         self.requires_grad_(False)
         if input_transform is not None:
             self.input_transform = input_transform
@@ -137,25 +142,31 @@ class BLLModel(Model):
             raise InputError(f"outputs {list(idcs)} were asked for, but the model has outputs 0 to {n - 1}")
         return self._with([part.outputs([i % n for i in idcs]) for part in self.parts])
 
+    def _take(self, parts: list[LinearGaussian]) -> None:
+        self.parts, self._modules_of_parts = parts, torch.nn.ModuleList(parts)
+
     def _with(self: Own, parts: list[LinearGaussian]) -> Own:
         new = type(self).__new__(type(self))
         Model.__init__(new)
-        new.parts = torch.nn.ModuleList(parts)
-        for name in ("input_transform", "outcome_transform"):
+        new._take(parts)
+        for name in ("train_inputs", "input_transform", "outcome_transform"):
             if hasattr(self, name):
                 setattr(new, name, getattr(self, name))
         new.training = False
         return new
 
     def _set_transformed_inputs(self) -> None:
-        """There are no training inputs to transform."""
+        """The training inputs stay as they are: nothing is computed from them."""
+
+    def _revert_to_original_inputs(self) -> None:
+        """As above."""
 
 
 class BLLMixture(BLLModel):
     """A mixture as BoTorch has it: members in a batch dimension of their own, over which acquisition values average.
 
-    `posterior` is a `GaussianMixturePosterior`, exact for members that count alike. Each member conditions itself on new
-    observations, and a drawn function is one member's.
+    `posterior` is a `GaussianMixturePosterior`, exact for members that count alike. Each member is conditioned by itself,
+    and a drawn function is one member's.
     """
 
     _is_ensemble = True
@@ -190,7 +201,7 @@ class BLLMixture(BLLModel):
         return super()._conditioned(X, Y, noise)
 
 
-class DrawnFunction(DeterministicModel):
+class DrawnFunction(DeterministicModel):  # type: ignore[misc]
     """A function with fixed weights: X (..., q, d) -> (..., q, o), in original units."""
 
     def __init__(self, model: BLLModel, part: LinearGaussian, generator: torch.Generator | None) -> None:

@@ -1,4 +1,4 @@
-"""`Surrogate`: a regressor for Bayesian optimisation, fitted within a step to a few hundred values almost free of noise.
+"""`Surrogate`: a regressor for Bayesian optimisation, fitted within a step to some hundred values of little noise.
 
 Evidence alone is not enough for a dozen points: it finds functions too smooth and too sure of themselves. So everything
 that is learned has a prior, the one of BoTorch's Gaussian process: lengths that grow with the root of the number of
@@ -38,13 +38,13 @@ N_WAVES = 512
 class Surrogate(BLLRegressor):
     """One network of `Waves` and its last layer, by the largest posterior density of lengths and noise.
 
-    One output; `fit_model` joins several. Prediction, `joint`, `sample_y`, `update` and the rest are a `BLLRegressor`'s.
+    One output; `fit_model` joins several. `predictive`, `joint`, `sample_y`, `update` and so on are a `BLLRegressor`'s.
 
     Parameters
     ----------
     n_waves : random frequencies; twice as many features. More are closer to the Gaussian process behind them.
     max_steps : of L-BFGS.
-    random_state : seed of the frequencies. The same for all steps of an optimisation, so that only data change the model.
+    random_state : seed of the frequencies; keep it over the steps of a run, so that data alone change the model.
     """
 
     def __init__(self, n_waves: int = N_WAVES, *, max_steps: int = 40, random_state: Any = None) -> None:
@@ -66,19 +66,23 @@ class Surrogate(BLLRegressor):
         `bounds` (2, d) is the box that the lengths are measured by; the range of X if left out.
         """
         if any(word is not None for word in (sample_weight, validation_data, groups)):
-            raise InputError("a Surrogate takes no sample_weight, validation_data or groups: use a BLLRegressor for those")
+            raise InputError(
+                "a Surrogate takes no sample_weight, validation_data or groups: use a BLLRegressor for those"
+            )
         data, seed = self._begin(X, y, None)
         data = replace(data, X=self._in_box(data.X, bounds))
         if data.T.shape[1] != 1:
-            raise InputError(f"a Surrogate has one output, and y has {data.T.shape[1]}: use fit_model(X, Y) for several")
+            raise InputError(
+                f"a Surrogate has one output, and y has {data.T.shape[1]}: use fit_model(X, Y) for several"
+            )
         network = Waves(data.X.shape[1], self.n_waves, generator=torch.Generator().manual_seed(seed))
         log_noise = torch.full((1,), LOG_NOISE[0], dtype=torch.float64, requires_grad=True)
         value = self._learn(network, log_noise, data)
         with torch.no_grad():
             statistics = Statistics.from_features(affine_features(network(data.X)), data.T)
-        variance = log_noise.detach().exp()
+        found = log_noise.detach()
         # rounding reaches the variance of far points only, where its size is all that matters
-        posterior = Posterior(statistics, -float(log_noise), variance[None], rtol=float("inf"))
+        posterior = Posterior(statistics, -float(found), found.exp()[None], rtol=float("inf"))
         self._take(Ensemble([Member(network.eval(), LastLayer(posterior, value, False), 1.0)], [], {}), data)
         return self
 
@@ -86,7 +90,7 @@ class Surrogate(BLLRegressor):
         raise InputError("a Surrogate is fitted anew in a second: keep X and y in place of it")
 
     def _in_box(self, Z: Float[Tensor, "m d"], bounds: Any) -> Float[Tensor, "m d"]:
-        """Inputs standardised as if they filled the box: points that gather around the best do not change their scale."""
+        """Inputs standardised as if they filled the box: points that gather around the best change nothing."""
         assert self._inputs is not None
         X = Z * self._inputs.scale + self._inputs.mean
         box = torch.stack([X.amin(0), X.amax(0)]) if bounds is None else torch.as_tensor(np.asarray(bounds, float))
@@ -141,13 +145,17 @@ def fit_model(
         )
     points, box = X.detach().cpu().numpy(), None if bounds is None else bounds.detach().cpu().numpy()
     models = [
-        BLLModel(Surrogate(random_state=random_state).fit(points, y, bounds=box)) for y in Y.detach().cpu().numpy().T
+        BLLModel(Surrogate(random_state=random_state).fit(points, y, bounds=box), train_X=X)
+        for y in Y.detach().cpu().numpy().T
     ]
     return models[0] if len(models) == 1 else ModelList(*models)
 
 
 def few_rows_nlml(
-    phi_tilde: Float[Tensor, "m k"], T: Float[Tensor, "m q"], log_alpha: Float[Tensor, ""], log_sigma_e: Float[Tensor, " q"]
+    phi_tilde: Float[Tensor, "m k"],
+    T: Float[Tensor, "m q"],
+    log_alpha: Float[Tensor, ""],
+    log_sigma_e: Float[Tensor, " q"],
 ) -> Float[Tensor, ""]:
     """`lastlayer.evidence.nlml` under the flat bias prior, by the covariance of the rows where these are fewer.
 

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 LENGTH = math.exp(math.sqrt(2) - 3)
-"""Where the prior of the lengths has its median, in units of the box of the inputs, times the root of their number."""
+"""The most likely length under the prior, in units of the box of the inputs, times the root of their number."""
 SPREAD = math.sqrt(3)
 """Standard deviation of the logarithm of a length under its prior, at strength 1."""
 UNIT = 1 / math.sqrt(12)
@@ -19,8 +19,8 @@ class Waves(nn.Module):
 
     A last layer on them is a Gaussian process with a squared exponential kernel, seen through n random frequencies
     (orthogonal in groups, which halves the error); every point has the same variance before data. The parameters are
-    the logarithms of the lengths over their prior median, in units of SPREAD, so that `lastlayer.features.weight_energy`
-    is the prior of BoTorch's default process: lengths grow with the root of the number of inputs.
+    the logarithms of the lengths over their most likely value, in units of SPREAD, so that `features.weight_energy` is the
+    prior of BoTorch's default process, lengths that grow with the root of the number of inputs.
     """
 
     def __init__(self, n_inputs: int, n_waves: int = 128, *, generator: torch.Generator | None = None) -> None:
@@ -33,13 +33,13 @@ class Waves(nn.Module):
         self.omega: Tensor
         self.register_buffer("omega", torch.cat(groups, 1)[:, :n_waves])
         self.log_length = nn.Parameter(torch.zeros(n_inputs, dtype=torch.float64))
-        self.median = LENGTH * math.sqrt(n_inputs) / UNIT
+        self.likely = LENGTH * math.sqrt(n_inputs) / UNIT
         self.n_features = 2 * n_waves
 
     @property
     def lengths(self) -> Float[Tensor, " d"]:
         """In standardised units."""
-        return self.median * (SPREAD * self.log_length).exp()
+        return self.likely * (SPREAD * self.log_length).exp()
 
     def forward(self, z: Float[Tensor, "m d"]) -> Float[Tensor, "m k"]:
         phase = (z / self.lengths) @ self.omega

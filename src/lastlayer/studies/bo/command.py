@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if failures else 0
 
 
-def _words(text: str | None, every: dict[str, object]) -> list[str]:
+def _words(text: str | None, every: Mapping[str, object]) -> list[str]:
     """Names with commas between them; a name may hold a comma itself."""
     if text is None:
         return list(every)

@@ -167,14 +167,14 @@ METHODS = {
         ),
         Method(
             "SingleTaskGP",
-            "BoTorch's Gaussian process and its fit, both at their defaults, fitted anew at every step; LogEI or qLogNEHVI",
+            "BoTorch's Gaussian process and its fit at their defaults, fitted anew at every step; LogEI or qLogNEHVI",
             lambda problem, _: ByModel(problem, gaussian_process),
         ),
         Method(
             "VBLL",
             "BoTorch community's VBLLModel as in its tutorial (3 + 1 layers of 64, AdamW at 1e-3), but at most "
-            f"{VBLL_EPOCHS['first']:,} epochs in the first step and {VBLL_EPOCHS['later']} in each later one, which begins at "
-            "the last weights; Thompson sampling by BLLMaxPosteriorSampling, for two objectives under random Chebyshev "
+            f"{VBLL_EPOCHS['first']:,} epochs in the first step and {VBLL_EPOCHS['later']} in each later one, which begins "
+            "at the last weights; Thompson sampling by BLLMaxPosteriorSampling, for two objectives under random Chebyshev "
             "weights",
             lambda problem, _: Vbll(problem),
             modules=("botorch_community",),

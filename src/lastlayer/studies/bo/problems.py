@@ -77,7 +77,13 @@ PROBLEMS = {
         Problem("Branin", "2 inputs", 2, 10, 30, lambda _: _scaled(Branin()), -0.397887),
         Problem("Hartmann6", "6 inputs", 6, 10, 50, lambda _: _scaled(Hartmann(6)), HARTMANN),
         Problem(
-            "Ackley20", "20 inputs in [-5, 10]: the best point is not the centre", 20, 20, 80, lambda _: _scaled(_ackley), 0.0
+            "Ackley20",
+            "20 inputs in [-5, 10]: the best point is not the centre",
+            20,
+            20,
+            80,
+            lambda _: _scaled(_ackley),
+            0.0,
         ),
         Problem(
             "rotated200",

@@ -44,7 +44,9 @@ class Summary:
         found: dict[tuple[str, str], list[Result]] = {}
         for result in sorted(results, key=lambda r: r.seed):
             found.setdefault((result.problem, result.method), []).append(result)
-        length = {name: max(len(r.regret) for key, rs in found.items() if key[0] == name for r in rs) for name, _ in found}
+        length = {
+            name: max(len(r.regret) for key, rs in found.items() if key[0] == name for r in rs) for name, _ in found
+        }
         self.curves = {
             key: Curves(
                 tuple(r.seed for r in kept), np.array([r.regret for r in kept]), np.array([r.seconds for r in kept])
@@ -96,8 +98,10 @@ def rank_table(summary: Summary) -> list[list[str]]:
     shown = [problem for problem in summary.problems if problem.ranked]
     table = [["rank", *(problem.name for problem in shown)]]
     ranks = [summary.ranks(problem) for problem in shown]
-    for method in summary.methods:
-        table.append([method.name, *(f"{row[method.name]:.2f}" if method.name in row else "-" for row in ranks)])
+    table += [
+        [method.name, *(f"{row[method.name]:.2f}" if method.name in row else "-" for row in ranks)]
+        for method in summary.methods
+    ]
     return table
 
 
@@ -117,8 +121,8 @@ def as_markdown(summary: Summary) -> str:
     lines = [
         "# Bayesian optimisation",
         "",
-        f"Median (quartiles) over {count} seeds. Ranks are of the last regret, seed by seed, averaged over seeds and then "
-        "over problems; 1 is best.",
+        f"Median (quartiles) over {count} seeds. Ranks are of the last regret, seed by seed, averaged over seeds "
+        "and then over problems; 1 is best.",
     ]
     for table in (regret_table(summary), rank_table(summary), seconds_table(summary)):
         head, *rows = table
