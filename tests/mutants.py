@@ -54,6 +54,8 @@ FIRST = f"{D}::test_the_first_step_of_sampled_weights_is_the_prediction"
 BACK_OFF = "test_do_mpc.py::test_the_back_off_is_the_quantile_times_the_propagated_standard_deviation"
 N, MODEL = "test_members.py", "test_model.py"
 TABLES, EXPORT = "test_tables.py", "test_export.py"
+BT, BO = "test_botorch.py", "test_bo_study.py"
+GAUSSIAN, SURROGATE = (f"integrations/botorch/{name}.py" for name in ("gaussian", "surrogate"))
 CURVE, POINTS, SPLITS, CROSSFIT = (f"calibration/{name}.py" for name in ("curve", "points", "splits", "crossfit"))
 COST, HULLS, TUNING = (f"extrapolation/{name}.py" for name in ("affine_cost", "hulls", "tuning"))
 
@@ -334,6 +336,58 @@ MUTANTS = [
         "cross-forgotten", "dynamics/propagation.py", "between = F @ moments.cross", "between = 0 * moments.cross", D
     ),
     Mutant("no-stretch", "dynamics/samples.py", "+ stretch * deviation", "+ deviation", FIRST),
+    # --- Bayesian optimisation
+    Mutant(
+        "botorch-without-stretch",
+        GAUSSIAN,
+        "shape(self.curve, ratio) / ratio.clamp_min(TINY)",
+        "ratio / ratio.clamp_min(TINY)",
+        f"{BT}::test_the_posterior_is_the_models_joint",
+    ),
+    Mutant(
+        "botorch-without-spread",
+        GAUSSIAN,
+        "* (means - mean)).movedim",
+        "* 0 * (means - mean)).movedim",
+        f"{BT}::test_the_posterior_is_the_models_joint",
+    ),
+    Mutant(
+        "conditioned-by-the-old-root",
+        GAUSSIAN,
+        "torch.linalg.cholesky(eye + B.mT @ B)",
+        "torch.linalg.cholesky(eye + 2 * B.mT @ B)",
+        f"{BT}::test_conditioning_is_the_update_of_the_last_layer",
+    ),
+    Mutant(
+        "conditioned-again-from-zero",
+        GAUSSIAN,
+        "residual - self.M @ rows.H.mT",
+        "residual",
+        f"{BT}::test_conditioning_is_the_update_of_the_last_layer",
+    ),
+    Mutant(
+        "drawn-around-zero",
+        GAUSSIAN,
+        "return self.M + (self.R",
+        "return 0 * self.M + (self.R",
+        f"{BT}::test_drawn_functions_have_the_moments_of_the_posterior",
+    ),
+    Mutant(
+        "bias-without-its-determinant",
+        SURROGATE,
+        "C.logdet() + weight.log()",
+        "C.logdet()",
+        f"{BT}::test_evidence_by_rows_is_the_evidence",
+    ),
+    Mutant(
+        "box-of-the-points",
+        SURROGATE,
+        "if bounds is None else",
+        "if True else",
+        f"{BT}::test_lengths_do_not_change_where_points_gather",
+    ),
+    Mutant("regret-of-the-last", "studies/bo/problems.py", "Y[:, 0].cummax(0).values", "Y[:, 0]", BO),
+    Mutant("dominated-kept", "studies/bo/problems.py", "Y[~better.any(0)]", "Y[better.any(0) | True]", BO),
     Mutant("back-off-by-mean", "integrations/do_mpc.py", "ndtri(probability)", "(probability - 0.5)", BACK_OFF),
 ]
 

@@ -165,8 +165,8 @@ class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
 class BLLMixture(BLLModel):
     """A mixture as BoTorch has it: members in a batch dimension of their own, over which acquisition values average.
 
-    `posterior` is a `GaussianMixturePosterior`, exact for members that count alike. Each member is conditioned by itself,
-    and a drawn function is one member's.
+    `posterior` is a `GaussianMixturePosterior`, exact for members that count alike. Each member is conditioned
+    alone, and a drawn function is one member's.
     """
 
     _is_ensemble = True

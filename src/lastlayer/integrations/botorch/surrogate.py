@@ -5,6 +5,7 @@ that is learned has a prior, the one of BoTorch's Gaussian process: lengths that
 inputs, weights of variance one (in units of the targets), a noise that is small.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,14 +16,14 @@ from botorch.models.model import Model
 from jaxtyping import Float
 from numpy import ndarray
 from scipy.optimize import minimize
-from torch import Tensor
+from torch import Tensor, nn
 
 from lastlayer.calibration import Ensemble, Member
 from lastlayer.errors import InputError
 from lastlayer.evidence import LOG_2PI, nlml
 from lastlayer.features import affine_features, weight_energy
 from lastlayer.integrations.botorch.model import BLLModel
-from lastlayer.integrations.botorch.waves import UNIT, Waves
+from lastlayer.integrations.botorch.waves import UNIT, DirectedWaves, Waves
 from lastlayer.linalg import Cholesky
 from lastlayer.posterior import Posterior
 from lastlayer.regressor import BLLRegressor
@@ -33,10 +34,13 @@ from lastlayer.training import Data, LastLayer
 LOG_NOISE = (-6.0, 2.0)
 """Mean and standard deviation of the log noise variance before data, standardised targets."""
 N_WAVES = 512
+MANY_INPUTS, N_DIRECTIONS = 50, 8
+"""Beyond so many inputs, waves of so many learned directions take the place of a length for each input."""
 
 
 class Surrogate(BLLRegressor):
-    """One network of `Waves` and its last layer, by the largest posterior density of lengths and noise.
+    """One network of `Waves` and its last layer, by the largest posterior density of lengths and noise; of
+    `DirectedWaves` for more than 50 inputs.
 
     One output; `fit_model` joins several. `predictive`, `joint`, `sample_y`, `update` and so on are a `BLLRegressor`'s.
 
@@ -75,7 +79,7 @@ class Surrogate(BLLRegressor):
             raise InputError(
                 f"a Surrogate has one output, and y has {data.T.shape[1]}: use fit_model(X, Y) for several"
             )
-        network = Waves(data.X.shape[1], self.n_waves, generator=torch.Generator().manual_seed(seed))
+        network = self._network(data.X.shape[1], torch.Generator().manual_seed(seed))
         log_noise = torch.full((1,), LOG_NOISE[0], dtype=torch.float64, requires_grad=True)
         value = self._learn(network, log_noise, data)
         with torch.no_grad():
@@ -102,16 +106,21 @@ class Surrogate(BLLRegressor):
         self._inputs = Standardizer(box.mean(0), UNIT * torch.where(width > 0, width, torch.ones_like(width)))
         return self._inputs.forward(X)
 
-    def _learn(self, network: Waves, log_noise: Float[Tensor, "1"], data: Data) -> float:
+    def _network(self, d: int, generator: torch.Generator) -> nn.Module:
+        if d <= MANY_INPUTS:
+            return Waves(d, self.n_waves, generator=generator)
+        return DirectedWaves(d, N_DIRECTIONS, self.n_waves // 2, generator=generator)
+
+    def _learn(self, network: nn.Module, log_noise: Float[Tensor, "1"], data: Data) -> float:
         """To the largest posterior density; the evidence there, per sample."""
-        parameters = [network.log_length, log_noise]
+        parameters = [*network.parameters(), log_noise]
         sizes = [p.numel() for p in parameters]
         reached = 0.0
 
         def put(x: ndarray) -> None:
             with torch.no_grad():
                 for p, part in zip(parameters, torch.from_numpy(x).split(sizes), strict=True):
-                    p.copy_(part)
+                    p.copy_(part.view_as(p))
 
         def loss(x: ndarray) -> tuple[float, ndarray]:
             nonlocal reached
@@ -121,9 +130,9 @@ class Surrogate(BLLRegressor):
             total = evidence + prior / len(data.X)
             reached = float(evidence.detach())
             gradients = torch.autograd.grad(total, parameters)
-            return float(total.detach()), torch.cat(gradients).numpy()
+            return float(total.detach()), _flat(gradients)
 
-        x0 = torch.cat(parameters).detach().numpy()
+        x0 = _flat(parameters)
         limits = {"maxiter": self.max_steps, "maxfun": 2 * self.max_steps}
         end = minimize(loss, x0, jac=True, method="L-BFGS-B", options=limits)
         put(end.x if np.isfinite(end.fun) else x0)
@@ -149,6 +158,11 @@ def fit_model(
         for y in Y.detach().cpu().numpy().T
     ]
     return models[0] if len(models) == 1 else ModelList(*models)
+
+
+def _flat(tensors: Sequence[Tensor]) -> ndarray:
+    numbers: ndarray = torch.cat([tensor.detach().flatten() for tensor in tensors]).numpy()
+    return numbers
 
 
 def few_rows_nlml(

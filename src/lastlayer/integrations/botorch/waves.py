@@ -19,22 +19,16 @@ class Waves(nn.Module):
 
     A last layer on them is a Gaussian process with a squared exponential kernel, seen through n random frequencies
     (orthogonal in groups, which halves the error); every point has the same variance before data. The parameters are
-    the logarithms of the lengths over their most likely value, in units of SPREAD, so that `features.weight_energy` is the
-    prior of BoTorch's default process, lengths that grow with the root of the number of inputs.
+    the logarithms of the lengths over their most likely value, in units of SPREAD, so that `features.weight_energy` is
+    the prior of BoTorch's default process, lengths that grow with the root of the number of inputs.
     """
 
     def __init__(self, n_inputs: int, n_waves: int = 128, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        options = {"generator": generator, "dtype": torch.float64}
-        groups = []
-        for _ in range(-(-n_waves // n_inputs)):
-            directions = torch.linalg.qr(torch.randn(n_inputs, n_inputs, **options)).Q  # type: ignore[arg-type]
-            groups.append(directions * torch.randn(n_inputs, n_inputs, **options).norm(dim=0))  # type: ignore[arg-type]
         self.omega: Tensor
-        self.register_buffer("omega", torch.cat(groups, 1)[:, :n_waves])
+        self.register_buffer("omega", _frequencies(n_inputs, n_waves, generator))
         self.log_length = nn.Parameter(torch.zeros(n_inputs, dtype=torch.float64))
         self.likely = LENGTH * math.sqrt(n_inputs) / UNIT
-        self.n_features = 2 * n_waves
 
     @property
     def lengths(self) -> Float[Tensor, " d"]:
@@ -42,5 +36,39 @@ class Waves(nn.Module):
         return self.likely * (SPREAD * self.log_length).exp()
 
     def forward(self, z: Float[Tensor, "m d"]) -> Float[Tensor, "m k"]:
-        phase = (z / self.lengths) @ self.omega
-        return torch.cat([phase.cos(), phase.sin()], dim=-1) / math.sqrt(self.omega.shape[1])
+        return _waves((z / self.lengths) @ self.omega)
+
+
+class DirectedWaves(nn.Module):
+    """Waves of a few directions of the inputs, all of them learned: w = omega A.
+
+    In hundreds of inputs random frequencies line up by chance far from any point, and a search finds such places; in
+    few directions they do not. `features.weight_energy` is the prior: a direction has entries of variance one over the
+    number of inputs, so that it moves by about one length.
+    """
+
+    def __init__(
+        self, n_inputs: int, n_directions: int, n_waves: int = 128, *, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        self.omega: Tensor
+        self.register_buffer("omega", _frequencies(n_directions, n_waves, generator))
+        start = torch.randn(n_directions, n_inputs, generator=generator, dtype=torch.float64) / math.sqrt(n_inputs)
+        self.directions = nn.Parameter(start)
+
+    def forward(self, z: Float[Tensor, "m d"]) -> Float[Tensor, "m k"]:
+        return _waves((z @ self.directions.mT) @ self.omega)
+
+
+def _waves(phase: Float[Tensor, "m n"]) -> Float[Tensor, "m k"]:
+    return torch.cat([phase.cos(), phase.sin()], dim=-1) / math.sqrt(phase.shape[-1])
+
+
+def _frequencies(d: int, n: int, generator: torch.Generator | None) -> Float[Tensor, "d n"]:
+    """Standard normal columns, orthogonal in groups of d."""
+    options = {"generator": generator, "dtype": torch.float64}
+    groups = []
+    for _ in range(-(-n // d)):
+        directions = torch.linalg.qr(torch.randn(d, d, **options)).Q  # type: ignore[arg-type]
+        groups.append(directions * torch.randn(d, d, **options).norm(dim=0))  # type: ignore[arg-type]
+    return torch.cat(groups, 1)[:, :n]

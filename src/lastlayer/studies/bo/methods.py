@@ -26,7 +26,7 @@ from lastlayer.studies.bo.problems import Problem
 
 RESTARTS, RAW_SAMPLES, DRAWS = 4, 256, 64
 """Of every acquisition function; Monte Carlo draws where it needs them."""
-VBLL_EPOCHS = {"first": 3000, "later": 500}
+VBLL_EPOCHS = {"first": 3000, "later": 300}
 
 
 class Optimiser(Protocol):
@@ -173,9 +173,9 @@ METHODS = {
         Method(
             "VBLL",
             "BoTorch community's VBLLModel as in its tutorial (3 + 1 layers of 64, AdamW at 1e-3), but at most "
-            f"{VBLL_EPOCHS['first']:,} epochs in the first step and {VBLL_EPOCHS['later']} in each later one, which begins "
-            "at the last weights; Thompson sampling by BLLMaxPosteriorSampling, for two objectives under random Chebyshev "
-            "weights",
+            f"{VBLL_EPOCHS['first']:,} epochs in the first step and {VBLL_EPOCHS['later']} in each later one, which "
+            "begins at the last weights; Thompson sampling by BLLMaxPosteriorSampling, for two objectives under random "
+            "Chebyshev weights",
             lambda problem, _: Vbll(problem),
             modules=("botorch_community",),
             slow=True,
