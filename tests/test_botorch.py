@@ -327,7 +327,9 @@ def test_a_calibrated_mixture_says_what_to_use():
 
 def test_posterior_and_acquisition_values_are_those_of_the_gaussian_process(linear_gp):
     regressor, (gp, other) = linear_gp
-    both, model, X = BLLModel(regressor), BLLModel(regressor).subset_output([0]), points(3, 2)
+    # qMES looks at the training inputs too
+    both, X = BLLModel(regressor, train_X=gp.train_inputs[0]), points(3, 2)
+    model = both.subset_output([0])
     ours, theirs = model.posterior(X), gp.posterior(X)
     # the process solves with a matrix of 50 rows that is close to singular
     close(ours.mean, theirs.mean, loose=1e4)
@@ -420,7 +422,8 @@ def test_a_surrogate_is_close_to_botorchs_process_at_its_lengths():
     gp.mean_module.constant.data.fill_(_constant(gp, T))
     gp.eval()
     new = torch.rand(50, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    ours, theirs = model.posterior(new), gp.posterior(new)
+    with torch.no_grad():
+        ours, theirs = model.posterior(new), gp.posterior(new)
     assert float((ours.mean - theirs.mean).abs().max()) < 0.1
     assert float((ours.variance.sqrt() - theirs.variance.sqrt()).abs().max()) < 0.1
 
@@ -439,6 +442,14 @@ def test_lengths_do_not_change_where_points_gather():
     surrogate = Surrogate(16, max_steps=0, random_state=0).fit(X, X[:, 0], bounds=box)
     assert surrogate._inputs.scale == pytest.approx(1 / math.sqrt(12))
     assert surrogate._inputs.mean == pytest.approx(0.5)
+
+
+def test_many_inputs_have_few_directions():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(15, 60))
+    surrogate = Surrogate(32, random_state=0).fit(X, np.sin(3 * X[:, 0]))
+    assert surrogate.network_.directions.shape == (4, 60)
+    assert float(np.abs(surrogate.predict(X) - np.sin(3 * X[:, 0])).max()) < 0.3
 
 
 def test_several_outputs_are_a_list_of_models():

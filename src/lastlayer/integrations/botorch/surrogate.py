@@ -34,7 +34,7 @@ from lastlayer.training import Data, LastLayer
 LOG_NOISE = (-6.0, 2.0)
 """Mean and standard deviation of the log noise variance before data, standardised targets."""
 N_WAVES = 512
-MANY_INPUTS, N_DIRECTIONS = 50, 8
+MANY_INPUTS, N_DIRECTIONS = 50, 4
 """Beyond so many inputs, waves of so many learned directions take the place of a length for each input."""
 
 
