@@ -16,7 +16,7 @@ DOCS   := .venv-docs
 DOCS_PIP := $(DOCS)/bin/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: help test test-browser test-package docs study study-20 study-spring study-mpc picture recipe lint mutants \
-	bench-core bench-peers bench-uci bench-predict bench-control bench-imports bench-scale bench-online lock clean
+	bench-core bench-bo bench-peers bench-uci bench-predict bench-control bench-imports bench-scale bench-online lock clean
 
 help:
 	@echo "make test        lint, types, rooms, tests"
@@ -37,6 +37,7 @@ help:
 	@echo "make bench-scale mini-batches against the MSE, memory, statistics pass, two processes (docs/scale.md)"
 	@echo "make bench-online  a row learned as it comes, beside a refit and scikit-learn's incremental regressors"
 	@echo "make bench-uci DATA=folder  tables of yours, standard splits: lastlayer beside seven peers (docs/uci.md)"
+	@echo "make bench-bo    Bayesian optimisation beside BoTorch's models: hours on one core (docs/bo.md)"
 	@echo "make lock        pin the present environment in requirements.lock"
 	@echo "make clean       remove environments and caches"
 
@@ -113,6 +114,10 @@ bench-scale: $(PEERS)/.ready
 bench-uci: $(PEERS)/.ready
 	@test -n "$(DATA)" || { echo "give the folder of the tables: make bench-uci DATA=path (docs/uci.md)"; exit 2; }
 	OMP_NUM_THREADS=1 $(PEERS)/bin/lastlayer bench uci --data "$(DATA)" $(ARGS)
+
+# more words for the command go into ARGS, such as ARGS="--processes 16" or ARGS="--steps 3 --seeds 1"
+bench-bo: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/lastlayer bench bo $(ARGS)
 
 bench-imports: $(READY)
 	$(BIN)/python benchmarks/imports.py

@@ -74,6 +74,8 @@ SCALED = f"{ATTACHING}::test_statistics_of_scaled_targets_follow_from_those_of_r
 BY_HAND = f"{ATTACHING}::test_it_is_the_posterior_of_the_features_written_down_by_hand"
 TWO = f"{ATTACHING}::test_two_processes_give_the_answer_of_one"
 FIRST_LOSS = f"{ATTACHING}::test_the_first_batch_of_all_rows_gives_the_evidence_and_its_gradient"
+BT, BO = "test_botorch.py", "test_bo_study.py"
+GAUSSIAN, SURROGATE = (f"integrations/botorch/{name}.py" for name in ("gaussian", "surrogate"))
 CURVE, POINTS, SPLITS, CROSSFIT = (f"calibration/{name}.py" for name in ("curve", "points", "splits", "crossfit"))
 COST, HULLS, TUNING = (f"extrapolation/{name}.py" for name in ("affine_cost", "hulls", "tuning"))
 
@@ -424,6 +426,58 @@ MUTANTS = [
         "np.exp(self._log_M - top).sum()",
         DRIFT,
     ),
+    # --- Bayesian optimisation
+    Mutant(
+        "botorch-without-stretch",
+        GAUSSIAN,
+        "shape(self.curve, ratio) / ratio.clamp_min(TINY)",
+        "ratio / ratio.clamp_min(TINY)",
+        f"{BT}::test_the_posterior_is_the_models_joint",
+    ),
+    Mutant(
+        "botorch-without-spread",
+        GAUSSIAN,
+        "* (means - mean)).movedim",
+        "* 0 * (means - mean)).movedim",
+        f"{BT}::test_the_posterior_is_the_models_joint",
+    ),
+    Mutant(
+        "conditioned-by-the-old-root",
+        GAUSSIAN,
+        "torch.linalg.cholesky(eye + B.mT @ B)",
+        "torch.linalg.cholesky(eye + 2 * B.mT @ B)",
+        f"{BT}::test_conditioning_is_the_update_of_the_last_layer",
+    ),
+    Mutant(
+        "conditioned-again-from-zero",
+        GAUSSIAN,
+        "residual - self.M @ rows.H.mT",
+        "residual",
+        f"{BT}::test_conditioning_is_the_update_of_the_last_layer",
+    ),
+    Mutant(
+        "drawn-around-zero",
+        GAUSSIAN,
+        "return self.M + (self.R",
+        "return 0 * self.M + (self.R",
+        f"{BT}::test_drawn_functions_have_the_moments_of_the_posterior",
+    ),
+    Mutant(
+        "bias-without-its-determinant",
+        SURROGATE,
+        "C.logdet() + weight.log()",
+        "C.logdet()",
+        f"{BT}::test_evidence_by_rows_is_the_evidence",
+    ),
+    Mutant(
+        "box-of-the-points",
+        SURROGATE,
+        "if bounds is None else",
+        "if True else",
+        f"{BT}::test_lengths_do_not_change_where_points_gather",
+    ),
+    Mutant("regret-of-the-last", "studies/bo/problems.py", "Y[:, 0].cummax(0).values", "Y[:, 0]", BO),
+    Mutant("dominated-kept", "studies/bo/problems.py", "Y[~better.any(0)]", "Y[better.any(0) | True]", BO),
     Mutant("back-off-by-mean", "integrations/do_mpc.py", "ndtri(probability)", "(probability - 0.5)", BACK_OFF),
     Mutant("module-members-spread", "module.py", "+ between", "+ 0 * between", MODULE),
     Mutant("module-tails", "module.py", "noise_var = self.widening * (", "noise_var = (", MODULE),

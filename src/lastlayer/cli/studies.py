@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lastlayer.studies.benchmark import tables
 
 SHOWN = ("lpd_train", "lpd_test", "lpd_outside", "coverage_90")
-bench = typer.Typer(help="The library beside its peers, on tables of yours.", no_args_is_help=True)
+bench = typer.Typer(help="The library beside its peers.", no_args_is_help=True)
 console = Console()
 
 
@@ -119,17 +119,63 @@ def uci(
         raise typer.Exit(1)
 
 
+@bench.command()
+@helpful
+def bo(
+    problems: Annotated[str | None, typer.Option(help="Problems, with commas; all if left out.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Methods, with commas; all if left out.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method on each problem.")] = 10,
+    steps: Annotated[int | None, typer.Option(min=1, help="At most so many steps a run, for a try.")] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Runs at a time, a thread each.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for results, tables and the picture.")] = Path("results/bo"),
+    again: Annotated[bool, typer.Option("--again", help="Do anew what is already there.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Bayesian optimisation: every run is kept as soon as it is done, and a second call does what is missing."""
+    from lastlayer.integrations.extras import need
+
+    need("botorch", extra="botorch")
+    from lastlayer.studies.bo import command as optimisation
+    from lastlayer.studies.bo import tables as regrets
+
+    asked = optimisation.Asked.parse(
+        problems=problems, methods=methods, seeds=seeds, steps=steps, processes=processes, out=out, again=again
+    )
+    say = Say(as_json)
+    for message in asked.messages:
+        say.note(message) if as_json else console.print(message, style="yellow", highlight=False)
+    try:
+        failures = optimisation.run(asked, progress=True)
+    finally:  # an interrupted run too leaves its tables
+        summary = optimisation.write(out)
+    say.result(tables=str(out / "tables.md"), picture=str(out / "bo.png"), failures=[str(f) for f in failures])
+    if not as_json:
+        for rows in (regrets.regret_table(summary), regrets.rank_table(summary), regrets.seconds_table(summary)):
+            _print_rows(rows)
+        for failure in failures:
+            console.print(f"[bold red]failed:[/bold red] {failure}", highlight=False)
+        console.print(f"\nall tables: {out / 'tables.md'}; picture: {out / 'bo.png'}")
+    if failures:
+        raise typer.Exit(1)
+
+
 def _print_benchmark(summary: "tables.Summary") -> None:
     from lastlayer.studies.benchmark import tables
 
     for kind in summary.kinds:
         for score in tables.RANKED:
-            head, *rows = tables.score_table(summary, kind, score)
-            table = Table(title=f"{head[0]}, {kind} splits", title_justify="left", caption_justify="left")
-            table.add_column("", no_wrap=True)
-            for name in head[1:]:
-                table.add_column(name, justify="right")
-            for row in rows:
-                table.add_row(*row)
-            console.print(table)
+            (name, *head), *rows = tables.score_table(summary, kind, score)
+            _print_rows([[f"{name}, {kind} splits", *head], *rows])
         console.print(f"  {tables.splits_note(summary, kind)}", style="dim", highlight=False)
+
+
+def _print_rows(rows: list[list[str]]) -> None:
+    """Head and rows; the first word of the head is the title."""
+    (title, *head), *body = rows
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    table.add_column("", no_wrap=True)
+    for name in head:
+        table.add_column(name, justify="right")
+    for row in body:
+        table.add_row(*row)
+    console.print(table)

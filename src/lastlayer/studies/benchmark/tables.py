@@ -11,6 +11,7 @@ import numpy as np
 from lastlayer.studies.benchmark.data import KINDS
 from lastlayer.studies.benchmark.protocol import RULES, Method
 from lastlayer.studies.benchmark.store import Result
+from lastlayer.studies.ranking import rank
 
 
 @dataclass(frozen=True)
@@ -103,17 +104,13 @@ class Summary:
         complete = [row for row in rows.values() if all(name in row for name in names)]
         if not complete:
             return {}
-        ranks = [_rank([SCORES[score].cost(row[name].mean) for name in names]) for row in complete]
+        ranks = [rank([SCORES[score].cost(row[name].mean) for name in names]) for row in complete]
         return dict(zip(names, np.mean(ranks, axis=0).tolist(), strict=True))
 
     def complete_sets(self, kind: str, score: str) -> list[str]:
         """Data sets that count in the ranks among all methods."""
         names = {name for data in self.sets for name in self.row(kind, data, score)}
         return [data for data in self.sets if names and set(self.row(kind, data, score)) == names]
-
-
-def _rank(costs: Sequence[float]) -> list[float]:
-    return [sum(c < cost for c in costs) + (1 + sum(c == cost for c in costs)) / 2 for cost in costs]
 
 
 def score_table(summary: Summary, kind: str, score: str) -> list[list[str]]:

@@ -1,0 +1,244 @@
+"""`BLLModel` and `BLLMixture`: fitted last layers as BoTorch models."""
+
+from typing import Any, TypeVar
+
+import torch
+from botorch.acquisition.objective import PosteriorTransform
+from botorch.models.deterministic import DeterministicModel
+from botorch.models.model import Model
+from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.posteriors import GPyTorchPosterior, Posterior
+from botorch.posteriors.fully_bayesian import MCMC_DIM, GaussianMixturePosterior
+from botorch.sampling.base import MCSampler
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from jaxtyping import Float
+from linear_operator import to_linear_operator
+from linear_operator.operators import LinearOperator
+from torch import Tensor
+
+from lastlayer.description import Description, describe
+from lastlayer.errors import InputError
+from lastlayer.integrations.botorch.gaussian import LinearGaussian, Moments, Separable, gaussian
+from lastlayer.model import LastLayerModel
+
+Own = TypeVar("Own", bound="BLLModel")
+
+
+class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
+    """A fitted model for BoTorch: the joint Gaussian over points and outputs of `model.joint`, differentiable.
+
+    Mixtures count as the one Gaussian that has their mean and covariance (`BLLMixture` keeps them apart). Conditioning,
+    and with it every fantasy, conditions this Gaussian in closed form at fixed features and noise: without calibration
+    that is the posterior of the last layer after `model.update`.
+
+    Parameters
+    ----------
+    fitted : a fitted `BLLRegressor` of a table. It has been fitted to inputs as the input transform returns them and to
+        targets as the outcome transform does; what it learns later does not reach this model.
+    train_X : the points it was fitted to, in original units. The model does without, but BoTorch's search for the best
+        point begins around them.
+    input_transform, outcome_transform : BoTorch's, already fitted; the model's posterior is in original units.
+    """
+
+    def __init__(
+        self,
+        fitted: LastLayerModel | Description,
+        *,
+        train_X: Float[Tensor, "n d"] | None = None,
+        input_transform: InputTransform | None = None,
+        outcome_transform: OutcomeTransform | None = None,
+    ) -> None:
+        super().__init__()
+        if train_X is not None:
+            self.train_inputs = (train_X,)
+        described = fitted if isinstance(fitted, Description) else describe(fitted)
+        self._take(self._gaussians(described))
+        self.requires_grad_(False)
+        if input_transform is not None:
+            self.input_transform = input_transform
+        if outcome_transform is not None:
+            self.outcome_transform = outcome_transform
+        self.eval()
+
+    @staticmethod
+    def _gaussians(described: Description) -> list[LinearGaussian]:
+        return [gaussian(described)]
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.parts[0].kept)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return self.parts[0].batch_shape
+
+    def posterior(
+        self,
+        X: Float[Tensor, "*b q d"],
+        output_indices: list[int] | None = None,
+        observation_noise: bool | Tensor = False,
+        posterior_transform: PosteriorTransform | None = None,
+    ) -> Posterior:
+        """The joint distribution at q points, batched; `observation_noise`: with the noise, or with these variances."""
+        self.eval()
+        shown = self if output_indices is None else self._of(output_indices)
+        posterior = shown._posterior(self.transform_inputs(X), observation_noise)
+        if hasattr(self, "outcome_transform"):
+            transform = self.outcome_transform
+            if output_indices is not None:
+                transform = transform.subset_output(output_indices)
+            posterior = transform.untransform_posterior(posterior, X=X)
+        return posterior if posterior_transform is None else posterior_transform(posterior=posterior, X=X)
+
+    def condition_on_observations(
+        self: Own, X: Float[Tensor, "*c n d"], Y: Float[Tensor, "*b n o"], noise: Tensor | None = None, **_: Any
+    ) -> Own:
+        """The model after more observations, in closed form; features, alpha and noise stay as they are.
+
+        `noise`: variances of these observations, as the outcome transform has them; the model's own if left out.
+        """
+        if Y.shape[-1] != self.num_outputs or Y.shape[-2] != X.shape[-2]:
+            raise InputError(
+                f"X has shape {tuple(X.shape)} and Y {tuple(Y.shape)}: Y must be (..., {X.shape[-2]}, "
+                f"{self.num_outputs}), a row for each of X and a column for each output"
+            )
+        if hasattr(self, "outcome_transform"):
+            Y, _ = self.outcome_transform(Y, X=X)
+        return self._with(self._conditioned(self.transform_inputs(X), Y, noise))
+
+    def fantasize(
+        self: Own, X: Float[Tensor, "*b n d"], sampler: MCSampler, observation_noise: Tensor | None = None, **_: Any
+    ) -> Own:
+        """The model after draws of its own noisy posterior at X: a batch of models, one for each draw."""
+        noise = True if observation_noise is None else observation_noise
+        Y = sampler(self.posterior(X, observation_noise=noise))
+        own = None if observation_noise is None else observation_noise.expand(Y.shape[1:])
+        return self.condition_on_observations(X, Y, noise=own)
+
+    def subset_output(self: Own, idcs: list[int]) -> Own:
+        new = self._of(idcs)
+        if hasattr(self, "outcome_transform"):
+            new.outcome_transform = self.outcome_transform.subset_output(idcs)
+        return new
+
+    def draw(self, seed: int | None = None) -> "DrawnFunction":
+        """One function of the posterior, for Thompson sampling: its weights are drawn once, so it can be optimised."""
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        chosen = int(torch.randint(len(self.parts), (), generator=generator))
+        return DrawnFunction(self, self.parts[chosen], generator)
+
+    # inside -----------------------------------------------------------------------------------------------------
+
+    def _posterior(self, X: Tensor, noise: bool | Tensor) -> GPyTorchPosterior:
+        return GPyTorchPosterior(_distribution(self.parts[0].moments(X), noise))
+
+    def _conditioned(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> list[LinearGaussian]:
+        return [part.condition(X, Y, noise) for part in self.parts]
+
+    def _of(self: Own, idcs: list[int]) -> Own:
+        n = self.num_outputs
+        if any(not -n <= i < n for i in idcs) or not idcs:
+            raise InputError(f"outputs {list(idcs)} were asked for, but the model has outputs 0 to {n - 1}")
+        return self._with([part.outputs([i % n for i in idcs]) for part in self.parts])
+
+    def _take(self, parts: list[LinearGaussian]) -> None:
+        self.parts, self._modules_of_parts = parts, torch.nn.ModuleList(parts)
+
+    def _with(self: Own, parts: list[LinearGaussian]) -> Own:
+        new = type(self).__new__(type(self))
+        Model.__init__(new)
+        new._take(parts)
+        for name in ("train_inputs", "input_transform", "outcome_transform"):
+            if hasattr(self, name):
+                setattr(new, name, getattr(self, name))
+        new.training = False
+        return new
+
+    def _set_transformed_inputs(self) -> None:
+        """The training inputs stay as they are: nothing is computed from them."""
+
+    def _revert_to_original_inputs(self) -> None:
+        """As above."""
+
+
+class BLLMixture(BLLModel):
+    """A mixture as BoTorch has it: members in a batch dimension of their own, over which acquisition values average.
+
+    `posterior` is a `GaussianMixturePosterior`, exact for members that count alike. Each member is conditioned
+    alone, and a drawn function is one member's.
+    """
+
+    _is_ensemble = True
+
+    @staticmethod
+    def _gaussians(described: Description) -> list[LinearGaussian]:
+        if described.sharpness or described.tails.share:
+            raise InputError(
+                "calibrated members count by their precision at each point, which a batch dimension cannot say: use "
+                "BLLModel, which matches their moments, or fit with calibration=None"
+            )
+        return [Separable(described, member) for member in described.members]
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return self.parts[0].batch_shape + torch.Size([len(self.parts)])
+
+    def _posterior(self, X: Tensor, noise: bool | Tensor) -> GaussianMixturePosterior:
+        each = [part.moments(X) for part in self.parts]
+        cov = to_linear_operator(torch.stack([moments.cov.to_dense() for moments in each], MCMC_DIM))
+        mean = torch.stack([moments.mean for moments in each], MCMC_DIM)
+        own = torch.stack([moments.noise for moments in each], MCMC_DIM - 1)
+        if isinstance(noise, Tensor):
+            noise = noise.unsqueeze(MCMC_DIM)
+        return GaussianMixturePosterior(_distribution(Moments(mean, cov, own), noise))
+
+    def _conditioned(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> list[LinearGaussian]:
+        """Observations may differ between members, as their fantasies do: then Y has their batch dimension."""
+        c = len(self.parts)
+        if Y.dim() >= X.dim() + 1 and Y.shape[MCMC_DIM] == c:
+            return [part.condition(X, Y.select(MCMC_DIM, i), noise) for i, part in enumerate(self.parts)]
+        return super()._conditioned(X, Y, noise)
+
+
+class DrawnFunction(DeterministicModel):  # type: ignore[misc]
+    """A function with fixed weights: X (..., q, d) -> (..., q, o), in original units."""
+
+    def __init__(self, model: BLLModel, part: LinearGaussian, generator: torch.Generator | None) -> None:
+        super().__init__()
+        self._num_outputs, self.part = model.num_outputs, part
+        self.register_buffer("coefficients", part.draw(generator))
+        for name in ("input_transform", "outcome_transform"):
+            if hasattr(model, name):
+                setattr(self, name, getattr(model, name))
+        self.eval()
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return self.part.batch_shape
+
+    def forward(self, X: Float[Tensor, "*b q d"]) -> Float[Tensor, "*c q o"]:
+        return self.part.function(X, self.coefficients)
+
+
+def _distribution(moments: Moments, noise: bool | Tensor) -> MultivariateNormal:
+    """With the noise that was asked for."""
+    mean, cov = moments.mean, moments.cov
+    added: Tensor | None = None
+    if isinstance(noise, Tensor):
+        added = torch.diag_embed(noise.expand(mean.shape))
+    elif noise:
+        added = moments.noise
+    if added is not None:
+        cov = cov + _block_diagonal(added.expand(*mean.shape, mean.shape[-1]))
+    if mean.shape[-1] == 1:
+        return MultivariateNormal(mean[..., 0], cov)
+    return MultitaskMultivariateNormal(mean, cov)
+
+
+def _block_diagonal(blocks: Float[Tensor, "*b q o o"]) -> LinearOperator:
+    q, o = blocks.shape[-3:-1]
+    full = torch.zeros(*blocks.shape[:-3], q, o, q, o, dtype=blocks.dtype, device=blocks.device)
+    every = torch.arange(q)
+    full[..., every, :, every, :] = blocks.movedim(-3, 0)
+    return to_linear_operator(full.reshape(*blocks.shape[:-3], q * o, q * o))

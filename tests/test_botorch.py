@@ -1,0 +1,482 @@
+"""BoTorch: the posterior is the model's joint, conditioning is the update, acquisition values are those of a Gaussian
+process with the same linear kernel, and the surrogate's evidence is the library's."""
+
+import copy
+import math
+import warnings
+from functools import cache
+
+import gpytorch
+import numpy as np
+import pytest
+import torch
+from botorch.acquisition import (
+    LogExpectedImprovement,
+    qKnowledgeGradient,
+    qMaxValueEntropy,
+    qUpperConfidenceBound,
+)
+from botorch.acquisition.logei import qLogExpectedImprovement, qLogNoisyExpectedImprovement
+from botorch.acquisition.multi_objective.logei import qLogNoisyExpectedHypervolumeImprovement
+from botorch.acquisition.objective import ScalarizedPosteriorTransform
+from botorch.generation import MaxPosteriorSampling
+from botorch.models import ModelList, SingleTaskGP
+from botorch.models.transforms import Normalize, Standardize
+from botorch.optim import optimize_acqf
+from botorch.posteriors.fully_bayesian import GaussianMixturePosterior
+from botorch.sampling import SobolQMCNormalSampler
+from helpers import close, sine
+from scipy.special import logsumexp
+
+import lastlayer.integrations.extras
+from lastlayer import BLLRegressor
+from lastlayer.errors import FlooredNoiseWarning, InputError
+from lastlayer.evidence import nlml
+from lastlayer.features import affine_features
+from lastlayer.integrations.botorch import BLLMixture, BLLModel, Surrogate, fit_model
+from lastlayer.integrations.botorch.surrogate import few_rows_nlml
+from lastlayer.integrations.botorch.waves import Waves
+
+JOINT = 10.0
+"""Tolerances are so much wider where covariances carry their jitter, 1e-10 of the mean variance."""
+SMALL = {"hidden": (6, 6), "max_epochs": 30, "random_state": 0}
+KINDS = {
+    "one network": {"preset": "fast"},
+    "tuned alpha": {"calibration": "alpha", "n_members": 1, "hidden_prior": 1.0},
+    "calibrated": {"calibration": "auto", "n_members": 4, "hidden_prior": 1.0},
+    "alike": {"calibration": None, "n_members": 3, "hidden_prior": 1.0},
+}
+
+
+def fitted(kind="one network", q=2, noise="diagonal", **words):
+    """A copy: some tests go on to update it."""
+    return copy.deepcopy(_fitted(kind, q, noise, **words))
+
+
+@cache
+def _fitted(kind, q, noise, **words):
+    X, y = sine(50, q=q, d=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FlooredNoiseWarning)
+        return BLLRegressor(**{**SMALL, "noise": noise, **KINDS[kind], **words}).fit(X, y)
+
+
+def points(*shape, d=2, seed=1):
+    return 2 * torch.randn(*shape, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def joint_of(posterior):
+    """Mean (q, o) and covariance output by output, as `model.joint` has it."""
+    mean = posterior.mean.detach()
+    q, o = mean.shape
+    cov = posterior.distribution.covariance_matrix.detach().reshape(q, o, q, o).permute(1, 0, 3, 2)
+    return mean, cov.reshape(q * o, q * o)
+
+
+@pytest.fixture(scope="module")
+def linear_gp():
+    """A network of two outputs under the shared bias prior, and the Gaussian processes of one output with its kernel.
+
+    The kernel is sigma_w^2 phi phi' on the affine features, the noise sigma_e^2: what the last layer assumes.
+    """
+    regressor = fitted(bias_prior="shared")
+    X, y = sine(50, q=2, d=2)
+    posterior, scale, mean = regressor.posterior_, regressor._targets.scale, regressor._targets.mean
+
+    class Features(gpytorch.kernels.Kernel):
+        has_lengthscale = False
+
+        def forward(self, a, b, diag=False, **_):
+            one, other = (self.features(x) for x in (a, b))
+            cov = math.exp(float(posterior.log_alpha)) * (one @ other.mT)
+            return cov.diagonal(dim1=-2, dim2=-1) if diag else cov
+
+        def features(self, x):
+            z = (x - regressor._inputs.mean) / regressor._inputs.scale
+            flat = affine_features(regressor.network_(z.reshape(-1, z.shape[-1])))
+            return flat.reshape(*x.shape[:-1], flat.shape[-1])
+
+    gps = []
+    for i in range(2):
+        variance = float(posterior.Sigma_E[i, i]) * float(scale[i]) ** 2
+        kernel = gpytorch.kernels.ScaleKernel(Features())
+        kernel.outputscale = variance
+        constant = gpytorch.means.ConstantMean()
+        constant.constant.data.fill_(float(mean[i]))
+        noise = torch.full((50, 1), variance, dtype=torch.float64)
+        gp = SingleTaskGP(
+            torch.tensor(X),
+            torch.tensor(y)[:, i : i + 1],
+            train_Yvar=noise,
+            covar_module=kernel,
+            mean_module=constant,
+            outcome_transform=None,
+        )
+        gps.append(gp.eval())
+    return regressor, gps
+
+
+# the posterior --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", ["diagonal", "full"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_posterior_is_the_models_joint(kind, noise):
+    regressor, X = fitted(kind, noise=noise), points(4)
+    model = BLLModel(regressor)
+    for with_noise in (False, True):
+        joint = regressor.joint(X.numpy(), noise=with_noise)
+        mean, cov = joint_of(model.posterior(X, observation_noise=with_noise))
+        close(mean, torch.tensor(joint.mean))
+        close(cov, torch.tensor(joint.cov()), loose=JOINT)
+
+
+def test_noise_that_depends_on_the_input_is_that_of_the_model():
+    X, y = sine(80, d=2)
+    regressor = BLLRegressor(**SMALL, noise="input", n_members=3, hidden_prior=1.0).fit(X, y)
+    X = points(4)
+    mean, cov = joint_of(BLLModel(regressor).posterior(X, observation_noise=True))
+    joint = regressor.joint(X.numpy())
+    close(mean, torch.tensor(joint.mean))
+    close(cov, torch.tensor(joint.cov()), loose=JOINT)
+
+
+@pytest.mark.parametrize("kind", ["one network", "calibrated"])
+def test_batches_outputs_and_transforms(kind):
+    regressor, X = fitted(kind), points(3, 2, 4)
+    model = BLLModel(regressor)
+    whole = model.posterior(X)
+    assert model.num_outputs == 2
+    assert model.batch_shape == torch.Size()
+    assert whole.mean.shape == (3, 2, 4, 2)
+    each = joint_of(model.posterior(X[1, 1]))
+    close(whole.mean[1, 1], each[0])
+    close(whole.distribution[1, 1].covariance_matrix.reshape(4, 2, 4, 2).permute(1, 0, 3, 2).reshape(8, 8), each[1])
+    for second in (model.posterior(X, output_indices=[1]), model.subset_output([1]).posterior(X)):
+        close(second.mean, whole.mean[..., 1:])
+        close(second.variance, whole.variance[..., 1:], loose=JOINT)
+    scalar = model.posterior(X, posterior_transform=ScalarizedPosteriorTransform(torch.tensor([2.0, -1.0]).double()))
+    close(scalar.mean[..., 0], 2 * whole.mean[..., 0] - whole.mean[..., 1])
+    own = torch.tensor([0.5, 2.0], dtype=torch.float64).expand(3, 2, 4, 2)
+    close(model.posterior(X, observation_noise=own).variance, whole.variance + own, loose=JOINT)
+
+
+def test_a_single_output_is_plain_and_several_are_a_kronecker_product():
+    one, two = BLLModel(fitted(q=1)), BLLModel(fitted())
+    assert type(one.posterior(points(3)).distribution) is gpytorch.distributions.MultivariateNormal
+    distribution = two.posterior(points(3)).distribution
+    assert type(distribution) is gpytorch.distributions.MultitaskMultivariateNormal
+    assert "Kronecker" in type(distribution.lazy_covariance_matrix).__name__
+
+
+def test_input_and_outcome_transforms_leave_original_units():
+    X, y = sine(50, q=2, d=2)
+    X, y = torch.tensor(X), torch.tensor(y)
+    into, out = Normalize(2, bounds=torch.tensor([[-5.0, -5.0], [5.0, 5.0]]).double()), Standardize(2)
+    T = out(y)[0]
+    regressor = BLLRegressor(**SMALL, preset="fast").fit(into(X).numpy(), T.detach().numpy())
+    out.eval()
+    model = BLLModel(regressor, input_transform=into.eval(), outcome_transform=out)
+    inner, new = BLLModel(regressor), points(3)
+    close(model.posterior(new).mean, out.untransform(inner.posterior(into(new)).mean)[0])
+    later = model.condition_on_observations(new, y[:3])
+    expected = inner.condition_on_observations(into(new), out(y[:3])[0])
+    close(later.posterior(new + 1).mean, out.untransform(expected.posterior(into(new + 1)).mean)[0])
+    close(model.subset_output([1]).posterior(new).mean, model.posterior(new).mean[..., 1:])
+    drawn = model.draw(seed=0)
+    close(drawn.posterior(new).mean, out.untransform(inner.draw(seed=0)(into(new)))[0])
+
+
+@pytest.mark.parametrize("kind", ["one network", "calibrated", "tuned alpha"])
+def test_mean_and_covariance_have_the_derivatives_that_differences_show(kind):
+    model = BLLModel(fitted(kind))
+
+    def numbers(X):
+        posterior = model.posterior(X, observation_noise=True)
+        return posterior.mean, posterior.distribution.covariance_matrix
+
+    assert torch.autograd.gradcheck(numbers, points(2).requires_grad_(), atol=1e-6)
+
+
+# new observations -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", ["diagonal", "full"])
+@pytest.mark.parametrize("bias_prior", ["flat", "shared"])
+def test_conditioning_is_the_update_of_the_last_layer(noise, bias_prior):
+    regressor = fitted(noise=noise, bias_prior=bias_prior)
+    model, X, Y, new = BLLModel(regressor), points(4), points(4, seed=2), points(3, seed=3)
+    once = model.condition_on_observations(X, Y)
+    twice = model.condition_on_observations(X[:1], Y[:1]).condition_on_observations(X[1:], Y[1:])
+    joint = regressor.update(X.numpy(), Y.numpy()).joint(new.numpy(), noise=False)
+    for later in (once, twice):
+        mean, cov = joint_of(later.posterior(new))
+        close(mean, torch.tensor(joint.mean))
+        close(cov, torch.tensor(joint.cov()), loose=JOINT)
+
+
+@pytest.mark.parametrize("noise", ["diagonal", "full"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_conditioning_is_that_of_the_joint_gaussian(kind, noise):
+    """Slow and obvious: the Gaussian over new and observed points together, conditioned entry by entry."""
+    model, X, Y, new = BLLModel(fitted(kind, noise=noise)), points(3), points(3, seed=2), points(2, seed=3)
+    function = model.posterior(torch.cat([new, X]))
+    m, S = function.mean.detach().reshape(-1), function.distribution.covariance_matrix.detach()
+    N = (model.posterior(X, observation_noise=True).distribution.covariance_matrix - S[4:, 4:]).detach()
+    gain = torch.linalg.solve(S[4:, 4:] + N, S[4:, :4]).T
+    later = model.condition_on_observations(X, Y).posterior(new)
+    close(later.mean.reshape(-1), m[:4] + gain @ (Y.reshape(-1) - m[4:]), loose=1e4)  # the jitter, through a solve
+    close(later.distribution.covariance_matrix, S[:4, :4] - gain @ S[4:, :4], loose=1e4)
+
+
+def test_noise_of_an_observation_can_be_given():
+    regressor = fitted(q=1)
+    model, X, Y = BLLModel(regressor), points(2), points(2, seed=2)[:, :1]
+    own = model.posterior(X, observation_noise=True).variance - model.posterior(X).variance
+    given = model.condition_on_observations(X, Y, noise=own).posterior(X)
+    close(given.mean, model.condition_on_observations(X, Y).posterior(X).mean, loose=1e4)
+    sure = model.condition_on_observations(X, Y, noise=1e-8 * own).posterior(X)
+    close(sure.mean, Y, loose=1e5)
+
+
+@pytest.mark.parametrize("kind", ["one network", "alike"])
+def test_fantasies_are_models_conditioned_on_draws(kind):
+    model, X, new = BLLModel(fitted(kind)), points(3, 2), points(3, 4, seed=2)
+    sampler = SobolQMCNormalSampler(torch.Size([5]), seed=0)
+    fantasies = model.fantasize(X, sampler)
+    assert fantasies.batch_shape == (5, 3)
+    Y = sampler(model.posterior(X, observation_noise=True))
+    one = model.condition_on_observations(X[1], Y[4, 1]).posterior(new[1])
+    many = fantasies.posterior(new)
+    assert many.mean.shape == (5, 3, 4, 2)
+    close(many.mean[4, 1], one.mean)
+    close(many.variance[4, 1], one.variance, loose=JOINT)
+
+
+def test_outputs_observed_alone():
+    model, X, Y = BLLModel(fitted()), points(3), points(3, seed=2)
+    first = model.subset_output([0]).condition_on_observations(X, Y[:, :1]).posterior(X)
+    close(first.mean, model.condition_on_observations(X, Y).posterior(X).mean[:, :1])
+    with pytest.raises(InputError, match="their noise is correlated"):
+        BLLModel(fitted(noise="full")).subset_output([0]).condition_on_observations(X, Y[:, :1])
+
+
+# draws ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["one network", "calibrated"])
+def test_drawn_functions_have_the_moments_of_the_posterior(kind):
+    model, X = BLLModel(fitted(kind)).condition_on_observations(points(2), points(2, seed=5)), points(3, seed=2)
+    part = model.parts[0]
+    draws = part.function(X, part.draw(torch.Generator().manual_seed(0), (3000,)))
+    mean, cov = joint_of(model.posterior(X))
+    std = cov.diagonal().reshape(2, 3).T.sqrt()
+    assert float(((draws.mean(0) - mean) / std).abs().max()) < 0.08  # 4 standard errors of 3,000 draws
+    flat = ((draws - mean) / std).permute(0, 2, 1).reshape(3000, 6)
+    correlation = cov / torch.outer(cov.diagonal().sqrt(), cov.diagonal().sqrt())
+    assert float((flat.T @ flat / 3000 - correlation).abs().max()) < 0.12
+
+
+def test_a_drawn_function_is_one_function_and_can_be_optimised():
+    drawn = BLLModel(fitted(q=1)).draw(seed=3)
+    X = points(5)
+    close(drawn(X)[2], drawn(X[2:3])[0])
+    x = X[:1].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(drawn(x).sum(), x)
+    assert bool((gradient != 0).all())
+
+
+# mixtures -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_mixture_averages_acquisition_values_over_its_members():
+    regressor, X = fitted("alike", q=1), points(4, 1)
+    mixture = BLLMixture(regressor)
+    posterior = mixture.posterior(X)
+    assert isinstance(posterior, GaussianMixturePosterior)
+    joint = regressor.predictive(X[:, 0].numpy(), noise=False)
+    close(posterior.mixture_mean[:, 0], torch.tensor(joint.mean))
+    close(posterior.mixture_variance[:, 0], torch.tensor(joint.epistemic_var), loose=JOINT)
+    value = LogExpectedImprovement(mixture, best_f=1.0)(X).detach()
+    close(qLogExpectedImprovement(mixture, 1.0, SobolQMCNormalSampler(torch.Size([4096]), seed=0))(X), value, loose=1e8)
+    each = []
+    for i in range(3):
+        alone = fitted("alike", q=1)
+        alone.members_, alone._log_alphas = alone.members_[i : i + 1], alone._log_alphas[i : i + 1]
+        each.append(LogExpectedImprovement(BLLModel(alone), best_f=1.0)(X).detach().numpy())
+    close(value, torch.tensor(logsumexp(each, axis=0) - math.log(3)), loose=100)
+
+
+def test_members_of_a_mixture_are_conditioned_each():
+    regressor, X, Y, new = fitted("alike"), points(3), points(3, seed=2), points(2, seed=3)
+    later = BLLMixture(regressor).condition_on_observations(X, Y).posterior(new)
+    expected = BLLMixture(regressor.update(X.numpy(), Y.numpy())).posterior(new)
+    close(later.mean, expected.mean)
+    close(later.variance, expected.variance, loose=JOINT)
+    sampler = SobolQMCNormalSampler(torch.Size([4]), seed=0)
+    assert BLLMixture(regressor).fantasize(X, sampler).posterior(new).mean.shape == (4, 3, 2, 2)
+
+
+def test_a_calibrated_mixture_says_what_to_use():
+    with pytest.raises(InputError, match="use BLLModel"):
+        BLLMixture(fitted("calibrated"))
+
+
+# acquisition functions ------------------------------------------------------------------------------------------------
+
+
+def test_posterior_and_acquisition_values_are_those_of_the_gaussian_process(linear_gp):
+    regressor, (gp, other) = linear_gp
+    # qMES looks at the training inputs too
+    both, X = BLLModel(regressor, train_X=gp.train_inputs[0]), points(3, 2)
+    model = both.subset_output([0])
+    ours, theirs = model.posterior(X), gp.posterior(X)
+    # the process solves with a matrix of 50 rows that is close to singular
+    close(ours.mean, theirs.mean, loose=1e4)
+    close(ours.distribution.covariance_matrix, theirs.distribution.covariance_matrix, loose=1e5)
+    best, base, box = 3.0, points(6, seed=4), torch.tensor([[-3.0, -3.0], [3.0, 3.0]]).double()
+
+    def sampler(n=16):
+        return SobolQMCNormalSampler(torch.Size([n]), seed=1)
+
+    makers = {
+        "LogEI": (lambda m: LogExpectedImprovement(m, best), X[:, :1]),
+        "qLogEI": (lambda m: qLogExpectedImprovement(m, best, sampler()), X),
+        "qUCB": (lambda m: qUpperConfidenceBound(m, 2.0, sampler()), X),
+        "qLogNEI": (
+            lambda m: qLogNoisyExpectedImprovement(m, base, sampler(), prune_baseline=False, cache_root=False),
+            X,
+        ),
+        "qKG": (lambda m: qKnowledgeGradient(m, num_fantasies=4, sampler=sampler(4)), points(3, 5)),
+        "qMES": (lambda m: qMaxValueEntropy(m, base, num_fantasies=4), X[:, :1]),
+    }
+
+    for name, (make, x) in makers.items():
+        values = []
+        for m in (model, gp):
+            torch.manual_seed(0)
+            values.append(make(m)(x).detach())
+        worst = float((values[0] - values[1]).abs().max() / values[1].abs().max())
+        assert worst < 1e-6, f"{name}: {values}"
+        torch.manual_seed(0)
+        q = 1 if name in ("LogEI", "qMES", "qKG") else 2
+        options = {"maxiter": 3, "batch_limit": 2}
+        found, _ = optimize_acqf(make(model), box, q=q, num_restarts=2, raw_samples=4, options=options)
+        assert found.shape == (q, 2)
+        assert bool(((found >= box[0]) & (found <= box[1])).all())
+    hypervolumes = []
+    for m in (both, ModelList(gp, other)):
+        torch.manual_seed(0)
+        words = {"ref_point": [0.0, 0.0], "X_baseline": base, "prune_baseline": False, "cache_root": False}
+        acquisition = qLogNoisyExpectedHypervolumeImprovement(m, **words, sampler=_samplers(m))
+        hypervolumes.append(acquisition(X).detach())
+    assert torch.isfinite(hypervolumes[0]).all()
+    close(hypervolumes[0], hypervolumes[1], loose=3e9)  # other base samples: Monte Carlo, 512 draws
+    drawn = MaxPosteriorSampling(model, replacement=False)(points(30, seed=6), num_samples=2)
+    assert drawn.shape == (2, 2)
+
+
+def _samplers(model):
+    from botorch.sampling.get_sampler import get_sampler
+
+    return get_sampler(model.posterior(points(1)), torch.Size([512]), seed=0)
+
+
+# the surrogate --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("m", "k"), [(12, 30), (30, 12)])
+def test_evidence_by_rows_is_the_evidence(m, k, generator):
+    phi = torch.randn(m, k, generator=generator, dtype=torch.float64, requires_grad=True)
+    T = torch.randn(m, 2, generator=generator, dtype=torch.float64)
+    log_alpha = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
+    log_sigma_e = torch.tensor([-1.0, 0.3], dtype=torch.float64, requires_grad=True)
+    ours = few_rows_nlml(phi, T, log_alpha, log_sigma_e)
+    slow = nlml(affine_features(phi), T, log_alpha, log_sigma_e)
+    close(ours, slow)
+    inputs = (phi, log_alpha, log_sigma_e)
+    for a, b in zip(torch.autograd.grad(ours, inputs), torch.autograd.grad(slow, inputs), strict=True):
+        close(a, b, loose=100)
+
+
+def test_waves_are_a_squared_exponential_kernel(generator):
+    network = Waves(3, 30_000, generator=generator)
+    with torch.no_grad():
+        network.log_length.copy_(torch.tensor([0.3, -0.2, 0.0]))
+        Z = torch.randn(6, 3, generator=generator, dtype=torch.float64) * network.lengths
+        Phi = network(Z)
+        kernel = torch.exp(-0.5 * torch.cdist(Z / network.lengths, Z / network.lengths).square())
+    close((Phi @ Phi.T).diagonal(), torch.ones(6, dtype=torch.float64))
+    assert float((Phi @ Phi.T - kernel).abs().max()) < 0.03  # 5 / sqrt(30,000)
+
+
+def test_a_surrogate_is_close_to_botorchs_process_at_its_lengths():
+    X = torch.rand(20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    Y = torch.sin(6 * X[:, :1]) + X[:, 1:] ** 2
+    T = (Y - Y.mean()) / Y.std()
+    box = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()
+    model = fit_model(X, T, bounds=box)
+    surrogate = Surrogate(random_state=0).fit(X.numpy(), T[:, 0].numpy(), bounds=box.numpy())
+    gp = SingleTaskGP(X, T, train_Yvar=surrogate.posterior_.Sigma_E.expand(20, 1), outcome_transform=None)
+    gp.covar_module.lengthscale = surrogate.network_.lengths.detach() * surrogate._inputs.scale
+    gp.mean_module.constant.data.fill_(_constant(gp, T))
+    gp.eval()
+    new = torch.rand(50, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    with torch.no_grad():
+        ours, theirs = model.posterior(new), gp.posterior(new)
+    assert float((ours.mean - theirs.mean).abs().max()) < 0.1
+    assert float((ours.variance.sqrt() - theirs.variance.sqrt()).abs().max()) < 0.1
+
+
+def _constant(gp, T):
+    """The mean of largest likelihood."""
+    K = gp.covar_module(gp.train_inputs[0]).to_dense() + gp.likelihood.noise[0] * torch.eye(len(T)).double()
+    one = torch.linalg.solve(K, torch.ones(len(T), 1).double())
+    return float(((one.T @ T) / one.sum()).detach())
+
+
+def test_lengths_do_not_change_where_points_gather():
+    box = np.array([[0.0, 0.0], [1.0, 1.0]])
+    rng = np.random.default_rng(0)
+    X = np.concatenate([rng.uniform(size=(10, 2)), 0.5 + 0.01 * rng.normal(size=(10, 2))])
+    surrogate = Surrogate(16, max_steps=0, random_state=0).fit(X, X[:, 0], bounds=box)
+    assert surrogate._inputs.scale == pytest.approx(1 / math.sqrt(12))
+    assert surrogate._inputs.mean == pytest.approx(0.5)
+
+
+def test_many_inputs_have_few_directions():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(15, 60))
+    surrogate = Surrogate(32, random_state=0).fit(X, np.sin(3 * X[:, 0]))
+    assert surrogate.network_.directions.shape == (4, 60)
+    assert float(np.abs(surrogate.predict(X) - np.sin(3 * X[:, 0])).max()) < 0.3
+
+
+def test_several_outputs_are_a_list_of_models():
+    X = torch.rand(12, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    model = fit_model(X, torch.stack([X[:, 0], X[:, 1] ** 2], 1))
+    assert isinstance(model, ModelList)
+    assert model.posterior(X).mean.shape == (12, 2)
+
+
+# what is told ---------------------------------------------------------------------------------------------------------
+
+
+def test_errors_say_what_to_do(as_a_user, monkeypatch):
+    model, X = BLLModel(fitted()), points(3)
+    with pytest.raises(InputError, match=r"Y must be \(..., 3, 2\)"):
+        model.condition_on_observations(X, X[:, :1])
+    with pytest.raises(InputError, match="outputs 0 to 1"):
+        model.posterior(X, output_indices=[2])
+    with pytest.raises(InputError, match=r"Y\[:, None\]"):
+        fit_model(X, X[:, 0])
+    with pytest.raises(InputError, match="use fit_model"):
+        Surrogate(8).fit(X.numpy(), X.numpy())
+    with pytest.raises(InputError, match="use a BLLRegressor"):
+        Surrogate(8).fit(X.numpy(), X[:, 0].numpy(), np.ones(3))
+    with pytest.raises(InputError, match=r"must be \(2, 2\)"):
+        Surrogate(8).fit(X.numpy(), X[:, 0].numpy(), bounds=np.zeros((3, 2)))
+    with pytest.raises(InputError, match="keep X and y"):
+        Surrogate(8).save("x")
+    with pytest.raises(lastlayer.integrations.extras.MissingPackageError, match=r"lastlayer\[botorch\]"):
+        lastlayer.integrations.extras.need("no_such_botorch", extra="botorch")
