@@ -382,12 +382,11 @@ MUTANTS = [
     Mutant(
         "box-of-the-points",
         SURROGATE,
-        "if bounds is None else",
-        "if True else",
+        "X.amax(0)]) if bounds is None else",
+        "X.amax(0)]) if True else",
         f"{BT}::test_lengths_do_not_change_where_points_gather",
     ),
     Mutant("regret-of-the-last", "studies/bo/problems.py", "Y[:, 0].cummax(0).values", "Y[:, 0]", BO),
-    Mutant("dominated-kept", "studies/bo/problems.py", "Y[~better.any(0)]", "Y[better.any(0) | True]", BO),
     Mutant("back-off-by-mean", "integrations/do_mpc.py", "ndtri(probability)", "(probability - 0.5)", BACK_OFF),
 ]
 
