@@ -4,12 +4,13 @@ import argparse
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from lastlayer.errors import InputError, choose
-from lastlayer.studies.bo import picture, tables
+from lastlayer.studies.bo import tables
 from lastlayer.studies.bo.methods import METHODS
 from lastlayer.studies.bo.problems import PROBLEMS
 from lastlayer.studies.bo.run import Failure, Store, Task
@@ -76,7 +77,9 @@ def write(out: Path) -> tables.Summary:
         aside = out / f".{name}.unfinished"
         aside.write_text(text)
         os.replace(aside, out / name)
-    if any(problem.ranked for problem in summary.problems):
+    if any(problem.ranked for problem in summary.problems) and find_spec("matplotlib"):
+        from lastlayer.studies.bo import picture  # tables do without it
+
         aside = out / ".bo.unfinished.png"
         picture.picture(summary).savefig(aside, dpi=200, metadata={"Software": None})
         os.replace(aside, out / "bo.png")
