@@ -430,7 +430,7 @@ MUTANTS = [
     Mutant(
         "botorch-without-stretch",
         GAUSSIAN,
-        "shape(self.curve, ratio) / ratio.clamp_min(TINY)",
+        "self.curve.shape(ratio) / ratio.clamp_min(TINY)",
         "ratio / ratio.clamp_min(TINY)",
         f"{BT}::test_the_posterior_is_the_models_joint",
     ),
@@ -482,7 +482,7 @@ MUTANTS = [
     Mutant("module-tails", "module.py", "noise_var = self.widening * (", "noise_var = (", MODULE),
     Mutant("module-sharpness", "module.py", "softmax(-self.sharpness", "softmax(self.sharpness", MODULE),
     Mutant("module-weights-at-star", "module.py", "(noise + at_star).log()", "(noise + epistemic).log()", MODULE),
-    Mutant("module-reach", "module.py", "* (ratio / known))", ")", BEYOND),
+    Mutant("module-reach", "module.py", "known.pow(self.power) * (ratio / known)", "known.pow(self.power)", BEYOND),
     Mutant("module-shift", "module.py", "phi @ self.root + self.shift", "phi @ self.root", MODULE),
     Mutant(
         "targets-scaled-later",

@@ -32,10 +32,10 @@ class PredictiveModule(nn.Module):
 
     def __init__(self, described: Description) -> None:
         super().__init__()
-        _keep(self, input_mean=described.input_mean, input_scale=described.input_scale)
+        keep_numbers(self, input_mean=described.input_mean, input_scale=described.input_scale)
         self.members = nn.ModuleList(MemberModule(member) for member in described.members)
         self.head = None if described.noise_head is None else HeadModule(described.noise_head)
-        _keep(self, sharpness=described.sharpness, widening=described.tails.widening)
+        keep_numbers(self, sharpness=described.sharpness, widening=described.tails.widening)
         self.eval().requires_grad_(False)
 
     def forward(self, x: Float[Tensor, "m *d"]) -> dict[str, Tensor]:
@@ -65,8 +65,8 @@ class MemberModule(nn.Module):
     def __init__(self, member: MemberDescription) -> None:
         super().__init__()
         self.network = copy.deepcopy(member.network)
-        _keep(self, centre=member.centre, weights=member.weights, offset=member.offset)
-        _keep(self, noise_var=member.noise_cov.diagonal())
+        keep_numbers(self, centre=member.centre, weights=member.weights, offset=member.offset)
+        keep_numbers(self, noise_var=member.noise_cov.diagonal())
         self.curve = CurveModule(member.curve)
         self.spread = SpreadModule(member.spread)
         self.at_star = None if member.spread_at_star is member.spread else SpreadModule(member.spread_at_star)
@@ -90,10 +90,14 @@ class SpreadModule(nn.Module):
 
     def __init__(self, spread: Spread) -> None:
         super().__init__()
-        _keep(self, root=spread.root, shift=spread.shift)
+        keep_numbers(self, root=spread.root, shift=spread.shift)
 
-    def forward(self, phi: Float[Tensor, "m k"]) -> Float[Tensor, " m"]:
-        return (phi @ self.root + self.shift).square().sum(-1)
+    def forward(self, phi: Float[Tensor, "*s k"]) -> Float[Tensor, "*s"]:
+        return self.rows(phi).square().sum(-1)
+
+    def rows(self, phi: Float[Tensor, "*s k"]) -> Float[Tensor, "*s r"]:
+        """h"""
+        return phi @ self.root + self.shift
 
 
 class CurveModule(nn.Module):
@@ -106,14 +110,18 @@ class CurveModule(nn.Module):
 
     def __init__(self, curve: Curve) -> None:
         super().__init__()
-        _keep(self, noise=curve.noise, slope=curve.slope, power=curve.power, reach=curve.reach)
+        keep_numbers(self, noise=curve.noise, slope=curve.slope, power=curve.power, reach=curve.reach)
         self.straight = curve.power == 1
 
-    def forward(self, ratio: Float[Tensor, " m"]) -> Float[Tensor, "m q"]:
+    def forward(self, ratio: Float[Tensor, "*s"]) -> Float[Tensor, "*s q"]:
+        return self.shape(ratio)[..., None] * self.slope
+
+    def shape(self, ratio: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+        """v^gamma, as `Curve.shape`."""
         if self.straight:
-            return ratio[:, None] * self.slope
+            return ratio
         known = torch.minimum(ratio, self.reach).clamp_min(torch.finfo(ratio.dtype).tiny)
-        return (known.pow(self.power) * (ratio / known))[:, None] * self.slope
+        return known.pow(self.power) * (ratio / known)
 
 
 class HeadModule(nn.Module):
@@ -134,7 +142,7 @@ class HeadModule(nn.Module):
         return NoiseHead(self.low, self.high, self.U, self.u, self.V).log_factor(z).exp()
 
 
-def _keep(module: nn.Module, **numbers: ndarray | float) -> None:
+def keep_numbers(module: nn.Module, **numbers: ndarray | float) -> None:
     """As buffers, single numbers too: ONNX would keep those of Python in float32."""
     for name, number in numbers.items():
         module.register_buffer(name, torch.tensor(number, dtype=torch.float64))

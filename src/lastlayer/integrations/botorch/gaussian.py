@@ -14,18 +14,17 @@ import copy
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from linear_operator import to_linear_operator
 from linear_operator.operators import KroneckerProductLinearOperator, LinearOperator
-from numpy import ndarray
 from torch import Tensor, nn
 
-from lastlayer.calibration import Curve, NoiseHead, precision_weights
-from lastlayer.description import Description, MemberDescription, Spread
+from lastlayer.calibration import NoiseHead, precision_weights
+from lastlayer.description import Description, MemberDescription
 from lastlayer.errors import InputError
 from lastlayer.linalg import TINY
+from lastlayer.module import CurveModule, SpreadModule, keep_numbers
 
 JITTER = 1e-10
 """Added to every covariance, as a share of its mean variance: a low rank has no Cholesky factor."""
@@ -60,22 +59,14 @@ class Member(nn.Module):
     weights: Float[Tensor, "k o"]
     offset: Float[Tensor, " o"]
     noise_cov: Float[Tensor, "o o"]
-    spread_root: Float[Tensor, "k r"]
-    spread_shift: Float[Tensor, " r"]
-    star_root: Float[Tensor, "k r"]
-    star_shift: Float[Tensor, " r"]
-    slope: Float[Tensor, " o"]
-    noise_factor: Float[Tensor, " o"]
 
     def __init__(self, description: MemberDescription, widening: float) -> None:
         super().__init__()
-        self.network, self.curve, self.widening = description.network, description.curve, widening
-        for name in ("centre", "weights", "offset", "noise_cov"):
-            self._keep(name, getattr(description, name))
-        self._keep_spread("spread", description.spread)
-        self._keep_spread("star", description.spread_at_star)
-        self._keep("slope", description.curve.slope)
-        self._keep("noise_factor", description.curve.noise)
+        self.network, self.widening = description.network, widening
+        keep_numbers(self, centre=description.centre, weights=description.weights, offset=description.offset)
+        keep_numbers(self, noise_cov=description.noise_cov)
+        self.spread, self.at_star = SpreadModule(description.spread), SpreadModule(description.spread_at_star)
+        self.curve = CurveModule(description.curve)
 
     def features(self, Z: Float[Tensor, "*b q d"]) -> Float[Tensor, "*b q k"]:
         dtype = next((p.dtype for p in self.network.parameters()), Z.dtype)
@@ -87,31 +78,19 @@ class Member(nn.Module):
 
     def rows(self, phi: Float[Tensor, "*b q k"]) -> Float[Tensor, "*b q r"]:
         """h, stretched to the calibrated variance: h h' noise_cov * slope is the variance of the function."""
-        h = phi @ self.spread_root + self.spread_shift
-        if self.curve.power == 1 and np.isinf(self.curve.reach):
+        h = self.spread.rows(phi)
+        if self.curve.straight:
             return h
         ratio = h.square().sum(-1)
-        return h * (shape(self.curve, ratio) / ratio.clamp_min(TINY)).sqrt()[..., None]
-
-    def star_ratio(self, phi: Float[Tensor, "*b q k"]) -> Float[Tensor, "*b q"]:
-        """The affine cost at alpha*, which the weights of calibrated members come from."""
-        return (phi @ self.star_root + self.star_shift).square().sum(-1)
+        return h * (self.curve.shape(ratio) / ratio.clamp_min(TINY)).sqrt()[..., None]
 
     def log_var(self, phi: Float[Tensor, "*b q k"], factor: Tensor | float) -> Float[Tensor, "*b q o"]:
-        """Of the calibrated variance at alpha*, without tails."""
-        epistemic = shape(self.curve, self.star_ratio(phi))[..., None] * self.slope
-        return (self.noise_cov.diagonal() * (self.noise_factor * factor + epistemic)).log()
+        """Of the calibrated variance at alpha*, without tails: what the weights of members come from."""
+        return (self.noise_cov.diagonal() * (self.curve.noise * factor + self.curve(self.at_star(phi)))).log()
 
     def function_cov(self) -> Float[Tensor, "o o"]:
         """Between the outputs; times h h' it is that of the function."""
-        return self.widening * scaled(self.noise_cov, self.slope)
-
-    def _keep(self, name: str, array: ndarray) -> None:
-        self.register_buffer(name, torch.tensor(array, dtype=torch.float64))
-
-    def _keep_spread(self, name: str, spread: Spread) -> None:
-        self._keep(f"{name}_root", spread.root)
-        self._keep(f"{name}_shift", spread.shift)
+        return self.widening * scaled(self.noise_cov, self.curve.slope)
 
 
 class LinearGaussian(nn.Module):
@@ -244,12 +223,12 @@ class Separable(LinearGaussian):
         self.head = described.noise_head
         self.register_buffer("input_mean", torch.tensor(described.input_mean))
         self.register_buffer("input_scale", torch.tensor(described.input_scale))
-        V, ratio = _coordinates(self.member.function_cov(), self.member.slope, self.member.noise_factor)
+        V, ratio = _coordinates(self.member.function_cov(), self.member.curve.slope, self.member.curve.noise)
         self.register_buffer("V", V)
         self.register_buffer("ratio", ratio)
         self.kept = list(range(len(V)))
         self.alike = self.head is None and bool((ratio == ratio[0]).all())
-        self._start(self.member.spread_root.shape[1])
+        self._start(self.member.spread.root.shape[1])
 
     def rows(self, X: Float[Tensor, "*b q d"]) -> Rows:
         Z = (X - self.input_mean) / self.input_scale
@@ -294,7 +273,7 @@ class MomentMatched(LinearGaussian):
         self.register_buffer("V", torch.ones(1, 1, dtype=torch.float64))
         self.roots = [torch.linalg.cholesky(member.function_cov()) for member in self.parts]
         self.kept = list(range(described.n_outputs))
-        sizes = [member.spread_root.shape[1] * described.n_outputs for member in self.parts]
+        sizes = [member.spread.root.shape[1] * described.n_outputs for member in self.parts]
         self._start(sum(sizes) + len(sizes))
 
     def rows(self, X: Float[Tensor, "*b q d"]) -> Rows:
@@ -338,7 +317,7 @@ class MomentMatched(LinearGaussian):
         factor = _factor(self.head, Z, self.parts[0].offset.numel())
         total = torch.zeros((), dtype=Z.dtype)
         for member, weight in zip(self.parts, weights, strict=True):
-            root = (member.widening * member.noise_factor * factor).sqrt()
+            root = (member.widening * member.curve.noise * factor).sqrt()
             total = total + weight[..., None, None] * root[..., :, None] * member.noise_cov * root[..., None, :]
         return total[..., self.kept, :][..., self.kept]
 
@@ -354,12 +333,6 @@ def gaussian(described: Description) -> LinearGaussian:
     if len(described.members) == 1:
         return Separable(described, described.members[0])
     return MomentMatched(described)
-
-
-def shape(curve: Curve, ratio: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
-    """`Curve.shape` with derivatives."""
-    known = ratio.clamp_max(curve.reach)
-    return known.clamp_min(TINY).pow(curve.power) * (ratio / known.clamp_min(TINY))
 
 
 def scaled(cov: Float[Tensor, "o o"], factor: Float[Tensor, " o"]) -> Float[Tensor, "o o"]:
