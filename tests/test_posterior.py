@@ -10,6 +10,7 @@ from helpers import close, precision_matrix, problem
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lastlayer import linalg
 from lastlayer.errors import InputError, PrecisionError
 from lastlayer.features import affine_features
 from lastlayer.posterior import Posterior
@@ -248,3 +249,28 @@ def test_a_larger_rtol_is_a_choice():
     with pytest.raises(PrecisionError, match="rtol=1e-06 is asked for"):
         posterior(P, T, 33.0).variance_ratio(far)
     assert torch.isfinite(posterior(P, T, 33.0, rtol=10.0).variance_ratio(far)).all()
+
+
+def test_where_a_gpu_gives_up_the_processor_goes_on(monkeypatch, as_a_user):
+    A = torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+
+    class There:
+        """A matrix on a device whose solver fails; what comes back is only a shape."""
+
+        device = torch.device("meta")
+        cpu = staticmethod(lambda: A)
+
+    def picky(solver):
+        def solve(matrix):
+            if isinstance(matrix, There) or bool(matrix.isnan().any()):
+                raise torch.linalg.LinAlgError("did not converge")
+            return solver(matrix)
+
+        return solve
+
+    for name in ("eigh", "eigvalsh"):
+        monkeypatch.setattr(torch.linalg, name, picky(getattr(torch.linalg, name)))
+    assert linalg.eigh(There())[1].shape == (3, 3)
+    assert linalg.eigvalsh(There()).shape == (3,)
+    with pytest.raises(torch.linalg.LinAlgError):
+        linalg.eigvalsh(torch.full((2, 2), torch.nan, dtype=torch.float64))

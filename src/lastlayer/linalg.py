@@ -58,7 +58,7 @@ class Spectrum:
     @classmethod
     def of(cls, A: Float[Tensor, "*b k k"], resolution: Float[Tensor, "*b"]) -> "Spectrum":
         """Eigenvalues up to the resolution are rounding and count as zero: what is collinear stays exactly so."""
-        values, vectors = torch.linalg.eigh(A)
+        values, vectors = eigh(A)
         return cls(torch.where(values > resolution[..., None], values, 0.0), vectors)
 
     def shifted(self, ridge: Float[Tensor, "..."]) -> "Spectrum":
@@ -84,3 +84,22 @@ class Spectrum:
 
 
 Factor: TypeAlias = Cholesky | Spectrum
+
+
+def eigh(A: Float[Tensor, "*b k k"]) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b k k"]]:
+    """Eigenvalues and vectors; a GPU's solver gives up on matrices that the processor's takes."""
+    try:
+        values, vectors = torch.linalg.eigh(A)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        if A.device.type == "cpu":
+            raise
+        values, vectors = (part.to(A.device) for part in torch.linalg.eigh(A.cpu()))
+    return values, vectors
+
+
+def eigvalsh(A: Float[Tensor, "*b k k"]) -> Float[Tensor, "*b k"]:
+    """Eigenvalues alone, with the same patience."""
+    try:
+        return torch.linalg.eigvalsh(A)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        return eigh(A)[0]

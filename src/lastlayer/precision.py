@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lastlayer.errors import InputError, choose
 from lastlayer.features import affine_features
-from lastlayer.linalg import EPS, TINY, Cholesky, Factor, Spectrum
+from lastlayer.linalg import EPS, TINY, Cholesky, Factor, Spectrum, eigh, eigvalsh
 from lastlayer.statistics import Statistics
 from lastlayer.types import BIAS_PRIORS, NOISE_STRUCTURES, BiasPrior, NoiseStructure
 
@@ -193,7 +193,7 @@ class Precision:
             if not bool(torch.isfinite(self.factor.L).all()):  # not positive definite any more: no digits at all
                 return math.inf
             d, terms = (eq.energy + self.ridge).rsqrt(), k
-            values = torch.linalg.eigvalsh(d[:, None] * (self.factor.L @ self.factor.L.mT) * d)
+            values = eigvalsh(d[:, None] * (self.factor.L @ self.factor.L.mT) * d)
         else:
             d, terms = eq.energy.sum().rsqrt().expand(k), 1
             values = self.factor.values * d[0] ** 2
@@ -247,7 +247,7 @@ def noise_covariance(
         values, vectors = _diagonal(relative), torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
     else:
         fine = torch.isfinite(relative).all(-1).all(-1)[..., None]  # one nan in a batch would raise for all of it
-        values, vectors = torch.linalg.eigh(torch.where(fine[..., None], relative, 0.0))
+        values, vectors = eigh(torch.where(fine[..., None], relative, 0.0))
         values = torch.where(fine, values, torch.nan)
     root = scale[..., :, None] * vectors * values.clamp_min(NOISE_FLOOR).sqrt()[..., None, :]
     return root @ root.mT, (values < NOISE_FLOOR).any(-1)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lastlayer.errors import InputError
 from lastlayer.features import linear_features
-from lastlayer.linalg import EPS, TINY
+from lastlayer.linalg import EPS, TINY, eigvalsh
 from lastlayer.scaling import Standardizer
 
 MOMENTS = ("count", "mean", "scatter", "energy")
@@ -159,7 +159,7 @@ class Statistics:
             n_outputs=self.n_outputs,
         )
         scale = rest.energy.clamp_min(TINY).rsqrt()
-        lowest = torch.linalg.eigvalsh(scale[..., None] * rest.scatter * scale[..., None, :]).min()
+        lowest = eigvalsh(scale[..., None] * rest.scatter * scale[..., None, :]).min()
         if bool(lowest < -1e-10 * rest.scatter.shape[-1]):
             raise InputError(
                 "the rows to take out were not all among those put in: what would be left has a negative variance "
