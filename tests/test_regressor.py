@@ -403,7 +403,7 @@ def test_update_refuses_what_does_not_fit(as_a_user, two):
         model.update(X, np.hstack([y, y[:, :1]]))
     with pytest.raises(InputError, match="y has 1 outputs"):
         model.tune_alpha(X, y[:, 0])
-    with pytest.raises(InputError, match="factor=0"):
+    with pytest.raises(InputError, match="forgetting=0"):
         model.update(X, y, forgetting=0.0)
     np.testing.assert_array_equal(model.predict(X), two.predict(X))
 
