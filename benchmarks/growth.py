@@ -134,9 +134,8 @@ def lines(options: argparse.Namespace) -> list[Line]:
             line = Line(name, size, grid, seconds, megabytes)
             found.append(line)
             cells = "  ".join(f"{v:,}: {s:.4f} s, {mb:,.0f} MB" for v, (s, mb) in zip(grid, points, strict=True))
-            print(
-                f"{name} against {size}, slope {line.slope(seconds):.2f} (memory {line.slope(megabytes):.2f}): {cells}"
-            )
+            slopes = f"slope {line.slope(seconds):.2f} (memory {line.slope(megabytes):.2f})"
+            print(f"{name} against {size}, {slopes}: {cells}", flush=True)
     return found
 
 
@@ -153,11 +152,13 @@ def draw(found: list[Line], options: argparse.Namespace) -> None:
         fixed = ", ".join(f"{other} = {value}" for other, value in base.items() if other != size)
         for row, (what, values) in enumerate((("seconds", "seconds"), ("memory, MB", "megabytes"))):
             axis = axes[row, column]
-            for line in (line for line in found if line.size == size):
+            for line in [line for line in found if line.size == size]:
                 y = getattr(line, values)
                 axis.loglog(line.sizes, y, "o-", ms=3, label=f"{line.name} (slope {line.slope(y):.1f})")
             axis.set(xlabel=f"{titles[size]} ({fixed})", ylabel=what)
-            axis.grid(alpha=0.3, which="both")
+            axis.set_xticks(line.sizes, [f"{n:,}" for n in line.sizes], fontsize=7)
+            axis.minorticks_off()
+            axis.grid(alpha=0.3)
             axis.legend(fontsize=7)
     figure.suptitle(f"{describe_machine()}, {options.device}", fontsize=9)
     figure.savefig(options.out, dpi=110)
