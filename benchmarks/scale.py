@@ -462,6 +462,7 @@ train_batches(network, TensorSource(X, T), layer, Optimiser("adam", 1e-3, max_ep
 if ranks.rank == 0:
     end = torch.cat([p.detach().flatten() for p in network.parameters()])
     torch.save({"seconds": time.perf_counter() - start, "end": end}, sys.argv[6])
+ranks.leave()
 """
 
 

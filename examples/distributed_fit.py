@@ -14,11 +14,10 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy import ndarray
 
 from lastlayer import BLLRegressor
-from lastlayer.ranks import ONE, join
+from lastlayer.ranks import join
 from lastlayer.sources import ArraySource
 
 
@@ -49,8 +48,7 @@ def main() -> None:
     if ranks.rank == 0:
         model.save(options.out)
         print(f"{ranks.world} processes, NLML {model.nlml_:.6f}, noise {model.noise_std_}, saved to {options.out}")
-    if ranks != ONE:
-        torch.distributed.destroy_process_group()
+    ranks.leave()
 
 
 if __name__ == "__main__":

@@ -273,7 +273,7 @@ def test_misuse_of_the_loss_is_said(use, told, as_a_user):
 
 RANK_SCRIPT = """
     import sys, torch
-    from torch import distributed, nn
+    from torch import nn
     from torch.utils.data import DataLoader, Subset, TensorDataset
     from lastlayer import BLLLoss, attach
     from lastlayer.ranks import join
@@ -309,8 +309,7 @@ RANK_SCRIPT = """
         "cost": model._sample_cost,
     }
     torch.save(out, f"{sys.argv[1]}/{ranks.world}-{ranks.rank}.pt")
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
+    ranks.leave()
 """
 
 

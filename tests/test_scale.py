@@ -285,7 +285,6 @@ def test_words_that_do_not_go_together(words, told, as_a_user):
 
 RANK_SCRIPT = """
     import sys, torch
-    from torch import distributed
     from lastlayer.features import MLP
     from lastlayer.ranks import join
     from lastlayer.sources import TensorSource
@@ -316,8 +315,7 @@ RANK_SCRIPT = """
     train_batches(network, TensorSource(X, T), layer, Optimiser("adam", max_epochs=4), batch_size=20, strength=0.5)
     out["batches"] = network[0].weight.detach()
     torch.save({name: value.detach() for name, value in out.items()}, f"{sys.argv[1]}/{ranks.world}-{ranks.rank}.pt")
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
+    ranks.leave()
 """
 
 

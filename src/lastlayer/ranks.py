@@ -73,6 +73,12 @@ class Ranks:
         for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
             grad.copy_(part.view_as(grad))
 
+    def leave(self) -> None:
+        """Wait for all processes, then end the group: one that leaves early can take others down with it."""
+        if self.world > 1:
+            distributed.barrier()
+            distributed.destroy_process_group()
+
 
 ONE = Ranks()
 
