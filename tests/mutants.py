@@ -141,8 +141,10 @@ MUTANTS = [
     ),
     Mutant("scale-without-root", "scaling.py", ".sum(0).sqrt()", ".sum(0)", T),
     # --- statistics
-    Mutant("moments-not-centred", "statistics.py", "first = weighted()", "first = 0 * weighted()", S),
-    Mutant("second-pass-dropped", "statistics.py", "rest = weighted()", "rest = 0 * weighted()", S),
+    Mutant("moments-not-centred", "statistics.py", "rows = rows - centre[", "rows = rows - 0 * centre[", S),
+    Mutant(
+        "second-pass-dropped", "statistics.py", "return rows, centre, mean(rows)", "return rows, centre, 0 * centre", S
+    ),
     Mutant("chan-without-between", "statistics.py", "+ other.scatter + between", "+ other.scatter", S),
     Mutant(
         "removal-wrong-share",
