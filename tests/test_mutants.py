@@ -1,4 +1,4 @@
-"""The wrong formulas of `make mutants` are still there to be changed; whether tests catch them is that command's job."""
+"""The wrong formulas of `make mutants` still apply; whether tests catch them is the job of that command."""
 
 from pathlib import Path
 
