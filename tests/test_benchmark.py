@@ -22,7 +22,7 @@ from lastlayer.studies.benchmark.picture import picture
 from lastlayer.studies.benchmark.protocol import Method, Quantiles, Scores, Task, hold_out, most_epochs, score
 from lastlayer.studies.benchmark.run import run
 from lastlayer.studies.benchmark.stacks import Recipe, search, squared_error, train
-from lastlayer.studies.benchmark.store import Result, Store
+from lastlayer.studies.benchmark.store import Result, open_store
 
 
 @pytest.fixture
@@ -200,31 +200,31 @@ def test_a_second_run_does_only_what_is_missing(folder, tmp_path):
     calls: list[object] = []
     some = {"kinds": ["given", "outer"], "splits": [0, 1]}
     a, b = method("a", calls=calls), method("b", calls=calls)
-    assert run(load_folder(folder), [a], Store(tmp_path), **some) == []
+    assert run(load_folder(folder), [a], open_store(tmp_path), **some) == []
     assert len(calls) == 8
     assert [call[3] for call in calls] == [0] * 4 + [1] * 4  # split by split
-    run(load_folder(folder), [a, b], Store(tmp_path), **some)
+    run(load_folder(folder), [a, b], open_store(tmp_path), **some)
     assert [call[0] for call in calls[8:]] == ["b"] * 8
-    run(load_folder(folder), [a, b], Store(tmp_path), **some)
+    run(load_folder(folder), [a, b], open_store(tmp_path), **some)
     assert len(calls) == 16
-    run(load_folder(folder), [method("a", calls=calls, config="2")], Store(tmp_path), **some)
+    run(load_folder(folder), [method("a", calls=calls, config="2")], open_store(tmp_path), **some)
     assert len(calls) == 24  # another configuration is another row
-    run(load_folder(folder), [b], Store(tmp_path), **some, again=True)
+    run(load_folder(folder), [b], open_store(tmp_path), **some, again=True)
     assert len(calls) == 32
-    assert len(Store(tmp_path).results) == 24
+    assert len(open_store(tmp_path).results) == 24
 
 
 def test_a_line_cut_off_is_done_again_and_hurts_no_other(folder, tmp_path):
     calls: list[object] = []
     a = method("a", calls=calls)
     some = {"kinds": ["given"], "splits": [0, 1]}
-    run(load_folder(folder), [a], Store(tmp_path), **some)
+    run(load_folder(folder), [a], open_store(tmp_path), **some)
     path = tmp_path / "results.jsonl"
     path.write_text(path.read_text()[:-30])
-    assert len(Store(tmp_path).results) == 3
-    run(load_folder(folder), [a], Store(tmp_path), **some)
+    assert len(open_store(tmp_path).results) == 3
+    run(load_folder(folder), [a], open_store(tmp_path), **some)
     assert len(calls) == 5
-    assert len(Store(tmp_path).results) == 4
+    assert len(open_store(tmp_path).results) == 4
     assert {"torch", "python"} <= set(json.loads(path.read_text().splitlines()[0])["versions"])
 
 
@@ -232,7 +232,7 @@ def test_what_fails_is_told_and_the_rest_goes_on(folder, tmp_path):
     failures = run(
         load_folder(folder),
         [method("broken", fails=True), method("a")],
-        Store(tmp_path),
+        open_store(tmp_path),
         kinds=["given"],
         splits=[0],
     )
@@ -240,7 +240,7 @@ def test_what_fails_is_told_and_the_rest_goes_on(folder, tmp_path):
         "broken on second, given split 0: RuntimeError: no luck",
         "broken on first, given split 0: RuntimeError: no luck",
     ]
-    assert {key[3] for key in Store(tmp_path).results} == {"a"}
+    assert {key[3] for key in open_store(tmp_path).results} == {"a"}
 
 
 def test_the_same_seed_gives_the_same_prediction(folder, monkeypatch):

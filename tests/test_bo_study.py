@@ -104,7 +104,7 @@ def test_what_is_there_is_not_done_again_and_failures_are_told(tmp_path, monkeyp
         file.write('{"cut": "off')
     command.run(asked)
     assert calls == ["random", "VBLL", "VBLL"]
-    assert len(run.Store(tmp_path).results) == 1
+    assert len(run.open_store(tmp_path).results) == 1
 
 
 def test_processes_of_their_own_give_the_same(tmp_path):
@@ -112,7 +112,7 @@ def test_processes_of_their_own_give_the_same(tmp_path):
     for n in (1, 2):
         (tmp_path / str(n)).mkdir()
         assert command.run(command.Asked.parse(**words, processes=n, out=tmp_path / str(n))) == []
-    one, two = (run.Store(tmp_path / str(n)).results for n in (1, 2))
+    one, two = (run.open_store(tmp_path / str(n)).results for n in (1, 2))
     assert {key: r.regret for key, r in one.items()} == {key: r.regret for key, r in two.items()}
 
 

@@ -2,10 +2,11 @@
 
 import json
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 PACKAGES = ("lastlayer", "torch", "numpy", "scipy", "scikit-learn")
 
@@ -34,6 +35,39 @@ class Lines:
                 continue  # cut off: its task is done again
             if isinstance(content, dict):
                 yield content
+
+
+@runtime_checkable
+class Keyed(Protocol):
+    """A result, a dataclass, that knows what it is the result of."""
+
+    @property
+    def key(self) -> Hashable: ...
+
+
+Result = TypeVar("Result", bound=Keyed)
+
+
+class Store(Generic[Result]):
+    """The file results.jsonl of a folder. A later line of the same key takes the place of an earlier one."""
+
+    def __init__(self, folder: Path, read: Callable[[dict[str, Any]], Result]) -> None:
+        self.lines = Lines(folder / "results.jsonl")
+        self.results: dict[Hashable, Result] = {}
+        for content in self.lines:
+            try:
+                result = read(content)
+            except (TypeError, KeyError):
+                continue  # of another version: its task is done again
+            self.results[result.key] = result
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.results
+
+    def append(self, result: Result) -> None:
+        """Write one line, at once."""
+        self.lines.append(asdict(result))  # type: ignore[call-overload]
+        self.results[result.key] = result
 
 
 def versions(packages: Sequence[str] = ()) -> dict[str, str]:

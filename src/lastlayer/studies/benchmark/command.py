@@ -14,7 +14,7 @@ from lastlayer.studies.benchmark.peers import PEERS, TARGET
 from lastlayer.studies.benchmark.protocol import Method
 from lastlayer.studies.benchmark.run import Failure
 from lastlayer.studies.benchmark.run import run as run_all
-from lastlayer.studies.benchmark.store import Store
+from lastlayer.studies.benchmark.store import open_store
 from lastlayer.studies.results import check_folder
 
 METHODS: dict[str, Method] = {method.name: method for method in (*OURS, *PEERS)}
@@ -80,7 +80,7 @@ def run(asked: Asked, *, progress: bool = False) -> list[Failure]:
     return run_all(
         asked.tables,
         asked.methods,
-        Store(asked.out),
+        open_store(asked.out),
         kinds=asked.kinds,
         splits=asked.splits,
         device=asked.device,
@@ -91,7 +91,7 @@ def run(asked: Asked, *, progress: bool = False) -> list[Failure]:
 
 def write(out: Path) -> tables.Summary:
     """Tables and picture of all that the folder's results hold, whichever run they stem from; whole files or none."""
-    results = list(Store(out).results.values())
+    results = list(open_store(out).results.values())
     summary = tables.Summary(results, list(METHODS.values()))
     texts = {"tables.md": tables.as_markdown(summary), "scores.csv": tables.as_csv(results)}
     for name, text in texts.items():

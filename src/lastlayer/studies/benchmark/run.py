@@ -11,7 +11,8 @@ from tqdm import tqdm
 
 from lastlayer.studies.benchmark.data import Table
 from lastlayer.studies.benchmark.protocol import Method, Task, score
-from lastlayer.studies.benchmark.store import Result, Store, key_of, versions_of
+from lastlayer.studies.benchmark.store import Result, key_of, versions_of
+from lastlayer.studies.lines import Store
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def tasks(
 def run(
     tables: Sequence[Table],
     methods: Sequence[Method],
-    store: Store,
+    store: Store[Result],
     *,
     kinds: Sequence[str],
     splits: Sequence[int],

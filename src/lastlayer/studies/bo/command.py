@@ -13,7 +13,7 @@ from lastlayer.errors import InputError, choose
 from lastlayer.studies.bo import tables
 from lastlayer.studies.bo.methods import METHODS
 from lastlayer.studies.bo.problems import PROBLEMS
-from lastlayer.studies.bo.run import Failure, Store, Task
+from lastlayer.studies.bo.run import Failure, Task, open_store
 from lastlayer.studies.bo.run import run as run_all
 from lastlayer.studies.results import check_folder
 
@@ -64,14 +64,14 @@ class Asked:
 
 def run(asked: Asked, *, progress: bool = False) -> list[Failure]:
     torch.set_num_threads(1)
-    store = Store(asked.out)
+    store = open_store(asked.out)
     missing = [task for task in asked.tasks if asked.again or task.key not in store]
     return run_all(missing, store, processes=asked.processes, progress=progress)
 
 
 def write(out: Path) -> tables.Summary:
     """Tables and picture of all that the folder's results hold; whole files or none."""
-    results = list(Store(out).results.values())
+    results = list(open_store(out).results.values())
     summary = tables.Summary(results)
     for name, text in {"tables.md": tables.as_markdown(summary), "scores.csv": tables.as_csv(results)}.items():
         aside = out / f".{name}.unfinished"

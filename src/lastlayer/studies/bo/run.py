@@ -5,7 +5,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from lastlayer.studies.bo.methods import METHODS, Method, initial_points
 from lastlayer.studies.bo.problems import PROBLEMS, Problem
-from lastlayer.studies.lines import Lines, versions
+from lastlayer.studies.lines import Store, versions
 
 Key = tuple[str, str, int, str]
 
@@ -65,26 +65,8 @@ class Failure:
         return f"{self.task}: {self.error}"
 
 
-class Store:
-    """The file results.jsonl of a folder. A later line of the same key takes the place of an earlier one."""
-
-    def __init__(self, folder: Path) -> None:
-        self.lines = Lines(folder / "results.jsonl")
-        self.results = {result.key: result for result in self._read()}
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.results
-
-    def append(self, result: Result) -> None:
-        self.lines.append(asdict(result))
-        self.results[result.key] = result
-
-    def _read(self) -> Iterator[Result]:
-        for content in self.lines:
-            try:
-                yield Result(**content)
-            except TypeError:
-                continue
+def open_store(folder: Path) -> Store[Result]:
+    return Store(folder, lambda content: Result(**content))
 
 
 def config(problem: Problem, method: Method, n_steps: int) -> str:
@@ -118,7 +100,7 @@ def evaluate(task: Task) -> Result:
     )
 
 
-def run(tasks: Sequence[Task], store: Store, *, processes: int = 1, progress: bool = False) -> list[Failure]:
+def run(tasks: Sequence[Task], store: Store[Result], *, processes: int = 1, progress: bool = False) -> list[Failure]:
     """Do these; what failed is returned and written nowhere."""
     failures = []
     with tqdm(total=len(tasks), disable=not progress, file=sys.stderr, unit="run") as bar:
