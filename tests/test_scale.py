@@ -21,7 +21,7 @@ from lastlayer.errors import InputError
 from lastlayer.evidence import profiled_nlml
 from lastlayer.features import MLP, StackedMLP, affine_features
 from lastlayer.posterior import Posterior
-from lastlayer.ranks import Ranks
+from lastlayer.ranks import ONE, Ranks
 from lastlayer.sources import TensorSource
 from lastlayer.statistics import Statistics
 from lastlayer.training import (
@@ -31,8 +31,10 @@ from lastlayer.training import (
     Optimiser,
     Pace,
     Profiled,
+    Refresh,
     RunningLayer,
     chunked_nlml,
+    last_layer,
     train,
     train_batches,
 )
@@ -197,6 +199,74 @@ def test_weights_are_those_of_the_rows_that_were_seen():
     close(layer.now.frozen.weights, Posterior(seen, alpha).weights)
 
 
+def test_a_refresh_touches_the_evidence_at_its_maximum_over_alpha():
+    P, T, w = rows(weighted=True)
+    exact = Statistics.from_linear_features(P, T, sample_weight=w)
+    layer = RunningLayer(w.sum(), 50)
+    for part in (slice(0, 20), slice(20, 40)):
+        layer.step(P[part], T[part], w[part])
+    assert float(layer.gap(exact)) > 1e-3
+    layer.refresh(exact)
+    assert abs(float(layer.gap(exact))) < 1e-12
+    J = profiled_nlml(affine_features(P), T, layer.now.log_alpha, sample_weight=w)
+    close(layer.now.frozen.bound(exact), J)
+    best = last_layer(exact).posterior
+    assert float(layer.now.log_alpha) == pytest.approx(float(best.log_alpha), abs=1e-2)
+    close(layer.now.frozen.weights, Posterior(exact, float(layer.now.log_alpha)).weights)
+
+
+def test_after_a_refresh_a_batch_counts_as_the_rows_it_has():
+    """All rows are in: features that stand still leave a batch no more than its share."""
+    P, T = problem(m=60, k=5, q=1)
+    exact = Statistics.from_linear_features(P, T)
+    layer = RunningLayer(torch.tensor(60.0, dtype=torch.float64), 60)
+    layer.refresh(exact)
+    layer.step(P[:20], T[:20], drift=0.0)
+    both = Statistics.from_linear_features(torch.cat([P, P[:20]]), torch.cat([T, T[:20]]))
+    close(layer.now.statistics.scatter / 60, both.scatter / 80)
+    assert layer.now.reach == pytest.approx(80.0)
+
+
+def test_a_refresh_passes_over_networks_that_failed():
+    P, T = problem(m=40, k=5, q=1)
+    layer = RunningLayer(torch.full((2,), 40.0, dtype=torch.float64), 40)
+    layer.step(torch.stack([P, P + 1]), T)
+    before = layer.now
+    layer.refresh(Statistics.from_linear_features(torch.stack([P, P * torch.nan]), T))
+    assert torch.equal(layer.now.frozen.weights[1], before.frozen.weights[1])
+    assert torch.equal(layer.now.log_alpha[1], before.log_alpha[1])
+    assert bool(torch.isfinite(layer.now.statistics.scatter).all())
+    assert not torch.equal(layer.now.log_alpha[0], before.log_alpha[0])
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(None, 0), (sys.maxsize, 3), (4, 3 * 2), (2, 3 * 4)])
+def test_passes_over_all_rows_come_when_they_are_due(steps, expected):
+    """Seven batches an epoch, three epochs; and never while another pass is open."""
+    X = torch.randn(70, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    source = TensorSource(X, X[:, :1])
+    seen = {"whole": 0, "open": 0, "batches": 0}
+
+    class Watched:
+        n_rows = 70
+
+        def batches(self, size, *, seed=None, first=0, ranks=ONE):
+            assert seen["open"] == 0, "two passes at a time"
+            seen["whole"] += seed is None
+            seen["open"] += 1
+            try:
+                for batch in source.batches(size, seed=seed, first=first, ranks=ranks):
+                    seen["batches"] += seed is not None
+                    yield batch
+            finally:
+                seen["open"] -= 1
+
+    layer = RunningLayer(torch.tensor(70.0, dtype=torch.float64), 70)
+    network = MLP(2, (4,), generator=torch.Generator().manual_seed(3))
+    refresh = None if steps is None else Refresh(steps)
+    train_batches(network, Watched(), layer, Optimiser("adam", max_epochs=3), batch_size=10, refresh=refresh)
+    assert seen == {"whole": expected, "open": 0, "batches": 21}
+
+
 def test_networks_of_a_stack_train_as_if_alone():
     g = torch.Generator().manual_seed(0)
     X = torch.randn(60, 2, generator=g, dtype=torch.float64)
@@ -209,11 +279,12 @@ def test_networks_of_a_stack_train_as_if_alone():
     seeds = lambda: [torch.Generator().manual_seed(i) for i in range(3)]
     stack = StackedMLP(2, (5,), generators=seeds())
     layer = RunningLayer(weight.sum(-1), 60)
-    train_batches(stack, TensorSource(X, T, weight), layer, optimiser, batch_size=20, strength=strength)
+    words = {"batch_size": 20, "refresh": Refresh(2)}
+    train_batches(stack, TensorSource(X, T, weight), layer, optimiser, strength=strength, **words)
     for i, generator in enumerate(seeds()):
         alone = MLP(2, (5,), generator=generator)
         own = RunningLayer(weight[i].sum(), 60)
-        train_batches(alone, TensorSource(X, T, weight[i]), own, optimiser, batch_size=20, strength=strength[i])
+        train_batches(alone, TensorSource(X, T, weight[i]), own, optimiser, strength=strength[i], **words)
         close(stack.member(i)[0].weight, alone[0].weight, loose=10)
         close(layer.now.log_alpha[i], own.now.log_alpha, loose=10)
 
@@ -273,6 +344,8 @@ def test_the_honest_default_works_with_mini_batches(as_a_user):
         ({"batch_size": 10, "objective": "augmented"}, "augmented"),
         ({"batch_size": 10, "optimizer": "lbfgs"}, "lbfgs"),
         ({"checkpoint": "somewhere"}, "batch_size"),
+        ({"batch_size": 10, "statistics": 0}, "statistics=0"),
+        ({"batch_size": 10, "statistics": "epochs"}, "did you mean 'epoch'"),
     ],
 )
 def test_words_that_do_not_go_together(words, told, as_a_user):
@@ -289,7 +362,7 @@ RANK_SCRIPT = """
     from lastlayer.ranks import join
     from lastlayer.sources import TensorSource
     from lastlayer.statistics import Statistics
-    from lastlayer.training import Data, Optimiser, Profiled, RunningLayer, chunked_nlml, train, train_batches
+    from lastlayer.training import Data, Optimiser, Profiled, Refresh, RunningLayer, chunked_nlml, train, train_batches
 
     torch.set_num_threads(1)
     ranks = join()
@@ -314,6 +387,12 @@ RANK_SCRIPT = """
     layer = RunningLayer(torch.tensor(61.0, dtype=torch.float64), 61, ranks=ranks)
     train_batches(network, TensorSource(X, T), layer, Optimiser("adam", max_epochs=4), batch_size=20, strength=0.5)
     out["batches"] = network[0].weight.detach()
+
+    network = MLP(3, (6,), generator=torch.Generator().manual_seed(1))
+    layer = RunningLayer(torch.tensor(61.0, dtype=torch.float64), 61, ranks=ranks)
+    steps = Optimiser("adam", max_epochs=4)
+    train_batches(network, TensorSource(X, T), layer, steps, batch_size=20, refresh=Refresh(2))
+    out["refreshed"] = network[0].weight.detach()
     torch.save({name: value.detach() for name, value in out.items()}, f"{sys.argv[1]}/{ranks.world}-{ranks.rank}.pt")
     ranks.leave()
 """
@@ -322,7 +401,7 @@ RANK_SCRIPT = """
 def test_two_processes_give_the_answer_of_one(tmp_path, as_a_user):
     one, *two = alone_and_by_two(RANK_SCRIPT, tmp_path)
     for name, value in one.items():
-        loose = 1e3 if name in ("exact", "batches") else 1.0  # rounding grows from step to step
+        loose = 1e3 if name in ("exact", "batches", "refreshed") else 1.0  # rounding grows from step to step
         for other in two:
             close(other[name], value, loose=loose)
 
@@ -343,24 +422,26 @@ FIT_SCRIPT = """
     from lastlayer.training import checkpoint
 
     torch.set_num_threads(1)
-    if len(sys.argv) > 2:
+    if len(sys.argv) > 3:
         checkpoint.EVERY_SECONDS = 0.0  # after every step
     rng = np.random.default_rng(0)
     X = rng.normal(size=(300, 2))
     y = np.sin(X[:, 0]) + 0.1 * rng.normal(size=300)
-    folder = sys.argv[1] if len(sys.argv) > 2 else None
+    folder = sys.argv[2] if len(sys.argv) > 3 else None
+    statistics = int(sys.argv[1]) or "running"
     words = dict(hidden=(8,), n_members=2, batch_size=50, max_epochs=20, hidden_prior=0.3, random_state=0)
-    model = BLLRegressor(**words, checkpoint=folder).fit(X, y)
+    model = BLLRegressor(**words, statistics=statistics, checkpoint=folder).fit(X, y)
     parameters = [p for member in model.members_ for p in member.network.parameters()]
     np.save(sys.argv[-1], np.concatenate([p.detach().numpy().ravel() for p in parameters]))
 """
 
 
-def test_a_killed_fit_goes_on_and_ends_in_the_same_place(tmp_path, as_a_user, monkeypatch):
+@pytest.mark.parametrize("refresh", ["0", "4"])
+def test_a_killed_fit_goes_on_and_ends_in_the_same_place(refresh, tmp_path, as_a_user, monkeypatch):
     script, folder = tmp_path / "fit.py", tmp_path / "states"
     script.write_text(textwrap.dedent(FIT_SCRIPT))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(script), str(folder), str(tmp_path / "resumed.npy")]
+    command = [sys.executable, str(script), refresh, str(folder), str(tmp_path / "resumed.npy")]
     killed = subprocess.Popen(command, env=environment)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and _epoch_of(folder) < 5:
@@ -370,7 +451,7 @@ def test_a_killed_fit_goes_on_and_ends_in_the_same_place(tmp_path, as_a_user, mo
     assert killed.wait() == -signal.SIGKILL
     assert list(folder.glob("training*.safetensors"))
     assert subprocess.run(command, env=environment, check=False, timeout=120).returncode == 0
-    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / "plain.npy")])
+    monkeypatch.setattr(sys, "argv", [str(script), refresh, str(tmp_path / "plain.npy")])
     runpy.run_path(str(script))
     assert np.array_equal(np.load(tmp_path / "plain.npy"), np.load(tmp_path / "resumed.npy"))
     assert not list(folder.glob("training*.safetensors"))  # a fit that ends leaves nothing behind

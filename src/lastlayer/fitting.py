@@ -24,6 +24,7 @@ from lastlayer.training import (
     Checkpoint,
     Data,
     Optimiser,
+    Refresh,
     RunningLayer,
     Training,
     Validation,
@@ -78,6 +79,7 @@ def training_words(
     bias_prior: BiasPrior,
     optimiser: Optimiser,
     batch_size: int | None,
+    refresh: Refresh | None,
     strength: Any,
     seed: int,
     data: list[Any],
@@ -93,6 +95,7 @@ def training_words(
         "learning_rate": optimiser.learning_rate,
         "max_epochs": optimiser.max_epochs,
         "batch_size": batch_size,
+        "refresh": None if refresh is None else refresh.steps,
         "hidden_prior": strength,
         "random_state": seed,
         "data": data,
@@ -117,6 +120,8 @@ class Trainer:
     progress: bool
     batch_size: int | None = None
     """Rows of a mini-batch; None: all rows in every step."""
+    refresh: Refresh | None = None
+    """Of the statistics of mini-batches."""
     chunk_size: int | None = None
     checkpoint: Path | None = None
     """A folder for the state of trainings that have not ended."""
@@ -236,6 +241,7 @@ class Trainer:
             batch_size=self.batch_size,
             seed=self.seed,
             strength=strengths if count.dim() else strengths[0],
+            refresh=self.refresh,
             validation=validation,
             checkpoint=self._checkpoint(jobs, group),
             stop=stop,
@@ -258,7 +264,15 @@ class Trainer:
         data = [len(number), float(self.data.X.double().square().sum()), (number @ self.data.T).tolist()]
         look, strengths = self.architecture, [job.strength for job in jobs]
         words = training_words(
-            look, self.noise, self.bias_prior, self.optimiser, self.batch_size, strengths, self.seed, data
+            look,
+            self.noise,
+            self.bias_prior,
+            self.optimiser,
+            self.batch_size,
+            self.refresh,
+            strengths,
+            self.seed,
+            data,
         )
         return Checkpoint(self.checkpoint / f"training-{self._stage}-{group}.safetensors", words)
 

@@ -30,7 +30,7 @@ from lastlayer.ranks import Ranks
 from lastlayer.saved import pack, unpack
 from lastlayer.sources import ArraySource, Source
 from lastlayer.streaming import BATCH_SIZE, Streamer
-from lastlayer.training import Data, Optimiser
+from lastlayer.training import Data, Optimiser, Refresh
 from lastlayer.types import BIAS_PRIORS, NOISE_MODELS, BiasPrior, NoiseModel, NoiseStructure
 
 KEPT_COSTS = 1001
@@ -79,6 +79,8 @@ class BLLRegressor(LastLayerModel):
     max_epochs : passes over the data; an iteration of L-BFGS counts as one. "auto": 500; 60 with mini-batches.
     batch_size : rows of a mini-batch, which trains in float32 on a running average of the last layer; None: all rows in
         every step. The last layer of the result is exact either way. "auto": 1,024 above 5,000 samples of a table.
+    statistics : where mini-batches have their last layer from. "running": an average of recent ones. "epoch", or a
+        number of steps: that average begins anew so often, from the exact statistics of a pass over all rows.
     chunk_size : rows in memory at a time, with the gradient of all of them, at the price of a second forward pass.
     checkpoint : a folder in which mini-batch training keeps its state every minute; a fit that was killed goes on from
         there, and one that ends leaves nothing behind.
@@ -121,6 +123,7 @@ class BLLRegressor(LastLayerModel):
         learning_rate: float | str = "auto",
         max_epochs: int | str = "auto",
         batch_size: int | str | None = "auto",
+        statistics: int | str = "running",
         chunk_size: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         validation_fraction: float = 0.15,
@@ -146,6 +149,7 @@ class BLLRegressor(LastLayerModel):
         self.learning_rate = learning_rate
         self.max_epochs = max_epochs
         self.batch_size = batch_size
+        self.statistics = statistics
         self.chunk_size = chunk_size
         self.checkpoint = checkpoint
         self.validation_fraction = validation_fraction
@@ -212,6 +216,7 @@ class BLLRegressor(LastLayerModel):
             seed=seed,
             progress=self.progress,
             batch_size=batch_size,
+            refresh=self._refresh(),
             chunk_size=self.chunk_size,
             checkpoint=self._checkpoints(),
         )
@@ -255,6 +260,7 @@ class BLLRegressor(LastLayerModel):
             self.bias_prior,
             self._optimiser(BATCH_SIZE),
             batch_size=BATCH_SIZE if self.batch_size in (None, "auto") else int(self.batch_size),
+            refresh=self._refresh(),
             strength=0.0 if isinstance(self.hidden_prior, str) else float(self.hidden_prior),
             device=self._device(),
             dtype=DTYPES[self.dtype],
@@ -428,6 +434,11 @@ class BLLRegressor(LastLayerModel):
                 f'batch_size={self.batch_size} needs objective="profiled" and no chunk_size, but they are '
                 f"{self.objective!r} and {self.chunk_size!r}"
             )
+        if _is(numbers.Integral, self.statistics):
+            if int(self.statistics) < 1:
+                raise InputError(f"statistics={self.statistics!r} must be 'running', 'epoch' or steps, 1 or more")
+        else:
+            choose("statistics", self.statistics, ("running", "epoch"))
         if not 0 < self.validation_fraction < 1:
             raise InputError(f"validation_fraction={self.validation_fraction} must lie strictly between 0 and 1")
         epochs, rate = self.max_epochs, self.learning_rate
@@ -449,6 +460,11 @@ class BLLRegressor(LastLayerModel):
         if rows is None and self.checkpoint is not None:
             raise InputError("checkpoint keeps the state of mini-batch training: give a batch_size with it")
         return None if rows is None else int(rows)
+
+    def _refresh(self) -> Refresh | None:
+        if self.statistics == "running":
+            return None
+        return Refresh() if self.statistics == "epoch" else Refresh(int(self.statistics))
 
     def _optimiser(self, batch_size: int | None) -> Optimiser:
         """What "auto" means for steps."""

@@ -16,6 +16,7 @@ from lastlayer.training import (
     Data,
     LastLayer,
     Optimiser,
+    Refresh,
     RunningLayer,
     Training,
     last_layer,
@@ -48,6 +49,7 @@ class Streamer:
     bias_prior: BiasPrior
     optimiser: Optimiser
     batch_size: int
+    refresh: Refresh | None
     strength: float
     device: torch.device
     dtype: torch.dtype
@@ -76,6 +78,7 @@ class Streamer:
             batch_size=self.batch_size,
             seed=self.seed,
             strength=self.strength,
+            refresh=self.refresh,
             checkpoint=self._checkpoint(scales),
             is_table=first.X.dim() == 2,
             progress=self.progress and ranks.rank == 0,
@@ -99,6 +102,7 @@ class Streamer:
             self.bias_prior,
             self.optimiser,
             self.batch_size,
+            self.refresh,
             self.strength,
             self.seed,
             data,

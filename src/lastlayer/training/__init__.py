@@ -1,6 +1,6 @@
 """Fitting a feature network by the marginal likelihood. Tensors and modules only."""
 
-from lastlayer.training.batches import train_batches
+from lastlayer.training.batches import Refresh, train_batches
 from lastlayer.training.checkpoint import Checkpoint
 from lastlayer.training.chunked import chunked_nlml, streamed_statistics
 from lastlayer.training.frozen import FrozenLayer
@@ -35,6 +35,7 @@ __all__ = [
     "Optimiser",
     "Pace",
     "Profiled",
+    "Refresh",
     "RunningLayer",
     "Training",
     "Validation",

@@ -1,8 +1,11 @@
 """Mini-batch training: Adam on the bound of a running last layer, in which no step waits for the device."""
 
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
 from threading import Event
 from typing import Any
 
@@ -12,15 +15,26 @@ from tqdm import tqdm
 
 from lastlayer.errors import InputError
 from lastlayer.features import weight_energy
-from lastlayer.sources import Source
+from lastlayer.sources import Batch, Source
+from lastlayer.statistics import Statistics
 from lastlayer.training.checkpoint import Checkpoint
+from lastlayer.training.chunked import streamed_statistics
 from lastlayer.training.loop import MAX_SETBACKS, Optimiser, Training, Validation, say
+from lastlayer.training.objectives import Data
 from lastlayer.training.running import RunningLayer
 from lastlayer.training.stack import finite, shorten, step_back
 from lastlayer.training.threads import SMALL_STEP, threads_for
 
 CHECK_STEPS = 100
 """How often numbers are looked at: networks that failed go back to where they were, with smaller steps."""
+
+
+@dataclass(frozen=True)
+class Refresh:
+    """A pass over all rows, in which the running layer begins anew from exact statistics."""
+
+    steps: int = sys.maxsize
+    """From one to the next, counted from the beginning of an epoch, where there always is one."""
 
 
 def train_batches(
@@ -32,6 +46,7 @@ def train_batches(
     batch_size: int,
     seed: int = 0,
     strength: float | Tensor = 0.0,
+    refresh: Refresh | None = None,
     validation: Validation | None = None,
     checkpoint: Checkpoint | None = None,
     stop: Event | None = None,
@@ -42,14 +57,15 @@ def train_batches(
     """Train a network, or a stack of them, in place; `layer` ends as the running average of the last batches.
 
     Rows come standardised, in the type and on the device of the network. `strength` is that of the prior on hidden
-    weights. With a checkpoint that holds a state of the same training, it goes on from there.
+    weights. Without a `refresh` the layer knows mini-batches alone. With a checkpoint that holds a state of the same
+    training, it goes on from there.
     """
     if optimiser.name != "adam":
         raise InputError(
             f'optimizer="{optimiser.name}" needs the whole gradient at every step: take chunk_size in place of '
             'batch_size, or optimizer="adam"'
         )
-    loop = Loop(network, source, layer, optimiser, batch_size, seed, strength, validation, checkpoint)
+    loop = Loop(network, source, layer, optimiser, batch_size, seed, strength, refresh, validation, checkpoint)
     # other inputs than tables may use a weight many times: they keep all threads
     work = 3 * batch_size * sum(p.numel() for p in loop.parameters)
     with tqdm(total=optimiser.max_epochs, disable=not progress, desc=label, unit="epoch", mininterval=0.5) as bar:
@@ -77,11 +93,13 @@ class Loop:
         batch_size: int,
         seed: int,
         strength: float | Tensor,
+        refresh: Refresh | None,
         validation: Validation | None,
         checkpoint: Checkpoint | None,
     ) -> None:
         self.network, self.source, self.layer, self.optimiser = network.train(), source, layer, optimiser
-        self.batch_size, self.seed, self.validation, self.checkpoint = batch_size, seed, validation, checkpoint
+        self.batch_size, self.seed, self.refresh = batch_size, seed, refresh
+        self.validation, self.checkpoint = validation, checkpoint
         self.parameters: list[Tensor] = [p for p in network.parameters() if p.requires_grad]
         self.adam = torch.optim.Adam(self.parameters, lr=optimiser.learning_rate)
         self.prior = torch.as_tensor(strength, dtype=torch.float64, device=layer.count.device) / layer.count
@@ -114,9 +132,30 @@ class Loop:
                 return
 
     def _pass(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None, int]]:
+        """The batches of an epoch from the present one on. A refresh is a pass of its own, and a source gives one at a
+        time: it is asked anew for the batches after each."""
         seed = (self.seed + 1_000_003 * self.epoch) % 2**63
-        for batch in self.source.batches(self.batch_size, seed=seed, first=self.batch, ranks=self.layer.ranks):
-            yield batch.X, batch.T, batch.weight, batch.total
+        while True:
+            first, left = self.batch, sys.maxsize
+            if self.refresh is not None:
+                left = self.refresh.steps - first % self.refresh.steps
+                if left == self.refresh.steps:
+                    self.layer.refresh(self._statistics())
+            for batch in islice(self._batches(seed, first), left):
+                yield batch.X, batch.T, batch.weight, batch.total
+            if self.batch < first + left:
+                return
+
+    def _statistics(self) -> Statistics:
+        """Of all rows, at the present features."""
+        self.network.eval()
+        parts = (Data(batch.X, batch.T, batch.weight) for batch in self._batches(None, 0))
+        total = streamed_statistics(self.network, parts, ranks=self.layer.ranks)
+        self.network.train()
+        return total
+
+    def _batches(self, seed: int | None, first: int) -> Iterator[Batch]:
+        return self.source.batches(self.batch_size, seed=seed, first=first, ranks=self.layer.ranks)
 
     def _step(self, X: Tensor, T: Tensor, weight: Tensor | None, total: int) -> None:
         rate = self.optimiser.rate(self.epoch + min(self.batch / self.n_batches, 1.0))

@@ -17,6 +17,8 @@ from lastlayer.types import BiasPrior, NoiseStructure
 
 MOST_SHARE = 0.7
 """Of a new batch in the running average."""
+REFRESH_ROUNDS = 10
+"""Of MacKay's fixed point for alpha, once the statistics of all rows are there."""
 
 Kept = TypeVar("Kept", FrozenLayer, Statistics)
 
@@ -99,7 +101,9 @@ class RunningLayer:
             sample_weight=None if weight is None else weight[..., :own],
             dtype=torch.float64 if phi_tilde.dtype == torch.float64 else torch.float32,
         )
-        share = max(1 / (self.steps + 1), min(2 / (1 + self.pace.memory * k / used), MOST_SHARE) * drift**0.5)
+        share = min(2 / (1 + self.pace.memory * k / used), MOST_SHARE) * drift**0.5
+        if self.moment is not None:
+            share = max(share, used / (used + self.moment.reach))  # a row of the batch counts no less than an old one
         self.moment = self._after(_weighing(self.ranks.reduce(part), self.count), share, used)
         self.steps += 1
         spread = min(total, max(total // self.pace.spread, k))
@@ -111,6 +115,20 @@ class RunningLayer:
             spread_rows=self.ranks.own_share(spread),
             spread_scale=total / spread,
         )
+
+    def refresh(self, statistics: Statistics) -> None:
+        """Begin anew from the statistics of all rows at the present features: there the bound touches the evidence."""
+        old = self.moment
+        log_alpha = torch.full_like(self.count, INITIAL_LOG_ALPHA) if old is None else old.log_alpha
+        frozen = self._frozen(statistics, log_alpha, None, float(self.n_rows))
+        for _ in range(REFRESH_ROUNDS):
+            log_alpha = _moved(log_alpha, frozen)
+            frozen = self._frozen(statistics, log_alpha, None, float(self.n_rows))
+        if old is not None:
+            fine = _sound(frozen)
+            frozen, statistics = _where(fine, frozen, old.frozen), _where(fine, statistics, old.statistics)
+            log_alpha = torch.where(fine, log_alpha, old.log_alpha)
+        self.moment = Moment(statistics, frozen, log_alpha, float(self.n_rows))
 
     def posterior(self) -> Posterior:
         """What the running average says of the weights, of a single network."""
@@ -137,10 +155,9 @@ class RunningLayer:
         due = self.steps < self.pace.settle or self.steps % self.pace.every == 0
         new = self._frozen(statistics, log_alpha, None if due else old, reach)
         # a factorisation that failed leaves the old layer in place
-        frozen = _where(_finite(new.weights) & _finite(new.noise_precision), new, old)
+        frozen = _where(_sound(new), new, old)
         if due:
-            change = (frozen.fixed_point - log_alpha).clamp(-1.0, 1.0)
-            log_alpha = log_alpha + torch.where(torch.isfinite(change), change, 0.0)
+            log_alpha = _moved(log_alpha, frozen)
         return Moment(statistics, frozen, log_alpha, reach)
 
     def _frozen(
@@ -188,6 +205,17 @@ def moment_of(tensors: dict[str, Tensor], bias_prior: BiasPrior) -> Moment:
     frozen = FrozenLayer(**under("frozen."), bias_prior=bias_prior)
     statistics = Statistics(**under("statistics."), n_outputs=frozen.weights.shape[-1])
     return Moment(statistics, frozen, tensors["log_alpha"], float(tensors["reach"]))
+
+
+def _moved(log_alpha: Float[Tensor, "*b"], frozen: FrozenLayer) -> Float[Tensor, "*b"]:
+    """Towards the fixed point, one unit at most."""
+    change = (frozen.fixed_point - log_alpha).clamp(-1.0, 1.0)
+    return log_alpha + torch.where(torch.isfinite(change), change, 0.0)
+
+
+def _sound(frozen: FrozenLayer) -> Bool[Tensor, "*b"]:
+    """Which networks have a layer that can be used."""
+    return _finite(frozen.weights) & _finite(frozen.noise_precision)
 
 
 def _finite(matrix: Float[Tensor, "*b c d"]) -> Bool[Tensor, "*b"]:
