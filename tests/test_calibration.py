@@ -14,11 +14,13 @@ from scipy.optimize import approx_fprime
 from sklearn.model_selection import GroupKFold, KFold, RepeatedKFold, TimeSeriesSplit
 
 from lastlayer.calibration import (
+    Anchor,
     Calibration,
     Curve,
     HeldOutPoints,
     NoiseHead,
     Tails,
+    anchored,
     blocked_splits,
     fit_curves,
     given_splits,
@@ -30,7 +32,7 @@ from lastlayer.errors import InputError
 
 TRUTH = Curve(np.array([0.6, 2.0]), np.array([1.5, 0.4]), power=0.7)
 TAILS = Tails(0.1, 9.0)
-NONE = Tails()
+NONE, FREE = Tails(), Anchor()
 
 
 def held_out(
@@ -41,6 +43,7 @@ def held_out(
     *,
     curve: Curve = TRUTH,
     tails: Tails = NONE,
+    anchor: float = 0.0,
     strength: np.ndarray | None = None,
 ) -> HeldOutPoints:
     """Points drawn from what the curve makes of c networks: costs over four decades, means and noises of their own."""
@@ -53,7 +56,7 @@ def held_out(
     weight = (1 / var).prod(-1) ** (2 / q)
     pick = (rng.random(n) > (weight / weight.sum(0)).cumsum(0)[:-1]).sum(0), np.arange(n)
     wide = np.where(rng.random((n, 1)) < tails.share, tails.factor, 1.0)
-    targets = mean[pick] + np.sqrt(wide * var[pick]) * rng.normal(size=(n, q))
+    targets = mean[pick] / (1 + anchor * var[pick]) + np.sqrt(wide * var[pick]) * rng.normal(size=(n, q))
     return HeldOutPoints(
         mean=torch.from_numpy(mean),
         ratio=torch.from_numpy(ratio),
@@ -67,10 +70,14 @@ def held_out(
 
 
 def slow_log_density(
-    points: HeldOutPoints, curves: dict[float, Curve], tails: Tails = NONE, head: NoiseHead | None = None
+    points: HeldOutPoints,
+    curves: dict[float, Curve],
+    tails: Tails = NONE,
+    anchor: Anchor = FREE,
+    head: NoiseHead | None = None,
 ) -> np.ndarray:
     """Point by point and network by network: a mixture of normals weighted by squared precision, each with a wider
-    twin; every network by the curve of its strength."""
+    twin; every network by the curve of its strength. Means are those of the product with N(0, 1 / precision)."""
     c, n, q = points.mean.shape
     density = np.zeros(n)
     for j in range(n):
@@ -81,25 +88,27 @@ def slow_log_density(
             var.append(points.noise_var[i, j].numpy() * (curve.noise * factor + curve.slope * v**curve.power))
         weight = np.array([1 / v.prod() ** (2 / q) for v in var])
         for i in range(c):
+            mean = points.mean[i, j].numpy() / var[i] / (1 / var[i] + anchor.precision)
             for share, wide in ((1 - tails.share, 1.0), (tails.share, tails.factor)):
-                each = stats.norm(points.mean[i, j].numpy(), np.sqrt(wide * var[i])).pdf(points.targets[j].numpy())
+                each = stats.norm(mean, np.sqrt(wide * var[i])).pdf(points.targets[j].numpy())
                 density[j] += weight[i] / weight.sum() * share * each.prod()
     return np.log(density)
 
 
-def numbers(curves: dict[float, Curve], tails: Tails) -> np.ndarray:
+def numbers(curves: dict[float, Curve], tails: Tails = NONE, anchor: Anchor = FREE) -> np.ndarray:
     """What the optimiser moves."""
-    more = [np.log(tails.share / (1 - tails.share)), np.log(tails.factor)] if tails.share else []
+    of_tails = [np.log(tails.share / (1 - tails.share)), np.log(tails.factor)] if tails.share else []
+    more = [*of_tails, np.log(anchor.precision)] if anchor.precision else of_tails
     each = [np.concatenate([np.log(c.noise), np.log(c.slope), [np.log(c.power)]]) for c in curves.values()]
     return np.concatenate([*each, more])
 
 
 def moved(found: Calibration) -> np.ndarray:
-    return numbers(found.curves, found.tails)
+    return numbers(found.curves, found.tails, found.anchor)
 
 
-def problem_of(points: HeldOutPoints, tails: bool, head: NoiseHead | None = None) -> _Problem:
-    return _Problem(points, points.strengths, tails, head)
+def problem_of(points: HeldOutPoints, mixture: bool, head: NoiseHead | None = None) -> _Problem:
+    return _Problem(points, points.strengths, mixture, head)
 
 
 # --- the curve itself
@@ -175,20 +184,21 @@ def test_precision_weights_are_squared_precisions_that_add_up_to_one(c: int, n: 
 # --- the objective
 
 
-@pytest.mark.parametrize("tails", [False, True])
+@pytest.mark.parametrize("mixture", [False, True])
 @pytest.mark.parametrize(
     ("q", "strength"), [(1, [0.0]), (2, [0.0]), (2, [0.3] * 3), (2, [0.3, np.inf, 0.3]), (1, [2, 1])]
 )
-def test_value_and_gradient_are_those_of_the_slow_form(q: int, strength: list[float], tails: bool) -> None:
+def test_value_and_gradient_are_those_of_the_slow_form(q: int, strength: list[float], mixture: bool) -> None:
     points = held_out(12, q, len(strength), strength=np.array(strength, dtype=float))
-    problem = problem_of(points.usable(), tails)
+    problem = problem_of(points.usable(), mixture)
     x = problem.start() + np.random.default_rng(1).normal(0, 0.5, len(problem.start()))
     curves, w = problem.curves(x), points.weight.numpy()
-    close(torch.from_numpy(numbers(curves, problem.tails_of(x))), torch.from_numpy(x))
+    tails, anchor = problem.tails(x), problem.anchor(x)
+    close(torch.from_numpy(numbers(curves, tails, anchor)), torch.from_numpy(x))
     prior = sum(-stats.norm(*BELIEF[name]).logpdf(v) + stats.norm(*BELIEF[name]).logpdf(BELIEF[name][0])
                 for name, v in zip(problem.names, x, strict=True))  # fmt: skip
     value, gradient = problem.value(x)
-    slow = slow_log_density(points, curves, problem.tails_of(x))
+    slow = slow_log_density(points, curves, tails, anchor)
     assert value == pytest.approx(prior - (w * slow).sum(), rel=1e-10)
     assert problem.lpd(x) == pytest.approx((w * slow).sum() / w.sum(), rel=1e-10)
     np.testing.assert_allclose(gradient, approx_fprime(x, lambda z: problem.value(z)[0], 1e-6), rtol=1e-4, atol=1e-4)
@@ -206,7 +216,7 @@ def test_value_and_gradient_with_noise_that_depends_on_the_input() -> None:
     prior = sum((v - BELIEF[name][0]) ** 2 / (2 * BELIEF[name][1] ** 2)
                 for name, v in zip(problem.names, x[:n], strict=True)) + float(energy)  # fmt: skip
     value, gradient = problem.value(x)
-    slow = slow_log_density(points, problem.curves(x), problem.tails_of(x), head)
+    slow = slow_log_density(points, problem.curves(x), problem.tails(x), problem.anchor(x), head)
     assert value == pytest.approx(prior - (w * slow).sum(), rel=1e-10)
     np.testing.assert_allclose(gradient, approx_fprime(x, lambda z: problem.value(z)[0], 1e-6), rtol=1e-4, atol=1e-4)
 
@@ -217,7 +227,7 @@ def test_the_density_with_tails_integrates_to_one(c: int) -> None:
     y = torch.arange(-300, 300, step, dtype=torch.float64)
     points = replace(held_out(1, 1, c)[np.zeros(len(y), dtype=int)], targets=y[:, None])
     one_output = {0.0: replace(TRUTH, noise=TRUTH.noise[:1], slope=TRUTH.slope[:1])}
-    density = problem_of(points, True).log_density(torch.from_numpy(numbers(one_output, TAILS))).exp()
+    density = problem_of(points, True).log_density(torch.from_numpy(numbers(one_output, TAILS, Anchor(0.5)))).exp()
     close(density.sum() * step, torch.tensor(1.0, dtype=torch.float64))
 
 
@@ -226,7 +236,7 @@ def test_the_density_with_tails_integrates_to_one(c: int) -> None:
 
 @pytest.mark.parametrize(("q", "c"), [(1, 1), (2, 1), (2, 3)])
 def test_a_known_curve_is_found_again(q: int, c: int) -> None:
-    calibration = fit_curves(held_out(6000, q, c), tails=False)
+    calibration = fit_curves(held_out(6000, q, c), mixture=False)
     found = calibration.curve
     np.testing.assert_allclose(found.noise, TRUTH.noise[:q], rtol=0.15)  # a few standard errors of 6,000 points
     np.testing.assert_allclose(found.slope, TRUTH.slope[:q], rtol=0.15)
@@ -236,11 +246,39 @@ def test_a_known_curve_is_found_again(q: int, c: int) -> None:
 
 
 def test_known_tails_are_found_again() -> None:
-    found = fit_curves(held_out(6000, 2, tails=TAILS), tails=True)
+    found = fit_curves(held_out(6000, 2, tails=TAILS), mixture=True)
     np.testing.assert_allclose(found.curve.noise, TRUTH.noise, rtol=0.2)
     assert found.tails.share == pytest.approx(0.1, rel=0.25)
     assert found.tails.factor == pytest.approx(9.0, rel=0.25)
     assert found.tails.widening == pytest.approx(TAILS.widening, rel=0.15)
+
+
+@pytest.mark.parametrize("precision", [0.05, 1.0])
+def test_a_known_anchor_is_found_again(precision: float) -> None:
+    points = held_out(6000, 2, 3, tails=TAILS, anchor=precision)
+    found = fit_curves(points, mixture=True)
+    assert found.anchor.precision == pytest.approx(precision, rel=0.25)
+    assert found.tails.factor == pytest.approx(9.0, rel=0.25)
+
+
+def test_means_that_are_right_far_out_stay_where_they_are() -> None:
+    """Targets of twenty standard deviations: they are known beforehand to a precision of 1 / 400, if at all."""
+    points = held_out(400, 1)
+    mean = 20 * points.mean
+    found = fit_curves(replace(points, mean=mean, targets=points.targets + (mean - points.mean)[0]), mixture=True)
+    assert found.anchor.precision < 4 / 400
+    assert str(FREE) == ""
+    assert "from 2.0 standard deviations" in str(Anchor(0.25))
+
+
+@given(mean=st.floats(-1e3, 1e3), var=st.floats(1e-6, 1e6), centre=st.floats(-10, 10), precision=st.floats(1e-6, 1e6))
+def test_an_anchored_mean_is_that_of_two_gaussians_made_one(
+    mean: float, var: float, centre: float, precision: float
+) -> None:
+    both = (mean / var + centre * precision) / (1 / var + precision)
+    assert anchored(mean, var, centre, precision) == pytest.approx(both, rel=1e-9, abs=1e-9)
+    assert anchored(mean, var, centre, 0.0) == pytest.approx(mean, rel=1e-12, abs=1e-12)
+    assert min(mean, centre) - 1e-9 <= anchored(mean, var, centre, precision) <= max(mean, centre) + 1e-9
 
 
 def test_each_strength_finds_its_own_curve_and_the_best_comes_first() -> None:
@@ -254,23 +292,23 @@ def test_each_strength_finds_its_own_curve_and_the_best_comes_first() -> None:
         noise_var=torch.cat([points.noise_var[:1], good.noise_var]),
         targets=good.targets,
     )
-    found = fit_curves(points, tails=False)
+    found = fit_curves(points, mixture=False)
     assert list(found.curves) == [1.0, 2.0]
     assert found.alone[1.0] > found.alone[2.0]
     for strength in (1.0, 2.0):  # alone, each is what it would be if the other did not exist
-        assert found.alone[strength] == pytest.approx(fit_curves(points.of(strength), tails=False).lpd, abs=1e-6)
+        assert found.alone[strength] == pytest.approx(fit_curves(points.of(strength), mixture=False).lpd, abs=1e-6)
     assert found.lpd > found.alone[1.0]  # where the one is lost, the other helps
     np.testing.assert_array_equal(found.points.ratio, good.ratio[0].numpy())
     assert found.curves[2.0].reach == float(points.ratio[0].max())
 
 
-@pytest.mark.parametrize("tails", [False, True])
+@pytest.mark.parametrize("mixture", [False, True])
 @pytest.mark.parametrize("n", [3, 50, 400])
 @pytest.mark.parametrize("c", [1, 3])
-def test_no_curve_nearby_is_better(n: int, c: int, tails: bool) -> None:
+def test_no_curve_nearby_is_better(n: int, c: int, mixture: bool) -> None:
     points = held_out(n, 2, c, seed=n, strength=np.arange(c) // 2.0).usable()
-    found = fit_curves(points, tails=tails)
-    problem, x = _Problem(points, list(found.curves), tails), moved(found)
+    found = fit_curves(points, mixture=mixture)
+    problem, x = _Problem(points, list(found.curves), mixture), moved(found)
     best, _ = problem.value(x)
     limits = np.array([LIMITS[name] for name in problem.names]).T
     rng = np.random.default_rng(0)
@@ -281,18 +319,21 @@ def test_no_curve_nearby_is_better(n: int, c: int, tails: bool) -> None:
 
 
 @settings(max_examples=20)
-@given(n=st.integers(1, 60), q=st.integers(1, 2), c=st.integers(1, 3), tails=st.booleans(), seed=st.integers(0, 99))
+@given(n=st.integers(1, 60), q=st.integers(1, 2), c=st.integers(1, 3), mixture=st.booleans(), seed=st.integers(0, 99))
 def test_the_promised_lpd_is_never_below_the_old_one_but_for_the_prior(
-    n: int, q: int, c: int, tails: bool, seed: int
+    n: int, q: int, c: int, mixture: bool, seed: int
 ) -> None:
     """The identity lies within the limits: what it costs under the prior is all that may be lost on its own points."""
     points = held_out(n, q, c, seed)
-    found = fit_curves(points, tails=tails)
-    factor = BELIEF["factor"]
-    allowed = 0.5 * (factor[0] / factor[1]) ** 2 if tails else 0.0
+    found = fit_curves(points, mixture=mixture)
+    # without tails and nearly without an anchor it is the identity
+    moves = {"factor": 0.0, "anchor": LIMITS["anchor"][0]}
+    prior = sum(0.5 * ((x - BELIEF[name][0]) / BELIEF[name][1]) ** 2 for name, x in moves.items())
+    shift = 1e-4 * float(points.weight.sum())  # what is left of the anchor moves means by a few millionths
+    allowed = prior + shift if mixture else 0.0
     w = float(points.weight.sum())
     assert found.lpd >= found.lpd_before - allowed / w - 1e-6
-    slow = slow_log_density(points, found.curves, found.tails)
+    slow = slow_log_density(points, found.curves, found.tails, found.anchor)
     assert found.lpd == pytest.approx(float((points.weight.numpy() * slow).sum()) / w, rel=1e-8)
     before = slow_log_density(points, {0.0: Curve.identity(q)})
     assert found.lpd_before == pytest.approx(float((points.weight.numpy() * before).sum()) / w, rel=1e-8)
@@ -302,28 +343,29 @@ def test_the_promised_lpd_is_never_below_the_old_one_but_for_the_prior(
 @given(
     n=st.integers(2, 40),
     size=st.sampled_from([0.0, 1e-6, 1.0, 1e6]),
-    tails=st.booleans(),
+    mixture=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_limits_hold_whatever_the_errors(n: int, size: float, tails: bool, seed: int) -> None:
+def test_limits_hold_whatever_the_errors(n: int, size: float, mixture: bool, seed: int) -> None:
     points = held_out(n, 2, 2, seed)
     wild = replace(points, targets=points.mean[0] + size * (points.targets - points.mean[0]))
-    found = fit_curves(wild, tails=tails)
+    found = fit_curves(wild, mixture=mixture)
     curve = found.curve
     for name, values in (("noise", curve.noise), ("slope", curve.slope), ("power", [curve.power])):
         low, high = np.exp(LIMITS[name])
         assert all(low * (1 - 1e-9) <= v <= high * (1 + 1e-9) for v in values)
     assert 0 <= found.tails.share <= 0.5
     assert 1 <= found.tails.factor <= np.exp(LIMITS["factor"][1]) * (1 + 1e-9)
-    assert (found.tails.share > 0) == tails
+    assert found.anchor.precision <= np.exp(LIMITS["anchor"][1]) * (1 + 1e-9)
+    assert (found.tails.share > 0) == (found.anchor.precision > 0) == mixture
 
 
-@pytest.mark.parametrize("tails", [False, True])
 @pytest.mark.parametrize("unit", [1e-3, 1e4])
-def test_the_unit_of_the_targets_does_not_matter(unit: float, tails: bool) -> None:
+def test_the_unit_of_the_targets_does_not_matter_to_a_curve(unit: float) -> None:
+    """The anchor of a mixture has one: that of standardised targets."""
     points, s = held_out(80, 2, 2), torch.tensor([unit, 1.0], dtype=torch.float64)
     other = replace(points, mean=s * points.mean, noise_var=s**2 * points.noise_var, targets=s * points.targets)
-    a, b = fit_curves(points, tails=tails), fit_curves(other, tails=tails)
+    a, b = fit_curves(points, mixture=False), fit_curves(other, mixture=False)
     np.testing.assert_allclose(moved(a), moved(b), atol=1e-3)
     assert b.lpd == pytest.approx(a.lpd - np.log(unit), abs=1e-6)
     assert b.lpd_before == pytest.approx(a.lpd_before - np.log(unit), abs=1e-6)
@@ -333,9 +375,10 @@ def test_the_unit_of_the_targets_does_not_matter(unit: float, tails: bool) -> No
 def test_weights_count_copies() -> None:
     points = held_out(30, 2, 2)
     copies = np.arange(30) % 3
-    weighted = fit_curves(replace(points, weight=torch.from_numpy(copies.astype(float))), tails=True)
+    weighted = fit_curves(replace(points, weight=torch.from_numpy(copies.astype(float))), mixture=True)
     repeated = points[np.repeat(np.arange(30), copies)]
-    repeated = fit_curves(replace(repeated, weight=torch.ones(len(repeated.targets), dtype=torch.float64)), tails=True)
+    ones = torch.ones(len(repeated.targets), dtype=torch.float64)
+    repeated = fit_curves(replace(repeated, weight=ones), mixture=True)
     np.testing.assert_allclose(moved(weighted), moved(repeated), atol=1e-3)
     assert weighted.lpd == pytest.approx(repeated.lpd)
 
@@ -343,8 +386,8 @@ def test_weights_count_copies() -> None:
 # --- networks that failed
 
 
-@pytest.mark.parametrize("tails", [False, True])
-def test_points_of_a_network_that_failed_are_left_out(tails: bool) -> None:
+@pytest.mark.parametrize("mixture", [False, True])
+def test_points_of_a_network_that_failed_are_left_out(mixture: bool) -> None:
     points, fold = held_out(50, 2, 3), np.arange(10)
     mean = points.mean.clone()
     mean[1, fold] = torch.nan
@@ -354,27 +397,28 @@ def test_points_of_a_network_that_failed_are_left_out(tails: bool) -> None:
     noise_var[0, 11] = torch.nan
     noise_var[0, 12] = 0
     mean[0, 13] = 1e200  # a number, but not its square
-    found = fit_curves(replace(points, mean=mean, ratio=ratio, noise_var=noise_var), tails=tails)
-    expected = fit_curves(points[np.arange(14, 50)], tails=tails)
+    found = fit_curves(replace(points, mean=mean, ratio=ratio, noise_var=noise_var), mixture=mixture)
+    expected = fit_curves(points[np.arange(14, 50)], mixture=mixture)
     np.testing.assert_array_equal(moved(found), moved(expected))
     assert len(found.points.ratio) == len(found.points.kind) == 36
     assert found.lpd == expected.lpd
 
 
-@pytest.mark.parametrize("tails", [False, True])
-def test_a_network_with_absurd_errors_leaves_the_curve_finite(tails: bool) -> None:
+@pytest.mark.parametrize("mixture", [False, True])
+def test_a_network_with_absurd_errors_leaves_the_curve_finite(mixture: bool) -> None:
     """Errors of a million standard deviations in one fold: a curve of finite numbers, better than none."""
     points = held_out(50, 1)
     mean = points.mean.clone()
     mean[0, :10] += 1e6
     ratio = points.ratio.clone()
     ratio[0, :10] = 1e3
-    found = fit_curves(replace(points, mean=mean, ratio=ratio), tails=tails)
+    found = fit_curves(replace(points, mean=mean, ratio=ratio), mixture=mixture)
     assert np.isfinite(moved(found)).all()
     assert np.isfinite([found.lpd, found.lpd_before]).all()
     assert found.lpd > found.lpd_before
-    wide = found.curve.factor(np.array([1e3])) * found.tails.widening
-    assert wide > 1e8  # it takes the errors for what they are
+    var = float(points.noise_var[0, 0, 0] * found.curve.factor(np.array([1e3]))[0, 0])
+    error = anchored(1e6, var, 0.0, found.anchor.precision)
+    assert error**2 < 1e4 * found.tails.widening * var  # it takes the errors for what they are
     assert found.curve.factor(np.array([0.01])) < 1e3  # and leaves points that cost little alone
 
 
@@ -382,7 +426,7 @@ def test_absurd_errors_of_one_of_several_networks_do_not_spoil_the_others() -> N
     points = held_out(50, 1, 3)
     mean = points.mean.clone()
     mean[1, :10] += 1e6
-    found, expected = (fit_curves(replace(points, mean=m), tails=False) for m in (mean, points.mean))
+    found, expected = (fit_curves(replace(points, mean=m), mixture=False) for m in (mean, points.mean))
     np.testing.assert_allclose(found.lpd, expected.lpd, atol=0.3)  # its weight is lost at ten points of fifty
     np.testing.assert_allclose(moved(found), moved(expected), atol=0.5)
 
@@ -391,7 +435,7 @@ def test_absurd_errors_of_one_of_several_networks_do_not_spoil_the_others() -> N
 def test_without_a_usable_point_the_posterior_stands_as_it_is(input_noise: bool) -> None:
     points = held_out(5, 2, 2)
     for nothing in (replace(points, mean=points.mean * torch.nan), replace(points, weight=0 * points.weight)):
-        found = fit_curves(nothing, tails=True, input_noise=input_noise)
+        found = fit_curves(nothing, mixture=True, input_noise=input_noise)
         np.testing.assert_array_equal(found.curve.factor(np.array([0.3])), [[1.3, 1.3]])
         assert np.isnan(found.lpd)
         assert len(found.points.ratio) == 0
@@ -400,7 +444,7 @@ def test_without_a_usable_point_the_posterior_stands_as_it_is(input_noise: bool)
 
 def test_points_shown_are_those_of_the_first_network() -> None:
     points = held_out(20, 2, 3)
-    shown = fit_curves(points, tails=False).points
+    shown = fit_curves(points, mixture=False).points
     np.testing.assert_array_equal(shown.ratio, points.ratio[0].numpy())
     error = (points.targets - points.mean[0]) ** 2 / points.noise_var[0]
     np.testing.assert_allclose(shown.squared_error, error.numpy())
@@ -416,7 +460,7 @@ def test_noise_of_the_input_is_found_and_ends_at_the_edge_of_the_data() -> None:
     points = replace(points, ratio=points.ratio * 1e-3, targets=points.mean[0])
     noise = torch.randn(3000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     points = replace(points, targets=points.mean[0] + (truth * points.noise_var[0]).sqrt() * noise)
-    plain, found = fit_curves(points, tails=False), fit_curves(points, tails=False, input_noise=True)
+    plain, found = fit_curves(points, mixture=False), fit_curves(points, mixture=False, input_noise=True)
     assert found.lpd > plain.lpd + 0.05
     assert plain.head is None
     assert found.head is not None

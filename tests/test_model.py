@@ -15,7 +15,7 @@ from torch import nn
 
 import lastlayer
 from lastlayer import BLLRegressor
-from lastlayer.calibration import Curve, Tails
+from lastlayer.calibration import Curve, Tails, fit_curves
 from lastlayer.errors import InputError
 from lastlayer.model import LastLayerModel
 from lastlayer.plans import STRENGTHS
@@ -89,8 +89,12 @@ def by_members(
         shape = lambda v: np.where(v < curve.reach, v, curve.reach) ** curve.power * np.maximum(v / curve.reach, 1.0)
         std = np.sqrt(noise * a + curve.slope * shape(v))
         covs.append(std[:, :, None] * Sigma * std[:, None, :])
-        means.append((Phi @ posterior.weights).numpy() * scale + centre)
         var = np.diag(Sigma) * (a + curve.slope * shape(v_star))
+        # a target known beforehand to the anchor's precision, and the member's word on it, as one Gaussian
+        anchor = 0.0 if calibration is None else calibration.anchor.precision
+        own, before = 1 / var, anchor / scale**2
+        mean = (Phi @ posterior.weights).numpy() * scale + centre
+        means.append((own * mean + before * centre) / (own + before))
         weights.append(np.exp(-2 * np.log(var).mean(1)) if calibration is not None else np.ones(len(X)))
     w, mean, cov = np.stack(weights), np.stack(means), np.stack(covs)
     w = w / w.sum(0)
@@ -296,25 +300,28 @@ def test_the_default_cross_fits_members_of_every_strength_and_the_best_come_firs
     assert str(model.curve_) in str(model.calibration_)
 
 
-def test_held_out_points_are_predicted_by_networks_that_left_them_out(one):
+def test_held_out_points_are_predicted_by_networks_that_left_them_out(one, monkeypatch):
     """The promised LPD is that of the mixture at rows it did not see, in standardised units, by brute force."""
-    points = one.calibration_.points
-    assert points.kind.tolist() == ["random"] * 60 + ["blocked"] * 60
-    curve, tails = one.calibration_.curve, one.calibration_.tails
-    # one network a row here: the density needs the first network alone, and its squared error over the noise
-    noise = [member.layer.posterior.Sigma_E.numpy()[0, 0] for member in one.members_]
-    assert len(set(noise)) == 3
-    var = curve.factor(points.ratio)
+    seen = []
+    monkeypatch.setattr(
+        "lastlayer.model.fit_curves", lambda points, **words: seen.append(points) or fit_curves(points, **words)
+    )
+    quick().fit(*sine())
+    held, found = seen[0], one.calibration_
+    assert found.points.kind.tolist() == ["random"] * 60 + ["blocked"] * 60
+    noise, mean, t = held.noise_var[0].numpy(), held.mean[0].numpy(), held.targets.numpy()
+    assert len(np.unique(noise)) == 10  # one network a row: of five random folds and five blocks
+    var = noise * found.curve.factor(held.ratio[0].numpy())
+    centre = mean / var / (1 / var + found.anchor.precision)
     two_kinds = [
-        np.log(share) - 0.5 * (points.squared_error / (wide * var) + np.log(2 * np.pi * wide * var))
-        for share, wide in ((1 - tails.share, 1.0), (tails.share, tails.factor))
+        np.log(share) + stats.norm(centre, np.sqrt(wide * var)).logpdf(t)
+        for share, wide in ((1 - found.tails.share, 1.0), (found.tails.share, found.tails.factor))
     ]
-    relative = logsumexp(two_kinds, axis=0).mean()  # of targets over the noise of their network
-    before = (
-        -0.5 * (points.squared_error / (1 + points.ratio[:, None]) + np.log(2 * np.pi * (1 + points.ratio[:, None])))
-    ).mean()
-    assert one.calibration_.lpd - one.calibration_.lpd_before == pytest.approx(relative - before, rel=1e-6)
-    assert one.calibration_.lpd > one.calibration_.lpd_before - 0.01
+    assert found.lpd == pytest.approx(logsumexp(two_kinds, axis=0).mean(), rel=1e-6)
+    before = stats.norm(mean, np.sqrt(noise * (1 + held.ratio[0].numpy()[:, None]))).logpdf(t).mean()
+    assert found.lpd_before == pytest.approx(before, rel=1e-6)
+    np.testing.assert_allclose(found.points.squared_error, (t - centre) ** 2 / noise, rtol=1e-6)
+    assert found.lpd > found.lpd_before - 0.01
 
 
 def lpd_of(model: LastLayerModel, X: np.ndarray, y: np.ndarray) -> float:

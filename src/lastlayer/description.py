@@ -2,9 +2,10 @@
 
 With z the standardised inputs and phi_tilde(z) a member's linear features,
 
-    mean = (phi_tilde - centre) W + offset                                  target units
+    m    = (phi_tilde - centre) W + offset                                  target units
     h    = (phi_tilde - centre) root + shift,      v = h h'                 the affine cost
     cov  = widening * D C D,                       D^2 = diag(noise_cov) (a + b v^gamma),   C = its correlation
+    mean = anchor + (m - anchor) / (1 + precision D^2)                      v at alpha*
 
 and a draw of the function is the mean plus h E, E normal with covariance noise_cov between its columns. Members count
 alike, or each by a power of its calibrated precision at the point; their spread adds to the covariance.
@@ -101,6 +102,10 @@ class Description:
     input_scale: Float[ndarray, "*d"]
     members: tuple[MemberDescription, ...]
     tails: Tails
+    anchor: Float[ndarray, " q"]
+    """Where the means of members return to."""
+    anchor_precision: Float[ndarray, " q"]
+    """0: they do not."""
     noise_head: NoiseHead | None
     """What multiplies the noise at each standardised input."""
     sharpness: float
@@ -112,7 +117,13 @@ class Description:
         """The posteriors as they stand, all members alike."""
         plain = Curve.identity(self.n_outputs)
         members = tuple(replace(member, curve=plain) for member in self.members)
-        return replace(self, members=members, tails=Tails(), noise_head=None, sharpness=0.0)
+        free = np.zeros(self.n_outputs)
+        return replace(self, members=members, tails=Tails(), anchor_precision=free, noise_head=None, sharpness=0.0)
+
+    @property
+    def anchored(self) -> bool:
+        """Whether means return."""
+        return bool(self.anchor_precision.any())
 
     @property
     def n_inputs(self) -> int:
@@ -137,6 +148,8 @@ def describe(model: LastLayerModel) -> Description:
         input_scale=np.ones(()) if inputs is None else inputs.scale.numpy().copy(),
         members=tuple(_member(model, i) for i in range(len(model.members_))),
         tails=model._tails(),
+        anchor=model._targets.mean.numpy().copy(),
+        anchor_precision=model._anchor().precision / np.square(model._targets.scale.numpy()),
         noise_head=None if calibration is None else calibration.head,
         sharpness=0.0 if calibration is None or len(model.members_) == 1 else SHARPNESS,
         sample_cost=_array(model._sample_cost),

@@ -14,7 +14,17 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from lastlayer.calibration import Calibration, Curve, HeldOutPoints, Member, Tails, fit_curves, precision_weights
+from lastlayer.calibration import (
+    Anchor,
+    Calibration,
+    Curve,
+    HeldOutPoints,
+    Member,
+    Tails,
+    anchored,
+    fit_curves,
+    precision_weights,
+)
 from lastlayer.calibration.crossfit import predict_held_out
 from lastlayer.errors import InputError
 from lastlayer.estimator import Shell, as_covariance_parts, chunks, columns
@@ -42,7 +52,10 @@ class Extrapolation:
 
 @dataclass(frozen=True)
 class Marginals:
-    """What every member says of each point: mean in target units, affine cost at alpha* and at the alpha in use."""
+    """What every member says of each point: mean in target units, affine cost at alpha* and at the alpha in use.
+
+    Means are those of the posterior: where they are anchored, `LastLayerModel._means` says where they come to lie.
+    """
 
     mean: Float[ndarray, "c m q"]
     cost: Float[ndarray, "c m"]
@@ -85,13 +98,13 @@ class LastLayerModel(Shell):
         Z = self._checked(X)
         marginals = self._marginals(Z)
         weights, mean = self._weights(marginals), self._mixture(marginals, noise).mean
-        points, outputs = [], []
+        means, points, outputs = self._means(marginals), [], []
         for i, member in enumerate(self.members_):
             K = member.layer.posterior.joint(self._features(member.network, Z), self._log_alphas[i]).ratio_cov
             root = np.sqrt(weights[i]) * self._stretch(i, marginals.ratio[i])
             points.append(root[:, None] * K.cpu().numpy() * root)
             outputs.append(self._noise_cov(i, self._curve(i).slope))
-        spread = np.sqrt(weights)[..., None] * (marginals.mean - mean)
+        spread = np.sqrt(weights)[..., None] * (means - mean)
         spread = spread[: 0 if len(spread) == 1 else None]
         own_noise = self._point_noise(marginals, weights) * float(noise)
         return JointPrediction(mean, np.stack(points), np.stack(outputs), spread, own_noise)
@@ -105,13 +118,14 @@ class LastLayerModel(Shell):
         rng = check_random_state(random_state)
         marginals = self._marginals(Z)
         weights, mean = self._weights(marginals), self._mixture(marginals, noise).mean
+        means = self._means(marginals)
         draws = np.broadcast_to(mean, (n_samples, *mean.shape))
         for i in range(len(self.members_)):
             root, scale = np.sqrt(weights[i])[:, None], self._targets.scale.numpy()
             stretch = self._stretch(i, marginals.ratio[i])[:, None] * np.sqrt(self._curve(i).slope)
             draws = draws + root * stretch * scale * self._deviations(i, Z, n_samples, rng)
             if len(self.members_) > 1:
-                draws = draws + rng.standard_normal((n_samples, 1, 1)) * root * (marginals.mean[i] - mean)
+                draws = draws + rng.standard_normal((n_samples, 1, 1)) * root * (means[i] - mean)
         if noise:
             draws = draws + add_noise(self._point_noise(marginals, weights), rng.standard_normal(draws.shape))
         draws = np.moveaxis(draws, 0, -1)
@@ -287,8 +301,8 @@ class LastLayerModel(Shell):
         return self
 
     def _calibrate(self, points: HeldOutPoints) -> None:
-        """A single network stays Gaussian; a mixture may have tails."""
-        self.calibration_ = fit_curves(points, tails=len(self.members_) > 1, input_noise=self.noise == "input")
+        """A single network stays Gaussian around its own mean; a mixture has tails and an anchor."""
+        self.calibration_ = fit_curves(points, mixture=len(self.members_) > 1, input_noise=self.noise == "input")
         self._log_alphas, self.conformal_scores_ = self._stars(), None
 
     def _best(self) -> list[Member]:
@@ -303,6 +317,9 @@ class LastLayerModel(Shell):
 
     def _tails(self) -> Tails:
         return Tails() if self.calibration_ is None else self.calibration_.tails
+
+    def _anchor(self) -> Anchor:
+        return Anchor() if self.calibration_ is None else self.calibration_.anchor
 
     def _epistemic(self, ratio: Float[ndarray, "c m"]) -> Float[ndarray, "c m q"]:
         """Calibrated variance of the function over that of the noise."""
@@ -358,13 +375,23 @@ class LastLayerModel(Shell):
         c, m = marginals.cost.shape
         if self.calibration_ is None or c == 1:
             return np.full((c, m), 1 / c)
-        log_var = np.log(self._noise_vars()) + np.log(marginals.noise + self._epistemic(marginals.cost))
-        weights: ndarray = precision_weights(torch.from_numpy(log_var)).numpy()
+        weights: ndarray = precision_weights(torch.from_numpy(np.log(self._var_at_star(marginals)))).numpy()
         return weights
+
+    def _means(self, marginals: Marginals) -> Float[ndarray, "c m q"]:
+        """Of every member, anchored at the mean of the targets."""
+        centre, scale = self._targets.mean.numpy(), self._targets.scale.numpy()
+        precision = self._anchor().precision / np.square(scale)
+        means: ndarray = anchored(marginals.mean, self._var_at_star(marginals), centre, precision)
+        return means
+
+    def _var_at_star(self, marginals: Marginals) -> Float[ndarray, "c m q"]:
+        """Calibrated variance of a target under each member, at alpha*: what says how much it knows."""
+        return self._noise_vars() * (marginals.noise + self._epistemic(marginals.cost))
 
     def _mixture(self, marginals: Marginals, noise: bool) -> Prediction:
         tails, noise_var = self._tails(), self._noise_vars()
-        mean, weights = marginals.mean, self._weights(marginals)
+        mean, weights = self._means(marginals), self._weights(marginals)
         epistemic = noise_var * self._epistemic(marginals.ratio)
         own_noise = noise_var * marginals.noise * float(noise)
         correlation = None

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor, nn
 
-from lastlayer.calibration import Curve, NoiseHead
+from lastlayer.calibration import Curve, NoiseHead, anchored
 from lastlayer.description import Description, MemberDescription, Spread
 
 OUTPUTS = ("mean", "var", "epistemic_var", "noise_var", "affine_cost")
@@ -29,6 +29,8 @@ class PredictiveModule(nn.Module):
     input_scale: Tensor
     sharpness: Tensor
     widening: Tensor
+    anchor: Tensor
+    anchor_precision: Tensor
 
     def __init__(self, described: Description) -> None:
         super().__init__()
@@ -36,15 +38,19 @@ class PredictiveModule(nn.Module):
         self.members = nn.ModuleList(MemberModule(member) for member in described.members)
         self.head = None if described.noise_head is None else HeadModule(described.noise_head)
         keep_numbers(self, sharpness=described.sharpness, widening=described.tails.widening)
+        keep_numbers(self, anchor=described.anchor, anchor_precision=described.anchor_precision)
+        self.anchored = described.anchored
         self.eval().requires_grad_(False)
 
     def forward(self, x: Float[Tensor, "m *d"]) -> dict[str, Tensor]:
         z = (x.to(self.input_mean.dtype) - self.input_mean) / self.input_scale
         factor = z.new_ones(()) if self.head is None else self.head(z)
         parts = [member(z, factor) for member in self.members]
-        mean, log_var, epistemic, noise, cost = (torch.stack(part) for part in zip(*parts, strict=True))
+        mean, var, epistemic, noise, cost = (torch.stack(part) for part in zip(*parts, strict=True))
+        if self.anchored:
+            mean = anchored(mean, var, self.anchor, self.anchor_precision)
         # members count alike, or by a power of their precision at alpha*, its geometric mean over the outputs
-        weight = torch.softmax(-self.sharpness * log_var.mean(-1), dim=0)[..., None]
+        weight = torch.softmax(-self.sharpness * var.log().mean(-1), dim=0)[..., None]
         average = (weight * mean).sum(0)
         between = (weight * (mean - average).square()).sum(0)
         epistemic_var = self.widening * (weight * epistemic).sum(0) + between
@@ -72,14 +78,14 @@ class MemberModule(nn.Module):
         self.at_star = None if member.spread_at_star is member.spread else SpreadModule(member.spread_at_star)
 
     def forward(self, z: Float[Tensor, "m *d"], factor: Float[Tensor, "*f"]) -> tuple[Tensor, ...]:
-        """Mean; log variance at alpha*, which decides what the member counts; both variances; affine cost."""
+        """Mean; variance at alpha*, which decides what the member counts; both variances; affine cost."""
         dtype = next((p.dtype for p in self.network.parameters()), z.dtype)
         phi = self.network(z.to(dtype)).to(self.centre.dtype) - self.centre
         mean, cost = phi @ self.weights + self.offset, self.spread(phi)
         noise = (self.noise_var * self.curve.noise * factor).expand(mean.shape)
         epistemic = self.noise_var * self.curve(cost)
         at_star = epistemic if self.at_star is None else self.noise_var * self.curve(self.at_star(phi))
-        return mean, (noise + at_star).log(), epistemic, noise, cost
+        return mean, noise + at_star, epistemic, noise, cost
 
 
 class SpreadModule(nn.Module):

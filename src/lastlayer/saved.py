@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lastlayer.calibration import Calibration, CalibrationPoints, Curve, Member, NoiseHead, Tails
+from lastlayer.calibration import Anchor, Calibration, CalibrationPoints, Curve, Member, NoiseHead, Tails
 from lastlayer.model import LastLayerModel
 from lastlayer.posterior import Posterior
 from lastlayer.scaling import Standardizer
@@ -106,6 +106,7 @@ def _pack_calibration(found: Calibration) -> tuple[dict[str, Tensor], dict[str, 
     header = {
         "curves": curves,
         "tails": [found.tails.share, found.tails.factor],
+        "anchor": found.anchor.precision,
         "alone": _by_strength(found.alone),
         "lpd": str(found.lpd),
         "lpd_before": str(found.lpd_before),
@@ -139,6 +140,7 @@ def _unpack_calibration(tensors: dict[str, Tensor], saved: dict[str, Any]) -> Ca
         lpd=float(saved["lpd"]),
         lpd_before=float(saved["lpd_before"]),
         tails=Tails(*saved["tails"]),
+        anchor=Anchor(float(saved.get("anchor", 0.0))),
         head=NoiseHead(**{f.name: tensors[f"head.{f.name}"] for f in fields(NoiseHead)})
         if "head.U" in tensors
         else None,

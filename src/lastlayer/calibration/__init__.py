@@ -2,10 +2,12 @@
 
 from lastlayer.calibration.crossfit import CrossFit, Ensemble, Job, Member, Trained, predict_held_out
 from lastlayer.calibration.curve import (
+    Anchor,
     Calibration,
     CalibrationPoints,
     Curve,
     Tails,
+    anchored,
     fit_curves,
     precision_weights,
 )
@@ -14,6 +16,7 @@ from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.calibration.splits import Split, blocked_splits, given_splits, random_splits
 
 __all__ = [
+    "Anchor",
     "Calibration",
     "CalibrationPoints",
     "CrossFit",
@@ -26,6 +29,7 @@ __all__ = [
     "Split",
     "Tails",
     "Trained",
+    "anchored",
     "blocked_splits",
     "fit_curves",
     "given_splits",

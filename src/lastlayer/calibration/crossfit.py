@@ -151,7 +151,7 @@ class CrossFit:
         jobs = [replace(job, strength=s) for s in strengths for job in trial]
         trained = self._fit(jobs, f"{len(jobs)} networks, prior")
         groups = {s: [t for t in trained if t.job.strength == s] for s in strengths}
-        scores = {s: fit_curves(self.held_out(group), tails=False).lpd for s, group in groups.items()}
+        scores = {s: fit_curves(self.held_out(group), mixture=False).lpd for s, group in groups.items()}
         best = max(scores, key=lambda s: -math.inf if math.isnan(scores[s]) else scores[s])
         return best, scores, {t.job.key: t for t in groups[best]}
 

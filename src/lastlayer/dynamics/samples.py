@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from numpy import ndarray
 
+from lastlayer.calibration import anchored
 from lastlayer.description import Description, MemberDescription, describe
 from lastlayer.dynamics.rollout import Feedback, Rollout
 from lastlayer.errors import InputError
@@ -129,7 +130,12 @@ class Draws:
         factor = curve.noise * (1.0 if head is None else head.factor(torch.from_numpy(Z)))
         root = np.sqrt(tail[:, None] * factor)
         noise = root[:, :, None] * member.noise_cov * root[:, None, :]
-        return phi @ member.weights + member.offset + stretch * deviation, noise, v
+        mean = phi @ member.weights + member.offset
+        if self.described.anchored:
+            star = np.square(phi @ member.spread_at_star.root + member.spread_at_star.shift).sum(1)
+            var = np.diagonal(member.noise_cov) * (factor + curve.epistemic(star))
+            mean = anchored(mean, var, self.described.anchor, self.described.anchor_precision)
+        return mean + stretch * deviation, noise, v
 
 
 def _normal(cov: Float[ndarray, "*b q q"], rng: np.random.Generator) -> Float[ndarray, "*b q"]:

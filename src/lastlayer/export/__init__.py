@@ -53,6 +53,8 @@ def to_arrays(model: BLLRegressor, schema: Schema | None = None) -> dict[str, An
         "input_mean": found.input_mean,
         "input_scale": found.input_scale,
         "tails": np.array([found.tails.share, found.tails.factor]),
+        "anchor": found.anchor,
+        "anchor_precision": found.anchor_precision,
         "sample_cost": np.sort(found.sample_cost),
     }
     for i, member in enumerate(found.members):

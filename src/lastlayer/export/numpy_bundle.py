@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-FORMAT = 2
+FORMAT = 3
 ROWS = 4096
 TINY = math.sqrt(np.finfo(np.float64).tiny)
 _erfc, _erf = np.frompyfunc(math.erfc, 1, 1), np.frompyfunc(math.erf, 1, 1)
@@ -156,9 +156,11 @@ class Bundle:
         tuned = "0_root" in a
         ratio = np.stack([self._cost(rows[i], i, "") for i in members]) if tuned else cost
         noise = np.stack([a[f"{i}_noise_var"] * a[f"{i}_noise"] * self._head(Z) for i in members])
-        log_var = np.log(noise + self._epistemic(cost)).mean(-1)
+        var_star = noise + self._epistemic(cost)
+        log_var = np.log(var_star).mean(-1)
         weights = np.exp(self.about["sharpness"] * (log_var.min(0) - log_var))
         weights = weights / weights.sum(0)
+        mean = a["anchor"] + (mean - a["anchor"]) / (1 + a["anchor_precision"] * var_star)
         var = noise + self._epistemic(ratio)
         share, factor = a["tails"]
         if share:

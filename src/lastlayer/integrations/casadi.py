@@ -7,7 +7,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import nn
 
-from lastlayer.calibration import Curve
+from lastlayer.calibration import Curve, anchored
 from lastlayer.description import Dense, Description, MemberDescription, Spread, describe
 from lastlayer.estimator import as_covariance_parts
 from lastlayer.integrations.extras import need
@@ -55,7 +55,14 @@ class _Formula:
             ratios.append(self._cost(member.spread, phi))
             tuned = member.spread_at_star is not member.spread
             stars.append(self._cost(member.spread_at_star, phi) if tuned else ratios[-1])
-        weights = self._weights(noises, stars)
+        targets = [
+            np.diagonal(member.noise_cov) * (noise + self._epistemic(member.curve, cost))
+            for member, noise, cost in zip(members, noises, stars, strict=True)
+        ]
+        weights = self._weights(targets)
+        if self.described.anchored:
+            known = self.described.anchor, self.described.anchor_precision
+            means = [anchored(own, var, *known) for own, var in zip(means, targets, strict=True)]
         mean = sum(w * m for w, m in zip(weights, means, strict=True))
         cov: MX = 0
         for member, weight, own, ratio, noise in zip(members, weights, means, ratios, noises, strict=True):
@@ -67,17 +74,12 @@ class _Formula:
             cov = cov + weight * (widening * within + (between @ between.T if len(members) > 1 else 0))
         return mean, ca.densify(cov), sum(ratios) / len(ratios)
 
-    def _weights(self, noises: list[MX], costs: list[MX]) -> list[MX]:
+    def _weights(self, variances: list[MX]) -> list[MX]:
         """The softmax of minus the mean log variance times the sharpness, around its largest entry; or all alike."""
-        ca, c, q = self.ca, len(costs), self.described.n_outputs
+        ca, c, q = self.ca, len(variances), self.described.n_outputs
         if not self.described.sharpness:
             return [1 / c] * c
-        logs = [
-            -self.described.sharpness
-            * ca.sum1(ca.log(np.diagonal(member.noise_cov) * (noise + self._epistemic(member.curve, cost))))
-            / q
-            for member, noise, cost in zip(self.described.members, noises, costs, strict=True)
-        ]
+        logs = [-self.described.sharpness * ca.sum1(ca.log(var)) / q for var in variances]
         joined = ca.vertcat(*logs)
         share = ca.exp(joined - ca.mmax(joined))
         return ca.vertsplit(share / ca.sum1(share))

@@ -20,7 +20,7 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import KroneckerProductLinearOperator, LinearOperator
 from torch import Tensor, nn
 
-from lastlayer.calibration import NoiseHead, precision_weights
+from lastlayer.calibration import NoiseHead, anchored, precision_weights
 from lastlayer.description import Description, MemberDescription
 from lastlayer.errors import InputError
 from lastlayer.linalg import TINY
@@ -84,9 +84,9 @@ class Member(nn.Module):
         ratio = h.square().sum(-1)
         return h * (self.curve.shape(ratio) / ratio.clamp_min(TINY)).sqrt()[..., None]
 
-    def log_var(self, phi: Float[Tensor, "*b q k"], factor: Tensor | float) -> Float[Tensor, "*b q o"]:
-        """Of the calibrated variance at alpha*, without tails: what the weights of members come from."""
-        return (self.noise_cov.diagonal() * (self.curve.noise * factor + self.curve(self.at_star(phi)))).log()
+    def var(self, phi: Float[Tensor, "*b q k"], factor: Tensor | float) -> Float[Tensor, "*b q o"]:
+        """Calibrated, at alpha*, without tails: what says how much the member knows."""
+        return self.noise_cov.diagonal() * (self.curve.noise * factor + self.curve(self.at_star(phi)))
 
     def function_cov(self) -> Float[Tensor, "o o"]:
         """Between the outputs; times h h' it is that of the function."""
@@ -263,6 +263,9 @@ class MomentMatched(LinearGaussian):
     The coefficients are those of every member for every output, and one for how far each mean lies from the mixture's.
     """
 
+    anchor: Float[Tensor, " o"]
+    anchor_precision: Float[Tensor, " o"]
+
     def __init__(self, described: Description) -> None:
         super().__init__()
         self.parts = [Member(member, described.tails.widening) for member in described.members]
@@ -270,6 +273,7 @@ class MomentMatched(LinearGaussian):
         self.head, self.sharpness = described.noise_head, described.sharpness
         self.register_buffer("input_mean", torch.tensor(described.input_mean))
         self.register_buffer("input_scale", torch.tensor(described.input_scale))
+        keep_numbers(self, anchor=described.anchor, anchor_precision=described.anchor_precision)
         self.register_buffer("V", torch.ones(1, 1, dtype=torch.float64))
         self.roots = [torch.linalg.cholesky(member.function_cov()) for member in self.parts]
         self.kept = list(range(described.n_outputs))
@@ -277,8 +281,7 @@ class MomentMatched(LinearGaussian):
         self._start(sum(sizes) + len(sizes))
 
     def rows(self, X: Float[Tensor, "*b q d"]) -> Rows:
-        Z, weights, features = self._weighed(X)
-        means = torch.stack([member.mean(phi) for member, phi in zip(self.parts, features, strict=True)])
+        Z, weights, means, features = self._weighed(X)
         mean = (weights[..., None] * means).sum(0)
         parts = []
         for member, phi, root, weight in zip(self.parts, features, self.roots, weights, strict=True):
@@ -294,7 +297,7 @@ class MomentMatched(LinearGaussian):
         return Rows(mean[..., self.kept], G.flatten(-3, -2), blocks.reshape(*G.shape[:-3], 1, n, n))
 
     def point_noise(self, X: Float[Tensor, "*b q d"]) -> Float[Tensor, "*b q o o"]:
-        Z, weights, _ = self._weighed(X)
+        Z, weights, _, _ = self._weighed(X)
         return self._noise(Z, weights)
 
     def outputs(self, kept: list[int]) -> "MomentMatched":
@@ -302,16 +305,18 @@ class MomentMatched(LinearGaussian):
         new.kept = [self.kept[i] for i in kept]
         return new
 
-    def _weighed(self, X: Tensor) -> tuple[Tensor, Float[Tensor, "c *b q"], list[Tensor]]:
+    def _weighed(self, X: Tensor) -> tuple[Tensor, Float[Tensor, "c *b q"], Float[Tensor, "c *b q o"], list[Tensor]]:
+        """Standardised inputs; what each member counts, its mean and its features."""
         Z = (X - self.input_mean) / self.input_scale
         features = [member.features(Z) for member in self.parts]
+        means = torch.stack([member.mean(phi) for member, phi in zip(self.parts, features, strict=True)])
         if not self.sharpness:
-            return Z, torch.full((len(features), *Z.shape[:-1]), 1 / len(features), dtype=Z.dtype), features
+            return Z, torch.full((len(features), *Z.shape[:-1]), 1 / len(features), dtype=Z.dtype), means, features
         o = self.parts[0].offset.numel()
         factor = _factor(self.head, Z, o)
-        log_var = [member.log_var(phi, factor) for member, phi in zip(self.parts, features, strict=True)]
-        flat = torch.stack(log_var).reshape(len(features), -1, o)
-        return Z, precision_weights(flat).reshape(len(features), *Z.shape[:-1]), features
+        var = torch.stack([member.var(phi, factor) for member, phi in zip(self.parts, features, strict=True)])
+        weights = precision_weights(var.log().reshape(len(features), -1, o)).reshape(len(features), *Z.shape[:-1])
+        return Z, weights, anchored(means, var, self.anchor, self.anchor_precision), features
 
     def _noise(self, Z: Tensor, weights: Tensor) -> Float[Tensor, "*b q o o"]:
         factor = _factor(self.head, Z, self.parts[0].offset.numel())
