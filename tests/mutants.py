@@ -95,6 +95,27 @@ MUTANTS = [
         SEEN,
     ),
     Mutant(
+        "after a pass over all rows a batch counts as if there had been none",
+        RUNNING,
+        "share = max(share, used / (used + self.moment.reach))",
+        "share = max(share, 1 / (self.steps + 1))",
+        f"{SCALE}::test_after_a_refresh_a_batch_counts_as_the_rows_it_has",
+    ),
+    Mutant(
+        "a pass over all rows leaves alpha where it was",
+        RUNNING,
+        "            log_alpha = _moved(log_alpha, frozen)\n            frozen = self._frozen",
+        "            frozen = self._frozen",
+        f"{SCALE}::test_a_refresh_touches_the_evidence_at_its_maximum_over_alpha",
+    ),
+    Mutant(
+        "passes over all rows one step late",
+        "training/batches.py",
+        "if left == self.refresh.steps:",
+        "if left == self.refresh.steps - 1:",
+        f"{SCALE}::test_passes_over_all_rows_come_when_they_are_due",
+    ),
+    Mutant(
         "the log-determinant's part of the loss for one output whatever their number",
         FROZEN,
         "each = z @ self.inverse, share[..., :n] * (q * spread_scale)",
@@ -375,9 +396,27 @@ MUTANTS = [
             ),
             (
                 "draws-without-spread",
-                "* root * (marginals.mean[i] - mean)",
+                "* root * (means[i] - mean)",
                 "* 0 * root",
                 "test_draws_have_the_moments_of_the_joint_distribution",
+            ),
+            (
+                "no-anchor",
+                "mean, weights = self._means(marginals), self._weights(marginals)",
+                "mean, weights = marginals.mean, self._weights(marginals)",
+                "test_the_prediction_is_the_mixture_of_its_members",
+            ),
+            (
+                "anchor-in-other-units",
+                "self._anchor().precision / np.square(scale)",
+                "self._anchor().precision",
+                "test_the_prediction_is_the_mixture_of_its_members",
+            ),
+            (
+                "joint-around-means-that-never-returned",
+                "means, points, outputs = self._means(marginals), [], []",
+                "means, points, outputs = marginals.mean, [], []",
+                "test_every_way_of_asking_gives_the_same_moments",
             ),
         )
     ),
@@ -388,18 +427,21 @@ MUTANTS = [
     Mutant("filled-by-the-lowest", "tables/schema.py", "column.fill, values)", "column.low, values)", TABLES),
     Mutant("range-without-floor", "tables/schema.py", "(values < column.low) | (", "(values < -1e300) | (", TABLES),
     Mutant("numpy-weights-in-use", "export/numpy_bundle.py", "self._epistemic(cost)", "self._epistemic(ratio)", EXPORT),
+    Mutant("numpy-anchor", "export/numpy_bundle.py", '1 + a["anchor_precision"] * var_star', "1.0", EXPORT),
     Mutant("numpy-thin-tails", "export/numpy_bundle.py", "factor * var", "var", EXPORT),
     Mutant("numpy-newton-half-way", "export/numpy_bundle.py", "1e-8 * narrowest", "1e-3 * narrowest", EXPORT),
     Mutant("alphas-not-together", "model.py", "log_alpha + each - float(np.mean(own))", "log_alpha", MODEL),
     # --- control
     Mutant("cov-without-spread", "integrations/casadi.py", "between.T if len(members) > 1 else 0", "between.T * 0", CA),
     Mutant("cost-at-star", "description.py", "else _spread(equations.spectral_at(log_alpha))", "else at_star", CA),
+    Mutant("casadi-anchor", "integrations/casadi.py", "if self.described.anchored:", "if False:", CA),
     Mutant("casadi-alike", "integrations/casadi.py", "if not self.described.sharpness:", "if True:", CA),
     Mutant("rows-cross-borders", "dynamics/lags.py", "max(self.outputs, self.inputs) - 1", "self.inputs - 1", D),
     Mutant(
         "cross-forgotten", "dynamics/propagation.py", "between = F @ moments.cross", "between = 0 * moments.cross", D
     ),
     Mutant("no-stretch", "dynamics/samples.py", "+ stretch * deviation", "+ deviation", FIRST),
+    Mutant("draws-without-anchor", "dynamics/samples.py", "if self.described.anchored:", "if False:", FIRST),
     # --- learning while running
     Mutant("root-without-C", "recursion.py", "_inverse(eye + C).mT", "_inverse(C).mT", RC),
     Mutant("gain-of-the-old-rows", "recursion.py", "times(half, E)", "E", RC),
@@ -483,7 +525,8 @@ MUTANTS = [
     Mutant("module-members-spread", "module.py", "+ between", "+ 0 * between", MODULE),
     Mutant("module-tails", "module.py", "noise_var = self.widening * (", "noise_var = (", MODULE),
     Mutant("module-sharpness", "module.py", "softmax(-self.sharpness", "softmax(self.sharpness", MODULE),
-    Mutant("module-weights-at-star", "module.py", "(noise + at_star).log()", "(noise + epistemic).log()", MODULE),
+    Mutant("module-weights-at-star", "module.py", "noise + at_star, epistemic", "noise + epistemic, epistemic", MODULE),
+    Mutant("module-anchor", "module.py", "if self.anchored:", "if False:", MODULE),
     Mutant("module-reach", "module.py", "known.pow(self.power) * (ratio / known)", "known.pow(self.power)", BEYOND),
     Mutant("module-shift", "module.py", "phi @ self.root + self.shift", "phi @ self.root", MODULE),
     Mutant(

@@ -251,7 +251,7 @@ def test_the_strength_of_the_largest_held_out_lpd_is_chosen_and_its_networks_are
     for strength in strengths:
         alone = crossfit(data, epochs=40)
         folds = alone.run([trials], n_members=3, strengths=[strength]).folds
-        lpd = fit_curves(alone.held_out(folds), tails=False).lpd
+        lpd = fit_curves(alone.held_out(folds), mixture=False).lpd
         assert ensemble.scores[strength] == pytest.approx(lpd, abs=1e-6)
         if strength == ensemble.members[0].strength:
             for a, b in zip(folds, ensemble.folds, strict=False):
