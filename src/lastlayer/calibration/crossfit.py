@@ -26,6 +26,9 @@ from lastlayer.types import BiasPrior, NoiseStructure
 
 Features = Callable[[nn.Module, Tensor], Float[Tensor, "m p"]]
 
+BLOCKED_WEIGHT = 0.3
+"""What a point of a block counts in calibration, beside one held out at random: the points of a block err together."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -201,6 +204,7 @@ def predict_held_out(
     mean = marginals.mean
     noise = marginals.noise_cov.diagonal().expand(mean.shape)
     weight = torch.ones_like(mean[:, 0]) if data.weight is None else data.weight
+    weight = weight * (BLOCKED_WEIGHT if kind == "blocked" else 1.0)
     return HeldOutPoints(
         mean=mean[None],
         ratio=marginals.variance_ratio[None],
