@@ -1,7 +1,8 @@
 """`lastlayer study` and `lastlayer bench`: jobs on built-in data and on folders of tables."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -101,22 +102,8 @@ def uci(
         device=device,
         again=again,
     )
-    say = Say(as_json)
-    for message in asked.messages:
-        say.note(message) if as_json else console.print(message, style="yellow", highlight=False)
     torch.set_num_threads(1)
-    try:
-        failures = benchmark.run(asked, progress=True)
-    finally:  # an interrupted run too leaves its tables
-        summary = benchmark.write(out)
-    say.result(tables=str(out / "tables.md"), picture=str(out / "uci.png"), failures=[str(f) for f in failures])
-    if not as_json:
-        _print_benchmark(summary)
-        for failure in failures:
-            console.print(f"[bold red]failed:[/bold red] {failure}", highlight=False)
-        console.print(f"\nall scores and how each is tuned: {out / 'tables.md'}; picture: {out / 'uci.png'}")
-    if failures:
-        raise typer.Exit(1)
+    _run_benchmark(benchmark, asked, "uci.png", _print_benchmark, as_json)
 
 
 @bench.command()
@@ -136,25 +123,28 @@ def bo(
 
     need("botorch", extra="botorch")
     from lastlayer.studies.bo import command as optimisation
-    from lastlayer.studies.bo import tables as regrets
 
     asked = optimisation.Asked.parse(
         problems=problems, methods=methods, seeds=seeds, steps=steps, processes=processes, out=out, again=again
     )
-    say = Say(as_json)
+    _run_benchmark(optimisation, asked, "bo.png", _print_regrets, as_json)
+
+
+def _run_benchmark(study: Any, asked: Any, picture: str, show: Callable[[Any], None], as_json: bool) -> None:
+    """A `study` has `run` and `write`; what it finds is said, in words or as JSON."""
+    say, out = Say(as_json), asked.out
     for message in asked.messages:
         say.note(message) if as_json else console.print(message, style="yellow", highlight=False)
     try:
-        failures = optimisation.run(asked, progress=True)
+        failures = study.run(asked, progress=True)
     finally:  # an interrupted run too leaves its tables
-        summary = optimisation.write(out)
-    say.result(tables=str(out / "tables.md"), picture=str(out / "bo.png"), failures=[str(f) for f in failures])
+        summary = study.write(out)
+    say.result(tables=str(out / "tables.md"), picture=str(out / picture), failures=[str(f) for f in failures])
     if not as_json:
-        for rows in (regrets.regret_table(summary), regrets.rank_table(summary), regrets.seconds_table(summary)):
-            _print_rows(rows)
+        show(summary)
         for failure in failures:
             console.print(f"[bold red]failed:[/bold red] {failure}", highlight=False)
-        console.print(f"\nall tables: {out / 'tables.md'}; picture: {out / 'bo.png'}")
+        console.print(f"\nall tables, and how each method is tuned: {out / 'tables.md'}; picture: {out / picture}")
     if failures:
         raise typer.Exit(1)
 
@@ -167,6 +157,13 @@ def _print_benchmark(summary: "tables.Summary") -> None:
             (name, *head), *rows = tables.score_table(summary, kind, score)
             _print_rows([[f"{name}, {kind} splits", *head], *rows])
         console.print(f"  {tables.splits_note(summary, kind)}", style="dim", highlight=False)
+
+
+def _print_regrets(summary: Any) -> None:
+    from lastlayer.studies.bo import tables
+
+    for table in (tables.regret_table, tables.rank_table, tables.seconds_table):
+        _print_rows(table(summary))
 
 
 def _print_rows(rows: list[list[str]]) -> None:
