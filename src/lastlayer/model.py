@@ -224,7 +224,8 @@ class LastLayerModel(Shell):
         return self
 
     def calibrate(self: Model, X: Any, y: Any) -> Model:
-        """Fit the curve from affine cost to variance to rows that the model has not seen.
+        """Fit the curve from affine cost to variance to rows that the model has not seen; of a mixture, its tails and
+        how far means return to that of the targets too.
 
         It maps the costs at alpha*: an alpha that `tune_alpha` chose is given up.
         """
