@@ -345,6 +345,7 @@ def test_the_honest_default_works_with_mini_batches(as_a_user):
         ({"batch_size": 10, "optimizer": "lbfgs"}, "lbfgs"),
         ({"checkpoint": "somewhere"}, "batch_size"),
         ({"batch_size": 10, "statistics": 0}, "statistics=0"),
+        ({"statistics": "epoch"}, "batch_size"),
         ({"batch_size": 10, "statistics": "epochs"}, "did you mean 'epoch'"),
     ],
 )

@@ -459,6 +459,8 @@ class BLLRegressor(LastLayerModel):
             rows = TABLE_BATCH if plain and self.backbone is None and m > LARGE_TABLE else None
         if rows is None and self.checkpoint is not None:
             raise InputError("checkpoint keeps the state of mini-batch training: give a batch_size with it")
+        if rows is None and self.statistics != "running":
+            raise InputError(f"statistics={self.statistics!r} are those of mini-batch training: give a batch_size too")
         return None if rows is None else int(rows)
 
     def _refresh(self) -> Refresh | None:
