@@ -19,7 +19,7 @@ DOCS_PIP := $(DOCS)/bin/python -m pip --disable-pip-version-check --quiet
 	bench-core bench-bo bench-peers bench-uci bench-predict bench-control bench-imports bench-scale bench-online lock clean
 
 help:
-	@echo "make test        lint, types, rooms, tests"
+	@echo "make test        lint, types, layers, tests"
 	@echo "make study       the main job on built-in data: table, pictures"
 	@echo "make study-20    the same over 20 initialisations"
 	@echo "make study-spring  learned dynamics of three discs on springs (docs/control.md)"
@@ -32,7 +32,7 @@ help:
 	@echo "make bench-core  speed of mathematics and training, as ratios in one run"
 	@echo "make bench-imports  what importing lastlayer adds to importing torch"
 	@echo "make bench-peers lines, seconds and scores beside vbll and laplace-torch"
-	@echo "make bench-predict  a million rows through lastlayer predict: rows a second, memory"
+	@echo "make bench-predict  a million rows through lastlayer predict: rows per second, memory"
 	@echo "make bench-control  what uncertainty costs in CasADi, beside the bare network's mean"
 	@echo "make bench-scale mini-batches against the MSE, memory, statistics pass, two processes (docs/scale.md)"
 	@echo "make bench-online  a row learned as it comes, beside a refit and scikit-learn's incremental regressors"
@@ -51,17 +51,17 @@ study-20: $(READY)
 	$(BIN)/lastlayer study --seeds 20 --out results/20
 
 study-spring: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m lastlayer.studies.control.spring --out results/spring
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.control_studies.spring --out results/spring
 
 study-mpc: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m lastlayer.studies.control.mpc --out results/mpc
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.control_studies.mpc --out results/mpc
 
 picture: $(READY)
-	$(BIN)/python -m lastlayer.studies.example --out results
+	$(BIN)/python -m benchmarks.readme_picture --out results
 	cp results/prediction.png docs/prediction.png
 
 recipe: $(READY)
-	$(BIN)/python -m lastlayer.studies.recipe
+	$(BIN)/python -m benchmarks.paper_recipe
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -89,38 +89,38 @@ mutants: $(READY)
 	$(BIN)/python tests/mutants.py
 
 bench-core: $(READY)
-	$(BIN)/python benchmarks/core.py
-	$(BIN)/python benchmarks/training.py
-	$(BIN)/python benchmarks/members.py
+	$(BIN)/python -m benchmarks.core
+	$(BIN)/python -m benchmarks.training
+	$(BIN)/python -m benchmarks.members
 	$(MAKE) bench-peers
 
 bench-control: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/control.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.control
 
 bench-online: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/online.py $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.online $(ARGS)
 
 bench-predict: $(READY)
-	$(BIN)/python benchmarks/predict_stream.py
+	$(BIN)/python -m benchmarks.predict_stream
 
 bench-peers: $(PEERS)/.ready
-	$(PEERS)/bin/python benchmarks/peers.py
+	$(PEERS)/bin/python -m benchmarks.peers
 
 # ARGS="epochs --rows 100000" runs one section on fewer rows; the peers' environment has vbll and GPyTorch
 bench-scale: $(PEERS)/.ready
-	$(PEERS)/bin/python benchmarks/scale.py $(ARGS)
+	$(PEERS)/bin/python -m benchmarks.scale $(ARGS)
 
-# more words for the command go into ARGS, such as ARGS="--methods ours --sets yacht"
+# options of the command go into ARGS, such as ARGS="--methods ours --sets yacht"
 bench-uci: $(PEERS)/.ready
 	@test -n "$(DATA)" || { echo "give the folder of the tables: make bench-uci DATA=path (docs/uci.md)"; exit 2; }
-	OMP_NUM_THREADS=1 $(PEERS)/bin/lastlayer bench uci --data "$(DATA)" $(ARGS)
+	OMP_NUM_THREADS=1 $(PEERS)/bin/python -m benchmarks.uci --data "$(DATA)" $(ARGS)
 
-# more words for the command go into ARGS, such as ARGS="--processes 16" or ARGS="--steps 3 --seeds 1"
+# options of the command go into ARGS, such as ARGS="--processes 16" or ARGS="--steps 3 --seeds 1"
 bench-bo: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/lastlayer bench bo $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.bo $(ARGS)
 
 bench-imports: $(READY)
-	$(BIN)/python benchmarks/imports.py
+	$(BIN)/python -m benchmarks.imports
 
 # all of it every time, since pages that are not built anew give no warnings, and warnings are errors; nothing is fetched
 # while it builds, and the pages need nothing from outside either

@@ -1,6 +1,6 @@
 """What uncertainty costs in CasADi: `to_casadi` beside a hand-written expression of the bare network's mean.
 
-`python benchmarks/control.py` evaluates both at the same points in CasADi's own loop and prints their ratio; below it,
+`python -m benchmarks.control` evaluates both at the same points in CasADi's own loop and prints their ratio; below it,
 the same for functions compiled from C code, for Jacobians, and for a mixture against its members' means.
 """
 
@@ -15,8 +15,8 @@ import casadi
 import numpy as np
 import torch
 from numpy import ndarray
-from timing import describe_machine, time_in_turns
 
+from benchmarks.timing import describe_machine, time_in_turns
 from lastlayer import BLLRegressor
 from lastlayer.integrations import to_casadi
 
@@ -27,7 +27,9 @@ AT_MOST = 2.5
 def bare_mean(model: BLLRegressor) -> Any:
     """The mean alone, as one would write it by hand: layers, last layer, units; members averaged."""
     x = casadi.MX.sym("x", model.n_features_in_)
-    z = (x - model._inputs.mean.numpy()) / model._inputs.scale.numpy()  # type: ignore[union-attr]
+    inputs, targets = model.fitted_.inputs, model.fitted_.targets
+    assert inputs is not None
+    z = (x - inputs.mean.numpy()) / inputs.scale.numpy()
     means = []
     for member in model.members_:
         a, W = z, member.layer.posterior.weights.numpy()
@@ -36,7 +38,7 @@ def bare_mean(model: BLLRegressor) -> Any:
         phi = casadi.vertcat(a, z)
         means.append(casadi.mtimes(W[:-1].T, phi) + W[-1])
     mean = sum(means) / len(means)
-    return casadi.Function("bare", [x], [mean * model._targets.scale.numpy() + model._targets.mean.numpy()])
+    return casadi.Function("bare", [x], [mean * targets.scale.numpy() + targets.mean.numpy()])
 
 
 def compiled(function: Any, folder: str) -> Any:
@@ -67,11 +69,11 @@ def main() -> None:
     Y = np.stack([np.sin(X[:, 0]) + X[:, 1], X[:, 2] * X[:, 3]], 1) + 0.1 * rng.normal(size=(300, 2))
     points = rng.normal(size=(POINTS, 8))
     print(describe_machine())
-    print(f"{'microseconds a point':<50} {'ours':>8} {'bare':>8} {'ratio':>8}")
+    print(f"{'microseconds per point':<50} {'ours':>8} {'bare':>8} {'ratio':>8}")
     with tempfile.TemporaryDirectory() as folder:
         for hidden in ((20, 20), (50, 50), (100, 100)):
-            words: dict[str, Any] = {"hidden": hidden, "max_epochs": 50, "random_state": 0}
-            single = BLLRegressor(preset="fast", **words).fit(X, Y)
+            parameters: dict[str, Any] = {"hidden": hidden, "max_epochs": 50, "random_state": 0}
+            single = BLLRegressor(preset="fast", **parameters).fit(X, Y)
             name = f"{len(hidden)} layers of {hidden[0]}"
             ours, bare = to_casadi(single), bare_mean(single)
             np.testing.assert_allclose(np.array(ours(points[0])[0]), np.array(bare(points[0])), rtol=1e-6)
@@ -81,7 +83,7 @@ def main() -> None:
                 f.factory(f"d{f.name()}", f.name_in(), [f"jac:{f.name_out(0)}:{f.name_in(0)}"]) for f in (ours, bare)
             ]
             compare(f"{name}: Jacobian of the mean", points, *jacobians)
-            mixture = BLLRegressor(n_members=5, hidden_prior=0.3, **words).fit(X, Y)
+            mixture = BLLRegressor(n_members=5, hidden_prior=0.3, **parameters).fit(X, Y)
             compare(f"{name}: mixture of 5, calibrated", points, to_casadi(mixture), bare_mean(mixture), target=AT_MOST)
 
 

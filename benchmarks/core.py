@@ -1,6 +1,6 @@
 """How fast the closed forms are: ratios against the obvious way, measured in the same run.
 
-    python benchmarks/core.py [--threads 1]
+    python -m benchmarks.core [--threads 1]
 
 Both sides of a ratio get the same dtype (float64), the same chunks and the same threads, take turns, and are compared
 by their medians. Only the peak memory comes from processes of their own. One thread is the default because several
@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from timing import Ratio, Timing, describe_machine, print_ratios, time_in_turns
 from torch import Tensor, nn
 
+from benchmarks.timing import Ratio, Timing, describe_machine, print_ratios, time_in_turns
 from lastlayer.evidence import LOG_2PI, profiled_nlml
 from lastlayer.features import MLP, affine_features
 from lastlayer.posterior import Posterior
@@ -133,7 +133,7 @@ def report_peak(form: EvidenceForm) -> None:
 def peak_bytes(form: str) -> float:
     # with a fixed threshold malloc gives every large block back at once, so that the resident peak is what is alive
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}
-    command = [sys.executable, __file__, "--peak", form, "--threads", str(torch.get_num_threads())]
+    command = [sys.executable, "-m", "benchmarks.core", "--peak", form, "--threads", str(torch.get_num_threads())]
     return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
 
@@ -181,7 +181,7 @@ def prediction(n_points: int = 100_000, d: int = 10, width: int = 50, q: int = 2
     )
     flops = 2 * (d * width + width**2 + width * q)
     print(f"prediction: {n_points:,} points, {d} inputs, two layers of {width}, q = {q}, chunks of {CHUNK:,}")
-    print(f"  forward pass         {forward}, {flops} flops a point, and {2 * width} tanh")
+    print(f"  forward pass         {forward}, {flops} flops per point, and {2 * width} tanh")
     print(f"  mean and std: {width**2} more by a triangular solve, {2 * width**2} by a rotation")
     ratios = []
     for posterior, timing in zip((small, large), predicted, strict=True):

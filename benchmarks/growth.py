@@ -1,6 +1,6 @@
 """How cost grows: seconds and memory of the parts of training against rows m, features p and outputs q, log-log.
 
-    python benchmarks/growth.py --out docs/scale-growth.png      (--device cuda on a GPU)
+    python -m benchmarks.growth --out docs/scale-growth.png      (--device cuda on a GPU)
 
 Every point is the fastest of a few repeats, memory is what one call adds to the process at its peak. The slope of the
 last points is printed and drawn: what is linear in m has slope 1, the products of p features have slope 2, their
@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from timing import describe_machine
 
+from benchmarks.timing import describe_machine
 from lastlayer.features import MLP
 from lastlayer.statistics import Statistics
-from lastlayer.training import Data, FrozenLayer, Profiled, RunningLayer, chunked_nlml
+from lastlayer.training import Data, FrozenLayer, Profiled, RunningPosterior, chunked_nlml
 
 REPEATS = 3
 
@@ -97,7 +97,7 @@ def layer(m: int, k: int, q: int, device: str) -> Callable[[], object]:
 def batch_step(m: int, k: int, q: int, device: str) -> Callable[[], object]:
     """The last layer's part of a step of mini-batches of m rows."""
     phi, T = rows(m, k, q, device)
-    running = RunningLayer(torch.tensor(float(m), dtype=torch.float64, device=device), m)
+    running = RunningPosterior(torch.tensor(float(m), dtype=torch.float64, device=device), m)
     running.step(phi, T)
     return lambda: running.step(phi, T)
 

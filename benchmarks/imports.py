@@ -8,7 +8,7 @@ import resource
 import subprocess
 import sys
 
-from timing import Timing, describe_machine
+from benchmarks.timing import Timing, describe_machine
 
 ALLOWED = 1.2
 """Importing torch and lastlayer over importing torch."""

@@ -1,6 +1,6 @@
-"""What members and honesty cost: processor seconds of fits in one run, as ratios.
+"""What members and calibration cost: processor seconds of fits in one run, as ratios.
 
-`python benchmarks/members.py` prints, for a small network (three layers of 20, 160 rows) and for the default on a table
+`python -m benchmarks.members` prints, for a small network (three layers of 20, 160 rows) and for the default on a table
 of 1,000 rows by 10 columns, ten members against one, and what calibration adds to a single plain fit.
 """
 
@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy import ndarray
 
-from lastlayer import BLLRegressor
+from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.studies.data import paper_data
 
-PLAIN: dict[str, Any] = {"calibration": None, "hidden_prior": 0.0, "early_stopping": False}
+PLAIN: dict[str, Any] = {"calibration": None, "hidden_prior": 0.0, "training": TrainingOptions(early_stopping=False)}
 
 
 def table(m: int, d: int) -> tuple[ndarray, ndarray]:
@@ -23,10 +23,10 @@ def table(m: int, d: int) -> tuple[ndarray, ndarray]:
     return X, np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] + 0.3 * rng.normal(size=m)
 
 
-def seconds(X: ndarray, y: ndarray, **words: Any) -> tuple[float, float]:
+def seconds(X: ndarray, y: ndarray, **parameters: Any) -> tuple[float, float]:
     """Processor time and time on the clock of one fit."""
     cpu, clock = time.process_time(), time.perf_counter()
-    BLLRegressor(random_state=0, **words).fit(X, y)
+    BLLRegressor(random_state=0, **parameters).fit(X, y)
     return time.process_time() - cpu, time.perf_counter() - clock
 
 
@@ -35,7 +35,7 @@ def main() -> None:
     X, y = table(1_000, 10)
     print(f"threads {torch.get_num_threads()}; processor seconds (clock)")
     small, cases = (20, 20, 20), {}
-    for name, (inputs, targets, words) in {
+    for name, (inputs, targets, parameters) in {
         "small, one member, evidence alone": (data.X, data.y, {**PLAIN, "hidden": small, "n_members": 1}),
         "small, ten members, evidence alone": (data.X, data.y, {**PLAIN, "hidden": small, "n_members": 10}),
         "small, one member, default": (data.X, data.y, {"hidden": small, "n_members": 1}),
@@ -44,7 +44,7 @@ def main() -> None:
         "1,000 x 10, one member, default": (X, y, {"n_members": 1}),
         "1,000 x 10, default": (X, y, {}),
     }.items():
-        cases[name] = seconds(inputs, targets, **words)
+        cases[name] = seconds(inputs, targets, **parameters)
         print(f"{name:36} {cases[name][0]:7.1f} ({cases[name][1]:.1f})", flush=True)
     print("\nratio of processor seconds")
     for many, one in (

@@ -1,6 +1,6 @@
 """What a row costs that is learned as it comes, and what is learned: microseconds and errors in one run.
 
-`python benchmarks/online.py` streams rows one by one, each predicted first and learned after, through last layers that
+`python -m benchmarks.online` streams rows one by one, each predicted first and learned after, through last layers that
 follow by the recursion, through `BLLRegressor.update`, through a last layer made anew from all rows so far, and through
 scikit-learn's incremental regressors; first a function that stays as it is, then one whose gain and offset creep away.
 Every method starts from the same fitted rows; step sizes of the linear ones are chosen on rows of their own beforehand.
@@ -17,11 +17,11 @@ import torch
 from numpy import ndarray
 from sklearn.linear_model import SGDRegressor
 from sklearn.neural_network import MLPRegressor
-from timing import describe_machine
 
+from benchmarks.timing import describe_machine
 from lastlayer import BLLRegressor
-from lastlayer.model import LastLayerModel
-from lastlayer.online import Fading, OnlineModel, Window
+from lastlayer.estimators.base import LastLayerRegressor
+from lastlayer.online import ExponentialForgetting, OnlineModel, SlidingWindow
 from lastlayer.posterior import Posterior
 from lastlayer.statistics import Statistics
 
@@ -72,27 +72,30 @@ def run(learner: Learner, X: ndarray, y: ndarray) -> Result:
 
 def last_layer_anew(model: BLLRegressor, X: ndarray, y: ndarray) -> Learner:
     """All rows so far go into new statistics, which are factored: features are kept, only the algebra is done anew."""
-    member = model.members_[0]
-    old = member.layer.posterior
+    fitted, old = model.fitted_, model.posterior_
+    targets = fitted.targets
     state: dict[str, Any] = {"posterior": old}
 
     def features(Z: ndarray) -> torch.Tensor:
-        return model._features(member.network, model._standardised(Z))
+        return fitted.features(0, fitted.standardized(Z))
 
-    Phi, T = [features(X)], [model._targets.forward(torch.from_numpy(y)[:, None])]
+    Phi, T = [features(X)], [targets.forward(torch.from_numpy(y)[:, None])]
 
     def learn(row: ndarray, target: ndarray) -> None:
         Phi.append(features(row))
-        T.append(model._targets.forward(torch.from_numpy(target)[:, None]))
+        T.append(targets.forward(torch.from_numpy(target)[:, None]))
         statistics = Statistics.from_features(torch.cat(Phi), torch.cat(T))
         state["posterior"] = Posterior(statistics, old.log_alpha, old.noise_cov, rtol=np.inf)
         _ = state["posterior"].precision.weights
 
-    predict = lambda row: model._unscaled(state["posterior"].mean(features(row)))[:, 0]
+    def predict(row: ndarray) -> ndarray:
+        mean: torch.Tensor = state["posterior"].mean(features(row)) * targets.scale + targets.mean
+        return mean[:, 0].numpy()
+
     return Learner("one network: last layer of all rows anew", predict, learn)
 
 
-def of(name: str, model: OnlineModel | LastLayerModel) -> Learner:
+def of(name: str, model: OnlineModel | LastLayerRegressor) -> Learner:
     return Learner(name, model.predict, model.update)
 
 
@@ -121,8 +124,8 @@ def incremental(X: ndarray, y: ndarray, creep: float, model: BLLRegressor) -> li
     """Each with the step size that did best on another stream of the same kind."""
     other = rows(500, 77, creep)
     plain: Callable[[ndarray], ndarray] = lambda Z: Z
-    network = model.members_[0].network
-    deep: Callable[[ndarray], ndarray] = lambda Z: model._features(network, model._standardised(Z))[:, :-1].numpy()
+    fitted = model.fitted_
+    deep: Callable[[ndarray], ndarray] = lambda Z: fitted.features(0, fitted.standardized(Z))[:, :-1].numpy()
     makers: dict[str, tuple[Callable[[float], Any], Callable[[ndarray], ndarray]]] = {
         "SGDRegressor, inputs": (lambda eta: SGDRegressor(learning_rate="constant", eta0=eta, random_state=0), plain),
         "SGDRegressor, the network's features": (
@@ -178,12 +181,15 @@ def main() -> None:
         start = (X, y)
         ways = [
             of("one network: OnlineModel, all rows", OnlineModel(single)),
-            of("one network: OnlineModel, Fading(300)", OnlineModel(single, Fading(300))),
-            of("one network: OnlineModel, Window(500)", OnlineModel(single, Window(500), start=start)),
+            of("one network: OnlineModel, ExponentialForgetting(300)", OnlineModel(single, ExponentialForgetting(300))),
+            of("one network: OnlineModel, SlidingWindow(500)", OnlineModel(single, SlidingWindow(500), start=start)),
             of("one network: BLLRegressor.update", fresh(single)),
             last_layer_anew(single, X, y),
             of(f"mixture of {c}: OnlineModel, all rows", OnlineModel(mixture)),
-            of(f"mixture of {c}: OnlineModel, Fading(300)", OnlineModel(mixture, Fading(300))),
+            of(
+                f"mixture of {c}: OnlineModel, ExponentialForgetting(300)",
+                OnlineModel(mixture, ExponentialForgetting(300)),
+            ),
             of(f"mixture of {c}: BLLRegressor.update", fresh(mixture)),
             *incremental(X, y, creep, single),
         ]

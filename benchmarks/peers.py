@@ -1,6 +1,6 @@
 """lastlayer beside vbll and laplace-torch: what a user writes, how long it takes, how good it is.
 
-    make bench-peers    (or: python benchmarks/peers.py, in the environment of requirements-peers.lock)
+    make bench-peers    (or: python -m benchmarks.peers, in the environment of requirements-peers.lock)
 
 Every method gets the same rows, the same two hidden layers of 50 and one thread, and is used as its own documentation
 shows: lastlayer with its defaults, vbll as in its regression tutorial, laplace-torch as in its regression example with
@@ -27,7 +27,8 @@ from importlib.metadata import version
 import numpy as np
 import torch
 from numpy import ndarray
-from timing import describe_machine
+
+from benchmarks.timing import describe_machine
 
 LADDER = (5, 10, 20, 50, 100, 200, 500, 1_000)
 """Epochs; the last is what all three documents say."""
@@ -222,7 +223,7 @@ def main() -> None:
     parser.add_argument("--outputs", type=int, nargs="+", default=[1, 2], choices=[1, 2])
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{describe_machine()}; at most {options.budget:g} cpu s a fit")
+    print(f"{describe_machine()}; at most {options.budget:g} cpu s per fit")
     print("laplace-torch knows one noise for all outputs; both outputs have the same here\n")
     for n_outputs in options.outputs:
         compare(n_outputs, options.seed, options.budget)

@@ -1,12 +1,12 @@
 """What scale costs: mini-batches against plain MSE training, memory against rows, the statistics pass, two processes.
 
     make bench-scale                                   (peers where their environment is there)
-    python benchmarks/scale.py epochs --rows 10000000 --width 512 --batch 65536 --rate 4e-3 --device cuda
+    python -m benchmarks.scale epochs --rows 10000000 --width 512 --batch 65536 --rate 4e-3 --device cuda
 
 Sections, all of them by default:
     epochs     seconds of an epoch, and to the test RMSE that MSE training ends with, as ratios; test LPD after as many
                epochs: mini-batches of the evidence, the MSE followed by Bayesian linear regression, vbll, a deep-kernel
-               Gaussian process. One network, one optimiser, one order of batches; the methods take turns, so that a
+               Gaussian process. One network, one optimizer, one order of batches; the methods take turns, so that a
                busy machine slows all of them.
     memory     peak memory of a fit from a memory map, against the number of rows
     statistics the exact statistics pass, as a share of the machine's own matrix product in the same precision
@@ -23,23 +23,22 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from timing import Ratio, describe_machine, print_ratios, time_in_turns
 from torch import Tensor, nn
 
+from benchmarks.timing import Ratio, describe_machine, print_ratios, time_in_turns
 from lastlayer.features import affine_features
 from lastlayer.sources import TensorSource
 from lastlayer.statistics import Statistics
-from lastlayer.training import Data, LastLayer, RunningLayer, last_layer, streamed_statistics
+from lastlayer.training import Data, LastLayer, RunningPosterior, last_layer, streamed_statistics
 
 SECTIONS = ("epochs", "memory", "statistics", "processes")
 N_INPUTS, NOISE_STD = 16, 0.3
 LOOKS = 8
-"""Looks at the test rows an epoch, off the clock."""
+"""Looks at the test rows per epoch, off the clock."""
 SHORTER = 0.65
 """Of the epochs: who reaches in fewer of them what the MSE reaches in all? The rate falls to the end of a training, so
 a method that is ahead shows it only if its training ends earlier."""
@@ -71,7 +70,7 @@ def features(width: int, depth: int, device: str) -> nn.Sequential:
 
 
 class Method:
-    """One way to train: `loss` is called in every step, before the optimiser's."""
+    """One way to train: `loss` is called in every step, before the optimizer's."""
 
     name = ""
     share = 1.0
@@ -126,7 +125,7 @@ class Evidence(Method):
 
     def __init__(self, options: argparse.Namespace, n_rows: int) -> None:
         super().__init__(options, n_rows)
-        self.layer = RunningLayer(torch.tensor(float(n_rows), dtype=torch.float64, device=options.device), n_rows)
+        self.layer = RunningPosterior(torch.tensor(float(n_rows), dtype=torch.float64, device=options.device), n_rows)
 
     def backward(self, X: Tensor, T: Tensor, drift: float) -> None:
         phi = self.network(X)
@@ -356,11 +355,15 @@ def _now(options: argparse.Namespace) -> float:
 MEMORY_SCRIPT = """
 import resource, sys, threading, time
 import numpy as np, torch
-from lastlayer import BLLRegressor
+from lastlayer import BLLRegressor, TrainingOptions
 X, y = (np.load(f"{sys.argv[1]}/{name}.npy", mmap_mode="r") for name in "Xy")
 width, batch, device = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-words = dict(hidden=(width,), activation="silu", preset="fast", dtype="float32", device=device, learning_rate=1e-3)
-BLLRegressor(**words, batch_size=batch, max_epochs=1).fit(np.array(X[:batch]), np.array(y[:batch]))  # warm
+training = TrainingOptions(learning_rate=1e-3)
+parameters = dict(
+    hidden=(width,), activation="silu", preset="fast", dtype="float32", device=device, training=training,
+    batch_size=batch, max_epochs=1,
+)
+BLLRegressor(**parameters).fit(np.array(X[:batch]), np.array(y[:batch]))  # warm
 def anonymous():
     lines = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
     return int(lines["RssAnon"].split()[0]) / 1024
@@ -371,7 +374,7 @@ def watch():
 watcher = threading.Thread(target=watch)
 watcher.start()
 start = time.perf_counter()
-BLLRegressor(**words, batch_size=batch, max_epochs=1).fit(X, y)
+BLLRegressor(**parameters).fit(X, y)
 seconds = time.perf_counter() - start
 done.set()
 watcher.join()
@@ -394,9 +397,9 @@ def memory(options: argparse.Namespace) -> list[Ratio]:
             X.flush()
             y.flush()
             del X, y
-            words = [folder, str(options.memory_width), str(options.batch), options.device]
+            arguments = [folder, str(options.memory_width), str(options.batch), options.device]
             done = subprocess.run(
-                [sys.executable, "-c", MEMORY_SCRIPT, *words], capture_output=True, text=True, check=True
+                [sys.executable, "-c", MEMORY_SCRIPT, *arguments], capture_output=True, text=True, check=True
             )
         seconds, peak, whole = map(float, done.stdout.split())
         own.append(peak)
@@ -446,29 +449,29 @@ def statistics(options: argparse.Namespace) -> list[Ratio]:
 PROCESS_SCRIPT = """
 import sys, time
 import torch
-sys.path.insert(0, sys.argv[1])
-from scale import features, make_rows
-from lastlayer.ranks import join
+from benchmarks.scale import features, make_rows
+from lastlayer.distributed import join
 from lastlayer.sources import TensorSource
-from lastlayer.training import Optimiser, RunningLayer, train_batches
+from lastlayer.training import MiniBatches, Optimizer, RunningPosterior, train
 torch.set_num_threads(1)
-ranks = join()
-rows, width, batch, dtype = int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), getattr(torch, sys.argv[5])
+group = join()
+rows, width, batch, dtype = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), getattr(torch, sys.argv[4])
 X, T = (part.to(dtype) for part in make_rows(rows, 0))
 network = features(width, 3, "cpu").to(dtype)
-layer = RunningLayer(torch.tensor(float(rows), dtype=torch.float64), rows, ranks=ranks)
+running = RunningPosterior(torch.tensor(float(rows), dtype=torch.float64), rows, process_group=group)
+problem = MiniBatches(network, TensorSource(X, T), running, batch_size=batch)
 start = time.perf_counter()
-train_batches(network, TensorSource(X, T), layer, Optimiser("adam", 1e-3, max_epochs=1), batch_size=batch)
-if ranks.rank == 0:
+train(problem, Optimizer("adam", 1e-3, max_epochs=1))
+if group.rank == 0:
     end = torch.cat([p.detach().flatten() for p in network.parameters()])
-    torch.save({"seconds": time.perf_counter() - start, "end": end}, sys.argv[6])
-ranks.leave()
+    torch.save({"seconds": time.perf_counter() - start, "end": end}, sys.argv[5])
+group.shutdown()
 """
 
 
 def processes(options: argparse.Namespace) -> list[Ratio]:
     """Section (e), on the processor, one thread each."""
-    print(f"\none epoch of {options.process_rows:,} rows, batch {options.batch:,}, one thread a process")
+    print(f"\none epoch of {options.process_rows:,} rows, batch {options.batch:,}, one thread per process")
     ratios = []
     for dtype in ("float64", "float32"):
         found = []
@@ -476,12 +479,12 @@ def processes(options: argparse.Namespace) -> list[Ratio]:
             for world in (1, 2):
                 out = f"{folder}/{world}.pt"
                 sizes = [str(options.process_rows), str(options.width), str(options.batch), dtype, out]
-                command = [sys.executable, "-c", PROCESS_SCRIPT, str(Path(__file__).parent), *sizes]
+                command = [sys.executable, "-c", PROCESS_SCRIPT, *sizes]
                 environment = {**os.environ, "OMP_NUM_THREADS": "1"}
                 if world > 1:
                     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29577", "WORLD_SIZE": str(world)}
                 own = [{"RANK": str(i), "LOCAL_RANK": str(i)} if world > 1 else {} for i in range(world)]
-                started = [subprocess.Popen(command, env=environment | words) for words in own]
+                started = [subprocess.Popen(command, env=environment | variables) for variables in own]
                 if any(process.wait() for process in started):
                     raise SystemExit("a process failed")
                 found.append(torch.load(out, weights_only=True))

@@ -1,1 +1,1 @@
-"""Jobs that show the library at work on built-in data. They call the rooms and have no numerics of their own."""
+"""The paper's simulation study, on built-in data. It calls the mathematics and has no numerics of its own."""

@@ -15,10 +15,10 @@ SEED = 99
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs (m, 1) and targets (m, 2)."""
+    """Inputs and targets."""
 
     X: Float[ndarray, "m 1"]
-    y: Float[ndarray, "m 2"]
+    y: Float[ndarray, "m q"]
 
 
 @dataclass(frozen=True)

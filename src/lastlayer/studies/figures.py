@@ -1,6 +1,5 @@
 """Figures 1 to 5 of the paper, drawn from our own runs, fit for print."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,96 +8,71 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy import ndarray
 
-from lastlayer.extrapolation import (
-    affine_cost,
-    distance_to_affine_hull,
-    distance_to_convex_hull,
-    distance_to_span,
-)
-from lastlayer.studies.data import TEST_RANGE, TRAIN_RANGE, Samples, truth
+from lastlayer.drawing import BLUE, GREEN, GREY, ORANGE
+from lastlayer.extrapolation import affine_cost, distance_to_affine_hull, distance_to_convex_hull, distance_to_span
+from lastlayer.prediction import Prediction
+from lastlayer.studies.data import TEST_RANGE, TRAIN_RANGE, truth
+from lastlayer.studies.networks import X_TEST, X_TRAIN, ThreeSamples, line
 from lastlayer.studies.paper import Study
-from lastlayer.studies.three_samples import X_TEST, X_TRAIN, ThreeSamples, line
 
-BLUE, ORANGE, GREEN, GREY = "#1f5fa8", "#d9731a", "#3a8a4d", "#8a8a8a"
-STYLE: dict[Any, Any] = {
-    "font.size": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 8,
-    "legend.frameon": False,
-    "legend.fontsize": 7,
-    "lines.linewidth": 1.3,
-    "figure.dpi": 150,
-    "savefig.dpi": 200,
-    "pdf.fonttype": 42,
-}
+STYLE: dict[Any, Any] = (
+    {"font.size": 8, "axes.titlesize": 8, "legend.fontsize": 7, "legend.frameon": False, "lines.linewidth": 1.3}
+    | {"axes.spines.top": False, "axes.spines.right": False}
+    | {"figure.dpi": 150, "savefig.dpi": 200, "pdf.fonttype": 42}
+)
 GAMMA = 10.0
 FEATURE_SETS = {
     "three samples on a line": np.array([[-1.0, -0.5], [0.0, 0.0], [1.0, 0.5]]),
     "three samples in general position": np.array([[-1.0, -0.6], [0.2, 0.9], [1.0, -0.4]]),
 }
 TEST_POINTS = np.array([[0.4, 0.3], [1.2, -1.1]])
+GRID = np.linspace(-1.8, 1.8, 61)
+GRID_POINTS = torch.from_numpy(np.stack(np.meshgrid(GRID, GRID), -1).reshape(-1, 2))
+X = np.linspace(*TEST_RANGE, 300)[:, None]
 
 
-def draw_all(study: Study, three: ThreeSamples, folder: Path) -> list[Path]:
+def draw_all(study: Study, three: ThreeSamples, folder: Path) -> None:
     """Write every figure as PNG and PDF; the same study gives the same bytes."""
-    written = []
     with mpl.rc_context(STYLE):
-        for name, figure in _figures(study, three):
-            for ending, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None, "Producer": None})):
-                path = folder / f"{name}.{ending}"
-                figure.savefig(path, metadata=metadata)
-                written.append(path)
-    return written
-
-
-def _figures(study: Study, three: ThreeSamples) -> Iterator[tuple[str, Figure]]:
-    yield "figure1", hulls()
-    yield "figure2", alpha_and_features(three)
-    yield "figure3", alpha_curves(three)
-    yield "figure4", two_outputs(study)
-    yield "figure5", bnn(study)
+        figures = hulls(), alpha_and_features(three), alpha_curves(three), two_outputs(study), bnn(study)
+        for i, figure in enumerate(figures, 1):
+            figure.savefig(folder / f"figure{i}.png", metadata={"Software": None})
+            figure.savefig(folder / f"figure{i}.pdf", metadata={"CreationDate": None, "Producer": None})
 
 
 def hulls() -> Figure:
     """Figure 1: convex hull, span, affine hull and affine cost for two sets of features."""
     figure = Figure(figsize=(7.2, 3.9), layout="constrained")
     axes = figure.subplots(2, 4, sharex=True, sharey=True)
-    grid = np.linspace(-1.8, 1.8, 61)
-    points = torch.from_numpy(np.stack(np.meshgrid(grid, grid), -1).reshape(-1, 2))
     panels = {
         "convex hull": distance_to_convex_hull,
         "span": distance_to_span,
         "affine hull": distance_to_affine_hull,
         f"affine cost, gamma = {GAMMA:g}": lambda x, X: affine_cost(x, X, GAMMA),
     }
-    for ax, title in zip(axes[0], panels, strict=True):
-        ax.set_title(title)
     for row, (label, samples) in zip(axes, FEATURE_SETS.items(), strict=True):
-        X = torch.from_numpy(samples)
         for ax, (title, measure) in zip(row, panels.items(), strict=True):
-            values = measure(points, X).reshape(61, 61).numpy()
+            values = measure(GRID_POINTS, torch.from_numpy(samples)).reshape(len(GRID), -1).numpy()
             distance = "cost" not in title
             levels = [0.25, 0.5, 1.0, 1.5] if distance else [0.4, 0.6, 1, 2, 4, 8, 16, 32]
             if distance:
-                ax.contourf(grid, grid, values, levels=[-1, 0.03], colors=[BLUE], alpha=0.45)
-            ax.contour(grid, grid, values, levels=levels, colors=GREY, linewidths=0.7)
+                ax.contourf(GRID, GRID, values, levels=[-1, 0.03], colors=[BLUE], alpha=0.45)
+            ax.contour(GRID, GRID, values, levels=levels, colors=GREY, linewidths=0.7)
             ax.plot(*samples.T, "o", color="black", ms=4)
-            for point in TEST_POINTS:
-                value = float(measure(torch.from_numpy(point[None]), X)[0])
+            at_points = measure(torch.from_numpy(TEST_POINTS), torch.from_numpy(samples)).tolist()
+            for point, value in zip(TEST_POINTS, at_points, strict=True):
                 ax.plot(*point, "x", color=ORANGE, ms=5, mew=1.5)
                 text = "0" if value < 1e-6 else f"{value:.2g}"
                 ax.annotate(text, point, xytext=(4, 3), textcoords="offset points", color=ORANGE, fontsize=7)
-            ax.set_aspect("equal")
+            ax.set(aspect="equal", title=title if row is axes[0] else "")
         row[0].set_ylabel(label, fontsize=7)
     return figure
 
 
 def alpha_and_features(three: ThreeSamples) -> Figure:
     """Figure 2: mean, band and feature space of three samples for three values of alpha."""
-    own, best = float(three.posterior.log_alpha), min(three.curve.log_alpha, 30.0)
+    own, best = three.log_alphas
     figure = Figure(figsize=(7.2, 3.8), layout="constrained")
     axes = figure.subplots(2, 3, sharex="row", sharey="row")
     phi, phi_train = three.features(X_TEST).numpy(), three.features(X_TRAIN).numpy()
@@ -124,8 +98,8 @@ def alpha_and_features(three: ThreeSamples) -> Figure:
 
 def alpha_curves(three: ThreeSamples) -> Figure:
     """Figure 3: log predictive density and NLML against log alpha."""
-    own = float(three.posterior.log_alpha)
-    log_alphas = np.linspace(own - 6, max(own, min(three.curve.log_alpha, 30.0)) + 8, 120)
+    own, best = three.log_alphas
+    log_alphas = np.linspace(own - 6, max(own, best) + 8, 120)
     figure = Figure(figsize=(3.6, 3.6), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True)
     top.plot(log_alphas, three.lpd(X_TRAIN, log_alphas), color=GREY, label="training samples")
@@ -144,17 +118,14 @@ def alpha_curves(three: ThreeSamples) -> Figure:
 
 def two_outputs(study: Study) -> Figure:
     """Figure 4: both outputs with bands at alpha* and at the honest alpha^max, first initialisation."""
-    network, X = study.bll[0], _grid()
+    network = study.bll[0]
     figure = Figure(figsize=(7.2, 3.8), layout="constrained")
     axes = figure.subplots(2, 2, sharex=True, sharey="row")
     alphas = {"alpha*": float(network.posterior.log_alpha), "honest alpha^max": network.honest.log_alpha}
     for j, (name, log_alpha) in enumerate(alphas.items()):
         p = network.predict(X, log_alpha)
         for i in range(2):
-            lower, upper = p.interval(0.997)
-            _panel(axes[i, j], study, i)
-            axes[i, j].fill_between(X[:, 0], lower[:, i], upper[:, i], color=BLUE, alpha=0.25, lw=0, label="99.7%")
-            axes[i, j].plot(X[:, 0], p.mean[:, i], color=BLUE, label="mean")
+            _panel(axes[i, j], study, p, i)
         axes[0, j].set_title(f"{name}: log alpha = {log_alpha:.1f}")
         axes[1, j].set_xlabel("x")
     axes[0, 0].legend(ncols=2)
@@ -163,33 +134,25 @@ def two_outputs(study: Study) -> Figure:
 
 def bnn(study: Study) -> Figure:
     """Figure 5: draws of the Bayesian neural network and its mixture, first initialisation."""
-    model, X = study.bnn[0], _grid()
-    draws, p = model.draw_functions(X), model.predictive(X)
-    lower, upper = p.interval(0.997)
+    draws, p = study.bnn[0].draw_functions(X), study.bnn[0].predictive(X)
     figure = Figure(figsize=(3.6, 3.8), layout="constrained")
     axes = figure.subplots(2, 1, sharex=True)
     for i, ax in enumerate(axes):
-        _panel(ax, study, i)
         ax.plot(X[:, 0], draws[:30, :, i].T, color=BLUE, alpha=0.25, lw=0.5)
-        ax.fill_between(X[:, 0], lower[:, i], upper[:, i], color=BLUE, alpha=0.2, lw=0, label="99.7% of the mixture")
-        ax.plot(X[:, 0], p.mean[:, i], color=BLUE, label="mean")
+        _panel(ax, study, p, i)
     axes[0].legend(ncols=2)
     axes[1].set_xlabel("x")
     return figure
 
 
-def _grid() -> ndarray:
-    return np.linspace(*TEST_RANGE, 300)[:, None]
-
-
-def _panel(ax: Axes, study: Study, i: int) -> None:
-    """Truth, training and test samples of one output, and the training range."""
-    X = _grid()
+def _panel(ax: Axes, study: Study, p: Prediction, i: int) -> None:
+    """One output: truth, training and test samples, the training range, mean and band."""
     ax.plot(X[:, 0], truth(X)[:, i], color=ORANGE, ls="--", label="truth")
-    samples: tuple[tuple[Samples, str, str], ...] = ((study.data.train, ".", "train"), (study.data.test, "x", "test"))
-    for part, marker, label in samples:
+    for part, marker, label in ((study.data.train, ".", "train"), (study.data.test, "x", "test")):
         ax.plot(part.X[:, 0], part.y[:, i], marker, color="black", ms=2.5, mew=0.5, alpha=0.6, label=label)
     ax.axvspan(*TRAIN_RANGE, color="black", alpha=0.04, lw=0)
+    lower, upper = p.interval(0.997)
+    ax.fill_between(X[:, 0], lower[:, i], upper[:, i], color=BLUE, alpha=0.25, lw=0, label="99.7%")
+    ax.plot(X[:, 0], p.mean[:, i], color=BLUE, label="mean")
     spread = study.data.test.y[:, i]
-    ax.set_ylim(spread.min() - 1.5, spread.max() + 1.5)
-    ax.set_ylabel(f"y{i + 1}")
+    ax.set(ylim=(spread.min() - 1.5, spread.max() + 1.5), ylabel=f"y{i + 1}")

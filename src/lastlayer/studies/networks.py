@@ -4,32 +4,25 @@ Member (seed, fold) sees every training row except block `fold` of the training 
 last layer of each is then put at the maximum of its evidence in closed form.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from numpy import ndarray
-from torch import Tensor
+from torch import Tensor, nn
 
 from lastlayer.evidence import nlml, profile
-from lastlayer.extrapolation import AlphaCurve, HeldOut, blocked_folds, tune_alpha, tune_alpha_on
-from lastlayer.features import StackedMLP, affine_features
+from lastlayer.extrapolation import AlphaCurve, HeldOut, blocked_folds, held_out_lpd, tune_alpha, tune_alpha_on
+from lastlayer.features import affine_features
+from lastlayer.networks.mlp import StackedMLP
 from lastlayer.posterior import Posterior
 from lastlayer.prediction import Prediction
 from lastlayer.scaling import Standardizer
 from lastlayer.statistics import Statistics
 from lastlayer.studies.data import PaperData, Samples
-from lastlayer.training import (
-    Data,
-    LastLayer,
-    Optimiser,
-    last_layer,
-    mean_squared_error,
-    output_layer,
-    train_members,
-    train_stack,
-)
+from lastlayer.training import Augmented, Data, FullBatch, MeanSquaredError, Optimizer, Profiled, Validation, train
+from lastlayer.training.last_layer import last_layer
 from lastlayer.types import BiasPrior
 
 HIDDEN = (20, 20, 20)
@@ -38,15 +31,9 @@ N_BLOCKS = 5
 
 
 @dataclass(frozen=True)
-class Scaled:
-    """Standardised inputs and targets."""
-
-    X: Tensor
-    T: Tensor
-
-
-@dataclass(frozen=True)
 class Scalers:
+    """From samples in their own units to standardised ones."""
+
     inputs: Standardizer
     targets: Standardizer
 
@@ -54,17 +41,19 @@ class Scalers:
     def of(cls, samples: Samples) -> "Scalers":
         return cls(Standardizer.fit(torch.from_numpy(samples.X)), Standardizer.fit(torch.from_numpy(samples.y)))
 
-    def __call__(self, samples: Samples) -> Scaled:
-        return Scaled(
-            self.inputs.forward(torch.from_numpy(samples.X)), self.targets.forward(torch.from_numpy(samples.y))
-        )
+    def __call__(self, samples: Samples) -> Data:
+        X, y = torch.from_numpy(samples.X), torch.from_numpy(samples.y)
+        return Data(self.inputs.forward(X), self.targets.forward(y))
 
 
 @dataclass(frozen=True)
 class FittedNetwork:
     """One initialisation: features, last layer, and alpha tuned honestly and with a leak."""
 
-    features: "Features"
+    network: StackedMLP
+    member: int
+    """Its place in the stack."""
+    scale: Scalers
     posterior: Posterior
     nlml: float
     """Per sample, at the evidence's maximum over alpha and noise."""
@@ -73,12 +62,10 @@ class FittedNetwork:
     leak: AlphaCurve
     """alpha^max on the test set itself, as in the published notebook."""
 
-    targets: Standardizer
-
     @property
     def noise_std(self) -> Float[ndarray, " q"]:
         """In target units."""
-        return (self.posterior.Sigma_E.diagonal().sqrt() * self.targets.scale).numpy()
+        return (self.posterior.Sigma_E.diagonal().sqrt() * self.scale.targets.scale).numpy()
 
     def nlml_at(self, log_alphas: Float[ndarray, " a"]) -> Float[ndarray, " a"]:
         """NLML per sample at other alphas, the noise at its optimum for each."""
@@ -86,28 +73,12 @@ class FittedNetwork:
 
     def predict(self, X: Float[ndarray, "m 1"], log_alpha: float) -> Prediction:
         """In target units, the mean at alpha*, the variance at the alpha given."""
-        Phi = self.features(X)
-        ratio = self.posterior.variance_ratio(Phi, log_alpha).numpy()
-        noise_var = np.square(self.noise_std)
-        return Prediction.gaussian(
-            (self.posterior.mean(Phi) * self.targets.scale + self.targets.mean).numpy(),
-            epistemic_var=ratio[:, None] * noise_var,
-            noise_var=noise_var,
-            affine_cost=ratio,
-        )
-
-
-@dataclass(frozen=True)
-class Features:
-    """One member of a stack, from inputs in their own units to affine features."""
-
-    network: StackedMLP
-    member: int
-    inputs: Standardizer
-
-    def __call__(self, X: Float[ndarray, "m 1"]) -> Float[Tensor, "m p"]:
         with torch.no_grad():
-            return affine_features(self.network(self.inputs.forward(torch.from_numpy(X)))[self.member])
+            Phi = affine_features(self.network(self.scale.inputs.forward(torch.from_numpy(X)))[self.member])
+        ratio = self.posterior.variance_ratio(Phi, log_alpha).numpy()
+        noise_var, unit = np.square(self.noise_std), self.scale.targets
+        mean, var = (self.posterior.mean(Phi) * unit.scale + unit.mean).numpy(), ratio[:, None] * noise_var
+        return Prediction.gaussian(mean, epistemic_var=var, noise_var=noise_var, affine_cost=ratio)
 
 
 @dataclass(frozen=True)
@@ -121,8 +92,8 @@ class Budget:
 
 
 BUDGET = Budget()
-STRENGTH = 0.1
-"""Of the prior on hidden weights in the library's own training, chosen by the LPD of blocks left out (data seed 99)."""
+PRIOR_PRECISION = 0.1
+"""Of the hidden weights in the library's own training, chosen by the LPD of blocks left out (data seed 99)."""
 
 
 def fit_networks(
@@ -134,81 +105,117 @@ def fit_networks(
     the profiled evidence with a prior on the hidden weights, no validation rows.
     """
     scale = Scalers.of(data.train)
-    train, held, test = scale(data.train), scale(data.validation), scale(data.test)
+    rows, held, test = scale(data.train), scale(data.validation), scale(data.test)
     blocks = [np.array([], dtype=int), *blocked_folds(data.train.X, N_BLOCKS)]
     s = len(seeds) * len(blocks)
-    weight = torch.ones(s, len(train.X), dtype=torch.float64)
+    weight = torch.ones(s, len(rows.X), dtype=torch.float64)
     held_weight = torch.ones(s, len(held.X), dtype=torch.float64)
     for i, block in enumerate(blocks * len(seeds)):
         weight[i, block] = 0
         if len(block):  # validation points inside a block would tell the stopping rule about it
-            lo, hi = train.X[block].min(), train.X[block].max()
+            lo, hi = rows.X[block].min(), rows.X[block].max()
             held_weight[i, ((held.X >= lo) & (held.X <= hi))[:, 0]] = 0
+    rows, held = replace(rows, weight=weight), replace(held, weight=held_weight)
     generators = [torch.Generator().manual_seed(seed) for seed in seeds for _ in blocks]
     network = StackedMLP(1, HIDDEN, generators=generators)
-    W = torch.stack([output_layer(HIDDEN[-1], 2, g).detach() for g in generators]).requires_grad_()
-    log_alpha = torch.full((s,), 4.0, dtype=torch.float64, requires_grad=True)
-    log_sigma_e = torch.full((s, 2), -1.0, dtype=torch.float64, requires_grad=True)
-
-    def evidence(rows: Scaled, w: Tensor) -> Tensor:
-        T = rows.T.expand(s, *rows.T.shape)
-        Phi = affine_features(network(rows.X))
-        return nlml(Phi, T, log_alpha, log_sigma_e, W=W, bias_prior=BIAS_PRIOR, sample_weight=w)
-
-    def mse(rows: Scaled, w: Tensor) -> Tensor:
-        return mean_squared_error(network(rows.X), rows.T, W, w)
-
-    label = f"{'BLR' if loss == 'mse' else 'BLL'}, {len(seeds)} x {len(blocks)} networks"
     if loss == "profiled":
-        train_stack(
-            network,
-            Data(train.X, train.T),
-            weight,
-            strength=torch.full((s,), STRENGTH, dtype=torch.float64),
-            noise="diagonal",
-            bias_prior=BIAS_PRIOR,
-            optimiser=Optimiser(learning_rate=2e-2, max_epochs=min(500, budget.max_epochs)),
-            progress=progress,
-            label=label,
-        )
+        objective = Profiled(bias_prior=BIAS_PRIOR, shape=(s,))
+        problem = FullBatch(network, objective, rows, prior_precision=PRIOR_PRECISION)
+        optimizer, validation = Optimizer(learning_rate=2e-2, max_epochs=min(500, budget.max_epochs)), None
     else:
-        objective = {"evidence": evidence, "mse": mse}[loss]
-        parameters = [*network.parameters(), W, *([log_alpha, log_sigma_e] if loss == "evidence" else [])]
-        train_members(
-            parameters,
-            lambda: objective(train, weight),
-            lambda: objective(held, held_weight),
-            learning_rate=budget.learning_rate,
-            max_epochs=budget.max_epochs,
-            patience=budget.patience,
-            min_delta=budget.min_delta,
-            progress=progress,
-            label=label,
-        )
+        make = {"evidence": Augmented, "mse": MeanSquaredError}[loss]
+        trained = make(HIDDEN[-1], 2, bias_prior=BIAS_PRIOR, generator=generators)
+        problem, score = FullBatch(network, trained, rows), FullBatch(network, trained, held).evaluate
+        optimizer = Optimizer(learning_rate=budget.learning_rate, max_epochs=budget.max_epochs, cosine=False)
+        validation = Validation(score, first=1, patience=budget.patience, min_delta=budget.min_delta)
+    label = f"{'BLR' if loss == 'mse' else 'BLL'}, {len(seeds)} x {len(blocks)} networks"
+    train(problem, optimizer, validation=validation, progress=progress, label=label)
     with torch.no_grad():
-        Phi = affine_features(network(train.X))
+        Phi, Phi_test = affine_features(network(rows.X)), affine_features(network(test.X))
+    finished = lambda Phi, T: last_layer(Statistics.from_features(Phi, T), bias_prior=BIAS_PRIOR)
     fitted = []
-    for i in range(len(seeds)):
-        first = i * len(blocks)
-        whole = _last_layer(Phi[first], train.T)
+    for first in range(0, s, len(blocks)):
+        whole = finished(Phi[first], rows.T)
+        posterior = whole.posterior
         folds = []
         for j, block in enumerate(blocks[1:], first + 1):
             rest = weight[j] > 0
-            folds.append(HeldOut(_last_layer(Phi[j][rest], train.T[rest]).posterior, Phi[j][block], train.T[block]))
-        own = float(whole.posterior.log_alpha)
-        features = Features(network, first, scale.inputs)
-        fitted.append(
-            FittedNetwork(
-                features=features,
-                posterior=whole.posterior,
-                nlml=whole.nlml,
-                honest=tune_alpha_on(folds, own),
-                leak=tune_alpha(whole.posterior, features(data.test.X), test.T),
-                targets=scale.targets,
-            )
-        )
+            folds.append(HeldOut(finished(Phi[j][rest], rows.T[rest]).posterior, Phi[j][block], rows.T[block]))
+        honest = tune_alpha_on(folds, float(posterior.log_alpha))
+        leak = tune_alpha(posterior, Phi_test[first], test.T)
+        fitted.append(FittedNetwork(network, first, scale, posterior, whole.nlml, honest, leak))
     return fitted
 
 
-def _last_layer(Phi: Tensor, T: Tensor) -> LastLayer:
-    return last_layer(Statistics.from_features(Phi, T), bias_prior=BIAS_PRIOR)
+# the example of Figures 2 and 3: three samples of a line, and what alpha does to the uncertainty between them
+
+X_TRAIN = np.array([[0.2], [0.5], [0.8]])
+X_TEST = np.linspace(0, 1, 100)[:, None]
+
+
+def line(x: Float[ndarray, "m 1"]) -> Float[ndarray, "m 1"]:
+    return 3 * x + 2
+
+
+TRAIN = Samples(X_TRAIN, line(X_TRAIN))
+
+
+@dataclass(frozen=True)
+class ThreeSamples:
+    """A network 1-3(tanh)-2(linear)-1 with its last layer at the evidence's optimum, standardised units inside."""
+
+    network: nn.Module
+    posterior: Posterior
+    scale: Scalers
+    curve: AlphaCurve
+    """LPD of the test points against alpha."""
+
+    @property
+    def log_alphas(self) -> tuple[float, float]:
+        """Of alpha*, and of alpha^max as far as it can be drawn."""
+        return float(self.posterior.log_alpha), min(self.curve.log_alpha, 30.0)
+
+    def features(self, X: Float[ndarray, "m 1"]) -> Float[Tensor, "m k"]:
+        with torch.no_grad():
+            return self.network(self.scale.inputs.forward(torch.from_numpy(X)))
+
+    def predict(self, X: Float[ndarray, "m 1"], log_alpha: float) -> tuple[ndarray, ndarray]:
+        """Mean and standard deviation of the function, in target units."""
+        Phi = affine_features(self.features(X))
+        std = (self.posterior.variance_ratio(Phi, log_alpha) * self.posterior.Sigma_E[0, 0]).sqrt()
+        mean, unit = self.posterior.mean(Phi)[:, 0], self.scale.targets
+        return (mean * unit.scale + unit.mean).numpy(), (std * unit.scale).numpy()
+
+    def nlml(self, log_alphas: ndarray) -> ndarray:
+        """Negative log marginal likelihood per sample at the trained noise, eq:LMLH_alpha_cost."""
+        Phi, T = affine_features(self.features(X_TRAIN)), self.scale(TRAIN).T
+        log_sigma_e = 0.5 * self.posterior.Sigma_E.diagonal().log()
+        value = lambda a: float(nlml(Phi, T, torch.tensor(a), log_sigma_e, bias_prior=BIAS_PRIOR))
+        return np.array([value(a) for a in log_alphas])
+
+    def lpd(self, X: Float[ndarray, "m 1"], log_alphas: ndarray) -> ndarray:
+        """Log predictive density in standardised units."""
+        Phi, T = affine_features(self.features(X)), self.scale(Samples(X, line(X))).T
+        return np.array([held_out_lpd(self.posterior, Phi, T, float(a)) for a in log_alphas])
+
+
+def fit_three_samples(seed: int = 0, *, max_epochs: int = 5000, progress: bool = False) -> ThreeSamples:
+    """Adam 5e-3 on the augmented evidence, as in the paper."""
+    generator = torch.Generator().manual_seed(seed)
+    scale = Scalers.of(TRAIN)
+    data, test = scale(TRAIN), scale(Samples(X_TEST, line(X_TEST)))
+    layers = nn.Linear(1, 3), nn.Linear(3, 2)
+    for layer in layers:
+        nn.init.xavier_uniform_(layer.weight, generator=generator)
+        nn.init.zeros_(layer.bias)
+    network = nn.Sequential(layers[0], nn.Tanh(), layers[1]).double()
+    objective = Augmented(2, 1, bias_prior=BIAS_PRIOR, generator=generator)
+    optimizer = Optimizer(learning_rate=5e-3, max_epochs=max_epochs, cosine=False)
+    train(FullBatch(network, objective, data), optimizer, progress=progress)
+    with torch.no_grad():
+        statistics = Statistics.from_features(affine_features(network(data.X)), data.T)
+        noise_cov = (2 * objective.log_sigma_e).exp()[:, None]
+        log_alpha = float(objective.log_alpha)
+        posterior = Posterior(statistics, log_alpha, noise_cov, bias_prior=BIAS_PRIOR, rtol=float("inf"))
+        curve = tune_alpha(posterior, affine_features(network(test.X)), test.T)
+    return ThreeSamples(network, posterior, scale, curve)

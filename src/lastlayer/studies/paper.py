@@ -1,60 +1,47 @@
-"""The paper's simulation study, controlled: Table 1 with one definition of every score for all rows."""
+"""The paper's simulation study, controlled: Table 1 with one definition of every score for all rows, and its files."""
 
+import csv
+import io
+import json
 import math
-from dataclasses import asdict, dataclass
+import os
+import platform
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from numpy import ndarray
 from tqdm import tqdm
 
 from lastlayer.baselines import BayesByBackpropRegressor
+from lastlayer.errors import InputError
 from lastlayer.metrics import coverage, log_predictive_density, rmse
 from lastlayer.prediction import Prediction
-from lastlayer.studies.data import SEED, TRAIN_RANGE, PaperData, Samples, paper_data
+from lastlayer.studies.data import SEED, TRAIN_RANGE, PaperData, paper_data
 from lastlayer.studies.networks import BUDGET, HIDDEN, Budget, FittedNetwork, Scalers, fit_networks
 
-ROWS = (
-    "BLL, alpha*",
-    "BLL, alpha^max honest",
-    "BLL, alpha^max leak",
-    "BLR, alpha*",
-    "BLR, alpha^max honest",
-    "BLR, alpha^max leak",
-    "BNN",
+KINDS = ("alpha*", "alpha^max honest", "alpha^max leak")
+ROWS = (*(f"{name}, {kind}" for name in ("BLL", "BLR") for kind in KINDS), "BNN")
+COLUMNS = (
+    {"lpd_train": "LPD train", "lpd_test": "LPD test", "lpd_inside": "LPD test inside"}
+    | {"lpd_outside": "LPD test outside", "nlml": "NLML train", "mse_train": "MSE train", "mse_test": "MSE test"}
+    | {"noise_1": "noise 1", "noise_2": "noise 2"}
+    | {f"coverage_{level}": f"in {level}%" for level in (50, 90, 99)}
+    | {"log_alpha": "log alpha"}
 )
-COLUMNS = {
-    "lpd_train": "LPD train",
-    "lpd_test": "LPD test",
-    "lpd_inside": "LPD test inside",
-    "lpd_outside": "LPD test outside",
-    "nlml": "NLML train",
-    "mse_train": "MSE train",
-    "mse_test": "MSE test",
-    "noise_1": "noise 1",
-    "noise_2": "noise 2",
-    "coverage_50": "in 50%",
-    "coverage_90": "in 90%",
-    "coverage_99": "in 99%",
-    "log_alpha": "log alpha",
-}
 PUBLISHED: dict[str, dict[str, float]] = {
-    "BLL, alpha*": {
-        "lpd_train": 0.42,
-        "lpd_test": -18.14,
-        "nlml": -0.09,
-        "mse_train": 0.042,
-        "mse_test": 2.98,
-        "noise_1": 0.0507,
-        "noise_2": 0.1786,
-        "log_alpha": 2.86,
-    },
+    "BLL, alpha*": {"lpd_train": 0.42, "lpd_test": -18.14, "nlml": -0.09, "mse_train": 0.042, "mse_test": 2.98}
+    | {"noise_1": 0.0507, "noise_2": 0.1786, "log_alpha": 2.86},
     "BLL, alpha^max leak": {"lpd_train": 0.41, "lpd_test": -1.83},
     "BLR, alpha*": {"lpd_train": 0.29, "lpd_test": -19.20, "nlml": 0.14, "mse_train": 0.047, "mse_test": 2.20},
     "BLR, alpha^max leak": {"lpd_train": 0.29, "lpd_test": -1.95},
     "BNN": {"lpd_train": 0.00, "lpd_test": -2.30},
 }
 """Figures of the paper's Table 1 and text; its alpha^max was tuned on the test set, so it stands beside the leak."""
-
 NOTES = (
     "LPD: mean log predictive density, joint over the two outputs, of targets standardised by the training part.",
     f"Test: 100 points on [-0.4, 1.4]; inside: those on [{TRAIN_RANGE[0]:g}, {TRAIN_RANGE[1]:g}]; outside: the rest.",
@@ -63,25 +50,8 @@ NOTES = (
     "honest: alpha tuned on blocks of the training range that the features never saw. leak: tuned on the test set.",
     "Published BNN figures are averaged over outputs, on another range: they compare with nothing here.",
 )
-
-
-@dataclass(frozen=True)
-class Scores:
-    """One row of the table for one initialisation."""
-
-    lpd_train: float
-    lpd_test: float
-    lpd_inside: float
-    lpd_outside: float
-    nlml: float
-    mse_train: float
-    mse_test: float
-    noise_1: float
-    noise_2: float
-    coverage_50: float
-    coverage_90: float
-    coverage_99: float
-    log_alpha: float
+Scores: TypeAlias = dict[str, float]
+"""One row of the table for one initialisation, by the names of COLUMNS."""
 
 
 @dataclass(frozen=True)
@@ -97,35 +67,25 @@ class Study:
     scores: dict[str, list[Scores]]
 
     def column(self, row: str, name: str) -> ndarray:
-        return np.array([asdict(s)[name] for s in self.scores[row]])
+        return np.array([s[name] for s in self.scores[row]])
 
 
 def run(
-    seeds: list[int],
-    *,
-    data_seed: int = SEED,
-    budget: Budget = BUDGET,
-    bnn_epochs: int = 2000,
-    progress: bool = False,
+    seeds: list[int], *, data_seed: int = SEED, budget: Budget = BUDGET, bnn_epochs: int = 2000, progress: bool = False
 ) -> Study:
     """Fit and score every method for every initialisation."""
     data = paper_data(data_seed)
     bll = fit_networks(data, seeds, loss="evidence", budget=budget, progress=progress)
     blr = fit_networks(data, seeds, loss="mse", budget=budget, progress=progress)
-    bnn = []
-    one = len(seeds) == 1
+    bnn, one = [], len(seeds) == 1
     for seed in tqdm(seeds, disable=not progress or one, desc=f"BNN, {len(seeds)} networks", unit="network"):
         model = BayesByBackpropRegressor(HIDDEN, max_epochs=bnn_epochs, random_state=seed, progress=progress and one)
         bnn.append(model.fit(data.train.X, data.train.y))
     scores: dict[str, list[Scores]] = {row: [] for row in ROWS}
     for name, fitted in (("BLL", bll), ("BLR", blr)):
         for network in fitted:
-            own = float(network.posterior.log_alpha)
-            for kind, log_alpha in (
-                ("alpha*", own),
-                ("alpha^max honest", network.honest.log_alpha),
-                ("alpha^max leak", network.leak.log_alpha),
-            ):
+            alphas = float(network.posterior.log_alpha), network.honest.log_alpha, network.leak.log_alpha
+            for kind, log_alpha in zip(KINDS, alphas, strict=True):
                 train, test = network.predict(data.train.X, log_alpha), network.predict(data.test.X, log_alpha)
                 nlml = network.nlml if kind == "alpha*" else math.nan
                 scores[f"{name}, {kind}"].append(score(data, train, test, network.noise_std, nlml, log_alpha))
@@ -142,22 +102,120 @@ def score(
     scale = Scalers.of(data.train).targets.scale.numpy()
     inside = ((data.test.X >= TRAIN_RANGE[0]) & (data.test.X <= TRAIN_RANGE[1]))[:, 0]
     lpd_each = test.log_prob(data.test.y) + np.log(scale).sum()
+    mse = lambda p, samples: float(rmse(p.mean / scale, samples.y / scale) ** 2)
+    return {
+        "lpd_train": log_predictive_density(train, data.train.y, scale=scale),
+        "lpd_test": float(lpd_each.mean()),
+        "lpd_inside": float(lpd_each[inside].mean()),
+        "lpd_outside": float(lpd_each[~inside].mean()),
+        "nlml": nlml,
+        "mse_train": mse(train, data.train),
+        "mse_test": mse(test, data.test),
+        "noise_1": float(noise_std[0]),
+        "noise_2": float(noise_std[1]),
+        **{f"coverage_{level}": coverage(test, data.test.y, level / 100) for level in (50, 90, 99)},
+        "log_alpha": log_alpha,
+    }
 
-    def mse(p: Prediction, samples: Samples) -> float:
-        return float(rmse(p.mean / scale, samples.y / scale) ** 2)
 
-    return Scores(
-        lpd_train=log_predictive_density(train, data.train.y, scale=scale),
-        lpd_test=float(lpd_each.mean()),
-        lpd_inside=float(lpd_each[inside].mean()),
-        lpd_outside=float(lpd_each[~inside].mean()),
-        nlml=nlml,
-        mse_train=mse(train, data.train),
-        mse_test=mse(test, data.test),
-        noise_1=float(noise_std[0]),
-        noise_2=float(noise_std[1]),
-        coverage_50=coverage(test, data.test.y, 0.5),
-        coverage_90=coverage(test, data.test.y, 0.9),
-        coverage_99=coverage(test, data.test.y, 0.99),
-        log_alpha=log_alpha,
-    )
+# what a study leaves behind: all of it or nothing
+
+
+def write_all(studies: list[Study], folder: Path, draw: Callable[[Path], object]) -> list[Path]:
+    """Write into a folder aside, then move file by file into place: a broken run leaves the old results as they were.
+
+    `draw(folder)` adds the figures and the report.
+    """
+    check_folder(folder)
+    texts = {"table1.csv": as_csv, "table1.md": as_markdown, "table1.tex": as_latex, "study.json": as_json}
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder, ignore_cleanup_errors=True) as name:
+        aside = Path(name)
+        for file, text in texts.items():
+            (aside / file).write_text(text(studies))
+        draw(aside)
+        return [path.replace(folder / path.name) for path in sorted(aside.iterdir())]
+
+
+def check_folder(folder: Path) -> None:
+    """Make the folder, or say why it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write results to {folder}: {error.strerror}; choose another --out") from error
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"cannot write results to {folder}: no permission; choose another --out")
+
+
+def pooled(studies: list[Study], row: str, column: str) -> ndarray:
+    """One number for every initialisation and data seed."""
+    return np.concatenate([study.column(row, column) for study in studies])
+
+
+def cells(studies: list[Study], *, digits: int = 2) -> list[list[str]]:
+    """The table as text: medians, quartiles in square brackets if there is more than one run, published in round."""
+    places = {column: digits + (column[:5] in ("noise", "mse_t")) for column in COLUMNS}
+    return [[row, *(_cell(studies, row, column, places[column]) for column in COLUMNS)] for row in ROWS]
+
+
+def _cell(studies: list[Study], row: str, column: str, digits: int) -> str:
+    values, published = pooled(studies, row, column), PUBLISHED.get(row, {}).get(column)
+    if np.isnan(values).all():
+        return "-"
+    quartiles = np.quantile(values, [0.25, 0.5, 0.75], method="nearest")
+    low, text, high = (f"{value:.{digits}f}" for value in quartiles)
+    if len(values) > 1:
+        text += f" [{low}, {high}]"
+    return text if published is None else f"{text} ({published:.{digits}f})"
+
+
+def caption(studies: list[Study]) -> str:
+    n, seeds = len(studies[0].seeds), [study.data_seed for study in studies]
+    runs = "median and quartiles over " if n * len(seeds) > 1 else ""
+    data = f"data seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    return f"{runs}{n} initialisation{'s' * (n > 1)}, {data}; published figures in round brackets"
+
+
+def as_csv(studies: list[Study]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["row", "data_seed", "initialisation", *COLUMNS])
+    for study in studies:
+        for row in ROWS:
+            for seed, scores in zip(study.seeds, study.scores[row], strict=True):
+                writer.writerow([row, study.data_seed, seed, *(repr(v) for v in scores.values())])
+    return out.getvalue()
+
+
+def as_markdown(studies: list[Study]) -> str:
+    head = ["", *COLUMNS.values()]
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    lines += ["| " + " | ".join(line) + " |" for line in cells(studies)]
+    return "\n".join([*lines, "", f"{caption(studies).capitalize()}.", "", *(f"- {note}" for note in NOTES), ""])
+
+
+def as_latex(studies: list[Study]) -> str:
+    names = {"alpha*": r"$\alpha^*$", "alpha^max": r"$\alpha^{\max}$", "%": r"\%", "log alpha": r"$\log\alpha$"}
+
+    def tex(text: str) -> str:
+        for plain, latex in names.items():
+            text = text.replace(plain, latex)
+        return text
+
+    body = [" & ".join(map(tex, line)) + r" \\" for line in [["", *COLUMNS.values()], *cells(studies)]]
+    rules = [r"\toprule", body[0], r"\midrule", *body[1:], r"\bottomrule"]
+    notes = [f"% {note}" for note in (caption(studies), *NOTES)]
+    return "\n".join([*notes, rf"\begin{{tabular}}{{l{'r' * len(COLUMNS)}}}", *rules, r"\end{tabular}", ""])
+
+
+def as_json(studies: list[Study]) -> str:
+    """Every number, the seeds, and the versions that made them; infinities and gaps as text, so that any reader can."""
+    packages = {name: version(name) for name in ("lastlayer", "torch", "numpy", "scipy", "scikit-learn")}
+    content = {
+        "studies": [
+            {"data_seed": study.data_seed, "initialisations": study.seeds, "scores": study.scores} for study in studies
+        ],
+        "published": PUBLISHED,
+        "notes": NOTES,
+        "versions": {"python": platform.python_version(), **packages},
+    }
+    return json.dumps(json.loads(json.dumps(content), parse_constant=str), indent=1) + "\n"

@@ -1,0 +1,185 @@
+"""Who proposes the next point: lastlayer, BoTorch's Gaussian process, its community's VBLL, and Sobol points."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+import torch
+from botorch.acquisition import AcquisitionFunction, LogExpectedImprovement
+from botorch.acquisition.analytic import PosteriorMean
+from botorch.acquisition.multi_objective.logei import qLogNoisyExpectedHypervolumeImprovement
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import ModelList, SingleTaskGP
+from botorch.models.deterministic import GenericDeterministicModel
+from botorch.models.model import Model
+from botorch.optim import optimize_acqf
+from botorch.sampling.get_sampler import get_sampler
+from botorch.utils.multi_objective.scalarization import get_chebyshev_scalarization
+from botorch.utils.sampling import draw_sobol_samples, sample_simplex
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from jaxtyping import Float
+from torch import Tensor
+
+from benchmarks.bo.problems import Problem
+from lastlayer.integrations.botorch import fit_model
+
+RESTARTS, RAW_SAMPLES, DRAWS = 4, 256, 64
+"""Of every acquisition function; Monte Carlo draws where it needs them."""
+VBLL_EPOCHS = {"first": 3000, "later": 300}
+
+
+class Optimizer(Protocol):
+    """Proposes one point from all that was seen; values are maximised."""
+
+    def propose(self, X: Float[Tensor, "n d"], Y: Float[Tensor, "n o"]) -> Float[Tensor, "1 d"]: ...
+
+
+@dataclass(frozen=True)
+class Method:
+    """A line of the picture."""
+
+    name: str
+    note: str
+    """What it does, for the page."""
+    make: Callable[[Problem, int], Optimizer] = field(repr=False)
+    config: str = "1"
+    """A change of it makes earlier results those of another method."""
+    packages: tuple[str, ...] = ("botorch", "gpytorch", "linear_operator")
+    modules: tuple[str, ...] = ("botorch", "gpytorch")
+    slow: bool = False
+    """Takes no part where a run would take hours."""
+
+    def missing(self) -> list[str]:
+        return [module for module in self.modules if find_spec(module) is None]
+
+
+def initial_points(problem: Problem, seed: int, n: int) -> Float[Tensor, "n d"]:
+    """The first n of the seed's Sobol points."""
+    return draw_sobol_samples(_box(problem), n, 1, seed=seed)[:, 0]
+
+
+@dataclass
+class ByModel:
+    """Fit a model to standardised values, then maximise LogEI, or qLogNEHVI for several objectives."""
+
+    problem: Problem
+    fit: Callable[[Tensor, Tensor], Model]
+
+    def propose(self, X: Tensor, Y: Tensor) -> Tensor:
+        T, centre, scale = _standardised(Y)
+        model = self.fit(X, T)
+        if self.problem.n_outputs == 1:
+            return self._best(LogExpectedImprovement(model, best_f=T.max()), RAW_SAMPLES)
+        reference = (torch.tensor(self.problem.reference, dtype=Y.dtype) - centre) / scale
+        acquisition = qLogNoisyExpectedHypervolumeImprovement(
+            model,
+            ref_point=reference.tolist(),
+            X_baseline=X,
+            sampler=get_sampler(model.posterior(X[:1]), torch.Size([DRAWS]), seed=len(X)),
+            prune_baseline=True,
+            cache_root=not isinstance(model, ModelList),
+        )
+        return self._best(acquisition, RAW_SAMPLES // 2)
+
+    def _best(self, acquisition: AcquisitionFunction, raw_samples: int) -> Tensor:
+        return maximised(acquisition, self.problem, raw_samples)
+
+
+def gaussian_process(X: Tensor, T: Tensor) -> Model:
+    model = SingleTaskGP(X, T)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    return model
+
+
+@dataclass
+class Vbll:
+    """Thompson sampling with BoTorch's community VBLL, features reused from step to step (its authors' advice).
+
+    Its posterior takes one output or single points, so for several objectives a drawn network is maximised under a
+    random Chebyshev scalarisation.
+    """
+
+    problem: Problem
+    state: dict[str, Any] | None = None
+
+    def propose(self, X: Tensor, Y: Tensor) -> Tensor:
+        from botorch_community.acquisition.bll_thompson_sampling import BLLMaxPosteriorSampling
+        from botorch_community.models.vblls import VBLLModel
+
+        T = _standardised(Y)[0]
+        model = VBLLModel(in_features=X.shape[1], hidden_features=64, num_layers=3, out_features=T.shape[1])
+        settings = {"num_epochs": VBLL_EPOCHS["first" if self.state is None else "later"]}
+        model.fit(X, T, optimization_settings=settings, initialization_params=self.state)
+        self.state = {name: value.clone() for name, value in model.model.state_dict().items()}
+        if T.shape[1] == 1:
+            found: Tensor = BLLMaxPosteriorSampling(model, num_restarts=5)(num_samples=1).detach()
+            return found
+        drawn, weights = model.sample(), sample_simplex(T.shape[1], dtype=T.dtype).squeeze()
+        scalarised = get_chebyshev_scalarization(weights, T)
+
+        def value(x: Tensor) -> Tensor:
+            return scalarised(drawn(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], T.shape[1]))[..., None]
+
+        return maximised(PosteriorMean(GenericDeterministicModel(value)), self.problem, RAW_SAMPLES)
+
+
+@dataclass
+class Sobol:
+    """The next point of the sequence that the initial design began."""
+
+    problem: Problem
+    seed: int
+
+    def propose(self, X: Tensor, Y: Tensor) -> Tensor:
+        return initial_points(self.problem, self.seed, len(X) + 1)[-1:]
+
+
+def maximised(acquisition: AcquisitionFunction, problem: Problem, raw_samples: int) -> Float[Tensor, "1 d"]:
+    """The best point found: the same search for everyone."""
+    options = {"batch_limit": RESTARTS, "maxiter": 100, "sample_around_best": True}
+    found, _ = optimize_acqf(
+        acquisition, _box(problem), q=1, num_restarts=RESTARTS, raw_samples=raw_samples, options=options
+    )
+    return found.detach()
+
+
+def _box(problem: Problem) -> Float[Tensor, "2 d"]:
+    ends = torch.zeros(2, problem.n_inputs, dtype=torch.float64)
+    ends[1] = 1
+    return ends
+
+
+def _standardised(Y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    centre, scale = Y.mean(0), Y.std(0).clamp_min(1e-12)
+    return (Y - centre) / scale, centre, scale
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method(
+            "lastlayer",
+            "`lastlayer.integrations.botorch.fit_model`, fitted anew at every step; LogEI or qLogNEHVI",
+            lambda problem, seed: ByModel(
+                problem, lambda X, T: fit_model(X, T, bounds=_box(problem), random_state=seed)
+            ),
+        ),
+        Method(
+            "SingleTaskGP",
+            "BoTorch's Gaussian process and its fit at their defaults, fitted anew at every step; LogEI or qLogNEHVI",
+            lambda problem, _: ByModel(problem, gaussian_process),
+        ),
+        Method(
+            "VBLL",
+            "BoTorch community's VBLLModel as in its tutorial (3 + 1 layers of 64, AdamW at 1e-3), but at most "
+            f"{VBLL_EPOCHS['first']:,} epochs in the first step and {VBLL_EPOCHS['later']} in each later one, which "
+            "begins at the last weights; Thompson sampling by BLLMaxPosteriorSampling, for two objectives under random "
+            "Chebyshev weights",
+            lambda problem, _: Vbll(problem),
+            modules=("botorch_community",),
+            slow=True,
+        ),
+        Method("random", "Sobol points", Sobol),
+    )
+}

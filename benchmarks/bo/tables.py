@@ -1,0 +1,145 @@
+"""Median and quartiles of the regret, ranks, and seconds per step, as Markdown and CSV."""
+
+import csv
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from benchmarks.bo.methods import METHODS, Method
+from benchmarks.bo.problems import PROBLEMS, Problem
+from benchmarks.bo.run import Result
+from benchmarks.ranking import rank
+
+
+@dataclass(frozen=True)
+class Curves:
+    """All runs of one method on one problem, seed by seed."""
+
+    seeds: tuple[int, ...]
+    regret: Float[ndarray, "s n"]
+    seconds: Float[ndarray, "s t"]
+
+    def quartiles(self) -> Float[ndarray, "3 n"]:
+        found: ndarray = np.quantile(self.regret, [0.25, 0.5, 0.75], axis=0)
+        return found
+
+    @property
+    def final(self) -> dict[int, float]:
+        """The last regret of each seed."""
+        return dict(zip(self.seeds, self.regret[:, -1].tolist(), strict=True))
+
+    @property
+    def seconds_a_step(self) -> float:
+        return float(np.median(self.seconds))
+
+
+class Summary:
+    """Curves by problem and method; of several lengths of run, the longest."""
+
+    def __init__(self, results: Iterable[Result]) -> None:
+        found: dict[tuple[str, str], list[Result]] = {}
+        for result in sorted(results, key=lambda r: r.seed):
+            found.setdefault((result.problem, result.method), []).append(result)
+        length = {
+            name: max(len(r.regret) for key, rs in found.items() if key[0] == name for r in rs) for name, _ in found
+        }
+        self.curves = {
+            key: Curves(
+                tuple(r.seed for r in kept), np.array([r.regret for r in kept]), np.array([r.seconds for r in kept])
+            )
+            for key, results in found.items()
+            if (kept := [r for r in results if len(r.regret) == length[key[0]]])
+        }
+        present = {problem for problem, _ in self.curves}
+        self.problems: list[Problem] = [p for name, p in PROBLEMS.items() if name in present]
+        self.methods: list[Method] = [
+            m for name, m in METHODS.items() if any(name == method for _, method in self.curves)
+        ]
+
+    def of(self, problem: Problem, method: Method) -> Curves | None:
+        return self.curves.get((problem.name, method.name))
+
+    def ranks(self, problem: Problem) -> dict[str, float]:
+        """Rank of the last regret among the methods, averaged over the seeds that all of them have; 1 is best."""
+        finals = {m.name: c.final for m in self.methods if (c := self.of(problem, m)) is not None}
+        seeds = set.intersection(*(set(final) for final in finals.values())) if finals else set()
+        if not seeds:
+            return {}
+        each = [rank([final[seed] for final in finals.values()]) for seed in sorted(seeds)]
+        return dict(zip(finals, np.mean(each, axis=0).tolist(), strict=True))
+
+    def average_ranks(self) -> dict[str, float]:
+        """Over the ranked problems that every method has finished."""
+        rows = [self.ranks(p) for p in self.problems if p.ranked]
+        complete = [row for row in rows if len(row) == len(self.methods)]
+        return {m.name: float(np.mean([row[m.name] for row in complete])) for m in self.methods} if complete else {}
+
+
+def regret_table(summary: Summary) -> list[list[str]]:
+    """Median of the last regret and its quartiles; the average rank at the end."""
+    shown = [problem for problem in summary.problems if problem.ranked]
+    average = summary.average_ranks()
+    table = [["last regret", *(problem.name for problem in shown), "rank"]]
+    for method in summary.methods:
+        line = [method.name]
+        for problem in shown:
+            curves = summary.of(problem, method)
+            line.append("-" if curves is None else "{1:.3g} ({0:.2g}, {2:.2g})".format(*curves.quartiles()[:, -1]))
+        table.append([*line, f"{average[method.name]:.2f}" if average else "-"])
+    return table
+
+
+def rank_table(summary: Summary) -> list[list[str]]:
+    """Rank of the last regret, averaged over the seeds."""
+    shown = [problem for problem in summary.problems if problem.ranked]
+    table = [["rank", *(problem.name for problem in shown)]]
+    ranks = [summary.ranks(problem) for problem in shown]
+    table += [
+        [method.name, *(f"{row[method.name]:.2f}" if method.name in row else "-" for row in ranks)]
+        for method in summary.methods
+    ]
+    return table
+
+
+def seconds_table(summary: Summary) -> list[list[str]]:
+    """Median seconds of a step."""
+    table = [["seconds per step", *(problem.name for problem in summary.problems)]]
+    for method in summary.methods:
+        each = [summary.of(problem, method) for problem in summary.problems]
+        table.append([method.name, *("-" if curves is None else f"{curves.seconds_a_step:.2f}" for curves in each)])
+    return table
+
+
+def as_markdown(summary: Summary) -> str:
+    """The three tables, and what stands behind their rows and columns."""
+    seeds = {len(c.seeds) for c in summary.curves.values()}
+    count = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(max(seeds, default=0))
+    lines = [
+        "# Bayesian optimisation",
+        "",
+        f"Median (quartiles) over {count} seeds. Ranks are of the last regret, seed by seed, averaged over seeds "
+        "and then over problems; 1 is best.",
+    ]
+    for table in (regret_table(summary), rank_table(summary), seconds_table(summary)):
+        head, *rows = table
+        lines += ["", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+        lines += ["| " + " | ".join(row) + " |" for row in rows]
+    lines += ["", "## Problems", ""]
+    lines += [f"- {p.name}: {p.note}; {p.n_initial} Sobol points, then {p.n_steps} steps." for p in summary.problems]
+    lines += ["", "## Methods", "", *(f"- {m.name}: {m.note}." for m in summary.methods)]
+    return "\n".join([*lines, ""])
+
+
+def as_csv(results: Iterable[Result]) -> str:
+    """A line for every run."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["problem", "method", "seed", "last regret", "median seconds per step", "config"])
+    for r in sorted(results, key=lambda r: r.key):
+        seconds = float(np.median(r.seconds)) if r.seconds else 0.0
+        writer.writerow([r.problem, r.method, r.seed, repr(r.regret[-1]), repr(seconds), r.config])
+    return out.getvalue()

@@ -1,0 +1,79 @@
+"""What the commands `python -m benchmarks.uci` and `python -m benchmarks.bo` share: lists of names, files, printed
+tables."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import typer
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from lastlayer.cli.console import Output
+from lastlayer.errors import InputError, check_choice
+from lastlayer.files import replacing
+
+console = Console()
+Thing = TypeVar("Thing")
+
+
+def split_list(text: str) -> list[str]:
+    """Names with commas between them."""
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    if not found:
+        raise InputError("an empty list was given: name at least one, with commas between them")
+    return found
+
+
+def named(kind: str, text: str, every: Mapping[str, Thing]) -> list[Thing]:
+    """Things by their names, with commas between them; a name may hold a comma itself."""
+    names = {name.replace(", ", ","): name for name in every}
+    found, parts = [], split_list(text)
+    while parts:
+        whole = next((n for n in range(len(parts), 0, -1) if ",".join(parts[:n]) in names), 1)
+        name = ",".join(parts[:whole])
+        found.append(every[check_choice(kind, names.get(name, name), every)])
+        parts = parts[whole:]
+    return found
+
+
+def write_files(folder: Path, texts: Mapping[str, str], figures: Mapping[str, Figure]) -> None:
+    """Whole files or none."""
+    for name, text in texts.items():
+        with replacing(folder / name) as file:
+            file.write(text.encode())
+    for name, figure in figures.items():
+        with replacing(folder / name) as file:
+            figure.savefig(file, format="png", dpi=200, metadata={"Software": None})
+
+
+def run_benchmark(study: Any, asked: Any, picture: str, show: Callable[[Any], None], as_json: bool) -> None:
+    """A `study` has `run` and `write`; what it finds is printed, as tables or as JSON."""
+    output, out = Output(as_json), asked.out
+    for message in asked.messages:
+        output.note(message) if as_json else console.print(message, style="yellow", highlight=False)
+    try:
+        failures = study.run(asked, progress=True)
+    finally:  # an interrupted run too leaves its tables
+        summary = study.write(out)
+    output.result(tables=str(out / "tables.md"), picture=str(out / picture), failures=[str(f) for f in failures])
+    if not as_json:
+        show(summary)
+        for failure in failures:
+            console.print(f"[bold red]failed:[/bold red] {failure}", highlight=False)
+        console.print(f"\nall tables, and how each method is tuned: {out / 'tables.md'}; picture: {out / picture}")
+    if failures:
+        raise typer.Exit(1)
+
+
+def print_rows(rows: list[list[str]]) -> None:
+    """Head and rows; the first entry of the head is the title."""
+    (title, *head), *body = rows
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    table.add_column("", no_wrap=True)
+    for name in head:
+        table.add_column(name, justify="right")
+    for row in body:
+        table.add_row(*row)
+    console.print(table)

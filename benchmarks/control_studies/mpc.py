@@ -1,0 +1,200 @@
+"""Predictive control of a reactor that was identified below 350 K and pays best near its limit of 360 K.
+
+`python -m benchmarks.control_studies.mpc` runs four controllers from 20 starts, prints the table and writes it with its
+pictures into a folder.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy import ndarray
+
+from benchmarks.control_studies import controllers
+from benchmarks.control_studies.controllers import HORIZON, KINDS, Timed, learn, make_controller
+from benchmarks.control_studies.reactor import (
+    INTERLOCK,
+    LIMIT,
+    NOISE_STD,
+    RUN_STEPS,
+    STEP_MIN,
+    WANTED,
+    Run,
+    closed_loop,
+    experiments,
+    starts,
+)
+from lastlayer.drawing import BLUE, GREEN, GREY, ORANGE
+from lastlayer.dynamics import DynamicsModel, Episode
+from lastlayer.errors import LastLayerError
+from lastlayer.integrations.do_mpc import trust_limit
+from lastlayer.studies.paper import check_folder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """All runs of one controller."""
+
+    runs: list[Run]
+    seconds: ndarray
+    """Of every step, propagation of the covariance included."""
+    unsolved: int
+
+    @property
+    def violation_rate(self) -> float:
+        return float(np.mean([run.violations.mean() for run in self.runs]))
+
+    @property
+    def runs_violated(self) -> int:
+        return sum(bool(run.violations.any()) for run in self.runs)
+
+    @property
+    def hottest(self) -> float:
+        return max(float(run.states[:, 1].max()) for run in self.runs)
+
+    @property
+    def mean_cost(self) -> float:
+        return float(np.mean([run.cost for run in self.runs]))
+
+
+def run_controller(kind: str, controller: Timed, numbers: Sequence[int], steps: int) -> Result:
+    """Closed loops from the starts of these numbers; all meet the same noise, but the one that knows the truth."""
+    noise_std, runs = np.zeros(2) if kind == "true plant" else NOISE_STD, []
+    for i in numbers:
+        controller.reset()
+        runs.append(closed_loop(controller, starts()[i], seed=i, steps=steps, noise_std=noise_std))
+    return Result(runs, np.array(controller.seconds), controller.unsolved)
+
+
+def run(
+    folder: Path,
+    *,
+    n_experiments: int = 30,
+    n_starts: int = 20,
+    steps: int = RUN_STEPS,
+    max_epochs: int = 500,
+    horizon: int = HORIZON,
+) -> str:
+    """Learn, control, write table and pictures; return the table."""
+    check_folder(folder)
+    episodes = experiments(n_experiments)
+    dynamics = learn(episodes, max_epochs=max_epochs)
+    print(f"learned: {dynamics.regressor_.calibration_}", flush=True)
+    results = {}
+    for kind in KINDS:
+        controller = make_controller(kind, dynamics, horizon=horizon)
+        results[kind] = run_controller(kind, controller, range(n_starts), steps)
+        print(f"{kind}: done", flush=True)
+    text = report(results)
+    over_time(results).savefig(folder / "mpc-runs.png")
+    in_the_plane(results, dynamics, episodes).savefig(folder / "mpc-plane.png")
+    (folder / "mpc.md").write_text(text + "\n")
+    return text
+
+
+def report(results: dict[str, Result]) -> str:
+    """The table, as Markdown."""
+    columns = ("controller", "cost a run", "steps above the limit", "runs with any", "hottest / K")
+    lines = [[*columns, "median ms per step", "slowest ms", "unsolved steps"]]
+    lines.append(["---"] * len(lines[0]))
+    for kind, result in results.items():
+        times = 1e3 * result.seconds
+        lines.append(
+            [
+                kind,
+                f"{result.mean_cost:.0f}",
+                f"{result.violation_rate:.1%}",
+                f"{result.runs_violated} of {len(result.runs)}",
+                f"{result.hottest:.1f}",
+                f"{np.median(times):.0f}",
+                f"{times.max():.0f}",
+                f"{result.unsolved} of {len(times)}",
+            ]
+        )
+    runs = next(iter(results.values())).runs
+    notes = (
+        f"{len(runs)} runs of {len(runs[0].coolant)} steps of {STEP_MIN} min, limit {LIMIT:.0f} K, wanted "
+        f"concentration {WANTED} mol/l. All meet the same starts and noise; the true plant's controller knows the "
+        f"plant and its state exactly. Chance constraints at "
+        f"{controllers.PROBABILITY:.0%}, back-off over {controllers.BACK_OFF_STEPS} steps; trust ends at the "
+        f"{controllers.TRUST_QUANTILE:.0%} quantile of the training points' affine cost."
+    )
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{notes}"
+
+
+def over_time(results: dict[str, Result]) -> "Figure":
+    """Temperature and concentration of all runs, a column a controller."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.0 * len(results), 5.2), layout="constrained", dpi=150)
+    axes = figure.subplots(2, len(results), sharex=True, sharey="row", squeeze=False)
+    for (kind, result), (top, bottom) in zip(results.items(), axes.T, strict=True):
+        for one in result.runs:
+            t = STEP_MIN * np.arange(len(one.states))
+            hot = one.violations.any()
+            for ax, values in ((top, one.states[:, 1]), (bottom, one.states[:, 0])):
+                ax.plot(t, values, color=ORANGE if hot else BLUE, lw=0.8, alpha=0.7)
+        top.axhline(LIMIT, color="black", lw=1.2)
+        top.axhline(INTERLOCK, color=GREY, lw=1.0, ls="--")
+        bottom.axhline(WANTED, color=GREEN, lw=1.2, ls="--")
+        top.set_title(f"{kind}: {result.runs_violated} of {len(result.runs)} runs too hot", fontsize=9)
+        bottom.set_xlabel("minutes")
+    axes[0, 0].set(ylabel="temperature / K", ylim=(310, 400))
+    axes[1, 0].set(ylabel="concentration / mol/l", ylim=(0, 1))
+    for ax in axes.flat:
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.suptitle("black: limit; grey: no data above; green: wanted; orange: runs that exceed the limit", fontsize=9)
+    return figure
+
+
+def in_the_plane(results: dict[str, Result], dynamics: DynamicsModel, episodes: Sequence[Episode]) -> "Figure":
+    """Where data were taken, where trust ends, and where the controllers went."""
+    from matplotlib.figure import Figure
+
+    measured = np.concatenate([episode.outputs for episode in episodes])
+    c, T = np.meshgrid(np.linspace(0.2, 1.0, 81), np.linspace(310.0, 370.0, 81))
+    rows = np.column_stack([c.ravel(), T.ravel(), np.full(c.size, 300.0)])
+    log_cost = np.log10(dynamics.next(rows).affine_cost).reshape(c.shape)
+    limit = np.log10(trust_limit(dynamics, controllers.TRUST_QUANTILE))
+    figure = Figure(figsize=(3.4 * len(results), 3.6), layout="constrained", dpi=150)
+    axes = figure.subplots(1, len(results), sharex=True, sharey=True, squeeze=False)[0]
+    for ax, (kind, result) in zip(axes, results.items(), strict=True):
+        shade = ax.contourf(c, T, log_cost, levels=np.linspace(-3, 2, 11), cmap="Greys", extend="both", alpha=0.8)
+        ax.contour(c, T, log_cost, levels=[limit], colors=[GREEN], linewidths=1.6)
+        ax.plot(*measured.T, ".", color=BLUE, ms=1.5, alpha=0.5)
+        for one in result.runs:
+            ax.plot(*one.states.T, color=ORANGE, lw=0.8, alpha=0.8)
+        ax.axhline(LIMIT, color="black", lw=1.2)
+        ax.set(title=kind, xlabel="concentration / mol/l", xlim=(0.2, 1.0), ylim=(310, 370))
+        ax.title.set_fontsize(9)
+    axes[0].set_ylabel("temperature / K")
+    figure.colorbar(shade, ax=axes, label="log10 affine cost at 300 K coolant")
+    figure.suptitle("blue: data; orange: runs; green: where trust ends; black: limit", fontsize=9)
+    return figure
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.control_studies.mpc", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("results/mpc"), help="folder for table and pictures")
+    parser.add_argument("--starts", type=int, default=20, choices=range(1, 21), metavar="1..20", help="how many runs")
+    parser.add_argument("--max-epochs", type=int, default=500, help="of the networks")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    try:
+        text = run(options.out, n_starts=options.starts, max_epochs=options.max_epochs)
+    except LastLayerError as error:
+        print(f"error: {error}")
+        return 1
+    print(f"\n{text}\n\npictures: {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,208 @@
+"""Three discs on springs, learned from motor amplitudes up to pi and tested up to 2 pi: one step and 100 steps ahead.
+
+`python -m benchmarks.control_studies.spring` prints the table and writes it with its pictures into a folder.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.control_studies.discs import NOISE_STD, Discs
+from lastlayer.baselines import BLRRegressor
+from lastlayer.dynamics import (
+    DynamicsModel,
+    Episode,
+    Lags,
+    Linearized,
+    Rollout,
+    SampledWeights,
+    StepScores,
+    Unscented,
+    best_propagation,
+    multi_step_scores,
+    one_step_scores,
+)
+from lastlayer.dynamics.plots import density_by_step, trajectories
+from lastlayer.dynamics.rollout import Propagation
+from lastlayer.errors import LastLayerError
+from lastlayer.estimators.regressor import BLLRegressor
+from lastlayer.studies.paper import check_folder
+
+LAGS = Lags(outputs=3, inputs=3)
+HORIZON = 100
+WAYS: dict[str, Propagation] = {
+    "sampled weights, calibrated": SampledWeights(300),
+    "sampled weights, posterior": SampledWeights(300, calibrated=False),
+    "unscented": Unscented(),
+    "linearised": Linearized(),
+}
+NAMES = ("angle 1 - mean / rad", "angle 2 - mean / rad", "angle 3 - mean / rad")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much is spent."""
+
+    train_episodes: int = 12
+    train_steps: int = 80
+    test_episodes: int = 10
+    horizon: int = HORIZON
+    hidden: tuple[int, ...] = (20, 20)
+    n_members: int = 5
+    max_epochs: int = 500
+
+    @property
+    def validation_horizon(self) -> int:
+        """A validation episode gives one stretch."""
+        return self.train_steps - LAGS.first
+
+
+@dataclass(frozen=True)
+class Data:
+    """Episodes of one seed; the motors' amplitude is pi, and 2 pi outside."""
+
+    train: list[Episode]
+    validation: list[Episode]
+    """Of the training amplitude: for alpha^max, and for the choice of a propagation."""
+    inside: list[Episode]
+    outside: list[Episode]
+
+    @classmethod
+    def of(cls, budget: Budget, seed: int) -> "Data":
+        discs, steps = Discs(), budget.horizon + LAGS.first
+        return cls(
+            discs.episodes(budget.train_episodes, np.pi, budget.train_steps, 10 * seed),
+            discs.episodes(3, np.pi, budget.train_steps, 10 * seed + 1),
+            discs.episodes(budget.test_episodes, np.pi, steps, 10 * seed + 2),
+            discs.episodes(budget.test_episodes, 2 * np.pi, steps, 10 * seed + 3),
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model on the data of one seed."""
+
+    one_inside: StepScores
+    one_outside: StepScores
+    many_inside: StepScores
+    many_outside: StepScores
+    rollout: Rollout
+    """Outside."""
+    by: Propagation
+
+
+def models(budget: Budget, seed: int) -> dict[str, tuple[Any, bool]]:
+    """Name, regressor, and whether alpha is tuned on the validation episodes (Algorithm 1)."""
+    parameters: dict[str, Any] = {"hidden": budget.hidden, "max_epochs": budget.max_epochs, "random_state": seed}
+    return {
+        "BLL": (BLLRegressor(n_members=budget.n_members, **parameters), False),
+        "BLL, one network, alpha^max": (BLLRegressor(preset="fast", **parameters), True),
+        "BLR, alpha*": (BLRRegressor(**parameters), False),
+        "BLR, alpha^max": (BLRRegressor(**parameters), True),
+        "linear": (BLLRegressor((), preset="fast", random_state=seed), False),
+    }
+
+
+def fit(regressor: Any, tuned: bool, data: Data) -> DynamicsModel:
+    model = DynamicsModel(LAGS, regressor).fit(data.train)
+    if tuned:
+        held = LAGS.table(data.validation)
+        model.regressor_.tune_alpha(held.X, held.targets)
+    return model
+
+
+def score(model: DynamicsModel, data: Data, budget: Budget, by: Propagation) -> Row:
+    """The noise of this plant is in its measurements, and does not move the discs."""
+    many = lambda episodes: multi_step_scores(model, episodes, budget.horizon, by=by, noise="measurement")
+    (inside, _), (outside, rollout) = many(data.inside), many(data.outside)
+    one = lambda episodes: one_step_scores(model, episodes)
+    return Row(one(data.inside), one(data.outside), inside, outside, rollout, by)
+
+
+def run(folder: Path, *, seeds: Sequence[int] = (0, 1, 2), budget: Budget | None = None) -> str:
+    """Fit and score all models on the data of every seed; write tables and pictures; return the tables."""
+    check_folder(folder)
+    budget = Budget() if budget is None else budget
+    rows: dict[str, list[Row]] = {}
+    ways: dict[str, list[Row]] = {}
+    first: Data | None = None
+    for seed in seeds:
+        data = Data.of(budget, seed)
+        first = data if first is None else first
+        for name, (regressor, tuned) in models(budget, seed).items():
+            model = fit(regressor, tuned, data)
+            best = best_propagation(
+                model, data.validation, budget.validation_horizon, candidates=tuple(WAYS.values()), noise="measurement"
+            )
+            rows.setdefault(name, []).append(score(model, data, budget, best))
+            if name == "BLL":
+                for name, by in WAYS.items():
+                    ways.setdefault(name, []).append(score(model, data, budget, by))
+            print(f"seed {seed}: {name}, by {best}", flush=True)
+    text = report(rows, ways, budget)
+    assert first is not None
+    outputs = LAGS.windows(first.outside, budget.horizon).outputs
+    shown = {name: rows[name][0].rollout for name in ("BLL", "BLR, alpha*", "linear")}
+    figure = trajectories(shown, outputs, around_mean=True, names=NAMES, xlabel="steps of 0.1 s")
+    figure.savefig(folder / "spring-trajectory.png")
+    density_by_step({name: rows[name][0].many_outside.lpd_by_step for name in rows}).savefig(folder / "spring-lpd.png")
+    (folder / "spring.md").write_text(text + "\n")
+    return text
+
+
+def report(rows: dict[str, list[Row]], ways: dict[str, list[Row]], budget: Budget) -> str:
+    """Both tables, as Markdown; a mean over the seeds, and where it matters every seed."""
+    seeds = len(next(iter(rows.values())))
+    h = budget.horizon
+    mean = lambda of: lambda row: f"{np.mean([of(r) for r in row]):.3g}"
+    each = lambda of: lambda row: " / ".join(f"{of(r):.2f}" for r in row)
+    columns: dict[str, Callable[[list[Row]], str]] = {
+        "LPD, 1 step, inside": mean(lambda r: r.one_inside.lpd),
+        "LPD, 1 step, outside": each(lambda r: r.one_outside.lpd),
+        "in 90%, 1 step, outside": mean(lambda r: r.one_outside.coverage),
+        f"LPD, {h} steps, inside": mean(lambda r: r.many_inside.lpd),
+        f"LPD, {h} steps, outside": each(lambda r: r.many_outside.lpd),
+        f"in 90%, {h} steps, inside": each(lambda r: r.many_inside.coverage),
+        f"in 90%, {h} steps, outside": each(lambda r: r.many_outside.coverage),
+        f"RMSE, {h} steps, outside": mean(lambda r: float(np.sqrt(np.mean(r.many_outside.rmse**2)))),
+    }
+    chosen = lambda row: " / ".join(next(name for name, by in WAYS.items() if by == r.by) for r in row)
+    notes = [
+        f"Means over {seeds} seeds of data and networks, or one number a seed. LPD: summed over the angles, in rad.",
+        f"Noise of the angles {NOISE_STD} rad; {budget.train_episodes} episodes of {budget.train_steps} steps to learn "
+        f"from, {budget.test_episodes} of {h} to test, 3 of {budget.validation_horizon} to choose the propagation.",
+    ]
+    parts = [_markdown("model", rows, columns | {"propagation": chosen}), f"BLL, {h} steps ahead, by propagation:"]
+    later = {name: of for name, of in columns.items() if f"{h} steps" in name}
+    return "\n\n".join([*parts, _markdown("propagation", ways, later), *notes])
+
+
+def _markdown(head: str, rows: dict[str, list[Row]], columns: dict[str, Callable[[list[Row]], str]]) -> str:
+    lines = [[head, *columns], ["---"] * (len(columns) + 1)]
+    lines += [[name, *(of(row) for of in columns.values())] for name, row in rows.items()]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.control_studies.spring", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("results/spring"), help="folder for tables and pictures")
+    parser.add_argument("--seeds", type=int, default=3, help="how many seeds of data and networks")
+    parser.add_argument("--max-epochs", type=int, default=Budget.max_epochs, help="of every network")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    try:
+        text = run(options.out, seeds=range(options.seeds), budget=Budget(max_epochs=options.max_epochs))
+    except LastLayerError as error:
+        print(f"error: {error}")
+        return 1
+    print(f"\n{text}\n\npictures: {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,64 @@
+"""A short job on built-in data: fit, draw, score inside and outside the training range, tune alpha, score again."""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+from lastlayer.errors import InputError
+from lastlayer.estimators.regressor import BLLRegressor
+from lastlayer.metrics import coverage, crps, log_predictive_density, rmse
+from lastlayer.plots import one_input
+from lastlayer.studies.data import NOISE_STD, TEST_RANGE, TRAIN_RANGE, Samples, draw, paper_data, truth
+from lastlayer.studies.paper import check_folder
+
+
+def run(folder: Path, *, progress: bool = True) -> str:
+    """Fit the paper's data, write prediction.png and scores.txt into the folder, and return the table."""
+    check_folder(folder)
+    train, validation, test = paper_data().train, draw(40, TEST_RANGE, 2), draw(400, TEST_RANGE, 1)
+    model = BLLRegressor(hidden=(20, 20, 20), random_state=0, progress=progress).fit(train.X, train.y)
+    inside = ((test.X >= TRAIN_RANGE[0]) & (test.X <= TRAIN_RANGE[1]))[:, 0]
+    parts = {
+        "training": train,
+        "test, inside": Samples(test.X[inside], test.y[inside]),
+        "test, outside": Samples(test.X[~inside], test.y[~inside]),
+    }
+    lines = [f"{'':24} {'points':>7} {'LPD':>8} {'RMSE':>8} {'CRPS':>8} {'in 90%':>8} {'affine cost':>12}"]
+    figure = one_input(model, train.X, train.y, span=TEST_RANGE, truth=truth)
+    for state in ("default", "alpha^max"):
+        if state == "alpha^max":
+            model.tune_alpha(validation.X, validation.y)
+        for name, samples in parts.items():
+            p = model.predictive(samples.X)
+            scores = [f(p, samples.y) for f in (log_predictive_density, rmse, crps, coverage)]
+            row = "".join(f" {x:8.3f}" for x in scores)
+            lines.append(f"{state:9} {name:14} {len(samples.X):7d}{row} {np.median(p.affine_cost):12.3g}")
+    noise = ", ".join(f"{a:.3f} (true {b})" for a, b in zip(model.noise_std_, NOISE_STD, strict=True))
+    lines += [
+        f"noise: {noise}",
+        f"default: {model.calibration_}",
+        f"Algorithm 1 on {len(validation.X)} validation points that reach outside: {model.alpha_curve_}",
+        "LPD is joint over the two outputs, in target units; affine cost: median of the points",
+    ]
+    table = "\n".join(lines)
+    figure.savefig(folder / "prediction.png")
+    (folder / "scores.txt").write_text(table + "\n")
+    return table
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.readme_picture", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("results"), help="folder for picture and scores")
+    options = parser.parse_args(arguments)
+    try:
+        print(run(options.out))
+    except InputError as error:
+        print(f"error: {error}")
+        return 1
+    print(f"picture: {options.out / 'prediction.png'}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,103 @@
+"""What stands behind `python -m benchmarks.uci`: from options of the command line to tables, methods and files."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.commands import named, split_list, write_files
+from benchmarks.uci import picture, tables
+from benchmarks.uci.data import KINDS, Table, load_folder
+from benchmarks.uci.ours import OURS
+from benchmarks.uci.peers import PEERS, TARGET
+from benchmarks.uci.protocol import Method
+from benchmarks.uci.run import Failure
+from benchmarks.uci.run import run as run_all
+from benchmarks.uci.store import open_store
+from lastlayer.errors import InputError, check_choice
+from lastlayer.studies.paper import check_folder
+
+METHODS: dict[str, Method] = {method.name: method for method in (*OURS, *PEERS)}
+GROUPS = {"all": (*OURS, *PEERS), "ours": OURS, "peers": PEERS}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A benchmark as asked for: everything checked, nothing run."""
+
+    tables: list[Table]
+    methods: list[Method]
+    kinds: list[str]
+    splits: list[int]
+    out: Path
+    device: str
+    again: bool
+    messages: list[str]
+    """What the user should know before it starts."""
+
+    @classmethod
+    def parse(
+        cls, *, data: Path, methods: str, sets: str | None, splits: str, kinds: str, out: Path, device: str, again: bool
+    ) -> "Asked":
+        chosen = choose_methods(methods)
+        present = [method for method in chosen if not method.missing()]
+        absent = [method for method in chosen if method.missing()]
+        messages = [f"left out: {m.name} needs {', '.join(m.missing())}; {TARGET} installs it" for m in absent]
+        if not present:
+            raise InputError(f"none of the methods can run: {'; '.join(messages)}")
+        found = load_folder(data, None if sets is None else split_list(sets))
+        numbers = _numbers(splits)
+        chosen_kinds = [check_choice("kind", kind, KINDS) for kind in split_list(kinds)]
+        if "given" in chosen_kinds:
+            gaps = {table.name: sorted(set(numbers) - set(table.splits("given", numbers))) for table in found}
+            messages += [f"{name} has no given split {', '.join(map(str, gap))}" for name, gap in gaps.items() if gap]
+        check_folder(out)
+        return cls(found, present, chosen_kinds, numbers, out, _device(device), again, messages)
+
+
+def choose_methods(text: str) -> list[Method]:
+    """Methods by a group's name or by their own; names with a comma inside are found too."""
+    if text.strip() in GROUPS:
+        return list(GROUPS[text.strip()])
+    return named("method", text, METHODS)
+
+
+def run(asked: Asked, *, progress: bool = False) -> list[Failure]:
+    return run_all(
+        asked.tables,
+        asked.methods,
+        open_store(asked.out),
+        kinds=asked.kinds,
+        splits=asked.splits,
+        device=asked.device,
+        again=asked.again,
+        progress=progress,
+    )
+
+
+def write(out: Path) -> tables.Summary:
+    """Tables and picture of all that the folder's results hold, whichever run they stem from; whole files or none."""
+    results = list(open_store(out).results.values())
+    summary = tables.Summary(results, list(METHODS.values()))
+    texts = {"tables.md": tables.as_markdown(summary), "scores.csv": tables.as_csv(results)}
+    write_files(out, texts, {"uci.png": picture.picture(summary)} if summary.methods else {})
+    return summary
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in split_list(text)]
+    except ValueError:
+        raise InputError(f"splits={text!r} must be whole numbers with commas between them, such as 0,1,2") from None
+    if min(numbers) < 0:
+        raise InputError(f"splits={text!r} must be 0 or more")
+    return sorted(set(numbers))
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return str(torch.device(name))
+    except RuntimeError:
+        raise InputError(f"device={name!r} is not known: give 'auto', 'cpu' or 'cuda'") from None

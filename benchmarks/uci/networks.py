@@ -1,0 +1,139 @@
+"""Neural peers that need no package: deep ensemble, Monte Carlo dropout, a plain network with conformal intervals."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+from torch import Tensor
+
+from benchmarks.uci.protocol import Quantiles, Task, hold_out
+from benchmarks.uci.stacks import (
+    Found,
+    Recipe,
+    Scaler,
+    Stack,
+    gaussian_nll,
+    mean_and_variance,
+    refit,
+    search,
+    squared_error,
+)
+from lastlayer.prediction import Prediction
+
+MEMBERS = 5
+PASSES = 200
+LENGTHSCALE = 1e-2
+DECAYS = (0.0, 1e-5, 1e-4, 1e-3)
+DROPOUT_RATES = (0.005, 0.01, 0.05, 0.1)
+TAUS = tuple(float(tau) for tau in np.geomspace(1, 1e4, 25))
+"""Precisions of the noise, of standardised targets."""
+CONFORMAL_LEVELS = np.linspace(0.01, 0.99, 99)
+
+ENSEMBLE = Recipe(2e-2, batch_size=100, max_epochs=1200, decays=DECAYS, members=MEMBERS, n_outputs=2)
+DROPOUT = Recipe(3e-3, batch_size=100, max_epochs=2000, decays=(0.0,) * 4, dropout=DROPOUT_RATES)
+PLAIN = Recipe(1e-2, batch_size=100, max_epochs=800, decays=DECAYS)
+
+
+def deep_ensemble(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Prediction:
+    """Five networks with a mean and a variance each, trained by the likelihood from different starts."""
+    scaler = Scaler.fit(X, y)
+    x, t = scaler.inputs(X, task.device), scaler.targets(y, task.device)
+
+    def held_out(stack: Stack, x: Tensor, t: Tensor) -> list[tuple[float, float]]:
+        mean, var = mean_and_variance(stack(stack.spread(x)))
+        log_prob = torch.distributions.Normal(mean, var.sqrt()).log_prob(t).reshape(-1, MEMBERS, len(t))
+        nll = -(log_prob.logsumexp(1) - math.log(MEMBERS)).mean(-1)
+        return [(float(value), math.nan) for value in nll]
+
+    found = search(x, t, gaussian_nll, ENSEMBLE, held_out, task)
+    chosen = best_of(found)
+    stack = refit(x, t, gaussian_nll, ENSEMBLE, chosen, found[chosen].epoch, task)
+    with torch.no_grad():
+        mean, var = mean_and_variance(stack(stack.spread(scaler.inputs(X_test, task.device))))
+    return components(scaler.mean(mean), scaler.var(var))
+
+
+def mc_dropout(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Prediction:
+    """Dropout left on: each pass is a component, the noise is 1 / tau."""
+    scaler = Scaler.fit(X, y)
+    x, t = scaler.inputs(X, task.device), scaler.targets(y, task.device)
+    recipe = replace(DROPOUT, decays=tuple(LENGTHSCALE**2 * (1 - rate) / (2 * len(x)) for rate in DROPOUT_RATES))
+
+    def held_out(stack: Stack, x: Tensor, t: Tensor) -> list[tuple[float, float]]:
+        error = (passes(stack, x, PASSES // 2) - t).square()
+        nll = torch.stack([_noise_nll(error, tau) for tau in TAUS])
+        lowest = nll.min(0)
+        return [(float(v), TAUS[int(i)]) for v, i in zip(lowest.values, lowest.indices, strict=True)]
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(task.seed)
+        found = search(x, t, squared_error, recipe, held_out, task)
+        chosen = best_of(found)
+        stack = refit(x, t, squared_error, recipe, chosen, found[chosen].epoch, task)
+        with torch.no_grad():
+            means = scaler.mean(passes(stack, scaler.inputs(X_test, task.device), PASSES)[:, 0])
+    return components(means, np.full_like(means, scaler.y_scale**2 / found[chosen].note))
+
+
+def conformal(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Quantiles:
+    """A plain network; the absolute errors of rows it never saw give symmetric intervals with a guarantee."""
+    proper, calibration = hold_out(len(X), task.seed + 1)
+    scaler = Scaler.fit(X[proper], y[proper])
+    x, t = scaler.inputs(X[proper], task.device), scaler.targets(y[proper], task.device)
+    network = plain_network(x, t, task)
+    with torch.no_grad():
+        mean, fitted = (
+            scaler.mean(network(network.spread(scaler.inputs(rows, task.device)))[0, :, 0])
+            for rows in (X_test, X[calibration])
+        )
+    return conformal_quantiles(mean, np.abs(y[calibration] - fitted))
+
+
+def plain_network(x: Float[Tensor, "m d"], t: Float[Tensor, " m"], task: Task) -> Stack:
+    """One network by squared error; weight decay and epoch by held-out rows, then fitted to all."""
+    found = search(x, t, squared_error, PLAIN, held_out_error, task)
+    chosen = best_of(found)
+    return refit(x, t, squared_error, PLAIN, chosen, found[chosen].epoch, task)
+
+
+def held_out_error(stack: Stack, x: Tensor, t: Tensor) -> list[tuple[float, float]]:
+    return [(float(error), math.nan) for error in squared_error(stack(stack.spread(x)), t)]
+
+
+def passes(stack: Stack, x: Float[Tensor, "m d"], n: int) -> Float[Tensor, "n e m"]:
+    """Outputs of n passes with dropout."""
+    return torch.stack([stack(stack.spread(x))[..., 0] for _ in range(n)])
+
+
+def _noise_nll(squared: Float[Tensor, "n e m"], tau: float) -> Float[Tensor, " e"]:
+    """Of a mixture of n Gaussians with variance 1 / tau, from the squared distances to their means."""
+    log_prob = (-0.5 * tau * squared).logsumexp(0) - math.log(len(squared)) + 0.5 * math.log(tau / (2 * math.pi))
+    return -log_prob.mean(-1)
+
+
+def best_of(found: list[Found]) -> int:
+    return min(range(len(found)), key=lambda i: found[i].score)
+
+
+def conformal_quantiles(mean: Float[ndarray, " m"], errors: Float[ndarray, " n"]) -> Quantiles:
+    """Around the mean, the ceil((n + 1) level)-th smallest error to both sides; the largest where that is beyond n."""
+    ranked = np.sort(errors)
+    halves = np.abs(2 * CONFORMAL_LEVELS - 1)
+    rank = np.ceil((len(ranked) + 1) * halves - 1e-9).astype(int)
+    width = np.where(rank > 0, ranked[(rank - 1).clip(0, len(ranked) - 1)], 0.0)
+    return Quantiles(CONFORMAL_LEVELS, mean + (np.sign(CONFORMAL_LEVELS - 0.5) * width)[:, None], mean)
+
+
+def components(mean: Float[ndarray, "c m"], var: Float[ndarray, "c m"]) -> Prediction:
+    """A mixture with equal weights, one output; all of its variance goes as noise, since only the sum is scored."""
+    return Prediction.mixture([_gaussian(one, v) for one, v in zip(mean, var, strict=True)])
+
+
+def _gaussian(mean: Float[ndarray, " m"], var: Float[ndarray, " m"]) -> Prediction:
+    nothing = np.zeros((len(mean), 1))
+    return Prediction.gaussian(
+        mean[:, None], epistemic_var=nothing, noise_var=var[:, None], affine_cost=np.zeros(len(mean))
+    )

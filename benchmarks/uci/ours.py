@@ -1,0 +1,77 @@
+"""lastlayer's own rows: the default, and what each of its parts adds to the bare method."""
+
+from typing import Any
+
+from numpy import ndarray
+
+from benchmarks.uci.protocol import HELD_OUT, FitPredict, Method, Task, hold_out
+from lastlayer.estimators.regressor import BLLRegressor
+from lastlayer.prediction import Prediction
+from lastlayer.settings import TrainingOptions
+
+BARE: dict[str, Any] = {"n_members": 1, "calibration": None, "hidden_prior": 0.0}
+PAPER: dict[str, Any] = {
+    **BARE,
+    "bias_prior": "shared",
+    "input_skip": False,
+    "max_epochs": 10_000,
+    "training": TrainingOptions(
+        objective="augmented", learning_rate=1e-3, early_stopping=True, patience=1000, validation_fraction=0.2
+    ),
+}
+ROWS: dict[str, tuple[dict[str, Any], str]] = {
+    "lastlayer": ({}, "defaults"),
+    "lastlayer, own network": ({"hidden": None}, "defaults, with the network that BLLRegressor() has"),
+    "lastlayer, one member": ({"n_members": 1}, "defaults, but a single network"),
+    "lastlayer, evidence alone": (
+        {**BARE, "training": TrainingOptions(early_stopping=False)},
+        "a single network by the evidence, without calibration, prior on the hidden weights and early stopping",
+    ),
+}
+
+
+def _with(parameters: dict[str, Any]) -> FitPredict:
+    def fit_predict(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Prediction:
+        return _regressor(parameters, task).fit(X, y).predictive(X_test)
+
+    return fit_predict
+
+
+def paper_recipe(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Prediction:
+    """Algorithm 1: the evidence on most rows, then alpha by the held-out ones."""
+    fit, held = hold_out(len(X), task.seed)
+    model = _regressor(PAPER, task).fit(X[fit], y[fit])
+    return model.tune_alpha(X[held], y[held]).predictive(X_test)
+
+
+def _regressor(parameters: dict[str, Any], task: Task) -> BLLRegressor:
+    asked = {"hidden": (task.hidden,), **parameters}
+    if asked["hidden"] is None:
+        del asked["hidden"]
+    return BLLRegressor(**asked, device=task.device, random_state=task.seed)
+
+
+def _config(parameters: dict[str, Any]) -> str:
+    """Every parameter of the estimator, so that a changed default is a changed configuration."""
+    own = {**parameters, "hidden": "own" if "hidden" in parameters else "task"}
+    asked = {**BLLRegressor().get_params(deep=False), **own}
+    shown = {name: asked[name] for name in sorted(asked) if name not in ("device", "random_state", "progress")}
+    if "hidden" in parameters:
+        shown["hidden"] = BLLRegressor().hidden
+    return ", ".join(f"{name}={value}" for name, value in shown.items())
+
+
+OURS = (
+    *(
+        Method(name, "other" if "hidden" in parameters else "neural", tuning, _with(parameters), _config(parameters))
+        for name, (parameters, tuning) in ROWS.items()
+    ),
+    Method(
+        "paper's recipe",
+        "neural",
+        "augmented evidence with a prior on the bias, Adam at 1e-3 for at most 10,000 epochs with early stopping, no "
+        f"inputs at the last layer; then alpha by the {HELD_OUT:.0%} of the training rows held out (Algorithm 1)",
+        paper_recipe,
+        _config(PAPER),
+    ),
+)

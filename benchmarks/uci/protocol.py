@@ -1,0 +1,144 @@
+"""What every method gets and gives, and how it is scored: the protocol of the benchmark."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray
+
+from lastlayer import metrics
+from lastlayer.prediction import Prediction
+
+HELD_OUT = 0.2
+"""Share of the training rows that a method may hold out to choose an epoch or a configuration."""
+
+FULL_BUDGET_ROWS = 2_000
+"""Above so many training rows the most epochs fall, so that the number of steps stays what it is there."""
+
+RULES = (
+    "One hidden layer of 50 units (100 for protein) for every neural method, except where the name says otherwise.",
+    "Inputs and targets are standardised by the training rows; scores are in the units of the targets.",
+    f"Tuning sees the training rows alone: a random {HELD_OUT:.0%} of them choose the epoch and one of a handful of "
+    "configurations, by the method's own score; then the method is fitted anew to all training rows.",
+    f"Mini-batch methods: above {FULL_BUDGET_ROWS:,} training rows the most epochs fall in proportion.",
+    "One seed per split, the same for all; whatever tuning costs is in the seconds.",
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One data set, one split, one method to come."""
+
+    data: str
+    kind: str
+    split: int
+    hidden: int = 50
+    device: str = "cpu"
+
+    @property
+    def seed(self) -> int:
+        return self.split + (1000 if self.kind == "outer" else 0)
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """A prediction by quantiles and a mean; between its levels linear, beyond them all mass at the outermost."""
+
+    levels: Float[ndarray, " l"]
+    values: Float[ndarray, "l m"]
+    mean: Float[ndarray, " m"]
+
+    def at(self, level: float) -> Float[ndarray, " m"]:
+        """The quantile of one level at every point."""
+        right = int(np.searchsorted(self.levels, level).clip(1, len(self.levels) - 1))
+        lo, hi = self.levels[right - 1], self.levels[right]
+        share = float(np.clip((level - lo) / (hi - lo), 0, 1))
+        value: ndarray = (1 - share) * self.values[right - 1] + share * self.values[right]
+        return value
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How good a prediction is. LPD: larger is better, None where there is no density; the rest as in `metrics`."""
+
+    lpd: float | None
+    rmse: float
+    crps: float
+    coverage_90: float
+    calibration_error: float
+
+
+FitPredict = Callable[[ndarray, ndarray, ndarray, Task], Prediction | Quantiles]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the tables."""
+
+    name: str
+    family: str
+    """"neural": a network of the size that the protocol sets; "other": anything else."""
+    tuning: str
+    """How it is tuned, for the tables' notes."""
+    fit_predict: FitPredict = field(repr=False)
+    config: str = "1"
+    """A change of it makes earlier results those of another method."""
+    packages: tuple[str, ...] = ()
+    """Distributions that it needs beyond lastlayer's own."""
+    modules: tuple[str, ...] = ()
+    """The same, by the names they are imported by."""
+
+    def missing(self) -> list[str]:
+        return [module for module in self.modules if find_spec(module) is None]
+
+
+def score(prediction: Prediction | Quantiles, y: Float[ndarray, " m"]) -> Scores:
+    """All scores of one prediction, in the units of y."""
+    if isinstance(prediction, Quantiles):
+        return Scores(
+            lpd=None,
+            rmse=metrics.rmse(prediction.mean, y),
+            crps=quantile_crps(prediction, y),
+            coverage_90=float(_inside(prediction, y, 0.9).mean()),
+            calibration_error=float(
+                np.mean([abs(_inside(prediction, y, level).mean() - level) for level in metrics.LEVELS])
+            ),
+        )
+    return Scores(
+        lpd=metrics.log_predictive_density(prediction, y),
+        rmse=metrics.rmse(prediction, y),
+        crps=metrics.crps(prediction, y),
+        coverage_90=metrics.coverage(prediction, y, 0.9),
+        calibration_error=metrics.calibration_error(prediction, y),
+    )
+
+
+def quantile_crps(prediction: Quantiles, y: Float[ndarray, " m"], n: int = 400) -> float:
+    """CRPS as twice the pinball loss averaged over the levels: the midpoints of n parts of (0, 1)."""
+    levels = (np.arange(n) + 0.5) / n
+    return float(2 * np.mean([pinball(prediction.at(level), y, level) for level in levels]))
+
+
+def pinball(quantile: Float[ndarray, " m"], y: Float[ndarray, " m"], level: float) -> float:
+    """The loss whose minimum is the quantile of that level."""
+    d = y - quantile
+    return float(np.maximum(level * d, (level - 1) * d).mean())
+
+
+def _inside(prediction: Quantiles, y: ndarray, level: float) -> ndarray:
+    inside: ndarray = (y >= prediction.at((1 - level) / 2)) & (y <= prediction.at((1 + level) / 2))
+    return inside
+
+
+def most_epochs(epochs: int, m: int) -> int:
+    """The budget of epochs for m training rows."""
+    return max(1, round(epochs * min(1.0, FULL_BUDGET_ROWS / m)))
+
+
+def hold_out(m: int, seed: int, share: float = HELD_OUT) -> tuple[Int[ndarray, " f"], Int[ndarray, " h"]]:
+    """Random rows to fit on and rows to hold out."""
+    order = np.random.default_rng(seed).permutation(m)
+    n = max(1, round(share * m))
+    return order[n:], order[:n]

@@ -1,0 +1,91 @@
+"""The loop over splits, tables and methods: what is missing is done, what fails is told, the rest goes on."""
+
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tqdm import tqdm
+
+from benchmarks.jsonl import Store
+from benchmarks.uci.data import Table
+from benchmarks.uci.protocol import Method, Task, score
+from benchmarks.uci.store import Result, key_of, versions_of
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A method that broke off on a task."""
+
+    task: Task
+    method: str
+    error: str
+
+    def __str__(self) -> str:
+        return f"{self.method} on {self.task.data}, {self.task.kind} split {self.task.split}: {self.error}"
+
+
+def tasks(
+    tables: Sequence[Table], kinds: Sequence[str], splits: Sequence[int], device: str
+) -> Iterator[tuple[Task, Table]]:
+    """Split by split, so that whatever is finished is balanced over tables and methods."""
+    found = [
+        (Task(table.name, kind, split, table.hidden, device), table)
+        for kind in kinds
+        for table in tables
+        for split in table.splits(kind, splits)
+    ]
+    yield from sorted(found, key=lambda pair: pair[0].split)
+
+
+def run(
+    tables: Sequence[Table],
+    methods: Sequence[Method],
+    store: Store[Result],
+    *,
+    kinds: Sequence[str],
+    splits: Sequence[int],
+    device: str = "cpu",
+    again: bool = False,
+    progress: bool = False,
+) -> list[Failure]:
+    """Do what is not in the store, or with `again` everything; what failed is returned and written nowhere."""
+    asked = [(task, table, m) for task, table in tasks(tables, kinds, splits, device) for m in methods]
+    missing = [one for one in asked if again or key_of(one[0], one[2]) not in store]
+    failures = []
+    with tqdm(missing, disable=not progress, file=sys.stderr, unit="fit") as bar:
+        for task, table, method in bar:
+            bar.set_description(f"{task.data} {task.kind} {task.split}, {method.name}")
+            try:
+                store.append(evaluate(task, table, method))
+            except Exception as error:  # whatever a method breaks with, the others go on
+                failures.append(Failure(task, method.name, f"{type(error).__name__}: {error}"))
+    return failures
+
+
+def evaluate(task: Task, table: Table, method: Method) -> Result:
+    """Fit one method to one split and score it."""
+    test = table.test_rows(task.kind, task.split)
+    train = np.setdiff1d(np.arange(len(table.X)), test)
+    wall, cpu = time.perf_counter(), time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of packages that are not ours to fix
+        prediction = method.fit_predict(table.X[train], table.y[train], table.X[test], task)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    scores = score(prediction, table.y[test])
+    if not np.isfinite([scores.rmse, scores.crps, 0.0 if scores.lpd is None else scores.lpd]).all():
+        raise ArithmeticError(f"its prediction has no finite scores: {scores}")
+    return Result(
+        data=task.data,
+        kind=task.kind,
+        split=task.split,
+        method=method.name,
+        config=method.config,
+        scores=scores,
+        cpu_seconds=round(cpu, 3),
+        seconds=round(wall, 3),
+        device=task.device,
+        versions=versions_of(method),
+    )

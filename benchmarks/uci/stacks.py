@@ -1,0 +1,224 @@
+"""Networks with one hidden layer trained side by side as one batched product: ensembles and configurations at once."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+from torch import Tensor, nn
+
+from benchmarks.uci.protocol import Task, hold_out, most_epochs
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(e m o) outputs and (m or e m) targets to one loss per member: (e)."""
+
+
+@dataclass(frozen=True)
+class Scaler:
+    """Inputs and targets standardised by the training rows; predictions back in their units."""
+
+    x_mean: Float[ndarray, " d"]
+    x_scale: Float[ndarray, " d"]
+    y_mean: float
+    y_scale: float
+
+    @classmethod
+    def fit(cls, X: Float[ndarray, "m d"], y: Float[ndarray, " m"]) -> "Scaler":
+        scale = X.std(0)
+        return cls(X.mean(0), np.where(scale > 0, scale, 1.0), float(y.mean()), float(y.std()) or 1.0)
+
+    def inputs(self, X: Float[ndarray, "m d"], device: str, dtype: torch.dtype = torch.float32) -> Float[Tensor, "m d"]:
+        return torch.tensor((X - self.x_mean) / self.x_scale, dtype=dtype, device=device)
+
+    def targets(self, y: Float[ndarray, " m"], device: str, dtype: torch.dtype = torch.float32) -> Float[Tensor, " m"]:
+        return torch.tensor((y - self.y_mean) / self.y_scale, dtype=dtype, device=device)
+
+    def mean(self, t: Tensor) -> ndarray:
+        mean: ndarray = t.detach().cpu().double().numpy() * self.y_scale + self.y_mean
+        return mean
+
+    def var(self, v: Tensor) -> ndarray:
+        var: ndarray = v.detach().cpu().double().numpy() * self.y_scale**2
+        return var
+
+
+class Stack(nn.Module):
+    """`size` networks d -> hidden -> outputs, initialised as nn.Linear does; dropout at inputs and hidden units."""
+
+    dropout: Tensor | None
+
+    def __init__(
+        self,
+        size: int,
+        n_inputs: int,
+        hidden: int,
+        n_outputs: int,
+        *,
+        activation: Callable[[Tensor], Tensor] = torch.relu,
+        dropout: Float[Tensor, " e"] | None = None,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+
+        def uniform(fan_in: int, *shape: int) -> nn.Parameter:
+            return nn.Parameter((2 * torch.rand(size, *shape, generator=generator) - 1) / math.sqrt(fan_in))
+
+        self.first, self.first_bias = uniform(n_inputs, n_inputs, hidden), uniform(n_inputs, 1, hidden)
+        self.last, self.last_bias = uniform(hidden, hidden, n_outputs), uniform(hidden, 1, n_outputs)
+        self.activation = activation
+        self.register_buffer("dropout", dropout)
+
+    def features(self, x: Float[Tensor, "e b d"]) -> Float[Tensor, "e b h"]:
+        return self.activation(torch.baddbmm(self.first_bias, self._drop(x), self.first))
+
+    def forward(self, x: Float[Tensor, "e b d"]) -> Float[Tensor, "e b o"]:
+        return torch.baddbmm(self.last_bias, self._drop(self.features(x)), self.last)
+
+    def spread(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "e m d"]:
+        """The same rows for every member."""
+        return x.expand(len(self.first), *x.shape)
+
+    def squared_norm(self) -> Float[Tensor, " e"]:
+        return torch.stack([p.square().sum((1, 2)) for p in self.parameters()]).sum(0)
+
+    def _drop(self, x: Tensor) -> Tensor:
+        """Dropout with a rate for each member, at training and prediction alike."""
+        if self.dropout is None:
+            return x
+        keep = 1 - self.dropout[:, None, None]
+        return x * torch.bernoulli(keep.expand_as(x)) / keep
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How stacks are trained by Adam: the budget, and the configurations among which held-out rows choose."""
+
+    learning_rate: float
+    batch_size: int
+    max_epochs: int
+    decays: tuple[float, ...] = (0.0,)
+    """Weight decay of each configuration: a factor of the squared norm beside the mean loss of a row."""
+    members: int = 1
+    """Networks of each configuration."""
+    dropout: tuple[float, ...] | None = None
+    """Dropout rate of each configuration."""
+    n_outputs: int = 1
+    activation: Callable[[Tensor], Tensor] = torch.relu
+    checks: int = 40
+    """How many times the held-out rows are looked at."""
+
+    def stack(self, configurations: Sequence[int], n_inputs: int, task: Task) -> Stack:
+        """Fresh networks for some of the configurations, member after member."""
+        rates = None
+        if self.dropout is not None:
+            rates = torch.tensor([self.dropout[i] for i in configurations for _ in range(self.members)])
+        return Stack(
+            len(configurations) * self.members,
+            n_inputs,
+            task.hidden,
+            self.n_outputs,
+            activation=self.activation,
+            dropout=rates,
+            generator=torch.Generator().manual_seed(task.seed),
+        ).to(task.device)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best moment of one configuration."""
+
+    score: float
+    """Of the held-out rows; smaller is better."""
+    note: float
+    """Whatever came with the score."""
+    epoch: int
+    weights: dict[str, Tensor]
+    """Of the configuration's own members."""
+
+
+HeldOut = Callable[[Stack, Tensor, Tensor], list[tuple[float, float]]]
+"""(stack, x, t) of held-out rows to a score and a note for each configuration."""
+
+
+def search(
+    x: Float[Tensor, "m d"], t: Float[Tensor, " m"], loss: Loss, recipe: Recipe, held_out: HeldOut, task: Task
+) -> list[Found]:
+    """Train all configurations on a part of the rows; the best epoch of each by the rows held out."""
+    recipe = replace(recipe, max_epochs=most_epochs(recipe.max_epochs, len(x)))
+    fit, held = hold_out(len(x), task.seed)
+    every = range(len(recipe.decays))
+    stack = recipe.stack(every, x.shape[1], task)
+    best = [Found(math.inf, math.nan, 1, {}) for _ in every]
+
+    def look(epoch: int) -> None:
+        for i, (score, note) in enumerate(held_out(stack, x[held], t[held])):
+            if score < best[i].score:
+                own = slice(i * recipe.members, (i + 1) * recipe.members)
+                weights = {name: p[own].detach().clone() for name, p in stack.named_parameters()}
+                best[i] = Found(score, note, epoch, weights)
+
+    train(stack, x[fit], t[fit], loss, recipe, every, seed=task.seed, look=look)
+    return best
+
+
+def refit(
+    x: Float[Tensor, "m d"], t: Float[Tensor, " m"], loss: Loss, recipe: Recipe, chosen: int, epochs: int, task: Task
+) -> Stack:
+    """One configuration from a fresh start on all rows, for as many epochs as were found best."""
+    recipe = replace(recipe, max_epochs=most_epochs(recipe.max_epochs, len(x)))
+    stack = recipe.stack([chosen], x.shape[1], task)
+    return train(stack, x, t, loss, recipe, [chosen], seed=task.seed, epochs=epochs)
+
+
+def train(
+    stack: Stack,
+    x: Float[Tensor, "m d"],
+    t: Float[Tensor, " m"],
+    loss: Loss,
+    recipe: Recipe,
+    configurations: Sequence[int],
+    *,
+    seed: int,
+    epochs: int | None = None,
+    look: Callable[[int], None] | None = None,
+) -> Stack:
+    """Mini-batches drawn anew for each network; `look(epoch)` is called `checks` times in the whole of the budget.
+
+    The learning rate falls by a cosine over all of max_epochs, so that `epochs` of them repeat the beginning of a run.
+    """
+    decay = torch.tensor([recipe.decays[i] for i in configurations for _ in range(recipe.members)], device=x.device)
+    optimizer = torch.optim.Adam(stack.parameters(), lr=recipe.learning_rate, fused=True)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.max_epochs, recipe.learning_rate / 100)
+    every = max(1, recipe.max_epochs // recipe.checks)
+    generator = torch.Generator().manual_seed(seed)
+    m = len(x)
+    n_batches = max(1, round(m / recipe.batch_size))
+    for epoch in range(1, (recipe.max_epochs if epochs is None else epochs) + 1):
+        order = torch.rand(len(decay), m, generator=generator).argsort(1).to(x.device)
+        for rows in order.chunk(n_batches, 1):
+            optimizer.zero_grad()
+            value = (loss(stack(x[rows]), t[rows]) + decay * stack.squared_norm()).sum()
+            value.backward()
+            optimizer.step()
+        schedule.step()
+        if look is not None and epoch % every == 0:
+            with torch.no_grad():
+                look(epoch)
+    return stack
+
+
+def squared_error(output: Float[Tensor, "e b o"], t: Float[Tensor, "*e b"]) -> Float[Tensor, " e"]:
+    return (output[..., 0] - t).square().mean(-1)
+
+
+def gaussian_nll(output: Float[Tensor, "e b two"], t: Float[Tensor, "*e b"]) -> Float[Tensor, " e"]:
+    """Of a mean and a variance that is the softplus of the second output, as in Lakshminarayanan et al."""
+    mean, var = mean_and_variance(output)
+    return 0.5 * (var.log() + (t - mean).square() / var).mean(-1)
+
+
+def mean_and_variance(output: Float[Tensor, "e b two"]) -> tuple[Float[Tensor, "e b"], Float[Tensor, "e b"]]:
+    return output[..., 0], nn.functional.softplus(output[..., 1]) + 1e-6

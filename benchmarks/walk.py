@@ -1,0 +1,105 @@
+"""How much code a first call goes through: functions, files, and ways from one file to another.
+
+    python -m benchmarks.walk                      the installed package
+    python -m benchmarks.walk --src other/src      another source tree, to compare the two line by line
+
+Each line is one call, on 60 x 3 rows: `fit`, a first `predictive` and any later one, of `BLLRegressor(max_epochs=2)`
+and of the same with `preset="fast"`. Only code of the package counts. Functions are distinct by file and qualified
+name, lambdas and comprehensions left out; switches are distinct ordered pairs of files, such that a function of the
+second was the next to be called in its thread after one of the first. It is what a reader has to follow, whatever the
+data make of it.
+"""
+
+import argparse
+import importlib
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from inspect import CO_OPTIMIZED
+from itertools import pairwise
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+ROWS, INPUTS, EPOCHS = 60, 3, 2
+PRESETS: dict[str, dict[str, str]] = {"default": {}, "fast": {"preset": "fast"}}
+
+
+@dataclass
+class Walk:
+    """The functions of the package that were called, in the order of each thread."""
+
+    root: str
+    threads: dict[int, list[CodeType]] = field(default_factory=dict)
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> None:
+        code = frame.f_code
+        named = not code.co_name.startswith("<") and bool(code.co_flags & CO_OPTIMIZED)  # bodies of classes are not
+        if event == "call" and named and code.co_filename.startswith(self.root):
+            self.threads.setdefault(threading.get_ident(), []).append(code)
+
+    @property
+    def called(self) -> list[CodeType]:
+        return [code for codes in self.threads.values() for code in codes]
+
+    @property
+    def functions(self) -> set[tuple[str, str]]:
+        return {(code.co_filename, code.co_qualname) for code in self.called}
+
+    @property
+    def files(self) -> set[str]:
+        return {code.co_filename for code in self.called}
+
+    @property
+    def switches(self) -> set[tuple[str, str]]:
+        pairs = (pair for codes in self.threads.values() for pair in pairwise(code.co_filename for code in codes))
+        return {(here, there) for here, there in pairs if here != there}
+
+
+def walk(root: str, work: Callable[[], object]) -> Walk:
+    """Follow a call, in threads that it starts too."""
+    found = Walk(root)
+    threading.setprofile(found)
+    sys.setprofile(found)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return found
+
+
+def rows() -> tuple[ndarray, ndarray]:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(ROWS, INPUTS))
+    return X, X[:, 0] + 0.1 * rng.normal(size=ROWS)
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Walk]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--src", help="folder that holds another lastlayer package")
+    options = parser.parse_args(arguments)
+    if options.src is not None:
+        sys.path.insert(0, options.src)
+    package = importlib.import_module("lastlayer")
+    root, make = str(package.__path__[0]), package.BLLRegressor
+    (X, y), found = rows(), {}
+    print(f"{'':<26}{'functions':>10}{'files':>7}{'switches':>10}")
+    for name, parameters in PRESETS.items():
+        model: Any = make(max_epochs=EPOCHS, random_state=0, **parameters)
+        predict = partial(model.predictive, X)
+        for call, work in (("fit", partial(model.fit, X, y)), ("first predictive", predict), ("predictive", predict)):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # two epochs are not enough, and say so
+                seen = found[f"{name} {call}"] = walk(root, work)
+            print(f"{name + ', ' + call:<26}{len(seen.functions):>10}{len(seen.files):>7}{len(seen.switches):>10}")
+    return found
+
+
+if __name__ == "__main__":
+    main()

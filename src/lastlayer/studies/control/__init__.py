@@ -1,1 +1,0 @@
-"""Studies of learned dynamics: `python -m lastlayer.studies.control.spring`, `...control.mpc`."""
