@@ -1,32 +1,40 @@
 """Regression with neural networks that know what they do not know."""
 
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lastlayer.attaching import attach
+    from lastlayer.estimators.posthoc import attach
+    from lastlayer.estimators.regressor import BLLRegressor, load
     from lastlayer.prediction import Prediction
-    from lastlayer.regressor import BLLRegressor, load
+    from lastlayer.settings import TrainingOptions
     from lastlayer.training.loss import BLLLoss
 
 __version__ = "0.1.0.dev0"
-__all__ = ["BLLLoss", "BLLRegressor", "Prediction", "__version__", "attach", "load"]
+__all__ = ["BLLLoss", "BLLRegressor", "Prediction", "TrainingOptions", "__version__", "attach", "load"]
 _HOMES = {
     "BLLLoss": "training.loss",
-    "BLLRegressor": "regressor",
+    "BLLRegressor": "estimators.regressor",
     "Prediction": "prediction",
-    "attach": "attaching",
-    "load": "regressor",
+    "TrainingOptions": "settings",
+    "attach": "estimators.posthoc",
+    "load": "estimators.regressor",
 }
+_MODULES = frozenset(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
 
 
 def __getattr__(name: str) -> Any:
-    """The public names, imported when they are asked for: `lastlayer --help` does not wait for torch."""
-    if name not in _HOMES:
+    """Public names and modules are imported when they are asked for: `lastlayer --help` does not wait for torch."""
+    if name in _HOMES:
+        value: Any = getattr(import_module(f"lastlayer.{_HOMES[name]}"), name)
+    elif name in _MODULES:
+        value = import_module(f"lastlayer.{name}")
+    else:
         raise AttributeError(f"module 'lastlayer' has no attribute {name!r}")
-    globals()[name] = value = getattr(import_module(f"lastlayer.{_HOMES[name]}"), name)
+    globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted(globals().keys() | _HOMES.keys())
+    return sorted(globals().keys() | _HOMES.keys() | _MODULES)

@@ -1,7 +1,11 @@
 """What lastlayer says when something is wrong: what was wrong, what was given, what to do."""
 
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 
 class LastLayerError(Exception):
@@ -16,15 +20,39 @@ class PrecisionError(LastLayerError, ArithmeticError):
     """A number that float64 moments of these features cannot deliver to the accuracy asked for."""
 
 
+class MissingPackageError(LastLayerError, ImportError):
+    """A package that this part of lastlayer needs is not installed."""
+
+
 class FlooredNoiseWarning(UserWarning):
     """The noise came out below what targets of this scale can resolve and was raised to that floor."""
 
 
-def choose(name: str, given: object, allowed: Iterable[str]) -> str:
-    """Return `given` if it is one of the `allowed` words; otherwise an error that names the nearest one."""
+def check_choice(name: str, given: object, allowed: Iterable[str]) -> str:
+    """Return `given` if it is one of the `allowed` strings; otherwise raise an error that names the nearest one."""
     words = sorted(allowed)
     if isinstance(given, str) and given in words:
         return given
     near = get_close_matches(str(given), words, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise InputError(f"{name}={given!r} is not known: choose one of {', '.join(map(repr, words))}{hint}")
+
+
+def need(package: str, *, extra: str) -> Any:
+    """Import an optional package, silent about parts and futures of its own, or say how to install it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return import_module(package)
+    except ImportError as error:
+        raise MissingPackageError(
+            f"{package} is needed here and could not be imported ({error}): pip install 'lastlayer[{extra}]'"
+        ) from error
+
+
+def check_writable(path: Path) -> None:
+    """Say before the work, not after it, that a file could not be written there."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: give the name of a file in it")
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: there is no folder {path.parent}")

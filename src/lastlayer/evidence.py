@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lastlayer.errors import InputError, choose
+from lastlayer.errors import InputError, check_choice
 from lastlayer.features import linear_features
 from lastlayer.linalg import TINY, Cholesky
 from lastlayer.precision import NormalEquations, noise_covariance
@@ -40,7 +40,7 @@ def general_nlml(
     eye = torch.eye(Phi.shape[-1], dtype=Phi.dtype, device=Phi.device)
     Lambda = Cholesky.of(Phi.mT @ E.solve(Phi) + P.solve(eye))  # eq:Lambda_p_posterior
     w = Lambda.solve(Phi.mT @ E.solve(t[:, None]))  # eq:w_bar_posterior
-    misfit = E.half((t[:, None] - Phi @ w).mT).square().sum() + P.half(w.mT).square().sum()
+    misfit = E.whiten((t[:, None] - Phi @ w).mT).square().sum() + P.whiten(w.mT).square().sum()
     return (len(t) * LOG_2PI + P.logdet() + E.logdet() + Lambda.logdet() + misfit) / 2
 
 
@@ -54,7 +54,7 @@ def nlml(
     bias_prior: BiasPrior = "flat",
     sample_weight: Float[Tensor, "*#b m"] | None = None,
 ) -> Float[Tensor, "*b"]:
-    """NLML per sample with one noise an output and one alpha. eq:LMLH_multivariate_simplified, eq:LMLH_alpha_cost
+    """NLML per sample with one noise per output and one alpha. eq:LMLH_multivariate_simplified, eq:LMLH_alpha_cost
 
     With `W` given it is the augmented objective of Theorem 1, eq:LMLH_Optim_unconstrained: at its minimum over W it is
     the exact one, which `W=None` computes. Differentiable in every argument.
@@ -97,8 +97,8 @@ def profiled_nlml(
     The gradient in Phi, T and log alpha is the closed form of the envelope theorem: nothing flows through the
     factorisation. A row of weight zero has no part in it, so folds are weights.
     """
-    choose("noise", noise, NOISE_STRUCTURES)
-    choose("bias_prior", bias_prior, BIAS_PRIORS)
+    check_choice("noise", noise, NOISE_STRUCTURES)
+    check_choice("bias_prior", bias_prior, BIAS_PRIORS)
     linear_features(Phi)  # checks the column of ones
     out = _ProfiledNLML.apply(Phi, T, log_alpha, noise, bias_prior, sample_weight)
     assert isinstance(out, Tensor)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lastlayer.errors import LastLayerError
 
-FORMAT = 3
+FORMAT = 4
 """Raised whenever a file of today could not be read by the code of yesterday."""
 
 
@@ -25,7 +25,8 @@ class ModelFileError(LastLayerError, ValueError):
 def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
     """Write tensors and a JSON header to one file; until it is whole on disk, an older file stays what it was."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    text = json.dumps({"format": FORMAT, **header}, sort_keys=True, default=_plain)
+    plain = lambda value: value.item() if hasattr(value, "item") else str(value)  # a number of NumPy; a device, say
+    text = json.dumps({"format": FORMAT, **header}, sort_keys=True, default=plain)
     metadata = {"lastlayer": text, "digest": _digest(tensors, text)}
     content = safetensors.torch.save(tensors, metadata)
     with replacing(path) as file:
@@ -77,11 +78,6 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
     if metadata.get("digest") != _digest(tensors, text):
         raise ModelFileError(f"{path} is damaged: its content does not match its digest; take an older copy")
     return tensors, header
-
-
-def _plain(value: Any) -> Any:
-    """Numbers of NumPy as Python's, everything else (a device, say) by its name."""
-    return value.item() if hasattr(value, "item") else str(value)
 
 
 def _digest(tensors: dict[str, Tensor], text: str) -> str:

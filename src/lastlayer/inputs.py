@@ -5,9 +5,12 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import _check_sample_weight, check_consistent_length, validate_data
+from sklearn.utils.validation import _check_sample_weight, validate_data
 
 from lastlayer.errors import InputError
+
+FLOATS = {"dtype": [np.float64, np.float32], "ensure_all_finite": False}
+"""What scikit-learn leaves as it is; finiteness is checked here, with the rows named."""
 
 
 def as_array(values: Any) -> Any:
@@ -17,31 +20,18 @@ def as_array(values: Any) -> Any:
 
 def check_X(estimator: BaseEstimator, X: Any, *, reset: bool, nd: bool) -> ndarray:
     """A finite float array of inputs: a table, or with `nd` of more dimensions; columns as they were in fit."""
-    X = as_array(X)
-    checked: ndarray = validate_data(
-        estimator, X, reset=reset, dtype=[np.float64, np.float32], ensure_all_finite=False, allow_nd=nd
-    )
+    checked: ndarray = validate_data(estimator, as_array(X), reset=reset, allow_nd=nd, **FLOATS)
     check_finite(checked, "X")
     return np.ascontiguousarray(checked)  # torch takes no negative strides
 
 
 def check_Xy(estimator: BaseEstimator, X: Any, y: Any, *, reset: bool, nd: bool) -> tuple[ndarray, ndarray]:
     """Inputs and targets of the same length, both finite; the targets as given, 1-D or 2-D."""
-    X, y = as_array(X), as_array(y)
-    given = np.asarray(y)
+    given = np.asarray(y := as_array(y))
     if given.ndim and given.dtype.kind == "f":
         check_finite(given, "y")  # before scikit-learn, which names no rows
-    checked, targets = validate_data(
-        estimator,
-        X,
-        y,
-        reset=reset,
-        dtype=[np.float64, np.float32],
-        ensure_all_finite=False,
-        allow_nd=nd,
-        multi_output=True,
-        y_numeric=True,
-    )
+    words = {"multi_output": True, "y_numeric": True, **FLOATS}
+    checked, targets = validate_data(estimator, as_array(X), y, reset=reset, allow_nd=nd, **words)
     check_finite(checked, "X")
     targets = np.ascontiguousarray(targets, dtype=np.float64)
     check_finite(targets, "y")
@@ -53,7 +43,6 @@ def check_weight(sample_weight: Any, X: ndarray) -> ndarray | None:
     if sample_weight is None:
         return None
     weight: ndarray = _check_sample_weight(as_array(sample_weight), X, dtype=np.float64, ensure_non_negative=True)
-    check_consistent_length(X, weight)
     if not weight.sum() > 0:
         raise InputError("sample_weight is zero everywhere: at least two samples need a positive weight")
     return np.ascontiguousarray(weight)

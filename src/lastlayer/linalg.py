@@ -28,11 +28,11 @@ class Cholesky:
         # cholesky_ex does not wait for the device; a failure would show as nan, but callers add a ridge above rounding
         return cls(torch.linalg.cholesky_ex(A).L)
 
-    def half(self, Z: Float[Tensor, "... r k"]) -> Float[Tensor, "... r k"]:
+    def whiten(self, Z: Float[Tensor, "... r k"]) -> Float[Tensor, "... r k"]:
         """Rows h with h h' = z A^-1 z'."""
         return torch.linalg.solve_triangular(self.L, Z.mT, upper=False).mT
 
-    def back_half(self, E: Float[Tensor, "... k c"]) -> Float[Tensor, "... k c"]:
+    def unwhiten(self, E: Float[Tensor, "... k c"]) -> Float[Tensor, "... k c"]:
         """L'^-1 E: columns with covariance A^-1 if those of E are standard normal."""
         return torch.linalg.solve_triangular(self.L.mT, E, upper=True)
 
@@ -64,10 +64,10 @@ class Spectrum:
     def shifted(self, ridge: Float[Tensor, "..."]) -> "Spectrum":
         return Spectrum(self.values + ridge[..., None], self.vectors)
 
-    def half(self, Z: Float[Tensor, "... r k"]) -> Float[Tensor, "... r k"]:
+    def whiten(self, Z: Float[Tensor, "... r k"]) -> Float[Tensor, "... r k"]:
         return Z @ self.vectors / self.values.sqrt()[..., None, :]
 
-    def back_half(self, E: Float[Tensor, "... k c"]) -> Float[Tensor, "... k c"]:
+    def unwhiten(self, E: Float[Tensor, "... k c"]) -> Float[Tensor, "... k c"]:
         """V values^-1/2 E: columns with covariance A^-1 if those of E are standard normal."""
         return self.vectors @ (E / self.values.sqrt()[..., None])
 

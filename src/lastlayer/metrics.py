@@ -43,8 +43,7 @@ def coverage(prediction: Prediction, y: ndarray, level: float = 0.9, *, per_outp
 
 def calibration_error(prediction: Prediction, y: ndarray, levels: Float[ndarray, " l"] = LEVELS) -> float:
     """Mean distance between the levels of central intervals and the share of targets inside them; 0 is perfect."""
-    pit = prediction.cdf(y)
-    inside = np.abs(2 * pit - 1)[..., None] <= np.asarray(levels)
+    inside = np.abs(2 * prediction.cdf(y) - 1)[..., None] <= np.asarray(levels)
     return float(np.abs(inside.mean((0, 1)) - levels).mean())
 
 
@@ -54,8 +53,7 @@ def crps(prediction: Prediction, y: ndarray, *, per_output: bool = False) -> Any
     For a mixture: sum_i w_i A(y - mu_i, s_i) - 1/2 sum_ij w_i w_j A(mu_i - mu_j, sqrt(s_i^2 + s_j^2)), with
     A(d, s) = E|d + s N(0, 1)|.
     """
-    mean, var, w = prediction.component_mean, prediction.component_var, prediction.weights
-    w = w[..., None]
+    mean, var, w = prediction.component_mean, prediction.component_var, prediction.weights[..., None]
     score = (w * _mean_distance(_like(y, mean[0]) - mean, np.sqrt(var))).sum(0)
     for i in range(len(w)):  # a row of pairs at a time keeps memory at c m q
         pair = _mean_distance(mean[i] - mean, np.sqrt(var[i] + var))
@@ -66,8 +64,7 @@ def crps(prediction: Prediction, y: ndarray, *, per_output: bool = False) -> Any
 def _mean_distance(d: ndarray, s: ndarray) -> ndarray:
     """E|d + s N(0, 1)|."""
     r = d / s
-    value: ndarray = d * (2 * ndtr(r) - 1) + 2 * s * np.exp(-0.5 * np.square(r)) / np.sqrt(2 * np.pi)
-    return value
+    return d * (2 * ndtr(r) - 1) + 2 * s * np.exp(-0.5 * np.square(r)) / np.sqrt(2 * np.pi)
 
 
 def _like(y: ndarray, mean: ndarray) -> ndarray:

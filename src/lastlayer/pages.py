@@ -10,17 +10,22 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy import ndarray
 from plotly.offline import get_plotlyjs
+from plotly.subplots import make_subplots
 
 BLUE, ORANGE, GREY = "#3b7dd8", "#e08a2e", "#8a8a8a"
-LAYOUT = {
-    "template": "none",
-    "paper_bgcolor": "rgba(0,0,0,0)",
-    "plot_bgcolor": "rgba(0,0,0,0)",
-    "font": {"color": "#888888", "size": 13},
-    "margin": {"l": 60, "r": 20, "t": 40, "b": 50},
-    "legend": {"orientation": "h", "y": 1.12},
-    "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "#888888", "activecolor": BLUE},
-}
+GRID = {"gridcolor": "rgba(128,128,128,0.2)", "zerolinecolor": "rgba(128,128,128,0.4)"}
+TEMPLATE = go.layout.Template(
+    layout={
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"color": "#888888", "size": 13},
+        "margin": {"l": 60, "r": 20, "t": 40, "b": 50},
+        "legend": {"orientation": "h", "y": 1.12},
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "#888888", "activecolor": BLUE},
+        "xaxis": GRID,
+        "yaxis": GRID,
+    }
+)
 PAGE = Template(
     """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>$title</title>
@@ -30,8 +35,8 @@ PAGE = Template(
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem;
        color: light-dark(#222, #ddd); background: light-dark(#fff, #16181c); }
 table { border-collapse: collapse; font-size: 13px; display: block; overflow-x: auto; }
-th, td { padding: .3rem .5rem; text-align: right; white-space: nowrap;
-         border-bottom: 1px solid light-dark(#ddd, #333); }
+th, td { padding: .3rem .5rem; text-align: right; white-space: nowrap; border-bottom: 1px solid light-dark(#ddd,#333); }
+img { max-width: 100%; }
 th:first-child, td:first-child { text-align: left; }
 input[type=search] { font: inherit; padding: .25rem .5rem; margin: .3rem 0; width: min(24rem, 100%); }
 .rows table { max-height: 32rem; overflow-y: auto; }
@@ -41,10 +46,16 @@ input[type=search] { font: inherit; padding: .25rem .5rem; margin: .3rem 0; widt
 </style>
 <script>$plotly</script></head><body>
 $body
-<script>
-$script
-</script></body></html>
+<script>$script</script></body></html>
 """
+)
+SLIDING = Template(
+    """<p id="reading"></p>$picture<script>
+const readings = $readings;
+const say = i => { document.getElementById("reading").textContent = readings[i]; };
+document.getElementById("$name").on("plotly_sliderchange", event => say(event.slider.active));
+say($start);
+</script>"""
 )
 
 
@@ -55,47 +66,51 @@ def page(title: str, body: str, script: str = "") -> str:
 
 def figure_html(picture: go.Figure, name: str) -> str:
     """A figure as part of a page."""
-    text: str = picture.to_html(full_html=False, include_plotlyjs=False, div_id=name, config={"displaylogo": False})
-    return text
+    return picture.to_html(full_html=False, include_plotlyjs=False, div_id=name, config={"displaylogo": False})
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> str:
     """A table of texts, whatever they contain."""
-    lines = [_line("th", head), *(_line("td", row) for row in rows)]
+    line = lambda tag, cells: f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+    lines = [line("th", head), *(line("td", row) for row in rows)]
     return f'<table id="{html.escape(name)}">{"".join(lines)}</table>'
 
 
-def _line(tag: str, cells: Sequence[str]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+def panels(rows: int, columns: int, *, height: int, titles: Sequence[str] | None = None, **words: Any) -> go.Figure:
+    """A figure with a grid of panels in the colours of the page."""
+    shown = None if titles is None else [html.escape(title) for title in titles]
+    return make_subplots(rows, columns, subplot_titles=shown, **words).update_layout(template=TEMPLATE, height=height)
 
 
-def script_data(value: Any) -> str:
-    """A value for a script; no text in it can end the script."""
-    return json.dumps(value).replace("<", "\\u003c")
+def points(x: ndarray, y: ndarray, color: str, name: str = "", *, size: int = 5, **words: Any) -> go.Scatter:
+    marker = {"color": color, "size": size, "symbol": words.pop("symbol", "circle")}
+    words = {"showlegend": bool(name)} | words
+    return go.Scatter(x=x, y=y, mode="markers", marker=marker, name=html.escape(name), **words)
 
 
-def band(x: ndarray, lower: ndarray, upper: ndarray, *, visible: bool = True) -> go.Scatter:
-    return go.Scatter(
-        x=np.concatenate([x, x[::-1]]).round(5),
-        y=np.concatenate([upper, lower[::-1]]).round(5),
-        fill="toself",
-        fillcolor="rgba(59,125,216,0.3)",
-        line={"width": 0},
-        hoverinfo="skip",
-        visible=visible,
-        showlegend=False,
-    )
+def line(x: Any, y: Any, color: str, name: str = "", *, dash: str = "solid", **words: Any) -> go.Scatter:
+    words = {"showlegend": bool(name), "mode": "lines"} | words
+    return go.Scatter(x=x, y=y, line={"color": color, "dash": dash}, name=html.escape(name), **words)
 
 
-def slider(labels: Sequence[str], n_fixed: int, per_step: int, *, start: int, prefix: str) -> dict[str, Any]:
-    """Shows the `per_step` traces of one step at a time; the first traces of a figure are those of the steps."""
-    shown = per_step * len(labels)
+def band(x: ndarray, lower: ndarray, upper: ndarray, **words: Any) -> go.Scatter:
+    words = {"fillcolor": "rgba(59,125,216,0.3)", "showlegend": False} | words
+    x, y = np.concatenate([x, x[::-1]]).round(5), np.concatenate([upper, lower[::-1]]).round(5)
+    return go.Scatter(x=x, y=y, fill="toself", line={"width": 0}, hoverinfo="skip", **words)
+
+
+def sliding(figure: go.Figure, log_alphas: ndarray, readings: Sequence[str], start: int, name: str) -> str:
+    """A figure with a slider over alpha: its first traces, two for each alpha, are shown one alpha at a time.
+
+    The element #reading above it shows a sentence for every alpha.
+    """
+    n = 2 * len(log_alphas)
+    shows = lambda step: [t // 2 == step for t in range(n)] + [True] * (len(figure.data) - n)
     steps = [
-        {
-            "method": "restyle",
-            "label": label,
-            "args": [{"visible": [t // per_step == step for t in range(shown)] + [True] * n_fixed}],
-        }
-        for step, label in enumerate(labels)
+        {"method": "restyle", "label": f"{log_alpha:.1f}", "args": [{"visible": shows(step)}]}
+        for step, log_alpha in enumerate(log_alphas)
     ]
-    return {"active": start, "steps": steps, "currentvalue": {"prefix": prefix}, "pad": {"t": 40}}
+    slider = {"active": start, "steps": steps, "currentvalue": {"prefix": "log alpha = "}, "pad": {"t": 40}}
+    picture = figure_html(figure.update_layout(sliders=[slider]), name)
+    sentences = json.dumps(readings).replace("<", "\\u003c")  # no text can end the script
+    return SLIDING.substitute(name=name, start=start, readings=sentences, picture=picture)

@@ -143,7 +143,7 @@ class Posterior:
         """Mean and covariance over points and outputs."""
         z = self.equations.rows(linear_features(Phi))
         precision = self.precision if log_alpha is None else self.equations.spectral_at(log_alpha)
-        H = precision.factor.half(z)
+        H = precision.factor.whiten(z)
         return Joint(self.mean(Phi), H @ H.mT + self.equations.bias_variance, self.Sigma_E)
 
     def sample_weights(self, n: int, *, generator: torch.Generator | None = None) -> Float[Tensor, "n p q"]:
@@ -153,7 +153,7 @@ class Posterior:
         options = {"dtype": W.dtype, "device": W.device}
         root = Cholesky.of(self.Sigma_E).L.mT
         E = torch.randn(k, n * q, generator=generator, **options)  # type: ignore[call-overload]
-        draws = W + self.precision.factor.back_half(E).reshape(k, n, q).transpose(0, 1) @ root
+        draws = W + self.precision.factor.unwhiten(E).reshape(k, n, q).transpose(0, 1) @ root
         if self.bias_prior == "shared":
             return draws
         free = torch.randn(n, 1, q, generator=generator, **options) @ root * eq.bias_variance.sqrt()  # type: ignore[call-overload]

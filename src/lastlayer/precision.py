@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lastlayer.errors import InputError, choose
+from lastlayer.errors import InputError, check_choice
 from lastlayer.features import affine_features
 from lastlayer.linalg import EPS, TINY, Cholesky, Factor, Spectrum, eigh, eigvalsh
 from lastlayer.statistics import Statistics
@@ -49,7 +49,7 @@ class NormalEquations:
 
     @classmethod
     def of(cls, statistics: Statistics, bias_prior: BiasPrior = "flat") -> "NormalEquations":
-        choose("bias_prior", bias_prior, BIAS_PRIORS)
+        check_choice("bias_prior", bias_prior, BIAS_PRIORS)
         k, m = statistics.n_linear, statistics.count
         mean, scatter, energy = statistics.mean, statistics.scatter, statistics.energy
         dof = m - 1 if bias_prior == "flat" else m
@@ -183,7 +183,7 @@ class Precision:
 
     def variance_ratio(self, z: Float[Tensor, "... r k"]) -> Float[Tensor, "... r"]:
         """phi' Lambda_bar^-1 phi: variance of the function over that of the noise. eq:NN_BLL_distribution_c"""
-        return self.equations.bias_variance[..., None] + self.factor.half(z).square().sum(-1)
+        return self.equations.bias_variance[..., None] + self.factor.whiten(z).square().sum(-1)
 
     @cached_property
     def worst_ratio_error(self) -> float:
@@ -227,15 +227,13 @@ class Precision:
 
 
 def noise_covariance(
-    S: Float[Tensor, "... q q"],
-    equations: NormalEquations,
-    noise: NoiseStructure = "diagonal",
+    S: Float[Tensor, "... q q"], equations: NormalEquations, noise: NoiseStructure = "diagonal"
 ) -> tuple[Float[Tensor, "... q q"], Bool[Tensor, "..."]]:
     """The noise at the maximum of the evidence, S / n, and whether the floor had to hold it up.
 
     The floor is a share of the targets' variance in every output, and for full noise in every direction of them.
     """
-    choose("noise", noise, NOISE_STRUCTURES)
+    check_choice("noise", noise, NOISE_STRUCTURES)
     if equations.dof.device.type == "cpu" and not bool((equations.dof > 0).all()):
         raise InputError(
             f"the samples have a total weight of {equations.count.min().item():g}, which leaves no degree of freedom "

@@ -9,8 +9,9 @@ from jaxtyping import Float, Real
 from numpy import ndarray
 from scipy.special import logsumexp, ndtr, ndtri
 
-from lastlayer.errors import InputError, choose
-from lastlayer.linalg import EPS, TINY
+from lastlayer.errors import InputError, check_choice
+from lastlayer.formula import mixture_quantile, output_cov
+from lastlayer.ops import NumPyOps
 
 LOG_2PI = float(np.log(2 * np.pi))
 
@@ -18,15 +19,20 @@ LOG_2PI = float(np.log(2 * np.pi))
 def gaussian_log_prob(
     residual: Float[ndarray, "*#b r q"],
     var: Float[ndarray, "*b r q"],
-    correlation: Float[ndarray, "*#b q q"] | None = None,
+    correlation: Float[ndarray, "*#c q q"] | None = None,
 ) -> Float[ndarray, "*b r"]:
-    """Log density of N(0, D C D) with D^2 = var, joint over the outputs; C = I if no correlation is given."""
+    """Log density of N(0, D C D) with D^2 = var, joint over the outputs.
+
+    C is the correlation, one for each point or one for all (then with a single axis less); the identity if not given.
+    """
     scaled = residual / np.sqrt(var)
     log_det = np.log(var).sum(-1)
     if correlation is not None:
         L = np.linalg.cholesky(correlation)
-        scaled = np.linalg.solve(L, scaled.swapaxes(-1, -2)).swapaxes(-1, -2)
-        log_det = log_det + 2 * np.log(np.diagonal(L, axis1=-2, axis2=-1)).sum(-1)[..., None]
+        if L.ndim <= var.ndim:  # one for all points
+            L = L[..., None, :, :]
+        scaled = np.linalg.solve(L, np.broadcast_to(scaled, var.shape)[..., None])[..., 0]
+        log_det = log_det + 2 * np.log(np.diagonal(L, axis1=-2, axis2=-1)).sum(-1)
     density: ndarray = -0.5 * (np.square(scaled).sum(-1) + log_det + LOG_2PI * residual.shape[-1])
     return density
 
@@ -46,7 +52,7 @@ class Prediction:
     weights: Float[ndarray, "c m"]
     """Weights of the components at each point; they add up to one."""
     correlation: Float[ndarray, "c q q"] | None = None
-    """Correlation between the outputs of a point, for epistemic part and noise alike; None: independent."""
+    """Correlation between the outputs of a point, of the function and of the noise alike; None: independent."""
     conformal_scores: Float[ndarray, "n q"] | None = None
     """Absolute errors over standard deviations of fresh rows, for conformal intervals."""
 
@@ -60,7 +66,7 @@ class Prediction:
         affine_cost: Float[ndarray, " m"],
         correlation: Float[ndarray, "q q"] | None = None,
     ) -> "Prediction":
-        """One Gaussian a point."""
+        """One Gaussian per point."""
         return cls(
             component_mean=mean[None],
             component_epistemic_var=epistemic_var[None],
@@ -125,11 +131,15 @@ class Prediction:
     def component_var(self) -> Float[ndarray, "c m q"]:
         return self.component_epistemic_var + self.component_noise_var
 
+    def component_cov(self) -> Float[ndarray, "c m q q"]:
+        """Covariance between the outputs at each point by each component."""
+        C = np.eye(self.component_mean.shape[-1]) if self.correlation is None else self.correlation[:, None]
+        cov: ndarray = output_cov(NumPyOps, C, self.component_epistemic_var, self.component_noise_var)
+        return cov
+
     def cov(self) -> Float[ndarray, "m q q"]:
         """Covariance between the outputs at each point."""
-        std = np.sqrt(self.component_var)
-        C = np.eye(std.shape[-1]) if self.correlation is None else self.correlation[:, None]
-        within = std[..., :, None] * C * std[..., None, :]
+        within = self.component_cov()
         spread = self.component_mean - self.mean
         return self._average(within + spread[..., :, None] * spread[..., None, :])
 
@@ -141,14 +151,14 @@ class Prediction:
         if per_output:
             each = gaussian_log_prob(residual[..., None], self.component_var[..., None])
         else:
-            each = gaussian_log_prob(residual, self.component_var, self.correlation)
+            each = gaussian_log_prob(residual, self.component_var, self._point_correlation())
         if len(self.weights) == 1:
             return each[0]
         share = self.weights.reshape(*self.weights.shape, *[1] * (each.ndim - 2))
         density: ndarray = logsumexp(each, axis=0, b=share)
         return density
 
-    def standardised_residual(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m q"]:
+    def standardized_residual(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m q"]:
         """(y - mean) / std."""
         residual: ndarray = (self._targets(y) - self.mean) / self.std
         return residual
@@ -161,28 +171,8 @@ class Prediction:
         """The value that each output stays below with probability `level`."""
         if not 0 < level < 1:
             raise InputError(f"level={level} must lie strictly between 0 and 1")
-        mean, std = self.component_mean, np.sqrt(self.component_var)
-        each = mean + ndtri(level) * std
-        lo, hi = each.min(0), each.max(0)  # the mixture's quantile lies between those of its components
-        if len(self.weights) == 1:
-            return lo
-        x, move, narrowest = 0.5 * (lo + hi), hi - lo, std.min(0)
-        found = np.zeros(x.shape, dtype=bool)
-        for _ in range(200):
-            z = (x - mean) / std
-            excess = self._average(ndtr(z)) - level
-            density = self._average(np.exp(-0.5 * np.square(z)) / std) / math.sqrt(2 * math.pi)
-            lo, hi = np.where(excess < 0, x, lo), np.where(excess < 0, hi, x)
-            # Newton's step if it stays inside and is at most half as long as the last one, otherwise half the way
-            step = x - excess / np.maximum(density, TINY)
-            fine = (step >= lo) & (step <= hi) & (2 * np.abs(step - x) <= move)
-            new = np.where(found, x, np.where(fine, step, 0.5 * (lo + hi)))
-            x, move = new, np.abs(new - x)
-            # the error after Newton's step is of the order of its square
-            found = found | (move <= np.maximum(np.where(fine, 1e-8 * narrowest, 0.0), 4 * EPS * np.abs(x)))
-            if found.all():
-                break
-        return x
+        std, weights = np.sqrt(self.component_var), self.weights[..., None]
+        return mixture_quantile(np, ndtr, ndtri, level, self.component_mean, std, weights)
 
     def interval(
         self, level: float = 0.95, *, method: str = "quantile"
@@ -195,7 +185,7 @@ class Prediction:
         """
         if not 0 < level < 1:
             raise InputError(f"level={level} must lie strictly between 0 and 1, such as 0.95")
-        if choose("method", method, ("quantile", "conformal")) == "conformal":
+        if check_choice("method", method, ("quantile", "conformal")) == "conformal":
             reach = self._conformal_reach(level) * self.std
             return self.mean - reach, self.mean + reach
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
@@ -206,12 +196,20 @@ class Prediction:
         _, m, q = self.component_mean.shape
         pick = (rng.random((n, 1, m)) > self.weights.cumsum(0)[:-1]).sum(1)
         noise = rng.standard_normal((n, m, q))
-        if self.correlation is not None:
-            L = np.linalg.cholesky(self.correlation)
-            noise = (L[pick] @ noise[..., None])[..., 0]
         point = np.arange(m)
+        correlation = self._point_correlation()
+        if correlation is not None:
+            L = np.linalg.cholesky(correlation)
+            noise = (L[pick, point] @ noise[..., None])[..., 0]
         draws: ndarray = self.component_mean[pick, point] + np.sqrt(self.component_var)[pick, point] * noise
         return draws
+
+    def _point_correlation(self) -> Float[ndarray, "c m q q"] | None:
+        """Of the targets, at each point: the function and the noise may mix differently in each output."""
+        if self.correlation is None:
+            return None
+        std = np.sqrt(self.component_var)
+        return self.component_cov() / std[..., :, None] / std[..., None, :]
 
     def _conformal_reach(self, level: float) -> Float[ndarray, " q"]:
         """The ceil((n + 1) level)-th smallest of n scores."""

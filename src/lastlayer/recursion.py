@@ -40,11 +40,11 @@ class Recursion:
         equations = NormalEquations.of(statistics, bias_prior)
         precision = equations.at(log_alpha)
         eye = torch.eye(equations.n_penalised, dtype=equations.gram.dtype, device=equations.gram.device)
-        R, W = precision.factor.half(eye).mT.contiguous(), precision.penalised_weights
+        R, W = precision.factor.whiten(eye).mT.contiguous(), precision.penalised_weights
         coarse = precision.ridge < SPECTRAL * equations.resolution
         if bool(coarse.any()):
             some = NormalEquations.of(statistics[coarse], bias_prior).spectral_at(log_alpha[coarse])
-            R[coarse], W[coarse] = some.factor.half(eye).mT, some.penalised_weights
+            R[coarse], W[coarse] = some.factor.whiten(eye).mT, some.penalised_weights
         if bias_prior == "shared":
             return cls(R, W, torch.zeros_like(equations.feature_mean))
         # around the mean of the rows the bias is independent of the other weights

@@ -26,6 +26,12 @@ GPU_CHUNK = 2**27
 """Numbers of a chunk on a GPU: large enough that starting its kernels costs nothing beside their work."""
 
 
+def row_chunks(m: int, size: int = CHUNK_ROWS) -> list[slice]:
+    """m rows in pieces of nearly the same number, at most `size`: no small rest at the end."""
+    n = -(-m // size)
+    return [slice(i * m // n, (i + 1) * m // n) for i in range(n)]
+
+
 @dataclass(frozen=True)
 class Statistics:
     """Count, mean and scatter of the rows [phi_tilde, t] seen so far, in float64. `a + b`, `a - b`, `a.scaled(c)`."""

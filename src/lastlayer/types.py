@@ -1,4 +1,4 @@
-"""Words that several rooms share."""
+"""Types that several modules share."""
 
 from typing import Literal, TypeAlias
 
@@ -9,7 +9,7 @@ NoiseStructure: TypeAlias = Literal["diagonal", "full"]
 """Noise covariance between the outputs of one sample."""
 
 NoiseModel: TypeAlias = Literal["diagonal", "full", "input"]
-"""What a regressor offers: the same, or one noise an output that depends on the input."""
+"""What a regressor offers: the same, or one noise per output that depends on the input."""
 
 BIAS_PRIORS: tuple[BiasPrior, ...] = ("flat", "shared")
 NOISE_STRUCTURES: tuple[NoiseStructure, ...] = ("diagonal", "full")

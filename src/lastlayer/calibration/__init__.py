@@ -1,39 +1,17 @@
-"""How far to believe a network: rows it never saw, the strength of its prior, and the curve from cost to variance."""
+"""How far to believe a network: held-out points, and the curve from affine cost to variance fitted to them."""
 
-from lastlayer.calibration.crossfit import CrossFit, Ensemble, Job, Member, Trained, predict_held_out
-from lastlayer.calibration.curve import (
-    Anchor,
-    Calibration,
-    CalibrationPoints,
-    Curve,
-    Tails,
-    anchored,
-    fit_curves,
-    precision_weights,
-)
-from lastlayer.calibration.noise_head import NoiseHead
+from lastlayer.calibration.curve import Calibration, CalibrationPoints, Curve, NoiseHead, Shrinkage, Tails
+from lastlayer.calibration.fit import SHARPNESS, fit_curves
 from lastlayer.calibration.points import HeldOutPoints
-from lastlayer.calibration.splits import Split, blocked_splits, given_splits, random_splits
 
 __all__ = [
-    "Anchor",
+    "SHARPNESS",
     "Calibration",
     "CalibrationPoints",
-    "CrossFit",
     "Curve",
-    "Ensemble",
     "HeldOutPoints",
-    "Job",
-    "Member",
     "NoiseHead",
-    "Split",
+    "Shrinkage",
     "Tails",
-    "Trained",
-    "anchored",
-    "blocked_splits",
     "fit_curves",
-    "given_splits",
-    "precision_weights",
-    "predict_held_out",
-    "random_splits",
 ]

@@ -1,7 +1,7 @@
 """Held-out points: what networks that never saw them say of them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,12 @@ from numpy import ndarray
 from torch import Tensor
 
 from lastlayer.linalg import TINY
+from lastlayer.training.last_layer import LastLayer
+from lastlayer.training.objectives import Data
+
+BLOCKED_WEIGHT = 0.3
+"""Weight in calibration of a point of a block, beside one held out at random: the points of a block err together."""
+BY_NETWORK = ("mean", "cost", "noise_var", "correlation")
 
 
 @dataclass(frozen=True)
@@ -18,72 +24,92 @@ class HeldOutPoints:
     """What c networks that did not see a point say of it, in standardised units."""
 
     mean: Float[Tensor, "c n q"]
-    ratio: Float[Tensor, "c n"]
+    cost: Float[Tensor, "c n"]
     """v: the affine cost."""
     noise_var: Float[Tensor, "c n q"]
+    correlation: Float[Tensor, "c n q q"] | None
+    """Of the noise between the outputs; None: independent."""
     inputs: Float[Tensor, "n ..."]
     targets: Float[Tensor, "n q"]
     weight: Float[Tensor, " n"]
     kind: ndarray
-    """(n,) words: where the point was held out, such as "random" or "blocked"."""
-    strength: Float[ndarray, " c"]
-    """Of the prior on the hidden weights of each network: networks of the same strength are alike."""
+    """(n,) strings: where the point was held out, such as "random" or "blocked"."""
+    prior_precision: Float[ndarray, " c"]
+    """Of the hidden weights of each network."""
+
+    @classmethod
+    def by(
+        cls, layer: LastLayer, Phi: Float[Tensor, "n p"], data: Data, kind: str, prior_precision: float
+    ) -> "HeldOutPoints":
+        """What one last layer says of points that it has not seen, given their affine features."""
+        with torch.no_grad():
+            marginals = layer.posterior.predict(Phi)
+        mean, var = marginals.mean, marginals.noise_cov.diagonal()
+        correlation = None
+        if layer.posterior.noise == "full" and len(var) > 1:
+            std = var.sqrt()
+            correlation = (marginals.noise_cov / std / std[:, None]).expand(1, len(mean), -1, -1)
+        weight = torch.ones_like(mean[:, 0]) if data.weight is None else data.weight
+        return cls(
+            mean=mean[None],
+            cost=marginals.variance_ratio[None],
+            noise_var=var.expand(mean.shape)[None],
+            correlation=correlation,
+            inputs=data.X,
+            targets=data.T.to(mean),
+            weight=weight * (BLOCKED_WEIGHT if kind == "blocked" else 1.0),
+            kind=np.full(len(mean), kind),
+            prior_precision=np.array([prior_precision]),
+        )
 
     @classmethod
     def joined(cls, parts: "list[HeldOutPoints]") -> "HeldOutPoints":
         """All points of several sets, each with as many networks."""
-        return cls._of(parts, lambda xs: torch.cat(xs, 1), torch.cat, np.concatenate, lambda xs: xs[0])
+        every = cls._each(parts, lambda xs: torch.cat(xs, 1), torch.cat)
+        kind = np.concatenate([part.kind for part in parts])
+        return cls(**every, kind=kind, prior_precision=parts[0].prior_precision)
 
     @classmethod
     def stacked(cls, parts: "list[HeldOutPoints]") -> "HeldOutPoints":
         """The same points by all networks of several sets."""
-        return cls._of(parts, torch.cat, lambda xs: xs[0], lambda xs: xs[0], np.concatenate)
+        every = cls._each(parts, torch.cat, lambda xs: xs[0])
+        precision = np.concatenate([part.prior_precision for part in parts])
+        return cls(**every, kind=parts[0].kind, prior_precision=precision)
+
+    @classmethod
+    def _each(
+        cls, parts: "list[HeldOutPoints]", by_network: Callable[[list[Any]], Any], by_point: Callable[[list[Any]], Any]
+    ) -> dict[str, Any]:
+        """The tensors of several sets put together, field by field."""
+        names = [field.name for field in fields(cls) if field.name not in ("kind", "prior_precision")]
+        values = {name: [getattr(part, name) for part in parts] for name in names}
+        return {
+            name: None if xs[0] is None else (by_network if name in BY_NETWORK else by_point)(xs)
+            for name, xs in values.items()
+        }
 
     def __getitem__(self, points: ndarray) -> "HeldOutPoints":
-        """Some of the points, by their numbers."""
+        """Some of the points, by their indices."""
         at = torch.from_numpy(points).to(self.mean.device)
-        return self._of(
-            [self], lambda xs: xs[0][:, at], lambda xs: xs[0][at], lambda xs: xs[0][points], lambda xs: xs[0]
-        )
+        every = self._each([self], lambda xs: xs[0][:, at], lambda xs: xs[0][at])
+        return replace(self, **every, kind=self.kind[points])
 
-    def of(self, strength: float) -> "HeldOutPoints":
-        """What the networks of one strength say."""
-        same = self.strength == strength
+    def of(self, prior_precision: float) -> "HeldOutPoints":
+        """What the networks under one prior precision say."""
+        same = self.prior_precision == prior_precision
         at = torch.from_numpy(np.flatnonzero(same)).to(self.mean.device)
-        first: Callable[[list[Any]], Any] = lambda xs: xs[0]
-        return self._of([self], lambda xs: xs[0][at], first, first, lambda xs: xs[0][same])
+        every = self._each([self], lambda xs: xs[0][at], lambda xs: xs[0])
+        return replace(self, **every, prior_precision=self.prior_precision[same])
 
     @property
-    def strengths(self) -> list[float]:
+    def prior_precisions(self) -> list[float]:
         """Each of them once."""
-        return list(dict.fromkeys(self.strength.tolist()))
+        return list(dict.fromkeys(self.prior_precision.tolist()))
 
     def usable(self) -> "HeldOutPoints":
         """Without points at which a network failed altogether; on the processor, where small problems are quick."""
         error = (self.targets - self.mean).square() / self.noise_var
-        fine = torch.isfinite(error + self.noise_var).all(0).all(-1) & torch.isfinite(self.ratio).all(0)
-        fine &= self.weight > 0
-        kept = self[np.flatnonzero(fine.cpu().numpy())]
-        here = self._of([kept], lambda xs: xs[0].cpu(), lambda xs: xs[0].cpu(), lambda xs: xs[0], lambda xs: xs[0])
-        return replace(here, ratio=here.ratio.clamp_min(TINY))
-
-    @classmethod
-    def _of(
-        cls,
-        parts: "list[HeldOutPoints]",
-        by_network: Callable[[list[Tensor]], Tensor],
-        by_point: Callable[[list[Tensor]], Tensor],
-        words: Callable[[list[ndarray]], ndarray],
-        networks: Callable[[list[ndarray]], ndarray],
-    ) -> "HeldOutPoints":
-        """One set out of several, field by field."""
-        return cls(
-            mean=by_network([p.mean for p in parts]),
-            ratio=by_network([p.ratio for p in parts]),
-            noise_var=by_network([p.noise_var for p in parts]),
-            inputs=by_point([p.inputs for p in parts]),
-            targets=by_point([p.targets for p in parts]),
-            weight=by_point([p.weight for p in parts]),
-            kind=words([p.kind for p in parts]),
-            strength=networks([p.strength for p in parts]),
-        )
+        fine = torch.isfinite(error + self.noise_var).all(0).all(-1) & torch.isfinite(self.cost).all(0)
+        kept = self[np.flatnonzero((fine & (self.weight > 0)).cpu().numpy())]
+        here = replace(kept, **self._each([kept], lambda xs: xs[0].cpu(), lambda xs: xs[0].cpu()))
+        return replace(here, cost=here.cost.clamp_min(TINY))

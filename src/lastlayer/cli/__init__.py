@@ -1,34 +1,68 @@
 """The command line. Commands import what they need when they run, so that `lastlayer --help` is quick."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from lastlayer import __version__
-from lastlayer.cli import studies, tables
-from lastlayer.cli.say import helpful
+from lastlayer.cli import tables
+from lastlayer.cli.console import Json, Output, helpful
 
 app = typer.Typer(
     help="Regression with neural networks that know what they do not know.\n\n"
     "Begin with a table: [bold]lastlayer fit data.csv --target y[/bold], then [bold]predict[/bold] and "
-    "[bold]report[/bold]. Exit codes: 0 fine, 1 something to mend, 2 wrong usage, 130 interrupted.",
+    "[bold]report[/bold]. Exit codes: 0 fine, 1 a problem to fix, 2 wrong usage, 130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-TABLES, JOBS = "Your own table", "Studies and benchmarks"
-for command in (
-    tables.fit,
-    tables.predict,
-    tables.evaluate,
-    tables.report,
-    tables.explain,
-    tables.update,
-    tables.export,
-):
-    app.command(rich_help_panel=TABLES)(helpful(command))
-app.command(rich_help_panel=JOBS)(helpful(studies.study))
-app.add_typer(studies.bench, name="bench", rich_help_panel=JOBS)
+SHOWN = ("lpd_train", "lpd_test", "lpd_outside", "coverage_90")
+for command in tables.COMMANDS:
+    app.command(rich_help_panel="Your own table")(helpful(command))
+
+
+@app.command(rich_help_panel="Built-in data")
+@helpful
+def study(
+    seeds: Annotated[int, Option(min=1, max=1000, help="How many initialisations.")] = 1,
+    data_seed: Annotated[list[int] | None, Option(help="Seed of the data; give it again for more.")] = None,
+    out: Annotated[Path, Option(help="Folder for tables, figures and the report.")] = Path("results"),
+    max_epochs: Annotated[int | None, Option(min=1, help="Upper limit for BLL and BLR.")] = None,
+    bnn_epochs: Annotated[int, Option(min=1, help="Epochs of the Bayesian neural network.")] = 2000,
+    as_json: Json = False,
+) -> None:
+    """The paper's simulation study: Table 1, Figures 1 to 5 and a report with a slider for alpha."""
+    import torch
+
+    from lastlayer.studies import figures, paper
+    from lastlayer.studies.data import SEED
+    from lastlayer.studies.networks import BUDGET, Budget, fit_three_samples
+    from lastlayer.studies.report import report
+
+    paper.check_folder(out)
+    torch.set_num_threads(1)  # many small products: a second thread only waits for the first
+    budget = BUDGET if max_epochs is None else Budget(max_epochs=max_epochs)
+    studies = [
+        paper.run(list(range(seeds)), data_seed=data, budget=budget, bnn_epochs=bnn_epochs, progress=True)
+        for data in data_seed or [SEED]
+    ]
+    three = fit_three_samples(max_epochs=min(5000, budget.max_epochs), progress=True)
+
+    def draw(folder: Path) -> None:
+        figures.draw_all(studies[0], three, folder)
+        (folder / "report.html").write_text(report(studies, folder))
+
+    written, say = paper.write_all(studies, out, draw), Output(as_json)
+    places = [0, *(1 + list(paper.COLUMNS).index(name) for name in SHOWN)]
+    head, *rows = [[row[i] for i in places] for row in [["", *paper.COLUMNS.values()], *paper.cells(studies)]]
+    say.table(head, rows, f"Table 1: {paper.caption(studies)}")
+    for note in paper.NOTES:
+        say.words(f"  {note}", "dim")
+    say.words(f"\nall columns: {out / 'table1.md'}")
+    say.words(f"{len(written)} files in {out}; open {out / 'report.html'} in a browser")
+    say.result(files=[str(path) for path in written])
 
 
 def _version(asked: bool | None) -> None:
@@ -37,7 +71,7 @@ def _version(asked: bool | None) -> None:
         raise typer.Exit
 
 
-Version = Annotated[bool | None, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")]
+Version = Annotated[bool | None, Option("--version", callback=_version, is_eager=True, help="Print the version.")]
 
 
 @app.callback()

@@ -5,54 +5,54 @@ from collections import Counter
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
 from lastlayer import __version__
-from lastlayer.cli.say import Json, Say
-from lastlayer.errors import InputError
+from lastlayer.cli.console import Json, Output
+from lastlayer.errors import InputError, check_choice, check_writable
 
 if TYPE_CHECKING:
-    from lastlayer.tables import Schema, Scores, Table, TableModel
+    from lastlayer.tables import Schema, Scores, Table
 
 WIDEST = 10_000
-Data = Annotated[
-    Path, typer.Argument(help="Table: .csv, .tsv, .jsonl or .parquet; the first line of a CSV names columns.")
-]
-Model = Annotated[Path, typer.Argument(help="Model file that `lastlayer fit` wrote.")]
+Data = Annotated[Path, Argument(help="Table: .csv, .tsv, .jsonl or .parquet; the first line of a CSV names columns.")]
+Model = Annotated[Path, Argument(help="Model file that `lastlayer fit` wrote.")]
 Target = Annotated[
-    list[str] | None,
-    typer.Option(help="Columns with the true values, with commas, if they are not called as in fit."),
+    list[str] | None, Option(help="Columns with the true values, with commas, if they are not called as in fit.")
 ]
 Unknown = Annotated[
-    str,
-    typer.Option(help="A text no training row had: 'error', or 'warn' to predict as if it were none of the known."),
+    str, Option(help="A text no training row had: 'error', or 'warn' to predict as if it were none of the known.")
 ]
 
 
 def fit(
     data: Data,
-    target: Annotated[list[str], typer.Option("--target", "-t", help="Column to predict; several with commas.")],
+    target: Annotated[list[str], Option("--target", "-t", help="Column to predict; several with commas.")],
     model: Annotated[
-        Path | None, typer.Option("--model", "-m", help="Model file to write.", show_default="DATA's name.lastlayer")
+        Path | None, Option("--model", "-m", help="Model file to write.", show_default="DATA's name.lastlayer")
     ] = None,
-    drop: Annotated[list[str] | None, typer.Option(help="Columns to leave out, with commas.")] = None,
-    text: Annotated[
-        list[str] | None, typer.Option(help="Columns of numbers that are codes: take them as text.")
-    ] = None,
+    drop: Annotated[list[str] | None, Option(help="Columns to leave out, with commas.")] = None,
+    text: Annotated[list[str] | None, Option(help="Columns of numbers that are codes: take them as text.")] = None,
     impute: Annotated[
-        str | None, typer.Option(help="'median': fill missing numbers by the median, texts by the most frequent.")
+        str | None, Option(help="'median': fill missing numbers by it, texts by the most frequent.")
     ] = None,
     groups: Annotated[
-        str | None, typer.Option(help="Column that says which rows belong together (a trajectory, a patient).")
+        str | None, Option(help="Column that says which rows belong together, such as a patient.")
     ] = None,
-    preset: Annotated[str, typer.Option(help="'honest': ten calibrated networks; 'fast': one, in seconds.")] = "honest",
-    hidden: Annotated[str, typer.Option(help="Widths of the hidden layers.")] = "50,50",
-    noise: Annotated[str, typer.Option(help="'diagonal', 'full' (correlated targets) or 'input'.")] = "diagonal",
-    members: Annotated[int | None, typer.Option(min=1, max=100, help="Networks in the mixture.")] = None,
-    max_epochs: Annotated[int, typer.Option(min=0, max=1_000_000, help="Passes over the data.")] = 500,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="The same seed gives the same model.")] = 0,
+    preset: Annotated[
+        str | None, Option(help="'calibrated': a mixture; 'fast': one network, in seconds.", show_default="calibrated")
+    ] = None,
+    hidden: Annotated[str | None, Option(help="Widths of the hidden layers.", show_default="50,50")] = None,
+    noise: Annotated[
+        str | None, Option(help="'diagonal', 'full' (correlated targets) or 'input'.", show_default="diagonal")
+    ] = None,
+    members: Annotated[int | None, Option(min=1, max=100, help="Networks in the mixture.", show_default="auto")] = None,
+    max_epochs: Annotated[
+        int | None, Option(min=0, max=10**6, help="Passes over the data.", show_default="auto")
+    ] = None,
+    seed: Annotated[int, Option(min=0, max=2**32 - 1, help="The same seed gives the same model.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Learn to predict columns of a table from the others.
@@ -60,67 +60,48 @@ def fit(
     Numbers are taken as they are, texts become 0/1 inputs; dates and missing values are refused with advice. Ctrl-C
     stops training early and saves the model as it is then.
     """
-    from lastlayer.errors import choose
-    from lastlayer.tables import Schema, TableModel, check_writable, read
+    from lastlayer.tables import Schema, TableModel, read
+    from lastlayer.tables import explain as explained
     from lastlayer.tables.schema import IMPUTE
 
-    say, path = Say(as_json), Path(f"{data.stem}.lastlayer") if model is None else model
+    say, path = Output(as_json), model or Path(f"{data.stem}.lastlayer")
     check_writable(path)
     if impute is not None:
-        choose("impute", impute, IMPUTE)
-    widths, table = _widths(hidden), read(data)
-    targets = _names(target, table)
-    started = time.monotonic()
+        check_choice("impute", impute, IMPUTE)
+    widths, table = None if hidden is None else _widths(hidden), read(data)
+    given = {"preset": preset, "hidden": widths, "noise": noise, "n_members": members, "max_epochs": max_epochs}
+    asked = {name: value for name, value in given.items() if value is not None}  # the estimator decides the rest
+    dropped, started = {*_names(drop, table), *([groups] if groups else [])}, time.monotonic()
     with say.heeding():
-        schema = Schema.infer(
-            table,
-            targets,
-            drop={*_names(drop, table), *([groups] if groups else [])},
-            text=_names(text, table),
-            impute=impute is not None,
-        )
+        columns, texts = _names(target, table), _names(text, table)
+        schema = Schema.infer(table, columns, drop=dropped, text=texts, impute=impute is not None)
         _describe(say, data, table, schema)
-        fitted = TableModel.of(
-            schema,
-            table,
-            groups=groups,
-            preset=preset,
-            hidden=widths,
-            noise=noise,
-            n_members="auto" if members is None else members,
-            max_epochs=max_epochs,
-            random_state=seed,
-            progress=not as_json,
-        )
+        fitted = TableModel.of(schema, table, groups=groups, random_state=seed, progress=not as_json, **asked)
     interrupted = any(note.startswith("interrupted") for note in say.notes)
-    fitted.card.update(
-        data=data.name,
-        fitted=datetime.now(UTC).isoformat(timespec="seconds"),
-        version=__version__,
-        seed=seed,
-        interrupted=interrupted,
-        notes=say.notes,
-    )
+    made = {"data": data.name, "fitted": datetime.now(UTC).isoformat(timespec="seconds"), "version": __version__}
+    fitted.card.update(made, seed=seed, interrupted=interrupted, notes=say.notes)
     fitted.save(path)
-    seconds = time.monotonic() - started
-    _say_fitted(say, fitted, seconds)
+    found, seconds = explained(fitted), time.monotonic() - started
+    say.words(f"fitted {found['members']} networks in {seconds:.0f} s")
+    say.table(["target", "noise std"], [[row["target"], f"{row['noise_std']:.4g}"] for row in found["targets"]])
+    if found["calibration"] is not None:
+        say.words(f"calibration: {found['calibration']['words']}", "dim")
     say.words(f"\nsaved {path} ({path.stat().st_size / 1024:.0f} kB)", "bold")
     say.words(f"next: lastlayer predict {path} NEW_ROWS.csv, lastlayer report {path} TEST_ROWS.csv", "dim")
     if interrupted:
         say.note(f"training was interrupted: {path} is usable, but a full fit would be better")
-    say.result(model=str(path), seconds=seconds, interrupted=interrupted, **_summary(fitted))
+    say.result(model=str(path), seconds=seconds, interrupted=interrupted, **found)
     if interrupted:
-        raise typer.Exit(130)
+        raise Exit(130)
 
 
 def predict(
     model: Model,
     data: Data,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help=".csv, .jsonl or .parquet.", show_default="DATA's name.predicted.csv"),
+        Path | None, Option("--out", "-o", help=".csv, .jsonl or .parquet.", show_default="DATA's name.predicted.csv")
     ] = None,
-    level: Annotated[float, typer.Option(help="Probability of the intervals.")] = 0.95,
+    level: Annotated[float, Option(help="Probability of the intervals.")] = 0.95,
     unknown: Unknown = "error",
     as_json: Json = False,
 ) -> None:
@@ -128,11 +109,11 @@ def predict(
 
     Rows go through in pieces, so the table may be larger than memory.
     """
-    from lastlayer.tables import TableModel, chunks, writing
+    from lastlayer.tables import TableModel, chunks
+    from lastlayer.tables.files import writing
 
-    say = Say(as_json)
-    fitted = TableModel.load(model)
-    path = Path(f"{data.stem}.predicted.csv") if out is None else out
+    say, fitted = Output(as_json), TableModel.load(model)
+    path = out or Path(f"{data.stem}.predicted.csv")
     if path.exists() and data.exists() and path.samefile(data):
         raise InputError(f"--out {path} is the table itself: give the predictions a file of their own")
     rows, beyond, outside, strange = 0, 0, Counter[str](), Counter[str]()
@@ -142,17 +123,14 @@ def predict(
             write(table.columns | forecast.cells)
             rows += len(table)
             beyond += forecast.beyond
-            for column, count in zip(fitted.schema.columns, forecast.outside, strict=True):
-                outside[column.name] += int(count)
-            for name, texts in forecast.unknown.items():
-                strange.update({f"{name}={text}": n for text, n in texts.items()})
+            outside.update(forecast.outside)
+            strange.update(forecast.unknown)
     seconds = time.monotonic() - started
     for text, count in strange.most_common(10):
         say.note(f"{count} rows have {text!r}, which no training row had: predicted without knowing it")
-    say.words(f"{rows:,} rows in {seconds:.1f} s ({rows / max(seconds, 1e-9):,.0f} a second)")
-    for name, count in outside.items():
-        if count:
-            say.words(f"{count:,} rows leave the training range of {name}", "yellow")
+    say.words(f"{rows:,} rows in {seconds:.1f} s ({rows / max(seconds, 1e-9):,.0f} per second)")
+    for name, count in (+outside).items():
+        say.words(f"{count:,} rows leave the training range of {name}", "yellow")
     if beyond:
         say.words(f"{beyond:,} rows are farther out than every training row: look at the column affine_cost", "yellow")
     say.words(f"saved {path}", "bold")
@@ -165,8 +143,8 @@ def evaluate(
     """Scores of predictions for a table that has the true values too; best for rows the model has not seen."""
     from lastlayer.tables import TableModel, read, score
 
-    say, fitted, table = Say(as_json), TableModel.load(model), read(data)
-    y = fitted.schema.targets_of(table, _names(target, table) if target else None)
+    say, fitted, table = Output(as_json), TableModel.load(model), read(data)
+    y = fitted.schema.targets_of(table, _names(target, table) or None)
     scores = score(fitted.predictive(table, unknown=unknown)[1], y, fitted.schema.targets)
     _say_scores(say, scores)
     say.result(**asdict(scores))
@@ -176,7 +154,7 @@ def report(
     model: Model,
     data: Data,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="HTML file.", show_default="MODEL's name.report.html")
+        Path | None, Option("--out", "-o", help="HTML file.", show_default="MODEL's name.report.html")
     ] = None,
     target: Target = None,
     unknown: Unknown = "error",
@@ -188,19 +166,13 @@ def report(
     """
     from lastlayer.files import replacing
     from lastlayer.report import make_report
-    from lastlayer.tables import TableModel, check_writable, read
+    from lastlayer.tables import TableModel, read
 
-    say, fitted, table = Say(as_json), TableModel.load(model), read(data)
-    path = Path(f"{model.stem}.report.html") if out is None else out
+    say, fitted, table = Output(as_json), TableModel.load(model), read(data)
+    path = out or Path(f"{model.stem}.report.html")
     check_writable(path)
-    made = make_report(
-        fitted,
-        table,
-        model_name=model.name,
-        data_name=data.name,
-        targets=_names(target, table) if target else None,
-        unknown=unknown,
-    )
+    targets = _names(target, table) or None
+    made = make_report(fitted, table, model_name=model.name, data_name=data.name, targets=targets, unknown=unknown)
     with replacing(path) as file:
         file.write(made.html.encode())
     _say_scores(say, made.scores)
@@ -209,59 +181,43 @@ def report(
 
 
 def explain(model: Model, as_json: Json = False) -> None:
-    """What was learned: noise, alpha, calibration, training range of every input, condition of the features."""
-    from lastlayer.tables import TableModel
+    """What was learned: noise, alpha, calibration, training range of every input, condition of the features.
+
+    Below it, the settings: what every "auto" became.
+    """
+    from lastlayer.tables import TableModel, facts
     from lastlayer.tables import explain as explained
 
-    say, fitted = Say(as_json), TableModel.load(model)
-    found = explained(fitted)
-    card = found["card"]
-    say.words(f"{model.name}: {found['members']} networks, {card.get('rows', '?')} training rows", "bold")
-    if card.get("fitted"):
-        say.words(f"fitted {card['fitted']} to {card.get('data')} by lastlayer {card.get('version')}", "dim")
+    say, fitted = Output(as_json), TableModel.load(model)
+    say.words(f"{model.name}\n", "bold")
+    for subject, words in facts(fitted).items():
+        say.words(f"{subject:17}{words}")
     say.words()
-    say.table(["target", "noise std"], [[row["target"], row["noise_std"]] for row in found["targets"]])
-    say.words()
-    columns = fitted.schema.columns
-    say.table(
-        ["input", "kind", "training range", "if missing"],
-        [
-            [column.name, row["kind"], str(column), f"{column.fill}" if found["impute"] else "refused"]
-            for column, row in zip(columns, found["inputs"], strict=True)
-        ],
-    )
-    say.words()
-    say.words(f"alpha*, of the evidence  {found['alpha_star']:.4g}")
-    say.words(f"alpha of the variance    {found['alpha']:.4g}")
-    say.words(f"NLML per sample          {found['nlml']:.4f} (standardised targets)")
-    say.words(f"hidden prior             {found['hidden_prior']:g}")
-    features = found["features"]
-    say.words(
-        f"features                 {features['count']}, of which the data determine {features['determined']:.1f}; "
-        f"condition {features['condition']:.1e}"
-    )
-    calibration = found["calibration"]
-    say.words(f"calibration              {'none' if calibration is None else calibration['words']}")
-    say.result(**found)
+    filled = lambda column: str(column.fill) if fitted.schema.impute else "refused"
+    rows = [[column.name, column.kind, str(column), filled(column)] for column in fitted.schema.columns]
+    say.table(["input", "kind", "training range", "if missing"], rows)
+    say.words("\nsettings", "bold")
+    say.words(str(fitted.model.settings_))
+    say.result(**explained(fitted))
 
 
 def update(
     model: Model,
     data: Data,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Model file to write.", show_default="MODEL")] = None,
-    forgetting: Annotated[float, typer.Option(help="Weight that the old rows keep, up to 1.")] = 1.0,
+    out: Annotated[Path | None, Option("--out", "-o", help="Model file to write.", show_default="MODEL")] = None,
+    forgetting: Annotated[float, Option(help="Weight that the old rows keep, up to 1.")] = 1.0,
     target: Target = None,
     as_json: Json = False,
 ) -> None:
     """Take in more rows in closed form, without training: features, alpha and calibration stay."""
-    from lastlayer.tables import TableModel, check_writable, read
+    from lastlayer.tables import TableModel, read
 
-    say, path = Say(as_json), model if out is None else out
+    say, path = Output(as_json), out or model
     check_writable(path)
     if not 0 < forgetting <= 1:
         raise InputError(f"--forgetting {forgetting} must be above 0 and at most 1")
     fitted, table = TableModel.load(model), read(data)
-    fitted = fitted.update(table, targets=_names(target, table) if target else None, forgetting=forgetting)
+    fitted = fitted.update(table, targets=_names(target, table) or None, forgetting=forgetting)
     fitted.save(path)
     say.words(f"{len(table):,} more rows, {fitted.card['rows']:,} in all; saved {path}", "bold")
     say.result(model=str(path), new_rows=len(table), rows=fitted.card["rows"])
@@ -270,18 +226,17 @@ def update(
 def export(
     model: Model,
     to: Annotated[
-        Path | None,
-        typer.Argument(help="FILE.onnx for an ONNX graph, or a folder.", show_default="MODEL's name-numpy"),
+        Path | None, Argument(help="FILE.onnx for an ONNX graph, or a folder.", show_default="MODEL's name-numpy")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The same, as an option.")] = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="The same, as an option.")] = None,
     as_json: Json = False,
 ) -> None:
     """For places without torch: one ONNX graph, or a folder that predicts with NumPy alone (model.npz, predict.py)."""
-    from lastlayer.tables import TableModel, check_writable
+    from lastlayer.tables import TableModel
 
     if to is not None and out is not None:
         raise InputError(f"{to} and --out {out}: give one place to write to")
-    say, fitted = Say(as_json), TableModel.load(model)
+    say, fitted = Output(as_json), TableModel.load(model)
     place = to or out or Path(f"{model.stem}-numpy")
     if place.suffix == ".onnx":
         from lastlayer.integrations.onnx import to_onnx
@@ -299,7 +254,7 @@ def export(
     say.result(files=[str(path) for path in written])
 
 
-# inside -----------------------------------------------------------------------------------------------------------
+COMMANDS = (fit, predict, evaluate, report, explain, update, export)
 
 
 def _names(asked: list[str] | None, table: "Table") -> list[str]:
@@ -317,37 +272,16 @@ def _widths(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def _describe(say: Say, data: Path, table: "Table", schema: "Schema") -> None:
+def _describe(say: Output, data: Path, table: "Table", schema: "Schema") -> None:
     say.words(f"{data}: {len(table):,} rows, {len(table.columns)} columns", "bold")
-    kinds = {row["name"]: row["kind"] for row in schema.as_json()["columns"]}
-    ranges = {column.name: str(column) for column in schema.columns}
-    rows = []
-    for name in table.names:
-        kind = "target" if name in schema.targets else kinds.get(name, "left out")
-        rows.append([name, kind, ranges.get(name, "")])
+    taken = dict.fromkeys(schema.targets, ("target", ""))
+    taken |= {column.name: (column.kind, str(column)) for column in schema.columns}
+    rows = [[name, *taken.get(name, ("left out", ""))] for name in table.columns]
     say.table(["column", "taken as", "range"], rows)
     say.words()
 
 
-def _say_fitted(say: Say, fitted: "TableModel", seconds: float) -> None:
-    model = fitted.model
-    say.words(f"fitted {len(model.members_)} networks in {seconds:.0f} s")
-    rows = [[name, float(std)] for name, std in zip(fitted.schema.targets, model.noise_std_, strict=True)]
-    say.table(["target", "noise std"], rows)
-    if model.calibration_ is not None:
-        say.words(f"calibration: {model.calibration_}", "dim")
-
-
-def _summary(fitted: "TableModel") -> dict[str, Any]:
-    from lastlayer.tables import explain as explained
-
-    return explained(fitted)
-
-
-def _say_scores(say: Say, scores: "Scores") -> None:
-    say.table(
-        ["target", "RMSE", "R2", "LPD", "CRPS", "in 50%", "in 95%", "width of 95%"],
-        [[s.target, s.rmse, s.r2, s.lpd, s.crps, s.coverage_50, s.coverage_95, s.width_95] for s in scores.targets],
-        f"{scores.rows:,} rows",
-    )
+def _say_scores(say: Output, scores: "Scores") -> None:
+    head, *rows = scores.table()
+    say.table(head, rows, f"{scores.rows:,} rows")
     say.words(f"joint LPD {scores.lpd:.4f}, calibration error {scores.calibration_error:.4f}")

@@ -1,8 +1,8 @@
-"""One-step models of dynamic systems: lags, and a regression that knows what it does not know."""
+"""One-step models of dynamic systems, a regression that knows what it does not know behind lags; and their scores."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 import numpy as np
 from jaxtyping import Float
@@ -10,25 +10,14 @@ from numpy import ndarray
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from lastlayer.dynamics.episodes import Episode, check_episodes
-from lastlayer.dynamics.folds import EpisodeFolds
-from lastlayer.dynamics.lags import Lags
-from lastlayer.dynamics.rollout import Feedback, Rollout
-from lastlayer.dynamics.samples import SampledWeights
-from lastlayer.errors import InputError, choose
+from lastlayer.dynamics.data import Episode, EpisodeFolds, Lags, check_episodes
+from lastlayer.dynamics.rollout import Feedback, Propagation, Rollout, SampledWeights, Unscented
+from lastlayer.errors import InputError, check_choice
+from lastlayer.estimators.regressor import BLLRegressor
+from lastlayer.metrics import coverage, rmse
 from lastlayer.prediction import Prediction
-from lastlayer.regressor import BLLRegressor
 
-FEEDBACK = ("process", "measurement")
-
-
-@runtime_checkable
-class Propagation(Protocol):
-    """A way to predict many steps ahead."""
-
-    def run(
-        self, model: Any, starts: Float[ndarray, "b n"], inputs: Float[ndarray, "b h d"], noise: Feedback
-    ) -> Rollout: ...
+CANDIDATES: tuple[Propagation, ...] = (SampledWeights(), SampledWeights(calibrated=False), Unscented())
 
 
 class DynamicsModel:
@@ -54,15 +43,12 @@ class DynamicsModel:
         """Fit the one-step map to all episodes."""
         listed = check_episodes(episodes)
         table, regressor = self.lags.table(listed), clone(self.regressor)
+        groups = {}
         if isinstance(regressor, BLLRegressor):
-            by_episode = regressor.calibration == "auto" and regressor.preset != "fast"
-            if by_episode:
+            groups = {"groups": table.episode}  # a splitter decides itself whether it needs them
+            if regressor.calibration == "auto" and regressor.preset != "fast":
                 regressor.set_params(calibration=EpisodeFolds())
-            # words and None need no groups; a splitter decides itself whether it does
-            regressor.fit(table.X, table.targets, groups=table.episode)
-        else:
-            regressor.fit(table.X, table.targets)
-        self.regressor_ = regressor
+        self.regressor_ = regressor.fit(table.X, table.targets, **groups)
         self.n_outputs_, self.n_inputs_ = listed[0].outputs.shape[1], listed[0].inputs.shape[1]
         scale, k = table.X.std(0), self.lags.outputs * self.n_outputs_
         scale = np.where(scale > 0, scale, 1.0)
@@ -80,21 +66,16 @@ class DynamicsModel:
         return replace(prediction, component_mean=prediction.component_mean + X[:, : self.n_outputs_])
 
     def rollout(
-        self,
-        starts: Any,
-        inputs: Any,
-        *,
-        by: Propagation | None = None,
-        noise: Feedback = "process",
+        self, starts: Any, inputs: Any, *, by: Propagation | None = None, noise: Feedback = "process"
     ) -> Rollout:
         """Predict the outputs after each of h inputs, from one state or several.
 
         `by` a propagation: `SampledWeights` (the default: one draw of the weights for a whole trajectory), `Unscented`
-        or `Linearised`. `noise="process"` feeds the noise back into the dynamics, as the one-step model has it;
+        or `Linearized`. `noise="process"` feeds the noise back into the dynamics, as the one-step model has it;
         "measurement" adds it to what is measured alone.
         """
         self._fitted()
-        choose("noise", noise, FEEDBACK)
+        check_choice("noise", noise, get_args(Feedback))
         s, u = np.atleast_2d(np.asarray(starts, float)), np.asarray(inputs, float)
         u = u[None] if u.ndim == 2 else u
         n = self.lags.n_state(self.n_outputs_, self.n_inputs_)
@@ -109,3 +90,66 @@ class DynamicsModel:
         if not hasattr(self, "regressor_"):
             raise NotFittedError("this DynamicsModel is not fitted yet: call fit(episodes)")
         return self.regressor_
+
+
+@dataclass(frozen=True)
+class StepScores:
+    """Means over steps and trajectories."""
+
+    lpd: float
+    """Log predictive density of each output, summed over the outputs; larger is better."""
+    rmse: Float[ndarray, " q"]
+    """Of each output."""
+    coverage: float
+    """Share of measurements inside their central 90% interval."""
+    lpd_by_step: Float[ndarray, " h"]
+    """The LPD at each step ahead."""
+
+    @classmethod
+    def of(cls, prediction: Prediction, outputs: Float[ndarray, "m q"]) -> "StepScores":
+        """Of the distribution itself, every point one step ahead."""
+        return cls._of(prediction, prediction, outputs[:, None])
+
+    @classmethod
+    def of_rollout(cls, rollout: Rollout, outputs: Float[ndarray, "b h q"]) -> "StepScores":
+        """Densities are those of the Gaussian of the same moments: with a few hundred draws it is the steadier one."""
+        return cls._of(rollout.prediction(), rollout.gaussian().prediction(), outputs)
+
+    @classmethod
+    def _of(cls, p: Prediction, density: Prediction, outputs: Float[ndarray, "b h q"]) -> "StepScores":
+        flat = outputs.reshape(-1, outputs.shape[2])
+        lpd = density.log_prob(flat, per_output=True).sum(-1).reshape(outputs.shape[:2]).mean(0)
+        return cls(float(lpd.mean()), rmse(p, flat, per_output=True), coverage(p, flat, 0.9), lpd)
+
+
+def one_step_scores(model: DynamicsModel, episodes: Sequence[Episode]) -> StepScores:
+    """Every step of the episodes predicted from what was measured before it."""
+    table = model.lags.table(episodes)
+    return StepScores.of(model.next(table.X), table.next_outputs)
+
+
+def multi_step_scores(
+    model: DynamicsModel,
+    episodes: Sequence[Episode],
+    horizon: int,
+    *,
+    by: Propagation | None = None,
+    noise: Feedback = "process",
+) -> tuple[StepScores, Rollout]:
+    """Stretches of the episodes predicted from their starts and inputs alone; and the prediction itself."""
+    windows = model.lags.windows(episodes, horizon)
+    rollout = model.rollout(windows.starts, windows.inputs, by=by, noise=noise)
+    return StepScores.of_rollout(rollout, windows.outputs), rollout
+
+
+def best_propagation(
+    model: DynamicsModel,
+    episodes: Sequence[Episode],
+    horizon: int,
+    *,
+    candidates: Sequence[Propagation] = CANDIDATES,
+    noise: Feedback = "process",
+) -> Propagation:
+    """The candidate of largest LPD many steps ahead, on episodes that the model has not seen."""
+    lpd = [multi_step_scores(model, episodes, horizon, by=by, noise=noise)[0].lpd for by in candidates]
+    return candidates[int(np.argmax(lpd))]

@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from lastlayer.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, legend_of, new_figure, padded
 from lastlayer.dynamics.rollout import Rollout
-from lastlayer.plots import BLUE, GREEN, GREY, ORANGE, PURPLE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,16 +26,14 @@ def trajectories(
     names: Sequence[str] | None = None,
     xlabel: str = "step",
 ) -> "Figure":
-    """One trajectory by several models: a column a model, a row an output; measurements in black, bands around means.
+    """One trajectory by several models: one column per model, one row per output; measurements in black.
 
     `around_mean` takes the mean off everything, where bands are narrow beside the trajectory. The last row is the
     affine cost along the way.
     """
-    from matplotlib.figure import Figure
-
     q = outputs.shape[-1]
     names = [f"output {i + 1}" for i in range(q)] if names is None else names
-    figure = Figure(figsize=(max(6.0, 3.4 * len(rollouts)), 1.6 * (q + 1) + 0.8), layout="constrained", dpi=150)
+    figure = new_figure(max(6.0, 3.4 * len(rollouts)), 1.6 * (q + 1) + 0.8)
     axes = figure.subplots(q + 1, len(rollouts), sharex=True, sharey="row", squeeze=False)
     steps = np.arange(1, outputs.shape[1] + 1)
     measured = outputs[trajectory]
@@ -57,20 +55,14 @@ def trajectories(
         ax.set_ylabel(name)
     for i, row in enumerate(axes[:-1]):
         if not around_mean:  # a band that bursts must not flatten the rest
-            span = np.ptp(measured[:, i])
-            row[0].set_ylim(measured[:, i].min() - 0.8 * span, measured[:, i].max() + 0.8 * span)
-    for ax in axes.flat:
-        ax.spines[["top", "right"]].set_visible(False)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, ncols=3, loc="outside lower center", fontsize=8, frameon=False)
+            row[0].set_ylim(padded(measured[:, i], 0.8))
+    legend_of(figure, axes, ncols=3)
     return figure
 
 
 def density_by_step(lpd: Mapping[str, Float[ndarray, " h"]]) -> "Figure":
-    """The LPD against the number of steps ahead, a line a model."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.0, 3.2), layout="constrained", dpi=150)
+    """The LPD against the number of steps ahead, one line per model."""
+    figure = new_figure(6.0, 3.2)
     ax = figure.subplots()
     for (name, values), color in zip(lpd.items(), COLORS, strict=False):
         ax.plot(np.arange(1, len(values) + 1), values, color=color, lw=1.4, label=name)

@@ -1,16 +1,28 @@
-"""What is predicted along trajectories."""
+"""Predictions along trajectories, and the ways to make them.
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+`SampledWeights` follows sampled functions: one draw of the weights, and one member of a mixture, for a whole
+trajectory. What a model does not know stays the same from step to step, so its effects add up: that is what epistemic
+means. `Linearized` and `Unscented` carry a Gaussian state from step to step, the first two moments of [y+, s] for
+s ~ N(m, P). There what the model does not know is drawn anew at every step, and its errors average out.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy import ndarray
 
+from lastlayer import formula
+from lastlayer.errors import InputError
+from lastlayer.ops import NumPyOps
 from lastlayer.prediction import Prediction
+from lastlayer.predictor.fitted import Fitted
 
 Feedback: TypeAlias = Literal["process", "measurement"]
 """Where the noise of a step acts: on the state that the next step starts from, or on what is measured alone."""
+STEP = 1e-4
+"""Of a central difference, as a share of the standard deviation in the data: its error is of the order of 1e-8."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,15 +37,20 @@ class Rollout:
     affine_cost: Float[ndarray, "b h"]
     """At the mean of the state, or averaged over the draws: how far a step extrapolates."""
 
+    @classmethod
+    def of_moments(
+        cls, mean: Float[ndarray, "b h q"], cov: Float[ndarray, "b h q q"], affine_cost: Float[ndarray, "b h"]
+    ) -> "Rollout":
+        """The Gaussian of this mean and covariance at every step."""
+        return cls(mean[None], np.diagonal(cov, axis1=-2, axis2=-1)[None].copy(), cov, affine_cost)
+
     @property
     def mean(self) -> Float[ndarray, "b h q"]:
-        mean: ndarray = self.component_mean.mean(0)
-        return mean
+        return self.component_mean.mean(0)
 
     @property
     def std(self) -> Float[ndarray, "b h q"]:
-        std: ndarray = np.sqrt(np.diagonal(self.cov, axis1=-2, axis2=-1))
-        return std
+        return np.sqrt(np.diagonal(self.cov, axis1=-2, axis2=-1))
 
     def interval(self, level: float = 0.9) -> tuple[Float[ndarray, "b h q"], Float[ndarray, "b h q"]]:
         """Lower and upper bound of each output at each step."""
@@ -44,24 +61,220 @@ class Rollout:
         """All steps of all trajectories as the points of one prediction, outputs independent within a component."""
         c, q = len(self.component_mean), self.component_mean.shape[-1]
         mean, var = (x.reshape(c, -1, q) for x in (self.component_mean, self.component_var))
-        return Prediction(
-            component_mean=mean,
-            component_epistemic_var=np.zeros_like(var),
-            component_noise_var=var,
-            affine_cost=self.affine_cost.reshape(-1),
-            weights=np.full(mean.shape[:2], 1 / c),
-        )
+        weights = np.full(mean.shape[:2], 1 / c)
+        return Prediction(mean, np.zeros_like(var), var, self.affine_cost.reshape(-1), weights)
 
     def gaussian(self) -> "Rollout":
         """The Gaussian of the same mean and covariance at every step."""
-        var = np.diagonal(self.cov, axis1=-2, axis2=-1)
-        return Rollout(self.mean[None], var[None].copy(), self.cov, self.affine_cost)
+        return Rollout.of_moments(self.mean, self.cov, self.affine_cost)
 
     def __getitem__(self, trajectories: slice) -> "Rollout":
         """Some of the trajectories."""
-        return Rollout(
-            self.component_mean[:, trajectories],
-            self.component_var[:, trajectories],
-            self.cov[trajectories],
-            self.affine_cost[trajectories],
-        )
+        components = self.component_mean[:, trajectories], self.component_var[:, trajectories]
+        return Rollout(*components, self.cov[trajectories], self.affine_cost[trajectories])
+
+
+@runtime_checkable
+class Propagation(Protocol):
+    """A way to predict many steps ahead."""
+
+    def run(
+        self, model: Any, starts: Float[ndarray, "b n"], inputs: Float[ndarray, "b h d"], noise: Feedback
+    ) -> Rollout: ...
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Of the next output before its noise, and with the state it came from."""
+
+    mean: Float[ndarray, "b q"]
+    cov: Float[ndarray, "b q q"]
+    cross: Float[ndarray, "b n q"]
+    """Covariance with the state."""
+    noise_cov: Float[ndarray, "b q q"]
+    affine_cost: Float[ndarray, " b"]
+
+
+class Gaussian:
+    """What both have in common: the loop."""
+
+    def moments(self, model: Any, u: ndarray, m: Float[ndarray, "b n"], P: Float[ndarray, "b n n"]) -> Moments:
+        raise NotImplementedError
+
+    def run(
+        self, model: Any, starts: Float[ndarray, "b n"], inputs: Float[ndarray, "b h d"], noise: Feedback
+    ) -> Rollout:
+        """From known starts; with noise on the measurement alone, the measured outputs of the start carry it too."""
+        (b, n), q, d = starts.shape, model.n_outputs_, model.n_inputs_
+        F, G = model.lags.shift(q, d)
+        m, P = starts, np.zeros((b, n, n))
+        steps: list[tuple[ndarray, ndarray, ndarray]] = []
+        for u in inputs.swapaxes(0, 1):
+            moments = self.moments(model, u, m, P)
+            if noise == "measurement" and not steps:
+                for i in range(model.lags.outputs):
+                    P[:, i * q : (i + 1) * q, i * q : (i + 1) * q] = moments.noise_cov
+                moments = self.moments(model, u, m, P)
+            measured = moments.cov + moments.noise_cov
+            steps.append((moments.mean, measured, moments.affine_cost))
+            m, P = m @ F.T + u @ G.T, F @ P @ F.T
+            between = F @ moments.cross
+            m[:, :q] = moments.mean
+            P[:, :, :q] = between
+            P[:, :q, :] = between.swapaxes(1, 2)
+            P[:, :q, :q] = measured if noise == "process" else moments.cov
+            P = 0.5 * (P + P.swapaxes(1, 2))  # rounding errors of one side would grow from step to step
+        return Rollout.of_moments(*(np.stack(part, 1) for part in zip(*steps, strict=True)))
+
+
+def _next_outputs(model: Any, states: Float[ndarray, "p b n"], u: Float[ndarray, "b d"]) -> tuple[ndarray, ...]:
+    """Mean, covariance before noise, covariance of the noise, affine cost: of b trajectories, each from p states."""
+    shape = states.shape[:2]
+    rows = model.lags.join(states, np.broadcast_to(u, (*shape, u.shape[1])), model.n_outputs_)
+    prediction = model.next(rows.reshape(-1, rows.shape[2]))
+    function = replace(prediction, component_noise_var=np.zeros_like(prediction.component_noise_var)).cov()
+    parts = prediction.mean, function, prediction.cov() - function, prediction.affine_cost
+    return tuple(part.reshape(*shape, *part.shape[1:]) for part in parts)
+
+
+@dataclass(frozen=True)
+class Linearized(Gaussian):
+    """P+ = A P A' + what the model does not know at the mean + noise; A by central differences of the mean."""
+
+    def moments(self, model: Any, u: ndarray, m: Float[ndarray, "b n"], P: Float[ndarray, "b n n"]) -> Moments:
+        n = m.shape[1]
+        h = STEP * model.state_scale_
+        moves = np.concatenate([np.zeros((1, n)), np.diag(h), -np.diag(h)])
+        y, cov, noise_cov, affine_cost = _next_outputs(model, m + moves[:, None], u)
+        A = (y[1 : n + 1] - y[n + 1 :]).transpose(1, 2, 0) / (2 * h)
+        cross = P @ A.swapaxes(1, 2)
+        return Moments(y[0], A @ cross + cov[0], cross, noise_cov[0], affine_cost[0])
+
+
+@dataclass(frozen=True)
+class Unscented(Gaussian):
+    """2n + 1 points with the moments of the state; what the model does not know and its noise are averaged over them.
+
+    `kappa` >= 0 is the weight of the point in the middle, as that of `kappa` dimensions; 0 leaves it out.
+    """
+
+    kappa: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.kappa >= 0:
+            raise InputError(f"kappa={self.kappa} must not be negative: covariances would not stay positive")
+
+    def moments(self, model: Any, u: ndarray, m: Float[ndarray, "b n"], P: Float[ndarray, "b n n"]) -> Moments:
+        n = m.shape[1]
+        values, vectors = np.linalg.eigh(P)
+        root = vectors * np.sqrt((n + self.kappa) * values.clip(min=0))[:, None, :]
+        moves = np.concatenate([np.zeros((1, *m.shape)), *(sign * root.transpose(2, 0, 1) for sign in (1, -1))])
+        w = np.full(2 * n + 1, 0.5 / (n + self.kappa))
+        w[0] = self.kappa / (n + self.kappa)
+        y, *others = _next_outputs(model, m + moves, u)
+        mean, cov, noise_cov, affine_cost = (np.tensordot(w, x, 1) for x in (y, *others))
+        off = y - mean
+        between, cross = (np.einsum("p,pbi,pbj->bij", w, x, off) for x in (off, moves))
+        return Moments(mean, between + cov, cross, noise_cov, affine_cost)
+
+
+@dataclass(frozen=True)
+class SampledWeights:
+    """n draws of the function, each followed from every start.
+
+    With `calibrated` the first step is distributed as `predictive` has it: every draw is stretched as the curve of the
+    calibration says. That curve was fitted one step ahead, where noise and what the model does not know can hardly be
+    told apart if the latter is small; over many steps they differ. `calibrated=False` draws from the posterior as it
+    stands; `best_propagation` decides between them on held-out episodes.
+    """
+
+    n: int = 200
+    calibrated: bool = True
+    random_state: int = 0
+
+    def __post_init__(self) -> None:
+        if self.n < 2:
+            raise InputError(f"n={self.n} draws: a distribution needs at least 2")
+
+    def run(
+        self, model: Any, starts: Float[ndarray, "b n"], inputs: Float[ndarray, "b h d"], noise: Feedback
+    ) -> Rollout:
+        fitted = getattr(model.regressor_, "fitted_", None)
+        if not isinstance(fitted, Fitted):
+            raise InputError(
+                f"weights can be drawn of Bayesian last layers alone, not of a {type(model.regressor_).__name__}: "
+                "take by=Unscented() or by=Linearized()"
+            )
+        rng = np.random.default_rng(self.random_state)
+        q, d, b = model.n_outputs_, model.n_inputs_, len(starts)
+        F, G = model.lags.shift(q, d)
+        s = np.broadcast_to(starts, (self.n, *starts.shape)).copy()
+        rows = lambda states, u: model.lags.join(states, np.broadcast_to(u, (self.n, *u.shape)), q)
+        if self.calibrated:
+            weights = fitted.predictive(model.lags.join(starts, inputs[:, 0], q)).weights
+        else:
+            fitted = replace(fitted, calibration=None)
+            weights = np.full((len(fitted.members), b), 1 / len(fitted.members))
+        draws = Draws.of(fitted, weights, self.n, rng)
+        steps: list[tuple[ndarray, ndarray, ndarray]] = []
+        for u in inputs.swapaxes(0, 1):
+            if noise == "measurement" and not steps:
+                noise_cov = draws(rows(s, u))[1]
+                for i in range(model.lags.outputs):
+                    s[..., i * q : (i + 1) * q] += _normal(noise_cov, rng)
+            X = rows(s, u)
+            change, noise_cov, cost = draws(X)
+            y = change + X[..., :q] if model.lags.increments else change
+            steps.append((y, noise_cov, cost))
+            s = s @ F.T + u @ G.T
+            s[..., :q] = y + _normal(noise_cov, rng) if noise == "process" else y
+        mean, within, costs = (np.stack(part, 2) for part in zip(*steps, strict=True))
+        spread = mean - mean.mean(0)
+        cov = np.einsum("cbhi,cbhj->bhij", spread, spread) / (self.n - 1) + within.mean(0)
+        return Rollout(mean, np.diagonal(within, axis1=-2, axis2=-1).copy(), cov, costs.mean(0))
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """n whole functions; draw i started at point j is of member `pick[i, j]`, chosen as it counts at the start."""
+
+    members: list[Fitted]
+    """Each member alone."""
+    pick: Int[ndarray, "n b"]
+    tail: Float[ndarray, "n b"]
+    """What the variance of a draw is multiplied with: one, or for a share of them the factor of the tails."""
+    E: Float[ndarray, "n r q"]
+    """Standard normal; a member takes as many rows as it has features."""
+
+    @classmethod
+    def of(cls, fitted: Fitted, weights: Float[ndarray, "c b"], n: int, rng: np.random.Generator) -> "Draws":
+        """`weights` of the components of a prediction at the starts: members, and with tails the members once more."""
+        alone = [fitted.alone(i) for i in range(len(fitted.members))]
+        component = (rng.random((n, 1, 1)) > weights.cumsum(0)[:-1].T).sum(-1)
+        tail = np.where(component >= len(alone), fitted.tails.factor, 1.0)
+        widest = max(layer.root.shape[-1] for layer in fitted.predictor.groups())
+        return cls(alone, component % len(alone), tail, rng.standard_normal((n, widest, fitted.n_outputs)))
+
+    def __call__(
+        self, X: Float[ndarray, "n b d"]
+    ) -> tuple[Float[ndarray, "n b q"], Float[ndarray, "n b q q"], Float[ndarray, "n b"]]:
+        """Each draw at its own points: the function, the covariance of its noise, the affine cost."""
+        q = self.E.shape[-1]
+        value, noise, cost = np.empty((*X.shape[:2], q)), np.empty((*X.shape[:2], q, q)), np.empty(X.shape[:2])
+        for i, member in enumerate(self.members):
+            at = self.pick == i
+            if not at.any():
+                continue
+            tail = self.tail[at][:, None]
+            parts, (H,), (cov,) = member.stretched(X[at])
+            E = self.E[np.nonzero(at)[0], : H.shape[1]]
+            deviation = np.einsum("mr,mrq->mq", H, E) @ np.linalg.cholesky(cov).T
+            wider = np.sqrt(tail / member.tails.widening)  # a draw is of the tails or not
+            C = np.eye(q) if member.correlation is None else member.correlation[0]
+            value[at], cost[at] = parts.mean[0] + wider * deviation, parts.cost[0, :, 0]
+            noise[at] = formula.output_cov(NumPyOps, C, np.zeros_like(parts.noise[0]), tail * parts.noise[0])
+        return value, noise, cost
+
+
+def _normal(cov: Float[ndarray, "*b q q"], rng: np.random.Generator) -> Float[ndarray, "*b q"]:
+    return (np.linalg.cholesky(cov) @ rng.standard_normal((*cov.shape[:-1], 1)))[..., 0]

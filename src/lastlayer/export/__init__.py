@@ -1,21 +1,23 @@
 """A fitted model for places without torch: numbers in an .npz file, and one module that reads it with NumPy alone."""
 
+import inspect
 import json
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lastlayer.description import describe
+from lastlayer import formula
 from lastlayer.errors import InputError
-from lastlayer.export.numpy_bundle import FORMAT
+from lastlayer.export import bundle
+from lastlayer.export.bundle import FORMAT
 from lastlayer.files import replacing
-from lastlayer.regressor import BLLRegressor
+from lastlayer.networks.mlp import InputSkip, StackedMLP, inner_network
+from lastlayer.ops import NumPyOps
+from lastlayer.predictor.fitted import as_fitted
+from lastlayer.predictor.module import LayerGroup
 from lastlayer.tables import Schema, TableModel
-from lastlayer.tables.columns import MISSING
-
-READER = Path(__file__).with_name("numpy_bundle.py")
+from lastlayer.tables.schema import MISSING
 
 
 def export_bundle(fitted: TableModel, folder: Path) -> list[Path]:
@@ -29,51 +31,54 @@ def export_bundle(fitted: TableModel, folder: Path) -> list[Path]:
     with replacing(paths[0]) as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
     with replacing(paths[1]) as file:
-        file.write(READER.read_bytes())
+        file.write(reader().encode())
     return paths
 
 
-def to_arrays(model: BLLRegressor, schema: Schema | None = None) -> dict[str, Any]:
-    """All that `numpy_bundle` needs; with a schema also how to read raw columns."""
-    if model.backbone is not None or model._inputs is None:
+def reader() -> str:
+    """The module that reads exported models: `bundle`, with the predictive formula and its NumPy operations inside."""
+    source = inspect.getsource(bundle)
+    first, last = source.index("# the code of the library:"), source.index("# the reader:")
+    parts = [inspect.getsource(formula), inspect.getsource(NumPyOps)]
+    return source[:first] + "\n\n".join(part.strip() for part in parts) + "\n\n\n" + source[last:]
+
+
+def to_arrays(model: Any, schema: Schema | None = None) -> dict[str, Any]:
+    """All that `bundle` needs; with a schema also how to read raw columns."""
+    fitted = as_fitted(model)
+    if fitted.settings.backbone is not None or fitted.inputs is None:
         raise InputError("only the built-in network can be exported to NumPy, and this model has a backbone of yours")
-    found = describe(model)
+    p = fitted.predictor
+    arrays: dict[str, Any] = {f"model.{name}": _array(v) for name, v in p.named_buffers(recurse=False)}
+    arrays |= {f"curve.{name}": _array(v) for name, v in p.curve.named_buffers()}
+    arrays |= {} if p.head is None else {f"head.{name}": _array(v) for name, v in p.head.named_buffers()}
+    arrays["model.tails"] = np.array([fitted.tails.share, fitted.tails.factor])
+    arrays["model.sample_cost"] = np.sort(_array(fitted.sample_cost))
+    described = [_layer(layer) for layer in p.groups()]
+    for i, (_, numbers) in enumerate(described):
+        arrays |= {f"{i}.{name}": values for name, values in numbers.items()}
     about = {
         "format": FORMAT,
-        "activation": model.activation,
-        "members": [{"layers": len(m.layers or ()), "input_skip": m.passes_inputs} for m in found.members],
-        "sharpness": found.sharpness,
+        "activation": fitted.settings.activation,
+        "layers": [about for about, _ in described],
         "missing": sorted(MISSING),
         "columns": None if schema is None else schema.as_json()["columns"],
-        "targets": [f"y{i + 1}" for i in range(found.n_outputs)] if schema is None else list(schema.targets),
+        "targets": [f"y{i + 1}" for i in range(fitted.n_outputs)] if schema is None else list(schema.targets),
         "impute": schema is not None and schema.impute,
     }
-    arrays = {
-        "about": np.array(json.dumps(about)),
-        "input_mean": found.input_mean,
-        "input_scale": found.input_scale,
-        "tails": np.array([found.tails.share, found.tails.factor]),
-        "anchor": found.anchor,
-        "anchor_precision": found.anchor_precision,
-        "sample_cost": np.sort(found.sample_cost),
-    }
-    for i, member in enumerate(found.members):
-        own = {
-            "centre": member.centre,
-            "weights": member.weights,
-            "offset": member.offset,
-            "noise_var": np.diagonal(member.noise_cov),
-            "root_star": member.spread_at_star.root,
-            "shift_star": member.spread_at_star.shift,
-            "noise": member.curve.noise,
-            "slope": member.curve.slope,
-            "shape": np.array([member.curve.power, member.curve.reach]),
-        }
-        if member.spread is not member.spread_at_star:
-            own |= {"root": member.spread.root, "shift": member.spread.shift}
-        for j, dense in enumerate(member.layers or ()):
-            own |= {f"W{j}": dense.weight, f"b{j}": dense.bias}
-        arrays |= {f"{i}_{name}": array for name, array in own.items()}
-    if (head := found.noise_head) is not None:
-        arrays |= {f"head_{f.name}": getattr(head, f.name).numpy() for f in fields(head)}
-    return arrays
+    return arrays | {"about": np.array(json.dumps(about))}
+
+
+def _layer(layer: LayerGroup) -> tuple[dict[str, Any], dict[str, Any]]:
+    network = layer.group.network
+    inner, c = inner_network(network), len(layer.group.places)
+    numbers = {name: _array(v) for name, v in layer.named_buffers(recurse=False)}
+    linears = list(zip(inner.weights, inner.biases, strict=True)) if isinstance(inner, StackedMLP) else []
+    for i, (W, b) in enumerate(linears):
+        numbers |= {f"W{i}": _array(W), f"b{i}": _array(b)}
+    return {"depth": len(linears), "input_skip": isinstance(network, InputSkip), "members": c}, numbers
+
+
+def _array(values: Any) -> np.ndarray:
+    array: np.ndarray = values.detach().cpu().numpy()
+    return array.astype(float) if array.dtype.kind == "f" else array

@@ -1,6 +1,6 @@
 """Models in the languages of others: CasADi expressions and do-mpc controllers (`pip install lastlayer[control]`).
 
-Importing this room needs nothing, calling it says what is missing. `integrations.onnx`, `integrations.gpytorch` and
+Importing this package needs nothing, calling it says what is missing. `integrations.onnx`, `integrations.gpytorch` and
 `integrations.lightning` are imported by their own names, with the extras `onnx`, `gpytorch` and `lightning`.
 """
 
@@ -14,12 +14,4 @@ from lastlayer.integrations.do_mpc import (
     trust_limit,
 )
 
-__all__ = [
-    "Controller",
-    "chance_constraint",
-    "to_casadi",
-    "to_do_mpc",
-    "trust_constraint",
-    "trust_cost",
-    "trust_limit",
-]
+__all__ = ["Controller", "chance_constraint", "to_casadi", "to_do_mpc", "trust_constraint", "trust_cost", "trust_limit"]

@@ -1,29 +1,29 @@
 """A fitted model as a CasADi function: mean, covariance and affine cost, with CasADi's own derivatives."""
 
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
-from numpy import ndarray
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from lastlayer.calibration import Curve, anchored
-from lastlayer.description import Dense, Description, MemberDescription, Spread, describe
-from lastlayer.estimator import as_covariance_parts
-from lastlayer.integrations.extras import need
-from lastlayer.linalg import TINY
-from lastlayer.model import LastLayerModel
+from lastlayer import formula
+from lastlayer.errors import InputError, need
+from lastlayer.integrations.onnx import first_line, onnx_program
+from lastlayer.networks.mlp import MLP, InputSkip, inner_network
+from lastlayer.ops import CasADiOps, Each
+from lastlayer.predictor.fitted import Fitted, as_fitted
 
 if TYPE_CHECKING:
     import casadi
 
-MX = Any
-"""casadi.MX"""
+CLOSE = 1e-5
+"""ONNX keeps some constants of float64 graphs in float32: an expression off by more than this is another one."""
 
 
-def to_casadi(
-    model: LastLayerModel | Description, noise: bool = True, *, name: str = "predictive"
-) -> "casadi.Function":
+def to_casadi(model: Any, noise: bool = True, *, name: str = "predictive") -> "casadi.Function":
     """x (d) -> mean (q), cov (q, q), affine_cost (1): what `model.predictive` says of one point, in original units.
 
     With `noise=False` the covariance is that of the function. The built-in network becomes an MX expression, any other
@@ -31,112 +31,97 @@ def to_casadi(
     float32 agrees to its own precision.
     """
     ca = need("casadi", extra="control")
-    described = model if isinstance(model, Description) else describe(model)
-    x = ca.MX.sym("x", described.n_inputs)
-    z = (x - described.input_mean) / described.input_scale
-    mean, cov, cost = _Formula(ca, described, bool(noise)).of(z)
-    return ca.Function(name, [x], [mean, cov, cost], ["x"], ["mean", "cov", "affine_cost"])
+    fitted, ops = as_fitted(model), CasADiOps(ca)
+    if fitted.inputs is None:
+        raise InputError("the model takes inputs of more than two dimensions: only a model of tables can be written so")
+    x = ca.MX.sym("x", len(fitted.inputs.mean))
+    parts = formula.predict(ops, expressions(ca, fitted), x.T)
+    mean = ops.total(parts.weights * parts.mean)
+    own_noise = parts.noise * float(noise)
+    if fitted.correlation is None:
+        within = (parts.epistemic + own_noise).map(lambda var: ca.diag(var))
+    else:
+        correlation = Each([ca.DM(C) for C in fitted.correlation])
+        within = formula.output_cov(ops, correlation, parts.epistemic, own_noise)
+    cov = fitted.tails.widening * ops.total(parts.weights * within)
+    if len(fitted.members) > 1:
+        between = parts.mean - mean
+        cov = cov + ops.total(parts.weights * ops.outer(between, between))
+    return ca.Function(
+        name, [x], [mean.T, ca.densify(cov), ops.average(parts.cost)], ["x"], ["mean", "cov", "affine_cost"]
+    )
 
 
-class _Formula:
-    """The formula of the `description` room in MX; all vectors are columns."""
+def expressions(ca: Any, fitted: Fitted) -> SimpleNamespace:
+    """The model as the predictive formula takes it: constants in rows, one per member."""
+    p = fitted.predictor
+    row = lambda values: ca.DM(np.atleast_2d(_array(values)))
+    each = lambda values: Each([row(value) for value in values])
+    layers: dict[int, SimpleNamespace] = {}
+    for layer in p.groups():
+        for i, place in enumerate(layer.group.places):
+            numbers = {key: None if v is None else row(v[i]) for key, v in layer.named_buffers(recurse=False)}
+            numbers |= {key: None for key in ("root_star", "shift_star") if key not in numbers}
+            layers[place] = SimpleNamespace(**numbers)
+            layers[place].features = _features(ca, fitted.members[place].network, numbers["centre"])
+    c = len(fitted.members)
+    return SimpleNamespace(
+        input_mean=row(p.input_mean),
+        input_scale=row(p.input_scale),
+        layers=[layers[i] for i in range(c)],
+        order=None,
+        curve=SimpleNamespace(**{key: each(v) for key, v in p.curve.named_buffers()}),
+        head=None if p.head is None else SimpleNamespace(**{key: row(v) for key, v in p.head.named_buffers()}),
+        log_noise_var=each(p.log_noise_var),
+        centre=Each([row(p.centre)] * c),
+        log_precision=None if p.log_precision is None else Each([row(p.log_precision)] * c),
+        sharpness=float(p.sharpness),
+    )
 
-    def __init__(self, ca: Any, described: Description, noise: bool) -> None:
-        self.ca, self.described, self.noise = ca, described, noise
 
-    def of(self, z: MX) -> tuple[MX, MX, MX]:
-        ca, members = self.ca, self.described.members
-        factor, widening = self._noise_factor(z), self.described.tails.widening
-        noises = [ca.DM(member.curve.noise) * factor for member in members]
-        means, stars, ratios = [], [], []
-        for member in members:
-            phi = self._features(member, z) - member.centre
-            means.append(self._times(member.weights, phi) + member.offset)
-            ratios.append(self._cost(member.spread, phi))
-            tuned = member.spread_at_star is not member.spread
-            stars.append(self._cost(member.spread_at_star, phi) if tuned else ratios[-1])
-        targets = [
-            np.diagonal(member.noise_cov) * (noise + self._epistemic(member.curve, cost))
-            for member, noise, cost in zip(members, noises, stars, strict=True)
-        ]
-        weights = self._weights(targets)
-        if self.described.anchored:
-            known = self.described.anchor, self.described.anchor_precision
-            means = [anchored(own, var, *known) for own, var in zip(means, targets, strict=True)]
-        mean = sum(w * m for w, m in zip(weights, means, strict=True))
-        cov: MX = 0
-        for member, weight, own, ratio, noise in zip(members, weights, means, ratios, noises, strict=True):
-            var, correlation = as_covariance_parts(member.noise_cov)
-            std = ca.sqrt(var * (self._epistemic(member.curve, ratio) + noise * float(self.noise)))
-            between = own - mean
-            # a product of columns with the correlation between them, not with two diagonal matrices
-            within = ca.diag(std**2) if (correlation == np.eye(len(var))).all() else correlation * (std @ std.T)
-            cov = cov + weight * (widening * within + (between @ between.T if len(members) > 1 else 0))
-        return mean, ca.densify(cov), sum(ratios) / len(ratios)
+def _features(ca: Any, network: nn.Module, centre: Any) -> Any:
+    """(ops, z) -> centred features of one network."""
+    inner, skips = inner_network(network), isinstance(network, InputSkip)
 
-    def _weights(self, variances: list[MX]) -> list[MX]:
-        """The softmax of minus the mean log variance times the sharpness, around its largest entry; or all alike."""
-        ca, c, q = self.ca, len(variances), self.described.n_outputs
-        if not self.described.sharpness:
-            return [1 / c] * c
-        logs = [-self.described.sharpness * ca.sum1(ca.log(var)) / q for var in variances]
-        joined = ca.vertcat(*logs)
-        share = ca.exp(joined - ca.mmax(joined))
-        return ca.vertsplit(share / ca.sum1(share))
+    def features(ops: Any, z: Any) -> Any:
+        if isinstance(inner, nn.Identity):
+            phi = z
+        elif isinstance(inner, MLP):
+            linears = [layer for layer in inner if isinstance(layer, nn.Linear)]
+            weights = [ca.DM(_array(layer.weight).T) for layer in linears]
+            biases = [ca.DM(_array(layer.bias)[None]) for layer in linears]
+            phi = formula.mlp(ops, inner.activation, weights, biases, z)
+        else:
+            phi = _through_onnx(ca, inner, z.shape[1])(z)
+        return (ca.horzcat(phi, z) if skips else phi) - centre
 
-    def _epistemic(self, curve: Curve, ratio: MX) -> MX:
-        """b v^gamma, and beyond the reach of the calibration straight on."""
-        ca = self.ca
-        known = ca.fmin(ratio, curve.reach) if np.isfinite(curve.reach) else ratio
-        power = known if curve.power == 1 else known**curve.power
-        beyond = ratio / ca.fmax(known, TINY) if np.isfinite(curve.reach) else 1
-        return ca.DM(curve.slope) * (power * beyond)
+    return features
 
-    def _noise_factor(self, z: MX) -> MX:
-        ca, head = self.ca, self.described.noise_head
-        if head is None:
-            return 1
-        inside = ca.fmin(ca.fmax(z, head.low.numpy()), head.high.numpy())
-        hidden = ca.tanh(self._times(head.U.numpy(), inside) + head.u.numpy())
-        return ca.exp(self._times(head.V.numpy(), hidden))
 
-    def _cost(self, spread: Spread, phi: MX) -> MX:
-        return self.ca.sumsqr(self._times(spread.root, phi) + spread.shift)
+def _through_onnx(ca: Any, network: nn.Module, n_inputs: int) -> "casadi.Function":
+    """(1, d) -> (1, k): the network as an MX function, compared with the network itself at a few points."""
+    need("onnxscript", extra="control")
+    dtype = next((p.dtype for p in network.parameters()), torch.float64)
+    Z = torch.randn(5, n_inputs, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    kind = type(network).__name__
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "backbone.onnx")
+        try:
+            onnx_program(network, Z[:1]).save(path)
+            function = ca.GraphBuilder(path).create("backbone", {"symbolic": True})
+            found = np.vstack([np.array(function(row[None])) for row in Z.double().numpy()])
+        except Exception as error:  # torch and CasADi raise of many kinds: all mean that this network does not pass
+            raise InputError(
+                f"the backbone ({kind}) could not be read by CasADi through ONNX: {first_line(error)}. Known to work: "
+                "linear layers, elementwise functions and batch normalisation; known to fail: convolutions, layer "
+                "normalisation and recurrent cells. Take such layers, or hidden=... for the built-in network"
+            ) from error
+    with torch.no_grad():
+        wanted = network.eval()(Z).double().numpy()
+    if found.shape != wanted.shape or not np.allclose(found, wanted, rtol=CLOSE, atol=CLOSE * np.abs(wanted).max()):
+        raise InputError(f"CasADi read the backbone ({kind}) from ONNX as another function; give hidden=... instead")
+    return function
 
-    def _features(self, member: MemberDescription, z: MX) -> MX:
-        layers = member.layers
-        phi = self._by_onnx(member.inner, z) if layers is None else self._dense(layers, z)
-        return self.ca.vertcat(phi, z) if member.passes_inputs else phi
 
-    def _dense(self, layers: tuple[Dense, ...], a: MX) -> MX:
-        for layer in layers:
-            a = self._activation(layer.activation, self._times(layer.weight, a) + layer.bias)
-        return a
-
-    def _times(self, matrix: Float[ndarray, "k r"], column: MX) -> MX:
-        """x' A as a column."""
-        return self.ca.mtimes(self.ca.DM(matrix.T), column)
-
-    def _activation(self, kind: type[nn.Module], a: MX) -> MX:
-        """As torch has it, also in its constants."""
-        ca = self.ca
-        # exp only where it is used: the branch not taken must not overflow
-        below = lambda x: ca.exp(ca.fmin(x, 0)) - 1
-        sigmoid = lambda x: 0.5 * (1 + ca.tanh(0.5 * x))
-        formulas = {
-            nn.Tanh: ca.tanh,
-            nn.ReLU: lambda x: ca.fmax(x, 0),
-            nn.LeakyReLU: lambda x: ca.fmax(x, 0) + 0.01 * ca.fmin(x, 0),
-            nn.Sigmoid: sigmoid,
-            nn.SiLU: lambda x: x * sigmoid(x),
-            nn.Softplus: lambda x: ca.fmax(x, 0) + ca.log1p(ca.exp(-ca.fabs(x))),
-            nn.ELU: lambda x: ca.fmax(x, 0) + below(x),
-            nn.SELU: lambda x: 1.0507009873554805 * (ca.fmax(x, 0) + 1.6732632423543772 * below(x)),
-            nn.GELU: lambda x: 0.5 * x * (1 + ca.erf(x / np.sqrt(2))),
-        }
-        return formulas[kind](a)
-
-    def _by_onnx(self, network: nn.Module, z: MX) -> MX:
-        from lastlayer.integrations.backbones import casadi_function
-
-        return casadi_function(self.ca, network, self.described.n_inputs)(z.T).T
+def _array(values: Tensor) -> np.ndarray:
+    return values.detach().cpu().double().numpy()

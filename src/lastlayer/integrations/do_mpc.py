@@ -16,13 +16,11 @@ from jaxtyping import Float
 from numpy import ndarray
 from scipy.special import ndtri
 
-from lastlayer.description import describe
-from lastlayer.dynamics import DynamicsModel, Linearised
-from lastlayer.dynamics.model import Propagation
-from lastlayer.dynamics.rollout import Feedback
-from lastlayer.errors import InputError
+from lastlayer.dynamics import DynamicsModel, Linearized
+from lastlayer.dynamics.rollout import Feedback, Propagation
+from lastlayer.errors import InputError, need
 from lastlayer.integrations.casadi import to_casadi
-from lastlayer.integrations.extras import need
+from lastlayer.predictor.fitted import as_fitted
 
 if TYPE_CHECKING:
     import do_mpc
@@ -35,8 +33,7 @@ def to_do_mpc(dynamics: DynamicsModel) -> "do_mpc.model.Model":
     `dynamics.lags.state(episode)` returns. Input `u`. Auxiliary expressions `next_mean`, `next_cov` (column by column)
     and `affine_cost`, of one step from here. The time-varying parameter `predicted_std` is for chance constraints.
     """
-    do = do_mpc_package()
-    ca = need("casadi", extra="control")
+    do, ca = need("do_mpc", extra="control"), need("casadi", extra="control")
     one_step = to_casadi(dynamics.regressor_, name="one_step")
     lags, q, d = dynamics.lags, dynamics.n_outputs_, dynamics.n_inputs_
     model = do.model.Model("discrete", "MX")
@@ -96,8 +93,7 @@ def trust_limit(dynamics: DynamicsModel, quantile: float = 0.99, *, factor: floa
     """The affine cost that this share of the training points would stay below if they were new, times a factor."""
     if not 0 <= quantile <= 1:
         raise InputError(f"quantile={quantile} must lie between 0 and 1")
-    costs = describe(dynamics.regressor_).sample_cost
-    return factor * float(np.quantile(costs, quantile))
+    return factor * float(np.quantile(as_fitted(dynamics.regressor_).sample_cost.numpy(), quantile))
 
 
 def trust_constraint(mpc: "do_mpc.controller.MPC", limit: float, *, penalty: float | None = None) -> None:
@@ -138,7 +134,7 @@ class Controller:
         first_plans: int = 3,
     ) -> None:
         self.mpc, self.dynamics, self.noise = mpc, dynamics, noise
-        self.by = Linearised() if by is None else by
+        self.by = Linearized() if by is None else by
         horizon = int(mpc.settings.n_horizon)
         self.steps = horizon if steps is None else min(int(steps), horizon)
         if self.steps < 1 or first_plans < 1:
@@ -182,9 +178,8 @@ class Controller:
 
     def _propagate(self, x0: Float[ndarray, "n 1"], *, ahead: int = 0) -> None:
         """Standard deviations along the plan; `ahead`: as seen from its next state, which will then be measured."""
-        inputs = self.planned_inputs
         start = self.mpc.opt_x_num_unscaled["_x", ahead, 0, -1].full()[:, 0] if ahead else x0[:, 0]
-        inputs = inputs[ahead : ahead + self.steps]
+        inputs = self.planned_inputs[ahead : ahead + self.steps]
         std = self.dynamics.rollout(start, inputs, by=self.by, noise=self.noise).std[0]
         self.predicted_std[1:] = std[np.minimum(np.arange(len(self.predicted_std) - 1), len(std) - 1)]
 
@@ -204,8 +199,3 @@ def _log_cost(model: "do_mpc.model.Model", limit: float) -> Any:
 
 def _softness(penalty: float | None) -> dict[str, Any]:
     return {} if penalty is None else {"soft_constraint": True, "penalty_term_cons": float(penalty)}
-
-
-def do_mpc_package() -> Any:
-    """The package, or an error that says how to install it."""
-    return need("do_mpc", extra="control")

@@ -9,17 +9,15 @@ of training features and targets a finite one changes the variance by less than 
 else.
 """
 
-import copy
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lastlayer.description import describe
-from lastlayer.inputs import check_Xy
-from lastlayer.integrations.extras import need
-from lastlayer.model import LastLayerModel
+from lastlayer.errors import need
+from lastlayer.inputs import as_array
+from lastlayer.predictor.fitted import Fitted, as_fitted
 
 gp: Any = need("gpytorch", extra="gpytorch")
 
@@ -32,26 +30,20 @@ class LastLayerFeatures(nn.Module):
 
     input_mean: Tensor
     input_scale: Tensor
-    centre: Tensor
     bias: Tensor
 
-    def __init__(self, model: LastLayerModel, member: int) -> None:
+    def __init__(self, fitted: Fitted, member: int) -> None:
         super().__init__()
-        described, posterior = describe(model), model.members_[member].layer.posterior
-        self.network = copy.deepcopy(described.members[member].network).eval().requires_grad_(False)
+        one, posterior = fitted.alone(member), fitted.members[member].layer.posterior
+        self.layer = one.module().groups()[0]
         over_alpha = FLAT * torch.exp(-torch.as_tensor(posterior.log_alpha, dtype=torch.float64))
-        for name, values in (
-            ("input_mean", torch.from_numpy(described.input_mean)),
-            ("input_scale", torch.from_numpy(described.input_scale)),
-            ("centre", torch.from_numpy(described.members[member].centre)),
-            ("bias", over_alpha.sqrt() if posterior.bias_prior == "flat" else torch.ones_like(over_alpha)),
-        ):
-            self.register_buffer(name, values)
+        self.register_buffer("input_mean", one.predictor.input_mean.clone())
+        self.register_buffer("input_scale", one.predictor.input_scale.clone())
+        self.register_buffer("bias", over_alpha.sqrt() if posterior.bias_prior == "flat" else torch.ones(()).double())
 
     def forward(self, x: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m p"]:
         z = (x.double() - self.input_mean) / self.input_scale
-        dtype = next((p.dtype for p in self.network.parameters()), z.dtype)
-        phi = self.network(z.flatten(0, -2).to(dtype)).double() - self.centre
+        phi = self.layer.features(None, z.flatten(0, -2))[0]
         psi = torch.cat([phi, self.bias.expand(len(phi), 1)], dim=-1)
         return psi.reshape(*x.shape[:-1], -1)
 
@@ -63,8 +55,8 @@ class FeatureKernel(gp.kernels.Kernel):  # type: ignore[misc]
         super().__init__()
         self.features, self.kernel = features, kernel
 
-    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **words: Any) -> Any:
-        return self.kernel.forward(self.features(x1), self.features(x2), diag=diag, **words)
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **options: Any) -> Any:
+        return self.kernel.forward(self.features(x1), self.features(x2), diag=diag, **options)
 
 
 class LastLayerGP(gp.models.ExactGP):  # type: ignore[misc]
@@ -78,33 +70,34 @@ class LastLayerGP(gp.models.ExactGP):  # type: ignore[misc]
         return gp.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-def feature_kernel(model: LastLayerModel, *, member: int = 0, output: int = 0) -> FeatureKernel:
+def feature_kernel(model: Any, *, member: int = 0, output: int = 0) -> FeatureKernel:
     """What the last layer of one member believes of one output before it has seen data; x and y in original units."""
-    alpha = torch.as_tensor(model.members_[member].layer.posterior.log_alpha, dtype=torch.float64).exp()
+    fitted = as_fitted(model)
+    alpha = torch.as_tensor(fitted.members[member].layer.posterior.log_alpha, dtype=torch.float64).exp()
     linear = gp.kernels.LinearKernel().double()
-    linear.variance = alpha * _noise_var(model, member, output)
-    return FeatureKernel(LastLayerFeatures(model, member), linear)
+    linear.variance = alpha * _noise_var(fitted, member, output)
+    return FeatureKernel(LastLayerFeatures(fitted, member), linear)
 
 
-def to_gpytorch(model: LastLayerModel, X: Any, y: Any, *, member: int = 0, output: int = 0) -> LastLayerGP:
+def to_gpytorch(model: Any, X: Any, y: Any, *, member: int = 0, output: int = 0) -> LastLayerGP:
     """An exact GP whose posterior given the training rows (X, y) is the last layer's own, in evaluation mode.
 
     It has the alpha and the noise of the evidence (`alpha_star_`, `noise_std_`), no curve and no other members.
     `gp.likelihood` is its likelihood, `gp.covar_module` the kernel to compose with.
     """
-    X, y = check_Xy(model, X, y, reset=False, nd=False)
-    targets = torch.tensor(y if y.ndim == 1 else y[:, output], dtype=torch.float64)
-    scale, centre = model._targets.scale[output], model._targets.mean[output]
-    posterior = model.members_[member].layer.posterior
+    fitted = as_fitted(model)
+    rows, targets = (torch.as_tensor(as_array(values), dtype=torch.float64) for values in (X, y))
+    scale, centre = fitted.targets.scale[output], fitted.targets.mean[output]
+    posterior = fitted.members[member].layer.posterior
     mean = gp.means.ConstantMean().double()
     mean.initialize(
         constant=centre + scale * (posterior.bias_prior == "flat") * posterior.equations.target_mean[output]
     )
     likelihood = gp.likelihoods.GaussianLikelihood(noise_constraint=gp.constraints.Positive()).double()
-    likelihood.noise = _noise_var(model, member, output)
-    kernel = feature_kernel(model, member=member, output=output)
-    return LastLayerGP(torch.tensor(X, dtype=torch.float64), targets, mean, kernel, likelihood).eval()
+    likelihood.noise = _noise_var(fitted, member, output)
+    kernel = feature_kernel(fitted, member=member, output=output)
+    return LastLayerGP(rows, targets if targets.dim() == 1 else targets[:, output], mean, kernel, likelihood).eval()
 
 
-def _noise_var(model: LastLayerModel, member: int, output: int) -> Tensor:
-    return torch.tensor(model._noise_cov(member)[output, output], dtype=torch.float64)
+def _noise_var(fitted: Fitted, member: int, output: int) -> Tensor:
+    return torch.tensor(fitted.noise_cov[member, output, output])

@@ -5,18 +5,16 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from lastlayer.attaching import attach
-from lastlayer.integrations.extras import need
-from lastlayer.regressor import BLLRegressor
+from lastlayer.errors import need
+from lastlayer.estimators.posthoc import attach
+from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.types import BiasPrior, NoiseStructure
 
 
 def _home() -> str:
     """Lightning goes by two names; the one that the user has imported counts."""
     names = ("lightning", "pytorch_lightning")
-    there = [name for name in names if name in sys.modules] or [
-        name for name in names if importlib.util.find_spec(name)
-    ]
+    there = [n for n in names if n in sys.modules] or [n for n in names if importlib.util.find_spec(n)]
     return "lightning.pytorch" if there[:1] == ["lightning"] else "pytorch_lightning"
 
 
@@ -34,6 +32,9 @@ class AttachLastLayer(pl.Callback):  # type: ignore[misc]
     layer, calibration, noise, bias_prior : as in `lastlayer.attach`.
     """
 
+    model: BLLRegressor | None
+    options: dict[str, Any]
+
     def __init__(
         self,
         loader: Iterable[Any] | None = None,
@@ -44,17 +45,9 @@ class AttachLastLayer(pl.Callback):  # type: ignore[misc]
         bias_prior: BiasPrior = "flat",
     ) -> None:
         super().__init__()
-        self.loader, self.layer, self.calibration = loader, layer, calibration
-        self.noise: NoiseStructure = noise
-        self.bias_prior: BiasPrior = bias_prior
-        self.model: BLLRegressor | None = None
+        self.loader, self.model = loader, None
+        self.options = {"layer": layer, "calibration": calibration, "noise": noise, "bias_prior": bias_prior}
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        self.model = attach(
-            pl_module,
-            trainer.train_dataloader if self.loader is None else self.loader,
-            layer=self.layer,
-            calibration=self.calibration,
-            noise=self.noise,
-            bias_prior=self.bias_prior,
-        )
+        loader = trainer.train_dataloader if self.loader is None else self.loader
+        self.model = attach(pl_module, loader, **self.options)

@@ -16,21 +16,24 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from lastlayer import __version__
-from lastlayer.errors import InputError, choose
-from lastlayer.estimator import DTYPES
+from lastlayer.errors import InputError, check_choice, need
 from lastlayer.files import replacing
 from lastlayer.inputs import as_array
-from lastlayer.integrations.extras import need
-from lastlayer.module import OUTPUTS
-from lastlayer.regressor import BLLRegressor
+from lastlayer.predictor.fitted import Fitted, as_fitted
+from lastlayer.predictor.module import OUTPUTS
+from lastlayer.settings import DTYPES
 
 INPUT = "x"
 CLOSE = {"float64": 1e-9, "float32": 1e-4}
 """A graph that is off by more than this share of the largest number is another function."""
+ADVICE = {
+    "float64": 'onnxruntime has many operators, convolutions among them, in float32 alone: try dtype="float32"',
+    "float32": "Take layers that ONNX knows, and let no Python number depend on that of rows (x.shape[0], not len(x))",
+}
 
 
 def to_onnx(
-    model: BLLRegressor,
+    model: Any,
     path: str | os.PathLike[str],
     *,
     dtype: str | None = None,
@@ -53,26 +56,30 @@ def to_onnx(
     """
     need("onnxscript", extra="onnx")
     runtime = need("onnxruntime", extra="onnx")
-    dtype = choose("dtype", model.dtype if dtype is None else dtype, DTYPES)
-    points = _points(model, example).astype(dtype)
-    inner = dict.fromkeys([model.dtype, dtype] if dtype == "float32" else [model.dtype])
+    quiet = runtime.SessionOptions()
+    quiet.log_severity_level = 3
+    fitted = as_fitted(model)
+    own = fitted.settings.dtype
+    dtype = check_choice("dtype", own if dtype is None else dtype, DTYPES)
+    points = _points(fitted, example).astype(dtype)
+    inner = dict.fromkeys([own, dtype] if dtype == "float32" else [own])
     failures: list[Exception] = []
     for network in inner:
         try:
-            program = onnx_program(OnnxModule(model, dtype, network), torch.from_numpy(points[:2]), dynamic_rows=True)
-            _name(program.model, [INPUT], OUTPUTS)
-            _describe(program.model, model, {"dtype": dtype, "network": network}, inputs, targets)
+            program = onnx_program(OnnxModule(fitted, dtype, network), torch.from_numpy(points[:2]), dynamic_rows=True)
+            _name(program.model)
+            _describe(program.model, fitted, {"dtype": dtype, "network": network}, inputs, targets)
             content = program.model_proto.SerializeToString()
-            found = runtime.InferenceSession(content, _quiet(runtime)).run(None, {INPUT: points})
+            found = runtime.InferenceSession(content, quiet).run(None, {INPUT: points})
             break
         except Exception as error:  # of many kinds: torch or onnxruntime cannot do with this network
             failures.append(error)
     else:
         raise InputError(
-            f"the network ({type(model.network_).__name__}) could not be written as an ONNX graph that onnxruntime "
-            f"runs: {first_line(failures[-1])}. {_advice(dtype)}"
+            f"the network ({type(fitted.members[0].network).__name__}) could not be written as an ONNX graph that "
+            f"onnxruntime runs: {first_line(failures[-1])}. {ADVICE[dtype]}"
         ) from failures[-1]
-    exact = model.predictive(points)
+    exact = fitted.predictive(points)
     for name, value in zip(OUTPUTS, found, strict=True):
         wanted = getattr(exact, name)
         off = np.abs(value - wanted).max() / np.abs(wanted).max()
@@ -88,11 +95,11 @@ def to_onnx(
 class OnnxModule(nn.Module):
     """Inputs and outputs of one type, networks of another, the last layer in float64."""
 
-    def __init__(self, model: BLLRegressor, dtype: str, network: str) -> None:
+    def __init__(self, fitted: Fitted, dtype: str, network: str) -> None:
         super().__init__()
-        self.predictive, self.dtype = model.module().cpu(), DTYPES[dtype]
-        for member in self.predictive.members:
-            member.get_submodule("network").to(DTYPES[network])
+        self.predictive, self.dtype = fitted.module().cpu(), DTYPES[dtype]
+        for layer in self.predictive.groups():
+            layer.group.to(DTYPES[network])
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         values = self.predictive(x)
@@ -100,7 +107,7 @@ class OnnxModule(nn.Module):
 
 
 def onnx_program(network: nn.Module, example: Tensor, *, dynamic_rows: bool = False) -> Any:
-    """Silently: what torch has to say about its own parts helps nobody here."""
+    """Without what torch has to say about its own parts."""
     shapes = ({0: torch.export.Dim("rows")},) if dynamic_rows else None
     logger = logging.getLogger("torch.onnx")
     level = logger.level
@@ -121,58 +128,41 @@ def first_line(error: Exception) -> str:
     return lines[-1] if lines[0].startswith("Error in") else lines[0]
 
 
-def _points(model: BLLRegressor, example: Any) -> ndarray:
+def _points(fitted: Fitted, example: Any) -> ndarray:
     """Where graph and model are compared."""
     if example is not None:
         points = np.asarray(as_array(example))
         if len(points) < 2:
             raise InputError(f"example has {len(points)} rows: give 2 or more, so that their number can stay open")
         return points[:5]
-    if model._inputs is None:
+    if fitted.inputs is None:
         raise InputError("the model takes inputs of more than two dimensions: give to_onnx a few, example=X[:5]")
-    normal = np.random.default_rng(0).standard_normal((5, model.n_features_in_))
-    points = model._inputs.mean.numpy() + model._inputs.scale.numpy() * normal
-    return np.asarray(points)
+    normal = np.random.default_rng(0).standard_normal((5, fitted.n_features_in))
+    return np.asarray(fitted.inputs.mean.numpy() + fitted.inputs.scale.numpy() * normal)
 
 
-def _name(graph_model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Inputs and outputs by these names, which values inside may have too and must give up."""
+def _name(graph_model: Any) -> None:
+    """Inputs and outputs by their names, which values inside may have too and must give up."""
     graph = graph_model.graph
     for node in graph:
         for value in node.outputs:
             value.name = f"inner.{value.name}"
-    for value, name in zip([*graph.inputs, *graph.outputs], [*inputs, *outputs], strict=True):
+    for value, name in zip([*graph.inputs, *graph.outputs], [INPUT, *OUTPUTS], strict=True):
         value.name = name
 
 
 def _describe(
-    graph_model: Any,
-    model: BLLRegressor,
-    types: dict[str, str],
-    inputs: Sequence[str] | None,
-    targets: Sequence[str] | None,
+    graph_model: Any, fitted: Fitted, types: dict[str, str], inputs: Sequence[str] | None, targets: Sequence[str] | None
 ) -> None:
     """What a stranger should know of the file."""
-    names = getattr(model, "feature_names_in_", None) if inputs is None else inputs
-    words = {
+    names = fitted.feature_names if inputs is None else inputs
+    about = {
         "version": __version__,
         **types,
         "inputs": None if names is None else [str(name) for name in names],
-        "targets": [f"y{i + 1}" for i in range(len(model._targets.mean))] if targets is None else list(targets),
+        "targets": [f"y{i + 1}" for i in range(fitted.n_outputs)] if targets is None else list(targets),
         "outputs": list(OUTPUTS),
-        "members": len(model.members_),
+        "members": len(fitted.members),
     }
     graph_model.producer_name, graph_model.producer_version = "lastlayer", __version__
-    graph_model.metadata_props["lastlayer"] = json.dumps(words)
-
-
-def _quiet(runtime: Any) -> Any:
-    options = runtime.SessionOptions()
-    options.log_severity_level = 3
-    return options
-
-
-def _advice(dtype: str) -> str:
-    if dtype == "float64":
-        return 'onnxruntime has many operators, convolutions among them, in float32 alone: try dtype="float32"'
-    return "Take layers that ONNX knows, and let no Python number depend on the number of rows (x.shape[0], not len(x))"
+    graph_model.metadata_props["lastlayer"] = json.dumps(about)

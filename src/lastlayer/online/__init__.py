@@ -1,7 +1,6 @@
-"""Learning while running: a fitted model that takes rows as they come, and a monitor that says when to fit anew."""
+"""Models that learn while they run: what happens to old rows, and when to fit a new model."""
 
 from lastlayer.online.drift import Drift, DriftMonitor
-from lastlayer.online.model import OnlineModel
-from lastlayer.online.past import Everything, Fading, Past, Window
+from lastlayer.online.model import ExponentialForgetting, KeepAll, Memory, OnlineModel, SlidingWindow
 
-__all__ = ["Drift", "DriftMonitor", "Everything", "Fading", "OnlineModel", "Past", "Window"]
+__all__ = ["Drift", "DriftMonitor", "ExponentialForgetting", "KeepAll", "Memory", "OnlineModel", "SlidingWindow"]

@@ -1,4 +1,4 @@
-"""When to fit anew: a sequential test on standardised residuals whose rate of false alarms is bounded.
+"""When to fit a new model: a sequential test on standardised residuals whose rate of false alarms is bounded.
 
 Each residual becomes its rank among all residuals before it (a conformal p-value, ties broken at random). As long as
 the rows are exchangeable, whatever the model got wrong about its own errors, these u_1, u_2, ... are independent and
@@ -13,7 +13,7 @@ the outputs, so E[M_t] = t for it too, and Doob's inequality gives P(max_{t <= n
 import math
 from array import array
 from bisect import bisect_left, bisect_right, insort
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,8 +32,7 @@ SCALES = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.5, 2.5])
 def log_ratios(x: Float[ndarray, " *s"]) -> Float[ndarray, "*s a"]:
     """log f(x) / phi(x) of every alternative N(shift, scale^2)."""
     x = np.asarray(x)[..., None]
-    log: ndarray = 0.5 * (np.square(x) - np.square((x - SHIFTS) / SCALES)) - np.log(SCALES)
-    return log
+    return 0.5 * (np.square(x) - np.square((x - SHIFTS) / SCALES)) - np.log(SCALES)
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Drift:
 
 
 class DriftMonitor:
-    """Watches standardised residuals, `predictive(X).standardised_residual(y)`, taken before the rows are learned.
+    """Watches standardised residuals, `predictive(X).standardized_residual(y)`, taken before the rows are learned.
 
     The probability of a false alarm within n rows is at most n / false_alarm_every, for any n, as long as rows are
     exchangeable: calibration errors of the model do no harm, dependence between neighbouring rows does.
@@ -115,7 +114,7 @@ class DriftMonitor:
         top = float(self._log_M.max())
         evidence = math.exp(min(top, 700.0)) * float(np.exp(self._log_M - top).mean())
         if self.drift.alarm:
-            self.drift = _later(self.drift, n + 1, evidence)
+            self.drift = replace(self.drift, n_rows=n + 1, evidence=max(evidence, self.drift.evidence))
             return
         output, best = np.unravel_index(int(self._log_M.argmax()), self._log_M.shape)
         shift = SHIFTS[best]
@@ -145,8 +144,3 @@ class DriftMonitor:
                 f"give finite standardised residuals of shape (n, {'q' if q is None else q}), or set n_outputs"
             )
         return table
-
-
-def _later(drift: Drift, n_rows: int, evidence: float) -> Drift:
-    """The alarm as it was raised, with what came after."""
-    return Drift(True, n_rows, max(evidence, drift.evidence), drift.threshold, drift.since, drift.output, drift.kind)

@@ -18,7 +18,7 @@ SMALLEST_PIVOT = 1e-4
 
 
 @dataclass(frozen=True)
-class Rows:
+class FeatureRows:
     """Rows as c networks see them."""
 
     phi: Float[Tensor, "c n k"]
@@ -26,15 +26,14 @@ class Rows:
     weight: Float[Tensor, " n"] | None
 
     @classmethod
-    def joined(cls, parts: "Sequence[Rows]") -> "Rows":
-        weights = [p.T.new_ones(len(p.T)) if p.weight is None else p.weight for p in parts]
-        alike = all(p.weight is None for p in parts)
-        return cls(
-            torch.cat([p.phi for p in parts], 1), torch.cat([p.T for p in parts]), None if alike else torch.cat(weights)
-        )
+    def joined(cls, parts: "Sequence[FeatureRows]") -> "FeatureRows":
+        weight = None
+        if any(p.weight is not None for p in parts):
+            weight = torch.cat([p.T.new_ones(len(p.T)) if p.weight is None else p.weight for p in parts])
+        return cls(torch.cat([p.phi for p in parts], 1), torch.cat([p.T for p in parts]), weight)
 
-    def at(self, rows: slice) -> "Rows":
-        return Rows(self.phi[:, rows], self.T[rows], None if self.weight is None else self.weight[rows])
+    def at(self, rows: slice) -> "FeatureRows":
+        return FeatureRows(self.phi[:, rows], self.T[rows], None if self.weight is None else self.weight[rows])
 
     def statistics(self) -> Statistics:
         weight = None if self.weight is None else self.weight.expand(len(self.phi), -1)
@@ -42,27 +41,27 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Layers:
+class LayerStack:
     """c last layers after a factorisation and the rows that came since."""
 
     statistics: Statistics
     """At the last factorisation."""
     recursions: tuple[Recursion, ...]
     """Now: at alpha*, and at the alpha of the variance if that is another."""
-    since: tuple[Rows, ...]
+    since: tuple[FeatureRows, ...]
     """Rows that came after the statistics were taken."""
     log_alphas: tuple[Float[Tensor, " c"], ...]
     bias_prior: BiasPrior
 
     @classmethod
-    def of(cls, posteriors: Sequence[Posterior], log_alphas: Sequence[float]) -> "Layers":
+    def of(cls, posteriors: Sequence[Posterior], log_alphas: Sequence[float]) -> "LayerStack":
         stars = [float(p.log_alpha) for p in posteriors]
         statistics = Statistics.stacked([p.statistics for p in posteriors])
         each = [stars] if stars == list(log_alphas) else [stars, list(log_alphas)]
         alphas = tuple(statistics.count.new_tensor(values) for values in each)
         return cls(statistics, (), (), alphas, posteriors[0].bias_prior).factored(statistics)
 
-    def factored(self, statistics: Statistics) -> "Layers":
+    def factored(self, statistics: Statistics) -> "LayerStack":
         """With these statistics and nothing since."""
         recursions = tuple(Recursion.of(statistics, log_alpha, self.bias_prior) for log_alpha in self.log_alphas)
         return replace(self, statistics=statistics, recursions=recursions, since=())
@@ -70,24 +69,24 @@ class Layers:
     def total(self, kept: float = 1.0) -> Statistics:
         """Statistics of all rows up to now; those of before the last factorisation keep that share of their weight."""
         old = self.statistics if kept == 1.0 else self.statistics.scaled(kept)
-        return old + Rows.joined(self.since).statistics() if self.since else old
+        return old + FeatureRows.joined(self.since).statistics() if self.since else old
 
-    def noting(self, rows: Rows) -> "Layers":
+    def noting(self, rows: FeatureRows) -> "LayerStack":
         """The rows kept for the next factorisation, and nothing else done."""
         return replace(self, since=(*self.since, rows))
 
-    def error(self, factored: "Layers") -> float:
+    def error(self, factored: "LayerStack") -> float:
         """Largest difference of the weights from those of another factorisation, relative to the largest weight."""
         k = self.statistics.n_linear  # biases belong to different centres
         pairs = [(a.W[:, :k], b.W[:, :k]) for a, b in zip(self.recursions, factored.recursions, strict=True)]
         return max(float((a - b).abs().max() / b.abs().max().clamp_min(TINY)) for a, b in pairs)
 
-    def with_rows(self, rows: Rows) -> "Layers":
+    def with_rows(self, rows: FeatureRows) -> "LayerStack":
         """By the recursion."""
         moved = tuple(r.added(r.rows(rows.phi), rows.T, rows.weight) for r in self.recursions)
         return replace(self.noting(rows), recursions=moved)
 
-    def without(self, rows: Rows) -> "Layers | None":
+    def without(self, rows: FeatureRows) -> "LayerStack | None":
         """By the recursion, of rows that are known to be in; None where it would lose digits.
 
         The statistics stay behind: whoever removes rows factors the next time from the rows that are left.

@@ -1,201 +1,259 @@
-"""`OnlineModel`: a fitted model that learns from rows as they come, in O(p^2) a row, and answers in between."""
+"""`OnlineModel`: a fitted model that learns from rows as they come, in O(p^2) per row, and answers in between.
 
-import copy
+What happens to old rows is its memory: all are kept, they lose weight, or only the last ones count.
+"""
+
 import math
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy import ndarray
-from torch import Tensor
+from sklearn.base import BaseEstimator
 
+from lastlayer import formula
 from lastlayer.errors import InputError
-from lastlayer.estimator import columns
-from lastlayer.inputs import check_weight
-from lastlayer.model import LastLayerModel, Marginals
-from lastlayer.online.layers import Layers, Rows
-from lastlayer.online.networks import grouped
-from lastlayer.online.past import Everything, Past, Window
+from lastlayer.estimators.base import LastLayerRegressor
+from lastlayer.inputs import as_array, check_finite, check_weight, check_X
+from lastlayer.networks.mlp import grouped
+from lastlayer.online.layers import FeatureRows, LayerStack
+from lastlayer.ops import TorchOps
 from lastlayer.prediction import Prediction
-from lastlayer.statistics import Statistics
+from lastlayer.predictor import revisions
+from lastlayer.predictor.fitted import Fitted, as_fitted
+from lastlayer.statistics import Statistics, row_chunks
 
 CHUNK_ROWS = 1_024
 LARGE_BATCH = 0.25
-"""Rows for each feature above which a batch is better factored than taken in by the recursion."""
+"""Rows per feature above which a batch is better factored than taken in by the recursion."""
+FADING = 0.02
+"""Share of their weight that old rows lose at a time."""
+
+
+class Memory:
+    """What happens to old rows."""
+
+    def interval(self, p: int) -> int:
+        """Rows between two factorisations: after p rows one costs no more than the recursion did, O(p^2) a row."""
+        return p
+
+    def kept(self, n: int) -> float:
+        """Weight that the rows of before keep when n more have come."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class KeepAll(Memory):
+    """Every row counts for ever: what the function is does not change."""
+
+
+@dataclass(frozen=True)
+class ExponentialForgetting(Memory):
+    """A row that `memory` rows came after has 1/e of its weight; the prior does not fade.
+
+    Weights fall in steps of about 2%, each with a factorisation: O(p^2) a row if the memory is several times p.
+    """
+
+    memory: float | int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.memory < math.inf:
+            raise InputError(
+                f"memory={self.memory} must be a number of rows, 1 or more, such as ExponentialForgetting(memory=1000)"
+            )
+
+    def interval(self, p: int) -> int:
+        return max(1, min(p, round(FADING * self.memory)))
+
+    def kept(self, n: int) -> float:
+        return math.exp(-n / self.memory)
+
+
+@dataclass(frozen=True)
+class SlidingWindow(Memory):
+    """The last `rows` rows count, those before not at all."""
+
+    rows: int
+
+    def __post_init__(self) -> None:
+        if not self.rows >= 2:
+            raise InputError(f"rows={self.rows}: a window needs at least 2 rows, such as SlidingWindow(500)")
+
+    def interval(self, p: int) -> int:
+        """A factorisation goes through the whole window, so it is as rare as that costs O(p^2) a row."""
+        return max(p, self.rows)
 
 
 class OnlineModel:
-    """A copy of a fitted model whose last layers follow a stream; the features, and the curve, stay as fitted.
+    """A fitted model whose last layers follow a stream; the features, and the curve, stay as fitted.
 
-    `past` says what becomes of old rows: `Everything()`, `Fading(memory=1000)`, `Window(500)`. Rows given as
-    `start=(X, y)` take the place of those of `fit`; a window needs them, the others go on from the fitted model.
+    `memory` says what happens to old rows: `KeepAll()`, `ExponentialForgetting(memory=1000)`, `SlidingWindow(500)`.
+    Rows given as `start=(X, y)` replace those of `fit`; a window needs them, the others go on from the fitted model.
     Between two factorisations a recursion carries the layers from row to row; each factorisation measures its error.
     """
 
-    def __init__(
-        self, model: LastLayerModel, past: Past | None = None, *, start: tuple[Any, Any] | None = None
-    ) -> None:
-        if not all(math.isfinite(log_alpha) for log_alpha in model.log_alphas_):
+    def __init__(self, model: Any, memory: Memory | None = None, *, start: tuple[Any, Any] | None = None) -> None:
+        fitted, self._estimator = as_fitted(model), model
+        if not all(math.isfinite(log_alpha) for log_alpha in fitted.log_alphas):
             raise InputError(
                 "the variance is in use at an infinite alpha, which no recursion can follow: call "
                 "model.at_alpha(math.log(model.alpha_star_)), or calibrate the model instead of tuning alpha"
             )
-        self.past: Past = Everything() if past is None else past
+        self.memory = KeepAll() if memory is None else memory
         self.error = 0.0
         """Of the weights that the recursion had when they were last factored: the largest difference, relative."""
         self.n_rows = 0
         """Rows taken in since the start."""
-        self._model = copy.copy(model)
-        self._model.conformal_scores_ = None
-        self._groups = grouped([member.network for member in model.members_])
-        self._window: deque[list[Rows]] = deque()
-        self._layers: list[Layers] = []
         self._n_since = 0
-        self._adopt()
+        self._layers: list[LayerStack] = []
+        self._groups = grouped([member.network for member in fitted.members])
+        self._window: deque[list[FeatureRows]] = deque(maxlen=getattr(self.memory, "rows", None))
+        self._adopt(replace(fitted, conformal_scores=None))
         if start is not None:
-            self._begin(self._rows(*start))
-        elif isinstance(self.past, Window):
+            rows = self._rows(*start)
+            self._remember(rows)
+            self._factor(self._totals() if self._window else [r.statistics() for r in rows])
+        elif isinstance(self.memory, SlidingWindow):
             raise InputError(
-                f"{self.past} must start from rows: give start=(X, y), such as the last ones the model was fitted to"
+                f"{self.memory} must start from rows: give start=(X, y), such as the last ones the model was fitted to"
             )
 
     def predictive(self, X: Any, *, noise: bool = True) -> Prediction:
         """The predictive distribution given the rows that count now, as `BLLRegressor.predictive`."""
-        Z = self._inputs(X)
-        c, m, q = len(self._model.members_), len(Z), len(self._model._targets.mean)
-        mean, cost, ratio = (torch.empty(shape, dtype=torch.float64) for shape in ((c, m, q), (c, m), (c, m)))
+        fitted, Z = self._fitted, self._fitted.standardized(self._inputs(X))
+        p, c, m = fitted.predictor, len(self._fitted.members), len(Z)
+        mean, cost, ratio = (torch.empty(c, m, n, dtype=torch.float64) for n in (fitted.n_outputs, 1, 1))
         with torch.no_grad():
             for group, layers in zip(self._groups, self._layers, strict=True):
-                for start in range(0, m, CHUNK_ROWS):
-                    rows = slice(start, start + CHUNK_ROWS)
-                    for whole, part in zip((mean, cost, ratio), layers.predict(group(Z[rows])), strict=True):
-                        whole[group.places, rows] = part.cpu()
-        marginals = Marginals(self._model._unscaled(mean), cost.numpy(), ratio.numpy(), self._model._noise_factor(Z))
-        return self._model._mixture(marginals, noise)
+                for rows in row_chunks(m, CHUNK_ROWS):
+                    own_mean, own_cost, own_ratio = layers.predict(group(Z[rows]).double())
+                    mean[group.places, rows] = own_mean.cpu()
+                    cost[group.places, rows, 0], ratio[group.places, rows, 0] = own_cost.cpu(), own_ratio.cpu()
+            mean = mean * fitted.targets.scale + fitted.targets.mean
+            at = p.centre
+            parts = formula.components(TorchOps, p, mean.to(at), ratio.to(at), cost.to(at), Z.to(at.dtype))
+        arrays = (x.expand(-1, m, -1).cpu().numpy() for x in vars(parts).values())
+        return fitted.prediction(formula.Components(*arrays), noise=noise)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Mean of the targets, shaped like y in fit; with their standard deviation, noise included."""
         p = self.predictive(X)
-        shaped = self._model._shaped
+        shaped = (lambda values: values[:, 0]) if self._fitted.y_ndim == 1 else (lambda values: values)
         return (shaped(p.mean), shaped(p.std)) if return_std else shaped(p.mean)
 
     def update(self, X: Any, y: Any, sample_weight: Any = None) -> "OnlineModel":
-        """Take in rows; those that the past lets go, go."""
+        """Add rows, and drop or down-weight old ones as the memory prescribes."""
         rows = self._rows(X, y, sample_weight)
         n = len(rows[0].T)
         small = n <= max(1, LARGE_BATCH * self._width)
         moved = self._moved(rows) if small else None
         layers = moved or [layers.noting(new) for layers, new in zip(self._layers, rows, strict=True)]
-        if isinstance(self.past, Window):
-            self._window.extend([r.at(slice(i, i + 1)) for r in rows] for i in range(n))
-            while len(self._window) > self.past.rows:
-                self._window.popleft()
+        self._remember(rows)
         self._layers, self._n_since, self.n_rows = layers, self._n_since + n, self.n_rows + n
-        if moved is None or self._n_since >= self.past.interval(self._width):
-            self._factor(self._totals(self._kept()), carried=moved is not None)
+        if moved is None or self._n_since >= self.memory.interval(self._width):
+            self._factor(self._totals(self.memory.kept(self._n_since)), carried=moved is not None)
         return self
 
     def remove(self, X: Any, y: Any, sample_weight: Any = None) -> "OnlineModel":
         """Take rows out that are in, with the weight they have now; rows that cannot be in are refused."""
-        if isinstance(self.past, Window):
+        if isinstance(self.memory, SlidingWindow):
             raise InputError(
-                "a window lets its rows go by itself: take Everything() or Fading() to remove some by hand"
+                "a sliding window drops its rows by itself: take KeepAll() or ExponentialForgetting() to remove rows"
             )
         rows = self._rows(X, y, sample_weight)
         self._factor([now - r.statistics() for now, r in zip(self._totals(), rows, strict=True)])
         return self
 
     def reestimate(self) -> "OnlineModel":
-        """alpha and noise anew from the rows that count now, as `BLLRegressor.reestimate`."""
-        self._model = self.model().reestimate()
-        self._adopt()
+        """alpha and noise from the rows that count now, as `BLLRegressor.reestimate`."""
+        self._adopt(revisions.reestimate(self.fitted_))
         return self
 
-    def model(self) -> LastLayerModel:
-        """A model of its own with the last layers as they are now: to save, to plot, to ask anything else."""
-        now = copy.copy(self._model)
-        now.members_ = list(now.members_)
+    @property
+    def fitted_(self) -> Fitted:
+        """The model as it is now, as a value of its own."""
+        members = list(self._fitted.members)
         for group, total in zip(self._groups, self._totals(), strict=True):
             for i, place in enumerate(group.places):
-                member = now.members_[place]
-                posterior = replace(member.layer.posterior, statistics=total[i])
-                now.members_[place] = replace(member, layer=replace(member.layer, posterior=posterior))
-        return now
+                layer = members[place].layer
+                posterior = replace(layer.posterior, statistics=total[i])
+                members[place] = replace(members[place], layer=replace(layer, posterior=posterior))
+        return replace(self._fitted, members=tuple(members))
 
-    # inside -----------------------------------------------------------------------------------------------------
+    def model(self) -> LastLayerRegressor:
+        """A regressor with the last layers as they are now: to save, to plot, to ask anything else."""
+        if not isinstance(self._estimator, LastLayerRegressor):
+            raise InputError("this OnlineModel was made from a fitted value, not from a regressor: use `fitted_`")
+        return self._estimator.with_fitted(self.fitted_)
 
     @property
     def _width(self) -> int:
         return max(layers.statistics.n_linear for layers in self._layers)
 
-    def _adopt(self) -> None:
-        """Take the last layers of the model in hand."""
-        members, log_alphas = self._model.members_, self._model.log_alphas_
+    def _adopt(self, fitted: Fitted) -> None:
+        """Take over the last layers of a model."""
+        self._fitted, self._n_since = fitted, 0
         self._layers = [
-            Layers.of([members[i].layer.posterior for i in g.places], [log_alphas[i] for i in g.places])
-            for g in self._groups
+            LayerStack.of(
+                [fitted.members[i].layer.posterior for i in group.places], [fitted.log_alphas[i] for i in group.places]
+            )
+            for group in self._groups
         ]
-        self._n_since = 0
 
-    def _begin(self, rows: list[Rows]) -> None:
-        """These rows in place of those of fit."""
-        if isinstance(self.past, Window):
-            rows = [r.at(slice(-self.past.rows, None)) for r in rows]
+    def _remember(self, rows: list[FeatureRows]) -> None:
+        """Rows enter the window, if there is one; the oldest leave it."""
+        if isinstance(self.memory, SlidingWindow):
             self._window.extend([r.at(slice(i, i + 1)) for r in rows] for i in range(len(rows[0].T)))
-        self._layers = [layers.factored(r.statistics()) for layers, r in zip(self._layers, rows, strict=True)]
 
-    def _moved(self, rows: list[Rows]) -> list[Layers] | None:
+    def _moved(self, rows: list[FeatureRows]) -> list[LayerStack] | None:
         """By the recursion; None where it would lose digits."""
         n, moved = len(rows[0].T), []
-        gone = max(0, len(self._window) + n - self.past.rows) if isinstance(self.past, Window) else 0
+        gone = max(0, len(self._window) + n - self.memory.rows) if isinstance(self.memory, SlidingWindow) else 0
         if gone > len(self._window):
             return None
         with torch.no_grad():
             for i, (layers, new) in enumerate(zip(self._layers, rows, strict=True)):
-                after: Layers | None = layers.with_rows(new)
-                if gone and after is not None:
-                    after = after.without(Rows.joined([self._window[j][i] for j in range(gone)]))
-                if after is None:
+                after = layers.with_rows(new)
+                left = after.without(FeatureRows.joined([self._window[j][i] for j in range(gone)])) if gone else after
+                if left is None:
                     return None
-                moved.append(after)
+                moved.append(left)
         return moved
 
-    def _kept(self) -> float:
-        """Weight that the rows of before the last factorisation keep."""
-        return 1.0 if isinstance(self.past, Window) else self.past.kept(self._n_since)
-
     def _totals(self, kept: float = 1.0) -> list[Statistics]:
-        """Statistics of the rows that count now, a group each."""
-        if isinstance(self.past, Window):
-            return [Rows.joined(parts).statistics() for parts in zip(*self._window, strict=True)]
+        """Statistics of the rows that count now, one per group."""
+        if isinstance(self.memory, SlidingWindow):
+            return [FeatureRows.joined(parts).statistics() for parts in zip(*self._window, strict=True)]
         return [layers.total(kept) for layers in self._layers]
 
     def _factor(self, totals: list[Statistics], *, carried: bool = False) -> None:
-        """Anew from statistics; where the recursion was carried this far and nothing fades, its error is measured."""
+        """Factor from statistics; where the recursion was carried on and no row lost weight, measure its error."""
         layers = [old.factored(total) for old, total in zip(self._layers, totals, strict=True)]
-        if carried and self._kept() == 1.0:
+        if carried and self.memory.kept(self._n_since) == 1.0:
             self.error = max(old.error(new) for old, new in zip(self._layers, layers, strict=True))
         self._layers, self._n_since = layers, 0
 
-    def _inputs(self, X: Any) -> Tensor:
-        """Standardised; plain arrays without fault take the short way, all else that of scikit-learn."""
-        plain = type(X) is ndarray and X.dtype == np.float64 and X.shape == (len(X), self._model.n_features_in_)
-        if plain and len(X) and self._model._inputs is not None and np.isfinite(X).all():
-            return self._model._standardised(X)
-        return self._model._checked(X)
+    def _inputs(self, X: Any) -> ndarray:
+        """Plain arrays without fault take the short way, all else that of scikit-learn."""
+        d, is_table = self._fitted.n_features_in, self._fitted.inputs is not None
+        plain = type(X) is ndarray and X.dtype == np.float64 and X.shape == (len(X), d)
+        if plain and len(X) and is_table and np.isfinite(X).all():
+            return X
+        if isinstance(self._estimator, BaseEstimator):
+            return check_X(self._estimator, X, reset=False, nd=not is_table)
+        raise InputError(f"X must be a finite float64 array of shape (m, {d}), and has shape {np.shape(X)}")
 
-    def _rows(self, X: Any, y: Any, sample_weight: Any = None) -> list[Rows]:
-        """Features and standardised targets, a group each."""
-        q = len(self._model._targets.mean)
-        plain = type(y) is ndarray and y.dtype == np.float64 and y.shape in ((len(X), q), (len(X),) if q == 1 else ())
-        if plain and type(X) is ndarray and np.isfinite(y).all():
-            Z, T = self._inputs(X), self._model._targets.forward(columns(y)).to(self._model._device())
-        else:
-            data = self._model._validation(X, y)
-            Z, T = data.X, data.T
-        weight = None if sample_weight is None else check_weight(sample_weight, np.empty((len(T), 1)))
-        w = None if weight is None else torch.tensor(weight, device=T.device)
+    def _rows(self, X: Any, y: Any, sample_weight: Any = None) -> list[FeatureRows]:
+        """Features and standardised targets, one set per group."""
+        x, q = self._inputs(X), self._fitted.n_outputs
+        targets = np.asarray(as_array(y), dtype=float)
+        targets = targets[:, None] if targets.ndim == 1 else targets
+        if targets.shape != (len(x), q):
+            raise InputError(f"y has shape {np.shape(y)}: give ({len(x)}, {q}), one row of outputs per row of X")
+        check_finite(targets, "y")
+        weight = None if sample_weight is None else check_weight(sample_weight, np.empty((len(x), 1)))
+        data = self._fitted.data(x, targets, weight)
         with torch.no_grad():
-            return [Rows(group(Z), T, w) for group in self._groups]
+            return [FeatureRows(group(data.X).double(), data.T, data.weight) for group in self._groups]

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float
 from numpy import ndarray
 from sklearn.model_selection import GroupKFold
 
 from lastlayer import files
 from lastlayer.errors import InputError
+from lastlayer.estimators.regressor import BLLRegressor, load
 from lastlayer.files import ModelFileError
+from lastlayer.inputs import check_finite
 from lastlayer.prediction import Prediction
-from lastlayer.regressor import BLLRegressor, load
-from lastlayer.tables.columns import as_texts
-from lastlayer.tables.reading import Cells, Table
-from lastlayer.tables.schema import Encoded, Schema, check_column
+from lastlayer.tables.files import Cells, Table
+from lastlayer.tables.schema import Encoded, Schema, as_texts
 
 GROUP_FOLDS = 5
 
@@ -31,11 +31,12 @@ class Forecast:
 
     cells: Cells
     """The columns that are added to the rows."""
-    outside: Int[ndarray, " c"]
+    outside: Counter[str]
     """How many rows leave the training range of each input column."""
     beyond: int
     """How many rows cost more than every training row."""
-    unknown: dict[str, Counter[str]]
+    unknown: Counter[str]
+    """How many rows have a text that no training row had, as column=text."""
 
 
 @dataclass(frozen=True)
@@ -57,30 +58,23 @@ class TableModel:
         text: Collection[str] = (),
         impute: bool = False,
         groups: str | None = None,
-        **words: Any,
+        **parameters: Any,
     ) -> "TableModel":
-        """Columns by `Schema.infer`, then `BLLRegressor(**words)`; rows of one group (a column) stay together."""
-        if groups is not None:
-            check_column(groups, table, "--groups ")
-            drop = {*drop, groups}
+        """Columns by `Schema.infer`, then `BLLRegressor(**parameters)`; rows of one group (a column) stay together."""
+        drop = drop if groups is None else {*drop, groups}
         schema = Schema.infer(table, targets, drop=drop, text=text, impute=impute)
-        return cls.of(schema, table, groups=groups, **words)
+        return cls.of(schema, table, groups=groups, **parameters)
 
     @classmethod
-    def of(cls, schema: Schema, table: Table, *, groups: str | None = None, **words: Any) -> "TableModel":
+    def of(cls, schema: Schema, table: Table, *, groups: str | None = None, **parameters: Any) -> "TableModel":
         """Fit to the columns of a schema."""
-        labels = None
-        if groups is not None:
-            check_column(groups, table, "--groups ")
-            labels = as_texts(table.columns[groups])
+        labels = None if groups is None else as_texts(table.cells(groups, "--groups"))
+        if labels is not None:
             if (n := len(set(labels))) < 2:
                 raise InputError(f"--groups {groups}: all rows are of one group, and two or more are needed")
-            words |= {"calibration": GroupKFold(min(GROUP_FOLDS, n))}
-        X, y = schema.encode(table).X, schema.targets_of(table)
-        y = y[:, 0] if y.shape[1] == 1 else y
-        return cls(schema, BLLRegressor(**words).fit(X, y, groups=labels), {"rows": len(X)})
-
-    # files ------------------------------------------------------------------------------------------------------
+            parameters |= {"calibration": GroupKFold(min(GROUP_FOLDS, n))}
+        X, y = _regression(schema, table)
+        return cls(schema, BLLRegressor(**parameters).fit(X, y, groups=labels), {"rows": len(X)})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """One model file that also holds the columns; `lastlayer.load` reads the regressor in it."""
@@ -99,25 +93,16 @@ class TableModel:
                 "or make a model with `lastlayer fit`"
             )
         try:
-            schema = Schema.from_json(header["table"])
-            card = dict(header.get("card", {}))
+            fitted = cls(Schema.from_json(header["table"]), model, dict(header.get("card", {})))
         except (KeyError, TypeError, ValueError) as error:
             raise ModelFileError(f"{path} does not fit this version of lastlayer: {error!r} in its columns") from error
-        fitted = cls(schema, model, card)
         try:
-            fitted._probe()
+            row = Table({column.name: np.array([column.fill], dtype=object) for column in fitted.schema.columns})
+            numbers = [cells.item() for cells in fitted.forecast(row).cells.values() if cells.dtype.kind == "f"]
+            check_finite(np.array(numbers), "its prediction")
         except Exception as error:  # a file may be whole and still hold anything
             raise ModelFileError(f"{path} is damaged or no model of a table: it cannot predict ({error!r})") from error
         return fitted
-
-    def _probe(self) -> None:
-        """Predict one row, so that a model that cannot is refused when it is loaded."""
-        row = Table({column.name: np.array([column.fill], dtype=object) for column in self.schema.columns})
-        numbers = {name: cells.item() for name, cells in self.forecast(row).cells.items() if cells.dtype.kind == "f"}
-        if not np.isfinite(list(numbers.values())).all():
-            raise ValueError("its predictions are not finite")
-
-    # questions --------------------------------------------------------------------------------------------------
 
     def predictive(self, table: Table, *, unknown: str = "error") -> tuple[Encoded, Prediction]:
         """Inputs and predictive distribution of raw rows."""
@@ -129,14 +114,15 @@ class TableModel:
         encoded, p = self.predictive(table, unknown=unknown)
         lower, upper = p.interval(level)
         where = self.model.extrapolation(encoded.X)
-        cells: Cells = {}
-        for i, name in enumerate(self.schema.targets):
-            parts = {"mean": p.mean, "std": p.std, "lower": lower, "upper": upper}
-            cells |= {f"{name}_{word}": values[:, i] for word, values in parts.items()}
+        parts = {"mean": p.mean, "std": p.std, "lower": lower, "upper": upper}
+        targets = enumerate(self.schema.targets)
+        cells: Cells = {f"{name}_{word}": values[:, i] for i, name in targets for word, values in parts.items()}
         names = np.array([column.name for column in self.schema.columns], dtype=object)
         cells["affine_cost"], cells["extrapolation"] = where.affine_cost, where.quantile
         cells["outside_range"] = np.array(["; ".join(names[row]) for row in encoded.outside], dtype=object)
-        return Forecast(cells, encoded.outside.sum(0), int((where.quantile == 1).sum()), encoded.unknown)
+        outside = Counter(dict(zip(names, encoded.outside.sum(0).tolist(), strict=True)))
+        texts = ((f"{name}={text}", n) for name, found in encoded.unknown.items() for text, n in found.items())
+        return Forecast(cells, outside, int((where.quantile == 1).sum()), Counter(dict(texts)))
 
     def stream(
         self, tables: Iterator[Table], *, level: float = 0.95, unknown: str = "error"
@@ -145,14 +131,20 @@ class TableModel:
         for table in tables:
             forecast = self.forecast(table, level=level, unknown=unknown)
             if clash := sorted(table.columns.keys() & forecast.cells.keys()):
-                raise InputError(
-                    f"the table already has a column {clash[0]!r}: rename it, predict adds one of that name"
-                )
+                raise InputError(f"the table already has a column {clash[0]!r}: rename it, predict adds one so called")
             yield table, forecast
 
     def update(self, table: Table, *, targets: Sequence[str] | None = None, forgetting: float = 1.0) -> "TableModel":
         """The model after more rows; the regressor is changed in place."""
-        X, y = self.schema.encode(table).X, self.schema.targets_of(table, targets)
-        self.model.update(X, y[:, 0] if y.shape[1] == 1 else y, forgetting=forgetting)
+        X, y = _regression(self.schema, table, targets)
+        self.model.update(X, y, forgetting=forgetting)
         rows = int(self.card.get("rows", 0)) + len(X)
         return replace(self, schema=self.schema.widened(table), card=self.card | {"rows": rows})
+
+
+def _regression(
+    schema: Schema, table: Table, targets: Sequence[str] | None = None
+) -> tuple[Float[ndarray, "m d"], ndarray]:
+    """Inputs and targets as a regressor takes them: a single target has one dimension."""
+    y = schema.targets_of(table, targets)
+    return schema.encode(table).X, y[:, 0] if y.shape[1] == 1 else y

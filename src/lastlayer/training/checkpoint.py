@@ -2,19 +2,18 @@
 
 import json
 import time
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lastlayer import files
 from lastlayer.errors import InputError
-from lastlayer.training.running import moment_of, moment_tensors
-
-if TYPE_CHECKING:
-    from lastlayer.training.batches import Loop
+from lastlayer.training.engine import Engine, TrainingHistory
+from lastlayer.training.problems import MiniBatches
+from lastlayer.training.running_posterior import Snapshot
 
 EVERY_SECONDS = 60.0
 """Between two states on disk."""
@@ -26,80 +25,76 @@ class Checkpoint:
 
     path: Path
     training: dict[str, Any]
-    """What the state belongs to: configuration and data. A file of another training is refused."""
+    """What the state belongs to: settings and data. A file of another training is refused."""
     _last: float = field(default_factory=time.monotonic)
 
-    def keep(self, loop: "Loop", *, at_once: bool = False) -> None:
+    def keep(self, engine: Engine, *, at_once: bool = False) -> None:
         """Write the state if it is time; the first process writes for all."""
-        if loop.layer.ranks.rank or not (at_once or time.monotonic() - self._last >= EVERY_SECONDS):
+        if engine.problem.process_group.rank or not (at_once or time.monotonic() - self._last >= EVERY_SECONDS):
             return
-        tensors, numbers = _state(loop)
+        tensors, numbers = _state(engine)
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}  # safetensors takes no shared memory
         files.write(self.path, tensors, {"training": self.training, **numbers})
         self._last = time.monotonic()
 
-    def restore(self, loop: "Loop") -> None:
-        """Go on from the file, if there is one."""
+    def restore(self, engine: Engine) -> None:
+        """Resume from the file, if there is one."""
         if not self.path.exists():
             return
         tensors, header = files.read(self.path)
         theirs, mine = header.get("training"), json.loads(json.dumps(self.training))
         if not isinstance(theirs, dict) or theirs != mine:
             other = theirs if isinstance(theirs, dict) else {}
-            words = sorted(word for word in {*mine, *other} if mine.get(word) != other.get(word))
-            told = "; ".join(f"{word}: {other.get(word)} there, {mine.get(word)} here" for word in words[:4])
+            names = sorted(name for name in {*mine, *other} if mine.get(name) != other.get(name))
+            told = "; ".join(f"{name}: {other.get(name)} there, {mine.get(name)} here" for name in names[:4])
             raise InputError(
                 f"the checkpoint {self.path} belongs to another training ({told}): give another path, delete the file, "
-                "or fit with the same data and words as before"
+                "or fit with the same data and parameters as before"
             )
-        _resume(loop, tensors, header)
+        _resume(engine, tensors, header)
 
 
-def _state(loop: "Loop") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    layer = loop.layer
-    tensors = {f"network.{name}": value for name, value in loop.network.state_dict().items()}
-    tensors |= {f"best.{name}": value for name, value in (loop.best or {}).items()}
-    for i, p in enumerate(loop.parameters):
-        tensors[f"good.{i}"] = loop.good[i]
-        tensors |= {f"adam.{i}.{name}": value for name, value in loop.adam.state[p].items()}
-    if layer.moment is not None:
-        tensors |= moment_tensors(layer.moment)
-    tensors["sum_nlml"] = loop.sum_nlml
-    if loop.pace is not None:
-        tensors["pace"] = loop.pace
+def _state(engine: Engine) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    running = _problem(engine).running
+    engine.flush()
+    tensors = {f"network.{name}": value for name, value in engine.problem.module.state_dict().items()}
+    for i, p in enumerate(engine.parameters):
+        tensors[f"good.{i}"], tensors[f"best.{i}"] = engine.good[i], engine.best[i]
+        tensors |= {f"adam.{i}.{name}": value for name, value in engine.steps.state[p].items()}
+    if running.snapshot is not None:
+        tensors |= running.snapshot.tensors()
+    tensors |= {name: getattr(engine, name) for name in ("loss", "pace", "best_score", "best_epoch")}
     tensors["random"] = torch.get_rng_state()
-    if layer.count.is_cuda:
-        tensors["random.cuda"] = torch.cuda.get_rng_state(layer.count.device)
-    numbers = {
-        "epoch": loop.epoch,
-        "batch": loop.batch,
-        "n_batches": loop.n_batches,
-        "steps": layer.steps,
-        "best_score": str(loop.best_score),
-        "record": {f.name: getattr(loop.record, f.name) for f in fields(loop.record)},
-    }
-    return tensors, numbers
+    if engine.loss.is_cuda:
+        tensors["random.cuda"] = torch.cuda.get_rng_state(engine.loss.device)
+    numbers = {name: getattr(engine, name) for name in ("epoch", "step", "n_steps")}
+    return tensors, numbers | {"updates": running.steps, "history": asdict(engine.history)}
 
 
-def _resume(loop: "Loop", tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-    layer, device = loop.layer, loop.layer.count.device
+def _resume(engine: Engine, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+    running, device = _problem(engine).running, engine.loss.device
     moved = {name: value.to(device) for name, value in tensors.items() if not name.startswith("random")}
 
     def under(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): v for name, v in moved.items() if name.startswith(prefix)}
 
-    loop.network.load_state_dict(under("network."))
-    loop.best = under("best.") or None
-    for i, p in enumerate(loop.parameters):
-        loop.good[i] = moved[f"good.{i}"]
+    engine.problem.module.load_state_dict(under("network."))
+    engine.good = [moved[f"good.{i}"] for i in range(len(engine.parameters))]
+    engine.best = [moved[f"best.{i}"] for i in range(len(engine.parameters))]
+    for i, p in enumerate(engine.parameters):
         state = under(f"adam.{i}.")
-        loop.adam.state[p] = {name: v.cpu() if name == "step" else v for name, v in state.items()}
+        engine.steps.state[p] = {name: v.cpu() if name == "step" else v for name, v in state.items()}
     if "log_alpha" in moved:
-        layer.moment = moment_of(moved, layer.bias_prior)
-    layer.steps, loop.sum_nlml, loop.pace = header["steps"], moved["sum_nlml"], moved.get("pace")
-    loop.epoch, loop.batch, loop.n_batches = header["epoch"], header["batch"], header["n_batches"]
-    loop.best_score = float(header["best_score"])
-    loop.record = replace(loop.record, **header["record"])
+        running.snapshot = Snapshot.of(moved, running.bias_prior)
+    running.steps, engine.loss, engine.pace = header["updates"], moved["loss"], moved["pace"]
+    engine.best_score, engine.best_epoch = moved["best_score"].cpu(), moved["best_epoch"].cpu()
+    engine.epoch, engine.step, engine.n_steps = header["epoch"], header["step"], header["n_steps"]
+    engine.history = TrainingHistory(**header["history"])
     torch.set_rng_state(tensors["random"])
-    if "random.cuda" in tensors and layer.count.is_cuda:
+    if "random.cuda" in tensors and engine.loss.is_cuda:
         torch.cuda.set_rng_state(tensors["random.cuda"], device)
+
+
+def _problem(engine: Engine) -> MiniBatches:
+    assert isinstance(engine.problem, MiniBatches), "only mini-batch training keeps checkpoints"
+    return engine.problem

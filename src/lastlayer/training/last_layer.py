@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from lastlayer.evidence import optimal_alpha
 from lastlayer.posterior import Posterior
 from lastlayer.statistics import Statistics
-from lastlayer.training.threads import threads_for
+from lastlayer.training.engine import threads_for
 from lastlayer.types import BiasPrior, NoiseStructure
 
 

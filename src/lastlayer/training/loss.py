@@ -4,11 +4,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lastlayer.errors import InputError, choose
+from lastlayer.distributed import ProcessGroup
+from lastlayer.errors import InputError, check_choice
 from lastlayer.posterior import Posterior
-from lastlayer.ranks import Ranks
-from lastlayer.training.frozen import FrozenLayer
-from lastlayer.training.running import RunningLayer, moment_of, moment_tensors
+from lastlayer.training.bound import FrozenLayer
+from lastlayer.training.running_posterior import RunningPosterior, Snapshot
 from lastlayer.types import BIAS_PRIORS, NOISE_STRUCTURES, BiasPrior, NoiseStructure
 
 
@@ -30,13 +30,13 @@ class BLLLoss(nn.Module):
 
     def __init__(self, n_rows: int, *, noise: NoiseStructure = "diagonal", bias_prior: BiasPrior = "flat") -> None:
         super().__init__()
-        choose("noise", noise, NOISE_STRUCTURES)
-        choose("bias_prior", bias_prior, BIAS_PRIORS)
+        check_choice("noise", noise, NOISE_STRUCTURES)
+        check_choice("bias_prior", bias_prior, BIAS_PRIORS)
         if int(n_rows) != n_rows or n_rows < 2:
             raise InputError(f"n_rows={n_rows!r} must be the number of samples in one pass, 2 or more")
         self.n_rows = int(n_rows)
         count = torch.tensor(float(n_rows), dtype=torch.float64)
-        self.layer = RunningLayer(count, self.n_rows, noise=noise, bias_prior=bias_prior)
+        self.running = RunningPosterior(count, self.n_rows, noise=noise, bias_prior=bias_prior)
 
     def forward(
         self,
@@ -53,43 +53,43 @@ class BLLLoss(nn.Module):
                 f"features of shape {tuple(phi_tilde.shape)} and targets of shape {tuple(targets.shape)}: give (r, k) "
                 "and (r, q) or (r,), one row a sample"
             )
-        layer = self._layer_on(phi_tilde.device)
-        layer.ranks = Ranks.started()
-        total = len(T) * layer.ranks.world
+        running = self._running_on(phi_tilde.device)
+        running.process_group = ProcessGroup.current()
+        total = len(T) * running.process_group.world_size
         with torch.no_grad():
             if self.training:
-                rows = layer.step(phi_tilde.detach(), T, sample_weight, total=total, drift=drift)
+                rows = running.step(phi_tilde.detach(), T, sample_weight, total=total, drift=drift)
             else:
                 rows = self._started().rows(phi_tilde.detach(), T, sample_weight, scale=self.n_rows / total)
-            value = layer.now.frozen.offset + layer.ranks.world * rows.loss
+            value = running.now.frozen.offset + running.process_group.world_size * rows.loss
         # a loss whose gradient in the features is known, and whose value is the bound
-        carrier = layer.ranks.world * (phi_tilde * rows.gradient).sum().double()
+        carrier = running.process_group.world_size * (phi_tilde * rows.gradient).sum().double()
         return value + carrier - carrier.detach()
 
     def posterior(self) -> Posterior:
         """What the running statistics say of the last layer's weights, in the units of the targets."""
         self._started()
-        return self.layer.posterior()
+        return self.running.posterior()
 
     def get_extra_state(self) -> dict[str, Tensor]:
-        moment = self.layer.moment
-        return {} if moment is None else moment_tensors(moment) | {"steps": torch.tensor(self.layer.steps)}
+        snapshot = self.running.snapshot
+        return {} if snapshot is None else snapshot.tensors() | {"steps": torch.tensor(self.running.steps)}
 
     def set_extra_state(self, state: dict[str, Tensor]) -> None:
         if state:
-            here = {name: value.to(self.layer.count.device) for name, value in state.items()}
-            self.layer.moment = moment_of(here, self.layer.bias_prior)
-            self.layer.steps = int(state["steps"])
+            here = {name: value.to(self.running.count.device) for name, value in state.items()}
+            self.running.snapshot = Snapshot.of(here, self.running.bias_prior)
+            self.running.steps = int(state["steps"])
 
-    def _layer_on(self, device: torch.device) -> RunningLayer:
+    def _running_on(self, device: torch.device) -> RunningPosterior:
         """Statistics live where the features do."""
-        if self.layer.count.device != device:
+        if self.running.count.device != device:
             state = self.get_extra_state()
-            self.layer.count = self.layer.count.to(device)
+            self.running.count = self.running.count.to(device)
             self.set_extra_state(state)
-        return self.layer
+        return self.running
 
     def _started(self) -> FrozenLayer:
-        if self.layer.moment is None:
+        if self.running.snapshot is None:
             raise InputError("BLLLoss has seen no batch yet: call it in training mode first, loss.train()")
-        return self.layer.moment.frozen
+        return self.running.snapshot.frozen

@@ -8,7 +8,7 @@ drawn = model.draw(seed=0)                               # one function of the p
 
 import warnings
 
-from lastlayer.integrations.extras import need
+from lastlayer.errors import need
 
 with warnings.catch_warnings():  # linear_operator uses what torch is about to give up
     warnings.simplefilter("ignore", DeprecationWarning)

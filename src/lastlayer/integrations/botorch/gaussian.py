@@ -2,10 +2,10 @@
 
     f(x) = mean(x) + sum_o V_o h(x) e_o,        e_o ~ N(M_o, R_o R_o')
 
-h(x) are a member's whitened features (see lastlayer.description). Before any new observation M = 0 and R = I, which are
-not written down. V makes the outputs independent of each other, noise included, so that each is conditioned alone;
-without calibration all have the same R, and the covariance is a Kronecker product. New observations of rows H = h(X),
-noise N, in closed form:
+h(x) are a member's stretched rows (`Predictor.stretched`). Before any new observation M = 0 and R = I, which are not
+written down. V makes the outputs independent of each other, noise included, so that each is conditioned alone; without
+calibration all have the same R, and the covariance is a Kronecker product. New observations of rows H = h(X), noise N,
+in closed form:
 
     A = I + R'H' N^-1 H R,    R <- R A^-T/2,    M <- M + R R' H' N^-1 (residual - H M)       with the new R
 """
@@ -20,11 +20,10 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import KroneckerProductLinearOperator, LinearOperator
 from torch import Tensor, nn
 
-from lastlayer.calibration import NoiseHead, anchored, precision_weights
-from lastlayer.description import Description, MemberDescription
+from lastlayer import formula
 from lastlayer.errors import InputError
-from lastlayer.linalg import TINY
-from lastlayer.module import CurveModule, SpreadModule, keep_numbers
+from lastlayer.ops import TorchOps
+from lastlayer.predictor.fitted import Fitted
 
 JITTER = 1e-10
 """Added to every covariance, as a share of its mean variance: a low rank has no Cholesky factor."""
@@ -33,64 +32,25 @@ Own = TypeVar("Own", bound="LinearGaussian")
 
 
 @dataclass(frozen=True)
-class Rows:
+class LinearRows:
     """What the coefficients meet at n rows: points, or points times outputs."""
 
     mean: Float[Tensor, "*b q o"]
     H: Float[Tensor, "*b n r"]
     noise: Float[Tensor, "*b s n n"]
     """Covariance of the noise between rows, in each of the s coordinates of V, or once if all are alike."""
+    point_noise: Float[Tensor, "*b q o o"]
+    """Of the outputs at each point."""
 
 
 @dataclass(frozen=True)
-class Moments:
+class JointMoments:
     """The joint Gaussian of q points and o outputs, point by point: the first o numbers are of the first point."""
 
     mean: Float[Tensor, "*b q o"]
     cov: LinearOperator
     noise: Float[Tensor, "*b q o o"]
     """Of the noise at each point, not part of `cov`."""
-
-
-class Member(nn.Module):
-    """Mean, whitened features and variance of one network, in target units, at standardised inputs."""
-
-    centre: Float[Tensor, " k"]
-    weights: Float[Tensor, "k o"]
-    offset: Float[Tensor, " o"]
-    noise_cov: Float[Tensor, "o o"]
-
-    def __init__(self, description: MemberDescription, widening: float) -> None:
-        super().__init__()
-        self.network, self.widening = description.network, widening
-        keep_numbers(self, centre=description.centre, weights=description.weights, offset=description.offset)
-        keep_numbers(self, noise_cov=description.noise_cov)
-        self.spread, self.at_star = SpreadModule(description.spread), SpreadModule(description.spread_at_star)
-        self.curve = CurveModule(description.curve)
-
-    def features(self, Z: Float[Tensor, "*b q d"]) -> Float[Tensor, "*b q k"]:
-        dtype = next((p.dtype for p in self.network.parameters()), Z.dtype)
-        phi = self.network(Z.reshape(-1, Z.shape[-1]).to(dtype)).to(Z.dtype)
-        return phi.reshape(*Z.shape[:-1], phi.shape[-1]) - self.centre
-
-    def mean(self, phi: Float[Tensor, "*b q k"]) -> Float[Tensor, "*b q o"]:
-        return phi @ self.weights + self.offset
-
-    def rows(self, phi: Float[Tensor, "*b q k"]) -> Float[Tensor, "*b q r"]:
-        """h, stretched to the calibrated variance: h h' noise_cov * slope is the variance of the function."""
-        h = self.spread.rows(phi)
-        if self.curve.straight:
-            return h
-        ratio = h.square().sum(-1)
-        return h * (self.curve.shape(ratio) / ratio.clamp_min(TINY)).sqrt()[..., None]
-
-    def var(self, phi: Float[Tensor, "*b q k"], factor: Tensor | float) -> Float[Tensor, "*b q o"]:
-        """Calibrated, at alpha*, without tails: what says how much the member knows."""
-        return self.noise_cov.diagonal() * (self.curve.noise * factor + self.curve(self.at_star(phi)))
-
-    def function_cov(self) -> Float[Tensor, "o o"]:
-        """Between the outputs; times h h' it is that of the function."""
-        return self.widening * scaled(self.noise_cov, self.curve.slope)
 
 
 class LinearGaussian(nn.Module):
@@ -101,34 +61,31 @@ class LinearGaussian(nn.Module):
     """None, and M too: no new observation yet."""
     n_coefficients: int
     V: Float[Tensor, "o s"]
-    input_mean: Float[Tensor, " d"]
-    input_scale: Float[Tensor, " d"]
     kept: list[int]
     """Which of the model's outputs it is of."""
 
-    def rows(self, X: Float[Tensor, "*b q d"]) -> Rows:
-        """Before any new observation."""
-        raise NotImplementedError
+    def __init__(self, fitted: Fitted) -> None:
+        super().__init__()
+        self.predictor = fitted.module()
+        self.kept = list(range(fitted.n_outputs))
+        self.register_buffer("M", None)
+        self.register_buffer("R", None)
 
-    def point_noise(self, X: Float[Tensor, "*b q d"]) -> Float[Tensor, "*b q o o"]:
+    def rows(self, X: Float[Tensor, "*b q d"]) -> LinearRows:
+        """Before any new observation."""
         raise NotImplementedError
 
     def outputs(self: Own, kept: list[int]) -> Own:
         """Of some outputs alone."""
         raise NotImplementedError
 
-    def _copy(self: Own) -> Own:
-        new = copy.copy(self)
-        new._buffers = dict(self._buffers)
-        return new
-
     @property
     def batch_shape(self) -> torch.Size:
         return torch.Size() if self.M is None else self.M.shape[:-2]
 
-    def moments(self, X: Float[Tensor, "*b q d"]) -> Moments:
+    def moments(self, X: Float[Tensor, "*b q d"]) -> JointMoments:
         rows = self.rows(X)
-        half = self._half(rows.H)
+        half = self._whitened(rows.H)
         between = half @ half.mT
         mean = rows.mean if self.M is None else rows.mean + self._move(rows, self.M)
         if between.shape[-3] > 1:
@@ -141,10 +98,8 @@ class LinearGaussian(nn.Module):
             cov = KroneckerProductLinearOperator(K, outputs.expand(*K.shape[:-2], *outputs.shape))
         else:
             cov = to_linear_operator(_jittered(self.V.square() * between[..., 0, :, :]))
-        noise = self.point_noise(X)
-        return Moments(
-            mean, cov.expand(*mean.shape[:-2], *cov.shape[-2:]), noise.expand(*mean.shape[:-2], *noise.shape[-3:])
-        )
+        batch, noise = mean.shape[:-2], rows.point_noise
+        return JointMoments(mean, cov.expand(*batch, *cov.shape[-2:]), noise.expand(*batch, *noise.shape[-3:]))
 
     def condition(
         self: Own, X: Float[Tensor, "*c n d"], Y: Float[Tensor, "*b n o"], noise: Tensor | None = None
@@ -154,14 +109,14 @@ class LinearGaussian(nn.Module):
         residual = self._coordinates(Y - rows.mean)
         N = rows.noise if noise is None else torch.diag_embed(self._own_noise(noise))
         root = torch.linalg.cholesky(N)
-        B = torch.linalg.solve_triangular(root, self._half(rows.H), upper=False)
+        B = torch.linalg.solve_triangular(root, self._whitened(rows.H), upper=False)
         eye = torch.eye(B.shape[-1], dtype=B.dtype, device=B.device)
         factor = torch.linalg.cholesky(eye + B.mT @ B)
         R = torch.linalg.solve_triangular(factor, eye if self.R is None else self.R.mT, upper=False).mT
         surprise = residual if self.M is None else residual - self.M @ rows.H.mT
         weighed = torch.cholesky_solve(surprise[..., None], root)
         move = (R @ (R.mT @ (rows.H[..., None, :, :].mT @ weighed)))[..., 0]
-        new = self._copy()
+        new = self.separate()
         new.M, new.R = move if self.M is None else self.M + move, R
         return new
 
@@ -182,17 +137,26 @@ class LinearGaussian(nn.Module):
         rows = self.rows(X)
         return rows.mean + self._move(rows, coefficients)
 
-    def _start(self, n_coefficients: int) -> None:
-        self.n_coefficients = n_coefficients
-        self.register_buffer("M", None)
-        self.register_buffer("R", None)
+    def _said(self, X: Float[Tensor, "*b q d"]) -> tuple[formula.Components, list[Float[Tensor, "*b q r"]]]:
+        """What the members say of batches of points: (c, *b, q, ...), and their rows."""
+        parts, rows = self.predictor.stretched(X.reshape(-1, X.shape[-1]))
+        m = X.shape[:-1].numel()
+        shaped = (x.expand(len(x), m, x.shape[-1]).reshape(len(x), *X.shape[:-1], -1) for x in vars(parts).values())
+        return formula.Components(*shaped), [row.reshape(*X.shape[:-1], -1) for row in rows]
 
-    def _half(self, H: Float[Tensor, "*b n r"]) -> Float[Tensor, "*b s n r"]:
+    def separate(self: Own) -> Own:
+        """A copy that shares no state: what is done to it does not reach this one."""
+        new = copy.copy(self)
+        new._buffers = dict(self._buffers)
+        new._modules = {"predictor": copy.deepcopy(self.predictor)}
+        return new
+
+    def _whitened(self, H: Float[Tensor, "*b n r"]) -> Float[Tensor, "*b s n r"]:
         """Rows whose products are the covariance of the function."""
         H = H[..., None, :, :]
         return H if self.R is None else H @ self.R
 
-    def _move(self, rows: Rows, coefficients: Float[Tensor, "*c s r"]) -> Float[Tensor, "*d q o"]:
+    def _move(self, rows: LinearRows, coefficients: Float[Tensor, "*c s r"]) -> Float[Tensor, "*d q o"]:
         move = (coefficients @ rows.H.mT).mT @ self.V.mT
         return move.reshape(*move.shape[:-2], *rows.mean.shape[-2:])
 
@@ -206,7 +170,7 @@ class LinearGaussian(nn.Module):
         return torch.linalg.solve(self.V, residual.mT)
 
     def _own_noise(self, noise: Float[Tensor, "*b n o"]) -> Float[Tensor, "*b s n"]:
-        if (self.V != torch.diag_embed(self.V.diagonal())).any():
+        if not _is_diagonal(self.V):
             raise InputError("a noise of its own for each observation needs outputs whose noise is not correlated")
         return noise.mT / self.V.diagonal().square()[:, None]
 
@@ -215,46 +179,39 @@ class Separable(LinearGaussian):
     """One network: its outputs share the covariance between points."""
 
     ratio: Float[Tensor, " s"]
-    """Noise over function, in the coordinates of V."""
+    """Noise over function, in the coordinates of V; where it depends on the input, at its usual value."""
 
-    def __init__(self, described: Description, member: MemberDescription) -> None:
-        super().__init__()
-        self.member = Member(member, described.tails.widening)
-        self.head = described.noise_head
-        self.register_buffer("input_mean", torch.tensor(described.input_mean))
-        self.register_buffer("input_scale", torch.tensor(described.input_scale))
-        V, ratio = _coordinates(self.member.function_cov(), self.member.curve.slope, self.member.curve.noise)
+    def __init__(self, fitted: Fitted) -> None:
+        super().__init__(fitted)
+        p = self.predictor
+        noise = (p.widening * (p.curve.log_noise - p.curve.log_slope).exp())[0, 0]
+        V, ratio = _output_coordinates(p.function_cov[0], noise)
         self.register_buffer("V", V)
         self.register_buffer("ratio", ratio)
-        self.kept = list(range(len(V)))
-        self.alike = self.head is None and bool((ratio == ratio[0]).all())
-        self._start(self.member.spread.root.shape[1])
+        self.alike = p.head is None and bool((ratio == ratio[0]).all())
+        self.n_coefficients = p.groups()[0].root.shape[-1]
 
-    def rows(self, X: Float[Tensor, "*b q d"]) -> Rows:
-        Z = (X - self.input_mean) / self.input_scale
-        phi = self.member.features(Z)
-        ratio = self.ratio[:1] if self.alike else self.ratio
-        noise = ratio[:, None] * self._factor(Z).mT[..., : len(ratio), :]
-        return Rows(self.member.mean(phi)[..., self.kept], self.member.rows(phi), torch.diag_embed(noise))
-
-    def point_noise(self, X: Float[Tensor, "*b q d"]) -> Float[Tensor, "*b q o o"]:
-        each = self.ratio * self._factor((X - self.input_mean) / self.input_scale)
-        return torch.einsum("as,...s,bs->...ab", self.V, each, self.V)
+    def rows(self, X: Float[Tensor, "*b q d"]) -> LinearRows:
+        parts, (H,) = self._said(X)
+        noise = self._noise(parts)
+        at_points = torch.einsum("as,...s,bs->...ab", self.V, noise, self.V)
+        each = torch.diag_embed((noise[..., :1] if self.alike else noise).mT)
+        return LinearRows(parts.mean[0][..., self.kept], H, each, at_points)
 
     def outputs(self, kept: list[int]) -> "Separable":
-        new = self._copy()
+        new = self.separate()
         new.kept, new.V = [self.kept[i] for i in kept], self.V[kept]
-        if self.V.shape[0] == self.V.shape[1] and bool((self.V == torch.diag(self.V.diagonal())).all()):
+        if self.V.shape[0] == self.V.shape[1] and _is_diagonal(self.V):
             new.V, new.ratio = new.V[:, kept], self.ratio[kept]
             new.M = None if self.M is None else self.M[..., kept, :]
             new.R = self.R if self.R is None or self.alike else self.R[..., kept, :, :]
         return new
 
-    def _factor(self, Z: Float[Tensor, "*b q d"]) -> Float[Tensor, "*b q s"]:
-        """What multiplies the noise at each input, coordinate by coordinate: with a head, these are the outputs."""
-        if self.head is None:
-            return torch.ones(*Z.shape[:-1], self.V.shape[1], dtype=Z.dtype, device=Z.device)
-        return _factor(self.head, Z, self.member.offset.numel())[..., self.kept]
+    def _noise(self, parts: formula.Components) -> Float[Tensor, "*b q s"]:
+        """Noise over function at each point, coordinate by coordinate: if it varies, these are the outputs."""
+        if self.predictor.head is None:
+            return self.ratio.expand(*parts.mean.shape[1:-1], -1)
+        return self.predictor.widening * parts.noise[0][..., self.kept] / self.V.diagonal().square()
 
 
 class MomentMatched(LinearGaussian):
@@ -263,67 +220,41 @@ class MomentMatched(LinearGaussian):
     The coefficients are those of every member for every output, and one for how far each mean lies from the mixture's.
     """
 
-    anchor: Float[Tensor, " o"]
-    anchor_precision: Float[Tensor, " o"]
+    roots: Float[Tensor, "c o o"]
+    correlation: Float[Tensor, "c o o"]
 
-    def __init__(self, described: Description) -> None:
-        super().__init__()
-        self.parts = [Member(member, described.tails.widening) for member in described.members]
-        self._modules_of_members = nn.ModuleList(self.parts)  # so that they move with the model
-        self.head, self.sharpness = described.noise_head, described.sharpness
-        self.register_buffer("input_mean", torch.tensor(described.input_mean))
-        self.register_buffer("input_scale", torch.tensor(described.input_scale))
-        keep_numbers(self, anchor=described.anchor, anchor_precision=described.anchor_precision)
-        self.register_buffer("V", torch.ones(1, 1, dtype=torch.float64))
-        self.roots = [torch.linalg.cholesky(member.function_cov()) for member in self.parts]
-        self.kept = list(range(described.n_outputs))
-        sizes = [member.spread.root.shape[1] * described.n_outputs for member in self.parts]
-        self._start(sum(sizes) + len(sizes))
+    def __init__(self, fitted: Fitted) -> None:
+        super().__init__(fitted)
+        p, q = self.predictor, fitted.n_outputs
+        std = p.noise_cov.diagonal(dim1=-2, dim2=-1).sqrt()
+        self.register_buffer("V", torch.ones(1, 1, dtype=torch.float64, device=p.noise_cov.device))
+        self.register_buffer("roots", torch.linalg.cholesky(p.function_cov))
+        self.register_buffer("correlation", p.noise_cov / std[:, :, None] / std[:, None, :])
+        widths = [layer.root.shape[-1] for layer in p.groups() for _ in layer.group.places]
+        self.n_coefficients = q * sum(widths) + len(widths)
 
-    def rows(self, X: Float[Tensor, "*b q d"]) -> Rows:
-        Z, weights, means, features = self._weighed(X)
-        mean = (weights[..., None] * means).sum(0)
-        parts = []
-        for member, phi, root, weight in zip(self.parts, features, self.roots, weights, strict=True):
-            own = weight.sqrt()[..., None] * member.rows(phi)
-            parts.append((own[..., None, None, :] * root[:, :, None]).flatten(-2))
-        between = (weights.sqrt()[..., None] * (means - mean)).movedim(0, -1)
-        G = torch.cat([*parts, between], dim=-1)[..., self.kept, :]
-        noise = self._noise(Z, weights)
-        blocks = torch.zeros(*G.shape[:-3], *G.shape[-3:-1], *G.shape[-3:-1], dtype=G.dtype, device=G.device)
-        every = torch.arange(G.shape[-3])
-        blocks[..., every, :, every, :] = noise.movedim(-3, 0)
-        n = G.shape[-3] * G.shape[-2]
-        return Rows(mean[..., self.kept], G.flatten(-3, -2), blocks.reshape(*G.shape[:-3], 1, n, n))
-
-    def point_noise(self, X: Float[Tensor, "*b q d"]) -> Float[Tensor, "*b q o o"]:
-        Z, weights, _, _ = self._weighed(X)
-        return self._noise(Z, weights)
+    def rows(self, X: Float[Tensor, "*b q d"]) -> LinearRows:
+        parts, rows = self._said(X)
+        mean = (parts.weights * parts.mean).sum(0)
+        columns = [
+            ((weight.sqrt() * H)[..., None, None, :] * root[:, :, None]).flatten(-2)
+            for H, root, weight in zip(rows, self.roots, parts.weights, strict=True)
+        ]
+        between = (parts.weights.sqrt() * (parts.mean - mean)).movedim(0, -1)
+        G = torch.cat([*columns, between], dim=-1)[..., self.kept, :]
+        noise = self._noise(parts)
+        return LinearRows(mean[..., self.kept], G.flatten(-3, -2), block_diagonal(noise)[..., None, :, :], noise)
 
     def outputs(self, kept: list[int]) -> "MomentMatched":
-        new = self._copy()
+        new = self.separate()
         new.kept = [self.kept[i] for i in kept]
         return new
 
-    def _weighed(self, X: Tensor) -> tuple[Tensor, Float[Tensor, "c *b q"], Float[Tensor, "c *b q o"], list[Tensor]]:
-        """Standardised inputs; what each member counts, its mean and its features."""
-        Z = (X - self.input_mean) / self.input_scale
-        features = [member.features(Z) for member in self.parts]
-        means = torch.stack([member.mean(phi) for member, phi in zip(self.parts, features, strict=True)])
-        if not self.sharpness:
-            return Z, torch.full((len(features), *Z.shape[:-1]), 1 / len(features), dtype=Z.dtype), means, features
-        o = self.parts[0].offset.numel()
-        factor = _factor(self.head, Z, o)
-        var = torch.stack([member.var(phi, factor) for member, phi in zip(self.parts, features, strict=True)])
-        weights = precision_weights(var.log().reshape(len(features), -1, o)).reshape(len(features), *Z.shape[:-1])
-        return Z, weights, anchored(means, var, self.anchor, self.anchor_precision), features
-
-    def _noise(self, Z: Tensor, weights: Tensor) -> Float[Tensor, "*b q o o"]:
-        factor = _factor(self.head, Z, self.parts[0].offset.numel())
-        total = torch.zeros((), dtype=Z.dtype)
-        for member, weight in zip(self.parts, weights, strict=True):
-            root = (member.widening * member.curve.noise * factor).sqrt()
-            total = total + weight[..., None, None] * root[..., :, None] * member.noise_cov * root[..., None, :]
+    def _noise(self, parts: formula.Components) -> Float[Tensor, "*b q o o"]:
+        points = [1] * (parts.noise.dim() - 2)
+        C = self.correlation.reshape(len(self.correlation), *points, *self.correlation.shape[-2:])
+        each = formula.output_cov(TorchOps, C, torch.zeros_like(parts.noise), parts.noise)
+        total = self.predictor.widening * (parts.weights[..., None] * each).sum(0)
         return total[..., self.kept, :][..., self.kept]
 
     def _coordinates(self, residual: Float[Tensor, "*b n o"]) -> Float[Tensor, "*b 1 no"]:
@@ -333,40 +264,35 @@ class MomentMatched(LinearGaussian):
         return noise.flatten(-2)[..., None, :]
 
 
-def gaussian(described: Description) -> LinearGaussian:
-    """Of one network, or of all with their moments matched."""
-    if len(described.members) == 1:
-        return Separable(described, described.members[0])
-    return MomentMatched(described)
+def block_diagonal(blocks: Float[Tensor, "*b q o o"]) -> Float[Tensor, "*b qo qo"]:
+    """One block per point."""
+    q, o = blocks.shape[-3:-1]
+    full = torch.zeros(*blocks.shape[:-3], q, o, q, o, dtype=blocks.dtype, device=blocks.device)
+    every = torch.arange(q, device=blocks.device)
+    full[..., every, :, every, :] = blocks.movedim(-3, 0)
+    return full.reshape(*blocks.shape[:-3], q * o, q * o)
 
 
-def scaled(cov: Float[Tensor, "o o"], factor: Float[Tensor, " o"]) -> Float[Tensor, "o o"]:
-    """A variance times `factor` for each output, the correlation kept."""
-    root = factor.sqrt()
-    return root[:, None] * cov * root
-
-
-def _factor(head: NoiseHead | None, Z: Float[Tensor, "*b q d"], n_outputs: int) -> Float[Tensor, "*b q o"]:
-    """What multiplies the noise at each input."""
-    if head is None:
-        return torch.ones(*Z.shape[:-1], n_outputs, dtype=Z.dtype, device=Z.device)
-    log_factor = head.log_factor(Z.reshape(-1, Z.shape[-1]))
-    return log_factor.exp().reshape(*Z.shape[:-1], n_outputs)
-
-
-def _coordinates(
-    function_cov: Float[Tensor, "o o"], slope: Float[Tensor, " o"], noise: Float[Tensor, " o"]
+def _output_coordinates(
+    function_cov: Float[Tensor, "o o"], ratio: Float[Tensor, " o"]
 ) -> tuple[Float[Tensor, "o o"], Float[Tensor, " o"]]:
-    """V and ratio: function_cov = V V', and the covariance of the noise is V diag(ratio) V'."""
-    ratio = noise / slope
-    if bool((function_cov == torch.diag(function_cov.diagonal())).all()):
+    """V and ratio: function_cov = V V', and the covariance of the noise is V diag(ratio) V'.
+
+    `ratio` is that of noise over function for each output, the correlation between outputs being the same in both.
+    """
+    if _is_diagonal(function_cov):
         return torch.diag(function_cov.diagonal().sqrt()), ratio
     L = torch.linalg.cholesky(function_cov)
     if bool((ratio == ratio[0]).all()):
         return L, ratio
-    half = torch.linalg.solve_triangular(L, scaled(function_cov, ratio), upper=False)
+    root = ratio.sqrt()
+    half = torch.linalg.solve_triangular(L, root[:, None] * function_cov * root, upper=False)
     values, U = torch.linalg.eigh(torch.linalg.solve_triangular(L, half.mT, upper=False))
     return L @ U, values
+
+
+def _is_diagonal(A: Float[Tensor, "o s"]) -> bool:
+    return A.shape[0] == A.shape[1] and bool((A == torch.diag(A.diagonal())).all())
 
 
 def _jittered(cov: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:

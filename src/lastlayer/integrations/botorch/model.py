@@ -14,13 +14,17 @@ from botorch.sampling.base import MCSampler
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from jaxtyping import Float
 from linear_operator import to_linear_operator
-from linear_operator.operators import LinearOperator
 from torch import Tensor
 
-from lastlayer.description import Description, describe
 from lastlayer.errors import InputError
-from lastlayer.integrations.botorch.gaussian import LinearGaussian, Moments, Separable, gaussian
-from lastlayer.model import LastLayerModel
+from lastlayer.integrations.botorch.gaussian import (
+    JointMoments,
+    LinearGaussian,
+    MomentMatched,
+    Separable,
+    block_diagonal,
+)
+from lastlayer.predictor.fitted import Fitted, as_fitted
 
 Own = TypeVar("Own", bound="BLLModel")
 
@@ -34,8 +38,8 @@ class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
 
     Parameters
     ----------
-    fitted : a fitted `BLLRegressor` of a table. It has been fitted to inputs as the input transform returns them and to
-        targets as the outcome transform does; what it learns later does not reach this model.
+    fitted : a fitted `BLLRegressor` of a table, or its `fitted_`: fitted to inputs as the input transform returns
+        them and to targets as the outcome transform does. What it learns later does not reach this model.
     train_X : the points it was fitted to, in original units. The model does without, but BoTorch's search for the best
         point begins around them.
     input_transform, outcome_transform : BoTorch's, already fitted; the model's posterior is in original units.
@@ -43,7 +47,7 @@ class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
 
     def __init__(
         self,
-        fitted: LastLayerModel | Description,
+        fitted: Any,
         *,
         train_X: Float[Tensor, "n d"] | None = None,
         input_transform: InputTransform | None = None,
@@ -52,8 +56,7 @@ class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
         super().__init__()
         if train_X is not None:
             self.train_inputs = (train_X,)
-        described = fitted if isinstance(fitted, Description) else describe(fitted)
-        self._take(self._gaussians(described))
+        self.parts = torch.nn.ModuleList(self._gaussians(as_fitted(fitted)))
         self.requires_grad_(False)
         if input_transform is not None:
             self.input_transform = input_transform
@@ -62,8 +65,8 @@ class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
         self.eval()
 
     @staticmethod
-    def _gaussians(described: Description) -> list[LinearGaussian]:
-        return [gaussian(described)]
+    def _gaussians(fitted: Fitted) -> list[LinearGaussian]:
+        return [Separable(fitted) if len(fitted.members) == 1 else MomentMatched(fitted)]
 
     @property
     def num_outputs(self) -> int:
@@ -85,9 +88,8 @@ class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
         shown = self if output_indices is None else self._of(output_indices)
         posterior = shown._posterior(self.transform_inputs(X), observation_noise)
         if hasattr(self, "outcome_transform"):
-            transform = self.outcome_transform
-            if output_indices is not None:
-                transform = transform.subset_output(output_indices)
+            own = self.outcome_transform
+            transform = own if output_indices is None else own.subset_output(output_indices)
             posterior = transform.untransform_posterior(posterior, X=X)
         return posterior if posterior_transform is None else posterior_transform(posterior=posterior, X=X)
 
@@ -128,8 +130,6 @@ class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
         chosen = int(torch.randint(len(self.parts), (), generator=generator))
         return DrawnFunction(self, self.parts[chosen], generator)
 
-    # inside -----------------------------------------------------------------------------------------------------
-
     def _posterior(self, X: Tensor, noise: bool | Tensor) -> GPyTorchPosterior:
         return GPyTorchPosterior(_distribution(self.parts[0].moments(X), noise))
 
@@ -142,13 +142,13 @@ class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
             raise InputError(f"outputs {list(idcs)} were asked for, but the model has outputs 0 to {n - 1}")
         return self._with([part.outputs([i % n for i in idcs]) for part in self.parts])
 
-    def _take(self, parts: list[LinearGaussian]) -> None:
-        self.parts, self._modules_of_parts = parts, torch.nn.ModuleList(parts)
+    parts: Any
+    """One `LinearGaussian`, or one per member."""
 
     def _with(self: Own, parts: list[LinearGaussian]) -> Own:
         new = type(self).__new__(type(self))
         Model.__init__(new)
-        new._take(parts)
+        new.parts = torch.nn.ModuleList(parts)
         for name in ("train_inputs", "input_transform", "outcome_transform"):
             if hasattr(self, name):
                 setattr(new, name, getattr(self, name))
@@ -158,8 +158,7 @@ class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
     def _set_transformed_inputs(self) -> None:
         """The training inputs stay as they are: nothing is computed from them."""
 
-    def _revert_to_original_inputs(self) -> None:
-        """As above."""
+    _revert_to_original_inputs = _set_transformed_inputs
 
 
 class BLLMixture(BLLModel):
@@ -172,13 +171,13 @@ class BLLMixture(BLLModel):
     _is_ensemble = True
 
     @staticmethod
-    def _gaussians(described: Description) -> list[LinearGaussian]:
-        if described.sharpness or described.tails.share:
+    def _gaussians(fitted: Fitted) -> list[LinearGaussian]:
+        if fitted.calibration is not None and len(fitted.members) > 1:
             raise InputError(
                 "calibrated members count by their precision at each point, which a batch dimension cannot say: use "
                 "BLLModel, which matches their moments, or fit with calibration=None"
             )
-        return [Separable(described, member) for member in described.members]
+        return [Separable(fitted.alone(i)) for i in range(len(fitted.members))]
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -191,12 +190,11 @@ class BLLMixture(BLLModel):
         own = torch.stack([moments.noise for moments in each], MCMC_DIM - 1)
         if isinstance(noise, Tensor):
             noise = noise.unsqueeze(MCMC_DIM)
-        return GaussianMixturePosterior(_distribution(Moments(mean, cov, own), noise))
+        return GaussianMixturePosterior(_distribution(JointMoments(mean, cov, own), noise))
 
     def _conditioned(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> list[LinearGaussian]:
         """Observations may differ between members, as their fantasies do: then Y has their batch dimension."""
-        c = len(self.parts)
-        if Y.dim() >= X.dim() + 1 and Y.shape[MCMC_DIM] == c:
+        if Y.dim() >= X.dim() + 1 and Y.shape[MCMC_DIM] == len(self.parts):
             return [part.condition(X, Y.select(MCMC_DIM, i), noise) for i, part in enumerate(self.parts)]
         return super()._conditioned(X, Y, noise)
 
@@ -206,7 +204,7 @@ class DrawnFunction(DeterministicModel):  # type: ignore[misc]
 
     def __init__(self, model: BLLModel, part: LinearGaussian, generator: torch.Generator | None) -> None:
         super().__init__()
-        self._num_outputs, self.part = model.num_outputs, part
+        self._num_outputs, self.part = model.num_outputs, part.separate()
         self.register_buffer("coefficients", part.draw(generator))
         for name in ("input_transform", "outcome_transform"):
             if hasattr(model, name):
@@ -221,24 +219,12 @@ class DrawnFunction(DeterministicModel):  # type: ignore[misc]
         return self.part.function(X, self.coefficients)
 
 
-def _distribution(moments: Moments, noise: bool | Tensor) -> MultivariateNormal:
+def _distribution(moments: JointMoments, noise: bool | Tensor) -> MultivariateNormal:
     """With the noise that was asked for."""
     mean, cov = moments.mean, moments.cov
-    added: Tensor | None = None
-    if isinstance(noise, Tensor):
-        added = torch.diag_embed(noise.expand(mean.shape))
-    elif noise:
-        added = moments.noise
-    if added is not None:
-        cov = cov + _block_diagonal(added.expand(*mean.shape, mean.shape[-1]))
+    if isinstance(noise, Tensor) or noise:
+        added = torch.diag_embed(noise.expand(mean.shape)) if isinstance(noise, Tensor) else moments.noise
+        cov = cov + to_linear_operator(block_diagonal(added.expand(*mean.shape, mean.shape[-1])))
     if mean.shape[-1] == 1:
         return MultivariateNormal(mean[..., 0], cov)
     return MultitaskMultivariateNormal(mean, cov)
-
-
-def _block_diagonal(blocks: Float[Tensor, "*b q o o"]) -> LinearOperator:
-    q, o = blocks.shape[-3:-1]
-    full = torch.zeros(*blocks.shape[:-3], q, o, q, o, dtype=blocks.dtype, device=blocks.device)
-    every = torch.arange(q)
-    full[..., every, :, every, :] = blocks.movedim(-3, 0)
-    return to_linear_operator(full.reshape(*blocks.shape[:-3], q * o, q * o))

@@ -6,7 +6,6 @@ inputs, weights of variance one (in units of the targets), a noise that is small
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,68 +16,62 @@ from jaxtyping import Float
 from numpy import ndarray
 from scipy.optimize import minimize
 from torch import Tensor, nn
+from torch.nn.utils import vector_to_parameters
 
-from lastlayer.calibration import Ensemble, Member
 from lastlayer.errors import InputError
+from lastlayer.estimators.base import LastLayerRegressor
+from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.evidence import LOG_2PI, nlml
-from lastlayer.features import affine_features, weight_energy
+from lastlayer.features import affine_features
 from lastlayer.integrations.botorch.model import BLLModel
-from lastlayer.integrations.botorch.waves import UNIT, DirectedWaves, Waves
 from lastlayer.linalg import Cholesky
+from lastlayer.networks.mlp import neg_log_hidden_prior
+from lastlayer.networks.random_features import UNIT, ProjectedFourierFeatures, RandomFourierFeatures
 from lastlayer.posterior import Posterior
-from lastlayer.regressor import BLLRegressor
+from lastlayer.predictor.fitted import Fitted
+from lastlayer.predictor.module import Member
 from lastlayer.scaling import Standardizer
+from lastlayer.settings import DataShape, TrainingOptions, resolve
 from lastlayer.statistics import Statistics
 from lastlayer.training import Data, LastLayer
 
 LOG_NOISE = (-6.0, 2.0)
 """Mean and standard deviation of the log noise variance before data, standardised targets."""
-N_WAVES = 512
+N_FREQUENCIES = 512
 MANY_INPUTS, N_DIRECTIONS = 50, 4
-"""Beyond so many inputs, waves of so many learned directions take the place of a length for each input."""
+"""Above this many inputs, features of so many learned directions replace one length per input."""
 
 
-class Surrogate(BLLRegressor):
-    """One network of `Waves` and its last layer, by the largest posterior density of lengths and noise; of
-    `DirectedWaves` for more than 50 inputs.
+class Surrogate(LastLayerRegressor):
+    """One network of `RandomFourierFeatures` and its last layer, by the largest posterior density of lengths and noise;
+    of `ProjectedFourierFeatures` for more than 50 inputs.
 
     One output; `fit_model` joins several. `predictive`, `joint`, `sample_y`, `update` and so on are a `BLLRegressor`'s.
+    There is no `save`: a Surrogate is fitted in a second, so keep X and y in place of it.
 
     Parameters
     ----------
-    n_waves : random frequencies; twice as many features. More are closer to the Gaussian process behind them.
+    n_frequencies : random frequencies; twice as many features. More are closer to the Gaussian process behind them.
     max_steps : of L-BFGS.
     random_state : seed of the frequencies; keep it over the steps of a run, so that data alone change the model.
     """
 
-    def __init__(self, n_waves: int = N_WAVES, *, max_steps: int = 40, random_state: Any = None) -> None:
-        super().__init__(n_members=1, preset="fast", device="cpu", random_state=random_state)
-        self.n_waves, self.max_steps = n_waves, max_steps
+    def __init__(self, n_frequencies: int = N_FREQUENCIES, *, max_steps: int = 40, random_state: Any = None) -> None:
+        self.n_frequencies, self.max_steps, self.random_state = n_frequencies, max_steps, random_state
 
-    def fit(
-        self,
-        X: Any,
-        y: Any,
-        sample_weight: Any = None,
-        validation_data: Any = None,
-        groups: Any = None,
-        *,
-        bounds: Any = None,
-    ) -> "Surrogate":
+    def fit(self, X: Any, y: Any, *, bounds: Any = None) -> "Surrogate":
         """Learn lengths and noise, and put the exact last layer on every row.
 
         `bounds` (2, d) is the box that the lengths are measured by; the range of X if left out.
         """
-        if any(word is not None for word in (sample_weight, validation_data, groups)):
+        vars(self).pop("fitted_", None)
+        seed, rows = self._seed(), self._validate_and_scale(X, y, None)
+        if rows.y.shape[1] != 1:
             raise InputError(
-                "a Surrogate takes no sample_weight, validation_data or groups: use a BLLRegressor for those"
+                f"a Surrogate has one output, and y has {rows.y.shape[1]}: use fit_model(X, Y) for several"
             )
-        data, seed = self._begin(X, y, None)
-        data = replace(data, X=self._in_box(data.X, bounds))
-        if data.T.shape[1] != 1:
-            raise InputError(
-                f"a Surrogate has one output, and y has {data.T.shape[1]}: use fit_model(X, Y) for several"
-            )
+        rows.inputs = box_scaler(rows.X.double(), bounds)
+        data = rows.to(torch.device("cpu"), torch.float64)
         network = self._network(data.X.shape[1], torch.Generator().manual_seed(seed))
         log_noise = torch.full((1,), LOG_NOISE[0], dtype=torch.float64, requires_grad=True)
         value = self._learn(network, log_noise, data)
@@ -87,56 +80,66 @@ class Surrogate(BLLRegressor):
         found = log_noise.detach()
         # rounding reaches the variance of far points only, where its size is all that matters
         posterior = Posterior(statistics, -float(found), found.exp()[None], rtol=float("inf"))
-        self._take(Ensemble([Member(network.eval(), LastLayer(posterior, value, False), 1.0)], [], {}), data)
+        defaults = BLLRegressor(
+            backbone=network,
+            preset="fast",
+            n_members=1,
+            hidden_prior=1.0,
+            max_epochs=self.max_steps,
+            training=TrainingOptions(optimizer="lbfgs", early_stopping=False),
+            device="cpu",
+        )
+        self.fitted_ = Fitted.of(
+            [Member(network, LastLayer(posterior, value, False), 1.0)],
+            data.X,
+            inputs=rows.inputs,
+            targets=rows.targets,
+            settings=resolve(defaults.get_params(deep=False), DataShape(tuple(data.X.shape)), seed=seed),
+            n_features_in=self.n_features_in_,
+            y_ndim=self._y_ndim,
+        )
         return self
-
-    def save(self, path: Any) -> None:
-        raise InputError("a Surrogate is fitted anew in a second: keep X and y in place of it")
-
-    def _in_box(self, Z: Float[Tensor, "m d"], bounds: Any) -> Float[Tensor, "m d"]:
-        """Inputs standardised as if they filled the box: points that gather around the best change nothing."""
-        assert self._inputs is not None
-        X = Z * self._inputs.scale + self._inputs.mean
-        box = torch.stack([X.amin(0), X.amax(0)]) if bounds is None else torch.as_tensor(np.asarray(bounds, float))
-        if box.shape != (2, X.shape[1]) or not bool((box[0] <= box[1]).all()):
-            raise InputError(
-                f"bounds has shape {tuple(box.shape)}: it must be (2, {X.shape[1]}), lower bounds above upper ones"
-            )
-        width = box[1] - box[0]
-        self._inputs = Standardizer(box.mean(0), UNIT * torch.where(width > 0, width, torch.ones_like(width)))
-        return self._inputs.forward(X)
 
     def _network(self, d: int, generator: torch.Generator) -> nn.Module:
         if d <= MANY_INPUTS:
-            return Waves(d, self.n_waves, generator=generator)
-        return DirectedWaves(d, N_DIRECTIONS, self.n_waves // 2, generator=generator)
+            return RandomFourierFeatures(d, self.n_frequencies, generator=generator)
+        return ProjectedFourierFeatures(d, N_DIRECTIONS, self.n_frequencies // 2, generator=generator)
 
     def _learn(self, network: nn.Module, log_noise: Float[Tensor, "1"], data: Data) -> float:
         """To the largest posterior density; the evidence there, per sample."""
         parameters = [*network.parameters(), log_noise]
-        sizes = [p.numel() for p in parameters]
         reached = 0.0
-
-        def put(x: ndarray) -> None:
-            with torch.no_grad():
-                for p, part in zip(parameters, torch.from_numpy(x).split(sizes), strict=True):
-                    p.copy_(part.view_as(p))
 
         def loss(x: ndarray) -> tuple[float, ndarray]:
             nonlocal reached
-            put(x)
+            vector_to_parameters(torch.tensor(x), parameters)
             evidence = few_rows_nlml(network(data.X), data.T, -log_noise[0], 0.5 * log_noise)
-            prior = weight_energy(network) + 0.5 * ((log_noise[0] - LOG_NOISE[0]) / LOG_NOISE[1]) ** 2
+            prior = neg_log_hidden_prior(network) + 0.5 * ((log_noise[0] - LOG_NOISE[0]) / LOG_NOISE[1]) ** 2
             total = evidence + prior / len(data.X)
             reached = float(evidence.detach())
-            gradients = torch.autograd.grad(total, parameters)
-            return float(total.detach()), _flat(gradients)
+            return float(total.detach()), _flat(torch.autograd.grad(total, parameters))
 
         x0 = _flat(parameters)
         limits = {"maxiter": self.max_steps, "maxfun": 2 * self.max_steps}
         end = minimize(loss, x0, jac=True, method="L-BFGS-B", options=limits)
-        put(end.x if np.isfinite(end.fun) else x0)
+        vector_to_parameters(torch.tensor(end.x if np.isfinite(end.fun) else x0), parameters)
         return reached
+
+
+def box_scaler(X: Float[Tensor, "m d"], bounds: Any) -> Standardizer:
+    """Inputs standardised as if they filled the box: points that gather around the best change nothing."""
+    d = X.shape[1]
+    box = torch.stack([X.amin(0), X.amax(0)]) if bounds is None else torch.as_tensor(np.asarray(bounds, float))
+    if box.shape != (2, d):
+        raise InputError(f"bounds has shape {tuple(box.shape)}: it must be (2, {d}), lower bounds above upper ones")
+    if not bool((box[0] <= box[1]).all()):
+        i = int((~(box[0] <= box[1])).nonzero()[0])
+        raise InputError(
+            f"bounds of input {i} are reversed or not numbers, from {box[0, i]:g} to {box[1, i]:g}: the first row "
+            "holds the lower bounds, the second the upper ones"
+        )
+    width = box[1] - box[0]
+    return Standardizer(box.mean(0), UNIT * torch.where(width > 0, width, torch.ones_like(width)))
 
 
 def fit_model(
@@ -146,10 +149,10 @@ def fit_model(
     bounds: Float[Tensor, "2 d"] | None = None,
     random_state: int = 0,
 ) -> Model:
-    """A BoTorch model of values Y, to be maximised or not, at points X of the box `bounds`: a `Surrogate` an output."""
+    """A BoTorch model of values Y at points X of the box `bounds`: one `Surrogate` per output."""
     if X.dim() != 2 or Y.dim() != 2 or len(X) != len(Y):
         raise InputError(
-            f"X has shape {tuple(X.shape)} and Y {tuple(Y.shape)}: they must be (n, d) and (n, o), a row a point; "
+            f"X has shape {tuple(X.shape)} and Y {tuple(Y.shape)}: they must be (n, d) and (n, o), one row per point; "
             "a single output is Y[:, None]"
         )
     points, box = X.detach().cpu().numpy(), None if bounds is None else bounds.detach().cpu().numpy()
@@ -161,8 +164,7 @@ def fit_model(
 
 
 def _flat(tensors: Sequence[Tensor]) -> ndarray:
-    numbers: ndarray = torch.cat([tensor.detach().flatten() for tensor in tensors]).numpy()
-    return numbers
+    return torch.cat([tensor.detach().flatten() for tensor in tensors]).numpy()
 
 
 def few_rows_nlml(
@@ -180,7 +182,7 @@ def few_rows_nlml(
     if m > k:
         return nlml(affine_features(phi_tilde), T, log_alpha, log_sigma_e)
     C = Cholesky.of(torch.eye(m, dtype=T.dtype) + log_alpha.exp() * (phi_tilde @ phi_tilde.mT))
-    one, t = C.half(torch.ones(1, m, dtype=T.dtype)), C.half(T.mT)
+    one, t = C.whiten(torch.ones(1, m, dtype=T.dtype)), C.whiten(T.mT)
     weight = one.square().sum()
     misfit = (t - (t @ one.mT) / weight * one).square().sum(-1)
     q, n = T.shape[1], m - 1

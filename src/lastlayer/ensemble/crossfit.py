@@ -1,0 +1,170 @@
+"""Networks that each leave rows out: the rows calibrate them, the networks are the members of the mixture.
+
+Network i does not see fold i of a random partition; its last layer is then fitted to every row. So nothing is trained
+for calibration alone, except the networks that leave a whole block out: they tell how errors grow with distance.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from lastlayer.calibration import HeldOutPoints, fit_curves
+from lastlayer.ensemble.splits import Folds, Split
+from lastlayer.ensemble.trainer import FitTask, Trainer
+from lastlayer.extrapolation import HeldOut
+from lastlayer.features import affine_features
+from lastlayer.networks.mlp import features_of
+from lastlayer.predictor.fitted import member_features
+from lastlayer.predictor.module import Member
+from lastlayer.statistics import Statistics
+from lastlayer.training import Data, LastLayer, last_layer
+
+
+@dataclass(frozen=True)
+class FoldFit:
+    """A network with the last layer of the rows it was trained on."""
+
+    task: FitTask
+    network: nn.Module
+    layer: LastLayer
+
+    @property
+    def member(self) -> Member:
+        return Member(self.network, self.layer, self.task.prior_precision)
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Members, and the networks whose held-out rows tell how far to believe them."""
+
+    members: list[Member]
+    folds: list[FoldFit]
+    scores: dict[float, float] = field(default_factory=dict)
+    """Held-out LPD of each prior precision that was tried, if one was selected."""
+
+
+@dataclass(frozen=True)
+class CrossFit:
+    """From folds to an ensemble."""
+
+    trainer: Trainer
+
+    def run(self, folds: Folds) -> Ensemble:
+        """As the settings say, members under every prior precision or under the best one."""
+        mixture = self.trainer.settings.ensemble == "prior mixture"
+        return self.prior_mixture(folds.partitions[0]) if mixture else self.selected_prior(folds)
+
+    def prior_mixture(self, splits: Sequence[Split]) -> Ensemble:
+        """Networks under every prior precision as one batch, each of them leaving out one split.
+
+        Members are those of random splits, or where there are none, networks trained on every row.
+        """
+        settings = self.trainer.settings
+        every = self._every(splits, settings.n_members)
+        tasks = [FitTask(split, 0, i, s) for s in settings.prior_precisions for i, split in enumerate(splits)]
+        tasks += [FitTask(split, i, 0, s) for s in settings.prior_precisions for i, split in enumerate(every)]
+        to_train = sum(task.prior_precision < math.inf for task in tasks)
+        return self._ensemble(self._fit(tasks, f"{to_train} networks"), None, {})
+
+    def selected_prior(self, folds: Folds) -> Ensemble:
+        """Select the prior precision on trial splits, train the rest, and put the members together.
+
+        Members are the networks of random splits, or where there are none, networks trained on every row.
+        """
+        settings = self.trainer.settings
+        wanted = [FitTask(split, r, i) for r, splits in enumerate(folds.partitions) for i, split in enumerate(splits)]
+        every = self._every([split for splits in folds.partitions for split in splits], settings.n_members)
+        wanted += [FitTask(split, i, 0) for i, split in enumerate(every)]
+        precision = settings.prior_precisions[0]
+        scores: dict[float, float] = {}
+        done: dict[tuple[str, int, int], FoldFit] = {}
+        if len(settings.prior_precisions) > 1:
+            precision, scores, done = self._select([FitTask(split, 0, i) for i, split in enumerate(folds.trials)])
+        rest = [replace(task, prior_precision=precision) for task in wanted if task.key not in done]
+        trained = done | {fit.task.key: fit for fit in self._fit(rest, f"{len(rest)} networks")}
+        return self._ensemble([trained[task.key] for task in wanted], settings.n_members, scores)
+
+    def held_out(self, fits: Sequence[FoldFit]) -> HeldOutPoints:
+        """What each network says of the rows it left out; networks of several partitions meet at the same rows."""
+        kinds: dict[str, dict[tuple[float, int], list[FoldFit]]] = {}
+        for fit in fits:
+            partitions = kinds.setdefault(fit.task.split.kind, {})
+            partitions.setdefault((fit.task.prior_precision, fit.task.partition), []).append(fit)
+        return HeldOutPoints.joined(
+            [HeldOutPoints.stacked([self._points(fits) for fits in kind.values()]) for kind in kinds.values()]
+        )
+
+    def alpha_folds(self, fits: Sequence[FoldFit]) -> list[HeldOut]:
+        """The rows left out, for Algorithm 1."""
+        held = [self._rows(fit.task.split.held) for fit in fits]
+        return [
+            HeldOut(fit.layer.posterior, member_features(fit.member, rows.X), rows.T)
+            for fit, rows in zip(fits, held, strict=True)
+        ]
+
+    def _every(self, splits: Sequence[Split], n: int) -> list[Split]:
+        """n times every row, unless networks of random splits can be members."""
+        crossed = any(split.kind == "random" for split in splits)
+        return [] if crossed else [Split.everything(len(self.trainer.data.X))] * n
+
+    def _ensemble(self, fits: Sequence[FoldFit], n_members: int | None, scores: dict[float, float]) -> Ensemble:
+        crossed = any(fit.task.split.kind == "random" for fit in fits)
+        members = [fit for fit in fits if fit.task.split.kind == ("random" if crossed else "all")]
+        held = [fit for fit in fits if len(fit.task.split.held)]
+        return Ensemble([self._member(fit) for fit in members[:n_members]], held, scores)
+
+    def _select(
+        self, trials: Sequence[FitTask]
+    ) -> tuple[float, dict[float, float], dict[tuple[str, int, int], FoldFit]]:
+        """The prior precision of largest held-out LPD, each with a curve of its own, and its networks."""
+        precisions = self.trainer.settings.prior_precisions
+        tasks = [replace(task, prior_precision=s) for s in precisions for task in trials]
+        fits = self._fit(tasks, f"{len(tasks)} networks, prior")
+        groups = {s: [fit for fit in fits if fit.task.prior_precision == s] for s in precisions}
+        scores = {s: fit_curves(self.held_out(group), mixture=False).lpd for s, group in groups.items()}
+        best = max(scores, key=lambda s: -math.inf if math.isnan(scores[s]) else scores[s])
+        return best, scores, {fit.task.key: fit for fit in groups[best]}
+
+    def _fit(self, tasks: Sequence[FitTask], label: str) -> list[FoldFit]:
+        settings = self.trainer.settings
+        networks = self.trainer.networks(tasks, label) if tasks else []
+        options = {"noise": settings.noise_structure, "bias_prior": settings.bias_prior}
+        return [
+            FoldFit(task, network, last_layer(self._statistics(network, task.split.train), **options))  # type: ignore[arg-type]
+            for task, network in zip(tasks, networks, strict=True)
+        ]
+
+    def _member(self, fit: FoldFit) -> Member:
+        """Every row in the last layer; alpha and noise as they were found, since the curve was calibrated on them."""
+        if not len(fit.task.split.held):
+            return fit.member
+        more = fit.layer.posterior.update(self._statistics(fit.network, fit.task.split.held))
+        return replace(fit.member, layer=replace(fit.layer, posterior=more))
+
+    def _points(self, partition: Sequence[FoldFit]) -> HeldOutPoints:
+        """The held-out points of one partition, in the order of their rows."""
+        parts = []
+        for fit in partition:
+            rows, split = self._rows(fit.task.split.held), fit.task.split
+            Phi = member_features(fit.member, rows.X)
+            parts.append(HeldOutPoints.by(fit.layer, Phi, rows, split.kind, fit.task.prior_precision))
+        order = np.argsort(np.concatenate([fit.task.split.held for fit in partition]), kind="stable")
+        return HeldOutPoints.joined(parts)[order]
+
+    def _rows(self, rows: np.ndarray) -> Data:
+        return self.trainer.data.rows(torch.from_numpy(rows))
+
+    @torch.no_grad()
+    def _statistics(self, network: nn.Module, rows: np.ndarray) -> Statistics:
+        return Statistics.from_batches(
+            (
+                affine_features(features_of(network, part.X)).double(),
+                part.T,
+                *([] if part.weight is None else [part.weight]),
+            )
+            for part in self._rows(rows).chunks()
+        )

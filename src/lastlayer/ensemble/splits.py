@@ -1,0 +1,94 @@
+"""Which rows a network is trained on and which it never sees."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray
+
+from lastlayer.errors import InputError
+from lastlayer.extrapolation import blocked_folds
+from lastlayer.settings import N_FOLDS, Settings
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows to train on, rows held out, and what the latter speak for: "random" rows for interpolation, "blocked" ones
+    for extrapolation, "given" ones for whatever the user's splitter has in mind."""
+
+    train: Int[ndarray, " r"]
+    held: Int[ndarray, " h"]
+    kind: str
+
+    @classmethod
+    def everything(cls, m: int) -> "Split":
+        return cls(np.arange(m), np.empty(0, dtype=int), "all")
+
+
+def random_splits(m: int, k: int, rng: np.random.Generator) -> list[Split]:
+    """Each row is held out once, together with others picked at random."""
+    return _leave_out(m, np.array_split(rng.permutation(m), k), "random")
+
+
+def blocked_splits(X: Float[ndarray, "m d"], k: int) -> list[Split]:
+    """Each row is held out once, together with its neighbours."""
+    return _leave_out(len(X), blocked_folds(X, k), "blocked")
+
+
+def given_splits(splitter: Any, X: ndarray, y: ndarray, groups: Any = None) -> list[Split]:
+    """The splits of a scikit-learn splitter, such as GroupKFold or TimeSeriesSplit."""
+    if not hasattr(splitter, "split"):
+        raise InputError(
+            f"calibration={splitter!r} is not a splitter: give an object with split(X, y, groups), such as "
+            "sklearn.model_selection.GroupKFold(5), or one of 'auto', 'alpha', None"
+        )
+    try:
+        splits = [Split(np.asarray(train), np.asarray(held), "given") for train, held in splitter.split(X, y, groups)]
+    except (TypeError, ValueError) as error:
+        raise InputError(f"calibration={splitter!r} could not split {len(X)} rows: {error}") from error
+    if not splits or any(len(split.train) < 2 or not len(split.held) for split in splits):
+        raise InputError(f"calibration={splitter!r} gave a split with fewer than 2 training rows or none held out")
+    for split in splits:
+        rows = np.concatenate([split.train, split.held])
+        if rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= len(X):
+            raise InputError(f"calibration={splitter!r} gave rows that are not indices from 0 to {len(X) - 1}")
+        if np.isin(split.held, split.train).any():
+            raise InputError(f"calibration={splitter!r} holds rows out that it also trains on: nothing can be learned")
+    return splits
+
+
+def _leave_out(m: int, folds: list[ndarray], kind: str) -> list[Split]:
+    every = np.arange(m)
+    return [Split(np.setdiff1d(every, fold), np.sort(fold), kind) for fold in folds]
+
+
+@dataclass(frozen=True)
+class Folds:
+    """Which rows networks leave out."""
+
+    partitions: list[list[Split]]
+    """Networks of the ensemble leave out the splits of these."""
+    trials: list[Split]
+    """Where the prior precision is selected."""
+
+
+def folds_for(settings: Settings, X: ndarray, y: ndarray, *, splitter: Any = None, groups: Any = None) -> Folds:
+    """The rows left out that the settings ask for."""
+    m, rng, calibration = len(X), np.random.default_rng(settings.seed), settings.calibration
+    n_partitions = -(-settings.n_members // N_FOLDS)
+    if calibration == "given folds":
+        given = given_splits(splitter, X, y, groups)
+        return Folds([given] * n_partitions, given)
+    if calibration == "holdout":
+        order, held = rng.permutation(m), max(2, round(settings.validation_fraction * m))
+        split = Split(np.sort(order[held:]), np.sort(order[:held]), "random")
+        return Folds([[split]], [split])
+    by_folds = calibration in ("random and blocked folds", "alpha on blocked folds")
+    if not by_folds and len(settings.prior_precisions) == 1:
+        return Folds([], [])
+    random = [random_splits(m, min(N_FOLDS, m // 2), rng) for _ in range(n_partitions)]
+    blocked = blocked_splits(X.astype(float), min(N_FOLDS, m // 2)) if by_folds and X.ndim == 2 else []
+    if calibration == "alpha on blocked folds":
+        return Folds([blocked or random[0]], random[0])
+    return Folds([splits + blocked for splits in random] if by_folds else [], random[0])

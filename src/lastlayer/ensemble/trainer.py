@@ -1,0 +1,303 @@
+"""Training networks: of a table as one batch where they allow it, or a single one on a source of batches."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import torch
+from torch import nn
+
+from lastlayer.distributed import ONE, ProcessGroup
+from lastlayer.ensemble.splits import Split
+from lastlayer.extrapolation import held_out_lpd
+from lastlayer.features import affine_features
+from lastlayer.networks.mlp import Architecture, InputSkip, StackedMLP, features_of
+from lastlayer.predictor.module import Member
+from lastlayer.settings import Settings
+from lastlayer.sources import Scales, Source, StandardizedSource, TensorSource, scales_of
+from lastlayer.statistics import CHUNK_ROWS
+from lastlayer.training import (
+    Checkpoint,
+    Data,
+    FullBatch,
+    MiniBatches,
+    Optimizer,
+    Problem,
+    Profiled,
+    RunningPosterior,
+    TrainingHistory,
+    Validation,
+    last_layer,
+    make_objective,
+    streamed_statistics,
+    threads_for,
+    train,
+)
+
+ROWS_PER_CORE = 2_000
+"""Rows times networks below which a second core costs more than it gains."""
+
+
+@dataclass(frozen=True)
+class FitTask:
+    """One network to be trained."""
+
+    split: Split
+    partition: int
+    number: int
+    """Within its partition."""
+    prior_precision: float = 0.0
+    """Of its hidden weights; infinite: nothing but the inputs is left."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.split.kind, self.partition, self.number
+
+    def generator(self, seed: int) -> torch.Generator:
+        """Of the initialisation: the same for every prior precision, another for every network of a mixture."""
+        return torch.Generator().manual_seed(seed + 1000 * self.partition + self.number)
+
+
+@dataclass
+class Trainer:
+    """Trains networks on rows of one table."""
+
+    architecture: Architecture
+    data: Data
+    checkpoint: Path | None = None
+    """A folder for the state of trainings that have not ended."""
+    progress: bool = False
+    history: TrainingHistory = field(default_factory=TrainingHistory)
+    """Of the last training."""
+    _stage: int = 0
+
+    @property
+    def settings(self) -> Settings:
+        return self.architecture.settings
+
+    def networks(self, tasks: Sequence[FitTask], label: str) -> list[nn.Module]:
+        """One trained network per task; under an infinite prior precision there is nothing to train."""
+        finite = [task for task in tasks if task.prior_precision < math.inf]
+        self._stage += 1
+        if len(finite) > 1 and self.settings.stackable and self.data.X.dim() == 2:
+            trained = iter(self._together(finite, label))
+            if self.history.stopped == "interrupted":
+                epochs = len(self.history.nlml)
+                warnings.warn(f"interrupted after {epochs} epochs: the networks are kept and usable", stacklevel=6)
+        else:
+            trained = iter([self._alone(task, i) for i, task in enumerate(finite)])
+        return [next(trained) if task.prior_precision < math.inf else nn.Identity() for task in tasks]
+
+    def _together(self, tasks: Sequence[FitTask], label: str) -> list[nn.Module]:
+        """One stack per processor core: threads that never wait for each other, unlike those within a product."""
+        cores = torch.get_num_threads() if self.data.X.device.type == "cpu" else 1
+        if cores == 1 or len(tasks) * len(self.data.X) < ROWS_PER_CORE:
+            return self._stack(tasks, label, 0, Event())
+        groups, stop = [list(tasks[i::cores]) for i in range(min(cores, len(tasks)))], Event()
+        with threads_for(0), ThreadPoolExecutor(len(groups)) as pool:
+            futures = [pool.submit(self._stack, group, label, i, stop) for i, group in enumerate(groups)]
+            try:
+                parts = [future.result() for future in futures]
+            except KeyboardInterrupt:
+                stop.set()
+                parts = [future.result() for future in futures]
+        networks: list[nn.Module] = [nn.Identity()] * len(tasks)
+        for i, part in enumerate(parts):
+            networks[i :: len(groups)] = part
+        return networks
+
+    def _stack(self, tasks: Sequence[FitTask], label: str, group: int, stop: Event) -> list[nn.Module]:
+        s, device, m = self.settings, self.data.X.device, len(self.data.X)
+        generators = [task.generator(s.seed) for task in tasks]
+        stack = StackedMLP(self.data.X.shape[1], s.hidden, generators=generators, activation=s.activation)
+        stack = stack.to(device=device, dtype=s.torch_dtype)
+        weight = torch.zeros(len(tasks), m, dtype=torch.float64)
+        for row, task in zip(weight, tasks, strict=True):
+            row[torch.from_numpy(task.split.train)] = 1
+        weight = weight.to(device) * (1 if self.data.weight is None else self.data.weight)
+        precision = torch.tensor([task.prior_precision for task in tasks], dtype=torch.float64, device=device)
+        network = InputSkip(stack) if s.input_skip else stack
+        data = Data(self.data.X, self.data.T, weight)
+        if s.batch_size is None:
+            objective = Profiled(bias_prior=s.bias_prior, noise=s.noise_structure, shape=(len(tasks),)).to(device)
+            problem = FullBatch(network, objective, data, prior_precision=precision)
+            self._train(problem, group, label=label, stop=stop)
+        else:
+            self._in_batches(network, data, tasks, group, stop=stop, label=label)
+        members = [stack.member(i) for i in range(len(tasks))]
+        return [(InputSkip(member) if s.input_skip else member).eval() for member in members]
+
+    def _train(self, problem: Problem, group: int, **options: Any) -> None:
+        self.history = train(problem, optimizer_of(self.settings), progress=self.progress and group == 0, **options)
+
+    def _in_batches(
+        self,
+        network: nn.Module,
+        data: Data,
+        tasks: Sequence[FitTask],
+        group: int,
+        *,
+        held_out: Data | None = None,
+        stop: Event | None = None,
+        label: str = "fit",
+    ) -> None:
+        """Mini-batches train in float32; everything afterwards has the type that was asked for."""
+        s = self.settings
+        precisions = torch.tensor([task.prior_precision for task in tasks], dtype=torch.float64, device=data.X.device)
+        count = data.T.new_tensor(len(data.X)) if data.weight is None else data.weight.sum(-1)
+        source = TensorSource(data.X.float(), data.T.float(), None if data.weight is None else data.weight.float())
+        network.float()
+        precision, is_table = precisions if count.dim() else precisions[0], data.X.dim() == 2
+        problem = mini_batches(network, source, s, count, len(data.X), precision, is_table=is_table)
+        validation = None
+        if held_out is not None:
+            held_X, held_T = held_out.X.float(), held_out.T
+
+            def score() -> torch.Tensor:
+                lpd = held_out_lpd(problem.running.posterior(), affine_features(network(held_X)).double(), held_T)
+                return torch.tensor(-lpd)
+
+            validation = Validation(score, first=1, every=1, patience=s.patience)
+        checkpoint = self._checkpoint(tasks, group)
+        self._train(problem, group, validation=validation, checkpoint=checkpoint, stop=stop, label=label)
+        if self.history.best_epoch == len(self.history.nlml):  # otherwise the running posterior is of another network
+            parts = (Data(b.X, b.T, b.weight) for b in source.batches(CHUNK_ROWS))
+            self.history.gap = float(problem.running.gap(streamed_statistics(network, parts)).nanmean())
+        network.to(s.torch_dtype)
+
+    def _checkpoint(self, tasks: Sequence[FitTask], group: int) -> Checkpoint | None:
+        if self.checkpoint is None:
+            return None
+        # sums of standardised rows in the order of their numbers: other data, or the same in another order, differ
+        number = torch.arange(len(self.data.T), device=self.data.T.device, dtype=torch.float64)
+        data = [len(number), float(self.data.X.double().square().sum()), (number @ self.data.T).tolist()]
+        precisions = [task.prior_precision for task in tasks]
+        return Checkpoint(
+            self.checkpoint / f"training-{self._stage}-{group}.safetensors", identity(self.settings, precisions, data)
+        )
+
+    def _alone(self, task: FitTask, number: int = 0) -> nn.Module:
+        """Any network, objective and optimizer, with early stopping."""
+        s, X = self.settings, self.data.X
+        everything = len(task.split.train) == len(X)
+        data = self.data if everything else self.data.rows(torch.from_numpy(task.split.train).to(X.device))
+        generator = task.generator(s.seed)
+        network = self.architecture.build(data.X.shape[1], generator).to(device=X.device, dtype=s.torch_dtype)
+        with torch.no_grad():
+            n_features = features_of(network.eval(), data.X[:2]).shape[1]
+        objective = make_objective(
+            s.objective,
+            n_features=n_features,
+            n_outputs=data.T.shape[1],
+            noise=s.noise_structure,
+            bias_prior=s.bias_prior,
+            generator=generator,
+        ).to(X.device)
+        m = len(data.X)
+        held, rest, held_out = round(s.validation_fraction * m), data, None
+        if s.early_stopping and held >= 1 and m - held >= 2:
+            order = torch.randperm(m, generator=generator).to(X.device)
+            rest, held_out = data.rows(order[held:]), data.rows(order[:held])
+        if s.batch_size is not None:
+            self._in_batches(network, rest, [task], number, held_out=held_out)
+            return network
+        validation = None
+        if held_out is not None:
+            every = max(1, min(10, s.max_epochs // 20))
+            validation = Validation(
+                lambda: objective.held_out_score(network(rest.X), rest, network(held_out.X), held_out),
+                first=-(-min(50, s.max_epochs // 10) // every) * every,
+                every=every,
+                patience=s.patience,
+            )
+        problem = FullBatch(network, objective, rest, prior_precision=task.prior_precision, chunk_size=s.chunk_size)
+        self._train(problem, 0, validation=validation)
+        return network
+
+
+def optimizer_of(settings: Settings) -> Optimizer:
+    return Optimizer(settings.optimizer, settings.learning_rate, settings.max_epochs)
+
+
+def mini_batches(
+    network: nn.Module,
+    source: Source,
+    settings: Settings,
+    count: torch.Tensor,
+    n_rows: int,
+    prior_precision: float | torch.Tensor,
+    *,
+    is_table: bool,
+    process_group: ProcessGroup = ONE,
+) -> MiniBatches:
+    """Mini-batch training as the settings have it; `count` is the total weight of all rows, by each network."""
+    assert settings.batch_size is not None
+    structure, prior = settings.noise_structure, settings.bias_prior
+    running = RunningPosterior(count, n_rows, noise=structure, bias_prior=prior, process_group=process_group)
+    return MiniBatches(
+        network,
+        source,
+        running,
+        batch_size=settings.batch_size,
+        seed=settings.seed,
+        prior_precision=prior_precision,
+        refresh=settings.statistics_refresh,
+        is_table=is_table,
+    )
+
+
+def identity(settings: Settings, prior_precisions: Any, data: list[Any]) -> dict[str, Any]:
+    """What a checkpoint belongs to."""
+    content = {name: value for name, value in settings.to_json().items() if name != "device"}
+    return content | {"hidden_prior": prior_precisions, "data": data}
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A network trained on a source."""
+
+    member: Member
+    scales: Scales
+    sample: Data
+    """Some standardised training rows."""
+    history: TrainingHistory
+
+
+def train_on_source(
+    source: Source, architecture: Architecture, *, checkpoint: Path | None = None, progress: bool = False
+) -> Streamed:
+    """One pass for the scales, `max_epochs` for the network, one for the exact last layer."""
+    s, process_group = architecture.settings, ProcessGroup.current()
+    assert s.batch_size is not None
+    device, precision = s.torch_device, s.prior_precisions[0]
+    scales = scales_of(source, s.batch_size, process_group=process_group)
+    rows = StandardizedSource(source, scales, device, torch.float32)
+    first = next(rows.batches(s.batch_size, process_group=process_group))
+    sample = Data(first.X[:CHUNK_ROWS], first.T[:CHUNK_ROWS].double())
+    network = architecture.build(first.X.shape[1], torch.Generator().manual_seed(s.seed))
+    network = network.to(device=device, dtype=torch.float32)
+    with torch.no_grad():
+        features_of(network.eval(), first.X[:2])
+    count = torch.tensor(scales.count, dtype=torch.float64, device=device)
+    problem = mini_batches(
+        network, rows, s, count, scales.n_rows, precision, is_table=first.X.dim() == 2, process_group=process_group
+    )
+    inputs = [] if scales.inputs is None else scales.inputs.mean.tolist()
+    data = [scales.n_rows, inputs, scales.targets.mean.tolist(), scales.targets.scale.tolist()]
+    kept = None
+    if checkpoint is not None:
+        kept = Checkpoint(checkpoint / "training.safetensors", identity(s, precision, data))
+    history = train(problem, optimizer_of(s), checkpoint=kept, progress=progress and process_group.rank == 0)
+    network = network.to(s.torch_dtype)
+    exact = StandardizedSource(source, scales, device, s.torch_dtype)
+    batches = exact.batches(s.batch_size, process_group=process_group)
+    parts = (Data(batch.X, batch.T.double(), batch.weight) for batch in batches)
+    statistics = streamed_statistics(network, parts, process_group=process_group)
+    history.gap = float(problem.running.gap(statistics)) if problem.running.snapshot is not None else None
+    layer = last_layer(statistics, noise=s.noise_structure, bias_prior=s.bias_prior)
+    return Streamed(Member(network, layer, precision), scales, Data(sample.X.to(s.torch_dtype), sample.T), history)

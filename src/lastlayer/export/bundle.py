@@ -1,0 +1,176 @@
+"""Predictions of an exported lastlayer model with Python and NumPy alone.
+
+Copy this file and the model.npz beside it to wherever it is needed:
+
+    from predict import Bundle
+
+    bundle = Bundle("model.npz")
+    X = bundle.inputs({"flow": [12.5, 30.0], "fluid": ["water", "oil"]})  # columns as in the training table
+    p = bundle.predict(X)
+    p.mean, p.std, p.affine_cost, p.extrapolation, p.interval(0.95)
+
+or `python predict.py rows.csv > predictions.csv`. Loading model.npz cannot run code: it holds numbers and a JSON text.
+"""
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from statistics import NormalDist
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+# the code of the library:
+from lastlayer.formula import mixture_quantile, mlp, predict
+from lastlayer.ops import NumPyOps
+
+# the reader:
+FORMAT = 4
+ROWS = 4096
+
+
+@dataclass(frozen=True)
+class BundlePrediction:
+    """What is known of the targets at each row: a mixture of Gaussians. (m, q) arrays, in the units of the targets."""
+
+    mean: ndarray
+    std: ndarray
+    affine_cost: ndarray
+    """(m,) degree of extrapolation: the variance of the function over that of the noise."""
+    extrapolation: ndarray
+    """(m,) share of the training rows that would cost less; 1: farther out than all of them."""
+    component_mean: ndarray
+    component_var: ndarray
+    weights: ndarray
+    """(c, m, 1)"""
+
+    def interval(self, level: float = 0.95) -> tuple[ndarray, ndarray]:
+        """Lower and upper bound, `level` of the probability between them."""
+        if not 0 < level < 1:
+            raise ValueError(f"level={level} must lie strictly between 0 and 1, such as 0.95")
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+    def quantile(self, level: float) -> ndarray:
+        """The value that each target stays below with probability `level`."""
+        ndtr = lambda z: 0.5 * (1 + NumPyOps.erf(z / math.sqrt(2)))
+        std = np.sqrt(self.component_var)
+        return mixture_quantile(np, ndtr, NormalDist().inv_cdf, level, self.component_mean, std, self.weights)
+
+
+class Bundle:
+    """An exported model."""
+
+    def __init__(self, path: str | Path) -> None:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        self.about: dict[str, Any] = json.loads(str(arrays["about"]))
+        if self.about["format"] != FORMAT:
+            raise ValueError(f"{path} has format {self.about['format']}: take the predict.py that was written with it")
+        self.targets: list[str] = self.about["targets"]
+        under = lambda prefix: {n[len(prefix) :]: a for n, a in arrays.items() if n.startswith(prefix)}
+        layers = [self._layer(about, under(f"{i}.")) for i, about in enumerate(self.about["layers"])]
+        self._model = SimpleNamespace(**{"order": None, "log_precision": None, **under("model."), "layers": layers})
+        self._model.curve = SimpleNamespace(**under("curve."))
+        self._model.head = SimpleNamespace(**under("head.")) if "head.U" in arrays else None
+
+    def _layer(self, about: dict[str, Any], arrays: dict[str, ndarray]) -> SimpleNamespace:
+        """Members whose features have the same shape."""
+        layer = SimpleNamespace(**{"root_star": None, "shift_star": None, **arrays})
+        weights = [arrays[f"W{i}"] for i in range(about["depth"])]
+        biases = [arrays[f"b{i}"] for i in range(about["depth"])]
+        c = len(layer.weights)
+
+        def features(ops: Any, z: ndarray) -> ndarray:
+            inputs = np.broadcast_to(z, (c, *z.shape))
+            phi = mlp(ops, self.about["activation"], weights, biases, inputs)
+            return (np.concatenate([phi, inputs], -1) if about["input_skip"] else phi) - layer.centre
+
+        layer.features = features
+        return layer
+
+    def inputs(self, columns: Mapping[str, Sequence[Any]]) -> ndarray:
+        """Raw columns, by the names of the training table, as the numbers that `predict` takes."""
+        if self.about["columns"] is None:
+            raise ValueError("this model was exported without the columns of its table: give predict an array")
+        parts = []
+        for column in self.about["columns"]:
+            name = column["name"]
+            if name not in columns:
+                raise ValueError(f"column {name!r} is not there: {sorted(columns)}")
+            cells = [self._filled(cell, column, i) for i, cell in enumerate(columns[name])]
+            if column["kind"] == "number":
+                parts.append(np.array(cells, dtype=float)[:, None])
+            else:
+                places = [column["categories"].index(cell) for cell in cells]
+                parts.append(np.eye(len(column["categories"]))[places].reshape(len(cells), -1))
+        return np.hstack(parts)
+
+    def _filled(self, cell: Any, column: dict[str, Any], i: int) -> Any:
+        text = "" if cell is None or cell != cell else str(cell).strip()
+        missing = text == "" or (column["kind"] == "number" and text.lower() in self.about["missing"])
+        if missing and not self.about["impute"]:
+            raise ValueError(f"column {column['name']!r} has no value in row {i + 1}")
+        if missing:
+            return column["fill"]
+        if column["kind"] == "number":
+            return float(text)
+        if text not in column["categories"]:
+            raise ValueError(f"column {column['name']!r} has {text!r} in row {i + 1}: known are {column['categories']}")
+        return text
+
+    def predict(self, X: Any) -> BundlePrediction:
+        """The predictive distribution of rows of numbers, (m, d)."""
+        X, model = np.asarray(X, dtype=float), self._model
+        if X.ndim != 2 or X.shape[1] != len(model.input_mean):
+            raise ValueError(f"X has shape {X.shape}, and the model takes (m, {len(model.input_mean)})")
+        if not np.isfinite(X).all():
+            raise ValueError("X has values that are not finite")
+        parts = predict(NumPyOps, model, X)
+        mean, weights = parts.mean, parts.weights
+        var = np.broadcast_to(parts.epistemic + parts.noise, mean.shape)
+        share, factor = model.tails
+        if share:
+            mean, var = np.concatenate([mean, mean]), np.concatenate([var, factor * var])
+            weights = np.concatenate([(1 - share) * weights, share * weights])
+        average = (weights * mean).sum(0)
+        std = np.sqrt((weights * (var + np.square(mean - average))).sum(0))
+        quantile = np.searchsorted(model.sample_cost, parts.cost_star.mean(0)[:, 0]) / len(model.sample_cost)
+        return BundlePrediction(average, std, parts.cost.mean(0)[:, 0], quantile, mean, var, weights)
+
+
+def _blocks(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, list[Any]]]:
+    while block := list(islice(rows, ROWS)):
+        yield {name: [row[name] for row in block] for name in block[0]}
+
+
+def main(arguments: list[str]) -> int:
+    if not 1 <= len(arguments) <= 2:
+        print(
+            "usage: python predict.py ROWS.csv [MODEL.npz]   (without it, model.npz beside this file)", file=sys.stderr
+        )
+        return 2
+    bundle = Bundle(arguments[1] if len(arguments) == 2 else Path(__file__).with_name("model.npz"))
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    parts = ("mean", "std", "lower", "upper")
+    out.writerow([f"{name}_{part}" for name in bundle.targets for part in parts] + ["affine_cost", "extrapolation"])
+    with open(arguments[0], encoding="utf-8-sig", newline="") as file:
+        try:
+            for columns in _blocks(csv.DictReader(file)):
+                p = bundle.predict(bundle.inputs(columns))
+                numbers = np.stack([p.mean, p.std, *p.interval(0.95)], -1).reshape(len(p.mean), -1)
+                out.writerows(np.column_stack([numbers, p.affine_cost, p.extrapolation]).tolist())
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,178 @@
+"""The predictive formula of a fitted model, over the operations of any array library (see `ops`).
+
+For each member of the mixture, with z the standardised inputs and phi its centred linear features,
+
+    mean   = phi W + offset                                          target units
+    h      = phi root + shift,      v = h h'                         affine cost (Theorem 2), at alpha* and as tuned
+    e(v)   = noise_var b v^gamma                                     calibrated epistemic variance
+    n      = noise_var a exp(V' tanh(U'z + u))                       calibrated noise variance
+    mean'  = centre + (mean - centre) / (1 + precision (e* + n))     shrunk towards the mean of the targets
+    weight ~ (e* + n)^-sharpness                                     geometric mean over outputs; e* = e(v at alpha*)
+
+and a draw of the function is mean' + stretch(v) h E, the columns of E normal with covariance `noise_cov` times b.
+Rows are the last axis but one, outputs the last; members come first where the library has such an axis. Variances are
+kept as logarithms, the form in which calibration fits them. The names on `model` and `layer` are those of
+`module.Predictor`. This module imports nothing, because exported models carry a copy of it.
+"""
+
+TINY = 2.0**-511
+"""A positive number whose inverse can still be squared."""
+
+
+class Components:
+    """What the members say of each point: `mean`, `epistemic`, `noise` (c, m, q); `weights`, `cost` (c, m, 1)."""
+
+    def __init__(self, mean, epistemic, noise, weights, cost, cost_star):  # type: ignore[no-untyped-def]
+        self.mean, self.epistemic, self.noise, self.weights = mean, epistemic, noise, weights
+        self.cost, self.cost_star = cost, cost_star
+
+
+def last_layer(ops, layer, phi):  # type: ignore[no-untyped-def]
+    """Mean and affine cost of centred features, at the alpha in use; where that was tuned, also the cost at alpha*."""
+    mean = ops.matmul(phi, layer.weights) + layer.offset
+    cost = ops.row_sum(ops.square(rows(ops, layer, phi)))
+    if layer.root_star is None:
+        return mean, cost
+    return mean, cost, ops.row_sum(ops.square(ops.matmul(phi, layer.root_star) + layer.shift_star))
+
+
+def rows(ops, layer, phi):  # type: ignore[no-untyped-def]
+    """h: whitened features at the alpha in use."""
+    return ops.matmul(phi, layer.root) + layer.shift
+
+
+def log_shape(ops, curve, log_cost):  # type: ignore[no-untyped-def]
+    """log v^gamma; beyond the calibrated reach, its value there times v over the reach."""
+    known = ops.minimum(log_cost, curve.log_reach)
+    return curve.power * known + (log_cost - known)
+
+
+def log_noise_factor(ops, head, z):  # type: ignore[no-untyped-def]
+    """Log of the noise variance at z over its usual value, for each output; z is clipped to the range of the data."""
+    inside = ops.minimum(ops.maximum(z, head.low), head.high)
+    return ops.matmul(ops.tanh(ops.matmul(inside, head.U) + head.u), head.V)
+
+
+def log_variance(ops, curve, log_cost, log_factor):  # type: ignore[no-untyped-def]
+    """Log of the calibrated variance of a target over the noise variance of the evidence: log(a s + b v^gamma)."""
+    return ops.logaddexp(curve.log_noise + log_factor, curve.log_slope + log_shape(ops, curve, log_cost))
+
+
+def member_weights(ops, log_var, sharpness):  # type: ignore[no-untyped-def]
+    """Members count by a power of their precision at the point, its geometric mean over the outputs."""
+    return ops.softmax(-sharpness * ops.row_mean(log_var))
+
+
+def shrunk(ops, mean, log_var, centre, log_precision):  # type: ignore[no-untyped-def]
+    """Posterior mean of a target known as N(centre, 1 / precision) of which a member says N(mean, var).
+
+    The variance stays what it was: it must not shrink where the data end.
+    """
+    return centre + (mean - centre) * ops.sigmoid(-log_precision - log_var)
+
+
+def components(ops, model, mean, cost, cost_star, z):  # type: ignore[no-untyped-def]
+    """Calibrate, weigh and shrink what the last layers say; noise included."""
+    curve = model.curve
+    log_factor = 0.0 if model.head is None else log_noise_factor(ops, model.head, z)
+    log_cost = ops.log(ops.at_least(cost, TINY))
+    log_star = log_cost if cost_star is cost else ops.log(ops.at_least(cost_star, TINY))
+    log_var = model.log_noise_var + log_variance(ops, curve, log_star, log_factor)
+    if model.log_precision is not None:
+        mean = shrunk(ops, mean, log_var, model.centre, model.log_precision)
+    return Components(
+        mean,
+        ops.exp(model.log_noise_var + curve.log_slope + log_shape(ops, curve, log_cost)),
+        ops.exp(model.log_noise_var + curve.log_noise + log_factor),
+        member_weights(ops, log_var, model.sharpness),
+        cost,
+        cost_star,
+    )
+
+
+def predict(ops, model, x):  # type: ignore[no-untyped-def]
+    """Components of inputs in original units."""
+    z = (x - model.input_mean) / model.input_scale
+    mean, cost, cost_star = said(ops, model, z)
+    return components(ops, model, mean, cost, cost_star, z)
+
+
+def said(ops, model, z):  # type: ignore[no-untyped-def]
+    """What the last layers say, uncalibrated: mean, affine cost at the alpha in use and at alpha*."""
+    parts = [last_layer(ops, layer, layer.features(ops, z)) for layer in model.layers]
+    mean, cost, *star = [ops.join(part) for part in zip(*parts)]  # noqa: B905
+    if model.order is not None:  # members of one shape were taken together
+        mean, cost, *star = [part[model.order] for part in (mean, cost, *star)]
+    return mean, cost, star[0] if star else cost
+
+
+def moments(ops, model, parts):  # type: ignore[no-untyped-def]
+    """Mean, epistemic and noise variance of the mixture, and the mean affine cost."""
+    mean = ops.total(parts.weights * parts.mean)
+    between = ops.total(parts.weights * ops.square(parts.mean - mean))
+    epistemic = model.widening * ops.total(parts.weights * parts.epistemic) + between
+    return mean, epistemic, model.widening * ops.total(parts.weights * parts.noise), ops.average(parts.cost)
+
+
+def output_cov(ops, correlation, epistemic, noise):  # type: ignore[no-untyped-def]
+    """Covariance between the outputs at a point: that of the function plus that of the noise, which are independent."""
+    e, n = ops.sqrt(epistemic), ops.sqrt(noise)
+    return correlation * (ops.outer(e, e) + ops.outer(n, n))
+
+
+def stretch(ops, curve, cost):  # type: ignore[no-untyped-def]
+    """How much wider than its posterior the calibrated function is at each point, before the factor b."""
+    log_cost = ops.log(ops.at_least(cost, TINY))
+    return ops.exp(0.5 * (log_shape(ops, curve, log_cost) - log_cost))
+
+
+def mixture_quantile(np, ndtr, ndtri, level, mean, std, weights):  # type: ignore[no-untyped-def]
+    """The value that a mixture of Gaussians, (c, m, q), stays below with probability `level`, by Newton's method.
+
+    `np` is NumPy; `ndtr` and `ndtri` are the standard normal distribution function and its inverse.
+    """
+    each = mean + ndtri(level) * std
+    if len(each) == 1:
+        return each[0]
+    lo, hi = each.min(0), each.max(0)  # the mixture's quantile lies between those of its components
+    x, move, narrowest = 0.5 * (lo + hi), hi - lo, std.min(0)
+    found = np.zeros(x.shape, dtype=bool)
+    for _ in range(200):
+        z = (x - mean) / std
+        excess = (weights * ndtr(z)).sum(0) - level
+        density = (weights * np.exp(-0.5 * np.square(z)) / std).sum(0) * (2 * np.pi) ** -0.5
+        lo, hi = np.where(excess < 0, x, lo), np.where(excess < 0, hi, x)
+        # Newton's step if it stays inside and is at most half as long as the last one, otherwise half the way
+        step = x - excess / np.maximum(density, TINY)
+        fine = (step >= lo) & (step <= hi) & (2 * np.abs(step - x) <= move)
+        new = np.where(found, x, np.where(fine, step, 0.5 * (lo + hi)))
+        x, move = new, np.abs(new - x)
+        # the error after Newton's step is of the order of its square
+        found = found | (move <= np.maximum(np.where(fine, 1e-8 * narrowest, 0.0), 1e-15 * np.abs(x)))
+        if found.all():
+            break
+    return x
+
+
+ACTIVATIONS = {
+    "elu": lambda ops, x: ops.at_least(x, 0.0) + ops.exp(ops.at_most(x, 0.0)) - 1.0,
+    "gelu": lambda ops, x: 0.5 * x * (1.0 + ops.erf(x * 2.0**-0.5)),
+    "leaky_relu": lambda ops, x: ops.at_least(x, 0.0) + 0.01 * ops.at_most(x, 0.0),
+    "relu": lambda ops, x: ops.at_least(x, 0.0),
+    "selu": lambda ops, x: (
+        1.0507009873554805 * (ops.at_least(x, 0.0) + 1.6732632423543772 * (ops.exp(ops.at_most(x, 0.0)) - 1.0))
+    ),
+    "sigmoid": lambda ops, x: ops.sigmoid(x),
+    "silu": lambda ops, x: x * ops.sigmoid(x),
+    "softplus": lambda ops, x: ops.logaddexp(x, 0.0 * x),
+    "tanh": lambda ops, x: ops.tanh(x),
+}
+"""As torch has them, for the other libraries."""
+
+
+def mlp(ops, activation, weights, biases, z):  # type: ignore[no-untyped-def]
+    """Fully connected features; without layers, the inputs."""
+    a = z
+    for weight, bias in zip(weights, biases):  # noqa: B905
+        a = ACTIVATIONS[activation](ops, ops.matmul(a, weight) + bias)
+    return a

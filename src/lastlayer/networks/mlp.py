@@ -1,0 +1,235 @@
+"""Networks whose outputs are the linear features of a last layer: MLPs alone, stacked, and in groups of any kind."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lastlayer.errors import InputError, check_choice
+from lastlayer.settings import Settings
+
+Backbone = nn.Module | Callable[[], nn.Module]
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "leaky_relu": nn.LeakyReLU,
+    "relu": nn.ReLU,
+    "selu": nn.SELU,
+    "sigmoid": nn.Sigmoid,
+    "silu": nn.SiLU,
+    "softplus": nn.Softplus,
+    "tanh": nn.Tanh,
+}
+
+
+class MLP(nn.Sequential):
+    """Fully connected linear features a_L: every layer, the last one too, ends in the activation. eq:NN_formulation
+
+    Weights start uniform in +-sqrt(6 / (fan_in + fan_out)) times the activation's gain, biases at zero.
+    """
+
+    def __init__(
+        self,
+        n_inputs: int,
+        hidden: Sequence[int],
+        *,
+        activation: str = "tanh",
+        dtype: torch.dtype = torch.float64,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if n_inputs < 1 or any(int(width) < 1 for width in hidden):
+            raise InputError(f"layer widths must be positive: n_inputs={n_inputs}, hidden={tuple(hidden)}")
+        # Glorot's own scale for activations that saturate, He's for those that cut off half of their input
+        gain = 1.0 if activation in ("tanh", "sigmoid") else math.sqrt(2.0)
+        make = ACTIVATIONS[check_choice("activation", activation, ACTIVATIONS)]
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in zip([n_inputs, *hidden], hidden, strict=False):
+            linear = nn.utils.skip_init(nn.Linear, int(fan_in), int(fan_out), dtype=dtype)
+            nn.init.xavier_uniform_(linear.weight, gain=gain, generator=generator)
+            nn.init.zeros_(linear.bias)
+            layers += [linear, make()]
+        super().__init__(*layers)
+        self.n_features = int(hidden[-1]) if hidden else n_inputs
+        self.activation = activation
+
+
+class StackedMLP(nn.Module):
+    """Several MLPs of one shape as one module: every parameter has a leading dimension, one entry per member.
+
+    Member i starts exactly as `MLP(..., generator=generators[i])` does.
+    """
+
+    def __init__(
+        self, n_inputs: int, hidden: Sequence[int], *, generators: Sequence[torch.Generator], activation: str = "tanh"
+    ) -> None:
+        super().__init__()
+        members = [MLP(n_inputs, hidden, activation=activation, generator=g) for g in generators]
+        linears = [[layer for layer in member if isinstance(layer, nn.Linear)] for member in members]
+        self.weights = nn.ParameterList(
+            torch.stack([layer.weight.detach().mT for layer in layers]) for layers in zip(*linears, strict=True)
+        )
+        self.biases = nn.ParameterList(
+            torch.stack([layer.bias.detach()[None] for layer in layers]) for layers in zip(*linears, strict=True)
+        )
+        self.activation = ACTIVATIONS[activation]()
+        self.n_features = members[0].n_features
+        self._shape = n_inputs, tuple(hidden), activation
+
+    @classmethod
+    def of(cls, members: Sequence[MLP]) -> "StackedMLP":
+        """Networks that are there already, side by side; all of one shape, with at least one layer."""
+        first = members[0]
+        linears = [layer for layer in first if isinstance(layer, nn.Linear)]
+        widths = [layer.out_features for layer in linears]
+        generators = [torch.Generator()] * len(members)
+        stack = cls(linears[0].in_features, widths, generators=generators, activation=first.activation)
+        stack = stack.to(linears[0].weight)
+        with torch.no_grad():
+            for j, (W, b) in enumerate(zip(stack.weights, stack.biases, strict=True)):
+                W.copy_(torch.stack([member.get_parameter(f"{2 * j}.weight").mT for member in members]))
+                b.copy_(torch.stack([member.get_parameter(f"{2 * j}.bias")[None] for member in members]))
+        return stack
+
+    def member(self, i: int) -> MLP:
+        """A network of its own with the weights that member i has now."""
+        n_inputs, hidden, activation = self._shape
+        network = MLP(n_inputs, hidden, activation=activation).to(self.weights[0])
+        linears = [layer for layer in network if isinstance(layer, nn.Linear)]
+        with torch.no_grad():
+            for layer, W, b in zip(linears, self.weights, self.biases, strict=True):
+                layer.weight.copy_(W[i].mT)
+                layer.bias.copy_(b[i, 0])
+        return network
+
+    def forward(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "s m k"]:
+        """Features of the same inputs by every member."""
+        a = x.expand(len(self.weights[0]), *x.shape)
+        for W, b in zip(self.weights, self.biases, strict=True):
+            a = self.activation(torch.baddbmm(b, a, W))
+        return a
+
+
+class InputSkip(nn.Module):
+    """Linear features [network(x), x]: the inputs are passed on to the last layer.
+
+    More features only add constraints to the affine-cost programme, so the variance ratio is never below that of
+    Bayesian linear regression on the inputs alone, and far away it grows with the square of the distance.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "*s m k"]:
+        phi = self.network(x)
+        return torch.cat([phi, x.expand(*phi.shape[:-1], x.shape[-1])], dim=-1)
+
+
+def copied(network: nn.Module) -> nn.Module:
+    """A copy in evaluation mode, without gradients, that shares nothing with the network."""
+    return copy.deepcopy(network).eval().requires_grad_(False)
+
+
+def neg_log_hidden_prior(network: nn.Module) -> Float[Tensor, "*s"]:
+    """-log density of the hidden weights under N(0, 1 / fan_in) and of the biases under N(0, 1), up to a constant.
+
+    A scalar, or one value per member of a `StackedMLP`.
+    """
+    stacks = [module for module in network.modules() if isinstance(module, StackedMLP)]
+    if stacks:
+        parts = [W.shape[-2] * W.square().sum((-2, -1)) for W in stacks[0].weights]
+        parts += [b.square().sum((-2, -1)) for b in stacks[0].biases]
+    else:
+        parts = [(p[0].numel() if p.dim() > 1 else 1) * p.square().sum() for p in network.parameters()]
+    parts = parts or [torch.zeros(())]  # no hidden layer at all
+    return 0.5 * torch.stack(parts).sum(0).double()
+
+
+class NetworkGroup(nn.Module):
+    """Networks of a mixture whose features have the same shape, by their places in it; a copy, for evaluation only.
+
+    Neither `train` nor a parent module's can switch dropout or batch statistics on.
+    """
+
+    def __init__(self, places: Sequence[int], networks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.places = list(places)
+        first = networks[0]
+        inner = [inner_network(network) for network in networks]
+        if isinstance(inner[0], MLP) and len(inner[0]):
+            stack: nn.Module = StackedMLP.of([n for n in inner if isinstance(n, MLP)])
+            self.network = InputSkip(stack) if isinstance(first, InputSkip) else stack
+        else:
+            self.network = copied(first)
+        self.train(False).requires_grad_(False)
+
+    def train(self, mode: bool = True) -> "NetworkGroup":
+        return super().train(False)
+
+    def forward(self, z: Float[Tensor, "m *d"]) -> Float[Tensor, "c m k"]:
+        """Features by every network, in the type of z; the networks compute in their own."""
+        dtype = next((p.dtype for p in self.network.parameters()), z.dtype)
+        phi = self.network(z.to(dtype)).to(z.dtype)
+        return phi.expand(len(self.places), *phi.shape[-2:])
+
+
+def grouped(networks: Sequence[nn.Module]) -> list[NetworkGroup]:
+    """MLPs of one shape together, networks without weights together, every other network alone."""
+    groups: dict[object, list[int]] = {}
+    for place, network in enumerate(networks):
+        groups.setdefault(_kind(network, place), []).append(place)
+    return [NetworkGroup(places, [networks[i] for i in places]) for places in groups.values()]
+
+
+def inner_network(network: nn.Module) -> nn.Module:
+    """The network without its passed-on inputs."""
+    return network.network if isinstance(network, InputSkip) else network
+
+
+def _kind(network: nn.Module, place: int) -> object:
+    inner = inner_network(network)
+    if isinstance(inner, nn.Identity):
+        return type(network), nn.Identity
+    if type(inner) is MLP and len(inner):
+        shapes = tuple(p.shape for p in inner.parameters())
+        return type(network), type(inner[1]), shapes, next(inner.parameters()).dtype
+    return place
+
+
+def features_of(network: nn.Module, Z: Float[Tensor, "m *d"]) -> Float[Tensor, "m k"]:
+    """Linear features of a batch, checked: one row per sample."""
+    phi_tilde = network(Z)
+    if not isinstance(phi_tilde, Tensor) or phi_tilde.dim() != 2 or len(phi_tilde) != len(Z):
+        shape = tuple(phi_tilde.shape) if isinstance(phi_tilde, Tensor) else type(phi_tilde).__name__
+        raise InputError(
+            f"the backbone turned a batch of shape {tuple(Z.shape)} into {shape}: it must return features of shape "
+            f"({len(Z)}, k), one row per sample; flatten or pool the other dimensions"
+        )
+    return phi_tilde
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The built-in network that the settings describe, or the user's."""
+
+    settings: Settings
+    backbone: Backbone | None = None
+
+    def build(self, n_inputs: int, generator: torch.Generator | None = None, prior_precision: float = 0.0) -> nn.Module:
+        """One untrained network; under an infinite prior precision, the inputs alone."""
+        if prior_precision == math.inf:
+            return nn.Identity()
+        s = self.settings
+        if self.backbone is None:
+            network: nn.Module = MLP(n_inputs, s.hidden, activation=s.activation, generator=generator)
+        elif isinstance(self.backbone, nn.Module):
+            network = copy.deepcopy(self.backbone)
+        else:
+            network = self.backbone()
+            if not isinstance(network, nn.Module):
+                raise InputError(f"backbone() returned a {type(network).__name__}, not a torch.nn.Module")
+        return InputSkip(network) if s.input_skip else network

@@ -1,0 +1,113 @@
+"""The operations that the predictive formula needs, in NumPy, torch and CasADi."""
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy import ndarray
+
+
+class NumPyOps:
+    """Arrays whose first axis counts members. An exported model carries a copy of this class: NumPy alone."""
+
+    matmul, square, exp, log, sqrt, tanh = np.matmul, np.square, np.exp, np.log, np.sqrt, np.tanh
+    join = np.concatenate
+    minimum, maximum, logaddexp = np.minimum, np.maximum, np.logaddexp
+    at_least, at_most = np.maximum, np.minimum
+    erf = staticmethod(lambda x: np.asarray(np.frompyfunc(math.erf, 1, 1)(x), dtype=float))
+    sigmoid = staticmethod(lambda x: np.exp(-np.logaddexp(0, -x)))
+    row_sum = staticmethod(lambda x: x.sum(-1, keepdims=True))
+    row_mean = staticmethod(lambda x: x.mean(-1, keepdims=True))
+    total = staticmethod(lambda x: x.sum(0))
+    average = staticmethod(lambda x: x.mean(0))
+    outer = staticmethod(lambda a, b: a[..., :, None] * b[..., None, :])
+
+    @staticmethod
+    def softmax(x: ndarray) -> ndarray:
+        shares: ndarray = np.exp(x - x.max(0))
+        return shares / shares.sum(0)
+
+
+class TorchOps:
+    """Tensors whose first axis counts members."""
+
+    matmul, square, exp, log, sqrt, tanh = torch.matmul, torch.square, torch.exp, torch.log, torch.sqrt, torch.tanh
+    join = torch.cat
+    logaddexp, sigmoid, erf = torch.logaddexp, torch.sigmoid, torch.erf
+    minimum, maximum = torch.minimum, torch.maximum
+    at_least, at_most = torch.clamp_min, torch.clamp_max
+    row_sum = staticmethod(lambda x: x.sum(-1, keepdim=True))
+    row_mean = staticmethod(lambda x: x.mean(-1, keepdim=True))
+    total = staticmethod(lambda x: x.sum(0))
+    average = staticmethod(lambda x: x.mean(0))
+    softmax = staticmethod(lambda x: torch.softmax(x, dim=0))
+    outer = staticmethod(lambda a, b: a[..., :, None] * b[..., None, :])
+
+
+class Each:
+    """One CasADi row per member; arithmetic is member by member, and other operands serve all members."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = list(parts)
+
+    def map(self, function: Callable[..., Any], *others: Any) -> "Each":
+        columns = [other.parts if isinstance(other, Each) else [other] * len(self.parts) for other in others]
+        return Each([function(*each) for each in zip(self.parts, *columns, strict=True)])
+
+    __add__ = __radd__ = lambda self, other: self.map(operator.add, other)
+    __mul__ = __rmul__ = lambda self, other: self.map(operator.mul, other)
+    __sub__ = lambda self, other: self.map(operator.sub, other)
+    __rsub__ = lambda self, other: self.map(operator.neg) + other
+    __truediv__ = lambda self, other: self.map(operator.truediv, other)
+    __neg__ = lambda self: self.map(operator.neg)
+
+
+class CasADiOps:
+    """Expressions of one point: rows (1, k), one per member in an `Each`."""
+
+    def __init__(self, casadi: Any) -> None:
+        ca = self.casadi = casadi
+        self.join = Each
+        self.matmul, self.square = self._of(ca.mtimes), self._of(lambda x: x * x)
+        self.exp, self.log, self.sqrt = self._of(ca.exp), self._of(ca.log), self._of(ca.sqrt)
+        self.tanh, self.erf = self._of(ca.tanh), self._of(ca.erf)
+        self.minimum = self.at_most = self._of(ca.fmin)
+        self.maximum = self.at_least = self._of(ca.fmax)
+        self.logaddexp = self._of(self._logaddexp)
+        self.sigmoid = self._of(lambda x: 0.5 * (1 + ca.tanh(0.5 * x)))
+        self.row_sum = self._of(ca.sum2)
+        self.row_mean = self._of(lambda x: ca.sum2(x) / x.shape[1])
+        self.outer = self._of(lambda a, b: ca.mtimes(a.T, b))
+
+    @staticmethod
+    def _of(function: Callable[..., Any]) -> Callable[..., Any]:
+        def operation(x: Any, *others: Any) -> Any:
+            if not isinstance(x, Each):
+                first = next((other for other in others if isinstance(other, Each)), None)
+                if first is None:
+                    return function(x, *others)
+                x = Each([x] * len(first.parts))
+            return x.map(function, *others)
+
+        return operation
+
+    def _logaddexp(self, x: Any, y: Any) -> Any:
+        """Nothing can overflow, and at x = y the derivative is right too: there CasADi takes that of fabs for zero."""
+        ca, apart = self.casadi, self.casadi.fabs(x - y)
+        return 0.5 * (x + y + apart) + ca.log1p(ca.exp(-apart))
+
+    def softmax(self, x: Each) -> Each:
+        ca = self.casadi
+        joined = ca.horzcat(*x.parts)
+        shares = ca.exp(joined - ca.mmax(joined))
+        return Each(ca.horzsplit(shares / ca.sum2(shares)))
+
+    @staticmethod
+    def total(x: Each) -> Any:
+        return sum(x.parts)
+
+    def average(self, x: Each) -> Any:
+        return self.total(x) / len(x.parts)

@@ -1,0 +1,272 @@
+"""`Fitted`: what a fitted model is, as a frozen value, and all that can be asked of it in original units."""
+
+import copy
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+from sklearn.exceptions import NotFittedError
+from torch import Tensor
+
+from lastlayer import formula
+from lastlayer.calibration import Calibration, Curve, Tails
+from lastlayer.extrapolation import cost_quantile, leave_one_out_cost
+from lastlayer.features import affine_features
+from lastlayer.networks.mlp import copied, features_of
+from lastlayer.ops import NumPyOps
+from lastlayer.prediction import JointPrediction, Prediction, add_noise
+from lastlayer.predictor.module import Member, Predictor
+from lastlayer.scaling import Standardizer
+from lastlayer.settings import Settings
+from lastlayer.statistics import CHUNK_ROWS, row_chunks
+from lastlayer.training.objectives import Data
+
+KEPT_COSTS = 1001
+"""Quantiles of the training rows' affine costs that a model keeps."""
+
+
+@dataclass(frozen=True)
+class Extrapolation:
+    """How far points lie outside what the features were trained on."""
+
+    affine_cost: Float[ndarray, " m"]
+    """At alpha*: the variance of the function over that of the noise (Theorem 2); the mean over the members."""
+    quantile: Float[ndarray, " m"]
+    """Share of the training points that would cost less if they were new; 1: farther out than all of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """Scalers, members, calibration, the alphas in use, costs of the training rows and settings.
+
+    Networks are copies in evaluation mode, without gradients. Whatever revises a model makes a new value
+    (`predictor.revisions`), so models, modules and controllers that hold this one go on predicting the same.
+    """
+
+    inputs: Standardizer | None
+    """None: inputs of more than two dimensions, which are passed on unscaled."""
+    targets: Standardizer
+    members: tuple[Member, ...]
+    log_alphas: tuple[float, ...]
+    """Of each member's variance; alpha* unless tuned."""
+    sample_cost: Float[Tensor, " n"]
+    """Quantiles, evenly spaced from 0 to 1, of what training points would cost if they were new."""
+    settings: Settings
+    n_features_in: int
+    y_ndim: int = 2
+    feature_names: tuple[str, ...] | None = None
+    calibration: Calibration | None = None
+    prior_scores: dict[float, float] = field(default_factory=dict)
+    """Held-out LPD of each prior precision that was tried."""
+    conformal_scores: Float[ndarray, "r q"] | None = None
+
+    @classmethod
+    def of(cls, members: "list[Member]", Z: Tensor, **parts: Any) -> "Fitted":
+        """An uncalibrated model; Z are standardised training inputs, or some of them."""
+        kept = tuple(Member(copied(m.network), m.layer, m.prior_precision) for m in members)
+        costs = torch.cat([_costs(kept, Z[rows]) for rows in row_chunks(len(Z))], 1)
+        log_alphas = tuple(float(member.layer.posterior.log_alpha) for member in kept)
+        return cls(members=kept, log_alphas=log_alphas, sample_cost=cost_quantiles(costs), **parts)
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """The model as arrays for the predictive formula. It belongs to this value: `module` gives copies."""
+        return Predictor(self.inputs, self.targets, self.members, self.log_alphas, self.calibration)
+
+    def module(self) -> Predictor:
+        """A `torch.nn.Module` of its own, on the model's device."""
+        return copy.deepcopy(self.predictor)
+
+    def alone(self, i: int) -> "Fitted":
+        """Member i without the others, calibrated as it is among them."""
+        return replace(self, members=(self.members[i],), log_alphas=(self.log_alphas[i],))
+
+    @property
+    def n_outputs(self) -> int:
+        return len(self.targets.mean)
+
+    @property
+    def tails(self) -> Tails:
+        return Tails() if self.calibration is None else self.calibration.tails
+
+    @property
+    def best(self) -> tuple[Member, ...]:
+        """The members under the first prior precision, the one that does best alone."""
+        first = self.members[0].prior_precision
+        return tuple(member for member in self.members if member.prior_precision == first)
+
+    @property
+    def stars(self) -> tuple[float, ...]:
+        """log alpha* of each member."""
+        return tuple(float(member.layer.posterior.log_alpha) for member in self.members)
+
+    @property
+    def noise_cov(self) -> Float[ndarray, "c q q"]:
+        """Noise covariance of each member before calibration."""
+        return _array(self.predictor.noise_cov)
+
+    @property
+    def noise_std(self) -> Float[ndarray, "c q"]:
+        """The same for each output alone; a product of variances could underflow."""
+        return np.sqrt(np.diagonal(self.noise_cov, axis1=1, axis2=2))
+
+    @property
+    def correlation(self) -> Float[ndarray, "c q q"] | None:
+        """Of the noise between the outputs; None: independent."""
+        if self.settings.noise != "full":
+            return None
+        return self.noise_cov / self.noise_std[:, :, None] / self.noise_std[:, None, :]
+
+    def curve(self, i: int) -> Curve:
+        """From affine cost to variance, of member i; without calibration, the posterior as it stands."""
+        if self.calibration is None:
+            return Curve.identity(self.n_outputs)
+        return self.calibration.curves[self.members[i].prior_precision]
+
+    def standardized(self, X: ndarray) -> Tensor:
+        """Inputs as the networks take them."""
+        Z = _tensor(X)
+        Z = Z if self.inputs is None else self.inputs.forward(Z)
+        return Z.to(device=self.settings.torch_device, dtype=self.settings.torch_dtype)
+
+    def data(self, X: ndarray, y: ndarray, sample_weight: ndarray | None = None) -> Data:
+        """Rows as training takes them."""
+        T = torch.tensor(y, dtype=torch.float64).reshape(len(y), -1)
+        device = self.settings.torch_device
+        weight = None if sample_weight is None else torch.tensor(sample_weight, device=device)
+        return Data(self.standardized(X), self.targets.forward(T).to(device), weight)
+
+    def features(self, i: int, Z: Tensor) -> Float[Tensor, "m p"]:
+        """Affine features of member i."""
+        return member_features(self.members[i], Z)
+
+    def components(self, X: ndarray) -> formula.Components:
+        """What each member says of points, as arrays."""
+        parts = []
+        with torch.no_grad():
+            for rows in row_chunks(len(X), CHUNK_ROWS // len(self.members) + 1):  # all members at once
+                part, m = self.predictor.components(_tensor(X[rows])), rows.stop - rows.start
+                parts.append([_array(x.expand(-1, m, -1)) for x in vars(part).values()])
+        return formula.Components(*(np.concatenate(each, axis=1) for each in zip(*parts, strict=True)))
+
+    def predictive(self, X: ndarray, *, noise: bool = True) -> Prediction:
+        """The predictive distribution of the targets, or with `noise=False` of the function behind them."""
+        return self.prediction(self.components(X), noise=noise)
+
+    def prediction(self, parts: formula.Components, *, noise: bool = True) -> Prediction:
+        """The mixture of calibrated members, with its tails."""
+        tails, correlation = self.tails, self.correlation
+        mean, epistemic, weights = parts.mean, parts.epistemic, parts.weights[..., 0]
+        own_noise = parts.noise * float(noise)
+        if tails.share:
+            mean = np.concatenate([mean, mean])
+            epistemic, own_noise = (np.concatenate([x, tails.factor * x]) for x in (epistemic, own_noise))
+            weights = np.concatenate([(1 - tails.share) * weights, tails.share * weights])
+            correlation = None if correlation is None else np.concatenate([correlation, correlation])
+        return Prediction(
+            component_mean=mean,
+            component_epistemic_var=epistemic,
+            component_noise_var=own_noise,
+            affine_cost=parts.cost[..., 0].mean(0),
+            weights=weights,
+            correlation=correlation,
+            conformal_scores=self.conformal_scores if noise else None,
+        )
+
+    def joint(self, X: ndarray, *, noise: bool = True) -> JointPrediction:
+        """The Gaussian over all points and outputs together; O(m^2) numbers per member."""
+        parts, rows, output_cov = self.stretched(X)
+        mean = self.prediction(parts).mean  # summed in the same order, to the last bit
+        halves = [np.sqrt(weight) * H for weight, H in zip(parts.weights, rows, strict=True)]
+        between = np.sqrt(parts.weights) * (parts.mean - mean)
+        return JointPrediction(
+            mean,
+            np.stack([H @ H.T for H in halves]),
+            output_cov,
+            between[: 0 if len(between) == 1 else None],
+            self._noise_at(parts) * float(noise),
+        )
+
+    def sample(self, X: ndarray, n: int, rng: np.random.RandomState, *, noise: bool = True) -> Float[ndarray, "n m q"]:
+        """Draws of `joint`: each takes one set of weights per member, so it costs O(p) per point."""
+        parts, rows, covs = self.stretched(X)
+        mean = self.prediction(parts).mean
+        draws = np.broadcast_to(mean, (n, *mean.shape))
+        for i, H in enumerate(rows):
+            root = np.sqrt(parts.weights[i])
+            E = rng.standard_normal((n, H.shape[1], self.n_outputs)) @ np.linalg.cholesky(covs[i]).T
+            draws = draws + root * (H @ E)
+            if len(self.members) > 1:
+                draws = draws + rng.standard_normal((n, 1, 1)) * root * (parts.mean[i] - mean)
+        if noise:
+            draws = draws + add_noise(self._noise_at(parts), rng.standard_normal(draws.shape))
+        return draws
+
+    def extrapolation(self, X: ndarray) -> Extrapolation:
+        """The affine cost of points at alpha*, and its rank among the training points."""
+        cost = torch.from_numpy(self.components(X).cost_star[..., 0].mean(0)).to(self.sample_cost)
+        return Extrapolation(_array(cost), _array(cost_quantile(cost, self.sample_cost)))
+
+    def stretched(self, X: ndarray) -> tuple[formula.Components, list[Float[ndarray, "m r"]], Float[ndarray, "c q q"]]:
+        """What `Predictor.stretched` and `Predictor.function_cov` say, as arrays."""
+        with torch.no_grad():
+            parts, rows = self.predictor.stretched(_tensor(X))
+        arrays = formula.Components(*(_array(x.expand(-1, len(X), -1)) for x in vars(parts).values()))
+        return arrays, [_array(row) for row in rows], _array(self.predictor.function_cov)
+
+    def _noise_at(self, parts: formula.Components) -> Float[ndarray, "m q q"]:
+        """Noise covariance of the mixture at each point."""
+        q = self.n_outputs
+        correlation = np.broadcast_to(np.eye(q), (len(self.members), q, q))
+        correlation = correlation if self.correlation is None else self.correlation
+        each = formula.output_cov(NumPyOps, correlation[:, None], 0.0 * parts.noise, parts.noise)
+        cov: ndarray = self.tails.widening * NumPyOps.total(parts.weights[..., None] * each)
+        return cov
+
+
+def as_fitted(model: Any) -> Fitted:
+    """The fitted value that a model holds, or the value itself."""
+    found = model if isinstance(model, Fitted) else getattr(model, "fitted_", None)
+    if not isinstance(found, Fitted):
+        raise NotFittedError(f"this {type(model).__name__} holds no fitted Bayesian last layer: call fit first")
+    return found
+
+
+def member_features(member: Member, Z: Tensor) -> Float[Tensor, "m p"]:
+    """Affine features, float64."""
+    with torch.no_grad():
+        return affine_features(features_of(member.network, Z)).double()
+
+
+def cost_quantiles(cost: Float[Tensor, "c m"]) -> Float[Tensor, " n"]:
+    """Quantiles of what training points would cost if they were new."""
+    costs = leave_one_out_cost(cost).mean(0)
+    levels = torch.linspace(0, 1, min(KEPT_COSTS, len(costs)), dtype=costs.dtype)
+    return costs[: 2**24].quantile(levels)
+
+
+def geometric_mean(logs: "list[float] | tuple[float, ...]") -> float:
+    mean = float(np.mean(logs))
+    return math.exp(min(mean, 700.0)) if mean < math.inf else math.inf
+
+
+def _costs(members: "tuple[Member, ...]", Z: Tensor) -> Float[Tensor, "c m"]:
+    """Affine cost at alpha* by each member."""
+    with torch.no_grad():
+        costs = [member.layer.posterior.variance_ratio(member_features(member, Z)) for member in members]
+    return torch.stack(costs).cpu()
+
+
+def _tensor(X: ndarray) -> Tensor:
+    """A copy: arrays may be read-only or of any layout, tensors may not."""
+    return torch.tensor(np.ascontiguousarray(X))
+
+
+def _array(x: Tensor) -> ndarray:
+    array: ndarray = x.detach().cpu().double().numpy()
+    return array

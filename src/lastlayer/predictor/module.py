@@ -1,0 +1,226 @@
+"""A fitted model as one `torch.nn.Module`: everything that the predictive formula needs, as buffers.
+
+`.to(...)` and `.float()` move all of it, and factors are inverted beforehand, so that nothing but products is left for
+`torch.export` and ONNX to write down.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+from torch import Tensor, nn
+
+from lastlayer import formula
+from lastlayer.calibration import SHARPNESS, Calibration, Curve, Shrinkage, Tails
+from lastlayer.networks.mlp import NetworkGroup, grouped
+from lastlayer.ops import TorchOps
+from lastlayer.posterior import Posterior
+from lastlayer.precision import Precision
+from lastlayer.scaling import Standardizer
+from lastlayer.training.last_layer import LastLayer
+
+OUTPUTS = ("mean", "var", "epistemic_var", "noise_var", "affine_cost")
+"""What a prediction holds, by the names that `Prediction` has for it."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One network of the mixture and its last layer."""
+
+    network: nn.Module
+    layer: LastLayer
+    prior_precision: float = 0.0
+
+
+class LayerGroup(nn.Module):
+    """Members whose features have the same shape: networks and last layers, targets in original units."""
+
+    centre: Tensor
+    weights: Tensor
+    offset: Tensor
+    root: Tensor
+    shift: Tensor
+    root_star: Tensor | None
+    shift_star: Tensor | None
+
+    def __init__(
+        self,
+        group: NetworkGroup,
+        posteriors: Sequence[Posterior],
+        log_alphas: Sequence[float] | None,
+        targets: Standardizer,
+    ) -> None:
+        """`log_alphas` of the variance, where they were tuned."""
+        super().__init__()
+        self.group = group
+        star = [whitening(p.precision) for p in posteriors]
+        used = star
+        if log_alphas is not None:
+            used = [
+                own if a == float(p.log_alpha) else whitening(p.equations.spectral_at(a))
+                for own, p, a in zip(star, posteriors, log_alphas, strict=True)
+            ]
+        mean = [_mean(p) for p in posteriors]
+        scale, middle = targets.scale.to(mean[0][1]), targets.mean.to(mean[0][1])
+        for name, value in (
+            ("centre", torch.stack([centre for centre, _, _ in mean])[:, None]),
+            ("weights", torch.stack([W for _, W, _ in mean]) * scale),
+            ("offset", torch.stack([offset for _, _, offset in mean])[:, None] * scale + middle),
+            ("root", torch.stack([root for root, _ in used])),
+            ("shift", torch.stack([shift for _, shift in used])[:, None]),
+            ("root_star", None if log_alphas is None else torch.stack([root for root, _ in star])),
+            ("shift_star", None if log_alphas is None else torch.stack([shift for _, shift in star])[:, None]),
+        ):
+            self.register_buffer(name, None if value is None else value.detach().clone())
+
+    def features(self, _: object, z: Float[Tensor, "m *d"]) -> Float[Tensor, "c m k"]:
+        """Centred linear features of standardised inputs."""
+        return self.group(z.to(self.centre.dtype)) - self.centre
+
+
+class Buffers(nn.Module):
+    """Numbers as float64 buffers: single ones too, since ONNX would keep those of Python in float32."""
+
+    log_noise: Tensor
+    log_slope: Tensor
+
+    def __init__(self, **numbers: Tensor | ndarray | float) -> None:
+        super().__init__()
+        for name, number in numbers.items():
+            self.register_buffer(name, torch.as_tensor(number, dtype=torch.float64).detach().clone())
+
+
+class Predictor(nn.Module):
+    """x -> {mean, var, epistemic_var, noise_var: (m, q), affine_cost: (m,)}, original units in and out.
+
+    What `predictive` says of the targets, members and calibration included. Gradients reach the inputs; the numbers of
+    the model are frozen. It is a copy, always in evaluation mode: nothing that is done to it reaches the model.
+    """
+
+    input_mean: Tensor
+    input_scale: Tensor
+    centre: Tensor
+    noise_cov: Tensor
+    log_noise_var: Tensor
+    sharpness: Tensor
+    widening: Tensor
+    log_precision: Tensor | None
+    order: Tensor | None
+
+    def __init__(
+        self,
+        inputs: Standardizer | None,
+        targets: Standardizer,
+        members: Sequence[Member],
+        log_alphas: Sequence[float],
+        calibration: Calibration | None,
+    ) -> None:
+        super().__init__()
+        posteriors = [member.layer.posterior for member in members]
+        tuned = any(a != float(p.log_alpha) for a, p in zip(log_alphas, posteriors, strict=True))
+        groups = grouped([member.network for member in members])
+        self.layers = nn.ModuleList(
+            LayerGroup(
+                group,
+                [posteriors[i] for i in group.places],
+                [log_alphas[i] for i in group.places] if tuned else None,
+                targets,
+            )
+            for group in groups
+        )
+        places = [i for group in groups for i in group.places]
+        device = posteriors[0].Sigma_E.device
+        order = None if places == sorted(places) else torch.tensor(np.argsort(places), device=device)
+        self.register_buffer("order", order)
+        tails, shrinkage, head = Tails(), Shrinkage(), None
+        if calibration is not None:
+            tails, shrinkage, head = calibration.tails, calibration.shrinkage, calibration.head
+        self.curve = curves_of([member.prior_precision for member in members], calibration, len(targets.mean))
+        self.head = None if head is None else Buffers(**vars(head))
+        scale = targets.scale
+        noise_cov = torch.stack([p.Sigma_E.cpu() for p in posteriors]) * scale[:, None] * scale
+        weigh = calibration is not None and len(members) > 1
+        precision = None if not shrinkage.precision else math.log(shrinkage.precision) - 2 * scale.log()
+        numbers = Buffers(
+            input_mean=0.0 if inputs is None else inputs.mean,
+            input_scale=1.0 if inputs is None else inputs.scale,
+            centre=targets.mean,
+            noise_cov=noise_cov,
+            log_noise_var=noise_cov.diagonal(dim1=-2, dim2=-1).log()[:, None],
+            sharpness=SHARPNESS if weigh else 0.0,
+            widening=tails.widening,
+        )
+        for name, value in numbers.named_buffers():
+            self.register_buffer(name, value)
+        self.register_buffer("log_precision", precision)
+        self.to(device).requires_grad_(False).eval()
+
+    def train(self, mode: bool = True) -> "Predictor":
+        return super().train(False)
+
+    def groups(self) -> list[LayerGroup]:
+        return [layer for layer in self.layers if isinstance(layer, LayerGroup)]
+
+    def components(self, x: Float[Tensor, "m *d"]) -> formula.Components:
+        """What each member says, calibrated."""
+        return formula.predict(TorchOps, self, x.to(self.input_mean))
+
+    def stretched(self, x: Float[Tensor, "m *d"]) -> tuple[formula.Components, list[Float[Tensor, "m r"]]]:
+        """Components, and whitened features of each member stretched to its calibrated variance, tails included.
+
+        The function of member i is its mean plus rows[i] E, the columns of E with covariance `function_cov[i]`.
+        """
+        z = (x.to(self.input_mean) - self.input_mean) / self.input_scale
+        rows: dict[int, Tensor] = {}
+        for layer in self.groups():
+            h = formula.rows(TorchOps, layer, layer.features(TorchOps, z))
+            rows |= dict(zip(layer.group.places, h, strict=True))
+        parts = formula.predict(TorchOps, self, x.to(self.input_mean))
+        root = self.widening.sqrt() * formula.stretch(TorchOps, self.curve, parts.cost)
+        return parts, [root[i] * rows[i] for i in range(len(rows))]
+
+    @property
+    def function_cov(self) -> Float[Tensor, "c q q"]:
+        """Between the outputs of each member's function, before it is stretched."""
+        root = (0.5 * self.curve.log_slope).exp()
+        return self.noise_cov * root * root.mT
+
+    def forward(self, x: Float[Tensor, "m *d"]) -> dict[str, Tensor]:
+        mean, epistemic, noise, cost = formula.moments(TorchOps, self, self.components(x))
+        return dict(zip(OUTPUTS, (mean, epistemic + noise, epistemic, noise, cost[..., 0]), strict=True))
+
+
+def curves_of(precisions: Sequence[float], calibration: Calibration | None, n_outputs: int) -> Buffers:
+    """The curve of each member, in logarithms: (c, 1, q) or (c, 1, 1)."""
+    identity = Curve.identity(n_outputs)
+    curves = [identity if calibration is None else calibration.curves[s] for s in precisions]
+    return Buffers(
+        log_noise=np.log([curve.noise for curve in curves])[:, None],
+        log_slope=np.log([curve.slope for curve in curves])[:, None],
+        power=np.array([curve.power for curve in curves])[:, None, None],
+        log_reach=np.array([curve.log_reach for curve in curves])[:, None, None],
+    )
+
+
+def whitening(precision: Precision) -> tuple[Float[Tensor, "k r"], Float[Tensor, " r"]]:
+    """(root, shift) such that h = (phi_tilde - centre) root + shift has h h' = phi' Lambda_bar^-1 phi."""
+    equations = precision.equations
+    eye = torch.eye(equations.n_penalised, dtype=equations.gram.dtype, device=equations.gram.device)
+    root = precision.factor.whiten(eye)
+    if equations.bias_prior == "shared":
+        return root[:-1], root[-1]
+    # the variance of a free bias is one more column
+    bias = torch.cat([root.new_zeros(len(root)), equations.bias_variance.sqrt()[None]])
+    return torch.cat([root, root.new_zeros(len(root), 1)], 1), bias
+
+
+def _mean(posterior: Posterior) -> tuple[Tensor, Tensor, Tensor]:
+    """Centre of the features, weights and offset: standardised targets."""
+    W, equations = posterior.precision.penalised_weights, posterior.equations
+    if posterior.bias_prior == "flat":
+        return equations.feature_mean, W, equations.target_mean
+    return W.new_zeros(len(W) - 1), W[:-1], W[-1]  # the bias is the last of the features: it becomes the offset

@@ -1,0 +1,141 @@
+"""New fitted models from old ones: tuned, calibrated, with more rows or fewer. Each returns a value of its own."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+
+from lastlayer import formula
+from lastlayer.calibration import HeldOutPoints, fit_curves
+from lastlayer.extrapolation import AlphaCurve, HeldOut, alpha_range_for, search_alpha, tune_alpha_on
+from lastlayer.ops import TorchOps
+from lastlayer.posterior import Posterior
+from lastlayer.predictor.fitted import Fitted, member_features
+from lastlayer.predictor.module import Member
+from lastlayer.statistics import Statistics
+from lastlayer.training.last_layer import last_layer
+from lastlayer.training.objectives import Data
+
+
+def at_alpha(fitted: Fitted, log_alpha: float) -> Fitted:
+    """Another alpha for the variance; members shift together, and the mean does not move.
+
+    `log_alpha` is that of the best members on average, as `alpha_` is. Conformal scores no longer hold and are dropped.
+    """
+    start, centre = _start(fitted)
+    shifted = tuple(log_alpha - centre + own for own in start) if len(start) > 1 else (log_alpha,)
+    return replace(fitted, log_alphas=shifted, conformal_scores=None)
+
+
+def tune_alpha(fitted: Fitted, data: Data) -> tuple[Fitted, AlphaCurve]:
+    """Algorithm 1: choose the alpha of the variance by the LPD of validation data; the mean does not move.
+
+    A curve stays in force: it maps the new affine costs.
+    """
+    start, centre = _start(fitted)
+    p = fitted.predictor
+    features = [fitted.features(i, data.X) for i in range(len(fitted.members))]
+    posteriors = [member.layer.posterior for member in fitted.members]
+    targets = data.T.cpu().numpy() * fitted.targets.scale.numpy() + fitted.targets.mean.numpy()
+    with torch.no_grad():
+        z = data.X.to(p.input_mean)
+        mean, _, cost_star = formula.said(TorchOps, p, z)
+
+    def lpd(log_alphas: Float[ndarray, " a"]) -> Float[ndarray, " a"]:
+        ratios = [
+            q.variance_ratios(Phi, torch.from_numpy(log_alphas - centre + own).to(Phi))
+            for q, Phi, own in zip(posteriors, features, start, strict=True)
+        ]
+        values = []
+        for cost in torch.stack(ratios, 1):
+            with torch.no_grad():
+                parts = formula.components(TorchOps, p, mean, cost[..., None].to(mean), cost_star, z)
+            arrays = formula.Components(*(x.expand(-1, len(targets), -1).cpu().numpy() for x in vars(parts).values()))
+            values.append(fitted.prediction(arrays).log_prob(targets).mean())
+        return np.array(values)
+
+    ranges = [alpha_range_for(q, Phi) for q, Phi in zip(posteriors, features, strict=True)]
+    first = min(low - own for (low, _), own in zip(ranges, start, strict=True))
+    last = max(high - own for (_, high), own in zip(ranges, start, strict=True))
+    unit = float(np.log(fitted.targets.scale.numpy()).sum())  # an LPD of standardised targets, as everywhere
+    now = float(np.mean(fitted.log_alphas[: len(fitted.best)]))
+    found = search_alpha(lambda a: lpd(a) + unit, (centre + first, centre + last), now)
+    return at_alpha(fitted, found.log_alpha), found
+
+
+def tune_alpha_on_folds(fitted: Fitted, folds: "list[HeldOut]") -> tuple[Fitted, AlphaCurve]:
+    """Algorithm 1 on rows left out: one alpha for all members."""
+    found = tune_alpha_on(folds, float(np.mean(fitted.log_alphas)))
+    return replace(fitted, log_alphas=(found.log_alpha,) * len(fitted.members), conformal_scores=None), found
+
+
+def calibrate(fitted: Fitted, points: HeldOutPoints) -> Fitted:
+    """Fit the curves from affine cost to variance; of a mixture, tails and shrinkage too.
+
+    They map the costs at alpha*: a tuned alpha is given up. Members under the best prior precision come first.
+    """
+    found = fit_curves(points, mixture=len(fitted.members) > 1, input_noise=fitted.settings.noise == "input")
+    order = list(found.curves)
+    members = tuple(sorted(fitted.members, key=lambda member: order.index(member.prior_precision)))
+    return replace(
+        fitted,
+        calibration=found,
+        members=members,
+        log_alphas=tuple(float(member.layer.posterior.log_alpha) for member in members),
+        prior_scores=fitted.prior_scores or found.alone,
+        conformal_scores=None,
+    )
+
+
+def held_out_points(fitted: Fitted, data: Data, kind: str = "validation") -> HeldOutPoints:
+    """What the members say of rows that the model has not seen."""
+    return HeldOutPoints.stacked(
+        [
+            HeldOutPoints.by(member.layer, member_features(member, data.X), data, kind, member.prior_precision)
+            for member in fitted.members
+        ]
+    )
+
+
+def conformalize(fitted: Fitted, X: ndarray, y: ndarray) -> Fitted:
+    """Keep the scores of fresh rows for conformal intervals."""
+    residuals = fitted.predictive(X).standardized_residual(y)
+    return replace(fitted, conformal_scores=np.abs(residuals))
+
+
+def with_rows(fitted: Fitted, data: Data, change: Callable[[Posterior, Statistics], Posterior]) -> Fitted:
+    """Every last layer changed by the statistics of some rows, such as `Posterior.update` or `Posterior.remove`."""
+
+    def changed(member: Member) -> Member:
+        rows = Statistics.from_features(member_features(member, data.X), data.T, sample_weight=data.weight)
+        return replace(member, layer=replace(member.layer, posterior=change(member.layer.posterior, rows)))
+
+    return replace(fitted, members=tuple(changed(member) for member in fitted.members), conformal_scores=None)
+
+
+def reestimate(fitted: Fitted) -> Fitted:
+    """alpha and noise from the rows that count now, at the maximum of the evidence; the features stay.
+
+    The curve stays too, in units of the new noise. A tuned alpha keeps its distance from alpha*.
+    """
+    posteriors = [member.layer.posterior for member in fitted.members]
+    layers = [last_layer(p.statistics, noise=p.noise, bias_prior=p.bias_prior) for p in posteriors]
+    stars = [float(layer.posterior.log_alpha) for layer in layers]
+    return replace(
+        fitted,
+        members=tuple(replace(m, layer=layer) for m, layer in zip(fitted.members, layers, strict=True)),
+        log_alphas=tuple(
+            new if own == old else own + (new - old)
+            for own, old, new in zip(fitted.log_alphas, fitted.stars, stars, strict=True)
+        ),
+        conformal_scores=None,
+    )
+
+
+def _start(fitted: Fitted) -> tuple[tuple[float, ...], float]:
+    """Finite log alphas to shift, and the mean of the best members'."""
+    own = fitted.log_alphas if np.isfinite(fitted.log_alphas).all() else fitted.stars
+    return own, float(np.mean(own[: len(fitted.best)]))

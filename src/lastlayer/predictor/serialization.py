@@ -1,0 +1,88 @@
+"""A fitted model as tensors and a JSON header, and back: the content of a model file."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lastlayer.calibration import Calibration
+from lastlayer.networks.mlp import Architecture, copied
+from lastlayer.posterior import Posterior
+from lastlayer.predictor.fitted import Fitted
+from lastlayer.predictor.module import Member
+from lastlayer.scaling import Standardizer
+from lastlayer.statistics import MOMENTS, Statistics
+from lastlayer.training.last_layer import LastLayer
+
+
+def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Everything that fitting found out; numbers that may be infinite are strings."""
+    tensors = {"sample_cost": fitted.sample_cost}
+    for i, member in enumerate(fitted.members):
+        posterior = member.layer.posterior
+        tensors |= {f"{i}.network.{k}": v for k, v in member.network.state_dict().items()}
+        tensors |= {f"{i}.statistics.{k}": getattr(posterior.statistics, k) for k in MOMENTS}
+        tensors |= {f"{i}.noise_cov": posterior.Sigma_E}
+    tensors |= {"targets.mean": fitted.targets.mean, "targets.scale": fitted.targets.scale}
+    if fitted.inputs is not None:
+        tensors |= {"inputs.mean": fitted.inputs.mean, "inputs.scale": fitted.inputs.scale}
+    if fitted.conformal_scores is not None:
+        tensors["conformal_scores"] = torch.from_numpy(fitted.conformal_scores)
+    header: dict[str, Any] = {
+        "settings": fitted.settings.to_json(),
+        "n_features_in": int(fitted.n_features_in),
+        "feature_names_in": None if fitted.feature_names is None else [str(name) for name in fitted.feature_names],
+        "y_ndim": fitted.y_ndim,
+        "log_alpha_star": list(fitted.stars),
+        "log_alpha": [str(log_alpha) for log_alpha in fitted.log_alphas],
+        "nlml": [member.layer.nlml for member in fitted.members],
+        "prior_precision": [str(member.prior_precision) for member in fitted.members],
+        "prior_scores": [[str(precision), str(lpd)] for precision, lpd in fitted.prior_scores.items()],
+        "calibration": None,
+    }
+    if fitted.calibration is not None:
+        more, header["calibration"] = fitted.calibration.pack()
+        tensors |= more
+    return tensors, header
+
+
+def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Architecture) -> Fitted:
+    """The model that was packed; KeyError, TypeError, ValueError or RuntimeError if the parts do not fit."""
+    settings, n_inputs = architecture.settings, int(header["n_features_in"])
+    device = settings.torch_device
+
+    def scaler(name: str) -> Standardizer:
+        return Standardizer(tensors[f"{name}.mean"], tensors[f"{name}.scale"])
+
+    targets = scaler("targets")
+    members = []
+    for i, (log_alpha, nlml, text) in enumerate(
+        zip(header["log_alpha_star"], header["nlml"], header["prior_precision"], strict=True)
+    ):
+        prefix, precision = f"{i}.network.", float(text)
+        # the type before the numbers: a float32 module would round float64 weights
+        network = architecture.build(n_inputs, prior_precision=precision).to(device=device, dtype=settings.torch_dtype)
+        network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+        moments = {k: tensors[f"{i}.statistics.{k}"] for k in MOMENTS}
+        statistics = Statistics(**moments, n_outputs=len(targets.mean)).to(device)
+        noise_cov = tensors[f"{i}.noise_cov"].to(device)
+        posterior = Posterior(
+            statistics, log_alpha, noise_cov, settings.noise_structure, settings.bias_prior, rtol=math.inf
+        )
+        members.append(Member(copied(network), LastLayer(posterior, nlml, noise_floored=False), precision))
+    names, saved, scores = header["feature_names_in"], header["calibration"], tensors.get("conformal_scores")
+    return Fitted(
+        inputs=scaler("inputs") if "inputs.mean" in tensors else None,
+        targets=targets,
+        members=tuple(members),
+        log_alphas=tuple(float(text) for text in header["log_alpha"]),
+        sample_cost=tensors["sample_cost"],
+        settings=settings,
+        n_features_in=n_inputs,
+        y_ndim=header["y_ndim"],
+        feature_names=None if names is None else tuple(names),
+        calibration=None if saved is None else Calibration.unpack(tensors, saved),
+        prior_scores={float(precision): float(lpd) for precision, lpd in header["prior_scores"]},
+        conformal_scores=None if scores is None else scores.numpy(),
+    )

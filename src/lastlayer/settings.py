@@ -1,0 +1,339 @@
+"""What every "auto" means: the parameters of an estimator, checked together and resolved for given data."""
+
+import math
+import numbers
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from lastlayer.errors import InputError, check_choice
+from lastlayer.types import BIAS_PRIORS, NOISE_MODELS, BiasPrior, NoiseModel, NoiseStructure
+
+N_FOLDS = 5
+N_MEMBERS = 10
+LARGE_TABLE = 5_000
+"""Above this many rows, one network per fold is enough, and mini-batches are faster than full batches."""
+FEW_ROWS = 20
+"""Below this many rows, none can be spared for calibration."""
+STOPPED_ROWS = 100
+"""Below this many rows, none can be spared for early stopping."""
+PRIOR_PRECISIONS = (0.03, 0.3, 3.0, 30.0)
+TABLE_BATCH, SOURCE_BATCH = 1_024, 4_096
+"""Rows of a mini-batch, of a table in memory and of a source."""
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+PRESETS = ("calibrated", "fast")
+OBJECTIVES = ("profiled", "exact", "augmented", "mse")
+OPTIMIZERS = ("adam", "lbfgs")
+
+Ensemble: TypeAlias = Literal["prior mixture", "selected prior"]
+"""Members under every prior precision, or under the one given or selected on rows left out."""
+CURVE_FOLDS = ("random and blocked folds", "given folds", "holdout")
+"""Calibrations that fit curves to training rows left out by some networks."""
+CURVES = (*CURVE_FOLDS, "curve on validation data")
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """What only training reads: pass it as `BLLRegressor(training=TrainingOptions(...))`.
+
+    Parameters
+    ----------
+    objective : "profiled" (weights and noise in closed form at every step), "exact" or "augmented" (the paper's).
+    optimizer : "adam" with a cosine schedule, or "lbfgs".
+    learning_rate : first step size of Adam. "auto": 0.02; 0.05 with mini-batches and a single hidden layer.
+    early_stopping : hold rows out, score them under the posterior of the others, and keep the best network.
+        "auto": with a backbone or preset="fast", from 100 rows on.
+    validation_fraction : share of the rows held out for early stopping, or for calibration with a backbone; they count
+        in the final posterior.
+    patience : epochs without improvement before stopping.
+    statistics_refresh : where mini-batches get their last layer from. None: a running average of recent batches.
+        "epoch", or a number of steps: how often it restarts from the exact statistics of a pass over all rows.
+    chunk_size : rows in memory at a time, with the gradient of all of them, at the price of a second forward pass.
+    """
+
+    objective: str = "profiled"
+    optimizer: str = "adam"
+    learning_rate: float | int | str = "auto"
+    early_stopping: bool | str = "auto"
+    validation_fraction: float = 0.15
+    patience: int = 200
+    statistics_refresh: int | str | None = None
+    chunk_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that fitting reads, with every "auto" resolved; `BLLRegressor.settings_` after `fit`."""
+
+    hidden: tuple[int, ...]
+    activation: str
+    input_skip: bool
+    backbone: str | None
+    """Description of the user's network; None: the built-in one."""
+    ensemble: Ensemble
+    n_members: int
+    """Per prior precision in a prior mixture, in all otherwise."""
+    prior_precisions: tuple[float, ...]
+    """Candidates for the precision of the Gaussian prior on hidden weights; infinite: linear regression."""
+    calibration: str | None
+    """How the variance is calibrated; None: as the evidence has it."""
+    noise: NoiseModel
+    bias_prior: BiasPrior
+    objective: str
+    optimizer: str
+    learning_rate: float
+    max_epochs: int
+    batch_size: int | None
+    chunk_size: int | None
+    statistics_refresh: int | str | None
+    early_stopping: bool
+    validation_fraction: float
+    patience: int
+    device: str
+    dtype: str
+    seed: int
+
+    @property
+    def noise_structure(self) -> NoiseStructure:
+        """Of the evidence: noise that depends on the input is a matter of calibration."""
+        return "full" if self.noise == "full" else "diagonal"
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device(self.device)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Of the networks; the last layer is always float64."""
+        return DTYPES[self.dtype]
+
+    @property
+    def stackable(self) -> bool:
+        """Whether several built-in networks can be trained as one batch."""
+        plain = self.objective == "profiled" and self.optimizer == "adam" and self.chunk_size is None
+        return plain and not self.early_stopping and self.backbone is None and bool(self.hidden)
+
+    def to_json(self) -> dict[str, Any]:
+        content = asdict(self)
+        content["prior_precisions"] = [str(precision) for precision in self.prior_precisions]
+        return content
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Settings":
+        """Raises KeyError, TypeError or ValueError if `content` does not come from `to_json`."""
+        values = {field.name: content[field.name] for field in fields(cls)}
+        values["hidden"] = tuple(int(width) for width in values["hidden"])
+        values["prior_precisions"] = tuple(float(text) for text in values["prior_precisions"])
+        for name, allowed in (("noise", NOISE_MODELS), ("bias_prior", BIAS_PRIORS), ("dtype", DTYPES)):
+            check_choice(name, values[name], allowed)
+        return cls(**values)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {value}" for name, value in asdict(self).items())
+
+
+@dataclass(frozen=True)
+class DataShape:
+    """What settings depend on in the data."""
+
+    shape: tuple[int, ...] | None
+    """Of X; None: a source of batches, whose rows are not counted in advance."""
+    validation: bool = False
+    """Whether validation data were given."""
+
+
+def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Settings:
+    """Check the parameters of a `BLLRegressor` against each other and the data, and decide every "auto"."""
+    p, options = parameters, parameters["training"] or TrainingOptions()
+    check(p)
+    source, n_rows = data.shape is None, math.inf if data.shape is None else data.shape[0]
+    if source:
+        _check_source(p, options, data)
+    own_network, fast = p["backbone"] is not None, p["preset"] == "fast"
+    spare = not fast and not source and n_rows >= FEW_ROWS
+    calibration = _calibration(p, data, spare)
+    precisions: tuple[float, ...] = (0.0,)
+    if p["hidden_prior"] != "auto":
+        precisions = (float(p["hidden_prior"]),)
+    elif spare and not own_network:
+        precisions = PRIOR_PRECISIONS
+    mixture = p["n_members"] == "auto" and len(precisions) > 1 and calibration in CURVE_FOLDS
+    n_members = p["n_members"]
+    if n_members == "auto":
+        few = N_FOLDS if mixture or n_rows > LARGE_TABLE else N_MEMBERS
+        n_members = 1 if fast or own_network or source else few
+    if calibration == "random and blocked folds" and own_network and n_members == 1:
+        calibration = "holdout"
+    skip = not own_network if p["input_skip"] == "auto" else bool(p["input_skip"])
+    batch_size, rate, epochs = p["batch_size"], options.learning_rate, p["max_epochs"]
+    if batch_size == "auto":
+        plain = options.objective == "profiled" and options.optimizer == "adam" and options.chunk_size is None
+        large = plain and not own_network and n_rows > LARGE_TABLE
+        batch_size = SOURCE_BATCH if source else TABLE_BATCH if large else None
+    if rate == "auto":
+        rate = 5e-2 if batch_size is not None and not own_network and len(p["hidden"]) == 1 else 2e-2
+    early = (fast or own_network) and not source and n_rows >= STOPPED_ROWS
+    settings = Settings(
+        hidden=tuple(int(width) for width in p["hidden"]),
+        activation=p["activation"],
+        input_skip=skip,
+        backbone=_name(p["backbone"]) if own_network else None,
+        ensemble="prior mixture" if mixture else "selected prior",
+        n_members=int(n_members),
+        prior_precisions=precisions + ((math.inf,) if mixture and skip else ()),
+        calibration=calibration,
+        noise=p["noise"],
+        bias_prior=p["bias_prior"],
+        objective=options.objective,
+        optimizer=options.optimizer,
+        learning_rate=float(rate),
+        max_epochs=int(epochs) if epochs != "auto" else 500 if batch_size is None else 60,
+        batch_size=None if batch_size is None else int(batch_size),
+        chunk_size=options.chunk_size,
+        statistics_refresh=options.statistics_refresh,
+        early_stopping=early if options.early_stopping == "auto" else bool(options.early_stopping),
+        validation_fraction=float(options.validation_fraction),
+        patience=int(options.patience),
+        device=device_name(p["device"]),
+        dtype=p["dtype"],
+        seed=seed,
+    )
+    _check_together(settings, p, data)
+    return settings
+
+
+def device_name(device: str) -> str:
+    """A GPU if there is one, where it is left to us."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else str(device)
+
+
+def check(p: Mapping[str, Any]) -> None:
+    """Every parameter for itself, and combinations that no data could make possible."""
+    options = p["training"]
+    if options is not None and not isinstance(options, TrainingOptions):
+        raise InputError(f"training={options!r} must be None or a lastlayer.TrainingOptions")
+    options = options or TrainingOptions()
+    for name, value, allowed in (
+        ("noise", p["noise"], NOISE_MODELS),
+        ("bias_prior", p["bias_prior"], BIAS_PRIORS),
+        ("dtype", p["dtype"], DTYPES),
+        ("preset", p["preset"], PRESETS),
+        ("objective", options.objective, OBJECTIVES),
+        ("optimizer", options.optimizer, OPTIMIZERS),
+        ("calibration", p["calibration"] if isinstance(p["calibration"], str) else "auto", ("auto", "alpha")),
+        ("input_skip", "auto" if p["input_skip"] in (True, False) else p["input_skip"], ("auto",)),
+        ("early_stopping", "auto" if options.early_stopping in (True, False) else options.early_stopping, ("auto",)),
+    ):
+        check_choice(name, value, allowed)
+    rows, refresh = "a whole number of rows, 2 or more", options.statistics_refresh
+    refresh = "epoch" if refresh is None else refresh
+    if isinstance(refresh, str):
+        check_choice("statistics_refresh", refresh, ("epoch",))
+    limits: list[tuple[str, Any, float, bool, str | None, str]] = [
+        ("n_members", p["n_members"], 1, True, "auto", "a whole number, 1 or more"),
+        ("hidden_prior", p["hidden_prior"], 0, False, "auto", "a number, 0 or more"),
+        ("max_epochs", p["max_epochs"], 0, True, "auto", "a whole number, 0 or more"),
+        ("batch_size", "auto" if p["batch_size"] is None else p["batch_size"], 2, True, "auto", f"None or {rows}"),
+        ("chunk_size", options.chunk_size, 2, True, None, rows),
+        ("learning_rate", options.learning_rate, math.ulp(0.0), False, "auto", "a number, positive and finite"),
+        ("statistics_refresh", refresh, 1, True, "epoch", "None or a number of steps, 1 or more"),
+    ]
+    for name, value, least, whole, free, wanted in limits:
+        number = not isinstance(value, bool) and isinstance(value, numbers.Real) and least <= float(value) < math.inf
+        left_to_us = value is None if free is None else isinstance(value, str) and value == free
+        if not left_to_us and not (number and not (whole and float(value) % 1)):
+            raise InputError(f"{name}={value!r} must be {free!r} or {wanted}")
+    if not 0 < options.validation_fraction < 1:
+        raise InputError(f"validation_fraction={options.validation_fraction} must lie strictly between 0 and 1")
+    if p["n_members"] not in ("auto", 1) and isinstance(p["backbone"], torch.nn.Module):
+        raise InputError(
+            f"n_members={p['n_members']} needs networks that start apart: give backbone a callable that returns a "
+            "fresh module, such as backbone=lambda: MyNetwork(), in place of a module"
+        )
+    by_rows = isinstance(p["batch_size"], numbers.Integral)
+    if by_rows and (options.objective != "profiled" or options.chunk_size is not None):
+        raise InputError(
+            f'batch_size={p["batch_size"]} needs objective="profiled" and no chunk_size, but they are '
+            f"{options.objective!r} and {options.chunk_size!r}"
+        )
+    if by_rows and options.optimizer != "adam":
+        raise InputError(
+            f'optimizer="{options.optimizer}" needs the whole gradient at every step: take chunk_size in place of '
+            'batch_size, or optimizer="adam"'
+        )
+    if options.chunk_size is not None and options.objective != "profiled":
+        raise InputError(
+            f'chunk_size needs objective="profiled", whose gradient splits into rows, not "{options.objective}"'
+        )
+    if p["noise"] == "full" and options.objective in ("exact", "augmented"):
+        raise InputError(
+            f'noise="full" needs objective="profiled"; objective="{options.objective}" learns one noise per output'
+        )
+
+
+def _check_source(p: Mapping[str, Any], options: TrainingOptions, data: DataShape) -> None:
+    """A source is passed over in mini-batches by one network, and none of its rows is held out."""
+    whole = "needs rows held out of training, and a source of batches is passed over as a whole"
+    for name, given, allowed, advice in (
+        ("n_members", p["n_members"], ("auto", 1), "cannot be combined with a source of batches: leave it at 'auto'"),
+        ("objective", options.objective, ("profiled",), "cannot be combined with a source of batches"),
+        ("optimizer", options.optimizer, ("adam",), "cannot be combined with a source of batches"),
+        ("chunk_size", options.chunk_size, (None,), "cannot be combined with a source of batches: give batch_size"),
+        ("early_stopping", options.early_stopping, ("auto", False), f"{whole}: choose max_epochs"),
+    ):
+        if given not in allowed:
+            raise InputError(f"{name}={given!r} {advice}")
+    if p["batch_size"] is None:
+        raise InputError(
+            "batch_size=None means all rows in every step, which a source of batches cannot give: leave it at 'auto' "
+            "or give a number of rows"
+        )
+    calibration = p["calibration"]
+    if not (calibration is None or calibration == "auto" or (data.validation and calibration == "alpha")):
+        raise InputError(
+            f"calibration={calibration!r} {whole}: give validation_data, with calibration 'auto' for a curve or "
+            "'alpha' for Algorithm 1"
+        )
+
+
+def _calibration(p: Mapping[str, Any], data: DataShape, spare: bool) -> str | None:
+    given = p["calibration"]
+    if given is not None and not isinstance(given, str):
+        if data.validation:
+            raise InputError(
+                f"calibration={given!r} and validation_data both say which rows calibrate the model: give one of them"
+            )
+        return "given folds"
+    if data.validation:
+        curve = given == "auto" and p["preset"] != "fast"
+        return "curve on validation data" if curve else "alpha on validation data"
+    if given == "alpha":
+        return "alpha on blocked folds"
+    return "random and blocked folds" if given == "auto" and spare else None
+
+
+def _check_together(settings: Settings, p: Mapping[str, Any], data: DataShape) -> None:
+    """What the data, or what "auto" became, make impossible."""
+    is_table = data.shape is None or len(data.shape) == 2
+    if settings.input_skip and not is_table:
+        raise InputError(f"input_skip=True needs a table, but X has shape {data.shape}: leave it at 'auto' or False")
+    if settings.batch_size is None and p["checkpoint"] is not None:
+        raise InputError("checkpoint keeps the state of mini-batch training: give a batch_size with it")
+    if settings.batch_size is None and settings.statistics_refresh is not None:
+        raise InputError(
+            f"statistics_refresh={settings.statistics_refresh!r} is for mini-batch training: give a batch_size with it"
+        )
+    if settings.noise == "input" and not (settings.calibration in CURVES and is_table):
+        rows = "a source without validation_data" if data.shape is None else f"X of shape {data.shape}"
+        raise InputError(
+            'noise="input" is fitted to rows left out in calibration, of a table: it cannot be combined with '
+            f"calibration={p['calibration']!r}, preset={p['preset']!r} and {rows}"
+        )
+
+
+def _name(backbone: Any) -> str:
+    if isinstance(backbone, torch.nn.Module):
+        return str(backbone)
+    return getattr(backbone, "__qualname__", None) or type(backbone).__qualname__

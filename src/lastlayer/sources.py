@@ -1,0 +1,353 @@
+"""Where rows come from, when they do not all fit into memory: passes over batches, in an order that a seed decides.
+
+One small protocol, `Source`, and what speaks it. Rows on disk (memory maps, Parquet files) are read unit by unit: a
+pass reads its units in random order, a pool of them at a time, and shuffles the rows of the pool. So what is read lies
+together on disk, and memory is that of a pool.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from numpy import ndarray
+from torch import Tensor
+
+from lastlayer.distributed import ONE, ProcessGroup
+from lastlayer.errors import InputError
+from lastlayer.scaling import Standardizer
+from lastlayer.statistics import Statistics, row_chunks
+
+POOL_NUMBERS = 2**20
+"""Inputs that a pool holds, unless batches are large: 8 MB in float64."""
+BLOCK_ROWS = 1_024
+
+Columns = tuple[ndarray, ndarray, ndarray | None]
+"""Inputs, targets, weights of some rows."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some rows: inputs, targets (r, q), and weights (r,) or, for a stack of networks, (s, r)."""
+
+    X: Tensor
+    T: Tensor
+    weight: Tensor | None = None
+    total: int = 0
+    """Rows of this batch on all processes."""
+
+    @classmethod
+    def of(cls, parts: Iterable[Any], total: int) -> "Batch":
+        """From arrays or tensors: X, y and, where there are any, weights."""
+        X, y, *weight = (torch.as_tensor(part) for part in parts if part is not None)
+        return cls(X, y[:, None] if y.dim() == 1 else y, weight[0] if weight else None, total)
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Rows that can be passed over again and again. The same seed must give the same batches."""
+
+    @property
+    def n_rows(self) -> int | None:
+        """In a pass, on all processes; None: not known before the first."""
+        ...
+
+    def batches(
+        self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
+    ) -> Iterator[Batch]:
+        """One pass, in order or shuffled by `seed`, from batch number `first` on; the rows of this process."""
+        ...
+
+
+@dataclass(frozen=True)
+class TensorSource:
+    """Rows that lie in memory as they are needed, on the device of the network."""
+
+    X: Tensor
+    T: Tensor
+    weight: Tensor | None = None
+    """(m,), or (s, m) for a stack of networks."""
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.X)
+
+    def batches(
+        self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
+    ) -> Iterator[Batch]:
+        order: Tensor | None = None
+        if seed is not None:
+            generator = torch.Generator(self.X.device).manual_seed(seed)
+            order = torch.randperm(len(self.X), generator=generator, device=self.X.device)
+        for cut in row_chunks(len(self.X), size)[first:]:
+            rows = slice(cut.start + process_group.rank, cut.stop, process_group.world_size)
+            at = rows if order is None else order[rows]
+            weight = None if self.weight is None else self.weight[..., at]
+            yield Batch(self.X[at], self.T[at], weight, cut.stop - cut.start)
+
+
+@dataclass(frozen=True)
+class LoaderSource:
+    """A DataLoader, or anything that can be iterated again and again, of (X, y) or (X, y, weight) batches.
+
+    Batches are taken as they come, whatever size was asked for; the loader decides whether they are shuffled. With
+    several processes each of them has a loader of its own rows, such as one with a DistributedSampler.
+    """
+
+    loader: Iterable[Any]
+
+    @property
+    def n_rows(self) -> int | None:
+        return None  # what samplers, workers and dropped batches leave is known after a pass
+
+    def batches(
+        self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
+    ) -> Iterator[Batch]:
+        for item in itertools.islice(self._seeded(seed), first, None):
+            if not isinstance(item, (tuple, list)) or len(item) not in (2, 3):
+                raise InputError(
+                    f"the loader gave a {type(item).__name__} in place of (X, y) or (X, y, weight): wrap the dataset "
+                    "so that every item is such a tuple"
+                )
+            yield Batch.of(item, len(item[0]) * process_group.world_size)
+
+    def _seeded(self, seed: int | None) -> Iterator[Any]:
+        """The same order for the same seed: samplers draw from the loader's generator, or else from torch's own."""
+        if seed is None:
+            return iter(self.loader)
+        sampler: Any = getattr(self.loader, "sampler", None)
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(seed)
+        generator = getattr(self.loader, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(seed)
+            return iter(self.loader)
+        before = torch.get_rng_state()
+        torch.manual_seed(seed)
+        try:
+            items = iter(self.loader)
+            first = list(itertools.islice(items, 1))  # samplers draw their order with the first batch
+        finally:
+            torch.set_rng_state(before)
+        return itertools.chain(first, items)
+
+
+@dataclass(frozen=True)
+class Scales:
+    """What one pass over raw rows tells."""
+
+    inputs: Standardizer | None
+    """None: inputs of more than two dimensions, which are passed on as they are."""
+    targets: Standardizer
+    n_rows: int
+    count: float
+    """Sum of the weights."""
+
+
+def scales_of(source: Source, size: int, *, process_group: ProcessGroup = ONE) -> Scales:
+    """Means and standard deviations of the columns, of all processes' rows; refuses rows that are not finite."""
+    total: Statistics | None = None
+    n_rows, is_table = 0, True
+    for batch in source.batches(size, process_group=process_group):
+        is_table = batch.X.dim() == 2
+        check_finite_batch(batch, n_rows)
+        columns = batch.X.double() if is_table else batch.T.double()[:, :0]
+        part = Statistics.from_linear_features(columns, batch.T.double(), sample_weight=batch.weight)
+        total = part if total is None else total + part
+        n_rows += batch.total
+    if total is None or n_rows < 2:
+        raise InputError(f"the source gave {n_rows} rows in its first pass: at least 2 are needed")
+    total = process_group.reduce(total)
+    both = Standardizer.of_moments(total.mean, total.scatter.diagonal() / total.count, n_rows)
+    k = total.n_linear
+    inputs = Standardizer(both.mean[:k], both.scale[:k]) if is_table else None
+    return Scales(inputs, Standardizer(both.mean[k:], both.scale[k:]), n_rows, float(total.count))
+
+
+@dataclass(frozen=True)
+class StandardizedSource:
+    """A source whose batches come standardised, in one type, on one device."""
+
+    source: Source
+    scales: Scales
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def n_rows(self) -> int:
+        return self.scales.n_rows
+
+    def batches(
+        self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
+    ) -> Iterator[Batch]:
+        scales, inputs = self.scales, self.scales.inputs
+        for batch in self.source.batches(size, seed=seed, first=first, process_group=process_group):
+            X = batch.X if inputs is None else inputs.forward(batch.X)
+            weight = None if batch.weight is None else self._moved(batch.weight)
+            yield Batch(self._moved(X), self._moved(scales.targets.forward(batch.T)), weight, batch.total)
+
+    def _moved(self, values: Tensor) -> Tensor:
+        return values.to(dtype=self.dtype).to(self.device, non_blocking=True)
+
+
+def check_finite_batch(batch: Batch, seen: int) -> None:
+    """An error that names the first row with a value that is not finite."""
+    for name, values in (("X", batch.X), ("y", batch.T)):
+        if not bool(torch.isfinite(values).all()):
+            row = int(torch.nonzero(~torch.isfinite(values).reshape(len(values), -1).all(1))[0])
+            raise InputError(
+                f"{name} has NaN or infinite values (first: row {row} of the batch after {seen} rows); drop or impute "
+                "them"
+            )
+
+
+class Pooled:
+    """What sources on disk share: a subclass knows its units and how to read one."""
+
+    @property
+    def unit_rows(self) -> Int[ndarray, " u"]:
+        """Rows in each unit."""
+        raise NotImplementedError
+
+    @property
+    def n_inputs(self) -> int:
+        """Numbers in a row of inputs."""
+        raise NotImplementedError
+
+    def read(self, unit: int) -> Columns:
+        """The rows of one unit."""
+        raise NotImplementedError
+
+    @property
+    def n_rows(self) -> int:
+        return int(self.unit_rows.sum())
+
+    def batches(
+        self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
+    ) -> Iterator[Batch]:
+        """One pass; every process reads the same pools and keeps its own rows of each batch."""
+        rng = np.random.default_rng(seed)
+        rows = self.unit_rows
+        units = np.arange(len(rows)) if seed is None else rng.permutation(len(rows))
+        at_least = max(4 * size, POOL_NUMBERS // max(self.n_inputs, 1))
+        pool_of = np.cumsum(rows[units]) // at_least
+        pools = np.split(units, np.flatnonzero(np.diff(pool_of)) + 1)
+        todo = row_chunks(int(rows.sum()), size)[first:]
+        position = 0  # rows before the pool
+        held: Columns | None = None  # rows that wait for their batch to be full
+        for pool in pools:
+            n = int(rows[pool].sum())
+            order = np.arange(n) if seed is None else rng.permutation(n)  # drawn also for pools that are skipped
+            if not todo or position + n <= todo[0].start:
+                position += n
+                continue
+            read = _joined([self.read(int(unit)) for unit in pool])
+            skipped = max(0, todo[0].start - position) if held is None else 0
+            held = _joined([held, _taken(read, order[skipped:])])
+            position += n
+            while todo and todo[0].stop <= position:
+                cut = todo.pop(0)
+                length = cut.stop - cut.start
+                yield Batch.of(_taken(held, slice(process_group.rank, length, process_group.world_size)), length)
+                held = _taken(held, slice(length, None))
+            held = held if len(held[0]) else None
+
+
+@dataclass(frozen=True)
+class ArraySource(Pooled):
+    """NumPy arrays, memory maps among them, which stay on disk."""
+
+    X: Any
+    y: Any
+    sample_weight: Any = None
+    left_out: tuple[int, ...] = ()
+    """Rows never given out, in rising order."""
+
+    def __post_init__(self) -> None:
+        if len(self.X) != len(self.y) or not len(self.X):
+            raise InputError(f"X has {len(self.X)} rows and y has {len(self.y)}: give as many of each, at least one")
+
+    @cached_property
+    def _left_out(self) -> Int[ndarray, " n"]:
+        return np.asarray(self.left_out, dtype=np.int64)
+
+    @cached_property
+    def unit_rows(self) -> Int[ndarray, " u"]:
+        starts = np.append(np.arange(0, len(self.X), BLOCK_ROWS), len(self.X))
+        return np.diff(starts) - np.diff(np.searchsorted(self._left_out, starts))
+
+    @property
+    def n_inputs(self) -> int:
+        return int(np.prod(self.X.shape[1:]))
+
+    def read(self, unit: int) -> Columns:
+        rows = slice(unit * BLOCK_ROWS, (unit + 1) * BLOCK_ROWS)
+        first, last = np.searchsorted(self._left_out, [rows.start, rows.stop])
+        kept = lambda values: np.delete(values[rows], self._left_out[first:last] - rows.start, axis=0)
+        return kept(self.X), kept(self.y), None if self.sample_weight is None else kept(self.sample_weight)
+
+
+@dataclass(frozen=True)
+class ParquetSource(Pooled):
+    """Columns of Parquet files, read row group by row group; needs pyarrow (`pip install "lastlayer[parquet]"`)."""
+
+    paths: Sequence[str | Path]
+    inputs: Sequence[str]
+    targets: Sequence[str]
+    sample_weight: str | None = None
+
+    @cached_property
+    def _groups(self) -> list[tuple[Any, int, int]]:
+        """File, number of the row group, rows."""
+        try:
+            from pyarrow import parquet
+        except ImportError as error:
+            raise InputError('ParquetSource needs pyarrow: pip install "lastlayer[parquet]"') from error
+        files = [parquet.ParquetFile(path) for path in self.paths]
+        for path, file in zip(self.paths, files, strict=True):
+            missing = sorted(set(self._columns) - set(file.schema_arrow.names))
+            if missing:
+                raise InputError(f"{path} has no columns {missing}; it has {sorted(file.schema_arrow.names)}")
+        return [
+            (file, g, file.metadata.row_group(g).num_rows)
+            for file in files
+            for g in range(file.metadata.num_row_groups)
+        ]
+
+    @property
+    def _columns(self) -> list[str]:
+        return [*self.inputs, *self.targets, *([] if self.sample_weight is None else [self.sample_weight])]
+
+    @cached_property
+    def unit_rows(self) -> Int[ndarray, " u"]:
+        return np.array([rows for _, _, rows in self._groups], dtype=np.int64)
+
+    @property
+    def n_inputs(self) -> int:
+        return len(self.inputs)
+
+    def read(self, unit: int) -> Columns:
+        file, group, _ = self._groups[unit]
+        table = file.read_row_group(group, columns=self._columns)
+        columns = {name: table.column(name).to_numpy().astype(np.float64) for name in self._columns}
+        stacked = lambda names: np.stack([columns[name] for name in names], axis=1)
+        weight = None if self.sample_weight is None else columns[self.sample_weight]
+        return stacked(self.inputs), stacked(self.targets), weight
+
+
+def _joined(parts: "list[Columns | None]") -> Columns:
+    given = [part for part in parts if part is not None]
+    if len(given) == 1:
+        return given[0]
+    X, y, weight = zip(*given, strict=True)
+    return np.concatenate(X), np.concatenate(y), None if weight[0] is None else np.concatenate(weight)
+
+
+def _taken(rows: Columns, at: "ndarray | slice") -> Columns:
+    X, y, weight = rows
+    return X[at], y[at], None if weight is None else weight[at]

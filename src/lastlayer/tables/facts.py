@@ -1,0 +1,143 @@
+"""What a model has learned and how good its predictions of a table are, as plain data and in words."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from lastlayer.errors import InputError
+from lastlayer.estimators.regressor import BLLRegressor
+from lastlayer.metrics import calibration_error, coverage, crps, log_predictive_density, rmse
+from lastlayer.prediction import Prediction
+from lastlayer.tables.model import TableModel
+
+
+@dataclass(frozen=True)
+class TargetScores:
+    """Of one target, in its units; LPD and CRPS judge mean and uncertainty together."""
+
+    target: str
+    rmse: float
+    r2: float
+    """Share of the target's variance that the mean explains."""
+    lpd: float
+    """Mean log predictive density, larger is better."""
+    crps: float
+    coverage_50: float
+    coverage_95: float
+    """Share of targets inside their intervals."""
+    width_95: float
+    """Mean width of these."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Of all targets."""
+
+    rows: int
+    targets: tuple[TargetScores, ...]
+    lpd: float
+    """Joint over the targets."""
+    calibration_error: float
+    """Mean distance between the level of intervals and the share of targets inside."""
+
+    def table(self) -> list[list[str]]:
+        """A head and one line per target."""
+        head = ["target", "RMSE", "R2", "LPD", "CRPS", "in 50%", "in 95%", "width of 95%"]
+        words = ("rmse", "r2", "lpd", "crps", "coverage_50", "coverage_95", "width_95")
+        shown = lambda s, word: f"{getattr(s, word):{'.1%' if word.startswith('coverage') else '.4g'}}"
+        return [head, *([s.target, *(shown(s, word) for word in words)] for s in self.targets)]
+
+
+def score(p: Prediction, y: Float[ndarray, "m q"], names: Sequence[str]) -> Scores:
+    if len(y) < 2:
+        raise InputError(f"scores need two rows or more, and {len(y)} is there")
+    each_rmse, (lower, upper) = rmse(p, y, per_output=True), p.interval(0.95)
+    columns = {
+        "rmse": each_rmse,
+        "r2": 1 - np.square(each_rmse) / np.maximum(y.var(0), np.finfo(float).tiny),
+        "lpd": log_predictive_density(p, y, per_output=True),
+        "crps": crps(p, y, per_output=True),
+        "coverage_50": coverage(p, y, 0.5, per_output=True),
+        "coverage_95": ((y >= lower) & (y <= upper)).mean(0),
+        "width_95": (upper - lower).mean(0),
+    }
+    of_target = lambda i: {word: float(values[i]) for word, values in columns.items()}
+    targets = tuple(TargetScores(name, **of_target(i)) for i, name in enumerate(names))
+    return Scores(len(y), targets, log_predictive_density(p, y), calibration_error(p, y))
+
+
+def explain(table_model: TableModel) -> dict[str, Any]:
+    """Settings, noise, alpha, calibration, the training range of every input and the condition of the features."""
+    model, schema = table_model.model, table_model.schema
+    noise = zip(schema.targets, model.noise_std_.tolist(), strict=True)
+    return {
+        "card": table_model.card,
+        "targets": [{"target": name, "noise_std": std} for name, std in noise],
+        "inputs": schema.as_json()["columns"],
+        "impute": schema.impute,
+        "members": len(model.members_),
+        "alpha_star": model.alpha_star_,
+        "alpha": model.alpha_,
+        "nlml": model.nlml_,
+        "hidden_prior": model.hidden_prior_,
+        "calibration": _calibration(model),
+        "features": _features(model),
+        "settings": model.settings_.to_json(),
+    }
+
+
+def facts(table_model: TableModel) -> dict[str, str]:
+    """The model card: the same in words, by subject."""
+    found, card = explain(table_model), table_model.card
+    settings, features = table_model.model.settings_, found["features"]
+    log_alpha, log_star = (math.log(a) if a > 0 else -math.inf for a in (found["alpha"], found["alpha_star"]))
+    return {
+        "targets": ", ".join(f"{row['target']} (noise std {row['noise_std']:.4g})" for row in found["targets"]),
+        "inputs": ", ".join(table_model.schema.features),
+        "missing values": "filled by median or most frequent" if found["impute"] else "refused",
+        "training rows": str(card.get("rows", "unknown")),
+        "fitted": "{}, to {}, by lastlayer {}".format(*(card.get(k, "unknown") for k in ("fitted", "data", "version"))),
+        "training": "interrupted before its end" if card.get("interrupted") else "ran to its end",
+        "networks": f"{found['members']} of {list(settings.hidden)}, {settings.activation}",
+        "noise": settings.noise,
+        "hidden prior": f"{found['hidden_prior']:g}",
+        "features": f"{features['count']}, of which the data determine {features['determined']:.1f}; "
+        f"condition {features['condition']:.1e}",
+        "log alpha": f"{log_star:.3f} by the evidence, {log_alpha:.3f} in use",
+        "NLML per sample": f"{found['nlml']:.4f} (standardised targets)",
+        "calibration": "none" if found["calibration"] is None else found["calibration"]["words"],
+        "notes": "; ".join(card.get("notes", [])) or "none",
+    }
+
+
+def _calibration(model: BLLRegressor) -> dict[str, Any] | None:
+    if (found := model.calibration_) is None:
+        return None
+    return {
+        "curves": [
+            {"prior_precision": precision}
+            | {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in asdict(own).items()}
+            for precision, own in found.curves.items()
+        ],
+        "tails": asdict(found.tails),
+        "words": str(found),
+        "points": len(found.points.cost),
+        "lpd_before": found.lpd_before,
+        "lpd": found.lpd,
+    }
+
+
+def _features(model: BLLRegressor) -> dict[str, Any]:
+    """Of the worst member: how many features, how many of them the data determine, and their condition."""
+    rows = []
+    for posterior in (member.layer.posterior for member in model.members_):
+        values = posterior.equations.spectrum.values.cpu().numpy()
+        determined = values / (values + float(posterior.precision.ridge))
+        seen = values[values > 0]
+        rows.append((float(seen.max() / seen.min()) if len(seen) else 1.0, len(values), float(determined.sum())))
+    return dict(zip(("condition", "count", "determined"), max(rows), strict=True))

@@ -1,0 +1,204 @@
+"""A last layer held fixed while the features move: one loss per sample, so that rows can come in any number of pieces.
+
+For any W and any posterior covariance Sigma_E (x) Lambda_0^-1 of the weights, the evidence lower bound says
+
+    NLML <= offset + 1/m sum_i w_i l_i,      l_i = 1/2 [ r_i' Sigma_E^-1 r_i + q phi_i' Lambda_0^-1 phi_i ],
+    offset = 1/2m [ q (n log 2 pi + k log alpha + log det Lambda_0 - p) + n log det Sigma_E
+                    + alpha^-1 (tr Sigma_E^-1 W~'W~ + q tr_k Lambda_0^-1) ],
+
+with equality where W and Lambda_0 are those of the rows' own statistics: there the gradient of the right-hand side,
+with Lambda_0, W and Sigma_E held fixed, is the gradient of the profiled evidence (envelope theorem). p counts the
+weights of an output, k those that the prior pulls to zero.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lastlayer.evidence import LOG_2PI
+from lastlayer.features import affine_features
+from lastlayer.linalg import TINY, Cholesky
+from lastlayer.precision import NormalEquations, noise_covariance
+from lastlayer.statistics import Statistics
+from lastlayer.types import BiasPrior, NoiseStructure
+
+
+@dataclass(frozen=True)
+class BoundTerms:
+    """What some rows add to the bound."""
+
+    loss: Float[Tensor, "*b"]
+    """Their share of 1/m sum_i w_i l_i."""
+    gradient: Float[Tensor, "*b r k"]
+    """Of that loss in the linear features: pass it to `features.backward`."""
+    residual: Float[Tensor, "*b r q"]
+
+
+@dataclass(frozen=True)
+class FrozenLayer:
+    """W, Lambda_0 and Sigma_E at the time they were computed; leading dimensions are networks of a stack."""
+
+    weights: Float[Tensor, "*b p q"]
+    """W, the bias in its last row."""
+    centre: Float[Tensor, "*b k1"]
+    """Mean of the linear features under the flat prior; unused under the shared one."""
+    inverse: Float[Tensor, "*b k k"]
+    """A^-1: Lambda_0^-1 once the bias prior has been taken care of (see `precision`)."""
+    noise_cov: Float[Tensor, "*b q q"]
+    noise_precision: Float[Tensor, "*b q q"]
+    ridge: Float[Tensor, "*b"]
+    """alpha^-1."""
+    logdet: Float[Tensor, "*b"]
+    """log det Lambda_0."""
+    count: Float[Tensor, "*b"]
+    bias_prior: BiasPrior
+
+    @classmethod
+    def of(
+        cls,
+        statistics: Statistics,
+        log_alpha: float | Float[Tensor, "*b"],
+        *,
+        noise: NoiseStructure = "diagonal",
+        bias_prior: BiasPrior = "flat",
+        logdet_from: "FrozenLayer | None" = None,
+        seen: float = 1.0,
+    ) -> "FrozenLayer":
+        """The last layer that touches the evidence of these statistics.
+
+        Given `logdet_from`, Lambda_0 is taken from there and only W and Sigma_E are new: a bound too, for less work.
+        Where the statistics stand for all rows but come from a share `seen` of them, W is the posterior mean of that
+        share: the prior weighs more against fewer rows.
+        """
+        equations = NormalEquations.of(statistics, bias_prior)
+        mean = equations.at(log_alpha + math.log(seen))
+        assert isinstance(mean.factor, Cholesky)
+        # from moments alone: a fit better than about 1e-6 of the targets' deviation has no digits here
+        S = equations.targets - equations.cross.mT @ mean.penalised_weights
+        Sigma_E = noise_covariance((S + S.mT) / 2, equations, noise)[0]
+        failed = 0 * mean.logdet()[..., None, None]  # nan where the factorisation stopped half-way
+        if logdet_from is None:
+            precision = mean if seen == 1.0 else equations.at(log_alpha)
+            assert isinstance(precision.factor, Cholesky)
+            centre, logdet = statistics.feature_mean, precision.logdet()
+            inverse = torch.cholesky_inverse(precision.factor.L)
+        else:
+            centre, logdet, inverse = logdet_from.centre, logdet_from.logdet, logdet_from.inverse
+        return cls(
+            weights=mean.weights + failed,
+            centre=centre,
+            inverse=inverse,
+            noise_cov=Sigma_E,
+            noise_precision=torch.cholesky_inverse(Cholesky.of(Sigma_E).L),
+            ridge=equations.ridge(log_alpha),
+            logdet=logdet,
+            count=statistics.count,
+            bias_prior=bias_prior,
+        )
+
+    @property
+    def _n_free(self) -> int:
+        """Weights of an output that the prior leaves alone: the bias under the flat prior."""
+        return int(self.bias_prior == "flat")
+
+    @property
+    def penalised(self) -> Float[Tensor, "*b k q"]:
+        """W~"""
+        return self.weights[..., : self.inverse.shape[-1], :]
+
+    @property
+    def weight_size(self) -> Float[Tensor, "*b"]:
+        """tr Sigma_E^-1 W~'W~"""
+        W = self.penalised
+        return (W @ self.noise_precision * W).sum((-2, -1))
+
+    @property
+    def shrinkage(self) -> Float[Tensor, "*b"]:
+        """alpha^-1 (tr Sigma_E^-1 W~'W~ + q tr_k Lambda_0^-1): what the prior pulls with."""
+        return self.ridge * (self.weight_size + self.weights.shape[-1] * _trace(self.inverse))
+
+    @property
+    def offset(self) -> Float[Tensor, "*b"]:
+        """The part of the bound that no row changes."""
+        k, q = self.penalised.shape[-2:]
+        n = self.count - self._n_free
+        prior = q * (n * LOG_2PI - k * self.ridge.log() + self.logdet - k - self._n_free)
+        return (prior + n * self.noise_cov.logdet() + self.shrinkage) / (2 * self.count)
+
+    @property
+    def log_alpha_slope(self) -> Float[Tensor, "*b"]:
+        """Derivative of the bound in log alpha."""
+        k, q = self.penalised.shape[-2:]
+        return (q * k - self.shrinkage) / (2 * self.count)
+
+    @property
+    def fixed_point(self) -> Float[Tensor, "*b"]:
+        """MacKay's next log alpha: that of tr(Sigma_E^-1 W~'W~) / (q (k - alpha^-1 tr_k Lambda_0^-1)).
+
+        It stays where the slope is zero.
+        """
+        k, q = self.penalised.shape[-2:]
+        effective = q * (k - self.ridge * _trace(self.inverse))
+        return (self.weight_size.clamp_min(TINY) / effective.clamp_min(TINY)).log()
+
+    def rows(
+        self,
+        phi_tilde: Float[Tensor, "*b r k1"],
+        T: Float[Tensor, "*#b r q"],
+        weight: Float[Tensor, "*#b r"] | None = None,
+        *,
+        scale: float = 1.0,
+        logdet_rows: int | None = None,
+        logdet_scale: float = 1.0,
+    ) -> BoundTerms:
+        """Loss and gradient of some rows, each of which stands for `scale` of them.
+
+        The term of the log-determinant costs k^2 per row, in float64: it is taken on the first `logdet_rows`, each of
+        which then stands for `logdet_scale` of them. Residuals are computed in the type of T.
+        """
+        k, r = phi_tilde.shape[-2:][::-1]
+        q = self.weights.shape[-1]
+        W = self.weights.to(T.dtype)
+        residual = T - phi_tilde.to(T.dtype) @ W[..., :k, :] - W[..., k:, :]
+        share = (scale / self.count)[..., None]
+        share = share.expand(*share.shape[:-1], r) if weight is None else share * weight
+        pull = residual @ self.noise_precision.to(T.dtype) * share[..., None].to(T.dtype)
+        fit = (residual * pull).sum((-2, -1)).double()
+        gradient = _outer(pull, -W[..., :k, :].mT).to(phi_tilde.dtype)
+        n = r if logdet_rows is None else min(logdet_rows, r)
+        z = phi_tilde[..., :n, :].double()
+        z = z - self.centre[..., None, :] if self.bias_prior == "flat" else affine_features(z)
+        H, each = z @ self.inverse, share[..., :n] * (q * logdet_scale)
+        ratio = (z * H).sum(-1) + self._n_free / self.count[..., None]
+        gradient[..., :n, :] += (each[..., None] * H[..., :k]).to(gradient.dtype)
+        return BoundTerms((fit + (each * ratio).sum(-1)) / 2, gradient, residual)
+
+    def bound(self, statistics: Statistics) -> Float[Tensor, "*b"]:
+        """The bound on the NLML per sample of the rows behind `statistics`: never below it, equal where they are ours.
+
+        All rows enter through their moments: R'R = B' scatter B + m d d' with B = [-W~; I], d the mean residual.
+        """
+        k, q = statistics.n_linear, statistics.n_outputs
+        eye = torch.eye(q, dtype=self.weights.dtype, device=self.weights.device)
+        B = torch.cat([-self.weights[..., :k, :], eye.expand(*self.weights.shape[:-2], q, q)], dim=-2)
+        mean = (statistics.mean[..., None, :] @ B - self.weights[..., k:, :])[..., 0, :]
+        count = statistics.count[..., None, None]
+        RR = B.mT @ statistics.scatter @ B + count * mean[..., :, None] * mean[..., None, :]
+        gram = NormalEquations.of(statistics, self.bias_prior).gram
+        if self.bias_prior == "flat":
+            away = statistics.feature_mean - self.centre
+            gram = gram + count * away[..., :, None] * away[..., None, :]
+        ratios = (self.inverse * gram).sum((-2, -1)) + self._n_free * statistics.count / self.count
+        return self.offset + ((self.noise_precision * RR).sum((-2, -1)) + q * ratios) / (2 * self.count)
+
+
+def _trace(A: Tensor) -> Tensor:
+    return A.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+def _outer(a: Float[Tensor, "*b r q"], B: Float[Tensor, "*b q k"]) -> Float[Tensor, "*b r k"]:
+    """a B; for one output much faster as a plain product."""
+    return a * B if a.shape[-1] == 1 else a @ B

@@ -1,0 +1,392 @@
+"""The training engine: schedule, early stopping, setbacks, progress, interruption and checkpoints, for any `Problem`.
+
+A problem is one network or a stack of them, on full batches, chunks or mini-batches (see `problems`). Adam works entry
+by entry, so a network of a stack moves as if it were alone, and one that fails or stops leaves the others undisturbed.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from lastlayer.distributed import ONE, ProcessGroup
+from lastlayer.errors import check_choice
+
+if TYPE_CHECKING:
+    from lastlayer.training.checkpoint import Checkpoint
+
+MAX_SETBACKS = 10
+"""Per network, before training gives up."""
+KEEP_EVERY = 10
+"""Epochs between two states that a single network can go back to."""
+
+
+SMALL_STEP = 20_000_000
+"""Multiplications of a step below which one thread is faster, on an idle machine and even more on a busy one."""
+
+
+@contextmanager
+def threads_for(multiplications: int) -> Iterator[None]:
+    """Within it torch uses one thread if a step is small; afterwards as many as before."""
+    before = torch.get_num_threads()
+    if multiplications < SMALL_STEP:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """How to descend: "adam" (a cosine from `learning_rate` to 1% of it, or constant) or "lbfgs" (line search)."""
+
+    name: str = "adam"
+    learning_rate: float = 1e-2
+    max_epochs: int = 1000
+    cosine: bool = True
+
+    def __post_init__(self) -> None:
+        check_choice("optimizer", self.name, ("adam", "lbfgs"))
+
+    def build(self, parameters: list[Tensor], scale: float = 1.0) -> torch.optim.Optimizer:
+        """`scale` shrinks the steps of L-BFGS after setbacks."""
+        if self.name == "lbfgs":
+            return torch.optim.LBFGS(
+                parameters, lr=scale, max_iter=1, max_eval=25, history_size=20, line_search_fn="strong_wolfe"
+            )
+        return torch.optim.Adam(parameters or [torch.zeros(())], lr=self.learning_rate)  # a network may have no weights
+
+    def rate(self, epoch: float | int) -> float:
+        if self.name == "lbfgs" or not self.cosine:
+            return self.learning_rate
+        return self.learning_rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * epoch / max(self.max_epochs, 1))))
+
+
+@dataclass(frozen=True)
+class Validation:
+    """When to stop: `score` (smaller is better) has not improved by `min_delta` for `patience` epochs."""
+
+    score: Callable[[], Float[Tensor, "*s"]]
+    """Of each network."""
+    first: int = 0
+    """First epoch that counts: with few held-out rows an untrained network can win by chance."""
+    every: int = 10
+    patience: int = 200
+    min_delta: float = 1e-5
+
+
+@dataclass
+class TrainingHistory:
+    """One entry per epoch (validation scores only where evaluated), and the reason for stopping."""
+
+    nlml: list[float] = field(default_factory=list)
+    log_alpha: list[float] = field(default_factory=list)
+    learning_rate: list[float] = field(default_factory=list)
+    validation_epoch: list[int] = field(default_factory=list)
+    validation_score: list[float] = field(default_factory=list)
+    best_epoch: int = 0
+    setbacks: int = 0
+    gap: float | None = None
+    """Of the last bound of mini-batch training above the exact evidence, per sample."""
+    stopped: str = "max_epochs"
+    """ "max_epochs", "early_stopping", "converged", "interrupted" or "diverged"."""
+
+
+class Problem:
+    """What is minimised: the parameters of one network, or of a stack whose parameters have a leading dimension."""
+
+    check_every = 1
+    """Steps between two looks at numbers."""
+    n_steps = 1
+    """In an epoch, as far as it is known in advance."""
+    multiplications = 0
+    """Of a step, roughly: small ones are faster on one thread."""
+    process_group: ProcessGroup = ONE
+
+    def __init__(self, module: nn.Module, shape: torch.Size, parameters: list[Tensor] | None = None) -> None:
+        """`module` is all that is trained, and `shape` () for one network, (s,) for a stack.
+
+        `parameters` are those of the module; given, the state to return to has no buffers.
+        """
+        self.module, self.shape = module, shape
+        own: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
+        self.parameters = own if parameters is None else parameters
+        self.state = self.parameters if shape or parameters is not None else own + list(module.buffers())
+        """What a network returns to after a setback."""
+
+    def steps(self, epoch: int, first: int) -> Iterator[Any]:
+        """The batches of an epoch, from number `first` on; one for full batches."""
+        yield None
+
+    def gradient(self, batch: Any, speed: float) -> Float[Tensor, "*s"]:
+        """Add the gradient to the parameters and return the NLML of each network, or this process's share of it.
+
+        `speed` is the learning rate over its first value.
+        """
+        raise NotImplementedError
+
+    def evaluate(self) -> Float[Tensor, "*s"]:
+        """The NLML of the present state; finite where a network is sound."""
+        raise NotImplementedError
+
+    def penalty(self) -> Float[Tensor, "*s"]:
+        """What is minimised beyond the NLML, such as the prior of the hidden weights."""
+        return torch.zeros(self.shape, dtype=torch.float64)
+
+    @property
+    def log_alpha(self) -> Tensor:
+        raise NotImplementedError
+
+
+def train(
+    problem: Problem,
+    optimizer: Optimizer,
+    *,
+    validation: Validation | None = None,
+    checkpoint: "Checkpoint | None" = None,
+    stop: Event | None = None,
+    progress: bool = False,
+    label: str = "fit",
+) -> TrainingHistory:
+    """Train the problem's networks in place; each ends in its best state, whatever happened on the way.
+
+    `stop` ends training after the present step. With a checkpoint that holds a state of the same training, it resumes
+    from there.
+    """
+    engine = Engine(problem, optimizer, validation, checkpoint)
+    with (
+        tqdm(total=optimizer.max_epochs, disable=not progress, desc=label, unit="epoch", mininterval=0.5) as bar,
+        threads_for(problem.multiplications),
+    ):
+        try:
+            engine.run(bar, stop)
+        except KeyboardInterrupt:
+            engine.history.stopped = "interrupted"
+            engine.look()
+        engine.finish()
+    if not problem.shape:
+        warn(engine.history)
+    return engine.history
+
+
+class Engine:
+    """The state of one training."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        optimizer: Optimizer,
+        validation: Validation | None = None,
+        checkpoint: "Checkpoint | None" = None,
+    ) -> None:
+        self.problem, self.optimizer, self.validation, self.checkpoint = problem, optimizer, validation, checkpoint
+        problem.module.train()
+        self.parameters, shape = problem.parameters, problem.shape
+        self.steps = optimizer.build(self.parameters)
+        self.history = TrainingHistory()
+        self.epoch, self.step, self.n_steps = 0, 0, problem.n_steps
+        """Epochs done, steps of the present one, and how many it has."""
+        device = self.parameters[0].device if self.parameters else torch.device("cpu")
+        self.loss = torch.zeros(shape, dtype=torch.float64, device=device)
+        """Sum over the steps of the present epoch."""
+        self.nlml: list[Tensor] = []
+        self.log_alpha: list[Tensor] = []
+        self.pace = torch.ones_like(self.loss)
+        """Share of the optimizer's step that each network takes."""
+        self.good = self.best = [t.detach().clone() for t in problem.state]
+        self.candidate: list[Tensor] | None = None
+        """A state that becomes good once its own loss has turned out finite."""
+        self.best_score = torch.full(shape, math.inf, dtype=torch.float64)
+        self.best_epoch = torch.zeros(shape, dtype=torch.long)
+        self.running = torch.ones(shape, dtype=torch.bool)
+        """Networks that have not stopped early."""
+        self._seen: tuple[Tensor, float, Tensor] | None = None
+        """L-BFGS: where it is, what it minimises there, and the NLML."""
+        self.value, self.gain = math.inf, math.inf
+        """L-BFGS: what it minimises, before the last step, and what the step before that one gained."""
+
+    def run(self, bar: Any, stop: Event | None) -> None:
+        if self.checkpoint is not None:
+            self.checkpoint.restore(self)
+            bar.update(self.epoch)
+        v = self.validation
+        while self.epoch < self.optimizer.max_epochs and self.history.stopped == "max_epochs":
+            due = v is not None and self.epoch >= v.first and (self.epoch - v.first) % v.every == 0
+            if v is not None and due and not self.step and self.epoch not in self.history.validation_epoch:
+                self._validate(v, v.min_delta)
+                if not bool(self.running.any()):
+                    self.history.stopped = "early_stopping"
+                    return
+            if self.problem.check_every == 1 and self.epoch % KEEP_EVERY == 0:
+                self.candidate = [t.detach().clone() for t in self.problem.state]
+            for batch in self.problem.steps(self.epoch, self.step):
+                if stop is not None and stop.is_set():
+                    raise KeyboardInterrupt
+                self._take(batch)
+                if self.step % self.problem.check_every == 0 and self.step < self.n_steps:
+                    self.look()
+                if self.checkpoint is not None:
+                    self.checkpoint.keep(self)
+            self._end_of_epoch(bar)
+
+    def _take(self, batch: Any) -> None:
+        """One step."""
+        rate = self.optimizer.rate(self.epoch + min(self.step / self.n_steps, 1.0))
+        shortened = self.history.setbacks and self.optimizer.name == "adam"
+        before = [p.detach().clone() for p in self.parameters] if shortened else []
+        if self.optimizer.name == "lbfgs":
+            value, nlml = self._value(batch)
+            self.value, self.gain = value, self.value - value
+            self.loss = self.loss + nlml
+            self.steps.step(lambda: self._value(batch)[0])
+        else:
+            for group in self.steps.param_groups:
+                group["lr"] = rate
+            self.steps.zero_grad()
+            self.loss = self.loss + self.problem.gradient(batch, rate / self.optimizer.learning_rate).detach()
+            self.steps.step()
+        with torch.no_grad():
+            for p, old in zip(self.parameters, before, strict=False):
+                p.copy_(old + _over(self.pace.to(p), p) * (p - old))
+        self.step += 1
+
+    def _value(self, batch: Any) -> tuple[float, Tensor]:
+        """What L-BFGS minimises, of the rows of all processes, and the NLML; the gradient is left in the parameters.
+
+        A step begins where the line search of the last one ended: value and gradient are still there.
+        """
+        here = torch.cat([p.detach().flatten() for p in self.parameters])
+        if self._seen is None or not torch.equal(here, self._seen[0]):
+            self.steps.zero_grad()
+            nlml = self.problem.gradient(batch, 1.0).detach()
+            with torch.no_grad():
+                value = self.problem.process_group.sum_(nlml.clone()) + self.problem.penalty().to(nlml)
+            self._seen = here, float(value), nlml
+        return self._seen[1], self._seen[2]
+
+    def look(self) -> Bool[Tensor, "*s"]:
+        """Networks that are not finite any more return to their last good state and take smaller steps."""
+        with torch.no_grad():
+            value = self.loss if self.problem.check_every == 1 else self.problem.evaluate()
+        lost = ~(torch.isfinite(value) & finite(self.parameters, len(self.problem.shape)).to(value.device))
+        n_lost = int(lost.sum())
+        if n_lost:
+            self._put(self.good, lost)
+            self.pace = torch.where(lost, 0.3, 1.0) * self.pace
+            if self.optimizer.name == "lbfgs":
+                self.steps, self._seen = self.optimizer.build(self.parameters, float(self.pace)), None
+            for p in self.parameters:  # the optimizer forgets what it knew of them
+                for name in {"exp_avg", "exp_avg_sq"} & self.steps.state[p].keys():
+                    self.steps.state[p][name][lost] = 0
+            self.history.setbacks += n_lost
+            if self.history.setbacks > MAX_SETBACKS * max(1, self.problem.shape.numel()):
+                self.history.stopped = "diverged"
+        if self.problem.check_every > 1:
+            self.good = [t.detach().clone() for t in self.problem.state]
+        elif self.candidate is not None and self.step and not n_lost:  # the loss is that of the state before the step
+            self.good = self.candidate
+        self.candidate = None
+        return lost
+
+    def _put(self, states: list[Tensor], chosen: Bool[Tensor, "*s"]) -> None:
+        """Some networks into an earlier state."""
+        with torch.no_grad():
+            for t, state in zip(self.problem.state, states, strict=True):
+                t.copy_(torch.where(_over(chosen, t), state, t))
+
+    def _end_of_epoch(self, bar: Any) -> None:
+        last, group = self.epoch + 1 == self.optimizer.max_epochs, self.problem.process_group
+        looks = self.n_steps > 1 or last or (self.epoch + 1) % self.problem.check_every == 0
+        if not looks or not bool(self.look().all()):  # an epoch in which all networks failed is not recorded
+            self.nlml.append((group.sum_(self.loss) / max(self.step, 1)).nanmean())
+            self.log_alpha.append(self.problem.log_alpha.detach().mean())
+            pace = float(self.pace.mean()) if self.history.setbacks else 1.0
+            self.history.learning_rate.append(pace * self.optimizer.rate(self.epoch))
+        self.epoch, self.n_steps, self.step = self.epoch + 1, max(self.step, 1), 0
+        self.loss = torch.zeros_like(self.loss)
+        if self.optimizer.name == "lbfgs" and abs(self.gain) < 1e-12:
+            self.history.stopped = "converged"
+        if looks and self.nlml and not bar.disable:
+            best = float(self.best_score.mean())
+            held_out = f", best held out {best:.4f}" if math.isfinite(best) else ""
+            bar.set_postfix_str(f"NLML {float(self.nlml[-1]):.4f}{held_out}", refresh=False)
+        bar.update()
+
+    def _validate(self, v: Validation, min_delta: float) -> None:
+        """Score the present state and keep what is best; networks without progress for long stop running."""
+        score = torch.full(self.problem.shape, math.inf, dtype=torch.float64)
+        self.problem.module.eval()
+        with torch.no_grad(), suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+            score = v.score().double().cpu()
+        self.problem.module.train()
+        score = torch.where(torch.isfinite(score), score, math.inf)
+        self.history.validation_epoch.append(self.epoch)
+        self.history.validation_score.append(float(score.mean()))
+        better = self.running & (score < self.best_score - min_delta)
+        chosen = better.to(self.loss.device)
+        self.best = [
+            torch.where(_over(chosen, t), t.detach(), kept)
+            for t, kept in zip(self.problem.state, self.best, strict=True)
+        ]
+        self.best_score = torch.where(better, score, self.best_score)
+        self.best_epoch = torch.where(better, self.epoch, self.best_epoch)
+        self.running = self.running & (better | (self.epoch - self.best_epoch < v.patience))
+
+    def finish(self) -> None:
+        """Every network into its best state, in evaluation mode; the history as numbers."""
+        self.problem.module.eval()
+        with torch.no_grad():
+            fine = torch.isfinite(self.problem.evaluate()).to(self.loss.device)
+        self._put(self.good, ~(fine & finite(self.parameters, len(self.problem.shape)).to(fine.device)))
+        self.history.best_epoch = self.epoch
+        if self.validation is not None:
+            if self.epoch not in self.history.validation_epoch:
+                self._validate(self.validation, 0.0)
+            self._put(self.best, torch.isfinite(self.best_score).to(self.loss.device))
+            self.history.best_epoch = int(self.best_epoch.max())
+            self.problem.module.eval()
+        self.flush()
+        if self.checkpoint is not None and self.history.stopped != "interrupted":
+            self.checkpoint.keep(self, at_once=True)
+
+    def flush(self) -> None:
+        """Tensors of the history become numbers; until then nothing waits for the device."""
+        self.history.nlml += [float(x) for x in self.nlml]
+        self.history.log_alpha += [float(x) for x in self.log_alpha]
+        self.nlml, self.log_alpha = [], []
+
+
+def finite(parameters: list[Tensor], lead: int = 1) -> Bool[Tensor, "*s"]:
+    """Mask of networks whose parameters are all finite; the first `lead` dimensions index networks."""
+    if not parameters:
+        return torch.ones((), dtype=torch.bool)
+    fine = [torch.isfinite(p.detach()).reshape(*p.shape[:lead], -1).all(-1) for p in parameters]
+    return torch.stack(fine).all(0)
+
+
+def warn(history: TrainingHistory) -> None:
+    """Warn of what a user should know."""
+    if history.stopped == "interrupted":
+        done = len(history.nlml)
+        warnings.warn(f"interrupted after {done} epochs: the best state so far is kept and usable", stacklevel=4)
+    if history.setbacks:
+        ended = "gave up and kept the best state" if history.stopped == "diverged" else "went on"
+        warnings.warn(
+            f"the loss was not finite {history.setbacks} times: stepped back, made the steps smaller, and {ended}; "
+            "a smaller learning_rate avoids this",
+            stacklevel=4,
+        )
+
+
+def _over(values: Tensor, like: Tensor) -> Tensor:
+    """One value per network, shaped to broadcast against a parameter."""
+    return values.reshape([*values.shape, *[1] * (like.dim() - values.dim())])

@@ -1,0 +1,205 @@
+"""What the engine trains: networks on all rows at every step, whole or in chunks, or on mini-batches."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lastlayer.distributed import ONE, ProcessGroup
+from lastlayer.errors import InputError
+from lastlayer.networks.mlp import neg_log_hidden_prior
+from lastlayer.sources import Batch, Source
+from lastlayer.statistics import Statistics
+from lastlayer.training.bound import FrozenLayer
+from lastlayer.training.engine import SMALL_STEP, Problem
+from lastlayer.training.objectives import Data, Objective, Profiled
+from lastlayer.training.running_posterior import RunningPosterior
+
+STACK_CHECK, BATCH_CHECK = 25, 100
+"""Steps between two looks at the numbers of a stack, and of mini-batches."""
+
+
+class FullBatch(Problem):
+    """One network, or a stack of them, by an objective of all rows.
+
+    `prior_precision` is that of the hidden weights: -log p / m is added to the loss. `chunk_size` rows are in memory at
+    a time, with the same gradient; with several processes, `data` are the rows of this one.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        objective: Objective,
+        data: Data,
+        *,
+        prior_precision: float | Tensor = 0.0,
+        chunk_size: int | None = None,
+        process_group: ProcessGroup = ONE,
+    ) -> None:
+        super().__init__(nn.ModuleList([network, objective]), objective.log_alpha.shape)
+        self.network, self.objective, self.process_group = network, objective, process_group
+        self.check_every = STACK_CHECK if self.shape else 1
+        self.data = Data(data.X, data.T.expand(*self.shape, *data.T.shape), data.weight)
+        self.chunk_size = len(data.X) if chunk_size is None and process_group.world_size > 1 else chunk_size
+        count = data.T.new_tensor(len(data.X)) if data.weight is None else data.weight.sum(-1)
+        precision = torch.as_tensor(prior_precision, dtype=torch.float64, device=data.T.device)
+        self.prior_share = precision / process_group.sum_(count.double())
+        self.with_prior = bool((precision > 0).any()) and any(True for _ in network.parameters())
+        # for a table every weight serves every row about three times; other inputs may reuse weights
+        work = 3 * len(data.X) * sum(p.numel() for p in self.parameters)
+        self.multiplications = work if data.X.dim() == 2 else SMALL_STEP
+
+    def gradient(self, batch: Any, speed: float) -> Float[Tensor, "*s"]:
+        if self.chunk_size is not None:
+            nlml = chunked_nlml(
+                self.network, self.objective, self.data, self.chunk_size, process_group=self.process_group
+            )
+            if self.with_prior:
+                self.penalty().sum().backward()
+            return nlml / self.process_group.world_size
+        nlml = self.evaluate()
+        (nlml + self.penalty() if self.with_prior else nlml).sum().backward()
+        return nlml
+
+    def evaluate(self) -> Float[Tensor, "*s"]:
+        if self.chunk_size is None:
+            return self.objective(self.network(self.data.X), self.data.T, self.data.weight)
+        return chunked_nlml(
+            self.network, self.objective, self.data, self.chunk_size, process_group=self.process_group, backward=False
+        )
+
+    @property
+    def log_alpha(self) -> Tensor:
+        return self.objective.log_alpha
+
+    def penalty(self) -> Float[Tensor, "*s"]:
+        if not self.with_prior:
+            return super().penalty()
+        return self.prior_share * neg_log_hidden_prior(self.network)
+
+
+class MiniBatches(Problem):
+    """One network, or a stack of them, by the bound of a running posterior, in which no step waits for the device.
+
+    Rows come standardised, in the type and on the device of the network. The running posterior ends as the average of
+    the last batches. `refresh`: steps from one pass over all rows, in which it restarts from exact statistics, to the
+    next, counted from the beginning of an epoch, where there always is one; None: it knows mini-batches alone.
+    """
+
+    check_every = BATCH_CHECK
+
+    def __init__(
+        self,
+        network: nn.Module,
+        source: Source,
+        running: RunningPosterior,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        prior_precision: float | Tensor = 0.0,
+        refresh: int | str | None = None,
+        is_table: bool = True,
+    ) -> None:
+        super().__init__(network, running.count.shape, [p for p in network.parameters() if p.requires_grad])
+        self.network, self.source, self.running, self.batch_size, self.seed = network, source, running, batch_size, seed
+        self.refresh = sys.maxsize if refresh == "epoch" else refresh
+        self.process_group = running.process_group
+        self.n_steps = max(1, -(-running.n_rows // batch_size))
+        self.prior = torch.as_tensor(prior_precision, dtype=torch.float64, device=running.count.device) / running.count
+        self.with_prior = bool((self.prior > 0).any())
+        work = 3 * batch_size * sum(p.numel() for p in self.parameters)
+        self.multiplications = work if is_table else SMALL_STEP  # other inputs may use a weight many times
+
+    def steps(self, epoch: int, first: int) -> Iterator[Batch]:
+        """A refresh is a pass of its own, and a source gives one at a time: it is asked again after each."""
+        seed = (self.seed + 1_000_003 * epoch) % 2**63
+        while True:
+            done, left = 0, sys.maxsize
+            if self.refresh is not None:
+                assert isinstance(self.refresh, int)
+                left = self.refresh - first % self.refresh
+                if left == self.refresh:
+                    self.running.refresh(self._statistics())
+            for batch in islice(self._batches(seed, first), left):
+                done += 1
+                yield batch
+            first += done
+            if done < left:
+                return
+
+    def gradient(self, batch: Any, speed: float) -> Float[Tensor, "*s"]:
+        phi = self.network(batch.X)
+        with torch.no_grad():
+            rows = self.running.step(phi.detach(), batch.T, batch.weight, total=batch.total, drift=speed)
+        if phi.requires_grad:
+            phi.backward(rows.gradient)
+        self.process_group.sum_gradients(self.parameters)
+        if self.with_prior:
+            (self.prior * neg_log_hidden_prior(self.network)).sum().backward()
+        return self.running.now.frozen.offset / self.process_group.world_size + rows.loss
+
+    def evaluate(self) -> Float[Tensor, "*s"]:
+        """Mini-batches are judged by their parameters alone."""
+        return torch.zeros_like(self.running.count)
+
+    @property
+    def log_alpha(self) -> Tensor:
+        return self.running.now.log_alpha
+
+    def _statistics(self) -> Statistics:
+        """Of all rows, at the present features."""
+        self.network.eval()
+        parts = (Data(batch.X, batch.T, batch.weight) for batch in self._batches(None, 0))
+        total = streamed_statistics(self.network, parts, process_group=self.process_group)
+        self.network.train()
+        return total
+
+    def _batches(self, seed: int | None, first: int) -> Iterator[Batch]:
+        return self.source.batches(self.batch_size, seed=seed, first=first, process_group=self.process_group)
+
+
+def chunked_nlml(
+    network: nn.Module,
+    objective: Objective,
+    data: Data,
+    size: int,
+    *,
+    process_group: ProcessGroup = ONE,
+    backward: bool = True,
+) -> Float[Tensor, ""]:
+    """The profiled NLML; with `backward`, its gradient is added to the parameters of network and objective.
+
+    The first pass sums up statistics, the second sends the gradient of each sample back with the last layer frozen at
+    them. Equal to one evaluation on all rows, of all processes, as long as a row's features depend on that row alone.
+    """
+    if not isinstance(objective, Profiled):
+        name = type(objective).__name__.lower()
+        raise InputError(f'chunk_size needs objective="profiled", whose gradient splits into rows, not "{name}"')
+    statistics = streamed_statistics(network, data.chunks(size), process_group=process_group)
+    frozen = FrozenLayer.of(
+        statistics, objective.log_alpha.detach(), noise=objective.noise, bias_prior=objective.bias_prior
+    )
+    if backward:
+        for part in data.chunks(size):
+            phi = network(part.X)
+            phi.backward(frozen.rows(phi.detach(), part.T, part.weight).gradient)
+        process_group.sum_gradients([p for p in network.parameters() if p.requires_grad])
+        slope, so_far = frozen.log_alpha_slope, objective.log_alpha.grad
+        objective.log_alpha.grad = slope if so_far is None else so_far + slope
+    return frozen.bound(statistics)
+
+
+def streamed_statistics(network: nn.Module, parts: Iterable[Data], *, process_group: ProcessGroup = ONE) -> Statistics:
+    """Exact statistics of the network's features, one part in memory at a time; of the rows of all processes."""
+    total: Statistics | None = None
+    with torch.no_grad():
+        for part in parts:
+            more = Statistics.from_linear_features(network(part.X), part.T, sample_weight=part.weight)
+            total = more if total is None else total + more
+    if total is None:
+        raise InputError("there are no rows to pass over: the source of data gave no batch")
+    return process_group.reduce(total)
