@@ -2,7 +2,7 @@
 
 from jaxtyping import install_import_hook
 
-install_import_hook("lastlayer", "beartype.beartype")
+install_import_hook(["lastlayer", "benchmarks"], "beartype.beartype")
 
 import jaxtyping  # noqa: E402
 import pytest  # noqa: E402

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.features import affine_features
-from lastlayer.model import LastLayerModel
+from lastlayer.training import Problem
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 
@@ -61,10 +62,10 @@ def sine(m: int = 60, q: int = 0, seed: int = 0, d: int = 1) -> tuple[np.ndarray
     return X, y if q else y[:, 0]
 
 
-def last_layer_rows(model: LastLayerModel, X: Any, y: Any, *, member: int = 0) -> tuple[Tensor, Tensor]:
+def last_layer_rows(model: LastLayerRegressor, X: Any, y: Any, *, member: int = 0) -> tuple[Tensor, Tensor]:
     """Affine features and standardised targets: what the last layer of a member is fitted to."""
-    data = model._validation(X, y)
-    return model._features(model.members_[member].network, data.X), data.T
+    data = model.fitted_.data(np.asarray(X), np.asarray(y))
+    return model.fitted_.features(member, data.X), data.T
 
 
 def free_port() -> int:
@@ -92,3 +93,22 @@ def alone_and_by_two(code: str, folder: Path) -> list[dict[str, Tensor]]:
         runpy.run_path(str(script))
     assert [run.wait(timeout=180) for run in runs] == [0, 0]
     return [torch.load(folder / name, weights_only=True) for name in ("1-0.pt", "2-0.pt", "2-1.pt")]
+
+
+class Losses(Problem):
+    """Any differentiable loss of a stack of networks, one value per network."""
+
+    check_every = 25
+
+    def __init__(self, parameters, loss):
+        super().__init__(torch.nn.Module(), parameters[0].shape[:1], parameters)
+        self.evaluate = loss
+
+    def gradient(self, batch, speed):
+        losses = self.evaluate()
+        losses.sum().backward()
+        return losses
+
+    @property
+    def log_alpha(self):
+        return torch.tensor(torch.nan)

@@ -37,30 +37,36 @@ class Mutant:
 
     name: str
     file: str
-    """Relative to src/lastlayer."""
+    """Relative to src/lastlayer, or benchmarks/..."""
     old: str
     """Occurs exactly once in the file."""
     new: str
     test: str
     """The test file, or the one test in it, that should notice."""
 
+    @property
+    def path(self) -> str:
+        """Of the file, from the repository root."""
+        return self.file if self.file.startswith("benchmarks/") else f"src/lastlayer/{self.file}"
+
 
 E, P, S, X = "test_evidence.py", "test_posterior.py", "test_statistics.py", "test_extrapolation.py"
 F, Y, M, R = "test_features.py", "test_prediction.py", "test_metrics.py", "test_regressor.py"
 T, C, CF = "test_training.py", "test_calibration.py", "test_crossfit.py"
-CA, D = "test_casadi.py", "test_dynamics.py"
+CA, D, FM, SETTINGS = "test_casadi.py", "test_dynamics.py", "test_formula.py", "test_settings.py"
 LAGGED = f"{D}::test_lags_carry_their_covariances"
 FIRST = f"{D}::test_the_first_step_of_sampled_weights_is_the_prediction"
 BACK_OFF = "test_do_mpc.py::test_the_back_off_is_the_quantile_times_the_propagated_standard_deviation"
 N, MODEL = "test_members.py", "test_model.py"
 TABLES, EXPORT = "test_tables.py", "test_export.py"
-SCALE, FROZEN, RUNNING = "test_scale.py", "training/frozen.py", "training/running.py"
+SCALE, BOUND, RUNNING = "test_scale.py", "training/bound.py", "training/running_posterior.py"
+ENGINE, PROBLEMS = "training/engine.py", "training/problems.py"
 SEEN = f"{SCALE}::test_weights_are_those_of_the_rows_that_were_seen"
 RC, DRIFT = "test_recursion.py", "test_drift.py"
 FADES, WINDOW, ANEW, NEVER, LEVERAGE, TUNED = (
     f"test_online.py::test_{name}"
     for name in (
-        "fading_is_a_refit_with_weights_and_the_prior_does_not_fade",
+        "forgetting_is_a_refit_with_weights_and_the_prior_does_not_fade",
         "a_window_is_a_refit_on_its_rows_after_many_steps",
         "alpha_and_noise_anew_are_those_of_the_last_layer_of_all_rows",
         "rows_that_were_never_in_are_refused_and_nothing_happens",
@@ -68,21 +74,32 @@ FADES, WINDOW, ANEW, NEVER, LEVERAGE, TUNED = (
         "a_tuned_alpha_is_followed_and_keeps_its_distance",
     )
 )
-ATTACHING, SAYS = "test_attaching.py", "test_module.py::test_it_says_what_predictive_says"
-MODULE, BEYOND = f"{SAYS}[mixture, full noise, alpha tuned]", f"{SAYS}[single, calibrated by groups]"
-SCALED = f"{ATTACHING}::test_statistics_of_scaled_targets_follow_from_those_of_raw_ones"
-BY_HAND = f"{ATTACHING}::test_it_is_the_posterior_of_the_features_written_down_by_hand"
-TWO = f"{ATTACHING}::test_two_processes_give_the_answer_of_one"
-FIRST_LOSS = f"{ATTACHING}::test_the_first_batch_of_all_rows_gives_the_evidence_and_its_gradient"
+POSTHOC, MODULE = "test_posthoc.py", "test_module.py::test_it_says_what_predictive_says"
+SCALED = f"{POSTHOC}::test_statistics_of_scaled_targets_follow_from_those_of_raw_ones"
+BY_HAND = f"{POSTHOC}::test_it_is_the_posterior_of_the_features_written_down_by_hand"
+TWO = f"{POSTHOC}::test_two_processes_give_the_answer_of_one"
+FIRST_LOSS = f"{POSTHOC}::test_the_first_batch_of_all_rows_gives_the_evidence_and_its_gradient"
 BT, BO = "test_botorch.py", "test_bo_study.py"
 GAUSSIAN, SURROGATE = (f"integrations/botorch/{name}.py" for name in ("gaussian", "surrogate"))
-CURVE, POINTS, SPLITS, CROSSFIT = (f"calibration/{name}.py" for name in ("curve", "points", "splits", "crossfit"))
-COST, HULLS, TUNING = (f"extrapolation/{name}.py" for name in ("affine_cost", "hulls", "tuning"))
+FIT, POINTS = "calibration/fit.py", "calibration/points.py"
+SPLITS, CROSSFIT, TRAINER = (f"ensemble/{name}.py" for name in ("splits", "crossfit", "trainer"))
+FITTED, PREDICTOR, REVISIONS = (f"predictor/{name}.py" for name in ("fitted", "module", "revisions"))
+FORMULA, MLP = "formula.py", "networks/mlp.py"
+MIXTURE, MOMENTS, OWN, HAND, FACES = (
+    f"{MODEL}::test_the_prediction_is_the_mixture_of_its_members",
+    f"{MODEL}::test_every_way_of_asking_gives_the_same_moments",
+    f"{MODEL}::test_what_is_done_to_a_network_or_module_does_not_reach_the_model",
+    f"{FM}::test_the_formula_by_hand",
+    f"{FM}::test_three_array_libraries_say_what_the_model_says",
+)
+COST = HULLS = TUNING = "extrapolation.py"
+B, VARIATIONAL = "test_baselines.py", "baselines.py"
+UNSEEN = f"{R}::test_the_rank_is_among_rows_that_the_last_layer_has_not_seen"
 
 MUTANTS = [
     Mutant(
         "weights of a batch as if all rows had been seen",
-        FROZEN,
+        BOUND,
         "mean = equations.at(log_alpha + math.log(seen))",
         "mean = equations.at(log_alpha)",
         SEEN,
@@ -90,16 +107,23 @@ MUTANTS = [
     Mutant(
         "reach of an average by shares instead of their squares",
         RUNNING,
-        "reach = 1 / ((1 - share) ** 2 / self.moment.reach + share**2 / used)",
-        "reach = 1 / ((1 - share) / self.moment.reach + share / used)",
+        "effective_rows = 1 / ((1 - share) ** 2 / self.snapshot.effective_rows + share**2 / used)",
+        "effective_rows = 1 / ((1 - share) / self.snapshot.effective_rows + share / used)",
         SEEN,
     ),
     Mutant(
         "after a pass over all rows a batch counts as if there had been none",
         RUNNING,
-        "share = max(share, used / (used + self.moment.reach))",
-        "share = max(share, 1 / (self.steps + 1))",
+        "share, used / (used + self.snapshot.effective_rows)",
+        "share, 1 / (self.steps + 1)",
         f"{SCALE}::test_after_a_refresh_a_batch_counts_as_the_rows_it_has",
+    ),
+    Mutant(
+        "share of a batch by the drift instead of its root",
+        RUNNING,
+        "MOST_SHARE) * drift**0.5",
+        "MOST_SHARE) * drift",
+        f"{SCALE}::test_the_share_of_a_batch_goes_with_the_root_of_the_drift",
     ),
     Mutant(
         "a pass over all rows leaves alpha where it was",
@@ -110,35 +134,35 @@ MUTANTS = [
     ),
     Mutant(
         "passes over all rows one step late",
-        "training/batches.py",
-        "if left == self.refresh.steps:",
-        "if left == self.refresh.steps - 1:",
+        PROBLEMS,
+        "if left == self.refresh:",
+        "if left == self.refresh - 1:",
         f"{SCALE}::test_passes_over_all_rows_come_when_they_are_due",
     ),
     Mutant(
         "the log-determinant's part of the loss for one output whatever their number",
-        FROZEN,
-        "each = z @ self.inverse, share[..., :n] * (q * spread_scale)",
-        "each = z @ self.inverse, share[..., :n] * spread_scale",
+        BOUND,
+        "each = z @ self.inverse, share[..., :n] * (q * logdet_scale)",
+        "each = z @ self.inverse, share[..., :n] * logdet_scale",
         SCALE,
     ),
     Mutant(
         "rows of the log-determinant that stand for themselves alone",
-        FROZEN,
-        "(q * spread_scale)",
+        BOUND,
+        "(q * logdet_scale)",
         "float(q)",
         f"{SCALE}::test_the_log_determinant_on_some_rows_is_unbiased",
     ),
     Mutant(
         "a bound without the distance of the centres",
-        FROZEN,
+        BOUND,
         "gram = gram + count * away[..., :, None] * away[..., None, :]",
         "gram = gram + 0 * away[..., :, None] * away[..., None, :]",
         f"{SCALE}::test_the_bound_is_never_below_the_evidence",
     ),
     Mutant(
         "statistics of processes added without what lies between their means",
-        "ranks.py",
+        "distributed.py",
         "rest = self.sum_(torch.cat([statistics.scatter + between, energy[..., None, :]], dim=-2))",
         "rest = self.sum_(torch.cat([statistics.scatter, energy[..., None, :]], dim=-2))",
         SCALE,
@@ -151,15 +175,9 @@ MUTANTS = [
     ),
     Mutant("spectral-error-zero", "linalg.py", "return energy.sum(-1)", "return 0 * energy.sum(-1)", P),
     # --- features and scaling
-    Mutant("last-activation-dropped", "features.py", "super().__init__(*layers)", "super().__init__(*layers[:-1])", F),
-    Mutant("gain-ignored", "features.py", "gain=_gain(activation)", "gain=1.0", F),
-    Mutant(
-        "inputs-not-passed-on",
-        "features.py",
-        "torch.cat([phi, x.expand",
-        "torch.cat([phi, 0 * x.expand",
-        F,
-    ),
+    Mutant("last-activation-dropped", MLP, "super().__init__(*layers)", "super().__init__(*layers[:-1])", F),
+    Mutant("gain-ignored", MLP, "gain=gain,", "gain=1.0,", F),
+    Mutant("inputs-not-passed-on", MLP, "torch.cat([phi, x.expand", "torch.cat([phi, 0 * x.expand", F),
     Mutant("scale-without-root", "scaling.py", ".sum(0).sqrt()", ".sum(0)", T),
     # --- statistics
     Mutant("moments-not-centred", "statistics.py", "rows = rows - centre[", "rows = rows - 0 * centre[", S),
@@ -258,7 +276,7 @@ MUTANTS = [
     Mutant("correlation-det-halved", "prediction.py", "log_det + 2 * np.log", "log_det + np.log", Y),
     Mutant("lpd-scale-wrong-sign", "metrics.py", "float(mean + log_scale.sum())", "float(mean - log_scale.sum())", M),
     Mutant("coverage-one-sided", "metrics.py", "(y >= lower) & (y <= upper)", "y <= upper", M),
-    Mutant("calibration-one-sided", "metrics.py", "np.abs(2 * pit - 1)", "np.abs(pit)", M),
+    Mutant("calibration-one-sided", "metrics.py", "np.abs(2 * prediction.cdf(y) - 1)", "np.abs(prediction.cdf(y))", M),
     Mutant("crps-without-half", "metrics.py", "score - 0.5 * w[i]", "score - w[i]", M),
     # --- extrapolation
     Mutant(
@@ -274,6 +292,21 @@ MUTANTS = [
         "(1 - cost).clamp_min",
         "(1 + cost).clamp_min",
         f"{X}::test_leave_one_out_cost_is_the_cost_without_the_sample",
+    ),
+    Mutant(
+        "leave-one-out-leaves-none-out",
+        COST,
+        "return cost / (1 - cost).clamp_min(torch.finfo(cost.dtype).eps)",
+        "return cost",
+        UNSEEN,
+    ),
+    Mutant("rank-among-rows-seen", FITTED, "leave_one_out_cost(cost).mean(0)", "cost.mean(0)", UNSEEN),
+    Mutant(
+        "blocks-in-raw-units",
+        "extrapolation.py",
+        "(X - X.mean(0)) / np.where(scale > 0, scale, 1.0)",
+        "X - X.mean(0)",
+        f"{X}::test_blocks_do_not_depend_on_the_units_of_columns",
     ),
     Mutant("affine-hull-not-centred", HULLS, "(x - centre, X - centre, scale=X.norm())", "(x, X)", X),
     Mutant(
@@ -305,155 +338,281 @@ MUTANTS = [
         "max(refined, scanned)",
         f"{X}::test_an_alpha_below_the_curve_is_kept_if_it_is_best",
     ),
-    # --- calibration
-    Mutant("curve-without-power", CURVE, "log_b + log_power.exp() * self.log_ratio", "log_b + self.log_ratio", C),
-    Mutant("curve-without-prior", CURVE, "loss = prior - (", "loss = 0 * prior - (", C),
-    Mutant("tails-add-probability", CURVE, "for s in (-1, 1))", "for s in (1, 1))", C),
     Mutant(
-        "precision-to-the-power-q",
-        CURVE,
-        "softmax(-SHARPNESS * log_var.mean(-1)",
-        "softmax(-SHARPNESS * log_var.sum(-1)",
-        C,
+        "tuning-folds-count-alike",
+        TUNING,
+        "share = np.array([len(fold.T) for fold in folds]) / sum(len(fold.T) for fold in folds)",
+        "share = np.full(len(folds), 1 / len(folds))",
+        f"{X}::test_on_folds_of_any_size_every_point_counts_the_same",
     ),
-    Mutant("power-beyond-the-reach", CURVE, "np.minimum(ratio, self.reach)", "np.minimum(ratio, math.inf)", C),
-    Mutant("failed-points-kept", POINTS, "fine &= self.weight", "fine |= self.weight", C),
-    Mutant("noise-grows-beyond-the-data", "calibration/noise_head.py", ", self.low), self.high)", ", self.low), Z)", C),
-    Mutant("held-rows-trained-on", SPLITS, "Split(np.setdiff1d(every, fold), ", "Split(every, ", C),
+    # --- calibration
+    Mutant("curve-without-prior", FIT, "loss = prior - (", "loss = 0 * prior - (", C),
+    Mutant("tails-add-probability", FIT, "for s in (-1, 1))", "for s in (1, 1))", C),
+    Mutant(
+        "correlation-ignored-in-curves",
+        FIT,
+        "if correlation is None:",
+        "if True:",
+        f"{C}::test_value_and_gradient_are_those_of_the_slow_form",
+    ),
+    Mutant(
+        "lpd-before-by-precision",
+        FIT,
+        "mixture=False, sharpness=0.0)",
+        "mixture=False)",
+        f"{MODEL}::test_the_lpd_before_is_that_of_the_uncalibrated_mixture_whose_members_count_alike",
+    ),
+    Mutant(
+        "blocks-count-in-full",
+        POINTS,
+        '(BLOCKED_WEIGHT if kind == "blocked" else 1.0)',
+        "1.0",
+        f"{CF}::test_held_out_points_of_several_partitions_meet_row_by_row",
+    ),
+    Mutant(
+        "failed-points-kept",
+        POINTS,
+        "(fine & (self.weight > 0))",
+        "(fine | (self.weight > 0))",
+        f"{C}::test_points_of_a_network_that_failed_are_left_out",
+    ),
+    Mutant(
+        "held-rows-trained-on",
+        SPLITS,
+        "Split(np.setdiff1d(every, fold), ",
+        "Split(every, ",
+        f"{C}::test_every_row_is_held_out_once_and_trained_on_otherwise",
+    ),
     Mutant(
         "member-forgets-its-fold",
         CROSSFIT,
-        "replace(t.layer, posterior=more)",
-        "t.layer",
+        "layer=replace(fit.layer, posterior=more)",
+        "layer=fit.layer",
         f"{CF}::test_a_members_last_layer_knows_every_row_at_the_alpha_and_noise_of_its_fold",
     ),
     Mutant(
         "points-not-in-order",
         CROSSFIT,
-        'np.argsort(row, kind="stable")',
-        "np.arange(len(row))",
+        'np.argsort(np.concatenate([fit.task.split.held for fit in partition]), kind="stable")',
+        "np.arange(sum(len(fit.task.split.held) for fit in partition))",
         f"{CF}::test_held_out_points_of_several_partitions_meet_row_by_row",
     ),
     Mutant(
-        "strengths-meet-in-one-column",
+        "priors-meet-in-one-column",
         CROSSFIT,
-        "(t.job.strength, t.job.partition)",
-        "(0.0, t.job.partition)",
-        f"{CF}::test_a_mixture_has_members_of_every_strength_trained_as_one_batch",
+        "(fit.task.prior_precision, fit.task.partition)",
+        "(0.0, fit.task.partition)",
+        f"{CF}::test_a_mixture_has_members_under_every_prior_precision_trained_as_one_batch",
     ),
     Mutant(
-        "strength-of-the-lowest-lpd",
+        "prior-of-the-lowest-lpd",
         CROSSFIT,
         "best = max(scores",
         "best = min(scores",
-        f"{CF}::test_the_strength_of_the_largest_held_out_lpd_is_chosen_and_its_networks_are_kept",
+        f"{CF}::test_the_prior_precision_of_the_largest_held_out_lpd_is_chosen_and_its_networks_are_kept",
     ),
     Mutant(
         "folds-seen-in-training",
-        "fitting.py",
-        "row[torch.from_numpy(job.split.train)] = 1",
+        TRAINER,
+        "row[torch.from_numpy(task.split.train)] = 1",
         "row[:] = 1",
         f"{CF}::test_a_network_never_sees_the_rows_it_leaves_out",
     ),
     # --- members
-    Mutant("energy-without-fan-in", "features.py", "W.shape[-2] * W.square()", "W.square()", N),
-    Mutant("prior-share-of-all-rows", "training/stack.py", "strength / weight.sum(-1)", "strength / m", N),
+    Mutant("energy-without-fan-in", MLP, "W.shape[-2] * W.square()", "W.square()", N),
     Mutant(
-        "setback-for-all", "training/stack.py", "p[failed] = kept[failed]", "p.copy_(kept if failed.any() else p)", N
+        "prior-share-of-all-rows",
+        PROBLEMS,
+        "precision / process_group.sum_(count.double())",
+        "precision / len(data.X)",
+        N,
     ),
+    Mutant("setback-for-all", ENGINE, "self._put(self.good, lost)", "self._put(self.good, torch.ones_like(lost))", N),
+    Mutant("smaller-steps-for-all", ENGINE, "torch.where(lost, 0.3, 1.0)", "torch.where(lost.any(), 0.3, 1.0)", N),
+    Mutant(
+        "best-state-not-restored",
+        ENGINE,
+        "self._put(self.best, torch.isfinite(self.best_score).to(self.loss.device))",
+        "torch.isfinite(self.best_score)",
+        f"{T}::test_training_stops_after_the_patience_and_returns_to_the_best",
+    ),
+    Mutant(
+        "best-state-of-all-at-once",
+        ENGINE,
+        "better = self.running & (score < self.best_score - min_delta)",
+        "better = (self.running & (score < self.best_score - min_delta)).any().expand(self.running.shape)",
+        f"{N}::test_every_network_of_a_stack_ends_in_its_own_best_state",
+    ),
+    Mutant(
+        "group-in-training-mode",
+        MLP,
+        "return super().train(False)",
+        "return super().train(mode)",
+        f"{N}::test_a_group_of_networks_stays_in_evaluation_mode",
+    ),
+    # --- the predictive formula
     *(
-        Mutant(name, "model.py", old, new, f"{MODEL}::{test}")
+        Mutant(name, FORMULA, old, new, test)
         for name, old, new, test in (
+            ("curve-without-power", "curve.power * known + (", "known + (", C),
+            ("power-beyond-the-reach", "ops.minimum(log_cost, curve.log_reach)", "log_cost", C),
+            ("no-growth-beyond-the-reach", " + (log_cost - known)", "", HAND),
             (
-                "members-count-alike",
-                "if self.calibration_ is None or c == 1:",
-                "if True:",
-                "test_the_prediction_is_the_mixture_of_its_members",
+                "noise-grows-beyond-the-data",
+                "ops.minimum(ops.maximum(z, head.low), head.high)",
+                "z",
+                f"{C}::test_noise_of_the_input_is_found_and_ends_at_the_edge_of_the_data",
             ),
+            ("precision-to-the-power-q", "ops.row_mean(log_var)", "ops.row_sum(log_var)", C),
+            ("members-count-alike", "log_var, model.sharpness)", "log_var, 0 * model.sharpness)", MIXTURE),
+            ("poor-members-count-most", "(-sharpness * ops", "(sharpness * ops", HAND),
             (
                 "weights-follow-the-tuned-alpha",
-                "self._epistemic(marginals.cost)",
-                "self._epistemic(marginals.ratio)",
-                "test_tuning_moves_the_variance_alone_and_never_for_the_worse",
+                "log_star = log_cost if cost_star is cost else",
+                "log_star = log_cost if cost_star is not None else",
+                f"{MODEL}::test_tuning_moves_the_variance_alone_and_never_for_the_worse",
             ),
             (
-                "tails-as-wide-as-the-rest",
-                "(epistemic, 1.0, tails.factor)",
-                "(epistemic, 1.0, 1.0)",
-                "test_the_prediction_is_the_mixture_of_its_members",
+                "cost-at-star",
+                "log_cost = ops.log(ops.at_least(cost, TINY))\n    log_star",
+                "log_cost = ops.log(ops.at_least(cost_star, TINY))\n    log_star",
+                HAND,
+            ),
+            ("no-shrinkage", "if model.log_precision is not None:", "if False:", MIXTURE),
+            ("shrinkage-by-the-deviation", "-log_precision - log_var", "-log_precision - log_var / 2", HAND),
+            ("cost-without-shift", "ops.matmul(phi, layer.root) + layer.shift", "ops.matmul(phi, layer.root)", HAND),
+            (
+                "cost-at-star-without-shift",
+                "ops.matmul(phi, layer.root_star) + layer.shift_star",
+                "ops.matmul(phi, layer.root_star)",
+                HAND,
+            ),
+            ("mixture-without-spread-in-moments", "parts.epistemic) + between", "parts.epistemic)", MODULE),
+            ("tails-without-noise-in-moments", "mean, epistemic, model.widening *", "mean, epistemic, 1.0 *", MODULE),
+            ("tails-without-function-in-moments", "epistemic = model.widening *", "epistemic = 1.0 *", MODULE),
+            (
+                "covariance-without-noise",
+                "(ops.outer(e, e) + ops.outer(n, n))",
+                "ops.outer(e, e)",
+                f"{Y}::test_the_covariance_of_the_targets_is_that_of_the_function_plus_that_of_the_noise",
             ),
             (
-                "joint-without-stretch",
-                "widening * shape / np.maximum(ratio, TINY)",
-                "widening * np.ones_like(ratio)",
-                "test_every_way_of_asking_gives_the_same_moments",
+                "covariance-of-one-part",
+                "correlation * (ops.outer(e, e) + ops.outer(n, n))",
+                "correlation * ops.outer(ops.sqrt(epistemic + noise), ops.sqrt(epistemic + noise))",
+                MOMENTS,
             ),
-            (
-                "one-curve-for-all-strengths",
-                "self.calibration_.curves[self.members_[i].strength]",
-                "self.calibration_.curve",
-                "test_the_prediction_is_the_mixture_of_its_members",
-            ),
-            (
-                "draws-without-spread",
-                "* root * (means[i] - mean)",
-                "* 0 * root",
-                "test_draws_have_the_moments_of_the_joint_distribution",
-            ),
-            (
-                "no-anchor",
-                "mean, weights = self._means(marginals), self._weights(marginals)",
-                "mean, weights = marginals.mean, self._weights(marginals)",
-                "test_the_prediction_is_the_mixture_of_its_members",
-            ),
-            (
-                "anchor-in-other-units",
-                "self._anchor().precision / np.square(scale)",
-                "self._anchor().precision",
-                "test_the_prediction_is_the_mixture_of_its_members",
-            ),
-            (
-                "joint-around-means-that-never-returned",
-                "means, points, outputs = self._means(marginals), [], []",
-                "means, points, outputs = marginals.mean, [], []",
-                "test_every_way_of_asking_gives_the_same_moments",
-            ),
+            ("no-stretch", "ops.exp(0.5 * (log_shape", "ops.exp(0.0 * (log_shape", MOMENTS),
         )
+    ),
+    Mutant("numpy-sigmoid", "ops.py", "-np.logaddexp(0, -x)", "-np.logaddexp(0, x)", FACES),
+    Mutant("numpy-softmax", "ops.py", "shares / shares.sum(0)", "shares / shares.max(0)", FACES),
+    Mutant("casadi-sigmoid", "ops.py", "1 + ca.tanh(0.5 * x)", "1 + ca.tanh(x)", FACES),
+    Mutant("casadi-logaddexp", "ops.py", "0.5 * (x + y + apart)", "0.5 * (x + y)", FACES),
+    Mutant("casadi-total-for-average", "ops.py", "self.total(x) / len(x.parts)", "self.total(x)", FACES),
+    # --- what a fitted model is
+    Mutant("tails-as-wide-as-the-rest", FITTED, "[x, tails.factor * x]", "[x, x]", MIXTURE),
+    Mutant("one-curve-for-all-priors", PREDICTOR, "calibration.curves[s]", "calibration.curve", MIXTURE),
+    Mutant("shrinkage-in-other-units", PREDICTOR, " - 2 * scale.log()", " - 0 * scale.log()", MIXTURE),
+    Mutant("variance-at-star", PREDICTOR, "else whitening(p.equations.spectral_at(a))", "else own", HAND),
+    Mutant("bias-known-in-formula", PREDICTOR, "equations.bias_variance.sqrt()", "0 * equations.bias_variance", HAND),
+    Mutant(
+        "draws-without-spread",
+        FITTED,
+        "* root * (parts.mean[i] - mean)",
+        "* 0 * root",
+        f"{MODEL}::test_draws_have_the_moments_of_the_joint_distribution",
+    ),
+    Mutant("joint-without-spread", FITTED, "* (parts.mean - mean)", "* 0 * (parts.mean - mean)", MOMENTS),
+    Mutant("joint-noise-without-tails", FITTED, "self.tails.widening * NumPyOps", "1.0 * NumPyOps", MOMENTS),
+    Mutant(
+        "networks-not-copied",
+        FITTED,
+        "Member(copied(m.network), ",
+        "Member(m.network, ",
+        f"{MODEL}::test_what_is_done_to_networks_that_were_handed_over_does_not_reach_the_model",
+    ),
+    Mutant("module-not-copied", FITTED, "return copy.deepcopy(self.predictor)", "return self.predictor", OWN),
+    Mutant(
+        "network-handed-out",
+        "estimators/base.py",
+        "copied(fitted.members[0].network)",
+        "fitted.members[0].network",
+        OWN,
+    ),
+    Mutant(
+        "module-in-training-mode",
+        PREDICTOR,
+        "return super().train(False)",
+        "return super().train(mode)",
+        f"{MODEL}::test_a_module_says_what_the_model_says_also_inside_a_parent_that_trains",
+    ),
+    Mutant(
+        "alphas-not-together",
+        REVISIONS,
+        "tuple(log_alpha - centre + own for own in start) if len(start) > 1 else (log_alpha,)",
+        "(log_alpha,) * len(start)",
+        f"{MODEL}::test_at_its_own_alpha_a_model_is_what_it_was",
+    ),
+    Mutant(
+        "alpha-around-all-members",
+        REVISIONS,
+        "np.mean(own[: len(fitted.best)])",
+        "np.mean(own)",
+        f"{MODEL}::test_at_its_own_alpha_a_model_is_what_it_was",
+    ),
+    Mutant(
+        "conformal-scores-of-another-alpha",
+        REVISIONS,
+        "log_alphas=shifted, conformal_scores=None",
+        "log_alphas=shifted",
+        f"{MODEL}::test_conformal_scores_belong_to_the_model_and_not_to_its_views",
+    ),
+    Mutant(
+        "calibration-keeps-a-tuned-alpha",
+        REVISIONS,
+        "log_alphas=tuple(float(member.layer.posterior.log_alpha) for member in members)",
+        "log_alphas=fitted.log_alphas",
+        f"{MODEL}::test_calibrate_promises_the_lpd_that_it_then_has",
+    ),
+    Mutant("tuned-alpha-lost", REVISIONS, "new if own == old else own + (new - old)", "new", TUNED),
+    Mutant(
+        "source-stopped-early",
+        "settings.py",
+        '("auto", False), f"{whole}: choose max_epochs")',
+        '("auto", False, True), f"{whole}: choose max_epochs")',
+        f"{SETTINGS}::test_a_source_refuses_what_needs_all_rows_or_some_of_them_held_out",
     ),
     Mutant("conformal-rank-of-n", "prediction.py", "round((n + 1) * level, 9)", "round(n * level, 9)", Y),
     # --- users' tables, and the model without torch
-    Mutant("numbers-guarded", "tables/writing.py", "and not NUMBER.fullmatch(cell)", "and cell", TABLES),
-    Mutant("carriage-return-kept", "tables/writing.py", 'replace("\\r", "\\n")', 'replace("\\r", "\\r")', TABLES),
-    Mutant("filled-by-the-lowest", "tables/schema.py", "column.fill, values)", "column.low, values)", TABLES),
-    Mutant("range-without-floor", "tables/schema.py", "(values < column.low) | (", "(values < -1e300) | (", TABLES),
-    Mutant("numpy-weights-in-use", "export/numpy_bundle.py", "self._epistemic(cost)", "self._epistemic(ratio)", EXPORT),
-    Mutant("numpy-anchor", "export/numpy_bundle.py", '1 + a["anchor_precision"] * var_star', "1.0", EXPORT),
-    Mutant("numpy-thin-tails", "export/numpy_bundle.py", "factor * var", "var", EXPORT),
-    Mutant("numpy-newton-half-way", "export/numpy_bundle.py", "1e-8 * narrowest", "1e-3 * narrowest", EXPORT),
-    Mutant("alphas-not-together", "model.py", "log_alpha + each - float(np.mean(own))", "log_alpha", MODEL),
-    # --- control
-    Mutant("cov-without-spread", "integrations/casadi.py", "between.T if len(members) > 1 else 0", "between.T * 0", CA),
-    Mutant("cost-at-star", "description.py", "else _spread(equations.spectral_at(log_alpha))", "else at_star", CA),
-    Mutant("casadi-anchor", "integrations/casadi.py", "if self.described.anchored:", "if False:", CA),
-    Mutant("casadi-alike", "integrations/casadi.py", "if not self.described.sharpness:", "if True:", CA),
-    Mutant("rows-cross-borders", "dynamics/lags.py", "max(self.outputs, self.inputs) - 1", "self.inputs - 1", D),
+    Mutant("numbers-guarded", "tables/files.py", "and not NUMBER.fullmatch(cell)", "and cell", TABLES),
+    Mutant("carriage-return-kept", "tables/files.py", 'replace("\\r", "\\n")', 'replace("\\r", "\\r")', TABLES),
     Mutant(
-        "cross-forgotten", "dynamics/propagation.py", "between = F @ moments.cross", "between = 0 * moments.cross", D
+        "filled-by-the-lowest",
+        "tables/schema.py",
+        "numbers(self.name, table, fill=self.fill",
+        "numbers(self.name, table, fill=self.low",
+        TABLES,
     ),
-    Mutant("no-stretch", "dynamics/samples.py", "+ stretch * deviation", "+ deviation", FIRST),
-    Mutant("draws-without-anchor", "dynamics/samples.py", "if self.described.anchored:", "if False:", FIRST),
+    Mutant("range-without-floor", "tables/schema.py", "(values < self.low) | (", "(values < -1e300) | (", TABLES),
+    Mutant("numpy-thin-tails", "export/bundle.py", "factor * var", "var", EXPORT),
+    Mutant("newton-half-way", "formula.py", "1e-8 * narrowest", "1e-3 * narrowest", Y),
+    # --- control
+    Mutant("cov-without-spread", "integrations/casadi.py", "cov + ops.total(", "cov + 0 * ops.total(", CA),
+    Mutant("rows-cross-borders", "dynamics/data.py", "max(self.outputs, self.inputs) - 1", "self.inputs - 1", D),
+    Mutant("cross-forgotten", "dynamics/rollout.py", "between = F @ moments.cross", "between = 0 * moments.cross", D),
+    Mutant("tails-drawn-twice", "dynamics/rollout.py", "np.sqrt(tail / member.tails.widening)", "np.sqrt(tail)", FIRST),
     # --- learning while running
     Mutant("root-without-C", "recursion.py", "_inverse(eye + C).mT", "_inverse(C).mT", RC),
     Mutant("gain-of-the-old-rows", "recursion.py", "times(half, E)", "E", RC),
     Mutant("weights-not-rooted", "recursion.py", "weight.sqrt()[:, None]", "weight[:, None]", RC),
     Mutant("bias-known", "recursion.py", "equations.bias_variance.sqrt()", "0 * equations.bias_variance", RC),
     Mutant("spectrum-never", "recursion.py", "SPECTRAL = 1e4", "SPECTRAL = 0.0", RC),
-    Mutant("fades-too-slowly", "online/past.py", "math.exp(-n / self.memory)", "math.exp(-1 / self.memory)", FADES),
-    Mutant("window-keeps-all", "online/model.py", "if gone and after", "if False and after", WINDOW),
+    Mutant("fades-too-slowly", "online/model.py", "math.exp(-n / self.memory)", "math.exp(-1 / self.memory)", FADES),
+    Mutant("window-keeps-all", "online/model.py", "if gone else after", "if False else after", WINDOW),
     Mutant("digits-not-guarded", "online/layers.py", "SMALLEST_PIVOT = 1e-4", "SMALLEST_PIVOT = 0.0", LEVERAGE),
     Mutant("removal-unchecked", "statistics.py", "if bool(lowest < -1e-10", "if bool(lowest < -1e10", NEVER),
-    Mutant("alpha-not-anew", "online/model.py", "self.model().reestimate()", "self.model()", ANEW),
-    Mutant("tuned-alpha-lost", "model.py", "else own + (new - old)", "else new", TUNED),
+    Mutant("alpha-not-anew", "online/model.py", "revisions.reestimate(self.fitted_)", "self.fitted_", ANEW),
     Mutant("bets-unfair", "online/drift.py", "- np.log(SCALES)", "", DRIFT),
     Mutant(
         "evidence-given-away",
@@ -472,17 +631,10 @@ MUTANTS = [
     ),
     # --- Bayesian optimisation
     Mutant(
-        "botorch-without-stretch",
-        GAUSSIAN,
-        "self.curve.shape(ratio) / ratio.clamp_min(TINY)",
-        "ratio / ratio.clamp_min(TINY)",
-        f"{BT}::test_the_posterior_is_the_models_joint",
-    ),
-    Mutant(
         "botorch-without-spread",
         GAUSSIAN,
-        "* (means - mean)).movedim",
-        "* 0 * (means - mean)).movedim",
+        "* (parts.mean - mean)).movedim",
+        "* 0 * (parts.mean - mean)).movedim",
         f"{BT}::test_the_posterior_is_the_models_joint",
     ),
     Mutant(
@@ -520,15 +672,8 @@ MUTANTS = [
         "X.amax(0)]) if True else",
         f"{BT}::test_lengths_do_not_change_where_points_gather",
     ),
-    Mutant("regret-of-the-last", "studies/bo/problems.py", "Y[:, 0].cummax(0).values", "Y[:, 0]", BO),
+    Mutant("regret-of-the-last", "benchmarks/bo/problems.py", "Y[:, 0].cummax(0).values", "Y[:, 0]", BO),
     Mutant("back-off-by-mean", "integrations/do_mpc.py", "ndtri(probability)", "(probability - 0.5)", BACK_OFF),
-    Mutant("module-members-spread", "module.py", "+ between", "+ 0 * between", MODULE),
-    Mutant("module-tails", "module.py", "noise_var = self.widening * (", "noise_var = (", MODULE),
-    Mutant("module-sharpness", "module.py", "softmax(-self.sharpness", "softmax(self.sharpness", MODULE),
-    Mutant("module-weights-at-star", "module.py", "noise + at_star, epistemic", "noise + epistemic, epistemic", MODULE),
-    Mutant("module-anchor", "module.py", "if self.anchored:", "if False:", MODULE),
-    Mutant("module-reach", "module.py", "known.pow(self.power) * (ratio / known)", "known.pow(self.power)", BEYOND),
-    Mutant("module-shift", "module.py", "phi @ self.root + self.shift", "phi @ self.root", MODULE),
     Mutant(
         "targets-scaled-later",
         "statistics.py",
@@ -536,10 +681,18 @@ MUTANTS = [
         "energy=self.energy * unit",
         SCALED,
     ),
-    Mutant("attach-units", "attaching.py", "raw.with_targets(targets)", "raw", BY_HAND),
-    Mutant("attach-shares", "attaching.py", "ranks.reduce(Statistics", "(Statistics", TWO),
-    Mutant("loss-of-processes", "training/loss.py", "carrier = layer.ranks.world * (", "carrier = (", TWO),
-    Mutant("loss-value", "training/loss.py", "offset + layer.ranks.world * rows.loss", "offset + rows.loss", TWO),
+    Mutant("attach-units", "estimators/posthoc.py", "raw.with_targets(targets)", "raw", BY_HAND),
+    Mutant("attach-shares", "estimators/posthoc.py", "process_group.reduce(Statistics", "(Statistics", TWO),
+    Mutant(
+        "loss-of-processes", "training/loss.py", "carrier = running.process_group.world_size * (", "carrier = (", TWO
+    ),
+    Mutant(
+        "loss-value",
+        "training/loss.py",
+        "offset + running.process_group.world_size * rows.loss",
+        "offset + rows.loss",
+        TWO,
+    ),
     Mutant(
         "loss-gradient",
         "training/loss.py",
@@ -547,13 +700,28 @@ MUTANTS = [
         "return value + carrier",
         FIRST_LOSS,
     ),
+    # --- baselines
+    Mutant(
+        "divergence-by-entries",
+        VARIATIONAL,
+        "(misfit + self.kl()) / len(T)",
+        "misfit / len(T) + self.kl() / T.numel()",
+        f"{B}::test_the_bound_is_likelihood_and_divergence_of_all_weights_a_sample",
+    ),
+    Mutant(
+        "local-draws-with-a-floor",
+        VARIATIONAL,
+        "(x.square() @ self.std.square()).sqrt()",
+        "(x.square() @ self.std.square() + 1e-4).sqrt()",
+        f"{B}::test_the_spread_of_local_draws_is_that_of_the_weights_however_small",
+    ),
     Mutant("kernel-variance", "integrations/gpytorch.py", "alpha * _noise_var", "_noise_var", "test_gpytorch.py"),
     Mutant("kernel-bias", "integrations/gpytorch.py", "over_alpha.sqrt() if", "over_alpha if", "test_gpytorch.py"),
 ]
 
 
 def run_tests(package: Path, tests: list[str]) -> tuple[bool, str]:
-    """Whether the tests pass on a copy of src/ and tests/, and what pytest printed."""
+    """Whether the tests pass on a copy of the repository, and what pytest printed."""
     variables = {"PYTHONPATH": str(package / "src"), "OMP_NUM_THREADS": "1"}
     variables |= {"PYTHONDONTWRITEBYTECODE": "", "COLUMNS": "250"}  # kept bytecode saves time, wide lines the reason
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *(f"tests/{t}" for t in tests)]
@@ -570,12 +738,12 @@ def run_tests(package: Path, tests: list[str]) -> tuple[bool, str]:
 
 def verdict(mutant: Mutant, original: Path, place: Path) -> tuple[bool, str]:
     """Whether the mutant is caught, and by which test."""
-    text = (original / "src/lastlayer" / mutant.file).read_text()
+    text = (original / mutant.path).read_text()
     if (found := text.count(mutant.old)) != 1:
         return False, f"STALE: its old text occurs {found} times in {mutant.file}"
     copy = place / mutant.name
     shutil.copytree(original, copy)
-    file = copy / "src/lastlayer" / mutant.file
+    file = copy / mutant.path
     file.write_text(text.replace(mutant.old, mutant.new))
     for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):  # written by the first run, kept to save time
         compiled.unlink()
@@ -598,7 +766,7 @@ def main(names: list[str]) -> int:
     needed = sorted(test for test in every if "::" not in test or test.split("::")[0] not in every)
     with tempfile.TemporaryDirectory() as folder:
         original = Path(folder).resolve() / "original"
-        for part in ("src", "tests", "examples"):
+        for part in ("src", "tests", "examples", "benchmarks"):
             shutil.copytree(ROOT / part, original / part, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy2(ROOT / "pyproject.toml", original)
         (original / "conftest.py").write_text(CONFTEST)

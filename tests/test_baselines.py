@@ -5,13 +5,14 @@ import pytest
 import torch
 from helpers import close, last_layer_rows
 from sklearn.utils.estimator_checks import parametrize_with_checks
-from torch.distributions import Normal
+from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
-from lastlayer.baselines import BayesByBackpropRegressor, BLRRegressor
-from lastlayer.baselines.variational import BayesianNetwork, VariationalLinear
+from lastlayer import TrainingOptions
+from lastlayer.baselines import BayesByBackpropRegressor, BayesianNetwork, BLRRegressor, VariationalLinear
 from lastlayer.errors import InputError
 from lastlayer.evidence import general_nlml, optimal_alpha
 from lastlayer.features import affine_features
+from lastlayer.sources import TensorSource
 from lastlayer.statistics import Statistics
 
 
@@ -55,6 +56,43 @@ def test_local_and_weight_draws_have_the_same_moments(generator):
     # the same weights serve all samples of a draw: those outputs are correlated, local ones are not
     assert abs(float(torch.corrcoef(torch.stack([b[:, 0, 0], b[:, 1, 0]]))[0, 1])) < 0.02
     assert abs(float(torch.corrcoef(torch.stack([a[:, 0, 0], a[:, 1, 0]]))[0, 1])) > 0.1
+
+
+@pytest.mark.parametrize("std", [1e-6, 1e-2, 1.0])
+def test_the_spread_of_local_draws_is_that_of_the_weights_however_small(std, generator):
+    layer = VariationalLinear(2, 2, prior_std=1.0, local=True, generator=generator)
+    x = torch.tensor([[0.5, -1.0], [2.0, 0.3]], dtype=torch.float64)
+    truth = affine_features(x) @ layer.mean.detach()
+
+    def deviations(std):
+        layer.rho.data = std.expm1().log()
+        return layer(x.expand(100_000, 2, 2), torch.Generator().manual_seed(2)).detach() - truth
+
+    stds = std * torch.tensor([[1.0, 0.2], [0.5, 3.0], [0.1, 2.0]], dtype=torch.float64)
+    draws = deviations(stds)
+    assert (draws.var(0) / (affine_features(x).square() @ stds.square()) - 1).abs().max() < 0.04
+    # the same noise: the spread is proportional to the deviations of the weights
+    close(draws, std * deviations(stds / std), loose=max(1.0, 1e-3 / std))  # digits lost beside the mean
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_the_bound_is_likelihood_and_divergence_of_all_weights_a_sample(local, generator):
+    """Of both outputs and every layer, with densities of vectors in place of sums over entries."""
+    network = BayesianNetwork(3, (4,), 2, activation="tanh", prior_std=0.7, local=local, generator=generator)
+    network.requires_grad_(False)
+    network.log_last_prior_std.fill_(0.4)
+    network.log_sigma_e.copy_(torch.tensor([-0.5, 0.3]))
+    X, T = (torch.randn(9, d, generator=generator, dtype=torch.float64) for d in (3, 2))
+    bound = network.negative_elbo(X, T, n_draws=5, generator=torch.Generator().manual_seed(1))
+    draws = network(X.expand(5, 9, 3), torch.Generator().manual_seed(1))
+    noise = MultivariateNormal(torch.zeros(2, dtype=torch.float64), torch.diag((2 * network.log_sigma_e).exp()))
+    likelihood = torch.stack([sum(noise.log_prob(T[i] - y[i]) for i in range(9)) for y in draws]).mean()
+    divergence = torch.zeros((), dtype=torch.float64)
+    for layer, prior_std in ((network.hidden[0], 0.7), (network.last, math.exp(0.4))):
+        mean, std = layer.mean.flatten(), layer.std.flatten()
+        prior = MultivariateNormal(torch.zeros_like(mean), prior_std**2 * torch.eye(len(mean), dtype=torch.float64))
+        divergence += kl_divergence(MultivariateNormal(mean, torch.diag(std**2)), prior)
+    close(bound, (divergence - likelihood) / 9)
 
 
 def exact_bound(network: BayesianNetwork, X: torch.Tensor, T: torch.Tensor) -> torch.Tensor:
@@ -132,3 +170,31 @@ def test_blr_is_the_evidences_optimum_on_features_that_the_squared_error_made():
     # training followed the squared error, not the evidence
     assert model.history_["nlml"][-1] < 0.5 * model.history_["nlml"][0]
     assert set(model.history_["log_alpha"]) == {4.0}
+
+
+def test_blr_refuses_a_source_and_says_what_to_call():
+    source = TensorSource(torch.zeros(10, 1), torch.zeros(10, 1))
+    with pytest.raises(InputError, match=r"BLRRegressor.*call fit\(X, y\)"):
+        BLRRegressor().fit_source(source)
+
+
+def test_blr_checks_its_parameters_as_every_estimator_does(as_a_user):
+    X, y = wave()
+    for options, said in (
+        ({"noise": "diagnal"}, "noise='diagnal'.*did you mean 'diagonal'"),
+        ({"training": TrainingOptions(optimizer="adm")}, "optimizer='adm'.*did you mean 'adam'"),
+        ({"training": {"optimizer": "adam"}}, "TrainingOptions"),
+        ({"max_epochs": -1}, "max_epochs=-1"),
+    ):
+        with pytest.raises(InputError, match=said):
+            BLRRegressor(**options).fit(X, y)
+
+
+def test_the_objective_of_blr_is_the_squared_error_whatever_its_options_say():
+    X, y = wave()
+    plain, asked = (
+        BLRRegressor(hidden=(4,), max_epochs=5, training=options, random_state=0).fit(X, y)
+        for options in (None, TrainingOptions(objective="exact"))
+    )
+    assert plain.settings_.objective == asked.settings_.objective == "mse"
+    np.testing.assert_array_equal(plain.predict(X), asked.predict(X))

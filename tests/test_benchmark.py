@@ -1,6 +1,8 @@
 """The benchmark: tables and splits, the store that takes up where it stopped, the summary by hand, helpful errors."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,19 +12,20 @@ import torch
 from helpers import close
 from typer.testing import CliRunner
 
+from benchmarks import walk
+from benchmarks.uci import command, tables
+from benchmarks.uci.__main__ import app
+from benchmarks.uci.data import Table, load_folder, outer_rows
+from benchmarks.uci.networks import conformal_quantiles, deep_ensemble
+from benchmarks.uci.ours import OURS
+from benchmarks.uci.peers import PEERS
+from benchmarks.uci.picture import picture
+from benchmarks.uci.protocol import Method, Quantiles, Scores, Task, hold_out, most_epochs, score
+from benchmarks.uci.run import run
+from benchmarks.uci.stacks import Recipe, search, squared_error, train
+from benchmarks.uci.store import Result, open_store
 from lastlayer import Prediction, metrics
-from lastlayer.cli import app
 from lastlayer.errors import InputError
-from lastlayer.studies.benchmark import command, tables
-from lastlayer.studies.benchmark.data import Table, load_folder, outer_rows
-from lastlayer.studies.benchmark.networks import conformal_quantiles, deep_ensemble
-from lastlayer.studies.benchmark.ours import OURS
-from lastlayer.studies.benchmark.peers import PEERS
-from lastlayer.studies.benchmark.picture import picture
-from lastlayer.studies.benchmark.protocol import Method, Quantiles, Scores, Task, hold_out, most_epochs, score
-from lastlayer.studies.benchmark.run import run
-from lastlayer.studies.benchmark.stacks import Recipe, search, squared_error, train
-from lastlayer.studies.benchmark.store import Result, open_store
 
 
 @pytest.fixture
@@ -244,7 +247,7 @@ def test_what_fails_is_told_and_the_rest_goes_on(folder, tmp_path):
 
 
 def test_the_same_seed_gives_the_same_prediction(folder, monkeypatch):
-    from lastlayer.studies.benchmark import networks
+    from benchmarks.uci import networks
 
     monkeypatch.setattr(networks, "ENSEMBLE", replace(networks.ENSEMBLE, max_epochs=5))
     table = load_folder(folder, ["first"])[0]
@@ -376,10 +379,38 @@ def test_every_method_says_how_it_is_tuned_and_its_configuration():
 def test_the_command_writes_tables_and_picture_and_fails_softly(folder, tmp_path, monkeypatch):
     for name, fails in (("vbll", True), ("MC dropout", False)):
         monkeypatch.setitem(command.METHODS, name, method(name, fails=fails))
-    words = ["bench", "uci", "--data", str(folder), "--methods", "vbll,MC dropout", "--splits", "0,1"]
+    words = ["--data", str(folder), "--methods", "vbll,MC dropout", "--splits", "0,1"]
     words += ["--out", str(tmp_path / "out")]
     answer = CliRunner().invoke(app, words)
     assert answer.exit_code == 1
     assert "vbll on first, given split 1: RuntimeError: no luck" in answer.output.replace("\n", " ")
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"results.jsonl", "scores.csv", "tables.md", "uci.png"}
     assert "MC dropout" in (tmp_path / "out" / "tables.md").read_text()
+
+
+# what a call goes through -------------------------------------------------------------------------------------------
+
+
+def test_a_walk_counts_named_functions_of_the_package_and_ways_between_files():
+    from lastlayer import linalg, scaling
+
+    X = torch.arange(6.0)[:, None]
+
+    def work():
+        [scaling.Standardizer.fit(x).forward(x) for x in (X, X + 1)]
+        return (lambda: linalg.EPS)()
+
+    found = walk.walk(scaling.__file__, work)
+    assert {name for _, name in found.functions} == {"Standardizer.fit", "Standardizer.forward"}
+    assert found.files == {scaling.__file__}
+    assert found.switches == set()
+    done = subprocess.run([sys.executable, "-m", "benchmarks.walk"], capture_output=True, text=True, check=True)
+    head, *lines = done.stdout.splitlines()
+    assert head.split() == ["functions", "files", "switches"]
+    calls = {line[:26].strip(): [int(number) for number in line[26:].split()] for line in lines}
+    asked = ("fit", "first predictive", "predictive")
+    assert list(calls) == [f"{preset}, {call}" for preset in ("default", "fast") for call in asked]
+    for functions, files, switches in calls.values():
+        assert files - 1 <= switches
+        assert files <= functions
+    assert calls["fast, fit"] < calls["default, fit"]

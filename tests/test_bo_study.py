@@ -8,10 +8,10 @@ import torch
 from helpers import close
 from typer.testing import CliRunner
 
-from lastlayer.cli import app
+from benchmarks.bo import command, methods, run, tables
+from benchmarks.bo.__main__ import app
+from benchmarks.bo.problems import PROBLEMS
 from lastlayer.errors import InputError
-from lastlayer.studies.bo import command, methods, run, tables
-from lastlayer.studies.bo.problems import PROBLEMS
 
 
 def result(problem, method, seed, regret, steps=2):
@@ -136,13 +136,13 @@ def test_ranks_are_of_the_last_regret_seed_by_seed():
         ["lastlayer", "1 (0.5, 2)", "1.25"],
         ["random", "2.5 (2.2, 2.8)", "1.75"],
     ]
-    assert tables.seconds_table(summary)[0] == ["seconds a step", "Branin", "2,000 points"]
+    assert tables.seconds_table(summary)[0] == ["seconds per step", "Branin", "2,000 points"]
     longer = result("Branin", "random", 0, [1.0, 1.0, 1.0], steps=3)
     assert tables.Summary([*lines, longer]).of(PROBLEMS["Branin"], methods.METHODS["lastlayer"]) is None
 
 
 def test_the_command_writes_tables_and_picture(tmp_path):
-    words = ["bench", "bo", "--problems", "Branin", "--methods", "random", "--seeds", "2", "--steps", "2"]
+    words = ["--problems", "Branin", "--methods", "random", "--seeds", "2", "--steps", "2"]
     answer = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out"), "--json"])
     assert answer.exit_code == 0, answer.output
     assert json.loads(answer.stdout.splitlines()[-1])["failures"] == []
@@ -150,18 +150,11 @@ def test_the_command_writes_tables_and_picture(tmp_path):
     assert {p.name for p in (tmp_path / "out").iterdir()} == names
 
 
-def test_the_module_runs_without_the_command_lines_packages(tmp_path, capsys):
-    words = ["--problems", "Branin", "--methods", "random", "--seeds", "1", "--steps", "1", "--out", str(tmp_path)]
-    assert command.main(words) == 0
-    assert "| random |" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        command.main(["--problems", "Brainin"])
-    assert "did you mean 'Branin'" in capsys.readouterr().err
-
-
 def test_wrong_words_are_told(tmp_path):
     with pytest.raises(InputError, match="each must be 1 or more"):
         command.Asked.parse(seeds=0, out=tmp_path)
+    with pytest.raises(InputError, match="did you mean 'Branin'"):
+        command.Asked.parse(problems="Brainin", out=tmp_path)
     with pytest.raises(InputError, match="empty list"):
         command.Asked.parse(problems=" , ", out=tmp_path)
     asked = command.Asked.parse(problems="2,000 points,Branin", seeds=1, out=tmp_path)

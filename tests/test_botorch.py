@@ -2,7 +2,9 @@
 process with the same linear kernel, and the surrogate's evidence is the library's."""
 
 import copy
+import inspect
 import math
+import re
 import warnings
 from functools import cache
 
@@ -10,12 +12,7 @@ import gpytorch
 import numpy as np
 import pytest
 import torch
-from botorch.acquisition import (
-    LogExpectedImprovement,
-    qKnowledgeGradient,
-    qMaxValueEntropy,
-    qUpperConfidenceBound,
-)
+from botorch.acquisition import LogExpectedImprovement, qKnowledgeGradient, qMaxValueEntropy, qUpperConfidenceBound
 from botorch.acquisition.logei import qLogExpectedImprovement, qLogNoisyExpectedImprovement
 from botorch.acquisition.multi_objective.logei import qLogNoisyExpectedHypervolumeImprovement
 from botorch.acquisition.objective import ScalarizedPosteriorTransform
@@ -28,14 +25,14 @@ from botorch.sampling import SobolQMCNormalSampler
 from helpers import close, sine
 from scipy.special import logsumexp
 
-import lastlayer.integrations.extras
+import lastlayer.errors
 from lastlayer import BLLRegressor
 from lastlayer.errors import FlooredNoiseWarning, InputError
 from lastlayer.evidence import nlml
 from lastlayer.features import affine_features
 from lastlayer.integrations.botorch import BLLMixture, BLLModel, Surrogate, fit_model
 from lastlayer.integrations.botorch.surrogate import few_rows_nlml
-from lastlayer.integrations.botorch.waves import Waves
+from lastlayer.networks.random_features import RandomFourierFeatures
 
 JOINT = 10.0
 """Tolerances are so much wider where covariances carry their jitter, 1e-10 of the mean variance."""
@@ -81,7 +78,7 @@ def linear_gp():
     """
     regressor = fitted(bias_prior="shared")
     X, y = sine(50, q=2, d=2)
-    posterior, scale, mean = regressor.posterior_, regressor._targets.scale, regressor._targets.mean
+    posterior, inputs, targets = regressor.posterior_, regressor.fitted_.inputs, regressor.fitted_.targets
 
     class Features(gpytorch.kernels.Kernel):
         has_lengthscale = False
@@ -92,17 +89,17 @@ def linear_gp():
             return cov.diagonal(dim1=-2, dim2=-1) if diag else cov
 
         def features(self, x):
-            z = (x - regressor._inputs.mean) / regressor._inputs.scale
+            z = (x - inputs.mean) / inputs.scale
             flat = affine_features(regressor.network_(z.reshape(-1, z.shape[-1])))
             return flat.reshape(*x.shape[:-1], flat.shape[-1])
 
     gps = []
     for i in range(2):
-        variance = float(posterior.Sigma_E[i, i]) * float(scale[i]) ** 2
+        variance = float(posterior.Sigma_E[i, i]) * float(targets.scale[i]) ** 2
         kernel = gpytorch.kernels.ScaleKernel(Features())
         kernel.outputscale = variance
         constant = gpytorch.means.ConstantMean()
-        constant.constant.data.fill_(float(mean[i]))
+        constant.constant.data.fill_(float(targets.mean[i]))
         noise = torch.full((50, 1), variance, dtype=torch.float64)
         gp = SingleTaskGP(
             torch.tensor(X),
@@ -299,11 +296,8 @@ def test_a_mixture_averages_acquisition_values_over_its_members():
     close(posterior.mixture_variance[:, 0], torch.tensor(joint.epistemic_var), loose=JOINT)
     value = LogExpectedImprovement(mixture, best_f=1.0)(X).detach()
     close(qLogExpectedImprovement(mixture, 1.0, SobolQMCNormalSampler(torch.Size([4096]), seed=0))(X), value, loose=1e8)
-    each = []
-    for i in range(3):
-        alone = fitted("alike", q=1)
-        alone.members_, alone._log_alphas = alone.members_[i : i + 1], alone._log_alphas[i : i + 1]
-        each.append(LogExpectedImprovement(BLLModel(alone), best_f=1.0)(X).detach().numpy())
+    alone = [BLLModel(regressor.fitted_.alone(i)) for i in range(3)]
+    each = [LogExpectedImprovement(model, best_f=1.0)(X).detach().numpy() for model in alone]
     close(value, torch.tensor(logsumexp(each, axis=0) - math.log(3)), loose=100)
 
 
@@ -399,8 +393,8 @@ def test_evidence_by_rows_is_the_evidence(m, k, generator):
         close(a, b, loose=100)
 
 
-def test_waves_are_a_squared_exponential_kernel(generator):
-    network = Waves(3, 30_000, generator=generator)
+def test_random_fourier_features_are_a_squared_exponential_kernel(generator):
+    network = RandomFourierFeatures(3, 30_000, generator=generator)
     with torch.no_grad():
         network.log_length.copy_(torch.tensor([0.3, -0.2, 0.0]))
         Z = torch.randn(6, 3, generator=generator, dtype=torch.float64) * network.lengths
@@ -418,7 +412,7 @@ def test_a_surrogate_is_close_to_botorchs_process_at_its_lengths():
     model = fit_model(X, T, bounds=box)
     surrogate = Surrogate(random_state=0).fit(X.numpy(), T[:, 0].numpy(), bounds=box.numpy())
     gp = SingleTaskGP(X, T, train_Yvar=surrogate.posterior_.Sigma_E.expand(20, 1), outcome_transform=None)
-    gp.covar_module.lengthscale = surrogate.network_.lengths.detach() * surrogate._inputs.scale
+    gp.covar_module.lengthscale = surrogate.network_.lengths.detach() * surrogate.fitted_.inputs.scale
     gp.mean_module.constant.data.fill_(_constant(gp, T))
     gp.eval()
     new = torch.rand(50, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -440,8 +434,8 @@ def test_lengths_do_not_change_where_points_gather():
     rng = np.random.default_rng(0)
     X = np.concatenate([rng.uniform(size=(10, 2)), 0.5 + 0.01 * rng.normal(size=(10, 2))])
     surrogate = Surrogate(16, max_steps=0, random_state=0).fit(X, X[:, 0], bounds=box)
-    assert surrogate._inputs.scale == pytest.approx(1 / math.sqrt(12))
-    assert surrogate._inputs.mean == pytest.approx(0.5)
+    assert surrogate.fitted_.inputs.scale == pytest.approx(1 / math.sqrt(12))
+    assert surrogate.fitted_.inputs.mean == pytest.approx(0.5)
 
 
 def test_many_inputs_have_few_directions():
@@ -459,6 +453,86 @@ def test_several_outputs_are_a_list_of_models():
     assert model.posterior(X).mean.shape == (12, 2)
 
 
+@pytest.mark.parametrize("wrong", [(1.5, -2.25), (np.nan, 1.0)])
+def test_reversed_bounds_are_named_with_their_input_and_numbers(wrong, as_a_user):
+    X = points(6).numpy()
+    bounds = np.array([[-9.0, wrong[0]], [9.0, wrong[1]]])
+    match = rf"input 1 .*from {wrong[0]:g} to {wrong[1]:g}: the first row holds the lower bounds"
+    with pytest.raises(InputError, match=match):
+        Surrogate(8).fit(X, X[:, 0], bounds=bounds)
+    with pytest.raises(InputError, match=match):
+        fit_model(torch.tensor(X), torch.tensor(X[:, :1]), bounds=torch.tensor(bounds))
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (2, 3), (2,)])
+def test_bounds_of_another_shape_are_told_their_shape(shape, as_a_user):
+    X = points(6).numpy()
+    with pytest.raises(InputError, match=rf"has shape {re.escape(str(shape))}: it must be \(2, 2\)"):
+        Surrogate(8).fit(X, X[:, 0], bounds=np.zeros(shape))
+
+
+def test_bounds_may_meet_in_an_input_that_does_not_move():
+    X = points(6).numpy()
+    X[:, 1] = 3.0
+    surrogate = Surrogate(8, max_steps=2, random_state=0).fit(X, X[:, 0], bounds=[[-9.0, 3.0], [9.0, 3.0]])
+    assert np.isfinite(surrogate.predict(X)).all()
+
+
+def test_a_surrogate_is_neither_streamed_nor_saved():
+    assert not hasattr(Surrogate, "fit_source")
+    assert not hasattr(Surrogate, "save")
+    assert "sample_weight" not in inspect.signature(Surrogate.fit).parameters
+
+
+# modules of others ----------------------------------------------------------------------------------------------------
+
+
+def test_a_model_turned_to_float32_leaves_the_regressor_as_it_is():
+    regressor, X = fitted("calibrated"), points(5).numpy()
+    before = regressor.predictive(X)
+    BLLModel(regressor).train().float()
+    after = regressor.predictive(X)
+    for name in ("component_mean", "component_var", "weights", "affine_cost"):
+        np.testing.assert_array_equal(getattr(after, name), getattr(before, name))
+
+
+@pytest.mark.parametrize("noise", ["diagonal", "full", "input"])
+def test_a_calibrated_mixture_answers_in_float32_too(noise):
+    model, X = BLLModel(fitted("calibrated", noise=noise)), points(5)
+    before = model.posterior(X, observation_noise=True)
+    mean, variance = before.mean, before.variance
+    single = model.to(torch.float32)
+    assert {value.dtype for value in single.state_dict().values() if value.is_floating_point()} == {torch.float32}
+    after = single.posterior(X.float(), observation_noise=True)
+    assert after.mean.dtype == after.variance.dtype == torch.float32
+    close(after.mean, mean)
+    close(after.variance, variance, loose=JOINT)
+    drawn = single.draw(seed=0)(X.float())
+    assert drawn.dtype == torch.float32
+
+
+def test_in_a_parent_that_trains_it_still_answers_alike():
+    """Dropout and batch statistics of the backbone stay off."""
+    torch.manual_seed(0)
+    backbone = torch.nn.Sequential(
+        torch.nn.Linear(2, 6), torch.nn.BatchNorm1d(6), torch.nn.Tanh(), torch.nn.Dropout(0.5)
+    ).double()
+    X, y = sine(50, q=2, d=2)
+    regressor = BLLRegressor(backbone=backbone, preset="fast", max_epochs=5, random_state=0).fit(X, y)
+    model = BLLModel(regressor)
+    parent, new = torch.nn.ModuleList([model, torch.nn.Dropout()]).train(), points(5)
+    first, state = parent[0].posterior(new), copy.deepcopy(model.state_dict())
+    parent.train()
+    second = parent[0].posterior(new)
+    assert torch.equal(first.mean, second.mean)
+    assert torch.equal(first.variance, second.variance)
+    assert torch.equal(parent[0].draw(seed=0)(new), parent[0].draw(seed=0)(new))
+    part = parent.train()[0].parts[0]
+    assert torch.equal(part.moments(new).mean, first.mean)
+    close(first.mean, torch.tensor(regressor.predictive(new.numpy()).mean))
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
 # what is told ---------------------------------------------------------------------------------------------------------
 
 
@@ -472,11 +546,5 @@ def test_errors_say_what_to_do(as_a_user, monkeypatch):
         fit_model(X, X[:, 0])
     with pytest.raises(InputError, match="use fit_model"):
         Surrogate(8).fit(X.numpy(), X.numpy())
-    with pytest.raises(InputError, match="use a BLLRegressor"):
-        Surrogate(8).fit(X.numpy(), X[:, 0].numpy(), np.ones(3))
-    with pytest.raises(InputError, match=r"must be \(2, 2\)"):
-        Surrogate(8).fit(X.numpy(), X[:, 0].numpy(), bounds=np.zeros((3, 2)))
-    with pytest.raises(InputError, match="keep X and y"):
-        Surrogate(8).save("x")
-    with pytest.raises(lastlayer.integrations.extras.MissingPackageError, match=r"lastlayer\[botorch\]"):
-        lastlayer.integrations.extras.need("no_such_botorch", extra="botorch")
+    with pytest.raises(lastlayer.errors.MissingPackageError, match=r"lastlayer\[botorch\]"):
+        lastlayer.errors.need("no_such_botorch", extra="botorch")

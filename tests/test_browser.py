@@ -9,7 +9,7 @@ from selenium.webdriver import ActionChains
 from selenium.webdriver.chrome.service import Service
 
 from lastlayer.report import make_report
-from lastlayer.studies import networks, paper, three_samples
+from lastlayer.studies import figures, networks, paper
 from lastlayer.studies.report import report
 from lastlayer.tables import Table, TableModel
 
@@ -20,7 +20,8 @@ pytestmark = pytest.mark.browser
 def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     study = paper.run([0], budget=networks.Budget(max_epochs=300), bnn_epochs=100)
-    (folder / "report.html").write_text(report([study], three_samples.fit(max_epochs=300)))
+    figures.draw_all(study, networks.fit_three_samples(max_epochs=300), folder)
+    (folder / "report.html").write_text(report([study], folder))
     return folder / "report.html"
 
 
@@ -60,7 +61,10 @@ def test_the_report_opens_without_errors_and_the_slider_moves_the_band(page, bro
     browser.get(page.as_uri())
     errors = [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
     assert not errors, errors
-    assert browser.execute_script("return document.querySelectorAll('.js-plotly-plot').length") == 4
+    assert browser.execute_script("return document.querySelectorAll('.js-plotly-plot').length") == 1
+    widths = browser.execute_script("return Array.from(document.images, image => image.naturalWidth)")
+    assert len(widths) == 4
+    assert min(widths) > 100
     reading = lambda: browser.execute_script("return document.getElementById('reading').textContent")
     before, band = reading(), visible_band(browser)
     assert "LPD test" in before
@@ -164,7 +168,8 @@ def test_reports_can_be_read_in_light_and_dark(model_page, page, browser, scheme
         colors = browser.execute_script(
             "const of = (e, p) => getComputedStyle(e)[p].match(/[0-9.]+/g).map(Number);"
             "return [of(document.body, 'backgroundColor'), of(document.body, 'color'),"
-            " of(document.querySelector('.note'), 'color'), of(document.querySelector('.xtick text'), 'fill')]"
+            " of(document.querySelector('.note'), 'color'),"
+            " of(document.querySelector('.xtick text, .x2tick text'), 'fill')]"
         )
         background, *inks = [_luminance(color) for color in colors]
         assert (background > 0.5) == (scheme == "light")

@@ -11,10 +11,9 @@ from models import FAST, MODELS, data, far, fitted
 from torch import nn
 
 from lastlayer import BLLRegressor
-from lastlayer.description import describe
+from lastlayer.errors import MissingPackageError
 from lastlayer.features import ACTIVATIONS
 from lastlayer.integrations import to_casadi
-from lastlayer.integrations.extras import MissingPackageError
 
 casadi = pytest.importorskip("casadi")
 
@@ -70,12 +69,11 @@ def test_its_jacobians_are_differences_of_predictive(name):
             np.testing.assert_allclose(J * step, slope * step, rtol=1e-5, atol=1e-9 * np.abs(a).max())
 
 
-def test_a_description_is_a_copy_and_serves_as_well():
+def test_a_fitted_value_serves_as_well_and_later_updates_do_not_reach_it():
     (X, y), model = data(), copy.deepcopy(fitted("mixture"))
-    described = describe(model)
-    before = model.predictive(X[:5])
+    value, before = model.fitted_, model.predictive(X[:5])
     model.update(X + 1, y)
-    found = np.array([to_casadi(described)(x)[0] for x in X[:5]])[..., 0]
+    found = np.array([to_casadi(value)(x)[0] for x in X[:5]])[..., 0]
     np.testing.assert_allclose(found, before.mean, rtol=TOLERANCE)
     assert np.abs(model.predictive(X[:5]).mean - before.mean).max() > 1e-3
 

@@ -86,6 +86,21 @@ def test_the_same_seed_gives_the_same_model(here):
     np.testing.assert_array_equal(one.predict(X), other.predict(X))
 
 
+def test_what_is_not_given_is_left_to_the_estimator(here, monkeypatch):
+    seen = []
+
+    def of(cls, schema, table, *, groups=None, **words):
+        seen.append(words)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TableModel, "of", classmethod(of))
+    run("fit", PUMP, *TARGETS)
+    run("fit", PUMP, *TARGETS, "--max-epochs", "7", "--members", "3")
+    default = lastlayer.BLLRegressor(**seen[0])
+    assert (default.max_epochs, default.n_members) == ("auto", "auto")
+    assert (seen[1]["max_epochs"], seen[1]["n_members"]) == (7, 3)
+
+
 def test_every_command_speaks_json(here, model):
     answers = {}
     for words in (
@@ -109,9 +124,37 @@ def test_every_command_speaks_json(here, model):
     assert explained["inputs"][1] == {"kind": "number", "name": "speed_rpm", "low": 1406, "high": 2895, "fill": 2176}
     assert explained["alpha"] == pytest.approx(lastlayer.load(model).alpha_)
     assert explained["features"]["count"] == 6 + 6
+    assert explained["settings"] == json.loads(json.dumps(lastlayer.load(model).settings_.to_json()))
     failed = CliRunner().invoke(app, ["explain", "nothing", "--json"])
     assert failed.exit_code == 1
     assert "is not a file" in json.loads(failed.stdout)["error"]
+
+
+def test_explain_prints_what_every_auto_became(here, model):
+    result = run("explain", model)
+    assert result.exit_code == 0, result.output
+    settings = lastlayer.load(model).settings_
+    lines = result.output.splitlines()
+    first = lines.index("settings") + 1
+    assert lines[first:] == str(settings).splitlines()
+    for line in ("hidden: (6,)", "ensemble: selected prior", "n_members: 1", "calibration: None", "max_epochs: 5"):
+        assert line in lines[first:]
+    assert not any(": auto" in line for line in lines[first:])
+
+
+def test_fit_leaves_what_was_not_asked_for_to_the_library(here, monkeypatch):
+    asked = []
+
+    def remember(self, X, y, **data):
+        asked.append(self.get_params(deep=False))
+        raise lastlayer.errors.InputError("this is enough")
+
+    monkeypatch.setattr(lastlayer.BLLRegressor, "fit", remember)
+    run("fit", PUMP, *TARGETS)
+    run("fit", PUMP, *TARGETS, "--hidden", "7", "--noise", "full", "--members", "2", "--max-epochs", "3")
+    defaults = lastlayer.BLLRegressor().get_params(deep=False) | {"random_state": 0, "progress": True}
+    assert asked[0] == defaults
+    assert asked[1] == defaults | {"hidden": (7,), "noise": "full", "n_members": 2, "max_epochs": 3}
 
 
 def test_an_onnx_file_says_what_the_model_says(here, model):
@@ -169,7 +212,7 @@ def test_help_is_quick_and_whole():
     code = "import sys, lastlayer.cli as c; c.app(['--help'], standalone_mode=False); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == "False"  # nothing heavy was imported
-    for command in ("fit", "predict", "evaluate", "report", "explain", "update", "export", "study", "bench"):
+    for command in ("fit", "predict", "evaluate", "report", "explain", "update", "export", "study"):
         assert f" {command} " in done.stdout
         assert run(command, "--help").exit_code == 0
 
@@ -417,7 +460,7 @@ HOSTILE = {
     "layers of words": (fit_with("--hidden", "a,b"), "--hidden 'a,b'"),
     "layers without end": (fit_with("--hidden", "999999999"), "from 1 to 10000"),
     "layers of nothing": (fit_with("--hidden", "0"), "--hidden '0'"),
-    "an unknown preset": (fit_with("--preset", "honset"), "did you mean 'honest'"),
+    "an unknown preset": (fit_with("--preset", "calibrate"), "did you mean 'calibrated'"),
     "an unknown noise": (fit_with("--noise", "loud"), "noise='loud'"),
     "no members": (fit_with("--members", "0"), "--members"),
     "epochs below zero": (fit_with("--max-epochs", "-1"), "--max-epochs"),

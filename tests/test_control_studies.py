@@ -9,11 +9,11 @@ import pytest
 from scipy.integrate import solve_ivp
 
 import lastlayer
+from benchmarks.control_studies import mpc, reactor, spring
+from benchmarks.control_studies.controllers import true_model
+from benchmarks.control_studies.discs import Discs
 from lastlayer import BLLRegressor
-from lastlayer.dynamics import DynamicsModel, Lags, Linearised, Unscented
-from lastlayer.studies.control import mpc, reactor, spring
-from lastlayer.studies.control.controllers import true_model
-from lastlayer.studies.control.discs import Discs
+from lastlayer.dynamics import DynamicsModel, Lags, Linearized, Unscented
 
 pytest.importorskip("casadi")
 pytestmark = pytest.mark.filterwarnings("ignore:\\s*casadi. a numpy function:FutureWarning")
@@ -46,7 +46,7 @@ def test_discs_episodes_keep_their_amplitude_and_noise():
     assert 0.7 < held < 0.8
 
 
-@pytest.mark.parametrize("by", [Linearised(), Unscented()])
+@pytest.mark.parametrize("by", [Linearized(), Unscented()])
 def test_covariances_of_the_discs_stay_positive_over_many_steps(by, as_a_user):
     """Rounding errors of one side of a covariance, if left there, grow to its size within 100 steps of this plant."""
     discs, lags = Discs(), Lags(3, 3)

@@ -7,17 +7,9 @@ import numpy as np
 import pytest
 
 from lastlayer import BLLRegressor
-from lastlayer.dynamics import DynamicsModel, Episode, Lags, Linearised
-from lastlayer.integrations import (
-    Controller,
-    chance_constraint,
-    to_do_mpc,
-    trust_constraint,
-    trust_cost,
-    trust_limit,
-)
-from lastlayer.integrations.do_mpc import do_mpc_package
-from lastlayer.integrations.extras import MissingPackageError
+from lastlayer.dynamics import DynamicsModel, Episode, Lags, Linearized
+from lastlayer.errors import MissingPackageError, need
+from lastlayer.integrations import Controller, chance_constraint, to_do_mpc, trust_constraint, trust_cost, trust_limit
 
 pytest.importorskip("casadi")
 # casadi 3.8 announces a change of its NumPy support whenever do-mpc calls a NumPy function
@@ -28,7 +20,7 @@ QUIET = {"ipopt.print_level": 0, "print_time": 0, "ipopt.sb": "yes"}
 
 @cache
 def do_mpc():
-    return do_mpc_package()
+    return need("do_mpc", extra="control")
 
 
 @cache
@@ -93,7 +85,7 @@ def test_the_back_off_is_the_quantile_times_the_propagated_standard_deviation():
         x = [float(c.mpc.opt_x_num_unscaled["_x", k, 0, -1, "y"][0]) for k in range(5)]
         plans.append(np.array(x))
     assert plans[1][-1] == pytest.approx(1.0, abs=1e-3)
-    std = dynamics.rollout(np.zeros(2), cautious.planned_inputs, by=Linearised(), noise="measurement").std[0, :, 0]
+    std = dynamics.rollout(np.zeros(2), cautious.planned_inputs, by=Linearized(), noise="measurement").std[0, :, 0]
     np.testing.assert_allclose(plans[0][-1], 1 - 1.645 * std[3], atol=0.02)
     assert (std > 0.01).all()
 

@@ -4,7 +4,11 @@ import ast
 import re
 import shlex
 import tomllib
+from functools import reduce
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
@@ -30,12 +34,12 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.S | re.M)
 
 
-def quick(*args: Any, **words: Any) -> BLLRegressor:
+def quick(*args: Any, **parameters: Any) -> BLLRegressor:
     """A page's code is tried, not its patience."""
-    words["max_epochs"] = min(words.get("max_epochs", 8), 8)
-    if not words.keys() & {"backbone", "preset"}:
-        words = {"n_members": 2, "hidden_prior": 0.3} | words
-    return BLLRegressor(*args, **words)
+    parameters["max_epochs"] = min(parameters.get("max_epochs", 8), 8)
+    if not parameters.keys() & {"backbone", "preset"}:
+        parameters = {"n_members": 2, "hidden_prior": 0.3} | parameters
+    return BLLRegressor(*args, **parameters)
 
 
 @pytest.fixture
@@ -114,7 +118,9 @@ def test_commands_of_the_pages_are_there(page):
         elif program == "pip":
             for named in re.findall(r"\[(.*?)\]", line):
                 assert set(named.split(",")) <= extras.keys(), line
-        elif program == "python" and words[0] != "-m":
+        elif program == "python" and words[0] == "-m":
+            assert find_spec(words[1]) is not None, line
+        elif program == "python":
             assert (ROOT / words[0]).exists(), line
 
 
@@ -122,6 +128,72 @@ def test_targets_named_in_the_texts_are_in_the_makefile():
     for page in PAGES:
         for target in set(re.findall(r"`make ([a-z][a-z0-9-]*)", page.read_text())):
             assert_target(target)
+
+
+def test_modules_named_in_the_texts_are_there():
+    for page in [*PAGES, ROOT / "Makefile"]:
+        for module in set(re.findall(r"python -m (benchmarks[\w.]*\w)", page.read_text())):
+            assert module == "benchmarks.NAME" or find_spec(module) is not None, f"{page.name}: {module}"
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/reference/*.md")), ids=name_of)
+def test_names_of_the_reference_are_there(page):
+    module = "lastlayer"
+    for kind, name, members in re.findall(
+        r"^\.\. (\w+):: (\S+)\n(?:   :members:([^\n]*)\n)?", page.read_text(), flags=re.M
+    ):
+        if kind == "currentmodule":
+            module = name
+            continue
+        found = resolved(name if name.startswith("lastlayer") else f"{module}.{name}")
+        for member in filter(None, re.split(r"[,\s]+", members)):
+            assert hasattr(found, member) or member in getattr(found, "__annotations__", {}), f"{name}: {member}"
+
+
+def test_dotted_names_in_the_texts_are_there():
+    for page in [p for p in PAGES if p.name != "CHANGELOG.md"]:  # which names what is gone
+        for name in set(re.findall(r"`(lastlayer(?:\.\w+)+)", page.read_text())):
+            if name != "lastlayer.md":
+                resolved(name)
+
+
+def test_the_table_of_symbols_names_what_is_there():
+    rows = re.findall(r"^\| .* \| .* \| (.*`.*) \| (.*) \|$", (ROOT / "docs/theory/symbols.md").read_text(), flags=re.M)
+    assert len(rows) > 20
+    for names, modules in rows:
+        homes = re.findall(r"`(\w+)`", modules)
+        sources = "\n".join(source_of(f"lastlayer.{home}") for home in homes) if homes else source_of("lastlayer")
+        for name in re.findall(r"`\.?(\w+)", names):
+            assert re.search(rf"\b{name}\b", sources), f"{name} is not in {modules}"
+
+
+def test_the_map_names_every_module_once():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    first = re.findall(r"^\| (`[^|]*) \|", text, flags=re.M)
+    named = [name for cell in first for name in re.findall(r"`(\w+)`", cell)]
+    assert sorted(named) == sorted(m.name for m in iter_modules(lastlayer.__path__) if not m.name.startswith("_"))
+    for path in re.findall(r"`(\w+(?:/\w+)*\.py)`", text):
+        assert (ROOT / path).exists() or (ROOT / "src" / "lastlayer" / path).exists(), path
+
+
+def resolved(name: str) -> Any:
+    """The object behind a dotted name."""
+    parts = name.split(".")
+    for n in range(len(parts), 0, -1):
+        try:
+            found = import_module(".".join(parts[:n]))
+        except ModuleNotFoundError:
+            continue
+        return reduce(getattr, parts[n:], found)
+    raise AssertionError(name)
+
+
+def source_of(module: str) -> str:
+    spec = find_spec(module)
+    assert spec is not None, module
+    folders = spec.submodule_search_locations
+    files = [file for folder in folders for file in Path(folder).rglob("*.py")] if folders else [Path(str(spec.origin))]
+    return "\n".join(file.read_text() for file in files)
 
 
 def assert_target(name: str) -> None:

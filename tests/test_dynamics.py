@@ -1,22 +1,22 @@
 """Learned dynamics: episodes and lags, splits by episode, predictions many steps ahead against Monte Carlo."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 import pytest
+import torch
 from helpers import sine
 from sklearn.exceptions import NotFittedError
 
 from lastlayer import BLLRegressor, Prediction
-from lastlayer.description import describe
 from lastlayer.dynamics import (
     DynamicsModel,
     Episode,
     EpisodeFolds,
     Lags,
-    Linearised,
+    Linearized,
     SampledWeights,
     Unscented,
     best_propagation,
@@ -24,7 +24,8 @@ from lastlayer.dynamics import (
     one_step_scores,
 )
 from lastlayer.dynamics.plots import density_by_step, trajectories
-from lastlayer.dynamics.samples import Draws
+from lastlayer.dynamics.rollout import Draws
+from lastlayer.scaling import Standardizer
 
 FAST = {"preset": "fast", "max_epochs": 30, "random_state": 0}
 A = np.array([[0.9, 0.2], [-0.15, 0.8]])
@@ -174,7 +175,7 @@ class Known:
         return self.regressor_.predictive(X)
 
 
-@pytest.mark.parametrize("by", [Linearised(), Unscented(), Unscented(kappa=1.0)])
+@pytest.mark.parametrize("by", [Linearized(), Unscented(), Unscented(kappa=1.0)])
 @pytest.mark.parametrize("noise", ["process", "measurement"])
 def test_a_linear_system_is_propagated_exactly(by, noise):
     rng = np.random.default_rng(0)
@@ -197,7 +198,7 @@ def test_a_linear_system_agrees_with_monte_carlo():
     x = np.tile(start, (n, 1))
     for u in inputs:
         x = x @ A.T + B @ u + rng.multivariate_normal(np.zeros(2), Linear.Q + Linear.R, n)
-    rollout = Linearised().run(Known(Linear()), start[None], inputs[None], "process")
+    rollout = Linearized().run(Known(Linear()), start[None], inputs[None], "process")
     np.testing.assert_allclose(rollout.mean[0, -1], x.mean(0), atol=5 * x.std(0).max() / np.sqrt(n))
     np.testing.assert_allclose(rollout.cov[0, -1], np.cov(x.T), atol=0.02 * np.cov(x.T).max())
 
@@ -211,7 +212,7 @@ class Lagged:
         return Prediction.gaussian(mean, epistemic_var=zero, noise_var=np.array([0.04, 0.01]), affine_cost=zero[:, 0])
 
 
-@pytest.mark.parametrize("by", [Linearised(), Unscented()])
+@pytest.mark.parametrize("by", [Linearized(), Unscented()])
 def test_lags_carry_their_covariances(by):
     rng, n = np.random.default_rng(0), 100_000
     start, inputs = np.array([1.0, 0.5, 0.8, 0.4]), rng.standard_normal((10, 1))
@@ -236,7 +237,7 @@ def _monte_carlo(model, start, inputs, n=4000):
     return np.stack(out, 1)
 
 
-@pytest.mark.parametrize(("by", "tolerance"), [(Unscented(), 0.15), (Linearised(), 0.25)])
+@pytest.mark.parametrize(("by", "tolerance"), [(Unscented(), 0.15), (Linearized(), 0.25)])
 def test_a_nonlinear_system_agrees_with_monte_carlo(by, tolerance):
     """Both are approximations: the tolerance is what they leave on this pendulum after 8 steps."""
     model, window = mixture(), Lags().windows(pendulum(2, 8, seed=5), 8)
@@ -254,8 +255,7 @@ def test_sampled_weights_are_exact_for_a_scalar_linear_model():
     after = 0.9 * before + 0.3 * rng.standard_normal(6)
     episodes = [Episode.of(pair, [0.0]) for pair in zip(before, after, strict=True)]
     model = DynamicsModel(Lags(), BLLRegressor((), bias_prior="shared", **FAST)).fit(episodes)
-    described = describe(model.regressor_)
-    draws = Draws.of(described, np.ones((1, 1)), 50_000, np.random.default_rng(0))
+    draws = Draws.of(model.regressor_.fitted_, np.ones((1, 1)), 50_000, np.random.default_rng(0))
     value = lambda y: draws(np.broadcast_to([[y, 0.0]], (50_000, 1, 2)))[0][:, 0, 0]
     slope, bias = value(1.0) - value(0.0), value(0.0)  # each draw is one straight line
     rollout = model.rollout([2.0], np.zeros((5, 1)), by=SampledWeights(50_000), noise="measurement")
@@ -273,25 +273,25 @@ def test_uncalibrated_draws_are_of_the_posterior_as_it_stands():
     model = mixture()
     window = Lags().windows(pendulum(1, 8, seed=5), 8)
     drawn = model.rollout(window.starts, window.inputs, by=SampledWeights(3000, calibrated=False))
-    plain = copy.deepcopy(model)
-    plain.regressor_.calibration_ = None
+    plain = copy.copy(model)
+    plain.regressor_ = model.regressor_.with_fitted(replace(model.regressor_.fitted_, calibration=None))
     p = plain.next(np.concatenate([window.starts[0], window.inputs[0, 0]])[None])
     np.testing.assert_allclose(drawn.mean[0, 0], p.mean[0], atol=0.1 * p.std.max())
     np.testing.assert_allclose(drawn.std[0, 0], p.std[0], rtol=0.1)
 
 
-@pytest.mark.parametrize("name", ["mixture", "mixture of strengths", "full noise", "noise by input"])
+@pytest.mark.parametrize("name", ["mixture", "mixture of prior precisions", "full noise", "noise by input"])
 def test_the_first_step_of_sampled_weights_is_the_prediction(name):
     X, Y = sine(60, q=2, d=2)
     words = {"hidden": (6,), "max_epochs": 40, "random_state": 0, "hidden_prior": 0.3, "n_members": 3}
-    if name == "mixture of strengths":  # one of which has no hidden layer at all
+    if name == "mixture of prior precisions":  # one of which has no hidden layer at all
         words |= {"hidden_prior": "auto", "n_members": "auto", "max_epochs": 10}
     noise = {"full noise": "full", "noise by input": "input"}.get(name, "diagonal")
     regressor = BLLRegressor(**words, noise=noise).fit(X, Y)
     points = np.array([[0.0, 0.0], [4.0, -1.0]])
     p = regressor.predictive(points)
     joint = regressor.joint(points).cov()
-    draws = Draws.of(describe(regressor), p.weights, 20_000, np.random.default_rng(0))
+    draws = Draws.of(regressor.fitted_, p.weights, 20_000, np.random.default_rng(0))
     value, noise_cov, _ = draws(np.broadcast_to(points, (20_000, 2, 2)))
     total = value + np.einsum(
         "nbij,nbj->nbi", np.linalg.cholesky(noise_cov), np.random.default_rng(1).standard_normal(value.shape)
@@ -307,8 +307,7 @@ def test_the_first_step_of_sampled_weights_is_the_prediction(name):
 def test_one_draw_is_kept_for_a_whole_trajectory():
     """The same point at two steps gets the same function value from a draw; only the noise is new."""
     model = mixture()
-    described = describe(model.regressor_)
-    draws = Draws.of(described, np.full((3, 1), 1 / 3), 50, np.random.default_rng(0))
+    draws = Draws.of(model.regressor_.fitted_, np.full((3, 1), 1 / 3), 50, np.random.default_rng(0))
     X = np.broadcast_to([0.3, 0.1, 0.5], (50, 1, 3))
     np.testing.assert_array_equal(draws(X)[0], draws(X.copy())[0])
     assert draws(X)[0].std() > 0
@@ -320,10 +319,13 @@ def test_epistemic_errors_that_stay_add_up_to_more_than_those_drawn_anew():
     y = np.arange(9) * 0.1
     episodes = [Episode.of(y + 0.2 * rng.standard_normal(9), rng.standard_normal(8)) for _ in range(4)]
     model = DynamicsModel(Lags(1, 1, increments=True), BLLRegressor((), **FAST)).fit(episodes)
-    model.regressor_._inputs.scale[0] = 1e9  # the rate is then the same at every output
+    fitted = model.regressor_.fitted_
+    scale = torch.tensor([1e9, float(fitted.inputs.scale[1])], dtype=torch.float64)
+    # the rate is then the same at every output
+    model.regressor_ = model.regressor_.with_fitted(replace(fitted, inputs=Standardizer(fitted.inputs.mean, scale)))
     start, inputs = [0.4], np.zeros((50, 1))
     kept = model.rollout(start, inputs, by=SampledWeights(2000), noise="measurement")
-    fresh = model.rollout(start, inputs, by=Linearised(), noise="measurement")
+    fresh = model.rollout(start, inputs, by=Linearized(), noise="measurement")
     noise = kept.component_var[0, 0, 0, 0]
     steps = np.array([9, 49])
     growth = [np.sqrt((r.cov[0, steps, 0, 0] - 2 * noise).clip(1e-12)) for r in (kept, fresh)]
@@ -341,7 +343,7 @@ def test_scores_tell_a_good_model_from_a_poor_one_and_pictures_draw(tmp_path):
     assert one.lpd > one_step_scores(poor, test).lpd
     assert one.rmse.shape == (2,)
     scores, rollout = multi_step_scores(model, test, 10)
-    candidates = (SampledWeights(100), Linearised())
+    candidates = (SampledWeights(100), Linearized())
     best = best_propagation(model, test, 10, candidates=candidates)
     lpd = [multi_step_scores(model, test, 10, by=by)[0].lpd for by in candidates]
     assert best is candidates[int(np.argmax(lpd))]

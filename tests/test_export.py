@@ -1,5 +1,6 @@
 """The NumPy bundle says what the model says, where neither torch nor lastlayer can be imported."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -10,13 +11,14 @@ import pytest
 
 from lastlayer import BLLRegressor
 from lastlayer.errors import InputError
-from lastlayer.export import export_bundle, numpy_bundle, to_arrays
+from lastlayer.export import export_bundle, reader, to_arrays
+from lastlayer.export.bundle import Bundle
 from lastlayer.features import ACTIVATIONS
 from lastlayer.tables import TableModel, read
 
 ROOT = Path(__file__).parents[1]
 PUMP, NEW = ROOT / "examples" / "pump.csv", ROOT / "examples" / "pump_new.csv"
-HONEST = {"hidden": (5, 4), "max_epochs": 15, "n_members": 3, "hidden_prior": 1.0, "random_state": 0}
+CALIBRATED = {"hidden": (5, 4), "max_epochs": 15, "n_members": 3, "hidden_prior": 1.0, "random_state": 0}
 FAST = {"hidden": (6,), "max_epochs": 10, "preset": "fast", "random_state": 0}
 
 
@@ -30,7 +32,7 @@ def data(q: int = 2, m: int = 60) -> tuple[np.ndarray, np.ndarray]:
 def agree(model: BLLRegressor, path: Path, X: np.ndarray) -> None:
     """To 1e-9 in mean, standard deviation, interval and cost; far beyond the data too."""
     np.savez(path, **to_arrays(model))
-    p, exact, where = numpy_bundle.Bundle(path).predict(X), model.predictive(X), model.extrapolation(X)
+    p, exact, where = Bundle(path).predict(X), model.predictive(X), model.extrapolation(X)
     np.testing.assert_allclose(p.mean, exact.mean, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(p.std, exact.std, rtol=1e-9)
     np.testing.assert_allclose(p.affine_cost, exact.affine_cost, rtol=1e-9)
@@ -44,12 +46,12 @@ def agree(model: BLLRegressor, path: Path, X: np.ndarray) -> None:
     "words",
     [
         FAST,
-        HONEST,
-        HONEST | {"n_members": "auto", "hidden_prior": "auto"},
-        HONEST | {"noise": "full"},
-        HONEST | {"noise": "input"},
-        HONEST | {"calibration": None},
-        HONEST | {"calibration": "alpha"},
+        CALIBRATED,
+        CALIBRATED | {"n_members": "auto", "hidden_prior": "auto"},
+        CALIBRATED | {"noise": "full"},
+        CALIBRATED | {"noise": "input"},
+        CALIBRATED | {"calibration": None},
+        CALIBRATED | {"calibration": "alpha"},
         FAST | {"bias_prior": "shared"},
         FAST | {"input_skip": False},
         FAST | {"hidden": ()},
@@ -69,7 +71,7 @@ def test_every_activation_is_the_same(tmp_path, activation):
     agree(model, tmp_path / "m.npz", np.concatenate([X, 40 * X]))
 
 
-@pytest.mark.parametrize("words", [FAST, HONEST], ids=["fast", "honest"])
+@pytest.mark.parametrize("words", [FAST, CALIBRATED], ids=["fast", "calibrated"])
 def test_it_agrees_after_alpha_was_tuned_and_rows_were_added(tmp_path, words):
     X, y = data()
     model = BLLRegressor(**words).fit(X[:40], y[:40]).tune_alpha(X[40:], y[40:])
@@ -115,7 +117,7 @@ def test_it_predicts_raw_rows_where_torch_cannot_be_imported(exported):
     fitted, folder = exported
     t = read(NEW)
     done = subprocess.run(
-        [sys.executable, "-c", ALONE, str(folder)],
+        [sys.executable, "-I", "-c", ALONE, str(folder)],
         input=json.dumps({name: cells.tolist() for name, cells in t.columns.items()}),
         capture_output=True,
         text=True,
@@ -143,13 +145,39 @@ def test_its_own_command_predicts_a_csv(exported, tmp_path):
     assert "Traceback" not in failed.stderr
 
 
+def test_the_exported_module_imports_python_and_numpy_alone(exported):
+    tree = ast.parse(reader())
+    assert (exported[1] / "predict.py").read_text() == reader()
+    found = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    found |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    assert {name.split(".")[0] for name in found} - set(sys.stdlib_module_names) == {"numpy"}
+
+
+@pytest.mark.parametrize("words", [CALIBRATED, CALIBRATED | {"noise": "input"}, FAST], ids=["mixture", "input", "fast"])
+def test_a_file_of_its_own_says_what_the_model_says(tmp_path, words):
+    """Without columns, by an interpreter that finds neither the package nor torch."""
+    (X, y), far = data(), 3 * data()[0]
+    model = BLLRegressor(**words).fit(X, y).tune_alpha(far, y)
+    np.savez(tmp_path / "model.npz", **to_arrays(model))
+    (tmp_path / "predict.py").write_text(reader())
+    program = ALONE.replace("bundle.inputs(json.load(sys.stdin))", "json.load(sys.stdin)")
+    command = [sys.executable, "-I", "-c", program, str(tmp_path)]
+    words = {"input": json.dumps(far.tolist()), "capture_output": True, "text": True, "cwd": tmp_path}
+    done = subprocess.run(command, **words, check=False)
+    assert done.returncode == 0, done.stderr
+    p = model.predictive(far)
+    expected = p.mean, p.std, *p.interval(0.9), p.affine_cost
+    for ours, theirs in zip(json.loads(done.stdout), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
 def test_no_array_needs_a_pickle(exported):
     with np.load(exported[1] / "model.npz", allow_pickle=False) as file:
         assert all(file[name].dtype.kind in "fU" for name in file.files)
 
 
 def test_strange_rows_are_refused(exported):
-    bundle = numpy_bundle.Bundle(exported[1] / "model.npz")
+    bundle = Bundle(exported[1] / "model.npz")
     row = {"flow_m3h": ["20"], "speed_rpm": [2000], "temperature_c": [20.0], "fluid": ["water"]}
     assert bundle.predict(bundle.inputs(row)).mean.shape == (1, 2)
     for change, message in (

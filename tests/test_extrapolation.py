@@ -15,8 +15,10 @@ from torch.distributions import MultivariateNormal
 
 from lastlayer.errors import InputError
 from lastlayer.extrapolation import (
+    HeldOut,
     affine_cost,
     affine_cost_program,
+    blocked_folds,
     cost_quantile,
     distance_to_affine_hull,
     distance_to_convex_hull,
@@ -27,6 +29,7 @@ from lastlayer.extrapolation import (
     nearest_in_convex_hull,
     nearest_in_span,
     tune_alpha,
+    tune_alpha_on,
 )
 from lastlayer.features import affine_features
 from lastlayer.posterior import Posterior
@@ -334,6 +337,19 @@ def test_cost_quantile_takes_a_column_of_a_table() -> None:
     close(cost_quantile(table[:, 0], table[:, 1]), cost_quantile(table[:, 0].clone(), table[:, 1].clone()))
 
 
+# --- blocks
+
+
+@pytest.mark.parametrize("column", [0, 1, 2])
+@pytest.mark.parametrize("unit", [1e-3, 1e3])
+def test_blocks_do_not_depend_on_the_units_of_columns(unit: float, column: int) -> None:
+    X = samples(60, 3, 3, 0).numpy()
+    other = X.copy()
+    other[:, column] = unit * X[:, column] + 7.0
+    for block, same in zip(blocked_folds(X, 5), blocked_folds(other, 5), strict=True):
+        np.testing.assert_array_equal(block, same)
+
+
 # --- Algorithm 1
 
 
@@ -396,11 +412,7 @@ def test_the_optimum_is_of_the_posterior_with_its_mean_left_alone(options: dict)
     close(np.float64(curve.lpd), lpd(posterior, posterior.variance_ratio(Phi, curve.log_alpha), Phi, T))
 
 
-@given(
-    log_alpha=st.floats(-30, 30),
-    misfit=st.sampled_from([0.0, 1.0, 1e3]),
-    rank=st.sampled_from([2, 5]),
-)
+@given(log_alpha=st.floats(-30, 30), misfit=st.sampled_from([0.0, 1.0, 1e3]), rank=st.sampled_from([2, 5]))
 def test_tuning_never_makes_it_worse(log_alpha: float, misfit: float, rank: int) -> None:
     _, posterior, Phi, T = tuning_problem(rank, misfit=misfit)
     posterior = replace(posterior, log_alpha=log_alpha, noise_cov=posterior.Sigma_E)
@@ -416,6 +428,43 @@ def test_a_coarse_curve_does_not_make_it_worse_either() -> None:
     for n_curve in (2, 3, 5, 10):
         curve = tune_alpha(at_best, Phi, T, n_curve=n_curve)
         assert curve.lpd >= curve.lpd_before
+
+
+def test_on_folds_of_any_size_every_point_counts_the_same() -> None:
+    """Each under the posterior of its own fold: the curve is the mean over all of them, not over the folds."""
+    P, T = problem(m=60)
+    T[:3] += 2.0  # a fold of few points that asks for another alpha
+    folds, rows = [], []
+    for held in (range(3), range(3, 15), range(15, 60)):
+        kept = [i for i in range(60) if i not in held]
+        posterior = Posterior(Statistics.from_linear_features(P[kept], T[kept]), -4.0)
+        folds.append(HeldOut(posterior, affine_features(P[list(held)]), T[list(held)]))
+        rows.append(P[kept])
+
+    def pooled(log_alpha: float) -> Tensor:
+        total = torch.zeros((), dtype=F64)
+        for P_kept, (posterior, Phi, targets) in zip(rows, folds, strict=True):
+            for i in range(len(Phi)):
+                one = slice(i, i + 1)
+                total += lpd(posterior, ratio(P_kept, Phi[one, :-1], log_alpha), Phi[one], targets[one])
+        return total / 60
+
+    curve = tune_alpha_on(folds, -4.0)
+    for i in range(0, 120, 17):
+        log_alpha = float(curve.log_alphas[i])
+        close(curve.lpds[i], pooled(log_alpha), loose=max(1.0, math.exp(log_alpha)))  # rounding, times alpha
+    close(np.float64(curve.lpd_before), pooled(-4.0))
+    close(np.float64(curve.lpd), pooled(curve.log_alpha), loose=max(1.0, math.exp(curve.log_alpha)))
+
+
+def test_cutting_the_validation_points_in_two_changes_nothing() -> None:
+    _, posterior, Phi, T = tuning_problem()
+    whole = tune_alpha(posterior, Phi, T)
+    parts = tune_alpha_on([HeldOut(posterior, Phi[:2], T[:2]), HeldOut(posterior, Phi[2:], T[2:])], -4.0)
+    close(parts.log_alphas, whole.log_alphas)
+    close(parts.lpds, whole.lpds)
+    close(np.float64(parts.lpd), np.float64(whole.lpd))
+    assert abs(parts.log_alpha - whole.log_alpha) < 1e-3  # the curve is flat where it is largest
 
 
 def test_tuning_an_optimum_again_changes_nothing() -> None:

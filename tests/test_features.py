@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lastlayer.errors import InputError
-from lastlayer.features import ACTIVATIONS, MLP, WithInputs, affine_features, linear_features
+from lastlayer.features import ACTIVATIONS, MLP, affine_features, linear_features
+from lastlayer.networks.mlp import InputSkip
 from lastlayer.posterior import Posterior
 from lastlayer.statistics import Statistics
 
@@ -70,10 +71,10 @@ def ratio(samples: Tensor, points: Tensor, log_alpha: float) -> Tensor:
         return Posterior(moments, log_alpha, rtol=1.0).variance_ratio(affine_features(points))
 
 
-def network_and_data(m: int, d: int, k: int, seed: int, activation: str = "tanh") -> tuple[WithInputs, Tensor]:
+def network_and_data(m: int, d: int, k: int, seed: int, activation: str = "tanh") -> tuple[InputSkip, Tensor]:
     g = torch.Generator().manual_seed(seed)
     X = torch.randn(m, d, generator=g, dtype=torch.float64)
-    return WithInputs(MLP(d, (k,), activation=activation, generator=g)).requires_grad_(False), X
+    return InputSkip(MLP(d, (k,), activation=activation, generator=g)).requires_grad_(False), X
 
 
 def test_inputs_stand_beside_the_features():
@@ -99,11 +100,7 @@ def test_the_variance_is_never_below_that_of_linear_regression(m, d, k, seed, lo
 
 
 @given(
-    m=st.integers(3, 30),
-    d=st.integers(1, 3),
-    k=st.integers(1, 6),
-    seed=st.integers(0, 999),
-    log_alpha=st.floats(-4, 6),
+    m=st.integers(3, 30), d=st.integers(1, 3), k=st.integers(1, 6), seed=st.integers(0, 999), log_alpha=st.floats(-4, 6)
 )
 def test_far_away_the_variance_grows_with_the_square_of_the_distance(m, d, k, seed, log_alpha):
     """Bounded features are left behind: v / t^2 tends to u' B u, B the block of (G + I / alpha)^-1 of the inputs."""

@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 
 import lastlayer
-from lastlayer import BLLRegressor, files
+from lastlayer import BLLRegressor, TrainingOptions, files
 from lastlayer.errors import InputError
 from lastlayer.files import ModelFileError
 
@@ -91,8 +92,7 @@ def test_a_loaded_model_answers_to_the_last_bit(tmp_path, q, options):
 
 @pytest.mark.parametrize("log_alpha", [-3.25, 12.5, math.inf])
 def test_a_tuned_alpha_comes_back(tmp_path, model, log_alpha):
-    tuned = copy.deepcopy(model)
-    tuned._log_alphas = [log_alpha]
+    tuned = model.at_alpha(log_alpha)
     tuned.save(tmp_path / "m")
     again = lastlayer.load(tmp_path / "m")
     assert again.alpha_ == (math.inf if math.isinf(log_alpha) else math.exp(log_alpha))
@@ -143,8 +143,7 @@ def test_numbers_of_numpy_and_devices_of_torch_can_be_saved(as_a_user, tmp_path)
     model = fitted(
         hidden=np.array([4]),
         max_epochs=np.int64(3),
-        patience=np.int32(9),
-        learning_rate=np.float32(0.01),
+        training=TrainingOptions(patience=np.int32(9), learning_rate=np.float32(0.01)),
         progress=np.bool_(False),
         device=torch.device("cpu"),
     )
@@ -154,7 +153,8 @@ def test_numbers_of_numpy_and_devices_of_torch_can_be_saved(as_a_user, tmp_path)
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_model_of_a_machine_with_a_gpu_loads_on_one_without(tmp_path, model):
-    from_afar = copy.deepcopy(model).set_params(device="cuda")
+    settings = replace(model.settings_, device="cuda")
+    from_afar = model.with_fitted(replace(model.fitted_, settings=settings)).set_params(device="cuda")
     from_afar.save(tmp_path / "m")
     assert_same(lastlayer.load(tmp_path / "m"), model)
 
@@ -229,9 +229,11 @@ def _without(header: dict, name: str) -> dict:
         lambda tensors, header: (_without(tensors, "0.network.network.0.weight"), header),
         lambda tensors, header: (tensors, _without(header, "log_alpha")),
         lambda tensors, header: (tensors, header | {"parameters": header["parameters"] | {"colour": "red"}}),
-        lambda tensors, header: (tensors, header | {"parameters": header["parameters"] | {"activation": "red"}}),
-        lambda tensors, header: (tensors, header | {"parameters": header["parameters"] | {"hidden": [4, 4]}}),
+        lambda tensors, header: (tensors, header | {"settings": header["settings"] | {"activation": "red"}}),
+        lambda tensors, header: (tensors, header | {"settings": header["settings"] | {"hidden": [4, 4]}}),
         lambda tensors, header: (tensors, header | {"parameters": None}),
+        lambda tensors, header: (tensors, header | {"settings": None}),
+        lambda tensors, header: (tensors, header | {"training": {"colour": "red"}}),
         lambda tensors, header: (tensors, header | {"log_alpha": ["large"]}),
         lambda tensors, header: (tensors, header | {"model": "SomethingElse"}),
     ],

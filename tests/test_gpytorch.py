@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 from models import FAST, data, far
+from torch import nn
 
 from lastlayer import BLLRegressor
-from lastlayer.integrations.extras import need
+from lastlayer.errors import need
 
 gpytorch = need("gpytorch", extra="gpytorch")
 from lastlayer.integrations.gpytorch import FLAT, feature_kernel, to_gpytorch  # noqa: E402
@@ -43,7 +44,7 @@ def test_its_kernel_is_the_prior_of_the_weights(bias_prior, rtol):
     noise_var = model.noise_std_[1] ** 2
     with torch.no_grad():
         K = feature_kernel(model, output=1)(torch.tensor(X)).to_dense().numpy()
-    Phi = model._features(model.network_, model._checked(X)).numpy()[:, :-1]
+    Phi = model.fitted_.features(0, model.fitted_.standardized(X)).numpy()[:, :-1]
     Z = Phi - Phi.mean(0) if bias_prior == "flat" else Phi
     bias = FLAT if bias_prior == "flat" else model.alpha_star_
     np.testing.assert_allclose(K, noise_var * (model.alpha_star_ * Z @ Z.T + bias), rtol=1e-9)
@@ -58,3 +59,15 @@ def test_it_composes_with_other_kernels():
     gp.train()
     gp.eval()
     assert bool((gp(torch.tensor(far(X))).variance.detach() > alone).all())
+
+
+def test_in_training_mode_dropout_and_batch_statistics_of_the_network_stay_off():
+    """Parameters of a composed kernel may be trained; the features are those of the fitted model all the while."""
+    X, y = data()
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.5)).double()
+    model = BLLRegressor(backbone=network, **FAST | {"max_epochs": 3}).fit(X, y)
+    kernel, points = feature_kernel(model), torch.tensor(far(X))
+    before = kernel.eval()(points).to_dense().detach()
+    for _ in range(2):
+        assert torch.equal(kernel.train()(points).to_dense().detach(), before)

@@ -1,15 +1,16 @@
 """Many networks trained as one batch: each ends where it would end alone, and none touches another."""
 
+import copy
 import math
 from threading import Event
 
 import pytest
 import torch
-from helpers import close
+from helpers import Losses, close
 from torch import Tensor, nn
 
-from lastlayer.features import MLP, StackedMLP, WithInputs, weight_energy
-from lastlayer.training import Data, Optimiser, Profiled, train, train_stack
+from lastlayer.networks.mlp import MLP, InputSkip, StackedMLP, grouped, neg_log_hidden_prior
+from lastlayer.training import Data, FullBatch, Optimizer, Profiled, TrainingHistory, Validation, train
 
 SEEDS = (3, 1, 4)
 HIDDEN = (5, 4)
@@ -27,18 +28,46 @@ def stacked(seeds=SEEDS, *, activation: str = "tanh") -> StackedMLP:
     return StackedMLP(2, HIDDEN, generators=generators, activation=activation)
 
 
-def fit(network: nn.Module, data: Data, *, weight: Tensor | None = None, strength=0.3, epochs: int = 20, **options):
+def fit(
+    network: nn.Module,
+    data: Data,
+    *,
+    weight: Tensor | None = None,
+    prior_precision=0.3,
+    epochs: int = 20,
+    learning_rate: float = 2e-2,
+    noise: str = "diagonal",
+    bias_prior: str = "flat",
+    **options,
+) -> TrainingHistory:
     s = len(next(iter(network.parameters())))
-    options = {"noise": "diagonal", "bias_prior": "flat"} | options
-    rate = options.pop("learning_rate", 2e-2)
-    return train_stack(
+    weight = torch.ones(s, len(data.X), dtype=torch.float64) if weight is None else weight
+    problem = FullBatch(
         network,
-        data,
-        torch.ones(s, len(data.X), dtype=torch.float64) if weight is None else weight,
-        strength=torch.as_tensor(strength, dtype=torch.float64).expand(s),
-        optimiser=Optimiser("adam", learning_rate=rate, max_epochs=epochs),
-        **options,
+        Profiled(noise=noise, bias_prior=bias_prior, shape=(s,)),
+        Data(data.X, data.T, weight),
+        prior_precision=torch.as_tensor(prior_precision, dtype=torch.float64).expand(s),
     )
+    return train(problem, Optimizer("adam", learning_rate=learning_rate, max_epochs=epochs), **options)
+
+
+def fit_alone(
+    network: nn.Module,
+    data: Data,
+    *,
+    prior_precision: float = 0.3,
+    epochs: int = 20,
+    noise: str = "diagonal",
+    bias_prior: str = "flat",
+    **options,
+) -> TrainingHistory:
+    problem = FullBatch(network, Profiled(noise=noise, bias_prior=bias_prior), data, prior_precision=prior_precision)
+    return train(problem, Optimizer("adam", learning_rate=2e-2, max_epochs=epochs), **options)
+
+
+def mlp(i: int, **options) -> MLP:
+    """What member i starts as."""
+    return MLP(2, HIDDEN, generator=torch.Generator().manual_seed(SEEDS[i]), **options)
 
 
 def state(network: nn.Module) -> list[Tensor]:
@@ -62,7 +91,7 @@ def test_a_member_is_the_network_of_its_generator(activation):
         for got, expected in zip(stack.member(i).parameters(), alone.parameters(), strict=True):
             assert torch.equal(got, expected)
         close(stack(X)[i], alone(X))
-        close(WithInputs(stack)(X)[i], WithInputs(alone)(X))
+        close(InputSkip(stack)(X)[i], InputSkip(alone)(X))
 
 
 def test_a_member_is_a_copy(data):
@@ -79,13 +108,13 @@ def test_a_member_has_the_type_of_its_stack(dtype):
     assert {p.dtype for p in member.parameters()} == {dtype}
 
 
-def test_weight_energy_is_the_prior_by_hand():
+def test_the_hidden_prior_is_the_normal_density_by_hand():
     """-log N(0, 1 / fan_in) of weights and -log N(0, 1) of biases, up to the constant of the normal density."""
     stack = stacked()
     with torch.no_grad():
         for p in stack.parameters():
             p += torch.randn(p.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    together = weight_energy(stack.requires_grad_(False))
+    together = neg_log_hidden_prior(stack.requires_grad_(False))
     assert together.shape == (3,)
     for i in range(3):
         layers = [layer for layer in stack.member(i) if isinstance(layer, nn.Linear)]
@@ -96,16 +125,16 @@ def test_weight_energy_is_the_prior_by_hand():
                 normal = torch.distributions.Normal(zero, zero + std)
                 by_hand += float((normal.log_prob(zero) - normal.log_prob(values.detach())).sum())
         assert float(together[i]) == pytest.approx(by_hand, rel=1e-12)
-        close(weight_energy(stack.member(i)), together[i])
-        close(weight_energy(WithInputs(stack.member(i))), together[i])
-    close(weight_energy(WithInputs(stack)), together)
+        close(neg_log_hidden_prior(stack.member(i)), together[i])
+        close(neg_log_hidden_prior(InputSkip(stack.member(i))), together[i])
+    close(neg_log_hidden_prior(InputSkip(stack)), together)
 
 
-def test_weight_energy_of_other_networks_counts_what_reaches_a_unit():
+def test_the_hidden_prior_of_other_networks_counts_what_reaches_a_unit():
     conv = nn.Conv2d(3, 4, 2)
     expected = 0.5 * (3 * 2 * 2 * conv.weight.square().sum() + conv.bias.square().sum())
-    close(weight_energy(conv).float(), expected)
-    assert float(weight_energy(MLP(3, ()))) == 0.0
+    close(neg_log_hidden_prior(conv).float(), expected)
+    assert float(neg_log_hidden_prior(MLP(3, ()))) == 0.0
 
 
 # training -----------------------------------------------------------------------------------------------------------
@@ -113,21 +142,20 @@ def test_weight_energy_of_other_networks_counts_what_reaches_a_unit():
 
 @pytest.mark.parametrize("options", [{}, {"noise": "full"}, {"bias_prior": "shared"}, {"skip": True}], ids=str)
 def test_every_network_ends_where_it_ends_alone(data, options):
-    """By the general loop, which knows nothing of stacks: the same start, rates, rows and priors."""
+    """By itself, without a stack: the same start, rates, rows and priors."""
     options = dict(options)
     skips = options.pop("skip", False)
-    strengths = (0.0, 0.3, 30.0)
+    precisions = (0.0, 0.3, 30.0)
     stack = stacked()
-    record = fit(WithInputs(stack) if skips else stack, data, strength=strengths, **options)
-    for i, (seed, strength) in enumerate(zip(SEEDS, strengths, strict=True)):
-        alone = MLP(2, HIDDEN, generator=torch.Generator().manual_seed(seed))
-        objective = Profiled(**({"noise": "diagonal", "bias_prior": "flat"} | options))
-        optimiser = Optimiser("adam", learning_rate=2e-2, max_epochs=20)
-        train(WithInputs(alone) if skips else alone, objective, data, optimiser, strength=strength)
+    record = fit(InputSkip(stack) if skips else stack, data, prior_precision=precisions, **options)
+    for i, precision in enumerate(precisions):
+        alone = mlp(i)
+        fit_alone(InputSkip(alone) if skips else alone, data, prior_precision=precision, **options)
         same_member(stack, i, alone)
     assert len(record.nlml) == 20
     assert record.nlml[-1] < record.nlml[0]
-    assert record.learning_rate == [optimiser.rate(epoch) for epoch in range(20)]
+    rate = Optimizer("adam", learning_rate=2e-2, max_epochs=20).rate
+    assert record.learning_rate == [rate(epoch) for epoch in range(20)]
     assert (record.stopped, record.setbacks) == ("max_epochs", 0)
 
 
@@ -137,11 +165,9 @@ def test_rows_of_weight_zero_are_not_there(data, generator):
     for row, cut in zip(weight, cuts, strict=True):
         row[cut] = 0
     fit(stack, data, weight=weight)
-    for i, seed in enumerate(SEEDS):
-        kept = weight[i] > 0
-        alone = MLP(2, HIDDEN, generator=torch.Generator().manual_seed(seed))
-        optimiser = Optimiser("adam", learning_rate=2e-2, max_epochs=20)
-        train(alone, Profiled(bias_prior="flat"), data.rows(kept), optimiser, strength=0.3)
+    for i in range(3):
+        alone = mlp(i)
+        fit_alone(alone, data.rows(weight[i] > 0))
         same_member(stack, i, alone)
     poisoned = stacked()
     T = data.T.clone()
@@ -163,10 +189,10 @@ def test_weights_count_copies(data):
 
 def test_a_stronger_prior_leaves_smaller_weights(data):
     stack = stacked((0, 0, 0, 0))
-    fit(stack, data, strength=(0.0, 1.0, 30.0, 1000.0), epochs=100)
-    energy = weight_energy(stack).tolist()
-    assert energy == sorted(energy, reverse=True)
-    assert energy[-1] < 0.1 * energy[0]
+    fit(stack, data, prior_precision=(0.0, 1.0, 30.0, 1000.0), epochs=100)
+    size = neg_log_hidden_prior(stack).tolist()
+    assert size == sorted(size, reverse=True)
+    assert size[-1] < 0.1 * size[0]
 
 
 def test_no_epochs_change_nothing(data):
@@ -188,6 +214,23 @@ def test_a_last_step_too_far_is_taken_back(data, epochs, noise):
         for i in range(3):
             loss = Profiled(bias_prior="flat", noise=noise)(stack.member(i)(data.X), data.T, None)
             assert math.isfinite(float(loss))
+
+
+@pytest.mark.parametrize("switch", [lambda g: g.train(), lambda g: nn.Sequential(g).train()], ids=["own", "parent's"])
+def test_a_group_of_networks_stays_in_evaluation_mode(data, switch):
+    """Nothing switches dropout or batch statistics on, and the networks that were given stay as they are."""
+    random = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)).double()
+    networks = [random, mlp(0), mlp(1)]
+    expected = [copy.deepcopy(network).eval()(data.X) for network in networks]
+    groups = grouped(networks)
+    assert sorted(place for group in groups for place in group.places) == [0, 1, 2]
+    for group in groups:
+        switch(group)
+        assert not any(part.training for part in group.modules())
+        for _ in range(2):  # batch statistics would move
+            for place, phi in zip(group.places, group(data.X), strict=True):
+                close(phi, expected[place])
+    assert random.training
 
 
 # accidents ----------------------------------------------------------------------------------------------------------
@@ -261,6 +304,74 @@ def test_a_stop_leaves_the_networks_as_they_are(data):
     longer = fit(same, data, epochs=40)
     assert longer.nlml[:7] == record.nlml
     assert all(torch.isfinite(p).all() for p in stack.parameters())
+
+
+# stopping -----------------------------------------------------------------------------------------------------------
+
+
+class Script:
+    """Scores of every member read from lists, one entry a question."""
+
+    def __init__(self, scores: list[list[float]]):
+        self.scores, self.asked = torch.tensor(scores, dtype=torch.float64), -1
+
+    def __call__(self) -> Tensor:
+        self.asked += 1
+        return self.scores[..., min(self.asked, self.scores.shape[-1] - 1)]
+
+
+SCORES = [[3.0, 1.0, 2.0, 2.0, 2.0, 2.0], [5.0, 4.0, 3.0, 2.0, 1.0, 0.5], [1.0, math.nan, 3.0, 4.0, 4.0, 4.0]]
+
+
+def test_every_network_of_a_stack_ends_in_its_own_best_state(data):
+    """What early stopping makes of one network alone, it makes of it in a stack."""
+    stack = stacked()
+    record = fit(stack, data, epochs=25, validation=Validation(Script(SCORES), every=5, patience=100))
+    assert record.validation_epoch == [0, 5, 10, 15, 20, 25]
+    for i, best in enumerate((5, 25, 0)):
+        alone = mlp(i)
+        own = fit_alone(alone, data, epochs=25, validation=Validation(Script(SCORES[i]), every=5, patience=100))
+        assert own.best_epoch == best
+        assert own.validation_epoch == record.validation_epoch
+        same_member(stack, i, alone)
+    assert record.best_epoch == 25
+
+
+def test_a_stack_stops_once_all_of_its_networks_have(data):
+    stack, scores = stacked(), [[3.0, 1.0, 2.0], [4.0, 3.0, 5.0], [1.0, 2.0, 2.0]]
+    record = fit(stack, data, epochs=100, validation=Validation(Script(scores), every=5, patience=10))
+    assert (record.stopped, record.validation_epoch) == ("early_stopping", [0, 5, 10, 15])
+    assert len(record.nlml) == 15
+    for i in range(3):
+        alone = mlp(i)
+        own = fit_alone(alone, data, epochs=100, validation=Validation(Script(scores[i]), every=5, patience=10))
+        assert own.stopped == "early_stopping"
+        same_member(stack, i, alone)
+
+
+def test_a_network_that_has_stopped_does_not_come_back(data):
+    """A score that falls after the patience has run out is not looked at, also while others go on."""
+    stack = stacked()
+    scores = [[1.0, 2.0, 2.0, 0.0, 0.0], [5.0, 4.0, 3.0, 2.0, 1.0], [5.0, 4.0, 3.0, 2.0, 1.0]]
+    fit(stack, data, epochs=20, validation=Validation(Script(scores), every=5, patience=10))
+    same_member(stack, 0, mlp(0), tolerance=0.0)
+
+
+# any loss -----------------------------------------------------------------------------------------------------------
+
+
+def test_any_loss_of_a_stack_is_minimised_network_by_network():
+    """A quadratic in every row; the second one is not finite and stays where it started."""
+    goal = torch.tensor([[1.0, -2.0], [math.nan, 0.0], [0.5, 3.0]], dtype=torch.float64)
+    x = torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)
+    record = train(Losses([x], lambda: (x - goal).square().sum(-1)), Optimizer(learning_rate=0.1, max_epochs=400))
+    torch.testing.assert_close(x.detach()[[0, 2]], goal[[0, 2]], atol=1e-3, rtol=0)
+    assert x[1].tolist() == [0.0, 0.0]
+    assert record.setbacks == 16  # at every look, 25 epochs apart
+    assert record.nlml[-1] < 1e-5
+
+
+# progress -----------------------------------------------------------------------------------------------------------
 
 
 def test_progress_is_shown_on_request_and_on_stderr_alone(data, capsys):

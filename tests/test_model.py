@@ -1,6 +1,7 @@
 """The default: a calibrated mixture of networks. What it says is, by brute force, what its members say."""
 
 import copy
+import dataclasses
 import math
 
 import numpy as np
@@ -14,21 +15,39 @@ from sklearn.model_selection import GroupKFold, KFold, TimeSeriesSplit
 from torch import nn
 
 import lastlayer
-from lastlayer import BLLRegressor
+from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.calibration import Curve, Tails, fit_curves
 from lastlayer.errors import InputError
-from lastlayer.model import LastLayerModel
-from lastlayer.plans import STRENGTHS
+from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.posterior import Posterior
+from lastlayer.predictor.fitted import Fitted
+from lastlayer.settings import PRIOR_PRECISIONS
 from lastlayer.statistics import Statistics
+from lastlayer.training import Profiled
 
 NEW = np.array([[-7.0], [-2.0], [0.1], [0.4], [5.0]])
 
 
+OPTIONS = {field.name for field in dataclasses.fields(TrainingOptions)}
+
+
 def quick(**options) -> BLLRegressor:
-    """The honest preset on a tiny budget."""
+    """The calibrated preset on a tiny budget; what only training reads is given by its own name too."""
+    of_training = {name: options.pop(name) for name in OPTIONS & options.keys()}
+    training = {"training": TrainingOptions(**of_training)} if of_training else {}
     tiny = {"hidden": (6,), "max_epochs": 30, "n_members": 3, "hidden_prior": 0.3, "random_state": 0}
-    return BLLRegressor(**(tiny | options))
+    return BLLRegressor(**(tiny | training | options))
+
+
+def moved(model: BLLRegressor, by: float) -> BLLRegressor:
+    """Every member's alpha times the same factor."""
+    fitted = model.fitted_
+    return model.with_fitted(dataclasses.replace(fitted, log_alphas=tuple(own + by for own in fitted.log_alphas)))
+
+
+def outputs(model: BLLRegressor) -> int:
+    """As `sine` takes it: 0 for targets of one dimension."""
+    return 0 if model.fitted_.y_ndim == 1 else model.fitted_.n_outputs
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +78,7 @@ def noisy() -> BLLRegressor:
 
 @pytest.fixture(scope="module")
 def mixed() -> BLLRegressor:
-    """Two outputs, members of every strength, the linear ones among them."""
+    """Two outputs, members under every prior precision, the linear ones among them."""
     return quick(n_members="auto", hidden_prior="auto", hidden=(4,), max_epochs=10).fit(*sine(q=2))
 
 
@@ -67,18 +86,20 @@ MIXTURES = ["one", "two", "plain", "noisy", "mixed"]
 
 
 def by_members(
-    model: LastLayerModel, X: np.ndarray, *, noise: bool = True
+    model: LastLayerRegressor, X: np.ndarray, *, noise: bool = True
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Weights (c, m), means (c, m, q) and covariances (c, m, q, q) of the components, one wide twin a member."""
-    calibration = model.calibration_
-    Z = (X - model._inputs.mean.numpy()) / model._inputs.scale.numpy()
-    scale, centre = model._targets.scale.numpy(), model._targets.mean.numpy()
+    calibration, fitted = model.calibration_, model.fitted_
+    Z = (X - fitted.inputs.mean.numpy()) / fitted.inputs.scale.numpy()
+    scale, centre = fitted.targets.scale.numpy(), fitted.targets.mean.numpy()
     weights, means, covs = [], [], []
-    for member, log_alpha in zip(model.members_, model._log_alphas, strict=True):
-        curve = Curve.identity(len(scale)) if calibration is None else calibration.curves[member.strength]
+    for member, log_alpha in zip(model.members_, model.log_alphas_, strict=True):
+        curve = Curve.identity(len(scale)) if calibration is None else calibration.curves[member.prior_precision]
         a = np.tile(curve.noise, (len(X), 1))
         if calibration is not None and calibration.head is not None:
-            a = a * calibration.head.factor(torch.from_numpy(Z))
+            head = calibration.head
+            inside = np.clip(Z, head.low.numpy(), head.high.numpy())
+            a = a * np.exp(np.tanh(inside @ head.U.numpy() + head.u.numpy()) @ head.V.numpy())
         posterior = member.layer.posterior
         with torch.no_grad():
             phi_tilde = member.network(torch.from_numpy(Z))
@@ -87,12 +108,13 @@ def by_members(
         v_star = posterior.variance_ratio(Phi).numpy()[:, None]
         Sigma = posterior.Sigma_E.numpy() * np.outer(scale, scale)
         shape = lambda v: np.where(v < curve.reach, v, curve.reach) ** curve.power * np.maximum(v / curve.reach, 1.0)
-        std = np.sqrt(noise * a + curve.slope * shape(v))
-        covs.append(std[:, :, None] * Sigma * std[:, None, :])
+        # the function and the noise are independent, each as correlated between the outputs as Sigma_E
+        stds = [np.sqrt(curve.slope * shape(v)), np.sqrt(noise * a)]
+        covs.append(sum(std[:, :, None] * Sigma * std[:, None, :] for std in stds))
         var = np.diag(Sigma) * (a + curve.slope * shape(v_star))
-        # a target known beforehand to the anchor's precision, and the member's word on it, as one Gaussian
-        anchor = 0.0 if calibration is None else calibration.anchor.precision
-        own, before = 1 / var, anchor / scale**2
+        # a target known beforehand to the precision of the shrinkage, and the member's word on it, as one Gaussian
+        shrinkage = 0.0 if calibration is None else calibration.shrinkage.precision
+        own, before = 1 / var, shrinkage / scale**2
         mean = (Phi @ posterior.weights).numpy() * scale + centre
         means.append((own * mean + before * centre) / (own + before))
         weights.append(np.exp(-2 * np.log(var).mean(1)) if calibration is not None else np.ones(len(X)))
@@ -107,21 +129,21 @@ def by_members(
     )
 
 
-def slow_joint_cov(model: LastLayerModel, X: np.ndarray, *, noise: bool) -> np.ndarray:
+def slow_joint_cov(model: LastLayerRegressor, X: np.ndarray, *, noise: bool) -> np.ndarray:
     """(q, m, q, m): Phi Lambda^-1 Phi' of every member, stretched to the curve at both points, noise, and spread."""
-    Z, tails = model._checked(X), Tails() if model.calibration_ is None else model.calibration_.tails
+    Z, tails = model.fitted_.standardized(X), Tails() if model.calibration_ is None else model.calibration_.tails
     w, mean, cov = by_members(model, X)
     c, q = len(model.members_), mean.shape[-1]
     w = w[:c] / (1 - tails.share)
     spread = mean[:c] - (w[..., None] * mean[:c]).sum(0)
     total = np.einsum("cm,cn,cmp,cnq->pmqn", np.sqrt(w), np.sqrt(w), spread, spread)
-    for i, (member, log_alpha) in enumerate(zip(model.members_, model._log_alphas, strict=True)):
+    for i, (member, log_alpha) in enumerate(zip(model.members_, model.log_alphas_, strict=True)):
         posterior = member.layer.posterior
-        Phi = model._features(member.network, Z)
+        Phi = model.fitted_.features(i, Z)
         z = (Phi[:, :-1] - posterior.equations.feature_mean).numpy()
         Lambda = posterior.equations.gram.numpy() + np.exp(-log_alpha) * np.eye(z.shape[1])
         K = z @ np.linalg.inv(Lambda) @ z.T + 1 / float(posterior.statistics.count)
-        Sigma = posterior.Sigma_E.numpy() * np.outer(model._targets.scale, model._targets.scale)
+        Sigma = posterior.Sigma_E.numpy() * np.outer(model.fitted_.targets.scale, model.fitted_.targets.scale)
         own = np.sqrt(np.diag(Sigma))
         correlation = Sigma / np.outer(own, own)
         function = by_members(model, X, noise=False)[2][i]
@@ -144,9 +166,9 @@ def slow_joint_cov(model: LastLayerModel, X: np.ndarray, *, noise: bool) -> np.n
 @pytest.mark.parametrize("which", MIXTURES)
 @pytest.mark.parametrize("tuned", [False, True])
 def test_the_prediction_is_the_mixture_of_its_members(which, tuned, request):
-    model = copy.deepcopy(request.getfixturevalue(which))
+    model = request.getfixturevalue(which)
     if tuned:
-        model._log_alphas = [log_alpha + 2.0 for log_alpha in model._log_alphas]
+        model = moved(model, 2.0)
     for noise in (True, False):
         w, mean, cov = by_members(model, NEW, noise=noise)
         p = model.predictive(NEW, noise=noise)
@@ -184,9 +206,9 @@ def test_the_prediction_is_the_mixture_of_its_members(which, tuned, request):
 @pytest.mark.parametrize("which", MIXTURES)
 @pytest.mark.parametrize("tuned", [False, True])
 def test_every_way_of_asking_gives_the_same_moments(which, tuned, request):
-    model = copy.deepcopy(request.getfixturevalue(which))
+    model = request.getfixturevalue(which)
     if tuned:
-        model._log_alphas = [log_alpha + 2.0 for log_alpha in model._log_alphas]
+        model = moved(model, 2.0)
     for noise in (True, False):
         p, joint = model.predictive(NEW, noise=noise), model.joint(NEW, noise=noise)
         np.testing.assert_allclose(np.diag(joint.cov()).reshape(-1, len(NEW)).T, p.var, rtol=1e-7)
@@ -194,8 +216,7 @@ def test_every_way_of_asking_gives_the_same_moments(which, tuned, request):
         q = p.mean.shape[1]
         cov = joint.cov().reshape(q, len(NEW), q, len(NEW))
         np.testing.assert_allclose(cov, slow_joint_cov(model, NEW, noise=noise), rtol=1e-6)
-        if which != "two":  # there the prediction has one correlation for function and noise, the joint one for each
-            np.testing.assert_allclose(np.einsum("aibi->iab", cov), p.cov(), rtol=1e-7)
+        np.testing.assert_allclose(np.einsum("aibi->iab", cov), p.cov(), rtol=1e-7)
         np.testing.assert_allclose(joint.cov_of_outputs(), np.einsum("aiaj->ija", cov), rtol=1e-9)
         values = np.linalg.eigvalsh(joint.cov())
         assert values.min() > -1e-9 * values.max()
@@ -211,7 +232,7 @@ def test_every_way_of_asking_gives_the_same_moments(which, tuned, request):
 def test_the_joint_distribution_of_one_point_is_its_own(which, request):
     model = request.getfixturevalue(which)
     joint, p = model.joint(NEW[:1]), model.predictive(NEW[:1])
-    np.testing.assert_allclose(np.diag(joint.cov()), p.var[0], rtol=1e-7)
+    np.testing.assert_allclose(joint.cov(), p.cov()[0], rtol=1e-7)
     assert model.sample_y(NEW[:1], 3).shape[0] == 1
     part = model.joint(NEW[[0, 3]]).cov_of_outputs()
     np.testing.assert_allclose(part, model.joint(NEW).cov_of_outputs()[np.ix_([0, 3], [0, 3])], rtol=1e-9)
@@ -240,9 +261,9 @@ def test_without_calibration_members_count_alike_and_the_posterior_stands(plain)
     assert plain.calibration_ is None
     np.testing.assert_array_equal(p.weights, np.full((3, 5), 1 / 3))
     for i, member in enumerate(plain.members_):
-        Phi = plain._features(member.network, plain._checked(NEW))
+        Phi = plain.fitted_.features(i, plain.fitted_.standardized(NEW))
         marginals = member.layer.posterior.predict(Phi)
-        scale = plain._targets.scale.numpy()
+        scale = plain.fitted_.targets.scale.numpy()
         expected = (1 + marginals.variance_ratio.numpy())[:, None] * np.diag(marginals.noise_cov.numpy()) * scale**2
         np.testing.assert_allclose(p.component_var[i], expected, rtol=1e-10)
     assert plain.alpha_ == plain.alpha_star_
@@ -270,8 +291,8 @@ def test_extrapolation_is_the_mean_cost_of_the_members(which, request):
     model = request.getfixturevalue(which)
     far = model.extrapolation(NEW)
     costs = [
-        member.layer.posterior.variance_ratio(model._features(member.network, model._checked(NEW))).numpy()
-        for member in model.members_
+        member.layer.posterior.variance_ratio(model.fitted_.features(i, model.fitted_.standardized(NEW))).numpy()
+        for i, member in enumerate(model.members_)
     ]
     np.testing.assert_allclose(far.affine_cost, np.mean(costs, 0), rtol=1e-12)
     np.testing.assert_allclose(model.predictive(NEW).affine_cost, far.affine_cost, rtol=1e-12)
@@ -282,15 +303,16 @@ def test_extrapolation_is_the_mean_cost_of_the_members(which, request):
 # members and calibration --------------------------------------------------------------------------------------------
 
 
-def test_the_default_cross_fits_members_of_every_strength_and_the_best_come_first():
+def test_the_default_cross_fits_members_under_every_prior_precision_and_the_best_come_first():
     X, y = sine(40)
     model = BLLRegressor(hidden=(3,), max_epochs=5, random_state=0).fit(X, y)
-    strengths = [member.strength for member in model.members_]
-    assert sorted(strengths) == sorted([*STRENGTHS, math.inf] * 5)
-    assert strengths[:5] == [model.hidden_prior_] * 5
-    assert list(model.calibration_.curves) == list(dict.fromkeys(strengths))
+    precisions = [member.prior_precision for member in model.members_]
+    assert sorted(precisions) == sorted([*PRIOR_PRECISIONS, math.inf] * 5)
+    assert precisions[:5] == [model.hidden_prior_] * 5
+    assert list(model.calibration_.curves) == list(dict.fromkeys(precisions))
     assert model.noise_std_ == pytest.approx(
-        np.mean([np.sqrt(m.layer.posterior.Sigma_E.numpy()[0]) for m in model.members_[:5]]) * model._targets.scale
+        np.mean([np.sqrt(m.layer.posterior.Sigma_E.numpy()[0]) for m in model.members_[:5]])
+        * model.fitted_.targets.scale
     )
     assert model.hidden_prior_ == max(model.hidden_prior_scores_, key=model.hidden_prior_scores_.get)
     assert len(model.hidden_prior_scores_) > 2
@@ -304,36 +326,38 @@ def test_held_out_points_are_predicted_by_networks_that_left_them_out(one, monke
     """The promised LPD is that of the mixture at rows it did not see, in standardised units, by brute force."""
     seen = []
     monkeypatch.setattr(
-        "lastlayer.model.fit_curves", lambda points, **words: seen.append(points) or fit_curves(points, **words)
+        "lastlayer.predictor.revisions.fit_curves",
+        lambda points, **words: seen.append(points) or fit_curves(points, **words),
     )
     quick().fit(*sine())
     held, found = seen[0], one.calibration_
     assert found.points.kind.tolist() == ["random"] * 60 + ["blocked"] * 60
     noise, mean, t = held.noise_var[0].numpy(), held.mean[0].numpy(), held.targets.numpy()
-    assert len(np.unique(noise)) == 10  # one network a row: of five random folds and five blocks
-    var = noise * found.curve.factor(held.ratio[0].numpy())
-    centre = mean / var / (1 / var + found.anchor.precision)
+    assert len(np.unique(noise)) == 10  # one network per row: of five random folds and five blocks
+    var = noise * found.curve.factor(held.cost[0].numpy())
+    centre = mean / var / (1 / var + found.shrinkage.precision)
     two_kinds = [
         np.log(share) + stats.norm(centre, np.sqrt(wide * var)).logpdf(t)
         for share, wide in ((1 - found.tails.share, 1.0), (found.tails.share, found.tails.factor))
     ]
     counts = [1.0] * 60 + [0.3] * 60  # points of a block err together
     assert found.lpd == pytest.approx(np.average(logsumexp(two_kinds, axis=0)[:, 0], weights=counts), rel=1e-6)
-    before = stats.norm(mean, np.sqrt(noise * (1 + held.ratio[0].numpy()[:, None]))).logpdf(t)[:, 0]
+    before = stats.norm(mean, np.sqrt(noise * (1 + held.cost[0].numpy()[:, None]))).logpdf(t)[:, 0]
     assert found.lpd_before == pytest.approx(np.average(before, weights=counts), rel=1e-6)
     np.testing.assert_allclose(found.points.squared_error, (t - centre) ** 2 / noise, rtol=1e-6)
     assert found.lpd > found.lpd_before - 0.01
 
 
-def lpd_of(model: LastLayerModel, X: np.ndarray, y: np.ndarray) -> float:
+def lpd_of(model: LastLayerRegressor, X: np.ndarray, y: np.ndarray) -> float:
     """Mean log density of standardised targets."""
-    return float(model.predictive(X).log_prob(y).mean() + np.log(model._targets.scale.numpy()).sum())
+    return float(model.predictive(X).log_prob(y).mean() + np.log(model.fitted_.targets.scale.numpy()).sum())
 
 
-@pytest.mark.parametrize("noise", ["diagonal", "input"])
-def test_calibrate_promises_the_lpd_that_it_then_has(noise):
+@pytest.mark.parametrize("n_members", [1, 3])
+@pytest.mark.parametrize("noise", ["diagonal", "full", "input"])
+def test_calibrate_promises_the_lpd_that_it_then_has(noise, n_members):
     (X, y), (X_val, y_val) = sine(q=2), sine(40, q=2, seed=5)
-    model = quick(noise=noise).fit(X, y)
+    model = quick(noise=noise, n_members=n_members).fit(X, y)
     assert model.calibrate(1.4 * X_val, y_val) is model
     assert model.calibration_.lpd == pytest.approx(lpd_of(model, 1.4 * X_val, y_val), rel=1e-9)
     assert set(model.calibration_.points.kind) == {"validation"}
@@ -343,6 +367,42 @@ def test_calibrate_promises_the_lpd_that_it_then_has(noise):
     assert model.alpha_ == model.alpha_star_
     assert model.calibration_.lpd == pytest.approx(lpd_of(model, 1.4 * X_val, y_val), rel=1e-9)
     np.testing.assert_allclose(model.predictive(NEW).std, first.predictive(NEW).std, rtol=1e-9)
+
+
+def test_correlated_outputs_are_promised_the_density_of_both_together():
+    """Of a single network: one Gaussian over both outputs at each held-out point, by the joint distribution."""
+    X_val, y_val = sine(40, q=2, seed=5)
+    model = quick(noise="full", n_members=1).fit(*sine(q=2)).calibrate(X_val, y_val)
+    joint = [model.joint(X_val[i : i + 1]) for i in range(40)]
+    together = [
+        stats.multivariate_normal(p.mean[0], p.cov()).logpdf(target) for p, target in zip(joint, y_val, strict=True)
+    ]
+    unit = np.log(model.fitted_.targets.scale.numpy()).sum()
+    assert model.calibration_.lpd == pytest.approx(np.mean(together) + unit, rel=1e-9)
+    alone = model.predictive(X_val).log_prob(y_val, per_output=True).sum(1).mean() + unit
+    assert abs(model.calibration_.lpd - alone) > 0.01  # the correlation counts
+
+
+@pytest.mark.parametrize("which", ["two", "one network"])
+def test_with_correlated_noise_a_point_has_one_covariance_however_it_is_asked_for(which, request):
+    model = request.getfixturevalue("two") if which == "two" else quick(noise="full", n_members=1).fit(*sine(q=2))
+    assert model.calibration_ is not None
+    cov = model.predictive(NEW).cov()
+    for i in range(len(NEW)):
+        np.testing.assert_allclose(cov[i], model.joint(NEW[i : i + 1]).cov(), rtol=1e-10)
+    together = model.joint(NEW).cov().reshape(2, len(NEW), 2, len(NEW))
+    np.testing.assert_allclose(np.einsum("aibi->iab", together), cov, rtol=1e-10)
+    assert (np.abs(cov[:, 0, 1]) > 0.05 * np.sqrt(cov[:, 0, 0] * cov[:, 1, 1])).all()
+
+
+@pytest.mark.parametrize("which", ["one", "two", "mixed"])
+def test_the_lpd_before_is_that_of_the_uncalibrated_mixture_whose_members_count_alike(which, request):
+    model = copy.deepcopy(request.getfixturevalue(which))
+    X, y = sine(40, q=outputs(model), seed=5)
+    model.calibrate(X, y)
+    before = model.with_fitted(dataclasses.replace(model.fitted_, calibration=None))
+    assert (before.predictive(X).weights == 1 / len(model.members_)).all()
+    assert model.calibration_.lpd_before == pytest.approx(lpd_of(before, X, y), rel=1e-9)
 
 
 def test_validation_data_take_the_place_of_rows_left_out():
@@ -364,7 +424,7 @@ def test_validation_data_take_the_place_of_rows_left_out():
 def test_alpha_calibration_is_algorithm_1_on_blocks():
     model = quick(calibration="alpha").fit(*sine(q=2))
     assert model.calibration_ is None
-    assert len(set(model._log_alphas)) == 1
+    assert len(set(model.log_alphas_)) == 1
     assert model.alpha_ == pytest.approx(math.exp(model.alpha_curve_.log_alpha))
     assert model.alpha_curve_.lpd >= max(model.alpha_curve_.lpds.max(), model.alpha_curve_.lpd_before) - 1e-9
     without = quick(calibration=None).fit(*sine(q=2))
@@ -379,8 +439,7 @@ def test_tuning_moves_the_variance_alone_and_never_for_the_worse(which, request)
         model = quick(calibration="alpha").fit(*sine(q=2))
     else:
         model = copy.deepcopy(request.getfixturevalue(which))
-    q = len(model._targets.mean)
-    X, y = sine(30, q=0 if model._y_ndim == 1 else q, seed=3)
+    X, y = sine(30, q=outputs(model), seed=3)
     X = 1.5 * X
     mean, before, stars = model.predict(NEW), lpd_of(model, X, y), model.alpha_star_
     for _ in range(2):
@@ -418,15 +477,15 @@ def test_groups_that_go_together_are_held_out_together():
     X, y = np.repeat(X, 2, 0), np.repeat(y, 2)
     options = {"hidden": (20,), "max_epochs": 200, "hidden_prior": 0.0}
     leaking = quick(calibration=KFold(5, shuffle=True, random_state=0), **options).fit(X, y)
-    honest = quick(calibration=GroupKFold(5), **options).fit(X, y, groups=np.arange(60) // 2)
-    assert np.median(honest.calibration_.points.squared_error) > np.median(leaking.calibration_.points.squared_error)
-    assert honest.calibration_.lpd < leaking.calibration_.lpd
+    grouped = quick(calibration=GroupKFold(5), **options).fit(X, y, groups=np.arange(60) // 2)
+    assert np.median(grouped.calibration_.points.squared_error) > np.median(leaking.calibration_.points.squared_error)
+    assert grouped.calibration_.lpd < leaking.calibration_.lpd
 
 
 @pytest.mark.parametrize(
     ("options", "fit_options", "said"),
     [
-        ({"calibration": 5}, {}, "calibration=5 is no splitter"),
+        ({"calibration": 5}, {}, "calibration=5 is not a splitter"),
         ({"calibration": "atuo"}, {}, "did you mean 'auto'"),
         ({"calibration": GroupKFold(3)}, {}, "could not split 60 rows.*groups"),
         ({"calibration": GroupKFold(3)}, {"groups": np.zeros(59)}, "could not split 60 rows.*59"),
@@ -559,7 +618,7 @@ def test_a_backbone_is_one_network_calibrated_on_a_share_of_the_rows():
 def test_update_is_the_last_layers_of_all_rows(which, forgetting, request):
     before = request.getfixturevalue(which)
     model = copy.deepcopy(before)
-    q = 0 if model._y_ndim == 1 else len(model._targets.mean)
+    q = outputs(model)
     (X, y), (X_more, y_more) = sine(120 if which == "noisy" else 60, q=q), sine(25, q=q, seed=9)
     if which == "noisy":
         y = y + np.where(X[:, 0] > 0, 1.0, 0.0) * np.random.default_rng(0).normal(size=120)
@@ -570,7 +629,7 @@ def test_update_is_the_last_layers_of_all_rows(which, forgetting, request):
         both = Statistics.from_features(*(torch.cat(parts) for parts in zip(*rows, strict=True)), sample_weight=weight)
         old = before.members_[i].layer.posterior
         by_hand = Posterior(both, old.log_alpha, old.Sigma_E, old.noise, rtol=math.inf)
-        Phi = before._features(before.members_[i].network, before._checked(NEW))
+        Phi = before.fitted_.features(i, before.fitted_.standardized(NEW))
         close(member.layer.posterior.mean(Phi), by_hand.mean(Phi), loose=1e3)  # sums in another order, times alpha
         close(member.layer.posterior.variance_ratio(Phi), by_hand.variance_ratio(Phi), loose=1e3)
         assert torch.equal(member.layer.posterior.Sigma_E, old.Sigma_E)
@@ -583,7 +642,7 @@ def test_update_is_the_last_layers_of_all_rows(which, forgetting, request):
 @pytest.mark.parametrize("which", MIXTURES)
 def test_a_loaded_mixture_answers_to_the_last_bit(which, request, tmp_path):
     model = copy.deepcopy(request.getfixturevalue(which))
-    q = 0 if model._y_ndim == 1 else len(model._targets.mean)
+    q = outputs(model)
     model.tune_alpha(*sine(20, q=q, seed=4)).conformalize(*sine(20, q=q, seed=6))
     model.save(tmp_path / "m")
     again = lastlayer.load(tmp_path / "m")
@@ -606,7 +665,7 @@ def test_a_loaded_mixture_answers_to_the_last_bit(which, request, tmp_path):
             model.calibration_.lpd_before,
         )
         assert str(again.calibration_) == str(model.calibration_)
-        for name in ("ratio", "squared_error", "kind"):
+        for name in ("cost", "squared_error", "kind"):
             np.testing.assert_array_equal(
                 getattr(again.calibration_.points, name), getattr(model.calibration_.points, name)
             )
@@ -634,7 +693,8 @@ def test_a_model_whose_calibration_came_to_nothing_can_be_saved(tmp_path):
     """nan in the scores and no points at all."""
     X, y = sine(30)
     model = quick(n_members=2, max_epochs=3, hidden_prior="auto").fit(X, y)
-    model.hidden_prior_scores_[0.03] = math.nan
+    scores = model.hidden_prior_scores_ | {0.03: math.nan}
+    model = model.with_fitted(dataclasses.replace(model.fitted_, prior_scores=scores))
     model.save(tmp_path / "m")
     assert math.isnan(lastlayer.load(tmp_path / "m").hidden_prior_scores_[0.03])
 
@@ -645,7 +705,7 @@ def test_a_model_whose_calibration_came_to_nothing_can_be_saved(tmp_path):
 @pytest.mark.parametrize("which", MIXTURES)
 def test_conformal_intervals_cover_the_rows_they_were_made_from_as_often_as_they_must(which, request):
     model = copy.deepcopy(request.getfixturevalue(which))
-    q = 0 if model._y_ndim == 1 else len(model._targets.mean)
+    q = outputs(model)
     X, y = sine(50, q=q, seed=8)
     X = 1.3 * X
     assert model.conformalize(X, y) is model
@@ -685,17 +745,15 @@ def test_noise_follows_the_input(noisy):
 
 
 def test_an_interrupt_ends_training_with_a_usable_model(monkeypatch):
-    from lastlayer.training import stack
-
-    calls, nlml = [], stack.profiled_nlml
+    calls, forward = [], Profiled.forward
 
     def interrupted(*args, **options):
         calls.append(1)
         if len(calls) == 10:
             raise KeyboardInterrupt
-        return nlml(*args, **options)
+        return forward(*args, **options)
 
-    monkeypatch.setattr(stack, "profiled_nlml", interrupted)
+    monkeypatch.setattr(Profiled, "forward", interrupted)
     X, y = sine()
     with pytest.warns(UserWarning, match="interrupted after 9 epochs"):
         model = quick().fit(X, y)
@@ -727,3 +785,114 @@ def test_a_view_at_another_alpha_is_what_tuning_to_it_gives(one):
     np.testing.assert_allclose(view.mean, before.mean, rtol=1e-9)
     np.testing.assert_array_equal(one.predictive(NEW).std, before.std)  # the model itself has not changed
     np.testing.assert_allclose(one.at_alpha(float(np.mean(one.log_alphas_))).predictive(NEW).std, before.std, rtol=1e-6)
+
+
+@pytest.mark.parametrize("which", MIXTURES)
+def test_at_its_own_alpha_a_model_is_what_it_was(which, request):
+    """Members under several prior precisions have alphas far apart: `alpha_` is that of the best ones."""
+    model = request.getfixturevalue(which)
+    view = model.at_alpha(math.log(model.alpha_))
+    assert view.alpha_ == pytest.approx(model.alpha_, rel=1e-12)
+    np.testing.assert_allclose(view.log_alphas_, model.log_alphas_, rtol=1e-12)
+    np.testing.assert_allclose(view.predictive(NEW).std, model.predictive(NEW).std, rtol=1e-9)
+    assert model.at_alpha(1.5).alpha_ == pytest.approx(math.exp(1.5), rel=1e-12)
+    assert model.at_alpha(1.5).at_alpha(math.log(model.alpha_)).alpha_ == pytest.approx(model.alpha_, rel=1e-12)
+
+
+def test_conformal_scores_belong_to_the_model_and_not_to_its_views(one):
+    model, (X, y) = copy.deepcopy(one), sine(30, seed=2)
+    model.conformalize(X, y)
+    view = model.at_alpha(math.log(model.alpha_))
+    assert view.conformal_scores_ is None
+    with pytest.raises(InputError, match="conformalize"):
+        view.predictive(NEW).interval(0.9, method="conformal")
+    assert model.conformal_scores_.shape == (30, 1)
+    lower, upper = model.predictive(NEW).interval(0.9, method="conformal")
+    assert (lower < upper).all()
+
+
+# a model is its own -------------------------------------------------------------------------------------------------
+
+
+def random_network() -> nn.Module:
+    """One that says something else in training mode, and changes when it is asked there."""
+    return nn.Sequential(nn.Linear(1, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Tanh())
+
+
+@pytest.fixture(params=["backbones", "one", "mixed"])
+def own(request) -> BLLRegressor:
+    if request.param != "backbones":
+        return copy.deepcopy(request.getfixturevalue(request.param))
+    return quick(backbone=random_network, n_members=2, max_epochs=5).fit(*sine(40))
+
+
+def spoil(network: nn.Module) -> None:
+    """All that can be done to a module."""
+    network.train()
+    x = torch.randn(16, 1, dtype=torch.float64)
+    network(x)
+    nn.Sequential(network).train()(x)
+    network.float()
+    network.requires_grad_(True)
+    with torch.no_grad():
+        for tensor in (*network.parameters(), *network.buffers()):
+            tensor.zero_()
+
+
+def test_what_is_done_to_a_network_or_module_does_not_reach_the_model(own):
+    before = own.predictive(NEW)
+    spoil(own.network_)
+    spoil(own.module())
+    after = own.predictive(NEW)
+    np.testing.assert_array_equal(after.mean, before.mean)
+    np.testing.assert_array_equal(after.std, before.std)
+    np.testing.assert_array_equal(own.joint(NEW).mean, before.mean)
+    X, y = sine(5, q=outputs(own), seed=4)
+    assert np.isfinite(own.update(X, y).predict(NEW)).all()
+
+
+def test_what_is_done_to_networks_that_were_handed_over_does_not_reach_the_model(own):
+    """Before the first prediction too."""
+    value, X = own.fitted_, sine(40, q=outputs(own))[0]
+    given = [dataclasses.replace(member, network=copy.deepcopy(member.network)) for member in value.members]
+    kept = {name: getattr(value, name) for name in ("inputs", "targets", "settings", "n_features_in", "y_ndim")}
+    again = Fitted.of(given, value.standardized(X), **kept)
+    for member in given:
+        spoil(member.network)
+    expected = dataclasses.replace(value, calibration=None).predictive(NEW)
+    np.testing.assert_array_equal(again.predictive(NEW).mean, expected.mean)
+    np.testing.assert_array_equal(again.predictive(NEW).std, expected.std)
+    for member in again.members:
+        assert not member.network.training
+        assert not any(p.requires_grad for p in member.network.parameters())
+
+
+def test_a_module_says_what_the_model_says_also_inside_a_parent_that_trains(own):
+    p, module = own.predictive(NEW), own.module()
+    parent = nn.Sequential(module).train()
+    for _ in range(2):  # batch statistics would move
+        out = parent(torch.from_numpy(NEW))
+        for name in ("mean", "var", "epistemic_var", "noise_var", "affine_cost"):
+            np.testing.assert_allclose(out[name].numpy(), getattr(p, name), rtol=1e-10)
+    assert not any(part.training for part in module.modules())
+    np.testing.assert_allclose(
+        parent.float()(torch.from_numpy(NEW).float())["mean"].numpy(), p.mean, rtol=1e-3, atol=1e-3
+    )
+
+
+def test_a_module_stays_as_it_is_when_the_model_goes_on(own):
+    module, before = own.module(), own.predictive(NEW)
+    X, y = sine(30, q=outputs(own), seed=4)
+    own.update(X + 2, y).tune_alpha(X, y).calibrate(X, y).reestimate()
+    assert (own.predict(NEW).reshape(before.mean.shape) != before.mean).any()
+    out = module(torch.from_numpy(NEW))
+    np.testing.assert_allclose(out["mean"].numpy(), before.mean, rtol=1e-10)
+    np.testing.assert_allclose(out["var"].numpy(), before.var, rtol=1e-10)
+
+
+def test_a_view_stays_as_it_is_when_the_model_goes_on(own):
+    view = own.at_alpha(2.0)
+    std = view.predictive(NEW).std
+    X, y = sine(30, q=outputs(own), seed=4)
+    own.update(X, y)
+    np.testing.assert_array_equal(view.predictive(NEW).std, std)

@@ -13,10 +13,9 @@ from models import FAST, data, far, fitted
 from torch import nn
 
 from lastlayer import BLLRegressor, __version__
-from lastlayer.errors import InputError
-from lastlayer.integrations.extras import MissingPackageError
+from lastlayer.errors import InputError, MissingPackageError
 from lastlayer.integrations.onnx import OnnxModule, onnx_program, to_onnx
-from lastlayer.module import OUTPUTS
+from lastlayer.predictor.module import OUTPUTS
 
 NAMES = (
     "single",
@@ -71,6 +70,17 @@ def test_later_updates_of_the_model_do_not_reach_it():
     module, before = model.module(), model.predictive(X)
     model.update(X, y + 100)
     agrees(module(torch.tensor(X)), before, 1e-12)
+
+
+def test_in_a_parent_that_trains_dropout_and_batch_statistics_stay_off():
+    X, y = data()
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.5)).double()
+    model = BLLRegressor(backbone=network, **FAST | {"max_epochs": 3}).fit(X, y)
+    parent = nn.Sequential(model.module()).train()
+    for _ in range(2):
+        agrees(parent(torch.tensor(far(X))), model.predictive(far(X)), 1e-12)
+    assert not any(module.training for module in parent[0].modules())
 
 
 def test_inputs_of_more_dimensions_and_networks_of_float32():

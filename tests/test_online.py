@@ -15,8 +15,9 @@ from torch import nn
 import lastlayer
 from lastlayer import BLLRegressor
 from lastlayer.errors import InputError
-from lastlayer.online import Everything, Fading, OnlineModel, Window
-from lastlayer.online.networks import grouped
+from lastlayer.networks.mlp import grouped
+from lastlayer.online import ExponentialForgetting, KeepAll, OnlineModel, SlidingWindow
+from lastlayer.online.layers import LayerStack
 from lastlayer.statistics import Statistics
 from lastlayer.training import last_layer
 
@@ -31,16 +32,16 @@ def quick(**words) -> BLLRegressor:
 
 @pytest.fixture(scope="module")
 def mixed() -> BLLRegressor:
-    """Members of several strengths, a linear one among them; two outputs with correlated noise.
+    """Members under several prior precisions, a linear one among them; two outputs with correlated noise.
 
-    Strengths whose features are collinear are left out: there two refits have no digits in common either.
+    Precisions under which features are collinear are left out: there two refits have no digits in common either.
     """
     model = quick(hidden_prior="auto", n_members="auto", noise="full").fit(X[:FITTED], Y[:FITTED])
-    strengths = [member.strength for member in model.members_]
-    kept = [strengths.index(0.03), strengths.index(0.03) + 1, strengths.index(0.3), strengths.index(math.inf)]
-    model.members_ = [model.members_[i] for i in kept]
-    model._log_alphas = [model._log_alphas[i] for i in kept]
-    return model
+    fitted = model.fitted_
+    each = [member.prior_precision for member in fitted.members]
+    kept = [each.index(0.03), each.index(0.03) + 1, each.index(0.3), each.index(math.inf)]
+    members, log_alphas = (tuple(values[i] for i in kept) for values in (fitted.members, fitted.log_alphas))
+    return model.with_fitted(replace(fitted, members=members, log_alphas=log_alphas))
 
 
 @pytest.fixture(scope="module")
@@ -57,20 +58,19 @@ MODELS = ["mixed", "single", "noisy"]
 
 
 def targets(model: BLLRegressor) -> np.ndarray:
-    return Y if model._y_ndim == 2 else Y[:, 0]
+    return Y if model.fitted_.y_ndim == 2 else Y[:, 0]
 
 
 def refitted(model: BLLRegressor, weight: np.ndarray) -> BLLRegressor:
     """The last layers from these rows alone: alpha, noise and curve as they are."""
-    new, rows = copy.copy(model), np.flatnonzero(weight)
-    data = model._validation(X[rows], targets(model)[rows])
-    new.members_, new.conformal_scores_ = [], None
-    for member in model.members_:
-        Phi = model._features(member.network, data.X)
+    fitted, rows = model.fitted_, np.flatnonzero(weight)
+    data, members = fitted.data(X[rows], targets(model)[rows]), []
+    for i, member in enumerate(fitted.members):
+        Phi = fitted.features(i, data.X)
         statistics = Statistics.from_features(Phi, data.T, sample_weight=torch.from_numpy(weight[rows]))
         posterior = replace(member.layer.posterior, statistics=statistics)
-        new.members_.append(replace(member, layer=replace(member.layer, posterior=posterior)))
-    return new
+        members.append(replace(member, layer=replace(member.layer, posterior=posterior)))
+    return model.with_fitted(replace(fitted, members=tuple(members), conformal_scores=None))
 
 
 def ones(*rows: slice) -> np.ndarray:
@@ -97,6 +97,15 @@ def stream(online: OnlineModel, model: BLLRegressor, start: int, stop: int, step
         assert online.update(X[rows], y[rows]) is online
 
 
+@pytest.fixture
+def factorizations(monkeypatch) -> list[Statistics]:
+    """The statistics that layers were factored from, all recursions between them left out."""
+    seen: list[Statistics] = []
+    factored = LayerStack.factored
+    monkeypatch.setattr(LayerStack, "factored", lambda self, total: seen.append(total) or factored(self, total))
+    return seen
+
+
 @pytest.mark.parametrize("which", MODELS)
 def test_it_starts_as_the_model_and_becomes_the_refit(which, request):
     model = request.getfixturevalue(which)
@@ -117,14 +126,16 @@ def test_it_starts_as_the_model_and_becomes_the_refit(which, request):
 
 
 @pytest.mark.parametrize("which", MODELS)
-def test_a_window_is_a_refit_on_its_rows_after_many_steps(which, request):
+def test_a_window_is_a_refit_on_its_rows_after_many_steps(which, request, factorizations):
     model = request.getfixturevalue(which)
-    online = OnlineModel(model, Window(50), start=(X[:FITTED], targets(model)[:FITTED]))
+    online = OnlineModel(model, SlidingWindow(50), start=(X[:FITTED], targets(model)[:FITTED]))
     same(online, refitted(model, ones(slice(10, FITTED))))
-    stream(online, model, FITTED, 391)
+    stream(online, model, FITTED, 380)
+    before = len(factorizations)
+    stream(online, model, 380, 391)
+    assert len(factorizations) == before  # carried by the recursion, not just factored
     same(online, refitted(model, ones(slice(341, 391))))
     same(online.model(), refitted(model, ones(slice(341, 391))))
-    assert online._n_since > 0  # carried by the recursion, not just factored
     stream(online, model, 391, 395, step=2)
     same(online, refitted(model, ones(slice(345, 395))))
     online.update(X[:70], targets(model)[:70])  # more than it holds
@@ -132,7 +143,7 @@ def test_a_window_is_a_refit_on_its_rows_after_many_steps(which, request):
 
 
 def test_a_window_after_thousands_of_steps_has_kept_its_digits(single, as_a_user):
-    online = OnlineModel(single, Window(200), start=(X[:200], Y[:200, 0]))
+    online = OnlineModel(single, SlidingWindow(200), start=(X[:200], Y[:200, 0]))
     for _ in range(3):
         stream(online, single, 0, 850)
     same(online, refitted(single, ones(slice(650, 850))))
@@ -140,23 +151,23 @@ def test_a_window_after_thousands_of_steps_has_kept_its_digits(single, as_a_user
 
 
 def test_a_window_that_fills_up_holds_all_its_rows(single):
-    online = OnlineModel(single, Window(100), start=(X[:5], Y[:5, 0]))
+    online = OnlineModel(single, SlidingWindow(100), start=(X[:5], Y[:5, 0]))
     stream(online, single, 5, 60)
     same(online, refitted(single, ones(slice(0, 60))))
 
 
 @pytest.mark.parametrize("which", MODELS)
 @pytest.mark.parametrize(("memory", "step"), [(20, 1), (400, 1), (100, 9)])
-def test_fading_is_a_refit_with_weights_and_the_prior_does_not_fade(which, memory, step, request):
+def test_forgetting_is_a_refit_with_weights_and_the_prior_does_not_fade(which, memory, step, request, factorizations):
     model = request.getfixturevalue(which)
-    online, weight, since = OnlineModel(model, Fading(memory)), ones(slice(0, FITTED)), 0
+    online, weight, since = OnlineModel(model, ExponentialForgetting(memory)), ones(slice(0, FITTED)), 0
     stops = range(FITTED, 258, step)
-    interval = online.past.interval(online._width)
+    interval = online.memory.interval(max(m.layer.posterior.statistics.n_linear for m in model.members_))
     for i in stops:
-        rows = slice(i, i + step)
+        rows, before = slice(i, i + step), len(factorizations)
         stream(online, model, i, i + step, step)
         weight[rows], since = 1, since + step
-        if online._n_since == 0:  # factored: the rows of before fade by what came since
+        if len(factorizations) > before:  # the rows of before fade by what came since
             assert since >= interval or step > 1
             weight[: i + step - since] *= math.exp(-since / memory)
             since = 0
@@ -211,7 +222,7 @@ def test_alpha_and_noise_anew_are_those_of_the_last_layer_of_all_rows(which, req
         assert ours.layer.posterior.log_alpha == pytest.approx(best.posterior.log_alpha, abs=1e-6)
         torch.testing.assert_close(ours.layer.posterior.Sigma_E, best.posterior.Sigma_E, rtol=1e-7, atol=0)
         assert ours.layer.nlml == pytest.approx(best.nlml, abs=1e-9)
-    assert again.log_alphas_ == again._stars()
+    assert again.log_alphas_ == list(again.fitted_.stars)
     assert again.calibration_ is model.calibration_
     assert not np.allclose(again.noise_std_, model.noise_std_)
     same(online, again)
@@ -220,12 +231,12 @@ def test_alpha_and_noise_anew_are_those_of_the_last_layer_of_all_rows(which, req
 
 
 def test_a_tuned_alpha_is_followed_and_keeps_its_distance(mixed):
-    model = copy.deepcopy(mixed).at_alpha(float(np.mean(mixed.log_alphas_)) + 1.5)
+    model = mixed.at_alpha(math.log(mixed.alpha_) + 1.5)
     online = OnlineModel(model)
     stream(online, model, FITTED, 90)
     same(online, refitted(model, ones(slice(0, 90))))
     again = online.reestimate().model()
-    np.testing.assert_allclose(np.subtract(again.log_alphas_, again._stars()), 1.5)
+    np.testing.assert_allclose(np.subtract(again.log_alphas_, again.fitted_.stars), 1.5)
     with pytest.raises(InputError, match="infinite alpha"):
         OnlineModel(model.at_alpha(math.inf))
 
@@ -254,43 +265,44 @@ def test_frames_tensors_and_own_networks_go_in_too():
 
 
 def test_mistakes_are_told_and_change_nothing(single, as_a_user):
-    online = OnlineModel(single, Fading(50))
+    online = OnlineModel(single, ExponentialForgetting(50))
     before = online.predictive(NEW).std
     for words, wrong in {
         "y has 1 NaN values": (X[:2], np.array([0.0, np.nan])),
         "X has 2 NaN values": (np.full((1, 2), np.nan), Y[:1, 0]),
         "features": (X[:1, :1], Y[:1, 0]),
-        "outputs": (X[:2], Y[:2]),
-        "inconsistent": (X[:3], Y[:2, 0]),
+        r"y has shape \(2, 2\): give \(2, 1\)": (X[:2], Y[:2]),
+        r"y has shape \(2,\): give \(3, 1\)": (X[:3], Y[:2, 0]),
         "2D array": (X[0], Y[:1, 0]),
     }.items():
         with pytest.raises(ValueError, match=words):
             online.update(*wrong)
     np.testing.assert_array_equal(online.predictive(NEW).std, before)
-    with pytest.raises(InputError, match=r"Window\(rows=9\) must start from rows"):
-        OnlineModel(single, Window(9))
+    with pytest.raises(InputError, match=r"SlidingWindow\(rows=9\) must start from rows"):
+        OnlineModel(single, SlidingWindow(9))
     with pytest.raises(InputError, match="rows=1"):
-        Window(1)
+        SlidingWindow(1)
     with pytest.raises(InputError, match="memory=0"):
-        Fading(0)
+        ExponentialForgetting(0)
     with pytest.raises(InputError, match="by itself"):
-        OnlineModel(single, Window(9), start=(X[:9], Y[:9, 0])).remove(X[:1], Y[:1, 0])
+        OnlineModel(single, SlidingWindow(9), start=(X[:9], Y[:9, 0])).remove(X[:1], Y[:1, 0])
     with pytest.raises(InputError, match=r"forgetting=1\.5"):
         copy.deepcopy(single).update(X[:1], Y[:1, 0], forgetting=1.5)
 
 
-def test_rows_of_high_leverage_leave_a_window_by_a_factorisation(single):
+def test_rows_of_high_leverage_leave_a_window_by_a_factorisation(single, factorizations):
     """One far row holds a direction alone: taking it out by the recursion would lose its digits."""
     far = X[:20].copy()
     far[0] *= 1e4
-    online = OnlineModel(single, Window(20), start=(far, Y[:20, 0]))
+    online = OnlineModel(single, SlidingWindow(20), start=(far, Y[:20, 0]))
+    before = len(factorizations)
     stream(online, single, 20, 21)
-    assert online._n_since == 0
+    assert len(factorizations) > before
     same(online, refitted(single, ones(slice(1, 21))))
 
 
-def test_everything_is_the_default(single):
-    assert OnlineModel(single).past == Everything()
+def test_all_rows_are_kept_by_default(single):
+    assert OnlineModel(single).memory == KeepAll()
 
 
 def test_the_sensor_that_drifts_runs(tmp_path, capsys, as_a_user):

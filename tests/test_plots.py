@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from numpy import ndarray
 from scipy import stats
 
-from lastlayer import plots
+from lastlayer import drawing, plots
 from lastlayer.calibration import Calibration, CalibrationPoints, Curve, Tails
 from lastlayer.errors import InputError
 from lastlayer.extrapolation import AlphaCurve
@@ -282,7 +282,7 @@ def test_extrapolation_error_shows_scaled_errors_and_their_quantiles(q: int) -> 
 @pytest.mark.parametrize("n", [15, 40, 1000])
 def test_quantile_band_holds_95_percent_of_samples(n: int, level: float) -> None:
     draws = np.quantile(np.abs(np.random.default_rng(0).standard_normal((4000, n))), level, axis=1)
-    lower, upper = plots._quantile_band(n, level)
+    lower, upper = drawing.quantile_band(n, level)
     inside = ((draws > lower) & (draws < upper)).mean()
     assert abs(inside - 0.95) < 0.02  # interpolation between two order statistics narrows it a little
 
@@ -327,7 +327,7 @@ def test_lines_of_cost_to_variance_are_the_formula(q: int, tails: bool) -> None:
     for i, ax in enumerate(figure.axes):
         v, factor = xy(ax, "calibrated").T
         close(factor, c.curve.noise[i] + c.curve.slope[i] * v**c.curve.power)
-        assert v[0] < c.points.ratio.min() < c.points.ratio.max() < v[-1]
+        assert v[0] < c.points.cost.min() < c.points.cost.max() < v[-1]
         close(xy(ax, "uncalibrated")[:, 1], 1 + v)
         assert line(ax, "uncalibrated").get_linestyle() == "--"
         if tails:
@@ -340,9 +340,9 @@ def test_lines_of_cost_to_variance_are_the_formula(q: int, tails: bool) -> None:
 def test_held_out_points_have_the_colour_of_their_kind() -> None:
     c = calibration()
     for i, ax in enumerate(plots.cost_to_variance(c).axes):
-        for kind, color in (("random", plots.BLUE), ("blocked", plots.ORANGE)):
+        for kind, color in (("random", drawing.BLUE), ("blocked", drawing.ORANGE)):
             r = c.points.kind == kind
-            close(xy(ax, f"{kind} held-out"), np.stack([c.points.ratio[r], c.points.squared_error[r, i]], 1))
+            close(xy(ax, f"{kind} held-out"), np.stack([c.points.cost[r], c.points.squared_error[r, i]], 1))
             assert to_hex(line(ax, f"{kind} held-out").get_color()) == color
 
 
@@ -394,20 +394,20 @@ def test_bins_hold_every_point_once_and_enough_of_them(m: int, decades: float, s
     rng = np.random.default_rng(seed)
     x = 10 ** (decades * rng.uniform(size=m))
     x[:tail] *= 1e4
-    bins = plots._bins(x)
+    bins = drawing.bins(x)
     assert sorted(np.concatenate(bins)) == list(range(m))
     assert all(x[a].max() <= x[b].min() for a, b in pairwise(bins))
-    assert len(bins) == 1 or min(map(len, bins)) >= plots.AT_LEAST
+    assert len(bins) == 1 or min(map(len, bins)) >= drawing.AT_LEAST
 
 
 def test_a_few_far_points_do_not_drown() -> None:
     x = np.append(np.geomspace(1, 2, 5000), np.geomspace(1e5, 1e6, 4))
-    assert len(plots._bins(x)[-1]) == plots.AT_LEAST
-    assert np.isin(np.arange(5000, 5004), plots._bins(x)[-1]).all()
+    assert len(drawing.bins(x)[-1]) == drawing.AT_LEAST
+    assert np.isin(np.arange(5000, 5004), drawing.bins(x)[-1]).all()
 
 
 def test_equal_points_are_one_bin() -> None:
-    assert len(plots._bins(np.full(100, 3.0))) == 1
+    assert len(drawing.bins(np.full(100, 3.0))) == 1
 
 
 # --- all of them
@@ -416,8 +416,8 @@ def test_equal_points_are_one_bin() -> None:
 def pictures(m: int, q: int, c: int = 1) -> dict[str, Callable[[], Figure]]:
     p = prediction(m, q, c)
     y = targets(p)
-    judged: dict[str, Callable[[], Figure]] = {f.__name__: lambda f=f: f(p, y) for f in JUDGES}
-    return judged | {
+    evaluation: dict[str, Callable[[], Figure]] = {f.__name__: lambda f=f: f(p, y) for f in JUDGES}
+    return evaluation | {
         "cost_to_variance": lambda: plots.cost_to_variance(calibration(m, q, tails=c > 1)),
         "alpha_curve": lambda: plots.alpha_curve(alpha_curve(), alpha_star=2.0),
     }
@@ -439,7 +439,7 @@ def test_every_picture_explains_itself(q: int) -> None:
         assert headline(figure)
         assert figure.legends[0].get_texts()
         assert all(ax.get_ylabel() for ax in figure.axes if ax.get_subplotspec().is_first_col()), name
-        assert max(ax.get_subplotspec().colspan.start for ax in figure.axes) < plots.COLUMNS
+        assert max(ax.get_subplotspec().colspan.start for ax in figure.axes) < drawing.COLUMNS
         assert sum(bool(ax.get_xlabel()) for ax in figure.axes) == (1 if name == "alpha_curve" else q)
         if q > 1 and name != "alpha_curve":
             titles = sorted(ax.get_title() for ax in figure.axes if ax.get_title())
@@ -449,7 +449,7 @@ def test_every_picture_explains_itself(q: int) -> None:
 @pytest.mark.parametrize("name", [f.__name__ for f in JUDGES] + ["cost_to_variance"])
 def test_of_many_points_some_are_shown_and_all_are_counted(name: str) -> None:
     m = 100_000
-    shown = plots.SHOWN // 4 if name == "parity" else plots.SHOWN
+    shown = drawing.SHOWN // 4 if name == "parity" else drawing.SHOWN
     first, second = (pictures(m, 1)[name]() for _ in range(2))
     ax, again = first.axes[0], second.axes[0]
     points = [x for x in ax.lines if x.get_marker() == "."]

@@ -38,11 +38,13 @@ def mixture(c: int = 3, m: int = 4, q: int = 2, seed: int = 0) -> Prediction:
 
 
 def component_covs(p: Prediction) -> ndarray:
-    """D C D, entry by entry."""
+    """Function plus noise, independent of each other, each with covariance D C D."""
     c, m, q = p.component_mean.shape
-    std = np.sqrt(p.component_epistemic_var + p.component_noise_var)
     C = np.stack([np.eye(q)] * c) if p.correlation is None else p.correlation
-    return np.array([[np.diag(std[i, j]) @ C[i] @ np.diag(std[i, j]) for j in range(m)] for i in range(c)])
+    parts = [np.sqrt(var) for var in (p.component_epistemic_var, p.component_noise_var)]
+    return np.array(
+        [[sum(np.diag(std[i, j]) @ C[i] @ np.diag(std[i, j]) for std in parts) for j in range(m)] for i in range(c)]
+    )
 
 
 def targets(p: Prediction, seed: int = 1) -> ndarray:
@@ -101,6 +103,19 @@ def test_without_noise_the_prediction_is_of_the_function() -> None:
     )
     close(f.var, p.epistemic_var)
     close(f.quantile(0.9), stats.norm(p.mean, np.sqrt(p.epistemic_var)).ppf(0.9))
+
+
+def test_the_covariance_of_the_targets_is_that_of_the_function_plus_that_of_the_noise() -> None:
+    p = mixture()
+    function = replace(p, component_noise_var=0 * p.component_noise_var)
+    noise = replace(p, component_epistemic_var=0 * p.component_epistemic_var, component_mean=0 * p.component_mean)
+    close(p.cov(), function.cov() + noise.cov())
+    close(p.component_cov(), component_covs(p))
+
+
+def test_a_standardised_residual_counts_standard_deviations() -> None:
+    p = mixture()
+    close(p.standardized_residual(p.mean + 1.7 * p.std), np.full((4, 2), 1.7))
 
 
 # --- mixtures

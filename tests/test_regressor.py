@@ -1,6 +1,7 @@
 """The front door: scikit-learn's conventions, the promises of design and docstrings, and input of every kind."""
 
 import copy
+import dataclasses
 import math
 import pickle
 import warnings
@@ -18,17 +19,24 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
-from lastlayer import BLLRegressor, fitting
+from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.errors import InputError
 from lastlayer.posterior import Posterior
 from lastlayer.statistics import Statistics
-from lastlayer.training import Validation
+from lastlayer.training import Validation, train
 
 floored = pytest.mark.filterwarnings("ignore::lastlayer.errors.FlooredNoiseWarning")
 
 
+OPTIONS = {field.name for field in dataclasses.fields(TrainingOptions)}
+
+
 def quick(**options) -> BLLRegressor:
-    return BLLRegressor(**({"preset": "fast", "hidden": (8,), "max_epochs": 40, "random_state": 0} | options))
+    """A fast model; what only training reads is given by its own name too."""
+    of_training = {name: options.pop(name) for name in OPTIONS & options.keys()}
+    training = {"training": TrainingOptions(**of_training)} if of_training else {}
+    tiny = {"preset": "fast", "hidden": (8,), "max_epochs": 40, "random_state": 0}
+    return BLLRegressor(**(tiny | training | options))
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +51,13 @@ def two() -> BLLRegressor:
     return quick(noise="full").fit(*sine(q=2))
 
 
-HONEST = BLLRegressor(hidden=(5,), max_epochs=10, n_members=2, hidden_prior=0.3)
+CALIBRATED = BLLRegressor(hidden=(5,), max_epochs=10, n_members=2, hidden_prior=0.3)
 BY_CHANCE = "folds are drawn by chance from the rows: a row of weight zero or two is not the same as none or two rows"
 
 
 @floored
 @parametrize_with_checks(
-    [BLLRegressor(hidden=(5,), preset="fast", max_epochs=30), HONEST],
+    [BLLRegressor(hidden=(5,), preset="fast", max_epochs=30), CALIBRATED],
     expected_failed_checks=lambda estimator: (
         {} if estimator.preset == "fast" else {"check_sample_weight_equivalence_on_dense_data": BY_CHANCE}
     ),
@@ -175,7 +183,7 @@ def test_every_way_of_asking_gives_the_same_variance(which, request):
 def test_draws_have_the_moments_of_the_joint_distribution(two, tuned, noise):
     model = copy.deepcopy(two)
     if tuned:
-        model._log_alphas = [float(model.posterior_.log_alpha) + 2.0]
+        model = model.at_alpha(float(model.posterior_.log_alpha) + 2.0)
     X = np.array([[-5.0], [0.0], [0.5], [5.0]])
     draws = model.sample_y(X, 40_000, random_state=1, noise=noise)
     vec = draws.transpose(1, 0, 2).reshape(8, -1)
@@ -196,6 +204,20 @@ def test_extrapolation_ranks_points_among_the_training_points(one):
     assert inside.quantile.max() < 0.9
     assert 0.1 < np.median(one.extrapolation(X).quantile) < 0.7
     np.testing.assert_allclose(inside.affine_cost, one.predictive([[0.1], [0.5], [1.0]]).affine_cost, rtol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"hidden": ()}, {"n_members": 3}], ids=["network", "linear", "members"])
+def test_the_rank_is_among_rows_that_the_last_layer_has_not_seen(options):
+    """New points are held against what each training row costs once it is taken out, features and alpha as they are."""
+    X, y = sine(25, d=2)
+    model = quick(**options).fit(X, y)
+    rows = [slice(i, i + 1) for i in range(25)]
+    without = [copy.deepcopy(model).remove(X[row], y[row]).extrapolation(X[row]).affine_cost for row in rows]
+    new = np.random.default_rng(1).uniform(-5, 5, (200, 2))
+    asked = model.extrapolation(new)
+    np.testing.assert_allclose(asked.quantile, (asked.affine_cost[:, None] > np.concatenate(without)).mean(1))
+    seen = model.extrapolation(X).affine_cost
+    assert (asked.quantile != (asked.affine_cost[:, None] > seen).mean(1)).any()  # it makes a difference
 
 
 def test_with_the_inputs_passed_on_the_cost_grows_with_the_square_of_the_distance():
@@ -385,7 +407,7 @@ def test_update_is_the_posterior_of_both_sets_of_rows(noise, forgetting):
     both = Statistics.from_features(*(torch.cat(parts) for parts in zip(*rows, strict=True)), sample_weight=weight)
     by_hand = Posterior(both, before.posterior_.log_alpha, Sigma_E, noise, rtol=math.inf)
     new = np.linspace(-4, 8, 13)[:, None]
-    Phi, p = before._features(before.network_, before._checked(new)), model.predictive(new)
+    Phi, p = before.fitted_.features(0, before.fitted_.standardized(new)), model.predictive(new)
     close(torch.tensor(p.mean), by_hand.mean(Phi) * torch.tensor(y.std(0)) + torch.tensor(y.mean(0)), loose=100)
     close(torch.tensor(p.affine_cost), by_hand.variance_ratio(Phi), loose=100)
     assert model.alpha_ == before.alpha_
@@ -412,19 +434,19 @@ def test_update_refuses_what_does_not_fit(as_a_user, two):
 
 
 def test_early_stopping_keeps_the_best_network(monkeypatch):
-    scores, states, networks, train = [3.0, 2.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [], [], fitting.train
+    scores, states, networks = [3.0, 2.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [], []
     model = quick(early_stopping=True, patience=4, max_epochs=40)
 
-    def scripted() -> float:
+    def scripted() -> torch.Tensor:
         states.append(copy.deepcopy(networks[0].state_dict()))
-        return scores[min(len(states), len(scores)) - 1]
+        return torch.tensor(scores[min(len(states), len(scores)) - 1])
 
-    def watched(network, *args, **options):
-        networks.append(network)
-        return train(network, *args, **options)
+    def watched(problem, *args, **options):
+        networks.append(problem.network)
+        return train(problem, *args, **options)
 
-    monkeypatch.setattr(fitting, "train", watched)
-    monkeypatch.setattr(fitting, "Validation", lambda _, **options: Validation(scripted, **options))
+    monkeypatch.setattr("lastlayer.ensemble.trainer.train", watched)
+    monkeypatch.setattr("lastlayer.ensemble.trainer.Validation", lambda _, **options: Validation(scripted, **options))
     model.fit(*sine())
     history = model.history_
     assert history["stopped"] == "early_stopping"
@@ -667,7 +689,7 @@ LAYOUTS = ("integer inputs", "float32", "every second row", "backwards", "Fortra
     [
         {"noise": "diagonal"},
         {"noise": "full"},
-        {"noise": "full", "preset": "honest", "n_members": 2, "hidden_prior": 0.3, "max_epochs": 5},
+        {"noise": "full", "preset": "calibrated", "n_members": 2, "hidden_prior": 0.3, "max_epochs": 5},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
@@ -774,7 +796,7 @@ def test_bad_questions_are_told_what_is_wrong(as_a_user, one):
 def test_a_fit_that_fails_leaves_no_half_of_a_model(as_a_user, one):
     """Either the old answers or none: never the old last layer behind the scaling of new data."""
     X, y = sine()
-    model = copy.deepcopy(one).set_params(objective="profild")
+    model = copy.deepcopy(one).set_params(training=TrainingOptions(objective="profild"))
     with pytest.raises(InputError, match="objective"):
         model.fit(100 * X, 100 * y)
     try:

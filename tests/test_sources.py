@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from lastlayer import BLLRegressor
+from lastlayer import BLLRegressor, sources
+from lastlayer.distributed import ProcessGroup
 from lastlayer.errors import InputError
-from lastlayer.ranks import Ranks
 from lastlayer.scaling import Standardizer
 from lastlayer.sources import (
     ArraySource,
@@ -20,7 +20,6 @@ from lastlayer.sources import (
     Source,
     StandardizedSource,
     TensorSource,
-    pooled,
     scales_of,
 )
 
@@ -39,8 +38,8 @@ def numbers(source: Source, size: int = 7, **options) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def small_pools(monkeypatch):
-    monkeypatch.setattr(pooled, "POOL_NUMBERS", 60)
-    monkeypatch.setattr(pooled, "BLOCK_ROWS", 10)
+    monkeypatch.setattr(sources, "POOL_NUMBERS", 60)
+    monkeypatch.setattr(sources, "BLOCK_ROWS", 10)
 
 
 def tensor_source(m: int) -> TensorSource:
@@ -64,7 +63,7 @@ def test_a_pass_gives_every_row_once_and_can_be_joined_half_way(make, m, size, w
     for later, batch in zip(rest, whole[len(whole) // 2 :], strict=True):
         assert torch.equal(later.X, batch.X)
         assert torch.equal(later.T, batch.T)
-    shares = [list(source.batches(size, seed=seed, ranks=Ranks(rank, world))) for rank in range(world)]
+    shares = [list(source.batches(size, seed=seed, process_group=ProcessGroup(rank, world))) for rank in range(world)]
     for batch, *parts in zip(whole, *shares, strict=True):
         assert all(part.total == batch.total for part in parts)
         for rank, part in enumerate(parts):
@@ -122,7 +121,7 @@ def test_a_memory_map_stays_on_disk(tmp_path, as_a_user, monkeypatch):
     np.save(tmp_path / "X.npy", rng.normal(size=(3000, 2)).astype(np.float32))
     X = np.load(tmp_path / "X.npy", mmap_mode="r")
     y = np.sin(X[:, 0]) + 0.1 * rng.normal(size=3000)
-    monkeypatch.setattr(pooled, "BLOCK_ROWS", 100)
+    monkeypatch.setattr(sources, "BLOCK_ROWS", 100)
     largest = []
     read = ArraySource.read
     monkeypatch.setattr(ArraySource, "read", lambda self, unit: largest.append(read(self, unit)) or largest[-1])

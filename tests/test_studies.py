@@ -6,15 +6,18 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from helpers import Losses
 from typer.testing import CliRunner
 
+from benchmarks import paper_recipe, readme_picture
 from lastlayer import BLLRegressor, cli
 from lastlayer.__main__ import main
 from lastlayer.evidence import nlml
 from lastlayer.extrapolation import blocked_folds
-from lastlayer.features import MLP, StackedMLP, affine_features
-from lastlayer.studies import data, example, figures, networks, paper, recipe, results
-from lastlayer.training import Augmented, train_members
+from lastlayer.features import MLP, affine_features
+from lastlayer.networks.mlp import StackedMLP
+from lastlayer.studies import data, figures, networks, paper
+from lastlayer.training import Augmented, Optimizer, Validation, train
 
 SMALL = ["--max-epochs", "30", "--bnn-epochs", "10"]
 runner = CliRunner()
@@ -49,22 +52,18 @@ def test_members_train_as_if_each_were_alone():
         loss = lambda: nlml(
             affine_features(net(X)), T.expand(len(seeds), 20, 2), log_alpha, log_sigma, W=W, bias_prior="shared"
         )
-        record = train_members(
-            [*net.parameters(), W, log_alpha, log_sigma],
-            loss,
-            lambda: loss().detach(),
-            learning_rate=1e-2,
-            max_epochs=60,
-            patience=30,
-            min_delta=1e-5,
+        history = train(
+            Losses([*net.parameters(), W, log_alpha, log_sigma], loss),
+            Optimizer(learning_rate=1e-2, max_epochs=60, cosine=False),
+            validation=Validation(loss, first=1, patience=30, min_delta=1e-5),
         )
-        return net(X).detach(), record
+        return net(X).detach(), history
 
-    together, record = fit([0, 1, 2])
-    for i in range(3):
-        alone, one = fit([i])
-        torch.testing.assert_close(together[i], alone[0], rtol=1e-9, atol=1e-9)
-        assert record.best_epoch[i] == one.best_epoch[0]
+    together, history = fit([0, 1, 2])
+    alone = [fit([i]) for i in range(3)]
+    for i, (features, _) in enumerate(alone):
+        torch.testing.assert_close(together[i], features[0], rtol=1e-9, atol=1e-9)
+    assert history.best_epoch == max(one.best_epoch for _, one in alone)
     torch.testing.assert_close(
         StackedMLP(1, (5, 4), generators=[torch.Generator().manual_seed(1)])(X)[0],
         MLP(1, (5, 4), generator=torch.Generator().manual_seed(1))(X),
@@ -72,23 +71,27 @@ def test_members_train_as_if_each_were_alone():
 
 
 def test_a_member_that_gets_worse_is_put_back_to_its_best():
-    p = torch.tensor([[1.0], [-1.0]], dtype=torch.float64, requires_grad=True)
-    record = train_members(
-        [p],
-        lambda: (p**2).sum(-1),
-        lambda: torch.stack(
-            [p[0, 0] ** 2, -(p[1, 0] ** 2)]
-        ).detach(),  # the second one's score wants what its loss does not
-        learning_rate=0.1,
-        max_epochs=100,
-        patience=20,
-        min_delta=1e-9,
-        every=1,
-    )
-    assert record.best_epoch[1] == 0
-    assert record.stop_epoch[1] == 20
-    assert abs(float(p.detach()[0, 0])) < 0.1
-    assert float(p.detach()[1, 0]) == pytest.approx(-0.9)
+    def fit(members):
+        start = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)[members]
+        # the second one's score wants what its loss does not
+        sign = torch.tensor([1.0, -1.0], dtype=torch.float64)[members]
+        p = start.clone().requires_grad_()
+        history = train(
+            Losses([p], lambda: (p**2).sum(-1)),
+            Optimizer(learning_rate=0.1, max_epochs=100, cosine=False),
+            validation=Validation(lambda: sign * (p**2).sum(-1), first=1, every=1, patience=20, min_delta=1e-9),
+        )
+        return p.detach()[:, 0].tolist(), history
+
+    (better, worse), history = fit([0, 1])
+    assert abs(better) < 0.1
+    assert worse == pytest.approx(-0.9)
+    assert history.best_epoch > 1
+    (alone,), history = fit([1])
+    assert alone == worse
+    assert history.best_epoch == 1
+    assert history.stopped == "early_stopping"
+    assert history.validation_epoch[-1] == 21
 
 
 def test_blocks_partition_the_rows_and_are_contiguous():
@@ -121,14 +124,14 @@ def test_all_rows_are_scored_alike(small_study):
     network, scores = study.bll[1], study.scores["BLL, alpha*"][1]
     p = network.predict(study.data.test.X, float(network.posterior.log_alpha))
     density = -0.5 * (((study.data.test.y - p.mean) ** 2 / p.var) + np.log(2 * np.pi * p.var / scale**2)).sum(1)
-    assert scores.lpd_test == pytest.approx(density.mean())
+    assert scores["lpd_test"] == pytest.approx(density.mean())
     inside = ((study.data.test.X >= 0) & (study.data.test.X <= 1))[:, 0]
-    assert scores.lpd_inside == pytest.approx(density[inside].mean())
-    assert scores.lpd_outside == pytest.approx(density[~inside].mean())
-    assert scores.mse_test == pytest.approx((((study.data.test.y - p.mean) / scale) ** 2).mean())
+    assert scores["lpd_inside"] == pytest.approx(density[inside].mean())
+    assert scores["lpd_outside"] == pytest.approx(density[~inside].mean())
+    assert scores["mse_test"] == pytest.approx((((study.data.test.y - p.mean) / scale) ** 2).mean())
     bnn = study.bnn[0].predictive(study.data.test.X)
     expected = bnn.log_prob(study.data.test.y).mean() + np.log(scale).sum()
-    assert study.scores["BNN"][0].lpd_test == pytest.approx(expected)
+    assert study.scores["BNN"][0]["lpd_test"] == pytest.approx(expected)
 
 
 def test_the_leak_is_best_on_the_test_set_and_honest_alpha_never_saw_it(small_study):
@@ -148,15 +151,15 @@ def test_the_leak_is_best_on_the_test_set_and_honest_alpha_never_saw_it(small_st
 
 
 def test_tables_hold_every_number(small_study):
-    content = json.loads(results.as_json([small_study]))
+    content = json.loads(paper.as_json([small_study]))
     assert len(content["studies"][0]["scores"]["BNN"]) == 2
     assert content["studies"][0]["data_seed"] == 99
-    assert results.as_csv([small_study]).count("\n") == 1 + 2 * len(paper.ROWS)
-    assert "(-18.14)" in results.as_markdown([small_study])
-    assert r"\alpha^{\max}" in results.as_latex([small_study])
+    assert paper.as_csv([small_study]).count("\n") == 1 + 2 * len(paper.ROWS)
+    assert "(-18.14)" in paper.as_markdown([small_study])
+    assert r"\alpha^{\max}" in paper.as_latex([small_study])
     assert math.isclose(
         float(np.median(small_study.column("BNN", "lpd_test"))),
-        float(np.median(results.pooled([small_study], "BNN", "lpd_test"))),
+        float(np.median(paper.pooled([small_study], "BNN", "lpd_test"))),
     )
 
 
@@ -201,8 +204,8 @@ def test_bad_arguments_end_with_a_message(tmp_path, monkeypatch, capsys):
 
 
 def test_the_example_writes_scores_and_a_picture(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(example, "BLLRegressor", partial(BLLRegressor, max_epochs=20, n_members=2))
-    assert example.main(["--out", str(tmp_path / "new" / "folder")]) == 0
+    monkeypatch.setattr(readme_picture, "BLLRegressor", partial(BLLRegressor, max_epochs=20, n_members=2))
+    assert readme_picture.main(["--out", str(tmp_path / "new" / "folder")]) == 0
     folder = tmp_path / "new" / "folder"
     assert (folder / "prediction.png").stat().st_size > 10_000
     assert "test, outside" in (folder / "scores.txt").read_text()
@@ -210,7 +213,7 @@ def test_the_example_writes_scores_and_a_picture(tmp_path, capsys, monkeypatch):
 
 
 def test_the_recipe_prints_its_figures_beside_the_published(capsys):
-    table = recipe.main(["--initialisations", "1", "--max-epochs", "40"])
+    table = paper_recipe.main(["--initialisations", "1", "--max-epochs", "40"])
     out = capsys.readouterr().out
     assert "-18.1400" in out
     assert all(np.isfinite(values).all() for values in table.values())

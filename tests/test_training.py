@@ -10,8 +10,9 @@ from torch import nn
 
 from lastlayer.errors import InputError
 from lastlayer.features import MLP
+from lastlayer.networks.mlp import neg_log_hidden_prior
 from lastlayer.scaling import Standardizer
-from lastlayer.training import Data, Optimiser, Profiled, Training, Validation, make_objective, train
+from lastlayer.training import Data, FullBatch, Optimizer, Profiled, TrainingHistory, Validation, make_objective, train
 
 
 @pytest.fixture
@@ -25,10 +26,10 @@ def network(seed: int = 0) -> MLP:
     return MLP(1, (6,), generator=torch.Generator().manual_seed(seed))
 
 
-def fit(data: Data, net: nn.Module | None = None, *, epochs: int = 30, **options) -> Training:
-    optimiser = Optimiser(options.pop("name", "adam"), max_epochs=epochs)
+def fit(data: Data, net: nn.Module | None = None, *, epochs: int = 30, **options) -> TrainingHistory:
+    optimizer = Optimizer(options.pop("name", "adam"), max_epochs=epochs)
     objective = Profiled(bias_prior="flat", noise="diagonal")
-    return train(net or network(), objective, data, optimiser, **options)
+    return train(FullBatch(net or network(), objective, data), optimizer, **options)
 
 
 class Script:
@@ -37,38 +38,38 @@ class Script:
     def __init__(self, net: nn.Module, scores: list[float]):
         self.net, self.scores, self.states = net, scores, []
 
-    def __call__(self) -> float:
+    def __call__(self) -> torch.Tensor:
         assert not self.net.training
         assert not torch.is_grad_enabled()
         self.states.append(copy.deepcopy(self.net.state_dict()))
-        return self.scores[min(len(self.states), len(self.scores)) - 1]
+        return torch.tensor(self.scores[min(len(self.states), len(self.scores)) - 1])
 
     def is_at(self, question: int) -> bool:
         return all(torch.equal(v, self.states[question][k]) for k, v in self.net.state_dict().items())
 
 
-# optimisers ---------------------------------------------------------------------------------------------------------
+# optimizers ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_cosine_goes_from_the_learning_rate_to_a_hundredth_of_it():
-    rate = Optimiser("adam", learning_rate=0.5, max_epochs=100).rate
+    rate = Optimizer("adam", learning_rate=0.5, max_epochs=100).rate
     assert rate(0) == pytest.approx(0.5)
     assert rate(50) == pytest.approx(0.5 * 0.505)
     assert rate(100) == pytest.approx(0.005)
     assert all(rate(i) > rate(i + 1) for i in range(100))
-    for constant in (Optimiser("adam", 0.5, cosine=False), Optimiser("lbfgs", 0.5)):
+    for constant in (Optimizer("adam", 0.5, cosine=False), Optimizer("lbfgs", 0.5)):
         assert constant.rate(0) == constant.rate(700) == 0.5
-    assert Optimiser(max_epochs=0).rate(0) == Optimiser().learning_rate
+    assert Optimizer(max_epochs=0).rate(0) == Optimizer().learning_rate
 
 
 def test_the_schedule_is_followed(data):
     record = fit(data, epochs=20)
-    assert record.learning_rate == pytest.approx([Optimiser(max_epochs=20).rate(i) for i in range(20)])
+    assert record.learning_rate == pytest.approx([Optimizer(max_epochs=20).rate(i) for i in range(20)])
 
 
 def test_unknown_words_name_the_nearest(as_a_user):
     with pytest.raises(InputError, match=r"optimizer='adm'.*did you mean 'adam'"):
-        Optimiser("adm")
+        Optimizer("adm")
     with pytest.raises(InputError, match=r"objective='exakt'.*did you mean 'exact'"):
         make_objective("exakt", n_features=2, n_outputs=1, noise="diagonal", bias_prior="flat")
 
@@ -80,7 +81,7 @@ def test_every_objective_goes_down(data, objective, name, generator):
         objective, n_features=6, n_outputs=1, noise="diagonal", bias_prior="flat", generator=generator
     )
     before = [p.detach().clone() for p in made.parameters()]
-    record = train(network(), made, data, Optimiser(name, max_epochs=30))
+    record = train(FullBatch(network(), made, data), Optimizer(name, max_epochs=30))
     assert record.nlml[-1] < record.nlml[0] - 1e-3
     assert all((p != old).any() for p, old in zip(made.parameters(), before, strict=True))
 
@@ -89,6 +90,18 @@ def test_lbfgs_gets_further_than_adam_in_as_many_epochs(data):
     adam, lbfgs = (fit(data, epochs=40, name=name).nlml for name in ("adam", "lbfgs"))
     assert len(lbfgs) <= len(adam) == 40
     assert lbfgs[-1] < adam[-1] - 0.01
+
+
+def test_lbfgs_minimises_evidence_and_prior_together(data):
+    """Where it ends, the gradient of their sum is zero, and that of neither alone."""
+    net, objective = network(), Profiled(bias_prior="flat", noise="diagonal")
+    record = train(FullBatch(net, objective, data, prior_precision=3.0), Optimizer("lbfgs", max_epochs=300))
+    assert record.stopped == "converged"
+    nlml, prior = objective(net(data.X), data.T, None), 3.0 / 40 * neg_log_hidden_prior(net)
+    for loss, at_rest in ((nlml + prior, True), (nlml, False)):
+        gradient = torch.autograd.grad(loss, list(net.parameters()), retain_graph=True)
+        assert (max(float(g.abs().max()) for g in gradient) < 1e-4) == at_rest
+    assert record.nlml[-1] == pytest.approx(float(nlml.detach()), abs=1e-9)  # without the prior
 
 
 def test_lbfgs_says_when_it_has_converged(data):
@@ -139,8 +152,8 @@ def test_epochs_before_the_first_do_not_count(data):
     net = network()
     script = Script(net, [5.0, 6.0, 7.0])
     record = fit(data, net, epochs=30, validation=Validation(script, first=12, every=5, patience=100))
-    assert record.validation_epoch[:3] == [15, 20, 25]
-    assert record.best_epoch == 15
+    assert record.validation_epoch[:3] == [12, 17, 22]
+    assert record.best_epoch == 12
     assert script.is_at(0)
 
 
@@ -178,11 +191,11 @@ class Watched(nn.Module):
 def test_training_is_done_in_train_mode_and_ends_in_eval_mode(data, validated):
     net = Watched()
     net.eval()  # as a network is that was fitted before
-    validation = Validation(lambda: 1.0, first=4, every=2) if validated else None
+    validation = Validation(lambda: torch.tensor(1.0), first=4, every=2) if validated else None
     fit(data, net, epochs=10, validation=validation)
     assert not net.training
     assert not net.net.training
-    assert sum(net.modes) >= 10  # one pass an epoch
+    assert sum(net.modes) >= 10  # one pass per epoch
     assert all(net.modes[:10])
 
 
@@ -210,13 +223,7 @@ def test_an_interrupt_keeps_what_was_reached(data):
         record = fit(data, net)
     assert (record.stopped, len(record.nlml)) == ("interrupted", 7)
     reference = network()
-    fit_epochs = train(
-        reference,
-        Profiled(bias_prior="flat", noise="diagonal"),
-        data,
-        Optimiser("adam", max_epochs=30),
-        validation=Validation(lambda: 1.0, every=7, patience=7),
-    )
+    fit_epochs = fit(data, reference, validation=Validation(lambda: torch.tensor(1.0), every=7, patience=7))
     assert len(fit_epochs.nlml) == 7
     assert record.nlml == pytest.approx(fit_epochs.nlml)
     assert not net.training
@@ -228,7 +235,7 @@ def test_after_a_setback_training_goes_on_in_smaller_steps(data):
         record = fit(data, net)
     assert record.setbacks == 1
     assert len(record.nlml) == 29
-    assert record.learning_rate[-1] == pytest.approx(0.3 * Optimiser(max_epochs=30).rate(29))
+    assert record.learning_rate[-1] == pytest.approx(0.3 * Optimizer(max_epochs=30).rate(29))
     assert record.nlml[-1] < record.nlml[0]
     assert all(math.isfinite(v) for v in record.nlml)
 
@@ -237,7 +244,7 @@ def test_a_last_step_too_far_is_taken_back(data):
     """The loss belongs to the state before the step: what the last step did must be looked at too."""
     net = MLP(1, (6, 6), activation="relu", generator=torch.Generator().manual_seed(0))
     objective = Profiled(bias_prior="flat", noise="diagonal")
-    train(net, objective, data, Optimiser("adam", learning_rate=1e200, max_epochs=1))
+    train(FullBatch(net, objective, data), Optimizer("adam", learning_rate=1e200, max_epochs=1))
     with torch.no_grad():
         assert math.isfinite(float(objective(net(data.X), data.T, None)))
 
@@ -318,7 +325,7 @@ def test_small_steps_run_on_one_thread_and_the_number_is_put_back(data):
             seen.append(torch.get_num_threads())
             return super().forward(phi_tilde, T, sample_weight)
 
-    train(network(), Spy(bias_prior="flat"), data, Optimiser(max_epochs=2))
+    train(FullBatch(network(), Spy(bias_prior="flat"), data), Optimizer(max_epochs=2))
     after = torch.get_num_threads()
     torch.set_num_threads(before)
     assert set(seen) == {1}

@@ -19,12 +19,12 @@ from lastlayer import BLLLoss, attach
 from lastlayer.errors import InputError
 from lastlayer.evidence import optimal_alpha, profiled_nlml
 from lastlayer.features import affine_features
+from lastlayer.networks.feature_extractor import FeatureExtractor
 from lastlayer.posterior import Posterior
 from lastlayer.scaling import Standardizer
 from lastlayer.sources import ArraySource
 from lastlayer.statistics import Statistics
 from lastlayer.training.objectives import INITIAL_LOG_ALPHA
-from lastlayer.trunk import Trunk
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -116,7 +116,7 @@ def test_it_does_everything_a_fitted_model_does(tmp_path):
     assert model.predict(X).shape == (90,)
     assert model.extrapolation(100 * X).quantile.mean() > 0.9 > model.extrapolation(X).quantile.mean()
     model.save(tmp_path / "m.lastlayer")
-    again = lastlayer.load(tmp_path / "m.lastlayer", backbone=Trunk(Net(1), "out"))
+    again = lastlayer.load(tmp_path / "m.lastlayer", backbone=FeatureExtractor(Net(1), "out"))
     np.testing.assert_array_equal(again.predictive(X).std, model.predictive(X).std)
     before = model.predictive(X).epistemic_var
     assert (model.update(more, more_y).predictive(X).epistemic_var < before).all()
@@ -151,8 +151,8 @@ def test_its_module_goes_through_torch_export(as_a_user):
     np.testing.assert_allclose(program.module()(X)["var"], model.predictive(X).var, rtol=1e-6)
 
 
-def test_a_trunk_serves_several_threads_at_once():
-    trunk, results = Trunk(net(), "out"), {}
+def test_a_feature_extractor_serves_several_threads_at_once():
+    trunk, results = FeatureExtractor(net(), "out"), {}
     X = {i: rows(seed=i)[0] for i in range(8)}
     ask = lambda i: results.update({i: [trunk(X[i]) for _ in range(20)]})
     threads = [threading.Thread(target=ask, args=(i,)) for i in X]
@@ -223,9 +223,9 @@ def test_in_evaluation_it_takes_nothing_in_and_bounds_the_evidence():
     loss = BLLLoss(200)
     for part in torch.arange(200).split(50):
         loss(P[part], T[part])
-    before = loss.layer.moment
+    before = loss.running.snapshot
     value = loss.eval()(P, T)
-    assert loss.layer.moment is before
+    assert loss.running.snapshot is before
     statistics = Statistics.from_linear_features(P, T)
     close(value, before.frozen.bound(statistics))
     assert float(value) >= optimal_alpha(statistics).nlml
@@ -276,19 +276,19 @@ RANK_SCRIPT = """
     from torch import nn
     from torch.utils.data import DataLoader, Subset, TensorDataset
     from lastlayer import BLLLoss, attach
-    from lastlayer.ranks import join
+    from lastlayer.distributed import join
 
     torch.set_num_threads(1)
-    ranks = join()
+    group = join()
     g = torch.Generator().manual_seed(0)
     X = torch.randn(96, 3, generator=g, dtype=torch.float64)
     y = torch.sin(X[:, :2]) + 0.1 * torch.randn(96, 2, generator=g, dtype=torch.float64)
-    own = Subset(TensorDataset(X, y), range(ranks.rank, 96, ranks.world))
-    loader = DataLoader(own, batch_size=24 // ranks.world)
+    own = Subset(TensorDataset(X, y), range(group.rank, 96, group.world_size))
+    loader = DataLoader(own, batch_size=24 // group.world_size)
 
     torch.manual_seed(1)
     trunk = nn.Sequential(nn.Linear(3, 8), nn.Tanh()).double()
-    network = trunk if ranks.world == 1 else nn.parallel.DistributedDataParallel(trunk)
+    network = trunk if group.world_size == 1 else nn.parallel.DistributedDataParallel(trunk)
     loss, optimiser, values = BLLLoss(96), torch.optim.SGD(network.parameters(), lr=0.3), []
     for _ in range(5):
         for x, t in loader:
@@ -298,18 +298,18 @@ RANK_SCRIPT = """
             optimiser.step()
             values.append(value.detach())
     held = torch.randn(20, 3, generator=g, dtype=torch.float64)
-    held_out = [(held[ranks.rank :: ranks.world], torch.sin(2 * held[ranks.rank :: ranks.world, :2]))]
+    held_out = [(held[group.rank :: group.world_size], torch.sin(2 * held[group.rank :: group.world_size, :2]))]
     model = attach(network, loader, layer=None, calibration=held_out)
     p = model.predictive(3 * X)
     out = {
-        "loss": ranks.sum_(torch.stack(values)) / ranks.world,
+        "loss": group.sum_(torch.stack(values)) / group.world_size,
         "weight": trunk[0].weight.detach(),
         "mean": torch.tensor(p.mean),
         "std": torch.tensor(p.std),
-        "cost": model._sample_cost,
+        "cost": model.fitted_.sample_cost,
     }
-    torch.save(out, f"{sys.argv[1]}/{ranks.world}-{ranks.rank}.pt")
-    ranks.leave()
+    torch.save(out, f"{sys.argv[1]}/{group.world_size}-{group.rank}.pt")
+    group.shutdown()
 """
 
 

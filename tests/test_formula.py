@@ -1,0 +1,135 @@
+"""One predictive formula: over NumPy, torch and CasADi it says what the model says, and that is the formula by hand."""
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from models import data, far
+
+from lastlayer import BLLRegressor
+from lastlayer.calibration import SHARPNESS
+from lastlayer.export import to_arrays
+from lastlayer.export.bundle import Bundle
+from lastlayer.features import ACTIVATIONS
+from lastlayer.integrations import to_casadi
+
+RTOL = 1e-9
+SMALL = {"hidden": (5, 4), "max_epochs": 25, "random_state": 0}
+THREE = {**SMALL, "n_members": 3, "hidden_prior": 0.3}
+KINDS = {
+    "default mixture": lambda: BLLRegressor(**SMALL | {"hidden": (4,), "max_epochs": 10}),
+    "noise by input": lambda: BLLRegressor(**THREE, noise="input"),
+    "full noise": lambda: BLLRegressor(**THREE, noise="full"),
+    "tuned alpha": lambda: BLLRegressor(**THREE),
+    "another alpha": lambda: BLLRegressor(**THREE),
+    "one network, tuned alpha": lambda: BLLRegressor(**SMALL, preset="fast"),
+    "shared bias prior": lambda: BLLRegressor(**THREE, bias_prior="shared"),
+    "uncalibrated": lambda: BLLRegressor(**THREE, calibration=None),
+}
+
+
+@cache
+def fitted(kind):
+    X, y = data()
+    if kind in ACTIVATIONS:
+        return BLLRegressor(**SMALL | {"max_epochs": 3}, preset="fast", activation=kind).fit(X, y)
+    model = KINDS[kind]().fit(X, y)
+    if kind == "another alpha":  # a tuned one may be infinite
+        return model.at_alpha(math.log(model.alpha_star_) + 1.5)
+    return model.tune_alpha(far(X, 60), y) if "tuned" in kind else model
+
+
+def same(found, expected):
+    """Relative to the largest entry of a column."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.shape == expected.shape
+    assert np.all(np.abs(found - expected) <= RTOL * np.abs(expected).max(0))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *ACTIVATIONS])
+def test_three_array_libraries_say_what_the_model_says(kind, tmp_path):
+    model, X = fitted(kind), far(data()[0])
+    exact = model.predictive(X)
+    np.savez(tmp_path / "m.npz", **to_arrays(model))
+    by_numpy = Bundle(tmp_path / "m.npz").predict(X)
+    for name in ("mean", "std", "affine_cost", "component_mean", "component_var"):
+        same(getattr(by_numpy, name), getattr(exact, name))
+    same(by_numpy.weights[..., 0], exact.weights)
+    by_torch = model.module()(torch.tensor(X))
+    for name, value in by_torch.items():
+        same(value, getattr(exact, name))
+    function = to_casadi(model)
+    by_casadi = [[np.array(part) for part in function(x)] for x in X]
+    mean, cov, cost = (np.stack(parts) for parts in zip(*by_casadi, strict=True))
+    same(mean[..., 0], exact.mean)
+    same(cov, exact.cov())
+    same(cost[:, 0, 0], exact.affine_cost)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *ACTIVATIONS])
+def test_derivatives_of_the_mean_are_the_same_in_casadi_and_torch(kind):
+    model, X = fitted(kind), far(data()[0], 6)
+    function = to_casadi(model)
+    jacobian = function.jacobian()
+    x = torch.tensor(X, requires_grad=True)
+    mean = model.module()(x)["mean"]
+    slopes = torch.stack([torch.autograd.grad(each.sum(), x, retain_graph=True)[0] for each in mean.T], 1)
+    for point, slope in zip(X, slopes.numpy(), strict=True):
+        found = np.array(jacobian(point, *function(point))[0])
+        assert np.all(np.abs(found - slope) <= RTOL * np.abs(slopes.numpy()).max((0, 1)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_formula_by_hand(kind):
+    """From posteriors and calibration, member by member and point by point; nothing of the formula is called."""
+    model, X = fitted(kind), far(data()[0])
+    value, calibration = model.fitted_, model.calibration_
+    Z = value.standardized(X)
+    scale, centre = value.targets.scale.numpy(), value.targets.mean.numpy()
+    means, epistemics, noises, precisions, costs = [], [], [], [], []
+    for i, (member, log_alpha) in enumerate(zip(value.members, value.log_alphas, strict=True)):
+        posterior, Phi = member.layer.posterior, value.features(i, Z)
+        said = posterior.predict(Phi)
+        noise_var = said.noise_cov.diagonal().numpy() * scale**2
+        mean = said.mean.numpy() * scale + centre
+        star, used = said.variance_ratio.numpy(), posterior.variance_ratio(Phi, log_alpha).numpy()
+        a, b, power, reach = np.ones(2), np.ones(2), 1.0, np.inf
+        if calibration is not None:
+            curve = calibration.curves[member.prior_precision]
+            a, b, power, reach = curve.noise, curve.slope, curve.power, curve.reach
+        factor = np.ones((len(X), 2))
+        if calibration is not None and calibration.head is not None:
+            head = calibration.head
+            inside = np.clip(Z.numpy(), head.low.numpy(), head.high.numpy())
+            factor = np.exp(np.tanh(inside @ head.U.numpy() + head.u.numpy()) @ head.V.numpy())
+        grown = lambda v: np.where(v <= reach, v**power, reach**power * (v / reach if np.isfinite(reach) else 1.0))
+        noise = noise_var * a * factor
+        total = noise_var * b * grown(star)[:, None] + noise
+        if calibration is not None:
+            mean = centre + (mean - centre) / (1 + calibration.shrinkage.precision * total / scale**2)
+        means.append(mean)
+        epistemics.append(noise_var * b * grown(used)[:, None])
+        noises.append(noise)
+        costs.append(used)
+        precisions.append(np.prod(total, axis=1) ** (-SHARPNESS / 2 * (calibration is not None)))
+    weights = np.stack(precisions) / np.sum(precisions, axis=0)
+    p, c, tails = model.predictive(X), len(means), value.tails
+    # with tails, every member stands twice: as it is, and wider
+    share = (1 - tails.share) if tails.share else 1.0
+    close = lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-7)
+    np.testing.assert_allclose(p.component_mean[:c], means, rtol=1e-7, atol=1e-7 * np.abs(means).max())
+    close(p.component_epistemic_var[:c], epistemics)
+    close(p.component_noise_var[:c], noises)
+    close(p.weights[:c], share * weights)
+    close(p.affine_cost, np.mean(costs, axis=0))
+    if tails.share:
+        np.testing.assert_array_equal(p.component_mean[c:], p.component_mean[:c])
+        close(p.component_var[c:], tails.factor * p.component_var[:c])
+        close(p.weights[c:], tails.share * weights)
+    mean = (weights[..., None] * means).sum(0)
+    between = (weights[..., None] * np.square(np.stack(means) - mean)).sum(0)
+    within = (weights[..., None] * (np.stack(epistemics) + noises)).sum(0) * (1 + tails.share * (tails.factor - 1))
+    np.testing.assert_allclose(p.mean, mean, rtol=1e-7, atol=1e-7 * np.abs(means).max())
+    close(p.var, within + between)

@@ -1,0 +1,186 @@
+"""Parameters: checked alike by every way to fit, and what "auto" became is told, saved and loaded."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers import sine
+from sklearn.model_selection import KFold
+from torch import nn
+
+import lastlayer
+from lastlayer import BLLRegressor, TrainingOptions
+from lastlayer.errors import InputError
+from lastlayer.settings import Settings
+from lastlayer.sources import TensorSource
+
+TINY = {"hidden": (4,), "max_epochs": 2, "random_state": 0}
+
+
+def source(m: int = 60) -> TensorSource:
+    X, y = sine(m)
+    return TensorSource(torch.tensor(X), torch.tensor(y)[:, None])
+
+
+def fit(options: dict) -> BLLRegressor:
+    return BLLRegressor(**(TINY | options)).fit(*sine())
+
+
+def fit_source(options: dict) -> BLLRegressor:
+    return BLLRegressor(**(TINY | options)).fit_source(source())
+
+
+def training(**options) -> dict:
+    return {"training": TrainingOptions(**options)}
+
+
+# what cannot be -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("entrance", [fit, fit_source])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"noise": "diagnal"}, "noise='diagnal'.*did you mean 'diagonal'"),
+        ({"bias_prior": "flatt"}, "bias_prior='flatt'.*did you mean 'flat'"),
+        ({"dtype": "float46"}, "dtype='float46'.*did you mean 'float64'"),
+        ({"preset": "fats"}, "preset='fats'.*did you mean 'fast'"),
+        ({"activation": "tahn"}, "activation='tahn'.*did you mean 'tanh'"),
+        ({"calibration": "atuo"}, "calibration='atuo'.*did you mean 'auto'"),
+        ({"input_skip": "atuo"}, "input_skip='atuo'.*did you mean 'auto'"),
+        ({"n_members": 0}, "n_members=0"),
+        ({"n_members": 1.5}, r"n_members=1\.5"),
+        ({"n_members": True}, "n_members=True"),
+        ({"n_members": "many"}, "n_members='many'"),
+        ({"n_members": 2, "backbone": nn.Linear(1, 3)}, "n_members=2 needs networks that start apart"),
+        ({"hidden_prior": -1.0}, r"hidden_prior=-1\.0"),
+        ({"hidden_prior": math.nan}, "hidden_prior=nan"),
+        ({"hidden_prior": math.inf}, "hidden_prior=inf"),
+        ({"hidden_prior": "strong"}, "hidden_prior='strong'"),
+        ({"hidden": (0,)}, "hidden"),
+        ({"max_epochs": -1}, "max_epochs=-1"),
+        ({"max_epochs": 2.5}, r"max_epochs=2\.5"),
+        ({"batch_size": 1}, "batch_size=1"),
+        ({"batch_size": 2.5}, r"batch_size=2\.5"),
+        ({"batch_size": "many"}, "batch_size='many'"),
+        ({"training": {"objective": "exact"}}, "training=.*TrainingOptions"),
+        (training(objective="profild"), "objective='profild'.*did you mean 'profiled'"),
+        (training(optimizer="adamm"), "optimizer='adamm'.*did you mean 'adam'"),
+        (training(early_stopping="atuo"), "early_stopping='atuo'.*did you mean 'auto'"),
+        (training(statistics_refresh="epochs"), "statistics_refresh='epochs'.*did you mean 'epoch'"),
+        (training(statistics_refresh=0), "statistics_refresh=0"),
+        (training(chunk_size=1), "chunk_size=1"),
+        (training(learning_rate=0.0), "learning_rate=0"),
+        (training(learning_rate=-1e-3), "learning_rate=-0.001"),
+        (training(learning_rate=math.nan), "learning_rate=nan"),
+        (training(learning_rate="fast"), "learning_rate='fast'"),
+        (training(validation_fraction=0.0), "validation_fraction=0"),
+        (training(validation_fraction=1.5), r"validation_fraction=1\.5"),
+        (training(objective="exact", chunk_size=10), 'chunk_size needs objective="profiled"'),
+        ({"noise": "full"} | training(objective="exact"), 'noise="full" needs objective="profiled"'),
+        ({"batch_size": 10} | training(objective="exact"), 'batch_size=10 needs objective="profiled"'),
+        ({"batch_size": 10} | training(optimizer="lbfgs"), 'optimizer="lbfgs" needs the whole gradient'),
+        ({"batch_size": 10} | training(chunk_size=10), "no chunk_size"),
+    ],
+    ids=str,
+)
+def test_every_way_to_fit_checks_every_parameter(as_a_user, entrance, options, said):
+    with pytest.raises(InputError, match=f"(?s){said}"):
+        entrance(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"noise": "input"}, 'noise="input".*validation_data'),
+        (training(early_stopping=True), "early_stopping=True"),
+        ({"calibration": KFold(3)}, "calibration=KFold.*validation_data"),
+        ({"calibration": "alpha"}, "calibration='alpha'.*validation_data"),
+        ({"batch_size": None}, "batch_size=None"),
+        ({"n_members": 2}, "n_members=2"),
+        (training(objective="exact"), "objective='exact'"),
+        (training(optimizer="lbfgs"), "optimizer='lbfgs'"),
+        (training(chunk_size=10), "chunk_size=10"),
+    ],
+    ids=str,
+)
+def test_a_source_refuses_what_needs_all_rows_or_some_of_them_held_out(as_a_user, options, said):
+    with pytest.raises(InputError, match=f"(?s){said}"):
+        fit_source(options)
+
+
+def test_validation_data_and_a_splitter_both_say_which_rows_calibrate(as_a_user):
+    model = BLLRegressor(**TINY, calibration=KFold(3))
+    for entrance in (lambda: model.fit(*sine(), validation_data=sine(20)), lambda: fit_with_validation(model)):
+        with pytest.raises(InputError, match=r"(?s)calibration=KFold.*validation_data"):
+            entrance()
+
+
+def fit_with_validation(model: BLLRegressor) -> BLLRegressor:
+    return model.fit_source(source(), validation_data=sine(20, seed=3))
+
+
+def test_with_validation_data_a_source_takes_noise_of_the_input_and_algorithm_1():
+    noisy = fit_with_validation(BLLRegressor(**TINY, noise="input"))
+    assert noisy.calibration_.head is not None
+    tuned = fit_with_validation(BLLRegressor(**TINY, calibration="alpha"))
+    assert tuned.calibration_ is None
+    assert math.isfinite(tuned.alpha_curve_.lpd)
+
+
+def test_a_model_that_was_refused_holds_nothing(as_a_user):
+    model = fit({"preset": "fast"}).set_params(batch_size=None)
+    with pytest.raises(InputError, match="batch_size=None"):
+        model.fit_source(source())
+    with pytest.raises(ValueError, match="not fitted"):
+        model.settings_  # noqa: B018
+
+
+# what "auto" became -------------------------------------------------------------------------------------------------
+
+KINDS = {
+    "default": lambda: fit({}),
+    "fast": lambda: fit({"preset": "fast"}),
+    "given members": lambda: fit({"n_members": 2}),
+    "alpha": lambda: fit({"calibration": "alpha", "hidden_prior": 0.3}),
+    "splitter": lambda: fit({"calibration": KFold(3), "n_members": 2, "hidden_prior": 0.3}),
+    "mini-batches": lambda: fit({"preset": "fast", "batch_size": 20} | training(statistics_refresh="epoch")),
+    "backbone": lambda: fit({"backbone": nn.Sequential(nn.Linear(1, 3), nn.Tanh())}),
+    "source": lambda: fit_source({}),
+    "source, validation data": lambda: fit_with_validation(BLLRegressor(**TINY)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_settings_tell_what_every_auto_became_and_are_saved_with_the_model(kind, tmp_path):
+    model = KINDS[kind]()
+    assert isinstance(model.settings_, Settings)
+    assert "auto" not in str(model.settings_)
+    assert model.settings_.hidden == (4,)
+    assert model.settings_.max_epochs == 2
+    model.save(tmp_path / "m")
+    again = lastlayer.load(tmp_path / "m", backbone=model.backbone)
+    assert again.settings_ == model.settings_
+    X, _ = sine(7, seed=1)
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+
+
+def test_settings_say_what_was_done():
+    model = fit({"noise": "full", "dtype": "float32"})
+    s = model.settings_
+    assert (s.noise, s.noise_structure, s.dtype) == ("full", "full", "float32")
+    assert next(model.network_.parameters()).dtype == torch.float32
+    assert {member.prior_precision for member in model.members_} == set(s.prior_precisions)
+    assert len(model.members_) == s.n_members * len(s.prior_precisions)
+    assert len(model.history_["nlml"]) == s.max_epochs
+    assert model.history_["learning_rate"][0] == s.learning_rate
+
+
+def test_the_parameters_of_a_model_stay_as_they_were_given():
+    """`settings_` is where an "auto" is resolved: the estimator can be fitted to other data."""
+    model = fit({})
+    assert (model.n_members, model.calibration, model.hidden_prior, model.batch_size) == ("auto",) * 4
+    assert model.training is None
+    many, few = model.settings_, model.fit(*sine(19)).settings_
+    assert (many.calibration, few.calibration) == ("random and blocked folds", None)
