@@ -85,11 +85,11 @@ def train(network: nn.Module, loader: DataLoader, epochs: int) -> None:
         schedule.step()
 
 
-def main(words: Sequence[str] | None = None) -> dict[str, float]:
+def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", type=int, default=1_000)
     parser.add_argument("--epochs", type=int, default=30)
-    options = parser.parse_args(words)
+    options = parser.parse_args(arguments)
     rng = np.random.default_rng(0)
     torch.manual_seed(0)
     loader = DataLoader(TensorDataset(*discs(options.pictures, rng)), batch_size=64, shuffle=True)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy import ndarray
 
 from lastlayer import BLLRegressor
-from lastlayer.ranks import join
+from lastlayer.distributed import join
 from lastlayer.sources import ArraySource
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "model.lastlayer")
     options = parser.parse_args()
 
-    ranks = join()
+    group = join()
     if options.X is not None and options.y is not None:
         X, y = np.load(options.X, mmap_mode="r"), np.load(options.y, mmap_mode="r")
     else:
@@ -45,10 +45,10 @@ def main() -> None:
     model = BLLRegressor(
         hidden=(64, 64), batch_size=options.batch, max_epochs=options.epochs, random_state=0, progress=True
     ).fit_source(ArraySource(X, y))
-    if ranks.rank == 0:
+    if group.rank == 0:
         model.save(options.out)
-        print(f"{ranks.world} processes, NLML {model.nlml_:.6f}, noise {model.noise_std_}, saved to {options.out}")
-    ranks.leave()
+        print(f"{group.world_size} processes, NLML {model.nlml_:.6f}, noise {model.noise_std_}, saved to {options.out}")
+    group.shutdown()
 
 
 if __name__ == "__main__":

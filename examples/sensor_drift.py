@@ -1,4 +1,4 @@
-"""A sensor that drifts: a model that learns while it runs, and a monitor that says when to fit anew.
+"""A sensor that drifts: a model that learns while it runs, and a monitor that says when to fit a new model.
 
     python examples/sensor_drift.py --out sensor_drift.png
 
@@ -17,7 +17,7 @@ import numpy as np
 from numpy import ndarray
 
 from lastlayer import BLLRegressor
-from lastlayer.online import DriftMonitor, Fading, OnlineModel, Window
+from lastlayer.online import DriftMonitor, ExponentialForgetting, OnlineModel, SlidingWindow
 
 
 def sensor(rows: int, seed: int = 0) -> tuple[ndarray, ndarray, ndarray]:
@@ -50,14 +50,14 @@ class Record:
         return "".join(f"{rmse:11.3f} {share:6.1%}" for rmse, share in parts)
 
 
-def main(words: list[str] | None = None) -> dict[str, Record]:
+def main(arguments: list[str] | None = None) -> dict[str, Record]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_800, help="of the stream")
     parser.add_argument("--fitted", type=int, default=300, help="rows that the model is fitted to beforehand")
     parser.add_argument("--memory", type=int, default=60)
     parser.add_argument("--epochs", type=int, default=500)
     parser.add_argument("--out", type=Path, default=Path("sensor_drift.png"))
-    options = parser.parse_args(words)
+    options = parser.parse_args(arguments)
 
     def fitted(X: ndarray, y: ndarray) -> BLLRegressor:
         return BLLRegressor(n_members=5, hidden_prior=0.03, max_epochs=options.epochs, random_state=0).fit(X, y)
@@ -68,10 +68,10 @@ def main(words: list[str] | None = None) -> dict[str, Record]:
     model = fitted(X_fit, y_fit)
     ways = {
         "all rows": OnlineModel(model),
-        f"window of {2 * options.memory}": OnlineModel(model, Window(2 * options.memory), start=(X_fit, y_fit)),
-        f"fading, memory {options.memory}": OnlineModel(model, Fading(options.memory)),
+        f"window of {2 * options.memory}": OnlineModel(model, SlidingWindow(2 * options.memory), start=(X_fit, y_fit)),
+        f"fading, memory {options.memory}": OnlineModel(model, ExponentialForgetting(options.memory)),
     }
-    refits = OnlineModel(model, Fading(options.memory))
+    refits = OnlineModel(model, ExponentialForgetting(options.memory))
     monitor, began, alarms = DriftMonitor(false_alarm_every=100 * options.rows), 0, []
     records = {name: Record() for name in ("as fitted", *ways, "fading, fitted anew when told")}
     for i in range(options.rows):
@@ -83,11 +83,11 @@ def main(words: list[str] | None = None) -> dict[str, Record]:
         prediction = refits.predictive(row)
         records["fading, fitted anew when told"].add(prediction, target)
         refits.update(row, target)
-        drift = monitor.update(prediction.standardised_residual(target))
+        drift = monitor.update(prediction.standardized_residual(target))
         changed = began + drift.since
         if drift.alarm and i + 1 - changed >= options.fitted // 2:
             print(f"row {i}: {drift}")
-            refits = OnlineModel(fitted(X[changed : i + 1], y[changed : i + 1]), Fading(options.memory))
+            refits = OnlineModel(fitted(X[changed : i + 1], y[changed : i + 1]), ExponentialForgetting(options.memory))
             monitor.restart()
             began, alarms = i + 1, [*alarms, (changed, i)]
 

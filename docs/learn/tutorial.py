@@ -24,10 +24,11 @@ import numpy as np
 import torch
 
 from lastlayer import BLLRegressor, plots
+from lastlayer.drawing import BLUE, GREY, ORANGE
 from lastlayer.evidence import nlml, optimal_alpha, profiled_nlml
 from lastlayer.extrapolation import affine_cost, affine_cost_program, tune_alpha
-from lastlayer.features import MLP, WithInputs, affine_features
-from lastlayer.plots import BLUE, GREY, ORANGE
+from lastlayer.features import MLP, affine_features
+from lastlayer.networks.mlp import InputSkip
 from lastlayer.posterior import Posterior
 from lastlayer.statistics import Statistics
 from lastlayer.studies.data import paper_data, truth
@@ -49,8 +50,8 @@ def show(ax, x, marginals, color=BLUE, label="mean and 95% of the function") -> 
     ax.plot(x, mean, color=color, label=label)
 
 
-def legend(ax, **words) -> None:
-    ax.legend(frameon=False, **words)
+def legend(ax, **options) -> None:
+    ax.legend(frameon=False, **options)
 
 
 # %% [markdown]
@@ -281,7 +282,7 @@ legend(ax, fontsize=8, ncols=2)
 # guarantee](../theory/input_skip.md)).
 
 # %%
-with_inputs = WithInputs(network)
+with_inputs = InputSkip(network)
 with torch.no_grad():
     skipping = Posterior(Statistics.from_features(affine_features(with_inputs(column(X))), T), top.log_alpha)
 
@@ -301,7 +302,7 @@ assert bool((v_skip >= v_linear * (1 - 1e-9)).all())
 # ## Several outputs
 #
 # Outputs share the features and so the matrix $\bar\Lambda$. The precision of all weights is $\Sigma_E^{-1} \otimes
-# \bar\Lambda$: there is *one* variance ratio, one affine cost a point, and each output scales it by its own noise.
+# \bar\Lambda$: there is *one* variance ratio, one affine cost per point, and each output scales it by its own noise.
 # `BLLRegressor` puts all of this together. The data are those of the paper's study: two outputs on $[0, 1]$, noises
 # 0.05 and 0.2.
 
