@@ -93,11 +93,11 @@ def components(ops, model, mean, cost, cost_star, z):  # type: ignore[no-untyped
 def predict(ops, model, x):  # type: ignore[no-untyped-def]
     """Components of inputs in original units."""
     z = (x - model.input_mean) / model.input_scale
-    mean, cost, cost_star = said(ops, model, z)
+    mean, cost, cost_star = last_layers(ops, model, z)
     return components(ops, model, mean, cost, cost_star, z)
 
 
-def said(ops, model, z):  # type: ignore[no-untyped-def]
+def last_layers(ops, model, z):  # type: ignore[no-untyped-def]
     """What the last layers say, uncalibrated: mean, affine cost at the alpha in use and at alpha*."""
     parts = [last_layer(ops, layer, layer.features(ops, z)) for layer in model.layers]
     mean, cost, *star = [ops.join(part) for part in zip(*parts)]  # noqa: B905
