@@ -63,7 +63,7 @@ BARRED = re.compile(rf'<mover accent="true">{LETTER}\s*<mo stretchy="false">ˉ</
 def _mathml(node: nodes.math | nodes.math_block, as_block: bool) -> str:
     """docutils takes the subscript of an accented letter for the lower limit of a sum: here it becomes one again.
 
-    Bars are drawn by the style sheet, above the letter in every font; functions such as log get some room.
+    Bars are drawn by the style sheet, above the letter in every font; functions such as log get some space.
     """
     tex = re.sub(r"\\dots\b", r"\\ldots", node.astext())
     try:

@@ -93,13 +93,13 @@ def components(ops, model, mean, cost, cost_star, z):  # type: ignore[no-untyped
 def predict(ops, model, x):  # type: ignore[no-untyped-def]
     """Components of inputs in original units."""
     z = (x - model.input_mean) / model.input_scale
-    mean, cost, cost_star = last_layers(ops, model, z)
+    mean, cost, cost_star = last_layers(ops, model, [layer.features(ops, z) for layer in model.layers])
     return components(ops, model, mean, cost, cost_star, z)
 
 
-def last_layers(ops, model, z):  # type: ignore[no-untyped-def]
-    """What the last layers say, uncalibrated: mean, affine cost at the alpha in use and at alpha*."""
-    parts = [last_layer(ops, layer, layer.features(ops, z)) for layer in model.layers]
+def last_layers(ops, model, phis):  # type: ignore[no-untyped-def]
+    """What the last layers say of centred features, uncalibrated: mean, affine cost at the alpha in use and at alpha*."""
+    parts = [last_layer(ops, layer, phi) for layer, phi in zip(model.layers, phis)]  # noqa: B905
     mean, cost, *star = [ops.join(part) for part in zip(*parts)]  # noqa: B905
     if model.order is not None:  # members of one shape were taken together
         mean, cost, *star = [part[model.order] for part in (mean, cost, *star)]

@@ -74,7 +74,7 @@ def parity(prediction: Prediction, y: ndarray, *, level: float = 0.9) -> "Figure
     y = _targets(prediction, y)
     lower, upper = prediction.interval(level)
     inside = (lower <= y) & (y <= upper)
-    rows, shown = some(len(y), drawing.SHOWN // 4)  # bars need more room than points
+    rows, shown = some(len(y), drawing.SHOWN // 4)  # bars need more space than points
     figure, axes = panels(y.shape[1])
     for i, ax in enumerate(axes[0]):
         target, mean = y[rows, i], prediction.mean[rows, i]

@@ -175,11 +175,11 @@ class Predictor(nn.Module):
         The function of member i is its mean plus rows[i] E, the columns of E with covariance `function_cov[i]`.
         """
         z = (x.to(self.input_mean) - self.input_mean) / self.input_scale
-        rows: dict[int, Tensor] = {}
-        for layer in self.groups():
-            h = formula.rows(TorchOps, layer, layer.features(TorchOps, z))
-            rows |= dict(zip(layer.group.places, h, strict=True))
-        parts = formula.predict(TorchOps, self, x.to(self.input_mean))
+        phis, rows = [layer.features(TorchOps, z) for layer in self.groups()], dict[int, Tensor]()
+        for layer, phi in zip(self.groups(), phis, strict=True):
+            rows |= dict(zip(layer.group.places, formula.rows(TorchOps, layer, phi), strict=True))
+        mean, cost, cost_star = formula.last_layers(TorchOps, self, phis)
+        parts = formula.components(TorchOps, self, mean, cost, cost_star, z)
         root = self.widening.sqrt() * formula.stretch(TorchOps, self.curve, parts.cost)
         return parts, [root[i] * rows[i] for i in range(len(rows))]
 

@@ -42,7 +42,8 @@ def tune_alpha(fitted: Fitted, data: Data) -> tuple[Fitted, AlphaCurve]:
     targets = data.T.cpu().numpy() * fitted.targets.scale.numpy() + fitted.targets.mean.numpy()
     with torch.no_grad():
         z = data.X.to(p.input_mean)
-        mean, _, cost_star = formula.last_layers(TorchOps, p, z)
+        phis = [layer.features(TorchOps, z) for layer in p.groups()]
+        mean, _, cost_star = formula.last_layers(TorchOps, p, phis)
 
     def lpd(log_alphas: Float[ndarray, " a"]) -> Float[ndarray, " a"]:
         ratios = [
