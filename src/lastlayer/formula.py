@@ -98,7 +98,7 @@ def predict(ops, model, x):  # type: ignore[no-untyped-def]
 
 
 def last_layers(ops, model, phis):  # type: ignore[no-untyped-def]
-    """What the last layers say of centred features, uncalibrated: mean, affine cost at the alpha in use and at alpha*."""
+    """What the last layers say of centred features, uncalibrated: mean, affine cost as tuned and at alpha*."""
     parts = [last_layer(ops, layer, phi) for layer, phi in zip(model.layers, phis)]  # noqa: B905
     mean, cost, *star = [ops.join(part) for part in zip(*parts)]  # noqa: B905
     if model.order is not None:  # members of one shape were taken together
