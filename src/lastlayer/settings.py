@@ -14,7 +14,9 @@ from lastlayer.types import BIAS_PRIORS, NOISE_MODELS, BiasPrior, NoiseModel, No
 N_FOLDS = 5
 N_MEMBERS = 10
 LARGE_TABLE = 5_000
-"""Above this many rows, one network per fold is enough, and mini-batches are faster than full batches."""
+"""Above this many rows, one network per fold is enough, and mini-batches cost less than full batches."""
+FULL_STEPS, BATCH_STEPS, PASSES = 250, 300, 10
+"""Steps on all rows; on mini-batches at least so many, and passes over the rows."""
 FEW_ROWS = 20
 """Below this many rows, none can be spared for calibration."""
 STOPPED_ROWS = 100
@@ -42,7 +44,7 @@ class TrainingOptions:
     ----------
     objective : "profiled" (weights and noise in closed form at every step), "exact" or "augmented" (the paper's).
     optimizer : "adam" with a cosine schedule, or "lbfgs".
-    learning_rate : first step size of Adam. "auto": 0.02; 0.05 with mini-batches and a single hidden layer.
+    learning_rate : first step size of Adam. "auto": 0.04; 0.02 with a backbone or another objective than "profiled".
     early_stopping : hold rows out, score them under the posterior of the others, and keep the best network.
         "auto": with a backbone or preset="fast", from 100 rows on.
     validation_fraction : share of the rows held out for early stopping, or for calibration with a backbone; they count
@@ -168,12 +170,16 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
         calibration = "holdout"
     skip = not own_network if p["input_skip"] == "auto" else bool(p["input_skip"])
     batch_size, rate, epochs = p["batch_size"], options.learning_rate, p["max_epochs"]
+    plain = options.objective == "profiled" and options.optimizer == "adam" and not own_network
     if batch_size == "auto":
-        plain = options.objective == "profiled" and options.optimizer == "adam" and options.chunk_size is None
-        large = plain and not own_network and n_rows > LARGE_TABLE
+        large = plain and options.chunk_size is None and n_rows > LARGE_TABLE
         batch_size = SOURCE_BATCH if source else TABLE_BATCH if large else None
     if rate == "auto":
-        rate = 5e-2 if batch_size is not None and not own_network and len(p["hidden"]) == 1 else 2e-2
+        rate = 4e-2 if plain else 2e-2
+    if epochs == "auto":
+        epochs = FULL_STEPS if plain else 500
+        if batch_size is not None:
+            epochs = 60 if source or own_network else max(PASSES, math.ceil(BATCH_STEPS * int(batch_size) / n_rows))
     early = (fast or own_network) and not source and n_rows >= STOPPED_ROWS
     settings = Settings(
         hidden=tuple(int(width) for width in p["hidden"]),
@@ -189,7 +195,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
         objective=options.objective,
         optimizer=options.optimizer,
         learning_rate=float(rate),
-        max_epochs=int(epochs) if epochs != "auto" else 500 if batch_size is None else 60,
+        max_epochs=int(epochs),
         batch_size=None if batch_size is None else int(batch_size),
         chunk_size=options.chunk_size,
         statistics_refresh=options.statistics_refresh,

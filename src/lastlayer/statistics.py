@@ -179,6 +179,16 @@ class Statistics:
             raise InputError(f"factor={factor} must be positive: weights cannot vanish or turn negative")
         return replace(self, count=self.count * factor, scatter=self.scatter * factor, energy=self.energy * factor)
 
+    def weighing(self, count: Float[Tensor, "*b"]) -> "Statistics":
+        """The same rows with another total weight; where there are none, none."""
+        factor = torch.where(self.count > 0, count / self.count, 0.0)
+        return replace(
+            self,
+            count=factor * self.count,
+            scatter=factor[..., None, None] * self.scatter,
+            energy=factor[..., None] * self.energy,
+        )
+
     @classmethod
     def stacked(cls, parts: "Sequence[Statistics]") -> "Statistics":
         """Those of several models side by side, in a leading dimension; `stack[i]` is one of them again."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -30,6 +31,8 @@ from lastlayer.training import (
     Problem,
     Profiled,
     RunningPosterior,
+    StackedBatches,
+    StackedNetworks,
     TrainingHistory,
     Validation,
     last_layer,
@@ -116,21 +119,33 @@ class Trainer:
         generators = [task.generator(s.seed) for task in tasks]
         stack = StackedMLP(self.data.X.shape[1], s.hidden, generators=generators, activation=s.activation)
         stack = stack.to(device=device, dtype=s.torch_dtype)
-        weight = torch.zeros(len(tasks), m, dtype=torch.float64)
-        for row, task in zip(weight, tasks, strict=True):
-            row[torch.from_numpy(task.split.train)] = 1
-        weight = weight.to(device) * (1 if self.data.weight is None else self.data.weight)
-        precision = torch.tensor([task.prior_precision for task in tasks], dtype=torch.float64, device=device)
         network = InputSkip(stack) if s.input_skip else stack
-        data = Data(self.data.X, self.data.T, weight)
         if s.batch_size is None:
+            precision = torch.tensor([task.prior_precision for task in tasks], dtype=torch.float64, device=device)
             objective = Profiled(bias_prior=s.bias_prior, noise=s.noise_structure, shape=(len(tasks),)).to(device)
-            problem = FullBatch(network, objective, data, prior_precision=precision)
+            rows = self._own_rows([task.split.train for task in tasks])
+            problem = StackedNetworks(network.float(), objective, rows, prior_precision=precision)
             self._train(problem, group, label=label, stop=stop)
+            stack.to(s.torch_dtype)
         else:
+            weight = torch.zeros(len(tasks), m, dtype=torch.float64)
+            for row, task in zip(weight, tasks, strict=True):
+                row[torch.from_numpy(task.split.train)] = 1
+            weight = weight.to(device) * (1 if self.data.weight is None else self.data.weight)
+            data = Data(self.data.X, self.data.T, weight)
             self._in_batches(network, data, tasks, group, stop=stop, label=label)
         members = [stack.member(i) for i in range(len(tasks))]
         return [(InputSkip(member) if s.input_skip else member).eval() for member in members]
+
+    def _own_rows(self, parts: Sequence[np.ndarray]) -> Data:
+        """The rows of each network side by side; shorter parts are filled up with rows of weight zero."""
+        longest = max(len(part) for part in parts)
+        index = torch.from_numpy(np.stack([np.resize(part, longest) for part in parts])).to(self.data.X.device)
+        weight = None if self.data.weight is None else self.data.weight[index]
+        if any(len(part) < longest for part in parts):
+            used = torch.stack([torch.arange(longest) < len(part) for part in parts]).to(index.device)
+            weight = used.double() if weight is None else used * weight
+        return Data(self.data.X[index], self.data.T[index], weight)
 
     def _train(self, problem: Problem, group: int, **options: Any) -> None:
         self.history = train(problem, optimizer_of(self.settings), progress=self.progress and group == 0, **options)
@@ -239,7 +254,7 @@ def mini_batches(
     assert settings.batch_size is not None
     structure, prior = settings.noise_structure, settings.bias_prior
     running = RunningPosterior(count, n_rows, noise=structure, bias_prior=prior, process_group=process_group)
-    return MiniBatches(
+    return (StackedBatches if count.dim() else MiniBatches)(
         network,
         source,
         running,

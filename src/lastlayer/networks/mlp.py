@@ -105,9 +105,9 @@ class StackedMLP(nn.Module):
                 layer.bias.copy_(b[i, 0])
         return network
 
-    def forward(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "s m k"]:
-        """Features of the same inputs by every member."""
-        a = x.expand(len(self.weights[0]), *x.shape)
+    def forward(self, x: Float[Tensor, "*s m d"]) -> Float[Tensor, "s m k"]:
+        """Features of the same inputs by every member, or of each member's own."""
+        a = x.expand(len(self.weights[0]), *x.shape[-2:])
         for W, b in zip(self.weights, self.biases, strict=True):
             a = self.activation(torch.baddbmm(b, a, W))
         return a

@@ -7,6 +7,7 @@ from lastlayer.training.last_layer import LastLayer, last_layer
 from lastlayer.training.objectives import Augmented, Data, MeanSquaredError, Objective, Profiled, make_objective
 from lastlayer.training.problems import FullBatch, MiniBatches, chunked_nlml, streamed_statistics
 from lastlayer.training.running_posterior import RunningPosterior, UpdateSchedule
+from lastlayer.training.stack import StackedBatches, StackedNetworks
 
 __all__ = [
     "Augmented",
@@ -22,6 +23,8 @@ __all__ = [
     "Problem",
     "Profiled",
     "RunningPosterior",
+    "StackedBatches",
+    "StackedNetworks",
     "TrainingHistory",
     "UpdateSchedule",
     "Validation",

@@ -176,6 +176,18 @@ class FrozenLayer:
         gradient[..., :n, :] += (each[..., None] * H[..., :k]).to(gradient.dtype)
         return BoundTerms((fit + (each * ratio).sum(-1)) / 2, gradient, residual)
 
+    def gradient_map(self, centre: Float[Tensor, "*b c"]) -> Float[Tensor, "*b c1 k1"]:
+        """Rows [phi_tilde - x, t - y, 1], with [x, y] = `centre`, times this are the gradient of their own loss in
+        phi_tilde: what `rows` says of rows of weight one, as a single product."""
+        q = self.weights.shape[-1]
+        k = centre.shape[-1] - q
+        W, b = self.weights[..., :k, :], self.weights[..., k:, :]
+        x, y = centre[..., None, :k], centre[..., None, k:]
+        pull, inverse = self.noise_precision @ W.mT, q * self.inverse[..., :k]
+        away = x - self.centre[..., None, :] if self.bias_prior == "flat" else affine_features(x)
+        offset = (x @ W + b - y) @ pull + away @ inverse
+        return torch.cat([W @ pull + inverse[..., :k, :], -pull, offset], dim=-2) / self.count[..., None, None]
+
     def bound(self, statistics: Statistics) -> Float[Tensor, "*b"]:
         """The bound on the NLML per sample of the rows behind `statistics`: never below it, equal where they are ours.
 

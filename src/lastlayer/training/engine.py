@@ -63,7 +63,8 @@ class Optimizer:
             return torch.optim.LBFGS(
                 parameters, lr=scale, max_iter=1, max_eval=25, history_size=20, line_search_fn="strong_wolfe"
             )
-        return torch.optim.Adam(parameters or [torch.zeros(())], lr=self.learning_rate)  # a network may have no weights
+        parameters = parameters or [torch.zeros(())]  # a network may have no weights
+        return torch.optim.Adam(parameters, lr=self.learning_rate, fused=True)
 
     def rate(self, epoch: float | int) -> float:
         if self.name == "lbfgs" or not self.cosine:

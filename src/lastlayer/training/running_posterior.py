@@ -119,15 +119,9 @@ class RunningPosterior:
             sample_weight=None if weight is None else weight[..., :own],
             dtype=torch.float64 if phi_tilde.dtype == torch.float64 else torch.float32,
         )
-        share = min(2 / (1 + self.schedule.memory * k / used), MOST_SHARE) * drift**0.5
-        if self.snapshot is not None:
-            share = max(
-                share, used / (used + self.snapshot.effective_rows)
-            )  # a row of the batch counts no less than an old one
-        self.snapshot = self._after(_weighing(self.process_group.reduce(part), self.count), share, used)
-        self.steps += 1
+        frozen = self.absorb(self.process_group.reduce(part), used, drift=drift)
         logdet_rows = min(total, max(total // self.schedule.logdet_share, k))
-        return self.snapshot.frozen.rows(
+        return frozen.rows(
             phi_tilde,
             T,
             weight,
@@ -135,6 +129,15 @@ class RunningPosterior:
             logdet_rows=self.process_group.local_count(logdet_rows),
             logdet_scale=total / logdet_rows,
         )
+
+    def absorb(self, part: Statistics, used: int, *, drift: float = 1.0) -> FrozenLayer:
+        """Take in the statistics of `used` rows of a batch, and return the layer that follows."""
+        share = min(2 / (1 + self.schedule.memory * part.n_linear / used), MOST_SHARE) * drift**0.5
+        if self.snapshot is not None:  # a row of the batch counts no less than an old one
+            share = max(share, used / (used + self.snapshot.effective_rows))
+        self.snapshot = self._after(part.weighing(self.count), share, used)
+        self.steps += 1
+        return self.snapshot.frozen
 
     def refresh(self, statistics: Statistics) -> None:
         """Begin anew from the statistics of all rows at the present features: there the bound touches the evidence."""
@@ -168,7 +171,7 @@ class RunningPosterior:
             log_alpha = torch.full_like(self.count, INITIAL_LOG_ALPHA)
             return Snapshot(part, self._frozen(part, log_alpha, None, float(used)), log_alpha, float(used))
         old, log_alpha = self.snapshot.frozen, self.snapshot.log_alpha
-        both = _weighing(self.snapshot.statistics, (1 - share) * self.count) + _weighing(part, share * self.count)
+        both = self.snapshot.statistics.weighing((1 - share) * self.count) + part.weighing(share * self.count)
         effective_rows = 1 / ((1 - share) ** 2 / self.snapshot.effective_rows + share**2 / used)
         # a network that failed and went back to an older state starts with this batch alone
         statistics = _where(_finite(both.scatter), both, part)
@@ -191,17 +194,6 @@ class RunningPosterior:
             logdet_from=logdet_from,
             seen=min(effective_rows / self.n_rows, 1.0),
         )
-
-
-def _weighing(statistics: Statistics, count: Float[Tensor, "*b"]) -> Statistics:
-    """The same rows with another total weight; networks that saw none of them stay empty."""
-    factor = torch.where(statistics.count > 0, count / statistics.count, 0.0)
-    return replace(
-        statistics,
-        count=factor * statistics.count,
-        scatter=factor[..., None, None] * statistics.scatter,
-        energy=factor[..., None] * statistics.energy,
-    )
 
 
 def tensors_of(value: FrozenLayer | Statistics) -> dict[str, Tensor]:
