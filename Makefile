@@ -16,7 +16,8 @@ DOCS   := .venv-docs
 DOCS_PIP := $(DOCS)/bin/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: help test test-browser test-package docs study study-20 study-spring study-mpc picture recipe lint mutants \
-	bench-core bench-bo bench-peers bench-uci bench-predict bench-control bench-imports bench-scale bench-online lock clean
+	bench-core bench-bo bench-fit bench-peers bench-uci bench-predict bench-control bench-imports bench-scale bench-online \
+	lock clean
 
 help:
 	@echo "make test        lint, types, layers, tests"
@@ -32,6 +33,7 @@ help:
 	@echo "make bench-core  speed of mathematics and training, as ratios in one run"
 	@echo "make bench-imports  what importing lastlayer adds to importing torch"
 	@echo "make bench-peers lines, seconds and scores beside vbll and laplace-torch"
+	@echo "make bench-fit   cost and scores of a default fit against rows, beside four peers: hours (docs/benchmarks.md)"
 	@echo "make bench-predict  a million rows through lastlayer predict: rows per second, memory"
 	@echo "make bench-control  what uncertainty costs in CasADi, beside the bare network's mean"
 	@echo "make bench-scale mini-batches against the MSE, memory, statistics pass, two processes (docs/scale.md)"
@@ -105,6 +107,12 @@ bench-predict: $(READY)
 
 bench-peers: $(PEERS)/.ready
 	$(PEERS)/bin/python -m benchmarks.peers
+
+# what is done is kept in results/fit.jsonl: an interrupted run goes on, ARGS=--again starts anew, ARGS="--rows 300,1000
+# --methods lastlayer,CatBoost" does a part
+bench-fit: $(PEERS)/.ready
+	$(PEERS)/bin/python -m benchmarks.fit $(ARGS)
+	cp results/fit.png docs/fit.png
 
 # ARGS="epochs --rows 100000" runs one section on fewer rows; the peers' environment has vbll and GPyTorch
 bench-scale: $(PEERS)/.ready

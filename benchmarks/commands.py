@@ -1,5 +1,4 @@
-"""What the commands `python -m benchmarks.uci` and `python -m benchmarks.bo` share: lists of names, files, printed
-tables."""
+"""What the commands of the benchmarks share: lists of names and numbers, files, printed tables."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,6 +23,17 @@ def split_list(text: str) -> list[str]:
     if not found:
         raise InputError("an empty list was given: name at least one, with commas between them")
     return found
+
+
+def whole_numbers(name: str, text: str, least: int = 0, example: str = "0,1,2") -> list[int]:
+    """Numbers with commas between them, each once and in order."""
+    try:
+        numbers = [int(part) for part in split_list(text)]
+    except ValueError:
+        raise InputError(f"{name}={text!r} must be whole numbers with commas between them, such as {example}") from None
+    if min(numbers) < least:
+        raise InputError(f"{name}={text!r} must be {least} or more")
+    return sorted(set(numbers))
 
 
 def named(kind: str, text: str, every: Mapping[str, Thing]) -> list[Thing]:

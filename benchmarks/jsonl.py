@@ -49,10 +49,10 @@ Result = TypeVar("Result", bound=Keyed)
 
 
 class Store(Generic[Result]):
-    """The file results.jsonl of a folder. A later line of the same key takes the place of an earlier one."""
+    """The results of a file. A later line of the same key takes the place of an earlier one."""
 
-    def __init__(self, folder: Path, read: Callable[[dict[str, Any]], Result]) -> None:
-        self.lines = Lines(folder / "results.jsonl")
+    def __init__(self, path: Path, read: Callable[[dict[str, Any]], Result]) -> None:
+        self.lines = Lines(path)
         self.results: dict[Hashable, Result] = {}
         for content in self.lines:
             try:

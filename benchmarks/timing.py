@@ -6,8 +6,11 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
+
+Done = TypeVar("Done")
 
 STEADY = 1.5
 """Slowest over fastest repeat, above which a time says more of the machine than of the code."""
@@ -66,6 +69,14 @@ def time_in_turns(
             if turn:  # the first turn warms up
                 taken.append(clock() - start)
     return [Timing.of(taken) for taken in seconds]
+
+
+def timed(work: Callable[[], Done]) -> tuple[Done, float, float]:
+    """What the work gives, the processor seconds of all threads of this process, and seconds on the clock."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    done = work()
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    return done, cpu, wall
 
 
 def describe_machine() -> str:

@@ -66,7 +66,7 @@ class Failure:
 
 
 def open_store(folder: Path) -> Store[Result]:
-    return Store(folder, lambda content: Result(**content))
+    return Store(folder / "results.jsonl", lambda content: Result(**content))
 
 
 def config(problem: Problem, method: Method, n_steps: int) -> str:

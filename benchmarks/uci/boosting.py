@@ -8,7 +8,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from sklearn.ensemble import HistGradientBoostingRegressor
 
-from benchmarks.uci.protocol import Quantiles, Task, hold_out, pinball
+from benchmarks.uci.protocol import Predict, Quantiles, Task, hold_out, pinball
 
 LEVELS = np.array([0.025, *np.linspace(0.05, 0.95, 19), 0.975])
 TRIED_LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -25,22 +25,25 @@ class _Part:
     y: ndarray
 
 
-def boosting(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Quantiles:
+def boosting(X: ndarray, y: ndarray, task: Task) -> Predict:
     """Shape of the trees and their number by held-out rows, then every level fitted to all rows."""
     fit, held = (_Part(X[rows], y[rows]) for rows in hold_out(len(X), task.seed))
     searches = [[_staged(fit, held, shape, task.seed, level) for level in (*TRIED_LEVELS, None)] for shape in SHAPES]
     chosen = int(np.argmin([sum(loss for loss, _ in losses[:-1]) for losses in searches]))
     counts = [count for _, count in searches[chosen][:-1]]
     trees = np.interp(LEVELS, TRIED_LEVELS, counts).round().astype(int)
-    values = np.stack(
-        [
-            _model(SHAPES[chosen], int(n), task.seed, float(level)).fit(X, y).predict(X_test)
-            for n, level in zip(trees, LEVELS, strict=True)
-        ]
-    )
+    models = [
+        _model(SHAPES[chosen], int(n), task.seed, float(level)).fit(X, y)
+        for n, level in zip(trees, LEVELS, strict=True)
+    ]
     best = int(np.argmin([losses[-1][0] for losses in searches]))
-    mean = _model(SHAPES[best], searches[best][-1][1], task.seed, None).fit(X, y).predict(X_test)
-    return Quantiles(LEVELS, np.sort(values, axis=0), np.asarray(mean, float))  # sorted: quantiles must not cross
+    mean = _model(SHAPES[best], searches[best][-1][1], task.seed, None).fit(X, y)
+
+    def predict(X: ndarray) -> Quantiles:
+        values = np.sort([model.predict(X) for model in models], axis=0)  # quantiles must not cross
+        return Quantiles(LEVELS, values, np.asarray(mean.predict(X), float))
+
+    return predict
 
 
 def _model(shape: tuple[int, int], trees: int, seed: int, level: float | None) -> Any:

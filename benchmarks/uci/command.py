@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.commands import named, split_list, write_files
+from benchmarks.commands import named, split_list, whole_numbers, write_files
 from benchmarks.uci import picture, tables
 from benchmarks.uci.data import KINDS, Table, load_folder
 from benchmarks.uci.ours import OURS
@@ -46,7 +46,7 @@ class Asked:
         if not present:
             raise InputError(f"none of the methods can run: {'; '.join(messages)}")
         found = load_folder(data, None if sets is None else split_list(sets))
-        numbers = _numbers(splits)
+        numbers = whole_numbers("splits", splits)
         chosen_kinds = [check_choice("kind", kind, KINDS) for kind in split_list(kinds)]
         if "given" in chosen_kinds:
             gaps = {table.name: sorted(set(numbers) - set(table.splits("given", numbers))) for table in found}
@@ -82,16 +82,6 @@ def write(out: Path) -> tables.Summary:
     texts = {"tables.md": tables.as_markdown(summary), "scores.csv": tables.as_csv(results)}
     write_files(out, texts, {"uci.png": picture.picture(summary)} if summary.methods else {})
     return summary
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in split_list(text)]
-    except ValueError:
-        raise InputError(f"splits={text!r} must be whole numbers with commas between them, such as 0,1,2") from None
-    if min(numbers) < 0:
-        raise InputError(f"splits={text!r} must be 0 or more")
-    return sorted(set(numbers))
 
 
 def _device(name: str) -> str:

@@ -1,5 +1,6 @@
 """Gaussian processes by GPyTorch: exact where the rows allow it, with inducing points beyond."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,10 +8,8 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
-from benchmarks.uci.networks import components
-from benchmarks.uci.protocol import Task
+from benchmarks.uci.protocol import Gaussians, Predict, Task
 from benchmarks.uci.stacks import Scaler
-from lastlayer.prediction import Prediction
 
 EXACT_ROWS = 10_000
 """Above: inducing points."""
@@ -22,24 +21,32 @@ LEAST_NOISE = 1e-6
 INDUCING, SPARSE_EPOCHS, SPARSE_BATCH, SPARSE_RATE = 500, 100, 1024, 1e-2
 
 
-def gaussian_process(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Prediction:
+Process = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Mean and variance of standardised targets at standardised inputs."""
+
+
+def gaussian_process(X: ndarray, y: ndarray, task: Task) -> Predict:
     """Constant mean, Matern 5/2 with a length for each input; all by the marginal likelihood."""
     import gpytorch  # type: ignore[import-not-found, unused-ignore]
 
     dtype = torch.float64
     scaler = Scaler.fit(X, y)
     x, t = scaler.inputs(X, task.device, dtype), scaler.targets(y, task.device, dtype)
-    x_test = scaler.inputs(X_test, task.device, dtype)
-    exact = len(x) <= EXACT_ROWS
     with gpytorch.settings.max_cholesky_size(EXACT_ROWS), torch.random.fork_rng(devices=[]):
         torch.manual_seed(task.seed)
-        mean, var = (_exact if exact else _sparse)(x, t, x_test)
-    return components(scaler.mean(mean)[None], scaler.var(var)[None])
+        process = (_exact if len(x) <= EXACT_ROWS else _sparse)(x, t)
+
+    def predict(X: ndarray) -> Gaussians:
+        settings = gpytorch.settings
+        with settings.max_cholesky_size(EXACT_ROWS), settings.fast_pred_var(), torch.no_grad():
+            mean, var = process(scaler.inputs(X, task.device, dtype))
+        return Gaussians(scaler.mean(mean)[None], scaler.var(var)[None])
+
+    predict(X[:1])  # what the first prediction factorises for all others is a part of the fit
+    return predict
 
 
-def _exact(
-    x: Float[Tensor, "m d"], t: Float[Tensor, " m"], x_new: Float[Tensor, "n d"]
-) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+def _exact(x: Float[Tensor, "m d"], t: Float[Tensor, " m"]) -> Process:
     import gpytorch
 
     class Model(gpytorch.models.ExactGP):  # type: ignore[misc, unused-ignore]
@@ -72,14 +79,15 @@ def _exact(
     if len(x) > PRETRAINING_ROWS:
         climb(order, FULL_ITERATIONS, RATE)
     model.eval()
-    with torch.no_grad():
-        predictive = likelihood(model(x_new))
+
+    def process(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+        predictive = likelihood(model(x))
         return predictive.mean, predictive.variance
 
+    return process
 
-def _sparse(
-    x: Float[Tensor, "m d"], t: Float[Tensor, " m"], x_new: Float[Tensor, "n d"]
-) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+
+def _sparse(x: Float[Tensor, "m d"], t: Float[Tensor, " m"]) -> Process:
     """Stochastic variational inference over inducing points that start at random rows (Hensman et al., 2015)."""
     import gpytorch
 
@@ -106,9 +114,12 @@ def _sparse(
             optimizer.step()
         schedule.step()
     model.eval()
-    with torch.no_grad():
-        parts = [likelihood(model(rows)) for rows in x_new.split(SPARSE_BATCH)]
+
+    def process(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+        parts = [likelihood(model(rows)) for rows in x.split(SPARSE_BATCH)]
         return torch.cat([p.mean for p in parts]), torch.cat([p.variance for p in parts])
+
+    return process
 
 
 def _kernel(n_inputs: int) -> Any:

@@ -9,10 +9,9 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor, nn
 
-from benchmarks.uci.networks import components, held_out_error
-from benchmarks.uci.protocol import Task, hold_out, most_epochs
+from benchmarks.uci.networks import held_out_error
+from benchmarks.uci.protocol import Gaussians, Predict, Task, hold_out, most_epochs
 from benchmarks.uci.stacks import Recipe, Scaler, refit, search, squared_error
-from lastlayer.prediction import Prediction
 
 VBLL_EPOCHS, VBLL_STEPS, VBLL_BATCH, VBLL_RATE, VBLL_CHECKS = 600, 8000, 64, 1e-2, 40
 VBLL_ACTIVATIONS: tuple[type[nn.Module], ...] = (nn.ReLU, nn.ELU)
@@ -22,7 +21,7 @@ LAPLACE_ACTIVATIONS: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {nn.ReL
 MARGLIK_STEPS = 1000
 
 
-def vbll(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Prediction:
+def vbll(X: ndarray, y: ndarray, task: Task) -> Predict:
     """A variational last layer: AdamW, weight decay on the features alone, clipped gradients."""
     scaler = Scaler.fit(X, y)
     x, t = scaler.inputs(X, task.device), scaler.targets(y, task.device)[:, None]
@@ -39,10 +38,14 @@ def vbll(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Prediction:
         tried.append((*min(losses), activation))
     _, epochs, activation = min(tried, key=lambda one: one[0])
     model = _train_vbll(x, t, activation, task, budget=budget, epochs=epochs)
-    with torch.no_grad():
-        predictive = model(scaler.inputs(X_test, task.device)).predictive
-        mean, var = predictive.mean[:, 0], predictive.variance[:, 0]
-    return components(scaler.mean(mean)[None], scaler.var(var)[None])
+
+    def predict(X: ndarray) -> Gaussians:
+        with torch.no_grad():
+            predictive = model(scaler.inputs(X, task.device)).predictive
+            mean, var = predictive.mean[:, 0], predictive.variance[:, 0]
+        return Gaussians(scaler.mean(mean)[None], scaler.var(var)[None])
+
+    return predict
 
 
 def _train_vbll(
@@ -81,7 +84,7 @@ def _train_vbll(
     return model
 
 
-def laplace(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Prediction:
+def laplace(X: ndarray, y: ndarray, task: Task) -> Predict:
     """A network trained by squared error and weight decay, then a full Laplace approximation of its last layer."""
     scaler = Scaler.fit(X, y)
     x, t = scaler.inputs(X, task.device), scaler.targets(y, task.device)
@@ -90,14 +93,18 @@ def laplace(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Prediction:
     for activation, function in LAPLACE_ACTIVATIONS.items():
         recipe = replace(LAPLACE, activation=function)
         for i, one in enumerate(search(x, t, squared_error, recipe, held_out_error, task)):
-            mean, var = _laplace_predict(_as_network(one.weights, activation), x[fit], t[fit], x[held])
+            mean, var = _laplace(_as_network(one.weights, activation), x[fit], t[fit])(x[held])
             nll = -float(torch.distributions.Normal(mean, var.sqrt()).log_prob(t[held]).mean())
             tried.append((nll, one.epoch, i, activation, recipe))
     _, epoch, chosen, activation, recipe = min(tried, key=lambda one: one[0])
     stack = refit(x, t, squared_error, recipe, chosen, epoch, task)
-    network = _as_network(dict(stack.named_parameters()), activation)
-    mean, var = _laplace_predict(network, x, t, scaler.inputs(X_test, task.device))
-    return components(scaler.mean(mean)[None], scaler.var(var)[None])
+    approximation = _laplace(_as_network(dict(stack.named_parameters()), activation), x, t)
+
+    def predict(X: ndarray) -> Gaussians:
+        mean, var = approximation(scaler.inputs(X, task.device))
+        return Gaussians(scaler.mean(mean)[None], scaler.var(var)[None])
+
+    return predict
 
 
 def _as_network(weights: dict[str, Tensor], activation: type[nn.Module]) -> nn.Module:
@@ -109,9 +116,9 @@ def _as_network(weights: dict[str, Tensor], activation: type[nn.Module]) -> nn.M
     return network
 
 
-def _laplace_predict(
-    network: nn.Module, x: Float[Tensor, "m d"], t: Float[Tensor, " m"], x_new: Float[Tensor, "n d"]
-) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+def _laplace(
+    network: nn.Module, x: Float[Tensor, "m d"], t: Float[Tensor, " m"]
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """Prior precision and noise by the marginal likelihood, in the steps of the package's regression example."""
     from laplace import Laplace  # type: ignore[import-not-found, unused-ignore]
     from torch.utils.data import DataLoader, TensorDataset
@@ -125,6 +132,10 @@ def _laplace_predict(
         optimizer.zero_grad()
         (-la.log_marginal_likelihood(log_prior.exp(), log_sigma.exp())).backward()
         optimizer.step()
-    with torch.no_grad():
-        mean, cov = la(x_new, pred_type="glm")
-    return mean[:, 0].detach(), (cov[:, 0, 0] + la.sigma_noise.square()).detach()
+
+    def predict(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+        with torch.no_grad():
+            mean, cov = la(x, pred_type="glm")
+        return mean[:, 0].detach(), (cov[:, 0, 0] + la.sigma_noise.square()).detach()
+
+    return predict

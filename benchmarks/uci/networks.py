@@ -9,7 +9,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
-from benchmarks.uci.protocol import Quantiles, Task, hold_out
+from benchmarks.uci.protocol import Gaussians, Predict, Quantiles, Task, hold_out
 from benchmarks.uci.stacks import (
     Found,
     Recipe,
@@ -21,7 +21,6 @@ from benchmarks.uci.stacks import (
     search,
     squared_error,
 )
-from lastlayer.prediction import Prediction
 
 MEMBERS = 5
 PASSES = 200
@@ -37,7 +36,7 @@ DROPOUT = Recipe(3e-3, batch_size=100, max_epochs=2000, decays=(0.0,) * 4, dropo
 PLAIN = Recipe(1e-2, batch_size=100, max_epochs=800, decays=DECAYS)
 
 
-def deep_ensemble(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Prediction:
+def deep_ensemble(X: ndarray, y: ndarray, task: Task) -> Predict:
     """Five networks with a mean and a variance each, trained by the likelihood from different starts."""
     scaler = Scaler.fit(X, y)
     x, t = scaler.inputs(X, task.device), scaler.targets(y, task.device)
@@ -51,12 +50,16 @@ def deep_ensemble(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Predic
     found = search(x, t, gaussian_nll, ENSEMBLE, held_out, task)
     chosen = best_of(found)
     stack = refit(x, t, gaussian_nll, ENSEMBLE, chosen, found[chosen].epoch, task)
-    with torch.no_grad():
-        mean, var = mean_and_variance(stack(stack.spread(scaler.inputs(X_test, task.device))))
-    return components(scaler.mean(mean), scaler.var(var))
+
+    def predict(X: ndarray) -> Gaussians:
+        with torch.no_grad():
+            mean, var = mean_and_variance(stack(stack.spread(scaler.inputs(X, task.device))))
+        return Gaussians(scaler.mean(mean), scaler.var(var))
+
+    return predict
 
 
-def mc_dropout(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Prediction:
+def mc_dropout(X: ndarray, y: ndarray, task: Task) -> Predict:
     """Dropout left on: each pass is a component, the noise is 1 / tau."""
     scaler = Scaler.fit(X, y)
     x, t = scaler.inputs(X, task.device), scaler.targets(y, task.device)
@@ -73,23 +76,30 @@ def mc_dropout(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Predictio
         found = search(x, t, squared_error, recipe, held_out, task)
         chosen = best_of(found)
         stack = refit(x, t, squared_error, recipe, chosen, found[chosen].epoch, task)
-        with torch.no_grad():
-            means = scaler.mean(passes(stack, scaler.inputs(X_test, task.device), PASSES)[:, 0])
-    return components(means, np.full_like(means, scaler.y_scale**2 / found[chosen].note))
+        after = torch.get_rng_state()
+
+    def predict(X: ndarray) -> Gaussians:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.set_rng_state(after)
+            means = scaler.mean(passes(stack, scaler.inputs(X, task.device), PASSES)[:, 0])
+        return Gaussians(means, np.full_like(means, scaler.y_scale**2 / found[chosen].note))
+
+    return predict
 
 
-def conformal(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Quantiles:
+def conformal(X: ndarray, y: ndarray, task: Task) -> Predict:
     """A plain network; the absolute errors of rows it never saw give symmetric intervals with a guarantee."""
     proper, calibration = hold_out(len(X), task.seed + 1)
     scaler = Scaler.fit(X[proper], y[proper])
     x, t = scaler.inputs(X[proper], task.device), scaler.targets(y[proper], task.device)
     network = plain_network(x, t, task)
-    with torch.no_grad():
-        mean, fitted = (
-            scaler.mean(network(network.spread(scaler.inputs(rows, task.device)))[0, :, 0])
-            for rows in (X_test, X[calibration])
-        )
-    return conformal_quantiles(mean, np.abs(y[calibration] - fitted))
+
+    def mean(X: ndarray) -> ndarray:
+        with torch.no_grad():
+            return scaler.mean(network(network.spread(scaler.inputs(X, task.device)))[0, :, 0])
+
+    errors = np.abs(y[calibration] - mean(X[calibration]))
+    return lambda X: conformal_quantiles(mean(X), errors)
 
 
 def plain_network(x: Float[Tensor, "m d"], t: Float[Tensor, " m"], task: Task) -> Stack:
@@ -125,15 +135,3 @@ def conformal_quantiles(mean: Float[ndarray, " m"], errors: Float[ndarray, " n"]
     rank = np.ceil((len(ranked) + 1) * halves - 1e-9).astype(int)
     width = np.where(rank > 0, ranked[(rank - 1).clip(0, len(ranked) - 1)], 0.0)
     return Quantiles(CONFORMAL_LEVELS, mean + (np.sign(CONFORMAL_LEVELS - 0.5) * width)[:, None], mean)
-
-
-def components(mean: Float[ndarray, "c m"], var: Float[ndarray, "c m"]) -> Prediction:
-    """A mixture with equal weights, one output; all of its variance goes as noise, since only the sum is scored."""
-    return Prediction.mixture([_gaussian(one, v) for one, v in zip(mean, var, strict=True)])
-
-
-def _gaussian(mean: Float[ndarray, " m"], var: Float[ndarray, " m"]) -> Prediction:
-    nothing = np.zeros((len(mean), 1))
-    return Prediction.gaussian(
-        mean[:, None], epistemic_var=nothing, noise_var=var[:, None], affine_cost=np.zeros(len(mean))
-    )

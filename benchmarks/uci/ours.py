@@ -4,9 +4,8 @@ from typing import Any
 
 from numpy import ndarray
 
-from benchmarks.uci.protocol import HELD_OUT, FitPredict, Method, Task, hold_out
+from benchmarks.uci.protocol import HELD_OUT, Fit, Method, Predict, Task, hold_out
 from lastlayer.estimators.regressor import BLLRegressor
-from lastlayer.prediction import Prediction
 from lastlayer.settings import TrainingOptions
 
 BARE: dict[str, Any] = {"n_members": 1, "calibration": None, "hidden_prior": 0.0}
@@ -30,18 +29,18 @@ ROWS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def _with(parameters: dict[str, Any]) -> FitPredict:
-    def fit_predict(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Prediction:
-        return _regressor(parameters, task).fit(X, y).predictive(X_test)
+def _with(parameters: dict[str, Any]) -> Fit:
+    def fit(X: ndarray, y: ndarray, task: Task) -> Predict:
+        return _regressor(parameters, task).fit(X, y).predictive
 
-    return fit_predict
+    return fit
 
 
-def paper_recipe(X: ndarray, y: ndarray, X_test: ndarray, task: Task) -> Prediction:
+def paper_recipe(X: ndarray, y: ndarray, task: Task) -> Predict:
     """Algorithm 1: the evidence on most rows, then alpha by the held-out ones."""
     fit, held = hold_out(len(X), task.seed)
     model = _regressor(PAPER, task).fit(X[fit], y[fit])
-    return model.tune_alpha(X[held], y[held]).predictive(X_test)
+    return model.tune_alpha(X[held], y[held]).predictive
 
 
 def _regressor(parameters: dict[str, Any], task: Task) -> BLLRegressor:

@@ -60,6 +60,25 @@ class Quantiles:
 
 
 @dataclass(frozen=True)
+class Gaussians:
+    """A mixture of c Gaussians with equal weights at every point."""
+
+    mean: Float[ndarray, "c m"]
+    var: Float[ndarray, "c m"]
+
+    def prediction(self) -> Prediction:
+        """The same with all of its variance as noise, since only the sum is scored."""
+        return Prediction.mixture([self._one(mean, var) for mean, var in zip(self.mean, self.var, strict=True)])
+
+    @staticmethod
+    def _one(mean: Float[ndarray, " m"], var: Float[ndarray, " m"]) -> Prediction:
+        nothing = np.zeros((len(mean), 1))
+        return Prediction.gaussian(
+            mean[:, None], epistemic_var=nothing, noise_var=var[:, None], affine_cost=np.zeros(len(mean))
+        )
+
+
+@dataclass(frozen=True)
 class Scores:
     """How good a prediction is. LPD: larger is better, None where there is no density; the rest as in `metrics`."""
 
@@ -70,7 +89,10 @@ class Scores:
     calibration_error: float
 
 
-FitPredict = Callable[[ndarray, ndarray, ndarray, Task], Prediction | Quantiles]
+Predicted = Prediction | Gaussians | Quantiles
+Predict = Callable[[ndarray], Predicted]
+"""A fitted method: what it says of new rows."""
+Fit = Callable[[ndarray, ndarray, Task], Predict]
 
 
 @dataclass(frozen=True)
@@ -82,7 +104,7 @@ class Method:
     """"neural": a network of the size that the protocol sets; "other": anything else."""
     tuning: str
     """How it is tuned, for the tables' notes."""
-    fit_predict: FitPredict = field(repr=False)
+    fit: Fit = field(repr=False)
     config: str = "1"
     """A change of it makes earlier results those of another method."""
     packages: tuple[str, ...] = ()
@@ -94,18 +116,29 @@ class Method:
         return [module for module in self.modules if find_spec(module) is None]
 
 
-def score(prediction: Prediction | Quantiles, y: Float[ndarray, " m"]) -> Scores:
-    """All scores of one prediction, in the units of y."""
-    if isinstance(prediction, Quantiles):
-        return Scores(
-            lpd=None,
-            rmse=metrics.rmse(prediction.mean, y),
-            crps=quantile_crps(prediction, y),
-            coverage_90=float(_inside(prediction, y, 0.9).mean()),
-            calibration_error=float(
-                np.mean([abs(_inside(prediction, y, level).mean() - level) for level in metrics.LEVELS])
-            ),
-        )
+def score(prediction: Predicted, y: Float[ndarray, " m"]) -> Scores:
+    """All scores of one prediction, in the units of y; an error if they are not finite."""
+    if isinstance(prediction, Gaussians):
+        prediction = prediction.prediction()
+    scores = _quantile_scores(prediction, y) if isinstance(prediction, Quantiles) else _density_scores(prediction, y)
+    if not np.isfinite([scores.rmse, scores.crps, 0.0 if scores.lpd is None else scores.lpd]).all():
+        raise ArithmeticError(f"its prediction has no finite scores: {scores}")
+    return scores
+
+
+def _quantile_scores(prediction: Quantiles, y: Float[ndarray, " m"]) -> Scores:
+    return Scores(
+        lpd=None,
+        rmse=metrics.rmse(prediction.mean, y),
+        crps=quantile_crps(prediction, y),
+        coverage_90=float(_inside(prediction, y, 0.9).mean()),
+        calibration_error=float(
+            np.mean([abs(_inside(prediction, y, level).mean() - level) for level in metrics.LEVELS])
+        ),
+    )
+
+
+def _density_scores(prediction: Prediction, y: Float[ndarray, " m"]) -> Scores:
     return Scores(
         lpd=metrics.log_predictive_density(prediction, y),
         rmse=metrics.rmse(prediction, y),

@@ -35,7 +35,7 @@ def key_of(task: Task, method: Method) -> Key:
 
 
 def open_store(folder: Path) -> Store[Result]:
-    return Store(folder, lambda content: Result(**{**content, "scores": Scores(**content["scores"])}))
+    return Store(folder / "results.jsonl", lambda content: Result(**{**content, "scores": Scores(**content["scores"])}))
 
 
 def versions_of(method: Method) -> dict[str, str]:

@@ -1,0 +1,83 @@
+"""Gradient boosting with a Gaussian for each row: NGBoost and CatBoost."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from numpy import ndarray
+from sklearn.tree import DecisionTreeRegressor
+
+from benchmarks.uci.protocol import Gaussians, Predict, Task, hold_out
+
+TREES, SHRINKAGE, PATIENCE = 2_000, 0.05, 50
+"""Most trees, learning rate, and how many trees may follow the best number on held-out rows."""
+NGBOOST_DEPTHS, CATBOOST_DEPTHS = (3, 5), (4, 6)
+"""Configurations, among which held-out rows choose."""
+
+HeldOutLosses = Callable[[int, Int[ndarray, " f"], Int[ndarray, " h"]], Sequence[float]]
+"""(depth, rows to fit, rows held out) to a loss after each tree."""
+
+
+def ngboost(X: ndarray, y: ndarray, task: Task) -> Predict:
+    """Natural gradients of the likelihood, trees for mean and logarithm of the standard deviation."""
+    from ngboost import NGBRegressor
+
+    def model(depth: int, trees: int) -> Any:
+        base = DecisionTreeRegressor(criterion="friedman_mse", max_depth=depth, random_state=task.seed)
+        return NGBRegressor(
+            Base=base, n_estimators=trees, learning_rate=SHRINKAGE, random_state=task.seed, verbose=False
+        )
+
+    def losses(depth: int, fit: ndarray, held: ndarray) -> Sequence[float]:
+        tried = model(depth, TREES)
+        tried.fit(X[fit], y[fit], X_val=X[held], Y_val=y[held], early_stopping_rounds=PATIENCE)
+        return tried.evals_result["val"]["LOGSCORE"]
+
+    fitted = model(*_chosen(losses, NGBOOST_DEPTHS, len(X), task)).fit(X, y)
+
+    def predict(X: ndarray) -> Gaussians:
+        found = fitted.pred_dist(X).params
+        return Gaussians(found["loc"][None], np.square(found["scale"])[None])
+
+    return predict
+
+
+def catboost(X: ndarray, y: ndarray, task: Task) -> Predict:
+    """The likelihood of mean and variance (RMSEWithUncertainty), symmetric trees."""
+    from catboost import CatBoostRegressor
+
+    def model(depth: int, trees: int, **parameters: Any) -> Any:
+        return CatBoostRegressor(
+            loss_function="RMSEWithUncertainty",
+            depth=depth,
+            iterations=trees,
+            learning_rate=SHRINKAGE,
+            random_seed=task.seed,
+            thread_count=torch.get_num_threads(),
+            allow_writing_files=False,
+            verbose=False,
+            **parameters,
+        )
+
+    def losses(depth: int, fit: ndarray, held: ndarray) -> Sequence[float]:
+        tried = model(depth, TREES, early_stopping_rounds=PATIENCE, use_best_model=False)
+        tried.fit(X[fit], y[fit], eval_set=(X[held], y[held]))
+        return tried.get_evals_result()["validation"]["RMSEWithUncertainty"]
+
+    fitted = model(*_chosen(losses, CATBOOST_DEPTHS, len(X), task)).fit(X, y)
+
+    def predict(X: ndarray) -> Gaussians:
+        mean, var = fitted.predict(X, prediction_type="RMSEWithUncertainty").T
+        return Gaussians(mean[None], var[None])
+
+    return predict
+
+
+def _chosen(losses: HeldOutLosses, depths: Sequence[int], m: int, task: Task) -> tuple[int, int]:
+    """The depth and the number of trees with the lowest loss on held-out rows."""
+    rows = hold_out(m, task.seed)
+    tried = {depth: losses(depth, *rows) for depth in depths}
+    best = min(depths, key=lambda depth: min(tried[depth]))
+    return best, int(np.argmin(tried[best])) + 1

@@ -1,0 +1,62 @@
+"""Who takes part, as the tables of `benchmarks.uci` have them, and what they cannot do."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.fit import boosting
+from benchmarks.uci.gaussian_processes import EXACT_ROWS
+from benchmarks.uci.ours import OURS
+from benchmarks.uci.peers import PEERS
+from benchmarks.uci.protocol import Method
+
+TARGET = "make bench-fit"
+"""What sets up the environment of the peers."""
+OWN, EXACT = "lastlayer", "exact GP"
+MATRICES = 17
+"""Of all pairs of rows: what fit and prediction hold at their peak, as measured."""
+
+_UCI = {method.name: method for method in (*OURS, *PEERS)}
+_TREES = (
+    f"at most {boosting.TREES:,} trees, learning rate {boosting.SHRINKAGE:g}; held-out likelihood chooses their number "
+    "and the depth"
+)
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        replace(_UCI["lastlayer, own network"], name=OWN, tuning="BLLRegressor(), nothing chosen"),
+        replace(_UCI["Gaussian process"], name=EXACT),
+        _UCI["deep ensemble"],
+        Method(
+            "NGBoost",
+            "other",
+            f"Gaussian, {_TREES} {boosting.NGBOOST_DEPTHS}",
+            boosting.ngboost,
+            packages=("ngboost",),
+            modules=("ngboost",),
+        ),
+        Method(
+            "CatBoost",
+            "other",
+            f"RMSEWithUncertainty, {_TREES} {boosting.CATBOOST_DEPTHS}",
+            boosting.catboost,
+            packages=("catboost",),
+            modules=("catboost",),
+        ),
+    )
+}
+
+
+def unable(method: Method, rows: int) -> str | None:
+    """Why a method cannot be fitted to so many rows, if it cannot."""
+    if method.missing():
+        return f"needs {', '.join(method.missing())}; {TARGET} installs it"
+    need, free = MATRICES * 8 * rows**2 / 1e9, free_memory()
+    if method.name == EXACT and (rows > EXACT_ROWS or need > free):
+        return f"needs about {need:,.0f} GB of memory, {free:,.0f} GB are free"
+    return None
+
+
+def free_memory() -> float:
+    """In GB: what the machine can give without swapping."""
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(lines["MemAvailable"].split()[0]) * 1024 / 1e9
