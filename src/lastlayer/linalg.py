@@ -37,7 +37,15 @@ class Cholesky:
         return torch.linalg.solve_triangular(self.L.mT, E, upper=True)
 
     def solve(self, B: Float[Tensor, "... k c"]) -> Float[Tensor, "... k c"]:
+        if self.L.is_cuda:  # cholesky_solve waits for the device, and no graph can record it
+            return self.unwhiten(torch.linalg.solve_triangular(self.L, B, upper=False))
         return torch.cholesky_solve(B, self.L)
+
+    def inverse(self) -> Float[Tensor, "*b k k"]:
+        if self.L.is_cuda:
+            H = self.whiten(torch.eye(self.L.shape[-1], dtype=self.L.dtype, device=self.L.device))
+            return H @ H.mT
+        return torch.cholesky_inverse(self.L)
 
     def logdet(self) -> Float[Tensor, "*b"]:
         return 2 * self.L.diagonal(dim1=-2, dim2=-1).log().sum(-1)

@@ -84,7 +84,7 @@ class FrozenLayer:
             precision = mean if seen == 1.0 else equations.at(log_alpha)
             assert isinstance(precision.factor, Cholesky)
             centre, logdet = statistics.feature_mean, precision.logdet()
-            inverse = torch.cholesky_inverse(precision.factor.L)
+            inverse = precision.factor.inverse()
         else:
             centre, logdet, inverse = logdet_from.centre, logdet_from.logdet, logdet_from.inverse
         return cls(
@@ -92,7 +92,7 @@ class FrozenLayer:
             centre=centre,
             inverse=inverse,
             noise_cov=Sigma_E,
-            noise_precision=torch.cholesky_inverse(Cholesky.of(Sigma_E).L),
+            noise_precision=Cholesky.of(Sigma_E).inverse(),
             ridge=equations.ridge(log_alpha),
             logdet=logdet,
             count=statistics.count,
