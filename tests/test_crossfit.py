@@ -111,7 +111,7 @@ def test_as_one_batch_or_one_by_one_the_networks_are_the_same(data):
     alone = [one_network(data, t.task) for t in batch.folds]
     for t, network in zip(batch.folds, alone, strict=True):
         for a, b in zip(weights(t.network), weights(network), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)  # in a stack, in float32
 
 
 def test_on_several_cores_the_networks_are_the_same(data, monkeypatch):
@@ -127,7 +127,7 @@ def test_on_several_cores_the_networks_are_the_same(data, monkeypatch):
         torch.set_num_threads(before)
     for a, b in zip(one.members, three.members, strict=True):
         for x, y in zip(weights(a.network), weights(b.network), strict=True):
-            torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)  # in other stacks, in float32
 
 
 # held-out points ----------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def test_without_random_splits_members_are_trained_on_every_row(data):
         close(member.layer.posterior.weights, expected.posterior.weights)
         again = one_network(data, FitTask(Split.everything(M), i, 0, 0.3))
         for a, b in zip(weights(member.network), weights(again), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)  # in a stack, in float32
     assert not equal(ensemble.members[0].network, ensemble.members[1].network)
 
 
@@ -239,7 +239,7 @@ def test_every_prior_precision_starts_from_the_same_networks(data):
     networks = fit.trainer.networks(asked, "again")
     for i in range(4):
         assert equal(networks[i], networks[4 + i])
-        start = MLP(1, (4,), generator=asked[i].generator(7))
+        start = MLP(1, (4,), generator=asked[i].generator(7)).float()  # the type that networks are trained in
         assert equal(networks[i], start)
         assert not equal(networks[i], networks[(i + 1) % 4])
 
@@ -376,7 +376,7 @@ def test_what_auto_means():
     _, folds = plan(40, calibration="alpha", n_members=3)
     assert [kinds(p) for p in folds.partitions] == ["bbbbb"]
     nothing, folds = plan(40, calibration=None)
-    assert (folds.partitions, len(nothing.prior_precisions), kinds(folds.trials)) == ([], 4, "rrrrr")
+    assert (folds.partitions, len(nothing.prior_precisions), kinds(folds.trials)) == ([], 3, "rrrrr")
     one, folds = plan(40, calibration=None, hidden_prior=2.0)
     assert (folds.partitions, one.prior_precisions, folds.trials) == ([], (2.0,), [])
     assert [kinds(p) for p in plan(40, n_members=6)[1].partitions] == ["rrrrrbbbbb"] * 2
@@ -387,9 +387,9 @@ def test_what_auto_means():
 def test_auto_is_the_same_at_every_size_but_for_the_thresholds_it_names():
     """Rows of a mini-batch, epochs, learning rate and early stopping follow from the size of the table."""
     small, large = plan(5000)[0], plan(5001)[0]
-    assert (small.batch_size, small.max_epochs, small.learning_rate) == (None, 500, 0.02)
-    assert (large.batch_size, large.max_epochs, large.learning_rate) == (1024, 60, 0.02)
-    assert plan(5001, hidden=(50,))[0].learning_rate == 0.05
+    assert (small.batch_size, small.max_epochs, small.learning_rate) == (None, 300, 0.04)
+    assert (large.batch_size, large.max_epochs, large.learning_rate) == (1024, 82, 0.04)  # 400 steps
+    assert plan(10**6)[0].max_epochs == 10
     assert [plan(m, preset="fast")[0].early_stopping for m in (99, 100)] == [False, True]
     assert not plan(100)[0].early_stopping
     source = resolve(BLLRegressor().get_params(deep=False), DataShape(None, validation=True), seed=0)

@@ -23,7 +23,7 @@ from lastlayer.posterior import Posterior
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.settings import PRIOR_PRECISIONS
 from lastlayer.statistics import Statistics
-from lastlayer.training import Profiled
+from lastlayer.training import StackedNetworks
 
 NEW = np.array([[-7.0], [-2.0], [0.1], [0.4], [5.0]])
 
@@ -428,8 +428,8 @@ def test_alpha_calibration_is_algorithm_1_on_blocks():
     assert model.alpha_ == pytest.approx(math.exp(model.alpha_curve_.log_alpha))
     assert model.alpha_curve_.lpd >= max(model.alpha_curve_.lpds.max(), model.alpha_curve_.lpd_before) - 1e-9
     without = quick(calibration=None).fit(*sine(q=2))
-    np.testing.assert_allclose(model.predict(NEW), without.predict(NEW), rtol=1e-8)  # in another batch
-    assert model.alpha_star_ == pytest.approx(without.alpha_star_, rel=1e-6)
+    np.testing.assert_allclose(model.predict(NEW), without.predict(NEW), rtol=1e-4)  # in another batch, float32
+    assert model.alpha_star_ == pytest.approx(without.alpha_star_, rel=1e-3)
     assert (model.predictive(NEW).std != without.predictive(NEW).std).all()
 
 
@@ -541,7 +541,7 @@ def test_few_rows_are_kept_for_training(m):
     X, y = sine(m)
     model = quick(n_members=2, hidden=(3,), max_epochs=5, hidden_prior="auto").fit(X, y)
     assert (model.calibration_ is None) == (m < 20)
-    assert len(model.hidden_prior_scores_) == (0 if m < 20 else 4)
+    assert len(model.hidden_prior_scores_) == (0 if m < 20 else 3)
     assert np.isfinite(model.predictive(NEW).std).all()
     assert np.isfinite(model.joint(NEW).cov()).all()
 
@@ -745,15 +745,15 @@ def test_noise_follows_the_input(noisy):
 
 
 def test_an_interrupt_ends_training_with_a_usable_model(monkeypatch):
-    calls, forward = [], Profiled.forward
+    calls, gradient = [], StackedNetworks.gradient
 
     def interrupted(*args, **options):
         calls.append(1)
         if len(calls) == 10:
             raise KeyboardInterrupt
-        return forward(*args, **options)
+        return gradient(*args, **options)
 
-    monkeypatch.setattr(Profiled, "forward", interrupted)
+    monkeypatch.setattr(StackedNetworks, "gradient", interrupted)
     X, y = sine()
     with pytest.warns(UserWarning, match="interrupted after 9 epochs"):
         model = quick().fit(X, y)

@@ -15,13 +15,14 @@ N_FOLDS = 5
 N_MEMBERS = 10
 LARGE_TABLE = 5_000
 """Above this many rows, one network per fold is enough, and mini-batches cost less than full batches."""
-FULL_STEPS, BATCH_STEPS, PASSES = 250, 300, 10
+FULL_STEPS, BATCH_STEPS, PASSES = 300, 400, 10
 """Steps on all rows; on mini-batches at least so many, and passes over the rows."""
 FEW_ROWS = 20
 """Below this many rows, none can be spared for calibration."""
 STOPPED_ROWS = 100
 """Below this many rows, none can be spared for early stopping."""
-PRIOR_PRECISIONS = (0.03, 0.3, 3.0, 30.0)
+PRIOR_PRECISIONS = (0.03, 0.3, 3.0)
+"""Beside these and linear regression, stronger priors do not change a score."""
 TABLE_BATCH, SOURCE_BATCH = 1_024, 4_096
 """Rows of a mini-batch, of a table in memory and of a source."""
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -44,7 +45,8 @@ class TrainingOptions:
     ----------
     objective : "profiled" (weights and noise in closed form at every step), "exact" or "augmented" (the paper's).
     optimizer : "adam" with a cosine schedule, or "lbfgs".
-    learning_rate : first step size of Adam. "auto": 0.04; 0.02 with a backbone or another objective than "profiled".
+    learning_rate : first step size of Adam. "auto": 0.04; 0.02 with a backbone, a source of batches or
+        another objective than "profiled".
     early_stopping : hold rows out, score them under the posterior of the others, and keep the best network.
         "auto": with a backbone or preset="fast", from 100 rows on.
     validation_fraction : share of the rows held out for early stopping, or for calibration with a backbone; they count
@@ -175,7 +177,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
         large = plain and options.chunk_size is None and n_rows > LARGE_TABLE
         batch_size = SOURCE_BATCH if source else TABLE_BATCH if large else None
     if rate == "auto":
-        rate = 4e-2 if plain else 2e-2
+        rate = 4e-2 if plain and not source else 2e-2
     if epochs == "auto":
         epochs = FULL_STEPS if plain else 500
         if batch_size is not None:

@@ -138,7 +138,7 @@ class Trainer:
         return [(InputSkip(member) if s.input_skip else member).eval() for member in members]
 
     def _own_rows(self, parts: Sequence[np.ndarray]) -> Data:
-        """The rows of each network side by side; shorter parts are filled up with rows of weight zero."""
+        """The rows of each network side by side, filled up with rows of weight zero."""
         longest = max(len(part) for part in parts)
         index = torch.from_numpy(np.stack([np.resize(part, longest) for part in parts])).to(self.data.X.device)
         weight = None if self.data.weight is None else self.data.weight[index]

@@ -65,15 +65,16 @@ class BLLRegressor(LastLayerRegressor):
     noise : "diagonal", one noise per output; "full", correlated between the outputs; "input", one per output that
         depends on the input, by a small network fitted to the errors of rows left out (needs calibration and a table).
     bias_prior : "flat" (Theorem 2) or "shared" (what reproduces the paper's printed evidence).
-    max_epochs : passes over the data; an iteration of L-BFGS counts as one. "auto": 250, or as many as
-        300 steps of mini-batches take, 10 at least; with a backbone 500, and 60 with mini-batches.
+    max_epochs : passes over the data; an iteration of L-BFGS counts as one. "auto": 300, or as many as
+        400 steps of mini-batches take, 10 at least; with a backbone 500, and 60 with mini-batches.
     batch_size : rows of a mini-batch, which trains in float32 on a running average of the last layer; None: all rows in
         every step. The last layer of the result is exact either way. "auto": 1,024 above 5,000 samples of a table.
     training : a `lastlayer.TrainingOptions`: objective, optimizer, learning rate, early stopping and the like.
     checkpoint : a folder in which mini-batch training keeps its state every minute; a fit that was killed resumes from
         there, and one that ends leaves nothing behind.
     device : "auto" (a GPU if there is one), or a torch device.
-    dtype : "float64" or "float32", of the network; the last layer is always float64.
+    dtype : "float64" or "float32", of the networks; an ensemble of built-in ones is trained in float32. Last layers are
+        always float64.
     random_state : seed of initialisation and splits.
     progress : show a progress bar.
 
