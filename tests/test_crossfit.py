@@ -111,7 +111,7 @@ def test_as_one_batch_or_one_by_one_the_networks_are_the_same(data):
     alone = [one_network(data, t.task) for t in batch.folds]
     for t, network in zip(batch.folds, alone, strict=True):
         for a, b in zip(weights(t.network), weights(network), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)  # in a stack, in float32
+            torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)  # in a stack, in float32
 
 
 def test_on_several_cores_the_networks_are_the_same(data, monkeypatch):
@@ -223,7 +223,7 @@ def test_without_random_splits_members_are_trained_on_every_row(data):
         close(member.layer.posterior.weights, expected.posterior.weights)
         again = one_network(data, FitTask(Split.everything(M), i, 0, 0.3))
         for a, b in zip(weights(member.network), weights(again), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)  # in a stack, in float32
+            torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)  # in a stack, in float32
     assert not equal(ensemble.members[0].network, ensemble.members[1].network)
 
 
