@@ -59,6 +59,7 @@ FIRST = f"{D}::test_the_first_step_of_sampled_weights_is_the_prediction"
 BACK_OFF = "test_do_mpc.py::test_the_back_off_is_the_quantile_times_the_propagated_standard_deviation"
 N, MODEL = "test_members.py", "test_model.py"
 TABLES, EXPORT = "test_tables.py", "test_export.py"
+STACK, CROSSED = "test_stack.py", "test_crossfit.py"
 SCALE, BOUND, RUNNING = "test_scale.py", "training/bound.py", "training/running_posterior.py"
 ENGINE, PROBLEMS = "training/engine.py", "training/problems.py"
 SEEN = f"{SCALE}::test_weights_are_those_of_the_rows_that_were_seen"
@@ -159,6 +160,34 @@ MUTANTS = [
         "gram = gram + count * away[..., :, None] * away[..., None, :]",
         "gram = gram + 0 * away[..., :, None] * away[..., None, :]",
         f"{SCALE}::test_the_bound_is_never_below_the_evidence",
+    ),
+    Mutant(
+        "the gradient of rows as one product about another centre",
+        BOUND,
+        "offset = (x @ W + b - y) @ pull + away @ inverse",
+        "offset = (x @ W + b - y) @ pull",
+        f"{STACK}::test_the_gradient_of_rows_is_one_product",
+    ),
+    Mutant(
+        "moments of a stack without what is left of the mean",
+        "training/stack.py",
+        "M[:, :-1, -1:], rest[:, None], alpha=-1)",
+        "M[:, :-1, -1:], rest[:, None], alpha=0)",
+        f"{STACK}::test_value_and_gradient_are_those_of_autograd",
+    ),
+    Mutant(
+        "a gradient that forgets the weight of a row",
+        "training/stack.py",
+        "            g *= self.root\n",
+        "            g *= 1.0\n",
+        f"{STACK}::test_value_and_gradient_are_those_of_autograd",
+    ),
+    Mutant(
+        "padding that counts",
+        TRAINER,
+        "used = torch.stack([torch.arange(longest) < len(part) for part in parts])",
+        "used = torch.stack([torch.arange(longest) >= 0 for part in parts])",
+        f"{CROSSED}::test_as_one_batch_or_one_by_one_the_networks_are_the_same",
     ),
     Mutant(
         "statistics of processes added without what lies between their means",

@@ -41,8 +41,8 @@ class BLLRegressor(LastLayerRegressor):
 
     By default, `fit` trains small networks under weak and strong priors on their hidden weights, each leaving a fifth
     of the rows out, and calibrates their variance on these rows and on whole blocks left out. The model is the mixture:
-    at each point, members are weighted by their calibrated precision. On 1,000 rows by 10 columns that takes less than
-    a minute on two cores. `preset="fast"` is a single uncalibrated network, in seconds.
+    at each point, members are weighted by their calibrated precision. On 1,000 rows by 10 columns that takes seconds
+    on two cores. `preset="fast"` is a single uncalibrated network.
 
     Parameters
     ----------
