@@ -82,7 +82,14 @@ TWO = f"{POSTHOC}::test_two_processes_give_the_answer_of_one"
 FIRST_LOSS = f"{POSTHOC}::test_the_first_batch_of_all_rows_gives_the_evidence_and_its_gradient"
 BT, BO = "test_botorch.py", "test_bo_study.py"
 GAUSSIAN, SURROGATE = (f"integrations/botorch/{name}.py" for name in ("gaussian", "surrogate"))
-FIT, POINTS = "calibration/fit.py", "calibration/points.py"
+FIT, LIKELIHOOD, POINTS = (f"calibration/{name}.py" for name in ("fit", "likelihood", "points"))
+SLOW, PIECES, LONG, PART = (
+    f"{C}::test_value_and_gradient_are_those_of_the_slow_form",
+    f"{C}::test_the_gradient_is_that_of_differences_and_pieces_add_up",
+    f"{C}::test_the_long_way_ends_no_lower",
+    f"{C}::test_a_part_of_the_points_is_always_the_same_and_weighs_as_much",
+)
+BATCH = f"{E}::test_a_batch_of_models_is_each_of_them_alone_and_the_slow_search"
 SPLITS, CROSSFIT, TRAINER = (f"ensemble/{name}.py" for name in ("splits", "crossfit", "trainer"))
 FITTED, PREDICTOR, REVISIONS = (f"predictor/{name}.py" for name in ("fitted", "module", "revisions"))
 FORMULA, MLP = "formula.py", "networks/mlp.py"
@@ -292,6 +299,19 @@ MUTANTS = [
         "effective - size",
         f"{E}::test_the_slope_in_alpha_is_the_derivative",
     ),
+    Mutant("plateau-at-its-far-end", "evidence.py", "torch.where(plateau, near, best)", "best", BATCH),
+    Mutant("alpha-of-the-scan", "evidence.py", "running, n_steps = ~(zero", "running, n_steps = zero & (zero", BATCH),
+    Mutant("only-fixed-points", "evidence.py", "/ (gap - gap_before) if step else gap", "* 0 + gap", BATCH),
+    Mutant(
+        "one-range-for-all-models", "precision.py", "self.spectrum.values.amax(-1)", "self.spectrum.values.max()", BATCH
+    ),
+    Mutant(
+        "layers-in-another-order",
+        "training/last_layer.py",
+        "[layers[i] for i in range(len(models))]",
+        "list(layers.values())",
+        f"{E}::test_last_layers_of_models_of_any_shape_come_in_their_order",
+    ),
     # --- posterior
     Mutant("kron-swapped", "posterior.py", "(self.noise_cov, self.ratio_cov)", "(self.ratio_cov, self.noise_cov)", P),
     Mutant("joint-without-bias", "posterior.py", "H @ H.mT + self.equations.bias_variance", "H @ H.mT", P),
@@ -375,15 +395,18 @@ MUTANTS = [
         f"{X}::test_on_folds_of_any_size_every_point_counts_the_same",
     ),
     # --- calibration
-    Mutant("curve-without-prior", FIT, "loss = prior - (", "loss = 0 * prior - (", C),
-    Mutant("tails-add-probability", FIT, "for s in (-1, 1))", "for s in (1, 1))", C),
-    Mutant(
-        "correlation-ignored-in-curves",
-        FIT,
-        "if correlation is None:",
-        "if True:",
-        f"{C}::test_value_and_gradient_are_those_of_the_slow_form",
-    ),
+    Mutant("curve-without-prior", FIT, "0.5 * float(away @ away), away / self.width", "0.0, 0 * away", SLOW),
+    Mutant("curves-end-at-the-start", FIT, "self.lowest(starts), method", "starts[0] * 0, method", LONG),
+    Mutant("tails-add-probability", LIKELIHOOD, " - ops.logaddexp(0.0, share)", "", SLOW),
+    Mutant("correlation-ignored-in-curves", LIKELIHOOD, "shape[-1], self.correlation", "shape[-1], None", SLOW),
+    Mutant("slopes-without-weights", LIKELIHOOD, "(self.sharpness / q * (", "(0 * (", SLOW),
+    Mutant("slopes-without-shrinkage", LIKELIHOOD, "by_log_var = by_shrinkage +", "by_log_var = 0 * mean +", SLOW),
+    Mutant("slopes-without-tails", LIKELIHOOD, "(1 - less * tail)[", "(1 - 0 * tail)[", SLOW),
+    Mutant("slopes-of-a-known-share", LIKELIHOOD, "in_tails.sum() - rho.sum() *", "in_tails.sum() - 0 *", SLOW),
+    Mutant("slopes-without-logdet", LIKELIHOOD, "ops.outer(pull, pull) - inverse)", "ops.outer(pull, pull))", SLOW),
+    Mutant("slopes-of-one-piece", FIT, "slope = slope - np.concatenate", "slope = 0 * slope - np.concatenate", PIECES),
+    Mutant("part-without-the-rest's-weight", POINTS, "weight[rows].sum() / weight[part].sum()", "1.0", PART),
+    Mutant("first-part-of-the-points", POINTS, "rng.permutation(rows)[:most]", "rows[:most]", PART),
     Mutant(
         "lpd-before-by-precision",
         FIT,
@@ -534,7 +557,8 @@ MUTANTS = [
             ("no-stretch", "ops.exp(0.5 * (log_shape", "ops.exp(0.0 * (log_shape", MOMENTS),
         )
     ),
-    Mutant("numpy-sigmoid", "ops.py", "-np.logaddexp(0, -x)", "-np.logaddexp(0, x)", FACES),
+    Mutant("numpy-sigmoid", "ops.py", "np.minimum(x, 0.0)", "np.minimum(-x, 0.0)", FACES),
+    Mutant("numpy-logaddexp", "ops.py", "np.exp(-np.abs(x - y))", "np.exp(-np.abs(x))", FACES),
     Mutant("numpy-softmax", "ops.py", "shares / shares.sum(0)", "shares / shares.max(0)", FACES),
     Mutant("casadi-sigmoid", "ops.py", "1 + ca.tanh(0.5 * x)", "1 + ca.tanh(x)", FACES),
     Mutant("casadi-logaddexp", "ops.py", "0.5 * (x + y + apart)", "0.5 * (x + y)", FACES),

@@ -10,12 +10,12 @@ from helpers import close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from scipy.optimize import approx_fprime
+from scipy.optimize import approx_fprime, minimize
 from sklearn.model_selection import GroupKFold, KFold, RepeatedKFold, TimeSeriesSplit
 
 from lastlayer import formula
 from lastlayer.calibration import SHARPNESS, Calibration, Curve, HeldOutPoints, NoiseHead, Shrinkage, Tails, fit_curves
-from lastlayer.calibration.fit import LIMITS, PRIOR, CurveProblem
+from lastlayer.calibration.fit import LIMITS, PRIOR, STARTS, CurveProblem
 from lastlayer.ensemble.splits import blocked_splits, given_splits, random_splits
 from lastlayer.errors import InputError
 from lastlayer.ops import NumPyOps, TorchOps
@@ -249,14 +249,33 @@ def test_value_and_gradient_with_noise_that_depends_on_the_input() -> None:
     np.testing.assert_allclose(gradient, approx_fprime(x, lambda z: problem.value(z)[0], 1e-6), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("at_once", [1, 70])
+@pytest.mark.parametrize("correlated", [False, True])
+def test_the_gradient_is_that_of_differences_and_pieces_add_up(at_once: int, correlated: bool, monkeypatch) -> None:
+    points = held_out(40, 2, 3, prior_precision=np.array([1.0, 2.0, 1.0]), correlated=correlated).usable()
+    head = NoiseHead.initial(points.inputs, 2)
+    whole = problem_of(points, True, head)
+    x = np.concatenate([whole.start(), head.numbers().numpy()])
+    x += np.random.default_rng(1).normal(0, 0.5, len(x))
+    value, gradient = whole.value(x)
+    both_ways = [whole.value(x + 1e-5 * e)[0] - whole.value(x - 1e-5 * e)[0] for e in np.eye(len(x))]
+    np.testing.assert_allclose(gradient, np.array(both_ways) / 2e-5, rtol=1e-6, atol=1e-6)
+    monkeypatch.setattr("lastlayer.calibration.fit.AT_ONCE", at_once)
+    in_pieces = problem_of(points, True, head)
+    assert len(in_pieces.pieces) > len(whole.pieces) == 1
+    assert in_pieces.value(x)[0] == pytest.approx(value, rel=1e-12)
+    np.testing.assert_allclose(in_pieces.value(x)[1], gradient, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(in_pieces.log_density(x), whole.log_density(x), rtol=1e-12)
+
+
 @pytest.mark.parametrize("c", [1, 3])
 def test_the_density_with_tails_integrates_to_one(c: int) -> None:
     step = 0.02
     y = torch.arange(-300, 300, step, dtype=torch.float64)
     points = replace(held_out(1, 1, c)[np.zeros(len(y), dtype=int)], targets=y[:, None])
     one_output = {0.0: replace(TRUTH, noise=TRUTH.noise[:1], slope=TRUTH.slope[:1])}
-    density = problem_of(points, True).log_density(torch.from_numpy(numbers(one_output, TAILS, Shrinkage(0.5)))).exp()
-    close(density.sum() * step, torch.tensor(1.0, dtype=torch.float64))
+    log_density = problem_of(points, True).log_density(numbers(one_output, TAILS, Shrinkage(0.5)))
+    assert np.exp(log_density).sum() * step == pytest.approx(1.0, rel=1e-12)
 
 
 # --- what the fit finds
@@ -353,6 +372,28 @@ def test_no_curve_nearby_is_better(n: int, c: int, mixture: bool) -> None:
             assert problem.value(elsewhere)[0] >= best - 1e-5 * max(1.0, abs(best))
 
 
+@pytest.mark.parametrize("mixture", [False, True])
+@pytest.mark.parametrize(("n", "q", "c", "correlated"), [(30, 1, 2, False), (400, 2, 4, False), (100, 2, 3, True)])
+def test_the_long_way_ends_no_lower(n: int, q: int, c: int, correlated: bool, mixture: bool) -> None:
+    """L-BFGS from every start of every prior precision alone, then of all together from there and from the identity."""
+    points = held_out(n, q, c, seed=n, prior_precision=np.arange(c) // 2.0, correlated=correlated, tails=TAILS).usable()
+    found = fit_curves(points, mixture=mixture)
+
+    def lowest(problem: CurveProblem, starts: list[np.ndarray]) -> tuple[float, np.ndarray]:
+        options = {"bounds": [LIMITS[name] for name in problem.names], "options": {"maxiter": 3000}}
+        ends = [minimize(problem.value, x, jac=True, method="L-BFGS-B", **options) for x in starts]
+        return min(((float(end.fun), end.x) for end in ends), key=lambda end: end[0])
+
+    curves = []
+    for precision in found.curves:
+        alone = CurveProblem(points.of(precision), [precision], mixture=False)
+        curves.append(lowest(alone, [alone.start(*start) for start in STARTS])[1])
+        assert found.alone[precision] == pytest.approx(alone.lpd(curves[-1]), abs=1e-6)
+    problem = CurveProblem(points, list(found.curves), mixture)
+    value, _ = lowest(problem, [problem.start(curves=curves), problem.start()])
+    assert problem.value(moved(found))[0] <= value + 1e-6 * abs(value)
+
+
 @settings(max_examples=20)
 @given(
     n=st.integers(1, 60),
@@ -424,6 +465,44 @@ def test_weights_count_copies() -> None:
     repeated = fit_curves(replace(repeated, weight=ones), mixture=True)
     np.testing.assert_allclose(moved(weighted), moved(repeated), atol=1e-3)
     assert weighted.lpd == pytest.approx(repeated.lpd)
+
+
+# --- very many points
+
+
+def test_a_part_of_the_points_is_always_the_same_and_weighs_as_much() -> None:
+    points = held_out(50, 2, 3)
+    points = replace(points, kind=np.array(["random"] * 40 + ["blocked"] * 10))
+    part, again = points.some(12), points.some(12)
+    assert [int((part.kind == kind).sum()) for kind in ("random", "blocked")] == [12, 10]
+    for kind in ("random", "blocked"):
+        of = lambda p, kind=kind: float(p.weight[torch.from_numpy(p.kind == kind)].sum())
+        assert of(part) == pytest.approx(of(points))
+    for name in ("mean", "cost", "noise_var", "inputs", "targets", "weight"):
+        assert torch.equal(getattr(part, name), getattr(again, name))
+    rows = [int((points.targets == target).all(1).nonzero()) for target in part.targets]
+    assert rows == sorted(set(rows))  # each at most once, in the old order
+    assert rows[-10:] == list(range(40, 50))
+    assert rows[:12] != list(range(12))
+    assert torch.equal(part.mean, points.mean[:, rows])
+    same = points.some(40)
+    assert torch.equal(same.weight, points.weight)
+    assert torch.equal(same.targets, points.targets)
+
+
+def test_curves_of_a_part_are_near_those_of_all_and_speak_for_all(monkeypatch) -> None:
+    points = held_out(6000, 1, 3, tails=TAILS)
+    everything = fit_curves(points, mixture=True)
+    monkeypatch.setattr("lastlayer.calibration.fit.MOST_POINTS", 700)
+    part = fit_curves(points, mixture=True)
+    assert not np.array_equal(moved(part), moved(everything))
+    assert everything.lpd - 0.01 < part.lpd < everything.lpd + 1e-3  # of the same points
+    problem = problem_of(points.usable(), True)
+    assert part.lpd == pytest.approx(problem.lpd(moved(part)), rel=1e-10)
+    assert part.alone[0.0] == pytest.approx(everything.alone[0.0], abs=0.01)
+    assert part.lpd_before == everything.lpd_before
+    assert part.curve.reach == float(points.cost.max())
+    assert len(part.points.cost) == 6000
 
 
 # --- networks that failed

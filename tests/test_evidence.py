@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal
 
 from lastlayer.errors import InputError
-from lastlayer.evidence import general_nlml, nlml, optimal_alpha, profile, profiled_nlml
+from lastlayer.evidence import general_nlml, nlml, optimal_alpha, optimal_alphas, profile, profiled_nlml
 from lastlayer.features import affine_features
-from lastlayer.precision import NOISE_FLOOR
+from lastlayer.precision import NOISE_FLOOR, NormalEquations
 from lastlayer.statistics import Statistics
+from lastlayer.training import last_layer, last_layers
 
 PRIORS = ("flat", "shared")
 NOISES = ("diagonal", "full")
@@ -226,6 +227,91 @@ def test_a_perfect_fit_is_held_up_by_the_noise_floor_and_said(noise):
     J = profiled_nlml(affine_features(P.requires_grad_()), T, torch.tensor(best.log_alpha).double(), noise=noise)
     assert torch.isfinite(J)
     assert bool(torch.isfinite(torch.autograd.grad(J, P)[0]).all())
+
+
+# --- many models at once
+
+
+def slow_alpha(statistics, noise, bias_prior):
+    """One model by hand: a scan, then halves of the bracket of the slope. (log alpha, at_bound)"""
+    at = lambda a: profile(statistics, a, noise=noise, bias_prior=bias_prior)
+    grid = NormalEquations.of(statistics, bias_prior).alpha_range(257)
+    J = at(grid).nlml
+    best = int(J.argmin())
+    if best == 0:
+        return float(grid[0]), "zero"
+    near = max((i + 1 for i in range(best) if J[i] > J[best] + 1e-6), default=0)
+    if grid[best] - grid[near] > 2:
+        return float(grid[near]), "infinity"
+    if best == 256:
+        return float(grid[256]), "infinity"
+    lo, hi = float(grid[best - 1]), float(grid[best + 1])
+    while hi - lo > 1e-11:
+        middle = (lo + hi) / 2
+        lo, hi = (middle, hi) if at(middle).slope < 0 else (lo, middle)
+    return (lo + hi) / 2, ""
+
+
+def all_sorts(q=2, k=6):
+    """Models of one shape: ordinary, collinear, of few rows, without noise, without signal, weighted, of many rows."""
+    found = []
+    for seed, (m, rank) in enumerate([(40, k), (40, 3), (k - 1, k), (200, k), (9, 2)]):
+        P, T = problem(m, k, q, seed=seed, rank=rank)
+        found.append(Statistics.from_features(affine_features(P), T))
+    P, T = problem(60, k, q, seed=9)
+    W = torch.randn(k + 1, q, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    found.append(Statistics.from_features(affine_features(P), affine_features(P) @ W))
+    rest = T - affine_features(P) @ torch.linalg.lstsq(affine_features(P), T).solution
+    found.append(Statistics.from_features(affine_features(P), rest))
+    weight = torch.rand(60, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    found.append(Statistics.from_features(affine_features(1e4 * P), 1e-3 * T, sample_weight=weight))
+    return [*found, Statistics.from_features(affine_features(P), T, sample_weight=1e7 * weight)]
+
+
+@pytest.mark.parametrize("bias_prior", PRIORS)
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("q", [1, 2])
+def test_a_batch_of_models_is_each_of_them_alone_and_the_slow_search(q, noise, bias_prior):
+    models = all_sorts(q)
+    batch = optimal_alphas(Statistics.stacked(models), noise=noise, bias_prior=bias_prior)
+    for statistics, found in zip(models, batch, strict=True):
+        one = optimal_alpha(statistics, noise=noise, bias_prior=bias_prior)
+        slow, at_bound = slow_alpha(statistics, noise, bias_prior)
+        assert found.at_bound == one.at_bound == at_bound
+        assert found.log_alpha == pytest.approx(one.log_alpha, abs=1e-8)
+        assert found.log_alpha == pytest.approx(slow, abs=1e-8)
+        assert found.nlml == pytest.approx(one.nlml, rel=1e-9)
+        assert found.noise_floored == one.noise_floored
+        assert found.n_steps < 15
+        close(found.noise_cov, one.noise_cov, loose=1e3 if found.noise_floored else 10)  # a floor has no more digits
+    assert {found.at_bound for found in batch} >= {"", "zero", "infinity"}
+    assert {found.noise_floored for found in batch} == {True, False}
+
+
+def test_last_layers_of_models_of_any_shape_come_in_their_order():
+    wide, narrow = all_sorts(2, 6), all_sorts(2, 4)
+    mixed = [model for pair in zip(wide, narrow, strict=True) for model in pair]
+    for statistics, layer in zip(mixed, last_layers(mixed, noise="full"), strict=True):
+        one = last_layer(statistics, noise="full")
+        assert layer.posterior.statistics is statistics
+        assert layer.posterior.log_alpha == pytest.approx(one.posterior.log_alpha, abs=1e-8)
+        assert layer.nlml == pytest.approx(one.nlml, rel=1e-9)
+        assert layer.noise_floored == one.noise_floored
+    assert last_layers([]) == []
+
+
+def test_a_scan_in_pieces_is_the_scan(monkeypatch):
+    stack = Statistics.stacked(all_sorts())
+    whole = optimal_alphas(stack)
+    monkeypatch.setattr("lastlayer.evidence.SCANNED", {"cpu": 1})
+    for a, b in zip(optimal_alphas(stack), whole, strict=True):
+        assert a.log_alpha == pytest.approx(b.log_alpha, abs=1e-12)
+
+
+def test_one_model_and_a_batch_are_told_apart():
+    one = all_sorts()[0]
+    with pytest.raises(InputError, match="optimal_alphas takes a batch"):
+        optimal_alpha(Statistics.stacked([one, one]))
 
 
 @pytest.mark.parametrize("bias_prior", PRIORS)

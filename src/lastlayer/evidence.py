@@ -4,7 +4,7 @@ general_nlml     Lemma 2: any noise and prior covariance; total, one output
 nlml             Results 1 to 3 with the weights free (Theorem 1) or at their optimum; per sample
 profiled_nlml    the same, minimised over weights and noise in closed form, with a closed-form gradient; per sample
 profile          the same value from statistics alone, with the noise that attains it
-optimal_alpha    the minimum over alpha for fixed features
+optimal_alpha    the minimum over alpha for fixed features; optimal_alphas of many models at once
 """
 
 import math
@@ -27,6 +27,10 @@ GRADIENT_ROWS = 1_024
 LOG_2PI = math.log(2 * math.pi)
 PLATEAU = 1e-6
 """Nats per sample below which a difference in evidence decides nothing."""
+ALPHA_TOL, MAX_STEPS = 1e-10, 200
+"""Of log alpha."""
+SCANNED = {"cpu": 2**17, "cuda": 2**25}
+"""Numbers of a scan over alpha that are in memory at a time."""
 
 
 def general_nlml(
@@ -206,11 +210,13 @@ def profile(
 
 def _profile(equations: NormalEquations, log_alpha: Tensor, noise: NoiseStructure) -> Profile:
     precision, q = equations.spectral_at(log_alpha), equations.cross.shape[-1]
-    S, W = equations.misfit(precision.ridge), precision.penalised_weights
+    S = equations.misfit(precision.ridge)
     Sigma_E, floored = noise_covariance(S, equations, noise)
     E = Cholesky.of(Sigma_E)
     values = equations.spectrum.values
-    effective = (values / (values + precision.ridge[..., None])).sum(-1)
+    shifted = values + precision.ridge[..., None]
+    effective = (values / shifted).sum(-1)
+    W = equations.rotated_cross / shifted[..., None]  # V'W~, which is as long as W~
     size = _trace(E.solve(W.mT @ W))
     return Profile(
         nlml=_assemble(
@@ -242,43 +248,57 @@ class AlphaOptimum:
 
 
 def optimal_alpha(
-    statistics: Statistics,
-    *,
-    noise: NoiseStructure = "diagonal",
-    bias_prior: BiasPrior = "flat",
-    tol: float = 1e-10,
-    max_steps: int = 200,
+    statistics: Statistics, *, noise: NoiseStructure = "diagonal", bias_prior: BiasPrior = "flat"
 ) -> AlphaOptimum:
-    """Maximise the evidence over alpha, and over the noise with it, for fixed features.
-
-    A scan of the range in which alpha matters finds the basin; inside it MacKay's fixed point converges, and a
-    bracket on the slope takes over where a step would leave it. Features that fit without error leave a plateau
-    towards infinity, noise and alpha^-1 shrinking together; its near end is taken, where the numbers have digits.
-    """
+    """Maximise the evidence over alpha, and over the noise with it, for fixed features."""
     if statistics.count.dim():
-        raise InputError("optimal_alpha takes the statistics of one model; loop over a batch of them")
+        raise InputError("optimal_alpha takes the statistics of one model; optimal_alphas takes a batch of them")
+    return optimal_alphas(Statistics.stacked([statistics]), noise=noise, bias_prior=bias_prior)[0]
+
+
+def optimal_alphas(
+    statistics: Statistics, *, noise: NoiseStructure = "diagonal", bias_prior: BiasPrior = "flat"
+) -> list[AlphaOptimum]:
+    """The same for a batch of models, each on its own and all at once.
+
+    A scan of the range in which alpha matters finds the basin; inside it secants lead to MacKay's fixed point, and a
+    bracket on the slope is halved where one would leave it or gains too little. Features that fit without error leave a
+    plateau towards infinity, noise and alpha^-1 shrinking together; its near end is taken, where the numbers have
+    digits.
+    """
     equations = NormalEquations.of(statistics, bias_prior)
     grid = equations.alpha_range(257)
-    scan = _profile(equations, grid, noise)
-    best = int(scan.nlml.argmin())
-    lo, hi = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
-    at_bound = "zero" if best == 0 else "infinity" if best == len(grid) - 1 else ""
-    below = torch.nonzero(scan.nlml[: best + 1] > scan.nlml[best] + PLATEAU)
-    near = int(below[-1]) + 1 if len(below) else 0
-    if at_bound != "zero" and grid[best] - grid[near] > 2.0:
-        best, at_bound = near, "infinity"
-    log_alpha, step = float(grid[best]), 0
-    while not at_bound and step < max_steps and hi - lo > tol:
-        here = _profile(equations, grid.new_tensor(log_alpha), noise)
-        lo, hi = (log_alpha, hi) if here.slope < 0 else (lo, log_alpha)
-        proposal = float(here.fixed_point)
-        # every third step halves the bracket, so that slow fixed points end too
-        following = proposal if lo < proposal < hi and step % 3 else (lo + hi) / 2
-        if abs(proposal - log_alpha) < tol:
+    at_once = max(1, SCANNED.get(grid.device.type, 2**17) // max(1, equations.cross.numel()))
+    nlml = torch.cat([_profile(equations, part, noise).nlml for part in grid.split(at_once)])
+    place, best, last = torch.arange(len(grid), device=grid.device)[:, None], nlml.argmin(0), len(grid) - 1
+    of = lambda row: grid.gather(0, row.clamp(0, last)[None])[0]
+    worse = (nlml > nlml.gather(0, best[None]) + PLATEAU) & (place < best)
+    near = torch.where(worse, place + 1, 0).amax(0)
+    zero = best == 0
+    plateau = ~zero & (of(best) - of(near) > 2.0)
+    infinity = plateau | (best == last)
+    lo, hi, log_alpha = of(best - 1), of(best + 1), of(torch.where(plateau, near, best))
+    running, n_steps = ~(zero | infinity), torch.zeros_like(best)
+    before, gap_before = log_alpha, torch.full_like(log_alpha, math.inf)
+    for step in range(MAX_STEPS):
+        running = running & (hi - lo > ALPHA_TOL)
+        if not bool(running.any()):
             break
-        log_alpha, step = following, step + 1
-    end = _profile(equations, grid.new_tensor(log_alpha), noise)
-    return AlphaOptimum(log_alpha, float(end.nlml), end.noise_cov, bool(end.floored), at_bound, step)
+        here = _profile(equations, log_alpha, noise)
+        lo, hi = torch.where(here.slope < 0, log_alpha, lo), torch.where(here.slope < 0, hi, log_alpha)
+        gap = here.fixed_point - log_alpha
+        move = gap * (before - log_alpha) / (gap - gap_before) if step else gap  # the secant, after the fixed point
+        running = running & (move.abs() >= ALPHA_TOL)
+        sound = (gap.abs() < 0.5 * gap_before.abs()) & (lo < log_alpha + move) & (log_alpha + move < hi)
+        before, gap_before = log_alpha, gap
+        log_alpha = torch.where(running, torch.where(sound, log_alpha + move, (lo + hi) / 2), log_alpha)
+        n_steps = n_steps + running
+    end = _profile(equations, log_alpha, noise)
+    numbers = torch.stack([log_alpha, end.nlml, end.floored, infinity, zero, n_steps], -1).tolist()
+    return [
+        AlphaOptimum(a, value, cov, bool(floored), "infinity" if far else "zero" if none else "", int(steps))
+        for (a, value, floored, far, none, steps), cov in zip(numbers, end.noise_cov, strict=True)
+    ]
 
 
 def _trace(A: Tensor) -> Tensor:

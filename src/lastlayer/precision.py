@@ -126,14 +126,15 @@ class NormalEquations:
         values, ridge, B = self.spectrum.values[..., None], ridge[..., None, None], self.rotated_cross
         return self._least_squares_misfit + (B * (ridge / (values.clamp_min(TINY) * (values + ridge)))).mT @ B
 
-    def alpha_range(self, n: int, *, farthest: float = 0.0) -> Float[Tensor, " n"]:
+    def alpha_range(self, n: int, *, farthest: float = 0.0) -> Float[Tensor, "n *b"]:
         """The log alphas between which it matters: below, every weight is zero; above, none is held back any more.
 
         `farthest`, the largest z'z of points asked about, makes sure that their variance too is gone at the lower end.
         """
-        largest = torch.maximum(self.spectrum.values.max(), self.resolution).clamp_min(farthest)
-        first, last = float(-largest.log()) - 12.0, float(-self.resolution.log())
-        return torch.linspace(first, last, n, dtype=self.gram.dtype, device=self.gram.device)
+        largest = torch.maximum(self.spectrum.values.amax(-1), self.resolution).clamp_min(farthest)
+        first, last = -largest.log() - 12.0, -self.resolution.log()
+        share = torch.linspace(0.0, 1.0, n, dtype=first.dtype, device=first.device)
+        return torch.lerp(first, last, share.reshape(-1, *[1] * first.dim()))
 
     def at(self, log_alpha: float | Float[Tensor, "..."]) -> "Precision":
         """Factored once, for one alpha."""

@@ -4,7 +4,7 @@ The likelihood is that of `lastlayer.formula`, members mixed and outputs correla
 """
 
 import math
-from types import SimpleNamespace
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -14,11 +14,11 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from lastlayer.calibration.curve import Calibration, CalibrationPoints, Curve, NoiseHead, Shrinkage, Tails
+from lastlayer.calibration.likelihood import NO_MIXTURE, Likelihood, Said
 from lastlayer.calibration.points import HeldOutPoints
-from lastlayer.evidence import LOG_2PI
-from lastlayer.formula import log_noise_factor, log_shape, log_variance, member_weights, output_cov, shrunk
+from lastlayer.formula import log_noise_factor
 from lastlayer.ops import TorchOps
-from lastlayer.training.engine import threads_for
+from lastlayer.statistics import row_chunks
 
 LIMITS = {
     "noise": (-7.0, 7.0),
@@ -38,18 +38,26 @@ PRIOR = {
     "shrinkage": (0.0, 2.0),
 }
 """Mean and standard deviation of the same before any held-out point was seen: with few of them the curve stays near."""
+NO_FACTOR = torch.zeros(())
 OF_MIXTURES = ("share", "factor", "shrinkage")
 STARTS = ((0.0, 0.0, 0.0), (-1.0, 1.0, -0.5), (0.0, 3.0, 0.0))
 SHARPNESS = 2.0
 """Members are weighted by this power of their precision."""
+MOST_POINTS = 3_000
+"""Of a kind, that curves are fitted to; more would add less than 0.001 to the LPD of new points."""
+AT_ONCE = 10_000
+"""Numbers of an array that is worked on: it stays in the processor's cache."""
+DENSE = 200
+"""Numbers to be found up to which a dense matrix of curvatures costs little."""
 
 
 def fit_curves(points: HeldOutPoints, *, mixture: bool, input_noise: bool = False) -> Calibration:
     """The curves of largest held-out LPD, held near the posterior as it stands by a weak prior.
 
     A smooth problem of 2 q + 1 parameters per prior precision (in a `mixture` three more, of tails and shrinkage): each
-    prior precision alone from several starts, then all together; no grid, so no edge of one. With `input_noise`, a
-    network for the noise at each input joins in.
+    prior precision alone from the best of several starts, then all together from there and from the posterior as it
+    stands; no grid, so no edge of one. With `input_noise`, a network for the noise at each input joins in. Of very many
+    points a random part is fitted to; what is said of the fit is said of all.
     """
     points = points.usable()
     n, q = points.targets.shape
@@ -57,18 +65,19 @@ def fit_curves(points: HeldOutPoints, *, mixture: bool, input_noise: bool = Fals
     if not n:
         empty = CalibrationPoints(np.empty(0), np.empty((0, q)), points.kind)
         return Calibration(dict.fromkeys(precisions, Curve.identity(q)), empty, lpd=math.nan, lpd_before=math.nan)
-    with threads_for(20 * points.mean.numel()):
-        singles = {s: CurveProblem(points.of(s), [s], mixture=False) for s in precisions}
-        numbers = {s: single.best([single.start(*start) for start in STARTS]) for s, single in singles.items()}
-        alone = {s: single.lpd(numbers[s]) for s, single in singles.items()}
-        precisions.sort(key=lambda s: -alone[s])
-        problem = CurveProblem(points, precisions, mixture)
-        x = problem.best([problem.start(curves=[numbers[s] for s in precisions]), problem.start()])
-        if input_noise:
-            problem = CurveProblem(points, precisions, mixture, NoiseHead.initial(points.inputs, q))
-            x = problem.best([np.concatenate([x, problem.initial_head.numbers().numpy()])])  # type: ignore[union-attr]
+    some = points.some(MOST_POINTS)
+    singles = {s: CurveProblem(some.of(s), [s], mixture=False) for s in precisions}
+    numbers = {s: p.best([p.lowest([p.start(*start) for start in STARTS])]) for s, p in singles.items()}
+    alone = {s: CurveProblem(points.of(s), [s], mixture=False).lpd(numbers[s]) for s in precisions}
+    precisions.sort(key=lambda s: -alone[s])
+    problem, head = CurveProblem(some, precisions, mixture), None
+    x = problem.best([problem.start(curves=[numbers[s] for s in precisions]), problem.start()])
+    if input_noise:
+        head = NoiseHead.initial(points.inputs, q)
+        x = CurveProblem(some, precisions, mixture, head).best([np.concatenate([x, head.numbers().numpy()])])
     uncalibrated = CurveProblem(points, precisions, mixture=False, sharpness=0.0)
-    return problem.calibration(x, alone, lpd_before=uncalibrated.lpd(uncalibrated.start()))
+    lpd_before = uncalibrated.lpd(uncalibrated.start())
+    return CurveProblem(points, precisions, mixture, head).calibration(x, alone, lpd_before)
 
 
 class CurveProblem:
@@ -85,16 +94,14 @@ class CurveProblem:
         *,
         sharpness: float = SHARPNESS,
     ) -> None:
-        self.points, self.precisions, self.initial_head, self.sharpness = points, precisions, head, sharpness
-        self.q = points.targets.shape[-1]
-        self.each = ["noise"] * self.q + ["slope"] * self.q + ["power"]
+        self.points, self.precisions, self.initial_head = points, precisions, head
+        c, n, self.q = points.mean.shape
         self.of_mixture = list(OF_MIXTURES) if mixture else []
-        self.names = self.each * len(precisions) + self.of_mixture
-        self.of_network = torch.tensor([precisions.index(s) for s in points.prior_precision.tolist()])
-        self.log_cost = points.cost.log()[..., None]
-        self.log_noise_var = points.noise_var.log()
-        self.no_reach = torch.tensor(math.inf, dtype=torch.float64)
-        self.centre, self.width = torch.tensor([PRIOR[name] for name in self.names], dtype=torch.float64).unbind(-1)
+        self.names = [*(["noise"] * self.q + ["slope"] * self.q + ["power"]) * len(precisions), *self.of_mixture]
+        self.centre, self.width = np.array([PRIOR[name] for name in self.names]).T
+        curve_of = np.array([precisions.index(s) for s in points.prior_precision.tolist()])
+        chunks = [points[np.arange(n)[rows]] for rows in row_chunks(n, max(1, AT_ONCE // (c * self.q)))]
+        self.pieces = [Likelihood(chunk, curve_of, sharpness) for chunk in chunks]
 
     def start(
         self, noise: float = 0.0, slope: float = 0.0, power: float = 0.0, *, curves: list[ndarray] | None = None
@@ -103,99 +110,79 @@ class CurveProblem:
         alike = [np.array([noise] * self.q + [slope] * self.q + [power])] * len(self.precisions)
         return np.concatenate([*(curves or alike), [PRIOR[name][0] for name in self.of_mixture]])
 
-    def parts(self, x: Tensor) -> tuple[Float[Tensor, "s p"], Float[Tensor, " t"], NoiseHead | None]:
+    def lowest(self, xs: list[ndarray]) -> ndarray:
+        """Where the value is lowest; the first of them if it is finite nowhere."""
+        return min(xs, key=lambda x: np.nan_to_num(self.value(x)[0], nan=np.inf))
+
+    def parts(self, x: ndarray) -> tuple[Float[ndarray, "s p"], Float[ndarray, " t"], NoiseHead | None]:
         """The parameters of the curves, of the mixture, and the noise head."""
         n, of_mixture = len(self.names), len(self.of_mixture)
-        head = self.initial_head.with_numbers(x[n:]) if self.initial_head else None
+        head = self.initial_head and self.initial_head.with_numbers(torch.tensor(x[n:]))
         return x[: n - of_mixture].reshape(len(self.precisions), -1), x[n - of_mixture : n], head
 
-    def members(
-        self, x: Tensor
-    ) -> tuple[Float[Tensor, "c n q"], Float[Tensor, "c n q"], SimpleNamespace, Tensor | float]:
-        """Mean and log variance of each point by each network; the curves; the log factor of the noise."""
-        curves, of_mixture, head = self.parts(x)
-        log_a, log_b, log_power = curves.split([self.q, self.q, 1], -1)
-        log_a, log_b, log_power = (number[self.of_network][:, None] for number in (log_a, log_b, log_power))
-        factor = 0.0 if head is None else log_noise_factor(TorchOps, head, self.points.inputs.to(head.low))
-        curve = SimpleNamespace(log_noise=log_a, log_slope=log_b, power=log_power.exp(), log_reach=self.no_reach)
-        log_var = self.log_noise_var + log_variance(TorchOps, curve, self.log_cost, factor)
-        mean = self.points.mean
-        if self.of_mixture:
-            mean = shrunk(TorchOps, mean, log_var, 0.0, of_mixture[-1])
-        return mean, log_var, curve, factor
+    def said(self, x: ndarray, head: NoiseHead | None) -> Iterator[tuple[Said, Likelihood, Tensor]]:
+        """What the mixture says of the points, piece by piece, and the log factor of their noise."""
+        curves, of_mixture, _ = self.parts(x)
+        for piece in self.pieces:
+            factor = NO_FACTOR if head is None else log_noise_factor(TorchOps, head, piece.inputs.to(head.low))
+            numbers = curves, of_mixture if self.of_mixture else NO_MIXTURE, factor.detach().numpy()
+            yield piece.at(*numbers), piece, factor
 
-    def log_density(self, x: Tensor) -> Float[Tensor, " n"]:
+    def log_density(self, x: ndarray) -> Float[ndarray, " n"]:
         """Of each point under the mixture of its networks."""
-        said = self.members(x)
-        each = self._gaussian(*said)
-        if self.of_mixture:
-            share, wider, _ = self.parts(x)[1]
-            log_in, log_out = (torch.nn.functional.logsigmoid(s * share) for s in (-1, 1))
-            each = torch.logaddexp(log_in + each, log_out + self._gaussian(*said, wider))
-        weights = member_weights(TorchOps, said[1], self.sharpness)[..., 0]
-        return torch.logsumexp(weights.log() + each, dim=0)
-
-    def _gaussian(
-        self, mean: Tensor, log_var: Tensor, curve: SimpleNamespace, factor: Tensor | float, wider: Tensor | None = None
-    ) -> Float[Tensor, "c n"]:
-        """Log density of each point by each network, joint over the outputs; `wider` is the log factor of the tails."""
-        residual, correlation = self.points.targets - mean, self.points.correlation
-        if correlation is None:
-            log_var = log_var if wider is None else log_var + wider
-            return -0.5 * (residual.square() * (-log_var).exp() + log_var + LOG_2PI).sum(-1)
-        log_noise = self.log_noise_var if wider is None else self.log_noise_var + wider
-        epistemic = (log_noise + curve.log_slope + log_shape(TorchOps, curve, self.log_cost)).exp()
-        L = torch.linalg.cholesky(
-            output_cov(TorchOps, correlation, epistemic, (log_noise + curve.log_noise + factor).exp())
-        )
-        scaled = torch.linalg.solve_triangular(L, residual[..., None], upper=False)[..., 0]
-        logdet = 2 * L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        return -0.5 * (scaled.square().sum(-1) + logdet + self.q * LOG_2PI)
+        return np.concatenate([said[0] for said, _, _ in self.said(x, self.parts(x)[2])])
 
     def lpd(self, x: ndarray) -> float:
-        with torch.no_grad():
-            w = self.points.weight
-            return float((w * self.log_density(torch.from_numpy(x))).sum() / w.sum())
+        return float(np.average(self.log_density(x), weights=self.points.weight.numpy()))
 
     def value(self, x: ndarray) -> tuple[float, ndarray]:
         """To be minimised, and its gradient."""
-        point = torch.tensor(x, requires_grad=True)
-        prior = 0.5 * ((point[: len(self.names)] - self.centre) / self.width).square().sum()
-        head = self.parts(point)[2]
+        away, head = (x[: len(self.names)] - self.centre) / self.width, self.parts(x)[2]
+        loss, slope = 0.5 * float(away @ away), away / self.width
+        learned = [] if head is None else [number.requires_grad_() for number in (head.U, head.u, head.V)]
         if head is not None:
-            prior = prior + head.neg_log_prior()
-        loss = prior - (self.points.weight * self.log_density(point)).sum()
-        loss.backward()
-        assert point.grad is not None
-        return float(loss.detach()), point.grad.numpy()
+            prior = head.neg_log_prior()
+            prior.backward()
+            loss += prior.item()
+        for (log_density, _, slopes), piece, factor in self.said(x, head):
+            loss -= float(piece.weight @ log_density)
+            slope = slope - np.concatenate([slopes[0].ravel(), slopes[1][: len(self.of_mixture)]])
+            if head is not None:
+                factor.backward(torch.from_numpy(-slopes[2]))
+        return loss, np.concatenate([slope, *(number.grad.flatten() for number in learned)])  # type: ignore[union-attr]
 
     def best(self, starts: list[ndarray]) -> ndarray:
-        """The lowest of the minima that lie below the starts; the first start if none is finite."""
+        """The lowest of the minima that lie below the starts.
+
+        Curvatures differ by factors of 10^5, so that a descent has to know them all: SLSQP does, in a dense matrix.
+        L-BFGS ends it, and does all of it where SLSQP cannot: slopes too steep to begin, or very many numbers.
+        """
         limits = [LIMITS[name] for name in self.names] + [(-np.inf, np.inf)] * (len(starts[0]) - len(self.names))
-        ends = [
-            minimize(self.value, start, jac=True, method="L-BFGS-B", bounds=limits, options={"maxiter": 500})
-            for start in starts
-        ]
-        found = min((end for end in ends if np.isfinite(end.fun)), key=lambda end: float(end.fun), default=None)
-        return starts[0] if found is None else found.x
+        given = {"jac": True, "bounds": limits}
+        if len(limits) <= DENSE:
+            options = {"maxiter": 500, "ftol": 1e-7}
+            starts = starts + [minimize(self.value, x, method="SLSQP", options=options, **given).x for x in starts]
+        options = {"maxiter": 500, "maxcor": 40}
+        found: ndarray = minimize(self.value, self.lowest(starts), method="L-BFGS-B", options=options, **given).x
+        return found
 
     def calibration(self, x: ndarray, alone: dict[float, float], lpd_before: float) -> Calibration:
         """What was found, and the points as plots show them."""
-        point, points = torch.from_numpy(x), self.points
-        curves, of_mixture, head = self.parts(point)
+        points, (curves, of_mixture, head) = self.points, self.parts(x)
         reach = [float(points.of(s).cost.max()) for s in self.precisions]
         first = points.prior_precision.tolist().index(self.precisions[0])
-        squared = (points.targets - self.members(point)[0][first]).square() / points.noise_var[first]
+        mean = np.concatenate([said[1][first] for said, _, _ in self.said(x, head)])
+        squared = (points.targets.numpy() - mean) ** 2 / points.noise_var[first].numpy()
         tails, shrinkage = Tails(), Shrinkage()
         if self.of_mixture:
-            tails = Tails(float(of_mixture[0].sigmoid()), float(of_mixture[1].exp()))
-            shrinkage = Shrinkage(float(of_mixture[2].exp()))
+            odds, factor, precision = np.exp(of_mixture).tolist()
+            tails, shrinkage = Tails(odds / (1 + odds), factor), Shrinkage(precision)
         return Calibration(
             {
                 s: Curve(own[: self.q], own[self.q : -1], float(own[-1]), farthest)
-                for s, own, farthest in zip(self.precisions, np.exp(curves.numpy()), reach, strict=True)
+                for s, own, farthest in zip(self.precisions, np.exp(curves), reach, strict=True)
             },
-            CalibrationPoints(points.cost[first].numpy(), squared.numpy(), points.kind),
+            CalibrationPoints(points.cost[first].numpy(), squared, points.kind),
             self.lpd(x),
             lpd_before,
             tails,

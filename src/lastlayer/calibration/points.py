@@ -101,6 +101,15 @@ class HeldOutPoints:
         every = self._each([self], lambda xs: xs[0][at], lambda xs: xs[0])
         return replace(self, **every, prior_precision=self.prior_precision[same])
 
+    def some(self, most: int) -> "HeldOutPoints":
+        """At most as many of a kind, picked at random but always the same; each kind keeps its total weight."""
+        rng, weight, picked = np.random.default_rng(0), self.weight.clone(), []
+        for rows in (np.flatnonzero(self.kind == kind) for kind in dict.fromkeys(self.kind.tolist())):
+            part = np.sort(rng.permutation(rows)[:most]) if len(rows) > most else rows
+            weight[part] *= weight[rows].sum() / weight[part].sum()
+            picked.append(part)
+        return replace(self, weight=weight)[np.sort(np.concatenate(picked))]
+
     @property
     def prior_precisions(self) -> list[float]:
         """Each of them once."""

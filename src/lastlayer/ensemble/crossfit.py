@@ -21,7 +21,7 @@ from lastlayer.networks.mlp import features_of
 from lastlayer.predictor.fitted import member_features
 from lastlayer.predictor.module import Member
 from lastlayer.statistics import Statistics
-from lastlayer.training import Data, LastLayer, last_layer
+from lastlayer.training import Data, LastLayer, last_layers
 
 
 @dataclass(frozen=True)
@@ -132,11 +132,9 @@ class CrossFit:
     def _fit(self, tasks: Sequence[FitTask], label: str) -> list[FoldFit]:
         settings = self.trainer.settings
         networks = self.trainer.networks(tasks, label) if tasks else []
-        options = {"noise": settings.noise_structure, "bias_prior": settings.bias_prior}
-        return [
-            FoldFit(task, network, last_layer(self._statistics(network, task.split.train), **options))  # type: ignore[arg-type]
-            for task, network in zip(tasks, networks, strict=True)
-        ]
+        seen = [self._statistics(network, task.split.train) for task, network in zip(tasks, networks, strict=True)]
+        layers = last_layers(seen, noise=settings.noise_structure, bias_prior=settings.bias_prior)
+        return [FoldFit(*fit) for fit in zip(tasks, networks, layers, strict=True)]
 
     def _member(self, fit: FoldFit) -> Member:
         """Every row in the last layer; alpha and noise as they were found, since the curve was calibrated on them."""

@@ -16,7 +16,7 @@ from lastlayer.posterior import Posterior
 from lastlayer.predictor.fitted import Fitted, member_features
 from lastlayer.predictor.module import Member
 from lastlayer.statistics import Statistics
-from lastlayer.training.last_layer import last_layer
+from lastlayer.training.last_layer import last_layers
 from lastlayer.training.objectives import Data
 
 
@@ -123,7 +123,8 @@ def reestimate(fitted: Fitted) -> Fitted:
     The curve stays too, in units of the new noise. A tuned alpha keeps its distance from alpha*.
     """
     posteriors = [member.layer.posterior for member in fitted.members]
-    layers = [last_layer(p.statistics, noise=p.noise, bias_prior=p.bias_prior) for p in posteriors]
+    first = posteriors[0]
+    layers = last_layers([p.statistics for p in posteriors], noise=first.noise, bias_prior=first.bias_prior)
     stars = [float(layer.posterior.log_alpha) for layer in layers]
     return replace(
         fitted,

@@ -3,7 +3,7 @@
 from lastlayer.training.bound import FrozenLayer
 from lastlayer.training.checkpoint import Checkpoint
 from lastlayer.training.engine import Optimizer, Problem, TrainingHistory, Validation, threads_for, train
-from lastlayer.training.last_layer import LastLayer, last_layer
+from lastlayer.training.last_layer import LastLayer, last_layer, last_layers
 from lastlayer.training.objectives import Augmented, Data, MeanSquaredError, Objective, Profiled, make_objective
 from lastlayer.training.problems import FullBatch, MiniBatches, chunked_nlml, streamed_statistics
 from lastlayer.training.running_posterior import RunningPosterior, UpdateSchedule
@@ -30,6 +30,7 @@ __all__ = [
     "Validation",
     "chunked_nlml",
     "last_layer",
+    "last_layers",
     "make_objective",
     "streamed_statistics",
     "threads_for",

@@ -1,9 +1,10 @@
 """The last step of every training: the exact last layer at the maximum of the evidence of fixed features."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lastlayer.evidence import optimal_alpha
+from lastlayer.evidence import optimal_alphas
 from lastlayer.posterior import Posterior
 from lastlayer.statistics import Statistics
 from lastlayer.training.engine import threads_for
@@ -25,8 +26,20 @@ def last_layer(
     statistics: Statistics, *, noise: NoiseStructure = "diagonal", bias_prior: BiasPrior = "flat"
 ) -> LastLayer:
     """alpha, noise and weights at the maximum of the evidence."""
-    with threads_for(20 * statistics.n_linear**3):
-        best = optimal_alpha(statistics, noise=noise, bias_prior=bias_prior)
-    # rounding reaches the variance of far points only, where its size is all that matters
-    posterior = Posterior(statistics, best.log_alpha, best.noise_cov, noise, bias_prior, rtol=math.inf)
-    return LastLayer(posterior, best.nlml, best.noise_floored)
+    return last_layers([statistics], noise=noise, bias_prior=bias_prior)[0]
+
+
+def last_layers(
+    models: Sequence[Statistics], *, noise: NoiseStructure = "diagonal", bias_prior: BiasPrior = "flat"
+) -> list[LastLayer]:
+    """The same for each of several models; those with as many features are one batch."""
+    layers: dict[int, LastLayer] = {}
+    for k in {statistics.n_linear for statistics in models}:
+        places = [i for i, statistics in enumerate(models) if statistics.n_linear == k]
+        with threads_for(20 * k**3):
+            found = optimal_alphas(Statistics.stacked([models[i] for i in places]), noise=noise, bias_prior=bias_prior)
+        for i, best in zip(places, found, strict=True):
+            # rounding reaches the variance of far points only, where its size is all that matters
+            posterior = Posterior(models[i], best.log_alpha, best.noise_cov, noise, bias_prior, rtol=math.inf)
+            layers[i] = LastLayer(posterior, best.nlml, best.noise_floored)
+    return [layers[i] for i in range(len(models))]

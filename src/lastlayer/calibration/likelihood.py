@@ -1,0 +1,90 @@
+"""Log density of held-out points under the mixture of their networks, and its gradient in closed form.
+
+The mixture is that of `lastlayer.formula`, with the tails of a prediction. What network j says of a point alone is l_j,
+its weight w_j goes with var_j^-sharpness, and its share in the density of the point is rho_j:
+
+    d log p = sum_j rho_j dl_j - sharpness (rho_j - w_j) dlog var_j
+
+What is left are the slopes of Gaussians by their mean and by the logs of their two variances.
+"""
+
+import math
+from types import SimpleNamespace
+from typing import TypeAlias
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray
+
+from lastlayer.calibration.points import HeldOutPoints
+from lastlayer.evidence import LOG_2PI
+from lastlayer.formula import log_shape, log_variance, member_weights, output_cov, shrunk
+from lastlayer.ops import NumPyOps
+
+Said: TypeAlias = tuple[ndarray, ndarray, tuple[ndarray, ndarray, ndarray]]
+NO_MIXTURE = np.array([-math.inf, 0.0, -math.inf])
+"""Logit of the tails' share, log of their factor, log precision of the shrinkage: neither tails nor shrinkage."""
+
+
+class Likelihood:
+    """Some held-out points, as arrays; `curve_of` says by which curve each network goes."""
+
+    def __init__(self, points: HeldOutPoints, curve_of: Int[ndarray, " c"], sharpness: float) -> None:
+        log_cost = points.cost.log()[..., None].expand_as(points.mean)
+        # each output in one piece of memory: sums over outputs are then sums of whole arrays
+        self.mean, self.targets, self.log_noise_var, self.log_cost = (
+            np.moveaxis(np.ascontiguousarray(np.moveaxis(x.numpy(), -1, 0)), 0, -1)
+            for x in (points.mean, points.targets, points.noise_var.log(), log_cost)
+        )
+        self.correlation = None if points.correlation is None else points.correlation.numpy()
+        self.inputs, self.weight = points.inputs, points.weight.numpy()
+        self.curve_of, self.sharpness = curve_of, sharpness
+
+    @np.errstate(all="ignore")
+    def at(self, curves: Float[ndarray, "s p"], of_mixture: Float[ndarray, " 3"], log_factor: ndarray | float) -> Said:
+        """What the mixture says, given rows [log a, log b, log gamma], numbers as in `NO_MIXTURE`, and the noise's log
+        factor: log density of each point, mean by each network, and slopes of the weighted sum by all three."""
+        ops, q, C = NumPyOps, self.mean.shape[-1], self.correlation
+        own, (share, wider, log_precision) = curves[self.curve_of][:, None], of_mixture
+        log_a, log_b, power = own[..., :q], own[..., q:-1], np.exp(own[..., -1:])
+        curve = SimpleNamespace(log_noise=log_a, log_slope=log_b, power=power, log_reach=math.inf)
+        shape = log_shape(ops, curve, self.log_cost)
+        log_var = self.log_noise_var + log_variance(ops, curve, self.log_cost, log_factor)
+        epistemic, noise = self.log_noise_var + log_b + shape, self.log_noise_var + log_a + log_factor
+        part = np.exp(epistemic - log_var)  # of the variance that is epistemic
+        kept = shrunk(ops, 1.0, log_var, 0.0, log_precision)  # of the mean
+        mean = kept * self.mean
+        residual = self.targets - mean
+        if C is None:
+            pull, logdet = residual * np.exp(-log_var), log_var.sum(-1)
+        else:
+            cov = output_cov(ops, C, np.exp(epistemic), np.exp(noise))
+            inverse, logdet = np.linalg.inv(cov), np.linalg.slogdet(cov)[1]
+            pull = (inverse @ residual[..., None])[..., 0]
+        distance = (residual * pull).sum(-1)
+        less = 1 - math.exp(-wider)  # of the distance, in the tails
+        odds = share + 0.5 * (less * distance - q * wider)
+        either = ops.logaddexp(0.0, odds)
+        weights = member_weights(ops, log_var, self.sharpness)[..., 0]
+        joint = np.log(weights) - 0.5 * (distance + logdet + q * LOG_2PI) + either - ops.logaddexp(0.0, share)
+        top = joint.max(0)
+        log_density = top + np.log(np.exp(joint - top).sum(0))
+        rho, tail = self.weight * np.exp(joint - log_density), np.exp(odds - either)
+        R, h = rho[..., None], (1 - less * tail)[..., None]
+        by_shrinkage = R * h * pull * mean * (kept - 1)
+        by_log_var = by_shrinkage + (self.sharpness / q * (self.weight * weights - rho))[..., None]
+        if C is None:
+            by_log_var = by_log_var + R * (0.5 * (h * residual * pull - 1))
+            by_epistemic, by_noise = by_log_var * part, by_log_var * (1 - part)
+        else:
+            by_cov = 0.5 * C * (h[..., None] * ops.outer(pull, pull) - inverse)
+            e, n = (root * (by_cov @ root[..., None])[..., 0] for root in (np.exp(epistemic / 2), np.exp(noise / 2)))
+            by_epistemic, by_noise = R * e + by_log_var * part, R * n + by_log_var * (1 - part)
+        by_power = (by_epistemic * shape).sum((1, 2))[:, None]
+        each = np.concatenate([by_noise.sum(1), by_epistemic.sum(1), by_power], axis=1)
+        in_tails = rho * tail
+        by_share = in_tails.sum() - rho.sum() * ops.sigmoid(share)
+        by_wider = 0.5 * (((1 - less) * distance - q) * in_tails).sum()
+        by_mixture = np.array([by_share, by_wider, by_shrinkage.sum()])
+        by_curves = (self.curve_of == np.arange(len(curves))[:, None]) @ each
+        return log_density, mean, (by_curves, by_mixture, by_noise.sum(0))
