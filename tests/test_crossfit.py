@@ -254,11 +254,11 @@ def test_the_prior_precision_of_the_largest_held_out_lpd_is_chosen_and_its_netwo
         alone = crossfit(data, precision, n_members=3, epochs=40)
         folds = alone.selected_prior(Folds([trials], [])).folds
         lpd = fit_curves(alone.held_out(folds), mixture=False).lpd
-        assert ensemble.scores[precision] == pytest.approx(lpd, abs=1e-6)
+        assert ensemble.scores[precision] == pytest.approx(lpd, abs=1e-3)
         if precision == chosen:
             for a, b in zip(folds, ensemble.folds, strict=False):
                 for x, y in zip(weights(a.network), weights(b.network), strict=True):
-                    torch.testing.assert_close(x, y, rtol=1e-6, atol=1e-6)
+                    torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-3)  # in other stacks, in float32
     assert chosen == max(precisions, key=lambda s: ensemble.scores[s])
     assert [len(tasks) for tasks in fit.trainer.tasks] == [6, 3]  # those of the choice are not trained again
     assert {task.prior_precision for task in fit.trainer.tasks[1]} == {chosen}
@@ -376,7 +376,7 @@ def test_what_auto_means():
     _, folds = plan(40, calibration="alpha", n_members=3)
     assert [kinds(p) for p in folds.partitions] == ["bbbbb"]
     nothing, folds = plan(40, calibration=None)
-    assert (folds.partitions, len(nothing.prior_precisions), kinds(folds.trials)) == ([], 3, "rrrrr")
+    assert (folds.partitions, len(nothing.prior_precisions), kinds(folds.trials)) == ([], 4, "rrrrr")
     one, folds = plan(40, calibration=None, hidden_prior=2.0)
     assert (folds.partitions, one.prior_precisions, folds.trials) == ([], (2.0,), [])
     assert [kinds(p) for p in plan(40, n_members=6)[1].partitions] == ["rrrrrbbbbb"] * 2
@@ -387,7 +387,7 @@ def test_what_auto_means():
 def test_auto_is_the_same_at_every_size_but_for_the_thresholds_it_names():
     """Rows of a mini-batch, epochs, learning rate and early stopping follow from the size of the table."""
     small, large = plan(5000)[0], plan(5001)[0]
-    assert (small.batch_size, small.max_epochs, small.learning_rate) == (None, 300, 0.04)
+    assert (small.batch_size, small.max_epochs, small.learning_rate) == (None, 250, 0.04)
     assert (large.batch_size, large.max_epochs, large.learning_rate) == (1024, 82, 0.04)  # 400 steps
     assert plan(10**6)[0].max_epochs == 10
     assert [plan(m, preset="fast")[0].early_stopping for m in (99, 100)] == [False, True]

@@ -541,7 +541,7 @@ def test_few_rows_are_kept_for_training(m):
     X, y = sine(m)
     model = quick(n_members=2, hidden=(3,), max_epochs=5, hidden_prior="auto").fit(X, y)
     assert (model.calibration_ is None) == (m < 20)
-    assert len(model.hidden_prior_scores_) == (0 if m < 20 else 3)
+    assert len(model.hidden_prior_scores_) == (0 if m < 20 else 4)
     assert np.isfinite(model.predictive(NEW).std).all()
     assert np.isfinite(model.joint(NEW).cov()).all()
 

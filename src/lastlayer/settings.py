@@ -15,14 +15,13 @@ N_FOLDS = 5
 N_MEMBERS = 10
 LARGE_TABLE = 5_000
 """Above this many rows, one network per fold is enough, and mini-batches cost less than full batches."""
-FULL_STEPS, BATCH_STEPS, PASSES = 300, 400, 10
+FULL_STEPS, BATCH_STEPS, PASSES = 250, 400, 10
 """Steps on all rows; on mini-batches at least so many, and passes over the rows."""
 FEW_ROWS = 20
 """Below this many rows, none can be spared for calibration."""
 STOPPED_ROWS = 100
 """Below this many rows, none can be spared for early stopping."""
-PRIOR_PRECISIONS = (0.03, 0.3, 3.0)
-"""Beside these and linear regression, stronger priors do not change a score."""
+PRIOR_PRECISIONS = (0.03, 0.3, 3.0, 30.0)
 TABLE_BATCH, SOURCE_BATCH = 1_024, 4_096
 """Rows of a mini-batch, of a table in memory and of a source."""
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

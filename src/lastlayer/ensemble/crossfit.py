@@ -68,7 +68,7 @@ class CrossFit:
         tasks = [FitTask(split, 0, i, s) for s in settings.prior_precisions for i, split in enumerate(splits)]
         tasks += [FitTask(split, i, 0, s) for s in settings.prior_precisions for i, split in enumerate(every)]
         to_train = sum(task.prior_precision < math.inf for task in tasks)
-        return self._ensemble(self._fit(tasks, f"{to_train} networks"), None, {})
+        return self._ensemble(self._fit(tasks, f"training {to_train} networks"), None, {})
 
     def selected_prior(self, folds: Folds) -> Ensemble:
         """Select the prior precision on trial splits, train the rest, and put the members together.
@@ -85,7 +85,7 @@ class CrossFit:
         if len(settings.prior_precisions) > 1:
             precision, scores, done = self._select([FitTask(split, 0, i) for i, split in enumerate(folds.trials)])
         rest = [replace(task, prior_precision=precision) for task in wanted if task.key not in done]
-        trained = done | {fit.task.key: fit for fit in self._fit(rest, f"{len(rest)} networks")}
+        trained = done | {fit.task.key: fit for fit in self._fit(rest, f"training {len(rest)} networks")}
         return self._ensemble([trained[task.key] for task in wanted], settings.n_members, scores)
 
     def held_out(self, fits: Sequence[FoldFit]) -> HeldOutPoints:
@@ -115,7 +115,8 @@ class CrossFit:
         crossed = any(fit.task.split.kind == "random" for fit in fits)
         members = [fit for fit in fits if fit.task.split.kind == ("random" if crossed else "all")]
         held = [fit for fit in fits if len(fit.task.split.held)]
-        return Ensemble([self._member(fit) for fit in members[:n_members]], held, scores)
+        with self.trainer.stage("last layers of all rows"):
+            return Ensemble([self._member(fit) for fit in members[:n_members]], held, scores)
 
     def _select(
         self, trials: Sequence[FitTask]
@@ -123,7 +124,7 @@ class CrossFit:
         """The prior precision of largest held-out LPD, each with a curve of its own, and its networks."""
         precisions = self.trainer.settings.prior_precisions
         tasks = [replace(task, prior_precision=s) for s in precisions for task in trials]
-        fits = self._fit(tasks, f"{len(tasks)} networks, prior")
+        fits = self._fit(tasks, f"training {len(tasks)} networks, prior")
         groups = {s: [fit for fit in fits if fit.task.prior_precision == s] for s in precisions}
         scores = {s: fit_curves(self.held_out(group), mixture=False).lpd for s, group in groups.items()}
         best = max(scores, key=lambda s: -math.inf if math.isnan(scores[s]) else scores[s])
@@ -132,8 +133,9 @@ class CrossFit:
     def _fit(self, tasks: Sequence[FitTask], label: str) -> list[FoldFit]:
         settings = self.trainer.settings
         networks = self.trainer.networks(tasks, label) if tasks else []
-        seen = [self._statistics(network, task.split.train) for task, network in zip(tasks, networks, strict=True)]
-        layers = last_layers(seen, noise=settings.noise_structure, bias_prior=settings.bias_prior)
+        with self.trainer.stage("last layers"):
+            seen = [self._statistics(network, task.split.train) for task, network in zip(tasks, networks, strict=True)]
+            layers = last_layers(seen, noise=settings.noise_structure, bias_prior=settings.bias_prior)
         return [FoldFit(*fit) for fit in zip(tasks, networks, layers, strict=True)]
 
     def _member(self, fit: FoldFit) -> Member:

@@ -2,8 +2,9 @@
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from tqdm import tqdm
 
 from lastlayer.distributed import ONE, ProcessGroup
 from lastlayer.ensemble.splits import Split
@@ -42,6 +44,8 @@ from lastlayer.training import (
     train,
 )
 
+WORK_PER_ROW = 4_000
+"""Multiplications for the statistics of a row of one network: features squared, roughly."""
 ROWS_PER_CORE = 2_000
 """Rows times networks below which a second core costs more than it gains."""
 
@@ -82,6 +86,13 @@ class Trainer:
     @property
     def settings(self) -> Settings:
         return self.architecture.settings
+
+    @contextmanager
+    def stage(self, label: str) -> Iterator[None]:
+        """What is being done once networks are trained; tables on which a second core would only wait have one."""
+        shown = tqdm(total=1, disable=not self.progress, desc=label, bar_format="{desc}: {elapsed}")
+        with shown, threads_for(WORK_PER_ROW * len(self.data.X)):
+            yield
 
     def networks(self, tasks: Sequence[FitTask], label: str) -> list[nn.Module]:
         """One trained network per task; under an infinite prior precision there is nothing to train."""

@@ -65,7 +65,7 @@ class BLLRegressor(LastLayerRegressor):
     noise : "diagonal", one noise per output; "full", correlated between the outputs; "input", one per output that
         depends on the input, by a small network fitted to the errors of rows left out (needs calibration and a table).
     bias_prior : "flat" (Theorem 2) or "shared" (what reproduces the paper's printed evidence).
-    max_epochs : passes over the data; an iteration of L-BFGS counts as one. "auto": 300, or as many as
+    max_epochs : passes over the data; an iteration of L-BFGS counts as one. "auto": 250, or as many as
         400 steps of mini-batches take, 10 at least; with a backbone 500, and 60 with mini-batches.
     batch_size : rows of a mini-batch, which trains in float32 on a running average of the last layer; None: all rows in
         every step. The last layer of the result is exact either way. "auto": 1,024 above 5,000 samples of a table.
@@ -165,8 +165,9 @@ class BLLRegressor(LastLayerRegressor):
             torch.manual_seed(settings.seed)
             ensemble = crossfit.run(folds)
         self.training_ = trainer.history
-        self._hold(ensemble.members, data, rows.inputs, rows.targets, settings, ensemble.scores)
-        self._calibrate(crossfit, ensemble, validation_data)
+        with trainer.stage("calibration"):
+            self._hold(ensemble.members, data, rows.inputs, rows.targets, settings, ensemble.scores)
+            self._calibrate(crossfit, ensemble, validation_data)
         self._clear_checkpoints()
         return self
 

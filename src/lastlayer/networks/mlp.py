@@ -26,6 +26,13 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+class Linear(nn.Linear):
+    """Whose owner sets the weights: none are drawn from torch's own generator."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
 class MLP(nn.Sequential):
     """Fully connected linear features a_L: every layer, the last one too, ends in the activation. eq:NN_formulation
 
@@ -48,7 +55,7 @@ class MLP(nn.Sequential):
         make = ACTIVATIONS[check_choice("activation", activation, ACTIVATIONS)]
         layers: list[nn.Module] = []
         for fan_in, fan_out in zip([n_inputs, *hidden], hidden, strict=False):
-            linear = nn.utils.skip_init(nn.Linear, int(fan_in), int(fan_out), dtype=dtype)
+            linear = Linear(int(fan_in), int(fan_out), dtype=dtype)
             nn.init.xavier_uniform_(linear.weight, gain=gain, generator=generator)
             nn.init.zeros_(linear.bias)
             layers += [linear, make()]

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from lastlayer.distributed import ONE, ProcessGroup
 from lastlayer.errors import check_choice
+from lastlayer.training.adam import Adam
 
 if TYPE_CHECKING:
     from lastlayer.training.checkpoint import Checkpoint
@@ -57,14 +58,13 @@ class Optimizer:
     def __post_init__(self) -> None:
         check_choice("optimizer", self.name, ("adam", "lbfgs"))
 
-    def build(self, parameters: list[Tensor], scale: float = 1.0) -> torch.optim.Optimizer:
+    def build(self, parameters: list[Tensor], scale: float = 1.0) -> Adam | torch.optim.LBFGS:
         """`scale` shrinks the steps of L-BFGS after setbacks."""
         if self.name == "lbfgs":
             return torch.optim.LBFGS(
                 parameters, lr=scale, max_iter=1, max_eval=25, history_size=20, line_search_fn="strong_wolfe"
             )
-        parameters = parameters or [torch.zeros(())]  # a network may have no weights
-        return torch.optim.Adam(parameters, lr=self.learning_rate, fused=True)
+        return Adam(parameters, self.learning_rate)
 
     def rate(self, epoch: float | int) -> float:
         if self.name == "lbfgs" or not self.cosine:
@@ -192,7 +192,7 @@ class Engine:
         self.problem, self.optimizer, self.validation, self.checkpoint = problem, optimizer, validation, checkpoint
         problem.module.train()
         self.parameters, shape = problem.parameters, problem.shape
-        self.steps = optimizer.build(self.parameters)
+        self.steps: Any = optimizer.build(self.parameters)
         self.history = TrainingHistory()
         self.epoch, self.step, self.n_steps = 0, 0, problem.n_steps
         """Epochs done, steps of the present one, and how many it has."""

@@ -1,0 +1,37 @@
+"""Adam, without the second that `torch.optim` takes to import a compiler when it is first used."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+BETAS, EPS = (0.9, 0.999), 1e-8
+
+
+class Adam:
+    """What `torch.optim.Adam` does with its defaults, entry by entry; `state` and `param_groups` as there."""
+
+    def __init__(self, parameters: Sequence[Tensor], learning_rate: float) -> None:
+        self.param_groups = [{"lr": learning_rate}]
+        self.state: dict[Tensor, dict[str, Tensor]] = {
+            p: {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+            for p in parameters
+        }
+        self.room = [torch.empty_like(p) for p in parameters]
+
+    def zero_grad(self) -> None:
+        for p in self.state:
+            p.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        rate = self.param_groups[0]["lr"]
+        for (p, state), room in zip(self.state.items(), self.room, strict=True):
+            if p.grad is None:
+                continue
+            state["step"] += 1
+            first, second = (1 - beta ** float(state["step"]) for beta in BETAS)
+            state["exp_avg"].lerp_(p.grad, 1 - BETAS[0])
+            state["exp_avg_sq"].mul_(BETAS[1]).addcmul_(p.grad, p.grad, value=1 - BETAS[1])
+            torch.sqrt(state["exp_avg_sq"], out=room)
+            p.addcdiv_(state["exp_avg"], room.div_(second**0.5).add_(EPS), value=-rate / first)
