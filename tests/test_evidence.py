@@ -1,6 +1,7 @@
 """Every form of the evidence against the Gaussian density, and against each other."""
 
 import math
+from importlib import import_module
 
 import pytest
 import torch
@@ -288,7 +289,9 @@ def test_a_batch_of_models_is_each_of_them_alone_and_the_slow_search(q, noise, b
     assert {found.noise_floored for found in batch} == {True, False}
 
 
-def test_last_layers_of_models_of_any_shape_come_in_their_order():
+@pytest.mark.parametrize("numbers", [1, 40, 10**6])
+def test_last_layers_of_models_of_any_shape_come_in_their_order(numbers, monkeypatch):
+    monkeypatch.setattr(import_module("lastlayer.training.last_layer"), "STACKED", numbers)
     wide, narrow = all_sorts(2, 6), all_sorts(2, 4)
     mixed = [model for pair in zip(wide, narrow, strict=True) for model in pair]
     for statistics, layer in zip(mixed, last_layers(mixed, noise="full"), strict=True):

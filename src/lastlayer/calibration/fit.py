@@ -43,8 +43,8 @@ OF_MIXTURES = ("share", "factor", "shrinkage")
 STARTS = ((0.0, 0.0, 0.0), (-1.0, 1.0, -0.5), (0.0, 3.0, 0.0))
 SHARPNESS = 2.0
 """Members are weighted by this power of their precision."""
-MOST_POINTS = 3_000
-"""Of a kind, that curves are fitted to; more would add less than 0.001 to the LPD of new points."""
+FIRST_POINTS, MOST_POINTS = 1_000, 5_000
+"""Of a kind, that descents begin with and end on; more would add less than 0.001 to the LPD of new points."""
 AT_ONCE = 10_000
 """Numbers of an array that is worked on: it stays in the processor's cache."""
 DENSE = 200
@@ -57,7 +57,7 @@ def fit_curves(points: HeldOutPoints, *, mixture: bool, input_noise: bool = Fals
     A smooth problem of 2 q + 1 parameters per prior precision (in a `mixture` three more, of tails and shrinkage): each
     prior precision alone from the best of several starts, then all together from there and from the posterior as it
     stands; no grid, so no edge of one. With `input_noise`, a network for the noise at each input joins in. Of very many
-    points a random part is fitted to; what is said of the fit is said of all.
+    points a random part is fitted to, and what is said of the fit is said of all.
     """
     points = points.usable()
     n, q = points.targets.shape
@@ -70,8 +70,9 @@ def fit_curves(points: HeldOutPoints, *, mixture: bool, input_noise: bool = Fals
     numbers = {s: p.best([p.lowest([p.start(*start) for start in STARTS])]) for s, p in singles.items()}
     alone = {s: CurveProblem(points.of(s), [s], mixture=False).lpd(numbers[s]) for s in precisions}
     precisions.sort(key=lambda s: -alone[s])
-    problem, head = CurveProblem(some, precisions, mixture), None
+    problem, head = CurveProblem(points.some(FIRST_POINTS), precisions, mixture), None
     x = problem.best([problem.start(curves=[numbers[s] for s in precisions]), problem.start()])
+    x = CurveProblem(some, precisions, mixture).best([x])
     if input_noise:
         head = NoiseHead.initial(points.inputs, q)
         x = CurveProblem(some, precisions, mixture, head).best([np.concatenate([x, head.numbers().numpy()])])

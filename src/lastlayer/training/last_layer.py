@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 from lastlayer.evidence import optimal_alphas
 from lastlayer.posterior import Posterior
-from lastlayer.statistics import Statistics
+from lastlayer.statistics import Statistics, row_chunks
 from lastlayer.training.engine import threads_for
 from lastlayer.types import BiasPrior, NoiseStructure
+
+STACKED = 2**22
+"""Numbers of the Gram matrices in a batch: wide models go one by one."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +35,16 @@ def last_layer(
 def last_layers(
     models: Sequence[Statistics], *, noise: NoiseStructure = "diagonal", bias_prior: BiasPrior = "flat"
 ) -> list[LastLayer]:
-    """The same for each of several models; those with as many features are one batch."""
+    """The same for each of several models; those with as many features go in batches."""
     layers: dict[int, LastLayer] = {}
     for k in {statistics.n_linear for statistics in models}:
-        places = [i for i, statistics in enumerate(models) if statistics.n_linear == k]
-        with threads_for(20 * k**3):
-            found = optimal_alphas(Statistics.stacked([models[i] for i in places]), noise=noise, bias_prior=bias_prior)
-        for i, best in zip(places, found, strict=True):
-            # rounding reaches the variance of far points only, where its size is all that matters
-            posterior = Posterior(models[i], best.log_alpha, best.noise_cov, noise, bias_prior, rtol=math.inf)
-            layers[i] = LastLayer(posterior, best.nlml, best.noise_floored)
+        same = [i for i, statistics in enumerate(models) if statistics.n_linear == k]
+        for places in (same[part] for part in row_chunks(len(same), max(1, STACKED // max(1, k * k)))):
+            stack = Statistics.stacked([models[i] for i in places])
+            with threads_for(20 * k**3):
+                found = optimal_alphas(stack, noise=noise, bias_prior=bias_prior)
+            for i, best in zip(places, found, strict=True):
+                # rounding reaches the variance of far points only, where its size is all that matters
+                posterior = Posterior(models[i], best.log_alpha, best.noise_cov, noise, bias_prior, rtol=math.inf)
+                layers[i] = LastLayer(posterior, best.nlml, best.noise_floored)
     return [layers[i] for i in range(len(models))]
