@@ -22,6 +22,7 @@ from lastlayer.formula import log_shape, log_variance, member_weights, output_co
 from lastlayer.ops import NumPyOps
 
 Said: TypeAlias = tuple[ndarray, ndarray, tuple[ndarray, ndarray, ndarray]]
+"""See `Likelihood.at`."""
 NO_MIXTURE = np.array([-math.inf, 0.0, -math.inf])
 """Logit of the tails' share, log of their factor, log precision of the shrinkage: neither tails nor shrinkage."""
 
@@ -69,6 +70,7 @@ class Likelihood:
         joint = np.log(weights) - 0.5 * (distance + logdet + q * LOG_2PI) + either - ops.logaddexp(0.0, share)
         top = joint.max(0)
         log_density = top + np.log(np.exp(joint - top).sum(0))
+        # slopes, named after what they are by; h: how much of the distance counts, R: rho for every output
         rho, tail = self.weight * np.exp(joint - log_density), np.exp(odds - either)
         R, h = rho[..., None], (1 - less * tail)[..., None]
         by_shrinkage = R * h * pull * mean * (kept - 1)
