@@ -11,18 +11,25 @@ import argparse
 import os
 import subprocess
 import sys
+import time
+import timeit
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from benchmarks.timing import Ratio, Timing, describe_machine, print_ratios, time_in_turns
+from lastlayer import BLLRegressor
 from lastlayer.evidence import LOG_2PI, profiled_nlml
 from lastlayer.features import MLP, affine_features
+from lastlayer.networks.mlp import StackedMLP, inner_network
 from lastlayer.posterior import Posterior
+from lastlayer.predictor.module import rows_in_cache
 from lastlayer.statistics import Statistics
 
 CHUNK = 2_000
@@ -191,10 +198,42 @@ def prediction(n_points: int = 100_000, d: int = 10, width: int = 50, q: int = 2
     return ratios
 
 
+def default_mixture(d: int = 10) -> list[Ratio]:
+    """A row through the default mixture against the forward pass of its networks: same rows, same chunks."""
+    rng = np.random.default_rng(3)
+    X = rng.standard_normal((300, d))
+    model = BLLRegressor(max_epochs=3, random_state=0).fit(X, X[:, 0] + np.sin(X[:, 1]))  # shapes as after a long fit
+    networks = [inner_network(member.network) for member in model.members_]
+    stack = StackedMLP.of([network for network in networks if isinstance(network, MLP)]).requires_grad_(False)
+    chunk = rows_in_cache(max(layer.width for layer in model.fitted_.predictor.groups()))
+    linear = len(networks) - len(stack.weights[0])
+    print(f"default mixture: {len(networks) - linear} networks, {linear} linear members, {d} inputs; processor time")
+
+    def measured(n: int, times: int) -> list[Ratio]:
+        X = rng.standard_normal((n, d))
+        Z = model.fitted_.standardized(X).split(chunk)
+        sides = (
+            lambda: deque(map(stack, Z), maxlen=0),  # nothing is kept of the features
+            lambda: model.predictive(X),
+            lambda: model.predict(X),
+        )
+        repeated = [partial(timeit.timeit, side, number=times) for side in sides]
+        bare, *said = time_in_turns(*repeated, clock=time.process_time)
+        micro = [1e6 * timing.median / times / n for timing in (bare, *said)]
+        print("  {:>6,} rows at once, us a row: forward {:.1f}, predictive {:.1f}, predict {:.1f}".format(n, *micro))
+        names = (f"{name} / bare forward pass, rows: {n:,}" for name in ("predictive", "predict"))
+        return [
+            Ratio.of_times("default mixture", name, timing, bare, at_least=None)
+            for name, timing in zip(names, said, strict=True)
+        ]
+
+    return [*measured(1, times=200), *measured(1_000, times=1), *measured(20_000, times=1)]
+
+
 def compare() -> None:
     """Everything, and the table at the end."""
     print(f"{describe_machine()}; float64\n")
-    print_ratios([alpha_sweep(), *evidence(), *prediction()])
+    print_ratios([alpha_sweep(), *evidence(), *prediction(), *default_mixture()])
 
 
 if __name__ == "__main__":

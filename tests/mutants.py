@@ -58,7 +58,7 @@ LAGGED = f"{D}::test_lags_carry_their_covariances"
 FIRST = f"{D}::test_the_first_step_of_sampled_weights_is_the_prediction"
 BACK_OFF = "test_do_mpc.py::test_the_back_off_is_the_quantile_times_the_propagated_standard_deviation"
 N, MODEL = "test_members.py", "test_model.py"
-TABLES, EXPORT = "test_tables.py", "test_export.py"
+TABLES, EXPORT, ASKED = "test_tables.py", "test_export.py", "test_predict.py"
 STACK, CROSSED = "test_stack.py", "test_crossfit.py"
 SCALE, BOUND, RUNNING = "test_scale.py", "training/bound.py", "training/running_posterior.py"
 ENGINE, PROBLEMS = "training/engine.py", "training/problems.py"
@@ -532,11 +532,11 @@ MUTANTS = [
             ),
             ("no-shrinkage", "if model.log_precision is not None:", "if False:", MIXTURE),
             ("shrinkage-by-the-deviation", "-log_precision - log_var", "-log_precision - log_var / 2", HAND),
-            ("cost-without-shift", "ops.matmul(phi, layer.root) + layer.shift", "ops.matmul(phi, layer.root)", HAND),
+            ("cost-without-shift", "layer.root, layer.shift)", "layer.root, 0 * layer.shift)", HAND),
             (
                 "cost-at-star-without-shift",
-                "ops.matmul(phi, layer.root_star) + layer.shift_star",
-                "ops.matmul(phi, layer.root_star)",
+                "layer.root_star, layer.shift_star)",
+                "layer.root_star, 0 * layer.shift_star)",
                 HAND,
             ),
             ("mixture-without-spread-in-moments", "parts.epistemic) + between", "parts.epistemic)", MODULE),
@@ -564,11 +564,39 @@ MUTANTS = [
     Mutant("casadi-logaddexp", "ops.py", "0.5 * (x + y + apart)", "0.5 * (x + y)", FACES),
     Mutant("casadi-total-for-average", "ops.py", "self.total(x) / len(x.parts)", "self.total(x)", FACES),
     # --- what a fitted model is
-    Mutant("tails-as-wide-as-the-rest", FITTED, "[x, tails.factor * x]", "[x, x]", MIXTURE),
+    Mutant("tails-as-wide-as-the-rest", FITTED, "[1.0, factor])", "[1.0, 1.0])", MIXTURE),
     Mutant("one-curve-for-all-priors", PREDICTOR, "calibration.curves[s]", "calibration.curve", MIXTURE),
     Mutant("shrinkage-in-other-units", PREDICTOR, " - 2 * scale.log()", " - 0 * scale.log()", MIXTURE),
     Mutant("variance-at-star", PREDICTOR, "else whitening(p.equations.spectral_at(a))", "else own", HAND),
     Mutant("bias-known-in-formula", PREDICTOR, "equations.bias_variance.sqrt()", "0 * equations.bias_variance", HAND),
+    Mutant(
+        "mean-without-weights",
+        PREDICTOR,
+        "TorchOps.total(parts.weights * parts.mean)",
+        "parts.mean.mean(0)",
+        f"{ASKED}::test_it_is_the_mean_and_the_deviation_of_predictive",
+    ),
+    Mutant(
+        "mean-without-shrinkage",
+        PREDICTOR,
+        "self.log_precision is None and not self.sharpness",
+        "not self.sharpness",
+        f"{ASKED}::test_a_member_alone_is_shrunk_as_among_the_others",
+    ),
+    Mutant(
+        "deviation-without-noise",
+        FITTED,
+        "_array(epistemic + noise)",
+        "_array(epistemic)",
+        f"{ASKED}::test_it_is_the_mean_and_the_deviation_of_predictive",
+    ),
+    Mutant(
+        "rows-in-another-order",
+        PREDICTOR,
+        "[torch.cat(each, 1) for",
+        "[torch.cat(each[::-1], 1) for",
+        f"{ASKED}::test_many_rows_are_predicted_as_each_of_them_alone",
+    ),
     Mutant(
         "draws-without-spread",
         FITTED,

@@ -222,8 +222,8 @@ def test_every_way_of_asking_gives_the_same_moments(which, tuned, request):
         assert values.min() > -1e-9 * values.max()
     mean, std = model.predict(NEW, return_std=True)
     p = model.predictive(NEW)
-    np.testing.assert_array_equal(mean.reshape(p.mean.shape), p.mean)
-    np.testing.assert_array_equal(std.reshape(p.std.shape), p.std)
+    np.testing.assert_allclose(mean.reshape(p.mean.shape), p.mean, rtol=1e-12)
+    np.testing.assert_allclose(std.reshape(p.std.shape), p.std, rtol=1e-12)
     _, cov = model.predict(NEW, return_cov=True)
     np.testing.assert_allclose(np.diagonal(cov).T.reshape(p.var.shape), p.var, rtol=1e-7)
 

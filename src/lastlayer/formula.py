@@ -29,16 +29,20 @@ class Components:
 
 def last_layer(ops, layer, phi):  # type: ignore[no-untyped-def]
     """Mean and affine cost of centred features, at the alpha in use; where that was tuned, also the cost at alpha*."""
-    mean = ops.matmul(phi, layer.weights) + layer.offset
-    cost = ops.row_sum(ops.square(rows(ops, layer, phi)))
+    said = [*layer_mean(ops, layer, phi), ops.row_sum(ops.square(rows(ops, layer, phi)))]
     if layer.root_star is None:
-        return mean, cost
-    return mean, cost, ops.row_sum(ops.square(ops.matmul(phi, layer.root_star) + layer.shift_star))
+        return said
+    return [*said, ops.row_sum(ops.square(ops.affine(phi, layer.root_star, layer.shift_star)))]
+
+
+def layer_mean(ops, layer, phi):  # type: ignore[no-untyped-def]
+    """The mean alone."""
+    return [ops.affine(phi, layer.weights, layer.offset)]
 
 
 def rows(ops, layer, phi):  # type: ignore[no-untyped-def]
     """h: whitened features at the alpha in use."""
-    return ops.matmul(phi, layer.root) + layer.shift
+    return ops.affine(phi, layer.root, layer.shift)
 
 
 def log_shape(ops, curve, log_cost):  # type: ignore[no-untyped-def]
@@ -71,9 +75,9 @@ def shrunk(ops, mean, log_var, centre, log_precision):  # type: ignore[no-untype
     return centre + (mean - centre) * ops.sigmoid(-log_precision - log_var)
 
 
-def components(ops, model, mean, cost, cost_star, z):  # type: ignore[no-untyped-def]
+def components(ops, model, said, z):  # type: ignore[no-untyped-def]
     """Calibrate, weigh and shrink what the last layers say; noise included."""
-    curve = model.curve
+    curve, mean, cost, cost_star = model.curve, said[0], said[1], said[-1]
     log_factor = 0.0 if model.head is None else log_noise_factor(ops, model.head, z)
     log_cost = ops.log(ops.at_least(cost, TINY))
     log_star = log_cost if cost_star is cost else ops.log(ops.at_least(cost_star, TINY))
@@ -92,18 +96,20 @@ def components(ops, model, mean, cost, cost_star, z):  # type: ignore[no-untyped
 
 def predict(ops, model, x):  # type: ignore[no-untyped-def]
     """Components of inputs in original units."""
-    z = (x - model.input_mean) / model.input_scale
-    mean, cost, cost_star = last_layers(ops, model, [layer.features(ops, z) for layer in model.layers])
-    return components(ops, model, mean, cost, cost_star, z)
+    z = standardized(model, x)
+    said = [last_layer(ops, layer, layer.features(ops, z)) for layer in model.layers]
+    return components(ops, model, joined(ops, model, said), z)
 
 
-def last_layers(ops, model, phis):  # type: ignore[no-untyped-def]
-    """What the last layers say of centred features, uncalibrated: mean, affine cost as tuned and at alpha*."""
-    parts = [last_layer(ops, layer, phi) for layer, phi in zip(model.layers, phis)]  # noqa: B905
-    mean, cost, *star = [ops.join(part) for part in zip(*parts)]  # noqa: B905
-    if model.order is not None:  # members of one shape were taken together
-        mean, cost, *star = [part[model.order] for part in (mean, cost, *star)]
-    return mean, cost, star[0] if star else cost
+def standardized(model, x):  # type: ignore[no-untyped-def]
+    """z: inputs as the networks take them."""
+    return (x - model.input_mean) / model.input_scale
+
+
+def joined(ops, model, said):  # type: ignore[no-untyped-def]
+    """What the last layers say, over all members in their order: those of one shape were taken together."""
+    whole = [ops.join(part) for part in zip(*said)]  # noqa: B905
+    return whole if model.order is None else [part[model.order] for part in whole]
 
 
 def moments(ops, model, parts):  # type: ignore[no-untyped-def]
@@ -174,5 +180,5 @@ def mlp(ops, activation, weights, biases, z):  # type: ignore[no-untyped-def]
     """Fully connected features; without layers, the inputs."""
     a = z
     for weight, bias in zip(weights, biases):  # noqa: B905
-        a = ACTIVATIONS[activation](ops, ops.matmul(a, weight) + bias)
+        a = ACTIVATIONS[activation](ops, ops.affine(a, weight, bias))
     return a

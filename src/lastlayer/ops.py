@@ -17,6 +17,7 @@ class NumPyOps:
     join = np.concatenate
     minimum, maximum = np.minimum, np.maximum
     at_least, at_most = np.maximum, np.minimum
+    affine = staticmethod(lambda x, weight, bias: np.matmul(x, weight) + bias)
     erf = staticmethod(lambda x: np.asarray(np.frompyfunc(math.erf, 1, 1)(x), dtype=float))
     logaddexp = staticmethod(lambda x, y: np.maximum(x, y) + np.log1p(np.exp(-np.abs(x - y))))  # NumPy's own is slow
     sigmoid = staticmethod(lambda x: np.exp(np.minimum(x, 0.0)) / (1 + np.exp(-np.abs(x))))
@@ -40,6 +41,7 @@ class TorchOps:
     logaddexp, sigmoid, erf = torch.logaddexp, torch.sigmoid, torch.erf
     minimum, maximum = torch.minimum, torch.maximum
     at_least, at_most = torch.clamp_min, torch.clamp_max
+    affine = staticmethod(lambda x, weight, bias: torch.baddbmm(bias, x, weight))
     row_sum = staticmethod(lambda x: x.sum(-1, keepdim=True))
     row_mean = staticmethod(lambda x: x.mean(-1, keepdim=True))
     total = staticmethod(lambda x: x.sum(0))
@@ -73,6 +75,7 @@ class CasADiOps:
         ca = self.casadi = casadi
         self.join = Each
         self.matmul, self.square = self._of(ca.mtimes), self._of(lambda x: x * x)
+        self.affine = self._of(lambda x, weight, bias: ca.mtimes(x, weight) + bias)
         self.exp, self.log, self.sqrt = self._of(ca.exp), self._of(ca.log), self._of(ca.sqrt)
         self.tanh, self.erf = self._of(ca.tanh), self._of(ca.erf)
         self.minimum = self.at_most = self._of(ca.fmin)

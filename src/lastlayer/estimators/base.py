@@ -111,7 +111,11 @@ class LastLayerRegressor(BaseRegressor):
             joint = self.joint(X)
             cov = joint.cov_of_outputs()
             return self._shaped(joint.mean), cov[..., 0] if self.fitted_.y_ndim == 1 else cov
-        return super().predict(X, return_std)
+        fitted, X = self._fitted(), self._checked(X)
+        if not return_std:
+            return self._shaped(fitted.mean(X))
+        mean, var = fitted.mean_and_var(X)
+        return self._shaped(mean), self._shaped(np.sqrt(var))
 
     def predictive(self, X: Any, *, noise: bool = True) -> Prediction:
         """The predictive distribution of the targets, or with `noise=False` of the function behind them."""

@@ -22,7 +22,7 @@ from lastlayer.online.layers import FeatureRows, LayerStack
 from lastlayer.ops import TorchOps
 from lastlayer.prediction import Prediction
 from lastlayer.predictor import revisions
-from lastlayer.predictor.fitted import Fitted, as_fitted
+from lastlayer.predictor.fitted import Fitted, as_arrays, as_fitted
 from lastlayer.statistics import Statistics, row_chunks
 
 CHUNK_ROWS = 1_024
@@ -133,9 +133,8 @@ class OnlineModel:
                     cost[group.places, rows, 0], ratio[group.places, rows, 0] = own_cost.cpu(), own_ratio.cpu()
             mean = mean * fitted.targets.scale + fitted.targets.mean
             at = p.centre
-            parts = formula.components(TorchOps, p, mean.to(at), ratio.to(at), cost.to(at), Z.to(at.dtype))
-        arrays = (x.expand(-1, m, -1).cpu().numpy() for x in vars(parts).values())
-        return fitted.prediction(formula.Components(*arrays), noise=noise)
+            parts = formula.components(TorchOps, p, [mean.to(at), ratio.to(at), cost.to(at)], Z.to(at.dtype))
+        return fitted.prediction(as_arrays(parts), noise=noise)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Mean of the targets, shaped like y in fit; with their standard deviation, noise included."""

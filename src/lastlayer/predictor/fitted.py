@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -18,9 +19,9 @@ from lastlayer.calibration import Calibration, Curve, Tails
 from lastlayer.extrapolation import cost_quantile, leave_one_out_cost
 from lastlayer.features import affine_features
 from lastlayer.networks.mlp import copied, features_of
-from lastlayer.ops import NumPyOps
+from lastlayer.ops import NumPyOps, TorchOps
 from lastlayer.prediction import JointPrediction, Prediction, add_noise
-from lastlayer.predictor.module import Member, Predictor
+from lastlayer.predictor.module import Member, Predictor, rows_in_cache
 from lastlayer.scaling import Standardizer
 from lastlayer.settings import Settings
 from lastlayer.statistics import CHUNK_ROWS, row_chunks
@@ -145,36 +146,35 @@ class Fitted:
         """Affine features of member i."""
         return member_features(self.members[i], Z)
 
-    def components(self, X: ndarray) -> formula.Components:
-        """What each member says of points, as arrays."""
-        parts = []
-        with torch.no_grad():
-            for rows in row_chunks(len(X), CHUNK_ROWS // len(self.members) + 1):  # all members at once
-                part, m = self.predictor.components(_tensor(X[rows])), rows.stop - rows.start
-                parts.append([_array(x.expand(-1, m, -1)) for x in vars(part).values()])
-        return formula.Components(*(np.concatenate(each, axis=1) for each in zip(*parts, strict=True)))
+    def mean(self, X: ndarray) -> Float[ndarray, "m q"]:
+        """Of the targets."""
+        return _array(torch.cat(self._in_chunks(X, self.predictor.mean)))
+
+    def mean_and_var(self, X: ndarray) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:
+        """Of the targets, noise included."""
+        say = lambda x: formula.moments(TorchOps, self.predictor, self.predictor.components(x))
+        mean, epistemic, noise, _ = (torch.cat(each) for each in zip(*self._in_chunks(X, say), strict=True))
+        return _array(mean), _array(epistemic + noise)
 
     def predictive(self, X: ndarray, *, noise: bool = True) -> Prediction:
         """The predictive distribution of the targets, or with `noise=False` of the function behind them."""
-        return self.prediction(self.components(X), noise=noise)
+        parts = self._in_chunks(X, lambda x: vars(as_arrays(self.predictor.components(x))).values())
+        together = [each[0] if len(parts) == 1 else np.concatenate(each, axis=1) for each in zip(*parts, strict=True)]
+        return self.prediction(formula.Components(*together), noise=noise)
 
     def prediction(self, parts: formula.Components, *, noise: bool = True) -> Prediction:
         """The mixture of calibrated members, with its tails."""
-        tails, correlation = self.tails, self.correlation
-        mean, epistemic, weights = parts.mean, parts.epistemic, parts.weights[..., 0]
-        own_noise = parts.noise * float(noise)
-        if tails.share:
-            mean = np.concatenate([mean, mean])
-            epistemic, own_noise = (np.concatenate([x, tails.factor * x]) for x in (epistemic, own_noise))
-            weights = np.concatenate([(1 - tails.share) * weights, tails.share * weights])
-            correlation = None if correlation is None else np.concatenate([correlation, correlation])
+        share, factor = self.tails.share, self.tails.factor
+        shares, widths = ([1 - share, share], [1.0, factor]) if share else ([1.0], [1.0])
+        # every member once for each share
+        each = lambda factors, x: np.multiply.outer(factors, x).reshape(-1, *x.shape[1:])
         return Prediction(
-            component_mean=mean,
-            component_epistemic_var=epistemic,
-            component_noise_var=own_noise,
+            component_mean=each(np.ones(len(shares)), parts.mean),
+            component_epistemic_var=each(widths, parts.epistemic),
+            component_noise_var=each(np.multiply(widths, float(noise)), parts.noise),
             affine_cost=parts.cost[..., 0].mean(0),
-            weights=weights,
-            correlation=correlation,
+            weights=each(shares, parts.weights[..., 0]),
+            correlation=None if self.correlation is None else np.concatenate([self.correlation] * len(shares)),
             conformal_scores=self.conformal_scores if noise else None,
         )
 
@@ -209,15 +209,21 @@ class Fitted:
 
     def extrapolation(self, X: ndarray) -> Extrapolation:
         """The affine cost of points at alpha*, and its rank among the training points."""
-        cost = torch.from_numpy(self.components(X).cost_star[..., 0].mean(0)).to(self.sample_cost)
+        costs = self._in_chunks(X, lambda x: self.predictor.components(x).cost_star[..., 0].mean(0))
+        cost = torch.cat(costs).to(self.sample_cost)
         return Extrapolation(_array(cost), _array(cost_quantile(cost, self.sample_cost)))
 
     def stretched(self, X: ndarray) -> tuple[formula.Components, list[Float[ndarray, "m r"]], Float[ndarray, "c q q"]]:
         """What `Predictor.stretched` and `Predictor.function_cov` say, as arrays."""
         with torch.no_grad():
             parts, rows = self.predictor.stretched(_tensor(X))
-        arrays = formula.Components(*(_array(x.expand(-1, len(X), -1)) for x in vars(parts).values()))
-        return arrays, [_array(row) for row in rows], _array(self.predictor.function_cov)
+        return as_arrays(parts), [_array(row) for row in rows], _array(self.predictor.function_cov)
+
+    def _in_chunks(self, X: ndarray, say: Callable[[Tensor], Any]) -> list[Any]:
+        """What is said of points, some after the others."""
+        size = min(CHUNK_ROWS, rows_in_cache(len(self.members) * self.n_outputs))
+        with torch.no_grad():
+            return [say(_tensor(X[rows])) for rows in row_chunks(len(X), size)]
 
     def _noise_at(self, parts: formula.Components) -> Float[ndarray, "m q q"]:
         """Noise covariance of the mixture at each point."""
@@ -262,11 +268,16 @@ def _costs(members: "tuple[Member, ...]", Z: Tensor) -> Float[Tensor, "c m"]:
     return torch.stack(costs).cpu()
 
 
+def as_arrays(parts: formula.Components) -> formula.Components:
+    """Tensors as arrays, with a row for each point."""
+    return formula.Components(*(_array(x.expand(-1, parts.mean.shape[1], -1)) for x in vars(parts).values()))
+
+
 def _tensor(X: ndarray) -> Tensor:
     """A copy: arrays may be read-only or of any layout, tensors may not."""
     return torch.tensor(np.ascontiguousarray(X))
 
 
 def _array(x: Tensor) -> ndarray:
-    array: ndarray = x.detach().cpu().double().numpy()
-    return array
+    array: ndarray = x.numpy(force=True)
+    return array.astype(float, copy=False)

@@ -5,8 +5,9 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +22,12 @@ from lastlayer.ops import TorchOps
 from lastlayer.posterior import Posterior
 from lastlayer.precision import Precision
 from lastlayer.scaling import Standardizer
+from lastlayer.statistics import CHUNK_ROWS, row_chunks
 from lastlayer.training.last_layer import LastLayer
 
+CACHED = 2**16
+"""Numbers of an intermediate array per thread: half a megabyte stays in the cache, and in the memory of the process.
+Larger blocks go back to the system and are asked for again at every step, which can cost more than their arithmetic."""
 OUTPUTS = ("mean", "var", "epistemic_var", "noise_var", "affine_cost")
 """What a prediction holds, by the names that `Prediction` has for it."""
 
@@ -76,6 +81,8 @@ class LayerGroup(nn.Module):
             ("shift_star", None if log_alphas is None else torch.stack([shift for _, shift in star])[:, None]),
         ):
             self.register_buffer(name, None if value is None else value.detach().clone())
+        self.width = len(posteriors) * max(w.shape[-1] for w in (self.root, *group.parameters()) if w.dim())
+        """Numbers per row of the widest intermediate array, as far as the shapes of the weights tell."""
 
     def features(self, _: object, z: Float[Tensor, "m *d"]) -> Float[Tensor, "c m k"]:
         """Centred linear features of standardised inputs."""
@@ -165,21 +172,40 @@ class Predictor(nn.Module):
     def groups(self) -> list[LayerGroup]:
         return [layer for layer in self.layers if isinstance(layer, LayerGroup)]
 
+    def last_layers(self, z: Float[Tensor, "m *d"], say: Callable[..., Any] = formula.last_layer) -> list[Tensor]:
+        """What the last layers say of standardised inputs, some rows after the others."""
+        said = []
+        for layer in self.groups():
+            size = rows_in_cache(layer.width) if z.device.type == "cpu" else CHUNK_ROWS // len(layer.root) + 1
+            parts = [say(TorchOps, layer, layer.features(TorchOps, z[rows])) for rows in row_chunks(len(z), size)]
+            said.append(parts[0] if len(parts) == 1 else [torch.cat(each, 1) for each in zip(*parts, strict=True)])
+        return list(formula.joined(TorchOps, self, said))
+
     def components(self, x: Float[Tensor, "m *d"]) -> formula.Components:
         """What each member says, calibrated."""
-        return formula.predict(TorchOps, self, x.to(self.input_mean))
+        z = formula.standardized(self, x.to(self.input_mean))
+        return formula.components(TorchOps, self, self.last_layers(z), z)
+
+    def mean(self, x: Float[Tensor, "m *d"]) -> Float[Tensor, "m q"]:
+        """Of the mixture; without the costs where these neither weigh nor shrink what the members say."""
+        if self.log_precision is None and not self.sharpness:
+            z = formula.standardized(self, x.to(self.input_mean))
+            return self.last_layers(z, formula.layer_mean)[0].mean(0)
+        parts = self.components(x)
+        return TorchOps.total(parts.weights * parts.mean)
 
     def stretched(self, x: Float[Tensor, "m *d"]) -> tuple[formula.Components, list[Float[Tensor, "m r"]]]:
         """Components, and whitened features of each member stretched to its calibrated variance, tails included.
 
         The function of member i is its mean plus rows[i] E, the columns of E with covariance `function_cov[i]`.
         """
-        z = (x.to(self.input_mean) - self.input_mean) / self.input_scale
-        phis, rows = [layer.features(TorchOps, z) for layer in self.groups()], dict[int, Tensor]()
-        for layer, phi in zip(self.groups(), phis, strict=True):
+        z = formula.standardized(self, x.to(self.input_mean))
+        said, rows = [], dict[int, Tensor]()
+        for layer in self.groups():
+            phi = layer.features(TorchOps, z)
+            said.append(formula.last_layer(TorchOps, layer, phi))
             rows |= dict(zip(layer.group.places, formula.rows(TorchOps, layer, phi), strict=True))
-        mean, cost, cost_star = formula.last_layers(TorchOps, self, phis)
-        parts = formula.components(TorchOps, self, mean, cost, cost_star, z)
+        parts = formula.components(TorchOps, self, formula.joined(TorchOps, self, said), z)
         root = self.widening.sqrt() * formula.stretch(TorchOps, self.curve, parts.cost)
         return parts, [root[i] * rows[i] for i in range(len(rows))]
 
@@ -190,8 +216,14 @@ class Predictor(nn.Module):
         return self.noise_cov * root * root.mT
 
     def forward(self, x: Float[Tensor, "m *d"]) -> dict[str, Tensor]:
-        mean, epistemic, noise, cost = formula.moments(TorchOps, self, self.components(x))
+        parts = formula.predict(TorchOps, self, x.to(self.input_mean))  # at once: graphs are for any number of rows
+        mean, epistemic, noise, cost = formula.moments(TorchOps, self, parts)
         return dict(zip(OUTPUTS, (mean, epistemic + noise, epistemic, noise, cost[..., 0]), strict=True))
+
+
+def rows_in_cache(width: int) -> int:
+    """How many rows of so many numbers are worked on at a time."""
+    return CACHED * torch.get_num_threads() // width + 1
 
 
 def curves_of(precisions: Sequence[float], calibration: Calibration | None, n_outputs: int) -> Buffers:

@@ -13,7 +13,7 @@ from lastlayer.calibration import HeldOutPoints, fit_curves
 from lastlayer.extrapolation import AlphaCurve, HeldOut, alpha_range_for, search_alpha, tune_alpha_on
 from lastlayer.ops import TorchOps
 from lastlayer.posterior import Posterior
-from lastlayer.predictor.fitted import Fitted, member_features
+from lastlayer.predictor.fitted import Fitted, as_arrays, member_features
 from lastlayer.predictor.module import Member
 from lastlayer.statistics import Statistics
 from lastlayer.training.last_layer import last_layers
@@ -42,8 +42,7 @@ def tune_alpha(fitted: Fitted, data: Data) -> tuple[Fitted, AlphaCurve]:
     targets = data.T.cpu().numpy() * fitted.targets.scale.numpy() + fitted.targets.mean.numpy()
     with torch.no_grad():
         z = data.X.to(p.input_mean)
-        phis = [layer.features(TorchOps, z) for layer in p.groups()]
-        mean, _, cost_star = formula.last_layers(TorchOps, p, phis)
+        mean, *_, cost_star = p.last_layers(z)
 
     def lpd(log_alphas: Float[ndarray, " a"]) -> Float[ndarray, " a"]:
         ratios = [
@@ -53,9 +52,8 @@ def tune_alpha(fitted: Fitted, data: Data) -> tuple[Fitted, AlphaCurve]:
         values = []
         for cost in torch.stack(ratios, 1):
             with torch.no_grad():
-                parts = formula.components(TorchOps, p, mean, cost[..., None].to(mean), cost_star, z)
-            arrays = formula.Components(*(x.expand(-1, len(targets), -1).cpu().numpy() for x in vars(parts).values()))
-            values.append(fitted.prediction(arrays).log_prob(targets).mean())
+                parts = formula.components(TorchOps, p, [mean, cost[..., None].to(mean), cost_star], z)
+            values.append(fitted.prediction(as_arrays(parts)).log_prob(targets).mean())
         return np.array(values)
 
     ranges = [alpha_range_for(q, Phi) for q, Phi in zip(posteriors, features, strict=True)]
