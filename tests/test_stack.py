@@ -110,14 +110,16 @@ def test_float32_networks_have_float64_moments(generator):
 @pytest.mark.parametrize("q", [1, 2])
 def test_the_gradient_of_rows_is_one_product(generator, bias_prior, q):
     phi, T = torch.randn(S, 30, 4, generator=generator).double(), torch.randn(S, 30, q, generator=generator).double()
-    frozen = FrozenLayer.of(
-        Statistics.from_linear_features(phi, T), torch.full((S,), 2.0).double(), noise="full", bias_prior=bias_prior
-    )
+    statistics = Statistics.from_linear_features(phi, T)
+    frozen = FrozenLayer.of(statistics, torch.full((S,), 2.0).double(), noise="full", bias_prior=bias_prior)
     centre = torch.randn(S, 4 + q, generator=generator).double()
     other = torch.randn(S, 9, 4, generator=generator).double()
     T = torch.randn(S, 9, q, generator=generator).double()
     rows = torch.cat([torch.cat([other, T], -1) - centre[:, None], torch.ones(S, 9, 1).double()], -1)
-    close(rows @ frozen.gradient_map(centre), frozen.rows(other, T).gradient)
+    expected = frozen.rows(other, T).gradient
+    close(rows @ frozen.gradient_map(centre, 4), expected)
+    close(rows @ frozen.gradient_map(centre, 3, 2.5), 2.5 * expected[..., :3])
+    close(frozen.nlml, frozen.bound(statistics))
 
 
 @pytest.mark.parametrize("sizes", [M, 16])

@@ -129,6 +129,14 @@ class FrozenLayer:
         return (prior + n * self.noise_cov.logdet() + self.shrinkage) / (2 * self.count)
 
     @property
+    def nlml(self) -> Float[Tensor, "*b"]:
+        """Per sample, of the statistics that all of it comes from, unless the noise was held up by its floor."""
+        k, q = self.penalised.shape[-2:]
+        n = self.count - self._n_free
+        evidence = q * (n * (LOG_2PI + 1) - k * self.ridge.log() + self.logdet) + n * self.noise_cov.logdet()
+        return evidence / (2 * self.count)
+
+    @property
     def log_alpha_slope(self) -> Float[Tensor, "*b"]:
         """Derivative of the bound in log alpha."""
         k, q = self.penalised.shape[-2:]
@@ -176,17 +184,18 @@ class FrozenLayer:
         gradient[..., :n, :] += (each[..., None] * H[..., :k]).to(gradient.dtype)
         return BoundTerms((fit + (each * ratio).sum(-1)) / 2, gradient, residual)
 
-    def gradient_map(self, centre: Float[Tensor, "*b c"]) -> Float[Tensor, "*b c1 k1"]:
-        """Rows [phi_tilde - x, t - y, 1], with [x, y] = `centre`, times this are the gradient of their own loss in
-        phi_tilde: what `rows` says of rows of weight one, as a single product."""
-        q = self.weights.shape[-1]
+    def gradient_map(self, centre: Float[Tensor, "*b c"], columns: int, scale: float = 1.0) -> Float[Tensor, "*b c1 h"]:
+        """Rows [phi_tilde - x, t - y, 1], with [x, y] = `centre`, times this are the gradient of their own loss in the
+        first `columns` of phi_tilde: what `rows` says of rows of weight one, as a single product."""
+        q, share = self.weights.shape[-1], (scale / self.count)[..., None, None]
         k = centre.shape[-1] - q
         W, b = self.weights[..., :k, :], self.weights[..., k:, :]
         x, y = centre[..., None, :k], centre[..., None, k:]
-        pull, inverse = self.noise_precision @ W.mT, q * self.inverse[..., :k]
+        pull = share * (self.noise_precision @ W[..., :columns, :].mT)
+        inverse = (q * share) * self.inverse[..., :columns]
         away = x - self.centre[..., None, :] if self.bias_prior == "flat" else affine_features(x)
         offset = (x @ W + b - y) @ pull + away @ inverse
-        return torch.cat([W @ pull + inverse[..., :k, :], -pull, offset], dim=-2) / self.count[..., None, None]
+        return torch.cat([_outer(W, pull) + inverse[..., :k, :], -pull, offset], dim=-2)
 
     def bound(self, statistics: Statistics) -> Float[Tensor, "*b"]:
         """The bound on the NLML per sample of the rows behind `statistics`: never below it, equal where they are ours.

@@ -84,7 +84,7 @@ class StackPass:
     def backward(self, frozen: FrozenLayer, scale: float = 1.0) -> None:
         """The gradient of the rows of the last forward pass, each of which stands for `scale` of them."""
         r, n = self.n_rows, len(self.layers)
-        slopes = (scale * frozen.gradient_map(self.centre.double())[..., : self.width]).to(self.rows.dtype)
+        slopes = frozen.gradient_map(self.centre.double(), self.width, scale).to(self.rows.dtype)
         g = torch.bmm(self.rows[:, :r], slopes, out=self.slopes[-1][:, :r])
         if self.root is not None:
             g *= self.root
@@ -136,7 +136,7 @@ class StackedNetworks(Problem):
             self.rows.backward(frozen)
             self.rows.follow(statistics)
             self.gradients[-1].copy_(frozen.log_alpha_slope)
-            nlml = frozen.bound(statistics)
+            nlml = frozen.nlml
         if self.with_prior:
             for gradient, own in zip(
                 self.gradients, torch.autograd.grad(self.penalty().sum(), self.parameters[:-1]), strict=False
