@@ -44,7 +44,7 @@ help:
 	@echo "make clean       remove environments and caches"
 
 test: $(READY) lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --durations=15
 
 study: $(READY)
 	$(BIN)/lastlayer study
