@@ -44,8 +44,8 @@ class TrainingOptions:
     ----------
     objective : "profiled" (weights and noise in closed form at every step), "exact" or "augmented" (the paper's).
     optimizer : "adam" with a cosine schedule, or "lbfgs".
-    learning_rate : first step size of Adam. "auto": 0.04; 0.02 with a backbone, a source of batches or
-        another objective than "profiled".
+    learning_rate : first step size of Adam. "auto": 0.04; 0.02 with early stopping, a backbone, a source of
+        batches or another objective than "profiled".
     early_stopping : hold rows out, score them under the posterior of the others, and keep the best network.
         "auto": with a backbone or preset="fast", from 100 rows on.
     validation_fraction : share of the rows held out for early stopping, or for calibration with a backbone; they count
@@ -175,13 +175,15 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
     if batch_size == "auto":
         large = plain and options.chunk_size is None and n_rows > LARGE_TABLE
         batch_size = SOURCE_BATCH if source else TABLE_BATCH if large else None
+    early = (fast or own_network) and not source and n_rows >= STOPPED_ROWS
+    early = early if options.early_stopping == "auto" else bool(options.early_stopping)
+    brisk = plain and not source and not early  # what stops early goes slowly
     if rate == "auto":
-        rate = 4e-2 if plain and not source else 2e-2
+        rate = 4e-2 if brisk else 2e-2
     if epochs == "auto":
-        epochs = FULL_STEPS if plain else 500
+        epochs = FULL_STEPS if brisk else 500
         if batch_size is not None:
             epochs = 60 if source or own_network else max(PASSES, math.ceil(BATCH_STEPS * int(batch_size) / n_rows))
-    early = (fast or own_network) and not source and n_rows >= STOPPED_ROWS
     settings = Settings(
         hidden=tuple(int(width) for width in p["hidden"]),
         activation=p["activation"],
@@ -200,7 +202,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
         batch_size=None if batch_size is None else int(batch_size),
         chunk_size=options.chunk_size,
         statistics_refresh=options.statistics_refresh,
-        early_stopping=early if options.early_stopping == "auto" else bool(options.early_stopping),
+        early_stopping=early,
         validation_fraction=float(options.validation_fraction),
         patience=int(options.patience),
         device=device_name(p["device"]),

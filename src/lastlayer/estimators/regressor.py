@@ -66,7 +66,7 @@ class BLLRegressor(LastLayerRegressor):
         depends on the input, by a small network fitted to the errors of rows left out (needs calibration and a table).
     bias_prior : "flat" (Theorem 2) or "shared" (what reproduces the paper's printed evidence).
     max_epochs : passes over the data; an iteration of L-BFGS counts as one. "auto": 250, or as many as
-        400 steps of mini-batches take, 10 at least; with a backbone 500, and 60 with mini-batches.
+        400 steps of mini-batches take, 10 at least; with early stopping or a backbone 500, of a source 60.
     batch_size : rows of a mini-batch, which trains in float32 on a running average of the last layer; None: all rows in
         every step. The last layer of the result is exact either way. "auto": 1,024 above 5,000 samples of a table.
     training : a `lastlayer.TrainingOptions`: objective, optimizer, learning rate, early stopping and the like.
