@@ -90,7 +90,7 @@ class Trainer:
     @contextmanager
     def stage(self, label: str) -> Iterator[None]:
         """What is being done once networks are trained; tables on which a second core would only wait have one."""
-        shown = tqdm(total=1, disable=not self.progress, desc=label, bar_format="{desc}: {elapsed}")
+        shown = tqdm(total=1, disable=not self.progress, desc=label, bar_format="{desc}: {elapsed}", leave=False)
         with shown, threads_for(WORK_PER_ROW * len(self.data.X)):
             yield
 
