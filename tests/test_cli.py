@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from click.testing import Result
 from pyarrow import parquet
 from typer.testing import CliRunner
@@ -20,6 +19,7 @@ from typer.testing import CliRunner
 import lastlayer
 from lastlayer.cli import app
 from lastlayer.tables import TableModel, read
+from lastlayer.training.adam import Adam
 
 ROOT = Path(__file__).parents[1]
 PUMP, NEW = ROOT / "examples" / "pump.csv", ROOT / "examples" / "pump_new.csv"
@@ -275,7 +275,7 @@ def test_a_full_disk_or_a_closed_folder_leaves_old_files(here, model, monkeypatc
 
 def test_an_interrupted_fit_leaves_a_usable_model(here, monkeypatch):
     calls = []
-    step = torch.optim.Adam.step
+    step = Adam.step
 
     def interrupted(self, *args):
         calls.append(1)
@@ -283,7 +283,7 @@ def test_an_interrupted_fit_leaves_a_usable_model(here, monkeypatch):
             raise KeyboardInterrupt
         return step(self, *args)
 
-    monkeypatch.setattr(torch.optim.Adam, "step", interrupted)
+    monkeypatch.setattr(Adam, "step", interrupted)
     result = run("fit", PUMP, *TARGETS, *SMALL)
     monkeypatch.undo()
     monkeypatch.chdir(here)

@@ -34,4 +34,6 @@ class Adam:
             state["exp_avg"].lerp_(p.grad, 1 - BETAS[0])
             state["exp_avg_sq"].mul_(BETAS[1]).addcmul_(p.grad, p.grad, value=1 - BETAS[1])
             torch.sqrt(state["exp_avg_sq"], out=room)
-            p.addcdiv_(state["exp_avg"], room.div_(second**0.5).add_(EPS), value=-rate / first)
+            p.addcdiv_(
+                state["exp_avg"], room.div_(second**0.5).add_(EPS), value=-min(rate / first, torch.finfo(p.dtype).max)
+            )
