@@ -389,7 +389,7 @@ def test_auto_is_the_same_at_every_size_but_for_the_thresholds_it_names():
     small, large = plan(5000)[0], plan(5001)[0]
     assert (small.batch_size, small.max_epochs, small.learning_rate) == (None, 250, 0.04)
     assert (large.batch_size, large.max_epochs, large.learning_rate) == (1024, 82, 0.04)  # 400 steps
-    assert plan(10**6)[0].max_epochs == 10
+    assert plan(100_000)[0].max_epochs == 10
     assert [plan(m, preset="fast")[0].early_stopping for m in (99, 100)] == [False, True]
     assert not plan(100)[0].early_stopping
     source = resolve(BLLRegressor().get_params(deep=False), DataShape(None, validation=True), seed=0)
