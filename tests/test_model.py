@@ -896,3 +896,12 @@ def test_a_view_stays_as_it_is_when_the_model_goes_on(own):
     X, y = sine(30, q=outputs(own), seed=4)
     own.update(X, y)
     np.testing.assert_array_equal(view.predictive(NEW).std, std)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "asked", "seen"), [(False, True, True), (True, False, False), (True, None, True)]
+)
+def test_progress_tells_what_is_being_done(capsys, parameter, asked, seen):
+    quick(progress=parameter, max_epochs=3).fit(*sine(), progress=asked)
+    said = capsys.readouterr().err
+    assert ("training 10 networks" in said, "calibration" in said) == (seen, seen)

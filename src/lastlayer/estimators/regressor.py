@@ -141,11 +141,14 @@ class BLLRegressor(LastLayerRegressor):
         sample_weight: Any = None,
         validation_data: tuple[Any, Any] | None = None,
         groups: Any = None,
+        *,
+        progress: bool | None = None,
     ) -> "BLLRegressor":
         """Train the members, put the exact last layers on every row, and calibrate.
 
         `sample_weight` counts copies of a row. `validation_data` (X_val, y_val) takes the place of rows left out in
         calibration (without calibration: Algorithm 1 on it). `groups` are for the splitter given as `calibration`.
+        `progress` shows what is being done and how long it will take; None: as the parameter of that name says.
         """
         self._forget()
         mapped = isinstance(X, np.memmap) and self.batch_size is not None and self.n_members in ("auto", 1)
@@ -159,7 +162,8 @@ class BLLRegressor(LastLayerRegressor):
         folds = folds_for(
             settings, data.X.cpu().numpy(), data.T.cpu().numpy(), splitter=self.calibration, groups=groups
         )
-        trainer = Trainer(Architecture(settings, self.backbone), data, self._checkpoints(), self.progress)
+        shown = self.progress if progress is None else progress
+        trainer = Trainer(Architecture(settings, self.backbone), data, self._checkpoints(), shown)
         crossfit = CrossFit(trainer)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
