@@ -27,6 +27,8 @@ from benchmarks.uci.store import Result, open_store
 from lastlayer import Prediction, metrics
 from lastlayer.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("as_a_user")
+
 
 @pytest.fixture
 def folder(tmp_path):

@@ -13,6 +13,8 @@ from benchmarks.bo.__main__ import app
 from benchmarks.bo.problems import PROBLEMS
 from lastlayer.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("as_a_user")
+
 
 def result(problem, method, seed, regret, steps=2):
     return run.Result(problem, method, seed, "1", [*([9.0] * 3), *regret], [0.5] * steps, {})

@@ -319,7 +319,9 @@ def test_a_calibrated_mixture_says_what_to_use():
 # acquisition functions ------------------------------------------------------------------------------------------------
 
 
-def test_posterior_and_acquisition_values_are_those_of_the_gaussian_process(linear_gp):
+def test_posterior_and_acquisition_values_are_those_of_the_gaussian_process(linear_gp, monkeypatch):
+    # else BoTorch compiles a kernel of its own, which takes half a minute where it was never used before
+    monkeypatch.setattr("botorch.acquisition.multi_objective.logei._load_attempted", True)
     regressor, (gp, other) = linear_gp
     # qMES looks at the training inputs too
     both, X = BLLModel(regressor, train_X=gp.train_inputs[0]), points(3, 2)

@@ -21,6 +21,8 @@ from lastlayer.cli import app
 from lastlayer.tables import TableModel, read
 from lastlayer.training.adam import Adam
 
+pytestmark = pytest.mark.usefixtures("as_a_user")
+
 ROOT = Path(__file__).parents[1]
 PUMP, NEW = ROOT / "examples" / "pump.csv", ROOT / "examples" / "pump_new.csv"
 TARGETS = ["--target", "head_m,power_kw"]

@@ -16,7 +16,10 @@ from lastlayer import BLLRegressor
 from lastlayer.dynamics import DynamicsModel, Lags, Linearized, Unscented
 
 pytest.importorskip("casadi")
-pytestmark = pytest.mark.filterwarnings("ignore:\\s*casadi. a numpy function:FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:\\s*casadi. a numpy function:FutureWarning"),
+    pytest.mark.usefixtures("as_a_user"),
+]
 
 
 def test_discs_step_as_their_differential_equation():

@@ -19,6 +19,8 @@ import lastlayer
 from lastlayer import BLLRegressor
 from lastlayer.cli import app
 
+pytestmark = pytest.mark.usefixtures("as_a_user")
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], key=str)
 NOTEBOOKS = sorted(ROOT.glob("docs/learn/*.py"))

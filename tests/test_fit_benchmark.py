@@ -1,7 +1,10 @@
 """The benchmark of costs against rows: its function, what one measurement holds, the loop, the table, the command."""
 
+import json
+import subprocess
 from dataclasses import asdict, replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +20,8 @@ from benchmarks.fit.methods import METHODS, unable
 from benchmarks.fit.picture import COLOURS, picture
 from benchmarks.fit.tables import table
 from benchmarks.uci.protocol import Gaussians, Method, Scores, Task, hold_out, score
+
+pytestmark = pytest.mark.usefixtures("as_a_user")
 
 
 def method(name, modules=()):
@@ -95,12 +100,13 @@ def test_a_measurement_counts_the_asked_rows_and_survives_its_file(tmp_path):
     assert read(asdict(found)) == found
 
 
-def test_a_process_of_its_own_brings_its_result_or_its_error():
-    pytest.importorskip("gpytorch")
-    found = in_a_process(METHODS["exact GP"], 60, 1)
-    assert (found.method, found.rows, found.threads) == ("exact GP", 60, 1)
-    assert found.cpu_seconds > 0
-    assert found.scores.lpd > -3.5
+def test_a_process_of_its_own_brings_its_result_or_its_error(monkeypatch):
+    printed, stood_in = [], result("lastlayer", 30)
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: printed.append(command) or done)
+    done = SimpleNamespace(returncode=0, stdout="a warning\n" + json.dumps(asdict(stood_in)))
+    assert in_a_process(METHODS["lastlayer"], 30, 1) == stood_in
+    assert printed[0][-3:] == ["lastlayer", "30", "1"]
+    monkeypatch.undo()
     with pytest.raises(ChildProcessError, match="KeyError: 'nobody'"):
         in_a_process(method("nobody"), 60, 1)
 

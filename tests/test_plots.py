@@ -28,6 +28,8 @@ from lastlayer.extrapolation import AlphaCurve
 from lastlayer.metrics import LEVELS, calibration_error, coverage, rmse
 from lastlayer.prediction import Prediction
 
+pytestmark = pytest.mark.usefixtures("as_a_user")
+
 JUDGES = (plots.parity, plots.calibration_curve, plots.sharpness, plots.extrapolation_error)
 
 

@@ -471,7 +471,7 @@ FIT_SCRIPT = """
 """
 
 
-@pytest.mark.parametrize("refresh", ["0", "4"])
+@pytest.mark.parametrize("refresh", ["4"])
 def test_a_killed_fit_goes_on_and_ends_in_the_same_place(refresh, tmp_path, as_a_user, monkeypatch):
     script, folder = tmp_path / "fit.py", tmp_path / "states"
     script.write_text(textwrap.dedent(FIT_SCRIPT))

@@ -19,6 +19,8 @@ from lastlayer.networks.mlp import StackedMLP
 from lastlayer.studies import data, figures, networks, paper
 from lastlayer.training import Augmented, Optimizer, Validation, train
 
+pytestmark = pytest.mark.usefixtures("as_a_user")
+
 SMALL = ["--max-epochs", "30", "--bnn-epochs", "10"]
 runner = CliRunner()
 
@@ -163,7 +165,9 @@ def test_tables_hold_every_number(small_study):
     )
 
 
-def test_the_command_writes_everything_and_twice_the_same(tmp_path):
+def test_the_command_writes_everything_and_twice_the_same(tmp_path, monkeypatch):
+    for name, cheaper in {"savefig.dpi": 40, "pdf.fonttype": 3}.items():
+        monkeypatch.setitem(figures.STYLE, name, cheaper)
     for folder in ("a", "b"):
         run = runner.invoke(cli.app, ["study", *SMALL, "--out", str(tmp_path / folder)])
         assert run.exit_code == 0, run.output

@@ -278,14 +278,14 @@ def test_what_a_spreadsheet_might_run_begins_with_an_apostrophe(cell):
 
 
 class Full:
-    """A file on a disk with little room left."""
+    """A file on a disk with little space left."""
 
-    def __init__(self, file, room: int):
-        self.file, self.room = file, room
+    def __init__(self, file, space: int):
+        self.file, self.space = file, space
 
     def write(self, content) -> int:
-        self.room -= len(content)
-        if self.room < 0:
+        self.space -= len(content)
+        if self.space < 0:
             raise OSError(errno.ENOSPC, "No space left on device")
         return self.file.write(content)
 

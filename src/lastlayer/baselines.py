@@ -77,7 +77,7 @@ class BLRRegressor(BLLRegressor):
             options = replace(options, objective="mse")
         return super()._parameters() | {"training": options}
 
-    def fit_source(self, source: Any, validation_data: Any = None) -> "BLRRegressor":
+    def fit_source(self, source: Any, validation_data: Any = None, *, progress: bool | None = None) -> "BLRRegressor":
         """Not for this baseline: its squared error is trained on all rows at once."""
         raise InputError(
             "BLRRegressor trains on the squared error of all rows at once: call fit(X, y), or use "

@@ -177,7 +177,7 @@ class Statistics:
         """Every weight times `factor`; below one, old rows are forgotten."""
         if not factor > 0:
             raise InputError(f"factor={factor} must be positive: weights cannot vanish or turn negative")
-        return replace(self, count=self.count * factor, scatter=self.scatter * factor, energy=self.energy * factor)
+        return self.weighing(factor * self.count)
 
     def weighing(self, count: Float[Tensor, "*b"]) -> "Statistics":
         """The same rows with another total weight; where there are none, none."""

@@ -153,7 +153,7 @@ class BLLRegressor(LastLayerRegressor):
         self._forget()
         mapped = isinstance(X, np.memmap) and self.batch_size is not None and self.n_members in ("auto", 1)
         if mapped and (self.batch_size != "auto" or len(X) > STREAMED_ROWS):
-            return self._fit_mapped(X, y, sample_weight, validation_data)
+            return self._fit_mapped(X, y, sample_weight, validation_data, progress)
         seed = self._seed()
         rows = self._validate_and_scale(X, y, sample_weight, nd=self.backbone is not None)
         shape = DataShape(tuple(rows.X.shape), validation_data is not None)
@@ -162,8 +162,7 @@ class BLLRegressor(LastLayerRegressor):
         folds = folds_for(
             settings, data.X.cpu().numpy(), data.T.cpu().numpy(), splitter=self.calibration, groups=groups
         )
-        shown = self.progress if progress is None else progress
-        trainer = Trainer(Architecture(settings, self.backbone), data, self._checkpoints(), shown)
+        trainer = Trainer(Architecture(settings, self.backbone), data, self._checkpoints(), self._shown(progress))
         crossfit = CrossFit(trainer)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
@@ -175,7 +174,9 @@ class BLLRegressor(LastLayerRegressor):
         self._clear_checkpoints()
         return self
 
-    def fit_source(self, source: Source, validation_data: tuple[Any, Any] | None = None) -> "BLLRegressor":
+    def fit_source(
+        self, source: Source, validation_data: tuple[Any, Any] | None = None, *, progress: bool | None = None
+    ) -> "BLLRegressor":
         """Train one network on a source of batches (see lastlayer.sources), in memory that does not grow with the rows.
 
         Every process of a torch.distributed group calls it with the same parameters, and all get the same model.
@@ -186,7 +187,10 @@ class BLLRegressor(LastLayerRegressor):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             streamed = train_on_source(
-                source, Architecture(settings, self.backbone), checkpoint=self._checkpoints(), progress=self.progress
+                source,
+                Architecture(settings, self.backbone),
+                checkpoint=self._checkpoints(),
+                progress=self._shown(progress),
             )
         scales = streamed.scales
         self.training_, self._y_ndim = streamed.history, 2 if len(scales.targets.mean) > 1 else 1
@@ -263,7 +267,7 @@ class BLLRegressor(LastLayerRegressor):
         (self.calibrate if self.fitted_.settings.calibration == "curve on validation data" else self.tune_alpha)(X, y)
 
     def _fit_mapped(
-        self, X: np.memmap, y: Any, sample_weight: Any, validation_data: tuple[Any, Any] | None
+        self, X: np.memmap, y: Any, sample_weight: Any, validation_data: tuple[Any, Any] | None, progress: bool | None
     ) -> "BLLRegressor":
         """A memory map stays on disk; some random rows are kept for calibration."""
         held = np.empty(0, dtype=np.int64)
@@ -272,9 +276,13 @@ class BLLRegressor(LastLayerRegressor):
             rng = np.random.default_rng(self._seed())
             held = np.sort(rng.choice(len(X), min(MAX_HELD_ROWS, round(fraction * len(X))), replace=False))
             validation_data = np.asarray(X[held]), np.asarray(y[held])
-        self.fit_source(ArraySource(X, y, sample_weight, left_out=tuple(held.tolist())), validation_data)
+        source = ArraySource(X, y, sample_weight, left_out=tuple(held.tolist()))
+        self.fit_source(source, validation_data, progress=progress)
         self.fitted_ = replace(self.fitted_, y_ndim=np.ndim(y))
         return self
+
+    def _shown(self, progress: bool | None) -> bool:
+        return self.progress if progress is None else progress
 
     def _checkpoints(self) -> Path | None:
         """The folder for states of training."""

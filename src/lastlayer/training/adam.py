@@ -17,7 +17,7 @@ class Adam:
             p: {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
             for p in parameters
         }
-        self.room = [torch.empty_like(p) for p in parameters]
+        self.scratch = [torch.empty_like(p) for p in parameters]
 
     def zero_grad(self) -> None:
         for p in self.state:
@@ -26,14 +26,16 @@ class Adam:
     @torch.no_grad()
     def step(self) -> None:
         rate = self.param_groups[0]["lr"]
-        for (p, state), room in zip(self.state.items(), self.room, strict=True):
+        for (p, state), scratch in zip(self.state.items(), self.scratch, strict=True):
             if p.grad is None:
                 continue
             state["step"] += 1
             first, second = (1 - beta ** float(state["step"]) for beta in BETAS)
             state["exp_avg"].lerp_(p.grad, 1 - BETAS[0])
             state["exp_avg_sq"].mul_(BETAS[1]).addcmul_(p.grad, p.grad, value=1 - BETAS[1])
-            torch.sqrt(state["exp_avg_sq"], out=room)
+            torch.sqrt(state["exp_avg_sq"], out=scratch)
             p.addcdiv_(
-                state["exp_avg"], room.div_(second**0.5).add_(EPS), value=-min(rate / first, torch.finfo(p.dtype).max)
+                state["exp_avg"],
+                scratch.div_(second**0.5).add_(EPS),
+                value=-min(rate / first, torch.finfo(p.dtype).max),
             )

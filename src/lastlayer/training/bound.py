@@ -132,9 +132,7 @@ class FrozenLayer:
     def nlml(self) -> Float[Tensor, "*b"]:
         """Per sample, of the statistics that all of it comes from, unless the noise was held up by its floor."""
         k, q = self.penalised.shape[-2:]
-        n = self.count - self._n_free
-        evidence = q * (n * (LOG_2PI + 1) - k * self.ridge.log() + self.logdet) + n * self.noise_cov.logdet()
-        return evidence / (2 * self.count)
+        return self.offset + (q * (self.count + k) - self.shrinkage) / (2 * self.count)
 
     @property
     def log_alpha_slope(self) -> Float[Tensor, "*b"]:
