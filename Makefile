@@ -16,7 +16,7 @@ DOCS   := .venv-docs
 DOCS_PIP := $(DOCS)/bin/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: help test test-browser test-package docs study study-20 study-spring study-mpc picture recipe lint mutants \
-	bench-core bench-bo bench-fit bench-peers bench-uci bench-predict bench-control bench-imports bench-scale bench-online \
+	bench-core bench-bo bench-fit bench-small bench-peers bench-uci bench-predict bench-control bench-imports bench-scale bench-online \
 	lock clean
 
 help:
@@ -34,6 +34,7 @@ help:
 	@echo "make bench-imports  what importing lastlayer adds to importing torch"
 	@echo "make bench-peers lines, seconds and scores beside vbll and laplace-torch"
 	@echo "make bench-fit   cost and scores of a default fit against rows, beside four peers: hours (docs/benchmarks.md)"
+	@echo "make bench-small  small, wide and copied tables: promised and achieved LPD, coverage (docs/honesty.md)"
 	@echo "make bench-predict  a million rows through lastlayer predict: rows per second, memory"
 	@echo "make bench-control  what uncertainty costs in CasADi, beside the bare network's mean"
 	@echo "make bench-scale mini-batches against the MSE, memory, statistics pass, two processes (docs/scale.md)"
@@ -95,6 +96,9 @@ bench-core: $(READY)
 	$(BIN)/python -m benchmarks.training
 	$(BIN)/python -m benchmarks.members
 	$(MAKE) bench-peers
+
+bench-small: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.small_tables --out results/promises.png $(ARGS)
 
 bench-control: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.control

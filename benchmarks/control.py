@@ -73,7 +73,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for hidden in ((20, 20), (50, 50), (100, 100)):
             parameters: dict[str, Any] = {"hidden": hidden, "max_epochs": 50, "random_state": 0}
-            single = BLLRegressor(preset="fast", **parameters).fit(X, Y)
+            single = BLLRegressor(preset="evidence", **parameters).fit(X, Y)
             name = f"{len(hidden)} layers of {hidden[0]}"
             ours, bare = to_casadi(single), bare_mean(single)
             np.testing.assert_allclose(np.array(ours(points[0])[0]), np.array(bare(points[0])), rtol=1e-6)

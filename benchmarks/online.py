@@ -173,7 +173,7 @@ def main() -> None:
     warnings.simplefilter("ignore", ConvergenceWarning)  # of MLPRegressor, which is to go on learning anyway
     print(describe_machine())
     X, y = rows(FITTED, 0, 0.0)
-    single = BLLRegressor(preset="fast", max_epochs=options.epochs, random_state=0).fit(X, y)
+    single = BLLRegressor(preset="evidence", max_epochs=options.epochs, random_state=0).fit(X, y)
     mixture = BLLRegressor(max_epochs=options.epochs, random_state=0).fit(X, y)
     fresh, c = lambda model: OnlineModel(model).model(), len(mixture.members_)
     for title, creep in (("a function that stays", 0.0), ("a function that creeps away", 1.0)):

@@ -1,7 +1,7 @@
 """Rows per second and memory of `lastlayer predict` on a large CSV, against the bare networks in memory.
 
-`python -m benchmarks.predict_stream` makes a table of the example's kind, fits a single network (`--preset fast`) and
-the default mixture, and predicts the table with each. The bare network is the forward pass of the same networks
+`python -m benchmarks.predict_stream` makes a table of the example's kind, fits a single network (`--preset evidence`)
+and the default mixture, and predicts the table with each. The bare network is the forward pass of the same networks
 alone, on inputs that are already numbers in memory: no file, no variance, no interval. Memory is the peak of the
 process that predicts, also for a tenth of the rows: it must not grow with the table. Rows are per processor second,
 since other work on the machine does not change that, and on the clock.
@@ -84,7 +84,7 @@ def main() -> None:
         make_table(small, rows // 10)
         print(f"{rows:,} rows, {large.stat().st_size / 2**20:.0f} MiB of CSV\n")
         print(f"{'':28} {'rows':>8} {'bare network':>14} {'ratio':>6}   on the clock   peak memory (of a tenth)")
-        for preset in ("fast", "calibrated"):
+        for preset in ("evidence", "calibrated"):
             parameters: dict[str, Any] = {"preset": preset, "max_epochs": 50, "random_state": 0}
             fitted = TableModel.fit(read(ROOT / "examples" / "pump.csv"), ["head_m", "power_kw"], **parameters)
             fitted.save(folder / "model")

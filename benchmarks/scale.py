@@ -360,7 +360,7 @@ X, y = (np.load(f"{sys.argv[1]}/{name}.npy", mmap_mode="r") for name in "Xy")
 width, batch, device = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 training = TrainingOptions(learning_rate=1e-3)
 parameters = dict(
-    hidden=(width,), activation="silu", preset="fast", dtype="float32", device=device, training=training,
+    hidden=(width,), activation="silu", preset="evidence", dtype="float32", device=device, training=training,
     batch_size=batch, max_epochs=1,
 )
 BLLRegressor(**parameters).fit(np.array(X[:batch]), np.array(y[:batch]))  # warm

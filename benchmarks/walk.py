@@ -4,7 +4,7 @@
     python -m benchmarks.walk --src other/src      another source tree, to compare the two line by line
 
 Each line is one call, on 60 x 3 rows: `fit`, a first `predictive` and any later one, of `BLLRegressor(max_epochs=2)`
-and of the same with `preset="fast"`. Only code of the package counts. Functions are distinct by file and qualified
+and of the same with `preset="evidence"`. Only code of the package counts. Functions are distinct by file and qualified
 name, lambdas and comprehensions left out; switches are distinct ordered pairs of files, such that a function of the
 second was the next to be called in its thread after one of the first. It is what a reader has to follow, whatever the
 data make of it.
@@ -27,7 +27,7 @@ import numpy as np
 from numpy import ndarray
 
 ROWS, INPUTS, EPOCHS = 60, 3, 2
-PRESETS: dict[str, dict[str, str]] = {"default": {}, "fast": {"preset": "fast"}}
+PRESETS: dict[str, dict[str, str]] = {"default": {}, "evidence": {"preset": "evidence"}}
 
 
 @dataclass

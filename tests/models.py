@@ -8,7 +8,7 @@ from sklearn.model_selection import GroupKFold
 
 from lastlayer import BLLRegressor
 
-FAST = {"preset": "fast", "max_epochs": 20, "random_state": 0}
+FAST = {"preset": "evidence", "max_epochs": 20, "random_state": 0}
 SMALL = {"hidden": (6, 5), "max_epochs": 40, "random_state": 0, "hidden_prior": 0.3}
 
 

@@ -58,6 +58,16 @@ LAGGED = f"{D}::test_lags_carry_their_covariances"
 FIRST = f"{D}::test_the_first_step_of_sampled_weights_is_the_prediction"
 BACK_OFF = "test_do_mpc.py::test_the_back_off_is_the_quantile_times_the_propagated_standard_deviation"
 N, MODEL = "test_members.py", "test_model.py"
+LENGTHS, COPIES = "training/lengths.py", "ensemble/copies.py"
+DIFFERENCES, CONTRASTS, LENGTH_WEIGHTS, NOISE_PRIOR = (
+    f"test_lengths.py::test_{name}"
+    for name in (
+        "slopes_are_those_of_differences",
+        "the_value_is_that_of_contrasts_up_to_a_constant",
+        "weights_count_copies_and_zero_counts_nothing",
+        "the_noise_under_its_prior_is_that_of_the_largest_product",
+    )
+)
 TABLES, EXPORT, ASKED = "test_tables.py", "test_export.py", "test_predict.py"
 STACK, CROSSED = "test_stack.py", "test_crossfit.py"
 SCALE, BOUND, RUNNING = "test_scale.py", "training/bound.py", "training/running_posterior.py"
@@ -213,7 +223,7 @@ MUTANTS = [
     # --- features and scaling
     Mutant("last-activation-dropped", MLP, "super().__init__(*layers)", "super().__init__(*layers[:-1])", F),
     Mutant("gain-ignored", MLP, "gain=gain,", "gain=1.0,", F),
-    Mutant("inputs-not-passed-on", MLP, "torch.cat([phi, x.expand", "torch.cat([phi, 0 * x.expand", F),
+    Mutant("inputs-not-passed-on", MLP, "torch.cat([phi, passed.expand", "torch.cat([phi, 0 * passed.expand", F),
     Mutant("scale-without-root", "scaling.py", ".sum(0).sqrt()", ".sum(0)", T),
     # --- statistics
     Mutant("moments-not-centred", "statistics.py", "rows = rows - centre[", "rows = rows - 0 * centre[", S),
@@ -349,7 +359,7 @@ MUTANTS = [
         "return cost",
         UNSEEN,
     ),
-    Mutant("rank-among-rows-seen", FITTED, "leave_one_out_cost(cost).mean(0)", "cost.mean(0)", UNSEEN),
+    Mutant("rank-among-rows-seen", FITTED, "left_out = leave_one_out_cost(cost)", "left_out = cost", UNSEEN),
     Mutant(
         "blocks-in-raw-units",
         "extrapolation.py",
@@ -394,13 +404,61 @@ MUTANTS = [
         "share = np.full(len(folds), 1 / len(folds))",
         f"{X}::test_on_folds_of_any_size_every_point_counts_the_same",
     ),
+    # --- lengths and the prior of the noise
+    Mutant("lengths-without-the-linear-part", LENGTHS, "- (by_smooth + G) @ a", "- by_smooth @ a", DIFFERENCES),
+    Mutant(
+        "lengths-know-the-bias",
+        LENGTHS,
+        "one[:, :, None] * one[:, None] / ones",
+        "0 * one[:, :, None] / ones",
+        CONTRASTS,
+    ),
+    Mutant(
+        "lengths-without-their-prior",
+        LENGTHS,
+        "away.square().sum(-1) + away_alpha",
+        "0 * away_alpha + away_alpha",
+        CONTRASTS,
+    ),
+    Mutant(
+        "rows-of-no-weight-count", LENGTHS, "root = weight.sqrt()", "root = torch.ones_like(weight)", LENGTH_WEIGHTS
+    ),
+    Mutant(
+        "cosines-are-sines",
+        "networks/mlp.py",
+        "= 0.5 * math.pi",
+        "= 0.0",
+        "test_lengths.py::test_fourier_features_are_the_process",
+    ),
+    Mutant("noise-prior-without-rows", "precision.py", "+ prior_rows) *", "+ 0 * prior_rows) *", NOISE_PRIOR),
+    Mutant("noise-prior-not-in-the-evidence", "evidence.py", " + prior.rows * E.logdet()", "", NOISE_PRIOR),
+    # --- copies, and rows that members have not seen
+    Mutant(
+        "copies-lose-weight",
+        COPIES,
+        "np.bincount(np.cumsum(first) - 1, count[order])",
+        "np.ones(first.sum())",
+        "test_copies.py",
+    ),
+    Mutant("no-row-is-near", COPIES, "NEAR * apart", "0 * apart", "test_copies.py"),
+    Mutant(
+        "unseen-rows-are-removed",
+        "predictor/unseen.py",
+        "weight[row] -= taken",
+        "weight[row] -= 0 * taken",
+        "test_unseen.py",
+    ),
+    Mutant("unseen-rows-do-not-fade", "predictor/unseen.py", "factor * self.weight", "self.weight", "test_unseen.py"),
     # --- calibration
+    Mutant("slopes-without-trust", LIKELIHOOD, "by_weight.sum(1)[:, None]", "0 * by_weight.sum(1)[:, None]", SLOW),
+    Mutant("curves-not-widened", FIT, "math.log((n + UNKNOWN) / (n - UNKNOWN - 2))", "0.0", C),
+    Mutant("families-are-trusted-alike", "formula.py", "(log_trust - sharpness", "(0 * log_trust - sharpness", MIXTURE),
     Mutant("curve-without-prior", FIT, "0.5 * float(away @ away), away / self.width", "0.0, 0 * away", SLOW),
     Mutant("curves-end-at-the-start", FIT, "self.lowest(starts), method", "starts[0] * 0, method", LONG),
     Mutant("tails-add-probability", LIKELIHOOD, " - ops.logaddexp(0.0, share)", "", SLOW),
     Mutant("correlation-ignored-in-curves", LIKELIHOOD, "shape[-1], self.correlation", "shape[-1], None", SLOW),
-    Mutant("slopes-without-weights", LIKELIHOOD, "(self.sharpness / q * (", "(0 * (", SLOW),
-    Mutant("slopes-without-shrinkage", LIKELIHOOD, "by_log_var = by_shrinkage +", "by_log_var = 0 * mean +", SLOW),
+    Mutant("slopes-without-weights", LIKELIHOOD, "(self.sharpness / q * by_weight)", "(0 * by_weight)", SLOW),
+    Mutant("slopes-without-shrinkage", LIKELIHOOD, "by_log_var = by_shrinkage -", "by_log_var = 0 * mean -", SLOW),
     Mutant("slopes-without-tails", LIKELIHOOD, "(1 - less * tail)[", "(1 - 0 * tail)[", SLOW),
     Mutant("slopes-of-a-known-share", LIKELIHOOD, "in_tails.sum() - rho.sum() *", "in_tails.sum() - 0 *", SLOW),
     Mutant("slopes-without-logdet", LIKELIHOOD, "ops.outer(pull, pull) - inverse)", "ops.outer(pull, pull))", SLOW),
@@ -431,8 +489,8 @@ MUTANTS = [
     Mutant(
         "held-rows-trained-on",
         SPLITS,
-        "Split(np.setdiff1d(every, fold), ",
-        "Split(every, ",
+        "Split(np.flatnonzero(~rows), ",
+        "Split(np.arange(len(rows)), ",
         f"{C}::test_every_row_is_held_out_once_and_trained_on_otherwise",
     ),
     Mutant(
@@ -440,7 +498,7 @@ MUTANTS = [
         CROSSFIT,
         "layer=replace(fit.layer, posterior=more)",
         "layer=fit.layer",
-        f"{CF}::test_a_members_last_layer_knows_every_row_at_the_alpha_and_noise_of_its_fold",
+        f"{CF}::test_of_many_rows_a_members_last_layer_knows_all_at_the_alpha_and_noise_of_its_fold",
     ),
     Mutant(
         "points-not-in-order",
@@ -452,9 +510,9 @@ MUTANTS = [
     Mutant(
         "priors-meet-in-one-column",
         CROSSFIT,
-        "(fit.task.prior_precision, fit.task.partition)",
-        "(0.0, fit.task.partition)",
-        f"{CF}::test_a_mixture_has_members_under_every_prior_precision_trained_as_one_batch",
+        "(fit.task.family, fit.task.partition)",
+        "(NETWORK, fit.task.partition)",
+        f"{CF}::test_a_mixture_has_members_of_every_family_and_its_networks_are_trained_as_one_batch",
     ),
     Mutant(
         "prior-of-the-lowest-lpd",
@@ -516,8 +574,8 @@ MUTANTS = [
                 f"{C}::test_noise_of_the_input_is_found_and_ends_at_the_edge_of_the_data",
             ),
             ("precision-to-the-power-q", "ops.row_mean(log_var)", "ops.row_sum(log_var)", C),
-            ("members-count-alike", "log_var, model.sharpness)", "log_var, 0 * model.sharpness)", MIXTURE),
-            ("poor-members-count-most", "(-sharpness * ops", "(sharpness * ops", HAND),
+            ("members-count-alike", "log_var, model.sharpness,", "log_var, 0 * model.sharpness,", MIXTURE),
+            ("poor-members-count-most", "(log_trust - sharpness * ops", "(log_trust + sharpness * ops", HAND),
             (
                 "weights-follow-the-tuned-alpha",
                 "log_star = log_cost if cost_star is cost else",
@@ -565,7 +623,7 @@ MUTANTS = [
     Mutant("casadi-total-for-average", "ops.py", "self.total(x) / len(x.parts)", "self.total(x)", FACES),
     # --- what a fitted model is
     Mutant("tails-as-wide-as-the-rest", FITTED, "[1.0, factor])", "[1.0, 1.0])", MIXTURE),
-    Mutant("one-curve-for-all-priors", PREDICTOR, "calibration.curves[s]", "calibration.curve", MIXTURE),
+    Mutant("one-curve-for-all-priors", PREDICTOR, "calibration.curves[family]", "calibration.curve", MIXTURE),
     Mutant("shrinkage-in-other-units", PREDICTOR, " - 2 * scale.log()", " - 0 * scale.log()", MIXTURE),
     Mutant("variance-at-star", PREDICTOR, "else whitening(p.equations.spectral_at(a))", "else own", HAND),
     Mutant("bias-known-in-formula", PREDICTOR, "equations.bias_variance.sqrt()", "0 * equations.bias_variance", HAND),
@@ -609,8 +667,8 @@ MUTANTS = [
     Mutant(
         "networks-not-copied",
         FITTED,
-        "Member(copied(m.network), ",
-        "Member(m.network, ",
+        "replace(m, network=copied(m.network))",
+        "m",
         f"{MODEL}::test_what_is_done_to_networks_that_were_handed_over_does_not_reach_the_model",
     ),
     Mutant("module-not-copied", FITTED, "return copy.deepcopy(self.predictor)", "return self.predictor", OWN),

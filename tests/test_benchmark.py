@@ -12,7 +12,7 @@ import torch
 from helpers import close
 from typer.testing import CliRunner
 
-from benchmarks import walk
+from benchmarks import small_tables, walk
 from benchmarks.uci import command, tables
 from benchmarks.uci.__main__ import app
 from benchmarks.uci.data import Table, load_folder, outer_rows
@@ -411,8 +411,23 @@ def test_a_walk_counts_named_functions_of_the_package_and_ways_between_files():
     assert head.split() == ["functions", "files", "switches"]
     calls = {line[:26].strip(): [int(number) for number in line[26:].split()] for line in lines}
     asked = ("fit", "first predictive", "predictive")
-    assert list(calls) == [f"{preset}, {call}" for preset in ("default", "fast") for call in asked]
+    assert list(calls) == [f"{preset}, {call}" for preset in ("default", "evidence") for call in asked]
     for functions, files, switches in calls.values():
         assert files - 1 <= switches
         assert files <= functions
-    assert calls["fast, fit"] < calls["default, fit"]
+    assert calls["evidence, fit"] < calls["default, fit"]
+
+
+def test_small_tables_are_scored_beside_a_process_and_drawn(tmp_path, capsys):
+    found = small_tables.main(["--tables", "2", "--seeds", "1", "--out", str(tmp_path / "new" / "p.png")])
+    assert list(found) == list(small_tables.TABLES)[:2]
+    for each in found.values():
+        assert list(each) == list(small_tables.METHODS)
+        assert all(0 <= score.coverage <= 1 and np.isfinite(score.lpd) for score in each.values())
+        assert np.isfinite(each["default"].promised)
+    assert (tmp_path / "new" / "p.png").stat().st_size > 10_000
+    assert "exact process: coverage" in capsys.readouterr().out
+    (X, y), (new, _) = small_tables.TABLES["200 x 4, each row four times"].both(0)
+    assert (len(X), len(np.unique(X, axis=0)), len(new)) == (200, 50, small_tables.TEST_ROWS)
+    np.testing.assert_array_equal(X[:4], X[[0] * 4])
+    assert len(y) == 200

@@ -38,7 +38,7 @@ JOINT = 10.0
 """Tolerances are so much wider where covariances carry their jitter, 1e-10 of the mean variance."""
 SMALL = {"hidden": (6, 6), "max_epochs": 30, "random_state": 0}
 KINDS = {
-    "one network": {"preset": "fast"},
+    "one network": {"preset": "evidence"},
     "tuned alpha": {"calibration": "alpha", "n_members": 1, "hidden_prior": 1.0},
     "calibrated": {"calibration": "auto", "n_members": 4, "hidden_prior": 1.0},
     "alike": {"calibration": None, "n_members": 3, "hidden_prior": 1.0},
@@ -171,7 +171,7 @@ def test_input_and_outcome_transforms_leave_original_units():
     X, y = torch.tensor(X), torch.tensor(y)
     into, out = Normalize(2, bounds=torch.tensor([[-5.0, -5.0], [5.0, 5.0]]).double()), Standardize(2)
     T = out(y)[0]
-    regressor = BLLRegressor(**SMALL, preset="fast").fit(into(X).numpy(), T.detach().numpy())
+    regressor = BLLRegressor(**SMALL, preset="evidence").fit(into(X).numpy(), T.detach().numpy())
     out.eval()
     model = BLLModel(regressor, input_transform=into.eval(), outcome_transform=out)
     inner, new = BLLModel(regressor), points(3)
@@ -520,7 +520,7 @@ def test_in_a_parent_that_trains_it_still_answers_alike():
         torch.nn.Linear(2, 6), torch.nn.BatchNorm1d(6), torch.nn.Tanh(), torch.nn.Dropout(0.5)
     ).double()
     X, y = sine(50, q=2, d=2)
-    regressor = BLLRegressor(backbone=backbone, preset="fast", max_epochs=5, random_state=0).fit(X, y)
+    regressor = BLLRegressor(backbone=backbone, preset="evidence", max_epochs=5, random_state=0).fit(X, y)
     model = BLLModel(regressor)
     parent, new = torch.nn.ModuleList([model, torch.nn.Dropout()]).train(), points(5)
     first, state = parent[0].posterior(new), copy.deepcopy(model.state_dict())

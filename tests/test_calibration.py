@@ -19,10 +19,12 @@ from lastlayer.calibration.fit import LIMITS, PRIOR, STARTS, CurveProblem
 from lastlayer.ensemble.splits import blocked_splits, given_splits, random_splits
 from lastlayer.errors import InputError
 from lastlayer.ops import NumPyOps, TorchOps
+from lastlayer.types import FOURIER, LINEAR, NETWORK, Family
 
 TRUTH = Curve(np.array([0.6, 2.0]), np.array([1.5, 0.4]), power=0.7)
 TAILS = Tails(0.1, 9.0)
 NONE, FREE = Tails(), Shrinkage()
+WEAK, STRONG = Family("network", 1.0), Family("network", 2.0)
 
 
 def held_out(
@@ -34,17 +36,21 @@ def held_out(
     curve: Curve = TRUTH,
     tails: Tails = NONE,
     shrinkage: float = 0.0,
-    prior_precision: np.ndarray | None = None,
+    families: tuple[Family, ...] = (),
+    trust: tuple[float, ...] = (1.0,),
     correlated: bool = False,
 ) -> HeldOutPoints:
-    """Points drawn from what the curve makes of c networks: costs over four decades, means and noises of their own."""
+    """Points drawn from what the curve makes of c networks: costs over four decades, means and noises of their own.
+
+    `families` and `trust` are those of each network.
+    """
     rng = np.random.default_rng(seed)
     curve = replace(curve, noise=curve.noise[:q], slope=curve.slope[:q])
     cost = 10 ** rng.uniform(-2, 2, (c, n))
     noise_var = np.broadcast_to(rng.uniform(0.5, 2, (c, 1, q)), (c, n, q)).copy()
     mean = rng.normal(size=(c, n, q))
     var = noise_var * curve.factor(cost)
-    weight = (1 / var).prod(-1) ** (2 / q)
+    weight = np.array(trust)[:, None] / var.prod(-1) ** (2 / q)
     pick = (rng.random(n) > (weight / weight.sum(0)).cumsum(0)[:-1]).sum(0), np.arange(n)
     wide = np.where(rng.random((n, 1)) < tails.share, tails.factor, 1.0)
     error = np.sqrt(var[pick]) * rng.normal(size=(n, q))
@@ -66,7 +72,7 @@ def held_out(
         targets=torch.from_numpy(targets),
         weight=torch.from_numpy(rng.uniform(0.5, 1.5, n)),
         kind=np.array(["random", "blocked"])[np.arange(n) % 2],
-        prior_precision=np.zeros(c) if prior_precision is None else prior_precision,
+        families=families or (NETWORK,) * c,
     )
 
 
@@ -88,27 +94,28 @@ def factor_of(head: NoiseHead, Z: torch.Tensor) -> np.ndarray:
 
 def slow_log_density(
     points: HeldOutPoints,
-    curves: dict[float, Curve],
+    curves: dict[Family, Curve],
     tails: Tails = NONE,
     shrinkage: Shrinkage = FREE,
     head: NoiseHead | None = None,
     *,
     alike: bool = False,
 ) -> np.ndarray:
-    """Point by point and network by network: a mixture of normals weighted by squared precision (or `alike`), each with
-    a wider twin; every network by the curve of its prior precision. Means are those of the product with
+    """Point by point and network by network: a mixture of normals weighted by trust and squared precision (or `alike`),
+    each with a wider twin; every network by the curve of its family. Means are those of the product with
     N(0, 1 / precision)."""
     c, n, q = points.mean.shape
     density = np.zeros(n)
     for j in range(n):
         factor = np.ones(q) if head is None else factor_of(head, points.inputs[j : j + 1])[0]
-        epistemic, noise = [], []
+        epistemic, noise, trust = [], [], []
         for i in range(c):
-            curve, v = curves[points.prior_precision[i]], float(points.cost[i, j])  # within reach
+            curve, v = curves[points.families[i]], float(points.cost[i, j])  # within reach
+            trust.append(curve.trust)
             noise.append(points.noise_var[i, j].numpy() * curve.noise * factor)
             epistemic.append(points.noise_var[i, j].numpy() * curve.slope * v**curve.power)
         var = [e + n for e, n in zip(epistemic, noise, strict=True)]
-        weight = np.array([1.0 if alike else 1 / v.prod() ** (2 / q) for v in var])
+        weight = np.array([1.0 if alike else t / v.prod() ** (2 / q) for t, v in zip(trust, var, strict=True)])
         for i in range(c):
             C = np.eye(q) if points.correlation is None else points.correlation[i, j].numpy()
             cov = slow_cov(C, epistemic[i], noise[i])
@@ -119,11 +126,11 @@ def slow_log_density(
     return np.log(density)
 
 
-def numbers(curves: dict[float, Curve], tails: Tails = NONE, shrinkage: Shrinkage = FREE) -> np.ndarray:
+def numbers(curves: dict[Family, Curve], tails: Tails = NONE, shrinkage: Shrinkage = FREE) -> np.ndarray:
     """What the optimizer moves."""
     of_tails = [np.log(tails.share / (1 - tails.share)), np.log(tails.factor)] if tails.share else []
     more = [*of_tails, np.log(shrinkage.precision)] if shrinkage.precision else of_tails
-    each = [np.concatenate([np.log(c.noise), np.log(c.slope), [np.log(c.power)]]) for c in curves.values()]
+    each = [np.concatenate([np.log(c.noise), np.log(c.slope), np.log([c.power, c.trust])]) for c in curves.values()]
     return np.concatenate([*each, more])
 
 
@@ -131,8 +138,25 @@ def moved(found: Calibration) -> np.ndarray:
     return numbers(found.curves, found.tails, found.shrinkage)
 
 
+def widening(points: HeldOutPoints) -> float:
+    """What a and b of a fit to these points are multiplied by in the end."""
+    n = max(8.0, sum(float(w) for w, kind in zip(points.weight, points.kind, strict=True) if kind != "blocked"))
+    return (n + 2) / (n - 4)
+
+
+def narrow(found: Calibration, points: HeldOutPoints) -> dict[Family, Curve]:
+    """The curves of the fit before they were widened."""
+    w = widening(points)
+    return {family: replace(c, noise=c.noise / w, slope=c.slope / w) for family, c in found.curves.items()}
+
+
+def optimum(found: Calibration, points: HeldOutPoints) -> np.ndarray:
+    """Where the optimizer ended."""
+    return numbers(narrow(found, points), found.tails, found.shrinkage)
+
+
 def problem_of(points: HeldOutPoints, mixture: bool, head: NoiseHead | None = None) -> CurveProblem:
-    return CurveProblem(points, points.prior_precisions, mixture, head)
+    return CurveProblem(points, list(dict.fromkeys(points.families)), mixture, head)
 
 
 # --- the curve itself
@@ -194,11 +218,13 @@ def test_a_curve_says_what_it_is() -> None:
 
 
 @given(c=st.integers(1, 5), n=st.integers(1, 4), q=st.integers(1, 3), seed=st.integers(0, 99))
-def test_member_weights_are_squared_precisions_that_add_up_to_one(c: int, n: int, q: int, seed: int) -> None:
-    var = np.random.default_rng(seed).uniform(0.01, 10, (c, n, q))
-    weights = formula.member_weights(TorchOps, torch.from_numpy(np.log(var)), SHARPNESS)[..., 0]
-    inverse = (1 / var).prod(-1) ** (2 / q)
-    close(weights, torch.from_numpy(inverse / inverse.sum(0)))
+def test_member_weights_are_trusted_squared_precisions_that_add_up_to_one(c: int, n: int, q: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    var, trust = rng.uniform(0.01, 10, (c, n, q)), rng.uniform(0.05, 20, c)
+    log_var, log_trust = torch.from_numpy(np.log(var)), torch.from_numpy(np.log(trust))[:, None, None]
+    weights = formula.member_weights(TorchOps, log_var, SHARPNESS, log_trust)[..., 0]
+    each = trust[:, None] * (1 / var).prod(-1) ** (2 / q)
+    close(weights, torch.from_numpy(each / each.sum(0)))
     close(weights.sum(0), torch.ones(n, dtype=torch.float64))
 
 
@@ -208,16 +234,23 @@ def test_member_weights_are_squared_precisions_that_add_up_to_one(c: int, n: int
 @pytest.mark.parametrize("mixture", [False, True])
 @pytest.mark.parametrize("correlated", [False, True])
 @pytest.mark.parametrize(
-    ("q", "precision"), [(1, [0.0]), (2, [0.0]), (2, [0.3] * 3), (2, [0.3, np.inf, 0.3]), (1, [2, 1])]
+    ("q", "families"),
+    [
+        (1, (NETWORK,)),
+        (2, (NETWORK,)),
+        (2, (WEAK,) * 3),
+        (2, (WEAK, LINEAR, WEAK)),
+        (1, (STRONG, WEAK)),
+        (2, (NETWORK, FOURIER, LINEAR)),
+    ],
 )
 def test_value_and_gradient_are_those_of_the_slow_form(
-    q: int, precision: list[float], mixture: bool, correlated: bool
+    q: int, families: tuple[Family, ...], mixture: bool, correlated: bool
 ) -> None:
     """Correlated outputs are judged by their joint density."""
-    points = held_out(
-        12, q, len(precision), prior_precision=np.array(precision, dtype=float), correlated=correlated and q > 1
-    )
+    points = held_out(12, q, len(families), families=families, correlated=correlated and q > 1)
     problem = problem_of(points.usable(), mixture)
+    assert len(problem.start()) == len(set(families)) * (2 * q + 2) + 3 * mixture
     x = problem.start() + np.random.default_rng(1).normal(0, 0.5, len(problem.start()))
     found, w = problem.calibration(x, {}, lpd_before=0.0), points.weight.numpy()
     curves, tails, shrinkage = found.curves, found.tails, found.shrinkage
@@ -232,7 +265,7 @@ def test_value_and_gradient_are_those_of_the_slow_form(
 
 
 def test_value_and_gradient_with_noise_that_depends_on_the_input() -> None:
-    points = held_out(12, 2, 2)
+    points = held_out(12, 2, 2, families=(FOURIER, LINEAR))
     problem = problem_of(points.usable(), True, NoiseHead.initial(points.inputs, 2))
     x = np.concatenate([problem.start(), problem.initial_head.numbers().numpy()])
     x += np.random.default_rng(1).normal(0, 0.3, len(x))
@@ -252,7 +285,7 @@ def test_value_and_gradient_with_noise_that_depends_on_the_input() -> None:
 @pytest.mark.parametrize("at_once", [1, 70])
 @pytest.mark.parametrize("correlated", [False, True])
 def test_the_gradient_is_that_of_differences_and_pieces_add_up(at_once: int, correlated: bool, monkeypatch) -> None:
-    points = held_out(40, 2, 3, prior_precision=np.array([1.0, 2.0, 1.0]), correlated=correlated).usable()
+    points = held_out(40, 2, 3, families=(WEAK, STRONG, WEAK), correlated=correlated).usable()
     head = NoiseHead.initial(points.inputs, 2)
     whole = problem_of(points, True, head)
     x = np.concatenate([whole.start(), head.numbers().numpy()])
@@ -272,8 +305,10 @@ def test_the_gradient_is_that_of_differences_and_pieces_add_up(at_once: int, cor
 def test_the_density_with_tails_integrates_to_one(c: int) -> None:
     step = 0.02
     y = torch.arange(-300, 300, step, dtype=torch.float64)
-    points = replace(held_out(1, 1, c)[np.zeros(len(y), dtype=int)], targets=y[:, None])
-    one_output = {0.0: replace(TRUTH, noise=TRUTH.noise[:1], slope=TRUTH.slope[:1])}
+    families = (NETWORK, FOURIER, NETWORK)[:c]
+    points = replace(held_out(1, 1, c, families=families)[np.zeros(len(y), dtype=int)], targets=y[:, None])
+    curve = replace(TRUTH, noise=TRUTH.noise[:1], slope=TRUTH.slope[:1])
+    one_output = {family: replace(curve, trust=3.0**i) for i, family in enumerate(dict.fromkeys(families))}
     log_density = problem_of(points, True).log_density(numbers(one_output, TAILS, Shrinkage(0.5)))
     assert np.exp(log_density).sum() * step == pytest.approx(1.0, rel=1e-12)
 
@@ -285,17 +320,28 @@ def test_the_density_with_tails_integrates_to_one(c: int) -> None:
 def test_a_known_curve_is_found_again(q: int, c: int, correlated: bool) -> None:
     points = held_out(24_000 if correlated else 6000, q, c, correlated=correlated)
     calibration = fit_curves(points, mixture=False)
-    found = calibration.curve
+    found = narrow(calibration, points)[NETWORK]
     np.testing.assert_allclose(found.noise, TRUTH.noise[:q], rtol=0.15)  # a few standard errors of the points
     np.testing.assert_allclose(found.slope, TRUTH.slope[:q], rtol=0.15)
     assert found.power == pytest.approx(TRUTH.power, rel=0.05)
     assert found.reach == float(points.cost.max())
+    assert found.trust == pytest.approx(1.0, abs=1e-3)  # of one family it changes nothing, so the prior decides
     assert calibration.tails == NONE
 
 
+@pytest.mark.parametrize("mixture", [False, True])
+def test_a_known_trust_is_found_again(mixture: bool) -> None:
+    points = held_out(6000, 1, 3, families=(LINEAR, NETWORK, NETWORK), trust=(8.0, 1.0, 1.0))
+    curves = fit_curves(points, mixture=mixture).curves
+    assert curves[LINEAR].trust / curves[NETWORK].trust == pytest.approx(8.0, rel=0.25)
+    # the density knows the ratio alone: by the prior the logarithms lie on both sides of zero
+    assert curves[LINEAR].trust * curves[NETWORK].trust == pytest.approx(1.0, abs=0.01)
+
+
 def test_known_tails_are_found_again() -> None:
-    found = fit_curves(held_out(6000, 2, tails=TAILS), mixture=True)
-    np.testing.assert_allclose(found.curve.noise, TRUTH.noise, rtol=0.2)
+    points = held_out(6000, 2, tails=TAILS)
+    found = fit_curves(points, mixture=True)
+    np.testing.assert_allclose(narrow(found, points)[NETWORK].noise, TRUTH.noise, rtol=0.2)
     assert found.tails.share == pytest.approx(0.1, rel=0.25)
     assert found.tails.factor == pytest.approx(9.0, rel=0.25)
     assert found.tails.widening == pytest.approx(TAILS.widening, rel=0.15)
@@ -335,9 +381,10 @@ def shrunk(mean: float, var: float, centre: float, precision: float) -> float:
     return float(formula.shrunk(NumPyOps, mean, np.log(var), centre, log_precision))
 
 
-def test_each_prior_precision_finds_its_own_curve_and_the_best_comes_first() -> None:
-    """Networks under precision 1 tell the truth with their noise; those under 2 know nothing of the targets."""
-    points = held_out(4000, 1, 2, prior_precision=np.array([2.0, 1.0]))
+@pytest.mark.parametrize(("poor", "best"), [(STRONG, WEAK), (NETWORK, FOURIER)])
+def test_each_family_finds_its_own_curve_and_the_best_comes_first(poor: Family, best: Family) -> None:
+    """Members of the best family tell the truth with their noise; the others know nothing of the targets."""
+    points = held_out(4000, 1, 2, families=(poor, best))
     good = held_out(4000, 1, 1, seed=3)
     points = replace(
         points,
@@ -347,22 +394,30 @@ def test_each_prior_precision_finds_its_own_curve_and_the_best_comes_first() -> 
         targets=good.targets,
     )
     found = fit_curves(points, mixture=False)
-    assert list(found.curves) == [1.0, 2.0]
-    assert found.alone[1.0] > found.alone[2.0]
-    for precision in (1.0, 2.0):  # alone, each is what it would be if the other did not exist
-        assert found.alone[precision] == pytest.approx(fit_curves(points.of(precision), mixture=False).lpd, abs=1e-6)
-    assert found.lpd > found.alone[1.0]  # where the one is lost, the other helps
+    assert list(found.curves) == [best, poor]
+    assert found.alone[best] > found.alone[poor]
+    for family in (best, poor):  # alone, each is what it would be if the other did not exist, before it is widened
+        own = points.of(family)
+        single = problem_of(own.usable(), False).lpd(optimum(fit_curves(own, mixture=False), own))
+        assert found.alone[family] == pytest.approx(single, abs=1e-6)
+    assert found.lpd > found.alone[best]  # where the one is lost, the other helps
+    assert found.curves[best].trust > found.curves[poor].trust
     np.testing.assert_array_equal(found.points.cost, good.cost[0].numpy())
-    assert found.curves[2.0].reach == float(points.cost[0].max())
+    assert found.curves[poor].reach == float(points.cost[0].max())
+
+
+def pairs(c: int) -> tuple[Family, ...]:
+    """Two networks of a family each."""
+    return (NETWORK, NETWORK, LINEAR, LINEAR)[:c]
 
 
 @pytest.mark.parametrize("mixture", [False, True])
 @pytest.mark.parametrize("n", [3, 50, 400])
 @pytest.mark.parametrize("c", [1, 3])
 def test_no_curve_nearby_is_better(n: int, c: int, mixture: bool) -> None:
-    points = held_out(n, 2, c, seed=n, prior_precision=np.arange(c) // 2.0).usable()
+    points = held_out(n, 2, c, seed=n, families=pairs(c)).usable()
     found = fit_curves(points, mixture=mixture)
-    problem, x = CurveProblem(points, list(found.curves), mixture), moved(found)
+    problem, x = CurveProblem(points, list(found.curves), mixture), optimum(found, points)
     best, _ = problem.value(x)
     limits = np.array([LIMITS[name] for name in problem.names]).T
     rng = np.random.default_rng(0)
@@ -375,8 +430,13 @@ def test_no_curve_nearby_is_better(n: int, c: int, mixture: bool) -> None:
 @pytest.mark.parametrize("mixture", [False, True])
 @pytest.mark.parametrize(("n", "q", "c", "correlated"), [(30, 1, 2, False), (400, 2, 4, False), (100, 2, 3, True)])
 def test_the_long_way_ends_no_lower(n: int, q: int, c: int, correlated: bool, mixture: bool) -> None:
-    """L-BFGS from every start of every prior precision alone, then of all together from there and from the identity."""
-    points = held_out(n, q, c, seed=n, prior_precision=np.arange(c) // 2.0, correlated=correlated, tails=TAILS).usable()
+    """L-BFGS from every start of every family alone, then of all together from there and from the identity.
+
+    Tails that the model does not have would make several minima of several families; only mixtures, which have tails,
+    are ever fitted to more than one.
+    """
+    tails = TAILS if mixture else NONE
+    points = held_out(n, q, c, seed=n, families=pairs(c), correlated=correlated, tails=tails).usable()
     found = fit_curves(points, mixture=mixture)
 
     def lowest(problem: CurveProblem, starts: list[np.ndarray]) -> tuple[float, np.ndarray]:
@@ -385,13 +445,50 @@ def test_the_long_way_ends_no_lower(n: int, q: int, c: int, correlated: bool, mi
         return min(((float(end.fun), end.x) for end in ends), key=lambda end: end[0])
 
     curves = []
-    for precision in found.curves:
-        alone = CurveProblem(points.of(precision), [precision], mixture=False)
+    for family in found.curves:
+        alone = CurveProblem(points.of(family), [family], mixture=False)
         curves.append(lowest(alone, [alone.start(*start) for start in STARTS])[1])
-        assert found.alone[precision] == pytest.approx(alone.lpd(curves[-1]), abs=1e-6)
+        assert found.alone[family] == pytest.approx(alone.lpd(curves[-1]), abs=1e-6)
     problem = CurveProblem(points, list(found.curves), mixture)
     value, _ = lowest(problem, [problem.start(curves=curves), problem.start()])
-    assert problem.value(moved(found))[0] <= value + 1e-6 * abs(value)
+    assert problem.value(optimum(found, points))[0] <= value + 1e-6 * abs(value)
+
+
+@pytest.mark.parametrize("n", [9, 12, 40])
+def test_a_fit_is_widened_as_much_as_a_regression_that_does_not_know_its_noise(n: int) -> None:
+    """Of two unknowns and n points: the variance of its Student-t predictive at their inputs, on average, over the
+    likeliest noise variance."""
+    rng = np.random.default_rng(n)
+    A, y = np.c_[np.ones(n), rng.normal(size=n)], rng.normal(size=n)
+    residual = y - A @ np.linalg.lstsq(A, y)[0]
+    leverage = np.diag(A @ np.linalg.inv(A.T @ A) @ A.T)
+    scale = np.sqrt(residual @ residual / (n - 2) * (1 + leverage))
+    expected = stats.t(n - 2, scale=scale).var().mean() / (residual @ residual / n)
+    moves = of_widening(n)
+    assert moves == {"noise": pytest.approx(np.log(expected)), "slope": pytest.approx(np.log(expected)), "other": 0.0}
+
+
+@pytest.mark.parametrize("n", [1, 4, 8])
+def test_of_few_points_a_fit_is_widened_as_of_eight(n: int) -> None:
+    assert of_widening(n) == {"noise": pytest.approx(np.log(2.5)), "slope": pytest.approx(np.log(2.5)), "other": 0.0}
+
+
+def of_widening(n: int) -> dict[str, float]:
+    """How far `widened` moves every number of that name, points outside blocks having a total weight of n."""
+    points = held_out(4 * n, 2, 2, families=(NETWORK, LINEAR))  # half of them in blocks
+    points = replace(points, weight=torch.full((4 * n,), 0.5, dtype=torch.float64))
+    problem = problem_of(points, True, NoiseHead.initial(points.inputs, 2))
+    x = np.concatenate([problem.start(), problem.initial_head.numbers().numpy()])
+    x += np.random.default_rng(0).normal(size=len(x))
+    before = x.copy()
+    moves = problem.widened(x) - x
+    np.testing.assert_array_equal(x, before)
+    names = [*problem.names, *["head"] * (len(x) - len(problem.names))]
+    found: dict[str, set[float]] = {"noise": set(), "slope": set(), "other": set()}
+    for name, move in zip(names, moves, strict=True):
+        found[name if name in found else "other"].add(round(float(move), 12))
+    assert {name: len(values) for name, values in found.items()} == {"noise": 1, "slope": 1, "other": 1}
+    return {name: values.pop() for name, values in found.items()}
 
 
 @settings(max_examples=20)
@@ -406,7 +503,8 @@ def test_the_long_way_ends_no_lower(n: int, q: int, c: int, correlated: bool, mi
 def test_the_promised_lpd_is_never_below_the_old_one_but_for_the_prior(
     n: int, q: int, c: int, mixture: bool, correlated: bool, seed: int
 ) -> None:
-    """The identity lies within the limits: what it costs under the prior is all that may be lost on its own points.
+    """The identity lies within the limits: what it costs under the prior is all that may be lost on its own points,
+    before the curves are widened.
 
     `lpd_before` is that of the uncalibrated mixture, in which all networks count alike.
     """
@@ -419,8 +517,9 @@ def test_the_promised_lpd_is_never_below_the_old_one_but_for_the_prior(
     allowed = prior + shift if mixture else 0.0
     w = float(points.weight.sum())
     lpd = lambda density: float((points.weight.numpy() * density).sum()) / w
-    identity = {0.0: Curve.identity(q)}
-    assert found.lpd >= lpd(slow_log_density(points, identity)) - allowed / w - 1e-6
+    identity = {NETWORK: Curve.identity(q)}
+    fitted = lpd(slow_log_density(points, narrow(found, points), found.tails, found.shrinkage))
+    assert fitted >= lpd(slow_log_density(points, identity)) - allowed / w - 1e-6
     slow = slow_log_density(points, found.curves, found.tails, found.shrinkage)
     assert found.lpd == pytest.approx(lpd(slow), rel=1e-8)
     assert found.lpd_before == pytest.approx(lpd(slow_log_density(points, identity, alike=True)), rel=1e-8)
@@ -431,13 +530,14 @@ def test_the_promised_lpd_is_never_below_the_old_one_but_for_the_prior(
     n=st.integers(2, 40), size=st.sampled_from([0.0, 1e-6, 1.0, 1e6]), mixture=st.booleans(), seed=st.integers(0, 99)
 )
 def test_limits_hold_whatever_the_errors(n: int, size: float, mixture: bool, seed: int) -> None:
-    points = held_out(n, 2, 2, seed)
+    points = held_out(n, 2, 2, seed, families=(NETWORK, LINEAR))
     wild = replace(points, targets=points.mean[0] + size * (points.targets - points.mean[0]))
     found = fit_curves(wild, mixture=mixture)
-    curve = found.curve
-    for name, values in (("noise", curve.noise), ("slope", curve.slope), ("power", [curve.power])):
-        low, high = np.exp(LIMITS[name])
-        assert all(low * (1 - 1e-9) <= v <= high * (1 + 1e-9) for v in values)
+    for curve in narrow(found, wild).values():
+        each = {"noise": curve.noise, "slope": curve.slope, "power": [curve.power], "trust": [curve.trust]}
+        for name, values in each.items():
+            low, high = np.exp(LIMITS[name])
+            assert all(low * (1 - 1e-9) <= v <= high * (1 + 1e-9) for v in values)
     assert 0 <= found.tails.share <= 0.5
     assert 1 <= found.tails.factor <= np.exp(LIMITS["factor"][1]) * (1 + 1e-9)
     assert found.shrinkage.precision <= np.exp(LIMITS["shrinkage"][1]) * (1 + 1e-9)
@@ -502,7 +602,7 @@ def test_curves_of_a_part_are_near_those_of_all_and_speak_for_all(monkeypatch) -
     assert everything.lpd - 0.01 < part.lpd < everything.lpd + 1e-3  # of the same points
     problem = problem_of(points.usable(), True)
     assert part.lpd == pytest.approx(problem.lpd(moved(part)), rel=1e-10)
-    assert part.alone[0.0] == pytest.approx(everything.alone[0.0], abs=0.01)
+    assert part.alone[NETWORK] == pytest.approx(everything.alone[NETWORK], abs=0.01)
     assert part.lpd_before == everything.lpd_before
     assert part.curve.reach == float(points.cost.max())
     assert len(part.points.cost) == 6000
@@ -556,7 +656,7 @@ def test_absurd_errors_of_one_of_several_networks_do_not_spoil_the_others() -> N
     np.testing.assert_allclose(moved(found), moved(expected), atol=0.5)
 
 
-@pytest.mark.parametrize("input_noise", [False, True])
+@pytest.mark.parametrize("input_noise", [False, True, None])
 def test_without_a_usable_point_the_posterior_stands_as_it_is(input_noise: bool) -> None:
     points = held_out(5, 2, 2)
     for nothing in (replace(points, mean=points.mean * torch.nan), replace(points, weight=0 * points.weight)):
@@ -579,20 +679,62 @@ def test_points_shown_are_those_of_the_first_network() -> None:
 # --- noise that depends on the input
 
 
+def noisy(n: int, strength: float = 1.5, seed: int = 0) -> tuple[HeldOutPoints, torch.Tensor]:
+    """Points that are all noise, and the variance of it over its usual value: exp(strength tanh(first input))."""
+    points = held_out(n, 1, curve=Curve.identity(2), seed=seed)
+    truth = torch.exp(strength * torch.tanh(points.inputs[:, :1]))
+    noise = torch.randn(n, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    targets = points.mean[0] + (truth * points.noise_var[0]).sqrt() * noise
+    return replace(points, cost=points.cost * 1e-3, targets=targets), truth
+
+
 def test_noise_of_the_input_is_found_and_ends_at_the_edge_of_the_data() -> None:
-    points = held_out(3000, 1, curve=Curve.identity(2))
-    truth = torch.exp(1.5 * torch.tanh(points.inputs[:, :1]))
-    points = replace(points, cost=points.cost * 1e-3, targets=points.mean[0])
-    noise = torch.randn(3000, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    points = replace(points, targets=points.mean[0] + (truth * points.noise_var[0]).sqrt() * noise)
+    points, truth = noisy(3000)
     plain, found = fit_curves(points, mixture=False), fit_curves(points, mixture=False, input_noise=True)
     assert found.lpd > plain.lpd + 0.05
     assert plain.head is None
     assert found.head is not None
-    ratio = found.curve.noise * head_factor(found.head, points.inputs) / truth.numpy()
+    ratio = narrow(found, points)[NETWORK].noise * head_factor(found.head, points.inputs) / truth.numpy()
     assert 0.8 < np.quantile(ratio, 0.05) < np.quantile(ratio, 0.95) < 1.25
     edge, beyond = points.inputs.amax(0)[None], points.inputs.amax(0)[None] + 1e3
     np.testing.assert_array_equal(head_factor(found.head, edge), head_factor(found.head, beyond))
+
+
+@pytest.mark.parametrize("mixture", [False, True])
+@pytest.mark.parametrize(("strength", "depends"), [(1.5, True), (-1.5, True), (0.0, False)])
+@pytest.mark.parametrize("seed", range(3))
+def test_whether_noise_depends_on_the_input_is_found_out(
+    seed: int, strength: float, depends: bool, mixture: bool
+) -> None:
+    points, _ = noisy(800, strength, seed)
+    found = fit_curves(points, mixture=mixture, input_noise=None)
+    assert (found.head is not None) == depends
+    told = fit_curves(points, mixture=mixture, input_noise=depends)
+    assert found.lpd == told.lpd
+    np.testing.assert_array_equal(moved(found), moved(told))
+
+
+@pytest.mark.parametrize(("n", "seed"), [(320, 0), (300, 3)])
+def test_points_that_were_fitted_do_not_say_whether_noise_depends_on_the_input(n: int, seed: int) -> None:
+    """By chance a head fits constant noise better than none; judged by the same points, it would be kept."""
+    points, _ = noisy(n, 0.0, seed)
+    assert fit_curves(points, mixture=False, input_noise=None).head is None
+
+
+def test_few_points_never_say_that_noise_depends_on_the_input() -> None:
+    """Points of blocks do not count, however many there are."""
+    points, _ = noisy(300, 4.0)
+    fewer = np.flatnonzero(np.arange(300) != 0)  # the first was held out at random
+    assert fit_curves(points, mixture=False, input_noise=None).head is not None
+    assert fit_curves(points[fewer], mixture=False, input_noise=None).head is None
+    blocked = replace(points, kind=np.full(300, "blocked"))
+    assert fit_curves(blocked, mixture=False, input_noise=None).head is None
+
+
+def test_noise_of_inputs_that_are_no_table_is_never_taken_to_depend_on_them() -> None:
+    points, _ = noisy(300, 4.0)
+    images = replace(points, inputs=points.inputs[:, None])
+    assert fit_curves(images, mixture=False, input_noise=None).head is None
 
 
 def test_a_head_that_has_learned_nothing_changes_nothing() -> None:
@@ -627,16 +769,35 @@ def test_sets_of_points_are_joined_and_stacked_field_by_field() -> None:
     assert twice.cost.shape == (6, 5)
 
 
+def test_members_of_a_family_keep_their_places_in_sets_of_points() -> None:
+    """Families of the same prior precision differ by their kind, those of the same kind by their prior precision."""
+    families = (NETWORK, LINEAR, WEAK, NETWORK)
+    a, b = held_out(5, 2, 4, seed=1, families=families, correlated=True), held_out(4, 2, 4, seed=2, families=families)
+    assert HeldOutPoints.joined([replace(a, correlation=None), b]).families == families
+    assert HeldOutPoints.stacked([a, replace(a, families=families[::-1])]).families == families + families[::-1]
+    assert a[np.arange(2)].families == a.usable().families == a.some(1).families == families
+    for family, places in ((NETWORK, [0, 3]), (LINEAR, [1]), (WEAK, [2])):
+        own = a.of(family)
+        assert own.families == (family,) * len(places)
+        for name in ("mean", "cost", "noise_var", "correlation"):
+            assert torch.equal(getattr(own, name), getattr(a, name)[places])
+        assert torch.equal(own.targets, a.targets)
+
+
 # --- splits
 
 
-@given(m=st.integers(4, 60), k=st.integers(2, 5), seed=st.integers(0, 9))
-def test_every_row_is_held_out_once_and_trained_on_otherwise(m: int, k: int, seed: int) -> None:
-    X = np.random.default_rng(seed).normal(size=(m, 2))
-    k = min(k, m // 2)
+@given(m=st.integers(4, 60), k=st.integers(2, 5), seed=st.integers(0, 9), copies=st.booleans())
+def test_every_row_is_held_out_once_and_trained_on_otherwise(m: int, k: int, seed: int, copies: bool) -> None:
+    """Rows of a group are held out together; `n_groups` counts the groups that are trained on."""
+    rng = np.random.default_rng(seed)
+    X, groups = rng.normal(size=(m, 2)), np.arange(m)
+    if copies:  # two rows of each group or three
+        groups = rng.permutation(np.arange(m) % (m // 2))
+    k = min(k, max(2, len(set(groups)) // 2))
     for kind, splits in (
-        ("random", random_splits(m, k, np.random.default_rng(seed))),
-        ("blocked", blocked_splits(X, k)),
+        ("random", random_splits(groups, k, np.random.default_rng(seed))),
+        ("blocked", blocked_splits(X, groups, k)),
     ):
         assert len(splits) == k
         assert sorted(np.concatenate([split.held for split in splits]).tolist()) == list(range(m))
@@ -644,21 +805,26 @@ def test_every_row_is_held_out_once_and_trained_on_otherwise(m: int, k: int, see
             assert split.kind == kind
             assert sorted([*split.train, *split.held]) == list(range(m))
             assert list(split.held) == sorted(split.held)
-        sizes = [len(split.held) for split in splits]
+            assert not set(groups[split.train]) & set(groups[split.held])
+            assert split.n_groups == len(set(groups[split.train]))
+        sizes = [len(set(groups[split.held])) for split in splits]
         assert max(sizes) - min(sizes) <= (1 if kind == "random" else 2)  # a block is cut in halves, twice rounded
 
 
 def test_the_seed_decides_on_random_splits() -> None:
-    a, b, c = (random_splits(30, 5, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    a, b, c = (random_splits(np.arange(30), 5, np.random.default_rng(seed)) for seed in (0, 0, 1))
     assert all((x.held == y.held).all() for x, y in zip(a, b, strict=True))
     assert any((x.held != y.held).any() for x, y in zip(a, c, strict=True))
 
 
-def test_blocks_hold_neighbours_out_together() -> None:
-    X = np.random.default_rng(0).uniform(size=(50, 1))
-    for split in blocked_splits(X, 5):
+@pytest.mark.parametrize("copies", [1, 3])
+def test_blocks_hold_neighbours_out_together(copies: int) -> None:
+    rng = np.random.default_rng(0)
+    groups = rng.permutation(np.repeat(np.arange(50), copies))
+    X = rng.uniform(size=(50, 1))[groups]
+    for split in blocked_splits(X, groups, 5):
         low, high = X[split.held].min(), X[split.held].max()
-        assert not ((X[split.train] > low) & (X[split.train] < high)).any()
+        assert not ((X[split.train] >= low) & (X[split.train] <= high)).any()
 
 
 def test_given_splits_are_the_splitters_own() -> None:
@@ -669,6 +835,7 @@ def test_given_splits_are_the_splitters_own() -> None:
             assert (split.train == train).all()
             assert (split.held == held).all()
             assert split.kind == "given"
+            assert split.n_groups == len(train)
 
 
 @given(seed=st.integers(0, 30), n_groups=st.integers(3, 8))

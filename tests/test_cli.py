@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("as_a_user")
 ROOT = Path(__file__).parents[1]
 PUMP, NEW = ROOT / "examples" / "pump.csv", ROOT / "examples" / "pump_new.csv"
 TARGETS = ["--target", "head_m,power_kw"]
-SMALL = ["--preset", "fast", "--hidden", "6", "--max-epochs", "5"]
+SMALL = ["--preset", "evidence", "--hidden", "6", "--max-epochs", "5"]
 
 
 def run(*words: object) -> Result:
@@ -360,7 +360,7 @@ def model_of(content: bytes):
 
 def plain_model(folder: Path, _: Path) -> list[object]:
     X = np.random.default_rng(0).normal(size=(20, 2))
-    lastlayer.BLLRegressor(preset="fast", hidden=(3,), max_epochs=1).fit(X, X[:, 0] ** 3).save(folder / "m")
+    lastlayer.BLLRegressor(preset="evidence", hidden=(3,), max_epochs=1).fit(X, X[:, 0] ** 3).save(folder / "m")
     return ["predict", folder / "m", NEW]
 
 

@@ -1,4 +1,5 @@
-"""Networks that leave rows out: they never see them, what they say of them is aligned, and members know every row."""
+"""Networks that leave rows out: they never see them, what they say of them is aligned, and members stay as they were
+judged unless rows are many."""
 
 import math
 from collections.abc import Sequence
@@ -19,18 +20,28 @@ from lastlayer.ensemble.trainer import FitTask, Trainer
 from lastlayer.features import MLP, affine_features
 from lastlayer.networks.mlp import Architecture
 from lastlayer.posterior import Posterior
-from lastlayer.settings import PRIOR_PRECISIONS, DataShape, Settings, resolve
+from lastlayer.predictor.module import Member
+from lastlayer.settings import FAST_PRECISIONS, PRIOR_PRECISIONS, DataShape, Settings, resolve
 from lastlayer.statistics import Statistics
-from lastlayer.training import Data, last_layer
+from lastlayer.training import Data, last_layer, last_layers
+from lastlayer.types import FOURIER, LINEAR, NETWORK, NO_NOISE_PRIOR, WEAK_NOISE_PRIOR, Family
 
 M = 40
+MANY = 200
+"""Rows enough for the few features of these networks: members learn the rows that they were judged on."""
+NETWORKS = tuple(Family("network", precision) for precision in PRIOR_PRECISIONS)
 
 
 @pytest.fixture
-def data(generator) -> Data:
-    X = torch.rand(M, 1, generator=generator, dtype=torch.float64) * 4 - 2
-    T = torch.cat([torch.sin(2 * X), X**2], 1) + 0.2 * torch.randn(M, 2, generator=generator, dtype=torch.float64)
-    return Data(X, T, torch.rand(M, generator=generator, dtype=torch.float64) + 0.5)
+def data() -> Data:
+    return table(M)
+
+
+def table(m: int) -> Data:
+    generator = torch.Generator().manual_seed(0)
+    X = torch.rand(m, 1, generator=generator, dtype=torch.float64) * 4 - 2
+    T = torch.cat([torch.sin(2 * X), X**2], 1) + 0.2 * torch.randn(m, 2, generator=generator, dtype=torch.float64)
+    return Data(X, T, torch.rand(m, generator=generator, dtype=torch.float64) + 0.5)
 
 
 def features(network: nn.Module, X: torch.Tensor) -> torch.Tensor:
@@ -50,15 +61,17 @@ class Recorded(Trainer):
         return super().networks(tasks, label)
 
 
-def settings(*precisions: float, n_members: int = 4, epochs: int = 15, seed: int = 7, **options) -> Settings:
+def settings(*families: Family | float, n_members: int = 4, epochs: int = 15, seed: int = 7, **options) -> Settings:
+    """Numbers are prior precisions of networks."""
     model = BLLRegressor(hidden=(4,), max_epochs=epochs)
     training = TrainingOptions(early_stopping=False, patience=100)
     made = resolve(model.get_params() | {"training": training}, DataShape((M, 1)), seed=seed)
-    return replace(made, prior_precisions=precisions or (0.3,), n_members=n_members, **options)
+    own = tuple(f if isinstance(f, Family) else Family("network", f) for f in families or (0.3,))
+    return replace(made, families=own, n_members=n_members, **({"ensemble": "selected prior"} | options))
 
 
-def crossfit(data: Data, *precisions: float, trainer: type[Recorded] = Recorded, **options) -> CrossFit:
-    return CrossFit(trainer(Architecture(settings(*precisions, **options)), data))
+def crossfit(data: Data, *families: Family | float, trainer: type[Recorded] = Recorded, **options) -> CrossFit:
+    return CrossFit(trainer(Architecture(settings(*families, **options)), data))
 
 
 def one_network(data: Data, task: FitTask) -> nn.Module:
@@ -66,9 +79,25 @@ def one_network(data: Data, task: FitTask) -> nn.Module:
     return network
 
 
-def partitions(k: int = 4, n: int = 2) -> list[list[Split]]:
+def partitions(k: int = 4, n: int = 2, m: int = M) -> list[list[Split]]:
     rng = np.random.default_rng(0)
-    return [random_splits(M, k, rng) for _ in range(n)]
+    return [random_splits(np.arange(m), k, rng) for _ in range(n)]
+
+
+def blocks(data: Data, k: int) -> list[Split]:
+    return blocked_splits(data.X.numpy(), np.arange(len(data.X)), k)
+
+
+def moments(network: nn.Module, data: Data, rows: np.ndarray) -> Statistics:
+    """What a last layer is fitted to, by hand."""
+    at = torch.from_numpy(rows)
+    return Statistics.from_features(features(network, data.X[at]), data.T[at], sample_weight=data.weight[at])
+
+
+def same_layer(member: Member, by_hand: Posterior, data: Data) -> None:
+    posterior, Phi = member.layer.posterior, features(member.network, data.X)
+    close(posterior.mean(Phi), by_hand.mean(Phi), loose=100)  # sums of moments in another order
+    close(posterior.variance_ratio(Phi), by_hand.variance_ratio(Phi), loose=100)
 
 
 def weights(network: nn.Module) -> list[torch.Tensor]:
@@ -82,17 +111,14 @@ def equal(a: nn.Module, b: nn.Module) -> bool:
 # what a network sees ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("m", [M, MANY])
 @pytest.mark.parametrize("together", [True, False])
-def test_a_network_never_sees_the_rows_it_leaves_out(data, together):
+def test_a_network_never_sees_the_rows_it_leaves_out(together, m):
     """Poison in the held-out rows reaches every network but the one that left them out."""
-    splits = partitions(4, 1)
-    held = torch.from_numpy(splits[0][1].held)
-    X, T = data.X.clone(), data.T.clone()
-    T[held] += 100.0
-    X[held] = -X[held]
+    data, splits = table(m), partitions(4, 1, m)
     options = {} if together else {"early_stopping": True}  # one after the other, each on some of its rows
     plain, poisoned = (
-        crossfit(d, **options).selected_prior(Folds(splits, [])) for d in (data, Data(X, T, data.weight))
+        crossfit(d, **options).selected_prior(Folds(splits, [])) for d in (data, poison(data, splits[0][1].held))
     )
     for i, (a, b) in enumerate(zip(plain.folds, poisoned.folds, strict=True)):
         assert equal(a.network, b.network) == (i == 1)
@@ -100,13 +126,35 @@ def test_a_network_never_sees_the_rows_it_leaves_out(data, together):
     a, b = plain.folds[1].layer, poisoned.folds[1].layer
     assert a.posterior.log_alpha == b.posterior.log_alpha
     assert torch.equal(a.posterior.Sigma_E, b.posterior.Sigma_E)
-    # the member's last layer does know those rows
+    # the member's last layer knows those rows only where they are many
     Phi = features(plain.members[1].network, data.X)
-    assert not torch.allclose(plain.members[1].layer.posterior.mean(Phi), poisoned.members[1].layer.posterior.mean(Phi))
+    a, b = (ensemble.members[1].layer.posterior.mean(Phi) for ensemble in (plain, poisoned))
+    assert torch.equal(a, b) if m == M else not torch.allclose(a, b)
+
+
+def poison(data: Data, rows: np.ndarray) -> Data:
+    held = torch.from_numpy(rows)
+    X, T = data.X.clone(), data.T.clone()
+    T[held] += 100.0
+    X[held] = -X[held]
+    return Data(X, T, data.weight)
+
+
+def test_lengths_of_fourier_features_never_see_the_rows_left_out(data):
+    (splits,) = partitions(4, 1)
+    plain, poisoned = (
+        crossfit(d, FOURIER, ensemble="mixture").mixture(splits) for d in (data, poison(data, splits[1].held))
+    )
+    for i, (a, b) in enumerate(zip(plain.members, poisoned.members, strict=True)):
+        assert equal(a.network, b.network) == (i == 1)
+    Phi = features(plain.members[1].network, data.X)
+    a, b = (ensemble.members[1].layer.posterior for ensemble in (plain, poisoned))
+    assert torch.equal(a.mean(Phi), b.mean(Phi))
+    assert torch.equal(a.variance_ratio(Phi), b.variance_ratio(Phi))
 
 
 def test_as_one_batch_or_one_by_one_the_networks_are_the_same(data):
-    splits = [*partitions(4, 1)[0], *blocked_splits(data.X.numpy(), 3)]
+    splits = [*partitions(4, 1)[0], *blocks(data, 3)]
     batch = crossfit(data).selected_prior(Folds([splits], []))
     alone = [one_network(data, t.task) for t in batch.folds]
     for t, network in zip(batch.folds, alone, strict=True):
@@ -114,14 +162,15 @@ def test_as_one_batch_or_one_by_one_the_networks_are_the_same(data):
             torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)  # in a stack, in float32
 
 
-def test_on_several_cores_the_networks_are_the_same(data, monkeypatch):
-    splits = partitions(4, 2)
+@pytest.mark.parametrize("family", [NETWORKS[1], FOURIER], ids=str)
+def test_on_several_cores_the_networks_are_the_same(data, monkeypatch, family):
+    (splits,) = partitions(8, 1)
     monkeypatch.setattr("lastlayer.ensemble.trainer.ROWS_PER_CORE", 1)
-    one = crossfit(data, n_members=8).selected_prior(Folds(splits, []))
+    one = crossfit(data, family, ensemble="mixture").mixture(splits)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        three = crossfit(data, n_members=8).selected_prior(Folds(splits, []))
+        three = crossfit(data, family, ensemble="mixture").mixture(splits)
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
@@ -135,7 +184,7 @@ def test_on_several_cores_the_networks_are_the_same(data, monkeypatch):
 
 @pytest.mark.parametrize("noise", ["diagonal", "full"])
 def test_held_out_points_of_several_partitions_meet_row_by_row(data, noise):
-    blocked = blocked_splits(data.X.numpy(), 2)
+    blocked = blocks(data, 2)
     plan = [[*splits, *blocked] for splits in partitions(3, 2)]
     fit = crossfit(data, noise=noise, n_members=6)
     ensemble = fit.selected_prior(Folds(plan, []))
@@ -149,11 +198,9 @@ def test_held_out_points_of_several_partitions_meet_row_by_row(data, noise):
         assert torch.equal(points.weight[offset : offset + M], counts * data.weight)
     seen = np.zeros((2, 2 * M), dtype=int)
     for t in ensemble.folds:
-        train, held = torch.from_numpy(t.task.split.train), torch.from_numpy(t.task.split.held)
-        moments = Statistics.from_features(
-            features(t.network, data.X[train]), data.T[train], sample_weight=data.weight[train]
-        )
-        by_hand = last_layer(moments, noise=noise).posterior.predict(features(t.network, data.X[held]))
+        held = torch.from_numpy(t.task.split.held)
+        layer = last_layer(moments(t.network, data, t.task.split.train), noise=noise)
+        by_hand = layer.posterior.predict(features(t.network, data.X[held]))
         at = t.task.partition, held + (M if t.task.split.kind == "blocked" else 0)
         close(points.mean[at], by_hand.mean)
         close(points.cost[at], by_hand.variance_ratio)
@@ -168,7 +215,10 @@ def test_held_out_points_of_several_partitions_meet_row_by_row(data, noise):
 
 def test_rows_that_a_splitter_never_holds_out_are_no_points(data):
     """As with TimeSeriesSplit: the first rows are always in the past."""
-    splits = [Split(np.arange(10), np.arange(10, 20), "given"), Split(np.arange(20), np.arange(20, 40), "given")]
+    splits = [
+        Split(np.arange(10), np.arange(10, 20), "given", 10),
+        Split(np.arange(20), np.arange(20, 40), "given", 20),
+    ]
     fit = crossfit(data, n_members=3)
     ensemble = fit.selected_prior(Folds([splits, splits], []))
     points = fit.held_out(ensemble.folds)
@@ -181,47 +231,80 @@ def test_what_a_network_says_of_new_points_is_its_posterior(data):
     network = MLP(1, (4,), generator=torch.Generator().manual_seed(0))
     layer = last_layer(Statistics.from_features(features(network, data.X), data.T))
     new = Data(torch.randn(5, 1, dtype=torch.float64), torch.randn(5, 2, dtype=torch.float64))
-    points = HeldOutPoints.by(layer, features(network, new.X), new, "validation", 0.3)
+    points = HeldOutPoints.by(layer, features(network, new.X), new, "validation", LINEAR)
     expected = layer.posterior.predict(features(network, new.X))
     close(points.mean[0], expected.mean)
     close(points.cost[0], expected.variance_ratio)
     close(points.noise_var[0], expected.noise_cov.diagonal().expand(5, 2))
     assert bool((points.weight == 1).all())
     assert set(points.kind) == {"validation"}
-    assert points.prior_precision.tolist() == [0.3]
+    assert points.families == (LINEAR,)
 
 
 # members ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("noise", ["diagonal", "full"])
-def test_a_members_last_layer_knows_every_row_at_the_alpha_and_noise_of_its_fold(data, noise):
+def test_of_many_rows_a_members_last_layer_knows_all_at_the_alpha_and_noise_of_its_fold(noise):
+    data = table(MANY)
+    ensemble = crossfit(data, noise=noise, n_members=6).selected_prior(Folds(partitions(4, 2, MANY), []))
+    assert len(ensemble.members) == 6
+    assert len(ensemble.folds) == 8
+    for member, t in zip(ensemble.members, ensemble.folds, strict=False):
+        assert member.network is t.network
+        assert not member.unseen.has(data).any()
+        every, judged = moments(t.network, data, np.arange(MANY)), t.layer.posterior
+        assert member.layer.posterior.log_alpha == judged.log_alpha
+        assert torch.equal(member.layer.posterior.Sigma_E, judged.Sigma_E)
+        same_layer(member, Posterior(every, judged.log_alpha, judged.Sigma_E, noise, rtol=math.inf), data)
+
+
+@pytest.mark.parametrize("noise", ["diagonal", "full"])
+def test_of_few_rows_a_members_last_layer_is_the_one_that_was_judged(data, noise):
     ensemble = crossfit(data, noise=noise, n_members=6).selected_prior(Folds(partitions(4, 2), []))
     assert len(ensemble.members) == 6
     assert len(ensemble.folds) == 8
     for member, t in zip(ensemble.members, ensemble.folds, strict=False):
         assert member.network is t.network
-        Phi = features(t.network, data.X)
-        every = Statistics.from_features(Phi, data.T, sample_weight=data.weight)
-        by_hand = Posterior(every, t.layer.posterior.log_alpha, t.layer.posterior.Sigma_E, noise, rtol=math.inf)
-        posterior = member.layer.posterior
-        assert posterior.log_alpha == t.layer.posterior.log_alpha
-        assert torch.equal(posterior.Sigma_E, t.layer.posterior.Sigma_E)
-        close(posterior.weights, by_hand.weights, loose=100)  # sums of moments in another order
-        close(posterior.variance_ratio(Phi), by_hand.variance_ratio(Phi), loose=100)
+        assert member.layer is t.layer
+        held = np.isin(np.arange(M), t.task.split.held)
+        np.testing.assert_array_equal(member.unseen.has(data), held)
+        assert member.unseen.weight.sum() == pytest.approx(float(data.weight[torch.from_numpy(held)].sum()))
+        same_layer(member, last_layer(moments(t.network, data, t.task.split.train), noise=noise).posterior, data)
+
+
+def test_members_learn_the_rows_they_were_judged_on_from_ten_groups_of_rows_for_each_determined_feature():
+    data, (first, second) = table(MANY), partitions(2, 1, MANY)[0]
+    (network, _) = crossfit(data).trainer.networks(
+        [FitTask(s, 0, i, NETWORKS[1]) for i, s in enumerate((first, second))], ""
+    )
+    layer = last_layer(moments(network, data, first.train))
+    Phi, w = features(network, data.X[first.train])[:, :-1], data.weight[first.train]
+    centred = w.sqrt()[:, None] * (Phi - (w @ Phi) / w.sum())
+    values = torch.linalg.eigvalsh(centred.mT @ centred)
+    enough = math.ceil(10 * float((values / (values + math.exp(-layer.posterior.log_alpha))).sum()))
+    assert 10 < enough < len(first.train)
+    for n_groups in (enough, enough - 1):
+        splits = [replace(first, n_groups=n_groups), second]
+        member = crossfit(data).selected_prior(Folds([splits], [])).members[0]
+        assert equal(member.network, network)
+        assert member.unseen.has(data).any() == (n_groups < enough)
+        assert float(member.layer.posterior.statistics.count) == pytest.approx(
+            float((data.weight if n_groups == enough else w).sum())
+        )
 
 
 def test_without_random_splits_members_are_trained_on_every_row(data):
-    blocked = blocked_splits(data.X.numpy(), 3)
+    blocked = blocks(data, 3)
     ensemble = crossfit(data, n_members=2).selected_prior(Folds([blocked], []))
     assert len(ensemble.members) == 2
     assert [t.task.split.kind for t in ensemble.folds] == ["blocked"] * 3
     for i, member in enumerate(ensemble.members):
-        Phi = features(member.network, data.X)
-        expected = last_layer(Statistics.from_features(Phi, data.T, sample_weight=data.weight))
+        assert not member.unseen.has(data).any()
+        expected = last_layer(moments(member.network, data, np.arange(M)))
         assert member.layer.posterior.log_alpha == pytest.approx(expected.posterior.log_alpha)
         close(member.layer.posterior.weights, expected.posterior.weights)
-        again = one_network(data, FitTask(Split.everything(M), i, 0, 0.3))
+        again = one_network(data, FitTask(Split.everything(M), i, 0, NETWORKS[1]))
         for a, b in zip(weights(member.network), weights(again), strict=True):
             torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)  # in a stack, in float32
     assert not equal(ensemble.members[0].network, ensemble.members[1].network)
@@ -235,7 +318,7 @@ def test_every_prior_precision_starts_from_the_same_networks(data):
     trials = partitions(4, 1)[0]
     fit.selected_prior(Folds([trials], trials))
     (asked,) = fit.trainer.tasks
-    assert [task.prior_precision for task in asked] == [0.03] * 4 + [3.0] * 4
+    assert [task.family.prior_precision for task in asked] == [0.03] * 4 + [3.0] * 4
     networks = fit.trainer.networks(asked, "again")
     for i in range(4):
         assert equal(networks[i], networks[4 + i])
@@ -248,20 +331,21 @@ def test_the_prior_precision_of_the_largest_held_out_lpd_is_chosen_and_its_netwo
     precisions, (trials, more) = [0.03, 300.0], partitions(3, 2)
     fit = crossfit(data, *precisions, n_members=6, epochs=40)
     ensemble = fit.selected_prior(Folds([trials, more], trials))
-    chosen = ensemble.members[0].prior_precision
-    assert list(ensemble.scores) == precisions
+    chosen = ensemble.members[0].family.prior_precision
+    assert list(ensemble.scores) == [Family("network", precision) for precision in precisions]
+    scores = {family.prior_precision: lpd for family, lpd in ensemble.scores.items()}
     for precision in precisions:
         alone = crossfit(data, precision, n_members=3, epochs=40)
         folds = alone.selected_prior(Folds([trials], [])).folds
         lpd = fit_curves(alone.held_out(folds), mixture=False).lpd
-        assert ensemble.scores[precision] == pytest.approx(lpd, abs=1e-3)
+        assert scores[precision] == pytest.approx(lpd, abs=1e-3)
         if precision == chosen:
             for a, b in zip(folds, ensemble.folds, strict=False):
                 for x, y in zip(weights(a.network), weights(b.network), strict=True):
                     torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-3)  # in other stacks, in float32
-    assert chosen == max(precisions, key=lambda s: ensemble.scores[s])
+    assert chosen == max(precisions, key=lambda s: scores[s])
     assert [len(tasks) for tasks in fit.trainer.tasks] == [6, 3]  # those of the choice are not trained again
-    assert {task.prior_precision for task in fit.trainer.tasks[1]} == {chosen}
+    assert {task.family.prior_precision for task in fit.trainer.tasks[1]} == {chosen}
 
 
 def test_a_prior_precision_whose_networks_fail_is_not_chosen(data):
@@ -279,52 +363,66 @@ def test_a_prior_precision_whose_networks_fail_is_not_chosen(data):
         def networks(self, tasks, label):
             networks = super().networks(tasks, label)
             return [
-                Fails(network, task.split.train) if task.prior_precision == 3.0 else network
+                Fails(network, task.split.train) if task.family.prior_precision == 3.0 else network
                 for task, network in zip(tasks, networks, strict=True)
             ]
 
     trials = partitions(4, 1)[0]
     ensemble = crossfit(data, 3.0, 0.3, trainer=Trains).selected_prior(Folds([trials], trials))
-    assert ensemble.members[0].prior_precision == 0.3
-    assert math.isnan(ensemble.scores[3.0])
-    assert math.isfinite(ensemble.scores[0.3])
+    assert ensemble.members[0].family == Family("network", 0.3)
+    assert math.isnan(ensemble.scores[Family("network", 3.0)])
+    assert math.isfinite(ensemble.scores[Family("network", 0.3)])
 
 
 @pytest.mark.parametrize("crossed", [True, False])
-def test_a_mixture_has_members_under_every_prior_precision_trained_as_one_batch(data, crossed):
-    precisions, random = [0.3, 30.0, math.inf], partitions(3, 1)[0] if crossed else []
-    splits = [*random, *blocked_splits(data.X.numpy(), 2)]
-    fit = crossfit(data, *precisions, n_members=2, ensemble="prior mixture")
+def test_a_mixture_has_members_of_every_family_and_its_networks_are_trained_as_one_batch(data, crossed):
+    families = [Family("network", 0.3), Family("network", 30.0), FOURIER, LINEAR]
+    random = partitions(3, 1)[0] if crossed else []
+    splits = [*random, *blocks(data, 2)]
+    fit = crossfit(data, *families, n_members=2, ensemble="mixture")
     ensemble = fit.run(Folds([splits], splits))
     each = 3 if crossed else 2
-    assert [member.prior_precision for member in ensemble.members] == [s for s in precisions for _ in range(each)]
+    assert [member.family for member in ensemble.members] == [s for s in families for _ in range(each)]
     assert len(fit.trainer.tasks) == 1
-    for i, precision in enumerate(precisions[:2]):
-        alone = crossfit(data, precision, n_members=each).run(Folds([splits], []))
+    for i, family in enumerate(families[:3]):
+        alone = crossfit(data, family, n_members=each, ensemble="mixture").run(Folds([splits], []))
         for a, b in zip(alone.members, ensemble.members[i * each :], strict=False):
             for x, y in zip(weights(a.network), weights(b.network), strict=True):
                 torch.testing.assert_close(x, y, rtol=1e-8, atol=1e-8)
-    # an infinite prior leaves a linear regression on the inputs
+    # the last family is a linear regression on the inputs, by all rows: they are many for one feature
     last = ensemble.members[-1]
     Phi = torch.cat([data.X, torch.ones(M, 1, dtype=torch.float64)], 1)
     close(features(last.network, data.X), Phi)
     ridge = torch.diag(torch.tensor([math.exp(-last.layer.posterior.log_alpha), 0.0], dtype=torch.float64))
     wPhi = data.weight[:, None] * Phi
     close(last.layer.posterior.weights, torch.linalg.solve(Phi.mT @ wPhi + ridge, wPhi.mT @ data.T), loose=100)
-    # at every point the networks of all precisions that left it out
+    # at every point the networks of all families that left it out
     points = fit.held_out(ensemble.folds)
-    assert points.prior_precision.tolist() == precisions
-    assert points.mean.shape == (3, (2 if crossed else 1) * M, 2)
-    for i, precision in enumerate(precisions):
-        own = fit.held_out([t for t in ensemble.folds if t.task.prior_precision == precision])
+    assert points.families == tuple(families)
+    assert points.mean.shape == (4, (2 if crossed else 1) * M, 2)
+    for i, family in enumerate(families):
+        own = fit.held_out([t for t in ensemble.folds if t.task.family == family])
         assert torch.equal(points.mean[i], own.mean[0])
-        assert torch.equal(points.of(precision).cost, own.cost)
+        assert torch.equal(points.of(family).cost, own.cost)
+
+
+@pytest.mark.parametrize(
+    ("ensemble", "prior", "other"),
+    [("mixture", WEAK_NOISE_PRIOR, NO_NOISE_PRIOR), ("selected prior", NO_NOISE_PRIOR, WEAK_NOISE_PRIOR)],
+)
+def test_last_layers_of_a_mixture_have_a_weak_prior_on_the_noise_and_others_none(data, ensemble, prior, other):
+    (splits,) = partitions(4, 1)
+    for t in crossfit(data, ensemble=ensemble).run(Folds([splits], [])).folds:
+        statistics, found = [moments(t.network, data, t.task.split.train)], t.layer.posterior
+        close(found.Sigma_E, last_layers(statistics, noise_prior=prior)[0].posterior.Sigma_E)
+        wrong = last_layers(statistics, noise_prior=other)[0].posterior.Sigma_E
+        assert not torch.allclose(found.Sigma_E, wrong, rtol=1e-3)
 
 
 def test_one_prior_precision_needs_no_choice(data):
     fit = crossfit(data, 0.5)
     ensemble = fit.selected_prior(Folds(partitions(4, 1), partitions(4, 1)[0]))
-    assert (ensemble.members[0].prior_precision, ensemble.scores) == (0.5, {})
+    assert (ensemble.members[0].family, ensemble.scores) == (Family("network", 0.5), {})
     assert [len(tasks) for tasks in fit.trainer.tasks] == [4]
 
 
@@ -333,18 +431,63 @@ def test_no_two_members_of_a_mixture_start_alike():
     seed = lambda task: task.generator(11).initial_seed()
     assert len({seed(task) for task in tasks}) == len(tasks)
     assert len({task.key for task in tasks}) == len(tasks)
-    assert seed(tasks[0]) == seed(replace(tasks[0], prior_precision=3.0))
+    assert seed(tasks[0]) == seed(replace(tasks[0], family=FOURIER))
+
+
+# groups of rows -----------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_group_are_held_out_together_and_once(data):
+    groups = np.random.default_rng(1).permutation(np.arange(M) // 3)  # 13 of three rows, one of a single row
+    plans = {
+        "random": random_splits(groups, 4, np.random.default_rng(0)),
+        "blocked": blocked_splits(data.X.numpy(), groups, 4),
+    }
+    for kind, splits in plans.items():
+        assert [split.kind for split in splits] == [kind] * 4
+        assert sorted(np.concatenate([split.held for split in splits])) == list(range(M))
+        for split in splits:
+            assert sorted([*split.train, *split.held]) == list(range(M))
+            assert not set(groups[split.train]) & set(groups[split.held])
+            assert split.n_groups == len(set(groups[split.train]))
+            assert split.n_groups in (10, 11)  # of 14, three or four are held out
+
+
+def test_a_block_is_made_of_neighbours_whatever_group_they_are_in():
+    groups = np.random.default_rng(0).permutation(np.repeat(np.arange(12), 2))
+    X = np.random.default_rng(1).permutation(12.0 * np.arange(12))[groups][:, None]
+    splits = blocked_splits(X, groups, 3)
+    assert sorted(sorted(X[split.held, 0]) for split in splits) == [
+        sorted(12.0 * i for i in range(start, start + 4) for _ in range(2)) for start in (0, 4, 8)
+    ]
+
+
+def test_folds_keep_copies_together_unless_a_splitter_is_given(data):
+    copies, X = np.arange(M) // 2, data.X.numpy()
+    for options in ({}, {"n_members": 10}, {"calibration": "alpha"}, {"backbone": nn.Linear(1, 3)}):
+        parameters = BLLRegressor(**options).get_params(deep=False)
+        found = resolve(parameters, DataShape(X.shape, n_groups=M // 2), seed=0)
+        folds = folds_for(found, X, data.T.numpy(), copies=copies)
+        splits = [*folds.trials, *(split for partition in folds.partitions for split in partition)]
+        assert splits
+        for split in splits:
+            assert not set(copies[split.train]) & set(copies[split.held])
+    given = resolve(BLLRegressor(calibration=KFold(M)).get_params(deep=False), DataShape(X.shape), seed=0)
+    folds = folds_for(given, X, data.T.numpy(), copies=copies, splitter=KFold(M))
+    assert [split.held.tolist() for split in folds.partitions[0]] == [[i] for i in range(M)]
+    assert {split.n_groups for split in folds.partitions[0]} == {M - 1}
 
 
 # what "auto" means --------------------------------------------------------------------------------------------------
 
 
-def plan(m: int, *more: int, **options) -> tuple[Settings, Folds]:
+def plan(m: int, *more: int, n_groups: int | None = None, **options) -> tuple[Settings, Folds]:
     """Settings of m rows, and the rows that networks leave out."""
     shape = (m, *(more or (2,)))
-    found = resolve(BLLRegressor(**options).get_params(deep=False), DataShape(shape), seed=0)
+    found = resolve(BLLRegressor(**options).get_params(deep=False), DataShape(shape, n_groups=n_groups), seed=0)
     X = np.random.default_rng(0).normal(size=shape)
-    return found, folds_for(found, X, np.zeros((m, 1)), splitter=options.get("calibration"))
+    copies = None if n_groups is None else np.arange(m) % n_groups
+    return found, folds_for(found, X, np.zeros((m, 1)), copies=copies, splitter=options.get("calibration"))
 
 
 def kinds(splits: list[Split]) -> str:
@@ -352,36 +495,95 @@ def kinds(splits: list[Split]) -> str:
 
 
 def test_what_auto_means():
-    mixed, folds = plan(40)
-    assert (mixed.ensemble, mixed.n_members, mixed.calibration) == ("prior mixture", 5, "random and blocked folds")
-    assert mixed.prior_precisions == (*PRIOR_PRECISIONS, math.inf)
+    mixed, folds = plan(250)
+    assert (mixed.ensemble, mixed.n_members, mixed.calibration) == ("mixture", 5, "random and blocked folds")
+    assert mixed.families == (*NETWORKS, LINEAR, FOURIER)
     assert [kinds(p) for p in folds.partitions] == ["rrrrrbbbbb"]
-    assert plan(40, input_skip=False)[0].prior_precisions == PRIOR_PRECISIONS
+    assert plan(40, input_skip=False)[0].families == (*NETWORKS, FOURIER)
     given, folds = plan(40, calibration=KFold(3))
-    assert (given.ensemble, given.calibration, kinds(folds.partitions[0])) == ("prior mixture", "given folds", "ggg")
+    assert (given.ensemble, given.calibration, kinds(folds.partitions[0])) == ("mixture", "given folds", "ggg")
     ten, folds = plan(40, n_members=10)
-    assert (ten.ensemble, ten.n_members, ten.prior_precisions) == ("selected prior", 10, PRIOR_PRECISIONS)
+    assert (ten.ensemble, ten.n_members, ten.families) == ("selected prior", 10, NETWORKS)
     assert kinds(folds.trials) == "rrrrr"
     assert [kinds(p) for p in folds.partitions] == ["rrrrrbbbbb"] * 2
     assert (plan(40, hidden_prior=1.0)[0].n_members, plan(5001, hidden_prior=1.0)[0].n_members) == (10, 5)
     assert [kinds(p) for p in plan(5001, hidden_prior=1.0)[1].partitions] == ["rrrrrbbbbb"]
-    few, folds = plan(19)
-    assert (few.n_members, few.prior_precisions, few.calibration, folds.partitions) == (10, (0.0,), None, [])
-    fast, folds = plan(40, preset="fast")
-    assert (fast.n_members, fast.prior_precisions, fast.calibration, folds.partitions) == (1, (0.0,), None, [])
+    bare, folds = plan(40, preset="evidence")
+    assert (bare.n_members, bare.families, bare.calibration, folds.partitions) == (1, (NETWORK,), None, [])
     own, folds = plan(40, backbone=nn.Linear(2, 3))
-    assert (own.n_members, own.prior_precisions, own.calibration) == (1, (0.0,), "holdout")
+    assert (own.n_members, own.families, own.calibration) == (1, (NETWORK,), "holdout")
     assert [kinds(p) for p in folds.partitions] == ["r"]
     assert len(folds.partitions[0][0].held) == 6
+    assert [plan(m, backbone=nn.Linear(2, 3))[0].calibration for m in (19, 20)] == [None, "holdout"]
     _, folds = plan(40, calibration="alpha", n_members=3)
     assert [kinds(p) for p in folds.partitions] == ["bbbbb"]
     nothing, folds = plan(40, calibration=None)
-    assert (folds.partitions, len(nothing.prior_precisions), kinds(folds.trials)) == ([], 4, "rrrrr")
+    assert (folds.partitions, len(nothing.families), kinds(folds.trials)) == ([], 4, "rrrrr")
     one, folds = plan(40, calibration=None, hidden_prior=2.0)
-    assert (folds.partitions, one.prior_precisions, folds.trials) == ([], (2.0,), [])
+    assert (folds.partitions, one.families, folds.trials) == ([], (Family("network", 2.0),), [])
     assert [kinds(p) for p in plan(40, n_members=6)[1].partitions] == ["rrrrrbbbbb"] * 2
     images = plan(40, 1, 4, 4, backbone=lambda: nn.Flatten(), n_members=2)[1]
     assert [kinds(p) for p in images.partitions] == ["rrrrr"]
+
+
+def test_below_twenty_rows_no_network_is_trained_and_each_row_is_held_out_alone():
+    few, folds = plan(19)
+    assert (few.ensemble, few.n_members, few.families) == ("mixture", 19, (LINEAR, FOURIER))
+    assert [kinds(p) for p in folds.partitions] == ["r" * 19 + "bbbbb"]
+    assert sorted(split.held.tolist() for split in folds.partitions[0][:19]) == [[i] for i in range(19)]
+    assert plan(19, input_skip=False)[0].families == (LINEAR, FOURIER)
+    assert plan(20)[0].families == (*NETWORKS, LINEAR, FOURIER)
+    assert [kinds(p) for p in plan(5)[1].partitions] == ["rrrrrbb"]  # a block has two rows at least
+    none, folds = plan(4)
+    assert (none.n_members, none.families, none.calibration, folds.partitions) == (10, (NETWORK,), None, [])
+
+
+def test_the_fewer_the_rows_the_more_folds_a_mixture_has():
+    rows = (20, 99, 100, 249, 250, 10_000)
+    assert [plan(m)[0].n_members for m in rows] == [20, 20, 10, 10, 5, 5]
+    assert [kinds(plan(m)[1].partitions[0]) for m in (99, 249)] == ["r" * 20 + "bbbbb", "r" * 10 + "bbbbb"]
+    assert [plan(m, preset="fast")[0].n_members for m in (19, *rows)] == [19] + [5] * 6
+    # copies count as one, but many of them are as long to train on as other rows
+    assert [plan(m, n_groups=99)[0].n_members for m in (249, 250)] == [20, 10]
+    assert plan(400, n_groups=12)[0].n_members == 12
+
+
+def test_processes_are_for_tables_that_are_not_large():
+    assert plan(5000)[0].families == (*NETWORKS, LINEAR, FOURIER)
+    assert plan(5001)[0].families == (*NETWORKS, LINEAR)
+    assert plan(5001, n_groups=5000)[0].families == (*NETWORKS, LINEAR, FOURIER)
+
+
+def test_fast_has_one_prior_precision_and_fewer_steps():
+    (precision,) = FAST_PRECISIONS
+    fast, full = plan(300, preset="fast")[0], plan(300)[0]
+    assert fast.families == (Family("network", precision), LINEAR, FOURIER)
+    assert fast == replace(full, families=fast.families, max_epochs=100)
+    assert [plan(m, preset="fast")[0].max_epochs for m in (5001, 1_000_000)] == [33, 4]  # 160 steps, or 4 passes
+    assert plan(300, preset="fast", n_members=10)[0].families == NETWORKS  # of which the best is taken
+
+
+def test_the_more_rows_the_wider_the_hidden_layers():
+    widths = {20: 5, 35: 5, 36: 6, 299: 49, 300: 50, 100_000: 50}
+    assert {m: plan(m)[0].hidden for m in widths} == {m: (width, width) for m, width in widths.items()}
+    assert plan(300, n_groups=60)[0].hidden == (10, 10)
+    assert plan(300, hidden=[7])[0].hidden == (7,)
+
+
+def test_a_source_has_the_widest_hidden_layers():
+    """Its rows are not counted in advance, and are taken to be many."""
+    assert resolve(BLLRegressor().get_params(deep=False), DataShape(None), seed=0).hidden == (50, 50)
+
+
+def test_noise_may_depend_on_the_input_where_a_curve_is_calibrated_on_a_table():
+    assert plan(40)[0].noise == "auto"
+    assert plan(40, calibration=KFold(3), n_members=2)[0].noise == "auto"
+    for options in ({"preset": "evidence"}, {"calibration": None}, {"calibration": "alpha"}):
+        assert plan(40, **options)[0].noise == "diagonal"
+    assert plan(40, 1, 4, 4, backbone=lambda: nn.Flatten(), n_members=2)[0].noise == "diagonal"
+    assert plan(40, noise="full")[0].noise == "full"
+    for noise, structure in (("auto", "diagonal"), ("diagonal", "diagonal"), ("input", "diagonal"), ("full", "full")):
+        assert plan(40, noise=noise)[0].noise_structure == structure
 
 
 def test_auto_is_the_same_at_every_size_but_for_the_thresholds_it_names():
@@ -390,8 +592,8 @@ def test_auto_is_the_same_at_every_size_but_for_the_thresholds_it_names():
     assert (small.batch_size, small.max_epochs, small.learning_rate) == (None, 250, 0.04)
     assert (large.batch_size, large.max_epochs, large.learning_rate) == (1024, 82, 0.04)  # 400 steps
     assert plan(100_000)[0].max_epochs == 10
-    assert [plan(m, preset="fast")[0].early_stopping for m in (99, 100)] == [False, True]
+    assert [plan(m, preset="evidence")[0].early_stopping for m in (99, 100)] == [False, True]
     assert not plan(100)[0].early_stopping
     source = resolve(BLLRegressor().get_params(deep=False), DataShape(None, validation=True), seed=0)
-    assert (source.n_members, source.prior_precisions, source.batch_size) == (1, (0.0,), 4096)
+    assert (source.n_members, source.families, source.batch_size) == (1, (NETWORK,), 4096)
     assert (source.calibration, source.early_stopping) == ("curve on validation data", False)

@@ -35,7 +35,7 @@ def learned(lags=Lags(1, 1, increments=True)):  # noqa: B008
             y = np.array([0.9, 0.5]) * y + np.array([0.5, 0.1]) * force
             ys.append(y)
         episodes.append(Episode.of(np.stack(ys) + 0.02 * rng.standard_normal((16, 2)), u))
-    return DynamicsModel(lags, BLLRegressor((4,), preset="fast", max_epochs=60, random_state=0)).fit(episodes)
+    return DynamicsModel(lags, BLLRegressor((4,), preset="evidence", max_epochs=60, random_state=0)).fit(episodes)
 
 
 def controller(*constraints, horizon=5, target=50.0, extra=lambda model: 0, **words):

@@ -27,7 +27,7 @@ from lastlayer.dynamics.plots import density_by_step, trajectories
 from lastlayer.dynamics.rollout import Draws
 from lastlayer.scaling import Standardizer
 
-FAST = {"preset": "fast", "max_epochs": 30, "random_state": 0}
+FAST = {"preset": "evidence", "max_epochs": 30, "random_state": 0}
 A = np.array([[0.9, 0.2], [-0.15, 0.8]])
 B = np.array([[0.1], [0.5]])
 ONE = Lags(1, 1)

@@ -19,7 +19,7 @@ from lastlayer.tables import TableModel, read
 ROOT = Path(__file__).parents[1]
 PUMP, NEW = ROOT / "examples" / "pump.csv", ROOT / "examples" / "pump_new.csv"
 CALIBRATED = {"hidden": (5, 4), "max_epochs": 15, "n_members": 3, "hidden_prior": 1.0, "random_state": 0}
-FAST = {"hidden": (6,), "max_epochs": 10, "preset": "fast", "random_state": 0}
+FAST = {"hidden": (6,), "max_epochs": 10, "preset": "evidence", "random_state": 0}
 
 
 def data(q: int = 2, m: int = 60) -> tuple[np.ndarray, np.ndarray]:

@@ -35,7 +35,7 @@ def data(q: int = 0, m: int = 40) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fitted(q: int = 0, **options) -> BLLRegressor:
-    options = {"preset": "fast", "hidden": (4,), "max_epochs": 3, "random_state": 0} | options
+    options = {"preset": "evidence", "hidden": (4,), "max_epochs": 3, "random_state": 0} | options
     return BLLRegressor(**options).fit(*data(q))
 
 
@@ -102,7 +102,7 @@ def test_a_tuned_alpha_comes_back(tmp_path, model, log_alpha):
 def test_feature_names_come_back(tmp_path):
     X, y = data()
     frame = pd.DataFrame(X, columns=["angle"])
-    named = BLLRegressor(hidden=(4,), preset="fast", max_epochs=3, random_state=0).fit(frame, y)
+    named = BLLRegressor(hidden=(4,), preset="evidence", max_epochs=3, random_state=0).fit(frame, y)
     named.save(tmp_path / "m")
     again = lastlayer.load(tmp_path / "m")
     assert_same(again, named, frame)
@@ -133,7 +133,7 @@ def test_a_backbone_for_a_model_without_one_is_refused(path):
 def test_images_come_back(tmp_path):
     X = np.random.default_rng(0).normal(size=(12, 1, 4, 4))
     make = lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.Tanh())
-    model = BLLRegressor(backbone=make(), preset="fast", max_epochs=3, random_state=0).fit(X, X.sum((1, 2, 3)))
+    model = BLLRegressor(backbone=make(), preset="evidence", max_epochs=3, random_state=0).fit(X, X.sum((1, 2, 3)))
     model.save(tmp_path / "m")
     assert_same(lastlayer.load(tmp_path / "m", backbone=make()), model, X)
 

@@ -24,7 +24,7 @@ KINDS = {
     "full noise": lambda: BLLRegressor(**THREE, noise="full"),
     "tuned alpha": lambda: BLLRegressor(**THREE),
     "another alpha": lambda: BLLRegressor(**THREE),
-    "one network, tuned alpha": lambda: BLLRegressor(**SMALL, preset="fast"),
+    "one network, tuned alpha": lambda: BLLRegressor(**SMALL, preset="evidence"),
     "shared bias prior": lambda: BLLRegressor(**THREE, bias_prior="shared"),
     "uncalibrated": lambda: BLLRegressor(**THREE, calibration=None),
 }
@@ -34,7 +34,7 @@ KINDS = {
 def fitted(kind):
     X, y = data()
     if kind in ACTIVATIONS:
-        return BLLRegressor(**SMALL | {"max_epochs": 3}, preset="fast", activation=kind).fit(X, y)
+        return BLLRegressor(**SMALL | {"max_epochs": 3}, preset="evidence", activation=kind).fit(X, y)
     model = KINDS[kind]().fit(X, y)
     if kind == "another alpha":  # a tuned one may be infinite
         return model.at_alpha(math.log(model.alpha_star_) + 1.5)
@@ -86,19 +86,22 @@ def test_the_formula_by_hand(kind):
     """From posteriors and calibration, member by member and point by point; nothing of the formula is called."""
     model, X = fitted(kind), far(data()[0])
     value, calibration = model.fitted_, model.calibration_
+    if kind == "default mixture":  # families that count differently
+        trusts = [curve.trust for curve in calibration.curves.values()]
+        assert max(trusts) > 1.2 * min(trusts)
     Z = value.standardized(X)
     scale, centre = value.targets.scale.numpy(), value.targets.mean.numpy()
-    means, epistemics, noises, precisions, costs = [], [], [], [], []
+    means, epistemics, noises, trusted, costs = [], [], [], [], []
     for i, (member, log_alpha) in enumerate(zip(value.members, value.log_alphas, strict=True)):
         posterior, Phi = member.layer.posterior, value.features(i, Z)
         said = posterior.predict(Phi)
         noise_var = said.noise_cov.diagonal().numpy() * scale**2
         mean = said.mean.numpy() * scale + centre
         star, used = said.variance_ratio.numpy(), posterior.variance_ratio(Phi, log_alpha).numpy()
-        a, b, power, reach = np.ones(2), np.ones(2), 1.0, np.inf
+        a, b, power, reach, trust = np.ones(2), np.ones(2), 1.0, np.inf, 1.0
         if calibration is not None:
-            curve = calibration.curves[member.prior_precision]
-            a, b, power, reach = curve.noise, curve.slope, curve.power, curve.reach
+            curve = calibration.curves[member.family]
+            a, b, power, reach, trust = curve.noise, curve.slope, curve.power, curve.reach, curve.trust
         factor = np.ones((len(X), 2))
         if calibration is not None and calibration.head is not None:
             head = calibration.head
@@ -113,8 +116,8 @@ def test_the_formula_by_hand(kind):
         epistemics.append(noise_var * b * grown(used)[:, None])
         noises.append(noise)
         costs.append(used)
-        precisions.append(np.prod(total, axis=1) ** (-SHARPNESS / 2 * (calibration is not None)))
-    weights = np.stack(precisions) / np.sum(precisions, axis=0)
+        trusted.append(trust * np.prod(total, axis=1) ** (-SHARPNESS / 2 * (calibration is not None)))
+    weights = np.stack(trusted) / np.sum(trusted, axis=0)
     p, c, tails = model.predictive(X), len(means), value.tails
     # with tails, every member stands twice: as it is, and wider
     share = (1 - tails.share) if tails.share else 1.0

@@ -149,7 +149,7 @@ def test_the_network_and_the_rows_given_are_copied():
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.5)).double()
     X, y = data()
-    model = BLLRegressor(backbone=backbone, preset="fast", max_epochs=3, random_state=0).fit(X, y)
+    model = BLLRegressor(backbone=backbone, preset="evidence", max_epochs=3, random_state=0).fit(X, y)
     before = answers(model)
     spoil(backbone)
     X += 100

@@ -24,6 +24,7 @@ from lastlayer.predictor.fitted import Fitted
 from lastlayer.settings import PRIOR_PRECISIONS
 from lastlayer.statistics import Statistics
 from lastlayer.training import StackedNetworks
+from lastlayer.types import FOURIER, LINEAR, Family
 
 NEW = np.array([[-7.0], [-2.0], [0.1], [0.4], [5.0]])
 
@@ -94,7 +95,7 @@ def by_members(
     scale, centre = fitted.targets.scale.numpy(), fitted.targets.mean.numpy()
     weights, means, covs = [], [], []
     for member, log_alpha in zip(model.members_, model.log_alphas_, strict=True):
-        curve = Curve.identity(len(scale)) if calibration is None else calibration.curves[member.prior_precision]
+        curve = Curve.identity(len(scale)) if calibration is None else calibration.curves[member.family]
         a = np.tile(curve.noise, (len(X), 1))
         if calibration is not None and calibration.head is not None:
             head = calibration.head
@@ -117,7 +118,7 @@ def by_members(
         own, before = 1 / var, shrinkage / scale**2
         mean = (Phi @ posterior.weights).numpy() * scale + centre
         means.append((own * mean + before * centre) / (own + before))
-        weights.append(np.exp(-2 * np.log(var).mean(1)) if calibration is not None else np.ones(len(X)))
+        weights.append(curve.trust * np.exp(-2 * np.log(var).mean(1)) if calibration is not None else np.ones(len(X)))
     w, mean, cov = np.stack(weights), np.stack(means), np.stack(covs)
     w = w / w.sum(0)
     tails = Tails() if calibration is None else calibration.tails
@@ -303,19 +304,20 @@ def test_extrapolation_is_the_mean_cost_of_the_members(which, request):
 # members and calibration --------------------------------------------------------------------------------------------
 
 
-def test_the_default_cross_fits_members_under_every_prior_precision_and_the_best_come_first():
+def test_the_default_cross_fits_members_of_every_family_and_the_best_come_first():
     X, y = sine(40)
     model = BLLRegressor(hidden=(3,), max_epochs=5, random_state=0).fit(X, y)
-    precisions = [member.prior_precision for member in model.members_]
-    assert sorted(precisions) == sorted([*PRIOR_PRECISIONS, math.inf] * 5)
-    assert precisions[:5] == [model.hidden_prior_] * 5
-    assert list(model.calibration_.curves) == list(dict.fromkeys(precisions))
+    families = [member.family for member in model.members_]
+    networks = [Family("network", precision) for precision in PRIOR_PRECISIONS]
+    assert sorted(map(str, families)) == sorted(map(str, [*networks, LINEAR, FOURIER] * 20))
+    assert families[:20] == [model.family_] * 20
+    assert list(model.calibration_.curves) == list(dict.fromkeys(families))
     assert model.noise_std_ == pytest.approx(
-        np.mean([np.sqrt(m.layer.posterior.Sigma_E.numpy()[0]) for m in model.members_[:5]])
+        np.mean([np.sqrt(m.layer.posterior.Sigma_E.numpy()[0]) for m in model.members_[:20]])
         * model.fitted_.targets.scale
     )
-    assert model.hidden_prior_ == max(model.hidden_prior_scores_, key=model.hidden_prior_scores_.get)
-    assert len(model.hidden_prior_scores_) > 2
+    assert model.family_ == max(model.family_scores_, key=model.family_scores_.get)
+    assert len(model.family_scores_) == 6
     assert model.calibration_ is not None
     assert sorted(model.calibration_.points.kind) == ["blocked"] * 40 + ["random"] * 40
     assert 0 < model.calibration_.tails.share < 0.5
@@ -499,7 +501,7 @@ def test_groups_that_go_together_are_held_out_together():
         ({"preset": "fats"}, {}, "did you mean 'fast'"),
         ({"backbone": nn.Linear(1, 3), "n_members": 2}, {}, "n_members=2 needs networks that start apart"),
         ({"noise": "input", "calibration": None}, {}, 'noise="input" is fitted to rows left out'),
-        ({"noise": "input", "preset": "fast"}, {}, 'noise="input" is fitted to rows left out'),
+        ({"noise": "input", "preset": "evidence"}, {}, 'noise="input" is fitted to rows left out'),
     ],
     ids=str,
 )
@@ -535,13 +537,13 @@ def test_units_do_not_matter(one, x_unit, x_shift, y_unit, y_shift):
     assert model.calibration_.lpd == pytest.approx(one.calibration_.lpd, abs=1e-6)
 
 
-@pytest.mark.parametrize("m", [2, 19, 20])
+@pytest.mark.parametrize("m", [2, 4, 5, 19])
 @pytest.mark.filterwarnings("ignore::lastlayer.errors.FlooredNoiseWarning")
 def test_few_rows_are_kept_for_training(m):
     X, y = sine(m)
     model = quick(n_members=2, hidden=(3,), max_epochs=5, hidden_prior="auto").fit(X, y)
-    assert (model.calibration_ is None) == (m < 20)
-    assert len(model.hidden_prior_scores_) == (0 if m < 20 else 4)
+    assert (model.calibration_ is None) == (m < 5)
+    assert len(model.family_scores_) == (0 if m < 5 else 4)
     assert np.isfinite(model.predictive(NEW).std).all()
     assert np.isfinite(model.joint(NEW).cov()).all()
 
@@ -588,7 +590,7 @@ def test_a_factory_makes_the_members_of_a_mixture():
     a, b = (member.network[0].weight for member in model.members_)
     assert not torch.equal(a, b)
     assert model.calibration_ is not None
-    assert model.hidden_prior_ == 0.3
+    assert model.family_.prior_precision == 0.3
     again = quick(backbone=factory, n_members=2, max_epochs=15).fit(X, y)
     np.testing.assert_array_equal(again.predict(NEW), model.predict(NEW))
 
@@ -598,8 +600,8 @@ def test_a_backbone_is_one_network_calibrated_on_a_share_of_the_rows():
     model = BLLRegressor(backbone=nn.Sequential(nn.Linear(1, 6), nn.Tanh()), max_epochs=20, random_state=0).fit(X, y)
     assert len(model.members_) == 1
     assert model.calibration_.points.kind.tolist() == ["random"] * 9  # 15% of 60
-    assert model.hidden_prior_ == 0
-    assert float(model.posterior_.statistics.count) == 60  # all rows in the last layer
+    assert model.family_.prior_precision == 0
+    assert float(model.posterior_.statistics.count) == 60  # few features: the rows it was judged on join
     images = np.random.default_rng(0).normal(size=(30, 1, 4, 4))
     flat = BLLRegressor(
         backbone=lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.Tanh()),
@@ -625,13 +627,16 @@ def test_update_is_the_last_layers_of_all_rows(which, forgetting, request):
     assert model.update(X_more + 3, y_more, forgetting=forgetting) is model
     for i, member in enumerate(model.members_):
         rows = [last_layer_rows(before, *pair, member=i) for pair in ((X, y), (X_more + 3, y_more))]
-        weight = torch.cat([torch.full((len(X),), forgetting), torch.ones(25)]).double()
+        seen = ~torch.from_numpy(before.members_[i].unseen.has(before.fitted_.data(X, y)))
+        weight = torch.cat([forgetting * seen.double(), torch.ones(25, dtype=torch.float64)])
         both = Statistics.from_features(*(torch.cat(parts) for parts in zip(*rows, strict=True)), sample_weight=weight)
         old = before.members_[i].layer.posterior
         by_hand = Posterior(both, old.log_alpha, old.Sigma_E, old.noise, rtol=math.inf)
         Phi = before.fitted_.features(i, before.fitted_.standardized(NEW))
-        close(member.layer.posterior.mean(Phi), by_hand.mean(Phi), loose=1e3)  # sums in another order, times alpha
-        close(member.layer.posterior.variance_ratio(Phi), by_hand.variance_ratio(Phi), loose=1e3)
+        # sums in another order, times alpha; features that are collinear, as 258 of 85 rows, have few digits in common
+        loose = 1e6 if member.family == FOURIER or float(old.log_alpha) > 15 else 1e3
+        close(member.layer.posterior.mean(Phi), by_hand.mean(Phi), loose=loose)
+        close(member.layer.posterior.variance_ratio(Phi), by_hand.variance_ratio(Phi), loose=loose)
         assert torch.equal(member.layer.posterior.Sigma_E, old.Sigma_E)
     assert model.alpha_ == before.alpha_
     assert model.calibration_ is before.calibration_ or model.curve_.power == before.curve_.power
@@ -654,8 +659,8 @@ def test_a_loaded_mixture_answers_to_the_last_bit(which, request, tmp_path):
     np.testing.assert_array_equal(model.joint(NEW).cov(), again.joint(NEW).cov())
     np.testing.assert_array_equal(model.sample_y(NEW, 2), again.sample_y(NEW, 2))
     np.testing.assert_array_equal(model.extrapolation(NEW).quantile, again.extrapolation(NEW).quantile)
-    assert again.hidden_prior_ == model.hidden_prior_
-    assert again.hidden_prior_scores_ == model.hidden_prior_scores_
+    assert again.family_ == model.family_
+    assert again.family_scores_ == model.family_scores_
     assert (again.alpha_, again.alpha_star_, again.nlml_) == (model.alpha_, model.alpha_star_, model.nlml_)
     if model.calibration_ is None:
         assert again.calibration_ is None
@@ -693,10 +698,10 @@ def test_a_model_whose_calibration_came_to_nothing_can_be_saved(tmp_path):
     """nan in the scores and no points at all."""
     X, y = sine(30)
     model = quick(n_members=2, max_epochs=3, hidden_prior="auto").fit(X, y)
-    scores = model.hidden_prior_scores_ | {0.03: math.nan}
-    model = model.with_fitted(dataclasses.replace(model.fitted_, prior_scores=scores))
+    scores = model.family_scores_ | {Family("network", 0.03): math.nan}
+    model = model.with_fitted(dataclasses.replace(model.fitted_, family_scores=scores))
     model.save(tmp_path / "m")
-    assert math.isnan(lastlayer.load(tmp_path / "m").hidden_prior_scores_[0.03])
+    assert math.isnan(lastlayer.load(tmp_path / "m").family_scores_[Family("network", 0.03)])
 
 
 # conformal intervals ------------------------------------------------------------------------------------------------
@@ -853,10 +858,10 @@ def test_what_is_done_to_a_network_or_module_does_not_reach_the_model(own):
 
 def test_what_is_done_to_networks_that_were_handed_over_does_not_reach_the_model(own):
     """Before the first prediction too."""
-    value, X = own.fitted_, sine(40, q=outputs(own))[0]
+    value = own.fitted_
     given = [dataclasses.replace(member, network=copy.deepcopy(member.network)) for member in value.members]
     kept = {name: getattr(value, name) for name in ("inputs", "targets", "settings", "n_features_in", "y_ndim")}
-    again = Fitted.of(given, value.standardized(X), **kept)
+    again = Fitted.of(given, value.data(*sine(40, q=outputs(own))), **kept)
     for member in given:
         spoil(member.network)
     expected = dataclasses.replace(value, calibration=None).predictive(NEW)

@@ -347,7 +347,7 @@ def test_mini_batches_end_near_the_evidence_they_bound(as_a_user):
     X, y = sine(m=2000, d=2)
     model = BLLRegressor(
         hidden=(16, 16),
-        preset="fast",
+        preset="evidence",
         training=TrainingOptions(early_stopping=False),
         batch_size=250,
         max_epochs=30,
@@ -385,8 +385,9 @@ def test_the_calibrated_default_works_with_mini_batches(as_a_user):
 )
 def test_words_that_do_not_go_together(words, options, told, as_a_user):
     X, y = sine(m=40)
+    words = {"hidden": (4,), "preset": "evidence", "max_epochs": 2} | words
     with pytest.raises(InputError, match=told):
-        BLLRegressor(hidden=(4,), preset="fast", max_epochs=2, training=TrainingOptions(**options), **words).fit(X, y)
+        BLLRegressor(**words, training=TrainingOptions(**options)).fit(X, y)
 
 
 # several processes --------------------------------------------------------------------------------------------------
@@ -501,7 +502,7 @@ def _epoch_of(folder: Path) -> int:
 
 def test_a_state_of_another_training_is_refused(tmp_path, as_a_user, monkeypatch):
     X, y = sine(m=60, d=2)
-    words = {"hidden": (4,), "preset": "fast", "batch_size": 20, "random_state": 0}
+    words = {"hidden": (4,), "preset": "evidence", "batch_size": 20, "random_state": 0}
     monkeypatch.setattr("lastlayer.training.checkpoint.EVERY_SECONDS", 0.0)
     monkeypatch.setattr(Path, "unlink", lambda self, **words: None)  # as if killed at the end
     BLLRegressor(**words, max_epochs=3, checkpoint=tmp_path).fit(X, y)

@@ -1,6 +1,7 @@
 """Parameters: checked alike by every way to fit, and what "auto" became is told, saved and loaded."""
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.errors import InputError
 from lastlayer.settings import Settings
 from lastlayer.sources import TensorSource
+from lastlayer.types import FOURIER, LINEAR, NETWORK, Family
 
 TINY = {"hidden": (4,), "max_epochs": 2, "random_state": 0}
 
@@ -130,7 +132,7 @@ def test_with_validation_data_a_source_takes_noise_of_the_input_and_algorithm_1(
 
 
 def test_a_model_that_was_refused_holds_nothing(as_a_user):
-    model = fit({"preset": "fast"}).set_params(batch_size=None)
+    model = fit({"preset": "evidence"}).set_params(batch_size=None)
     with pytest.raises(InputError, match="batch_size=None"):
         model.fit_source(source())
     with pytest.raises(ValueError, match="not fitted"):
@@ -142,10 +144,12 @@ def test_a_model_that_was_refused_holds_nothing(as_a_user):
 KINDS = {
     "default": lambda: fit({}),
     "fast": lambda: fit({"preset": "fast"}),
+    "evidence": lambda: fit({"preset": "evidence"}),
+    "few rows": lambda: BLLRegressor(**TINY).fit(*sine(12)),
     "given members": lambda: fit({"n_members": 2}),
     "alpha": lambda: fit({"calibration": "alpha", "hidden_prior": 0.3}),
     "splitter": lambda: fit({"calibration": KFold(3), "n_members": 2, "hidden_prior": 0.3}),
-    "mini-batches": lambda: fit({"preset": "fast", "batch_size": 20} | training(statistics_refresh="epoch")),
+    "mini-batches": lambda: fit({"preset": "evidence", "batch_size": 20} | training(statistics_refresh="epoch")),
     "backbone": lambda: fit({"backbone": nn.Sequential(nn.Linear(1, 3), nn.Tanh())}),
     "source": lambda: fit_source({}),
     "source, validation data": lambda: fit_with_validation(BLLRegressor(**TINY)),
@@ -170,9 +174,9 @@ def test_settings_say_what_was_done():
     model = fit({"noise": "full", "dtype": "float32"})
     s = model.settings_
     assert (s.noise, s.noise_structure, s.dtype) == ("full", "full", "float32")
-    assert next(model.network_.parameters()).dtype == torch.float32
-    assert {member.prior_precision for member in model.members_} == set(s.prior_precisions)
-    assert len(model.members_) == s.n_members * len(s.prior_precisions)
+    trained = [member.network for member in model.members_ if member.family.kind == "network"]
+    assert {p.dtype for network in trained for p in network.parameters()} == {torch.float32}
+    assert Counter(member.family for member in model.members_) == dict.fromkeys(s.families, s.n_members)
     assert len(model.history_["nlml"]) == s.max_epochs
     assert model.history_["learning_rate"][0] == s.learning_rate
 
@@ -182,5 +186,32 @@ def test_the_parameters_of_a_model_stay_as_they_were_given():
     model = fit({})
     assert (model.n_members, model.calibration, model.hidden_prior, model.batch_size) == ("auto",) * 4
     assert model.training is None
-    many, few = model.settings_, model.fit(*sine(19)).settings_
+    many, few = model.settings_, model.fit(*sine(4)).settings_
     assert (many.calibration, few.calibration) == ("random and blocked folds", None)
+    assert (model.hidden, model.noise) == ((4,), "auto")
+
+
+def test_noise_left_to_us_is_found_to_depend_on_the_input_or_not():
+    rng = np.random.default_rng(0)
+    X, noise = rng.uniform(-3, 3, (300, 1)), rng.standard_normal(300)
+    even, uneven = (
+        BLLRegressor(**TINY, n_members=1, hidden_prior=0.3).fit(X, X[:, 0] + scale * noise)
+        for scale in (0.3, 0.2 * np.exp(0.7 * X[:, 0]))
+    )
+    assert (even.settings_.noise, even.calibration_.head) == ("diagonal", None)
+    assert uneven.settings_.noise == "input"
+    assert uneven.calibration_.head is not None
+
+
+# families of members ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", [NETWORK, LINEAR, FOURIER, Family("network", 0.1 + 0.2), Family("network", 5e-324)])
+def test_a_family_is_read_back_as_it_was_written(family):
+    assert Family.parse(str(family)) == family
+
+
+@pytest.mark.parametrize("text", ["", "tree", "Network 0.3", "network -1.0", "network nan", "network inf", "network x"])
+def test_what_is_no_family_is_refused(text):
+    with pytest.raises(ValueError, match=r"no family of members|could not convert"):
+        Family.parse(text)

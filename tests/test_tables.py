@@ -34,7 +34,7 @@ def table(**columns) -> Table:
 
 @pytest.fixture(scope="module")
 def fitted() -> TableModel:
-    return TableModel.fit(read(PUMP), TARGETS, preset="fast", hidden=(8,), max_epochs=20, random_state=0)
+    return TableModel.fit(read(PUMP), TARGETS, preset="evidence", hidden=(8,), max_epochs=20, random_state=0)
 
 
 # reading ------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from lastlayer.statistics import Statistics
 
 
 def front_door(X: np.ndarray, y: np.ndarray, path: Path) -> float:
-    model = BLLRegressor(hidden=(10,), preset="fast", noise="full", random_state=0)
+    model = BLLRegressor(hidden=(10,), preset="evidence", noise="full", random_state=0)
     assert_type(model.fit(X, y), BLLRegressor)
     p = model.predictive(X)
     assert_type(p, Prediction)

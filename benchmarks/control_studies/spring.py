@@ -101,10 +101,10 @@ def models(budget: Budget, seed: int) -> dict[str, tuple[Any, bool]]:
     parameters: dict[str, Any] = {"hidden": budget.hidden, "max_epochs": budget.max_epochs, "random_state": seed}
     return {
         "BLL": (BLLRegressor(n_members=budget.n_members, **parameters), False),
-        "BLL, one network, alpha^max": (BLLRegressor(preset="fast", **parameters), True),
+        "BLL, one network, alpha^max": (BLLRegressor(preset="evidence", **parameters), True),
         "BLR, alpha*": (BLRRegressor(**parameters), False),
         "BLR, alpha^max": (BLRRegressor(**parameters), True),
-        "linear": (BLLRegressor((), preset="fast", random_state=seed), False),
+        "linear": (BLLRegressor((), preset="evidence", random_state=seed), False),
     }
 
 

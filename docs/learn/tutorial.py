@@ -308,7 +308,7 @@ assert bool((v_skip >= v_linear * (1 - 1e-9)).all())
 
 # %%
 data = paper_data()
-model = BLLRegressor(hidden=(20, 20), preset="fast", max_epochs=200, random_state=0)
+model = BLLRegressor(hidden=(20, 20), preset="evidence", max_epochs=200, random_state=0)
 model.fit(data.train.X, data.train.y, validation_data=(data.validation.X, data.validation.y))
 print("noise found", model.noise_std_.round(3), "true [0.05, 0.2]")
 plots.one_input(model, data.train.X, data.train.y, span=(-0.4, 1.4), truth=truth)

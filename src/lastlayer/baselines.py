@@ -60,7 +60,7 @@ class BLRRegressor(BLLRegressor):
             activation=activation,
             input_skip=input_skip,
             backbone=backbone,
-            preset="fast",
+            preset="evidence",
             noise=noise,
             bias_prior=bias_prior,
             max_epochs=max_epochs,

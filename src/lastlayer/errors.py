@@ -28,6 +28,10 @@ class FlooredNoiseWarning(UserWarning):
     """The noise came out below what targets of this scale can resolve and was raised to that floor."""
 
 
+class CopiesWarning(UserWarning):
+    """Most rows of a table are copies of others, or nearly so."""
+
+
 def check_choice(name: str, given: object, allowed: Iterable[str]) -> str:
     """Return `given` if it is one of the `allowed` strings; otherwise raise an error that names the nearest one."""
     words = sorted(allowed)

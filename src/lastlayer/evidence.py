@@ -21,7 +21,7 @@ from lastlayer.features import linear_features
 from lastlayer.linalg import TINY, Cholesky
 from lastlayer.precision import NormalEquations, noise_covariance
 from lastlayer.statistics import Statistics
-from lastlayer.types import BIAS_PRIORS, NOISE_STRUCTURES, BiasPrior, NoiseStructure
+from lastlayer.types import BIAS_PRIORS, NO_NOISE_PRIOR, NOISE_STRUCTURES, BiasPrior, NoisePrior, NoiseStructure
 
 GRADIENT_ROWS = 1_024
 LOG_2PI = math.log(2 * math.pi)
@@ -193,6 +193,8 @@ class Profile:
     """Whether the noise was held up by its floor."""
     slope: Float[Tensor, "*b"]
     """dJ/dlog alpha."""
+    determined: Float[Tensor, "*b"]
+    """gamma: the number of features that the data determine, sum lambda / (lambda + alpha^-1)."""
     fixed_point: Float[Tensor, "*b"]
     """log of tr(Sigma_E^-1 W~'W~) / (q sum lambda / (lambda + alpha^-1)), which is log alpha where the slope is 0."""
 
@@ -208,10 +210,14 @@ def profile(
     return _profile(NormalEquations.of(statistics, bias_prior), torch.as_tensor(log_alpha, dtype=torch.float64), noise)
 
 
-def _profile(equations: NormalEquations, log_alpha: Tensor, noise: NoiseStructure) -> Profile:
+def _profile(
+    equations: NormalEquations, log_alpha: Tensor, noise: NoiseStructure, prior: NoisePrior = NO_NOISE_PRIOR
+) -> Profile:
     precision, q = equations.spectral_at(log_alpha), equations.cross.shape[-1]
     S = equations.misfit(precision.ridge)
-    Sigma_E, floored = noise_covariance(S, equations, noise)
+    if prior.rows:
+        S = S + torch.diag_embed(prior.rows * prior.share * equations.target_energy / equations.count[..., None])
+    Sigma_E, floored = noise_covariance(S, equations, noise, prior.rows)
     E = Cholesky.of(Sigma_E)
     values = equations.spectrum.values
     shifted = values + precision.ridge[..., None]
@@ -224,11 +230,12 @@ def _profile(equations: NormalEquations, log_alpha: Tensor, noise: NoiseStructur
             log_alpha=-precision.ridge.log(),
             logdet_Lambda=precision.logdet(),
             logdet_noise=E.logdet(),
-            misfit=_trace(E.solve(S)),
+            misfit=_trace(E.solve(S)) + prior.rows * E.logdet(),
         ),
         noise_cov=Sigma_E,
         floored=floored,
         slope=(q * effective - precision.ridge * size) / (2 * equations.count),
+        determined=effective,
         fixed_point=(size.clamp_min(TINY) / (q * effective).clamp_min(TINY)).log(),
     )
 
@@ -240,6 +247,8 @@ class AlphaOptimum:
     log_alpha: float
     nlml: float
     noise_cov: Float[Tensor, "q q"]
+    determined: float
+    """The number of features that the data determine."""
     noise_floored: bool
     """Held up by the floor: the features fit the targets without error."""
     at_bound: str
@@ -257,9 +266,13 @@ def optimal_alpha(
 
 
 def optimal_alphas(
-    statistics: Statistics, *, noise: NoiseStructure = "diagonal", bias_prior: BiasPrior = "flat"
+    statistics: Statistics,
+    *,
+    noise: NoiseStructure = "diagonal",
+    bias_prior: BiasPrior = "flat",
+    noise_prior: NoisePrior = NO_NOISE_PRIOR,
 ) -> list[AlphaOptimum]:
-    """The same for a batch of models, each on its own and all at once.
+    """The same for a batch of models, each on its own and all at once; with a prior on the noise, of their product.
 
     A scan of the range in which alpha matters finds the basin; inside it secants lead to MacKay's fixed point, and a
     bracket on the slope is halved where one would leave it or gains too little. Features that fit without error leave a
@@ -269,7 +282,7 @@ def optimal_alphas(
     equations = NormalEquations.of(statistics, bias_prior)
     grid = equations.alpha_range(257)
     at_once = max(1, SCANNED.get(grid.device.type, 2**17) // max(1, equations.cross.numel()))
-    nlml = torch.cat([_profile(equations, part, noise).nlml for part in grid.split(at_once)])
+    nlml = torch.cat([_profile(equations, part, noise, noise_prior).nlml for part in grid.split(at_once)])
     place, best, last = torch.arange(len(grid), device=grid.device)[:, None], nlml.argmin(0), len(grid) - 1
     of = lambda row: grid.gather(0, row.clamp(0, last)[None])[0]
     worse = (nlml > nlml.gather(0, best[None]) + PLATEAU) & (place < best)
@@ -284,7 +297,7 @@ def optimal_alphas(
         running = running & (hi - lo > ALPHA_TOL)
         if not bool(running.any()):
             break
-        here = _profile(equations, log_alpha, noise)
+        here = _profile(equations, log_alpha, noise, noise_prior)
         lo, hi = torch.where(here.slope < 0, log_alpha, lo), torch.where(here.slope < 0, hi, log_alpha)
         gap = here.fixed_point - log_alpha
         move = gap * (before - log_alpha) / (gap - gap_before) if step else gap  # the secant, after the fixed point
@@ -293,11 +306,11 @@ def optimal_alphas(
         before, gap_before = log_alpha, gap
         log_alpha = torch.where(running, torch.where(sound, log_alpha + move, (lo + hi) / 2), log_alpha)
         n_steps = n_steps + running
-    end = _profile(equations, log_alpha, noise)
-    numbers = torch.stack([log_alpha, end.nlml, end.floored, infinity, zero, n_steps], -1).tolist()
+    end = _profile(equations, log_alpha, noise, noise_prior)
+    numbers = torch.stack([log_alpha, end.nlml, end.determined, end.floored, infinity, zero, n_steps], -1).tolist()
     return [
-        AlphaOptimum(a, value, cov, bool(floored), "infinity" if far else "zero" if none else "", int(steps))
-        for (a, value, floored, far, none, steps), cov in zip(numbers, end.noise_cov, strict=True)
+        AlphaOptimum(a, value, cov, gamma, bool(floored), "infinity" if far else "zero" if none else "", int(steps))
+        for (a, value, gamma, floored, far, none, steps), cov in zip(numbers, end.noise_cov, strict=True)
     ]
 
 

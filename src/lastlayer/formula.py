@@ -7,7 +7,7 @@ For each member of the mixture, with z the standardised inputs and phi its centr
     e(v)   = noise_var b v^gamma                                     calibrated epistemic variance
     n      = noise_var a exp(V' tanh(U'z + u))                       calibrated noise variance
     mean'  = centre + (mean - centre) / (1 + precision (e* + n))     shrunk towards the mean of the targets
-    weight ~ (e* + n)^-sharpness                                     geometric mean over outputs; e* = e(v at alpha*)
+    weight ~ trust (e* + n)^-sharpness                               geometric mean over outputs; e* = e(v at alpha*)
 
 and a draw of the function is mean' + stretch(v) h E, the columns of E normal with covariance `noise_cov` times b.
 Rows are the last axis but one, outputs the last; members come first where the library has such an axis. Variances are
@@ -62,9 +62,10 @@ def log_variance(ops, curve, log_cost, log_factor):  # type: ignore[no-untyped-d
     return ops.logaddexp(curve.log_noise + log_factor, curve.log_slope + log_shape(ops, curve, log_cost))
 
 
-def member_weights(ops, log_var, sharpness):  # type: ignore[no-untyped-def]
-    """Members count by a power of their precision at the point, its geometric mean over the outputs."""
-    return ops.softmax(-sharpness * ops.row_mean(log_var))
+def member_weights(ops, log_var, sharpness, log_trust):  # type: ignore[no-untyped-def]
+    """Members count by a power of their precision at the point, its geometric mean over the outputs, and by the trust
+    in their family."""
+    return ops.softmax(log_trust - sharpness * ops.row_mean(log_var))
 
 
 def shrunk(ops, mean, log_var, centre, log_precision):  # type: ignore[no-untyped-def]
@@ -88,7 +89,7 @@ def components(ops, model, said, z):  # type: ignore[no-untyped-def]
         mean,
         ops.exp(model.log_noise_var + curve.log_slope + log_shape(ops, curve, log_cost)),
         ops.exp(model.log_noise_var + curve.log_noise + log_factor),
-        member_weights(ops, log_var, model.sharpness),
+        member_weights(ops, log_var, model.sharpness, curve.log_trust),
         cost,
         cost_star,
     )
@@ -170,6 +171,7 @@ ACTIVATIONS = {
     ),
     "sigmoid": lambda ops, x: ops.sigmoid(x),
     "silu": lambda ops, x: x * ops.sigmoid(x),
+    "sin": lambda ops, x: ops.sin(x),
     "softplus": lambda ops, x: ops.logaddexp(x, 0.0 * x),
     "tanh": lambda ops, x: ops.tanh(x),
 }

@@ -13,7 +13,7 @@ from numpy import ndarray
 class NumPyOps:
     """Arrays whose first axis counts members. An exported model carries a copy of this class: NumPy alone."""
 
-    matmul, square, exp, log, sqrt, tanh = np.matmul, np.square, np.exp, np.log, np.sqrt, np.tanh
+    matmul, square, exp, log, sqrt, tanh, sin = np.matmul, np.square, np.exp, np.log, np.sqrt, np.tanh, np.sin
     join = np.concatenate
     minimum, maximum = np.minimum, np.maximum
     at_least, at_most = np.maximum, np.minimum
@@ -36,7 +36,8 @@ class NumPyOps:
 class TorchOps:
     """Tensors whose first axis counts members."""
 
-    matmul, square, exp, log, sqrt, tanh = torch.matmul, torch.square, torch.exp, torch.log, torch.sqrt, torch.tanh
+    matmul, square, exp, log, sqrt = torch.matmul, torch.square, torch.exp, torch.log, torch.sqrt
+    tanh, sin = torch.tanh, torch.sin
     join = torch.cat
     logaddexp, sigmoid, erf = torch.logaddexp, torch.sigmoid, torch.erf
     minimum, maximum = torch.minimum, torch.maximum
@@ -77,7 +78,7 @@ class CasADiOps:
         self.matmul, self.square = self._of(ca.mtimes), self._of(lambda x: x * x)
         self.affine = self._of(lambda x, weight, bias: ca.mtimes(x, weight) + bias)
         self.exp, self.log, self.sqrt = self._of(ca.exp), self._of(ca.log), self._of(ca.sqrt)
-        self.tanh, self.erf = self._of(ca.tanh), self._of(ca.erf)
+        self.tanh, self.sin, self.erf = self._of(ca.tanh), self._of(ca.sin), self._of(ca.erf)
         self.minimum = self.at_most = self._of(ca.fmin)
         self.maximum = self.at_least = self._of(ca.fmax)
         self.logaddexp = self._of(self._logaddexp)

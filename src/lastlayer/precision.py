@@ -228,7 +228,7 @@ class Precision:
 
 
 def noise_covariance(
-    S: Float[Tensor, "... q q"], equations: NormalEquations, noise: NoiseStructure = "diagonal"
+    S: Float[Tensor, "... q q"], equations: NormalEquations, noise: NoiseStructure = "diagonal", prior_rows: float = 0.0
 ) -> tuple[Float[Tensor, "... q q"], Bool[Tensor, "..."]]:
     """The noise at the maximum of the evidence, S / n, and whether the floor had to hold it up.
 
@@ -241,7 +241,7 @@ def noise_covariance(
             f'for the noise under bias_prior="{equations.bias_prior}": give more samples or larger weights'
         )
     scale = (equations.target_energy / equations.count[..., None]).clamp_min(TINY).sqrt()
-    relative = S / (equations.dof[..., None, None] * scale[..., :, None] * scale[..., None, :])
+    relative = S / ((equations.dof[..., None, None] + prior_rows) * scale[..., :, None] * scale[..., None, :])
     if noise == "diagonal":
         values, vectors = _diagonal(relative), torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
     else:

@@ -9,28 +9,50 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from lastlayer.errors import InputError, check_choice
-from lastlayer.types import BIAS_PRIORS, NOISE_MODELS, BiasPrior, NoiseModel, NoiseStructure
+from lastlayer.types import (
+    BIAS_PRIORS,
+    FOURIER,
+    LINEAR,
+    NETWORK,
+    NO_NOISE_PRIOR,
+    NOISE_MODELS,
+    WEAK_NOISE_PRIOR,
+    BiasPrior,
+    Family,
+    NoiseModel,
+    NoisePrior,
+    NoiseStructure,
+)
 
 N_FOLDS = 5
+FOLDS_OF_FEW, MANY_ROWS = {100: 20, 250: 10}, 250
+"""More folds of a mixture below so many rows: the fewer there are, the more each network must see of them."""
 N_MEMBERS = 10
 LARGE_TABLE = 5_000
 """Above this many rows, one network per fold is enough, and mini-batches cost less than full batches."""
 FULL_STEPS, BATCH_STEPS, PASSES = 250, 400, 10
 """Steps on all rows; on mini-batches at least so many, and passes over the rows."""
 FEW_ROWS = 20
+"""Below this many rows no network is trained, and each row is held out alone."""
+ROWS_PER_UNIT, LEAST_UNITS, MOST_UNITS = 6, 5, 50
+"""Width of the hidden layers: so many rows for each unit, within limits."""
+LEAST_ROWS = 5
 """Below this many rows, none can be spared for calibration."""
 STOPPED_ROWS = 100
 """Below this many rows, none can be spared for early stopping."""
 PRIOR_PRECISIONS = (0.03, 0.3, 3.0, 30.0)
+FAST_PRECISIONS, FAST_SHARE = (0.3,), 0.4
+"""Of preset="fast", and its share of the steps."""
 TABLE_BATCH, SOURCE_BATCH = 1_024, 4_096
 """Rows of a mini-batch, of a table in memory and of a source."""
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-PRESETS = ("calibrated", "fast")
+PRESETS = ("calibrated", "fast", "evidence")
+"""All of it; the same with fewer networks and steps; one network as the evidence has it, uncalibrated."""
 OBJECTIVES = ("profiled", "exact", "augmented", "mse")
 OPTIMIZERS = ("adam", "lbfgs")
 
-Ensemble: TypeAlias = Literal["prior mixture", "selected prior"]
-"""Members under every prior precision, or under the one given or selected on rows left out."""
+Ensemble: TypeAlias = Literal["mixture", "selected prior"]
+"""Members of every family, or networks under the prior precision given or selected on rows left out."""
 CURVE_FOLDS = ("random and blocked folds", "given folds", "holdout")
 """Calibrations that fit curves to training rows left out by some networks."""
 CURVES = (*CURVE_FOLDS, "curve on validation data")
@@ -47,7 +69,7 @@ class TrainingOptions:
     learning_rate : first step size of Adam. "auto": 0.04; 0.02 with early stopping, a backbone, a source of
         batches or another objective than "profiled".
     early_stopping : hold rows out, score them under the posterior of the others, and keep the best network.
-        "auto": with a backbone or preset="fast", from 100 rows on.
+        "auto": with a backbone or preset="evidence", from 100 rows on.
     validation_fraction : share of the rows held out for early stopping, or for calibration with a backbone; they count
         in the final posterior.
     patience : epochs without improvement before stopping.
@@ -77,9 +99,9 @@ class Settings:
     """Description of the user's network; None: the built-in one."""
     ensemble: Ensemble
     n_members: int
-    """Per prior precision in a prior mixture, in all otherwise."""
-    prior_precisions: tuple[float, ...]
-    """Candidates for the precision of the Gaussian prior on hidden weights; infinite: linear regression."""
+    """Per family in a mixture, in all otherwise."""
+    families: tuple[Family, ...]
+    """Kinds of members of a mixture; or candidates, of which the best is taken."""
     calibration: str | None
     """How the variance is calibrated; None: as the evidence has it."""
     noise: NoiseModel
@@ -104,6 +126,11 @@ class Settings:
         return "full" if self.noise == "full" else "diagonal"
 
     @property
+    def noise_prior(self) -> NoisePrior:
+        """Of the last layers; the paper's evidence stands alone where no mixture is calibrated."""
+        return WEAK_NOISE_PRIOR if self.ensemble == "mixture" else NO_NOISE_PRIOR
+
+    @property
     def torch_device(self) -> torch.device:
         return torch.device(self.device)
 
@@ -120,7 +147,7 @@ class Settings:
 
     def to_json(self) -> dict[str, Any]:
         content = asdict(self)
-        content["prior_precisions"] = [str(precision) for precision in self.prior_precisions]
+        content["families"] = [str(family) for family in self.families]
         return content
 
     @classmethod
@@ -128,7 +155,7 @@ class Settings:
         """Raises KeyError, TypeError or ValueError if `content` does not come from `to_json`."""
         values = {field.name: content[field.name] for field in fields(cls)}
         values["hidden"] = tuple(int(width) for width in values["hidden"])
-        values["prior_precisions"] = tuple(float(text) for text in values["prior_precisions"])
+        values["families"] = tuple(Family.parse(text) for text in values["families"])
         for name, allowed in (("noise", NOISE_MODELS), ("bias_prior", BIAS_PRIORS), ("dtype", DTYPES)):
             check_choice(name, values[name], allowed)
         return cls(**values)
@@ -145,6 +172,8 @@ class DataShape:
     """Of X; None: a source of batches, whose rows are not counted in advance."""
     validation: bool = False
     """Whether validation data were given."""
+    n_groups: int | None = None
+    """Rows that differ by more than a little; None: all of them."""
 
 
 def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Settings:
@@ -154,46 +183,54 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
     source, n_rows = data.shape is None, math.inf if data.shape is None else data.shape[0]
     if source:
         _check_source(p, options, data)
-    own_network, fast = p["backbone"] is not None, p["preset"] == "fast"
-    spare = not fast and not source and n_rows >= FEW_ROWS
+    n_groups = n_rows if data.n_groups is None else data.n_groups
+    own_network, fast, bare = p["backbone"] is not None, p["preset"] == "fast", p["preset"] == "evidence"
+    spare = not bare and not source and n_groups >= (FEW_ROWS if own_network else LEAST_ROWS)
     calibration = _calibration(p, data, spare)
-    precisions: tuple[float, ...] = (0.0,)
+    families: tuple[Family, ...] = (NETWORK,)
     if p["hidden_prior"] != "auto":
-        precisions = (float(p["hidden_prior"]),)
+        families = (Family("network", float(p["hidden_prior"])),)
     elif spare and not own_network:
-        precisions = PRIOR_PRECISIONS
-    mixture = p["n_members"] == "auto" and len(precisions) > 1 and calibration in CURVE_FOLDS
+        precisions = FAST_PRECISIONS if fast and p["n_members"] == "auto" else PRIOR_PRECISIONS
+        families = tuple(Family("network", precision) for precision in precisions)
+    chosen = spare and not own_network and p["hidden_prior"] == "auto"
+    mixture = chosen and p["n_members"] == "auto" and calibration in CURVE_FOLDS
+    if mixture:
+        families = _mixed(families, n_groups, table=len(data.shape or ()) == 2, skip=p["input_skip"] is not False)
     n_members = p["n_members"]
     if n_members == "auto":
-        few = N_FOLDS if mixture or n_rows > LARGE_TABLE else N_MEMBERS
-        n_members = 1 if fast or own_network or source else few
+        few = _n_folds(n_groups, n_rows, fast) if mixture else N_FOLDS if n_rows > LARGE_TABLE else N_MEMBERS
+        n_members = 1 if bare or own_network or source else few
     if calibration == "random and blocked folds" and own_network and n_members == 1:
         calibration = "holdout"
+    noise_can_vary = calibration in CURVES and len(data.shape or ()) == 2
     skip = not own_network if p["input_skip"] == "auto" else bool(p["input_skip"])
     batch_size, rate, epochs = p["batch_size"], options.learning_rate, p["max_epochs"]
     plain = options.objective == "profiled" and options.optimizer == "adam" and not own_network
     if batch_size == "auto":
         large = plain and options.chunk_size is None and n_rows > LARGE_TABLE
         batch_size = SOURCE_BATCH if source else TABLE_BATCH if large else None
-    early = (fast or own_network) and not source and n_rows >= STOPPED_ROWS
+    early = (bare or own_network) and not source and n_rows >= STOPPED_ROWS
     early = early if options.early_stopping == "auto" else bool(options.early_stopping)
     brisk = plain and not source and not early  # what stops early goes slowly
     if rate == "auto":
         rate = 4e-2 if brisk else 2e-2
     if epochs == "auto":
-        epochs = FULL_STEPS if brisk else 500
+        share = FAST_SHARE if fast else 1.0
+        epochs = round(share * (FULL_STEPS if brisk else 500))
         if batch_size is not None:
-            epochs = 60 if source or own_network else max(PASSES, math.ceil(BATCH_STEPS * int(batch_size) / n_rows))
+            steps = math.ceil(share * BATCH_STEPS * int(batch_size) / n_rows)
+            epochs = 60 if source or own_network else max(round(share * PASSES), steps)
     settings = Settings(
-        hidden=tuple(int(width) for width in p["hidden"]),
+        hidden=_hidden(p["hidden"], n_groups),
         activation=p["activation"],
         input_skip=skip,
         backbone=_name(p["backbone"]) if own_network else None,
-        ensemble="prior mixture" if mixture else "selected prior",
+        ensemble="mixture" if mixture else "selected prior",
         n_members=int(n_members),
-        prior_precisions=precisions + ((math.inf,) if mixture and skip else ()),
+        families=families,
         calibration=calibration,
-        noise=p["noise"],
+        noise="diagonal" if p["noise"] == "auto" and not noise_can_vary else p["noise"],
         bias_prior=p["bias_prior"],
         objective=options.objective,
         optimizer=options.optimizer,
@@ -211,6 +248,29 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
     )
     _check_together(settings, p, data)
     return settings
+
+
+def _mixed(networks: tuple[Family, ...], n_groups: float | int, *, table: bool, skip: bool) -> tuple[Family, ...]:
+    """The families of a mixture. Few rows cannot train a network, very many need no process."""
+    if not table:
+        return networks
+    few, many = n_groups < FEW_ROWS, n_groups > LARGE_TABLE
+    return (() if few else networks) + ((LINEAR,) if skip or few else ()) + (() if many else (FOURIER,))
+
+
+def _n_folds(n_groups: float | int, n_rows: float | int, fast: bool) -> int:
+    """Of a mixture; each row alone where they are few."""
+    if n_groups < FEW_ROWS:
+        return int(n_groups)
+    most = N_FOLDS if fast else 10 if n_rows >= MANY_ROWS else 20
+    return min(most, next((k for rows, k in FOLDS_OF_FEW.items() if n_groups < rows), N_FOLDS))
+
+
+def _hidden(given: Any, n_groups: float | int) -> tuple[int, ...]:
+    """Widths of the layers: the more rows, the more units they can tell apart."""
+    if given == "auto":
+        return (int(min(MOST_UNITS, max(LEAST_UNITS, n_groups / ROWS_PER_UNIT))),) * 2
+    return tuple(int(width) for width in given)
 
 
 def device_name(device: str) -> str:
@@ -316,7 +376,7 @@ def _calibration(p: Mapping[str, Any], data: DataShape, spare: bool) -> str | No
             )
         return "given folds"
     if data.validation:
-        curve = given == "auto" and p["preset"] != "fast"
+        curve = given == "auto" and p["preset"] != "evidence"
         return "curve on validation data" if curve else "alpha on validation data"
     if given == "alpha":
         return "alpha on blocked folds"

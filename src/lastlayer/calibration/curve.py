@@ -3,8 +3,8 @@
     var = sigma^2 (a + b v^gamma),        v = phi' Lambda_bar^-1 phi (Theorem 2)
 
 v orders points by how far they extrapolate; what the evidence gets wrong is the scale. a = b = gamma = 1 is the
-Bayesian last layer as it stands, and Algorithm 1, which moves alpha alone, moves v in it. Networks under another prior
-precision extrapolate differently, so each prior precision has its own curve. In a mixture, means are shrunk towards the
+Bayesian last layer as it stands, and Algorithm 1, which moves alpha alone, moves v in it. Each family of members
+extrapolates differently, so each has its own curve. In a mixture, means are shrunk towards the
 mean of the targets where the variance is large (`Shrinkage`). How curves enter a prediction: `lastlayer.formula`.
 """
 
@@ -20,8 +20,10 @@ from torch import Tensor
 
 from lastlayer.formula import TINY, log_shape
 from lastlayer.ops import NumPyOps
+from lastlayer.types import Family
 
 HEAD_UNITS = 10
+CURVE_NUMBERS = ("power", "reach", "trust")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Curve:
     """gamma"""
     reach: float = math.inf
     """The largest v that was calibrated. Beyond it the variance grows as the posterior's own, proportional to v."""
+    trust: float = 1.0
+    """What members of this family count for in a mixture beside others of the same variance."""
 
     @classmethod
     def identity(cls, n_outputs: int) -> "Curve":
@@ -104,14 +108,14 @@ class NoiseHead:
     V: Float[Tensor, "h q"]
 
     @classmethod
-    def initial(cls, Z: Float[Tensor, "n d"], n_outputs: int, seed: int = 0) -> "NoiseHead":
+    def initial(cls, Z: Float[Tensor, "n d"], n_outputs: int, seed: int = 0, *, units: int = HEAD_UNITS) -> "NoiseHead":
         """Units in all directions, no effect yet."""
         generator = torch.Generator().manual_seed(seed)
         d = Z.shape[1]
-        U = torch.randn(d, HEAD_UNITS, generator=generator, dtype=torch.float64) / d**0.5
-        u = torch.randn(HEAD_UNITS, generator=generator, dtype=torch.float64)
+        U = torch.randn(d, units, generator=generator, dtype=torch.float64) / d**0.5
+        u = torch.randn(units, generator=generator, dtype=torch.float64)
         Z = Z.double()
-        return cls(Z.amin(0), Z.amax(0), U, u, torch.zeros(HEAD_UNITS, n_outputs, dtype=torch.float64))
+        return cls(Z.amin(0), Z.amax(0), U, u, torch.zeros(units, n_outputs, dtype=torch.float64))
 
     def numbers(self) -> Float[Tensor, " n"]:
         """What is learned of it."""
@@ -129,7 +133,7 @@ class NoiseHead:
 
 @dataclass(frozen=True)
 class CalibrationPoints:
-    """The held-out points, as plots show them: by the first network under the best prior precision."""
+    """The held-out points, as plots show them: by the first network of the best family."""
 
     cost: Float[ndarray, " n"]
     squared_error: Float[ndarray, "n q"]
@@ -139,10 +143,10 @@ class CalibrationPoints:
 
 @dataclass(frozen=True)
 class Calibration:
-    """One curve per prior precision, what they were fitted to, and the LPD they promise."""
+    """One curve per family of members, what they were fitted to, and the LPD they promise."""
 
-    curves: dict[float, Curve]
-    """By prior precision; the first is the one whose networks alone do best."""
+    curves: dict[Family, Curve]
+    """The first is that of the family that does best alone."""
     points: CalibrationPoints
     lpd: float
     """Mean log predictive density of the held-out points, standardised units, joint over the outputs."""
@@ -152,12 +156,12 @@ class Calibration:
     shrinkage: Shrinkage = Shrinkage()
     head: NoiseHead | None = None
     """What multiplies the noise at each input, if it depends on it."""
-    alone: dict[float, float] = field(default_factory=dict)
-    """LPD of the same points by the networks of each prior precision alone: a curve, but no tails and no shrinkage."""
+    alone: dict[Family, float] = field(default_factory=dict)
+    """LPD of the same points by each family alone, not widened: a curve, but no tails and no shrinkage."""
 
     @property
     def curve(self) -> Curve:
-        """Of the best prior precision."""
+        """Of the best family."""
         return next(iter(self.curves.values()))
 
     def __str__(self) -> str:
@@ -170,15 +174,21 @@ class Calibration:
         """Tensors and JSON for a model file; numbers that may be infinite or NaN are strings."""
         kinds = sorted(set(self.points.kind.tolist()))
         curves = [
-            {"noise": c.noise.tolist(), "slope": c.slope.tolist(), "power": c.power, "reach": str(c.reach)}
+            {
+                "noise": c.noise.tolist(),
+                "slope": c.slope.tolist(),
+                "power": c.power,
+                "reach": str(c.reach),
+                "trust": c.trust,
+            }
             for c in self.curves.values()
         ]
         header = {
-            "prior_precisions": [str(precision) for precision in self.curves],
+            "families": [str(family) for family in self.curves],
             "curves": curves,
             "tails": asdict(self.tails),
             "shrinkage": asdict(self.shrinkage),
-            "alone": [[str(precision), str(lpd)] for precision, lpd in self.alone.items()],
+            "alone": [[str(family), str(lpd)] for family, lpd in self.alone.items()],
             "lpd": str(self.lpd),
             "lpd_before": str(self.lpd_before),
             "kinds": kinds,
@@ -195,19 +205,19 @@ class Calibration:
     @classmethod
     def unpack(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> "Calibration":
         curves = [
-            Curve(np.array(c["noise"], float), np.array(c["slope"], float), float(c["power"]), float(c["reach"]))
+            Curve(np.array(c["noise"], float), np.array(c["slope"], float), *(float(c[key]) for key in CURVE_NUMBERS))
             for c in header["curves"]
         ]
         kinds = np.array([header["kinds"][i] for i in tensors["calibration.kind"].tolist()], dtype=str)
         cost, squared_error = (tensors[f"calibration.{name}"].numpy() for name in ("cost", "squared_error"))
         head = {f.name: tensors.get(f"head.{f.name}") for f in fields(NoiseHead)}
         return cls(
-            {float(text): curve for text, curve in zip(header["prior_precisions"], curves, strict=True)},
+            {Family.parse(text): curve for text, curve in zip(header["families"], curves, strict=True)},
             CalibrationPoints(cost, squared_error, kinds),
             lpd=float(header["lpd"]),
             lpd_before=float(header["lpd_before"]),
             tails=Tails(**header["tails"]),
             shrinkage=Shrinkage(**header["shrinkage"]),
             head=None if head["U"] is None else NoiseHead(**head),  # type: ignore[arg-type]
-            alone={float(precision): float(lpd) for precision, lpd in header["alone"]},
+            alone={Family.parse(text): float(lpd) for text, lpd in header["alone"]},
         )

@@ -20,20 +20,24 @@ from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.formula import log_noise_factor
 from lastlayer.ops import TorchOps
 from lastlayer.statistics import row_chunks
+from lastlayer.types import Family
 
 LIMITS = {
     "noise": (-7.0, 7.0),
     "slope": (-20.0, 20.0),
     "power": (-2.0, 1.5),
+    "trust": (-10.0, 10.0),
     "share": (-5.0, 0.0),
     "factor": (0.0, 4.0),
     "shrinkage": (-12.0, 2.0),
 }
-"""Bounds of log a, log b, log gamma, logit of the tails' share, log of their factor, log precision of the shrinkage."""
+"""Bounds of log a, log b, log gamma, log trust, logit of the tails' share, log of their factor, log precision of the
+shrinkage."""
 PRIOR = {
     "noise": (0.0, 3.0),
     "slope": (0.0, 5.0),
     "power": (0.0, 1.0),
+    "trust": (0.0, 1.0),
     "share": (-2.0, 2.0),
     "factor": (2.0, 2.0),
     "shrinkage": (0.0, 2.0),
@@ -48,64 +52,91 @@ FIRST_POINTS, MOST_POINTS = 1_000, 5_000
 """Of a kind, that descents begin with and end on; more would add less than 0.001 to the LPD of new points."""
 AT_ONCE = 10_000
 """Numbers of an array that is worked on: it stays in the processor's cache."""
+UNKNOWN, MANY_UNKNOWN = 2, 8.0
+"""Numbers of a curve that are found from the points, and the fewest points of which it is believed."""
+DECIDING_POINTS, DECIDING_UNITS, WORTH = 150, 3, 0.01
+"""Fewest points by which noise may be found to depend on the input (four times as many are enough), units of the head
+that finds it, and the least gain in their log density."""
 DENSE = 200
 """Numbers to be found up to which a dense matrix of curvatures costs little."""
 
 
-def fit_curves(points: HeldOutPoints, *, mixture: bool, input_noise: bool = False) -> Calibration:
+def fit_curves(points: HeldOutPoints, *, mixture: bool, input_noise: bool | None = False) -> Calibration:
     """The curves of largest held-out LPD, held near the posterior as it stands by a weak prior.
 
-    A smooth problem of 2 q + 1 parameters per prior precision (in a `mixture` three more, of tails and shrinkage): each
-    prior precision alone from the best of several starts, then all together from there and from the posterior as it
-    stands; no grid, so no edge of one. With `input_noise`, a network for the noise at each input joins in. Of very many
-    points a random part is fitted to, and what is said of the fit is said of all.
+    A smooth problem of 2 q + 2 parameters per family (in a `mixture` three more, of tails and shrinkage): each family
+    alone from the best of several starts, then all together from there and from the posterior as it stands; no grid, so
+    no edge of one. With `input_noise`, a network for the noise at each input joins in; None: where it pays. Of very
+    many points a random part is fitted to, and what is said of the fit is said of all.
     """
     with threadpool_limits(1, "blas"):  # products so small that a second core would only wait
         return _fit_curves(points.usable(), mixture, input_noise)
 
 
-def _fit_curves(points: HeldOutPoints, mixture: bool, input_noise: bool) -> Calibration:
+def _fit_curves(points: HeldOutPoints, mixture: bool, input_noise: bool | None) -> Calibration:
     n, q = points.targets.shape
-    precisions = points.prior_precisions
+    families = list(dict.fromkeys(points.families))
     if not n:
         empty = CalibrationPoints(np.empty(0), np.empty((0, q)), points.kind)
-        return Calibration(dict.fromkeys(precisions, Curve.identity(q)), empty, lpd=math.nan, lpd_before=math.nan)
+        return Calibration(dict.fromkeys(families, Curve.identity(q)), empty, lpd=math.nan, lpd_before=math.nan)
     some = points.some(MOST_POINTS)
-    singles = {s: CurveProblem(some.of(s), [s], mixture=False) for s in precisions}
+    singles = {s: CurveProblem(some.of(s), [s], mixture=False) for s in families}
     numbers = {s: p.best([p.lowest([p.start(*start) for start in STARTS])]) for s, p in singles.items()}
-    alone = {s: CurveProblem(points.of(s), [s], mixture=False).lpd(numbers[s]) for s in precisions}
-    precisions.sort(key=lambda s: -alone[s])
-    problem, head = CurveProblem(points.some(FIRST_POINTS), precisions, mixture), None
-    x = problem.best([problem.start(curves=[numbers[s] for s in precisions]), problem.start()])
-    x = CurveProblem(some, precisions, mixture).best([x])
+    alone = {s: CurveProblem(points.of(s), [s], mixture=False).lpd(numbers[s]) for s in families}
+    families.sort(key=lambda s: -alone[s])
+    problem, head = CurveProblem(points.some(FIRST_POINTS), families, mixture), None
+    x = problem.best([problem.start(curves=[numbers[s] for s in families]), problem.start()])
+    x = CurveProblem(some, families, mixture).best([x])
+    if input_noise is None:
+        input_noise = noise_depends_on_input(points, families, mixture, x)
     if input_noise:
         head = NoiseHead.initial(points.inputs, q)
-        x = CurveProblem(some, precisions, mixture, head).best([np.concatenate([x, head.numbers().numpy()])])
-    uncalibrated = CurveProblem(points, precisions, mixture=False, sharpness=0.0)
+        x = CurveProblem(some, families, mixture, head).best([np.concatenate([x, head.numbers().numpy()])])
+    uncalibrated = CurveProblem(points, families, mixture=False, sharpness=0.0)
     lpd_before = uncalibrated.lpd(uncalibrated.start())
-    return CurveProblem(points, precisions, mixture, head).calibration(x, alone, lpd_before)
+    problem = CurveProblem(points, families, mixture, head)
+    return problem.calibration(problem.widened(x), alone, lpd_before)
+
+
+def noise_depends_on_input(points: HeldOutPoints, families: list[Family], mixture: bool, x: ndarray) -> bool:
+    """Whether a small network for the noise, fitted to half of the points, raises the density of the other half: by
+    more than two standard errors, and by enough to be worth its weights."""
+    single = np.flatnonzero(points.kind != "blocked")
+    if len(single) < DECIDING_POINTS or points.inputs.dim() != 2:
+        return False
+    order = np.random.default_rng(0).permutation(single)[: 4 * DECIDING_POINTS]
+    halves, gains = [points[np.sort(order[i::2])] for i in range(2)], []
+    for fitted, judged in (halves, halves[::-1]):
+        head = NoiseHead.initial(points.inputs, points.targets.shape[1], units=DECIDING_UNITS)
+        found = CurveProblem(fitted, families, mixture, head).best([np.concatenate([x, head.numbers().numpy()])])
+        with_head = CurveProblem(judged, families, mixture, head).log_density(found)
+        gains.append(with_head - CurveProblem(judged, families, mixture).log_density(x))
+    gain, weight = np.concatenate(gains), np.concatenate([half.weight.numpy() for half in halves[::-1]])
+    mean = float(np.average(gain, weights=weight))
+    spread = math.sqrt(float(np.average((gain - mean) ** 2, weights=weight)) / len(gain))
+    return mean > max(WORTH, 2 * spread)
 
 
 class CurveProblem:
-    """Negative held-out LPD plus prior, of the parameters [log a, log b, log gamma] of each prior precision in turn,
+    """Negative held-out LPD plus prior, of the parameters [log a, log b, log gamma, log trust] of each family in turn,
     then (logit share, log factor) of the tails, the log precision of the shrinkage, and the weights of the noise head,
     where there are such."""
 
     def __init__(
         self,
         points: HeldOutPoints,
-        precisions: list[float],
+        families: list[Family],
         mixture: bool,
         head: NoiseHead | None = None,
         *,
         sharpness: float = SHARPNESS,
     ) -> None:
-        self.points, self.precisions, self.initial_head = points, precisions, head
+        self.points, self.families, self.initial_head = points, families, head
         c, n, self.q = points.mean.shape
         self.of_mixture = list(OF_MIXTURES) if mixture else []
-        self.names = [*(["noise"] * self.q + ["slope"] * self.q + ["power"]) * len(precisions), *self.of_mixture]
+        self.names = [*(["noise"] * self.q + ["slope"] * self.q + ["power", "trust"]) * len(families), *self.of_mixture]
         self.centre, self.width = np.array([PRIOR[name] for name in self.names]).T
-        curve_of = np.array([precisions.index(s) for s in points.prior_precision.tolist()])
+        curve_of = np.array([families.index(own) for own in points.families])
         chunks = [points[np.arange(n)[rows]] for rows in row_chunks(n, max(1, AT_ONCE // (c * self.q)))]
         self.pieces = [Likelihood(chunk, curve_of, sharpness) for chunk in chunks]
 
@@ -113,7 +144,7 @@ class CurveProblem:
         self, noise: float = 0.0, slope: float = 0.0, power: float = 0.0, *, curves: list[ndarray] | None = None
     ) -> ndarray:
         """The parameters of each curve, and those of the mixture at their prior means."""
-        alike = [np.array([noise] * self.q + [slope] * self.q + [power])] * len(self.precisions)
+        alike = [np.array([noise] * self.q + [slope] * self.q + [power, 0.0])] * len(self.families)
         return np.concatenate([*(curves or alike), [PRIOR[name][0] for name in self.of_mixture]])
 
     def lowest(self, xs: list[ndarray]) -> ndarray:
@@ -124,7 +155,7 @@ class CurveProblem:
         """The parameters of the curves, of the mixture, and the noise head."""
         n, of_mixture = len(self.names), len(self.of_mixture)
         head = self.initial_head and self.initial_head.with_numbers(torch.tensor(x[n:]))
-        return x[: n - of_mixture].reshape(len(self.precisions), -1), x[n - of_mixture : n], head
+        return x[: n - of_mixture].reshape(len(self.families), -1), x[n - of_mixture : n], head
 
     def said(self, x: ndarray, head: NoiseHead | None) -> Iterator[tuple[Said, Likelihood, Tensor]]:
         """What the mixture says of the points, piece by piece, and the log factor of their noise."""
@@ -172,11 +203,23 @@ class CurveProblem:
         found: ndarray = minimize(self.value, self.lowest(starts), method="L-BFGS-B", options=options, **given).x
         return found
 
-    def calibration(self, x: ndarray, alone: dict[float, float], lpd_before: float) -> Calibration:
+    def widened(self, x: ndarray) -> ndarray:
+        """a and b of every curve times (n + p) / (n - p - 2), p = 2 of n points.
+
+        So much larger than the likeliest variance is that of the Student-t by which a regression of p unknowns predicts
+        once its noise is unknown too; with ten points it is twice as large.
+        """
+        n = max(float(self.points.weight[torch.from_numpy(self.points.kind != "blocked")].sum()), MANY_UNKNOWN)
+        of_variance = np.isin(self.names, ["noise", "slope"])
+        wider = x.copy()
+        wider[: len(self.names)][of_variance] += math.log((n + UNKNOWN) / (n - UNKNOWN - 2))
+        return wider
+
+    def calibration(self, x: ndarray, alone: dict[Family, float], lpd_before: float) -> Calibration:
         """What was found, and the points as plots show them."""
         points, (curves, of_mixture, head) = self.points, self.parts(x)
-        reach = [float(points.of(s).cost.max()) for s in self.precisions]
-        first = points.prior_precision.tolist().index(self.precisions[0])
+        reach = [float(points.of(s).cost.max()) for s in self.families]
+        first = points.families.index(self.families[0])
         mean = np.concatenate([said[1][first] for said, _, _ in self.said(x, head)])
         squared = (points.targets.numpy() - mean) ** 2 / points.noise_var[first].numpy()
         tails, shrinkage = Tails(), Shrinkage()
@@ -185,8 +228,8 @@ class CurveProblem:
             tails, shrinkage = Tails(odds / (1 + odds), factor), Shrinkage(precision)
         return Calibration(
             {
-                s: Curve(own[: self.q], own[self.q : -1], float(own[-1]), farthest)
-                for s, own, farthest in zip(self.precisions, np.exp(curves), reach, strict=True)
+                s: Curve(own[: self.q], own[self.q : -2], float(own[-2]), farthest, float(own[-1]))
+                for s, own, farthest in zip(self.families, np.exp(curves), reach, strict=True)
             },
             CalibrationPoints(points.cost[first].numpy(), squared, points.kind),
             self.lpd(x),

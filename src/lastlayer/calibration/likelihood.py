@@ -43,11 +43,12 @@ class Likelihood:
 
     @np.errstate(all="ignore")
     def at(self, curves: Float[ndarray, "s p"], of_mixture: Float[ndarray, " 3"], log_factor: ndarray | float) -> Said:
-        """What the mixture says, given rows [log a, log b, log gamma], numbers as in `NO_MIXTURE`, and the noise's log
-        factor: log density of each point, mean by each network, and slopes of the weighted sum by all three."""
+        """What the mixture says, given rows [log a, log b, log gamma, log trust], numbers as in `NO_MIXTURE`, and the
+        noise's log factor: log density of each point, mean by each network, slopes of the weighted sum by all three.
+        """
         ops, q, C = NumPyOps, self.mean.shape[-1], self.correlation
         own, (share, wider, log_precision) = curves[self.curve_of][:, None], of_mixture
-        log_a, log_b, power = own[..., :q], own[..., q:-1], np.exp(own[..., -1:])
+        log_a, log_b, power, log_trust = own[..., :q], own[..., q:-2], np.exp(own[..., -2:-1]), own[..., -1:]
         curve = SimpleNamespace(log_noise=log_a, log_slope=log_b, power=power, log_reach=math.inf)
         shape = log_shape(ops, curve, self.log_cost)
         log_var = self.log_noise_var + log_variance(ops, curve, self.log_cost, log_factor)
@@ -66,7 +67,7 @@ class Likelihood:
         less = 1 - math.exp(-wider)  # of the distance, in the tails
         odds = share + 0.5 * (less * distance - q * wider)
         either = ops.logaddexp(0.0, odds)
-        weights = member_weights(ops, log_var, self.sharpness)[..., 0]
+        weights = member_weights(ops, log_var, self.sharpness, log_trust)[..., 0]
         joint = np.log(weights) - 0.5 * (distance + logdet + q * LOG_2PI) + either - ops.logaddexp(0.0, share)
         top = joint.max(0)
         log_density = top + np.log(np.exp(joint - top).sum(0))
@@ -74,7 +75,8 @@ class Likelihood:
         rho, tail = self.weight * np.exp(joint - log_density), np.exp(odds - either)
         R, h = rho[..., None], (1 - less * tail)[..., None]
         by_shrinkage = R * h * pull * mean * (kept - 1)
-        by_log_var = by_shrinkage + (self.sharpness / q * (self.weight * weights - rho))[..., None]
+        by_weight = rho - self.weight * weights
+        by_log_var = by_shrinkage - (self.sharpness / q * by_weight)[..., None]
         if C is None:
             by_log_var = by_log_var + R * (0.5 * (h * residual * pull - 1))
             by_epistemic, by_noise = by_log_var * part, by_log_var * (1 - part)
@@ -83,7 +85,7 @@ class Likelihood:
             e, n = (root * (by_cov @ root[..., None])[..., 0] for root in (np.exp(epistemic / 2), np.exp(noise / 2)))
             by_epistemic, by_noise = R * e + by_log_var * part, R * n + by_log_var * (1 - part)
         by_power = (by_epistemic * shape).sum((1, 2))[:, None]
-        each = np.concatenate([by_noise.sum(1), by_epistemic.sum(1), by_power], axis=1)
+        each = np.concatenate([by_noise.sum(1), by_epistemic.sum(1), by_power, by_weight.sum(1)[:, None]], axis=1)
         in_tails = rho * tail
         by_share = in_tails.sum() - rho.sum() * ops.sigmoid(share)
         by_wider = 0.5 * (((1 - less) * distance - q) * in_tails).sum()

@@ -13,6 +13,7 @@ from torch import Tensor
 from lastlayer.linalg import TINY
 from lastlayer.training.last_layer import LastLayer
 from lastlayer.training.objectives import Data
+from lastlayer.types import Family
 
 BLOCKED_WEIGHT = 0.3
 """Weight in calibration of a point of a block, beside one held out at random: the points of a block err together."""
@@ -34,13 +35,11 @@ class HeldOutPoints:
     weight: Float[Tensor, " n"]
     kind: ndarray
     """(n,) strings: where the point was held out, such as "random" or "blocked"."""
-    prior_precision: Float[ndarray, " c"]
-    """Of the hidden weights of each network."""
+    families: tuple[Family, ...]
+    """That each network belongs to."""
 
     @classmethod
-    def by(
-        cls, layer: LastLayer, Phi: Float[Tensor, "n p"], data: Data, kind: str, prior_precision: float
-    ) -> "HeldOutPoints":
+    def by(cls, layer: LastLayer, Phi: Float[Tensor, "n p"], data: Data, kind: str, family: Family) -> "HeldOutPoints":
         """What one last layer says of points that it has not seen, given their affine features."""
         with torch.no_grad():
             marginals = layer.posterior.predict(Phi)
@@ -59,7 +58,7 @@ class HeldOutPoints:
             targets=data.T.to(mean),
             weight=weight * (BLOCKED_WEIGHT if kind == "blocked" else 1.0),
             kind=np.full(len(mean), kind),
-            prior_precision=np.array([prior_precision]),
+            families=(family,),
         )
 
     @classmethod
@@ -67,21 +66,21 @@ class HeldOutPoints:
         """All points of several sets, each with as many networks."""
         every = cls._each(parts, lambda xs: torch.cat(xs, 1), torch.cat)
         kind = np.concatenate([part.kind for part in parts])
-        return cls(**every, kind=kind, prior_precision=parts[0].prior_precision)
+        return cls(**every, kind=kind, families=parts[0].families)
 
     @classmethod
     def stacked(cls, parts: "list[HeldOutPoints]") -> "HeldOutPoints":
         """The same points by all networks of several sets."""
         every = cls._each(parts, torch.cat, lambda xs: xs[0])
-        precision = np.concatenate([part.prior_precision for part in parts])
-        return cls(**every, kind=parts[0].kind, prior_precision=precision)
+        families = tuple(family for part in parts for family in part.families)
+        return cls(**every, kind=parts[0].kind, families=families)
 
     @classmethod
     def _each(
         cls, parts: "list[HeldOutPoints]", by_network: Callable[[list[Any]], Any], by_point: Callable[[list[Any]], Any]
     ) -> dict[str, Any]:
         """The tensors of several sets put together, field by field."""
-        names = [field.name for field in fields(cls) if field.name not in ("kind", "prior_precision")]
+        names = [field.name for field in fields(cls) if field.name not in ("kind", "families")]
         values = {name: [getattr(part, name) for part in parts] for name in names}
         return {
             name: None if xs[0] is None else (by_network if name in BY_NETWORK else by_point)(xs)
@@ -94,12 +93,12 @@ class HeldOutPoints:
         every = self._each([self], lambda xs: xs[0][:, at], lambda xs: xs[0][at])
         return replace(self, **every, kind=self.kind[points])
 
-    def of(self, prior_precision: float) -> "HeldOutPoints":
-        """What the networks under one prior precision say."""
-        same = self.prior_precision == prior_precision
-        at = torch.from_numpy(np.flatnonzero(same)).to(self.mean.device)
+    def of(self, family: Family) -> "HeldOutPoints":
+        """What the networks of one family say."""
+        same = [i for i, own in enumerate(self.families) if own == family]
+        at = torch.tensor(same, device=self.mean.device)
         every = self._each([self], lambda xs: xs[0][at], lambda xs: xs[0])
-        return replace(self, **every, prior_precision=self.prior_precision[same])
+        return replace(self, **every, families=(family,) * len(same))
 
     def some(self, most: int) -> "HeldOutPoints":
         """At most as many of a kind, picked at random but always the same; each kind keeps its total weight."""
@@ -109,11 +108,6 @@ class HeldOutPoints:
             weight[part] *= weight[rows].sum() / weight[part].sum()
             picked.append(part)
         return replace(self, weight=weight)[np.sort(np.concatenate(picked))]
-
-    @property
-    def prior_precisions(self) -> list[float]:
-        """Each of them once."""
-        return list(dict.fromkeys(self.prior_precision.tolist()))
 
     def usable(self) -> "HeldOutPoints":
         """Without points at which a network failed altogether; on the processor, where small problems are quick."""

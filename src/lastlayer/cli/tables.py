@@ -42,7 +42,11 @@ def fit(
         str | None, Option(help="Column that says which rows belong together, such as a patient.")
     ] = None,
     preset: Annotated[
-        str | None, Option(help="'calibrated': a mixture; 'fast': one network, in seconds.", show_default="calibrated")
+        str | None,
+        Option(
+            help="'calibrated': a mixture; 'fast': fewer networks and steps; 'evidence': one network, uncalibrated.",
+            show_default="calibrated",
+        ),
     ] = None,
     hidden: Annotated[str | None, Option(help="Widths of the hidden layers.", show_default="50,50")] = None,
     noise: Annotated[

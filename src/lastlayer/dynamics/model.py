@@ -46,7 +46,7 @@ class DynamicsModel:
         groups = {}
         if isinstance(regressor, BLLRegressor):
             groups = {"groups": table.episode}  # a splitter decides itself whether it needs them
-            if regressor.calibration == "auto" and regressor.preset != "fast":
+            if regressor.calibration == "auto" and regressor.preset != "evidence":
                 regressor.set_params(calibration=EpisodeFolds())
         self.regressor_ = regressor.fit(table.X, table.targets, **groups)
         self.n_outputs_, self.n_inputs_ = listed[0].outputs.shape[1], listed[0].inputs.shape[1]

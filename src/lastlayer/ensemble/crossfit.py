@@ -1,7 +1,8 @@
 """Networks that each leave rows out: the rows calibrate them, the networks are the members of the mixture.
 
-Network i does not see fold i of a random partition; its last layer is then fitted to every row. So nothing is trained
-for calibration alone, except the networks that leave a whole block out: they tell how errors grow with distance.
+Network i does not see fold i of a random partition, and neither does its last layer: what was judged on those rows is
+what predicts. So nothing is trained for calibration alone, except the networks that leave a whole block out: they tell
+how errors grow with distance.
 """
 
 import math
@@ -20,8 +21,13 @@ from lastlayer.features import affine_features
 from lastlayer.networks.mlp import features_of
 from lastlayer.predictor.fitted import member_features
 from lastlayer.predictor.module import Member
+from lastlayer.predictor.unseen import Unseen
 from lastlayer.statistics import Statistics
 from lastlayer.training import Data, LastLayer, last_layers
+from lastlayer.types import Family
+
+ROWS_PER_FEATURE = 10
+"""So many rows for each feature that the data determine, and a last layer may learn the rows that it was judged on."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class FoldFit:
 
     @property
     def member(self) -> Member:
-        return Member(self.network, self.layer, self.task.prior_precision)
+        return Member(self.network, self.layer, self.task.family)
 
 
 @dataclass(frozen=True)
@@ -43,8 +49,8 @@ class Ensemble:
 
     members: list[Member]
     folds: list[FoldFit]
-    scores: dict[float, float] = field(default_factory=dict)
-    """Held-out LPD of each prior precision that was tried, if one was selected."""
+    scores: dict[Family, float] = field(default_factory=dict)
+    """Held-out LPD of each family that was tried, if one was selected."""
 
 
 @dataclass(frozen=True)
@@ -54,20 +60,20 @@ class CrossFit:
     trainer: Trainer
 
     def run(self, folds: Folds) -> Ensemble:
-        """As the settings say, members under every prior precision or under the best one."""
-        mixture = self.trainer.settings.ensemble == "prior mixture"
-        return self.prior_mixture(folds.partitions[0]) if mixture else self.selected_prior(folds)
+        """As the settings say, members of every family or of the best one."""
+        mixture = self.trainer.settings.ensemble == "mixture"
+        return self.mixture(folds.partitions[0]) if mixture else self.selected_prior(folds)
 
-    def prior_mixture(self, splits: Sequence[Split]) -> Ensemble:
-        """Networks under every prior precision as one batch, each of them leaving out one split.
+    def mixture(self, splits: Sequence[Split]) -> Ensemble:
+        """Networks of every family as one batch, each of them leaving out one split.
 
         Members are those of random splits, or where there are none, networks trained on every row.
         """
         settings = self.trainer.settings
         every = self._every(splits, settings.n_members)
-        tasks = [FitTask(split, 0, i, s) for s in settings.prior_precisions for i, split in enumerate(splits)]
-        tasks += [FitTask(split, i, 0, s) for s in settings.prior_precisions for i, split in enumerate(every)]
-        to_train = sum(task.prior_precision < math.inf for task in tasks)
+        tasks = [FitTask(split, 0, i, family) for family in settings.families for i, split in enumerate(splits)]
+        tasks += [FitTask(split, i, 0, family) for family in settings.families for i, split in enumerate(every)]
+        to_train = sum(task.family.kind == "network" for task in tasks)
         return self._ensemble(self._fit(tasks, f"training {to_train} networks"), None, {})
 
     def selected_prior(self, folds: Folds) -> Ensemble:
@@ -79,21 +85,21 @@ class CrossFit:
         wanted = [FitTask(split, r, i) for r, splits in enumerate(folds.partitions) for i, split in enumerate(splits)]
         every = self._every([split for splits in folds.partitions for split in splits], settings.n_members)
         wanted += [FitTask(split, i, 0) for i, split in enumerate(every)]
-        precision = settings.prior_precisions[0]
-        scores: dict[float, float] = {}
+        family = settings.families[0]
+        scores: dict[Family, float] = {}
         done: dict[tuple[str, int, int], FoldFit] = {}
-        if len(settings.prior_precisions) > 1:
-            precision, scores, done = self._select([FitTask(split, 0, i) for i, split in enumerate(folds.trials)])
-        rest = [replace(task, prior_precision=precision) for task in wanted if task.key not in done]
+        if len(settings.families) > 1:
+            family, scores, done = self._select([FitTask(split, 0, i) for i, split in enumerate(folds.trials)])
+        rest = [replace(task, family=family) for task in wanted if task.key not in done]
         trained = done | {fit.task.key: fit for fit in self._fit(rest, f"training {len(rest)} networks")}
         return self._ensemble([trained[task.key] for task in wanted], settings.n_members, scores)
 
     def held_out(self, fits: Sequence[FoldFit]) -> HeldOutPoints:
         """What each network says of the rows it left out; networks of several partitions meet at the same rows."""
-        kinds: dict[str, dict[tuple[float, int], list[FoldFit]]] = {}
+        kinds: dict[str, dict[tuple[Family, int], list[FoldFit]]] = {}
         for fit in fits:
             partitions = kinds.setdefault(fit.task.split.kind, {})
-            partitions.setdefault((fit.task.prior_precision, fit.task.partition), []).append(fit)
+            partitions.setdefault((fit.task.family, fit.task.partition), []).append(fit)
         return HeldOutPoints.joined(
             [HeldOutPoints.stacked([self._points(fits) for fits in kind.values()]) for kind in kinds.values()]
         )
@@ -111,21 +117,20 @@ class CrossFit:
         crossed = any(split.kind == "random" for split in splits)
         return [] if crossed else [Split.everything(len(self.trainer.data.X))] * n
 
-    def _ensemble(self, fits: Sequence[FoldFit], n_members: int | None, scores: dict[float, float]) -> Ensemble:
+    def _ensemble(self, fits: Sequence[FoldFit], n_members: int | None, scores: dict[Family, float]) -> Ensemble:
         crossed = any(fit.task.split.kind == "random" for fit in fits)
         members = [fit for fit in fits if fit.task.split.kind == ("random" if crossed else "all")]
         held = [fit for fit in fits if len(fit.task.split.held)]
-        with self.trainer.stage("last layers of all rows"):
-            return Ensemble([self._member(fit) for fit in members[:n_members]], held, scores)
+        return Ensemble([self._member(fit) for fit in members[:n_members]], held, scores)
 
     def _select(
         self, trials: Sequence[FitTask]
-    ) -> tuple[float, dict[float, float], dict[tuple[str, int, int], FoldFit]]:
+    ) -> tuple[Family, dict[Family, float], dict[tuple[str, int, int], FoldFit]]:
         """The prior precision of largest held-out LPD, each with a curve of its own, and its networks."""
-        precisions = self.trainer.settings.prior_precisions
-        tasks = [replace(task, prior_precision=s) for s in precisions for task in trials]
+        families = self.trainer.settings.families
+        tasks = [replace(task, family=family) for family in families for task in trials]
         fits = self._fit(tasks, f"training {len(tasks)} networks, prior")
-        groups = {s: [fit for fit in fits if fit.task.prior_precision == s] for s in precisions}
+        groups = {family: [fit for fit in fits if fit.task.family == family] for family in families}
         scores = {s: fit_curves(self.held_out(group), mixture=False).lpd for s, group in groups.items()}
         best = max(scores, key=lambda s: -math.inf if math.isnan(scores[s]) else scores[s])
         return best, scores, {fit.task.key: fit for fit in groups[best]}
@@ -135,14 +140,20 @@ class CrossFit:
         networks = self.trainer.networks(tasks, label) if tasks else []
         with self.trainer.stage("last layers"):
             seen = [self._statistics(network, task.split.train) for task, network in zip(tasks, networks, strict=True)]
-            layers = last_layers(seen, noise=settings.noise_structure, bias_prior=settings.bias_prior)
+            layers = last_layers(
+                seen, noise=settings.noise_structure, bias_prior=settings.bias_prior, noise_prior=settings.noise_prior
+            )
         return [FoldFit(*fit) for fit in zip(tasks, networks, layers, strict=True)]
 
     def _member(self, fit: FoldFit) -> Member:
-        """Every row in the last layer; alpha and noise as they were found, since the curve was calibrated on them."""
-        if not len(fit.task.split.held):
+        """As it was judged, unless the rows it left out change little: then they join its last layer, alpha and noise
+        as they were found, since the curve was calibrated on them."""
+        held, posterior = fit.task.split.held, fit.layer.posterior
+        if not len(held):
             return fit.member
-        more = fit.layer.posterior.update(self._statistics(fit.network, fit.task.split.held))
+        if ROWS_PER_FEATURE * fit.layer.determined > fit.task.split.n_groups:
+            return replace(fit.member, unseen=Unseen.of(self._rows(held)))
+        more = posterior.update(self._statistics(fit.network, held))
         return replace(fit.member, layer=replace(fit.layer, posterior=more))
 
     def _points(self, partition: Sequence[FoldFit]) -> HeldOutPoints:
@@ -151,7 +162,7 @@ class CrossFit:
         for fit in partition:
             rows, split = self._rows(fit.task.split.held), fit.task.split
             Phi = member_features(fit.member, rows.X)
-            parts.append(HeldOutPoints.by(fit.layer, Phi, rows, split.kind, fit.task.prior_precision))
+            parts.append(HeldOutPoints.by(fit.layer, Phi, rows, split.kind, fit.task.family))
         order = np.argsort(np.concatenate([fit.task.split.held for fit in partition]), kind="stable")
         return HeldOutPoints.joined(parts)[order]
 

@@ -20,20 +20,23 @@ class Split:
     train: Int[ndarray, " r"]
     held: Int[ndarray, " h"]
     kind: str
+    n_groups: int
+    """Rows to train on that differ by more than a little."""
 
     @classmethod
     def everything(cls, m: int) -> "Split":
-        return cls(np.arange(m), np.empty(0, dtype=int), "all")
+        return cls(np.arange(m), np.empty(0, dtype=int), "all", m)
 
 
-def random_splits(m: int, k: int, rng: np.random.Generator) -> list[Split]:
-    """Each row is held out once, together with others picked at random."""
-    return _leave_out(m, np.array_split(rng.permutation(m), k), "random")
+def random_splits(groups: Int[ndarray, " m"], k: int, rng: np.random.Generator) -> list[Split]:
+    """Each group of rows is held out once, together with others picked at random."""
+    return _leave_out(groups, np.array_split(rng.permutation(groups.max() + 1), k), "random")
 
 
-def blocked_splits(X: Float[ndarray, "m d"], k: int) -> list[Split]:
-    """Each row is held out once, together with its neighbours."""
-    return _leave_out(len(X), blocked_folds(X, k), "blocked")
+def blocked_splits(X: Float[ndarray, "m d"], groups: Int[ndarray, " m"], k: int) -> list[Split]:
+    """Each group of rows is held out once, together with its neighbours."""
+    first = np.unique(groups, return_index=True)[1]
+    return _leave_out(groups, blocked_folds(X[first], k), "blocked")
 
 
 def given_splits(splitter: Any, X: ndarray, y: ndarray, groups: Any = None) -> list[Split]:
@@ -44,7 +47,10 @@ def given_splits(splitter: Any, X: ndarray, y: ndarray, groups: Any = None) -> l
             "sklearn.model_selection.GroupKFold(5), or one of 'auto', 'alpha', None"
         )
     try:
-        splits = [Split(np.asarray(train), np.asarray(held), "given") for train, held in splitter.split(X, y, groups)]
+        splits = [
+            Split(np.asarray(train), np.asarray(held), "given", len(train))
+            for train, held in splitter.split(X, y, groups)
+        ]
     except (TypeError, ValueError) as error:
         raise InputError(f"calibration={splitter!r} could not split {len(X)} rows: {error}") from error
     if not splits or any(len(split.train) < 2 or not len(split.held) for split in splits):
@@ -58,9 +64,9 @@ def given_splits(splitter: Any, X: ndarray, y: ndarray, groups: Any = None) -> l
     return splits
 
 
-def _leave_out(m: int, folds: list[ndarray], kind: str) -> list[Split]:
-    every = np.arange(m)
-    return [Split(np.setdiff1d(every, fold), np.sort(fold), kind) for fold in folds]
+def _leave_out(groups: Int[ndarray, " m"], folds: list[ndarray], kind: str) -> list[Split]:
+    held, m = [(fold, np.isin(groups, fold)) for fold in folds], int(groups.max()) + 1
+    return [Split(np.flatnonzero(~rows), np.flatnonzero(rows), kind, m - len(fold)) for fold, rows in held]
 
 
 @dataclass(frozen=True)
@@ -73,22 +79,34 @@ class Folds:
     """Where the prior precision is selected."""
 
 
-def folds_for(settings: Settings, X: ndarray, y: ndarray, *, splitter: Any = None, groups: Any = None) -> Folds:
-    """The rows left out that the settings ask for."""
-    m, rng, calibration = len(X), np.random.default_rng(settings.seed), settings.calibration
-    n_partitions = -(-settings.n_members // N_FOLDS)
+def folds_for(
+    settings: Settings,
+    X: ndarray,
+    y: ndarray,
+    *,
+    copies: Int[ndarray, " m"] | None = None,
+    splitter: Any = None,
+    groups: Any = None,
+) -> Folds:
+    """The rows left out that the settings ask for; `copies` numbers the groups of rows that belong together, `groups`
+    are for the user's splitter."""
+    rng, calibration = np.random.default_rng(settings.seed), settings.calibration
+    copies = np.arange(len(X)) if copies is None else copies
+    m = int(copies.max()) + 1
+    n_partitions = 1 if settings.ensemble == "mixture" else -(-settings.n_members // N_FOLDS)
     if calibration == "given folds":
         given = given_splits(splitter, X, y, groups)
         return Folds([given] * n_partitions, given)
     if calibration == "holdout":
-        order, held = rng.permutation(m), max(2, round(settings.validation_fraction * m))
-        split = Split(np.sort(order[held:]), np.sort(order[:held]), "random")
-        return Folds([[split]], [split])
+        held = rng.permutation(m)[: max(2, round(settings.validation_fraction * m))]
+        split = _leave_out(copies, [held], "random")
+        return Folds([split], split)
     by_folds = calibration in ("random and blocked folds", "alpha on blocked folds")
-    if not by_folds and len(settings.prior_precisions) == 1:
+    if not by_folds and len(settings.families) == 1:
         return Folds([], [])
-    random = [random_splits(m, min(N_FOLDS, m // 2), rng) for _ in range(n_partitions)]
-    blocked = blocked_splits(X.astype(float), min(N_FOLDS, m // 2)) if by_folds and X.ndim == 2 else []
+    k = settings.n_members if settings.ensemble == "mixture" and by_folds else N_FOLDS
+    random = [random_splits(copies, min(k, m), rng) for _ in range(n_partitions)]
+    blocked = blocked_splits(X.astype(float), copies, min(N_FOLDS, m // 2)) if by_folds and X.ndim == 2 else []
     if calibration == "alpha on blocked folds":
         return Folds([blocked or random[0]], random[0])
     return Folds([splits + blocked for splits in random] if by_folds else [], random[0])

@@ -1,8 +1,7 @@
 """Training networks: of a table as one batch where they allow it, or a single one on a source of batches."""
 
-import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from lastlayer.distributed import ONE, ProcessGroup
 from lastlayer.ensemble.splits import Split
 from lastlayer.extrapolation import held_out_lpd
 from lastlayer.features import affine_features
-from lastlayer.networks.mlp import Architecture, InputSkip, StackedMLP, features_of
+from lastlayer.networks.mlp import Architecture, InputSkip, StackedMLP, features_of, fourier_network
 from lastlayer.predictor.module import Member
 from lastlayer.settings import Settings
 from lastlayer.sources import Scales, Source, StandardizedSource, TensorSource, scales_of
@@ -43,6 +42,8 @@ from lastlayer.training import (
     threads_for,
     train,
 )
+from lastlayer.training.lengths import MOST_ROWS, fit_lengths
+from lastlayer.types import NETWORK, Family
 
 WORK_PER_ROW = 4_000
 """Multiplications for the statistics of a row of one network: features squared, roughly."""
@@ -58,15 +59,14 @@ class FitTask:
     partition: int
     number: int
     """Within its partition."""
-    prior_precision: float = 0.0
-    """Of its hidden weights; infinite: nothing but the inputs is left."""
+    family: Family = NETWORK
 
     @property
     def key(self) -> tuple[str, int, int]:
         return self.split.kind, self.partition, self.number
 
     def generator(self, seed: int) -> torch.Generator:
-        """Of the initialisation: the same for every prior precision, another for every network of a mixture."""
+        """Of the initialisation: the same for every family, another for every network of it."""
         return torch.Generator().manual_seed(seed + 1000 * self.partition + self.number)
 
 
@@ -90,31 +90,67 @@ class Trainer:
     @contextmanager
     def stage(self, label: str) -> Iterator[None]:
         """What is being done once networks are trained; tables on which a second core would only wait have one."""
-        shown = tqdm(total=1, disable=not self.progress, desc=label, bar_format="{desc}: {elapsed}", leave=False)
-        with shown, threads_for(WORK_PER_ROW * len(self.data.X)):
+        with self._shown(label), threads_for(WORK_PER_ROW * len(self.data.X)):
             yield
 
-    def networks(self, tasks: Sequence[FitTask], label: str) -> list[nn.Module]:
-        """One trained network per task; under an infinite prior precision there is nothing to train."""
-        finite = [task for task in tasks if task.prior_precision < math.inf]
-        self._stage += 1
-        if len(finite) > 1 and self.settings.stackable and self.data.X.dim() == 2:
-            trained = iter(self._together(finite, label))
-            if self.history.stopped == "interrupted":
-                epochs = len(self.history.nlml)
-                warnings.warn(f"interrupted after {epochs} epochs: the networks are kept and usable", stacklevel=6)
-        else:
-            trained = iter([self._alone(task, i) for i, task in enumerate(finite)])
-        return [next(trained) if task.prior_precision < math.inf else nn.Identity() for task in tasks]
+    def _shown(self, label: str) -> Any:
+        return tqdm(total=1, disable=not self.progress, desc=label, bar_format="{desc}: {elapsed}", leave=False)
 
-    def _together(self, tasks: Sequence[FitTask], label: str) -> list[nn.Module]:
-        """One stack per processor core: threads that never wait for each other, unlike those within a product."""
+    def networks(self, tasks: Sequence[FitTask], label: str) -> list[nn.Module]:
+        """One network per task, trained where there is something to train."""
+        self._stage += 1
+        ways: dict[str, Callable[[list[FitTask]], list[nn.Module]]] = {
+            "network": lambda of_kind: self._trained(of_kind, label),
+            "fourier": self._fourier,
+            "linear": lambda of_kind: [nn.Identity() for _ in of_kind],
+        }
+        made: dict[int, nn.Module] = {}
+        for kind, way in ways.items():
+            places = [i for i, task in enumerate(tasks) if task.family.kind == kind]
+            if places:
+                made |= zip(places, way([tasks[i] for i in places]), strict=True)
+        return [made[i] for i in range(len(tasks))]
+
+    def _trained(self, tasks: list[FitTask], label: str) -> list[nn.Module]:
+        if len(tasks) == 1 or not self.settings.stackable or self.data.X.dim() > 2:
+            return [self._alone(task, i) for i, task in enumerate(tasks)]
+        networks = self._together(tasks, lambda group, i, stop: self._stack(group, label, i, stop))
+        if self.history.stopped == "interrupted":
+            epochs = len(self.history.nlml)
+            warnings.warn(f"interrupted after {epochs} epochs: the networks are kept and usable", stacklevel=7)
+        return networks
+
+    def _fourier(self, tasks: list[FitTask]) -> list[nn.Module]:
+        """Random frequencies, and lengths by the evidence of at most so many of the rows.
+
+        Always float64: there may be more features than rows.
+        """
+        generators = [task.generator(self.settings.seed) for task in tasks]
+        some = lambda rows, g: rows[torch.randperm(len(rows), generator=g).numpy()[:MOST_ROWS]]
+        parts = [some(task.split.train, g) for task, g in zip(tasks, generators, strict=True)]
+        data = self._own_rows(parts)
+        weight = torch.ones_like(data.T[..., 0]) if data.weight is None else data.weight
+        places = dict(zip(map(id, tasks), range(len(tasks)), strict=True))
+
+        def lengths(group: list[FitTask], i: int, stop: Event) -> list[nn.Module]:
+            own = torch.tensor([places[id(task)] for task in group], device=weight.device)
+            found = fit_lengths(data.X[own].double(), data.T[own], weight[own]).cpu()
+            return [fourier_network(found[j], generator=generators[places[id(t)]]) for j, t in enumerate(group)]
+
+        with self._shown(f"lengths of {len(tasks)} processes"):
+            networks = self._together(tasks, lengths)
+        return [network.to(self.data.X.device).eval() for network in networks]
+
+    def _together(
+        self, tasks: list[FitTask], work: Callable[[list[FitTask], int, Event], list[nn.Module]]
+    ) -> list[nn.Module]:
+        """A part of the tasks per processor core: threads that never wait for each other, unlike those of a product."""
         cores = torch.get_num_threads() if self.data.X.device.type == "cpu" else 1
         if cores == 1 or len(tasks) * len(self.data.X) < ROWS_PER_CORE:
-            return self._stack(tasks, label, 0, Event())
+            return work(tasks, 0, Event())
         groups, stop = [list(tasks[i::cores]) for i in range(min(cores, len(tasks)))], Event()
         with threads_for(0), ThreadPoolExecutor(len(groups)) as pool:
-            futures = [pool.submit(self._stack, group, label, i, stop) for i, group in enumerate(groups)]
+            futures = [pool.submit(work, group, i, stop) for i, group in enumerate(groups)]
             try:
                 parts = [future.result() for future in futures]
             except KeyboardInterrupt:
@@ -132,7 +168,7 @@ class Trainer:
         stack = stack.to(device=device, dtype=s.torch_dtype)
         network = InputSkip(stack) if s.input_skip else stack
         if s.batch_size is None:
-            precision = torch.tensor([task.prior_precision for task in tasks], dtype=torch.float64, device=device)
+            precision = _precisions(tasks, device)
             objective = Profiled(bias_prior=s.bias_prior, noise=s.noise_structure, shape=(len(tasks),)).to(device)
             rows = self._own_rows([task.split.train for task in tasks])
             problem = StackedNetworks(network.float(), objective, rows, prior_precision=precision)
@@ -174,7 +210,7 @@ class Trainer:
     ) -> None:
         """Mini-batches train in float32; everything afterwards has the type that was asked for."""
         s = self.settings
-        precisions = torch.tensor([task.prior_precision for task in tasks], dtype=torch.float64, device=data.X.device)
+        precisions = _precisions(tasks, data.X.device)
         count = data.T.new_tensor(len(data.X)) if data.weight is None else data.weight.sum(-1)
         source = TensorSource(data.X.float(), data.T.float(), None if data.weight is None else data.weight.float())
         network.float()
@@ -202,7 +238,7 @@ class Trainer:
         # sums of standardised rows in the order of their numbers: other data, or the same in another order, differ
         number = torch.arange(len(self.data.T), device=self.data.T.device, dtype=torch.float64)
         data = [len(number), float(self.data.X.double().square().sum()), (number @ self.data.T).tolist()]
-        precisions = [task.prior_precision for task in tasks]
+        precisions = [task.family.prior_precision for task in tasks]
         return Checkpoint(
             self.checkpoint / f"training-{self._stage}-{group}.safetensors", identity(self.settings, precisions, data)
         )
@@ -241,9 +277,15 @@ class Trainer:
                 every=every,
                 patience=s.patience,
             )
-        problem = FullBatch(network, objective, rest, prior_precision=task.prior_precision, chunk_size=s.chunk_size)
+        problem = FullBatch(
+            network, objective, rest, prior_precision=task.family.prior_precision, chunk_size=s.chunk_size
+        )
         self._train(problem, 0, validation=validation)
         return network
+
+
+def _precisions(tasks: Sequence[FitTask], device: torch.device) -> torch.Tensor:
+    return torch.tensor([task.family.prior_precision for task in tasks], dtype=torch.float64, device=device)
 
 
 def optimizer_of(settings: Settings) -> Optimizer:
@@ -300,7 +342,7 @@ def train_on_source(
     """One pass for the scales, `max_epochs` for the network, one for the exact last layer."""
     s, process_group = architecture.settings, ProcessGroup.current()
     assert s.batch_size is not None
-    device, precision = s.torch_device, s.prior_precisions[0]
+    device, family = s.torch_device, s.families[0]
     scales = scales_of(source, s.batch_size, process_group=process_group)
     rows = StandardizedSource(source, scales, device, torch.float32)
     first = next(rows.batches(s.batch_size, process_group=process_group))
@@ -311,13 +353,20 @@ def train_on_source(
         features_of(network.eval(), first.X[:2])
     count = torch.tensor(scales.count, dtype=torch.float64, device=device)
     problem = mini_batches(
-        network, rows, s, count, scales.n_rows, precision, is_table=first.X.dim() == 2, process_group=process_group
+        network,
+        rows,
+        s,
+        count,
+        scales.n_rows,
+        family.prior_precision,
+        is_table=first.X.dim() == 2,
+        process_group=process_group,
     )
     inputs = [] if scales.inputs is None else scales.inputs.mean.tolist()
     data = [scales.n_rows, inputs, scales.targets.mean.tolist(), scales.targets.scale.tolist()]
     kept = None
     if checkpoint is not None:
-        kept = Checkpoint(checkpoint / "training.safetensors", identity(s, precision, data))
+        kept = Checkpoint(checkpoint / "training.safetensors", identity(s, family.prior_precision, data))
     history = train(problem, optimizer_of(s), checkpoint=kept, progress=progress and process_group.rank == 0)
     network = network.to(s.torch_dtype)
     exact = StandardizedSource(source, scales, device, s.torch_dtype)
@@ -326,4 +375,4 @@ def train_on_source(
     statistics = streamed_statistics(network, parts, process_group=process_group)
     history.gap = float(problem.running.gap(statistics)) if problem.running.snapshot is not None else None
     layer = last_layer(statistics, noise=s.noise_structure, bias_prior=s.bias_prior)
-    return Streamed(Member(network, layer, precision), scales, Data(sample.X.to(s.torch_dtype), sample.T), history)
+    return Streamed(Member(network, layer, family), scales, Data(sample.X.to(s.torch_dtype), sample.T), history)

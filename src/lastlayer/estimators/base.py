@@ -5,13 +5,14 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy import ndarray
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from lastlayer.ensemble import copies
 from lastlayer.errors import InputError
 from lastlayer.extrapolation import AlphaCurve
 from lastlayer.inputs import check_weight, check_X, check_Xy
@@ -71,6 +72,21 @@ class ScaledData:
         self.X, self.y, self.weight = X, y, weight
         self.inputs = Standardizer.fit(X, sample_weight=weight) if X.dim() == 2 else None
         self.targets = Standardizer.fit(y, sample_weight=weight)
+
+    def merged(self) -> "ScaledData":
+        """Each row once, with the weight of its copies."""
+        weight = None if self.weight is None else self.weight.numpy()
+        X, y, weight = copies.merged(self.X.numpy(), self.y.numpy(), weight)
+        if len(X) < 2:
+            return self
+        return ScaledData(torch.tensor(X), torch.tensor(y), None if weight is None else torch.tensor(weight))
+
+    def copies(self) -> Int[ndarray, " m"]:
+        """The number of each row's group, of those that are nearly equal."""
+        assert self.inputs is not None
+        return copies.near_groups(
+            self.inputs.forward(self.X).double().numpy(), self.targets.forward(self.y).double().numpy()
+        )
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Data:
         Z = self.X if self.inputs is None else self.inputs.forward(self.X)
@@ -158,10 +174,10 @@ class LastLayerRegressor(BaseRegressor):
     """The curves from affine cost to variance; None: as the evidence has it."""
     conformal_scores_ = FromFitted(lambda fitted: fitted.conformal_scores)
     """What `conformalize` keeps."""
-    hidden_prior_ = FromFitted(lambda fitted: fitted.members[0].prior_precision)
-    """Precision of the prior on the hidden weights: the one whose members alone do best, if there are several."""
-    hidden_prior_scores_ = FromFitted(lambda fitted: fitted.prior_scores)
-    """Held-out LPD of each prior precision that was tried."""
+    family_ = FromFitted(lambda fitted: fitted.members[0].family)
+    """The kind of features and the prior of the members that do best alone, if there are several families."""
+    family_scores_ = FromFitted(lambda fitted: fitted.family_scores)
+    """Held-out LPD of each family that was tried."""
     nlml_ = FromFitted(lambda fitted: float(np.mean([member.layer.nlml for member in fitted.best])))
     """Negative log marginal likelihood per sample, standardised targets; the mean over the best members."""
     alpha_star_ = FromFitted(lambda fitted: geometric_mean(fitted.stars[: len(fitted.best)]))
@@ -220,7 +236,7 @@ class LastLayerRegressor(BaseRegressor):
         if not 0 < forgetting <= 1:
             raise InputError(f"forgetting={forgetting} must be above 0 and at most 1: the weight that old rows keep")
         rows = self._rows(X, y, sample_weight)
-        self.fitted_ = revisions.with_rows(self._fitted(), rows, lambda p, new: p.update(new, forgetting=forgetting))
+        self.fitted_ = revisions.with_rows(self._fitted(), rows, forgetting=forgetting)
         return self
 
     def remove(self: Self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -229,7 +245,7 @@ class LastLayerRegressor(BaseRegressor):
         Rows that cannot have been in are refused, and the model is left as it was.
         """
         rows = self._rows(X, y, sample_weight)
-        self.fitted_ = revisions.with_rows(self._fitted(), rows, lambda p, old: p.remove(old))
+        self.fitted_ = revisions.without_rows(self._fitted(), rows)
         return self
 
     def reestimate(self: Self) -> Self:

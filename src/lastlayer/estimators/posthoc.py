@@ -23,7 +23,7 @@ from lastlayer.settings import DTYPES, SOURCE_BATCH, DataShape, resolve
 from lastlayer.sources import LoaderSource, Source, check_finite_batch
 from lastlayer.statistics import CHUNK_ROWS, Statistics
 from lastlayer.training import Data, TrainingHistory, last_layer
-from lastlayer.types import BIAS_PRIORS, NOISE_STRUCTURES, BiasPrior, NoiseStructure
+from lastlayer.types import BIAS_PRIORS, NETWORK, NOISE_STRUCTURES, BiasPrior, NoiseStructure
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -104,7 +104,7 @@ def attach(
         for batch in _batches(calibration, place, process_group):
             # inputs, which may be large, are not kept
             rows = Data(batch.T[:, :0], targets.forward(batch.T), batch.weight)
-            points.append(HeldOutPoints.by(exact, _features(extractor, batch), rows, "validation", 0.0))
+            points.append(HeldOutPoints.by(exact, _features(extractor, batch), rows, "validation", NETWORK))
         joined = HeldOutPoints.joined([each for theirs in process_group.gather(points) for each in theirs])
         fitted = revisions.calibrate(fitted, joined)
     model.fitted_ = fitted

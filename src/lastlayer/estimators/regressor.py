@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from lastlayer import files
 from lastlayer.distributed import ProcessGroup
+from lastlayer.ensemble.copies import SHARE
 from lastlayer.ensemble.crossfit import CrossFit, Ensemble
 from lastlayer.ensemble.splits import folds_for
 from lastlayer.ensemble.trainer import Trainer, train_on_source
-from lastlayer.errors import FlooredNoiseWarning, InputError
+from lastlayer.errors import CopiesWarning, FlooredNoiseWarning, InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.networks.mlp import Architecture
 from lastlayer.predictor import revisions
@@ -28,7 +29,7 @@ from lastlayer.scaling import Standardizer
 from lastlayer.settings import CURVE_FOLDS, DataShape, Settings, TrainingOptions, resolve
 from lastlayer.sources import ArraySource, Source
 from lastlayer.training import Data, TrainingHistory
-from lastlayer.types import BiasPrior, NoiseModel
+from lastlayer.types import BiasPrior, Family, NoiseModel
 
 STREAMED_ROWS = 200_000
 """Above this many rows, a memory map stays on disk without being asked to."""
@@ -42,18 +43,19 @@ class BLLRegressor(LastLayerRegressor):
     By default, `fit` trains small networks under weak and strong priors on their hidden weights, each leaving a fifth
     of the rows out, and calibrates their variance on these rows and on whole blocks left out. The model is the mixture:
     at each point, members are weighted by their calibrated precision. On 1,000 rows by 10 columns that takes seconds
-    on two cores. `preset="fast"` is a single uncalibrated network.
+    on two cores. `preset="fast"` has fewer networks and steps, `preset="evidence"` is a single uncalibrated network.
 
     Parameters
     ----------
-    hidden : widths of the hidden layers of the built-in network.
+    hidden : widths of the hidden layers of the built-in network. "auto": two layers, a unit for every six rows that
+        differ, 5 at least and 50 at most.
     activation : "tanh", "silu", "relu", ... (see lastlayer.features.ACTIVATIONS).
     input_skip : pass the inputs on to the last layer too, so that the variance grows without bound outside the data.
         "auto": with the built-in network, not with a backbone.
     backbone : an nn.Module that maps a batch to features (m, k), trained from its present weights in a copy, or a
         callable that returns a fresh one. Inputs of more than two dimensions are passed on to it unscaled.
-    preset : what the "auto" of the next three and of early stopping means: "calibrated", or "fast" (1, None, 0, from
-        100 samples on).
+    preset : what the "auto" of the other parameters means: "calibrated"; "fast", the same with a quarter of the
+        networks and fewer steps; "evidence", one network, no calibration, early stopping from 100 samples on.
     n_members : networks in the mixture. "auto": five under every prior precision; under one prior precision 10, or 5
         above 5,000 samples; 1 with a backbone.
     calibration : "auto": rows left out at random and in blocks; with a backbone, 15% of the rows. "alpha": Algorithm 1
@@ -64,6 +66,7 @@ class BLLRegressor(LastLayerRegressor):
         that does best on rows left out; 0 with a backbone.
     noise : "diagonal", one noise per output; "full", correlated between the outputs; "input", one per output that
         depends on the input, by a small network fitted to the errors of rows left out (needs calibration and a table).
+        "auto": "input" where that raises the density of other rows left out, else "diagonal".
     bias_prior : "flat" (Theorem 2) or "shared" (what reproduces the paper's printed evidence).
     max_epochs : passes over the data; an iteration of L-BFGS counts as one. "auto": 250, or as many as
         400 steps of mini-batches take, 10 at least; with early stopping or a backbone 500, of a source 60.
@@ -84,7 +87,7 @@ class BLLRegressor(LastLayerRegressor):
     settings_ : what every "auto" became.
     members_ : the networks with their last layers, in standardised units; `network_`, `posterior_` are the first's.
     calibration_ : the curves from affine cost to variance, the held-out points behind them, and the LPD they promise.
-    hidden_prior_, hidden_prior_scores_ : the prior precision that does best alone; the held-out LPD of each tried.
+    family_, family_scores_ : the kind of members that does best alone; the held-out LPD of each that was tried.
     alpha_star_, alpha_ : signal-to-noise ratio that maximises the evidence, and the one in use for the variance;
         geometric means over the members under that prior precision, as the next two are means over them.
     noise_std_ : (q,) standard deviation of the noise at the maximum of the evidence, target units, before calibration.
@@ -95,7 +98,7 @@ class BLLRegressor(LastLayerRegressor):
 
     def __init__(
         self,
-        hidden: Sequence[int] = (50, 50),
+        hidden: Sequence[int] | str = "auto",
         *,
         activation: str = "tanh",
         input_skip: bool | str = "auto",
@@ -104,7 +107,7 @@ class BLLRegressor(LastLayerRegressor):
         n_members: int | str = "auto",
         calibration: Any = "auto",
         hidden_prior: float | str = "auto",
-        noise: NoiseModel = "diagonal",
+        noise: NoiseModel = "auto",
         bias_prior: BiasPrior = "flat",
         max_epochs: int | str = "auto",
         batch_size: int | str | None = "auto",
@@ -144,7 +147,7 @@ class BLLRegressor(LastLayerRegressor):
         *,
         progress: bool | None = None,
     ) -> "BLLRegressor":
-        """Train the members, put the exact last layers on every row, and calibrate.
+        """Train members that each leave rows out, put exact last layers on them, and calibrate them on these rows.
 
         `sample_weight` counts copies of a row. `validation_data` (X_val, y_val) takes the place of rows left out in
         calibration (without calibration: Algorithm 1 on it). `groups` are for the splitter given as `calibration`.
@@ -156,12 +159,18 @@ class BLLRegressor(LastLayerRegressor):
             return self._fit_mapped(X, y, sample_weight, validation_data, progress)
         seed = self._seed()
         rows = self._validate_and_scale(X, y, sample_weight, nd=self.backbone is not None)
-        shape = DataShape(tuple(rows.X.shape), validation_data is not None)
+        n_given = len(rows.X) if rows.weight is None else int((rows.weight > 0).sum())
+        if rows.X.dim() == 2 and (self.calibration is None or isinstance(self.calibration, str)):
+            rows = rows.merged()
+        copies = rows.copies() if rows.X.dim() == 2 else None
+        n_groups = None if copies is None else int(copies.max()) + 1
+        shape = DataShape(tuple(rows.X.shape), validation_data is not None, n_groups)
         settings = resolve(self._parameters(), shape, seed=seed)
+        if settings.calibration in ("random and blocked folds", "holdout"):
+            warn_of_copies(n_given, n_groups)
         data = rows.to(settings.torch_device, settings.torch_dtype)
-        folds = folds_for(
-            settings, data.X.cpu().numpy(), data.T.cpu().numpy(), splitter=self.calibration, groups=groups
-        )
+        Z, T = data.X.cpu().numpy(), data.T.cpu().numpy()
+        folds = folds_for(settings, Z, T, copies=copies, splitter=self.calibration, groups=groups)
         trainer = Trainer(Architecture(settings, self.backbone), data, self._checkpoints(), self._shown(progress))
         crossfit = CrossFit(trainer)
         with torch.random.fork_rng(devices=[]):
@@ -213,7 +222,7 @@ class BLLRegressor(LastLayerRegressor):
         fitted = self._fitted()
         kept = set(BLLRegressor._get_param_names()) - {"backbone", "random_state", "checkpoint", "training"}
         parameters = {name: getattr(self, name) for name in sorted(kept)}
-        parameters["hidden"] = [int(width) for width in self.hidden]
+        parameters["hidden"] = self.hidden if self.hidden == "auto" else [int(width) for width in self.hidden]
         if not (isinstance(self.calibration, str) or self.calibration is None):
             parameters["calibration"] = "auto"  # a splitter has done its work
         options = None if self.training is None else vars(self.training)
@@ -237,20 +246,20 @@ class BLLRegressor(LastLayerRegressor):
         inputs: Standardizer | None,
         targets: Standardizer,
         settings: Settings,
-        scores: dict[float, float] | None = None,
+        scores: dict[Family, float] | None = None,
     ) -> None:
         """The trained members as a fitted value, uncalibrated; `data` are training rows, or some of them."""
         warn_of_floored_noise(members, varied=bool((data.T.std(0) > 0).all()))
         self.fitted_ = Fitted.of(
             members,
-            data.X,
+            data,
             inputs=inputs,
             targets=targets,
             settings=settings,
             n_features_in=self.n_features_in_,
             feature_names=tuple(getattr(self, "feature_names_in_", ())) or None,
             y_ndim=self._y_ndim,
-            prior_scores=scores or {},
+            family_scores=scores or {},
         )
 
     def _calibrate(self, crossfit: CrossFit, ensemble: Ensemble, validation_data: tuple[Any, Any] | None) -> None:
@@ -271,7 +280,7 @@ class BLLRegressor(LastLayerRegressor):
     ) -> "BLLRegressor":
         """A memory map stays on disk; some random rows are kept for calibration."""
         held = np.empty(0, dtype=np.int64)
-        if validation_data is None and self.preset == "calibrated" and self.calibration == "auto":
+        if validation_data is None and self.preset != "evidence" and self.calibration == "auto":
             fraction = (self.training or TrainingOptions()).validation_fraction
             rng = np.random.default_rng(self._seed())
             held = np.sort(rng.choice(len(X), min(MAX_HELD_ROWS, round(fraction * len(X))), replace=False))
@@ -309,7 +318,7 @@ class BLLRegressor(LastLayerRegressor):
         model = cls(
             **header["parameters"], backbone=backbone, training=None if options is None else TrainingOptions(**options)
         )
-        model.hidden = tuple(model.hidden)
+        model.hidden = model.hidden if isinstance(model.hidden, str) else tuple(model.hidden)
         settings = Settings.from_json(header["settings"])
         if settings.device.startswith("cuda") and not torch.cuda.is_available():
             model.device, settings = "auto", Settings.from_json(header["settings"] | {"device": "cpu"})
@@ -318,6 +327,17 @@ class BLLRegressor(LastLayerRegressor):
         if fitted.feature_names is not None:
             model.feature_names_in_ = np.array(fitted.feature_names, dtype=object)
         return model
+
+
+def warn_of_copies(n_rows: int, n_groups: int | None) -> None:
+    """Once for each fit: rows that are no news to each other count as one where the model is judged."""
+    if n_groups is not None and n_groups <= (1 - SHARE) * n_rows:
+        warnings.warn(
+            f"{n_rows} rows are equal or nearly equal to one of {n_groups}: copies are held out together, so that the "
+            "model is judged on rows that are new to it",
+            CopiesWarning,
+            stacklevel=3,
+        )
 
 
 def warn_of_floored_noise(members: Sequence[Member], *, varied: bool) -> None:

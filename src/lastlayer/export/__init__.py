@@ -59,7 +59,6 @@ def to_arrays(model: Any, schema: Schema | None = None) -> dict[str, Any]:
         arrays |= {f"{i}.{name}": values for name, values in numbers.items()}
     about = {
         "format": FORMAT,
-        "activation": fitted.settings.activation,
         "layers": [about for about, _ in described],
         "missing": sorted(MISSING),
         "columns": None if schema is None else schema.as_json()["columns"],
@@ -73,10 +72,19 @@ def _layer(layer: LayerGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     network = layer.group.network
     inner, c = inner_network(network), len(layer.group.places)
     numbers = {name: _array(v) for name, v in layer.named_buffers(recurse=False)}
+    if isinstance(network, InputSkip) and network.scale is not None:
+        numbers["input_scale"] = _array(network.scale)
     linears = list(zip(inner.weights, inner.biases, strict=True)) if isinstance(inner, StackedMLP) else []
     for i, (W, b) in enumerate(linears):
         numbers |= {f"W{i}": _array(W), f"b{i}": _array(b)}
-    return {"depth": len(linears), "input_skip": isinstance(network, InputSkip), "members": c}, numbers
+    activation = inner.activation_name if isinstance(inner, StackedMLP) else None
+    about = {
+        "depth": len(linears),
+        "activation": activation,
+        "input_skip": isinstance(network, InputSkip),
+        "members": c,
+    }
+    return about, numbers
 
 
 def _array(values: Any) -> np.ndarray:

@@ -32,7 +32,7 @@ from lastlayer.formula import mixture_quantile, mlp, predict
 from lastlayer.ops import NumPyOps
 
 # the reader:
-FORMAT = 4
+FORMAT = 5
 ROWS = 4096
 
 
@@ -89,8 +89,10 @@ class Bundle:
 
         def features(ops: Any, z: ndarray) -> ndarray:
             inputs = np.broadcast_to(z, (c, *z.shape))
-            phi = mlp(ops, self.about["activation"], weights, biases, inputs)
-            return (np.concatenate([phi, inputs], -1) if about["input_skip"] else phi) - layer.centre
+            phi = mlp(ops, about["activation"], weights, biases, inputs)
+            return (
+                np.concatenate([phi, inputs * arrays.get("input_scale", 1.0)], -1) if about["input_skip"] else phi
+            ) - layer.centre
 
         layer.features = features
         return layer

@@ -81,7 +81,9 @@ def expressions(ca: Any, fitted: Fitted) -> SimpleNamespace:
 
 def _features(ca: Any, network: nn.Module, centre: Any) -> Any:
     """(ops, z) -> centred features of one network."""
-    inner, skips = inner_network(network), isinstance(network, InputSkip)
+    inner, passes, scale = inner_network(network), isinstance(network, InputSkip), 1.0
+    if isinstance(network, InputSkip) and network.scale is not None:
+        scale = ca.DM(_array(network.scale)[None])
 
     def features(ops: Any, z: Any) -> Any:
         if isinstance(inner, nn.Identity):
@@ -93,7 +95,7 @@ def _features(ca: Any, network: nn.Module, centre: Any) -> Any:
             phi = formula.mlp(ops, inner.activation, weights, biases, z)
         else:
             phi = _through_onnx(ca, inner, z.shape[1])(z)
-        return (ca.horzcat(phi, z) if skips else phi) - centre
+        return (ca.horzcat(phi, z * scale) if passes else phi) - centre
 
     return features
 

@@ -10,9 +10,21 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lastlayer.errors import InputError, check_choice
+from lastlayer.networks.random_features import frequencies
 from lastlayer.settings import Settings
+from lastlayer.types import NETWORK, Family
 
 Backbone = nn.Module | Callable[[], nn.Module]
+
+
+class Sin(nn.Module):
+    """The sine, of waves."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(x)
+
+
+N_FREQUENCIES = 128
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "elu": nn.ELU,
     "gelu": nn.GELU,
@@ -21,6 +33,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "selu": nn.SELU,
     "sigmoid": nn.Sigmoid,
     "silu": nn.SiLU,
+    "sin": Sin,
     "softplus": nn.Softplus,
     "tanh": nn.Tanh,
 }
@@ -51,7 +64,7 @@ class MLP(nn.Sequential):
         if n_inputs < 1 or any(int(width) < 1 for width in hidden):
             raise InputError(f"layer widths must be positive: n_inputs={n_inputs}, hidden={tuple(hidden)}")
         # Glorot's own scale for activations that saturate, He's for those that cut off half of their input
-        gain = 1.0 if activation in ("tanh", "sigmoid") else math.sqrt(2.0)
+        gain = 1.0 if activation in ("tanh", "sigmoid", "sin") else math.sqrt(2.0)
         make = ACTIVATIONS[check_choice("activation", activation, ACTIVATIONS)]
         layers: list[nn.Module] = []
         for fan_in, fan_out in zip([n_inputs, *hidden], hidden, strict=False):
@@ -84,7 +97,8 @@ class StackedMLP(nn.Module):
         )
         self.activation = ACTIVATIONS[activation]()
         self.n_features = members[0].n_features
-        self._shape = n_inputs, tuple(hidden), activation
+        self.activation_name = activation
+        self._shape = n_inputs, tuple(hidden)
 
     @classmethod
     def of(cls, members: Sequence[MLP]) -> "StackedMLP":
@@ -103,8 +117,7 @@ class StackedMLP(nn.Module):
 
     def member(self, i: int) -> MLP:
         """A network of its own with the weights that member i has now."""
-        n_inputs, hidden, activation = self._shape
-        network = MLP(n_inputs, hidden, activation=activation).to(self.weights[0])
+        network = MLP(*self._shape, activation=self.activation_name).to(self.weights[0])
         linears = [layer for layer in network if isinstance(layer, nn.Linear)]
         with torch.no_grad():
             for layer, W, b in zip(linears, self.weights, self.biases, strict=True):
@@ -121,19 +134,43 @@ class StackedMLP(nn.Module):
 
 
 class InputSkip(nn.Module):
-    """Linear features [network(x), x]: the inputs are passed on to the last layer.
+    """Linear features [network(x), x]: the inputs are passed on to the last layer, times a `scale` if there is one.
 
     More features only add constraints to the affine-cost programme, so the variance ratio is never below that of
     Bayesian linear regression on the inputs alone, and far away it grows with the square of the distance.
     """
 
-    def __init__(self, network: nn.Module) -> None:
+    scale: Tensor | None
+
+    def __init__(self, network: nn.Module, scale: Float[Tensor, "*s d"] | None = None) -> None:
         super().__init__()
         self.network = network
+        self.register_buffer("scale", scale)
 
     def forward(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "*s m k"]:
+        x = x if self.scale is None else x.to(self.scale.dtype)
         phi = self.network(x)
-        return torch.cat([phi, x.expand(*phi.shape[:-1], x.shape[-1])], dim=-1)
+        passed = x if self.scale is None else x * self.scale
+        return torch.cat([phi, passed.expand(*phi.shape[:-1], x.shape[-1])], dim=-1)
+
+
+def fourier_network(
+    log_length: Float[Tensor, " d"], n_frequencies: int = N_FREQUENCIES, *, generator: torch.Generator | None = None
+) -> InputSkip:
+    """Features [cos(w'a), sin(w'a), sqrt(n) a], a = x / length, of n random frequencies w.
+
+    A last layer on them is the Gaussian process of `training.lengths`, seen through n frequencies: a smooth function,
+    of the same variance everywhere before data, on top of a linear one.
+    """
+    d, scale = len(log_length), (-log_length).exp()
+    waves = (scale[:, None] * frequencies(d, n_frequencies, generator).to(scale)).mT
+    network = MLP(d, (2 * n_frequencies,), activation="sin", dtype=log_length.dtype).to(log_length.device)
+    linear = network[0]
+    assert isinstance(linear, nn.Linear)
+    with torch.no_grad():
+        linear.weight.copy_(torch.cat([waves, waves]))
+        linear.bias[:n_frequencies] = 0.5 * math.pi  # the sines that are cosines
+    return InputSkip(network, math.sqrt(n_frequencies) * scale)
 
 
 def copied(network: nn.Module) -> nn.Module:
@@ -165,13 +202,15 @@ class NetworkGroup(nn.Module):
     def __init__(self, places: Sequence[int], networks: Sequence[nn.Module]) -> None:
         super().__init__()
         self.places = list(places)
-        first = networks[0]
         inner = [inner_network(network) for network in networks]
         if isinstance(inner[0], MLP) and len(inner[0]):
             stack: nn.Module = StackedMLP.of([n for n in inner if isinstance(n, MLP)])
-            self.network = InputSkip(stack) if isinstance(first, InputSkip) else stack
+            scales = [network.scale for network in networks if isinstance(network, InputSkip)]
+            scaled = [scale for scale in scales if scale is not None]
+            skip = InputSkip(stack, torch.stack(scaled)[:, None] if scaled else None)
+            self.network = skip if scales else stack
         else:
-            self.network = copied(first)
+            self.network = copied(networks[0])
         self.train(False).requires_grad_(False)
 
     def train(self, mode: bool = True) -> "NetworkGroup":
@@ -203,7 +242,8 @@ def _kind(network: nn.Module, place: int) -> object:
         return type(network), nn.Identity
     if type(inner) is MLP and len(inner):
         shapes = tuple(p.shape for p in inner.parameters())
-        return type(network), type(inner[1]), shapes, next(inner.parameters()).dtype
+        scaled = isinstance(network, InputSkip) and network.scale is not None
+        return type(network), scaled, type(inner[1]), shapes, next(inner.parameters()).dtype
     return place
 
 
@@ -226,10 +266,12 @@ class Architecture:
     settings: Settings
     backbone: Backbone | None = None
 
-    def build(self, n_inputs: int, generator: torch.Generator | None = None, prior_precision: float = 0.0) -> nn.Module:
-        """One untrained network; under an infinite prior precision, the inputs alone."""
-        if prior_precision == math.inf:
+    def build(self, n_inputs: int, generator: torch.Generator | None = None, family: Family = NETWORK) -> nn.Module:
+        """One untrained network of a family."""
+        if family.kind == "linear":
             return nn.Identity()
+        if family.kind == "fourier":
+            return fourier_network(torch.zeros(n_inputs, dtype=torch.float64), generator=generator)
         s = self.settings
         if self.backbone is None:
             network: nn.Module = MLP(n_inputs, s.hidden, activation=s.activation, generator=generator)

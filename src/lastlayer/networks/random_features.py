@@ -24,10 +24,10 @@ class RandomFourierFeatures(nn.Module):
     root of the number of inputs.
     """
 
-    def __init__(self, n_inputs: int, n_frequencies: int = 128, *, generator: torch.Generator | None = None) -> None:
+    def __init__(self, n_inputs: int, nfrequencies: int = 128, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
         self.omega: Tensor
-        self.register_buffer("omega", _frequencies(n_inputs, n_frequencies, generator))
+        self.register_buffer("omega", frequencies(n_inputs, nfrequencies, generator))
         self.log_length = nn.Parameter(torch.zeros(n_inputs, dtype=torch.float64))
         self.likely = LENGTH * math.sqrt(n_inputs) / UNIT
 
@@ -49,11 +49,11 @@ class ProjectedFourierFeatures(nn.Module):
     """
 
     def __init__(
-        self, n_inputs: int, n_directions: int, n_frequencies: int = 128, *, generator: torch.Generator | None = None
+        self, n_inputs: int, n_directions: int, nfrequencies: int = 128, *, generator: torch.Generator | None = None
     ) -> None:
         super().__init__()
         self.omega: Tensor
-        self.register_buffer("omega", _frequencies(n_directions, n_frequencies, generator))
+        self.register_buffer("omega", frequencies(n_directions, nfrequencies, generator))
         start = torch.randn(n_directions, n_inputs, generator=generator, dtype=torch.float64) / math.sqrt(n_inputs)
         self.directions = nn.Parameter(start)
 
@@ -65,7 +65,7 @@ def _fourier(phase: Float[Tensor, "m n"]) -> Float[Tensor, "m k"]:
     return torch.cat([phase.cos(), phase.sin()], dim=-1) / math.sqrt(phase.shape[-1])
 
 
-def _frequencies(d: int, n: int, generator: torch.Generator | None) -> Float[Tensor, "d n"]:
+def frequencies(d: int, n: int, generator: torch.Generator | None) -> Float[Tensor, "d n"]:
     """Standard normal columns, orthogonal in groups of d."""
     normal = lambda: torch.randn(d, d, generator=generator, dtype=torch.float64)
     groups = [torch.linalg.qr(normal()).Q * normal().norm(dim=0) for _ in range(-(-n // d))]

@@ -23,7 +23,9 @@ from lastlayer.ops import TorchOps
 from lastlayer.prediction import Prediction
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted, as_arrays, as_fitted
+from lastlayer.predictor.unseen import NOTHING
 from lastlayer.statistics import Statistics, row_chunks
+from lastlayer.training.objectives import Data
 
 CHUNK_ROWS = 1_024
 LARGE_BATCH = 0.25
@@ -106,10 +108,12 @@ class OnlineModel:
         """Of the weights that the recursion had when they were last factored: the largest difference, relative."""
         self.n_rows = 0
         """Rows taken in since the start."""
-        self._n_since = 0
+        self._n_since = self._n_adopted = 0
         self._layers: list[LayerStack] = []
         self._groups = grouped([member.network for member in fitted.members])
         self._window: deque[list[FeatureRows]] = deque(maxlen=getattr(self.memory, "rows", None))
+        if start is not None:  # nothing of the table that was fitted to is left
+            fitted = replace(fitted, members=tuple(replace(member, unseen=NOTHING) for member in fitted.members))
         self._adopt(replace(fitted, conformal_scores=None))
         if start is not None:
             rows = self._rows(*start)
@@ -150,7 +154,8 @@ class OnlineModel:
         moved = self._moved(rows) if small else None
         layers = moved or [layers.noting(new) for layers, new in zip(self._layers, rows, strict=True)]
         self._remember(rows)
-        self._layers, self._n_since, self.n_rows = layers, self._n_since + n, self.n_rows + n
+        self._layers, self.n_rows = layers, self.n_rows + n
+        self._n_since, self._n_adopted = self._n_since + n, self._n_adopted + n
         if moved is None or self._n_since >= self.memory.interval(self._width):
             self._factor(self._totals(self.memory.kept(self._n_since)), carried=moved is not None)
         return self
@@ -161,8 +166,7 @@ class OnlineModel:
             raise InputError(
                 "a sliding window drops its rows by itself: take KeepAll() or ExponentialForgetting() to remove rows"
             )
-        rows = self._rows(X, y, sample_weight)
-        self._factor([now - r.statistics() for now, r in zip(self._totals(), rows, strict=True)])
+        self._adopt(revisions.without_rows(self.fitted_, self._data(X, y, sample_weight)))
         return self
 
     def reestimate(self) -> "OnlineModel":
@@ -173,7 +177,8 @@ class OnlineModel:
     @property
     def fitted_(self) -> Fitted:
         """The model as it is now, as a value of its own."""
-        members = list(self._fitted.members)
+        faded = self.memory.kept(self._n_adopted)
+        members = [replace(member, unseen=member.unseen.scaled(faded)) for member in self._fitted.members]
         for group, total in zip(self._groups, self._totals(), strict=True):
             for i, place in enumerate(group.places):
                 layer = members[place].layer
@@ -193,7 +198,7 @@ class OnlineModel:
 
     def _adopt(self, fitted: Fitted) -> None:
         """Take over the last layers of a model."""
-        self._fitted, self._n_since = fitted, 0
+        self._fitted, self._n_since, self._n_adopted = fitted, 0, 0
         self._layers = [
             LayerStack.of(
                 [fitted.members[i].layer.posterior for i in group.places], [fitted.log_alphas[i] for i in group.places]
@@ -246,6 +251,11 @@ class OnlineModel:
 
     def _rows(self, X: Any, y: Any, sample_weight: Any = None) -> list[FeatureRows]:
         """Features and standardised targets, one set per group."""
+        data = self._data(X, y, sample_weight)
+        with torch.no_grad():
+            return [FeatureRows(group(data.X).double(), data.T, data.weight) for group in self._groups]
+
+    def _data(self, X: Any, y: Any, sample_weight: Any) -> Data:
         x, q = self._inputs(X), self._fitted.n_outputs
         targets = np.asarray(as_array(y), dtype=float)
         targets = targets[:, None] if targets.ndim == 1 else targets
@@ -253,6 +263,4 @@ class OnlineModel:
             raise InputError(f"y has shape {np.shape(y)}: give ({len(x)}, {q}), one row of outputs per row of X")
         check_finite(targets, "y")
         weight = None if sample_weight is None else check_weight(sample_weight, np.empty((len(x), 1)))
-        data = self._fitted.data(x, targets, weight)
-        with torch.no_grad():
-            return [FeatureRows(group(data.X).double(), data.T, data.weight) for group in self._groups]
+        return self._fitted.data(x, targets, weight)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy import ndarray
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
@@ -26,6 +26,7 @@ from lastlayer.scaling import Standardizer
 from lastlayer.settings import Settings
 from lastlayer.statistics import CHUNK_ROWS, row_chunks
 from lastlayer.training.objectives import Data
+from lastlayer.types import Family
 
 KEPT_COSTS = 1001
 """Quantiles of the training rows' affine costs that a model keeps."""
@@ -62,17 +63,18 @@ class Fitted:
     y_ndim: int = 2
     feature_names: tuple[str, ...] | None = None
     calibration: Calibration | None = None
-    prior_scores: dict[float, float] = field(default_factory=dict)
-    """Held-out LPD of each prior precision that was tried."""
+    family_scores: dict[Family, float] = field(default_factory=dict)
+    """Held-out LPD of each family that was tried."""
     conformal_scores: Float[ndarray, "r q"] | None = None
 
     @classmethod
-    def of(cls, members: "list[Member]", Z: Tensor, **parts: Any) -> "Fitted":
-        """An uncalibrated model; Z are standardised training inputs, or some of them."""
-        kept = tuple(Member(copied(m.network), m.layer, m.prior_precision) for m in members)
-        costs = torch.cat([_costs(kept, Z[rows]) for rows in row_chunks(len(Z))], 1)
+    def of(cls, members: "list[Member]", data: Data, **parts: Any) -> "Fitted":
+        """An uncalibrated model; `data` are training rows, or some of them."""
+        kept = tuple(replace(m, network=copied(m.network)) for m in members)
+        costs = torch.cat([_costs(kept, data.X[rows]) for rows in row_chunks(len(data.X))], 1)
+        new = torch.stack([torch.from_numpy(member.unseen.has(data)) for member in kept])
         log_alphas = tuple(float(member.layer.posterior.log_alpha) for member in kept)
-        return cls(members=kept, log_alphas=log_alphas, sample_cost=cost_quantiles(costs), **parts)
+        return cls(members=kept, log_alphas=log_alphas, sample_cost=cost_quantiles(costs, new), **parts)
 
     @cached_property
     def predictor(self) -> Predictor:
@@ -97,9 +99,9 @@ class Fitted:
 
     @property
     def best(self) -> tuple[Member, ...]:
-        """The members under the first prior precision, the one that does best alone."""
-        first = self.members[0].prior_precision
-        return tuple(member for member in self.members if member.prior_precision == first)
+        """The members of the first family, the one that does best alone."""
+        first = self.members[0].family
+        return tuple(member for member in self.members if member.family == first)
 
     @property
     def stars(self) -> tuple[float, ...]:
@@ -127,7 +129,7 @@ class Fitted:
         """From affine cost to variance, of member i; without calibration, the posterior as it stands."""
         if self.calibration is None:
             return Curve.identity(self.n_outputs)
-        return self.calibration.curves[self.members[i].prior_precision]
+        return self.calibration.curves[self.members[i].family]
 
     def standardized(self, X: ndarray) -> Tensor:
         """Inputs as the networks take them."""
@@ -249,9 +251,10 @@ def member_features(member: Member, Z: Tensor) -> Float[Tensor, "m p"]:
         return affine_features(features_of(member.network, Z)).double()
 
 
-def cost_quantiles(cost: Float[Tensor, "c m"]) -> Float[Tensor, " n"]:
-    """Quantiles of what training points would cost if they were new."""
-    costs = leave_one_out_cost(cost).mean(0)
+def cost_quantiles(cost: Float[Tensor, "c m"], new: Bool[Tensor, "c m"] | None = None) -> Float[Tensor, " n"]:
+    """Quantiles of what training points would cost if they were new, as some are to some members."""
+    left_out = leave_one_out_cost(cost)
+    costs = (left_out if new is None else torch.where(new, cost, left_out)).mean(0)
     levels = torch.linspace(0, 1, min(KEPT_COSTS, len(costs)), dtype=costs.dtype)
     return costs[: 2**24].quantile(levels)
 

@@ -21,9 +21,11 @@ from lastlayer.networks.mlp import NetworkGroup, grouped
 from lastlayer.ops import TorchOps
 from lastlayer.posterior import Posterior
 from lastlayer.precision import Precision
+from lastlayer.predictor.unseen import NOTHING, Unseen
 from lastlayer.scaling import Standardizer
 from lastlayer.statistics import CHUNK_ROWS, row_chunks
 from lastlayer.training.last_layer import LastLayer
+from lastlayer.types import NETWORK, Family
 
 CACHED = 2**16
 """Numbers of an intermediate array per thread: half a megabyte stays in the cache, and in the memory of the process.
@@ -38,7 +40,9 @@ class Member:
 
     network: nn.Module
     layer: LastLayer
-    prior_precision: float = 0.0
+    family: Family = NETWORK
+    unseen: Unseen = NOTHING
+    """Rows of the training table that neither the network nor its last layer has seen."""
 
 
 class LayerGroup(nn.Module):
@@ -146,7 +150,7 @@ class Predictor(nn.Module):
         tails, shrinkage, head = Tails(), Shrinkage(), None
         if calibration is not None:
             tails, shrinkage, head = calibration.tails, calibration.shrinkage, calibration.head
-        self.curve = curves_of([member.prior_precision for member in members], calibration, len(targets.mean))
+        self.curve = curves_of([member.family for member in members], calibration, len(targets.mean))
         self.head = None if head is None else Buffers(**vars(head))
         scale = targets.scale
         noise_cov = torch.stack([p.Sigma_E.cpu() for p in posteriors]) * scale[:, None] * scale
@@ -226,14 +230,15 @@ def rows_in_cache(width: int) -> int:
     return CACHED * torch.get_num_threads() // width + 1
 
 
-def curves_of(precisions: Sequence[float], calibration: Calibration | None, n_outputs: int) -> Buffers:
+def curves_of(families: Sequence[Family], calibration: Calibration | None, n_outputs: int) -> Buffers:
     """The curve of each member, in logarithms: (c, 1, q) or (c, 1, 1)."""
     identity = Curve.identity(n_outputs)
-    curves = [identity if calibration is None else calibration.curves[s] for s in precisions]
+    curves = [identity if calibration is None else calibration.curves[family] for family in families]
     return Buffers(
         log_noise=np.log([curve.noise for curve in curves])[:, None],
         log_slope=np.log([curve.slope for curve in curves])[:, None],
         power=np.array([curve.power for curve in curves])[:, None, None],
+        log_trust=np.log([curve.trust for curve in curves])[:, None, None],
         log_reach=np.array([curve.log_reach for curve in curves])[:, None, None],
     )
 

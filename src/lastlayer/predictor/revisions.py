@@ -1,6 +1,5 @@
 """New fitted models from old ones: tuned, calibrated, with more rows or fewer. Each returns a value of its own."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +11,6 @@ from lastlayer import formula
 from lastlayer.calibration import HeldOutPoints, fit_curves
 from lastlayer.extrapolation import AlphaCurve, HeldOut, alpha_range_for, search_alpha, tune_alpha_on
 from lastlayer.ops import TorchOps
-from lastlayer.posterior import Posterior
 from lastlayer.predictor.fitted import Fitted, as_arrays, member_features
 from lastlayer.predictor.module import Member
 from lastlayer.statistics import Statistics
@@ -74,17 +72,21 @@ def tune_alpha_on_folds(fitted: Fitted, folds: "list[HeldOut]") -> tuple[Fitted,
 def calibrate(fitted: Fitted, points: HeldOutPoints) -> Fitted:
     """Fit the curves from affine cost to variance; of a mixture, tails and shrinkage too.
 
-    They map the costs at alpha*: a tuned alpha is given up. Members under the best prior precision come first.
+    They map the costs at alpha*: a tuned alpha is given up. Members of the best family come first.
     """
-    found = fit_curves(points, mixture=len(fitted.members) > 1, input_noise=fitted.settings.noise == "input")
+    asked = fitted.settings.noise
+    input_noise = None if asked == "auto" else asked == "input"
+    found = fit_curves(points, mixture=len(fitted.members) > 1, input_noise=input_noise)
+    if asked == "auto":
+        fitted = replace(fitted, settings=replace(fitted.settings, noise="diagonal" if found.head is None else "input"))
     order = list(found.curves)
-    members = tuple(sorted(fitted.members, key=lambda member: order.index(member.prior_precision)))
+    members = tuple(sorted(fitted.members, key=lambda member: order.index(member.family)))
     return replace(
         fitted,
         calibration=found,
         members=members,
         log_alphas=tuple(float(member.layer.posterior.log_alpha) for member in members),
-        prior_scores=fitted.prior_scores or found.alone,
+        family_scores=fitted.family_scores or found.alone,
         conformal_scores=None,
     )
 
@@ -93,7 +95,7 @@ def held_out_points(fitted: Fitted, data: Data, kind: str = "validation") -> Hel
     """What the members say of rows that the model has not seen."""
     return HeldOutPoints.stacked(
         [
-            HeldOutPoints.by(member.layer, member_features(member, data.X), data, kind, member.prior_precision)
+            HeldOutPoints.by(member.layer, member_features(member, data.X), data, kind, member.family)
             for member in fitted.members
         ]
     )
@@ -105,12 +107,33 @@ def conformalize(fitted: Fitted, X: ndarray, y: ndarray) -> Fitted:
     return replace(fitted, conformal_scores=np.abs(residuals))
 
 
-def with_rows(fitted: Fitted, data: Data, change: Callable[[Posterior, Statistics], Posterior]) -> Fitted:
-    """Every last layer changed by the statistics of some rows, such as `Posterior.update` or `Posterior.remove`."""
+def with_rows(fitted: Fitted, data: Data, *, forgetting: float = 1.0) -> Fitted:
+    """New rows in every last layer, and old ones down-weighted."""
 
     def changed(member: Member) -> Member:
         rows = Statistics.from_features(member_features(member, data.X), data.T, sample_weight=data.weight)
-        return replace(member, layer=replace(member.layer, posterior=change(member.layer.posterior, rows)))
+        posterior = member.layer.posterior.update(rows, forgetting=forgetting)
+        return replace(
+            member, layer=replace(member.layer, posterior=posterior), unseen=member.unseen.scaled(forgetting)
+        )
+
+    return replace(fitted, members=tuple(changed(member) for member in fitted.members), conformal_scores=None)
+
+
+def without_rows(fitted: Fitted, data: Data) -> Fitted:
+    """Old rows out of every last layer that has seen them."""
+
+    def changed(member: Member) -> Member:
+        unseen, weight = member.unseen.without(data)
+        seen = np.flatnonzero(weight)
+        if not len(seen):
+            return replace(member, unseen=unseen)
+        at = torch.from_numpy(seen).to(data.X.device)
+        own = torch.from_numpy(weight[seen]).to(data.T)
+        rows = Statistics.from_features(member_features(member, data.X[at]), data.T[at], sample_weight=own)
+        return replace(
+            member, layer=replace(member.layer, posterior=member.layer.posterior.remove(rows)), unseen=unseen
+        )
 
     return replace(fitted, members=tuple(changed(member) for member in fitted.members), conformal_scores=None)
 
@@ -122,7 +145,10 @@ def reestimate(fitted: Fitted) -> Fitted:
     """
     posteriors = [member.layer.posterior for member in fitted.members]
     first = posteriors[0]
-    layers = last_layers([p.statistics for p in posteriors], noise=first.noise, bias_prior=first.bias_prior)
+    prior = fitted.settings.noise_prior
+    layers = last_layers(
+        [p.statistics for p in posteriors], noise=first.noise, bias_prior=first.bias_prior, noise_prior=prior
+    )
     stars = [float(layer.posterior.log_alpha) for layer in layers]
     return replace(
         fitted,

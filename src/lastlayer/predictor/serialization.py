@@ -11,9 +11,11 @@ from lastlayer.networks.mlp import Architecture, copied
 from lastlayer.posterior import Posterior
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Member
+from lastlayer.predictor.unseen import Unseen
 from lastlayer.scaling import Standardizer
 from lastlayer.statistics import MOMENTS, Statistics
 from lastlayer.training.last_layer import LastLayer
+from lastlayer.types import Family
 
 
 def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -24,6 +26,7 @@ def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors |= {f"{i}.network.{k}": v for k, v in member.network.state_dict().items()}
         tensors |= {f"{i}.statistics.{k}": getattr(posterior.statistics, k) for k in MOMENTS}
         tensors |= {f"{i}.noise_cov": posterior.Sigma_E}
+        tensors |= {f"{i}.unseen.{k}": torch.from_numpy(v) for k, v in vars(member.unseen).items()}
     tensors |= {"targets.mean": fitted.targets.mean, "targets.scale": fitted.targets.scale}
     if fitted.inputs is not None:
         tensors |= {"inputs.mean": fitted.inputs.mean, "inputs.scale": fitted.inputs.scale}
@@ -37,8 +40,8 @@ def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "log_alpha_star": list(fitted.stars),
         "log_alpha": [str(log_alpha) for log_alpha in fitted.log_alphas],
         "nlml": [member.layer.nlml for member in fitted.members],
-        "prior_precision": [str(member.prior_precision) for member in fitted.members],
-        "prior_scores": [[str(precision), str(lpd)] for precision, lpd in fitted.prior_scores.items()],
+        "families": [str(member.family) for member in fitted.members],
+        "family_scores": [[str(family), str(lpd)] for family, lpd in fitted.family_scores.items()],
         "calibration": None,
     }
     if fitted.calibration is not None:
@@ -58,11 +61,12 @@ def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Arc
     targets = scaler("targets")
     members = []
     for i, (log_alpha, nlml, text) in enumerate(
-        zip(header["log_alpha_star"], header["nlml"], header["prior_precision"], strict=True)
+        zip(header["log_alpha_star"], header["nlml"], header["families"], strict=True)
     ):
-        prefix, precision = f"{i}.network.", float(text)
+        prefix, family = f"{i}.network.", Family.parse(text)
         # the type before the numbers: a float32 module would round float64 weights
-        network = architecture.build(n_inputs, prior_precision=precision).to(device=device, dtype=settings.torch_dtype)
+        network = architecture.build(n_inputs, family=family).to(device)
+        network = network if family.kind == "fourier" else network.to(settings.torch_dtype)
         network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
         moments = {k: tensors[f"{i}.statistics.{k}"] for k in MOMENTS}
         statistics = Statistics(**moments, n_outputs=len(targets.mean)).to(device)
@@ -70,7 +74,8 @@ def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Arc
         posterior = Posterior(
             statistics, log_alpha, noise_cov, settings.noise_structure, settings.bias_prior, rtol=math.inf
         )
-        members.append(Member(copied(network), LastLayer(posterior, nlml, noise_floored=False), precision))
+        unseen = Unseen(tensors[f"{i}.unseen.keys"].numpy(), tensors[f"{i}.unseen.weight"].numpy())
+        members.append(Member(copied(network), LastLayer(posterior, nlml, noise_floored=False), family, unseen))
     names, saved, scores = header["feature_names_in"], header["calibration"], tensors.get("conformal_scores")
     return Fitted(
         inputs=scaler("inputs") if "inputs.mean" in tensors else None,
@@ -83,6 +88,6 @@ def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Arc
         y_ndim=header["y_ndim"],
         feature_names=None if names is None else tuple(names),
         calibration=None if saved is None else Calibration.unpack(tensors, saved),
-        prior_scores={float(precision): float(lpd) for precision, lpd in header["prior_scores"]},
+        family_scores={Family.parse(text): float(lpd) for text, lpd in header["family_scores"]},
         conformal_scores=None if scores is None else scores.numpy(),
     )

@@ -84,7 +84,7 @@ def explain(table_model: TableModel) -> dict[str, Any]:
         "alpha_star": model.alpha_star_,
         "alpha": model.alpha_,
         "nlml": model.nlml_,
-        "hidden_prior": model.hidden_prior_,
+        "family": str(model.family_),
         "calibration": _calibration(model),
         "features": _features(model),
         "settings": model.settings_.to_json(),
@@ -105,7 +105,7 @@ def facts(table_model: TableModel) -> dict[str, str]:
         "training": "interrupted before its end" if card.get("interrupted") else "ran to its end",
         "networks": f"{found['members']} of {list(settings.hidden)}, {settings.activation}",
         "noise": settings.noise,
-        "hidden prior": f"{found['hidden_prior']:g}",
+        "best alone": found["family"],
         "features": f"{features['count']}, of which the data determine {features['determined']:.1f}; "
         f"condition {features['condition']:.1e}",
         "log alpha": f"{log_star:.3f} by the evidence, {log_alpha:.3f} in use",
@@ -120,9 +120,9 @@ def _calibration(model: BLLRegressor) -> dict[str, Any] | None:
         return None
     return {
         "curves": [
-            {"prior_precision": precision}
+            {"family": str(family)}
             | {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in asdict(own).items()}
-            for precision, own in found.curves.items()
+            for family, own in found.curves.items()
         ],
         "tails": asdict(found.tails),
         "words": str(found),

@@ -82,7 +82,7 @@ class Surrogate(LastLayerRegressor):
         posterior = Posterior(statistics, -float(found), found.exp()[None], rtol=float("inf"))
         defaults = BLLRegressor(
             backbone=network,
-            preset="fast",
+            preset="evidence",
             n_members=1,
             hidden_prior=1.0,
             max_epochs=self.max_steps,
@@ -90,8 +90,8 @@ class Surrogate(LastLayerRegressor):
             device="cpu",
         )
         self.fitted_ = Fitted.of(
-            [Member(network, LastLayer(posterior, value, False), 1.0)],
-            data.X,
+            [Member(network, LastLayer(posterior, value, False))],
+            data,
             inputs=rows.inputs,
             targets=rows.targets,
             settings=resolve(defaults.get_params(deep=False), DataShape(tuple(data.X.shape)), seed=seed),

@@ -1,0 +1,184 @@
+"""Small, wide, copied and awkward tables: what the model promises of new rows, and what they get.
+
+`python -m benchmarks.small_tables` fits the default, preset="fast" and an exact Gaussian process (scikit-learn, one
+length per input) to 20 made tables and scores each on 1,000 new rows: LPD, the LPD that calibration promised, and the
+coverage of 90% intervals. `--out` draws them.
+"""
+
+import argparse
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy import ndarray
+from scipy.special import ndtri
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+from lastlayer import BLLRegressor, metrics
+from lastlayer.drawing import BLUE, GREY, ORANGE, new_figure
+
+TEST_ROWS, LEVEL, CLOSE = 1_000, 0.9, 0.15
+Rows = tuple[ndarray, ndarray]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A made table: rows, columns, and the distribution that both training and test rows come from."""
+
+    rows: int
+    columns: int
+    function: Callable[[ndarray], ndarray]
+    noise: float | Callable[[ndarray], ndarray] = 0.2
+    copies: int = 1
+
+    def draw(self, m: int, rng: np.random.Generator) -> Rows:
+        X = rng.normal(size=(m, self.columns))
+        spread = self.noise(X) if callable(self.noise) else self.noise
+        return X, self.function(X) + spread * rng.normal(size=m)
+
+    def both(self, seed: int) -> tuple[Rows, Rows]:
+        rng = np.random.default_rng(seed)
+        X, y = self.draw(self.rows // self.copies, rng)
+        return (np.repeat(X, self.copies, 0), np.repeat(y, self.copies)), self.draw(TEST_ROWS, rng)
+
+
+def wave(X: ndarray) -> ndarray:
+    return np.sin(2 * X[:, 0]) + 0.5 * X[:, -1]
+
+
+def product(X: ndarray) -> ndarray:
+    return X[:, 0] * X[:, 1] + np.sin(X[:, 2])
+
+
+def step(X: ndarray) -> ndarray:
+    return 1.5 * (X[:, 0] > 0) + (X[:, 1] > 0.5) + 0.3 * X[:, 2]
+
+
+def plane(X: ndarray) -> ndarray:
+    return X[:, :5].sum(1)
+
+
+def nothing(X: ndarray) -> ndarray:
+    return np.zeros(len(X))
+
+
+TABLES = {
+    "12 x 1, wave": Made(12, 1, wave),
+    "15 x 2, wave": Made(15, 2, wave),
+    "18 x 5, plane": Made(18, 5, plane),
+    "25 x 3, product": Made(25, 3, product),
+    "30 x 2, wave, much noise": Made(30, 2, wave, 1.0),
+    "40 x 4, step": Made(40, 4, step),
+    "50 x 8, product": Made(50, 8, product),
+    "60 x 20, plane": Made(60, 20, plane),
+    "70 x 60, plane": Made(70, 60, plane, 0.5),
+    "80 x 3, product": Made(80, 3, product),
+    "100 x 4, step": Made(100, 4, step),
+    "100 x 10, nothing": Made(100, 10, nothing, 1.0),
+    "120 x 40, plane": Made(120, 40, plane, 0.5),
+    "150 x 6, product": Made(150, 6, product),
+    "150 x 150, plane": Made(150, 150, plane, 0.5),
+    "200 x 3, noise by input": Made(200, 3, wave, lambda X: 0.1 + 0.6 * (X[:, 1] > 0)),
+    "250 x 5, step": Made(250, 5, step),
+    "200 x 4, each row four times": Made(200, 4, product, copies=4),
+    "300 x 8, product": Made(300, 8, product),
+    "400 x 3, noise by input": Made(400, 3, product, lambda X: 0.1 + 0.3 * np.abs(X[:, 0])),
+}
+
+
+@dataclass(frozen=True)
+class Score:
+    coverage: float
+    lpd: float
+    promised: float = np.nan
+    seconds: float = np.nan
+
+
+def lastlayer(preset: str) -> Callable[[Rows, Rows, int], Score]:
+    def score(train: Rows, test: Rows, seed: int) -> Score:
+        start = time.process_time()
+        model = BLLRegressor(preset=preset, random_state=seed).fit(*train)
+        seconds = time.process_time() - start
+        p = model.predictive(test[0])
+        unit = float(np.log(model.fitted_.targets.scale.numpy()).sum())  # promises are of standardised targets
+        promised = np.nan if model.calibration_ is None else model.calibration_.lpd - unit
+        lpd = metrics.log_predictive_density(p, test[1])
+        return Score(float(metrics.coverage(p, test[1], LEVEL)), float(lpd), promised, seconds)
+
+    return score
+
+
+def exact_process(train: Rows, test: Rows, seed: int) -> Score:
+    start, (X, y) = time.process_time(), train
+    centre, scale = X.mean(0), np.where(X.std(0) > 0, X.std(0), 1)
+    kernel = ConstantKernel(1.0, (1e-2, 1e3)) * RBF(np.full(X.shape[1], 2.0), (0.05, 1e3)) + WhiteKernel(0.1, (1e-6, 2))
+    process = GaussianProcessRegressor(kernel, normalize_y=True, random_state=seed).fit((X - centre) / scale, y)
+    seconds = time.process_time() - start
+    mean, std = process.predict((test[0] - centre) / scale, return_std=True)
+    inside = np.abs(test[1] - mean) < ndtri(0.5 + LEVEL / 2) * std
+    density = -0.5 * (((test[1] - mean) / std) ** 2 + np.log(2 * np.pi * std**2))
+    return Score(float(inside.mean()), float(density.mean()), seconds=seconds)
+
+
+METHODS = {"default": lastlayer("calibrated"), "fast": lastlayer("fast"), "exact process": exact_process}
+
+
+def main(arguments: list[str] | None = None) -> dict[str, dict[str, Score]]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3, help="tables of each kind, averaged")
+    parser.add_argument("--tables", type=int, default=len(TABLES), help="only the first so many")
+    parser.add_argument("--out", type=Path, help="a PNG file for the picture")
+    asked = parser.parse_args(arguments)
+    found: dict[str, dict[str, Score]] = {}
+    print(f"{'':30s}" + "".join(f"{name + ': 90%   LPD  promised  cpu s':>38s}" for name in METHODS))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, made in list(TABLES.items())[: asked.tables]:
+            each = {}
+            for method, score in METHODS.items():
+                scores = [score(*made.both(seed), seed) for seed in range(asked.seeds)]
+                each[method] = Score(*(float(x) for x in np.mean([list(vars(s).values()) for s in scores], 0)))
+            found[name] = each
+            columns = (f"{s.coverage:14.2f} {s.lpd:7.2f} {s.promised:8.2f} {s.seconds:6.1f}" for s in each.values())
+            print(f"{name:30s}" + "".join(columns), flush=True)
+    for method in METHODS:
+        coverage, lpd, promised, _ = np.array([list(vars(each[method]).values()) for each in found.values()]).T
+        gap = lpd - promised
+        print(f"{method}: coverage {coverage.min():.2f} to {coverage.max():.2f}, mean LPD {lpd.mean():.2f}", end="")
+        close = f"within {CLOSE} nats in {int((np.abs(gap) <= CLOSE).sum())} of {len(gap)}"
+        print(f", achieved over promised {gap.min():+.2f} to {gap.max():+.2f}, {close}" if (gap == gap).all() else "")
+    if asked.out is not None:
+        draw(found, asked.out)
+        print(f"drawn into {asked.out}")
+    return found
+
+
+def draw(found: dict[str, dict[str, Score]], path: Path) -> None:
+    figure = new_figure(8.5, 4.2)
+    left, right = figure.subplots(1, 2)
+    promised, lpd = (
+        np.array([getattr(each["default"], name) for each in found.values()]) for name in ("promised", "lpd")
+    )
+    ends = np.array([min(promised.min(), lpd.min()) - 0.2, max(promised.max(), lpd.max()) + 0.2])
+    left.fill_between(ends, ends - CLOSE, ends + CLOSE, color=GREY, alpha=0.3, label=f"within {CLOSE} nats")
+    left.plot(promised, lpd, "o", color=BLUE, label="a table")
+    left.set(xlabel="LPD promised by calibration", ylabel="LPD of 1,000 new rows", xlim=ends, ylim=ends)
+    left.legend(loc="upper left")
+    places = np.arange(len(found))
+    for method, color, marker in (("exact process", ORANGE, "s"), ("default", BLUE, "o")):
+        right.plot([each[method].coverage for each in found.values()], places, marker, color=color, label=method)
+    right.axvline(LEVEL, color=GREY)
+    right.set(xlabel="coverage of 90% intervals", yticks=places, yticklabels=list(found), xlim=(0, 1.02))
+    right.tick_params(axis="y", labelsize=7)
+    right.invert_yaxis()
+    right.legend(loc="lower left")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Copies of rows: equal ones become one row with more weight, nearly equal ones are held out together."""
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray
+from scipy.spatial import KDTree
+from scipy.spatial.distance import pdist
+
+NEAR, NEAR_TARGET = 0.1, 1e-3
+"""Of the usual distance between neighbours, and of the standard deviation of a target: rows that are closer in both may
+be copies, and tell of each other what they should not."""
+SEARCHED_ROWS = 5_000
+"""In larger tables only equal rows are looked for."""
+SAMPLE = 500
+SHARE = 0.5
+"""Of the rows that have copies: where they are exceptions, a new row may be a copy as well, and nothing is grouped."""
+
+
+def merged(
+    X: Float[ndarray, "m d"], y: Float[ndarray, "m q"], weight: Float[ndarray, " m"] | None
+) -> tuple[ndarray, ndarray, ndarray | None]:
+    """Each row once, in an order that does not depend on the given one; `weight` counts copies, and rows of weight zero
+    are left out. So a row twice, and one of weight two, are the same from here on."""
+    count = np.ones(len(X)) if weight is None else weight
+    rows = np.flatnonzero(count > 0)
+    columns = np.concatenate([X, y], 1)
+    order = rows[np.lexsort(columns[rows].T[::-1])]
+    first = np.ones(len(order), dtype=bool)
+    first[1:] = (columns[order[1:]] != columns[order[:-1]]).any(1)
+    if weight is None and first.all():
+        return X[order], y[order], None
+    total = np.bincount(np.cumsum(first) - 1, count[order])
+    kept = order[first]
+    return X[kept], y[kept], None if (total == 1).all() else total
+
+
+def near_groups(Z: Float[ndarray, "m d"], T: Float[ndarray, "m q"]) -> Int[ndarray, " m"]:
+    """The number of each standardised row's group: those with equal inputs, or nearly equal inputs and targets.
+
+    A group is what lies close to its first row, so that a long trajectory is not one group.
+    """
+    m, group = len(Z), _near(Z, T)
+    return group if (np.bincount(group)[group] > 1).mean() > SHARE else np.arange(m)
+
+
+def _near(Z: Float[ndarray, "m d"], T: Float[ndarray, "m q"]) -> Int[ndarray, " m"]:
+    m = len(Z)
+    if m > SEARCHED_ROWS:
+        return np.unique(Z, axis=0, return_inverse=True)[1].reshape(m)
+    some = Z[np.random.default_rng(0).permutation(m)[:SAMPLE]]
+    distances = pdist(some)
+    apart = float(np.median(distances[distances > 0])) if (distances > 0).any() else 0.0
+    varying = max(1, int((Z.std(0) > 0).sum()))
+    tree, group = KDTree(Z), np.full(m, -1)
+    near = tree.query_ball_point(Z, NEAR * apart * m ** (-1.0 / varying))
+    for row in range(m):
+        if group[row] < 0:
+            members = np.array(near[row])
+            alike = (np.abs(T[members] - T[row]) <= NEAR_TARGET).all(1) | (Z[members] == Z[row]).all(1)
+            group[members[alike & (group[members] < 0)]] = row
+    return np.unique(group, return_inverse=True)[1].reshape(m)

@@ -1,0 +1,65 @@
+"""Rows of the training table that a member was held back from: it cannot forget what it never saw."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int64
+from numpy import ndarray
+
+from lastlayer.training.objectives import Data
+
+ODD = np.uint64(0x9E3779B97F4A7C15)
+MIX = np.uint64(0xBF58476D1CE4E5B9)
+SHIFT = np.uint64(31)
+
+
+@dataclass(frozen=True, eq=False)
+class Unseen:
+    """Fingerprints of rows in ascending order, and the weight that each has now."""
+
+    keys: Int64[ndarray, " r"]
+    weight: Float[ndarray, " r"]
+
+    @classmethod
+    def of(cls, data: Data) -> "Unseen":
+        """Standardised rows, counted as often as they occur."""
+        keys, place = np.unique(fingerprints(data), return_inverse=True)
+        return cls(keys, np.bincount(place, _weights(data), len(keys)))
+
+    def has(self, data: Data) -> Bool[ndarray, " m"]:
+        """Which rows are among them."""
+        return np.isin(fingerprints(data), self.keys) if len(self.keys) else np.zeros(len(data.X), dtype=bool)
+
+    def scaled(self, factor: float) -> "Unseen":
+        """Down-weighted together with the rows that were seen."""
+        return Unseen(self.keys, factor * self.weight)
+
+    def without(self, data: Data) -> 'tuple[Unseen, Float[ndarray, " m"]]':
+        """What is left after some rows are taken out, and the weight with which each must be taken from the others."""
+        rest, weight, own = self.weight.copy(), _weights(data), fingerprints(data)
+        for row in np.flatnonzero(np.isin(own, self.keys)):
+            place = np.searchsorted(self.keys, own[row])
+            taken = min(rest[place], weight[row])
+            rest[place] -= taken
+            weight[row] -= taken
+        left = rest > 0
+        return Unseen(self.keys[left], rest[left]), weight
+
+
+NOTHING = Unseen(np.empty(0, dtype=np.int64), np.empty(0))
+
+
+def fingerprints(data: Data) -> Int64[ndarray, " m"]:
+    """64 bits of each row, inputs and targets: two rows that differ share them once in 10^19."""
+    columns = [x.detach().cpu().double().flatten(1).numpy() for x in (data.X, data.T)]
+    bits = np.ascontiguousarray(np.concatenate(columns, 1) + 0.0).view(np.uint64)  # + 0.0: there is one zero
+    key = np.zeros(len(bits), dtype=np.uint64)
+    for column in bits.T:
+        key = (key ^ column) * ODD
+        key = (key ^ (key >> SHIFT)) * MIX
+        key ^= key >> SHIFT
+    return key.view(np.int64)
+
+
+def _weights(data: Data) -> Float[ndarray, " m"]:
+    return np.ones(len(data.X)) if data.weight is None else data.weight.cpu().numpy().astype(float)
