@@ -141,7 +141,7 @@ def moved(found: Calibration) -> np.ndarray:
 def widening(points: HeldOutPoints) -> float:
     """What a and b of a fit to these points are multiplied by in the end."""
     n = max(8.0, sum(float(w) for w, kind in zip(points.weight, points.kind, strict=True) if kind != "blocked"))
-    return (n + 2) / (n - 4)
+    return (n + 3) / (n - 5)
 
 
 def narrow(found: Calibration, points: HeldOutPoints) -> dict[Family, Curve]:
@@ -456,21 +456,22 @@ def test_the_long_way_ends_no_lower(n: int, q: int, c: int, correlated: bool, mi
 
 @pytest.mark.parametrize("n", [9, 12, 40])
 def test_a_fit_is_widened_as_much_as_a_regression_that_does_not_know_its_noise(n: int) -> None:
-    """Of two unknowns and n points: the variance of its Student-t predictive at their inputs, on average, over the
-    likeliest noise variance."""
+    """Of three unknowns, as a curve has, and n points: the variance of its Student-t predictive at their inputs, on
+    average, over the likeliest noise variance."""
     rng = np.random.default_rng(n)
-    A, y = np.c_[np.ones(n), rng.normal(size=n)], rng.normal(size=n)
+    A, y = np.c_[np.ones(n), rng.normal(size=(n, 2))], rng.normal(size=n)
     residual = y - A @ np.linalg.lstsq(A, y)[0]
     leverage = np.diag(A @ np.linalg.inv(A.T @ A) @ A.T)
-    scale = np.sqrt(residual @ residual / (n - 2) * (1 + leverage))
-    expected = stats.t(n - 2, scale=scale).var().mean() / (residual @ residual / n)
+    scale = np.sqrt(residual @ residual / (n - 3) * (1 + leverage))
+    expected = stats.t(n - 3, scale=scale).var().mean() / (residual @ residual / n)
     moves = of_widening(n)
     assert moves == {"noise": pytest.approx(np.log(expected)), "slope": pytest.approx(np.log(expected)), "other": 0.0}
 
 
 @pytest.mark.parametrize("n", [1, 4, 8])
 def test_of_few_points_a_fit_is_widened_as_of_eight(n: int) -> None:
-    assert of_widening(n) == {"noise": pytest.approx(np.log(2.5)), "slope": pytest.approx(np.log(2.5)), "other": 0.0}
+    factor = pytest.approx(np.log(11 / 3))
+    assert of_widening(n) == {"noise": factor, "slope": factor, "other": 0.0}
 
 
 def of_widening(n: int) -> dict[str, float]:

@@ -52,7 +52,7 @@ FIRST_POINTS, MOST_POINTS = 1_000, 5_000
 """Of a kind, that descents begin with and end on; more would add less than 0.001 to the LPD of new points."""
 AT_ONCE = 10_000
 """Numbers of an array that is worked on: it stays in the processor's cache."""
-UNKNOWN, MANY_UNKNOWN = 2, 8.0
+UNKNOWN, MANY_UNKNOWN = 3, 8.0
 """Numbers of a curve that are found from the points, and the fewest points of which it is believed."""
 DECIDING_POINTS, DECIDING_UNITS, WORTH = 150, 3, 0.01
 """Fewest points by which noise may be found to depend on the input (four times as many are enough), units of the head
@@ -204,10 +204,10 @@ class CurveProblem:
         return found
 
     def widened(self, x: ndarray) -> ndarray:
-        """a and b of every curve times (n + p) / (n - p - 2), p = 2 of n points.
+        """a and b of every curve times (n + p) / (n - p - 2), for n points and the p = 3 numbers of a curve.
 
         So much larger than the likeliest variance is that of the Student-t by which a regression of p unknowns predicts
-        once its noise is unknown too; with ten points it is twice as large.
+        once its noise is unknown too; with a dozen points it is twice as large.
         """
         n = max(float(self.points.weight[torch.from_numpy(self.points.kind != "blocked")].sum()), MANY_UNKNOWN)
         of_variance = np.isin(self.names, ["noise", "slope"])
