@@ -25,6 +25,7 @@ from lastlayer.predictor.module import Member, Predictor, rows_in_cache
 from lastlayer.scaling import Standardizer
 from lastlayer.settings import Settings
 from lastlayer.statistics import CHUNK_ROWS, row_chunks
+from lastlayer.training.engine import threads_for
 from lastlayer.training.objectives import Data
 from lastlayer.types import Family
 
@@ -79,7 +80,9 @@ class Fitted:
     @cached_property
     def predictor(self) -> Predictor:
         """The model as arrays for the predictive formula. It belongs to this value: `module` gives copies."""
-        return Predictor(self.inputs, self.targets, self.members, self.log_alphas, self.calibration)
+        widest = max(member.layer.posterior.statistics.n_linear for member in self.members)
+        with threads_for(widest**3 // 20):  # as in calibration, so that a loaded model answers to the last bit
+            return Predictor(self.inputs, self.targets, self.members, self.log_alphas, self.calibration)
 
     def module(self) -> Predictor:
         """A `torch.nn.Module` of its own, on the model's device."""
