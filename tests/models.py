@@ -38,7 +38,7 @@ MODELS = {
         BLLRegressor(**SMALL, n_members=3, noise="full").fit(X, y).tune_alpha(far(X, 60), y)
     ),
     "mixture, noise by input": lambda X, y: BLLRegressor(**SMALL, n_members=3, noise="input").fit(X, y),
-    "mixture of prior precisions": lambda X, y: BLLRegressor(hidden=(4,), max_epochs=15, random_state=0).fit(X, y),
+    "mixture of families": lambda X, y: BLLRegressor((4,), preset="fast", max_epochs=15, random_state=0).fit(X, y),
     "mixture, uncalibrated": lambda X, y: BLLRegressor(**SMALL, n_members=3, calibration=None).fit(X, y),
     "single, calibrated by groups": lambda X, y: BLLRegressor(**SMALL, n_members=1, calibration=GroupKFold(3)).fit(
         X, y, groups=np.arange(len(X)) // 10

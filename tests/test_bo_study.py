@@ -78,6 +78,8 @@ def test_two_objectives_and_vbll_run(monkeypatch):
     monkeypatch.setattr(methods, "VBLL_EPOCHS", {"first": 2, "later": 1})
     monkeypatch.setattr(methods, "RAW_SAMPLES", 8)
     monkeypatch.setattr(methods, "DRAWS", 4)
+    # else BoTorch compiles a kernel of its own, which takes half a minute where it was never used before
+    monkeypatch.setattr("botorch.acquisition.multi_objective.logei._load_attempted", True)
     for problem, method in (("Branin", "VBLL"), ("BraninCurrin", "VBLL"), ("BraninCurrin", "lastlayer")):
         outcome = run.evaluate(run.Task(problem, method, 0, 2 if method == "VBLL" else 1))
         assert np.isfinite(outcome.regret).all()

@@ -79,8 +79,8 @@ def noisy() -> BLLRegressor:
 
 @pytest.fixture(scope="module")
 def mixed() -> BLLRegressor:
-    """Two outputs, members under every prior precision, the linear ones among them."""
-    return quick(n_members="auto", hidden_prior="auto", hidden=(4,), max_epochs=10).fit(*sine(q=2))
+    """Two outputs, members of every kind: networks, linear and Fourier ones."""
+    return quick(preset="fast", n_members="auto", hidden_prior="auto", hidden=(4,), max_epochs=10).fit(*sine(q=2))
 
 
 MIXTURES = ["one", "two", "plain", "noisy", "mixed"]

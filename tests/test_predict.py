@@ -70,7 +70,7 @@ def test_a_member_alone_is_shrunk_as_among_the_others(name):
         same(value.alone(i).mean(X), each[i])
 
 
-@pytest.mark.parametrize("name", ["single", "mixture of prior precisions", "mixture, noise by input", "float32"])
+@pytest.mark.parametrize("name", ["single", "mixture of families", "mixture, noise by input", "float32"])
 def test_many_rows_are_predicted_as_each_of_them_alone(name):
     """More rows than go through networks, or through the formula, at a time."""
     model, X = EVERY[name](), far(data()[0], 40_000)
