@@ -15,6 +15,8 @@ from lastlayer.errors import MissingPackageError
 from lastlayer.features import ACTIVATIONS
 from lastlayer.integrations import to_casadi
 
+pytestmark = pytest.mark.usefixtures("as_a_user")
+
 casadi = pytest.importorskip("casadi")
 
 TOLERANCE = 1e-9

@@ -26,6 +26,8 @@ from lastlayer.statistics import Statistics
 from lastlayer.training import StackedNetworks
 from lastlayer.types import FOURIER, LINEAR, Family
 
+pytestmark = pytest.mark.usefixtures("as_a_user")
+
 NEW = np.array([[-7.0], [-2.0], [0.1], [0.4], [5.0]])
 
 

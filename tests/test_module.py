@@ -17,6 +17,8 @@ from lastlayer.errors import InputError, MissingPackageError
 from lastlayer.integrations.onnx import OnnxModule, onnx_program, to_onnx
 from lastlayer.predictor.module import OUTPUTS
 
+pytestmark = pytest.mark.usefixtures("as_a_user")
+
 NAMES = (
     "single",
     "shared prior, full noise",

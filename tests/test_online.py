@@ -23,6 +23,8 @@ from lastlayer.statistics import Statistics
 from lastlayer.training import last_layers
 from lastlayer.types import LINEAR, Family
 
+pytestmark = pytest.mark.usefixtures("as_a_user")
+
 X, Y = sine(900, q=2, seed=3, d=2)
 NEW = sine(30, seed=5, d=2)[0] * 1.5
 FITTED = 60

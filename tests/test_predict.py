@@ -9,6 +9,8 @@ from models import MODELS, SMALL, data, far, fitted
 
 from lastlayer import BLLRegressor
 
+pytestmark = pytest.mark.usefixtures("as_a_user")
+
 RTOL = 1e-12
 ONES = ("single", "shared prior, full noise", "alpha tuned", "no hidden layer", "single, calibrated by groups")
 WITHOUT_COSTS = (*ONES, "mixture, uncalibrated")

@@ -25,6 +25,8 @@ from lastlayer.posterior import Posterior
 from lastlayer.statistics import Statistics
 from lastlayer.training import Validation, train
 
+pytestmark = pytest.mark.usefixtures("as_a_user")
+
 floored = pytest.mark.filterwarnings("ignore::lastlayer.errors.FlooredNoiseWarning")
 copied = pytest.mark.filterwarnings("ignore::lastlayer.errors.CopiesWarning")
 

@@ -19,6 +19,8 @@ from lastlayer.statistics import Statistics
 from lastlayer.training import Data
 from lastlayer.types import FOURIER, LINEAR
 
+pytestmark = pytest.mark.usefixtures("as_a_user")
+
 M = 30
 X, Y = sine(M, q=2, d=2)
 NEW_X, NEW_Y = sine(8, q=2, d=2, seed=5)
