@@ -717,7 +717,7 @@ MUTANTS = [
     Mutant("tuned-alpha-lost", REVISIONS, "new if own == old else own + (new - old)", "new", TUNED),
     Mutant(
         "source-stopped-early",
-        "settings.py",
+        "parameters.py",
         '("auto", False), f"{whole}: choose max_epochs")',
         '("auto", False, True), f"{whole}: choose max_epochs")',
         f"{SETTINGS}::test_a_source_refuses_what_needs_all_rows_or_some_of_them_held_out",

@@ -51,6 +51,7 @@ def training(**options) -> dict:
         ({"activation": "tahn"}, "activation='tahn'.*did you mean 'tanh'"),
         ({"calibration": "atuo"}, "calibration='atuo'.*did you mean 'auto'"),
         ({"input_skip": "atuo"}, "input_skip='atuo'.*did you mean 'auto'"),
+        ({"hidden": "atuo"}, "hidden='atuo'.*did you mean 'auto'"),
         ({"n_members": 0}, "n_members=0"),
         ({"n_members": 1.5}, r"n_members=1\.5"),
         ({"n_members": True}, "n_members=True"),

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lastlayer.estimators.posthoc import attach
     from lastlayer.estimators.regressor import BLLRegressor, load
+    from lastlayer.parameters import TrainingOptions
     from lastlayer.prediction import Prediction
-    from lastlayer.settings import TrainingOptions
     from lastlayer.training.loss import BLLLoss
 
 __version__ = "0.1.0.dev0"
@@ -17,7 +17,7 @@ _HOMES = {
     "BLLLoss": "training.loss",
     "BLLRegressor": "estimators.regressor",
     "Prediction": "prediction",
-    "TrainingOptions": "settings",
+    "TrainingOptions": "parameters",
     "attach": "estimators.posthoc",
     "load": "estimators.regressor",
 }

@@ -25,8 +25,9 @@ from lastlayer.estimators.base import BaseRegressor
 from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.features import ACTIVATIONS
 from lastlayer.inputs import check_X
+from lastlayer.parameters import TrainingOptions
 from lastlayer.prediction import Prediction
-from lastlayer.settings import TrainingOptions, device_name
+from lastlayer.settings import device_name
 from lastlayer.types import BiasPrior, NoiseModel
 
 INITIAL_STD = 0.003

@@ -1,7 +1,6 @@
-"""What every "auto" means: the parameters of an estimator, checked together and resolved for given data."""
+"""What every "auto" means: the parameters of an estimator, resolved for given data."""
 
 import math
-import numbers
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeAlias
@@ -9,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from lastlayer.errors import InputError, check_choice
+from lastlayer.parameters import DTYPES, TrainingOptions, check, check_source
 from lastlayer.types import (
     BIAS_PRIORS,
     FOURIER,
@@ -25,7 +25,7 @@ from lastlayer.types import (
 )
 
 N_FOLDS = 5
-FOLDS_OF_FEW, MANY_ROWS = {100: 20, 250: 10}, 250
+FOLDS_OF_FEW = {100: 20, 250: 10}
 """More folds of a mixture below so many rows: the fewer there are, the more each network must see of them."""
 N_MEMBERS = 10
 LARGE_TABLE = 5_000
@@ -45,47 +45,12 @@ FAST_PRECISIONS, FAST_SHARE = (0.3,), 0.4
 """Of preset="fast", and its share of the steps."""
 TABLE_BATCH, SOURCE_BATCH = 1_024, 4_096
 """Rows of a mini-batch, of a table in memory and of a source."""
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-PRESETS = ("calibrated", "fast", "evidence")
-"""All of it; the same with fewer networks and steps; one network as the evidence has it, uncalibrated."""
-OBJECTIVES = ("profiled", "exact", "augmented", "mse")
-OPTIMIZERS = ("adam", "lbfgs")
 
 Ensemble: TypeAlias = Literal["mixture", "selected prior"]
 """Members of every family, or networks under the prior precision given or selected on rows left out."""
 CURVE_FOLDS = ("random and blocked folds", "given folds", "holdout")
 """Calibrations that fit curves to training rows left out by some networks."""
 CURVES = (*CURVE_FOLDS, "curve on validation data")
-
-
-@dataclass(frozen=True)
-class TrainingOptions:
-    """What only training reads: pass it as `BLLRegressor(training=TrainingOptions(...))`.
-
-    Parameters
-    ----------
-    objective : "profiled" (weights and noise in closed form at every step), "exact" or "augmented" (the paper's).
-    optimizer : "adam" with a cosine schedule, or "lbfgs".
-    learning_rate : first step size of Adam. "auto": 0.04; 0.02 with early stopping, a backbone, a source of
-        batches or another objective than "profiled".
-    early_stopping : hold rows out, score them under the posterior of the others, and keep the best network.
-        "auto": with a backbone or preset="evidence", from 100 rows on.
-    validation_fraction : share of the rows held out for early stopping, or for calibration with a backbone; they count
-        in the final posterior.
-    patience : epochs without improvement before stopping.
-    statistics_refresh : where mini-batches get their last layer from. None: a running average of recent batches.
-        "epoch", or a number of steps: how often it restarts from the exact statistics of a pass over all rows.
-    chunk_size : rows in memory at a time, with the gradient of all of them, at the price of a second forward pass.
-    """
-
-    objective: str = "profiled"
-    optimizer: str = "adam"
-    learning_rate: float | int | str = "auto"
-    early_stopping: bool | str = "auto"
-    validation_fraction: float = 0.15
-    patience: int = 200
-    statistics_refresh: int | str | None = None
-    chunk_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -182,7 +147,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
     check(p)
     source, n_rows = data.shape is None, math.inf if data.shape is None else data.shape[0]
     if source:
-        _check_source(p, options, data)
+        check_source(p, options, validation=data.validation)
     n_groups = n_rows if data.n_groups is None else data.n_groups
     own_network, fast, bare = p["backbone"] is not None, p["preset"] == "fast", p["preset"] == "evidence"
     spare = not bare and not source and n_groups >= (FEW_ROWS if own_network else LEAST_ROWS)
@@ -196,7 +161,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
     chosen = spare and not own_network and p["hidden_prior"] == "auto"
     mixture = chosen and p["n_members"] == "auto" and calibration in CURVE_FOLDS
     if mixture:
-        families = _mixed(families, n_groups, table=len(data.shape or ()) == 2, skip=p["input_skip"] is not False)
+        families = _mixed(families, n_groups, skip=p["input_skip"] is not False)
     n_members = p["n_members"]
     if n_members == "auto":
         few = _n_folds(n_groups, n_rows, fast) if mixture else N_FOLDS if n_rows > LARGE_TABLE else N_MEMBERS
@@ -250,10 +215,8 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
     return settings
 
 
-def _mixed(networks: tuple[Family, ...], n_groups: float | int, *, table: bool, skip: bool) -> tuple[Family, ...]:
+def _mixed(networks: tuple[Family, ...], n_groups: float | int, *, skip: bool) -> tuple[Family, ...]:
     """The families of a mixture. Few rows cannot train a network, very many need no process."""
-    if not table:
-        return networks
     few, many = n_groups < FEW_ROWS, n_groups > LARGE_TABLE
     return (() if few else networks) + ((LINEAR,) if skip or few else ()) + (() if many else (FOURIER,))
 
@@ -262,8 +225,9 @@ def _n_folds(n_groups: float | int, n_rows: float | int, fast: bool) -> int:
     """Of a mixture; each row alone where they are few."""
     if n_groups < FEW_ROWS:
         return int(n_groups)
-    most = N_FOLDS if fast else 10 if n_rows >= MANY_ROWS else 20
-    return min(most, next((k for rows, k in FOLDS_OF_FEW.items() if n_groups < rows), N_FOLDS))
+    wanted = N_FOLDS if fast else next((k for rows, k in FOLDS_OF_FEW.items() if n_groups < rows), N_FOLDS)
+    *_, (many, k) = FOLDS_OF_FEW.items()
+    return wanted if n_rows < many else min(wanted, k)  # copies cost as other rows do
 
 
 def _hidden(given: Any, n_groups: float | int) -> tuple[int, ...]:
@@ -276,95 +240,6 @@ def _hidden(given: Any, n_groups: float | int) -> tuple[int, ...]:
 def device_name(device: str) -> str:
     """A GPU if there is one, where it is left to us."""
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else str(device)
-
-
-def check(p: Mapping[str, Any]) -> None:
-    """Every parameter for itself, and combinations that no data could make possible."""
-    options = p["training"]
-    if options is not None and not isinstance(options, TrainingOptions):
-        raise InputError(f"training={options!r} must be None or a lastlayer.TrainingOptions")
-    options = options or TrainingOptions()
-    for name, value, allowed in (
-        ("noise", p["noise"], NOISE_MODELS),
-        ("bias_prior", p["bias_prior"], BIAS_PRIORS),
-        ("dtype", p["dtype"], DTYPES),
-        ("preset", p["preset"], PRESETS),
-        ("objective", options.objective, OBJECTIVES),
-        ("optimizer", options.optimizer, OPTIMIZERS),
-        ("calibration", p["calibration"] if isinstance(p["calibration"], str) else "auto", ("auto", "alpha")),
-        ("input_skip", "auto" if p["input_skip"] in (True, False) else p["input_skip"], ("auto",)),
-        ("early_stopping", "auto" if options.early_stopping in (True, False) else options.early_stopping, ("auto",)),
-    ):
-        check_choice(name, value, allowed)
-    rows, refresh = "a whole number of rows, 2 or more", options.statistics_refresh
-    refresh = "epoch" if refresh is None else refresh
-    if isinstance(refresh, str):
-        check_choice("statistics_refresh", refresh, ("epoch",))
-    limits: list[tuple[str, Any, float, bool, str | None, str]] = [
-        ("n_members", p["n_members"], 1, True, "auto", "a whole number, 1 or more"),
-        ("hidden_prior", p["hidden_prior"], 0, False, "auto", "a number, 0 or more"),
-        ("max_epochs", p["max_epochs"], 0, True, "auto", "a whole number, 0 or more"),
-        ("batch_size", "auto" if p["batch_size"] is None else p["batch_size"], 2, True, "auto", f"None or {rows}"),
-        ("chunk_size", options.chunk_size, 2, True, None, rows),
-        ("learning_rate", options.learning_rate, math.ulp(0.0), False, "auto", "a number, positive and finite"),
-        ("statistics_refresh", refresh, 1, True, "epoch", "None or a number of steps, 1 or more"),
-    ]
-    for name, value, least, whole, free, wanted in limits:
-        number = not isinstance(value, bool) and isinstance(value, numbers.Real) and least <= float(value) < math.inf
-        left_to_us = value is None if free is None else isinstance(value, str) and value == free
-        if not left_to_us and not (number and not (whole and float(value) % 1)):
-            raise InputError(f"{name}={value!r} must be {free!r} or {wanted}")
-    if not 0 < options.validation_fraction < 1:
-        raise InputError(f"validation_fraction={options.validation_fraction} must lie strictly between 0 and 1")
-    if p["n_members"] not in ("auto", 1) and isinstance(p["backbone"], torch.nn.Module):
-        raise InputError(
-            f"n_members={p['n_members']} needs networks that start apart: give backbone a callable that returns a "
-            "fresh module, such as backbone=lambda: MyNetwork(), in place of a module"
-        )
-    by_rows = isinstance(p["batch_size"], numbers.Integral)
-    if by_rows and (options.objective != "profiled" or options.chunk_size is not None):
-        raise InputError(
-            f'batch_size={p["batch_size"]} needs objective="profiled" and no chunk_size, but they are '
-            f"{options.objective!r} and {options.chunk_size!r}"
-        )
-    if by_rows and options.optimizer != "adam":
-        raise InputError(
-            f'optimizer="{options.optimizer}" needs the whole gradient at every step: take chunk_size in place of '
-            'batch_size, or optimizer="adam"'
-        )
-    if options.chunk_size is not None and options.objective != "profiled":
-        raise InputError(
-            f'chunk_size needs objective="profiled", whose gradient splits into rows, not "{options.objective}"'
-        )
-    if p["noise"] == "full" and options.objective in ("exact", "augmented"):
-        raise InputError(
-            f'noise="full" needs objective="profiled"; objective="{options.objective}" learns one noise per output'
-        )
-
-
-def _check_source(p: Mapping[str, Any], options: TrainingOptions, data: DataShape) -> None:
-    """A source is passed over in mini-batches by one network, and none of its rows is held out."""
-    whole = "needs rows held out of training, and a source of batches is passed over as a whole"
-    for name, given, allowed, advice in (
-        ("n_members", p["n_members"], ("auto", 1), "cannot be combined with a source of batches: leave it at 'auto'"),
-        ("objective", options.objective, ("profiled",), "cannot be combined with a source of batches"),
-        ("optimizer", options.optimizer, ("adam",), "cannot be combined with a source of batches"),
-        ("chunk_size", options.chunk_size, (None,), "cannot be combined with a source of batches: give batch_size"),
-        ("early_stopping", options.early_stopping, ("auto", False), f"{whole}: choose max_epochs"),
-    ):
-        if given not in allowed:
-            raise InputError(f"{name}={given!r} {advice}")
-    if p["batch_size"] is None:
-        raise InputError(
-            "batch_size=None means all rows in every step, which a source of batches cannot give: leave it at 'auto' "
-            "or give a number of rows"
-        )
-    calibration = p["calibration"]
-    if not (calibration is None or calibration == "auto" or (data.validation and calibration == "alpha")):
-        raise InputError(
-            f"calibration={calibration!r} {whole}: give validation_data, with calibration 'auto' for a curve or "
-            "'alpha' for Algorithm 1"
-        )
 
 
 def _calibration(p: Mapping[str, Any], data: DataShape, spare: bool) -> str | None:

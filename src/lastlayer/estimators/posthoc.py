@@ -15,11 +15,12 @@ from lastlayer.estimators.regressor import BLLRegressor, warn_of_floored_noise
 from lastlayer.features import affine_features
 from lastlayer.networks.feature_extractor import FeatureExtractor, last_linear
 from lastlayer.networks.mlp import copied, features_of
+from lastlayer.parameters import DTYPES
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted, cost_quantiles
 from lastlayer.predictor.module import Member
 from lastlayer.scaling import Standardizer
-from lastlayer.settings import DTYPES, SOURCE_BATCH, DataShape, resolve
+from lastlayer.settings import SOURCE_BATCH, DataShape, resolve
 from lastlayer.sources import LoaderSource, Source, check_finite_batch
 from lastlayer.statistics import CHUNK_ROWS, Statistics
 from lastlayer.training import Data, TrainingHistory, last_layer

@@ -21,12 +21,13 @@ from lastlayer.ensemble.trainer import Trainer, train_on_source
 from lastlayer.errors import CopiesWarning, FlooredNoiseWarning, InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.networks.mlp import Architecture
+from lastlayer.parameters import TrainingOptions
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Member
 from lastlayer.predictor.serialization import pack, unpack
 from lastlayer.scaling import Standardizer
-from lastlayer.settings import CURVE_FOLDS, DataShape, Settings, TrainingOptions, resolve
+from lastlayer.settings import CURVE_FOLDS, DataShape, Settings, resolve
 from lastlayer.sources import ArraySource, Source
 from lastlayer.training import Data, TrainingHistory
 from lastlayer.types import BiasPrior, Family, NoiseModel
@@ -40,10 +41,11 @@ MAX_HELD_ROWS = 10_000
 class BLLRegressor(LastLayerRegressor):
     """Neural network regression with exact Bayesian last layers, trained by the log marginal likelihood.
 
-    By default, `fit` trains small networks under weak and strong priors on their hidden weights, each leaving a fifth
-    of the rows out, and calibrates their variance on these rows and on whole blocks left out. The model is the mixture:
-    at each point, members are weighted by their calibrated precision. On 1,000 rows by 10 columns that takes seconds
-    on two cores. `preset="fast"` has fewer networks and steps, `preset="evidence"` is a single uncalibrated network.
+    By default, `fit` trains small networks under weak and strong priors on their hidden weights, and beside them linear
+    models and Gaussian processes in random features, each leaving some rows out, and calibrates their variance on these
+    rows and on whole blocks left out. The model is the mixture: members are weighted by their calibrated precision.
+    On 1,000 rows by 10 columns that takes seconds on two cores. `preset="fast"` has fewer networks and steps,
+    `preset="evidence"` is a single uncalibrated network.
 
     Parameters
     ----------
@@ -56,13 +58,13 @@ class BLLRegressor(LastLayerRegressor):
         callable that returns a fresh one. Inputs of more than two dimensions are passed on to it unscaled.
     preset : what the "auto" of the other parameters means: "calibrated"; "fast", the same with a quarter of the
         networks and fewer steps; "evidence", one network, no calibration, early stopping from 100 samples on.
-    n_members : networks in the mixture. "auto": five under every prior precision; under one prior precision 10, or 5
-        above 5,000 samples; 1 with a backbone.
+    n_members : networks in the mixture. "auto": five of every family, up to 20 below 250 samples; under one prior
+        precision 10, or 5 above 5,000 samples; 1 with a backbone.
     calibration : "auto": rows left out at random and in blocks; with a backbone, 15% of the rows. "alpha": Algorithm 1
         on blocks, which moves alpha alone. A scikit-learn splitter such as GroupKFold or TimeSeriesSplit, with
         `groups` in fit: for trajectories and groups, where random rows leak. None: as the evidence has it.
-    hidden_prior : precision c of the Gaussian prior N(0, 1 / (c * fan_in)) on hidden weights; 0: none. "auto": several,
-        also infinite (linear regression), in one mixture; with a number of members or without calibration, the one
+    hidden_prior : precision c of the Gaussian prior N(0, 1 / (c * fan_in)) on hidden weights; 0: none. "auto": several
+        in one mixture; with a number of members or without calibration, the one
         that does best on rows left out; 0 with a backbone.
     noise : "diagonal", one noise per output; "full", correlated between the outputs; "input", one per output that
         depends on the input, by a small network fitted to the errors of rows left out (needs calibration and a table).

@@ -24,10 +24,10 @@ class RandomFourierFeatures(nn.Module):
     root of the number of inputs.
     """
 
-    def __init__(self, n_inputs: int, nfrequencies: int = 128, *, generator: torch.Generator | None = None) -> None:
+    def __init__(self, n_inputs: int, n_frequencies: int = 128, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
         self.omega: Tensor
-        self.register_buffer("omega", frequencies(n_inputs, nfrequencies, generator))
+        self.register_buffer("omega", frequencies(n_inputs, n_frequencies, generator))
         self.log_length = nn.Parameter(torch.zeros(n_inputs, dtype=torch.float64))
         self.likely = LENGTH * math.sqrt(n_inputs) / UNIT
 
@@ -49,11 +49,11 @@ class ProjectedFourierFeatures(nn.Module):
     """
 
     def __init__(
-        self, n_inputs: int, n_directions: int, nfrequencies: int = 128, *, generator: torch.Generator | None = None
+        self, n_inputs: int, n_directions: int, n_frequencies: int = 128, *, generator: torch.Generator | None = None
     ) -> None:
         super().__init__()
         self.omega: Tensor
-        self.register_buffer("omega", frequencies(n_directions, nfrequencies, generator))
+        self.register_buffer("omega", frequencies(n_directions, n_frequencies, generator))
         start = torch.randn(n_directions, n_inputs, generator=generator, dtype=torch.float64) / math.sqrt(n_inputs)
         self.directions = nn.Parameter(start)
 

@@ -27,11 +27,12 @@ from lastlayer.integrations.botorch.model import BLLModel
 from lastlayer.linalg import Cholesky
 from lastlayer.networks.mlp import neg_log_hidden_prior
 from lastlayer.networks.random_features import UNIT, ProjectedFourierFeatures, RandomFourierFeatures
+from lastlayer.parameters import TrainingOptions
 from lastlayer.posterior import Posterior
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Member
 from lastlayer.scaling import Standardizer
-from lastlayer.settings import DataShape, TrainingOptions, resolve
+from lastlayer.settings import DataShape, resolve
 from lastlayer.statistics import Statistics
 from lastlayer.training import Data, LastLayer
 
