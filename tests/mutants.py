@@ -58,13 +58,14 @@ LAGGED = f"{D}::test_lags_carry_their_covariances"
 FIRST = f"{D}::test_the_first_step_of_sampled_weights_is_the_prediction"
 BACK_OFF = "test_do_mpc.py::test_the_back_off_is_the_quantile_times_the_propagated_standard_deviation"
 N, MODEL = "test_members.py", "test_model.py"
-LENGTHS, COPIES = "training/lengths.py", "ensemble/copies.py"
-DIFFERENCES, CONTRASTS, LENGTH_WEIGHTS, NOISE_PRIOR = (
+LENGTHS, COPIES, WAVES = "training/lengths.py", "ensemble/copies.py", "networks/fourier.py"
+DIFFERENCES, CONTRASTS, LENGTH_WEIGHTS, PROCESS, NOISE_PRIOR = (
     f"test_lengths.py::test_{name}"
     for name in (
         "slopes_are_those_of_differences",
         "the_value_is_that_of_contrasts_up_to_a_constant",
         "weights_count_copies_and_zero_counts_nothing",
+        "fourier_features_are_the_process",
         "the_noise_under_its_prior_is_that_of_the_largest_product",
     )
 )
@@ -102,7 +103,16 @@ SLOW, PIECES, LONG, PART = (
 BATCH = f"{E}::test_a_batch_of_models_is_each_of_them_alone_and_the_slow_search"
 SPLITS, CROSSFIT, TRAINER = (f"ensemble/{name}.py" for name in ("splits", "crossfit", "trainer"))
 FITTED, PREDICTOR, REVISIONS = (f"predictor/{name}.py" for name in ("fitted", "module", "revisions"))
-FORMULA, MLP = "formula.py", "networks/mlp.py"
+FORMULA, MLP, BINNED = "formula.py", "networks/mlp.py", "networks/encoding.py"
+BINS = "test_encoding.py::test_bins_are_those_of_the_slow_form"
+FAR, SHELL, SHELLS = (
+    f"{CF}::test_{name}"
+    for name in (
+        "points_know_how_far_outside_the_data_the_process_sees_them",
+        "a_shell_is_what_lies_farthest_from_the_middle",
+        "rows_that_several_shells_hold_out_are_points_of_each",
+    )
+)
 MIXTURE, MOMENTS, OWN, HAND, FACES = (
     f"{MODEL}::test_the_prediction_is_the_mixture_of_its_members",
     f"{MODEL}::test_every_way_of_asking_gives_the_same_moments",
@@ -405,7 +415,27 @@ MUTANTS = [
         f"{X}::test_on_folds_of_any_size_every_point_counts_the_same",
     ),
     # --- lengths and the prior of the noise
-    Mutant("lengths-without-the-linear-part", LENGTHS, "- (by_smooth + G) @ a", "- by_smooth @ a", DIFFERENCES),
+    Mutant("lengths-without-the-linear-part", LENGTHS, "- (by_smooth + rho * G) @ a", "- by_smooth @ a", DIFFERENCES),
+    Mutant(
+        "slope-by-rho-of-the-whole",
+        LENGTHS,
+        "by_linear = (G * linear)",
+        "by_linear = (G * (smooth + linear))",
+        DIFFERENCES,
+    ),
+    Mutant(
+        "linear-part-in-full", LENGTHS, "linear = log_linear.exp()[:, None, None] * inner", "linear = inner", CONTRASTS
+    ),
+    Mutant("lengths-have-nothing-in-common", LENGTHS, "COMMON / (1 + COMMON * d) *", "0 *", CONTRASTS),
+    Mutant("common-part-of-one-input", LENGTHS, "(1 + COMMON * d)", "(1 + COMMON)", CONTRASTS),
+    Mutant(
+        "slopes-without-the-common-part",
+        LENGTHS,
+        "    away = away[0] - away[1]\n    value",
+        "    away = away[0]\n    value",
+        DIFFERENCES,
+    ),
+    Mutant("rho-without-its-prior", LENGTHS, "+ away_linear.square() +", "+ 0 * away_linear +", CONTRASTS),
     Mutant(
         "lengths-know-the-bias",
         LENGTHS,
@@ -416,19 +446,23 @@ MUTANTS = [
     Mutant(
         "lengths-without-their-prior",
         LENGTHS,
-        "away.square().sum(-1) + away_alpha",
-        "0 * away_alpha + away_alpha",
+        "(away[0] * (away[0] - away[1])).sum(-1) + away_linear",
+        "0 * away_linear + away_linear",
         CONTRASTS,
     ),
     Mutant(
         "rows-of-no-weight-count", LENGTHS, "root = weight.sqrt()", "root = torch.ones_like(weight)", LENGTH_WEIGHTS
     ),
+    Mutant("cosines-are-sines", WAVES, "= 0.5 * math.pi", "= 0.0", PROCESS),
+    Mutant("linear-features-without-their-root", WAVES, "(0.5 * (log_linear +", "(1.0 * (log_linear +", PROCESS),
+    Mutant("linear-features-of-one-frequency", WAVES, "+ math.log(n_frequencies))", ")", PROCESS),
+    Mutant("uniform-frequencies", WAVES, "torch.special.ndtri(uniform", "(uniform", PROCESS),
     Mutant(
-        "cosines-are-sines",
-        "networks/mlp.py",
-        "= 0.5 * math.pi",
-        "= 0.0",
-        "test_lengths.py::test_fourier_features_are_the_process",
+        "frequencies-of-one-length",
+        WAVES,
+        "torch.linalg.qr(normal()).Q * normal().norm(dim=0)",
+        "torch.linalg.qr(normal()).Q",
+        PROCESS,
     ),
     Mutant("noise-prior-without-rows", "precision.py", "+ prior_rows) *", "+ 0 * prior_rows) *", NOISE_PRIOR),
     Mutant("noise-prior-not-in-the-evidence", "evidence.py", " + prior.rows * E.logdet()", "", NOISE_PRIOR),
@@ -462,6 +496,21 @@ MUTANTS = [
     Mutant("slopes-without-tails", LIKELIHOOD, "(1 - less * tail)[", "(1 - 0 * tail)[", SLOW),
     Mutant("slopes-of-a-known-share", LIKELIHOOD, "in_tails.sum() - rho.sum() *", "in_tails.sum() - 0 *", SLOW),
     Mutant("slopes-without-logdet", LIKELIHOOD, "ops.outer(pull, pull) - inverse)", "ops.outer(pull, pull))", SLOW),
+    Mutant("process-in-other-units", LIKELIHOOD, "+ self.own_outside - per_variance", "+ self.own_outside", SLOW),
+    Mutant("process-in-full-for-itself", LIKELIHOOD, "log_outside + self.own_outside", "log_outside", SLOW),
+    Mutant(
+        "slopes-without-the-process", LIKELIHOOD, "by_shrinkage.sum(), by_far.sum()", "by_shrinkage.sum(), 0.0", SLOW
+    ),
+    Mutant("slope-of-b-with-the-process", LIKELIHOOD, "by_epistemic.sum(1) - by_far / q", "by_epistemic.sum(1)", SLOW),
+    Mutant("slope-of-gamma-with-the-process", LIKELIHOOD, "(by_inside * inside)", "(by_epistemic * inside)", SLOW),
+    Mutant(
+        "inside-by-the-mean-cost",
+        POINTS,
+        "cost[single if single.any() else finite].max()",
+        "cost[single if single.any() else finite].mean()",
+        FAR,
+    ),
+    Mutant("inside-by-whole-regions", POINTS, "cost[single if single.any() else finite]", "cost[finite]", FAR),
     Mutant("slopes-of-one-piece", FIT, "slope = slope - np.concatenate", "slope = 0 * slope - np.concatenate", PIECES),
     Mutant("part-without-the-rest's-weight", POINTS, "weight[rows].sum() / weight[part].sum()", "1.0", PART),
     Mutant("first-part-of-the-points", POINTS, "rng.permutation(rows)[:most]", "rows[:most]", PART),
@@ -470,15 +519,16 @@ MUTANTS = [
         FIT,
         "mixture=False, sharpness=0.0)",
         "mixture=False)",
-        f"{MODEL}::test_the_lpd_before_is_that_of_the_uncalibrated_mixture_whose_members_count_alike",
+        f"{MODEL}::test_the_lpd_before_is_that_of_the_uncalibrated_mixture_whose_families_count_alike",
     ),
     Mutant(
         "blocks-count-in-full",
         POINTS,
-        '(BLOCKED_WEIGHT if kind == "blocked" else 1.0)',
+        "(REGION_WEIGHT if kind in REGIONS else 1.0)",
         "1.0",
         f"{CF}::test_held_out_points_of_several_partitions_meet_row_by_row",
     ),
+    Mutant("shells-count-in-full", POINTS, '("blocked", "shell")', '("blocked",)', SHELLS),
     Mutant(
         "failed-points-kept",
         POINTS,
@@ -511,7 +561,7 @@ MUTANTS = [
         "priors-meet-in-one-column",
         CROSSFIT,
         "(fit.task.family, fit.task.partition)",
-        "(NETWORK, fit.task.partition)",
+        "(FOURIER, fit.task.partition)",
         f"{CF}::test_a_mixture_has_members_of_every_family_and_its_networks_are_trained_as_one_batch",
     ),
     Mutant(
@@ -527,6 +577,80 @@ MUTANTS = [
         "row[torch.from_numpy(task.split.train)] = 1",
         "row[:] = 1",
         f"{CF}::test_a_network_never_sees_the_rows_it_leaves_out",
+    ),
+    Mutant(
+        "one-process-per-fold",
+        CROSSFIT,
+        " and fit.task.family != FOURIER]",
+        "]",
+        f"{CF}::test_the_process_is_one_member_of_every_row",
+    ),
+    Mutant("shell-around-the-middle", SPLITS, "np.argsort((Z**2)", "np.argsort(-(Z**2)", SHELL),
+    Mutant(
+        "shell-in-raw-units",
+        SPLITS,
+        "(X[first] - X.mean(0)) / np.where(scale > 0, scale, 1.0)",
+        "X[first] - X.mean(0)",
+        SHELL,
+    ),
+    Mutant("shell-of-single-rows", SPLITS, "order[max(2, round(share * len(order))) :]", "order[-1:]", SHELL),
+    # --- encoded inputs
+    Mutant("bins-begin-at-their-end", BINNED, "-knots[:-1] * slope", "-knots[1:] * slope", BINS),
+    Mutant(
+        "bins-of-equal-width",
+        BINNED,
+        "knots = z[:MOST_ROWS].quantile(torch",
+        "knots = z.min() + (z.max() - z.min()) * (torch",
+        BINS,
+    ),
+    Mutant(
+        "bins-without-width-are-steps",
+        BINNED,
+        "torch.where(width > NO_WIDTH, 1 / width.clamp_min(NO_WIDTH), 0.0)",
+        "1 / width.clamp_min(NO_WIDTH)",
+        BINS,
+    ),
+    Mutant(
+        "bins-of-the-first-network",
+        BINNED,
+        "getattr(encoding, name) for encoding",
+        "getattr(encodings[0], name) for encoding",
+        "test_encoding.py::test_a_stack_of_encodings_is_each_of_them_alone",
+    ),
+    Mutant(
+        "as-many-bins-as-values",
+        BINNED,
+        "len(z.unique()) - 1",
+        "len(z.unique())",
+        "test_encoding.py::test_how_many_bins_an_input_has",
+    ),
+    Mutant(
+        "bins-of-rows-left-out",
+        TRAINER,
+        "PiecewiseEncoding.of(self.data.X[rows],",
+        "PiecewiseEncoding.of(self.data.X,",
+        f"{CF}::test_lengths_and_bins_never_see_the_rows_left_out",
+    ),
+    Mutant(
+        "inputs-passed-on-in-full",
+        "networks/architecture.py",
+        "torch.full((n_inputs,), ENCODED_SKIP)",
+        "torch.ones(n_inputs)",
+        "test_encoding.py::test_inputs_are_passed_on_scaled_down",
+    ),
+    Mutant(
+        "inputs-passed-on-in-full-in-training",
+        "training/stack.py",
+        "passed = X if self.scale is None else X * self.scale",
+        "passed = X",
+        "test_encoding.py::test_a_pass_has_the_statistics_of_the_plain_forward",
+    ),
+    Mutant(
+        "groups-without-their-bins",
+        MLP,
+        "whole = Encoded(PiecewiseEncoding.stacked(encodings), whole)",
+        "whole = Encoded(encodings[0], whole)",
+        "test_encoding.py::test_a_stack_of_encoded_networks_is_each_of_them_alone",
     ),
     # --- members
     Mutant("energy-without-fan-in", MLP, "W.shape[-2] * W.square()", "W.square()", N),
@@ -578,14 +702,14 @@ MUTANTS = [
             ("poor-members-count-most", "(log_trust - sharpness * ops", "(log_trust + sharpness * ops", HAND),
             (
                 "weights-follow-the-tuned-alpha",
-                "log_star = log_cost if cost_star is cost else",
-                "log_star = log_cost if cost_star is not None else",
+                "star = shape if cost_star is cost else",
+                "star = shape if cost_star is not None else",
                 f"{MODEL}::test_tuning_moves_the_variance_alone_and_never_for_the_worse",
             ),
             (
                 "cost-at-star",
-                "log_cost = ops.log(ops.at_least(cost, TINY))\n    log_star",
-                "log_cost = ops.log(ops.at_least(cost_star, TINY))\n    log_star",
+                "shape = log_shape(ops, curve, ops.log(ops.at_least(cost, TINY)), far)\n    star",
+                "shape = log_shape(ops, curve, ops.log(ops.at_least(cost_star, TINY)), far)\n    star",
                 HAND,
             ),
             ("no-shrinkage", "if model.log_precision is not None:", "if False:", MIXTURE),
@@ -613,6 +737,27 @@ MUTANTS = [
                 MOMENTS,
             ),
             ("no-stretch", "ops.exp(0.5 * (log_shape", "ops.exp(0.0 * (log_shape", MOMENTS),
+            ("the-process-has-no-say", "ops.logaddexp(own, curve.log_share + far)", "own", HAND),
+            ("the-process-counts-inside-too", "(cost - outside.inside, TINY)", "(cost, TINY)", FAR),
+            ("the-process-without-its-noise", "return outside.log_noise + ops.log", "return ops.log", FAR),
+            (
+                "the-process-instead-of-a-member",
+                "return own if far is None else ops.logaddexp(own, curve.log_share + far)",
+                "return own if far is None else ops.maximum(own, curve.log_share + far)",
+                HAND,
+            ),
+            (
+                "stretched-as-inside",
+                "log_shape(ops, curve, log_cost, far) - log_cost",
+                "log_shape(ops, curve, log_cost, None) - log_cost",
+                MOMENTS,
+            ),
+            (
+                "bins-go-on-beyond-the-data",
+                "ops.at_most(ops.at_least(x * encoding.slope + encoding.shift, 0.0), 1.0)",
+                "ops.at_least(x * encoding.slope + encoding.shift, 0.0)",
+                BINS,
+            ),
         )
     ),
     Mutant("numpy-sigmoid", "ops.py", "np.minimum(x, 0.0)", "np.minimum(-x, 0.0)", FACES),
@@ -624,6 +769,10 @@ MUTANTS = [
     # --- what a fitted model is
     Mutant("tails-as-wide-as-the-rest", FITTED, "[1.0, factor])", "[1.0, 1.0])", MIXTURE),
     Mutant("one-curve-for-all-priors", PREDICTOR, "calibration.curves[family]", "calibration.curve", MIXTURE),
+    Mutant("trust-for-each-member", PREDICTOR, "c.trust / families.count(f)", "c.trust", MIXTURE),
+    Mutant("outside-in-other-units", PREDICTOR, "(factor - variance.mean(-1))", "factor", HAND),
+    Mutant("outside-by-another-noise", PREDICTOR, "log_noise=noise.log().mean()", "log_noise=0 * noise.mean()", HAND),
+    Mutant("process-as-sure-as-others", "calibration/curve.py", "math.exp(OWN_OUTSIDE if", "math.exp(0.0 if", HAND),
     Mutant("shrinkage-in-other-units", PREDICTOR, " - 2 * scale.log()", " - 0 * scale.log()", MIXTURE),
     Mutant("variance-at-star", PREDICTOR, "else whitening(p.equations.spectral_at(a))", "else own", HAND),
     Mutant("bias-known-in-formula", PREDICTOR, "equations.bias_variance.sqrt()", "0 * equations.bias_variance", HAND),
@@ -796,13 +945,6 @@ MUTANTS = [
         "return self.M + (self.R",
         "return 0 * self.M + (self.R",
         f"{BT}::test_drawn_functions_have_the_moments_of_the_posterior",
-    ),
-    Mutant(
-        "bias-without-its-determinant",
-        SURROGATE,
-        "C.logdet() + weight.log()",
-        "C.logdet()",
-        f"{BT}::test_evidence_by_rows_is_the_evidence",
     ),
     Mutant(
         "box-of-the-points",

@@ -14,12 +14,22 @@ from scipy.optimize import approx_fprime, minimize
 from sklearn.model_selection import GroupKFold, KFold, RepeatedKFold, TimeSeriesSplit
 
 from lastlayer import formula
-from lastlayer.calibration import SHARPNESS, Calibration, Curve, HeldOutPoints, NoiseHead, Shrinkage, Tails, fit_curves
+from lastlayer.calibration import (
+    SHARPNESS,
+    Calibration,
+    Curve,
+    HeldOutPoints,
+    NoiseHead,
+    Outside,
+    Shrinkage,
+    Tails,
+    fit_curves,
+)
 from lastlayer.calibration.fit import LIMITS, PRIOR, STARTS, CurveProblem
-from lastlayer.ensemble.splits import blocked_splits, given_splits, random_splits
+from lastlayer.ensemble.splits import blocked_splits, given_splits, random_splits, shell_splits
 from lastlayer.errors import InputError
 from lastlayer.ops import NumPyOps, TorchOps
-from lastlayer.types import FOURIER, LINEAR, NETWORK, Family
+from lastlayer.types import ADDITIVE, FOURIER, LINEAR, NETWORK, Family
 
 TRUTH = Curve(np.array([0.6, 2.0]), np.array([1.5, 0.4]), power=0.7)
 TAILS = Tails(0.1, 9.0)
@@ -38,19 +48,29 @@ def held_out(
     shrinkage: float = 0.0,
     families: tuple[Family, ...] = (),
     trust: tuple[float, ...] = (1.0,),
+    outside: float = 0.0,
     correlated: bool = False,
 ) -> HeldOutPoints:
     """Points drawn from what the curve makes of c networks: costs over four decades, means and noises of their own.
 
-    `families` and `trust` are those of each network.
+    `families` and `trust` are those of each network. With `outside`, so many times the variance of the process joins
+    that of the networks, and half of the points, held out in regions, cost the process a hundred times as much.
     """
     rng = np.random.default_rng(seed)
-    curve = replace(curve, noise=curve.noise[:q], slope=curve.slope[:q])
+    curve, families = replace(curve, noise=curve.noise[:q], slope=curve.slope[:q]), families or (NETWORK,) * c
+    kind = np.array(["random", "blocked", "random", "shell"])[np.arange(n) % 4]
     cost = 10 ** rng.uniform(-2, 2, (c, n))
     noise_var = np.broadcast_to(rng.uniform(0.5, 2, (c, 1, q)), (c, n, q)).copy()
     mean = rng.normal(size=(c, n, q))
-    var = noise_var * curve.factor(cost)
-    weight = np.array(trust)[:, None] / var.prod(-1) ** (2 / q)
+    if outside:
+        cost[[family == FOURIER for family in families]] *= np.where(kind == "random", 1.0, 100.0)
+    epistemic = noise_var * curve.epistemic(cost)
+    if outside:
+        far, _ = slow_far(cost, noise_var, kind, families)
+        for i, j in np.ndindex(c, n):
+            epistemic[i, j] += slow_added(noise_var[i, j], curve, families[i], outside * far[j])
+    var = epistemic + noise_var * curve.noise
+    weight = np.array(trust)[:, None] / var.prod(-1) ** (1 / q)
     pick = (rng.random(n) > (weight / weight.sum(0)).cumsum(0)[:-1]).sum(0), np.arange(n)
     wide = np.where(rng.random((n, 1)) < tails.share, tails.factor, 1.0)
     error = np.sqrt(var[pick]) * rng.normal(size=(n, q))
@@ -60,10 +80,10 @@ def held_out(
         own = B @ B.swapaxes(1, 2)
         std = np.sqrt(np.diagonal(own, axis1=1, axis2=2))
         correlation = np.broadcast_to((own / std[:, :, None] / std[:, None, :])[:, None], (c, n, q, q)).copy()
-        cov = slow_cov(correlation, noise_var * curve.epistemic(cost), noise_var * curve.noise)[pick]
+        cov = slow_cov(correlation, epistemic, noise_var * curve.noise)[pick]
         error = (np.linalg.cholesky(cov) @ rng.normal(size=(n, q, 1)))[..., 0]
     targets = mean[pick] / (1 + shrinkage * var[pick]) + np.sqrt(wide) * error
-    return HeldOutPoints(
+    points = HeldOutPoints(
         mean=torch.from_numpy(mean),
         cost=torch.from_numpy(cost),
         noise_var=torch.from_numpy(noise_var),
@@ -71,9 +91,30 @@ def held_out(
         inputs=torch.from_numpy(rng.normal(size=(n, 2))),
         targets=torch.from_numpy(targets),
         weight=torch.from_numpy(rng.uniform(0.5, 1.5, n)),
-        kind=np.array(["random", "blocked"])[np.arange(n) % 2],
-        families=families or (NETWORK,) * c,
+        kind=kind,
+        families=families,
     )
+    return points.beside_process() if outside else points
+
+
+def slow_far(
+    cost: np.ndarray, noise_var: np.ndarray, kind: np.ndarray, families: tuple[Family, ...]
+) -> tuple[np.ndarray, float]:
+    """Variance of the process at each point beyond what it has inside, and its cost up to which a point is inside: the
+    largest of those that were held out without their neighbours. Several networks of it count by their mean cost, and
+    by the geometric mean of their noises."""
+    process = [i for i, family in enumerate(families) if family == FOURIER]
+    u = [sum(cost[i, j] for i in process) / len(process) for j in range(cost.shape[1])]
+    inside = max(u[j] for j, where in enumerate(kind) if where not in ("blocked", "shell"))
+    noise = [np.prod(var) ** (1 / var.size) for var in np.moveaxis(noise_var[process], 1, 0)]
+    return np.array([noise[j] * max(0.0, u[j] - inside) for j in range(len(u))]), inside
+
+
+def slow_added(noise_var: np.ndarray, curve: Curve, family: Family, variance: float) -> np.ndarray:
+    """That variance of the process as it joins the outputs of a network: in proportion to noise_var b, their geometric
+    mean one; of a process itself e^-2 of it."""
+    each = noise_var * curve.slope
+    return each / np.prod(each) ** (1 / len(each)) * variance * (np.exp(-2.0) if family == FOURIER else 1.0)
 
 
 def slow_cov(correlation: np.ndarray, epistemic: np.ndarray, noise: np.ndarray) -> np.ndarray:
@@ -99,23 +140,30 @@ def slow_log_density(
     shrinkage: Shrinkage = FREE,
     head: NoiseHead | None = None,
     *,
+    outside: float = 0.0,
     alike: bool = False,
 ) -> np.ndarray:
-    """Point by point and network by network: a mixture of normals weighted by trust and squared precision (or `alike`),
-    each with a wider twin; every network by the curve of its family. Means are those of the product with
-    N(0, 1 / precision)."""
+    """Point by point and network by network: a mixture of normals weighted by trust and precision (or `alike`), each
+    with a wider twin; every network by the curve of its family, and with `outside` times the variance of the process.
+    Means are those of the product with N(0, 1 / precision)."""
     c, n, q = points.mean.shape
-    density = np.zeros(n)
+    density, far = np.zeros(n), np.zeros(n)
+    if outside:
+        far, _ = slow_far(points.cost.numpy(), points.noise_var.numpy(), points.kind, points.families)
     for j in range(n):
         factor = np.ones(q) if head is None else factor_of(head, points.inputs[j : j + 1])[0]
         epistemic, noise, trust = [], [], []
         for i in range(c):
             curve, v = curves[points.families[i]], float(points.cost[i, j])  # within reach
-            trust.append(curve.trust)
-            noise.append(points.noise_var[i, j].numpy() * curve.noise * factor)
-            epistemic.append(points.noise_var[i, j].numpy() * curve.slope * v**curve.power)
+            noise_var = points.noise_var[i, j].numpy()
+            count = points.families.count(points.families[i])  # the networks of a family share its trust
+            trust.append((1.0 if alike else curve.trust) / count)
+            noise.append(noise_var * curve.noise * factor)
+            added = slow_added(noise_var, curve, points.families[i], outside * far[j])
+            epistemic.append(noise_var * curve.slope * v**curve.power + added)
         var = [e + n for e, n in zip(epistemic, noise, strict=True)]
-        weight = np.array([1.0 if alike else t / v.prod() ** (2 / q) for t, v in zip(trust, var, strict=True)])
+        precision = [1.0 if alike else v.prod() ** (-1 / q) for v in var]
+        weight = np.multiply(trust, precision)
         for i in range(c):
             C = np.eye(q) if points.correlation is None else points.correlation[i, j].numpy()
             cov = slow_cov(C, epistemic[i], noise[i])
@@ -126,21 +174,26 @@ def slow_log_density(
     return np.log(density)
 
 
-def numbers(curves: dict[Family, Curve], tails: Tails = NONE, shrinkage: Shrinkage = FREE) -> np.ndarray:
-    """What the optimizer moves."""
-    of_tails = [np.log(tails.share / (1 - tails.share)), np.log(tails.factor)] if tails.share else []
-    more = [*of_tails, np.log(shrinkage.precision)] if shrinkage.precision else of_tails
+def numbers(
+    curves: dict[Family, Curve], tails: Tails = NONE, shrinkage: Shrinkage = FREE, outside: Outside | None = None
+) -> np.ndarray:
+    """What the optimizer moves; without a process, the last number of a mixture stays at its prior mean."""
+    more = []
+    if tails.share:
+        of_process = PRIOR["outside"][0] if outside is None else np.log(outside.factor)
+        more = [np.log(tails.share / (1 - tails.share)), *np.log([tails.factor, shrinkage.precision]), of_process]
     each = [np.concatenate([np.log(c.noise), np.log(c.slope), np.log([c.power, c.trust])]) for c in curves.values()]
     return np.concatenate([*each, more])
 
 
 def moved(found: Calibration) -> np.ndarray:
-    return numbers(found.curves, found.tails, found.shrinkage)
+    return numbers(found.curves, found.tails, found.shrinkage, found.outside)
 
 
 def widening(points: HeldOutPoints) -> float:
     """What a and b of a fit to these points are multiplied by in the end."""
-    n = max(8.0, sum(float(w) for w, kind in zip(points.weight, points.kind, strict=True) if kind != "blocked"))
+    in_regions = ("blocked", "shell")
+    n = max(8.0, sum(float(w) for w, kind in zip(points.weight, points.kind, strict=True) if kind not in in_regions))
     return (n + 3) / (n - 5)
 
 
@@ -152,7 +205,7 @@ def narrow(found: Calibration, points: HeldOutPoints) -> dict[Family, Curve]:
 
 def optimum(found: Calibration, points: HeldOutPoints) -> np.ndarray:
     """Where the optimizer ended."""
-    return numbers(narrow(found, points), found.tails, found.shrinkage)
+    return numbers(narrow(found, points), found.tails, found.shrinkage, found.outside)
 
 
 def problem_of(points: HeldOutPoints, mixture: bool, head: NoiseHead | None = None) -> CurveProblem:
@@ -215,15 +268,21 @@ def test_a_curve_says_what_it_is() -> None:
     assert "v^0.70" in str(TRUTH)
     assert "10% of it 9.0 times as wide" in str(TAILS)
     assert str(NONE) == ""
+    assert "2.5 times the variance of the process" in str(Outside(2.5, 0.3))
+
+
+@pytest.mark.parametrize("family", [NETWORK, WEAK, LINEAR, ADDITIVE, FOURIER])
+def test_the_process_counts_less_in_its_own_variance(family: Family) -> None:
+    assert Outside(2.5, 0.3).of(family) == pytest.approx(2.5 * (np.exp(-2.0) if family == FOURIER else 1.0))
 
 
 @given(c=st.integers(1, 5), n=st.integers(1, 4), q=st.integers(1, 3), seed=st.integers(0, 99))
-def test_member_weights_are_trusted_squared_precisions_that_add_up_to_one(c: int, n: int, q: int, seed: int) -> None:
+def test_member_weights_are_trusted_precisions_that_add_up_to_one(c: int, n: int, q: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     var, trust = rng.uniform(0.01, 10, (c, n, q)), rng.uniform(0.05, 20, c)
     log_var, log_trust = torch.from_numpy(np.log(var)), torch.from_numpy(np.log(trust))[:, None, None]
     weights = formula.member_weights(TorchOps, log_var, SHARPNESS, log_trust)[..., 0]
-    each = trust[:, None] * (1 / var).prod(-1) ** (2 / q)
+    each = trust[:, None] * (1 / var).prod(-1) ** (1 / q)
     close(weights, torch.from_numpy(each / each.sum(0)))
     close(weights.sum(0), torch.ones(n, dtype=torch.float64))
 
@@ -241,31 +300,42 @@ def test_member_weights_are_trusted_squared_precisions_that_add_up_to_one(c: int
         (2, (WEAK,) * 3),
         (2, (WEAK, LINEAR, WEAK)),
         (1, (STRONG, WEAK)),
+        (1, (FOURIER,)),
+        (1, (WEAK, FOURIER)),
         (2, (NETWORK, FOURIER, LINEAR)),
+        (2, (FOURIER, ADDITIVE, FOURIER)),
     ],
 )
 def test_value_and_gradient_are_those_of_the_slow_form(
     q: int, families: tuple[Family, ...], mixture: bool, correlated: bool
 ) -> None:
-    """Correlated outputs are judged by their joint density."""
-    points = held_out(12, q, len(families), families=families, correlated=correlated and q > 1)
+    """Correlated outputs are judged by their joint density; in a mixture the process has its say outside."""
+    process = FOURIER in families
+    points = held_out(12, q, len(families), families=families, outside=3.0 * process, correlated=correlated and q > 1)
     problem = problem_of(points.usable(), mixture)
-    assert len(problem.start()) == len(set(families)) * (2 * q + 2) + 3 * mixture
+    assert len(problem.start()) == len(set(families)) * (2 * q + 2) + 4 * mixture
     x = problem.start() + np.random.default_rng(1).normal(0, 0.5, len(problem.start()))
     found, w = problem.calibration(x, {}, lpd_before=0.0), points.weight.numpy()
-    curves, tails, shrinkage = found.curves, found.tails, found.shrinkage
-    close(torch.from_numpy(numbers(curves, tails, shrinkage)), torch.from_numpy(x))
+    curves, tails, shrinkage, outside = found.curves, found.tails, found.shrinkage, 0.0
+    assert (found.outside is not None) == (process and mixture)
+    if found.outside is not None:
+        far, inside = slow_far(points.cost.numpy(), points.noise_var.numpy(), points.kind, families)
+        assert 3 <= (far > 0).sum() <= 9  # some outside, some inside
+        assert found.outside.inside == pytest.approx(inside, rel=1e-12)
+        outside = found.outside.factor
+    of_process = found.outside or Outside(np.exp(x[-1]), np.nan)  # without one the last number says nothing
+    close(torch.from_numpy(numbers(curves, tails, shrinkage, of_process)), torch.from_numpy(x))
     prior = sum(-stats.norm(*PRIOR[name]).logpdf(v) + stats.norm(*PRIOR[name]).logpdf(PRIOR[name][0])
                 for name, v in zip(problem.names, x, strict=True))  # fmt: skip
     value, gradient = problem.value(x)
-    slow = slow_log_density(points, curves, tails, shrinkage)
+    slow = slow_log_density(points, curves, tails, shrinkage, outside=outside)
     assert value == pytest.approx(prior - (w * slow).sum(), rel=1e-10)
     assert problem.lpd(x) == pytest.approx((w * slow).sum() / w.sum(), rel=1e-10)
     np.testing.assert_allclose(gradient, approx_fprime(x, lambda z: problem.value(z)[0], 1e-6), rtol=1e-4, atol=1e-4)
 
 
 def test_value_and_gradient_with_noise_that_depends_on_the_input() -> None:
-    points = held_out(12, 2, 2, families=(FOURIER, LINEAR))
+    points = held_out(12, 2, 2, families=(FOURIER, LINEAR), outside=3.0)
     problem = problem_of(points.usable(), True, NoiseHead.initial(points.inputs, 2))
     x = np.concatenate([problem.start(), problem.initial_head.numbers().numpy()])
     x += np.random.default_rng(1).normal(0, 0.3, len(x))
@@ -277,7 +347,8 @@ def test_value_and_gradient_with_noise_that_depends_on_the_input() -> None:
     prior = sum((v - PRIOR[name][0]) ** 2 / (2 * PRIOR[name][1] ** 2)
                 for name, v in zip(problem.names, x[:n], strict=True)) + float(energy)  # fmt: skip
     value, gradient = problem.value(x)
-    slow = slow_log_density(points, found.curves, found.tails, found.shrinkage, head)
+    assert found.outside is not None
+    slow = slow_log_density(points, found.curves, found.tails, found.shrinkage, head, outside=found.outside.factor)
     assert value == pytest.approx(prior - (w * slow).sum(), rel=1e-10)
     np.testing.assert_allclose(gradient, approx_fprime(x, lambda z: problem.value(z)[0], 1e-6), rtol=1e-4, atol=1e-4)
 
@@ -285,7 +356,7 @@ def test_value_and_gradient_with_noise_that_depends_on_the_input() -> None:
 @pytest.mark.parametrize("at_once", [1, 70])
 @pytest.mark.parametrize("correlated", [False, True])
 def test_the_gradient_is_that_of_differences_and_pieces_add_up(at_once: int, correlated: bool, monkeypatch) -> None:
-    points = held_out(40, 2, 3, families=(WEAK, STRONG, WEAK), correlated=correlated).usable()
+    points = held_out(40, 2, 3, families=(WEAK, FOURIER, WEAK), outside=3.0, correlated=correlated).usable()
     head = NoiseHead.initial(points.inputs, 2)
     whole = problem_of(points, True, head)
     x = np.concatenate([whole.start(), head.numbers().numpy()])
@@ -309,8 +380,21 @@ def test_the_density_with_tails_integrates_to_one(c: int) -> None:
     points = replace(held_out(1, 1, c, families=families)[np.zeros(len(y), dtype=int)], targets=y[:, None])
     curve = replace(TRUTH, noise=TRUTH.noise[:1], slope=TRUTH.slope[:1])
     one_output = {family: replace(curve, trust=3.0**i) for i, family in enumerate(dict.fromkeys(families))}
-    log_density = problem_of(points, True).log_density(numbers(one_output, TAILS, Shrinkage(0.5)))
+    points = replace(points, log_far=torch.ones_like(y) if FOURIER in families else None)
+    x = numbers(one_output, TAILS, Shrinkage(0.5), Outside(2.0, np.nan))
+    log_density = problem_of(points, True).log_density(x)
     assert np.exp(log_density).sum() * step == pytest.approx(1.0, rel=1e-12)
+
+
+def test_inside_the_data_the_process_adds_nothing() -> None:
+    points = held_out(12, 2, 3, families=(NETWORK, FOURIER, LINEAR), outside=3.0)
+    far, _ = slow_far(points.cost.numpy(), points.noise_var.numpy(), points.kind, points.families)
+    problem, without = (problem_of(p, True) for p in (points, replace(points, log_far=None)))
+    more, less = (problem.start() + np.r_[np.zeros(len(problem.names) - 1), by] for by in (3.0, -3.0))
+    inside = far == 0
+    assert 3 <= inside.sum() <= 9
+    np.testing.assert_allclose(problem.log_density(more)[inside], without.log_density(more)[inside], rtol=1e-12)
+    assert (np.abs(problem.log_density(more) - problem.log_density(less))[~inside] > 1e-3).all()
 
 
 # --- what the fit finds
@@ -331,7 +415,7 @@ def test_a_known_curve_is_found_again(q: int, c: int, correlated: bool) -> None:
 
 @pytest.mark.parametrize("mixture", [False, True])
 def test_a_known_trust_is_found_again(mixture: bool) -> None:
-    points = held_out(6000, 1, 3, families=(LINEAR, NETWORK, NETWORK), trust=(8.0, 1.0, 1.0))
+    points = held_out(6000, 1, 3, families=(LINEAR, NETWORK, NETWORK), trust=(8.0, 0.5, 0.5))
     curves = fit_curves(points, mixture=mixture).curves
     assert curves[LINEAR].trust / curves[NETWORK].trust == pytest.approx(8.0, rel=0.25)
     # the density knows the ratio alone: by the prior the logarithms lie on both sides of zero
@@ -353,6 +437,28 @@ def test_a_known_shrinkage_is_found_again(precision: float) -> None:
     found = fit_curves(points, mixture=True)
     assert found.shrinkage.precision == pytest.approx(precision, rel=0.25)
     assert found.tails.factor == pytest.approx(9.0, rel=0.25)
+
+
+@pytest.mark.parametrize("families", [(NETWORK, FOURIER, LINEAR), (FOURIER, FOURIER, NETWORK)])
+@pytest.mark.parametrize("factor", [0.5, 20.0])
+def test_a_known_factor_of_the_process_is_found_again(factor: float, families: tuple[Family, ...]) -> None:
+    """Errors outside the data grow with its variance; inside, they are those of the curve."""
+    points = held_out(6000, 2, 3, families=families, tails=TAILS, shrinkage=0.05, outside=factor)
+    found = fit_curves(points, mixture=True)
+    assert found.outside is not None
+    assert found.outside.factor == pytest.approx(factor, rel=0.25)
+    assert found.outside.inside == points.inside
+    assert found.tails.factor == pytest.approx(9.0, rel=0.25)
+    v = np.array([0.1, 1.0, 10.0])
+    for curve in narrow(found, points).values():
+        np.testing.assert_allclose(curve.factor(v), TRUTH.factor(v), rtol=0.3)
+
+
+def test_without_a_process_its_factor_stays_what_it_was_before_data() -> None:
+    points = held_out(50, 1, 2, families=(NETWORK, LINEAR)).usable()
+    problem = problem_of(points, True)
+    assert problem.best([problem.start()])[-1] == pytest.approx(PRIOR["outside"][0], abs=1e-6)
+    assert fit_curves(points, mixture=True).outside is None
 
 
 def test_means_that_are_right_far_out_stay_where_they_are() -> None:
@@ -383,9 +489,12 @@ def shrunk(mean: float, var: float, centre: float, precision: float) -> float:
 
 @pytest.mark.parametrize(("poor", "best"), [(STRONG, WEAK), (NETWORK, FOURIER)])
 def test_each_family_finds_its_own_curve_and_the_best_comes_first(poor: Family, best: Family) -> None:
-    """Members of the best family tell the truth with their noise; the others know nothing of the targets."""
+    """Members of the best family tell the truth with their noise, but where they cost most; the others know nothing of
+    the targets but that these are near zero there."""
     points = held_out(4000, 1, 2, families=(poor, best))
     good = held_out(4000, 1, 1, seed=3)
+    lost = good.cost[0, :, None] > 30
+    good = replace(good, targets=torch.where(lost, 0.3 * good.mean[0].flip(0), good.targets))
     points = replace(
         points,
         mean=torch.cat([torch.zeros_like(good.mean), good.mean]),
@@ -448,7 +557,8 @@ def test_the_long_way_ends_no_lower(n: int, q: int, c: int, correlated: bool, mi
     for family in found.curves:
         alone = CurveProblem(points.of(family), [family], mixture=False)
         curves.append(lowest(alone, [alone.start(*start) for start in STARTS])[1])
-        assert found.alone[family] == pytest.approx(alone.lpd(curves[-1]), abs=1e-6)
+        # nothing holds the LPD still where LPD and prior together end
+        assert found.alone[family] == pytest.approx(alone.lpd(curves[-1]), abs=1e-5)
     problem = CurveProblem(points, list(found.curves), mixture)
     value, _ = lowest(problem, [problem.start(curves=curves), problem.start()])
     assert problem.value(optimum(found, points))[0] <= value + 1e-6 * abs(value)
@@ -499,29 +609,34 @@ def of_widening(n: int) -> dict[str, float]:
     c=st.integers(1, 3),
     mixture=st.booleans(),
     correlated=st.booleans(),
+    process=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_the_promised_lpd_is_never_below_the_old_one_but_for_the_prior(
-    n: int, q: int, c: int, mixture: bool, correlated: bool, seed: int
+    n: int, q: int, c: int, mixture: bool, correlated: bool, process: bool, seed: int
 ) -> None:
     """The identity lies within the limits: what it costs under the prior is all that may be lost on its own points,
     before the curves are widened.
 
     `lpd_before` is that of the uncalibrated mixture, in which all networks count alike.
     """
-    points = held_out(n, q, c, seed, correlated=correlated and q > 1)
+    families = (FOURIER, NETWORK, NETWORK)[:c] if process else (NETWORK,) * c
+    points = held_out(n, q, c, seed, families=families, outside=3.0 * process, correlated=correlated and q > 1)
     found = fit_curves(points, mixture=mixture)
-    # without tails and nearly without shrinkage it is the identity
-    moves = {"factor": 0.0, "shrinkage": LIMITS["shrinkage"][0]}
+    # without tails and nearly without shrinkage and process it is the identity
+    moves = {"factor": 0.0, "shrinkage": LIMITS["shrinkage"][0]} | (
+        {"outside": LIMITS["outside"][0]} if process else {}
+    )
     prior = sum(0.5 * ((x - PRIOR[name][0]) / PRIOR[name][1]) ** 2 for name, x in moves.items())
-    shift = 1e-4 * float(points.weight.sum())  # what is left of the shrinkage moves means by a few millionths
+    # what is left of the shrinkage moves means by a few millionths; what is left of the process, e^-10 of its variance
+    shift = (0.1 if process else 1e-4) * float(points.weight.sum())
     allowed = prior + shift if mixture else 0.0
     w = float(points.weight.sum())
     lpd = lambda density: float((points.weight.numpy() * density).sum()) / w
-    identity = {NETWORK: Curve.identity(q)}
-    fitted = lpd(slow_log_density(points, narrow(found, points), found.tails, found.shrinkage))
+    identity, outside = dict.fromkeys(families, Curve.identity(q)), found.outside.factor if found.outside else 0.0
+    fitted = lpd(slow_log_density(points, narrow(found, points), found.tails, found.shrinkage, outside=outside))
     assert fitted >= lpd(slow_log_density(points, identity)) - allowed / w - 1e-6
-    slow = slow_log_density(points, found.curves, found.tails, found.shrinkage)
+    slow = slow_log_density(points, found.curves, found.tails, found.shrinkage, outside=outside)
     assert found.lpd == pytest.approx(lpd(slow), rel=1e-8)
     assert found.lpd_before == pytest.approx(lpd(slow_log_density(points, identity, alike=True)), rel=1e-8)
 
@@ -531,7 +646,7 @@ def test_the_promised_lpd_is_never_below_the_old_one_but_for_the_prior(
     n=st.integers(2, 40), size=st.sampled_from([0.0, 1e-6, 1.0, 1e6]), mixture=st.booleans(), seed=st.integers(0, 99)
 )
 def test_limits_hold_whatever_the_errors(n: int, size: float, mixture: bool, seed: int) -> None:
-    points = held_out(n, 2, 2, seed, families=(NETWORK, LINEAR))
+    points = held_out(n, 2, 2, seed, families=(NETWORK, FOURIER), outside=3.0)
     wild = replace(points, targets=points.mean[0] + size * (points.targets - points.mean[0]))
     found = fit_curves(wild, mixture=mixture)
     for curve in narrow(found, wild).values():
@@ -542,7 +657,10 @@ def test_limits_hold_whatever_the_errors(n: int, size: float, mixture: bool, see
     assert 0 <= found.tails.share <= 0.5
     assert 1 <= found.tails.factor <= np.exp(LIMITS["factor"][1]) * (1 + 1e-9)
     assert found.shrinkage.precision <= np.exp(LIMITS["shrinkage"][1]) * (1 + 1e-9)
-    assert (found.tails.share > 0) == (found.shrinkage.precision > 0) == mixture
+    assert (found.tails.share > 0) == (found.shrinkage.precision > 0) == (found.outside is not None) == mixture
+    if found.outside is not None:
+        low, high = np.exp(LIMITS["outside"])
+        assert low * (1 - 1e-9) <= found.outside.factor <= high * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("unit", [1e-3, 1e4])
@@ -572,7 +690,7 @@ def test_weights_count_copies() -> None:
 
 
 def test_a_part_of_the_points_is_always_the_same_and_weighs_as_much() -> None:
-    points = held_out(50, 2, 3)
+    points = held_out(50, 2, 3, families=(NETWORK, FOURIER, LINEAR), outside=3.0)
     points = replace(points, kind=np.array(["random"] * 40 + ["blocked"] * 10))
     part, again = points.some(12), points.some(12)
     assert [int((part.kind == kind).sum()) for kind in ("random", "blocked")] == [12, 10]
@@ -586,6 +704,8 @@ def test_a_part_of_the_points_is_always_the_same_and_weighs_as_much() -> None:
     assert rows[-10:] == list(range(40, 50))
     assert rows[:12] != list(range(12))
     assert torch.equal(part.mean, points.mean[:, rows])
+    assert torch.equal(part.log_far, points.log_far[rows])
+    assert part.inside == points.inside
     same = points.some(40)
     assert torch.equal(same.weight, points.weight)
     assert torch.equal(same.targets, points.targets)
@@ -627,6 +747,20 @@ def test_points_of_a_network_that_failed_are_left_out(mixture: bool) -> None:
     expected = fit_curves(points[np.arange(14, 50)], mixture=mixture)
     np.testing.assert_array_equal(moved(found), moved(expected))
     assert len(found.points.cost) == len(found.points.kind) == 36
+    assert found.lpd == expected.lpd
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_where_the_process_failed_says_nothing_of_what_is_inside(bad: float) -> None:
+    points = held_out(50, 1, 2, families=(NETWORK, FOURIER), outside=3.0)
+    cost = points.cost.clone()
+    cost[1, 0] = bad
+    points, rest = replace(points, cost=cost), np.arange(1, 50)
+    found, expected = points.beside_process(), points[rest].beside_process()
+    assert found.inside == expected.inside
+    assert torch.equal(found[rest].log_far, expected.log_far)
+    found, expected = fit_curves(found, mixture=True), fit_curves(expected, mixture=True)
+    np.testing.assert_array_equal(moved(found), moved(expected))
     assert found.lpd == expected.lpd
 
 
@@ -774,7 +908,8 @@ def test_members_of_a_family_keep_their_places_in_sets_of_points() -> None:
     """Families of the same prior precision differ by their kind, those of the same kind by their prior precision."""
     families = (NETWORK, LINEAR, WEAK, NETWORK)
     a, b = held_out(5, 2, 4, seed=1, families=families, correlated=True), held_out(4, 2, 4, seed=2, families=families)
-    assert HeldOutPoints.joined([replace(a, correlation=None), b]).families == families
+    a = replace(a, log_far=torch.arange(5.0).double(), inside=0.5)
+    assert HeldOutPoints.joined([replace(a, correlation=None, log_far=None), b]).families == families
     assert HeldOutPoints.stacked([a, replace(a, families=families[::-1])]).families == families + families[::-1]
     assert a[np.arange(2)].families == a.usable().families == a.some(1).families == families
     for family, places in ((NETWORK, [0, 3]), (LINEAR, [1]), (WEAK, [2])):
@@ -783,6 +918,46 @@ def test_members_of_a_family_keep_their_places_in_sets_of_points() -> None:
         for name in ("mean", "cost", "noise_var", "correlation"):
             assert torch.equal(getattr(own, name), getattr(a, name)[places])
         assert torch.equal(own.targets, a.targets)
+        assert torch.equal(own.log_far, a.log_far)
+        assert own.inside == a.inside
+
+
+@pytest.mark.parametrize("families", [(FOURIER,), (NETWORK, FOURIER, LINEAR), (FOURIER, NETWORK, ADDITIVE, FOURIER)])
+def test_the_process_says_how_far_outside_the_data_points_are(families: tuple[Family, ...]) -> None:
+    """Its mean cost beyond the largest of points held out without their neighbours, in units of its noise."""
+    rng = np.random.default_rng(0)
+    points = held_out(40, 2, len(families), families=families)
+    assert points.log_far is None
+    noise_var = torch.from_numpy(rng.uniform(0.5, 2, points.noise_var.shape))  # of another fold at every point
+    kind = np.array(["random", "blocked", "given", "shell"])[np.arange(40) % 4]
+    own = [i for i, family in enumerate(families) if family == FOURIER]
+    cost = points.cost.clone()
+    cost[own] *= torch.from_numpy(np.where(np.arange(40) % 2, 100.0, 1.0))
+    points = replace(points, noise_var=noise_var, cost=cost, kind=kind)
+    beside = points.beside_process()
+    far, inside = slow_far(cost.numpy(), noise_var.numpy(), kind, families)
+    assert beside.single.tolist() == [True, False] * 20
+    assert beside.inside == pytest.approx(inside, rel=1e-12)
+    assert 5 <= (far > 0).sum() <= 15
+    assert not (far > 0)[beside.single].any()
+    found = np.exp(beside.log_far.numpy())
+    np.testing.assert_allclose(found[far > 0], far[far > 0], rtol=1e-12)
+    assert (found[far == 0] < 1e-100).all()
+    assert torch.equal(beside.cost, points.cost)
+
+
+def test_where_all_points_were_held_out_in_regions_all_are_inside() -> None:
+    points = held_out(12, 1, 2, families=(NETWORK, FOURIER))
+    beside = replace(points, kind=np.array(["blocked", "shell"] * 6)).beside_process()
+    assert beside.inside == float(points.cost[1].max())
+    assert (beside.log_far < -200).all()
+
+
+def test_without_a_process_or_points_nothing_is_outside() -> None:
+    points = held_out(4, 1, 2, families=(NETWORK, LINEAR))
+    assert points.beside_process() is points
+    none = held_out(4, 1, 1, families=(FOURIER,))[np.arange(0)]
+    assert none.beside_process().log_far is None
 
 
 # --- splits
@@ -826,6 +1001,26 @@ def test_blocks_hold_neighbours_out_together(copies: int) -> None:
     for split in blocked_splits(X, groups, 5):
         low, high = X[split.held].min(), X[split.held].max()
         assert not ((X[split.train] >= low) & (X[split.train] <= high)).any()
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_shells_hold_out_what_lies_farthest_from_the_middle(copies: int) -> None:
+    """Whatever the units of the inputs, and beside one that never changes."""
+    rng = np.random.default_rng(0)
+    groups = rng.permutation(np.repeat(np.arange(50), copies))
+    Z = rng.normal(size=(50, 2))[groups]
+    splits = shell_splits(np.c_[Z * [1e3, 1.0] + 7, np.ones(len(Z))], groups)
+    assert [split.n_groups for split in splits] == [20, 30, 40]
+    for split in splits:
+        assert split.kind == "shell"
+        assert sorted([*split.train, *split.held]) == list(range(50 * copies))
+        assert not set(groups[split.train]) & set(groups[split.held])
+        away = (((Z - Z.mean(0)) / Z.std(0)) ** 2).sum(1)
+        assert away[split.train].max() < away[split.held].min()
+
+
+def test_of_few_rows_shells_leave_two() -> None:
+    assert [list(split.train) for split in shell_splits(np.array([[-9.0], [1.0], [0.0]]), np.arange(3))] == [[1, 2]] * 3
 
 
 def test_given_splits_are_the_splitters_own() -> None:

@@ -1,7 +1,8 @@
 """Networks that leave rows out: they never see them, what they say of them is aligned, and members stay as they were
-judged unless rows are many."""
+judged unless rows are many; the process is one member, of all rows."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,21 +16,23 @@ from torch import nn
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.calibration import HeldOutPoints, fit_curves
 from lastlayer.ensemble.crossfit import CrossFit
-from lastlayer.ensemble.splits import Folds, Split, blocked_splits, folds_for, random_splits
+from lastlayer.ensemble.splits import SHELLS, Folds, Split, blocked_splits, folds_for, random_splits, shell_splits
 from lastlayer.ensemble.trainer import FitTask, Trainer
 from lastlayer.features import MLP, affine_features
-from lastlayer.networks.mlp import Architecture
+from lastlayer.networks.architecture import Architecture
 from lastlayer.posterior import Posterior
 from lastlayer.predictor.module import Member
 from lastlayer.settings import FAST_PRECISIONS, PRIOR_PRECISIONS, DataShape, Settings, resolve
 from lastlayer.statistics import Statistics
 from lastlayer.training import Data, last_layer, last_layers
-from lastlayer.types import FOURIER, LINEAR, NETWORK, NO_NOISE_PRIOR, WEAK_NOISE_PRIOR, Family
+from lastlayer.types import ADDITIVE, FOURIER, LINEAR, NETWORK, NO_NOISE_PRIOR, WEAK_NOISE_PRIOR, Family
 
 M = 40
 MANY = 200
 """Rows enough for the few features of these networks: members learn the rows that they were judged on."""
 NETWORKS = tuple(Family("network", precision) for precision in PRIOR_PRECISIONS)
+ENCODED = tuple(replace(family, encoding="piecewise") for family in NETWORKS)
+EVERY = (*NETWORKS, *ENCODED, LINEAR, ADDITIVE, FOURIER)
 
 
 @pytest.fixture
@@ -101,7 +104,8 @@ def same_layer(member: Member, by_hand: Posterior, data: Data) -> None:
 
 
 def weights(network: nn.Module) -> list[torch.Tensor]:
-    return [p.detach() for p in network.parameters()]
+    """Everything that a network consists of: the bins of encoded inputs and the scale of those passed on too."""
+    return list(network.state_dict().values())
 
 
 def equal(a: nn.Module, b: nn.Module) -> bool:
@@ -112,11 +116,11 @@ def equal(a: nn.Module, b: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("m", [M, MANY])
-@pytest.mark.parametrize("together", [True, False])
-def test_a_network_never_sees_the_rows_it_leaves_out(together, m):
-    """Poison in the held-out rows reaches every network but the one that left them out."""
+@pytest.mark.parametrize("options", [{}, {"batch_size": 16}, {"early_stopping": True}], ids=str)
+def test_a_network_never_sees_the_rows_it_leaves_out(options, m):
+    """Poison in the held-out rows reaches every network but the one that left them out: networks that are trained
+    together, on mini-batches too, and one after the other, each on some of its rows."""
     data, splits = table(m), partitions(4, 1, m)
-    options = {} if together else {"early_stopping": True}  # one after the other, each on some of its rows
     plain, poisoned = (
         crossfit(d, **options).selected_prior(Folds(splits, [])) for d in (data, poison(data, splits[0][1].held))
     )
@@ -140,17 +144,31 @@ def poison(data: Data, rows: np.ndarray) -> Data:
     return Data(X, T, data.weight)
 
 
-def test_lengths_of_fourier_features_never_see_the_rows_left_out(data):
+@pytest.mark.parametrize("family", [FOURIER, ADDITIVE, ENCODED[1]], ids=str)
+def test_lengths_and_bins_never_see_the_rows_left_out(data, family):
     (splits,) = partitions(4, 1)
     plain, poisoned = (
-        crossfit(d, FOURIER, ensemble="mixture").mixture(splits) for d in (data, poison(data, splits[1].held))
+        crossfit(d, family, ensemble="mixture").mixture(splits) for d in (data, poison(data, splits[1].held))
     )
-    for i, (a, b) in enumerate(zip(plain.members, poisoned.members, strict=True)):
+    for i, (a, b) in enumerate(zip(plain.folds, poisoned.folds, strict=True)):
         assert equal(a.network, b.network) == (i == 1)
-    Phi = features(plain.members[1].network, data.X)
-    a, b = (ensemble.members[1].layer.posterior for ensemble in (plain, poisoned))
+    Phi = features(plain.folds[1].network, data.X)
+    a, b = (ensemble.folds[1].layer.posterior for ensemble in (plain, poisoned))
     assert torch.equal(a.mean(Phi), b.mean(Phi))
     assert torch.equal(a.variance_ratio(Phi), b.variance_ratio(Phi))
+
+
+def test_the_process_is_one_member_of_every_row(data):
+    """Its networks that leave rows out are for calibration alone."""
+    (splits,) = partitions(4, 1)
+    ensemble = crossfit(data, FOURIER, LINEAR, ensemble="mixture").mixture(splits)
+    assert [member.family for member in ensemble.members] == [LINEAR] * 4 + [FOURIER]
+    assert [t.task.family for t in ensemble.folds] == [FOURIER] * 4 + [LINEAR] * 4
+    process = ensemble.members[-1]
+    assert not any(equal(process.network, t.network) for t in ensemble.folds[:4])
+    assert not process.unseen.has(data).any()
+    layers = last_layers([moments(process.network, data, np.arange(M))], noise_prior=WEAK_NOISE_PRIOR)
+    same_layer(process, layers[0].posterior, data)
 
 
 def test_as_one_batch_or_one_by_one_the_networks_are_the_same(data):
@@ -162,7 +180,7 @@ def test_as_one_batch_or_one_by_one_the_networks_are_the_same(data):
             torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)  # in a stack, in float32
 
 
-@pytest.mark.parametrize("family", [NETWORKS[1], FOURIER], ids=str)
+@pytest.mark.parametrize("family", [NETWORKS[1], ENCODED[1], FOURIER], ids=str)
 def test_on_several_cores_the_networks_are_the_same(data, monkeypatch, family):
     (splits,) = partitions(8, 1)
     monkeypatch.setattr("lastlayer.ensemble.trainer.ROWS_PER_CORE", 1)
@@ -174,7 +192,8 @@ def test_on_several_cores_the_networks_are_the_same(data, monkeypatch, family):
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
-    for a, b in zip(one.members, three.members, strict=True):
+    assert len(one.folds) == 8
+    for a, b in zip(one.folds, three.folds, strict=True):
         for x, y in zip(weights(a.network), weights(b.network), strict=True):
             torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)  # in other stacks, in float32
 
@@ -194,7 +213,7 @@ def test_held_out_points_of_several_partitions_meet_row_by_row(data, noise):
     for offset in (0, M):
         assert torch.equal(points.targets[offset : offset + M], data.T)
         assert torch.equal(points.inputs[offset : offset + M], data.X)
-        counts = 0.3 if offset else 1.0  # points of a block err together
+        counts = 0.1 if offset else 1.0  # points of a block err together
         assert torch.equal(points.weight[offset : offset + M], counts * data.weight)
     seen = np.zeros((2, 2 * M), dtype=int)
     for t in ensemble.folds:
@@ -211,6 +230,40 @@ def test_held_out_points_of_several_partitions_meet_row_by_row(data, noise):
         seen[at] += 1
     assert (seen == 1).all()
     assert (points.correlation is None) == (noise == "diagonal")
+
+
+def test_rows_that_several_shells_hold_out_are_points_of_each(data):
+    shells = shell_splits(data.X.numpy(), np.arange(M))
+    fit = crossfit(data, n_members=4)
+    ensemble = fit.selected_prior(Folds([[*partitions(4, 1)[0], *shells]], []))
+    points = fit.held_out(ensemble.folds)
+    by_row = [(row, t) for row in range(M) for t in ensemble.folds[4:] if row in t.task.split.held]
+    assert len(by_row) == sum(len(split.held) for split in shells) > M
+    assert points.kind.tolist() == ["random"] * M + ["shell"] * len(by_row)
+    assert points.single.tolist() == [True] * M + [False] * len(by_row)
+    rows = torch.tensor([row for row, _ in by_row])
+    assert torch.equal(points.targets[M:], data.T[rows])
+    assert torch.equal(points.weight[M:], 0.1 * data.weight[rows])  # points of a shell err together
+    said = [t.layer.posterior.predict(features(t.network, data.X[row : row + 1])) for row, t in by_row]
+    close(points.mean[0, M:], torch.cat([each.mean for each in said]))
+    close(points.cost[0, M:], torch.cat([each.variance_ratio for each in said]))
+
+
+@pytest.mark.parametrize("crossed", [True, False])
+def test_points_know_how_far_outside_the_data_the_process_sees_them(data, crossed):
+    """Beyond its largest cost at points held out alone, where there are such."""
+    splits = [*(partitions(4, 1)[0] if crossed else []), *blocks(data, 3), *shell_splits(data.X.numpy(), np.arange(M))]
+    fit = crossfit(data, LINEAR, FOURIER, ensemble="mixture")
+    points = fit.held_out(fit.mixture(splits).folds)
+    cost, noise = points.cost[1].numpy(), points.noise_var[1].numpy()
+    inside = max(v for v, kind in zip(cost, points.kind, strict=True) if kind == "random" or not crossed)
+    assert points.inside == inside
+    far = [math.sqrt(math.prod(own)) * max(0.0, v - inside) for own, v in zip(noise, cost, strict=True)]
+    # where it sees none, the logarithm of zero is that of a tiny number
+    torch.testing.assert_close(points.log_far.exp(), torch.tensor(far, dtype=torch.float64), rtol=1e-9, atol=1e-100)
+    assert any(far) == crossed
+    without = crossfit(data, LINEAR, ensemble="mixture")
+    assert without.held_out(without.mixture(splits).folds).log_far is None
 
 
 def test_rows_that_a_splitter_never_holds_out_are_no_points(data):
@@ -376,21 +429,22 @@ def test_a_prior_precision_whose_networks_fail_is_not_chosen(data):
 
 @pytest.mark.parametrize("crossed", [True, False])
 def test_a_mixture_has_members_of_every_family_and_its_networks_are_trained_as_one_batch(data, crossed):
-    families = [Family("network", 0.3), Family("network", 30.0), FOURIER, LINEAR]
+    families = [Family("network", 0.3), Family("network", 30.0), ENCODED[1], FOURIER, LINEAR, ADDITIVE]
     random = partitions(3, 1)[0] if crossed else []
     splits = [*random, *blocks(data, 2)]
     fit = crossfit(data, *families, n_members=2, ensemble="mixture")
     ensemble = fit.run(Folds([splits], splits))
     each = 3 if crossed else 2
-    assert [member.family for member in ensemble.members] == [s for s in families for _ in range(each)]
+    of = lambda ensemble, family: [member for member in ensemble.members if member.family == family]
+    assert Counter(member.family for member in ensemble.members) == {s: 1 if s == FOURIER else each for s in families}
     assert len(fit.trainer.tasks) == 1
-    for i, family in enumerate(families[:3]):
+    for family in families:
         alone = crossfit(data, family, n_members=each, ensemble="mixture").run(Folds([splits], []))
-        for a, b in zip(alone.members, ensemble.members[i * each :], strict=False):
+        for a, b in zip(of(alone, family), of(ensemble, family), strict=True):
             for x, y in zip(weights(a.network), weights(b.network), strict=True):
                 torch.testing.assert_close(x, y, rtol=1e-8, atol=1e-8)
-    # the last family is a linear regression on the inputs, by all rows: they are many for one feature
-    last = ensemble.members[-1]
+    # one family is a linear regression on the inputs, by all rows: they are many for one feature
+    last = of(ensemble, LINEAR)[-1]
     Phi = torch.cat([data.X, torch.ones(M, 1, dtype=torch.float64)], 1)
     close(features(last.network, data.X), Phi)
     ridge = torch.diag(torch.tensor([math.exp(-last.layer.posterior.log_alpha), 0.0], dtype=torch.float64))
@@ -399,7 +453,7 @@ def test_a_mixture_has_members_of_every_family_and_its_networks_are_trained_as_o
     # at every point the networks of all families that left it out
     points = fit.held_out(ensemble.folds)
     assert points.families == tuple(families)
-    assert points.mean.shape == (4, (2 if crossed else 1) * M, 2)
+    assert points.mean.shape == (6, (2 if crossed else 1) * M, 2)
     for i, family in enumerate(families):
         own = fit.held_out([t for t in ensemble.folds if t.task.family == family])
         assert torch.equal(points.mean[i], own.mean[0])
@@ -462,6 +516,32 @@ def test_a_block_is_made_of_neighbours_whatever_group_they_are_in():
     ]
 
 
+@pytest.mark.parametrize("share", SHELLS)
+def test_a_shell_is_what_lies_farthest_from_the_middle(share):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(30, 3)) * [1.0, 1e3, 1e-3] + [0.0, 1e5, 1.0]
+    (split,) = shell_splits(X, np.arange(30), [share])
+    distance = [sum(((x - c.mean()) / c.std()) ** 2 for x, c in zip(row, X.T, strict=True)) for row in X]
+    nearest = sorted(range(30), key=distance.__getitem__)
+    assert split.train.tolist() == sorted(nearest[: round(30 * share)])
+    assert split.held.tolist() == sorted(nearest[round(30 * share) :])
+    assert (split.kind, split.n_groups) == ("shell", len(split.train))
+
+
+def test_shells_keep_groups_together_and_leave_two_of_them(data):
+    groups = np.random.default_rng(1).permutation(np.arange(M) // 3)
+    shells = shell_splits(data.X.numpy(), groups)
+    assert len(shells) == 3
+    for split, share in zip(shells, SHELLS, strict=True):
+        assert sorted([*split.train, *split.held]) == list(range(M))
+        assert not set(groups[split.train]) & set(groups[split.held])
+        assert split.n_groups == len(set(groups[split.train])) == round(14 * share)
+    for outer, inner in zip(shells[1:], shells, strict=False):
+        assert set(outer.held) < set(inner.held)
+    still = np.stack([np.arange(5.0), np.ones(5)], 1)  # a column that does not move
+    assert [split.train.tolist() for split in shell_splits(still, np.arange(5))] == [[1, 2], [1, 2, 3], [0, 1, 2, 3]]
+
+
 def test_folds_keep_copies_together_unless_a_splitter_is_given(data):
     copies, X = np.arange(M) // 2, data.X.numpy()
     for options in ({}, {"n_members": 10}, {"calibration": "alpha"}, {"backbone": nn.Linear(1, 3)}):
@@ -497,17 +577,17 @@ def kinds(splits: list[Split]) -> str:
 def test_what_auto_means():
     mixed, folds = plan(250)
     assert (mixed.ensemble, mixed.n_members, mixed.calibration) == ("mixture", 5, "random and blocked folds")
-    assert mixed.families == (*NETWORKS, LINEAR, FOURIER)
-    assert [kinds(p) for p in folds.partitions] == ["rrrrrbbbbb"]
+    assert mixed.families == EVERY
+    assert [kinds(p) for p in folds.partitions] == ["rrrrrbbbbbsss"]
     assert plan(40, input_skip=False)[0].families == (*NETWORKS, FOURIER)
     given, folds = plan(40, calibration=KFold(3))
     assert (given.ensemble, given.calibration, kinds(folds.partitions[0])) == ("mixture", "given folds", "ggg")
     ten, folds = plan(40, n_members=10)
     assert (ten.ensemble, ten.n_members, ten.families) == ("selected prior", 10, NETWORKS)
     assert kinds(folds.trials) == "rrrrr"
-    assert [kinds(p) for p in folds.partitions] == ["rrrrrbbbbb"] * 2
+    assert [kinds(p) for p in folds.partitions] == ["rrrrrbbbbbsss"] * 2
     assert (plan(40, hidden_prior=1.0)[0].n_members, plan(5001, hidden_prior=1.0)[0].n_members) == (10, 5)
-    assert [kinds(p) for p in plan(5001, hidden_prior=1.0)[1].partitions] == ["rrrrrbbbbb"]
+    assert [kinds(p) for p in plan(5001, hidden_prior=1.0)[1].partitions] == ["rrrrrbbbbbsss"]
     bare, folds = plan(40, preset="evidence")
     assert (bare.n_members, bare.families, bare.calibration, folds.partitions) == (1, (NETWORK,), None, [])
     own, folds = plan(40, backbone=nn.Linear(2, 3))
@@ -518,22 +598,36 @@ def test_what_auto_means():
     _, folds = plan(40, calibration="alpha", n_members=3)
     assert [kinds(p) for p in folds.partitions] == ["bbbbb"]
     nothing, folds = plan(40, calibration=None)
-    assert (folds.partitions, len(nothing.families), kinds(folds.trials)) == ([], 4, "rrrrr")
+    assert (folds.partitions, nothing.families, kinds(folds.trials)) == ([], NETWORKS, "rrrrr")
     one, folds = plan(40, calibration=None, hidden_prior=2.0)
     assert (folds.partitions, one.families, folds.trials) == ([], (Family("network", 2.0),), [])
-    assert [kinds(p) for p in plan(40, n_members=6)[1].partitions] == ["rrrrrbbbbb"] * 2
+    assert [kinds(p) for p in plan(40, n_members=6)[1].partitions] == ["rrrrrbbbbbsss"] * 2
     images = plan(40, 1, 4, 4, backbone=lambda: nn.Flatten(), n_members=2)[1]
     assert [kinds(p) for p in images.partitions] == ["rrrrr"]
+
+
+def test_which_families_see_encoded_inputs():
+    assert plan(40, encoding="raw")[0].families == (*NETWORKS, LINEAR, FOURIER)
+    assert plan(40, encoding="piecewise")[0].families == (*ENCODED, ADDITIVE, FOURIER)
+    assert [plan(40, d)[0].families for d in (100, 101)] == [EVERY, (*NETWORKS, LINEAR, FOURIER)]
+    assert plan(40, 101, encoding="piecewise")[0].families == (*ENCODED, ADDITIVE, FOURIER)
+    assert plan(40, n_members=3)[0].families == NETWORKS
+    assert plan(40, n_members=3, encoding="piecewise")[0].families == ENCODED
+    one = plan(40, hidden_prior=2.0, encoding="piecewise")[0]
+    assert one.families == (Family("network", 2.0, "piecewise"),)
+    assert plan(40, preset="evidence")[0].families == (NETWORK,)
+    assert plan(40, preset="evidence", encoding="piecewise")[0].families == (replace(NETWORK, encoding="piecewise"),)
 
 
 def test_below_twenty_rows_no_network_is_trained_and_each_row_is_held_out_alone():
     few, folds = plan(19)
     assert (few.ensemble, few.n_members, few.families) == ("mixture", 19, (LINEAR, FOURIER))
-    assert [kinds(p) for p in folds.partitions] == ["r" * 19 + "bbbbb"]
+    assert [kinds(p) for p in folds.partitions] == ["r" * 19 + "bbbbbsss"]
     assert sorted(split.held.tolist() for split in folds.partitions[0][:19]) == [[i] for i in range(19)]
     assert plan(19, input_skip=False)[0].families == (LINEAR, FOURIER)
-    assert plan(20)[0].families == (*NETWORKS, LINEAR, FOURIER)
-    assert [kinds(p) for p in plan(5)[1].partitions] == ["rrrrrbb"]  # a block has two rows at least
+    assert plan(19, encoding="piecewise")[0].families == (LINEAR, FOURIER)
+    assert plan(20)[0].families == EVERY
+    assert [kinds(p) for p in plan(5)[1].partitions] == ["rrrrrbbsss"]  # a block has two rows at least
     none, folds = plan(4)
     assert (none.n_members, none.families, none.calibration, folds.partitions) == (10, (NETWORK,), None, [])
 
@@ -541,7 +635,7 @@ def test_below_twenty_rows_no_network_is_trained_and_each_row_is_held_out_alone(
 def test_the_fewer_the_rows_the_more_folds_a_mixture_has():
     rows = (20, 99, 100, 249, 250, 10_000)
     assert [plan(m)[0].n_members for m in rows] == [20, 20, 10, 10, 5, 5]
-    assert [kinds(plan(m)[1].partitions[0]) for m in (99, 249)] == ["r" * 20 + "bbbbb", "r" * 10 + "bbbbb"]
+    assert [kinds(plan(m)[1].partitions[0]) for m in (99, 249)] == ["r" * 20 + "bbbbbsss", "r" * 10 + "bbbbbsss"]
     assert [plan(m, preset="fast")[0].n_members for m in (19, *rows)] == [19] + [5] * 6
     # copies count as one, but many of them are as long to train on as other rows
     assert [plan(m, n_groups=99)[0].n_members for m in (249, 250)] == [20, 10]
@@ -549,15 +643,16 @@ def test_the_fewer_the_rows_the_more_folds_a_mixture_has():
 
 
 def test_processes_are_for_tables_that_are_not_large():
-    assert plan(5000)[0].families == (*NETWORKS, LINEAR, FOURIER)
-    assert plan(5001)[0].families == (*NETWORKS, LINEAR)
-    assert plan(5001, n_groups=5000)[0].families == (*NETWORKS, LINEAR, FOURIER)
+    assert plan(5000)[0].families == EVERY
+    assert plan(5001)[0].families == EVERY[:-1]
+    assert plan(5001, n_groups=5000)[0].families == EVERY
 
 
 def test_fast_has_one_prior_precision_and_fewer_steps():
     (precision,) = FAST_PRECISIONS
     fast, full = plan(300, preset="fast")[0], plan(300)[0]
-    assert fast.families == (Family("network", precision), LINEAR, FOURIER)
+    own = Family("network", precision)
+    assert fast.families == (own, replace(own, encoding="piecewise"), LINEAR, ADDITIVE, FOURIER)
     assert fast == replace(full, families=fast.families, max_epochs=100)
     assert [plan(m, preset="fast")[0].max_epochs for m in (5001, 1_000_000)] == [33, 4]  # 160 steps, or 4 passes
     assert plan(300, preset="fast", n_members=10)[0].families == NETWORKS  # of which the best is taken

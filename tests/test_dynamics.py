@@ -280,14 +280,15 @@ def test_uncalibrated_draws_are_of_the_posterior_as_it_stands():
     np.testing.assert_allclose(drawn.std[0, 0], p.std[0], rtol=0.1)
 
 
-@pytest.mark.parametrize("name", ["mixture", "mixture of prior precisions", "full noise", "noise by input"])
+@pytest.mark.parametrize("name", ["mixture", "all families", "full noise", "noise by input"])
 def test_the_first_step_of_sampled_weights_is_the_prediction(name):
     X, Y = sine(60, q=2, d=2)
     words = {"hidden": (6,), "max_epochs": 40, "random_state": 0, "hidden_prior": 0.3, "n_members": 3}
-    if name == "mixture of prior precisions":  # one of which has no hidden layer at all
-        words |= {"hidden_prior": "auto", "n_members": "auto", "max_epochs": 10}
+    if name == "all families":  # without a hidden layer, encoded, or a process: its variance is that of all outside
+        words |= {"preset": "fast", "hidden_prior": "auto", "n_members": "auto", "max_epochs": 10}
     noise = {"full noise": "full", "noise by input": "input"}.get(name, "diagonal")
     regressor = BLLRegressor(**words, noise=noise).fit(X, Y)
+    assert (regressor.calibration_.outside is not None) == (name == "all families")
     points = np.array([[0.0, 0.0], [4.0, -1.0]])
     p = regressor.predictive(points)
     joint = regressor.joint(points).cov()

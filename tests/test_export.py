@@ -15,10 +15,12 @@ from lastlayer.export import export_bundle, reader, to_arrays
 from lastlayer.export.bundle import Bundle
 from lastlayer.features import ACTIVATIONS
 from lastlayer.tables import TableModel, read
+from lastlayer.types import FOURIER
 
 ROOT = Path(__file__).parents[1]
 PUMP, NEW = ROOT / "examples" / "pump.csv", ROOT / "examples" / "pump_new.csv"
 CALIBRATED = {"hidden": (5, 4), "max_epochs": 15, "n_members": 3, "hidden_prior": 1.0, "random_state": 0}
+FAMILIES = {"hidden": (4,), "max_epochs": 10, "preset": "fast", "random_state": 0}
 FAST = {"hidden": (6,), "max_epochs": 10, "preset": "evidence", "random_state": 0}
 
 
@@ -48,6 +50,7 @@ def agree(model: BLLRegressor, path: Path, X: np.ndarray) -> None:
         FAST,
         CALIBRATED,
         CALIBRATED | {"n_members": "auto", "hidden_prior": "auto"},
+        CALIBRATED | {"encoding": "piecewise"},
         CALIBRATED | {"noise": "full"},
         CALIBRATED | {"noise": "input"},
         CALIBRATED | {"calibration": None},
@@ -55,6 +58,7 @@ def agree(model: BLLRegressor, path: Path, X: np.ndarray) -> None:
         FAST | {"bias_prior": "shared"},
         FAST | {"input_skip": False},
         FAST | {"hidden": ()},
+        FAST | {"encoding": "piecewise"},
     ],
     ids=str,
 )
@@ -71,7 +75,7 @@ def test_every_activation_is_the_same(tmp_path, activation):
     agree(model, tmp_path / "m.npz", np.concatenate([X, 40 * X]))
 
 
-@pytest.mark.parametrize("words", [FAST, CALIBRATED], ids=["fast", "calibrated"])
+@pytest.mark.parametrize("words", [FAST, CALIBRATED, FAMILIES], ids=["fast", "calibrated", "families"])
 def test_it_agrees_after_alpha_was_tuned_and_rows_were_added(tmp_path, words):
     X, y = data()
     model = BLLRegressor(**words).fit(X[:40], y[:40]).tune_alpha(X[40:], y[40:])
@@ -153,7 +157,9 @@ def test_the_exported_module_imports_python_and_numpy_alone(exported):
     assert {name.split(".")[0] for name in found} - set(sys.stdlib_module_names) == {"numpy"}
 
 
-@pytest.mark.parametrize("words", [CALIBRATED, CALIBRATED | {"noise": "input"}, FAST], ids=["mixture", "input", "fast"])
+@pytest.mark.parametrize(
+    "words", [CALIBRATED, CALIBRATED | {"noise": "input"}, FAMILIES, FAST], ids=["mixture", "input", "families", "fast"]
+)
 def test_a_file_of_its_own_says_what_the_model_says(tmp_path, words):
     """Without columns, by an interpreter that finds neither the package nor torch."""
     (X, y), far = data(), 3 * data()[0]
@@ -174,6 +180,21 @@ def test_a_file_of_its_own_says_what_the_model_says(tmp_path, words):
 def test_no_array_needs_a_pickle(exported):
     with np.load(exported[1] / "model.npz", allow_pickle=False) as file:
         assert all(file[name].dtype.kind in "fU" for name in file.files)
+
+
+def test_a_mixture_of_families_is_exported_with_bins_and_process(tmp_path):
+    """Numbers, whole ones for the order of members and the inputs of bins, and a text: no pickle is needed."""
+    model = BLLRegressor(**FAMILIES).fit(*data())
+    np.savez(tmp_path / "m.npz", allow_pickle=False, **to_arrays(model))
+    with np.load(tmp_path / "m.npz", allow_pickle=False) as file:
+        whole = {name for name in file.files if file[name].dtype.kind == "i"}
+        assert all(file[name].dtype.kind in "fU" for name in set(file.files) - whole)
+        assert {"bins.column"} <= {name.split(".", 1)[1] for name in whole} <= {"order", "bins.column"}
+        about, outside = json.loads(str(file["about"])), float(file["outside.inside"])
+    families = [member.family for member in model.fitted_.members]
+    assert {str(family) for family in families} >= {"piecewise network 0.3", "piecewise linear", "fourier"}
+    assert about["process"] == families.index(FOURIER)
+    assert outside == model.calibration_.outside.inside
 
 
 def test_strange_rows_are_refused(exported):

@@ -14,12 +14,15 @@ from lastlayer.export import to_arrays
 from lastlayer.export.bundle import Bundle
 from lastlayer.features import ACTIVATIONS
 from lastlayer.integrations import to_casadi
+from lastlayer.types import ADDITIVE, FOURIER
 
 RTOL = 1e-9
 SMALL = {"hidden": (5, 4), "max_epochs": 25, "random_state": 0}
 THREE = {**SMALL, "n_members": 3, "hidden_prior": 0.3}
 KINDS = {
     "default mixture": lambda: BLLRegressor(**SMALL | {"hidden": (4,), "max_epochs": 10}),
+    "default mixture, tuned alpha": None,  # the same fit, see `fitted`
+    "encoded inputs": lambda: BLLRegressor(**THREE, encoding="piecewise"),
     "noise by input": lambda: BLLRegressor(**THREE, noise="input"),
     "full noise": lambda: BLLRegressor(**THREE, noise="full"),
     "tuned alpha": lambda: BLLRegressor(**THREE),
@@ -35,6 +38,8 @@ def fitted(kind):
     X, y = data()
     if kind in ACTIVATIONS:
         return BLLRegressor(**SMALL | {"max_epochs": 3}, preset="evidence", activation=kind).fit(X, y)
+    if kind == "default mixture, tuned alpha":
+        return fitted("default mixture").tune_alpha(far(X, 60), y)
     model = KINDS[kind]().fit(X, y)
     if kind == "another alpha":  # a tuned one may be infinite
         return model.at_alpha(math.log(model.alpha_star_) + 1.5)
@@ -46,6 +51,23 @@ def same(found, expected):
     found, expected = np.asarray(found), np.asarray(expected)
     assert found.shape == expected.shape
     assert np.all(np.abs(found - expected) <= RTOL * np.abs(expected).max(0))
+
+
+def test_the_default_mixture_has_all_kinds_of_members():
+    """What the other tests say of it, they say of encoded networks, of sums of functions and of the process: one member
+    that sees some of the points inside the data and others outside."""
+    model, X = fitted("default mixture"), far(data()[0])
+    families = [member.family for member in model.fitted_.members]
+    networks = [family for family in families if family.kind == "network"]
+    assert {family.encoding for family in networks} == {"raw", "piecewise"}
+    assert ADDITIVE in families
+    assert families.count(FOURIER) == 1
+    assert families.count(ADDITIVE) > 1
+    trusts = [curve.trust for curve in model.calibration_.curves.values()]
+    assert max(trusts) > 1.2 * min(trusts)  # families that count differently
+    i, value = families.index(FOURIER), model.fitted_
+    said = value.members[i].layer.posterior.predict(value.features(i, value.standardized(X)))
+    assert 5 < (said.variance_ratio > model.calibration_.outside.inside).sum() < 35
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *ACTIVATIONS])
@@ -86,12 +108,17 @@ def test_the_formula_by_hand(kind):
     """From posteriors and calibration, member by member and point by point; nothing of the formula is called."""
     model, X = fitted(kind), far(data()[0])
     value, calibration = model.fitted_, model.calibration_
-    if kind == "default mixture":  # families that count differently
-        trusts = [curve.trust for curve in calibration.curves.values()]
-        assert max(trusts) > 1.2 * min(trusts)
     Z = value.standardized(X)
     scale, centre = value.targets.scale.numpy(), value.targets.mean.numpy()
     means, epistemics, noises, trusted, costs = [], [], [], [], []
+    families = [member.family for member in value.members]
+    outside = None if calibration is None else calibration.outside
+    assert (outside is not None) == ("default mixture" in kind)
+    if outside is not None:  # how far the process, at its own alpha, sees the points outside the data
+        process = value.members[families.index(FOURIER)].layer.posterior
+        said = process.predict(value.features(families.index(FOURIER), Z))
+        process_noise = np.sqrt(np.prod(said.noise_cov.diagonal().numpy() * scale**2))
+        beyond = process_noise * np.maximum(0.0, said.variance_ratio.numpy() - outside.inside)
     for i, (member, log_alpha) in enumerate(zip(value.members, value.log_alphas, strict=True)):
         posterior, Phi = member.layer.posterior, value.features(i, Z)
         said = posterior.predict(Phi)
@@ -102,12 +129,18 @@ def test_the_formula_by_hand(kind):
         if calibration is not None:
             curve = calibration.curves[member.family]
             a, b, power, reach, trust = curve.noise, curve.slope, curve.power, curve.reach, curve.trust
+            trust = trust / families.count(member.family)
         factor = np.ones((len(X), 2))
         if calibration is not None and calibration.head is not None:
             head = calibration.head
-            inside = np.clip(Z.numpy(), head.low.numpy(), head.high.numpy())
-            factor = np.exp(np.tanh(inside @ head.U.numpy() + head.u.numpy()) @ head.V.numpy())
-        grown = lambda v: np.where(v <= reach, v**power, reach**power * (v / reach if np.isfinite(reach) else 1.0))
+            clipped = np.clip(Z.numpy(), head.low.numpy(), head.high.numpy())
+            factor = np.exp(np.tanh(clipped @ head.U.numpy() + head.u.numpy()) @ head.V.numpy())
+        added = 0.0
+        if outside is not None:
+            own = np.exp(-2.0) if member.family == FOURIER else 1.0
+            added = outside.factor * own / np.sqrt(np.prod(noise_var * b)) * beyond
+        inside = lambda v: np.where(v <= reach, v**power, reach**power * (v / reach if np.isfinite(reach) else 1.0))
+        grown = lambda v: inside(v) + added
         noise = noise_var * a * factor
         total = noise_var * b * grown(star)[:, None] + noise
         if calibration is not None:

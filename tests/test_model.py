@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -21,10 +22,11 @@ from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.posterior import Posterior
 from lastlayer.predictor.fitted import Fitted
+from lastlayer.predictor.module import Member
 from lastlayer.settings import PRIOR_PRECISIONS
 from lastlayer.statistics import Statistics
 from lastlayer.training import StackedNetworks
-from lastlayer.types import FOURIER, LINEAR, Family
+from lastlayer.types import ADDITIVE, FOURIER, LINEAR, Family
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
 
@@ -81,11 +83,34 @@ def noisy() -> BLLRegressor:
 
 @pytest.fixture(scope="module")
 def mixed() -> BLLRegressor:
-    """Two outputs, members of every kind: networks, linear and Fourier ones."""
+    """Two outputs, members of every kind: networks and linear ones, raw and encoded, and the process."""
     return quick(preset="fast", n_members="auto", hidden_prior="auto", hidden=(4,), max_epochs=10).fit(*sine(q=2))
 
 
 MIXTURES = ["one", "two", "plain", "noisy", "mixed"]
+
+
+def affine(member: Member, Z: np.ndarray) -> torch.Tensor:
+    """Affine features of standardised inputs by one member."""
+    with torch.no_grad():
+        return torch.cat([member.network(torch.from_numpy(Z)), torch.ones(len(Z), 1)], 1).double()
+
+
+def variance_outside(model: LastLayerRegressor, Z: np.ndarray) -> np.ndarray:
+    """(m,): what the process says beyond its largest variance inside, times the factor; target units."""
+    outside = None if model.calibration_ is None else model.calibration_.outside
+    if outside is None:
+        return np.zeros(len(Z))
+    (process,) = (member for member in model.members_ if member.family == FOURIER)
+    posterior, scale = process.layer.posterior, model.fitted_.targets.scale.numpy()
+    beyond = np.maximum(posterior.variance_ratio(affine(process, Z)).numpy() - outside.inside, 0.0)
+    return outside.factor * beyond * stats.gmean(np.diag(posterior.Sigma_E.numpy()) * scale**2)
+
+
+def widening(curve: Curve) -> float:
+    """Of rows learned since: a curve is worth 50, and they must miss it by more than three standard errors."""
+    unexpected = (curve.squares - curve.seen) ** 2 > 9 * 2 * curve.seen and curve.squares > curve.seen
+    return (50 + curve.squares) / (50 + curve.seen) if unexpected else 1.0
 
 
 def by_members(
@@ -95,32 +120,35 @@ def by_members(
     calibration, fitted = model.calibration_, model.fitted_
     Z = (X - fitted.inputs.mean.numpy()) / fitted.inputs.scale.numpy()
     scale, centre = fitted.targets.scale.numpy(), fitted.targets.mean.numpy()
-    weights, means, covs = [], [], []
+    families, weights, means, covs = [member.family for member in model.members_], [], [], []
+    far = variance_outside(model, Z)
     for member, log_alpha in zip(model.members_, model.log_alphas_, strict=True):
         curve = Curve.identity(len(scale)) if calibration is None else calibration.curves[member.family]
-        a = np.tile(curve.noise, (len(X), 1))
+        wide = widening(curve)
+        a, b = np.tile(wide * curve.noise, (len(X), 1)), wide * curve.slope
         if calibration is not None and calibration.head is not None:
             head = calibration.head
             inside = np.clip(Z, head.low.numpy(), head.high.numpy())
             a = a * np.exp(np.tanh(inside @ head.U.numpy() + head.u.numpy()) @ head.V.numpy())
-        posterior = member.layer.posterior
-        with torch.no_grad():
-            phi_tilde = member.network(torch.from_numpy(Z))
-        Phi = torch.cat([phi_tilde, torch.ones(len(X), 1)], 1).double()
+        posterior, Phi = member.layer.posterior, affine(member, Z)
         v = posterior.variance_ratio(Phi, log_alpha).numpy()[:, None]
         v_star = posterior.variance_ratio(Phi).numpy()[:, None]
         Sigma = posterior.Sigma_E.numpy() * np.outer(scale, scale)
-        shape = lambda v: np.where(v < curve.reach, v, curve.reach) ** curve.power * np.maximum(v / curve.reach, 1.0)
+        # as much as the process has outside the data, the same for every output in units of its own variance there
+        more = far * (math.exp(-2) if member.family == FOURIER else 1.0) / stats.gmean(np.diag(Sigma) * b)
+        inside = lambda v: np.where(v < curve.reach, v, curve.reach) ** curve.power * np.maximum(v / curve.reach, 1.0)
+        shape = lambda v: inside(v) + more[:, None]
         # the function and the noise are independent, each as correlated between the outputs as Sigma_E
-        stds = [np.sqrt(curve.slope * shape(v)), np.sqrt(noise * a)]
+        stds = [np.sqrt(b * shape(v)), np.sqrt(noise * a)]
         covs.append(sum(std[:, :, None] * Sigma * std[:, None, :] for std in stds))
-        var = np.diag(Sigma) * (a + curve.slope * shape(v_star))
+        var = np.diag(Sigma) * (a + b * shape(v_star))
         # a target known beforehand to the precision of the shrinkage, and the member's word on it, as one Gaussian
         shrinkage = 0.0 if calibration is None else calibration.shrinkage.precision
         own, before = 1 / var, shrinkage / scale**2
         mean = (Phi @ posterior.weights).numpy() * scale + centre
         means.append((own * mean + before * centre) / (own + before))
-        weights.append(curve.trust * np.exp(-2 * np.log(var).mean(1)) if calibration is not None else np.ones(len(X)))
+        trust = curve.trust / families.count(member.family)  # members of a family share it
+        weights.append(trust / stats.gmean(var, axis=1) if calibration is not None else np.ones(len(X)))
     w, mean, cov = np.stack(weights), np.stack(means), np.stack(covs)
     w = w / w.sum(0)
     tails = Tails() if calibration is None else calibration.tails
@@ -259,6 +287,23 @@ def test_draws_have_the_moments_of_the_joint_distribution(which, noise, request)
     )
 
 
+def test_outside_the_data_every_member_is_as_unsure_as_the_process(mixed):
+    calibration = mixed.calibration_
+    within = dataclasses.replace(calibration, outside=None)
+    without = mixed.with_fitted(dataclasses.replace(mixed.fitted_, calibration=within)).predictive(NEW)
+    p, c = mixed.predictive(NEW), len(mixed.members_)
+    more, inside = (p.component_epistemic_var - without.component_epistemic_var)[:c], np.array([1, 2, 3])
+    np.testing.assert_array_equal(p.component_epistemic_var[:, inside], without.component_epistemic_var[:, inside])
+    np.testing.assert_array_equal(p.mean[inside], without.mean[inside])
+    # as a mean over the outputs, the same for every member but the process
+    each = stats.gmean(more, axis=2)[:, [0, 4]]
+    others = [i for i, member in enumerate(mixed.members_) if member.family != FOURIER]
+    far = variance_outside(mixed, mixed.fitted_.standardized(NEW).numpy())[[0, 4]]
+    np.testing.assert_allclose(each[others], np.tile(far, (c - 1, 1)), rtol=1e-6)
+    (process,) = set(range(c)) - set(others)
+    np.testing.assert_allclose(each[process], math.exp(-2) * far, rtol=1e-6)
+
+
 def test_without_calibration_members_count_alike_and_the_posterior_stands(plain):
     p = plain.predictive(NEW)
     assert plain.calibration_ is None
@@ -310,18 +355,21 @@ def test_the_default_cross_fits_members_of_every_family_and_the_best_come_first(
     X, y = sine(40)
     model = BLLRegressor(hidden=(3,), max_epochs=5, random_state=0).fit(X, y)
     families = [member.family for member in model.members_]
-    networks = [Family("network", precision) for precision in PRIOR_PRECISIONS]
-    assert sorted(map(str, families)) == sorted(map(str, [*networks, LINEAR, FOURIER] * 20))
-    assert families[:20] == [model.family_] * 20
+    networks = [Family("network", p, encoding) for p in PRIOR_PRECISIONS for encoding in ("raw", "piecewise")]
+    wanted = dict.fromkeys([*networks, LINEAR, ADDITIVE], 20) | {FOURIER: 1}
+    assert Counter(families) == wanted
+    best = wanted[model.family_]
+    assert families[:best] == [model.family_] * best
     assert list(model.calibration_.curves) == list(dict.fromkeys(families))
     assert model.noise_std_ == pytest.approx(
-        np.mean([np.sqrt(m.layer.posterior.Sigma_E.numpy()[0]) for m in model.members_[:20]])
+        np.mean([np.sqrt(m.layer.posterior.Sigma_E.numpy()[0]) for m in model.members_[:best]])
         * model.fitted_.targets.scale
     )
     assert model.family_ == max(model.family_scores_, key=model.family_scores_.get)
-    assert len(model.family_scores_) == 6
+    assert model.family_scores_.keys() == wanted.keys()
     assert model.calibration_ is not None
-    assert sorted(model.calibration_.points.kind) == ["blocked"] * 40 + ["random"] * 40
+    # the outer 60, 40 and 20 per cent are shells
+    assert sorted(model.calibration_.points.kind) == ["blocked"] * 40 + ["random"] * 40 + ["shell"] * 48
     assert 0 < model.calibration_.tails.share < 0.5
     assert str(model.curve_) in str(model.calibration_)
 
@@ -335,16 +383,16 @@ def test_held_out_points_are_predicted_by_networks_that_left_them_out(one, monke
     )
     quick().fit(*sine())
     held, found = seen[0], one.calibration_
-    assert found.points.kind.tolist() == ["random"] * 60 + ["blocked"] * 60
+    assert found.points.kind.tolist() == ["random"] * 60 + ["blocked"] * 60 + ["shell"] * 72
     noise, mean, t = held.noise_var[0].numpy(), held.mean[0].numpy(), held.targets.numpy()
-    assert len(np.unique(noise)) == 10  # one network per row: of five random folds and five blocks
+    assert len(np.unique(noise)) == 13  # one network per row: of five random folds, five blocks and three shells
     var = noise * found.curve.factor(held.cost[0].numpy())
     centre = mean / var / (1 / var + found.shrinkage.precision)
     two_kinds = [
         np.log(share) + stats.norm(centre, np.sqrt(wide * var)).logpdf(t)
         for share, wide in ((1 - found.tails.share, 1.0), (found.tails.share, found.tails.factor))
     ]
-    counts = [1.0] * 60 + [0.3] * 60  # points of a block err together
+    counts = [1.0] * 60 + [0.1] * 132  # points of a region err together
     assert found.lpd == pytest.approx(np.average(logsumexp(two_kinds, axis=0)[:, 0], weights=counts), rel=1e-6)
     before = stats.norm(mean, np.sqrt(noise * (1 + held.cost[0].numpy()[:, None]))).logpdf(t)[:, 0]
     assert found.lpd_before == pytest.approx(np.average(before, weights=counts), rel=1e-6)
@@ -371,6 +419,12 @@ def test_calibrate_promises_the_lpd_that_it_then_has(noise, n_members):
     assert model.alpha_ == model.alpha_star_
     assert model.calibration_.lpd == pytest.approx(lpd_of(model, 1.4 * X_val, y_val), rel=1e-9)
     np.testing.assert_allclose(model.predictive(NEW).std, first.predictive(NEW).std, rtol=1e-9)
+
+
+def test_a_mixture_of_all_families_has_the_lpd_that_it_was_promised(mixed):
+    model, (X, y) = copy.deepcopy(mixed), sine(40, q=2, seed=5)
+    model.calibrate(1.4 * X, y)
+    assert model.calibration_.lpd == pytest.approx(lpd_of(model, 1.4 * X, y), rel=1e-9)
 
 
 def test_correlated_outputs_are_promised_the_density_of_both_together():
@@ -400,12 +454,14 @@ def test_with_correlated_noise_a_point_has_one_covariance_however_it_is_asked_fo
 
 
 @pytest.mark.parametrize("which", ["one", "two", "mixed"])
-def test_the_lpd_before_is_that_of_the_uncalibrated_mixture_whose_members_count_alike(which, request):
+def test_the_lpd_before_is_that_of_the_uncalibrated_mixture_whose_families_count_alike(which, request):
     model = copy.deepcopy(request.getfixturevalue(which))
     X, y = sine(40, q=outputs(model), seed=5)
     model.calibrate(X, y)
     before = model.with_fitted(dataclasses.replace(model.fitted_, calibration=None))
-    assert (before.predictive(X).weights == 1 / len(model.members_)).all()
+    size = Counter(member.family for member in model.members_)
+    alike = np.array([1 / (len(size) * size[member.family]) for member in model.members_])
+    np.testing.assert_allclose(before.predictive(X).weights, np.tile(alike[:, None], len(X)), rtol=1e-12)
     assert model.calibration_.lpd_before == pytest.approx(lpd_of(before, X, y), rel=1e-9)
 
 
@@ -545,7 +601,7 @@ def test_few_rows_are_kept_for_training(m):
     X, y = sine(m)
     model = quick(n_members=2, hidden=(3,), max_epochs=5, hidden_prior="auto").fit(X, y)
     assert (model.calibration_ is None) == (m < 5)
-    assert len(model.family_scores_) == (0 if m < 5 else 4)
+    assert len(model.family_scores_) == (0 if m < 5 else len(PRIOR_PRECISIONS))
     assert np.isfinite(model.predictive(NEW).std).all()
     assert np.isfinite(model.joint(NEW).cov()).all()
 
@@ -558,6 +614,8 @@ def test_few_rows_are_kept_for_training(m):
         {"dtype": "float32"},
         {"objective": "exact", "max_epochs": 15},
         {"optimizer": "lbfgs", "max_epochs": 10},
+        {"encoding": "piecewise", "dtype": "float32"},
+        {"encoding": "piecewise", "optimizer": "lbfgs", "max_epochs": 10},
         {"input_skip": False, "hidden": (8, 8)},
         {"early_stopping": True, "max_epochs": 15},
         {"max_epochs": 0},
@@ -588,7 +646,7 @@ def test_a_factory_makes_the_members_of_a_mixture():
 
     model = quick(backbone=factory, n_members=2, max_epochs=15).fit(X, y)
     assert len(model.members_) == 2
-    assert len(made) == 10  # five folds and five blocks
+    assert len(made) == 13  # five folds, five blocks and three shells
     a, b = (member.network[0].weight for member in model.members_)
     assert not torch.equal(a, b)
     assert model.calibration_ is not None
@@ -635,7 +693,7 @@ def test_update_is_the_last_layers_of_all_rows(which, forgetting, request):
         old = before.members_[i].layer.posterior
         by_hand = Posterior(both, old.log_alpha, old.Sigma_E, old.noise, rtol=math.inf)
         Phi = before.fitted_.features(i, before.fitted_.standardized(NEW))
-        # sums in another order, times alpha; features that are collinear, as 258 of 85 rows, have few digits in common
+        # sums in another order, times alpha; features that are collinear, as 513 of 85 rows, have few digits in common
         loose = 1e6 if member.family == FOURIER or float(old.log_alpha) > 15 else 1e3
         close(member.layer.posterior.mean(Phi), by_hand.mean(Phi), loose=loose)
         close(member.layer.posterior.variance_ratio(Phi), by_hand.variance_ratio(Phi), loose=loose)
@@ -646,10 +704,51 @@ def test_update_is_the_last_layers_of_all_rows(which, forgetting, request):
         assert (model.extrapolation(NEW).affine_cost < before.extrapolation(NEW).affine_cost).all()
 
 
+@pytest.mark.parametrize("which", [name for name in MIXTURES if name != "plain"])
+@pytest.mark.parametrize("error", [0.0, 4.0])
+def test_rows_that_were_not_expected_widen_the_curves(which, error, request):
+    """By their squared residuals under the model that had not learned them, over the variance it gave them."""
+    before = request.getfixturevalue(which)
+    q, seen, squares = outputs(before), 0.0, dict.fromkeys(before.calibration_.curves, 0.0)
+    model, rng = copy.deepcopy(before), np.random.default_rng(0)
+    for n, forgetting in ((30, 1.0), (20, 0.5)):
+        X, weight = rng.uniform(-3, 3, (n, 1)), rng.integers(1, 3, n).astype(float)
+        y = model.predict(X) + error * rng.standard_normal((n, q) if q else n)
+        c, (_, mean, cov) = len(model.members_), by_members(model, X)
+        var = model.calibration_.tails.widening * np.einsum("cmqq->cmq", cov[:c])
+        each = ((y.reshape(n, -1) - mean[:c]) ** 2 / var).mean(2) @ weight
+        now = {family: widening(curve) for family, curve in model.calibration_.curves.items()}
+        for family, old in squares.items():  # over the variance as it was calibrated
+            own = [s for s, member in zip(each, model.members_, strict=True) if member.family == family]
+            squares[family] = forgetting * old + now[family] * np.mean(own)
+        seen = forgetting * seen + weight.sum()
+        model.update(X, y, sample_weight=weight, forgetting=forgetting)
+        for family, curve in model.calibration_.curves.items():
+            assert (curve.seen, curve.squares) == (pytest.approx(seen), pytest.approx(squares[family], rel=1e-6))
+            assert curve.widening == pytest.approx(widening(curve))
+            assert (curve.widening > 1.5) == (error > 0)
+    w, mean, cov = by_members(model, NEW)
+    p = model.predictive(NEW)
+    np.testing.assert_allclose(p.mean, (w[..., None] * mean).sum(0), rtol=1e-7)
+    np.testing.assert_allclose(p.component_var, np.einsum("cmqq->cmq", cov), rtol=1e-6)
+
+
+def test_a_noise_found_anew_is_not_widened_once_more():
+    rng = np.random.default_rng(0)
+    X, noise = rng.uniform(-3, 3, (700, 1)), rng.standard_normal(700)
+    y = np.sin(X[:, 0]) + np.where(np.arange(700) < 100, 0.1, 0.3) * noise
+    model, middle = quick(max_epochs=100).fit(X[:100], y[:100]), np.linspace(-2, 2, 9)[:, None]
+    assert model.predictive(middle).std.mean() == pytest.approx(0.1, rel=0.3)
+    model.update(X[100:], y[100:])
+    assert model.predictive(middle).std.mean() == pytest.approx(0.3, rel=0.3)
+    assert model.reestimate().predictive(middle).std.mean() == pytest.approx(0.3, rel=0.3)
+
+
 @pytest.mark.parametrize("which", MIXTURES)
 def test_a_loaded_mixture_answers_to_the_last_bit(which, request, tmp_path):
     model = copy.deepcopy(request.getfixturevalue(which))
     q = outputs(model)
+    model.update(NEW, model.predict(NEW) + 2)  # a surprise
     model.tune_alpha(*sine(20, q=q, seed=4)).conformalize(*sine(20, q=q, seed=6))
     model.save(tmp_path / "m")
     again = lastlayer.load(tmp_path / "m")
@@ -751,7 +850,8 @@ def test_noise_follows_the_input(noisy):
 # accidents ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_interrupt_ends_training_with_a_usable_model(monkeypatch):
+@pytest.mark.parametrize("options", [{}, {"preset": "fast", "n_members": "auto", "hidden_prior": "auto"}], ids=str)
+def test_an_interrupt_ends_training_with_a_usable_model(monkeypatch, options):
     calls, gradient = [], StackedNetworks.gradient
 
     def interrupted(*args, **options):
@@ -763,7 +863,7 @@ def test_an_interrupt_ends_training_with_a_usable_model(monkeypatch):
     monkeypatch.setattr(StackedNetworks, "gradient", interrupted)
     X, y = sine()
     with pytest.warns(UserWarning, match="interrupted after 9 epochs"):
-        model = quick().fit(X, y)
+        model = quick(**options).fit(X, y)
     assert model.history_["stopped"] == "interrupted"
     assert model.score(X, y) > 0.3
     assert np.isfinite(model.predictive(NEW).std).all()
@@ -911,4 +1011,4 @@ def test_a_view_stays_as_it_is_when_the_model_goes_on(own):
 def test_progress_tells_what_is_being_done(capsys, parameter, asked, seen):
     quick(progress=parameter, max_epochs=3).fit(*sine(), progress=asked)
     said = capsys.readouterr().err
-    assert ("training 10 networks" in said, "calibration" in said) == (seen, seen)
+    assert ("training 13 networks" in said, "calibration" in said) == (seen, seen)

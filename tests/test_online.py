@@ -21,7 +21,7 @@ from lastlayer.online.layers import LayerStack
 from lastlayer.predictor.unseen import NOTHING
 from lastlayer.statistics import Statistics
 from lastlayer.training import last_layers
-from lastlayer.types import LINEAR, Family
+from lastlayer.types import ADDITIVE, FOURIER, LINEAR, Family
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
 
@@ -36,17 +36,27 @@ def quick(**words) -> BLLRegressor:
 
 @pytest.fixture(scope="module")
 def mixed() -> BLLRegressor:
-    """Members under several prior precisions, a linear one among them; two outputs with correlated noise.
+    """Members under several prior precisions, an encoded and a linear one among them, and the process; two outputs
+    with correlated noise.
 
-    Precisions under which features are collinear are left out: there two refits have no digits in common either.
+    Precisions under which features are collinear are left out: there two refits have no digits in common either. The
+    curves are wide: none of the rows is a surprise that would widen them.
     """
     model = quick(hidden_prior="auto", n_members="auto", noise="full").fit(X[:FITTED], Y[:FITTED])
     fitted = model.fitted_
     each = [member.family for member in fitted.members]
     weak, strong = (each.index(Family("network", precision)) for precision in (0.03, 0.3))
-    kept = [weak, weak + 1, strong, each.index(LINEAR)]
+    kept = [weak, weak + 1, strong, *(each.index(family) for family in (ADDITIVE, LINEAR, FOURIER))]
     members, log_alphas = (tuple(values[i] for i in kept) for values in (fitted.members, fitted.log_alphas))
-    return model.with_fitted(replace(fitted, members=members, log_alphas=log_alphas))
+    return wide(model.with_fitted(replace(fitted, members=members, log_alphas=log_alphas)))
+
+
+def wide(model: BLLRegressor) -> BLLRegressor:
+    """With curves so wide that no row surprises them."""
+    fitted = model.fitted_
+    own = {member.family: fitted.curve(i) for i, member in enumerate(fitted.members)}
+    curves = {family: replace(c, noise=4 * c.noise, slope=4 * c.slope) for family, c in own.items()}
+    return model.with_fitted(replace(fitted, calibration=replace(fitted.calibration, curves=curves)))
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +66,7 @@ def single() -> BLLRegressor:
 
 @pytest.fixture(scope="module")
 def noisy() -> BLLRegressor:
-    return quick(noise="input", hidden_prior=0.3).fit(X[:FITTED], Y[:FITTED, 0])
+    return wide(quick(noise="input", hidden_prior=0.3).fit(X[:FITTED], Y[:FITTED, 0]))
 
 
 MODELS = ["mixed", "single", "noisy"]
@@ -119,12 +129,12 @@ def test_it_starts_as_the_model_and_becomes_the_refit(which, request):
     online = OnlineModel(model)
     same(online, model)
     stream(online, model, FITTED, FITTED + 40)
-    stream(online, model, FITTED + 40, 200, step=7)
-    stream(online, model, 200, 300, step=100)
-    stream(online, model, 300, 305)
-    assert online.n_rows == 245
-    same(online, refitted(model, ones(slice(0, 305))))
-    same(online.model(), refitted(model, ones(slice(0, 305))))
+    stream(online, model, FITTED + 40, 650, step=7)  # more rows than the process has features: it is factored
+    stream(online, model, 650, 850, step=200)
+    stream(online, model, 850, 855)
+    assert online.n_rows == 795
+    same(online, refitted(model, ones(slice(0, 855))))
+    same(online.model(), refitted(model, ones(slice(0, 855))))
     assert 0 < online.error < 1e-9
     np.testing.assert_array_equal(model.predictive(NEW).std, before)  # the model itself was left alone
     mean, std = online.predict(NEW, return_std=True)
@@ -166,11 +176,13 @@ def test_a_window_that_fills_up_holds_all_its_rows(single):
 
 
 @pytest.mark.parametrize("which", MODELS)
-@pytest.mark.parametrize(("memory", "step"), [(20, 1), (400, 1), (100, 9)])
-def test_forgetting_is_a_refit_with_weights_and_the_prior_does_not_fade(which, memory, step, request, factorizations):
+@pytest.mark.parametrize(("memory", "step", "end"), [(20, 1, 130), (400, 1, 258), (100, 9, 258)])
+def test_forgetting_is_a_refit_with_weights_and_the_prior_does_not_fade(
+    which, memory, step, end, request, factorizations
+):
     model = request.getfixturevalue(which)
     online, weight, since = OnlineModel(model, ExponentialForgetting(memory)), ones(slice(0, FITTED)), 0
-    stops = range(FITTED, 258, step)
+    stops = range(FITTED, end, step)
     interval = online.memory.interval(max(m.layer.posterior.statistics.n_linear for m in model.members_))
     for i in stops:
         rows, before = slice(i, i + step), len(factorizations)
@@ -185,6 +197,44 @@ def test_forgetting_is_a_refit_with_weights_and_the_prior_does_not_fade(which, m
     lag = max(interval, step) / memory  # weights fall in steps: a row begins to fade after one, and is late by one
     assert (np.abs(np.log(weight[kept] / ideal[kept])[FITTED:]) < 2 * lag).all()
     same(online, refitted(model, weight))
+
+
+@pytest.mark.parametrize("which", ["mixed", "noisy"])
+def test_rows_that_were_not_expected_widen_the_curves_as_an_update_does(which, request):
+    model = copy.deepcopy(request.getfixturevalue(which))
+    online, rng = OnlineModel(model), np.random.default_rng(0)
+    for start, error in ((100, 5.0), (120, 0.0)):
+        rows, old = slice(start, start + 20), [c.widening for c in model.calibration_.curves.values()]
+        y = model.predict(X[rows]) + error * rng.standard_normal(targets(model)[rows].shape)
+        online.update(X[rows], y, sample_weight=np.linspace(0.5, 1.5, 20))
+        model.update(X[rows], y, sample_weight=np.linspace(0.5, 1.5, 20))
+        for family, curve in model.calibration_.curves.items():
+            found = online.fitted_.calibration.curves[family]
+            assert (found.seen, found.squares) == (pytest.approx(curve.seen), pytest.approx(curve.squares, rel=1e-6))
+        new = [c.widening for c in model.calibration_.curves.values()]
+        assert all(a > 1.1 * b for a, b in (zip(new, old, strict=True) if error else zip(old, new, strict=True)))
+        same(online, model, rtol=1e-6)
+        same(online.model(), model, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("memory", "left"), [(ExponentialForgetting(10), math.exp(-2)), (SlidingWindow(40), 0.5)])
+def test_what_surprised_is_forgotten_with_the_rows(noisy, memory, left):
+    online = OnlineModel(noisy, memory, start=(X[:FITTED], Y[:FITTED, 0]))
+    online.update(X[100:120], noisy.predict(X[100:120]) + 5)
+    (surprised,) = online.fitted_.calibration.curves.values()
+    assert (surprised.seen, surprised.widening > 2) == (20, True)
+    online.update(X[120:140], online.predict(X[120:140]))
+    (curve,) = online.fitted_.calibration.curves.values()
+    assert curve.seen == pytest.approx(20 + left * 20)
+    assert left * surprised.squares < curve.squares < left * surprised.squares + 1
+    for i in range(140, 300, 20):
+        online.update(X[i : i + 20], online.predict(X[i : i + 20]))
+    (curve,) = online.fitted_.calibration.curves.values()
+    assert curve.widening == 1
+
+
+def test_a_model_without_a_curve_has_nothing_to_widen(single):
+    assert OnlineModel(single).update(X[:9], Y[:9, 0] + 9).model().calibration_ is None
 
 
 def test_weights_count_as_rows(mixed):
@@ -235,7 +285,12 @@ def test_alpha_and_noise_anew_are_those_of_the_last_layer_of_all_rows(which, req
         torch.testing.assert_close(ours.layer.posterior.Sigma_E, best.posterior.Sigma_E, rtol=1e-7, atol=0)
         assert ours.layer.nlml == pytest.approx(best.nlml, abs=1e-9)
     assert again.log_alphas_ == list(again.fitted_.stars)
-    assert again.calibration_ is model.calibration_
+    if model.calibration_ is not None:
+        for family, curve in model.calibration_.curves.items():
+            for name in ("noise", "slope", "power", "reach", "trust"):
+                np.testing.assert_array_equal(
+                    getattr(again.calibration_.curves[family], name), getattr(curve, name), err_msg=name
+                )
     assert not np.allclose(again.noise_std_, model.noise_std_)
     same(online, again)
     stream(online, model, 300, 310)

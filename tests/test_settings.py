@@ -13,9 +13,10 @@ from torch import nn
 import lastlayer
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.errors import InputError
-from lastlayer.settings import Settings
+from lastlayer.networks.mlp import encoding_of
+from lastlayer.settings import FAST_PRECISIONS, PRIOR_PRECISIONS, DataShape, Settings, resolve
 from lastlayer.sources import TensorSource
-from lastlayer.types import FOURIER, LINEAR, NETWORK, Family
+from lastlayer.types import ADDITIVE, FOURIER, LINEAR, NETWORK, Family
 
 TINY = {"hidden": (4,), "max_epochs": 2, "random_state": 0}
 
@@ -52,6 +53,9 @@ def training(**options) -> dict:
         ({"calibration": "atuo"}, "calibration='atuo'.*did you mean 'auto'"),
         ({"input_skip": "atuo"}, "input_skip='atuo'.*did you mean 'auto'"),
         ({"hidden": "atuo"}, "hidden='atuo'.*did you mean 'auto'"),
+        ({"encoding": "peicewise"}, "encoding='peicewise'.*did you mean 'piecewise'"),
+        ({"encoding": "piecewise", "input_skip": False}, 'encoding="piecewise" cannot.*with input_skip=False'),
+        ({"encoding": "piecewise", "backbone": nn.Linear(1, 3)}, r'encoding="piecewise" cannot.*with backbone=\.\.\.'),
         ({"n_members": 0}, "n_members=0"),
         ({"n_members": 1.5}, r"n_members=1\.5"),
         ({"n_members": True}, "n_members=True"),
@@ -102,6 +106,7 @@ def test_every_way_to_fit_checks_every_parameter(as_a_user, entrance, options, s
         ({"calibration": "alpha"}, "calibration='alpha'.*validation_data"),
         ({"batch_size": None}, "batch_size=None"),
         ({"n_members": 2}, "n_members=2"),
+        ({"encoding": "piecewise"}, "encoding='piecewise' needs the quantiles of a table"),
         (training(objective="exact"), "objective='exact'"),
         (training(optimizer="lbfgs"), "optimizer='lbfgs'"),
         (training(chunk_size=10), "chunk_size=10"),
@@ -148,6 +153,8 @@ KINDS = {
     "evidence": lambda: fit({"preset": "evidence"}),
     "few rows": lambda: BLLRegressor(**TINY).fit(*sine(12)),
     "given members": lambda: fit({"n_members": 2}),
+    "encoded": lambda: fit({"n_members": 2, "hidden_prior": 0.3, "encoding": "piecewise"}),
+    "encoded, one network": lambda: fit({"preset": "evidence", "encoding": "piecewise"}),
     "alpha": lambda: fit({"calibration": "alpha", "hidden_prior": 0.3}),
     "splitter": lambda: fit({"calibration": KFold(3), "n_members": 2, "hidden_prior": 0.3}),
     "mini-batches": lambda: fit({"preset": "evidence", "batch_size": 20} | training(statistics_refresh="epoch")),
@@ -177,7 +184,8 @@ def test_settings_say_what_was_done():
     assert (s.noise, s.noise_structure, s.dtype) == ("full", "full", "float32")
     trained = [member.network for member in model.members_ if member.family.kind == "network"]
     assert {p.dtype for network in trained for p in network.parameters()} == {torch.float32}
-    assert Counter(member.family for member in model.members_) == dict.fromkeys(s.families, s.n_members)
+    wanted = dict.fromkeys(s.families, s.n_members) | {FOURIER: 1}  # the process is one member, of every row
+    assert Counter(member.family for member in model.members_) == wanted
     assert len(model.history_["nlml"]) == s.max_epochs
     assert model.history_["learning_rate"][0] == s.learning_rate
 
@@ -186,6 +194,7 @@ def test_the_parameters_of_a_model_stay_as_they_were_given():
     """`settings_` is where an "auto" is resolved: the estimator can be fitted to other data."""
     model = fit({})
     assert (model.n_members, model.calibration, model.hidden_prior, model.batch_size) == ("auto",) * 4
+    assert (model.encoding, model.input_skip) == ("auto",) * 2
     assert model.training is None
     many, few = model.settings_, model.fit(*sine(4)).settings_
     assert (many.calibration, few.calibration) == ("random and blocked folds", None)
@@ -207,12 +216,139 @@ def test_noise_left_to_us_is_found_to_depend_on_the_input_or_not():
 # families of members ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", [NETWORK, LINEAR, FOURIER, Family("network", 0.1 + 0.2), Family("network", 5e-324)])
+PLAIN, ENCODED_PLAIN = (NETWORK,), (Family(encoding="piecewise"),)
+NETWORKS = tuple(Family("network", precision) for precision in PRIOR_PRECISIONS)
+ENCODED = tuple(Family("network", precision, "piecewise") for precision in PRIOR_PRECISIONS)
+FAST = tuple(Family("network", precision) for precision in FAST_PRECISIONS)
+FAST_ENCODED = tuple(Family("network", precision, "piecewise") for precision in FAST_PRECISIONS)
+GIVEN, GIVEN_ENCODED = (Family("network", 0.7),), (Family("network", 0.7, "piecewise"),)
+LINEARS = (LINEAR, ADDITIVE)
+
+
+@pytest.mark.parametrize(
+    ("options", "raw", "piecewise", "both"),
+    [
+        pytest.param(options, raw, piecewise, both, id=str(options))
+        for options, raw, piecewise, both in [
+            ({}, (*NETWORKS, LINEAR, FOURIER), (*ENCODED, ADDITIVE, FOURIER), (*NETWORKS, *ENCODED, *LINEARS, FOURIER)),
+            (
+                {"preset": "fast"},
+                (*FAST, LINEAR, FOURIER),
+                (*FAST_ENCODED, ADDITIVE, FOURIER),
+                (*FAST, *FAST_ENCODED, *LINEARS, FOURIER),
+            ),
+            # no mixture: networks of one encoding
+            ({"n_members": 2}, NETWORKS, ENCODED, NETWORKS),
+            ({"hidden_prior": 0.7}, GIVEN, GIVEN_ENCODED, GIVEN),
+            ({"hidden_prior": 0.7, "n_members": 2}, GIVEN, GIVEN_ENCODED, GIVEN),
+            ({"calibration": "alpha"}, NETWORKS, ENCODED, NETWORKS),
+            ({"preset": "evidence"}, PLAIN, ENCODED_PLAIN, PLAIN),
+        ]
+    ],
+)
+def test_an_encoding_is_that_of_all_networks_or_of_half_of_a_mixture(options, raw, piecewise, both):
+    for encoding, families in {"raw": raw, "piecewise": piecewise, "auto": both}.items():
+        assert resolved(**options, encoding=encoding).families == families
+    assert resolved(**options) == resolved(**options, encoding="auto")
+
+
+def resolved(rows: int = 60, columns: int = 3, *, source: bool = False, **options) -> Settings:
+    shape = None if source else (rows, columns)
+    return resolve(BLLRegressor(**options).get_params(deep=False), DataShape(shape), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "skip"), [("auto", "auto"), ("raw", "auto"), ("piecewise", "auto"), ("auto", False), ("raw", False)]
+)
+def test_few_rows_have_no_bins(encoding, skip):
+    given = {"encoding": encoding, "input_skip": skip}
+    assert resolved(19, **given).families == resolved(5, **given).families == (LINEAR, FOURIER)
+    assert "network" in [family.kind for family in resolved(20, **given).families]
+    assert resolved(4, **given).families == (ENCODED_PLAIN if encoding == "piecewise" else PLAIN)  # not calibrated
+
+
+def test_many_columns_are_encoded_only_if_that_is_asked_for():
+    mixed, raw = (*NETWORKS, *ENCODED, *LINEARS, FOURIER), (*NETWORKS, LINEAR, FOURIER)
+    assert [resolved(columns=d).families for d in (100, 101)] == [mixed, raw]
+    assert resolved(columns=101, encoding="raw").families == raw
+    assert resolved(columns=101, encoding="piecewise").families == (*ENCODED, ADDITIVE, FOURIER)
+    assert resolved(columns=101, encoding="piecewise", n_members=2).families == ENCODED
+
+
+def test_very_many_rows_are_encoded_too_and_need_no_process():
+    assert resolved(5_000).families == (*NETWORKS, *ENCODED, *LINEARS, FOURIER)
+    assert resolved(5_001).families == (*NETWORKS, *ENCODED, *LINEARS)
+    assert resolved(5_001, encoding="piecewise").families == (*ENCODED, ADDITIVE)
+
+
+def test_without_inputs_passed_on_nothing_is_encoded():
+    """Outside the data an encoding is constant: only the inputs passed on let the variance grow."""
+    without, raw = resolved(input_skip=False), resolved(input_skip=False, encoding="raw")
+    assert without.families == raw.families == (*NETWORKS, FOURIER)  # no linear members either
+    assert resolved(input_skip=True).families == resolved().families
+
+
+def test_own_networks_and_sources_see_their_inputs_as_they_are():
+    for encoding in ("auto", "raw"):
+        assert resolved(backbone=nn.Linear(3, 2), encoding=encoding).families == PLAIN
+        assert resolved(backbone=nn.Linear(3, 2), hidden_prior=0.7, encoding=encoding).families == GIVEN
+        assert resolved(source=True, encoding=encoding).families == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("options", "families"),
+    [
+        pytest.param({"encoding": "raw"}, {*FAST, LINEAR, FOURIER}, id="raw"),
+        pytest.param({"encoding": "piecewise"}, {*FAST_ENCODED, ADDITIVE, FOURIER}, id="piecewise"),
+        pytest.param({"encoding": "piecewise", "n_members": 2, "hidden_prior": 0.7}, {*GIVEN_ENCODED}, id="two"),
+    ],
+)
+def test_members_are_of_the_encoding_that_was_asked_for(options, families):
+    model = fit({"preset": "fast"} | options)
+    assert {member.family for member in model.members_} == families == set(model.calibration_.curves)
+    for member in model.members_:
+        assert (encoding_of(member.network) is None) == (member.family.encoding == "raw")
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        NETWORK,
+        LINEAR,
+        FOURIER,
+        ADDITIVE,
+        Family("network", 0.1 + 0.2),
+        Family("network", 5e-324),
+        Family("network", 0.1 + 0.2, "piecewise"),
+    ],
+    ids=str,
+)
 def test_a_family_is_read_back_as_it_was_written(family):
     assert Family.parse(str(family)) == family
 
 
-@pytest.mark.parametrize("text", ["", "tree", "Network 0.3", "network -1.0", "network nan", "network inf", "network x"])
+def test_families_are_told_apart_by_their_encoding():
+    assert (str(LINEAR), str(ADDITIVE)) == ("linear", "piecewise linear")
+    assert str(Family("network", 0.3, "piecewise")) == "piecewise network 0.3"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "tree",
+        "Network 0.3",
+        "network -1.0",
+        "network nan",
+        "network inf",
+        "network x",
+        "piecewise",
+        "piecewise tree",
+        "raw linear",
+        "linear piecewise",
+        "piecewise piecewise linear",
+    ],
+)
 def test_what_is_no_family_is_refused(text):
     with pytest.raises(ValueError, match=r"no family of members|could not convert"):
         Family.parse(text)

@@ -4,7 +4,8 @@ For each member of the mixture, with z the standardised inputs and phi its centr
 
     mean   = phi W + offset                                          target units
     h      = phi root + shift,      v = h h'                         affine cost (Theorem 2), at alpha* and as tuned
-    e(v)   = noise_var b v^gamma                                     calibrated epistemic variance
+    far    = process_noise max(0, u - inside)                        u: affine cost of the process, outside the data
+    e(v)   = noise_var b (v^gamma + share far)                       calibrated epistemic variance
     n      = noise_var a exp(V' tanh(U'z + u))                       calibrated noise variance
     mean'  = centre + (mean - centre) / (1 + precision (e* + n))     shrunk towards the mean of the targets
     weight ~ trust (e* + n)^-sharpness                               geometric mean over outputs; e* = e(v at alpha*)
@@ -45,10 +46,16 @@ def rows(ops, layer, phi):  # type: ignore[no-untyped-def]
     return ops.affine(phi, layer.root, layer.shift)
 
 
-def log_shape(ops, curve, log_cost):  # type: ignore[no-untyped-def]
-    """log v^gamma; beyond the calibrated reach, its value there times v over the reach."""
+def log_far(ops, outside, cost):  # type: ignore[no-untyped-def]
+    """Log of the variance that the process has beyond what it has inside the data, given its affine cost."""
+    return outside.log_noise + ops.log(ops.at_least(cost - outside.inside, TINY))
+
+
+def log_shape(ops, curve, log_cost, far):  # type: ignore[no-untyped-def]
+    """log(v^gamma + share far); beyond the calibrated reach, v^gamma is its value there times v over the reach."""
     known = ops.minimum(log_cost, curve.log_reach)
-    return curve.power * known + (log_cost - known)
+    own = curve.power * known + (log_cost - known)
+    return own if far is None else ops.logaddexp(own, curve.log_share + far)
 
 
 def log_noise_factor(ops, head, z):  # type: ignore[no-untyped-def]
@@ -57,9 +64,10 @@ def log_noise_factor(ops, head, z):  # type: ignore[no-untyped-def]
     return ops.matmul(ops.tanh(ops.matmul(inside, head.U) + head.u), head.V)
 
 
-def log_variance(ops, curve, log_cost, log_factor):  # type: ignore[no-untyped-def]
-    """Log of the calibrated variance of a target over the noise variance of the evidence: log(a s + b v^gamma)."""
-    return ops.logaddexp(curve.log_noise + log_factor, curve.log_slope + log_shape(ops, curve, log_cost))
+def log_variance(ops, curve, shape, log_factor):  # type: ignore[no-untyped-def]
+    """Log of the calibrated variance of a target over the noise variance of the evidence, given the log of its shape:
+    log(a s + b (v^gamma + share far))."""
+    return ops.logaddexp(curve.log_noise + log_factor, curve.log_slope + shape)
 
 
 def member_weights(ops, log_var, sharpness, log_trust):  # type: ignore[no-untyped-def]
@@ -76,23 +84,29 @@ def shrunk(ops, mean, log_var, centre, log_precision):  # type: ignore[no-untype
     return centre + (mean - centre) * ops.sigmoid(-log_precision - log_var)
 
 
-def components(ops, model, said, z):  # type: ignore[no-untyped-def]
-    """Calibrate, weigh and shrink what the last layers say; noise included."""
+def components(ops, model, said, z, far=None):  # type: ignore[no-untyped-def]
+    """Calibrate, weigh and shrink what the last layers say; noise included. `far` if the process is no member."""
     curve, mean, cost, cost_star = model.curve, said[0], said[1], said[-1]
+    far = far_of(ops, model, cost_star) if far is None else far
     log_factor = 0.0 if model.head is None else log_noise_factor(ops, model.head, z)
-    log_cost = ops.log(ops.at_least(cost, TINY))
-    log_star = log_cost if cost_star is cost else ops.log(ops.at_least(cost_star, TINY))
-    log_var = model.log_noise_var + log_variance(ops, curve, log_star, log_factor)
+    shape = log_shape(ops, curve, ops.log(ops.at_least(cost, TINY)), far)
+    star = shape if cost_star is cost else log_shape(ops, curve, ops.log(ops.at_least(cost_star, TINY)), far)
+    log_var = model.log_noise_var + log_variance(ops, curve, star, log_factor)
     if model.log_precision is not None:
         mean = shrunk(ops, mean, log_var, model.centre, model.log_precision)
     return Components(
         mean,
-        ops.exp(model.log_noise_var + curve.log_slope + log_shape(ops, curve, log_cost)),
+        ops.exp(model.log_noise_var + curve.log_slope + shape),
         ops.exp(model.log_noise_var + curve.log_noise + log_factor),
         member_weights(ops, log_var, model.sharpness, curve.log_trust),
         cost,
         cost_star,
     )
+
+
+def far_of(ops, model, cost_star):  # type: ignore[no-untyped-def]
+    """`log_far` by the member that is the process; None: there is none."""
+    return None if model.outside is None else log_far(ops, model.outside, ops.pick(cost_star, model.outside.place))
 
 
 def predict(ops, model, x):  # type: ignore[no-untyped-def]
@@ -127,10 +141,10 @@ def output_cov(ops, correlation, epistemic, noise):  # type: ignore[no-untyped-d
     return correlation * (ops.outer(e, e) + ops.outer(n, n))
 
 
-def stretch(ops, curve, cost):  # type: ignore[no-untyped-def]
+def stretch(ops, curve, cost, far):  # type: ignore[no-untyped-def]
     """How much wider than its posterior the calibrated function is at each point, before the factor b."""
     log_cost = ops.log(ops.at_least(cost, TINY))
-    return ops.exp(0.5 * (log_shape(ops, curve, log_cost) - log_cost))
+    return ops.exp(0.5 * (log_shape(ops, curve, log_cost, far) - log_cost))
 
 
 def mixture_quantile(np, ndtr, ndtri, level, mean, std, weights):  # type: ignore[no-untyped-def]
@@ -176,6 +190,11 @@ ACTIVATIONS = {
     "tanh": lambda ops, x: ops.tanh(x),
 }
 """As torch has them, for the other libraries."""
+
+
+def encoded(ops, encoding, x):  # type: ignore[no-untyped-def]
+    """Which share of each bin the inputs have passed; x has the input of every bin."""
+    return ops.at_most(ops.at_least(x * encoding.slope + encoding.shift, 0.0), 1.0)
 
 
 def mlp(ops, activation, weights, biases, z):  # type: ignore[no-untyped-def]

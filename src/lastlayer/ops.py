@@ -25,6 +25,7 @@ class NumPyOps:
     row_mean = staticmethod(lambda x: x.sum(-1, keepdims=True) / x.shape[-1])
     total = staticmethod(lambda x: x.sum(0))
     average = staticmethod(lambda x: x.mean(0))
+    pick = staticmethod(lambda x, i: x[i])
     outer = staticmethod(lambda a, b: a[..., :, None] * b[..., None, :])
 
     @staticmethod
@@ -47,6 +48,7 @@ class TorchOps:
     row_mean = staticmethod(lambda x: x.mean(-1, keepdim=True))
     total = staticmethod(lambda x: x.sum(0))
     average = staticmethod(lambda x: x.mean(0))
+    pick = staticmethod(lambda x, i: x[i])
     softmax = staticmethod(lambda x: torch.softmax(x, dim=0))
     outer = staticmethod(lambda a, b: a[..., :, None] * b[..., None, :])
 
@@ -113,6 +115,10 @@ class CasADiOps:
     @staticmethod
     def total(x: Each) -> Any:
         return sum(x.parts)
+
+    @staticmethod
+    def pick(x: Each, i: int) -> Any:
+        return x.parts[i]
 
     def average(self, x: Each) -> Any:
         return self.total(x) / len(x.parts)

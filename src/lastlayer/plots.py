@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-KINDS = {"random": BLUE, "blocked": ORANGE, "given": GREEN, "validation": PURPLE}
+KINDS = {"random": BLUE, "blocked": ORANGE, "shell": PURPLE, "given": GREEN, "validation": PURPLE}
 
 
 def one_input(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float, Real
+from jaxtyping import Bool, Float, Real
 from numpy import ndarray
 from scipy.special import logsumexp, ndtr, ndtri
 
@@ -55,6 +55,9 @@ class Prediction:
     """Correlation between the outputs of a point, of the function and of the noise alike; None: independent."""
     conformal_scores: Float[ndarray, "n q"] | None = None
     """Absolute errors over standard deviations of fresh rows, for conformal intervals."""
+    beyond_reach: Bool[ndarray, " m"] | None = None
+    """Which points lie farther out than every held-out point that the variance was calibrated on: there it is
+    extrapolated too. None: there was no calibration."""
 
     @classmethod
     def gaussian(

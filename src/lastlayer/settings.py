@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from lastlayer.errors import InputError, check_choice
 from lastlayer.parameters import DTYPES, TrainingOptions, check, check_source
 from lastlayer.types import (
+    ADDITIVE,
     BIAS_PRIORS,
     FOURIER,
     LINEAR,
@@ -38,9 +39,11 @@ ROWS_PER_UNIT, LEAST_UNITS, MOST_UNITS = 6, 5, 50
 """Width of the hidden layers: so many rows for each unit, within limits."""
 LEAST_ROWS = 5
 """Below this many rows, none can be spared for calibration."""
+MANY_COLUMNS = 100
+"""Above this many columns, inputs are not encoded unless that is asked for."""
 STOPPED_ROWS = 100
 """Below this many rows, none can be spared for early stopping."""
-PRIOR_PRECISIONS = (0.03, 0.3, 3.0, 30.0)
+PRIOR_PRECISIONS = (0.03, 0.3)
 FAST_PRECISIONS, FAST_SHARE = (0.3,), 0.4
 """Of preset="fast", and its share of the steps."""
 TABLE_BATCH, SOURCE_BATCH = 1_024, 4_096
@@ -161,7 +164,11 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
     chosen = spare and not own_network and p["hidden_prior"] == "auto"
     mixture = chosen and p["n_members"] == "auto" and calibration in CURVE_FOLDS
     if mixture:
-        families = _mixed(families, n_groups, skip=p["input_skip"] is not False)
+        skips, wide = p["input_skip"] is not False, (data.shape or (0, 0))[1] > MANY_COLUMNS
+        encoding = "raw" if p["encoding"] == "auto" and (wide or not skips) else p["encoding"]
+        families = _mixed(families, n_groups, encoding, skip=skips)
+    elif p["encoding"] == "piecewise":
+        families = tuple(replace(family, encoding="piecewise") for family in families)
     n_members = p["n_members"]
     if n_members == "auto":
         few = _n_folds(n_groups, n_rows, fast) if mixture else N_FOLDS if n_rows > LARGE_TABLE else N_MEMBERS
@@ -215,10 +222,15 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
     return settings
 
 
-def _mixed(networks: tuple[Family, ...], n_groups: float | int, *, skip: bool) -> tuple[Family, ...]:
+def _mixed(networks: tuple[Family, ...], n_groups: float | int, encoding: str, *, skip: bool) -> tuple[Family, ...]:
     """The families of a mixture. Few rows cannot train a network, very many need no process."""
     few, many = n_groups < FEW_ROWS, n_groups > LARGE_TABLE
-    return (() if few else networks) + ((LINEAR,) if skip or few else ()) + (() if many else (FOURIER,))
+    raw, encoded = encoding != "piecewise" or few, encoding != "raw" and not few
+    own = networks if raw and not few else ()
+    if encoded:
+        own += tuple(replace(family, encoding="piecewise") for family in networks)
+    linear = ((LINEAR,) if raw and (skip or few) else ()) + ((ADDITIVE,) if encoded else ())
+    return own + linear + (() if many else (FOURIER,))
 
 
 def _n_folds(n_groups: float | int, n_rows: float | int, fast: bool) -> int:

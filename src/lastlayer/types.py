@@ -34,6 +34,9 @@ FeatureKind: TypeAlias = Literal["network", "fourier", "linear"]
 """Where the features of a member come from: a trained network, random Fourier features, the inputs themselves."""
 FEATURE_KINDS: tuple[FeatureKind, ...] = ("network", "fourier", "linear")
 
+Encoding: TypeAlias = Literal["raw", "piecewise"]
+"""What features are made of: the inputs, or their piecewise-linear encoding."""
+
 
 @dataclass(frozen=True)
 class Family:
@@ -42,18 +45,23 @@ class Family:
     kind: FeatureKind = "network"
     prior_precision: float = 0.0
     """Of the hidden weights."""
+    encoding: Encoding = "raw"
 
     def __str__(self) -> str:
-        return f"network {self.prior_precision!r}" if self.kind == "network" else self.kind
+        kind = f"network {self.prior_precision!r}" if self.kind == "network" else self.kind
+        return kind if self.encoding == "raw" else f"{self.encoding} {kind}"
 
     @classmethod
     def parse(cls, text: str) -> "Family":
         """What `str` wrote; ValueError if it is something else."""
-        kind, _, number = text.partition(" ")
-        family = next((cls(known, float(number or 0.0)) for known in FEATURE_KINDS if known == kind), None)
+        encoding: Encoding = "piecewise" if text.startswith("piecewise ") else "raw"
+        kind, _, number = text.removeprefix("piecewise ").partition(" ")
+        family = next((cls(known, float(number or 0.0), encoding) for known in FEATURE_KINDS if known == kind), None)
         if family is None or not 0 <= family.prior_precision < math.inf or str(family) != text:
             raise ValueError(f"{text!r} is no family of members")
         return family
 
 
 NETWORK, LINEAR, FOURIER = Family(), Family("linear"), Family("fourier")
+ADDITIVE = Family("linear", encoding="piecewise")
+"""A sum of one function of each input."""

@@ -1,6 +1,6 @@
 """How far to believe a network: held-out points, and the curve from affine cost to variance fitted to them."""
 
-from lastlayer.calibration.curve import Calibration, CalibrationPoints, Curve, NoiseHead, Shrinkage, Tails
+from lastlayer.calibration.curve import Calibration, CalibrationPoints, Curve, NoiseHead, Outside, Shrinkage, Tails
 from lastlayer.calibration.fit import SHARPNESS, fit_curves
 from lastlayer.calibration.points import HeldOutPoints
 
@@ -11,6 +11,7 @@ __all__ = [
     "Curve",
     "HeldOutPoints",
     "NoiseHead",
+    "Outside",
     "Shrinkage",
     "Tails",
     "fit_curves",

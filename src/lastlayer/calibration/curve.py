@@ -9,7 +9,7 @@ mean of the targets where the variance is large (`Shrinkage`). How curves enter 
 """
 
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,14 @@ from torch import Tensor
 
 from lastlayer.formula import TINY, log_shape
 from lastlayer.ops import NumPyOps
-from lastlayer.types import Family
+from lastlayer.types import FOURIER, Family
 
 HEAD_UNITS = 10
-CURVE_NUMBERS = ("power", "reach", "trust")
+CURVE_NUMBERS = ("power", "reach", "trust", "seen", "squares")
+BELIEVED_ROWS, SURE = 50.0, 3.0
+"""Rows that a curve is worth beside those learned later; standard errors by which these must miss it to widen it."""
+OWN_OUTSIDE = -2.0
+"""Log of what the process counts for in its own variance, beside that of others: its curve has most of it."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,17 @@ class Curve:
     """The largest v that was calibrated. Beyond it the variance grows as the posterior's own, proportional to v."""
     trust: float = 1.0
     """What members of this family count for in a mixture beside others of the same variance."""
+    seen: float = 0.0
+    """Rows that were learned after calibration."""
+    squares: float = 0.0
+    """Sum of their squared residuals before they were learned, over the variance that the curve gave them."""
+
+    @property
+    def widening(self) -> float:
+        """What the variance is multiplied by since rows were learned that it had not expected; 1: as calibrated."""
+        if self.squares <= self.seen + SURE * math.sqrt(2 * self.seen):
+            return 1.0
+        return (BELIEVED_ROWS + self.squares) / (BELIEVED_ROWS + self.seen)
 
     @classmethod
     def identity(cls, n_outputs: int) -> "Curve":
@@ -51,13 +66,13 @@ class Curve:
         return math.log(self.reach) if self.reach > 0 else -math.inf
 
     def epistemic(self, cost: Float[ndarray, "*s"]) -> Float[ndarray, "*s q"]:
-        """b v^gamma."""
-        shape = np.exp(log_shape(NumPyOps, self, np.log(np.maximum(cost, TINY))))
-        return np.asarray(shape)[..., None] * self.slope
+        """b v^gamma: inside the data."""
+        shape = np.exp(log_shape(NumPyOps, self, np.log(np.maximum(cost, TINY)), None))
+        return np.asarray(shape)[..., None] * self.widening * self.slope
 
     def factor(self, cost: Float[ndarray, "*s"]) -> Float[ndarray, "*s q"]:
         """a + b v^gamma: the variance over that of the noise."""
-        return self.noise + self.epistemic(cost)
+        return self.widening * self.noise + self.epistemic(cost)
 
     def __str__(self) -> str:
         a, b = (np.array2string(x, precision=3) for x in (self.noise, self.slope))
@@ -91,6 +106,27 @@ class Shrinkage:
     def __str__(self) -> str:
         scale = self.precision**-0.5 if self.precision else math.inf
         return f", means shrunk from {scale:.1f} standard deviations on" if self.precision else ""
+
+
+@dataclass(frozen=True)
+class Outside:
+    """Outside the data every member is as unsure as a Gaussian process would be.
+
+    A network that extrapolates well on the few regions left out has been lucky as often as right. So the variance that
+    the process has beyond its largest one inside joins that of every member: `factor` times, and a fraction of that
+    for the process itself.
+    """
+
+    factor: float
+    inside: float
+    """The affine cost of the process up to which a point counts as inside."""
+
+    def of(self, family: Family) -> float:
+        """What the variance of the process is multiplied by, for members of a family."""
+        return self.factor * math.exp(OWN_OUTSIDE if family == FOURIER else 0.0)
+
+    def __str__(self) -> str:
+        return f", {self.factor:.1f} times the variance of the process outside the data"
 
 
 @dataclass(frozen=True)
@@ -151,9 +187,11 @@ class Calibration:
     lpd: float
     """Mean log predictive density of the held-out points, standardised units, joint over the outputs."""
     lpd_before: float
-    """The same by the uncalibrated mixture, whose members count equally."""
+    """The same by the uncalibrated mixture, whose families count equally."""
     tails: Tails = Tails()
     shrinkage: Shrinkage = Shrinkage()
+    outside: Outside | None = None
+    """None: no member is a process."""
     head: NoiseHead | None = None
     """What multiplies the noise at each input, if it depends on it."""
     alone: dict[Family, float] = field(default_factory=dict)
@@ -168,7 +206,22 @@ class Calibration:
         n, others = len(self.points.cost), len(self.curves) - 1
         more = f", and {others} more curves" if others else ""
         seen = f"LPD of {n} held-out points {self.lpd_before:.3f} -> {self.lpd:.3f}"
-        return f"{self.curve}{self.tails}{self.shrinkage}{more}; {seen}"
+        return f"{self.curve}{self.tails}{self.shrinkage}{self.outside or ''}{more}; {seen}"
+
+    def after(self, squares: dict[Family, float], n: float, kept: float = 1.0) -> "Calibration":
+        """Once n rows were learned, given the sums of their squared standardised residuals under this calibration
+        before that; those learned earlier keep so much of their weight."""
+        curves = {
+            family: replace(c, seen=kept * c.seen + n, squares=kept * c.squares + c.widening * squares[family])
+            if family in squares
+            else c
+            for family, c in self.curves.items()
+        }
+        return replace(self, curves=curves)
+
+    def forgotten(self) -> "Calibration":
+        """As it was calibrated, whatever rows were learned since."""
+        return replace(self, curves={f: replace(c, seen=0.0, squares=0.0) for f, c in self.curves.items()})
 
     def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and JSON for a model file; numbers that may be infinite or NaN are strings."""
@@ -180,6 +233,8 @@ class Calibration:
                 "power": c.power,
                 "reach": str(c.reach),
                 "trust": c.trust,
+                "seen": c.seen,
+                "squares": c.squares,
             }
             for c in self.curves.values()
         ]
@@ -188,6 +243,7 @@ class Calibration:
             "curves": curves,
             "tails": asdict(self.tails),
             "shrinkage": asdict(self.shrinkage),
+            "outside": None if self.outside is None else asdict(self.outside),
             "alone": [[str(family), str(lpd)] for family, lpd in self.alone.items()],
             "lpd": str(self.lpd),
             "lpd_before": str(self.lpd_before),
@@ -218,6 +274,7 @@ class Calibration:
             lpd_before=float(header["lpd_before"]),
             tails=Tails(**header["tails"]),
             shrinkage=Shrinkage(**header["shrinkage"]),
+            outside=None if header["outside"] is None else Outside(**header["outside"]),
             head=None if head["U"] is None else NoiseHead(**head),  # type: ignore[arg-type]
             alone={Family.parse(text): float(lpd) for text, lpd in header["alone"]},
         )

@@ -14,7 +14,7 @@ from scipy.optimize import minimize
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from lastlayer.calibration.curve import Calibration, CalibrationPoints, Curve, NoiseHead, Shrinkage, Tails
+from lastlayer.calibration.curve import Calibration, CalibrationPoints, Curve, NoiseHead, Outside, Shrinkage, Tails
 from lastlayer.calibration.likelihood import NO_MIXTURE, Likelihood, Said
 from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.formula import log_noise_factor
@@ -30,9 +30,10 @@ LIMITS = {
     "share": (-5.0, 0.0),
     "factor": (0.0, 4.0),
     "shrinkage": (-12.0, 2.0),
+    "outside": (-10.0, 8.0),
 }
 """Bounds of log a, log b, log gamma, log trust, logit of the tails' share, log of their factor, log precision of the
-shrinkage."""
+shrinkage, log factor of the process outside the data."""
 PRIOR = {
     "noise": (0.0, 3.0),
     "slope": (0.0, 5.0),
@@ -41,12 +42,13 @@ PRIOR = {
     "share": (-2.0, 2.0),
     "factor": (2.0, 2.0),
     "shrinkage": (0.0, 2.0),
+    "outside": (3.0, 1.0),
 }
 """Mean and standard deviation of the same before any held-out point was seen: with few of them the curve stays near."""
 NO_FACTOR = torch.zeros(())
-OF_MIXTURES = ("share", "factor", "shrinkage")
+OF_MIXTURES = ("share", "factor", "shrinkage", "outside")
 STARTS = ((0.0, 0.0, 0.0), (-1.0, 1.0, -0.5), (0.0, 3.0, 0.0))
-SHARPNESS = 2.0
+SHARPNESS = 1.0
 """Members are weighted by this power of their precision."""
 FIRST_POINTS, MOST_POINTS = 1_000, 5_000
 """Of a kind, that descents begin with and end on; more would add less than 0.001 to the LPD of new points."""
@@ -64,7 +66,7 @@ DENSE = 200
 def fit_curves(points: HeldOutPoints, *, mixture: bool, input_noise: bool | None = False) -> Calibration:
     """The curves of largest held-out LPD, held near the posterior as it stands by a weak prior.
 
-    A smooth problem of 2 q + 2 parameters per family (in a `mixture` three more, of tails and shrinkage): each family
+    A smooth problem of 2 q + 2 parameters per family (in a `mixture` four more, see `OF_MIXTURES`): each family
     alone from the best of several starts, then all together from there and from the posterior as it stands; no grid, so
     no edge of one. With `input_noise`, a network for the noise at each input joins in; None: where it pays. Of very
     many points a random part is fitted to, and what is said of the fit is said of all.
@@ -101,7 +103,7 @@ def _fit_curves(points: HeldOutPoints, mixture: bool, input_noise: bool | None) 
 def noise_depends_on_input(points: HeldOutPoints, families: list[Family], mixture: bool, x: ndarray) -> bool:
     """Whether a small network for the noise, fitted to half of the points, raises the density of the other half: by
     more than two standard errors, and by enough to be worth its weights."""
-    single = np.flatnonzero(points.kind != "blocked")
+    single = np.flatnonzero(points.single)
     if len(single) < DECIDING_POINTS or points.inputs.dim() != 2:
         return False
     order = np.random.default_rng(0).permutation(single)[: 4 * DECIDING_POINTS]
@@ -119,8 +121,8 @@ def noise_depends_on_input(points: HeldOutPoints, families: list[Family], mixtur
 
 class CurveProblem:
     """Negative held-out LPD plus prior, of the parameters [log a, log b, log gamma, log trust] of each family in turn,
-    then (logit share, log factor) of the tails, the log precision of the shrinkage, and the weights of the noise head,
-    where there are such."""
+    then (logit share, log factor) of the tails, the log precision of the shrinkage, the log factor of the process
+    outside the data, and the weights of the noise head, where there are such."""
 
     def __init__(
         self,
@@ -209,7 +211,7 @@ class CurveProblem:
         So much larger than the likeliest variance is that of the Student-t by which a regression of p unknowns predicts
         once its noise is unknown too; with a dozen points it is twice as large.
         """
-        n = max(float(self.points.weight[torch.from_numpy(self.points.kind != "blocked")].sum()), MANY_UNKNOWN)
+        n = max(float(self.points.weight[torch.from_numpy(self.points.single)].sum()), MANY_UNKNOWN)
         of_variance = np.isin(self.names, ["noise", "slope"])
         wider = x.copy()
         wider[: len(self.names)][of_variance] += math.log((n + UNKNOWN) / (n - UNKNOWN - 2))
@@ -222,10 +224,11 @@ class CurveProblem:
         first = points.families.index(self.families[0])
         mean = np.concatenate([said[1][first] for said, _, _ in self.said(x, head)])
         squared = (points.targets.numpy() - mean) ** 2 / points.noise_var[first].numpy()
-        tails, shrinkage = Tails(), Shrinkage()
+        tails, shrinkage, outside = Tails(), Shrinkage(), None
         if self.of_mixture:
-            odds, factor, precision = np.exp(of_mixture).tolist()
+            odds, factor, precision, of_process = np.exp(of_mixture).tolist()
             tails, shrinkage = Tails(odds / (1 + odds), factor), Shrinkage(precision)
+            outside = None if points.log_far is None else Outside(of_process, points.inside)
         return Calibration(
             {
                 s: Curve(own[: self.q], own[self.q : -2], float(own[-2]), farthest, float(own[-1]))
@@ -236,6 +239,7 @@ class CurveProblem:
             lpd_before,
             tails,
             shrinkage,
+            outside,
             head,
             alone,
         )

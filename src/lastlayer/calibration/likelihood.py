@@ -16,21 +16,29 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
+from lastlayer.calibration.curve import OWN_OUTSIDE
 from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.evidence import LOG_2PI
 from lastlayer.formula import log_shape, log_variance, member_weights, output_cov, shrunk
 from lastlayer.ops import NumPyOps
+from lastlayer.types import FOURIER
 
 Said: TypeAlias = tuple[ndarray, ndarray, tuple[ndarray, ndarray, ndarray]]
 """See `Likelihood.at`."""
-NO_MIXTURE = np.array([-math.inf, 0.0, -math.inf])
-"""Logit of the tails' share, log of their factor, log precision of the shrinkage: neither tails nor shrinkage."""
+NO_MIXTURE = np.array([-math.inf, 0.0, -math.inf, -math.inf])
+"""Logit of the tails' share, log of their factor, log precision of the shrinkage, log factor of the process outside the
+data: none of them."""
 
 
 class Likelihood:
     """Some held-out points, as arrays; `curve_of` says by which curve each network goes."""
 
     def __init__(self, points: HeldOutPoints, curve_of: Int[ndarray, " c"], sharpness: float) -> None:
+        own = [OWN_OUTSIDE if family == FOURIER else 0.0 for family in points.families]
+        self.own_outside = np.array(own)[:, None, None]
+        # the networks of a family share its trust
+        self.log_share = -np.log([points.families.count(family) for family in points.families])[:, None, None]
+        self.log_far = None if points.log_far is None else points.log_far.numpy()[:, None]
         log_cost = points.cost.log()[..., None].expand_as(points.mean)
         # each output in one piece of memory: sums over outputs are then sums of whole arrays
         self.mean, self.targets, self.log_noise_var, self.log_cost = (
@@ -42,16 +50,23 @@ class Likelihood:
         self.curve_of, self.sharpness = curve_of, sharpness
 
     @np.errstate(all="ignore")
-    def at(self, curves: Float[ndarray, "s p"], of_mixture: Float[ndarray, " 3"], log_factor: ndarray | float) -> Said:
+    def at(self, curves: Float[ndarray, "s p"], of_mixture: Float[ndarray, " 4"], log_factor: ndarray | float) -> Said:
         """What the mixture says, given rows [log a, log b, log gamma, log trust], numbers as in `NO_MIXTURE`, and the
         noise's log factor: log density of each point, mean by each network, slopes of the weighted sum by all three.
         """
         ops, q, C = NumPyOps, self.mean.shape[-1], self.correlation
-        own, (share, wider, log_precision) = curves[self.curve_of][:, None], of_mixture
+        own, (share, wider, log_precision, log_outside) = curves[self.curve_of][:, None], of_mixture
         log_a, log_b, power, log_trust = own[..., :q], own[..., q:-2], np.exp(own[..., -2:-1]), own[..., -1:]
-        curve = SimpleNamespace(log_noise=log_a, log_slope=log_b, power=power, log_reach=math.inf)
-        shape = log_shape(ops, curve, self.log_cost)
-        log_var = self.log_noise_var + log_variance(ops, curve, self.log_cost, log_factor)
+        per_variance = (self.log_noise_var + log_b).mean(-1, keepdims=True)
+        curve = SimpleNamespace(
+            log_noise=log_a,
+            log_slope=log_b,
+            power=power,
+            log_reach=math.inf,
+            log_share=log_outside + self.own_outside - per_variance,
+        )
+        inside, shape = (log_shape(ops, curve, self.log_cost, far) for far in (None, self.log_far))
+        log_var = self.log_noise_var + log_variance(ops, curve, shape, log_factor)
         epistemic, noise = self.log_noise_var + log_b + shape, self.log_noise_var + log_a + log_factor
         part = np.exp(epistemic - log_var)  # of the variance that is epistemic
         kept = shrunk(ops, 1.0, log_var, 0.0, log_precision)  # of the mean
@@ -67,7 +82,7 @@ class Likelihood:
         less = 1 - math.exp(-wider)  # of the distance, in the tails
         odds = share + 0.5 * (less * distance - q * wider)
         either = ops.logaddexp(0.0, odds)
-        weights = member_weights(ops, log_var, self.sharpness, log_trust)[..., 0]
+        weights = member_weights(ops, log_var, self.sharpness, log_trust + self.log_share)[..., 0]
         joint = np.log(weights) - 0.5 * (distance + logdet + q * LOG_2PI) + either - ops.logaddexp(0.0, share)
         top = joint.max(0)
         log_density = top + np.log(np.exp(joint - top).sum(0))
@@ -84,11 +99,14 @@ class Likelihood:
             by_cov = 0.5 * C * (h[..., None] * ops.outer(pull, pull) - inverse)
             e, n = (root * (by_cov @ root[..., None])[..., 0] for root in (np.exp(epistemic / 2), np.exp(noise / 2)))
             by_epistemic, by_noise = R * e + by_log_var * part, R * n + by_log_var * (1 - part)
-        by_power = (by_epistemic * shape).sum((1, 2))[:, None]
-        each = np.concatenate([by_noise.sum(1), by_epistemic.sum(1), by_power, by_weight.sum(1)[:, None]], axis=1)
+        by_inside = by_epistemic * np.exp(inside - shape)
+        by_far = (by_epistemic - by_inside).sum((1, 2))[:, None]
+        by_power = (by_inside * inside).sum((1, 2))[:, None]
+        by_slope = by_epistemic.sum(1) - by_far / q
+        each = np.concatenate([by_noise.sum(1), by_slope, by_power, by_weight.sum(1)[:, None]], axis=1)
         in_tails = rho * tail
         by_share = in_tails.sum() - rho.sum() * ops.sigmoid(share)
         by_wider = 0.5 * (((1 - less) * distance - q) * in_tails).sum()
-        by_mixture = np.array([by_share, by_wider, by_shrinkage.sum()])
+        by_mixture = np.array([by_share, by_wider, by_shrinkage.sum(), by_far.sum()])
         by_curves = (self.curve_of == np.arange(len(curves))[:, None]) @ each
         return log_density, mean, (by_curves, by_mixture, by_noise.sum(0))

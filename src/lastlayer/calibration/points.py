@@ -1,22 +1,28 @@
 """Held-out points: what networks that never saw them say of them."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy import ndarray
 from torch import Tensor
 
+from lastlayer.formula import log_far
 from lastlayer.linalg import TINY
+from lastlayer.ops import TorchOps
 from lastlayer.training.last_layer import LastLayer
 from lastlayer.training.objectives import Data
-from lastlayer.types import Family
+from lastlayer.types import FOURIER, Family
 
-BLOCKED_WEIGHT = 0.3
-"""Weight in calibration of a point of a block, beside one held out at random: the points of a block err together."""
+REGIONS = ("blocked", "shell")
+"""Kinds of points that were held out with all their neighbours."""
+REGION_WEIGHT = 0.1
+"""Weight of such a point in calibration, beside one held out at random: the points of a region err together."""
 BY_NETWORK = ("mean", "cost", "noise_var", "correlation")
 
 
@@ -37,6 +43,10 @@ class HeldOutPoints:
     """(n,) strings: where the point was held out, such as "random" or "blocked"."""
     families: tuple[Family, ...]
     """That each network belongs to."""
+    log_far: Float[Tensor, " n"] | None = None
+    """`lastlayer.formula.log_far`; None: no network is a process."""
+    inside: float = math.nan
+    """The affine cost of the process up to which a point counts as inside."""
 
     @classmethod
     def by(cls, layer: LastLayer, Phi: Float[Tensor, "n p"], data: Data, kind: str, family: Family) -> "HeldOutPoints":
@@ -56,7 +66,7 @@ class HeldOutPoints:
             correlation=correlation,
             inputs=data.X,
             targets=data.T.to(mean),
-            weight=weight * (BLOCKED_WEIGHT if kind == "blocked" else 1.0),
+            weight=weight * (REGION_WEIGHT if kind in REGIONS else 1.0),
             kind=np.full(len(mean), kind),
             families=(family,),
         )
@@ -80,7 +90,7 @@ class HeldOutPoints:
         cls, parts: "list[HeldOutPoints]", by_network: Callable[[list[Any]], Any], by_point: Callable[[list[Any]], Any]
     ) -> dict[str, Any]:
         """The tensors of several sets put together, field by field."""
-        names = [field.name for field in fields(cls) if field.name not in ("kind", "families")]
+        names = [field.name for field in fields(cls) if field.name not in ("kind", "families", "inside")]
         values = {name: [getattr(part, name) for part in parts] for name in names}
         return {
             name: None if xs[0] is None else (by_network if name in BY_NETWORK else by_point)(xs)
@@ -99,6 +109,23 @@ class HeldOutPoints:
         at = torch.tensor(same, device=self.mean.device)
         every = self._each([self], lambda xs: xs[0][at], lambda xs: xs[0])
         return replace(self, **every, families=(family,) * len(same))
+
+    @property
+    def single(self) -> Bool[ndarray, " n"]:
+        """Which points were held out without their neighbours."""
+        return ~np.isin(self.kind, REGIONS)
+
+    def beside_process(self) -> "HeldOutPoints":
+        """The same, knowing how far outside the data the process sees each of them."""
+        process = [i for i, family in enumerate(self.families) if family == FOURIER]
+        if not process or not len(self.targets):
+            return self
+        cost = self.cost[process].mean(0)
+        finite = torch.isfinite(cost)
+        single = finite & torch.from_numpy(self.single).to(cost.device)
+        inside = float(cost[single if single.any() else finite].max()) if finite.any() else math.inf
+        outside = SimpleNamespace(log_noise=self.noise_var[process].log().mean((0, -1)), inside=inside)
+        return replace(self, log_far=log_far(TorchOps, outside, cost), inside=inside)
 
     def some(self, most: int) -> "HeldOutPoints":
         """At most as many of a kind, picked at random but always the same; each kind keeps its total weight."""

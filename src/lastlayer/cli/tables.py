@@ -120,13 +120,14 @@ def predict(
     path = out or Path(f"{data.stem}.predicted.csv")
     if path.exists() and data.exists() and path.samefile(data):
         raise InputError(f"--out {path} is the table itself: give the predictions a file of their own")
-    rows, beyond, outside, strange = 0, 0, Counter[str](), Counter[str]()
+    rows, beyond, far, outside, strange = 0, 0, 0, Counter[str](), Counter[str]()
     started = time.monotonic()
     with writing(path) as write:
         for table, forecast in fitted.stream(chunks(data), level=level, unknown=unknown):
             write(table.columns | forecast.cells)
             rows += len(table)
             beyond += forecast.beyond
+            far += forecast.beyond_reach
             outside.update(forecast.outside)
             strange.update(forecast.unknown)
     seconds = time.monotonic() - started
@@ -137,8 +138,14 @@ def predict(
         say.words(f"{count:,} rows leave the training range of {name}", "yellow")
     if beyond:
         say.words(f"{beyond:,} rows are farther out than every training row: look at the column affine_cost", "yellow")
+    if far:
+        say.words(
+            f"{far:,} rows are farther out than any on which the intervals were checked: there they are a guess",
+            "yellow",
+        )
     say.words(f"saved {path}", "bold")
-    say.result(out=str(path), rows=rows, seconds=seconds, level=level, outside_range=outside, beyond=beyond)
+    found = {"outside_range": outside, "beyond": beyond, "beyond_reach": far}
+    say.result(out=str(path), rows=rows, seconds=seconds, level=level, **found)
 
 
 def evaluate(
@@ -184,10 +191,15 @@ def report(
     say.result(out=str(path), **asdict(made.scores))
 
 
-def explain(model: Model, as_json: Json = False) -> None:
+def explain(
+    model: Model,
+    curves: Annotated[Path | None, Option(help="PNG file for what each input adds, by the additive members.")] = None,
+    as_json: Json = False,
+) -> None:
     """What was learned: noise, alpha, calibration, training range of every input, condition of the features.
 
-    Below it, the settings: what every "auto" became.
+    Below it, the settings: what every "auto" became. Some members of the default mixture are additive, a sum of one
+    function of each input: --curves draws these functions with their bands.
     """
     from lastlayer.tables import TableModel, facts
     from lastlayer.tables import explain as explained
@@ -202,6 +214,13 @@ def explain(model: Model, as_json: Json = False) -> None:
     say.table(["input", "kind", "training range", "if missing"], rows)
     say.words("\nsettings", "bold")
     say.words(str(fitted.model.settings_))
+    if curves is not None:
+        from lastlayer.explain import additive_curves
+
+        check_writable(curves)
+        names = [feature for column in fitted.schema.columns for feature in column.features]
+        additive_curves(fitted.model, names=names).savefig(curves, dpi=150)
+        say.words(f"\nsaved {curves}", "bold")
     say.result(**explained(fitted))
 
 
@@ -213,7 +232,8 @@ def update(
     target: Target = None,
     as_json: Json = False,
 ) -> None:
-    """Take in more rows in closed form, without training: features, alpha and calibration stay."""
+    """Take in more rows in closed form, without training: features and alpha stay. Rows that lie farther from their
+    predictions than calibration expected widen the intervals."""
     from lastlayer.tables import TableModel, read
 
     say, path = Output(as_json), out or model

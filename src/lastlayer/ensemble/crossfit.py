@@ -24,7 +24,7 @@ from lastlayer.predictor.module import Member
 from lastlayer.predictor.unseen import Unseen
 from lastlayer.statistics import Statistics
 from lastlayer.training import Data, LastLayer, last_layers
-from lastlayer.types import Family
+from lastlayer.types import FOURIER, Family
 
 ROWS_PER_FEATURE = 10
 """So many rows for each feature that the data determine, and a last layer may learn the rows that it was judged on."""
@@ -67,12 +67,16 @@ class CrossFit:
     def mixture(self, splits: Sequence[Split]) -> Ensemble:
         """Networks of every family as one batch, each of them leaving out one split.
 
-        Members are those of random splits, or where there are none, networks trained on every row.
+        Members are those of random splits, or where there are none, networks trained on every row. The process is one
+        member, of every row: it has nothing to gain from others of its kind.
         """
         settings = self.trainer.settings
         every = self._every(splits, settings.n_members)
         tasks = [FitTask(split, 0, i, family) for family in settings.families for i, split in enumerate(splits)]
-        tasks += [FitTask(split, i, 0, family) for family in settings.families for i, split in enumerate(every)]
+        others = [family for family in settings.families if family != FOURIER]
+        tasks += [FitTask(split, i, 0, family) for family in others for i, split in enumerate(every)]
+        if FOURIER in settings.families:
+            tasks.append(FitTask(Split.everything(len(self.trainer.data.X)), 0, 0, FOURIER))
         to_train = sum(task.family.kind == "network" for task in tasks)
         return self._ensemble(self._fit(tasks, f"training {to_train} networks"), None, {})
 
@@ -102,7 +106,7 @@ class CrossFit:
             partitions.setdefault((fit.task.family, fit.task.partition), []).append(fit)
         return HeldOutPoints.joined(
             [HeldOutPoints.stacked([self._points(fits) for fits in kind.values()]) for kind in kinds.values()]
-        )
+        ).beside_process()
 
     def alpha_folds(self, fits: Sequence[FoldFit]) -> list[HeldOut]:
         """The rows left out, for Algorithm 1."""
@@ -118,8 +122,8 @@ class CrossFit:
         return [] if crossed else [Split.everything(len(self.trainer.data.X))] * n
 
     def _ensemble(self, fits: Sequence[FoldFit], n_members: int | None, scores: dict[Family, float]) -> Ensemble:
-        crossed = any(fit.task.split.kind == "random" for fit in fits)
-        members = [fit for fit in fits if fit.task.split.kind == ("random" if crossed else "all")]
+        crossed = [fit for fit in fits if fit.task.split.kind == "random" and fit.task.family != FOURIER]
+        members = crossed + [fit for fit in fits if fit.task.split.kind == "all"]
         held = [fit for fit in fits if len(fit.task.split.held)]
         return Ensemble([self._member(fit) for fit in members[:n_members]], held, scores)
 

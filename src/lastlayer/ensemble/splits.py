@@ -1,5 +1,6 @@
 """Which rows a network is trained on and which it never sees."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,13 @@ from lastlayer.errors import InputError
 from lastlayer.extrapolation import blocked_folds
 from lastlayer.settings import N_FOLDS, Settings
 
+SHELLS = (0.4, 0.6, 0.8)
+
 
 @dataclass(frozen=True)
 class Split:
     """Rows to train on, rows held out, and what the latter speak for: "random" rows for interpolation, "blocked" ones
-    for extrapolation, "given" ones for whatever the user's splitter has in mind."""
+    and those of a "shell" for extrapolation, "given" ones for whatever the user's splitter has in mind."""
 
     train: Int[ndarray, " r"]
     held: Int[ndarray, " h"]
@@ -37,6 +40,15 @@ def blocked_splits(X: Float[ndarray, "m d"], groups: Int[ndarray, " m"], k: int)
     """Each group of rows is held out once, together with its neighbours."""
     first = np.unique(groups, return_index=True)[1]
     return _leave_out(groups, blocked_folds(X[first], k), "blocked")
+
+
+def shell_splits(X: Float[ndarray, "m d"], groups: Int[ndarray, " m"], inner: Sequence[float] = SHELLS) -> list[Split]:
+    """The rows farthest from the middle are held out, in standardised inputs; `inner`: the shares that stay."""
+    first = np.unique(groups, return_index=True)[1]
+    scale = X.std(0)
+    Z = (X[first] - X.mean(0)) / np.where(scale > 0, scale, 1.0)
+    order = np.argsort((Z**2).sum(1), kind="stable")
+    return _leave_out(groups, [order[max(2, round(share * len(order))) :] for share in inner], "shell")
 
 
 def given_splits(splitter: Any, X: ndarray, y: ndarray, groups: Any = None) -> list[Split]:
@@ -109,4 +121,5 @@ def folds_for(
     blocked = blocked_splits(X.astype(float), copies, min(N_FOLDS, m // 2)) if by_folds and X.ndim == 2 else []
     if calibration == "alpha on blocked folds":
         return Folds([blocked or random[0]], random[0])
-    return Folds([splits + blocked for splits in random] if by_folds else [], random[0])
+    regions = blocked + (shell_splits(X.astype(float), copies) if blocked else [])
+    return Folds([splits + regions for splits in random] if by_folds else [], random[0])

@@ -1,10 +1,11 @@
-"""Training networks: of a table as one batch where they allow it, or a single one on a source of batches."""
+"""Training the networks of a table: as one batch where they allow it, otherwise one after the other."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -18,10 +19,12 @@ from lastlayer.distributed import ONE, ProcessGroup
 from lastlayer.ensemble.splits import Split
 from lastlayer.extrapolation import held_out_lpd
 from lastlayer.features import affine_features
-from lastlayer.networks.mlp import Architecture, InputSkip, StackedMLP, features_of, fourier_network
-from lastlayer.predictor.module import Member
+from lastlayer.networks.architecture import Architecture, encoded
+from lastlayer.networks.encoding import PiecewiseEncoding, bins_of
+from lastlayer.networks.fourier import fourier_network
+from lastlayer.networks.mlp import InputSkip, StackedMLP, features_of
 from lastlayer.settings import Settings
-from lastlayer.sources import Scales, Source, StandardizedSource, TensorSource, scales_of
+from lastlayer.sources import Source, TensorSource
 from lastlayer.statistics import CHUNK_ROWS
 from lastlayer.training import (
     Checkpoint,
@@ -36,7 +39,6 @@ from lastlayer.training import (
     StackedNetworks,
     TrainingHistory,
     Validation,
-    last_layer,
     make_objective,
     streamed_statistics,
     threads_for,
@@ -98,24 +100,39 @@ class Trainer:
 
     def networks(self, tasks: Sequence[FitTask], label: str) -> list[nn.Module]:
         """One network per task, trained where there is something to train."""
-        self._stage += 1
         ways: dict[str, Callable[[list[FitTask]], list[nn.Module]]] = {
             "network": lambda of_kind: self._trained(of_kind, label),
             "fourier": self._fourier,
-            "linear": lambda of_kind: [nn.Identity() for _ in of_kind],
+            "linear": lambda of_kind: [self._linear(task) for task in of_kind],
         }
         made: dict[int, nn.Module] = {}
-        for kind, way in ways.items():
-            places = [i for i, task in enumerate(tasks) if task.family.kind == kind]
-            if places:
-                made |= zip(places, way([tasks[i] for i in places]), strict=True)
+        for kind, encoding in dict.fromkeys((task.family.kind, task.family.encoding) for task in tasks):
+            self._stage += 1
+            places = [i for i, t in enumerate(tasks) if (t.family.kind, t.family.encoding) == (kind, encoding)]
+            made |= zip(places, ways[kind]([tasks[i] for i in places]), strict=True)
         return [made[i] for i in range(len(tasks))]
+
+    def encoding(self, task: FitTask) -> PiecewiseEncoding | None:
+        """Of the rows that the network is trained on, so that others lie outside it as they will in use."""
+        if task.family.encoding == "raw":
+            return None
+        rows = torch.from_numpy(task.split.train).to(self.data.X.device)
+        return PiecewiseEncoding.of(self.data.X[rows], self._n_bins).to(self.settings.torch_dtype)
+
+    @cached_property
+    def _n_bins(self) -> torch.Tensor:
+        return bins_of(self.data.X)
+
+    def _linear(self, task: FitTask) -> nn.Module:
+        encoding = self.encoding(task)
+        return nn.Identity() if encoding is None else encoded(encoding, nn.Identity(), self.data.X.shape[1])
 
     def _trained(self, tasks: list[FitTask], label: str) -> list[nn.Module]:
         if len(tasks) == 1 or not self.settings.stackable or self.data.X.dim() > 2:
             return [self._alone(task, i) for i, task in enumerate(tasks)]
-        networks = self._together(tasks, lambda group, i, stop: self._stack(group, label, i, stop))
-        if self.history.stopped == "interrupted":
+        over = self._interrupted  # what comes after an interrupt stays as it is initialised
+        networks = self._together(tasks, lambda group, i, stop: self._stack(group, label, i, stop, over))
+        if self._interrupted and not over:
             epochs = len(self.history.nlml)
             warnings.warn(f"interrupted after {epochs} epochs: the networks are kept and usable", stacklevel=7)
         return networks
@@ -134,8 +151,9 @@ class Trainer:
 
         def lengths(group: list[FitTask], i: int, stop: Event) -> list[nn.Module]:
             own = torch.tensor([places[id(task)] for task in group], device=weight.device)
-            found = fit_lengths(data.X[own].double(), data.T[own], weight[own]).cpu()
-            return [fourier_network(found[j], generator=generators[places[id(t)]]) for j, t in enumerate(group)]
+            found = zip(*(x.cpu() for x in fit_lengths(data.X[own].double(), data.T[own], weight[own])), strict=True)
+            own_generators = [generators[places[id(task)]] for task in group]
+            return [fourier_network(*x, generator=g) for x, g in zip(found, own_generators, strict=True)]
 
         with self._shown(f"lengths of {len(tasks)} processes"):
             networks = self._together(tasks, lengths)
@@ -146,9 +164,10 @@ class Trainer:
     ) -> list[nn.Module]:
         """A part of the tasks per processor core: threads that never wait for each other, unlike those of a product."""
         cores = torch.get_num_threads() if self.data.X.device.type == "cpu" else 1
+        stop = Event()
         if cores == 1 or len(tasks) * len(self.data.X) < ROWS_PER_CORE:
-            return work(tasks, 0, Event())
-        groups, stop = [list(tasks[i::cores]) for i in range(min(cores, len(tasks)))], Event()
+            return work(tasks, 0, stop)
+        groups = [list(tasks[i::cores]) for i in range(min(cores, len(tasks)))]
         with threads_for(0), ThreadPoolExecutor(len(groups)) as pool:
             futures = [pool.submit(work, group, i, stop) for i, group in enumerate(groups)]
             try:
@@ -161,13 +180,19 @@ class Trainer:
             networks[i :: len(groups)] = part
         return networks
 
-    def _stack(self, tasks: Sequence[FitTask], label: str, group: int, stop: Event) -> list[nn.Module]:
+    def _stack(self, tasks: Sequence[FitTask], label: str, group: int, stop: Event, over: bool) -> list[nn.Module]:
         s, device, m = self.settings, self.data.X.device, len(self.data.X)
-        generators = [task.generator(s.seed) for task in tasks]
-        stack = StackedMLP(self.data.X.shape[1], s.hidden, generators=generators, activation=s.activation)
+        generators, d = [task.generator(s.seed) for task in tasks], self.data.X.shape[1]
+        encodings = [e for e in map(self.encoding, tasks) if e is not None]
+        n_inputs = len(encodings[0].column) if encodings else d
+        stack = StackedMLP(n_inputs, s.hidden, generators=generators, activation=s.activation)
         stack = stack.to(device=device, dtype=s.torch_dtype)
-        network = InputSkip(stack) if s.input_skip else stack
-        if s.batch_size is None:
+        network: nn.Module = InputSkip(stack) if s.input_skip else stack
+        if encodings:
+            network = encoded(PiecewiseEncoding.stacked(encodings), stack, d)
+        if over:
+            pass
+        elif s.batch_size is None:
             precision = _precisions(tasks, device)
             objective = Profiled(bias_prior=s.bias_prior, noise=s.noise_structure, shape=(len(tasks),)).to(device)
             rows = self._own_rows([task.split.train for task in tasks])
@@ -182,6 +207,8 @@ class Trainer:
             data = Data(self.data.X, self.data.T, weight)
             self._in_batches(network, data, tasks, group, stop=stop, label=label)
         members = [stack.member(i) for i in range(len(tasks))]
+        if encodings:
+            return [encoded(e, member, d).eval() for e, member in zip(encodings, members, strict=True)]
         return [(InputSkip(member) if s.input_skip else member).eval() for member in members]
 
     def _own_rows(self, parts: Sequence[np.ndarray]) -> Data:
@@ -193,6 +220,10 @@ class Trainer:
             used = torch.stack([torch.arange(longest) < len(part) for part in parts]).to(index.device)
             weight = used.double() if weight is None else used * weight
         return Data(self.data.X[index], self.data.T[index], weight)
+
+    @property
+    def _interrupted(self) -> bool:
+        return self.history.stopped == "interrupted"
 
     def _train(self, problem: Problem, group: int, **options: Any) -> None:
         self.history = train(problem, optimizer_of(self.settings), progress=self.progress and group == 0, **options)
@@ -249,7 +280,8 @@ class Trainer:
         everything = len(task.split.train) == len(X)
         data = self.data if everything else self.data.rows(torch.from_numpy(task.split.train).to(X.device))
         generator = task.generator(s.seed)
-        network = self.architecture.build(data.X.shape[1], generator).to(device=X.device, dtype=s.torch_dtype)
+        network = self.architecture.build(data.X.shape[1], generator, encoding=self.encoding(task))
+        network = network.to(device=X.device, dtype=s.torch_dtype)
         with torch.no_grad():
             n_features = features_of(network.eval(), data.X[:2]).shape[1]
         objective = make_objective(
@@ -323,56 +355,3 @@ def identity(settings: Settings, prior_precisions: Any, data: list[Any]) -> dict
     """What a checkpoint belongs to."""
     content = {name: value for name, value in settings.to_json().items() if name != "device"}
     return content | {"hidden_prior": prior_precisions, "data": data}
-
-
-@dataclass(frozen=True)
-class Streamed:
-    """A network trained on a source."""
-
-    member: Member
-    scales: Scales
-    sample: Data
-    """Some standardised training rows."""
-    history: TrainingHistory
-
-
-def train_on_source(
-    source: Source, architecture: Architecture, *, checkpoint: Path | None = None, progress: bool = False
-) -> Streamed:
-    """One pass for the scales, `max_epochs` for the network, one for the exact last layer."""
-    s, process_group = architecture.settings, ProcessGroup.current()
-    assert s.batch_size is not None
-    device, family = s.torch_device, s.families[0]
-    scales = scales_of(source, s.batch_size, process_group=process_group)
-    rows = StandardizedSource(source, scales, device, torch.float32)
-    first = next(rows.batches(s.batch_size, process_group=process_group))
-    sample = Data(first.X[:CHUNK_ROWS], first.T[:CHUNK_ROWS].double())
-    network = architecture.build(first.X.shape[1], torch.Generator().manual_seed(s.seed))
-    network = network.to(device=device, dtype=torch.float32)
-    with torch.no_grad():
-        features_of(network.eval(), first.X[:2])
-    count = torch.tensor(scales.count, dtype=torch.float64, device=device)
-    problem = mini_batches(
-        network,
-        rows,
-        s,
-        count,
-        scales.n_rows,
-        family.prior_precision,
-        is_table=first.X.dim() == 2,
-        process_group=process_group,
-    )
-    inputs = [] if scales.inputs is None else scales.inputs.mean.tolist()
-    data = [scales.n_rows, inputs, scales.targets.mean.tolist(), scales.targets.scale.tolist()]
-    kept = None
-    if checkpoint is not None:
-        kept = Checkpoint(checkpoint / "training.safetensors", identity(s, family.prior_precision, data))
-    history = train(problem, optimizer_of(s), checkpoint=kept, progress=progress and process_group.rank == 0)
-    network = network.to(s.torch_dtype)
-    exact = StandardizedSource(source, scales, device, s.torch_dtype)
-    batches = exact.batches(s.batch_size, process_group=process_group)
-    parts = (Data(batch.X, batch.T.double(), batch.weight) for batch in batches)
-    statistics = streamed_statistics(network, parts, process_group=process_group)
-    history.gap = float(problem.running.gap(statistics)) if problem.running.snapshot is not None else None
-    layer = last_layer(statistics, noise=s.noise_structure, bias_prior=s.bias_prior)
-    return Streamed(Member(network, layer, family), scales, Data(sample.X.to(s.torch_dtype), sample.T), history)

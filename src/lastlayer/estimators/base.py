@@ -228,8 +228,10 @@ class LastLayerRegressor(BaseRegressor):
         return self
 
     def update(self: Self, X: Any, y: Any, sample_weight: Any = None, *, forgetting: float = 1.0) -> Self:
-        """Add rows in closed form; features, alpha, noise and curve stay.
+        """Add rows in closed form; features, alpha and noise stay.
 
+        Their residuals before they are learned are held-out errors: where they are larger than calibration expected,
+        by more than three standard errors, the curves are widened.
         Old rows are down-weighted by `forgetting`, the prior is not. For rows that come one by one,
         `lastlayer.online.OnlineModel` does the same much faster.
         """
@@ -251,7 +253,7 @@ class LastLayerRegressor(BaseRegressor):
     def reestimate(self: Self) -> Self:
         """alpha and noise from the rows that count now, at the maximum of the evidence; the features stay.
 
-        The curve stays too, in units of the new noise. A tuned alpha keeps its distance from alpha*.
+        The curve is as it was calibrated, in units of the new noise. A tuned alpha keeps its distance from alpha*.
         """
         self.fitted_ = revisions.reestimate(self._fitted())
         return self

@@ -17,10 +17,11 @@ from lastlayer.distributed import ProcessGroup
 from lastlayer.ensemble.copies import SHARE
 from lastlayer.ensemble.crossfit import CrossFit, Ensemble
 from lastlayer.ensemble.splits import folds_for
-from lastlayer.ensemble.trainer import Trainer, train_on_source
+from lastlayer.ensemble.streamed import train_on_source
+from lastlayer.ensemble.trainer import Trainer
 from lastlayer.errors import CopiesWarning, FlooredNoiseWarning, InputError
 from lastlayer.estimators.base import LastLayerRegressor
-from lastlayer.networks.mlp import Architecture
+from lastlayer.networks.architecture import Architecture
 from lastlayer.parameters import TrainingOptions
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted
@@ -54,6 +55,8 @@ class BLLRegressor(LastLayerRegressor):
     activation : "tanh", "silu", "relu", ... (see lastlayer.features.ACTIVATIONS).
     input_skip : pass the inputs on to the last layer too, so that the variance grows without bound outside the data.
         "auto": with the built-in network, not with a backbone.
+    encoding : what networks see: "raw" inputs, or their "piecewise" linear encoding by quantiles, which learns steps
+        and thresholds easily and is constant outside the data. "auto": a mixture of both.
     backbone : an nn.Module that maps a batch to features (m, k), trained from its present weights in a copy, or a
         callable that returns a fresh one. Inputs of more than two dimensions are passed on to it unscaled.
     preset : what the "auto" of the other parameters means: "calibrated"; "fast", the same with a quarter of the
@@ -104,6 +107,7 @@ class BLLRegressor(LastLayerRegressor):
         *,
         activation: str = "tanh",
         input_skip: bool | str = "auto",
+        encoding: str = "auto",
         backbone: nn.Module | Callable[[], nn.Module] | None = None,
         preset: str = "calibrated",
         n_members: int | str = "auto",
@@ -123,6 +127,7 @@ class BLLRegressor(LastLayerRegressor):
         self.hidden = hidden
         self.activation = activation
         self.input_skip = input_skip
+        self.encoding = encoding
         self.backbone = backbone
         self.preset = preset
         self.n_members = n_members

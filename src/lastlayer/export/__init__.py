@@ -12,7 +12,7 @@ from lastlayer.errors import InputError
 from lastlayer.export import bundle
 from lastlayer.export.bundle import FORMAT
 from lastlayer.files import replacing
-from lastlayer.networks.mlp import InputSkip, StackedMLP, inner_network
+from lastlayer.networks.mlp import InputSkip, StackedMLP, encoding_of, inner_network
 from lastlayer.ops import NumPyOps
 from lastlayer.predictor.fitted import as_fitted
 from lastlayer.predictor.module import LayerGroup
@@ -51,6 +51,7 @@ def to_arrays(model: Any, schema: Schema | None = None) -> dict[str, Any]:
     p = fitted.predictor
     arrays: dict[str, Any] = {f"model.{name}": _array(v) for name, v in p.named_buffers(recurse=False)}
     arrays |= {f"curve.{name}": _array(v) for name, v in p.curve.named_buffers()}
+    arrays |= {} if p.outside is None else {f"outside.{name}": _array(v) for name, v in p.outside.named_buffers()}
     arrays |= {} if p.head is None else {f"head.{name}": _array(v) for name, v in p.head.named_buffers()}
     arrays["model.tails"] = np.array([fitted.tails.share, fitted.tails.factor])
     arrays["model.sample_cost"] = np.sort(_array(fitted.sample_cost))
@@ -60,6 +61,7 @@ def to_arrays(model: Any, schema: Schema | None = None) -> dict[str, Any]:
     about = {
         "format": FORMAT,
         "layers": [about for about, _ in described],
+        "process": None if p.outside is None else p.outside.place,
         "missing": sorted(MISSING),
         "columns": None if schema is None else schema.as_json()["columns"],
         "targets": [f"y{i + 1}" for i in range(fitted.n_outputs)] if schema is None else list(schema.targets),
@@ -74,6 +76,9 @@ def _layer(layer: LayerGroup) -> tuple[dict[str, Any], dict[str, Any]]:
     numbers = {name: _array(v) for name, v in layer.named_buffers(recurse=False)}
     if isinstance(network, InputSkip) and network.scale is not None:
         numbers["input_scale"] = _array(network.scale)
+    encoding = encoding_of(network)
+    if encoding is not None:
+        numbers |= {f"bins.{name}": _array(value) for name, value in encoding.named_buffers()}
     linears = list(zip(inner.weights, inner.biases, strict=True)) if isinstance(inner, StackedMLP) else []
     for i, (W, b) in enumerate(linears):
         numbers |= {f"W{i}": _array(W), f"b{i}": _array(b)}

@@ -28,11 +28,11 @@ import numpy as np
 from numpy import ndarray
 
 # the code of the library:
-from lastlayer.formula import mixture_quantile, mlp, predict
+from lastlayer.formula import encoded, mixture_quantile, mlp, predict
 from lastlayer.ops import NumPyOps
 
 # the reader:
-FORMAT = 5
+FORMAT = 6
 ROWS = 4096
 
 
@@ -78,6 +78,9 @@ class Bundle:
         layers = [self._layer(about, under(f"{i}.")) for i, about in enumerate(self.about["layers"])]
         self._model = SimpleNamespace(**{"order": None, "log_precision": None, **under("model."), "layers": layers})
         self._model.curve = SimpleNamespace(**under("curve."))
+        outside = {name: float(value) for name, value in under("outside.").items()}
+        place = self.about["process"]
+        self._model.outside = None if place is None else SimpleNamespace(**outside, place=place)
         self._model.head = SimpleNamespace(**under("head.")) if "head.U" in arrays else None
 
     def _layer(self, about: dict[str, Any], arrays: dict[str, ndarray]) -> SimpleNamespace:
@@ -85,11 +88,14 @@ class Bundle:
         layer = SimpleNamespace(**{"root_star": None, "shift_star": None, **arrays})
         weights = [arrays[f"W{i}"] for i in range(about["depth"])]
         biases = [arrays[f"b{i}"] for i in range(about["depth"])]
-        c = len(layer.weights)
+        c, bins = len(layer.weights), None
+        if "bins.column" in arrays:
+            bins = SimpleNamespace(slope=arrays["bins.slope"], shift=arrays["bins.shift"])
 
         def features(ops: Any, z: ndarray) -> ndarray:
             inputs = np.broadcast_to(z, (c, *z.shape))
-            phi = mlp(ops, about["activation"], weights, biases, inputs)
+            seen = inputs if bins is None else encoded(ops, bins, inputs[..., arrays["bins.column"]])
+            phi = mlp(ops, about["activation"], weights, biases, seen)
             return (
                 np.concatenate([phi, inputs * arrays.get("input_scale", 1.0)], -1) if about["input_skip"] else phi
             ) - layer.centre

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lastlayer import formula
 from lastlayer.errors import InputError, need
 from lastlayer.integrations.onnx import first_line, onnx_program
-from lastlayer.networks.mlp import MLP, InputSkip, inner_network
+from lastlayer.networks.mlp import MLP, InputSkip, encoding_of, inner_network
 from lastlayer.ops import CasADiOps, Each
 from lastlayer.predictor.fitted import Fitted, as_fitted
 
@@ -72,6 +72,7 @@ def expressions(ca: Any, fitted: Fitted) -> SimpleNamespace:
         order=None,
         curve=SimpleNamespace(**{key: each(v) for key, v in p.curve.named_buffers()}),
         head=None if p.head is None else SimpleNamespace(**{key: row(v) for key, v in p.head.named_buffers()}),
+        outside=None if p.outside is None else SimpleNamespace(**_scalars(p.outside), place=p.outside.place),
         log_noise_var=each(p.log_noise_var),
         centre=Each([row(p.centre)] * c),
         log_precision=None if p.log_precision is None else Each([row(p.log_precision)] * c),
@@ -79,20 +80,29 @@ def expressions(ca: Any, fitted: Fitted) -> SimpleNamespace:
     )
 
 
+def _scalars(numbers: nn.Module) -> dict[str, float]:
+    return {key: float(value) for key, value in numbers.named_buffers()}
+
+
 def _features(ca: Any, network: nn.Module, centre: Any) -> Any:
     """(ops, z) -> centred features of one network."""
     inner, passes, scale = inner_network(network), isinstance(network, InputSkip), 1.0
     if isinstance(network, InputSkip) and network.scale is not None:
         scale = ca.DM(_array(network.scale)[None])
+    own, encoding, columns = encoding_of(network), None, []
+    if own is not None:
+        columns = own.column.tolist()
+        encoding = SimpleNamespace(slope=ca.DM(_array(own.slope)[None]), shift=ca.DM(_array(own.shift)[None]))
 
     def features(ops: Any, z: Any) -> Any:
+        inputs = z if encoding is None else formula.encoded(ops, encoding, z[:, columns])
         if isinstance(inner, nn.Identity):
-            phi = z
+            phi = inputs
         elif isinstance(inner, MLP):
             linears = [layer for layer in inner if isinstance(layer, nn.Linear)]
             weights = [ca.DM(_array(layer.weight).T) for layer in linears]
             biases = [ca.DM(_array(layer.bias)[None]) for layer in linears]
-            phi = formula.mlp(ops, inner.activation, weights, biases, z)
+            phi = formula.mlp(ops, inner.activation, weights, biases, inputs)
         else:
             phi = _through_onnx(ca, inner, z.shape[1])(z)
         return (ca.horzcat(phi, z * scale) if passes else phi) - centre

@@ -3,18 +3,13 @@
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from lastlayer.errors import InputError, check_choice
-from lastlayer.networks.random_features import frequencies
-from lastlayer.settings import Settings
-from lastlayer.types import NETWORK, Family
-
-Backbone = nn.Module | Callable[[], nn.Module]
+from lastlayer.networks.encoding import Encoded, PiecewiseEncoding
 
 
 class Sin(nn.Module):
@@ -24,7 +19,6 @@ class Sin(nn.Module):
         return torch.sin(x)
 
 
-N_FREQUENCIES = 128
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "elu": nn.ELU,
     "gelu": nn.GELU,
@@ -154,25 +148,6 @@ class InputSkip(nn.Module):
         return torch.cat([phi, passed.expand(*phi.shape[:-1], x.shape[-1])], dim=-1)
 
 
-def fourier_network(
-    log_length: Float[Tensor, " d"], n_frequencies: int = N_FREQUENCIES, *, generator: torch.Generator | None = None
-) -> InputSkip:
-    """Features [cos(w'a), sin(w'a), sqrt(n) a], a = x / length, of n random frequencies w.
-
-    A last layer on them is the Gaussian process of `training.lengths`, seen through n frequencies: a smooth function,
-    of the same variance everywhere before data, on top of a linear one.
-    """
-    d, scale = len(log_length), (-log_length).exp()
-    waves = (scale[:, None] * frequencies(d, n_frequencies, generator).to(scale)).mT
-    network = MLP(d, (2 * n_frequencies,), activation="sin", dtype=log_length.dtype).to(log_length.device)
-    linear = network[0]
-    assert isinstance(linear, nn.Linear)
-    with torch.no_grad():
-        linear.weight.copy_(torch.cat([waves, waves]))
-        linear.bias[:n_frequencies] = 0.5 * math.pi  # the sines that are cosines
-    return InputSkip(network, math.sqrt(n_frequencies) * scale)
-
-
 def copied(network: nn.Module) -> nn.Module:
     """A copy in evaluation mode, without gradients, that shares nothing with the network."""
     return copy.deepcopy(network).eval().requires_grad_(False)
@@ -202,15 +177,8 @@ class NetworkGroup(nn.Module):
     def __init__(self, places: Sequence[int], networks: Sequence[nn.Module]) -> None:
         super().__init__()
         self.places = list(places)
-        inner = [inner_network(network) for network in networks]
-        if isinstance(inner[0], MLP) and len(inner[0]):
-            stack: nn.Module = StackedMLP.of([n for n in inner if isinstance(n, MLP)])
-            scales = [network.scale for network in networks if isinstance(network, InputSkip)]
-            scaled = [scale for scale in scales if scale is not None]
-            skip = InputSkip(stack, torch.stack(scaled)[:, None] if scaled else None)
-            self.network = skip if scales else stack
-        else:
-            self.network = copied(networks[0])
+        self.network = _together(networks) if len(networks) > 1 or _is_mlp(inner_network(networks[0])) else networks[0]
+        self.network = copied(self.network)
         self.train(False).requires_grad_(False)
 
     def train(self, mode: bool = True) -> "NetworkGroup":
@@ -232,18 +200,42 @@ def grouped(networks: Sequence[nn.Module]) -> list[NetworkGroup]:
 
 
 def inner_network(network: nn.Module) -> nn.Module:
-    """The network without its passed-on inputs."""
-    return network.network if isinstance(network, InputSkip) else network
+    """The network without its passed-on inputs and their encoding."""
+    within = network.network if isinstance(network, InputSkip) else network
+    return within.network if isinstance(within, Encoded) else within
+
+
+def encoding_of(network: nn.Module) -> PiecewiseEncoding | None:
+    """How the inputs are encoded; None: not at all."""
+    within = network.network if isinstance(network, InputSkip) else network
+    return within.encoding if isinstance(within, Encoded) else None
+
+
+def _is_mlp(network: nn.Module) -> bool:
+    return type(network) is MLP and len(network) > 0
+
+
+def _together(networks: Sequence[nn.Module]) -> nn.Module:
+    """Networks of one kind as one module."""
+    inner = [inner_network(network) for network in networks]
+    whole: nn.Module = StackedMLP.of([n for n in inner if isinstance(n, MLP)]) if _is_mlp(inner[0]) else inner[0]
+    encodings = [encoding for encoding in map(encoding_of, networks) if encoding is not None]
+    if encodings:
+        whole = Encoded(PiecewiseEncoding.stacked(encodings), whole)
+    if not isinstance(networks[0], InputSkip):
+        return whole
+    scales = [skip.scale for skip in networks if isinstance(skip, InputSkip) and skip.scale is not None]
+    return InputSkip(whole, torch.stack(scales)[:, None] if scales else None)
 
 
 def _kind(network: nn.Module, place: int) -> object:
-    inner = inner_network(network)
+    inner, encoding = inner_network(network), encoding_of(network)
+    scaled = isinstance(network, InputSkip) and network.scale is not None
+    outer = type(network), scaled, None if encoding is None else len(encoding.column)
     if isinstance(inner, nn.Identity):
-        return type(network), nn.Identity
-    if type(inner) is MLP and len(inner):
-        shapes = tuple(p.shape for p in inner.parameters())
-        scaled = isinstance(network, InputSkip) and network.scale is not None
-        return type(network), scaled, type(inner[1]), shapes, next(inner.parameters()).dtype
+        return *outer, nn.Identity
+    if isinstance(inner, MLP) and _is_mlp(inner):
+        return *outer, type(inner[1]), tuple(p.shape for p in inner.parameters()), next(inner.parameters()).dtype
     return place
 
 
@@ -257,28 +249,3 @@ def features_of(network: nn.Module, Z: Float[Tensor, "m *d"]) -> Float[Tensor, "
             f"({len(Z)}, k), one row per sample; flatten or pool the other dimensions"
         )
     return phi_tilde
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """The built-in network that the settings describe, or the user's."""
-
-    settings: Settings
-    backbone: Backbone | None = None
-
-    def build(self, n_inputs: int, generator: torch.Generator | None = None, family: Family = NETWORK) -> nn.Module:
-        """One untrained network of a family."""
-        if family.kind == "linear":
-            return nn.Identity()
-        if family.kind == "fourier":
-            return fourier_network(torch.zeros(n_inputs, dtype=torch.float64), generator=generator)
-        s = self.settings
-        if self.backbone is None:
-            network: nn.Module = MLP(n_inputs, s.hidden, activation=s.activation, generator=generator)
-        elif isinstance(self.backbone, nn.Module):
-            network = copy.deepcopy(self.backbone)
-        else:
-            network = self.backbone()
-            if not isinstance(network, nn.Module):
-                raise InputError(f"backbone() returned a {type(network).__name__}, not a torch.nn.Module")
-        return InputSkip(network) if s.input_skip else network

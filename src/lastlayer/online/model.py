@@ -5,6 +5,7 @@ What happens to old rows is its memory: all are kept, they lose weight, or only 
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from numpy import ndarray
 from sklearn.base import BaseEstimator
+from torch import Tensor
 
 from lastlayer import formula
 from lastlayer.errors import InputError
@@ -32,6 +34,8 @@ LARGE_BATCH = 0.25
 """Rows per feature above which a batch is better factored than taken in by the recursion."""
 FADING = 0.02
 """Share of their weight that old rows lose at a time."""
+NOTICED = 0.05
+"""Change of a curve's logarithm at which predictions follow it."""
 
 
 class Memory:
@@ -44,6 +48,10 @@ class Memory:
     def kept(self, n: int) -> float:
         """Weight that the rows of before keep when n more have come."""
         return 1.0
+
+    def remembered(self, n: int) -> float:
+        """Weight that their residuals keep."""
+        return self.kept(n)
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,9 @@ class SlidingWindow(Memory):
         """A factorisation goes through the whole window, so it is as rare as that costs O(p^2) a row."""
         return max(p, self.rows)
 
+    def remembered(self, n: int) -> float:
+        return max(0.0, 1 - n / self.rows)
+
 
 class OnlineModel:
     """A fitted model whose last layers follow a stream; the features, and the curve, stay as fitted.
@@ -127,18 +138,27 @@ class OnlineModel:
     def predictive(self, X: Any, *, noise: bool = True) -> Prediction:
         """The predictive distribution given the rows that count now, as `BLLRegressor.predictive`."""
         fitted, Z = self._fitted, self._fitted.standardized(self._inputs(X))
-        p, c, m = fitted.predictor, len(self._fitted.members), len(Z)
-        mean, cost, ratio = (torch.empty(c, m, n, dtype=torch.float64) for n in (fitted.n_outputs, 1, 1))
         with torch.no_grad():
-            for group, layers in zip(self._groups, self._layers, strict=True):
-                for rows in row_chunks(m, CHUNK_ROWS):
-                    own_mean, own_cost, own_ratio = layers.predict(group(Z[rows]).double())
-                    mean[group.places, rows] = own_mean.cpu()
-                    cost[group.places, rows, 0], ratio[group.places, rows, 0] = own_cost.cpu(), own_ratio.cpu()
-            mean = mean * fitted.targets.scale + fitted.targets.mean
-            at = p.centre
-            parts = formula.components(TorchOps, p, [mean.to(at), ratio.to(at), cost.to(at)], Z.to(at.dtype))
+            features = ([group(Z[rows]).double() for group in self._groups] for rows in row_chunks(len(Z), CHUNK_ROWS))
+            said = [self._said(own) for own in features]
+            parts = self._components([torch.cat(each, 1) for each in zip(*said, strict=True)], Z)
         return fitted.prediction(as_arrays(parts), noise=noise)
+
+    def _said(self, features: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, cost at the alpha in use and at alpha* of rows by all members, given their features by each group."""
+        fitted, m = self._fitted, features[0].shape[1]
+        mean, cost, ratio = (
+            torch.empty(len(fitted.members), m, n, dtype=torch.float64) for n in (fitted.n_outputs, 1, 1)
+        )
+        for group, layers, own in zip(self._groups, self._layers, features, strict=True):
+            own_mean, own_cost, own_ratio = layers.predict(own)
+            mean[group.places] = own_mean.cpu()
+            cost[group.places, :, 0], ratio[group.places, :, 0] = own_cost.cpu(), own_ratio.cpu()
+        return mean * fitted.targets.scale + fitted.targets.mean, ratio, cost
+
+    def _components(self, said: Sequence[Tensor], Z: Tensor) -> formula.Components:
+        at = self._fitted.predictor.centre
+        return formula.components(TorchOps, self._fitted.predictor, [x.to(at) for x in said], Z.to(at.dtype))
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Mean of the targets, shaped like y in fit; with their standard deviation, noise included."""
@@ -148,7 +168,9 @@ class OnlineModel:
 
     def update(self, X: Any, y: Any, sample_weight: Any = None) -> "OnlineModel":
         """Add rows, and drop or down-weight old ones as the memory prescribes."""
-        rows = self._rows(X, y, sample_weight)
+        data = self._data(X, y, sample_weight)
+        rows = self._features(data)
+        self._judge(data, rows)
         n = len(rows[0].T)
         small = n <= max(1, LARGE_BATCH * self._width)
         moved = self._moved(rows) if small else None
@@ -184,7 +206,7 @@ class OnlineModel:
                 layer = members[place].layer
                 posterior = replace(layer.posterior, statistics=total[i])
                 members[place] = replace(members[place], layer=replace(layer, posterior=posterior))
-        return replace(self._fitted, members=tuple(members))
+        return replace(self._fitted, members=tuple(members), calibration=self._calibration)
 
     def model(self) -> LastLayerRegressor:
         """A regressor with the last layers as they are now: to save, to plot, to ask anything else."""
@@ -199,6 +221,7 @@ class OnlineModel:
     def _adopt(self, fitted: Fitted) -> None:
         """Take over the last layers of a model."""
         self._fitted, self._n_since, self._n_adopted = fitted, 0, 0
+        self._calibration = fitted.calibration
         self._layers = [
             LayerStack.of(
                 [fitted.members[i].layer.posterior for i in group.places], [fitted.log_alphas[i] for i in group.places]
@@ -249,9 +272,28 @@ class OnlineModel:
             return check_X(self._estimator, X, reset=False, nd=not is_table)
         raise InputError(f"X must be a finite float64 array of shape (m, {d}), and has shape {np.shape(X)}")
 
+    def _judge(self, data: Data, rows: list[FeatureRows]) -> None:
+        """What new rows say of the calibration, before they are learned."""
+        if self._calibration is None:
+            return
+        with torch.no_grad():
+            said = self._said([own.phi for own in rows])
+            squares = revisions.squared_residuals(self._fitted, self._components(said, data.X), data)
+        assert self._fitted.calibration is not None
+        in_use = {family: curve.widening for family, curve in self._fitted.calibration.curves.items()}
+        n = float(len(data.T) if data.weight is None else data.weight.sum())
+        # residuals are over the variance in use, those of the calibration over its own
+        own = {f: total * in_use[f] / self._calibration.curves[f].widening for f, total in squares.items()}
+        self._calibration = self._calibration.after(own, n, self.memory.remembered(len(data.T)))
+        now = self._calibration.curves
+        if max(abs(math.log(now[f].widening / used)) for f, used in in_use.items()) > NOTICED:
+            self._fitted = replace(self._fitted, calibration=self._calibration)
+
     def _rows(self, X: Any, y: Any, sample_weight: Any = None) -> list[FeatureRows]:
         """Features and standardised targets, one set per group."""
-        data = self._data(X, y, sample_weight)
+        return self._features(self._data(X, y, sample_weight))
+
+    def _features(self, data: Data) -> list[FeatureRows]:
         with torch.no_grad():
             return [FeatureRows(group(data.X).double(), data.T, data.weight) for group in self._groups]
 

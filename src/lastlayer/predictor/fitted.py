@@ -27,7 +27,7 @@ from lastlayer.settings import Settings
 from lastlayer.statistics import CHUNK_ROWS, row_chunks
 from lastlayer.training.engine import threads_for
 from lastlayer.training.objectives import Data
-from lastlayer.types import Family
+from lastlayer.types import FOURIER, Family
 
 KEPT_COSTS = 1001
 """Quantiles of the training rows' affine costs that a model keeps."""
@@ -67,6 +67,8 @@ class Fitted:
     family_scores: dict[Family, float] = field(default_factory=dict)
     """Held-out LPD of each family that was tried."""
     conformal_scores: Float[ndarray, "r q"] | None = None
+    process: Member | None = None
+    """Where it is needed, and no member."""
 
     @classmethod
     def of(cls, members: "list[Member]", data: Data, **parts: Any) -> "Fitted":
@@ -82,7 +84,7 @@ class Fitted:
         """The model as arrays for the predictive formula. It belongs to this value: `module` gives copies."""
         widest = max(member.layer.posterior.statistics.n_linear for member in self.members)
         with threads_for(widest**3 // 20):  # as in calibration, so that a loaded model answers to the last bit
-            return Predictor(self.inputs, self.targets, self.members, self.log_alphas, self.calibration)
+            return Predictor(self.inputs, self.targets, self.members, self.log_alphas, self.calibration, self.process)
 
     def module(self) -> Predictor:
         """A `torch.nn.Module` of its own, on the model's device."""
@@ -90,7 +92,8 @@ class Fitted:
 
     def alone(self, i: int) -> "Fitted":
         """Member i without the others, calibrated as it is among them."""
-        return replace(self, members=(self.members[i],), log_alphas=(self.log_alphas[i],))
+        process = next((member for member in self.members if member.family == FOURIER), self.process)
+        return replace(self, members=(self.members[i],), log_alphas=(self.log_alphas[i],), process=process)
 
     @property
     def n_outputs(self) -> int:
@@ -181,7 +184,17 @@ class Fitted:
             weights=each(shares, parts.weights[..., 0]),
             correlation=None if self.correlation is None else np.concatenate([self.correlation] * len(shares)),
             conformal_scores=self.conformal_scores if noise else None,
+            beyond_reach=self._beyond_reach(parts.cost_star[..., 0]),
         )
+
+    def _beyond_reach(self, cost_star: Float[ndarray, "c m"]) -> Bool[ndarray, " m"] | None:
+        """By the process, which sees distance best, or by the first family."""
+        if self.calibration is None:
+            return None
+        families = [member.family for member in self.members]
+        judge = FOURIER if FOURIER in families else families[0]
+        beyond: ndarray = cost_star[[f == judge for f in families]].mean(0) > self.calibration.curves[judge].reach
+        return beyond
 
     def joint(self, X: ndarray, *, noise: bool = True) -> JointPrediction:
         """The Gaussian over all points and outputs together; O(m^2) numbers per member."""

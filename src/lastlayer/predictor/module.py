@@ -7,6 +7,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,12 @@ from lastlayer.predictor.unseen import NOTHING, Unseen
 from lastlayer.scaling import Standardizer
 from lastlayer.statistics import CHUNK_ROWS, row_chunks
 from lastlayer.training.last_layer import LastLayer
-from lastlayer.types import NETWORK, Family
+from lastlayer.types import FOURIER, NETWORK, Family
 
 CACHED = 2**16
 """Numbers of an intermediate array per thread: half a megabyte stays in the cache, and in the memory of the process.
 Larger blocks go back to the system and are asked for again at every step, which can cost more than their arithmetic."""
+NOISE, SLOPE = attrgetter("noise"), attrgetter("slope")
 OUTPUTS = ("mean", "var", "epistemic_var", "noise_var", "affine_cost")
 """What a prediction holds, by the names that `Prediction` has for it."""
 
@@ -98,6 +100,8 @@ class Buffers(nn.Module):
 
     log_noise: Tensor
     log_slope: Tensor
+    place: int | None = None
+    """Of the process among the members."""
 
     def __init__(self, **numbers: Tensor | ndarray | float) -> None:
         super().__init__()
@@ -129,7 +133,9 @@ class Predictor(nn.Module):
         members: Sequence[Member],
         log_alphas: Sequence[float],
         calibration: Calibration | None,
+        process: Member | None = None,
     ) -> None:
+        """`process` if it is needed and no member."""
         super().__init__()
         posteriors = [member.layer.posterior for member in members]
         tuned = any(a != float(p.log_alpha) for a, p in zip(log_alphas, posteriors, strict=True))
@@ -150,10 +156,21 @@ class Predictor(nn.Module):
         tails, shrinkage, head = Tails(), Shrinkage(), None
         if calibration is not None:
             tails, shrinkage, head = calibration.tails, calibration.shrinkage, calibration.head
-        self.curve = curves_of([member.family for member in members], calibration, len(targets.mean))
         self.head = None if head is None else Buffers(**vars(head))
         scale = targets.scale
         noise_cov = torch.stack([p.Sigma_E.cpu() for p in posteriors]) * scale[:, None] * scale
+        self.curve = curves_of([member.family for member in members], calibration, noise_cov)
+        self.outside: Buffers | None = None
+        self.process: LayerGroup | None = None
+        if calibration is not None and calibration.outside is not None:
+            place = next((i for i, member in enumerate(members) if member.family == FOURIER), None)
+            if place is None:
+                assert process is not None
+                self.process = LayerGroup(grouped([process.network])[0], [process.layer.posterior], None, targets)
+            of_process = process if place is None else members[place]
+            noise = of_process.layer.posterior.Sigma_E.cpu().diagonal() * scale.square()  # type: ignore[union-attr]
+            self.outside = Buffers(inside=calibration.outside.inside, log_noise=noise.log().mean())
+            self.outside.place = place
         weigh = calibration is not None and len(members) > 1
         precision = None if not shrinkage.precision else math.log(shrinkage.precision) - 2 * scale.log()
         numbers = Buffers(
@@ -187,8 +204,19 @@ class Predictor(nn.Module):
 
     def components(self, x: Float[Tensor, "m *d"]) -> formula.Components:
         """What each member says, calibrated."""
-        z = formula.standardized(self, x.to(self.input_mean))
-        return formula.components(TorchOps, self, self.last_layers(z), z)
+        return self.components_of(formula.standardized(self, x.to(self.input_mean)))
+
+    def components_of(self, z: Float[Tensor, "m *d"]) -> formula.Components:
+        """The same of standardised inputs."""
+        return formula.components(TorchOps, self, self.last_layers(z), z, self._far(z))
+
+    def _far(self, z: Float[Tensor, "m *d"]) -> Float[Tensor, "m 1"] | None:
+        """`formula.log_far` by a process that is no member."""
+        if self.process is None:
+            return None
+        said = formula.last_layer(TorchOps, self.process, self.process.features(TorchOps, z))
+        far: Tensor = formula.log_far(TorchOps, self.outside, said[-1][0])
+        return far
 
     def mean(self, x: Float[Tensor, "m *d"]) -> Float[Tensor, "m q"]:
         """Of the mixture; without the costs where these neither weigh nor shrink what the members say."""
@@ -209,8 +237,10 @@ class Predictor(nn.Module):
             phi = layer.features(TorchOps, z)
             said.append(formula.last_layer(TorchOps, layer, phi))
             rows |= dict(zip(layer.group.places, formula.rows(TorchOps, layer, phi), strict=True))
-        parts = formula.components(TorchOps, self, formula.joined(TorchOps, self, said), z)
-        root = self.widening.sqrt() * formula.stretch(TorchOps, self.curve, parts.cost)
+        far = self._far(z)
+        parts = formula.components(TorchOps, self, formula.joined(TorchOps, self, said), z, far)
+        far = formula.far_of(TorchOps, self, parts.cost_star) if far is None else far
+        root = self.widening.sqrt() * formula.stretch(TorchOps, self.curve, parts.cost, far)
         return parts, [root[i] * rows[i] for i in range(len(rows))]
 
     @property
@@ -220,7 +250,9 @@ class Predictor(nn.Module):
         return self.noise_cov * root * root.mT
 
     def forward(self, x: Float[Tensor, "m *d"]) -> dict[str, Tensor]:
-        parts = formula.predict(TorchOps, self, x.to(self.input_mean))  # at once: graphs are for any number of rows
+        x = x.to(self.input_mean)
+        # at once: graphs are for any number of rows
+        parts = formula.predict(TorchOps, self, x) if self.process is None else self.components(x)
         mean, epistemic, noise, cost = formula.moments(TorchOps, self, parts)
         return dict(zip(OUTPUTS, (mean, epistemic + noise, epistemic, noise, cost[..., 0]), strict=True))
 
@@ -230,15 +262,24 @@ def rows_in_cache(width: int) -> int:
     return CACHED * torch.get_num_threads() // width + 1
 
 
-def curves_of(families: Sequence[Family], calibration: Calibration | None, n_outputs: int) -> Buffers:
-    """The curve of each member, in logarithms: (c, 1, q) or (c, 1, 1)."""
-    identity = Curve.identity(n_outputs)
+def curves_of(
+    families: Sequence[Family], calibration: Calibration | None, noise_cov: Float[Tensor, "c q q"]
+) -> Buffers:
+    """The curve of each member, in logarithms: (c, 1, q) or (c, 1, 1). The members of a family share its trust."""
+    identity = Curve.identity(noise_cov.shape[-1])
     curves = [identity if calibration is None else calibration.curves[family] for family in families]
+    log_noise, log_slope = (np.log([c.widening * numbers(c) for c in curves]) for numbers in (NOISE, SLOPE))
+    more = {}
+    if calibration is not None and calibration.outside is not None:
+        factor = np.log([calibration.outside.of(family) for family in families])
+        variance = noise_cov.diagonal(dim1=-2, dim2=-1).log().numpy() + log_slope
+        more["log_share"] = (factor - variance.mean(-1))[:, None, None]
     return Buffers(
-        log_noise=np.log([curve.noise for curve in curves])[:, None],
-        log_slope=np.log([curve.slope for curve in curves])[:, None],
+        **more,
+        log_noise=log_noise[:, None],
+        log_slope=log_slope[:, None],
         power=np.array([curve.power for curve in curves])[:, None, None],
-        log_trust=np.log([curve.trust for curve in curves])[:, None, None],
+        log_trust=np.log([c.trust / families.count(f) for c, f in zip(curves, families, strict=True)])[:, None, None],
         log_reach=np.array([curve.log_reach for curve in curves])[:, None, None],
     )
 

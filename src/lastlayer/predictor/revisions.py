@@ -13,9 +13,10 @@ from lastlayer.extrapolation import AlphaCurve, HeldOut, alpha_range_for, search
 from lastlayer.ops import TorchOps
 from lastlayer.predictor.fitted import Fitted, as_arrays, member_features
 from lastlayer.predictor.module import Member
-from lastlayer.statistics import Statistics
+from lastlayer.statistics import Statistics, row_chunks
 from lastlayer.training.last_layer import last_layers
 from lastlayer.training.objectives import Data
+from lastlayer.types import Family
 
 
 def at_alpha(fitted: Fitted, log_alpha: float) -> Fitted:
@@ -98,7 +99,7 @@ def held_out_points(fitted: Fitted, data: Data, kind: str = "validation") -> Hel
             HeldOutPoints.by(member.layer, member_features(member, data.X), data, kind, member.family)
             for member in fitted.members
         ]
-    )
+    ).beside_process()
 
 
 def conformalize(fitted: Fitted, X: ndarray, y: ndarray) -> Fitted:
@@ -108,7 +109,17 @@ def conformalize(fitted: Fitted, X: ndarray, y: ndarray) -> Fitted:
 
 
 def with_rows(fitted: Fitted, data: Data, *, forgetting: float = 1.0) -> Fitted:
-    """New rows in every last layer, and old ones down-weighted."""
+    """New rows in every last layer, and old ones down-weighted; curves are widened if the rows were unexpected."""
+    if fitted.calibration is not None:
+        squares = dict.fromkeys(fitted.calibration.curves, 0.0)
+        for rows in row_chunks(len(data.X)):
+            part = data.rows(torch.arange(len(data.X))[rows].to(data.X.device))
+            with torch.no_grad():
+                parts = fitted.predictor.components_of(part.X.to(fitted.predictor.input_mean))
+            for family, more in squared_residuals(fitted, parts, part).items():
+                squares[family] += more
+        n = float(len(data.X) if data.weight is None else data.weight.sum())
+        fitted = replace(fitted, calibration=fitted.calibration.after(squares, n, forgetting))
 
     def changed(member: Member) -> Member:
         rows = Statistics.from_features(member_features(member, data.X), data.T, sample_weight=data.weight)
@@ -118,6 +129,20 @@ def with_rows(fitted: Fitted, data: Data, *, forgetting: float = 1.0) -> Fitted:
         )
 
     return replace(fitted, members=tuple(changed(member) for member in fitted.members), conformal_scores=None)
+
+
+def squared_residuals(fitted: Fitted, parts: formula.Components, data: Data) -> dict[Family, float]:
+    """Sums over rows of squared residuals over their calibrated variance, the mean over outputs and over the members of
+    each family; in place of infinite ones, the largest that a sum can hold."""
+    target = (data.T.cpu() * fitted.targets.scale + fitted.targets.mean).to(parts.mean)
+    variance = fitted.tails.widening * (parts.epistemic + parts.noise)
+    squares = ((target - parts.mean).square() / variance).mean(-1).clamp_max(1e6).nan_to_num(1e6)
+    total = (squares if data.weight is None else squares * data.weight.to(squares)).sum(-1).tolist()
+    families = [member.family for member in fitted.members]
+    return {
+        family: float(np.mean([t for t, own in zip(total, families, strict=True) if own == family]))
+        for family in dict.fromkeys(families)
+    }
 
 
 def without_rows(fitted: Fitted, data: Data) -> Fitted:
@@ -141,7 +166,7 @@ def without_rows(fitted: Fitted, data: Data) -> Fitted:
 def reestimate(fitted: Fitted) -> Fitted:
     """alpha and noise from the rows that count now, at the maximum of the evidence; the features stay.
 
-    The curve stays too, in units of the new noise. A tuned alpha keeps its distance from alpha*.
+    The curve is as it was calibrated, in units of the new noise. A tuned alpha keeps its distance from alpha*.
     """
     posteriors = [member.layer.posterior for member in fitted.members]
     first = posteriors[0]
@@ -157,6 +182,7 @@ def reestimate(fitted: Fitted) -> Fitted:
             new if own == old else own + (new - old)
             for own, old, new in zip(fitted.log_alphas, fitted.stars, stars, strict=True)
         ),
+        calibration=None if fitted.calibration is None else fitted.calibration.forgotten(),
         conformal_scores=None,
     )
 

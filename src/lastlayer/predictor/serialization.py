@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from lastlayer.calibration import Calibration
-from lastlayer.networks.mlp import Architecture, copied
+from lastlayer.networks.architecture import Architecture
+from lastlayer.networks.encoding import PiecewiseEncoding
+from lastlayer.networks.mlp import copied
 from lastlayer.posterior import Posterior
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Member
@@ -50,6 +52,14 @@ def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, header
 
 
+def _encoding(tensors: dict[str, Tensor], prefix: str, family: Family) -> PiecewiseEncoding | None:
+    """Of the right width, for the numbers to be filled in."""
+    if family.encoding == "raw":
+        return None
+    numbers = tensors[f"{prefix}network.encoding.slope"]
+    return PiecewiseEncoding(torch.zeros(len(numbers), dtype=torch.long), numbers.clone(), numbers.clone())
+
+
 def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Architecture) -> Fitted:
     """The model that was packed; KeyError, TypeError, ValueError or RuntimeError if the parts do not fit."""
     settings, n_inputs = architecture.settings, int(header["n_features_in"])
@@ -65,7 +75,7 @@ def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Arc
     ):
         prefix, family = f"{i}.network.", Family.parse(text)
         # the type before the numbers: a float32 module would round float64 weights
-        network = architecture.build(n_inputs, family=family).to(device)
+        network = architecture.build(n_inputs, family=family, encoding=_encoding(tensors, prefix, family)).to(device)
         network = network if family.kind == "fourier" else network.to(settings.torch_dtype)
         network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
         moments = {k: tensors[f"{i}.statistics.{k}"] for k in MOMENTS}

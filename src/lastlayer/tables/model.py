@@ -35,6 +35,8 @@ class Forecast:
     """How many rows leave the training range of each input column."""
     beyond: int
     """How many rows cost more than every training row."""
+    beyond_reach: int
+    """How many rows lie farther out than every held-out row that the intervals were calibrated on."""
     unknown: Counter[str]
     """How many rows have a text that no training row had, as column=text."""
 
@@ -122,7 +124,8 @@ class TableModel:
         cells["outside_range"] = np.array(["; ".join(names[row]) for row in encoded.outside], dtype=object)
         outside = Counter(dict(zip(names, encoded.outside.sum(0).tolist(), strict=True)))
         texts = ((f"{name}={text}", n) for name, found in encoded.unknown.items() for text, n in found.items())
-        return Forecast(cells, outside, int((where.quantile == 1).sum()), Counter(dict(texts)))
+        far = 0 if p.beyond_reach is None else int(p.beyond_reach.sum())
+        return Forecast(cells, outside, int((where.quantile == 1).sum()), far, Counter(dict(texts)))
 
     def stream(
         self, tables: Iterator[Table], *, level: float = 0.95, unknown: str = "error"

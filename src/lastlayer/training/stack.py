@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lastlayer.linalg import TINY
-from lastlayer.networks.mlp import InputSkip, StackedMLP, inner_network, neg_log_hidden_prior
+from lastlayer.networks.mlp import InputSkip, StackedMLP, encoding_of, inner_network, neg_log_hidden_prior
 from lastlayer.statistics import Statistics
 from lastlayer.training.bound import FrozenLayer
 from lastlayer.training.engine import Problem
@@ -32,8 +32,9 @@ class StackPass:
         stack = inner_network(network)
         assert isinstance(stack, StackedMLP)
         self.stack, self.skips, self.n_outputs = stack, isinstance(network, InputSkip), n_outputs
+        self.encoding, self.scale = encoding_of(network), network.scale if isinstance(network, InputSkip) else None
         first = stack.weights[0]
-        s, d = first.shape[:2]
+        s, d = len(first), first.shape[1] if self.scale is None else self.scale.shape[-1]
         widths = [W.shape[-1] for W in stack.weights]
         self.width = widths[-1]
         columns = self.width + d * self.skips + n_outputs + 1
@@ -55,9 +56,11 @@ class StackPass:
     def load(self, X: Float[Tensor, "*s r d"], T: Float[Tensor, "*s r q"], weight: Tensor | None) -> None:
         """Rows of the whole stack, or of each network its own."""
         h, r = self.width, X.shape[-2]
-        self.n_rows, self.inputs = r, X.to(self.rows.dtype).expand(len(self.rows), r, X.shape[-1])
+        inputs = X.to(self.rows.dtype) if self.encoding is None else self.encoding(X.to(self.rows.dtype))
+        self.n_rows, self.inputs = r, inputs.expand(len(self.rows), r, inputs.shape[-1])
         self.root = None if weight is None else weight.to(self.rows.dtype).sqrt()[..., None]
-        fixed = torch.cat([*([X] if self.skips else []), T, torch.ones_like(T[..., :1])], dim=-1)
+        passed = X if self.scale is None else X * self.scale
+        fixed = torch.cat([*([passed] if self.skips else []), T, torch.ones_like(T[..., :1])], dim=-1)
         exact = self.exact[:, :r, h:]
         exact.copy_(fixed if weight is None else fixed * weight.sqrt()[..., None])
         self.rows[:, :r, h:] = exact

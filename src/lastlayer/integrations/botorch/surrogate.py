@@ -1,11 +1,10 @@
 """`Surrogate`: a regressor for Bayesian optimisation, fitted within a step to some hundred values of little noise.
 
-Evidence alone is not enough for a dozen points: it finds functions too smooth and too sure of themselves. So everything
-that is learned has a prior, the one of BoTorch's Gaussian process: lengths that grow with the root of the number of
-inputs, weights of variance one (in units of the targets), a noise that is small.
+It is the Fourier member of the default mixture on its own: lengths and amplitude by the evidence under weak priors, an
+exact last layer on random frequencies, and a prior of little noise.
 """
 
-from collections.abc import Sequence
+import math
 from typing import Any
 
 import numpy as np
@@ -13,39 +12,36 @@ import torch
 from botorch.models import ModelList
 from botorch.models.model import Model
 from jaxtyping import Float
-from numpy import ndarray
-from scipy.optimize import minimize
-from torch import Tensor, nn
-from torch.nn.utils import vector_to_parameters
+from torch import Tensor
 
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.estimators.regressor import BLLRegressor
-from lastlayer.evidence import LOG_2PI, nlml
 from lastlayer.features import affine_features
 from lastlayer.integrations.botorch.model import BLLModel
-from lastlayer.linalg import Cholesky
-from lastlayer.networks.mlp import neg_log_hidden_prior
-from lastlayer.networks.random_features import UNIT, ProjectedFourierFeatures, RandomFourierFeatures
+from lastlayer.networks.fourier import fourier_network
 from lastlayer.parameters import TrainingOptions
-from lastlayer.posterior import Posterior
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Member
 from lastlayer.scaling import Standardizer
 from lastlayer.settings import DataShape, resolve
 from lastlayer.statistics import Statistics
-from lastlayer.training import Data, LastLayer
+from lastlayer.training import last_layers
+from lastlayer.training.lengths import fit_lengths
+from lastlayer.types import NoisePrior
 
-LOG_NOISE = (-6.0, 2.0)
-"""Mean and standard deviation of the log noise variance before data, standardised targets."""
-N_FREQUENCIES = 512
-MANY_INPUTS, N_DIRECTIONS = 50, 4
-"""Above this many inputs, features of so many learned directions replace one length per input."""
+LITTLE_NOISE = NoisePrior(rows=2.0, share=1e-4)
+"""The noise before data: what two rows with a ten-thousandth of the targets' variance would tell."""
+MANY_INPUTS = 40
+"""With so many inputs, or more, their lengths stay closer together: nothing checks them on rows left out."""
+MOST_ROWS = 400
+"""More rows would tell little more of the lengths."""
+UNIT = 1 / math.sqrt(12)
+"""Standard deviation of inputs that fill the unit interval: what standardised inputs are divided by."""
 
 
 class Surrogate(LastLayerRegressor):
-    """One network of `RandomFourierFeatures` and its last layer, by the largest posterior density of lengths and noise;
-    of `ProjectedFourierFeatures` for more than 50 inputs.
+    """A Gaussian process seen through random frequencies, with one learned length per input.
 
     One output; `fit_model` joins several. `predictive`, `joint`, `sample_y`, `update` and so on are a `BLLRegressor`'s.
     There is no `save`: a Surrogate is fitted in a second, so keep X and y in place of it.
@@ -53,15 +49,15 @@ class Surrogate(LastLayerRegressor):
     Parameters
     ----------
     n_frequencies : random frequencies; twice as many features. More are closer to the Gaussian process behind them.
-    max_steps : of L-BFGS.
+    max_steps : of the search for the lengths.
     random_state : seed of the frequencies; keep it over the steps of a run, so that data alone change the model.
     """
 
-    def __init__(self, n_frequencies: int = N_FREQUENCIES, *, max_steps: int = 40, random_state: Any = None) -> None:
+    def __init__(self, n_frequencies: int = 256, *, max_steps: int = 100, random_state: Any = None) -> None:
         self.n_frequencies, self.max_steps, self.random_state = n_frequencies, max_steps, random_state
 
     def fit(self, X: Any, y: Any, *, bounds: Any = None) -> "Surrogate":
-        """Learn lengths and noise, and put the exact last layer on every row.
+        """Learn lengths, amplitude and noise, and put the exact last layer on every row.
 
         `bounds` (2, d) is the box that the lengths are measured by; the range of X if left out.
         """
@@ -73,25 +69,33 @@ class Surrogate(LastLayerRegressor):
             )
         rows.inputs = box_scaler(rows.X.double(), bounds)
         data = rows.to(torch.device("cpu"), torch.float64)
-        network = self._network(data.X.shape[1], torch.Generator().manual_seed(seed))
-        log_noise = torch.full((1,), LOG_NOISE[0], dtype=torch.float64, requires_grad=True)
-        value = self._learn(network, log_noise, data)
-        with torch.no_grad():
-            statistics = Statistics.from_features(affine_features(network(data.X)), data.T)
-        found = log_noise.detach()
-        # rounding reaches the variance of far points only, where its size is all that matters
-        posterior = Posterior(statistics, -float(found), found.exp()[None], rtol=float("inf"))
+        generator = torch.Generator().manual_seed(seed)
+        some = torch.randperm(len(data.X), generator=generator)[:MOST_ROWS]
+        weight = torch.ones(1, len(some), dtype=torch.float64)
+        log_length, log_linear = fit_lengths(
+            data.X[None, some],
+            data.T[None, some],
+            weight,
+            noise_prior=LITTLE_NOISE,
+            length_std=(1 + data.X.shape[1] / MANY_INPUTS) ** -0.5,
+            steps=self.max_steps,
+        )
+        network = fourier_network(log_length[0], log_linear[0], self.n_frequencies, generator=generator).requires_grad_(
+            False
+        )
+        statistics = Statistics.from_features(affine_features(network(data.X)), data.T)
+        layer = last_layers([statistics], noise_prior=LITTLE_NOISE)[0]
         defaults = BLLRegressor(
             backbone=network,
             preset="evidence",
             n_members=1,
             hidden_prior=1.0,
             max_epochs=self.max_steps,
-            training=TrainingOptions(optimizer="lbfgs", early_stopping=False),
+            training=TrainingOptions(early_stopping=False),
             device="cpu",
         )
         self.fitted_ = Fitted.of(
-            [Member(network, LastLayer(posterior, value, False))],
+            [Member(network, layer)],
             data,
             inputs=rows.inputs,
             targets=rows.targets,
@@ -100,31 +104,6 @@ class Surrogate(LastLayerRegressor):
             y_ndim=self._y_ndim,
         )
         return self
-
-    def _network(self, d: int, generator: torch.Generator) -> nn.Module:
-        if d <= MANY_INPUTS:
-            return RandomFourierFeatures(d, self.n_frequencies, generator=generator)
-        return ProjectedFourierFeatures(d, N_DIRECTIONS, self.n_frequencies // 2, generator=generator)
-
-    def _learn(self, network: nn.Module, log_noise: Float[Tensor, "1"], data: Data) -> float:
-        """To the largest posterior density; the evidence there, per sample."""
-        parameters = [*network.parameters(), log_noise]
-        reached = 0.0
-
-        def loss(x: ndarray) -> tuple[float, ndarray]:
-            nonlocal reached
-            vector_to_parameters(torch.tensor(x), parameters)
-            evidence = few_rows_nlml(network(data.X), data.T, -log_noise[0], 0.5 * log_noise)
-            prior = neg_log_hidden_prior(network) + 0.5 * ((log_noise[0] - LOG_NOISE[0]) / LOG_NOISE[1]) ** 2
-            total = evidence + prior / len(data.X)
-            reached = float(evidence.detach())
-            return float(total.detach()), _flat(torch.autograd.grad(total, parameters))
-
-        x0 = _flat(parameters)
-        limits = {"maxiter": self.max_steps, "maxfun": 2 * self.max_steps}
-        end = minimize(loss, x0, jac=True, method="L-BFGS-B", options=limits)
-        vector_to_parameters(torch.tensor(end.x if np.isfinite(end.fun) else x0), parameters)
-        return reached
 
 
 def box_scaler(X: Float[Tensor, "m d"], bounds: Any) -> Standardizer:
@@ -162,30 +141,3 @@ def fit_model(
         for y in Y.detach().cpu().numpy().T
     ]
     return models[0] if len(models) == 1 else ModelList(*models)
-
-
-def _flat(tensors: Sequence[Tensor]) -> ndarray:
-    return torch.cat([tensor.detach().flatten() for tensor in tensors]).numpy()
-
-
-def few_rows_nlml(
-    phi_tilde: Float[Tensor, "m k"],
-    T: Float[Tensor, "m q"],
-    log_alpha: Float[Tensor, ""],
-    log_sigma_e: Float[Tensor, " q"],
-) -> Float[Tensor, ""]:
-    """`lastlayer.evidence.nlml` under the flat bias prior, by the covariance of the rows where these are fewer.
-
-    Each output is N(b, sigma_e^2 C) with C = I + alpha phi_tilde phi_tilde'; integrating over any b leaves the misfit
-    around its best value and costs log(1'C^-1 1). O(m^2 k) in place of O(m k^2 + k^3).
-    """
-    m, k = phi_tilde.shape
-    if m > k:
-        return nlml(affine_features(phi_tilde), T, log_alpha, log_sigma_e)
-    C = Cholesky.of(torch.eye(m, dtype=T.dtype) + log_alpha.exp() * (phi_tilde @ phi_tilde.mT))
-    one, t = C.whiten(torch.ones(1, m, dtype=T.dtype)), C.whiten(T.mT)
-    weight = one.square().sum()
-    misfit = (t - (t @ one.mT) / weight * one).square().sum(-1)
-    q, n = T.shape[1], m - 1
-    logdets = q * (n * LOG_2PI + C.logdet() + weight.log()) + 2 * n * log_sigma_e.sum()
-    return (logdets + (misfit * (-2 * log_sigma_e).exp()).sum()) / (2 * m)

@@ -1,0 +1,68 @@
+"""One network trained on a source of batches, its last layer exact for every row of it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from lastlayer.distributed import ProcessGroup
+from lastlayer.ensemble.trainer import identity, mini_batches, optimizer_of
+from lastlayer.networks.architecture import Architecture
+from lastlayer.networks.mlp import features_of
+from lastlayer.predictor.module import Member
+from lastlayer.sources import Scales, Source, StandardizedSource, scales_of
+from lastlayer.statistics import CHUNK_ROWS
+from lastlayer.training import Checkpoint, Data, TrainingHistory, last_layer, streamed_statistics, train
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A network trained on a source."""
+
+    member: Member
+    scales: Scales
+    sample: Data
+    """Some standardised training rows."""
+    history: TrainingHistory
+
+
+def train_on_source(
+    source: Source, architecture: Architecture, *, checkpoint: Path | None = None, progress: bool = False
+) -> Streamed:
+    """One pass for the scales, `max_epochs` for the network, one for the exact last layer."""
+    s, process_group = architecture.settings, ProcessGroup.current()
+    assert s.batch_size is not None
+    device, family = s.torch_device, s.families[0]
+    scales = scales_of(source, s.batch_size, process_group=process_group)
+    rows = StandardizedSource(source, scales, device, torch.float32)
+    first = next(rows.batches(s.batch_size, process_group=process_group))
+    sample = Data(first.X[:CHUNK_ROWS], first.T[:CHUNK_ROWS].double())
+    network = architecture.build(first.X.shape[1], torch.Generator().manual_seed(s.seed))
+    network = network.to(device=device, dtype=torch.float32)
+    with torch.no_grad():
+        features_of(network.eval(), first.X[:2])
+    count = torch.tensor(scales.count, dtype=torch.float64, device=device)
+    problem = mini_batches(
+        network,
+        rows,
+        s,
+        count,
+        scales.n_rows,
+        family.prior_precision,
+        is_table=first.X.dim() == 2,
+        process_group=process_group,
+    )
+    inputs = [] if scales.inputs is None else scales.inputs.mean.tolist()
+    data = [scales.n_rows, inputs, scales.targets.mean.tolist(), scales.targets.scale.tolist()]
+    kept = None
+    if checkpoint is not None:
+        kept = Checkpoint(checkpoint / "training.safetensors", identity(s, family.prior_precision, data))
+    history = train(problem, optimizer_of(s), checkpoint=kept, progress=progress and process_group.rank == 0)
+    network = network.to(s.torch_dtype)
+    exact = StandardizedSource(source, scales, device, s.torch_dtype)
+    batches = exact.batches(s.batch_size, process_group=process_group)
+    parts = (Data(batch.X, batch.T.double(), batch.weight) for batch in batches)
+    statistics = streamed_statistics(network, parts, process_group=process_group)
+    history.gap = float(problem.running.gap(statistics)) if problem.running.snapshot is not None else None
+    layer = last_layer(statistics, noise=s.noise_structure, bias_prior=s.bias_prior)
+    return Streamed(Member(network, layer, family), scales, Data(sample.X.to(s.torch_dtype), sample.T), history)

@@ -1,0 +1,100 @@
+"""What a fitted model says of single inputs: the curves of its additive members.
+
+The last layer on piecewise-linear encoded inputs is an additive model: its mean is a sum of one function per input. So
+it can be looked at, one curve for each input, with the band that the exact posterior of its weights gives.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+from torch import Tensor
+
+from lastlayer import drawing
+from lastlayer.errors import InputError
+from lastlayer.networks.mlp import encoding_of
+from lastlayer.ops import TorchOps
+from lastlayer.predictor.fitted import Fitted, as_fitted
+from lastlayer.predictor.module import LayerGroup
+from lastlayer.types import ADDITIVE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one input adds to the targets, in their units; zero on average over the training rows."""
+
+    name: str
+    x: Float[ndarray, " n"]
+    mean: Float[ndarray, "n q"]
+    std: Float[ndarray, "n q"]
+    """Of the function, within the additive members and between them."""
+
+
+def additive_effects(model: Any, *, names: Sequence[str] | None = None, n: int = 101) -> list[Effect]:
+    """The curve of every input over its range in the training rows, by the additive members of a mixture."""
+    fitted = as_fitted(model)
+    groups = [layer for layer in fitted.predictor.groups() if _is_additive(fitted, layer)]
+    if not groups:
+        raise InputError(
+            "this model has no additive members: they are part of the default mixture from 20 rows on "
+            '(encoding="auto" or "piecewise", up to 100 columns with "auto")'
+        )
+    (layer,), d = groups, fitted.n_features_in
+    names = names or fitted.feature_names or [f"input {j + 1}" for j in range(d)]
+    return [_effect(fitted, layer, j, str(names[j]), n) for j in range(d)]
+
+
+def additive_curves(model: Any, *, names: Sequence[str] | None = None, output: int = 0) -> "Figure":
+    """A panel for every input: its curve, and the band that holds the function with 95% probability."""
+    effects = additive_effects(model, names=names)
+    columns = min(4, len(effects))
+    lines = -(-len(effects) // columns)
+    figure = drawing.new_figure(2.6 * columns, 2.1 * lines)
+    axes = figure.subplots(lines, columns, sharey=True, squeeze=False).ravel()
+    for ax, effect in zip(axes, effects, strict=False):
+        mean, band = effect.mean[:, output], 1.96 * effect.std[:, output]
+        ax.fill_between(effect.x, mean - band, mean + band, color=drawing.BLUE, alpha=0.25, lw=0)
+        ax.plot(effect.x, mean, color=drawing.BLUE, lw=1.4)
+        ax.set_xlabel(effect.name)
+    for ax in axes[len(effects) :]:
+        ax.set_visible(False)
+    axes[0].set_ylabel("effect on the target")
+    figure.suptitle("What each input adds, by the additive members; band: 95% of the function", fontsize=9)
+    return figure
+
+
+def _is_additive(fitted: Fitted, layer: LayerGroup) -> bool:
+    return fitted.members[layer.group.places[0]].family == ADDITIVE
+
+
+@torch.no_grad()
+def _effect(fitted: Fitted, layer: LayerGroup, j: int, name: str, n: int) -> Effect:
+    encoding, inputs, d = encoding_of(layer.group.network), fitted.inputs, fitted.n_features_in
+    assert encoding is not None
+    assert inputs is not None
+    slope, shift = (x[..., encoding.column == j].double() for x in (encoding.slope, encoding.shift))
+    live = slope > 0
+    low, high = _least(-shift / slope, live), -_least((shift - 1) / slope, live)
+    points = torch.zeros(n, d, dtype=torch.float64, device=slope.device)
+    points[:, j] = torch.linspace(low, high, n, dtype=torch.float64)
+    grid = (points[:, j].cpu() * inputs.scale[j] + inputs.mean[j]).numpy()
+    own = torch.cat([encoding.column == j, torch.arange(d, device=slope.device) == j])
+    phi = layer.features(TorchOps, points.to(layer.centre)) * own
+    mean: ndarray = (phi @ layer.weights).cpu().numpy()
+    cost: ndarray = (phi @ layer.root).square().sum(-1, keepdim=True).cpu().numpy()
+    places = layer.group.places
+    factor = np.stack([fitted.curve(i).widening * fitted.curve(i).slope for i in places])[:, None]
+    within = cost * factor * np.square(fitted.noise_std[places])[:, None]
+    return Effect(name, grid, mean.mean(0), np.sqrt(within.mean(0) + mean.var(0)))
+
+
+def _least(knots: Tensor, live: Tensor) -> float:
+    """Of the bins that have a width; an input that never changed stays where it was."""
+    return float(knots[live].min()) if bool(live.any()) else 0.0
