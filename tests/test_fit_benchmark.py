@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks.fit import boosting, methods
+from benchmarks.fit import methods
 from benchmarks.fit import run as loop
 from benchmarks.fit.__main__ import app
 from benchmarks.fit.data import NOISE, ORACLE_CRPS, ORACLE_LPD, function, make_rows
@@ -19,6 +19,7 @@ from benchmarks.fit.measure import Result, in_a_process, measure, open_store, re
 from benchmarks.fit.methods import METHODS, unable
 from benchmarks.fit.picture import COLOURS, picture
 from benchmarks.fit.tables import table
+from benchmarks.uci import gaussian_boosting
 from benchmarks.uci.protocol import Gaussians, Method, Scores, Task, hold_out, score
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
@@ -118,7 +119,7 @@ def test_trees_are_chosen_by_the_lowest_loss_on_held_out_rows():
         seen.append((depth, len(fit), len(held)))
         return {3: [2.0, 1.0, 1.5], 5: [1.2, 1.1, 1.1]}[depth]
 
-    assert boosting._chosen(losses, (3, 5), 50, Task("fit", "given", 0)) == (3, 2)
+    assert gaussian_boosting._chosen(losses, (3, 5), 50, Task("fit", "given", 0)) == (3, 2)
     assert seen == [(3, 40, 10), (5, 40, 10)]
     assert len(hold_out(50, 0)[1]) == 10
 

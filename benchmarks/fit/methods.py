@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.fit import boosting
 from benchmarks.uci.gaussian_processes import EXACT_ROWS
 from benchmarks.uci.ours import OURS
 from benchmarks.uci.peers import PEERS
@@ -16,32 +15,14 @@ MATRICES = 17
 """Of all pairs of rows: what fit and prediction hold at their peak, as measured."""
 
 _UCI = {method.name: method for method in (*OURS, *PEERS)}
-_TREES = (
-    f"at most {boosting.TREES:,} trees, learning rate {boosting.SHRINKAGE:g}; held-out likelihood chooses their number "
-    "and the depth"
-)
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         replace(_UCI["lastlayer, own network"], name=OWN, tuning="BLLRegressor(), nothing chosen"),
         replace(_UCI["Gaussian process"], name=EXACT),
         _UCI["deep ensemble"],
-        Method(
-            "NGBoost",
-            "other",
-            f"Gaussian, {_TREES} {boosting.NGBOOST_DEPTHS}",
-            boosting.ngboost,
-            packages=("ngboost",),
-            modules=("ngboost",),
-        ),
-        Method(
-            "CatBoost",
-            "other",
-            f"RMSEWithUncertainty, {_TREES} {boosting.CATBOOST_DEPTHS}",
-            boosting.catboost,
-            packages=("catboost",),
-            modules=("catboost",),
-        ),
+        _UCI["NGBoost"],
+        _UCI["CatBoost"],
     )
 }
 

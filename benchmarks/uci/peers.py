@@ -1,11 +1,15 @@
 """The rows beside lastlayer's own: who they are, how each is tuned, what it needs."""
 
-from benchmarks.uci import boosting, gaussian_processes, last_layers, networks
+from benchmarks.uci import boosting, gaussian_boosting, gaussian_processes, last_layers, networks
 from benchmarks.uci.protocol import Method
 
 TARGET = "make bench-uci"
 """What sets up the environment of the peers."""
 
+_TREES = (
+    f"at most {gaussian_boosting.TREES:,} trees, learning rate {gaussian_boosting.SHRINKAGE:g}; held-out likelihood "
+    "chooses their number and the depth"
+)
 PEERS = (
     Method(
         "vbll",
@@ -70,5 +74,21 @@ PEERS = (
         "rate 0.05, at most 500 trees; held-out pinball loss chooses the number of trees, the leaves (8, 31) and "
         "the fewest rows of a leaf (5, 20); no density, so no LPD",
         boosting.boosting,
+    ),
+    Method(
+        "NGBoost",
+        "other",
+        f"Gaussian, {_TREES} {gaussian_boosting.NGBOOST_DEPTHS}",
+        gaussian_boosting.ngboost,
+        packages=("ngboost",),
+        modules=("ngboost",),
+    ),
+    Method(
+        "CatBoost",
+        "other",
+        f"RMSEWithUncertainty, {_TREES} {gaussian_boosting.CATBOOST_DEPTHS}",
+        gaussian_boosting.catboost,
+        packages=("catboost",),
+        modules=("catboost",),
     ),
 )

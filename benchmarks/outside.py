@@ -1,0 +1,185 @@
+"""How honest models stay as points leave the training range: coverage, LPD and CRPS against distance.
+
+`python -m benchmarks.outside` fits the default, an exact Gaussian process (scikit-learn, one length per input), NGBoost
+and a deep ensemble to 150 rows uniform on [-1, 1]^d with noise 0.1, and scores them on the surface of the cube of
+half-width r. A good model covers 90% at every r. `--out` draws coverage against distance.
+"""
+
+import argparse
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+from benchmarks.uci.ours import OURS
+from benchmarks.uci.peers import PEERS
+from benchmarks.uci.protocol import Fit, Gaussians, Predict, Task, score
+from lastlayer.drawing import BLUE, GREEN, GREY, ORANGE, new_figure
+
+ROWS, TEST_ROWS, NOISE, RADII = 150, 300, 0.1, (1.0, 1.25, 1.5, 2.0)
+COUNTED = -20.0
+"""The lowest LPD of a function that counts in the mean over functions."""
+
+
+def drawn(length: float) -> Callable[[ndarray, int], ndarray]:
+    """A function of a stationary process, another for every seed."""
+
+    def function(X: ndarray, seed: int) -> ndarray:
+        rng = np.random.default_rng(seed + 10_000)
+        W, b, c = rng.normal(size=(X.shape[1], 300)), rng.uniform(0, 2 * np.pi, 300), rng.normal(size=300)
+        values: ndarray = np.cos(X @ W / length + b) @ c * np.sqrt(2 / 300)
+        return values
+
+    return function
+
+
+FUNCTIONS: dict[str, tuple[int, Callable[[ndarray, int], ndarray]]] = {
+    "sine": (2, lambda X, _: np.sin(3 * X[:, 0]) + X[:, 1]),
+    "square": (2, lambda X, _: X[:, 0] ** 2 + X[:, 1] / 2),
+    "exponential": (1, lambda X, _: np.exp(1.5 * X[:, 0])),
+    "linear": (2, lambda X, _: X[:, 0] - X[:, 1]),
+    "saturating": (2, lambda X, _: np.tanh(3 * X[:, 0]) * (1 + X[:, 1] / 2)),
+    "kink": (3, lambda X, _: np.abs(X[:, 0]) - np.maximum(X[:, 1], 0) + X[:, 2] / 3),
+    "step": (2, lambda X, _: 1 / (1 + np.exp(-12 * X[:, 0])) + X[:, 1]),
+    "rough draw": (2, drawn(0.7)),
+    "smooth draw": (4, drawn(1.5)),
+}
+
+
+def exact_process(X: ndarray, y: ndarray, task: Task) -> Predict:
+    kernel = ConstantKernel(1.0, (1e-2, 1e3)) * RBF(np.ones(X.shape[1]), (0.05, 50)) + WhiteKernel(0.01, (1e-6, 1))
+    process = GaussianProcessRegressor(kernel, normalize_y=True, n_restarts_optimizer=2, random_state=task.seed)
+    process.fit(X, y)
+
+    def predict(X: ndarray) -> Gaussians:
+        mean, std = process.predict(X, return_std=True)
+        return Gaussians(mean[None], np.square(std)[None])
+
+    return predict
+
+
+_UCI = {method.name: method for method in (*OURS, *PEERS)}
+METHODS: dict[str, Fit] = {
+    "lastlayer": _UCI["lastlayer, own network"].fit,
+    "exact process": exact_process,
+    "NGBoost": _UCI["NGBoost"].fit,
+    "deep ensemble": _UCI["deep ensemble"].fit,
+}
+COLOURS = dict(zip(METHODS, (BLUE, ORANGE, GREEN, GREY), strict=True))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One method, one function, one seed."""
+
+    method: str
+    function: str
+    seed: int
+
+    def scores(self) -> tuple[Float[ndarray, "r 3"], float]:
+        """Coverage, LPD and CRPS at every radius; processor seconds of the fit."""
+        torch.set_num_threads(1)
+        d, f = FUNCTIONS[self.function]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            X = surface(d, ROWS, 1.0, self.seed)
+            rng = np.random.default_rng(self.seed + 500)
+            start = time.process_time()
+            y = f(X, self.seed) + NOISE * rng.normal(size=ROWS)
+            predict = METHODS[self.method](X, y, Task(self.function, "given", self.seed))
+            seconds = time.process_time() - start
+            found = []
+            for radius in RADII:
+                Z = surface(d, TEST_ROWS, radius, self.seed + 1000)
+                t = f(Z, self.seed) + NOISE * rng.normal(size=TEST_ROWS)
+                s = score(predict(Z), t)
+                found.append([s.coverage_90, np.nan if s.lpd is None else s.lpd, s.crps])
+        return np.array(found), seconds
+
+
+def surface(d: int, n: int, radius: float, seed: int) -> Float[ndarray, "n d"]:
+    """Points on the surface of the cube of half-width r, or for r = 1 within it."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-radius, radius, (n, d))
+    if radius > 1:
+        X[np.arange(n), rng.integers(d, size=n)] = radius * rng.choice([-1, 1], n)
+    return X
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Float[ndarray, "f r 3"]]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--methods", default=",".join(METHODS), help="with commas")
+    parser.add_argument("--functions", default=",".join(FUNCTIONS), help="with commas")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="a PNG file for the picture")
+    asked = parser.parse_args(arguments)
+    methods, functions = asked.methods.split(","), asked.functions.split(",")
+    runs = [Run(m, f, seed) for f in functions for m in methods for seed in range(asked.seeds)]
+    print(" " * 32 + "".join(f"{f'r = {r:g}':>22s}" for r in RADII))
+    print(f"{'':27s}cpu s" + "   90%    LPD   CRPS  " * len(RADII))
+    found: dict[str, list[ndarray]] = {m: [] for m in methods}
+    for i, group in enumerate(_grouped(runs, asked.processes, asked.seeds)):
+        function, method = functions[i // len(methods)], methods[i % len(methods)]
+        found[method].append(np.mean([scores for scores, _ in group], 0))
+        _print(function, method, found[method][-1], float(np.mean([seconds for _, seconds in group])))
+    for method in methods:
+        capped = np.maximum(found[method], [-np.inf, COUNTED, -np.inf])
+        _print("mean of all", method, capped.mean(0), np.nan)
+    print(f"(mean LPD: each function's counts at least {COUNTED:g})")
+    result = {method: np.array(each) for method, each in found.items()}
+    if asked.out is not None:
+        picture(result, asked.out)
+    return result
+
+
+def _grouped(runs: Sequence[Run], processes: int, size: int) -> Iterator[list[tuple[ndarray, float]]]:
+    """Scores of all seeds of a method and function together, as they come."""
+    if processes == 1:
+        for i in range(0, len(runs), size):
+            yield [run.scores() for run in runs[i : i + size]]
+        return
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        results = pool.map(Run.scores, runs)
+        for _ in range(0, len(runs), size):
+            yield [next(results) for _ in range(size)]
+
+
+def _print(function: str, method: str, scores: Float[ndarray, "r 3"], seconds: float) -> None:
+    cells = "".join(f"  {c:4.2f} {lpd:7.2f} {crps:6.2f} " for c, lpd, crps in scores)
+    print(f"{function:14s}{method:14s}{seconds:4.0f}{cells}", flush=True)
+
+
+def picture(found: dict[str, Float[ndarray, "f r 3"]], out: Path) -> None:
+    """Coverage, LPD and CRPS against distance: the mean over functions, and coverage of every function in faint."""
+    figure = new_figure(9.0, 3.0)
+    axes = figure.subplots(1, 3)
+    for method, scores in found.items():
+        mean = np.maximum(scores, [-np.inf, COUNTED, -np.inf]).mean(0)
+        for i, ax in enumerate(axes):
+            ax.plot(RADII, mean[:, i], "o-", ms=3.5, color=COLOURS[method], label=method)
+        if method == "lastlayer":
+            axes[0].plot(RADII, scores[..., 0].T, color=COLOURS[method], lw=0.6, alpha=0.35)
+    axes[0].axhline(0.9, color="black", lw=0.8, ls=":")
+    axes[0].set_ylim(0, 1.02)
+    for ax, name in zip(axes, ("coverage of 90% intervals", "LPD", "CRPS"), strict=True):
+        ax.set_xlabel("half-width r of the cube (1: data end)")
+        ax.set_title(name, fontsize=9)
+    axes[2].set_yscale("log")
+    axes[1].legend(fontsize=7)
+    figure.savefig(out, dpi=150)
+    print(f"picture: {out}")
+
+
+if __name__ == "__main__":
+    main()
