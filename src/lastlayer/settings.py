@@ -44,8 +44,8 @@ MANY_COLUMNS = 100
 STOPPED_ROWS = 100
 """Below this many rows, none can be spared for early stopping."""
 PRIOR_PRECISIONS = (0.03, 0.3)
-FAST_PRECISIONS, FAST_SHARE = (0.3,), 0.4
-"""Of preset="fast", and its share of the steps."""
+FAST_PRECISIONS, FAST_SHARE, FAST_BLOCKS = (0.3,), 0.4, 3
+"""Of preset="fast", its share of the steps, and its blocks held out."""
 TABLE_BATCH, SOURCE_BATCH = 1_024, 4_096
 """Rows of a mini-batch, of a table in memory and of a source."""
 
@@ -68,6 +68,8 @@ class Settings:
     ensemble: Ensemble
     n_members: int
     """Per family in a mixture, in all otherwise."""
+    n_blocks: int
+    """Blocks that are held out to calibrate extrapolation, and two shells fewer."""
     families: tuple[Family, ...]
     """Kinds of members of a mixture; or candidates, of which the best is taken."""
     calibration: str | None
@@ -200,6 +202,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
         backbone=_name(p["backbone"]) if own_network else None,
         ensemble="mixture" if mixture else "selected prior",
         n_members=int(n_members),
+        n_blocks=FAST_BLOCKS if fast else N_FOLDS,
         families=families,
         calibration=calibration,
         noise="diagonal" if p["noise"] == "auto" and not noise_can_vary else p["noise"],

@@ -118,8 +118,10 @@ def folds_for(
         return Folds([], [])
     k = settings.n_members if settings.ensemble == "mixture" and by_folds else N_FOLDS
     random = [random_splits(copies, min(k, m), rng) for _ in range(n_partitions)]
-    blocked = blocked_splits(X.astype(float), copies, min(N_FOLDS, m // 2)) if by_folds and X.ndim == 2 else []
+    blocked = (
+        blocked_splits(X.astype(float), copies, min(settings.n_blocks, m // 2)) if by_folds and X.ndim == 2 else []
+    )
     if calibration == "alpha on blocked folds":
         return Folds([blocked or random[0]], random[0])
-    regions = blocked + (shell_splits(X.astype(float), copies) if blocked else [])
+    regions = blocked + (shell_splits(X.astype(float), copies, SHELLS[: settings.n_blocks - 2]) if blocked else [])
     return Folds([splits + regions for splits in random] if by_folds else [], random[0])

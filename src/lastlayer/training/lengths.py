@@ -27,7 +27,7 @@ COMMON = 3.0
 LOG_ALPHA, LOG_ALPHA_STD = 4.0, 4.0
 LOG_LINEAR, LOG_LINEAR_STD = -2.0, 2.0
 """log rho before data."""
-STEPS, RATE = 80, 0.3
+STEPS, RATE = 60, 0.3
 MOST_ROWS = 160
 """More rows would tell little more of the lengths."""
 
