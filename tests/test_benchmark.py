@@ -12,7 +12,7 @@ import torch
 from helpers import close
 from typer.testing import CliRunner
 
-from benchmarks import small_tables, walk
+from benchmarks import outside, small_tables, walk
 from benchmarks.uci import command, tables
 from benchmarks.uci.__main__ import app
 from benchmarks.uci.data import Table, load_folder, outer_rows
@@ -431,3 +431,21 @@ def test_small_tables_are_scored_beside_a_process_and_drawn(tmp_path, capsys):
     assert (len(X), len(np.unique(X, axis=0)), len(new)) == (200, 50, small_tables.TEST_ROWS)
     np.testing.assert_array_equal(X[:4], X[[0] * 4])
     assert len(y) == 200
+
+
+# where the data end ---------------------------------------------------------------------------------------------------
+
+
+def test_points_that_leave_the_data_are_scored_by_distance_and_drawn(tmp_path, capsys):
+    asked = ["--seeds", "2", "--functions", "linear,smooth draw", "--methods", "exact process"]
+    found = outside.main([*asked, "--out", str(tmp_path / "outside.png")])["exact process"]
+    assert found.shape == (2, len(outside.RADII), 3)
+    assert found[:, 0, 0] == pytest.approx(0.9, abs=0.08)  # inside it covers as it should
+    assert (np.diff(found[..., 2], axis=1) > 0).all()  # errors grow with the distance
+    assert (tmp_path / "outside.png").stat().st_size > 10_000
+    assert capsys.readouterr().out.count("exact process") == 3
+
+
+def test_points_lie_on_the_surface_of_the_cube():
+    assert np.abs(outside.surface(3, 50, 1.0, 0)).max() <= 1
+    assert np.abs(outside.surface(3, 50, 1.5, 0)).max(1) == pytest.approx(1.5)

@@ -653,8 +653,8 @@ def test_fast_has_one_prior_precision_and_fewer_steps():
     fast, full = plan(300, preset="fast")[0], plan(300)[0]
     own = Family("network", precision)
     assert fast.families == (own, replace(own, encoding="piecewise"), LINEAR, ADDITIVE, FOURIER)
-    assert fast == replace(full, families=fast.families, max_epochs=100, n_blocks=3)
-    assert [plan(m, preset="fast")[0].max_epochs for m in (5001, 1_000_000)] == [33, 4]  # 160 steps, or 4 passes
+    assert fast == replace(full, families=fast.families, max_epochs=75, n_blocks=3)
+    assert [plan(m, preset="fast")[0].max_epochs for m in (5001, 1_000_000)] == [25, 3]  # 120 steps, or 3 passes
     assert plan(300, preset="fast", n_members=10)[0].families == NETWORKS  # of which the best is taken
 
 

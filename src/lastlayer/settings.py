@@ -44,7 +44,7 @@ MANY_COLUMNS = 100
 STOPPED_ROWS = 100
 """Below this many rows, none can be spared for early stopping."""
 PRIOR_PRECISIONS = (0.03, 0.3)
-FAST_PRECISIONS, FAST_SHARE, FAST_BLOCKS = (0.3,), 0.4, 3
+FAST_PRECISIONS, FAST_SHARE, FAST_BLOCKS = (0.3,), 0.3, 3
 """Of preset="fast", its share of the steps, and its blocks held out."""
 TABLE_BATCH, SOURCE_BATCH = 1_024, 4_096
 """Rows of a mini-batch, of a table in memory and of a source."""

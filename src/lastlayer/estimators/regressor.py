@@ -42,9 +42,10 @@ MAX_HELD_ROWS = 10_000
 class BLLRegressor(LastLayerRegressor):
     """Neural network regression with exact Bayesian last layers, trained by the log marginal likelihood.
 
-    By default, `fit` trains small networks under weak and strong priors on their hidden weights, and beside them linear
-    models and Gaussian processes in random features, each leaving some rows out, and calibrates their variance on these
-    rows and on whole blocks left out. The model is the mixture: members are weighted by their calibrated precision.
+    By default, `fit` trains small networks under weak and stronger priors on their hidden weights, half of them on
+    piecewise-linear encoded inputs, and beside them a linear and an additive model, each leaving some rows out, and a
+    Gaussian process in random features. It calibrates their variance on these rows and on whole regions left out. The
+    model is the mixture: members are weighted by their calibrated precision.
     On 1,000 rows by 10 columns that takes seconds on two cores. `preset="fast"` has fewer networks and steps,
     `preset="evidence"` is a single uncalibrated network.
 
@@ -59,11 +60,11 @@ class BLLRegressor(LastLayerRegressor):
         and thresholds easily and is constant outside the data. "auto": a mixture of both.
     backbone : an nn.Module that maps a batch to features (m, k), trained from its present weights in a copy, or a
         callable that returns a fresh one. Inputs of more than two dimensions are passed on to it unscaled.
-    preset : what the "auto" of the other parameters means: "calibrated"; "fast", the same with a quarter of the
+    preset : what the "auto" of the other parameters means: "calibrated"; "fast", the same with a third of the
         networks and fewer steps; "evidence", one network, no calibration, early stopping from 100 samples on.
     n_members : networks in the mixture. "auto": five of every family, up to 20 below 250 samples; under one prior
         precision 10, or 5 above 5,000 samples; 1 with a backbone.
-    calibration : "auto": rows left out at random and in blocks; with a backbone, 15% of the rows. "alpha": Algorithm 1
+    calibration : "auto": rows left out at random, in blocks and in shells; with a backbone, 15% of the rows. "alpha": Algorithm 1
         on blocks, which moves alpha alone. A scikit-learn splitter such as GroupKFold or TimeSeriesSplit, with
         `groups` in fit: for trajectories and groups, where random rows leak. None: as the evidence has it.
     hidden_prior : precision c of the Gaussian prior N(0, 1 / (c * fan_in)) on hidden weights; 0: none. "auto": several
