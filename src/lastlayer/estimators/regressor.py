@@ -65,8 +65,8 @@ class BLLRegressor(LastLayerRegressor):
     n_members : networks in the mixture. "auto": five of every family, up to 20 below 250 samples; under one prior
         precision 10, or 5 above 5,000 samples; 1 with a backbone.
     calibration : "auto": rows left out at random, in blocks and in shells; with a backbone, 15% of the rows. "alpha":
-        Algorithm 1 on blocks, which moves alpha alone. A scikit-learn splitter such as GroupKFold or TimeSeriesSplit, with
-        `groups` in fit: for trajectories and groups, where random rows leak. None: as the evidence has it.
+        Algorithm 1 on blocks, which moves alpha alone. A scikit-learn splitter such as GroupKFold or TimeSeriesSplit,
+        with `groups` in fit: for trajectories and groups, where random rows leak. None: as the evidence has it.
     hidden_prior : precision c of the Gaussian prior N(0, 1 / (c * fan_in)) on hidden weights; 0: none. "auto": several
         in one mixture; with a number of members or without calibration, the one
         that does best on rows left out; 0 with a backbone.
