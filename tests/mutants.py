@@ -492,7 +492,13 @@ MUTANTS = [
     Mutant("tails-add-probability", LIKELIHOOD, " - ops.logaddexp(0.0, share)", "", SLOW),
     Mutant("correlation-ignored-in-curves", LIKELIHOOD, "shape[-1], self.correlation", "shape[-1], None", SLOW),
     Mutant("slopes-without-weights", LIKELIHOOD, "(self.sharpness / q * by_weight)", "(0 * by_weight)", SLOW),
-    Mutant("slopes-without-shrinkage", LIKELIHOOD, "by_log_var = by_shrinkage -", "by_log_var = 0 * mean -", SLOW),
+    Mutant(
+        "slopes-without-shrinkage",
+        LIKELIHOOD,
+        "by_own, by_noise = by_shrinkage * own_part",
+        "by_own, by_noise = 0 * own_part",
+        SLOW,
+    ),
     Mutant("slopes-without-tails", LIKELIHOOD, "(1 - less * tail)[", "(1 - 0 * tail)[", SLOW),
     Mutant("slopes-of-a-known-share", LIKELIHOOD, "in_tails.sum() - rho.sum() *", "in_tails.sum() - 0 *", SLOW),
     Mutant("slopes-without-logdet", LIKELIHOOD, "ops.outer(pull, pull) - inverse)", "ops.outer(pull, pull))", SLOW),
@@ -501,8 +507,10 @@ MUTANTS = [
     Mutant(
         "slopes-without-the-process", LIKELIHOOD, "by_shrinkage.sum(), by_far.sum()", "by_shrinkage.sum(), 0.0", SLOW
     ),
-    Mutant("slope-of-b-with-the-process", LIKELIHOOD, "by_epistemic.sum(1) - by_far / q", "by_epistemic.sum(1)", SLOW),
-    Mutant("slope-of-gamma-with-the-process", LIKELIHOOD, "(by_inside * inside)", "(by_epistemic * inside)", SLOW),
+    Mutant("slope-of-b-with-the-process", LIKELIHOOD, ".sum(1) - by_far / q", ".sum(1)", SLOW),
+    Mutant(
+        "slope-of-gamma-with-the-process", LIKELIHOOD, "((by_inside + by_own) *", "((by_epistemic + by_own) *", SLOW
+    ),
     Mutant(
         "inside-by-the-mean-cost",
         POINTS,

@@ -137,14 +137,15 @@ def test_the_formula_by_hand(kind):
             factor = np.exp(np.tanh(clipped @ head.U.numpy() + head.u.numpy()) @ head.V.numpy())
         added = 0.0
         if outside is not None:
-            own = np.exp(-2.0) if member.family == FOURIER else 1.0
+            own = np.exp(-1.5) if member.family == FOURIER else 1.0
             added = outside.factor * own / np.sqrt(np.prod(noise_var * b)) * beyond
         inside = lambda v: np.where(v <= reach, v**power, reach**power * (v / reach if np.isfinite(reach) else 1.0))
         grown = lambda v: inside(v) + added
         noise = noise_var * a * factor
         total = noise_var * b * grown(star)[:, None] + noise
         if calibration is not None:
-            mean = centre + (mean - centre) / (1 + calibration.shrinkage.precision * total / scale**2)
+            alone = noise_var * b * inside(star)[:, None] + noise  # without what the process adds
+            mean = centre + (mean - centre) / (1 + calibration.shrinkage.precision * alone / scale**2)
         means.append(mean)
         epistemics.append(noise_var * b * grown(used)[:, None])
         noises.append(noise)

@@ -135,7 +135,7 @@ def by_members(
         v_star = posterior.variance_ratio(Phi).numpy()[:, None]
         Sigma = posterior.Sigma_E.numpy() * np.outer(scale, scale)
         # as much as the process has outside the data, the same for every output in units of its own variance there
-        more = far * (math.exp(-2) if member.family == FOURIER else 1.0) / stats.gmean(np.diag(Sigma) * b)
+        more = far * (math.exp(-1.5) if member.family == FOURIER else 1.0) / stats.gmean(np.diag(Sigma) * b)
         inside = lambda v: np.where(v < curve.reach, v, curve.reach) ** curve.power * np.maximum(v / curve.reach, 1.0)
         shape = lambda v: inside(v) + more[:, None]
         # the function and the noise are independent, each as correlated between the outputs as Sigma_E
@@ -144,7 +144,10 @@ def by_members(
         var = np.diag(Sigma) * (a + b * shape(v_star))
         # a target known beforehand to the precision of the shrinkage, and the member's word on it, as one Gaussian
         shrinkage = 0.0 if calibration is None else calibration.shrinkage.precision
-        own, before = 1 / var, shrinkage / scale**2
+        own, before = (
+            1 / (np.diag(Sigma) * (a + b * inside(v_star))),
+            shrinkage / scale**2,
+        )  # what the process adds left out
         mean = (Phi @ posterior.weights).numpy() * scale + centre
         means.append((own * mean + before * centre) / (own + before))
         trust = curve.trust / families.count(member.family)  # members of a family share it
@@ -301,7 +304,7 @@ def test_outside_the_data_every_member_is_as_unsure_as_the_process(mixed):
     far = variance_outside(mixed, mixed.fitted_.standardized(NEW).numpy())[[0, 4]]
     np.testing.assert_allclose(each[others], np.tile(far, (c - 1, 1)), rtol=1e-6)
     (process,) = set(range(c)) - set(others)
-    np.testing.assert_allclose(each[process], math.exp(-2) * far, rtol=1e-6)
+    np.testing.assert_allclose(each[process], math.exp(-1.5) * far, rtol=1e-6)
 
 
 def test_without_calibration_members_count_alike_and_the_posterior_stands(plain):

@@ -89,7 +89,7 @@ def test_inside_the_data_the_process_adds_nothing_and_outside_it_does(model):
     noise = fitted.noise_std[place, 0] ** 2
     added = (with_process - own)[: len(fitted.members), :, 0]
     for i, member in enumerate(fitted.members):
-        factor = outside.factor * (math.exp(-2) if member.family == FOURIER else 1)
+        factor = outside.factor * (math.exp(-1.5) if member.family == FOURIER else 1)
         np.testing.assert_allclose(added[i, ~inside], factor * noise * (cost[~inside] - outside.inside), rtol=1e-6)
 
 

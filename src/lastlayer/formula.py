@@ -7,7 +7,7 @@ For each member of the mixture, with z the standardised inputs and phi its centr
     far    = process_noise max(0, u - inside)                        u: affine cost of the process, outside the data
     e(v)   = noise_var b (v^gamma + share far)                       calibrated epistemic variance
     n      = noise_var a exp(V' tanh(U'z + u))                       calibrated noise variance
-    mean'  = centre + (mean - centre) / (1 + precision (e* + n))     shrunk towards the mean of the targets
+    mean'  = centre + (mean - centre) / (1 + precision (e* + n))     shrunk to the targets' mean; e* without far
     weight ~ trust (e* + n)^-sharpness                               geometric mean over outputs; e* = e(v at alpha*)
 
 and a draw of the function is mean' + stretch(v) h E, the columns of E normal with covariance `noise_cov` times b.
@@ -93,7 +93,9 @@ def components(ops, model, said, z, far=None):  # type: ignore[no-untyped-def]
     star = shape if cost_star is cost else log_shape(ops, curve, ops.log(ops.at_least(cost_star, TINY)), far)
     log_var = model.log_noise_var + log_variance(ops, curve, star, log_factor)
     if model.log_precision is not None:
-        mean = shrunk(ops, mean, log_var, model.centre, model.log_precision)
+        own = log_shape(ops, curve, ops.log(ops.at_least(cost_star, TINY)), None)
+        own_var = model.log_noise_var + log_variance(ops, curve, own, log_factor)
+        mean = shrunk(ops, mean, own_var, model.centre, model.log_precision)
     return Components(
         mean,
         ops.exp(model.log_noise_var + curve.log_slope + shape),

@@ -26,7 +26,7 @@ HEAD_UNITS = 10
 CURVE_NUMBERS = ("power", "reach", "trust", "seen", "squares")
 BELIEVED_ROWS, SURE = 50.0, 3.0
 """Rows that a curve is worth beside those learned later; standard errors by which these must miss it to widen it."""
-OWN_OUTSIDE = -2.0
+OWN_OUTSIDE = -1.5
 """Log of what the process counts for in its own variance, beside that of others: its curve has most of it."""
 
 

@@ -69,7 +69,9 @@ class Likelihood:
         log_var = self.log_noise_var + log_variance(ops, curve, shape, log_factor)
         epistemic, noise = self.log_noise_var + log_b + shape, self.log_noise_var + log_a + log_factor
         part = np.exp(epistemic - log_var)  # of the variance that is epistemic
-        kept = shrunk(ops, 1.0, log_var, 0.0, log_precision)  # of the mean
+        own_var = self.log_noise_var + log_variance(ops, curve, inside, log_factor)  # what the process adds left out
+        own_part = np.exp(self.log_noise_var + log_b + inside - own_var)
+        kept = shrunk(ops, 1.0, own_var, 0.0, log_precision)  # of the mean
         mean = kept * self.mean
         residual = self.targets - mean
         if C is None:
@@ -91,7 +93,7 @@ class Likelihood:
         R, h = rho[..., None], (1 - less * tail)[..., None]
         by_shrinkage = R * h * pull * mean * (kept - 1)
         by_weight = rho - self.weight * weights
-        by_log_var = by_shrinkage - (self.sharpness / q * by_weight)[..., None]
+        by_log_var = -(self.sharpness / q * by_weight)[..., None]
         if C is None:
             by_log_var = by_log_var + R * (0.5 * (h * residual * pull - 1))
             by_epistemic, by_noise = by_log_var * part, by_log_var * (1 - part)
@@ -101,8 +103,9 @@ class Likelihood:
             by_epistemic, by_noise = R * e + by_log_var * part, R * n + by_log_var * (1 - part)
         by_inside = by_epistemic * np.exp(inside - shape)
         by_far = (by_epistemic - by_inside).sum((1, 2))[:, None]
-        by_power = (by_inside * inside).sum((1, 2))[:, None]
-        by_slope = by_epistemic.sum(1) - by_far / q
+        by_own, by_noise = by_shrinkage * own_part, by_noise + by_shrinkage * (1 - own_part)
+        by_power = ((by_inside + by_own) * inside).sum((1, 2))[:, None]
+        by_slope = (by_epistemic + by_own).sum(1) - by_far / q
         each = np.concatenate([by_noise.sum(1), by_slope, by_power, by_weight.sum(1)[:, None]], axis=1)
         in_tails = rho * tail
         by_share = in_tails.sum() - rho.sum() * ops.sigmoid(share)

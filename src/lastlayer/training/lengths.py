@@ -20,7 +20,7 @@ from lastlayer.types import WEAK_NOISE_PRIOR, NoisePrior
 
 LENGTH, LOG_LENGTH_STD = 2.0, 1.0
 """Most likely length over the root of the number of inputs, standardised inputs; standard deviation of its log."""
-START = 0.5
+START = 1.0
 """Where the descent begins, in the same unit: from long lengths it may end where all is noise."""
 COMMON = 3.0
 """Variance of what the log lengths of a table have in common, over that of what each has on its own."""
