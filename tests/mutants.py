@@ -105,6 +105,7 @@ SPLITS, CROSSFIT, TRAINER = (f"ensemble/{name}.py" for name in ("splits", "cross
 FITTED, PREDICTOR, REVISIONS = (f"predictor/{name}.py" for name in ("fitted", "module", "revisions"))
 FORMULA, MLP, BINNED = "formula.py", "networks/mlp.py", "networks/encoding.py"
 BINS = "test_encoding.py::test_bins_are_those_of_the_slow_form"
+GIVEN = f"{CF}::test_of_splits_that_were_given_those_rows_lie_outside_that_cost_more_than_any_left_out_alone"
 FAR, SHELL, SHELLS = (
     f"{CF}::test_{name}"
     for name in (
@@ -502,8 +503,8 @@ MUTANTS = [
     Mutant("slopes-without-tails", LIKELIHOOD, "(1 - less * tail)[", "(1 - 0 * tail)[", SLOW),
     Mutant("slopes-of-a-known-share", LIKELIHOOD, "in_tails.sum() - rho.sum() *", "in_tails.sum() - 0 *", SLOW),
     Mutant("slopes-without-logdet", LIKELIHOOD, "ops.outer(pull, pull) - inverse)", "ops.outer(pull, pull))", SLOW),
-    Mutant("process-in-other-units", LIKELIHOOD, "+ self.own_outside - per_variance", "+ self.own_outside", SLOW),
-    Mutant("process-in-full-for-itself", LIKELIHOOD, "log_outside + self.own_outside", "log_outside", SLOW),
+    Mutant("process-in-other-units", LIKELIHOOD, "+ self.log_fraction - per_variance", "+ self.log_fraction", SLOW),
+    Mutant("process-in-full-for-itself", LIKELIHOOD, "log_outside + self.log_fraction", "log_outside", SLOW),
     Mutant(
         "slopes-without-the-process", LIKELIHOOD, "by_shrinkage.sum(), by_far.sum()", "by_shrinkage.sum(), 0.0", SLOW
     ),
@@ -536,7 +537,7 @@ MUTANTS = [
         "1.0",
         f"{CF}::test_held_out_points_of_several_partitions_meet_row_by_row",
     ),
-    Mutant("shells-count-in-full", POINTS, '("blocked", "shell")', '("blocked",)', SHELLS),
+    Mutant("shells-count-in-full", POINTS, '("blocked", "shell", "outside")', '("blocked", "outside")', SHELLS),
     Mutant(
         "failed-points-kept",
         POINTS,
@@ -593,15 +594,27 @@ MUTANTS = [
         "]",
         f"{CF}::test_the_process_is_one_member_of_every_row",
     ),
-    Mutant("shell-around-the-middle", SPLITS, "np.argsort((Z**2)", "np.argsort(-(Z**2)", SHELL),
+    Mutant("shell-around-the-middle", "extrapolation.py", "np.argsort((_standard", "np.argsort(-(_standard", SHELL),
     Mutant(
         "shell-in-raw-units",
-        SPLITS,
-        "(X[first] - X.mean(0)) / np.where(scale > 0, scale, 1.0)",
-        "X[first] - X.mean(0)",
+        "extrapolation.py",
+        "Z: ndarray = (X - X.mean(0)) / np.where(scale > 0, scale, 1.0)",
+        "Z: ndarray = X - X.mean(0)",
         SHELL,
     ),
-    Mutant("shell-of-single-rows", SPLITS, "order[max(2, round(share * len(order))) :]", "order[-1:]", SHELL),
+    Mutant(
+        "shell-of-single-rows", "extrapolation.py", "order[max(2, round(share * len(order))) :]", "order[-1:]", SHELL
+    ),
+    Mutant("given-regions-count-in-full", POINTS, "REGION_WEIGHT * weight, weight)", "weight, weight)", GIVEN),
+    Mutant("given-regions-count-as-single", POINTS, 'np.where(beyond, "outside", kind)', "kind", GIVEN),
+    Mutant("inside-with-the-row-itself", CROSSFIT, "leave_one_out_cost(weight * cost)", "(weight * cost)", GIVEN),
+    Mutant(
+        "inside-without-weights",
+        CROSSFIT,
+        "leave_one_out_cost(weight * cost) / weight",
+        "leave_one_out_cost(cost)",
+        GIVEN,
+    ),
     # --- encoded inputs
     Mutant("bins-begin-at-their-end", BINNED, "-knots[:-1] * slope", "-knots[1:] * slope", BINS),
     Mutant(
@@ -716,8 +729,8 @@ MUTANTS = [
             ),
             (
                 "cost-at-star",
-                "shape = log_shape(ops, curve, ops.log(ops.at_least(cost, TINY)), far)\n    star",
-                "shape = log_shape(ops, curve, ops.log(ops.at_least(cost_star, TINY)), far)\n    star",
+                "shape = log_shape(ops, curve, ops.log(ops.at_least(cost, TINY)), far)\n    log_star",
+                "shape = log_shape(ops, curve, ops.log(ops.at_least(cost_star, TINY)), far)\n    log_star",
                 HAND,
             ),
             ("no-shrinkage", "if model.log_precision is not None:", "if False:", MIXTURE),
@@ -780,7 +793,7 @@ MUTANTS = [
     Mutant("trust-for-each-member", PREDICTOR, "c.trust / families.count(f)", "c.trust", MIXTURE),
     Mutant("outside-in-other-units", PREDICTOR, "(factor - variance.mean(-1))", "factor", HAND),
     Mutant("outside-by-another-noise", PREDICTOR, "log_noise=noise.log().mean()", "log_noise=0 * noise.mean()", HAND),
-    Mutant("process-as-sure-as-others", "calibration/curve.py", "math.exp(OWN_OUTSIDE if", "math.exp(0.0 if", HAND),
+    Mutant("process-as-sure-as-others", "calibration/curve.py", "return OWN_OUTSIDE if", "return 0.0 if", HAND),
     Mutant("shrinkage-in-other-units", PREDICTOR, " - 2 * scale.log()", " - 0 * scale.log()", MIXTURE),
     Mutant("variance-at-star", PREDICTOR, "else whitening(p.equations.spectral_at(a))", "else own", HAND),
     Mutant("bias-known-in-formula", PREDICTOR, "equations.bias_variance.sqrt()", "0 * equations.bias_variance", HAND),

@@ -26,6 +26,7 @@ from lastlayer.calibration import (
     fit_curves,
 )
 from lastlayer.calibration.fit import LIMITS, PRIOR, STARTS, CurveProblem
+from lastlayer.calibration.points import REGION_WEIGHT
 from lastlayer.ensemble.splits import blocked_splits, given_splits, random_splits, shell_splits
 from lastlayer.errors import InputError
 from lastlayer.ops import NumPyOps, TorchOps
@@ -946,6 +947,18 @@ def test_the_process_says_how_far_outside_the_data_points_are(families: tuple[Fa
     np.testing.assert_allclose(found[far > 0], far[far > 0], rtol=1e-12)
     assert (found[far == 0] < 1e-100).all()
     assert torch.equal(beside.cost, points.cost)
+
+
+def test_points_beyond_a_cost_that_is_given_count_as_a_region() -> None:
+    points = replace(held_out(20, 1, 2, families=(NETWORK, FOURIER)), kind=np.array(["given", "shell"] * 10))
+    inside = float(points.cost[1].median())
+    beside = points.beside_process(inside)
+    beyond = (points.cost[1].numpy() > inside) & (points.kind == "given")
+    assert 0 < beyond.sum() < 10
+    assert beside.inside == inside
+    assert beside.kind.tolist() == np.where(beyond, "outside", points.kind).tolist()
+    np.testing.assert_allclose(beside.weight, points.weight.numpy() * np.where(beyond, REGION_WEIGHT, 1.0))
+    assert ((beside.log_far > -200).numpy() == (points.cost[1].numpy() > inside)).all()
 
 
 def test_where_all_points_were_held_out_in_regions_all_are_inside() -> None:

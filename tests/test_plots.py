@@ -30,7 +30,7 @@ from lastlayer.prediction import Prediction
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
 
-JUDGES = (plots.parity, plots.calibration_curve, plots.sharpness, plots.extrapolation_error)
+JUDGES = (plots.parity, plots.calibration_curve, plots.sharpness, plots.extrapolation_error, plots.coverage_by_cost)
 
 
 def prediction(m: int = 60, q: int = 2, c: int = 1, seed: int = 0) -> Prediction:
@@ -302,6 +302,29 @@ def test_quantiles_rise_only_where_error_bars_are_too_short() -> None:
     assert (np.abs(np.log(quantile / expected))[clear] < 0.5).all()
 
 
+def test_coverage_falls_only_where_intervals_are_too_narrow() -> None:
+    p = prediction(m=20_000, q=1)
+    y = targets(p)
+    far = p.affine_cost > 2
+    y[far] = p.mean[far] + 5 * (y - p.mean)[far]
+    (ax,) = plots.coverage_by_cost(p, y).axes
+    cost, share = xy(ax, "share inside, in bins").T
+    near, beyond = cost < 1, cost > 4
+    assert near.sum() >= 3
+    assert beyond.sum() >= 3
+    assert (np.abs(share[near] - 0.9) < 0.1).all()
+    expected = 2 * stats.norm.cdf(stats.norm.ppf(0.95) / 5) - 1
+    assert (np.abs(share[beyond] - expected) < 0.15).all()
+
+
+def test_coverage_in_one_bin_is_the_share_of_all() -> None:
+    p = prediction(m=25, q=2)
+    y = targets(p)
+    lower, upper = p.interval(0.8)
+    for i, ax in enumerate(plots.coverage_by_cost(p, y, level=0.8).axes):
+        close(xy(ax, "share inside, in bins")[0, 1], ((lower <= y) & (y <= upper))[:, i].mean())
+
+
 def test_points_without_cost_stay_in_the_picture() -> None:
     p = prediction(m=50, q=1)
     free = replace(p, affine_cost=np.where(np.arange(50) < 5, 0.0, p.affine_cost))
@@ -455,7 +478,7 @@ def test_of_many_points_some_are_shown_and_all_are_counted(name: str) -> None:
     first, second = (pictures(m, 1)[name]() for _ in range(2))
     ax, again = first.axes[0], second.axes[0]
     points = [x for x in ax.lines if x.get_marker() == "."]
-    if name == "calibration_curve":
+    if name in ("calibration_curve", "coverage_by_cost"):
         assert not points
         return
     assert sum(len(x.get_xdata()) for x in points) == shown

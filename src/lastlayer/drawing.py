@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from scipy.special import bdtrik, betaincinv, ndtri
 
@@ -163,6 +164,29 @@ def bins(x: Float[ndarray, " m"], n: int = 12) -> list[Int[ndarray, " r"]]:
         if end - starts[-1] >= AT_LEAST:
             starts.append(int(end))
     return np.split(order, starts[1:])
+
+
+@dataclass(frozen=True)
+class BinnedCoverage:
+    """Share of targets inside their intervals, in bins of the affine cost."""
+
+    centre: Float[ndarray, " b"]
+    edges: Float[ndarray, "b 2"]
+    share: Float[ndarray, "b q"]
+    band: Float[ndarray, "2 b"]
+    """What a perfect model shows in 95% of samples of this size."""
+
+    @classmethod
+    def of(cls, cost: Float[ndarray, " m"], inside: Bool[ndarray, "m q"], level: float) -> "BinnedCoverage":
+        cost = positive(cost)
+        rows = bins(cost)
+        bands = [binomial_band(len(r), np.array([level])) for r in rows]
+        return cls(
+            np.array([np.exp(np.log(cost[r]).mean()) for r in rows]),
+            np.array([[cost[r].min(), cost[r].max()] for r in rows]),
+            np.array([inside[r].mean(0) for r in rows]),
+            np.concatenate(bands, 1),
+        )
 
 
 def binned_mean(

@@ -235,8 +235,19 @@ def blocked_folds(X: Float[ndarray, "m d"], k: int) -> list[Int[ndarray, " r"]]:
     m = len(X)
     if not 2 <= k <= m:
         raise InputError(f"k={k} blocks of {m} rows: k must lie between 2 and the number of rows")
+    return _cut(_standardised(X), np.arange(m), k)
+
+
+def outer_folds(X: Float[ndarray, "m d"], inner: Sequence[float]) -> list[Int[ndarray, " r"]]:
+    """The rows of a table farthest from its middle, in standardised inputs, for each share of them that stays."""
+    order = np.argsort((_standardised(X) ** 2).sum(1), kind="stable")
+    return [order[max(2, round(share * len(order))) :] for share in inner]
+
+
+def _standardised(X: Float[ndarray, "m d"]) -> Float[ndarray, "m d"]:
     scale = X.std(0)
-    return _cut((X - X.mean(0)) / np.where(scale > 0, scale, 1.0), np.arange(m), k)
+    Z: ndarray = (X - X.mean(0)) / np.where(scale > 0, scale, 1.0)
+    return Z
 
 
 def _cut(Z: ndarray, rows: ndarray, k: int) -> list[ndarray]:

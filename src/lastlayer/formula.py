@@ -90,11 +90,14 @@ def components(ops, model, said, z, far=None):  # type: ignore[no-untyped-def]
     far = far_of(ops, model, cost_star) if far is None else far
     log_factor = 0.0 if model.head is None else log_noise_factor(ops, model.head, z)
     shape = log_shape(ops, curve, ops.log(ops.at_least(cost, TINY)), far)
-    star = shape if cost_star is cost else log_shape(ops, curve, ops.log(ops.at_least(cost_star, TINY)), far)
+    log_star = ops.log(ops.at_least(cost_star, TINY))
+    star = shape if cost_star is cost else log_shape(ops, curve, log_star, far)
     log_var = model.log_noise_var + log_variance(ops, curve, star, log_factor)
     if model.log_precision is not None:
-        own = log_shape(ops, curve, ops.log(ops.at_least(cost_star, TINY)), None)
-        own_var = model.log_noise_var + log_variance(ops, curve, own, log_factor)
+        own_var = log_var
+        if far is not None:
+            own = log_shape(ops, curve, log_star, None)
+            own_var = model.log_noise_var + log_variance(ops, curve, own, log_factor)
         mean = shrunk(ops, mean, own_var, model.centre, model.log_precision)
     return Components(
         mean,

@@ -95,8 +95,9 @@ def line(x: Any, y: Any, color: str, name: str = "", *, dash: str = "solid", **w
 
 def band(x: ndarray, lower: ndarray, upper: ndarray, **words: Any) -> go.Scatter:
     words = {"fillcolor": "rgba(59,125,216,0.3)", "showlegend": False} | words
-    x, y = np.concatenate([x, x[::-1]]).round(5), np.concatenate([upper, lower[::-1]]).round(5)
-    return go.Scatter(x=x, y=y, fill="toself", line={"width": 0}, hoverinfo="skip", **words)
+    rounded = lambda *parts: [float(f"{v:.6g}") for v in np.concatenate(parts)]
+    x_round, y_round = rounded(x, x[::-1]), rounded(upper, lower[::-1])
+    return go.Scatter(x=x_round, y=y_round, fill="toself", line={"width": 0}, hoverinfo="skip", **words)
 
 
 def sliding(figure: go.Figure, log_alphas: ndarray, readings: Sequence[str], start: int, name: str) -> str:

@@ -209,6 +209,27 @@ def extrapolation_error(prediction: Prediction, y: ndarray) -> "Figure":
     return finish(figure, axes, good, "affine cost (degree of extrapolation)", "absolute error / predicted std")
 
 
+def coverage_by_cost(prediction: Prediction, y: ndarray, *, level: float = 0.9) -> "Figure":
+    """Share of targets inside their central intervals against the affine cost: do the intervals hold far out?
+
+    The band is what a perfect model shows in 95% of samples of a bin's size; far out, neighbours err together.
+    """
+    y = _targets(prediction, y)
+    check_finite(prediction.affine_cost, "affine_cost")
+    lower, upper = prediction.interval(level)
+    binned = drawing.BinnedCoverage.of(prediction.affine_cost, (lower <= y) & (y <= upper), level)
+    figure, axes = panels(y.shape[1])
+    for i, ax in enumerate(axes[0]):
+        low, high = binned.band.repeat(2, 1)
+        ax.fill_between(binned.edges.ravel(), low, high, color="black", alpha=0.12, lw=0, label="a perfect model")
+        ax.axhline(level, color="black", ls="--", lw=1, label=f"{level:.0%}")
+        ax.plot(binned.centre, binned.share[:, i], "o-", color=BLUE, ms=4, lw=1.5, label="share inside, in bins")
+        log_axis(ax, "x", *drawing.log_padded(drawing.positive(prediction.affine_cost)))
+        ax.set_ylim(0, 1.02)
+    good = "Good: in the band all the way; below it intervals are too narrow there"
+    return finish(figure, axes, good, "affine cost (degree of extrapolation)", "share of targets inside")
+
+
 def cost_to_variance(calibration: Calibration | None) -> "Figure":
     """The calibrated map from affine cost to variance over noise, and the held-out errors that it was fitted to.
 

@@ -27,12 +27,13 @@ from lastlayer.types import (
 
 N_FOLDS = 5
 FOLDS_OF_FEW = {100: 20, 250: 10}
-"""More folds of a mixture below so many rows: the fewer there are, the more each network must see of them."""
+"""More folds of a mixture below so many rows: the fewer there are, the more each network must see of them. Large
+tables have `N_MEMBERS` folds and fewer blocks: each of these holds many rows."""
 N_MEMBERS = 10
 LARGE_TABLE = 5_000
 """Above this many rows, one network per fold is enough, and mini-batches cost less than full batches."""
-FULL_STEPS, BATCH_STEPS, PASSES = 250, 400, 10
-"""Steps on all rows; on mini-batches at least so many, and passes over the rows."""
+FULL_STEPS, BATCH_STEPS, PASSES = 250, (400, 800), 10
+"""Steps on all rows; on mini-batches twice as many passes as these, within limits, and at least these."""
 FEW_ROWS = 20
 """Below this many rows no network is trained, and each row is held out alone."""
 ROWS_PER_UNIT, LEAST_UNITS, MOST_UNITS = 6, 5, 50
@@ -44,8 +45,10 @@ MANY_COLUMNS = 100
 STOPPED_ROWS = 100
 """Below this many rows, none can be spared for early stopping."""
 PRIOR_PRECISIONS = (0.03, 0.3)
-FAST_PRECISIONS, FAST_SHARE, FAST_BLOCKS = (0.3,), 0.3, 3
-"""Of preset="fast", its share of the steps, and its blocks held out."""
+FAST_PRECISIONS, FAST_SHARE = (0.3,), 0.3
+"""Of preset="fast", and its share of the steps."""
+FEWER_BLOCKS = 3
+"""Blocks held out by preset="fast" and of large tables."""
 TABLE_BATCH, SOURCE_BATCH = 1_024, 4_096
 """Rows of a mini-batch, of a table in memory and of a source."""
 
@@ -193,8 +196,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
         share = FAST_SHARE if fast else 1.0
         epochs = round(share * (FULL_STEPS if brisk else 500))
         if batch_size is not None:
-            steps = math.ceil(share * BATCH_STEPS * int(batch_size) / n_rows)
-            epochs = 60 if source or own_network else max(round(share * PASSES), steps)
+            epochs = 60 if source or own_network else _passes(n_rows / int(batch_size), share)
     settings = Settings(
         hidden=_hidden(p["hidden"], n_groups),
         activation=p["activation"],
@@ -202,7 +204,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
         backbone=_name(p["backbone"]) if own_network else None,
         ensemble="mixture" if mixture else "selected prior",
         n_members=int(n_members),
-        n_blocks=FAST_BLOCKS if fast else N_FOLDS,
+        n_blocks=FEWER_BLOCKS if fast or n_rows > LARGE_TABLE else N_FOLDS,
         families=families,
         calibration=calibration,
         noise="diagonal" if p["noise"] == "auto" and not noise_can_vary else p["noise"],
@@ -240,9 +242,18 @@ def _n_folds(n_groups: float | int, n_rows: float | int, fast: bool) -> int:
     """Of a mixture; each row alone where they are few."""
     if n_groups < FEW_ROWS:
         return int(n_groups)
+    if n_groups > LARGE_TABLE and not fast:
+        return N_MEMBERS
     wanted = N_FOLDS if fast else next((k for rows, k in FOLDS_OF_FEW.items() if n_groups < rows), N_FOLDS)
     *_, (many, k) = FOLDS_OF_FEW.items()
     return wanted if n_rows < many else min(wanted, k)  # copies cost as other rows do
+
+
+def _passes(steps_of_one: float, share: float) -> int:
+    """Over the rows, in mini-batches."""
+    least, most = BATCH_STEPS
+    steps = min(max(2 * PASSES * steps_of_one, least), most)
+    return max(round(share * PASSES), math.ceil(share * steps / steps_of_one))
 
 
 def _hidden(given: Any, n_groups: float | int) -> tuple[int, ...]:

@@ -108,6 +108,11 @@ class Shrinkage:
         return f", means shrunk from {scale:.1f} standard deviations on" if self.precision else ""
 
 
+def log_fraction(family: Family) -> float:
+    """Log of the fraction of that factor which counts for a family: less for the process itself."""
+    return OWN_OUTSIDE if family == FOURIER else 0.0
+
+
 @dataclass(frozen=True)
 class Outside:
     """Outside the data every member is as unsure as a Gaussian process would be.
@@ -123,7 +128,7 @@ class Outside:
 
     def of(self, family: Family) -> float:
         """What the variance of the process is multiplied by, for members of a family."""
-        return self.factor * math.exp(OWN_OUTSIDE if family == FOURIER else 0.0)
+        return self.factor * math.exp(log_fraction(family))
 
     def __str__(self) -> str:
         return f", {self.factor:.1f} times the variance of the process outside the data"
@@ -227,15 +232,8 @@ class Calibration:
         """Tensors and JSON for a model file; numbers that may be infinite or NaN are strings."""
         kinds = sorted(set(self.points.kind.tolist()))
         curves = [
-            {
-                "noise": c.noise.tolist(),
-                "slope": c.slope.tolist(),
-                "power": c.power,
-                "reach": str(c.reach),
-                "trust": c.trust,
-                "seen": c.seen,
-                "squares": c.squares,
-            }
+            {"noise": c.noise.tolist(), "slope": c.slope.tolist()}
+            | {key: str(getattr(c, key)) for key in CURVE_NUMBERS}
             for c in self.curves.values()
         ]
         header = {

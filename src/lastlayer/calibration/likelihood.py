@@ -16,12 +16,11 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from lastlayer.calibration.curve import OWN_OUTSIDE
+from lastlayer.calibration.curve import log_fraction
 from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.evidence import LOG_2PI
 from lastlayer.formula import log_shape, log_variance, member_weights, output_cov, shrunk
 from lastlayer.ops import NumPyOps
-from lastlayer.types import FOURIER
 
 Said: TypeAlias = tuple[ndarray, ndarray, tuple[ndarray, ndarray, ndarray]]
 """See `Likelihood.at`."""
@@ -34,8 +33,7 @@ class Likelihood:
     """Some held-out points, as arrays; `curve_of` says by which curve each network goes."""
 
     def __init__(self, points: HeldOutPoints, curve_of: Int[ndarray, " c"], sharpness: float) -> None:
-        own = [OWN_OUTSIDE if family == FOURIER else 0.0 for family in points.families]
-        self.own_outside = np.array(own)[:, None, None]
+        self.log_fraction = np.array([log_fraction(family) for family in points.families])[:, None, None]
         # the networks of a family share its trust
         self.log_share = -np.log([points.families.count(family) for family in points.families])[:, None, None]
         self.log_far = None if points.log_far is None else points.log_far.numpy()[:, None]
@@ -63,7 +61,7 @@ class Likelihood:
             log_slope=log_b,
             power=power,
             log_reach=math.inf,
-            log_share=log_outside + self.own_outside - per_variance,
+            log_share=log_outside + self.log_fraction - per_variance,
         )
         inside, shape = (log_shape(ops, curve, self.log_cost, far) for far in (None, self.log_far))
         log_var = self.log_noise_var + log_variance(ops, curve, shape, log_factor)

@@ -19,7 +19,7 @@ from lastlayer.training.last_layer import LastLayer
 from lastlayer.training.objectives import Data
 from lastlayer.types import FOURIER, Family
 
-REGIONS = ("blocked", "shell")
+REGIONS = ("blocked", "shell", "outside")
 """Kinds of points that were held out with all their neighbours."""
 REGION_WEIGHT = 0.1
 """Weight of such a point in calibration, beside one held out at random: the points of a region err together."""
@@ -115,17 +115,27 @@ class HeldOutPoints:
         """Which points were held out without their neighbours."""
         return ~np.isin(self.kind, REGIONS)
 
-    def beside_process(self) -> "HeldOutPoints":
-        """The same, knowing how far outside the data the process sees each of them."""
+    def beside_process(self, inside: float | None = None) -> "HeldOutPoints":
+        """The same, knowing how far outside the data the process sees each of them.
+
+        Without a cost up to which points lie `inside`, those that were held out without their neighbours do. With it,
+        the others count as points of a region, whoever held them out: the future of a series errs together too.
+        """
         process = [i for i, family in enumerate(self.families) if family == FOURIER]
         if not process or not len(self.targets):
             return self
-        cost = self.cost[process].mean(0)
-        finite = torch.isfinite(cost)
-        single = finite & torch.from_numpy(self.single).to(cost.device)
-        inside = float(cost[single if single.any() else finite].max()) if finite.any() else math.inf
+        cost, weight, kind = self.cost[process].mean(0), self.weight, self.kind
+        if inside is None:
+            finite = torch.isfinite(cost)
+            single = finite & torch.from_numpy(self.single).to(cost.device)
+            inside = float(cost[single if single.any() else finite].max()) if finite.any() else math.inf
+        else:
+            beyond = (cost > inside).cpu().numpy() & self.single
+            kind = np.where(beyond, "outside", kind)
+            weight = torch.where(torch.from_numpy(beyond).to(cost.device), REGION_WEIGHT * weight, weight)
         outside = SimpleNamespace(log_noise=self.noise_var[process].log().mean((0, -1)), inside=inside)
-        return replace(self, log_far=log_far(TorchOps, outside, cost), inside=inside)
+        far = log_far(TorchOps, outside, cost)
+        return replace(self, log_far=far, inside=inside, weight=weight, kind=kind)
 
     def some(self, most: int) -> "HeldOutPoints":
         """At most as many of a kind, picked at random but always the same; each kind keeps its total weight."""

@@ -16,7 +16,7 @@ from torch import nn
 from lastlayer.calibration import HeldOutPoints, fit_curves
 from lastlayer.ensemble.splits import Folds, Split
 from lastlayer.ensemble.trainer import FitTask, Trainer
-from lastlayer.extrapolation import HeldOut
+from lastlayer.extrapolation import HeldOut, leave_one_out_cost
 from lastlayer.features import affine_features
 from lastlayer.networks.mlp import features_of
 from lastlayer.predictor.fitted import member_features
@@ -104,9 +104,8 @@ class CrossFit:
         for fit in fits:
             partitions = kinds.setdefault(fit.task.split.kind, {})
             partitions.setdefault((fit.task.family, fit.task.partition), []).append(fit)
-        return HeldOutPoints.joined(
-            [HeldOutPoints.stacked([self._points(fits) for fits in kind.values()]) for kind in kinds.values()]
-        ).beside_process()
+        points = [HeldOutPoints.stacked([self._points(fits) for fits in kind.values()]) for kind in kinds.values()]
+        return HeldOutPoints.joined(points).beside_process(None if "random" in kinds else self._inside(fits))
 
     def alpha_folds(self, fits: Sequence[FoldFit]) -> list[HeldOut]:
         """The rows left out, for Algorithm 1."""
@@ -115,6 +114,20 @@ class CrossFit:
             HeldOut(fit.layer.posterior, member_features(fit.member, rows.X), rows.T)
             for fit, rows in zip(fits, held, strict=True)
         ]
+
+    def _inside(self, fits: Sequence[FoldFit]) -> float | None:
+        """The largest cost of a row for the process that saw most of them, had it not seen that one.
+
+        Splits that were given may lie outside altogether, as the future does.
+        """
+        processes = [fit for fit in fits if fit.task.family == FOURIER]
+        if not processes:
+            return None
+        fit = max(processes, key=lambda fit: len(fit.task.split.train))
+        rows = self._rows(fit.task.split.train)
+        weight = torch.ones_like(rows.T[:, 0]) if rows.weight is None else rows.weight
+        cost = fit.layer.posterior.variance_ratio(member_features(fit.member, rows.X))
+        return float((leave_one_out_cost(weight * cost) / weight).max())
 
     def _every(self, splits: Sequence[Split], n: int) -> list[Split]:
         """n times every row, unless networks of random splits can be members."""

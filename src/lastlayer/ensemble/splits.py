@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 
 from lastlayer.errors import InputError
-from lastlayer.extrapolation import blocked_folds
+from lastlayer.extrapolation import blocked_folds, outer_folds
 from lastlayer.settings import N_FOLDS, Settings
 
 SHELLS = (0.4, 0.6, 0.8)
@@ -45,10 +45,7 @@ def blocked_splits(X: Float[ndarray, "m d"], groups: Int[ndarray, " m"], k: int)
 def shell_splits(X: Float[ndarray, "m d"], groups: Int[ndarray, " m"], inner: Sequence[float] = SHELLS) -> list[Split]:
     """The rows farthest from the middle are held out, in standardised inputs; `inner`: the shares that stay."""
     first = np.unique(groups, return_index=True)[1]
-    scale = X.std(0)
-    Z = (X[first] - X.mean(0)) / np.where(scale > 0, scale, 1.0)
-    order = np.argsort((Z**2).sum(1), kind="stable")
-    return _leave_out(groups, [order[max(2, round(share * len(order))) :] for share in inner], "shell")
+    return _leave_out(groups, outer_folds(X[first], inner), "shell")
 
 
 def given_splits(splitter: Any, X: ndarray, y: ndarray, groups: Any = None) -> list[Split]:

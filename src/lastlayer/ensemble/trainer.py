@@ -181,7 +181,7 @@ class Trainer:
         return networks
 
     def _stack(self, tasks: Sequence[FitTask], label: str, group: int, stop: Event, over: bool) -> list[nn.Module]:
-        s, device, m = self.settings, self.data.X.device, len(self.data.X)
+        s, device = self.settings, self.data.X.device
         generators, d = [task.generator(s.seed) for task in tasks], self.data.X.shape[1]
         encodings = [e for e in map(self.encoding, tasks) if e is not None]
         n_inputs = len(encodings[0].column) if encodings else d
@@ -190,26 +190,30 @@ class Trainer:
         network: nn.Module = InputSkip(stack) if s.input_skip else stack
         if encodings:
             network = encoded(PiecewiseEncoding.stacked(encodings), stack, d)
-        if over:
-            pass
-        elif s.batch_size is None:
+        if not over:
+            self._train_stack(network, tasks, group, label=label, stop=stop)
+        stack.to(s.torch_dtype)
+        members = [stack.member(i) for i in range(len(tasks))]
+        if encodings:
+            return [encoded(e, member, d).eval() for e, member in zip(encodings, members, strict=True)]
+        return [(InputSkip(member) if s.input_skip else member).eval() for member in members]
+
+    def _train_stack(
+        self, network: nn.Module, tasks: Sequence[FitTask], group: int, *, label: str, stop: Event
+    ) -> None:
+        s, device = self.settings, self.data.X.device
+        if s.batch_size is None:
             precision = _precisions(tasks, device)
             objective = Profiled(bias_prior=s.bias_prior, noise=s.noise_structure, shape=(len(tasks),)).to(device)
             rows = self._own_rows([task.split.train for task in tasks])
             problem = StackedNetworks(network.float(), objective, rows, prior_precision=precision)
             self._train(problem, group, label=label, stop=stop)
-            stack.to(s.torch_dtype)
-        else:
-            weight = torch.zeros(len(tasks), m, dtype=torch.float64)
-            for row, task in zip(weight, tasks, strict=True):
-                row[torch.from_numpy(task.split.train)] = 1
-            weight = weight.to(device) * (1 if self.data.weight is None else self.data.weight)
-            data = Data(self.data.X, self.data.T, weight)
-            self._in_batches(network, data, tasks, group, stop=stop, label=label)
-        members = [stack.member(i) for i in range(len(tasks))]
-        if encodings:
-            return [encoded(e, member, d).eval() for e, member in zip(encodings, members, strict=True)]
-        return [(InputSkip(member) if s.input_skip else member).eval() for member in members]
+            return
+        weight = torch.zeros(len(tasks), len(self.data.X), dtype=torch.float64)
+        for row, task in zip(weight, tasks, strict=True):
+            row[torch.from_numpy(task.split.train)] = 1
+        weight = weight.to(device) * (1 if self.data.weight is None else self.data.weight)
+        self._in_batches(network, Data(self.data.X, self.data.T, weight), tasks, group, stop=stop, label=label)
 
     def _own_rows(self, parts: Sequence[np.ndarray]) -> Data:
         """The rows of each network side by side, filled up with rows of weight zero."""

@@ -7,7 +7,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,6 @@ from lastlayer.types import FOURIER, NETWORK, Family
 CACHED = 2**16
 """Numbers of an intermediate array per thread: half a megabyte stays in the cache, and in the memory of the process.
 Larger blocks go back to the system and are asked for again at every step, which can cost more than their arithmetic."""
-NOISE, SLOPE = attrgetter("noise"), attrgetter("slope")
 OUTPUTS = ("mean", "var", "epistemic_var", "noise_var", "affine_cost")
 """What a prediction holds, by the names that `Prediction` has for it."""
 
@@ -268,7 +266,7 @@ def curves_of(
     """The curve of each member, in logarithms: (c, 1, q) or (c, 1, 1). The members of a family share its trust."""
     identity = Curve.identity(noise_cov.shape[-1])
     curves = [identity if calibration is None else calibration.curves[family] for family in families]
-    log_noise, log_slope = (np.log([c.widening * numbers(c) for c in curves]) for numbers in (NOISE, SLOPE))
+    log_noise, log_slope = (np.log([c.widening * getattr(c, name) for c in curves]) for name in ("noise", "slope"))
     more = {}
     if calibration is not None and calibration.outside is not None:
         factor = np.log([calibration.outside.of(family) for family in families])

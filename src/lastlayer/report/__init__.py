@@ -73,7 +73,9 @@ in the order of their affine cost.</p>
 {figures.alpha(evaluation)}
 <h2>Inputs that leave the training range</h2>{_ranges(evaluation)}
 <p>{int((evaluation.where.quantile == 1).sum()):,} of {m:,} rows cost more than every training row: there the model
-extrapolates in its features, whatever the range of single inputs says.</p>
+extrapolates in its features, whatever the range of single inputs says.{_beyond(evaluation)}</p>
+<p class="note">Left: errors against the affine cost. Right: share of true values inside their 90% intervals, in bins of
+it. Good: in the grey band, where a perfect model stays 95% of the time, also far to the right.</p>
 {figure_html(figures.extrapolation(evaluation), "extrapolation")}
 <h2>Rows to look at</h2>
 <h3>Most wrong</h3><p class="note">By error over predicted standard deviation, the largest over the targets.</p>
@@ -87,6 +89,14 @@ extrapolates in its features, whatever the range of single inputs says.</p>
 affine cost is far above that of the training rows nobody has measured how wrong the model can be: trust none.
 Imputed cells count as if they had been measured.</p>"""
     return Report(page(f"lastlayer: {model_name} on {data_name}", body, SEARCH), scores)
+
+
+def _beyond(evaluation: Evaluation) -> str:
+    """How many rows lie farther out than any by which intervals were calibrated."""
+    beyond = evaluation.p.beyond_reach
+    if beyond is None or not beyond.any():
+        return ""
+    return f" {int(beyond.sum()):,} lie farther out than every row that intervals were calibrated on: trust none there."
 
 
 def _ranges(evaluation: Evaluation) -> str:

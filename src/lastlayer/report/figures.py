@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from lastlayer.drawing import binomial_band, some
+from lastlayer.drawing import BinnedCoverage, binomial_band, some
 from lastlayer.metrics import LEVELS
 from lastlayer.pages import BLUE, GREY, ORANGE, band, line, panels, points, sliding
 from lastlayer.prediction import Prediction
@@ -115,14 +115,25 @@ def residuals(evaluation: Evaluation) -> go.Figure:
 
 
 def extrapolation(evaluation: Evaluation) -> go.Figure:
-    """Errors against the affine cost."""
-    figure, rows = panels(1, 1, height=380), evaluation.some(POINTS)
-    cost, error = np.maximum(evaluation.where.affine_cost, 1e-12)[rows], np.abs(evaluation.error[rows])
+    """Errors, and coverage of the 90% intervals, against the affine cost."""
+    figure, rows = panels(1, 2, height=400), evaluation.some(POINTS)
+    cost, error = np.maximum(evaluation.where.affine_cost, 1e-12), np.abs(evaluation.error[rows])
+    lower, upper = evaluation.p.interval(0.9)
+    inside = (lower <= evaluation.y) & (evaluation.y <= upper)
+    binned = BinnedCoverage.of(cost, inside, 0.9)
+    perfect = band(binned.edges.ravel(), *binned.band.repeat(2, 1), fillcolor="rgba(128,128,128,0.25)")
+    figure.add_trace(perfect, 1, 2)
     for i, name in enumerate(evaluation.names):
-        figure.add_trace(points(cost, error[:, i], COLORS[i % len(COLORS)], name, text=evaluation.labels(rows)))
+        color = COLORS[i % len(COLORS)]
+        dots = points(cost[rows], error[:, i], color, name, text=evaluation.labels(rows), legendgroup=name)
+        figure.add_trace(dots, 1, 1)
+        shares = line(binned.centre, binned.share[:, i], color, mode="lines+markers", showlegend=False)
+        figure.add_trace(shares.update(legendgroup=name), 1, 2)
+    figure.add_hline(0.9, line={"color": GREY, "width": 1, "dash": "dash"}, row=1, col=2)
     figure.update_layout(showlegend=True)
     figure.update_xaxes(title="affine cost (farther out to the right)", type="log")
-    return figure.update_yaxes(title="|error| / std", rangemode="tozero")
+    figure.update_yaxes(title="|error| / std", rangemode="tozero", row=1, col=1)
+    return figure.update_yaxes(title="share inside 90% intervals", range=[0, 1.02], row=1, col=2)
 
 
 def alpha(evaluation: Evaluation) -> str:
