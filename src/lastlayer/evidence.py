@@ -3,6 +3,7 @@
 general_nlml     Lemma 2: any noise and prior covariance; total, one output
 nlml             Results 1 to 3 with the weights free (Theorem 1) or at their optimum; per sample
 profiled_nlml    the same, minimised over weights and noise in closed form, with a closed-form gradient; per sample
+statistics_nlml  the same of statistics, differentiable: of functionals, and of targets that are partly missing
 profile          the same value from statistics alone, with the noise that attains it
 optimal_alpha    the minimum over alpha for fixed features; optimal_alphas of many models at once
 """
@@ -84,7 +85,7 @@ def _assemble(
 ) -> Tensor:
     """The sum of terms of eq:LMLH_multivariate_simplified, with k and n as the bias prior has them."""
     k, q, n = equations.n_penalised, equations.cross.shape[-1], equations.dof
-    return (q * (n * LOG_2PI + k * log_alpha + logdet_Lambda) + n * logdet_noise + misfit) / (2 * equations.count)
+    return (q * (n * LOG_2PI + k * log_alpha + logdet_Lambda) + n * logdet_noise + misfit) / (2 * equations.n_targets)
 
 
 def profiled_nlml(
@@ -181,6 +182,35 @@ class _ProfiledNLML(torch.autograd.Function):
         return d_phi, d_T, d_log_alpha, None, None, None
 
 
+def statistics_nlml(
+    statistics: Statistics,
+    log_alpha: Float[Tensor, "*b"],
+    *,
+    noise: NoiseStructure = "diagonal",
+    bias_prior: BiasPrior = "flat",
+) -> Float[Tensor, "*b"]:
+    """The same from statistics, differentiable through them: of functionals, and of outputs observed at different rows.
+
+    These are regressions that share the features and alpha, and their NLMLs add up. A fit without error loses digits
+    here that `profiled_nlml` keeps.
+    """
+    equations = NormalEquations.of(statistics, bias_prior)
+    precision = equations.at(log_alpha[..., None] if equations.by_output else log_alpha)
+    W = precision.penalised_weights
+    S = equations.targets - W.mT @ equations.cross
+    Sigma_E = Cholesky.of(noise_covariance(S, equations, noise)[0])
+    J = _assemble(
+        equations,
+        log_alpha=-precision.ridge.log(),
+        logdet_Lambda=precision.logdet(),
+        logdet_noise=Sigma_E.logdet(),
+        misfit=_trace(Sigma_E.solve(S)),
+    )
+    if not equations.by_output:
+        return J
+    return (equations.n_targets / equations.n_targets.amax(-1, keepdim=True) * J).sum(-1)
+
+
 @dataclass(frozen=True)
 class Profile:
     """The profiled evidence of fixed features at one alpha."""
@@ -213,10 +243,29 @@ def profile(
 def _profile(
     equations: NormalEquations, log_alpha: Tensor, noise: NoiseStructure, prior: NoisePrior = NO_NOISE_PRIOR
 ) -> Profile:
+    """Of all outputs; where each is a regression of its own, their sum at one alpha."""
+    if not equations.by_output:
+        return _profile_each(equations, log_alpha, noise, prior)
+    if noise != "diagonal":
+        raise InputError(f'noise="{noise}" needs outputs that are all observed at the same rows: take "diagonal"')
+    each = _profile_each(equations, log_alpha[..., None], noise, prior)
+    share = equations.n_targets / equations.n_targets.amax(-1, keepdim=True)
+    size = (each.fixed_point.exp() * each.determined).sum(-1)
+    return Profile(
+        nlml=(share * each.nlml).sum(-1),
+        noise_cov=torch.diag_embed(each.noise_cov[..., 0, 0]),
+        floored=each.floored.any(-1),
+        slope=(share * each.slope).sum(-1),
+        determined=each.determined.mean(-1),
+        fixed_point=(size.clamp_min(TINY) / each.determined.sum(-1).clamp_min(TINY)).log(),
+    )
+
+
+def _profile_each(equations: NormalEquations, log_alpha: Tensor, noise: NoiseStructure, prior: NoisePrior) -> Profile:
     precision, q = equations.spectral_at(log_alpha), equations.cross.shape[-1]
     S = equations.misfit(precision.ridge)
     if prior.rows:
-        S = S + torch.diag_embed(prior.rows * prior.share * equations.target_energy / equations.count[..., None])
+        S = S + torch.diag_embed(prior.rows * prior.share * equations.target_energy / equations.n_targets[..., None])
     Sigma_E, floored = noise_covariance(S, equations, noise, prior.rows)
     E = Cholesky.of(Sigma_E)
     values = equations.spectrum.values
@@ -234,7 +283,7 @@ def _profile(
         ),
         noise_cov=Sigma_E,
         floored=floored,
-        slope=(q * effective - precision.ridge * size) / (2 * equations.count),
+        slope=(q * effective - precision.ridge * size) / (2 * equations.n_targets),
         determined=effective,
         fixed_point=(size.clamp_min(TINY) / (q * effective).clamp_min(TINY)).log(),
     )

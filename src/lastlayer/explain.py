@@ -88,7 +88,7 @@ def _effect(fitted: Fitted, layer: LayerGroup, j: int, name: str, n: int) -> Eff
     own = torch.cat([encoding.column == j, torch.arange(d, device=slope.device) == j])
     phi = layer.features(TorchOps, points.to(layer.centre)) * own
     mean: ndarray = (phi @ layer.weights).cpu().numpy()
-    cost: ndarray = (phi @ layer.root).square().sum(-1, keepdim=True).cpu().numpy()
+    cost: ndarray = TorchOps.block_sum((phi @ layer.root).square(), layer.n_costs).cpu().numpy()
     places = layer.group.places
     factor = np.stack([fitted.curve(i).widening * fitted.curve(i).slope for i in places])[:, None]
     within = cost * factor * np.square(fitted.noise_std[places])[:, None]

@@ -21,7 +21,9 @@ TINY = 2.0**-511
 
 
 class Components:
-    """What the members say of each point: `mean`, `epistemic`, `noise` (c, m, q); `weights`, `cost` (c, m, 1)."""
+    """What the members say of each point: `mean`, `epistemic`, `noise` (c, m, q); `weights`, `cost` (c, m, 1).
+
+    Where outputs were observed at different rows, each has a cost of its own: (c, m, q)."""
 
     def __init__(self, mean, epistemic, noise, weights, cost, cost_star):  # type: ignore[no-untyped-def]
         self.mean, self.epistemic, self.noise, self.weights = mean, epistemic, noise, weights
@@ -30,10 +32,10 @@ class Components:
 
 def last_layer(ops, layer, phi):  # type: ignore[no-untyped-def]
     """Mean and affine cost of centred features, at the alpha in use; where that was tuned, also the cost at alpha*."""
-    said = [*layer_mean(ops, layer, phi), ops.row_sum(ops.square(rows(ops, layer, phi)))]
+    said = [*layer_mean(ops, layer, phi), ops.block_sum(ops.square(rows(ops, layer, phi)), layer.n_costs)]
     if layer.root_star is None:
         return said
-    return [*said, ops.row_sum(ops.square(ops.affine(phi, layer.root_star, layer.shift_star)))]
+    return [*said, ops.block_sum(ops.square(ops.affine(phi, layer.root_star, layer.shift_star)), layer.n_costs)]
 
 
 def layer_mean(ops, layer, phi):  # type: ignore[no-untyped-def]
@@ -42,7 +44,7 @@ def layer_mean(ops, layer, phi):  # type: ignore[no-untyped-def]
 
 
 def rows(ops, layer, phi):  # type: ignore[no-untyped-def]
-    """h: whitened features at the alpha in use."""
+    """h: whitened features at the alpha in use; those of each output side by side, where these were observed apart."""
     return ops.affine(phi, layer.root, layer.shift)
 
 
@@ -111,7 +113,9 @@ def components(ops, model, said, z, far=None):  # type: ignore[no-untyped-def]
 
 def far_of(ops, model, cost_star):  # type: ignore[no-untyped-def]
     """`log_far` by the member that is the process; None: there is none."""
-    return None if model.outside is None else log_far(ops, model.outside, ops.pick(cost_star, model.outside.place))
+    if model.outside is None:
+        return None
+    return log_far(ops, model.outside, ops.row_mean(ops.pick(cost_star, model.outside.place)))
 
 
 def predict(ops, model, x):  # type: ignore[no-untyped-def]
@@ -137,7 +141,8 @@ def moments(ops, model, parts):  # type: ignore[no-untyped-def]
     mean = ops.total(parts.weights * parts.mean)
     between = ops.total(parts.weights * ops.square(parts.mean - mean))
     epistemic = model.widening * ops.total(parts.weights * parts.epistemic) + between
-    return mean, epistemic, model.widening * ops.total(parts.weights * parts.noise), ops.average(parts.cost)
+    cost = ops.row_mean(ops.average(parts.cost))
+    return mean, epistemic, model.widening * ops.total(parts.weights * parts.noise), cost
 
 
 def output_cov(ops, correlation, epistemic, noise):  # type: ignore[no-untyped-def]

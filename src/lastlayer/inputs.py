@@ -25,17 +25,37 @@ def check_X(estimator: BaseEstimator, X: Any, *, reset: bool, nd: bool) -> ndarr
     return np.ascontiguousarray(checked)  # torch takes no negative strides
 
 
-def check_Xy(estimator: BaseEstimator, X: Any, y: Any, *, reset: bool, nd: bool) -> tuple[ndarray, ndarray]:
-    """Inputs and targets of the same length, both finite; the targets as given, 1-D or 2-D."""
+def check_Xy(
+    estimator: BaseEstimator, X: Any, y: Any, *, reset: bool, nd: bool, partly: bool = False
+) -> tuple[ndarray, ndarray]:
+    """Inputs and targets of the same length, both finite; the targets as given, 1-D or 2-D.
+
+    `partly`: of several targets some may be missing (NaN), but not all of a row.
+    """
     given = np.asarray(y := as_array(y))
+    missing = None
     if given.ndim and given.dtype.kind == "f":
-        check_finite(given, "y")  # before scikit-learn, which names no rows
+        if partly and given.ndim == 2 and given.shape[1] > 1 and np.isnan(given).any():
+            missing = np.isnan(given)
+            check_rows(missing)
+            y = np.where(missing, 0.0, given)
+        check_finite(np.asarray(y), "y")  # before scikit-learn, which names no rows
     words = {"multi_output": True, "y_numeric": True, **FLOATS}
     checked, targets = validate_data(estimator, as_array(X), y, reset=reset, allow_nd=nd, **words)
     check_finite(checked, "X")
     targets = np.ascontiguousarray(targets, dtype=np.float64)
     check_finite(targets, "y")
-    return np.ascontiguousarray(checked), targets
+    return np.ascontiguousarray(checked), targets if missing is None else np.where(missing, np.nan, targets)
+
+
+def check_rows(missing: ndarray) -> None:
+    """An error where all targets of a row are missing: nothing can be learned from it."""
+    empty = np.flatnonzero(missing.all(1))
+    if len(empty):
+        raise InputError(
+            f"all targets are missing in {len(empty)} rows (first: row {empty[0]}): drop these rows, and keep those of "
+            "which at least one target is known"
+        )
 
 
 def check_weight(sample_weight: Any, X: ndarray) -> ndarray | None:

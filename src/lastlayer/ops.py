@@ -21,7 +21,7 @@ class NumPyOps:
     erf = staticmethod(lambda x: np.asarray(np.frompyfunc(math.erf, 1, 1)(x), dtype=float))
     logaddexp = staticmethod(lambda x, y: np.maximum(x, y) + np.log1p(np.exp(-np.abs(x - y))))  # NumPy's own is slow
     sigmoid = staticmethod(lambda x: np.exp(np.minimum(x, 0.0)) / (1 + np.exp(-np.abs(x))))
-    row_sum = staticmethod(lambda x: x.sum(-1, keepdims=True))
+    block_sum = staticmethod(lambda x, n: x.reshape(*x.shape[:-1], n, x.shape[-1] // n).sum(-1))
     row_mean = staticmethod(lambda x: x.sum(-1, keepdims=True) / x.shape[-1])
     total = staticmethod(lambda x: x.sum(0))
     average = staticmethod(lambda x: x.mean(0))
@@ -44,7 +44,7 @@ class TorchOps:
     minimum, maximum = torch.minimum, torch.maximum
     at_least, at_most = torch.clamp_min, torch.clamp_max
     affine = staticmethod(lambda x, weight, bias: torch.baddbmm(bias, x, weight))
-    row_sum = staticmethod(lambda x: x.sum(-1, keepdim=True))
+    block_sum = staticmethod(lambda x, n: x.sum(-1, keepdim=True) if n == 1 else x.unflatten(-1, (n, -1)).sum(-1))
     row_mean = staticmethod(lambda x: x.mean(-1, keepdim=True))
     total = staticmethod(lambda x: x.sum(0))
     average = staticmethod(lambda x: x.mean(0))
@@ -85,7 +85,7 @@ class CasADiOps:
         self.maximum = self.at_least = self._of(ca.fmax)
         self.logaddexp = self._of(self._logaddexp)
         self.sigmoid = self._of(lambda x: 0.5 * (1 + ca.tanh(0.5 * x)))
-        self.row_sum = self._of(ca.sum2)
+        self.block_sum = self._of(lambda x, n: ca.horzcat(*map(ca.sum2, ca.horzsplit(x, x.shape[1] // n))))
         self.row_mean = self._of(lambda x: ca.sum2(x) / x.shape[1])
         self.outer = self._of(lambda a, b: ca.mtimes(a.T, b))
 

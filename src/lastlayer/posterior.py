@@ -7,6 +7,7 @@ Everything is a function of the statistics: new rows make a new posterior. Preci
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -16,7 +17,7 @@ from lastlayer.errors import InputError, PrecisionError
 from lastlayer.features import linear_features
 from lastlayer.linalg import EPS, Cholesky
 from lastlayer.precision import NormalEquations, Precision, noise_covariance
-from lastlayer.statistics import Statistics
+from lastlayer.statistics import OutputStatistics, Statistics
 from lastlayer.types import BiasPrior, NoiseStructure
 
 COLLINEAR = 1e9
@@ -28,13 +29,15 @@ class Marginals:
     """What the posterior says of each point alone."""
 
     mean: Float[Tensor, "m q"]
-    variance_ratio: Float[Tensor, " m"]
-    """phi' Lambda_bar^-1 phi; times `noise_cov` it is the covariance of the function."""
+    variance_ratio: Float[Tensor, "m *q"]
+    """phi' Lambda_bar^-1 phi; times `noise_cov` it is the covariance of the function. Of each output, where they were
+    observed at different rows."""
     noise_cov: Float[Tensor, "q q"]
 
     def function_cov(self) -> Float[Tensor, "m q q"]:
         """Covariance of y between the outputs at each point. eq:NN_BLL_distribution (Lemma 1)"""
-        return self.variance_ratio[:, None, None] * self.noise_cov
+        ratio = self.variance_ratio
+        return (torch.diag_embed(ratio) if ratio.dim() > 1 else ratio[:, None, None]) * self.noise_cov
 
     def target_cov(self) -> Float[Tensor, "m q q"]:
         """Covariance of t = y + noise. eq:NN_BLL_distribution_targets"""
@@ -61,6 +64,20 @@ class Joint:
 
 
 @dataclass(frozen=True)
+class OutputJoint(Joint):
+    """The same where outputs have different ratios: `ratio_cov` is (q, m, m), and the outputs are independent."""
+
+    ratio_cov: Float[Tensor, "q m m"]
+
+    def function_cov(self) -> Float[Tensor, "mq mq"]:
+        return torch.block_diag(*(self.noise_cov.diagonal()[:, None, None] * self.ratio_cov))
+
+    def target_cov(self) -> Float[Tensor, "mq mq"]:
+        eye = torch.eye(self.ratio_cov.shape[-1], dtype=self.ratio_cov.dtype, device=self.ratio_cov.device)
+        return torch.block_diag(*(self.noise_cov.diagonal()[:, None, None] * (self.ratio_cov + eye)))
+
+
+@dataclass(frozen=True)
 class Posterior:
     """Posterior of the last layer's weights given statistics, alpha and noise. eq:NN_BLL_distribution (Lemma 1)
 
@@ -76,9 +93,17 @@ class Posterior:
     noise: NoiseStructure = "diagonal"
     bias_prior: BiasPrior = "flat"
     rtol: float = 1e-6
+    _batch_dims: ClassVar[int] = 0
+
+    @classmethod
+    def of(cls, statistics: Statistics, *numbers: Any, **named: Any) -> "Posterior":
+        """Of all outputs together, or of each with statistics of its own."""
+        if isinstance(statistics, OutputStatistics):
+            return OutputPosterior(statistics, *numbers, **named)
+        return Posterior(statistics, *numbers, **named)
 
     def __post_init__(self) -> None:
-        if self.statistics.count.dim():
+        if self.statistics.count.dim() != self._batch_dims:
             raise InputError("a Posterior takes the statistics of one model; make one for each of a batch")
         if math.isnan(float(self.log_alpha)):
             raise InputError("log_alpha is nan: give a number or math.inf")
@@ -169,6 +194,15 @@ class Posterior:
         """The posterior without rows that it has seen."""
         return replace(self, statistics=self.statistics - statistics)
 
+    def by_output(self) -> "OutputPosterior":
+        """The same posterior with statistics of each output: what they learn from now on may differ."""
+        if self.noise != "diagonal":
+            raise InputError(
+                f'noise="{self.noise}" couples the outputs: they cannot learn apart; take noise="diagonal"'
+            )
+        apart = OutputStatistics.split(self.statistics)
+        return OutputPosterior(apart, self.log_alpha, self.Sigma_E, self.noise, self.bias_prior, self.rtol)
+
     def _coarse(self, precision: Precision) -> bool:
         """Whether rounding might matter at some point: below it, alpha^-1 or the eigenvalues rule that out."""
         eq, allowed = self.equations, 0.1 * self.rtol
@@ -184,6 +218,63 @@ class Posterior:
                 f"rtol={self.rtol:g} is asked for: features this close to collinear leave float64 moments no digits. "
                 f"Rescale or drop collinear features, take log_alpha below about {limit:.3g}, or allow a larger rtol"
             )
+
+
+@dataclass(frozen=True)
+class OutputPosterior(Posterior):
+    """The posterior where outputs are observed at different rows, or with different known noise.
+
+    The noise is independent between the outputs, so vec W has one block for each of them, with a Lambda_bar of its own:
+    variance ratios are (r, q). alpha is common to all.
+    """
+
+    statistics: OutputStatistics
+    _batch_dims: ClassVar[int] = 1
+
+    @cached_property
+    def precision(self) -> Precision:
+        return self.equations.spectral_at(self.log_alpha)
+
+    @cached_property
+    def Sigma_E(self) -> Float[Tensor, "q q"]:
+        if self.noise_cov is not None:
+            return self.noise_cov.to(self.equations.gram)
+        return torch.diag(noise_covariance(self.equations.misfit(self.precision.ridge), self.equations)[0][:, 0, 0])
+
+    @cached_property
+    def weights(self) -> Float[Tensor, "p q"]:
+        return self.precision.weights[..., 0].mT
+
+    def variance_ratio(
+        self, Phi: Float[Tensor, "r p"], log_alpha: float | Tensor | None = None
+    ) -> Float[Tensor, "r q"]:
+        precision = self.precision if log_alpha is None else self.equations.spectral_at(log_alpha)
+        return precision.variance_ratio(self.equations.rows(linear_features(Phi))).mT
+
+    def variance_ratios(self, Phi: Float[Tensor, "r p"], log_alphas: Float[Tensor, " a"]) -> Float[Tensor, "a r q"]:
+        return torch.stack([self.variance_ratio(Phi, log_alpha) for log_alpha in log_alphas])
+
+    def mean(self, Phi: Float[Tensor, "r p"]) -> Float[Tensor, "r q"]:
+        centre = self.equations.target_mean if self.bias_prior == "flat" else 0.0
+        z = self.equations.rows(linear_features(Phi))
+        return (z @ self.precision.penalised_weights)[..., 0].mT + (centre.mT if isinstance(centre, Tensor) else 0.0)
+
+    def joint(self, Phi: Float[Tensor, "r p"], log_alpha: float | Tensor | None = None) -> OutputJoint:
+        precision = self.precision if log_alpha is None else self.equations.spectral_at(log_alpha)
+        H = precision.factor.whiten(self.equations.rows(linear_features(Phi)))
+        ratio = H @ H.mT + self.equations.bias_variance[:, None, None]
+        return OutputJoint(self.mean(Phi), ratio, self.Sigma_E)
+
+    def sample_weights(self, n: int, *, generator: torch.Generator | None = None) -> Float[Tensor, "n p q"]:
+        return torch.cat([self.output(j).sample_weights(n, generator=generator) for j in range(len(self.Sigma_E))], -1)
+
+    def output(self, j: int) -> Posterior:
+        """That of one output alone."""
+        noise_cov = self.Sigma_E[j : j + 1, j : j + 1]
+        return Posterior(self.statistics.output(j), self.log_alpha, noise_cov, self.noise, self.bias_prior, self.rtol)
+
+    def by_output(self) -> "OutputPosterior":
+        return self
 
 
 def _kron(A: Tensor, B: Tensor) -> Tensor:

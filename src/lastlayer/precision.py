@@ -19,7 +19,7 @@ from torch import Tensor
 from lastlayer.errors import InputError, check_choice
 from lastlayer.features import affine_features
 from lastlayer.linalg import EPS, TINY, Cholesky, Factor, Spectrum, eigh, eigvalsh
-from lastlayer.statistics import Statistics
+from lastlayer.statistics import OutputStatistics, Statistics
 from lastlayer.types import BIAS_PRIORS, NOISE_STRUCTURES, BiasPrior, NoiseStructure
 
 ROUNDING = 8 * EPS
@@ -40,19 +40,23 @@ class NormalEquations:
     """What went into the diagonal of `gram`: the measure of its rounding errors."""
     target_energy: Float[Tensor, "*b q"]
     count: Float[Tensor, "*b"]
+    """The precision of the bias, in units of the noise: m, if every row is a value without known noise."""
+    n_targets: Float[Tensor, "*b"]
     """m"""
     dof: Float[Tensor, "*b"]
     """n = m - 1 under the flat prior, m under the shared one: what the misfit is divided by."""
     feature_mean: Float[Tensor, "*b k1"]
     target_mean: Float[Tensor, "*b q"]
     bias_prior: BiasPrior
+    by_output: bool = False
+    """Whether the last axis of a batch counts outputs, which have one alpha in common."""
 
     @classmethod
     def of(cls, statistics: Statistics, bias_prior: BiasPrior = "flat") -> "NormalEquations":
         check_choice("bias_prior", bias_prior, BIAS_PRIORS)
         k, m = statistics.n_linear, statistics.count
         mean, scatter, energy = statistics.mean, statistics.scatter, statistics.energy
-        dof = m - 1 if bias_prior == "flat" else m
+        dof = statistics.n - 1 if bias_prior == "flat" else statistics.n
         if bias_prior == "shared":  # raw moments of [phi_tilde, 1, t] in place of the centred ones
             eye = torch.eye(mean.shape[-1] + 1, dtype=mean.dtype, device=mean.device)
             one, rest = eye[k], torch.cat([eye[:k], eye[k + 1 :]])
@@ -67,10 +71,12 @@ class NormalEquations:
             energy=energy[..., :k],
             target_energy=energy[..., k:],
             count=m,
+            n_targets=statistics.n,
             dof=dof,
             feature_mean=statistics.feature_mean,
             target_mean=statistics.target_mean,
             bias_prior=bias_prior,
+            by_output=isinstance(statistics, OutputStatistics),
         )
 
     @property
@@ -133,6 +139,8 @@ class NormalEquations:
         """
         largest = torch.maximum(self.spectrum.values.amax(-1), self.resolution).clamp_min(farthest)
         first, last = -largest.log() - 12.0, -self.resolution.log()
+        if self.by_output:
+            first, last = first.amin(-1), last.amax(-1)
         share = torch.linspace(0.0, 1.0, n, dtype=first.dtype, device=first.device)
         return torch.lerp(first, last, share.reshape(-1, *[1] * first.dim()))
 
@@ -237,10 +245,10 @@ def noise_covariance(
     check_choice("noise", noise, NOISE_STRUCTURES)
     if equations.dof.device.type == "cpu" and not bool((equations.dof > 0).all()):
         raise InputError(
-            f"the samples have a total weight of {equations.count.min().item():g}, which leaves no degree of freedom "
-            f'for the noise under bias_prior="{equations.bias_prior}": give more samples or larger weights'
+            f"the samples have a total weight of {equations.n_targets.min().item():g}, which leaves no degree of "
+            f'freedom for the noise under bias_prior="{equations.bias_prior}": give more samples or larger weights'
         )
-    scale = (equations.target_energy / equations.count[..., None]).clamp_min(TINY).sqrt()
+    scale = (equations.target_energy / equations.n_targets[..., None]).clamp_min(TINY).sqrt()
     relative = S / ((equations.dof[..., None, None] + prior_rows) * scale[..., :, None] * scale[..., None, :])
     if noise == "diagonal":
         values, vectors = _diagonal(relative), torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)

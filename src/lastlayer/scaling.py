@@ -18,10 +18,10 @@ class Standardizer:
 
     @classmethod
     def fit(cls, X: Float[Tensor, "m d"], *, sample_weight: Float[Tensor, " m"] | None = None) -> "Standardizer":
-        """From the weighted mean and standard deviation of each column."""
-        X = X.double()
-        w = torch.ones_like(X[:, :1]) if sample_weight is None else sample_weight.double()[:, None]
-        share = w / w.sum()
+        """From the weighted mean and standard deviation of each column; missing numbers (NaN) have no part in them."""
+        X, known = X.double().nan_to_num(0.0, torch.inf, -torch.inf), ~X.isnan()
+        w = known.double() if sample_weight is None else known * sample_weight.double()[:, None]
+        share = w / w.sum(0)
         # columns are first brought to size one: squares of 1e200 would overflow
         size = X.abs().amax(0)
         unit = torch.where(size > 0, size, torch.ones_like(size))

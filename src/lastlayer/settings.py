@@ -147,6 +147,8 @@ class DataShape:
     """Whether validation data were given."""
     n_groups: int | None = None
     """Rows that differ by more than a little; None: all of them."""
+    partly: bool = False
+    """Whether some targets are missing."""
 
 
 def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Settings:
@@ -185,7 +187,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
     batch_size, rate, epochs = p["batch_size"], options.learning_rate, p["max_epochs"]
     plain = options.objective == "profiled" and options.optimizer == "adam" and not own_network
     if batch_size == "auto":
-        large = plain and options.chunk_size is None and n_rows > LARGE_TABLE
+        large = plain and options.chunk_size is None and n_rows > LARGE_TABLE and not data.partly
         batch_size = SOURCE_BATCH if source else TABLE_BATCH if large else None
     early = (bare or own_network) and not source and n_rows >= STOPPED_ROWS
     early = early if options.early_stopping == "auto" else bool(options.early_stopping)
@@ -294,6 +296,16 @@ def _check_together(settings: Settings, p: Mapping[str, Any], data: DataShape) -
     if settings.batch_size is None and settings.statistics_refresh is not None:
         raise InputError(
             f"statistics_refresh={settings.statistics_refresh!r} is for mini-batch training: give a batch_size with it"
+        )
+    if data.partly and (settings.batch_size is not None or settings.chunk_size is not None):
+        raise InputError(
+            f"batch_size={settings.batch_size} and chunk_size={settings.chunk_size} need targets that are all known, "
+            "and some are missing: take None for both, or one model per output"
+        )
+    if data.partly and (settings.noise == "full" or settings.objective != "profiled"):
+        raise InputError(
+            f'noise="{settings.noise}" and objective="{settings.objective}" need targets that are all known, and some '
+            'are missing: take noise="diagonal" and objective="profiled", or one model per output'
         )
     if settings.noise == "input" and not (settings.calibration in CURVES and is_table):
         rows = "a source without validation_data" if data.shape is None else f"X of shape {data.shape}"

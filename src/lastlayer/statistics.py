@@ -3,10 +3,15 @@
 All that the last layer ever needs of m rows are their weighted count, the means, and the centred second moments
 of [phi_tilde, T]: over chunks, machines and time they simply add up. They are kept centred because differences of
 large raw sums lose the digits that the variance lives on; Phi'Phi, Phi'T and T'T follow from them.
+
+Where outputs are observed at different rows, or with different known noise, each has statistics of its own
+(`OutputStatistics`). A row may also be a linear functional of the function, such as a derivative: its features are
+those of the functional, and so is the number that stands in place of the one (`from_functionals`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -46,6 +51,27 @@ class Statistics:
     """Diagonal of all scatter that ever went in, also what was taken out again: rounding errors are relative to it."""
     n_outputs: int
     """q: how many of the last columns are targets."""
+    observations: Float[Tensor, "*b"] | None = None
+    """n: how many targets they are; None: `count`. A target of known noise counts as one, but weighs less in the
+    moments; a derivative is one too, and says nothing of the bias, which `count` is the precision of."""
+
+    @classmethod
+    def from_functionals(
+        cls, Psi: Float[Tensor, "*b n p"], t: Float[Tensor, "*#b n q"], precision: Float[Tensor, "*#b n"] | None = None
+    ) -> "Statistics":
+        """Statistics of linear functionals: rows [L phi_tilde, L 1] in place of [phi_tilde, 1].
+
+        `precision` is the variance of the noise of the function over that of each target.
+        """
+        t = t.expand(*Psi.shape[:-2], *t.shape[-2:])
+        rows, one = torch.cat([Psi[..., :-1], t], -1).double(), Psi[..., -1:].double()
+        w = torch.ones_like(one) if precision is None else precision.double().expand(one.shape[:-1])[..., None]
+        count = (w * one.square()).sum((-2, -1))
+        mean = (w * one * rows).sum(-2) / count.clamp_min(TINY)[..., None]
+        rest = rows - one * mean[..., None, :]
+        scatter = rest.mT @ (w * rest)
+        n = torch.full_like(count, float(Psi.shape[-2]))
+        return cls(count, mean, scatter, _diagonal(scatter).detach(), t.shape[-1], n)
 
     @classmethod
     def from_features(
@@ -138,12 +164,13 @@ class Statistics:
         share = (other.count / count.clamp_min(TINY))[..., None]
         step = other.mean - self.mean
         between = ((self.count * share[..., 0])[..., None, None]) * _outer(step)
-        return Statistics(
+        return replace(
+            self,
             count=count,
             mean=self.mean + share * step,
             scatter=self.scatter + other.scatter + between,
             energy=self.energy + other.energy + _diagonal(between).detach(),
-            n_outputs=self.n_outputs,
+            observations=self._observations(other, 1.0),
         )
 
     def __sub__(self, other: "Statistics") -> "Statistics":
@@ -157,12 +184,13 @@ class Statistics:
             )
         step = (other.mean - self.mean) * (self.count / count)[..., None]
         between = (count * other.count / self.count)[..., None, None] * _outer(step)
-        rest = Statistics(
+        rest = replace(
+            self,
             count=count,
             mean=self.mean - (other.count / self.count)[..., None] * step,
             scatter=self.scatter - other.scatter - between,
             energy=self.energy + other.energy + _diagonal(between).detach(),
-            n_outputs=self.n_outputs,
+            observations=self._observations(other, -1.0),
         )
         scale = rest.energy.clamp_min(TINY).rsqrt()
         lowest = eigvalsh(scale[..., None] * rest.scatter * scale[..., None, :]).min()
@@ -187,18 +215,22 @@ class Statistics:
             count=factor * self.count,
             scatter=factor[..., None, None] * self.scatter,
             energy=factor[..., None] * self.energy,
+            observations=None if self.observations is None else factor * self.observations,
         )
 
-    @classmethod
-    def stacked(cls, parts: "Sequence[Statistics]") -> "Statistics":
+    @staticmethod
+    def stacked(parts: "Sequence[Statistics]", dim: int = 0) -> "Statistics":
         """Those of several models side by side, in a leading dimension; `stack[i]` is one of them again."""
+        first = parts[0]
+        moved: dict[str, Any] = {name: torch.stack([getattr(part, name) for part in parts], dim) for name in MOMENTS}
         for part in parts:
-            parts[0]._check_same_columns(part)
-        moved = {name: torch.stack([getattr(part, name) for part in parts]) for name in MOMENTS}
-        return cls(**moved, n_outputs=parts[0].n_outputs)
+            first._check_same_columns(part)
+        if any(part.observations is not None for part in parts):
+            moved["observations"] = torch.stack([part.n for part in parts], dim)
+        return replace(first, **moved)
 
     def __getitem__(self, i: int | Tensor) -> "Statistics":
-        return replace(self, **{name: getattr(self, name)[i] for name in MOMENTS})
+        return self._each(lambda moment: moment[i])
 
     def with_targets(self, scaling: Standardizer) -> "Statistics":
         """The same rows with standardised targets: one pass over raw targets is enough."""
@@ -214,7 +246,12 @@ class Statistics:
 
     def to(self, device: torch.device | str) -> "Statistics":
         """The same numbers on another device."""
-        return replace(self, **{name: getattr(self, name).to(device) for name in MOMENTS})
+        return self._each(lambda moment: moment.to(device))
+
+    @property
+    def n(self) -> Float[Tensor, "*b"]:
+        """The number of targets."""
+        return self.count if self.observations is None else self.observations
 
     @property
     def n_linear(self) -> int:
@@ -233,13 +270,84 @@ class Statistics:
     def target_scatter(self) -> Float[Tensor, "*b q q"]:
         return self.scatter[..., self.n_linear :, self.n_linear :]
 
+    def _observations(self, other: "Statistics", sign: float) -> Tensor | None:
+        if self.observations is None and other.observations is None:
+            return None
+        return self.n + sign * other.n
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Statistics":
+        names = MOMENTS if self.observations is None else (*MOMENTS, "observations")
+        moved: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
+        return replace(self, **moved)
+
     def _check_same_columns(self, other: "Statistics") -> None:
+        if type(self) is not type(other):
+            raise InputError("statistics of each output apart do not go together with those of all: convert these")
         mine, theirs = (self.n_linear, self.n_outputs), (other.n_linear, other.n_outputs)
         if mine != theirs:
             raise InputError(
                 f"statistics of {mine[0]} features and {mine[1]} targets do not go together with those of "
                 f"{theirs[0]} features and {theirs[1]} targets"
             )
+
+
+@dataclass(frozen=True)
+class OutputStatistics(Statistics):
+    """Statistics of each output apart, for targets that are not all observed at the same rows, or not alike.
+
+    The last axis of a batch counts the outputs; each of them is a regression with one target.
+    """
+
+    @classmethod
+    def from_rows(
+        cls,
+        Phi: Float[Tensor, "*b m p"],
+        T: Float[Tensor, "*#b m q"],
+        precision: Float[Tensor, "*#b m q"],
+        *,
+        sample_weight: Float[Tensor, "*#b m"] | None = None,
+    ) -> "OutputStatistics":
+        """`precision`: of each target beside the noise that is learned; 0: it is missing, 1: there is no other."""
+        weight = torch.ones_like(T[..., 0]) if sample_weight is None else sample_weight.to(T)
+        parts = []
+        for j in range(T.shape[-1]):
+            own = weight * precision[..., j].to(T)
+            part = Statistics.from_features(Phi, T[..., j : j + 1].expand(*Phi.shape[:-1], 1), sample_weight=own)
+            n = (weight * (own > 0)).sum(-1).expand(part.count.shape)
+            parts.append(replace(part, observations=n.double()))
+        return cls.of_outputs(parts)
+
+    @classmethod
+    def of_outputs(cls, parts: "Sequence[Statistics]") -> "OutputStatistics":
+        """From those of each output."""
+        return cls(**vars(Statistics.stacked(parts, parts[0].count.dim())))
+
+    @classmethod
+    def split(cls, statistics: Statistics) -> "OutputStatistics":
+        """Those of several outputs at the same rows, taken apart."""
+        k, q = statistics.n_linear, statistics.n_outputs
+        columns = torch.stack([torch.tensor([*range(k), k + j], device=statistics.mean.device) for j in range(q)])
+        rest = statistics.count.shape
+        scatter = statistics.scatter[..., columns[:, :, None], columns[:, None, :]]
+        return cls(
+            count=statistics.count[..., None].expand(*rest, q),
+            mean=statistics.mean[..., columns],
+            scatter=scatter,
+            energy=statistics.energy[..., columns],
+            n_outputs=1,
+            observations=statistics.n[..., None].expand(*rest, q),
+        )
+
+    def output(self, j: int) -> Statistics:
+        """Those of one output."""
+        axis = self.count.dim() - 1
+        return Statistics(**vars(self._each(lambda moment: moment.select(axis, j))))
+
+    def with_targets(self, scaling: Standardizer) -> "OutputStatistics":
+        parts = zip(scaling.mean, scaling.scale, strict=True)
+        return self.of_outputs(
+            [self.output(j).with_targets(Standardizer(m[None], s[None])) for j, (m, s) in enumerate(parts)]
+        )
 
 
 def chunk_rows(phi_tilde: Float[Tensor, "*b m k"]) -> int:

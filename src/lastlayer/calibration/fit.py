@@ -224,6 +224,7 @@ class CurveProblem:
         first = points.families.index(self.families[0])
         mean = np.concatenate([said[1][first] for said, _, _ in self.said(x, head)])
         squared = (points.targets.numpy() - mean) ** 2 / points.noise_var[first].numpy()
+        cost = points.cost[first] if points.cost.dim() == 2 else points.cost[first].mean(-1)
         tails, shrinkage, outside = Tails(), Shrinkage(), None
         if self.of_mixture:
             odds, factor, precision, of_process = np.exp(of_mixture).tolist()
@@ -234,7 +235,7 @@ class CurveProblem:
                 s: Curve(own[: self.q], own[self.q : -2], float(own[-2]), farthest, float(own[-1]))
                 for s, own, farthest in zip(self.families, np.exp(curves), reach, strict=True)
             },
-            CalibrationPoints(points.cost[first].numpy(), squared, points.kind),
+            CalibrationPoints(cost.numpy(), squared, points.kind),
             self.lpd(x),
             lpd_before,
             tails,

@@ -37,11 +37,15 @@ class Likelihood:
         # the networks of a family share its trust
         self.log_share = -np.log([points.families.count(family) for family in points.families])[:, None, None]
         self.log_far = None if points.log_far is None else points.log_far.numpy()[:, None]
-        log_cost = points.cost.log()[..., None].expand_as(points.mean)
+        log_cost = (points.cost if points.cost.dim() > 2 else points.cost[..., None]).log().expand_as(points.mean)
+        # what is missing is worth nothing: neither an error nor a logarithm
+        known = ~points.targets.isnan()
+        self.known = None if bool(known.all()) else known.numpy().astype(float)
+        self.n_known = known.sum(-1).numpy()
         # each output in one piece of memory: sums over outputs are then sums of whole arrays
         self.mean, self.targets, self.log_noise_var, self.log_cost = (
             np.moveaxis(np.ascontiguousarray(np.moveaxis(x.numpy(), -1, 0)), 0, -1)
-            for x in (points.mean, points.targets, points.noise_var.log(), log_cost)
+            for x in (points.mean, points.targets.nan_to_num(0.0), points.noise_var.log(), log_cost)
         )
         self.correlation = None if points.correlation is None else points.correlation.numpy()
         self.inputs, self.weight = points.inputs, points.weight.numpy()
@@ -71,8 +75,10 @@ class Likelihood:
         own_part = np.exp(self.log_noise_var + log_b + inside - own_var)
         kept = shrunk(ops, 1.0, own_var, 0.0, log_precision)  # of the mean
         mean = kept * self.mean
-        residual = self.targets - mean
-        if C is None:
+        residual = self.targets - mean if self.known is None else self.known * (self.targets - mean)
+        if C is None and self.known is not None:
+            pull, logdet = residual * np.exp(-log_var), (self.known * log_var).sum(-1)
+        elif C is None:
             pull, logdet = residual * np.exp(-log_var), log_var.sum(-1)
         else:
             cov = output_cov(ops, C, np.exp(epistemic), np.exp(noise))
@@ -80,10 +86,12 @@ class Likelihood:
             pull = (inverse @ residual[..., None])[..., 0]
         distance = (residual * pull).sum(-1)
         less = 1 - math.exp(-wider)  # of the distance, in the tails
-        odds = share + 0.5 * (less * distance - q * wider)
+        odds = share + 0.5 * (less * distance - self.n_known * wider)
         either = ops.logaddexp(0.0, odds)
         weights = member_weights(ops, log_var, self.sharpness, log_trust + self.log_share)[..., 0]
-        joint = np.log(weights) - 0.5 * (distance + logdet + q * LOG_2PI) + either - ops.logaddexp(0.0, share)
+        joint = (
+            np.log(weights) - 0.5 * (distance + logdet + self.n_known * LOG_2PI) + either - ops.logaddexp(0.0, share)
+        )
         top = joint.max(0)
         log_density = top + np.log(np.exp(joint - top).sum(0))
         # slopes, named after what they are by; h: how much of the distance counts, R: rho for every output
@@ -93,7 +101,7 @@ class Likelihood:
         by_weight = rho - self.weight * weights
         by_log_var = -(self.sharpness / q * by_weight)[..., None]
         if C is None:
-            by_log_var = by_log_var + R * (0.5 * (h * residual * pull - 1))
+            by_log_var = by_log_var + R * (0.5 * (h * residual * pull - (1 if self.known is None else self.known)))
             by_epistemic, by_noise = by_log_var * part, by_log_var * (1 - part)
         else:
             by_cov = 0.5 * C * (h[..., None] * ops.outer(pull, pull) - inverse)
@@ -107,7 +115,7 @@ class Likelihood:
         each = np.concatenate([by_noise.sum(1), by_slope, by_power, by_weight.sum(1)[:, None]], axis=1)
         in_tails = rho * tail
         by_share = in_tails.sum() - rho.sum() * ops.sigmoid(share)
-        by_wider = 0.5 * (((1 - less) * distance - q) * in_tails).sum()
+        by_wider = 0.5 * (((1 - less) * distance - self.n_known) * in_tails).sum()
         by_mixture = np.array([by_share, by_wider, by_shrinkage.sum(), by_far.sum()])
         by_curves = (self.curve_of == np.arange(len(curves))[:, None]) @ each
         return log_density, mean, (by_curves, by_mixture, by_noise.sum(0))

@@ -31,13 +31,14 @@ class HeldOutPoints:
     """What c networks that did not see a point say of it, in standardised units."""
 
     mean: Float[Tensor, "c n q"]
-    cost: Float[Tensor, "c n"]
-    """v: the affine cost."""
+    cost: Float[Tensor, "c n *q"]
+    """v: the affine cost; of each output, where these were observed at different rows."""
     noise_var: Float[Tensor, "c n q"]
     correlation: Float[Tensor, "c n q q"] | None
     """Of the noise between the outputs; None: independent."""
     inputs: Float[Tensor, "n ..."]
     targets: Float[Tensor, "n q"]
+    """NaN: missing."""
     weight: Float[Tensor, " n"]
     kind: ndarray
     """(n,) strings: where the point was held out, such as "random" or "blocked"."""
@@ -65,7 +66,7 @@ class HeldOutPoints:
             noise_var=var.expand(mean.shape)[None],
             correlation=correlation,
             inputs=data.X,
-            targets=data.T.to(mean),
+            targets=data.known.to(mean),
             weight=weight * (REGION_WEIGHT if kind in REGIONS else 1.0),
             kind=np.full(len(mean), kind),
             families=(family,),
@@ -125,6 +126,7 @@ class HeldOutPoints:
         if not process or not len(self.targets):
             return self
         cost, weight, kind = self.cost[process].mean(0), self.weight, self.kind
+        cost = cost if cost.dim() == 1 else cost.mean(-1)
         if inside is None:
             finite = torch.isfinite(cost)
             single = finite & torch.from_numpy(self.single).to(cost.device)
@@ -148,8 +150,10 @@ class HeldOutPoints:
 
     def usable(self) -> "HeldOutPoints":
         """Without points at which a network failed altogether; on the processor, where small problems are quick."""
-        error = (self.targets - self.mean).square() / self.noise_var
-        fine = torch.isfinite(error + self.noise_var).all(0).all(-1) & torch.isfinite(self.cost).all(0)
+        known = ~self.targets.isnan()
+        error = torch.where(known, (self.targets - self.mean).square() / self.noise_var, 0.0)
+        cost = self.cost if self.cost.dim() > 2 else self.cost[..., None]
+        fine = torch.isfinite(error + self.noise_var + cost).all(0).all(-1) & known.any(-1)
         kept = self[np.flatnonzero((fine & (self.weight > 0)).cpu().numpy())]
         here = replace(kept, **self._each([kept], lambda xs: xs[0].cpu(), lambda xs: xs[0].cpu()))
         return replace(here, cost=here.cost.clamp_min(TINY))

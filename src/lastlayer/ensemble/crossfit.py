@@ -127,6 +127,7 @@ class CrossFit:
         rows = self._rows(fit.task.split.train)
         weight = torch.ones_like(rows.T[:, 0]) if rows.weight is None else rows.weight
         cost = fit.layer.posterior.variance_ratio(member_features(fit.member, rows.X))
+        cost = cost if cost.dim() == 1 else cost.mean(-1)
         return float((leave_one_out_cost(weight * cost) / weight).max())
 
     def _every(self, splits: Sequence[Split], n: int) -> list[Split]:
@@ -188,11 +189,4 @@ class CrossFit:
 
     @torch.no_grad()
     def _statistics(self, network: nn.Module, rows: np.ndarray) -> Statistics:
-        return Statistics.from_batches(
-            (
-                affine_features(features_of(network, part.X)).double(),
-                part.T,
-                *([] if part.weight is None else [part.weight]),
-            )
-            for part in self._rows(rows).chunks()
-        )
+        return self._rows(rows).statistics(lambda X: affine_features(features_of(network, X)))

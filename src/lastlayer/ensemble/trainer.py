@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from threading import Event
@@ -144,8 +144,10 @@ class Trainer:
         """
         generators = [task.generator(self.settings.seed) for task in tasks]
         some = lambda rows, g: rows[torch.randperm(len(rows), generator=g).numpy()[:MOST_ROWS]]
-        parts = [some(task.split.train, g) for task, g in zip(tasks, generators, strict=True)]
+        known, outputs = self._lengths_by
+        parts = [some(rows[known[rows]], g) for rows, g in zip((t.split.train for t in tasks), generators, strict=True)]
         data = self._own_rows(parts)
+        data = replace(data, T=data.T[..., outputs])
         weight = torch.ones_like(data.T[..., 0]) if data.weight is None else data.weight
         places = dict(zip(map(id, tasks), range(len(tasks)), strict=True))
 
@@ -158,6 +160,19 @@ class Trainer:
         with self._shown(f"lengths of {len(tasks)} processes"):
             networks = self._together(tasks, lengths)
         return [network.to(self.data.X.device).eval() for network in networks]
+
+    @cached_property
+    def _lengths_by(self) -> tuple[np.ndarray, slice]:
+        """Rows and targets that tell lengths: rows with all targets, or if these are few, the target that most have."""
+        m = len(self.data.T)
+        if self.data.precision is None:
+            return np.ones(m, dtype=bool), slice(None)
+        known = (self.data.precision > 0).cpu().numpy()
+        whole = np.asarray(known.all(1))
+        if whole.sum() >= max(MOST_ROWS // 4, 0.5 * known.sum(0).max()):
+            return whole, slice(None)
+        j = int(known.sum(0).argmax())
+        return known[:, j], slice(j, j + 1)
 
     def _together(
         self, tasks: list[FitTask], work: Callable[[list[FitTask], int, Event], list[nn.Module]]
@@ -202,6 +217,13 @@ class Trainer:
         self, network: nn.Module, tasks: Sequence[FitTask], group: int, *, label: str, stop: Event
     ) -> None:
         s, device = self.settings, self.data.X.device
+        if self.data.precision is not None:
+            rows = self._own_rows([task.split.train for task in tasks])
+            objective = Profiled(bias_prior=s.bias_prior, noise=s.noise_structure, shape=(len(tasks),)).to(device)
+            rows = replace(rows, X=rows.X.float())
+            whole = FullBatch(network.float(), objective, rows, prior_precision=_precisions(tasks, device))
+            self._train(whole, group, label=label, stop=stop)
+            return
         if s.batch_size is None:
             precision = _precisions(tasks, device)
             objective = Profiled(bias_prior=s.bias_prior, noise=s.noise_structure, shape=(len(tasks),)).to(device)
@@ -220,10 +242,11 @@ class Trainer:
         longest = max(len(part) for part in parts)
         index = torch.from_numpy(np.stack([np.resize(part, longest) for part in parts])).to(self.data.X.device)
         weight = None if self.data.weight is None else self.data.weight[index]
+        known = None if self.data.precision is None else self.data.precision[index]
         if any(len(part) < longest for part in parts):
             used = torch.stack([torch.arange(longest) < len(part) for part in parts]).to(index.device)
             weight = used.double() if weight is None else used * weight
-        return Data(self.data.X[index], self.data.T[index], weight)
+        return Data(self.data.X[index], self.data.T[index], weight, known)
 
     @property
     def _interrupted(self) -> bool:

@@ -48,9 +48,11 @@ class BaseRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
-    def _validate_and_scale(self, X: Any, y: Any, sample_weight: Any, *, nd: bool = False) -> "ScaledData":
-        """Checked training data, and the scalers that belong to them."""
-        X, y = check_Xy(self, X, y, reset=True, nd=nd)
+    def _validate_and_scale(
+        self, X: Any, y: Any, sample_weight: Any, *, nd: bool = False, partly: bool = False
+    ) -> "ScaledData":
+        """Checked training data, and the scalers that belong to them; `partly`: some targets may be missing."""
+        X, y = check_Xy(self, X, y, reset=True, nd=nd, partly=partly)
         if len(X) < 2:
             raise InputError(f"fit needs at least 2 samples, and n_samples = {len(X)} was given")
         weight = check_weight(sample_weight, X)
@@ -91,7 +93,7 @@ class ScaledData:
     def to(self, device: torch.device, dtype: torch.dtype) -> Data:
         Z = self.X if self.inputs is None else self.inputs.forward(self.X)
         weight = None if self.weight is None else self.weight.to(device)
-        return Data(Z.to(device=device, dtype=dtype), self.targets.forward(self.y).to(device), weight)
+        return Data.partly(Z.to(device=device, dtype=dtype), self.targets.forward(self.y).to(device), weight)
 
 
 class FromFitted(Generic[Value]):
@@ -275,14 +277,14 @@ class LastLayerRegressor(BaseRegressor):
     def _checked(self, X: Any) -> ndarray:
         return check_X(self, X, reset=False, nd=self._fitted().inputs is None)
 
-    def _checked_rows(self, X: Any, y: Any) -> tuple[ndarray, ndarray]:
+    def _checked_rows(self, X: Any, y: Any, *, partly: bool = False) -> tuple[ndarray, ndarray]:
         fitted = self._fitted()
-        X, y = check_Xy(self, X, y, reset=False, nd=fitted.inputs is None)
+        X, y = check_Xy(self, X, y, reset=False, nd=fitted.inputs is None, partly=partly)
         q = y.shape[1] if y.ndim > 1 else 1
         if q != fitted.n_outputs:
             raise InputError(f"y has {q} outputs, but the model was fitted to {fitted.n_outputs}")
         return X, y
 
     def _rows(self, X: Any, y: Any, sample_weight: Any = None) -> Data:
-        X, y = self._checked_rows(X, y)
+        X, y = self._checked_rows(X, y, partly=True)
         return self._fitted().data(X, y, check_weight(sample_weight, np.empty((len(y), 1))))

@@ -166,13 +166,14 @@ class BLLRegressor(LastLayerRegressor):
         if mapped and (self.batch_size != "auto" or len(X) > STREAMED_ROWS):
             return self._fit_mapped(X, y, sample_weight, validation_data, progress)
         seed = self._seed()
-        rows = self._validate_and_scale(X, y, sample_weight, nd=self.backbone is not None)
+        rows = self._validate_and_scale(X, y, sample_weight, nd=self.backbone is not None, partly=True)
         n_given = len(rows.X) if rows.weight is None else int((rows.weight > 0).sum())
         if rows.X.dim() == 2 and (self.calibration is None or isinstance(self.calibration, str)):
             rows = rows.merged()
         copies = rows.copies() if rows.X.dim() == 2 else None
         n_groups = None if copies is None else int(copies.max()) + 1
-        shape = DataShape(tuple(rows.X.shape), validation_data is not None, n_groups)
+        partly = bool(rows.y.isnan().any())
+        shape = DataShape(tuple(rows.X.shape), validation_data is not None, n_groups, partly)
         settings = resolve(self._parameters(), shape, seed=seed)
         if settings.calibration in ("random and blocked folds", "holdout"):
             warn_of_copies(n_given, n_groups)
@@ -257,7 +258,7 @@ class BLLRegressor(LastLayerRegressor):
         scores: dict[Family, float] | None = None,
     ) -> None:
         """The trained members as a fitted value, uncalibrated; `data` are training rows, or some of them."""
-        warn_of_floored_noise(members, varied=bool((data.T.std(0) > 0).all()))
+        warn_of_floored_noise(members, varied=data.varied)
         self.fitted_ = Fitted.of(
             members,
             data,

@@ -88,6 +88,7 @@ def _layer(layer: LayerGroup) -> tuple[dict[str, Any], dict[str, Any]]:
         "activation": activation,
         "input_skip": isinstance(network, InputSkip),
         "members": c,
+        "n_costs": layer.n_costs,
     }
     return about, numbers
 

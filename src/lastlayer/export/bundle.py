@@ -32,7 +32,7 @@ from lastlayer.formula import encoded, mixture_quantile, mlp, predict
 from lastlayer.ops import NumPyOps
 
 # the reader:
-FORMAT = 6
+FORMAT = 7
 ROWS = 4096
 
 
@@ -85,7 +85,7 @@ class Bundle:
 
     def _layer(self, about: dict[str, Any], arrays: dict[str, ndarray]) -> SimpleNamespace:
         """Members whose features have the same shape."""
-        layer = SimpleNamespace(**{"root_star": None, "shift_star": None, **arrays})
+        layer = SimpleNamespace(**{"root_star": None, "shift_star": None, **arrays, "n_costs": about["n_costs"]})
         weights = [arrays[f"W{i}"] for i in range(about["depth"])]
         biases = [arrays[f"b{i}"] for i in range(about["depth"])]
         c, bins = len(layer.weights), None
@@ -149,8 +149,8 @@ class Bundle:
             weights = np.concatenate([(1 - share) * weights, share * weights])
         average = (weights * mean).sum(0)
         std = np.sqrt((weights * (var + np.square(mean - average))).sum(0))
-        quantile = np.searchsorted(model.sample_cost, parts.cost_star.mean(0)[:, 0]) / len(model.sample_cost)
-        return BundlePrediction(average, std, parts.cost.mean(0)[:, 0], quantile, mean, var, weights)
+        quantile = np.searchsorted(model.sample_cost, parts.cost_star.mean(-1).mean(0)) / len(model.sample_cost)
+        return BundlePrediction(average, std, parts.cost.mean(-1).mean(0), quantile, mean, var, weights)
 
 
 def _blocks(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, list[Any]]]:

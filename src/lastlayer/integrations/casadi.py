@@ -47,9 +47,8 @@ def to_casadi(model: Any, noise: bool = True, *, name: str = "predictive") -> "c
     if len(fitted.members) > 1:
         between = parts.mean - mean
         cov = cov + ops.total(parts.weights * ops.outer(between, between))
-    return ca.Function(
-        name, [x], [mean.T, ca.densify(cov), ops.average(parts.cost)], ["x"], ["mean", "cov", "affine_cost"]
-    )
+    cost = ops.row_mean(ops.average(parts.cost))
+    return ca.Function(name, [x], [mean.T, ca.densify(cov), cost], ["x"], ["mean", "cov", "affine_cost"])
 
 
 def expressions(ca: Any, fitted: Fitted) -> SimpleNamespace:
@@ -62,7 +61,7 @@ def expressions(ca: Any, fitted: Fitted) -> SimpleNamespace:
         for i, place in enumerate(layer.group.places):
             numbers = {key: None if v is None else row(v[i]) for key, v in layer.named_buffers(recurse=False)}
             numbers |= {key: None for key in ("root_star", "shift_star") if key not in numbers}
-            layers[place] = SimpleNamespace(**numbers)
+            layers[place] = SimpleNamespace(**numbers, n_costs=layer.n_costs)
             layers[place].features = _features(ca, fitted.members[place].network, numbers["centre"])
     c = len(fitted.members)
     return SimpleNamespace(

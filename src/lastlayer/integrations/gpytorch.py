@@ -72,7 +72,7 @@ class LastLayerGP(gp.models.ExactGP):  # type: ignore[misc]
 
 def feature_kernel(model: Any, *, member: int = 0, output: int = 0) -> FeatureKernel:
     """What the last layer of one member believes of one output before it has seen data; x and y in original units."""
-    fitted = as_fitted(model)
+    fitted = as_fitted(model).with_shared_rows("GPyTorch")
     alpha = torch.as_tensor(fitted.members[member].layer.posterior.log_alpha, dtype=torch.float64).exp()
     linear = gp.kernels.LinearKernel().double()
     linear.variance = alpha * _noise_var(fitted, member, output)
@@ -85,7 +85,7 @@ def to_gpytorch(model: Any, X: Any, y: Any, *, member: int = 0, output: int = 0)
     It has the alpha and the noise of the evidence (`alpha_star_`, `noise_std_`), no curve and no other members.
     `gp.likelihood` is its likelihood, `gp.covar_module` the kernel to compose with.
     """
-    fitted = as_fitted(model)
+    fitted = as_fitted(model).with_shared_rows("GPyTorch")
     rows, targets = (torch.as_tensor(as_array(values), dtype=torch.float64) for values in (X, y))
     scale, centre = fitted.targets.scale[output], fitted.targets.mean[output]
     posterior = fitted.members[member].layer.posterior

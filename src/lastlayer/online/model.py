@@ -108,7 +108,7 @@ class OnlineModel:
     """
 
     def __init__(self, model: Any, memory: Memory | None = None, *, start: tuple[Any, Any] | None = None) -> None:
-        fitted, self._estimator = as_fitted(model), model
+        fitted, self._estimator = as_fitted(model).with_shared_rows("OnlineModel"), model
         if not all(math.isfinite(log_alpha) for log_alpha in fitted.log_alphas):
             raise InputError(
                 "the variance is in use at an infinite alpha, which no recursion can follow: call "

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from lastlayer import formula
 from lastlayer.calibration import Calibration, Curve, Tails
+from lastlayer.errors import InputError
 from lastlayer.extrapolation import cost_quantile, leave_one_out_cost
 from lastlayer.features import affine_features
 from lastlayer.networks.mlp import copied, features_of
 from lastlayer.ops import NumPyOps, TorchOps
+from lastlayer.posterior import OutputPosterior
 from lastlayer.prediction import JointPrediction, Prediction, add_noise
 from lastlayer.predictor.module import Member, Predictor, rows_in_cache
 from lastlayer.scaling import Standardizer
@@ -41,6 +43,22 @@ class Extrapolation:
     """At alpha*: the variance of the function over that of the noise (Theorem 2); the mean over the members."""
     quantile: Float[ndarray, " m"]
     """Share of the training points that would cost less if they were new; 1: farther out than all of them."""
+
+
+@dataclass(frozen=True)
+class FunctionBlock:
+    """A part of a member's function at some points: its mean plus rows E root', E standard normal."""
+
+    member: int
+    rows: Float[ndarray, "m r"]
+    root: Float[ndarray, "q q"]
+    last: bool = True
+    """Of its member."""
+
+    @property
+    def cov(self) -> Float[ndarray, "q q"]:
+        """Between the outputs."""
+        return self.root @ self.root.T
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +118,19 @@ class Fitted:
         return len(self.targets.mean)
 
     @property
+    def by_output(self) -> bool:
+        """Whether outputs were observed at different rows, so that each has variances of its own."""
+        return isinstance(self.members[0].layer.posterior, OutputPosterior)
+
+    def with_shared_rows(self, use: str) -> "Fitted":
+        """Itself, for uses that need every output at the same rows."""
+        if self.by_output:
+            raise InputError(
+                f"{use} needs a model whose outputs were all observed at the same rows: fit one per output"
+            )
+        return self
+
+    @property
     def tails(self) -> Tails:
         return Tails() if self.calibration is None else self.calibration.tails
 
@@ -148,7 +179,7 @@ class Fitted:
         T = torch.tensor(y, dtype=torch.float64).reshape(len(y), -1)
         device = self.settings.torch_device
         weight = None if sample_weight is None else torch.tensor(sample_weight, device=device)
-        return Data(self.standardized(X), self.targets.forward(T).to(device), weight)
+        return Data.partly(self.standardized(X), self.targets.forward(T).to(device), weight)
 
     def features(self, i: int, Z: Tensor) -> Float[Tensor, "m p"]:
         """Affine features of member i."""
@@ -180,11 +211,11 @@ class Fitted:
             component_mean=each(np.ones(len(shares)), parts.mean),
             component_epistemic_var=each(widths, parts.epistemic),
             component_noise_var=each(np.multiply(widths, float(noise)), parts.noise),
-            affine_cost=parts.cost[..., 0].mean(0),
+            affine_cost=parts.cost.mean(-1).mean(0),
             weights=each(shares, parts.weights[..., 0]),
             correlation=None if self.correlation is None else np.concatenate([self.correlation] * len(shares)),
             conformal_scores=self.conformal_scores if noise else None,
-            beyond_reach=self._beyond_reach(parts.cost_star[..., 0]),
+            beyond_reach=self._beyond_reach(parts.cost_star.mean(-1)),
         )
 
     def _beyond_reach(self, cost_star: Float[ndarray, "c m"]) -> Bool[ndarray, " m"] | None:
@@ -198,44 +229,52 @@ class Fitted:
 
     def joint(self, X: ndarray, *, noise: bool = True) -> JointPrediction:
         """The Gaussian over all points and outputs together; O(m^2) numbers per member."""
-        parts, rows, output_cov = self.stretched(X)
+        parts, blocks = self.stretched(X)
         mean = self.prediction(parts).mean  # summed in the same order, to the last bit
-        halves = [np.sqrt(weight) * H for weight, H in zip(parts.weights, rows, strict=True)]
+        halves = [np.sqrt(parts.weights[block.member]) * block.rows for block in blocks]
         between = np.sqrt(parts.weights) * (parts.mean - mean)
         return JointPrediction(
             mean,
             np.stack([H @ H.T for H in halves]),
-            output_cov,
+            np.stack([block.cov for block in blocks]),
             between[: 0 if len(between) == 1 else None],
             self._noise_at(parts) * float(noise),
         )
 
     def sample(self, X: ndarray, n: int, rng: np.random.RandomState, *, noise: bool = True) -> Float[ndarray, "n m q"]:
         """Draws of `joint`: each takes one set of weights per member, so it costs O(p) per point."""
-        parts, rows, covs = self.stretched(X)
+        parts, blocks = self.stretched(X)
         mean = self.prediction(parts).mean
         draws = np.broadcast_to(mean, (n, *mean.shape))
-        for i, H in enumerate(rows):
-            root = np.sqrt(parts.weights[i])
-            E = rng.standard_normal((n, H.shape[1], self.n_outputs)) @ np.linalg.cholesky(covs[i]).T
-            draws = draws + root * (H @ E)
-            if len(self.members) > 1:
-                draws = draws + rng.standard_normal((n, 1, 1)) * root * (parts.mean[i] - mean)
+        for block in blocks:
+            root = np.sqrt(parts.weights[block.member])
+            E = rng.standard_normal((n, block.rows.shape[1], self.n_outputs)) @ block.root.T
+            draws = draws + root * (block.rows @ E)
+            if len(self.members) > 1 and block.last:
+                draws = draws + rng.standard_normal((n, 1, 1)) * root * (parts.mean[block.member] - mean)
         if noise:
             draws = draws + add_noise(self._noise_at(parts), rng.standard_normal(draws.shape))
         return draws
 
     def extrapolation(self, X: ndarray) -> Extrapolation:
         """The affine cost of points at alpha*, and its rank among the training points."""
-        costs = self._in_chunks(X, lambda x: self.predictor.components(x).cost_star[..., 0].mean(0))
+        costs = self._in_chunks(X, lambda x: self.predictor.components(x).cost_star.mean(-1).mean(0))
         cost = torch.cat(costs).to(self.sample_cost)
         return Extrapolation(_array(cost), _array(cost_quantile(cost, self.sample_cost)))
 
-    def stretched(self, X: ndarray) -> tuple[formula.Components, list[Float[ndarray, "m r"]], Float[ndarray, "c q q"]]:
-        """What `Predictor.stretched` and `Predictor.function_cov` say, as arrays."""
+    def stretched(self, X: ndarray) -> "tuple[formula.Components, list[FunctionBlock]]":
+        """What `Predictor.stretched` and `Predictor.function_cov` say, as arrays: a block for each member, or for each
+        of its outputs where these were observed at different rows."""
         with torch.no_grad():
             parts, rows = self.predictor.stretched(_tensor(X))
-        return as_arrays(parts), [_array(row) for row in rows], _array(self.predictor.function_cov)
+        blocks, q = list[FunctionBlock](), self.n_outputs
+        for i, (H, cov) in enumerate(zip(map(_array, rows), _array(self.predictor.function_cov), strict=True)):
+            if H.ndim == 2:
+                blocks.append(FunctionBlock(i, H, np.linalg.cholesky(cov)))
+                continue
+            own = np.diag(np.sqrt(np.diagonal(cov)))
+            blocks += [FunctionBlock(i, H[:, j], own * np.eye(q)[j], last=j == q - 1) for j in range(q)]
+        return as_arrays(parts), blocks
 
     def _in_chunks(self, X: ndarray, say: Callable[[Tensor], Any]) -> list[Any]:
         """What is said of points, some after the others."""
@@ -284,6 +323,7 @@ def _costs(members: "tuple[Member, ...]", Z: Tensor) -> Float[Tensor, "c m"]:
     """Affine cost at alpha* by each member."""
     with torch.no_grad():
         costs = [member.layer.posterior.variance_ratio(member_features(member, Z)) for member in members]
+    costs = [cost if cost.dim() == 1 else cost.mean(-1) for cost in costs]
     return torch.stack(costs).cpu()
 
 

@@ -66,14 +66,16 @@ class LayerGroup(nn.Module):
         """`log_alphas` of the variance, where they were tuned."""
         super().__init__()
         self.group = group
-        star = [whitening(p.precision) for p in posteriors]
+        mean = [_mean(p) for p in posteriors]
+        star = [whitening(p.precision, centre) for p, (centre, _, _) in zip(posteriors, mean, strict=True)]
         used = star
         if log_alphas is not None:
             used = [
-                own if a == float(p.log_alpha) else whitening(p.equations.spectral_at(a))
-                for own, p, a in zip(star, posteriors, log_alphas, strict=True)
+                own if a == float(p.log_alpha) else whitening(p.equations.spectral_at(a), centre)
+                for own, p, a, (centre, _, _) in zip(star, posteriors, log_alphas, mean, strict=True)
             ]
-        mean = [_mean(p) for p in posteriors]
+        self.n_costs = len(targets.mean) if posteriors[0].equations.by_output else 1
+        """Affine costs of a point: one for each output, where these were observed at different rows."""
         scale, middle = targets.scale.to(mean[0][1]), targets.mean.to(mean[0][1])
         for name, value in (
             ("centre", torch.stack([centre for centre, _, _ in mean])[:, None]),
@@ -224,10 +226,11 @@ class Predictor(nn.Module):
         parts = self.components(x)
         return TorchOps.total(parts.weights * parts.mean)
 
-    def stretched(self, x: Float[Tensor, "m *d"]) -> tuple[formula.Components, list[Float[Tensor, "m r"]]]:
+    def stretched(self, x: Float[Tensor, "m *d"]) -> tuple[formula.Components, list[Float[Tensor, "m *q r"]]]:
         """Components, and whitened features of each member stretched to its calibrated variance, tails included.
 
-        The function of member i is its mean plus rows[i] E, the columns of E with covariance `function_cov[i]`.
+        The function of member i is its mean plus rows[i] E, the columns of E with covariance `function_cov[i]`. Where
+        outputs were observed at different rows, each has features of its own, (m, q, r).
         """
         z = formula.standardized(self, x.to(self.input_mean))
         said, rows = [], dict[int, Tensor]()
@@ -239,7 +242,10 @@ class Predictor(nn.Module):
         parts = formula.components(TorchOps, self, formula.joined(TorchOps, self, said), z, far)
         far = formula.far_of(TorchOps, self, parts.cost_star) if far is None else far
         root = self.widening.sqrt() * formula.stretch(TorchOps, self.curve, parts.cost, far)
-        return parts, [root[i] * rows[i] for i in range(len(rows))]
+        n = root.shape[-1]
+        if n == 1:
+            return parts, [root[i] * rows[i] for i in range(len(rows))]
+        return parts, [root[i][..., None] * rows[i].unflatten(-1, (n, -1)) for i in range(len(rows))]
 
     @property
     def function_cov(self) -> Float[Tensor, "c q q"]:
@@ -282,21 +288,32 @@ def curves_of(
     )
 
 
-def whitening(precision: Precision) -> tuple[Float[Tensor, "k r"], Float[Tensor, " r"]]:
-    """(root, shift) such that h = (phi_tilde - centre) root + shift has h h' = phi' Lambda_bar^-1 phi."""
+def whitening(precision: Precision, centre: Float[Tensor, " k"]) -> tuple[Float[Tensor, "k r"], Float[Tensor, " r"]]:
+    """(root, shift) such that h = (phi_tilde - centre) root + shift has h h' = phi' Lambda_bar^-1 phi.
+
+    Where each output has a Lambda_bar of its own, their columns stand side by side.
+    """
     equations = precision.equations
     eye = torch.eye(equations.n_penalised, dtype=equations.gram.dtype, device=equations.gram.device)
     root = precision.factor.whiten(eye)
     if equations.bias_prior == "shared":
-        return root[:-1], root[-1]
-    # the variance of a free bias is one more column
-    bias = torch.cat([root.new_zeros(len(root)), equations.bias_variance.sqrt()[None]])
-    return torch.cat([root, root.new_zeros(len(root), 1)], 1), bias
+        root, shift = root[..., :-1, :], root[..., -1, :]
+    else:
+        # the variance of a free bias is one more column
+        apart = centre - equations.feature_mean
+        shift = torch.cat([(apart[..., None, :] @ root)[..., 0, :], equations.bias_variance.sqrt()[..., None]], -1)
+        root = torch.cat([root, torch.zeros_like(root[..., :1])], -1)
+    return (root.movedim(0, 1).flatten(1), shift.flatten()) if equations.by_output else (root, shift)
 
 
 def _mean(posterior: Posterior) -> tuple[Tensor, Tensor, Tensor]:
     """Centre of the features, weights and offset: standardised targets."""
     W, equations = posterior.precision.penalised_weights, posterior.equations
-    if posterior.bias_prior == "flat":
+    if posterior.bias_prior == "flat" and not equations.by_output:
         return equations.feature_mean, W, equations.target_mean
+    if posterior.bias_prior == "flat":  # each output has a centre of its own
+        centre = equations.feature_mean.mean(0)
+        apart = ((centre - equations.feature_mean)[:, None] @ W)[:, 0, 0]
+        return centre, W[..., 0].mT, equations.target_mean[:, 0] + apart
+    W = W[..., 0].mT if equations.by_output else W
     return W.new_zeros(len(W) - 1), W[:-1], W[-1]  # the bias is the last of the features: it becomes the offset

@@ -11,9 +11,10 @@ from lastlayer import formula
 from lastlayer.calibration import HeldOutPoints, fit_curves
 from lastlayer.extrapolation import AlphaCurve, HeldOut, alpha_range_for, search_alpha, tune_alpha_on
 from lastlayer.ops import TorchOps
+from lastlayer.posterior import OutputPosterior, Posterior
 from lastlayer.predictor.fitted import Fitted, as_arrays, member_features
 from lastlayer.predictor.module import Member
-from lastlayer.statistics import Statistics, row_chunks
+from lastlayer.statistics import OutputStatistics, Statistics, row_chunks
 from lastlayer.training.last_layer import last_layers
 from lastlayer.training.objectives import Data
 from lastlayer.types import Family
@@ -51,7 +52,8 @@ def tune_alpha(fitted: Fitted, data: Data) -> tuple[Fitted, AlphaCurve]:
         values = []
         for cost in torch.stack(ratios, 1):
             with torch.no_grad():
-                parts = formula.components(TorchOps, p, [mean, cost[..., None].to(mean), cost_star], z)
+                cost = cost if cost.dim() > 2 else cost[..., None]
+                parts = formula.components(TorchOps, p, [mean, cost.to(mean), cost_star], z)
             values.append(fitted.prediction(as_arrays(parts)).log_prob(targets).mean())
         return np.array(values)
 
@@ -122,8 +124,8 @@ def with_rows(fitted: Fitted, data: Data, *, forgetting: float = 1.0) -> Fitted:
         fitted = replace(fitted, calibration=fitted.calibration.after(squares, n, forgetting))
 
     def changed(member: Member) -> Member:
-        rows = Statistics.from_features(member_features(member, data.X), data.T, sample_weight=data.weight)
-        posterior = member.layer.posterior.update(rows, forgetting=forgetting)
+        posterior, rows = _matched(member.layer.posterior, data.statistics(lambda X: member_features(member, X)))
+        posterior = posterior.update(rows, forgetting=forgetting)
         return replace(
             member, layer=replace(member.layer, posterior=posterior), unseen=member.unseen.scaled(forgetting)
         )
@@ -136,7 +138,9 @@ def squared_residuals(fitted: Fitted, parts: formula.Components, data: Data) -> 
     each family; in place of infinite ones, the largest that a sum can hold."""
     target = (data.T.cpu() * fitted.targets.scale + fitted.targets.mean).to(parts.mean)
     variance = fitted.tails.widening * (parts.epistemic + parts.noise)
-    squares = ((target - parts.mean).square() / variance).mean(-1).clamp_max(1e6).nan_to_num(1e6)
+    each = ((target - parts.mean).square() / variance).clamp_max(1e6).nan_to_num(1e6)
+    known = torch.ones_like(target) if data.precision is None else (data.precision > 0).to(target)
+    squares = (known * each).sum(-1) / known.sum(-1)
     total = (squares if data.weight is None else squares * data.weight.to(squares)).sum(-1).tolist()
     families = [member.family for member in fitted.members]
     return {
@@ -153,12 +157,9 @@ def without_rows(fitted: Fitted, data: Data) -> Fitted:
         seen = np.flatnonzero(weight)
         if not len(seen):
             return replace(member, unseen=unseen)
-        at = torch.from_numpy(seen).to(data.X.device)
-        own = torch.from_numpy(weight[seen]).to(data.T)
-        rows = Statistics.from_features(member_features(member, data.X[at]), data.T[at], sample_weight=own)
-        return replace(
-            member, layer=replace(member.layer, posterior=member.layer.posterior.remove(rows)), unseen=unseen
-        )
+        own = replace(data.rows(torch.from_numpy(seen)), weight=torch.from_numpy(weight[seen]).to(data.T))
+        posterior, rows = _matched(member.layer.posterior, own.statistics(lambda X: member_features(member, X)))
+        return replace(member, layer=replace(member.layer, posterior=posterior.remove(rows)), unseen=unseen)
 
     return replace(fitted, members=tuple(changed(member) for member in fitted.members), conformal_scores=None)
 
@@ -185,6 +186,15 @@ def reestimate(fitted: Fitted) -> Fitted:
         calibration=None if fitted.calibration is None else fitted.calibration.forgotten(),
         conformal_scores=None,
     )
+
+
+def _matched(posterior: Posterior, statistics: Statistics) -> tuple[Posterior, Statistics]:
+    """Both for all outputs together, or both for each of them, if one of them is."""
+    if isinstance(statistics, OutputStatistics) == isinstance(posterior, OutputPosterior):
+        return posterior, statistics
+    if isinstance(statistics, OutputStatistics):
+        return posterior.by_output(), statistics
+    return posterior, OutputStatistics.split(statistics)
 
 
 def _start(fitted: Fitted) -> tuple[tuple[float, ...], float]:

@@ -15,7 +15,7 @@ from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Member
 from lastlayer.predictor.unseen import Unseen
 from lastlayer.scaling import Standardizer
-from lastlayer.statistics import MOMENTS, Statistics
+from lastlayer.statistics import MOMENTS, OutputStatistics, Statistics
 from lastlayer.training.last_layer import LastLayer
 from lastlayer.types import Family
 
@@ -27,6 +27,8 @@ def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
         posterior = member.layer.posterior
         tensors |= {f"{i}.network.{k}": v for k, v in member.network.state_dict().items()}
         tensors |= {f"{i}.statistics.{k}": getattr(posterior.statistics, k) for k in MOMENTS}
+        if posterior.statistics.observations is not None:
+            tensors[f"{i}.statistics.observations"] = posterior.statistics.observations
         tensors |= {f"{i}.noise_cov": posterior.Sigma_E}
         tensors |= {f"{i}.unseen.{k}": torch.from_numpy(v) for k, v in vars(member.unseen).items()}
     tensors |= {"targets.mean": fitted.targets.mean, "targets.scale": fitted.targets.scale}
@@ -79,9 +81,11 @@ def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Arc
         network = network if family.kind == "fourier" else network.to(settings.torch_dtype)
         network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
         moments = {k: tensors[f"{i}.statistics.{k}"] for k in MOMENTS}
-        statistics = Statistics(**moments, n_outputs=len(targets.mean)).to(device)
+        kind, q = (OutputStatistics, 1) if moments["count"].dim() else (Statistics, len(targets.mean))
+        observations = tensors.get(f"{i}.statistics.observations")
+        statistics = kind(**moments, n_outputs=q, observations=observations).to(device)
         noise_cov = tensors[f"{i}.noise_cov"].to(device)
-        posterior = Posterior(
+        posterior = Posterior.of(
             statistics, log_alpha, noise_cov, settings.noise_structure, settings.bias_prior, rtol=math.inf
         )
         unseen = Unseen(tensors[f"{i}.unseen.keys"].numpy(), tensors[f"{i}.unseen.weight"].numpy())

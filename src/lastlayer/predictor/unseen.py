@@ -51,7 +51,7 @@ NOTHING = Unseen(np.empty(0, dtype=np.int64), np.empty(0))
 
 def fingerprints(data: Data) -> Int64[ndarray, " m"]:
     """64 bits of each row, inputs and targets: two rows that differ share them once in 10^19."""
-    columns = [x.detach().cpu().double().flatten(1).numpy() for x in (data.X, data.T)]
+    columns = [x.detach().cpu().double().flatten(1).numpy() for x in (data.X, data.known)]
     bits = np.ascontiguousarray(np.concatenate(columns, 1) + 0.0).view(np.uint64)  # + 0.0: there is one zero
     key = np.zeros(len(bits), dtype=np.uint64)
     for column in bits.T:

@@ -51,6 +51,6 @@ def last_layers(
                 found = optimal_alphas(stack, noise=noise, bias_prior=bias_prior, noise_prior=noise_prior)
             for i, best in zip(places, found, strict=True):
                 # rounding reaches the variance of far points only, where its size is all that matters
-                posterior = Posterior(models[i], best.log_alpha, best.noise_cov, noise, bias_prior, rtol=math.inf)
+                posterior = Posterior.of(models[i], best.log_alpha, best.noise_cov, noise, bias_prior, rtol=math.inf)
                 layers[i] = LastLayer(posterior, best.nlml, best.noise_floored, best.determined)
     return [layers[i] for i in range(len(models))]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -10,11 +10,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lastlayer.errors import check_choice
-from lastlayer.evidence import nlml, profiled_nlml
+from lastlayer.evidence import nlml, profiled_nlml, statistics_nlml
 from lastlayer.extrapolation import held_out_lpd
 from lastlayer.features import affine_features
 from lastlayer.posterior import Posterior
-from lastlayer.statistics import CHUNK_ROWS, Statistics, row_chunks
+from lastlayer.statistics import CHUNK_ROWS, OutputStatistics, Statistics, row_chunks
 from lastlayer.types import BiasPrior, NoiseStructure
 
 INITIAL_LOG_ALPHA = 4.0
@@ -30,11 +30,45 @@ class Data:
     X: Tensor
     T: Tensor
     weight: Tensor | None = None
+    precision: Tensor | None = None
+    """(m, q): of each target beside the noise that is learned, 0 where it is missing; None: all are as good."""
+
+    @classmethod
+    def partly(cls, X: Tensor, T: Tensor, weight: Tensor | None = None) -> "Data":
+        """Targets of which some are missing (NaN), if any are."""
+        missing = T.isnan()
+        if not bool(missing.any()):
+            return cls(X, T, weight)
+        return cls(X, T.nan_to_num(0.0), weight, (~missing).to(T))
 
     def rows(self, rows: Tensor | slice) -> "Data":
         """Some of the rows."""
         rows = rows.to(self.X.device) if isinstance(rows, Tensor) else rows
-        return Data(self.X[rows], self.T[rows], None if self.weight is None else self.weight[rows])
+        picked = (None if x is None else x[rows] for x in (self.X, self.T, self.weight, self.precision))
+        return Data(*picked)  # type: ignore[arg-type]
+
+    @property
+    def varied(self) -> bool:
+        """Whether every target has at least two values."""
+        return all(bool(len(t[~t.isnan()].unique()) > 1) for t in self.known.T)
+
+    @property
+    def known(self) -> Tensor:
+        """Targets, NaN where they are missing."""
+        return self.T if self.precision is None else torch.where(self.precision > 0, self.T, torch.nan)
+
+    def statistics(self, features: Callable[[Tensor], Tensor]) -> Statistics:
+        """Of affine features, some rows after the others; of each output apart where these differ in their rows."""
+        total: Statistics | None = None
+        for part in self.chunks():
+            Phi = features(part.X).double()
+            if part.precision is None:
+                more = Statistics.from_features(Phi, part.T, sample_weight=part.weight)
+            else:
+                more = OutputStatistics.from_rows(Phi, part.T, part.precision, sample_weight=part.weight)
+            total = more if total is None else total + more
+        assert total is not None
+        return total
 
     def chunks(self, size: int = CHUNK_ROWS) -> "Iterator[Data]":
         """All rows, in pieces that fit into memory with their features."""
@@ -67,13 +101,23 @@ class Objective(nn.Module):
         """Of affine features."""
         raise NotImplementedError
 
+    def of_rows(self, phi_tilde: Tensor, data: Data) -> Tensor:
+        """Of rows whose features are known; some targets may be missing."""
+        if data.precision is None:
+            return self(phi_tilde, data.T, data.weight)
+        statistics = OutputStatistics.from_rows(
+            affine_features(phi_tilde).double(), data.T, data.precision, sample_weight=data.weight
+        )
+        return statistics_nlml(statistics, self.log_alpha, bias_prior=self.bias_prior)
+
     def held_out_score(self, phi: Tensor, rest: Data, phi_held: Tensor, held: Data) -> Float[Tensor, ""]:
         """What early stopping minimises: the negative LPD of held-out rows under the posterior of the others."""
-        statistics = Statistics.from_features(affine_features(phi).double(), rest.T, sample_weight=rest.weight)
-        posterior = Posterior(
+        features = affine_features(phi).double().detach()
+        statistics = replace(rest, X=features).statistics(lambda Phi: Phi)
+        posterior = Posterior.of(
             statistics, float(self.log_alpha), noise=self.noise, bias_prior=self.bias_prior, rtol=math.inf
         )
-        return torch.tensor(-held_out_lpd(posterior, affine_features(phi_held).double(), held.T))
+        return torch.tensor(-held_out_lpd(posterior, affine_features(phi_held).double(), held.known))
 
 
 class Profiled(Objective):

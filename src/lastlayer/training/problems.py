@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -43,7 +44,7 @@ class FullBatch(Problem):
         super().__init__(nn.ModuleList([network, objective]), objective.log_alpha.shape)
         self.network, self.objective, self.process_group = network, objective, process_group
         self.check_every = STACK_CHECK if self.shape else 1
-        self.data = Data(data.X, data.T.expand(*self.shape, *data.T.shape), data.weight)
+        self.data = replace(data, T=data.T.expand(*self.shape, *data.T.shape[-2:]))
         self.chunk_size = len(data.X) if chunk_size is None and process_group.world_size > 1 else chunk_size
         count = data.T.new_tensor(len(data.X)) if data.weight is None else data.weight.sum(-1)
         precision = torch.as_tensor(prior_precision, dtype=torch.float64, device=data.T.device)
@@ -67,7 +68,7 @@ class FullBatch(Problem):
 
     def evaluate(self) -> Float[Tensor, "*s"]:
         if self.chunk_size is None:
-            return self.objective(self.network(self.data.X), self.data.T, self.data.weight)
+            return self.objective.of_rows(self.network(self.data.X), self.data)
         return chunked_nlml(
             self.network, self.objective, self.data, self.chunk_size, process_group=self.process_group, backward=False
         )

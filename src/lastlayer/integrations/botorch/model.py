@@ -56,7 +56,7 @@ class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
         super().__init__()
         if train_X is not None:
             self.train_inputs = (train_X,)
-        self.parts = torch.nn.ModuleList(self._gaussians(as_fitted(fitted)))
+        self.parts = torch.nn.ModuleList(self._gaussians(as_fitted(fitted).with_shared_rows("BoTorch")))
         self.requires_grad_(False)
         if input_transform is not None:
             self.input_transform = input_transform
