@@ -1,12 +1,39 @@
 """Shapes in annotations are checked while the tests run; tolerances come from one place."""
 
+from collections.abc import Callable
 from contextlib import contextmanager
+from functools import partial, wraps
+from types import FunctionType
+from typing import Any
 
-from jaxtyping import install_import_hook
+import jaxtyping
 
-install_import_hook(["lastlayer", "benchmarks"], "beartype.beartype")
+jaxtyped = jaxtyping.jaxtyped
 
-import jaxtyping  # noqa: E402
+
+def jaxtyped_when_called(defined: Any = None, *, typechecker: Callable) -> Any:
+    """Checks are made at the first call that is checked: many a function is defined anew in every step of training."""
+    if defined is None:
+        return partial(jaxtyped_when_called, typechecker=typechecker)
+    if not isinstance(defined, FunctionType):
+        return jaxtyped(defined, typechecker=typechecker)
+    checked = None
+
+    @wraps(defined)
+    def call(*args, **words):
+        nonlocal checked
+        if jaxtyping.config.jaxtyping_disable:
+            return defined(*args, **words)
+        if checked is None:
+            checked = jaxtyped(defined, typechecker=typechecker)
+        return checked(*args, **words)
+
+    return call
+
+
+jaxtyping.jaxtyped = jaxtyped_when_called  # the hook writes this name into what it imports
+jaxtyping.install_import_hook(["lastlayer", "benchmarks"], "beartype.beartype")
+
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402

@@ -75,23 +75,34 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+RANKS = """
+import os, runpy, sys
+import torch._dynamo, torch.distributed.nn  # imported once, as all of the library
+import lastlayer
+
+[getattr(lastlayer, name) for name in lastlayer.__all__]
+del sys.argv[0]
+child = os.fork()
+os.environ["RANK"] = os.environ["LOCAL_RANK"] = "0" if child else "1"
+runpy.run_path(sys.argv[0])
+if child and os.waitpid(child, 0)[1]:
+    sys.exit("the other process failed")
+sys.stdout.flush()
+os._exit(0)  # threads of gloo sometimes abort a process that ends as usual, when all is done
+"""
+
+
 def alone_and_by_two(code: str, folder: Path) -> list[dict[str, Tensor]]:
     """What a script saves as {world}-{rank}.pt in the folder it is given: alone, then by each of two processes."""
     script = folder / "ranks.py"
     script.write_text(textwrap.dedent(code))
-    # threads of gloo sometimes abort a process that ends as usual, when all is done
-    hard = "import os, runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0]); os._exit(0)"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    runs = [
-        subprocess.Popen(
-            [sys.executable, "-c", hard, str(script), str(folder)],
-            env={**environment, "WORLD_SIZE": "2", "RANK": str(i), "LOCAL_RANK": str(i)},
-        )
-        for i in range(2)
-    ]
+    environment = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    two = subprocess.Popen(
+        [sys.executable, "-c", RANKS, str(script), str(folder)], env={**os.environ, **environment, "WORLD_SIZE": "2"}
+    )
     with mock.patch.object(sys, "argv", [str(script), str(folder)]):
         runpy.run_path(str(script))
-    assert [run.wait(timeout=180) for run in runs] == [0, 0]
+    assert two.wait(timeout=180) == 0
     return [torch.load(folder / name, weights_only=True) for name in ("1-0.pt", "2-0.pt", "2-1.pt")]
 
 

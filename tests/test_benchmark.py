@@ -1,9 +1,8 @@
 """The benchmark: tables and splits, the store that takes up where it stopped, the summary by hand, helpful errors."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ from benchmarks.uci.protocol import Method, Quantiles, Scores, Task, hold_out, m
 from benchmarks.uci.run import run
 from benchmarks.uci.stacks import Recipe, search, squared_error, train
 from benchmarks.uci.store import Result, open_store
-from lastlayer import Prediction, metrics
+from lastlayer import BLLRegressor, Prediction, metrics
 from lastlayer.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
@@ -393,7 +392,7 @@ def test_the_command_writes_tables_and_picture_and_fails_softly(folder, tmp_path
 # what a call goes through -------------------------------------------------------------------------------------------
 
 
-def test_a_walk_counts_named_functions_of_the_package_and_ways_between_files():
+def test_a_walk_counts_named_functions_of_the_package_and_ways_between_files(monkeypatch, capsys):
     from lastlayer import linalg, scaling
 
     X = torch.arange(6.0)[:, None]
@@ -406,8 +405,9 @@ def test_a_walk_counts_named_functions_of_the_package_and_ways_between_files():
     assert {name for _, name in found.functions} == {"Standardizer.fit", "Standardizer.forward"}
     assert found.files == {scaling.__file__}
     assert found.switches == set()
-    done = subprocess.run([sys.executable, "-m", "benchmarks.walk"], capture_output=True, text=True, check=True)
-    head, *lines = done.stdout.splitlines()
+    monkeypatch.setattr(walk, "ROWS", 20)
+    walk.main([])
+    head, *lines = capsys.readouterr().out.splitlines()
     assert head.split() == ["functions", "files", "switches"]
     calls = {line[:26].strip(): [int(number) for number in line[26:].split()] for line in lines}
     asked = ("fit", "first predictive", "predictive")
@@ -418,7 +418,8 @@ def test_a_walk_counts_named_functions_of_the_package_and_ways_between_files():
     assert calls["evidence, fit"] < calls["default, fit"]
 
 
-def test_small_tables_are_scored_beside_a_process_and_drawn(tmp_path, capsys):
+def test_small_tables_are_scored_beside_a_process_and_drawn(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(small_tables, "BLLRegressor", partial(BLLRegressor, n_members=2, max_epochs=10))
     found = small_tables.main(["--tables", "2", "--seeds", "1", "--out", str(tmp_path / "new" / "p.png")])
     assert list(found) == list(small_tables.TABLES)[:2]
     for each in found.values():

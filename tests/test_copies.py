@@ -173,8 +173,8 @@ def test_a_row_twice_and_a_row_of_weight_two_give_the_same_model():
     count = np.random.default_rng(1).integers(0, 4, len(X))
     many = np.random.default_rng(2).permutation(np.repeat(np.arange(len(X)), count))
     with pytest.warns(CopiesWarning, match=f"{len(many)} rows .* one of {(count > 0).sum()}"):
-        repeated = BLLRegressor(**TINY).fit(X[many], y[many])
-    weighted = BLLRegressor(**TINY).fit(X, y, sample_weight=count)
+        repeated = BLLRegressor(**FAST).fit(X[many], y[many])
+    weighted = BLLRegressor(**FAST).fit(X, y, sample_weight=count)
     same_predictions(repeated, weighted)
     assert repeated.settings_ == weighted.settings_
     assert repeated.settings_.hidden == ((count > 0).sum() // 6,) * 2  # copies do not make a table larger

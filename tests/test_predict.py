@@ -75,7 +75,7 @@ def test_a_member_alone_is_shrunk_as_among_the_others(name):
 @pytest.mark.parametrize("name", ["single", "mixture of families", "mixture, noise by input", "float32"])
 def test_many_rows_are_predicted_as_each_of_them_alone(name):
     """More rows than go through networks, or through the formula, at a time."""
-    model, X = EVERY[name](), far(data()[0], 40_000)
+    model, X = EVERY[name](), far(data()[0], 20_000)
     some = np.append(np.arange(0, len(X), 1777), len(X) - 1)
     p, mean, cost = model.predictive(X), model.predict(X), model.extrapolation(X).affine_cost
     _, std = model.predict(X, return_std=True)

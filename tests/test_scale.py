@@ -3,11 +3,9 @@
 import math
 import os
 import runpy
-import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import numpy as np
@@ -452,23 +450,46 @@ def test_shares_of_processes_make_up_the_whole(world, n):
 # stops and starts ---------------------------------------------------------------------------------------------------
 
 FIT_SCRIPT = """
-    import sys
+    import os, signal, sys, time
+    from pathlib import Path
     import numpy as np, torch
-    from lastlayer import BLLRegressor, TrainingOptions
+    from lastlayer import BLLRegressor, TrainingOptions, files
     from lastlayer.training import checkpoint
 
+    refresh, folder, result = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    resumed = folder.name == "states"
     torch.set_num_threads(1)
-    if len(sys.argv) > 3:
+
+    def fit():
+        rng = np.random.default_rng(0)
+        X = rng.normal(size=(300, 2))
+        y = np.sin(X[:, 0]) + 0.1 * rng.normal(size=300)
+        options = TrainingOptions(statistics_refresh=int(refresh) or None)
+        words = dict(hidden=(8,), n_members=2, batch_size=50, max_epochs=20, hidden_prior=0.3, random_state=0)
+        return BLLRegressor(**words, training=options, checkpoint=folder if resumed else None).fit(X, y)
+
+    def killed():
+        "A process that fits and is killed on the way."
+        process = os.fork()
+        if not process:
+            fit()
+            os._exit(0)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and epoch() < 5:
+            assert os.waitpid(process, os.WNOHANG) == (0, 0), "it ended before it could be killed"
+            time.sleep(0.01)
+        os.kill(process, signal.SIGKILL)
+        assert os.WTERMSIG(os.waitpid(process, 0)[1]) == signal.SIGKILL
+        assert list(folder.glob("training*.safetensors"))
+
+    def epoch():
+        return max((files.read(path)[1]["epoch"] for path in folder.glob("training*.safetensors")), default=0)
+
+    if resumed:
         checkpoint.EVERY_SECONDS = 0.0  # after every step
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(300, 2))
-    y = np.sin(X[:, 0]) + 0.1 * rng.normal(size=300)
-    folder = sys.argv[2] if len(sys.argv) > 3 else None
-    options = TrainingOptions(statistics_refresh=int(sys.argv[1]) or None)
-    words = dict(hidden=(8,), n_members=2, batch_size=50, max_epochs=20, hidden_prior=0.3, random_state=0)
-    model = BLLRegressor(**words, training=options, checkpoint=folder).fit(X, y)
-    parameters = [p for member in model.members_ for p in member.network.parameters()]
-    np.save(sys.argv[-1], np.concatenate([p.detach().numpy().ravel() for p in parameters]))
+        killed()
+    parameters = [p for member in fit().members_ for p in member.network.parameters()]
+    np.save(result, np.concatenate([p.detach().numpy().ravel() for p in parameters]))
 """
 
 
@@ -476,28 +497,13 @@ FIT_SCRIPT = """
 def test_a_killed_fit_goes_on_and_ends_in_the_same_place(refresh, tmp_path, as_a_user, monkeypatch):
     script, folder = tmp_path / "fit.py", tmp_path / "states"
     script.write_text(textwrap.dedent(FIT_SCRIPT))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(script), refresh, str(folder), str(tmp_path / "resumed.npy")]
-    killed = subprocess.Popen(command, env=environment)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and _epoch_of(folder) < 5:
-        assert killed.poll() is None, "it ended before it could be killed"
-        time.sleep(0.01)
-    killed.send_signal(signal.SIGKILL)
-    assert killed.wait() == -signal.SIGKILL
-    assert list(folder.glob("training*.safetensors"))
-    assert subprocess.run(command, env=environment, check=False, timeout=120).returncode == 0
-    monkeypatch.setattr(sys, "argv", [str(script), refresh, str(tmp_path / "plain.npy")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    assert subprocess.run(command, env=environment, check=False, timeout=180).returncode == 0
+    monkeypatch.setattr(sys, "argv", [str(script), refresh, str(tmp_path / "none"), str(tmp_path / "plain.npy")])
     runpy.run_path(str(script))
     assert np.array_equal(np.load(tmp_path / "plain.npy"), np.load(tmp_path / "resumed.npy"))
     assert not list(folder.glob("training*.safetensors"))  # a fit that ends leaves nothing behind
-
-
-def _epoch_of(folder: Path) -> int:
-    from lastlayer import files
-
-    states = [files.read(path)[1]["epoch"] for path in folder.glob("training*.safetensors")]
-    return max(states, default=0)
 
 
 def test_a_state_of_another_training_is_refused(tmp_path, as_a_user, monkeypatch):

@@ -4,6 +4,7 @@ general_nlml     Lemma 2: any noise and prior covariance; total, one output
 nlml             Results 1 to 3 with the weights free (Theorem 1) or at their optimum; per sample
 profiled_nlml    the same, minimised over weights and noise in closed form, with a closed-form gradient; per sample
 statistics_nlml  the same of statistics, differentiable: of functionals, and of targets that are partly missing
+known_noise_nlml the same where targets have noise of their own that is known
 profile          the same value from statistics alone, with the noise that attains it
 optimal_alpha    the minimum over alpha for fixed features; optimal_alphas of many models at once
 """
@@ -209,6 +210,28 @@ def statistics_nlml(
     if not equations.by_output:
         return J
     return (equations.n_targets / equations.n_targets.amax(-1, keepdim=True) * J).sum(-1)
+
+
+def known_noise_nlml(
+    statistics: Statistics,
+    log_alpha: Float[Tensor, "*b"],
+    log_sigma_e: Float[Tensor, "*b q"],
+    log_variances: Float[Tensor, "*b q"],
+    *,
+    bias_prior: BiasPrior = "flat",
+) -> Float[Tensor, "*b"]:
+    """NLML per sample where targets have noise of their own, partly or wholly known. eq:LogMarginalLikelihood (Lemma 2)
+
+    Target i of an output has noise of variance v_i, and weighs sigma_e^2 / v_i in its statistics; `log_variances` are
+    the sums of log v_i. Weights are at their optimum. Differentiable in every argument.
+    """
+    equations = NormalEquations.of(statistics, bias_prior)
+    precision = equations.at(log_alpha[..., None])
+    S = (equations.targets - precision.penalised_weights.mT @ equations.cross)[..., 0, 0]
+    free = equations.n_targets - equations.dof  # 1 under the flat prior of the bias, which knows no unit
+    each = equations.dof * LOG_2PI + log_variances - 2 * free * log_sigma_e
+    each = each + equations.n_penalised * -precision.ridge.log() + precision.logdet() + S * torch.exp(-2 * log_sigma_e)
+    return each.sum(-1) / (2 * equations.n_targets.amax(-1))
 
 
 @dataclass(frozen=True)

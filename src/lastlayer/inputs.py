@@ -68,6 +68,19 @@ def check_weight(sample_weight: Any, X: ndarray) -> ndarray | None:
     return np.ascontiguousarray(weight)
 
 
+def check_noise_std(noise_std: Any, y: ndarray) -> ndarray:
+    """Known standard deviations of the targets' noise: one number, one a row, or one for each target."""
+    std = np.asarray(as_array(noise_std), dtype=float)
+    std = std[:, None] if std.ndim == 1 and len(std) == len(y) else std
+    if std.ndim and std.shape not in ((len(y), 1), y.shape):
+        raise InputError(
+            f"noise_std has shape {std.shape}: give a number, one for each row, or the shape {y.shape} of y"
+        )
+    if not (np.isfinite(std) & (std >= 0)).all():
+        raise InputError(f"noise_std must be finite and not negative, and the smallest given is {std.min():g}")
+    return np.array(np.broadcast_to(std, y.shape))
+
+
 def check_finite(values: ndarray, name: str) -> None:
     """An error that counts NaN and infinite values and names the first row with one."""
     bad = ~np.isfinite(values)

@@ -194,6 +194,12 @@ class Precision:
         """phi' Lambda_bar^-1 phi: variance of the function over that of the noise. eq:NN_BLL_distribution_c"""
         return self.equations.bias_variance[..., None] + self.factor.whiten(z).square().sum(-1)
 
+    @property
+    def determined(self) -> Float[Tensor, "..."]:
+        """gamma: the number of features that the data determine, sum lambda / (lambda + alpha^-1)."""
+        values = self.equations.spectrum.values
+        return (values / (values + self.ridge[..., None])).sum(-1)
+
     @cached_property
     def worst_ratio_error(self) -> float:
         """`ratio_error` at its largest over all z, for one model."""

@@ -288,6 +288,39 @@ class JointPrediction:
         return draws + add_noise(self.noise_cov, rng.standard_normal(draws.shape))
 
 
+@dataclass(frozen=True)
+class FunctionalPrediction:
+    """The Gaussian distribution of n functionals of the function together, without noise."""
+
+    mean: Float[ndarray, " n"]
+    rows: Float[ndarray, "n r"]
+    """The covariance is rows rows'."""
+
+    @property
+    def var(self) -> Float[ndarray, " n"]:
+        return np.square(self.rows).sum(1)
+
+    @property
+    def std(self) -> Float[ndarray, " n"]:
+        return np.sqrt(self.var)
+
+    def cov(self) -> Float[ndarray, "n n"]:
+        return self.rows @ self.rows.T
+
+    def interval(self, level: float = 0.95) -> tuple[Float[ndarray, " n"], Float[ndarray, " n"]]:
+        """Central interval of each."""
+        if not 0 < level < 1:
+            raise InputError(f"level={level} must lie between 0 and 1")
+        half = ndtri((1 + level) / 2) * self.std
+        return self.mean - half, self.mean + half
+
+    def log_prob(self, y: ndarray, noise_std: float | ndarray = 0.0) -> Float[ndarray, " n"]:
+        """Log density of each functional's measurement, with noise of a known standard deviation."""
+        var = self.var + np.square(noise_std)
+        density: ndarray = -0.5 * (np.square(np.ravel(y) - self.mean) / var + np.log(2 * np.pi * var))
+        return density
+
+
 def add_noise(noise_cov: Float[ndarray, "m q q"], standard: Float[ndarray, "n m q"]) -> Float[ndarray, "n m q"]:
     """Standard normal draws turned into noise of that covariance at each point, of any rank."""
     values, vectors = np.linalg.eigh(noise_cov)

@@ -147,8 +147,10 @@ class DataShape:
     """Whether validation data were given."""
     n_groups: int | None = None
     """Rows that differ by more than a little; None: all of them."""
-    partly: bool = False
-    """Whether some targets are missing."""
+    alike: bool = True
+    """Whether all targets are known, with the same noise, and nothing else is observed."""
+    n_observations: int = 0
+    """Functionals observed beside the rows."""
 
 
 def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Settings:
@@ -173,7 +175,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
     if mixture:
         skips, wide = p["input_skip"] is not False, (data.shape or (0, 0))[1] > MANY_COLUMNS
         encoding = "raw" if p["encoding"] == "auto" and (wide or not skips) else p["encoding"]
-        families = _mixed(families, n_groups, encoding, skip=skips)
+        families = _mixed(families, n_groups + data.n_observations, encoding, skip=skips)
     elif p["encoding"] == "piecewise":
         families = tuple(replace(family, encoding="piecewise") for family in families)
     n_members = p["n_members"]
@@ -187,7 +189,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
     batch_size, rate, epochs = p["batch_size"], options.learning_rate, p["max_epochs"]
     plain = options.objective == "profiled" and options.optimizer == "adam" and not own_network
     if batch_size == "auto":
-        large = plain and options.chunk_size is None and n_rows > LARGE_TABLE and not data.partly
+        large = plain and options.chunk_size is None and n_rows > LARGE_TABLE and data.alike
         batch_size = SOURCE_BATCH if source else TABLE_BATCH if large else None
     early = (bare or own_network) and not source and n_rows >= STOPPED_ROWS
     early = early if options.early_stopping == "auto" else bool(options.early_stopping)
@@ -200,7 +202,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
         if batch_size is not None:
             epochs = 60 if source or own_network else _passes(n_rows / int(batch_size), share)
     settings = Settings(
-        hidden=_hidden(p["hidden"], n_groups),
+        hidden=_hidden(p["hidden"], n_groups + data.n_observations),
         activation=p["activation"],
         input_skip=skip,
         backbone=_name(p["backbone"]) if own_network else None,
@@ -297,15 +299,15 @@ def _check_together(settings: Settings, p: Mapping[str, Any], data: DataShape) -
         raise InputError(
             f"statistics_refresh={settings.statistics_refresh!r} is for mini-batch training: give a batch_size with it"
         )
-    if data.partly and (settings.batch_size is not None or settings.chunk_size is not None):
+    if not data.alike and (settings.batch_size is not None or settings.chunk_size is not None):
         raise InputError(
-            f"batch_size={settings.batch_size} and chunk_size={settings.chunk_size} need targets that are all known, "
-            "and some are missing: take None for both, or one model per output"
+            f"batch_size={settings.batch_size} and chunk_size={settings.chunk_size} need targets that are all known "
+            "and equally noisy, and no observations: take None for both"
         )
-    if data.partly and (settings.noise == "full" or settings.objective != "profiled"):
+    if not data.alike and (settings.noise == "full" or settings.objective != "profiled"):
         raise InputError(
-            f'noise="{settings.noise}" and objective="{settings.objective}" need targets that are all known, and some '
-            'are missing: take noise="diagonal" and objective="profiled", or one model per output'
+            f'noise="{settings.noise}" and objective="{settings.objective}" need targets that are all known and '
+            'equally noisy, and no observations: take noise="diagonal" and objective="profiled"'
         )
     if settings.noise == "input" and not (settings.calibration in CURVES and is_table):
         rows = "a source without validation_data" if data.shape is None else f"X of shape {data.shape}"

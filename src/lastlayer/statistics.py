@@ -248,6 +248,10 @@ class Statistics:
         """The same numbers on another device."""
         return self._each(lambda moment: moment.to(device))
 
+    def nothing(self) -> "Statistics":
+        """Those of no rows."""
+        return replace(self._each(torch.zeros_like), observations=torch.zeros_like(self.count))
+
     @property
     def n(self) -> Float[Tensor, "*b"]:
         """The number of targets."""

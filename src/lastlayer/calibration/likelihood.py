@@ -42,6 +42,7 @@ class Likelihood:
         known = ~points.targets.isnan()
         self.known = None if bool(known.all()) else known.numpy().astype(float)
         self.n_known = known.sum(-1).numpy()
+        self.log_known_var = None if points.known_var is None else points.known_var.log().numpy()
         # each output in one piece of memory: sums over outputs are then sums of whole arrays
         self.mean, self.targets, self.log_noise_var, self.log_cost = (
             np.moveaxis(np.ascontiguousarray(np.moveaxis(x.numpy(), -1, 0)), 0, -1)
@@ -76,10 +77,14 @@ class Likelihood:
         kept = shrunk(ops, 1.0, own_var, 0.0, log_precision)  # of the mean
         mean = kept * self.mean
         residual = self.targets - mean if self.known is None else self.known * (self.targets - mean)
+        of_target, of_model = log_var, np.ones(())
+        if self.log_known_var is not None:
+            of_target = ops.logaddexp(log_var, self.log_known_var)
+            of_model = np.exp(log_var - of_target)  # of the variance of the target, what is not known
         if C is None and self.known is not None:
-            pull, logdet = residual * np.exp(-log_var), (self.known * log_var).sum(-1)
+            pull, logdet = residual * np.exp(-of_target), (self.known * of_target).sum(-1)
         elif C is None:
-            pull, logdet = residual * np.exp(-log_var), log_var.sum(-1)
+            pull, logdet = residual * np.exp(-of_target), of_target.sum(-1)
         else:
             cov = output_cov(ops, C, np.exp(epistemic), np.exp(noise))
             inverse, logdet = np.linalg.inv(cov), np.linalg.slogdet(cov)[1]
@@ -101,7 +106,8 @@ class Likelihood:
         by_weight = rho - self.weight * weights
         by_log_var = -(self.sharpness / q * by_weight)[..., None]
         if C is None:
-            by_log_var = by_log_var + R * (0.5 * (h * residual * pull - (1 if self.known is None else self.known)))
+            seen = 1 if self.known is None else self.known
+            by_log_var = by_log_var + R * of_model * (0.5 * (h * residual * pull - seen))
             by_epistemic, by_noise = by_log_var * part, by_log_var * (1 - part)
         else:
             by_cov = 0.5 * C * (h[..., None] * ops.outer(pull, pull) - inverse)

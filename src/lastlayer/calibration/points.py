@@ -44,6 +44,8 @@ class HeldOutPoints:
     """(n,) strings: where the point was held out, such as "random" or "blocked"."""
     families: tuple[Family, ...]
     """That each network belongs to."""
+    known_var: Float[Tensor, "n q"] | None = None
+    """Of the targets' noise that is known, beside the one that is learned; None: nothing is."""
     log_far: Float[Tensor, " n"] | None = None
     """`lastlayer.formula.log_far`; None: no network is a process."""
     inside: float = math.nan
@@ -70,6 +72,7 @@ class HeldOutPoints:
             weight=weight * (REGION_WEIGHT if kind in REGIONS else 1.0),
             kind=np.full(len(mean), kind),
             families=(family,),
+            known_var=None if data.noise_var is None else data.noise_var.to(mean),
         )
 
     @classmethod

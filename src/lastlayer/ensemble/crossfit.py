@@ -8,6 +8,7 @@ how errors grow with distance.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,13 +18,12 @@ from lastlayer.calibration import HeldOutPoints, fit_curves
 from lastlayer.ensemble.splits import Folds, Split
 from lastlayer.ensemble.trainer import FitTask, Trainer
 from lastlayer.extrapolation import HeldOut, leave_one_out_cost
-from lastlayer.features import affine_features
 from lastlayer.networks.mlp import features_of
 from lastlayer.predictor.fitted import member_features
 from lastlayer.predictor.module import Member
 from lastlayer.predictor.unseen import Unseen
 from lastlayer.statistics import Statistics
-from lastlayer.training import Data, LastLayer, last_layers
+from lastlayer.training import Data, LastLayer, known_noise_layer, last_layers
 from lastlayer.types import FOURIER, Family
 
 ROWS_PER_FEATURE = 10
@@ -156,12 +156,24 @@ class CrossFit:
     def _fit(self, tasks: Sequence[FitTask], label: str) -> list[FoldFit]:
         settings = self.trainer.settings
         networks = self.trainer.networks(tasks, label) if tasks else []
+        if not self.trainer.data.learned_noise:
+            return self._fit_known_noise(tasks, networks)
         with self.trainer.stage("last layers"):
             seen = [self._statistics(network, task.split.train) for task, network in zip(tasks, networks, strict=True)]
             layers = last_layers(
                 seen, noise=settings.noise_structure, bias_prior=settings.bias_prior, noise_prior=settings.noise_prior
             )
         return [FoldFit(*fit) for fit in zip(tasks, networks, layers, strict=True)]
+
+    def _fit_known_noise(self, tasks: Sequence[FitTask], networks: Sequence[nn.Module]) -> list[FoldFit]:
+        """Last layers one by one: how much a target weighs depends on the noise that each of them finds."""
+        fits, prior = [], self.trainer.settings.bias_prior
+        with self.trainer.stage("last layers"):
+            for task, network in zip(tasks, networks, strict=True):
+                rows = self._rows(task.split.train)
+                layer = known_noise_layer(rows, partial(features_of, network), bias_prior=prior)
+                fits.append(FoldFit(task, network, layer))
+        return fits
 
     def _member(self, fit: FoldFit) -> Member:
         """As it was judged, unless the rows it left out change little: then they join its last layer, alpha and noise
@@ -171,7 +183,7 @@ class CrossFit:
             return fit.member
         if ROWS_PER_FEATURE * fit.layer.determined > fit.task.split.n_groups:
             return replace(fit.member, unseen=Unseen.of(self._rows(held)))
-        more = posterior.update(self._statistics(fit.network, held))
+        more = posterior.update(self._statistics(fit.network, held, posterior.Sigma_E.diagonal()))
         return replace(fit.member, layer=replace(fit.layer, posterior=more))
 
     def _points(self, partition: Sequence[FoldFit]) -> HeldOutPoints:
@@ -188,5 +200,6 @@ class CrossFit:
         return self.trainer.data.rows(torch.from_numpy(rows))
 
     @torch.no_grad()
-    def _statistics(self, network: nn.Module, rows: np.ndarray) -> Statistics:
-        return self._rows(rows).statistics(lambda X: affine_features(features_of(network, X)))
+    def _statistics(self, network: nn.Module, rows: np.ndarray, learned: torch.Tensor | None = None) -> Statistics:
+        """Of rows, without what was observed beside them."""
+        return replace(self._rows(rows), observations=()).statistics(partial(features_of, network), learned)

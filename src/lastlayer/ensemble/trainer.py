@@ -30,7 +30,9 @@ from lastlayer.training import (
     Checkpoint,
     Data,
     FullBatch,
+    KnownNoise,
     MiniBatches,
+    Objective,
     Optimizer,
     Problem,
     Profiled,
@@ -165,9 +167,9 @@ class Trainer:
     def _lengths_by(self) -> tuple[np.ndarray, slice]:
         """Rows and targets that tell lengths: rows with all targets, or if these are few, the target that most have."""
         m = len(self.data.T)
-        if self.data.precision is None:
+        if self.data.present is None:
             return np.ones(m, dtype=bool), slice(None)
-        known = (self.data.precision > 0).cpu().numpy()
+        known = (self.data.present > 0).cpu().numpy()
         whole = np.asarray(known.all(1))
         if whole.sum() >= max(MOST_ROWS // 4, 0.5 * known.sum(0).max()):
             return whole, slice(None)
@@ -217,9 +219,9 @@ class Trainer:
         self, network: nn.Module, tasks: Sequence[FitTask], group: int, *, label: str, stop: Event
     ) -> None:
         s, device = self.settings, self.data.X.device
-        if self.data.precision is not None:
+        if not self.data.alike:
             rows = self._own_rows([task.split.train for task in tasks])
-            objective = Profiled(bias_prior=s.bias_prior, noise=s.noise_structure, shape=(len(tasks),)).to(device)
+            objective = self._objective(shape=(len(tasks),)).to(device)
             rows = replace(rows, X=rows.X.float())
             whole = FullBatch(network.float(), objective, rows, prior_precision=_precisions(tasks, device))
             self._train(whole, group, label=label, stop=stop)
@@ -237,16 +239,24 @@ class Trainer:
         weight = weight.to(device) * (1 if self.data.weight is None else self.data.weight)
         self._in_batches(network, Data(self.data.X, self.data.T, weight), tasks, group, stop=stop, label=label)
 
+    def _objective(self, shape: tuple[int, ...] = ()) -> Objective:
+        """Of rows whose targets are missing in part, or have noise that is known, or with functionals beside them."""
+        s = self.settings
+        if self.data.learned_noise:
+            return Profiled(bias_prior=s.bias_prior, noise=s.noise_structure, shape=shape)
+        return KnownNoise(self.data.T.shape[-1], bias_prior=s.bias_prior, shape=shape)
+
     def _own_rows(self, parts: Sequence[np.ndarray]) -> Data:
         """The rows of each network side by side, filled up with rows of weight zero."""
         longest = max(len(part) for part in parts)
         index = torch.from_numpy(np.stack([np.resize(part, longest) for part in parts])).to(self.data.X.device)
         weight = None if self.data.weight is None else self.data.weight[index]
-        known = None if self.data.precision is None else self.data.precision[index]
+        more = {n: getattr(self.data, n) for n in ("present", "noise_var")}
+        more = {name: None if value is None else value[index] for name, value in more.items()}
         if any(len(part) < longest for part in parts):
             used = torch.stack([torch.arange(longest) < len(part) for part in parts]).to(index.device)
             weight = used.double() if weight is None else used * weight
-        return Data(self.data.X[index], self.data.T[index], weight, known)
+        return Data(self.data.X[index], self.data.T[index], weight, **more, observations=self.data.observations)
 
     @property
     def _interrupted(self) -> bool:
@@ -319,6 +329,7 @@ class Trainer:
             bias_prior=s.bias_prior,
             generator=generator,
         ).to(X.device)
+        objective = objective if data.learned_noise else self._objective().to(X.device)
         m = len(data.X)
         held, rest, held_out = round(s.validation_fraction * m), data, None
         if s.early_stopping and held >= 1 and m - held >= 2:

@@ -1,6 +1,6 @@
 """What estimators share: validation, scaling, shapes; and everything that can be asked of fitted last layers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -15,9 +15,10 @@ from torch import Tensor
 from lastlayer.ensemble import copies
 from lastlayer.errors import InputError
 from lastlayer.extrapolation import AlphaCurve
-from lastlayer.inputs import check_weight, check_X, check_Xy
+from lastlayer.inputs import check_noise_std, check_weight, check_X, check_Xy
 from lastlayer.networks.mlp import copied
-from lastlayer.prediction import JointPrediction, Prediction
+from lastlayer.observe import Functionals, Observations, Pointwise, functionals_at
+from lastlayer.prediction import FunctionalPrediction, JointPrediction, Prediction
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Extrapolation, Fitted, geometric_mean
 from lastlayer.predictor.module import Predictor
@@ -49,7 +50,7 @@ class BaseRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _validate_and_scale(
-        self, X: Any, y: Any, sample_weight: Any, *, nd: bool = False, partly: bool = False
+        self, X: Any, y: Any, sample_weight: Any, *, nd: bool = False, partly: bool = False, noise_std: Any = None
     ) -> "ScaledData":
         """Checked training data, and the scalers that belong to them; `partly`: some targets may be missing."""
         X, y = check_Xy(self, X, y, reset=True, nd=nd, partly=partly)
@@ -57,10 +58,12 @@ class BaseRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             raise InputError(f"fit needs at least 2 samples, and n_samples = {len(X)} was given")
         weight = check_weight(sample_weight, X)
         self._y_ndim = y.ndim
+        known = None if noise_std is None else torch.tensor(check_noise_std(noise_std, y.reshape(len(y), -1)))
         return ScaledData(
             torch.tensor(X),
             torch.tensor(y).double().reshape(len(y), -1),
             None if weight is None else torch.tensor(weight),
+            known,
         )
 
     def _shaped(self, values: Float[ndarray, "m q"]) -> ndarray:
@@ -70,8 +73,10 @@ class BaseRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 class ScaledData:
     """Training rows in original units, and standardised ones made of them."""
 
-    def __init__(self, X: Tensor, y: Float[Tensor, "m q"], weight: Tensor | None) -> None:
-        self.X, self.y, self.weight = X, y, weight
+    def __init__(
+        self, X: Tensor, y: Float[Tensor, "m q"], weight: Tensor | None, noise_std: Float[Tensor, "m q"] | None = None
+    ) -> None:
+        self.X, self.y, self.weight, self.noise_std = X, y, weight, noise_std
         self.inputs = Standardizer.fit(X, sample_weight=weight) if X.dim() == 2 else None
         self.targets = Standardizer.fit(y, sample_weight=weight)
 
@@ -90,10 +95,25 @@ class ScaledData:
             self.inputs.forward(self.X).double().numpy(), self.targets.forward(self.y).double().numpy()
         )
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Data:
+    @property
+    def alike(self) -> bool:
+        """Whether all targets are known, and none of their noise is."""
+        return self.noise_std is None and not bool(self.y.isnan().any())
+
+    def to(self, device: torch.device, dtype: torch.dtype, observations: Sequence[Observations] = ()) -> Data:
+        """Rows and functionals as training takes them."""
         Z = self.X if self.inputs is None else self.inputs.forward(self.X)
         weight = None if self.weight is None else self.weight.to(device)
-        return Data.partly(Z.to(device=device, dtype=dtype), self.targets.forward(self.y).to(device), weight)
+        T, noise_var = self.targets.forward(self.y).to(device), None
+        if self.noise_std is not None:
+            noise_var = (self.noise_std / self.targets.scale).square().to(device)
+        seen = tuple(one.standardized(self._inputs(), self.targets) for one in observations)
+        return Data.partly(Z.to(device=device, dtype=dtype), T, weight, noise_var, observations=seen)
+
+    def _inputs(self) -> Standardizer:
+        if self.inputs is None:
+            raise InputError("observations need a table: these inputs have more than two dimensions")
+        return self.inputs
 
 
 class FromFitted(Generic[Value]):
@@ -151,6 +171,22 @@ class LastLayerRegressor(BaseRegressor):
         fitted, rng = self._fitted(), check_random_state(random_state)
         draws = np.moveaxis(fitted.sample(self._checked(X), n_samples, rng, noise=noise), 0, -1)
         return draws[:, 0] if fitted.y_ndim == 1 else draws
+
+    def predictive_of(self, functional: Pointwise | Functionals, X: Any = None) -> FunctionalPrediction:
+        """What the model says of linear functionals of the function (see `lastlayer.observe`), without noise.
+
+        `model.predictive_of(Derivative(0), X)` are the derivatives by the first input at the rows of X.
+        """
+        return self._fitted().predictive_of([functionals_at(functional, X)])
+
+    def joint_of(self, functionals: Sequence[Functionals]) -> FunctionalPrediction:
+        """The same of several kinds together: values and derivatives, say, in the order in which they are given."""
+        return self._fitted().predictive_of(functionals)
+
+    def update_observations(self: Self, observations: Sequence[Observations]) -> Self:
+        """Add measurements of functionals in closed form; features, alpha and noise stay."""
+        self.fitted_ = revisions.with_observations(self._fitted(), observations)
+        return self
 
     def extrapolation(self, X: Any) -> Extrapolation:
         """The affine cost of points and its rank among the training points."""

@@ -22,6 +22,7 @@ from lastlayer.ensemble.trainer import Trainer
 from lastlayer.errors import CopiesWarning, FlooredNoiseWarning, InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.networks.architecture import Architecture
+from lastlayer.observe import Observations
 from lastlayer.parameters import TrainingOptions
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted
@@ -153,10 +154,16 @@ class BLLRegressor(LastLayerRegressor):
         validation_data: tuple[Any, Any] | None = None,
         groups: Any = None,
         *,
+        noise_std: Any = None,
+        observations: Sequence[Observations] = (),
         progress: bool | None = None,
     ) -> "BLLRegressor":
         """Train members that each leave rows out, put exact last layers on them, and calibrate them on these rows.
 
+        Of several targets some may be missing (NaN): each output learns from the rows where it is known.
+        `noise_std`, a number, one for each row or one for each target, is noise that is known, beside the noise that is
+        learned and that predictions have. `observations` are measurements of functionals of the same function, such as
+        derivatives (see `lastlayer.observe`): no network leaves them out.
         `sample_weight` counts copies of a row. `validation_data` (X_val, y_val) takes the place of rows left out in
         calibration (without calibration: Algorithm 1 on it). `groups` are for the splitter given as `calibration`.
         `progress` shows what is being done and how long it will take; None: as the parameter of that name says.
@@ -166,18 +173,21 @@ class BLLRegressor(LastLayerRegressor):
         if mapped and (self.batch_size != "auto" or len(X) > STREAMED_ROWS):
             return self._fit_mapped(X, y, sample_weight, validation_data, progress)
         seed = self._seed()
-        rows = self._validate_and_scale(X, y, sample_weight, nd=self.backbone is not None, partly=True)
+        rows = self._validate_and_scale(
+            X, y, sample_weight, nd=self.backbone is not None, partly=True, noise_std=noise_std
+        )
         n_given = len(rows.X) if rows.weight is None else int((rows.weight > 0).sum())
-        if rows.X.dim() == 2 and (self.calibration is None or isinstance(self.calibration, str)):
+        if rows.X.dim() == 2 and rows.alike and (self.calibration is None or isinstance(self.calibration, str)):
             rows = rows.merged()
         copies = rows.copies() if rows.X.dim() == 2 else None
         n_groups = None if copies is None else int(copies.max()) + 1
-        partly = bool(rows.y.isnan().any())
-        shape = DataShape(tuple(rows.X.shape), validation_data is not None, n_groups, partly)
+        beside = sum(len(seen.y) for seen in observations)
+        alike = rows.alike and not beside
+        shape = DataShape(tuple(rows.X.shape), validation_data is not None, n_groups, alike, beside)
         settings = resolve(self._parameters(), shape, seed=seed)
         if settings.calibration in ("random and blocked folds", "holdout"):
             warn_of_copies(n_given, n_groups)
-        data = rows.to(settings.torch_device, settings.torch_dtype)
+        data = rows.to(settings.torch_device, settings.torch_dtype, observations)
         Z, T = data.X.cpu().numpy(), data.T.cpu().numpy()
         folds = folds_for(settings, Z, T, copies=copies, splitter=self.calibration, groups=groups)
         trainer = Trainer(Architecture(settings, self.backbone), data, self._checkpoints(), self._shown(progress))

@@ -2,9 +2,9 @@
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,10 @@ from lastlayer.errors import InputError
 from lastlayer.extrapolation import cost_quantile, leave_one_out_cost
 from lastlayer.features import affine_features
 from lastlayer.networks.mlp import copied, features_of
+from lastlayer.observe import Functionals
 from lastlayer.ops import NumPyOps, TorchOps
 from lastlayer.posterior import OutputPosterior
-from lastlayer.prediction import JointPrediction, Prediction, add_noise
+from lastlayer.prediction import FunctionalPrediction, JointPrediction, Prediction, add_noise
 from lastlayer.predictor.module import Member, Predictor, rows_in_cache
 from lastlayer.scaling import Standardizer
 from lastlayer.settings import Settings
@@ -256,6 +257,22 @@ class Fitted:
             draws = draws + add_noise(self._noise_at(parts), rng.standard_normal(draws.shape))
         return draws
 
+    def predictive_of(self, functionals: Sequence[Functionals]) -> FunctionalPrediction:
+        """The functionals of the Gaussian that `joint` has over the function: L of its mean, and L of the rows whose
+        products are its covariance. So derivatives are those of the calibrated model, mixture and scalers included."""
+        means, rows = [], []
+        with torch.no_grad():
+            for some in functionals:
+                if self.inputs is None:
+                    raise InputError("functionals need a table: the inputs of this model have more than two dimensions")
+                if not 0 <= some.output < self.n_outputs:
+                    raise InputError(f"output={some.output} is not one of the {self.n_outputs}: counted from 0")
+                say = partial(self.predictor.linear_map, output=some.output)
+                said = some.standardized(self.inputs).apply(say, self.predictor.input_mean)
+                means.append(_array(said[:, 0]))
+                rows.append(_array(said[:, 1:]))
+        return FunctionalPrediction(np.concatenate(means), np.concatenate(rows))
+
     def extrapolation(self, X: ndarray) -> Extrapolation:
         """The affine cost of points at alpha*, and its rank among the training points."""
         costs = self._in_chunks(X, lambda x: self.predictor.components(x).cost_star.mean(-1).mean(0))
@@ -302,8 +319,13 @@ def as_fitted(model: Any) -> Fitted:
 
 def member_features(member: Member, Z: Tensor) -> Float[Tensor, "m p"]:
     """Affine features, float64."""
+    return affine_features(linear_features(member, Z)).double()
+
+
+def linear_features(member: Member, Z: Tensor) -> Float[Tensor, "m k"]:
+    """Without the column of ones."""
     with torch.no_grad():
-        return affine_features(features_of(member.network, Z)).double()
+        return features_of(member.network, Z)
 
 
 def cost_quantiles(cost: Float[Tensor, "c m"], new: Bool[Tensor, "c m"] | None = None) -> Float[Tensor, " n"]:

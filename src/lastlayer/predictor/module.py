@@ -232,7 +232,25 @@ class Predictor(nn.Module):
         The function of member i is its mean plus rows[i] E, the columns of E with covariance `function_cov[i]`. Where
         outputs were observed at different rows, each has features of its own, (m, q, r).
         """
-        z = formula.standardized(self, x.to(self.input_mean))
+        return self._stretched(formula.standardized(self, x.to(self.input_mean)))
+
+    def linear_map(self, z: Float[Tensor, "m d"], output: int) -> Float[Tensor, "m r"]:
+        """[mean, G] of one output at standardised inputs: the function is mean + G e, e standard normal, with the
+        covariance of the mixture: that of its members, and how far their means lie apart."""
+        parts, rows = self._stretched(z)
+        mean = (parts.weights * parts.mean).sum(0)[:, output, None]
+        std = self.function_cov.diagonal(dim1=-2, dim2=-1)[:, output].sqrt()
+        columns = [
+            weight.sqrt() * s * (H if H.dim() == 2 else H[:, output])
+            for weight, s, H in zip(parts.weights, std, rows, strict=True)
+        ]
+        if len(columns) > 1:
+            apart = parts.weights[..., 0].sqrt() * (parts.mean[..., output] - mean[:, 0])
+            columns.append(apart.mT)
+        return torch.cat([mean, *columns], 1)
+
+    def _stretched(self, z: Float[Tensor, "m *d"]) -> tuple[formula.Components, list[Float[Tensor, "m *q r"]]]:
+        """The same of standardised inputs."""
         said, rows = [], dict[int, Tensor]()
         for layer in self.groups():
             phi = layer.features(TorchOps, z)

@@ -1,6 +1,8 @@
 """New fitted models from old ones: tuned, calibrated, with more rows or fewer. Each returns a value of its own."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -9,10 +11,13 @@ from numpy import ndarray
 
 from lastlayer import formula
 from lastlayer.calibration import HeldOutPoints, fit_curves
+from lastlayer.errors import InputError
 from lastlayer.extrapolation import AlphaCurve, HeldOut, alpha_range_for, search_alpha, tune_alpha_on
+from lastlayer.networks.mlp import features_of
+from lastlayer.observe import Observations
 from lastlayer.ops import TorchOps
 from lastlayer.posterior import OutputPosterior, Posterior
-from lastlayer.predictor.fitted import Fitted, as_arrays, member_features
+from lastlayer.predictor.fitted import Fitted, as_arrays, linear_features, member_features
 from lastlayer.predictor.module import Member
 from lastlayer.statistics import OutputStatistics, Statistics, row_chunks
 from lastlayer.training.last_layer import last_layers
@@ -124,11 +129,29 @@ def with_rows(fitted: Fitted, data: Data, *, forgetting: float = 1.0) -> Fitted:
         fitted = replace(fitted, calibration=fitted.calibration.after(squares, n, forgetting))
 
     def changed(member: Member) -> Member:
-        posterior, rows = _matched(member.layer.posterior, data.statistics(lambda X: member_features(member, X)))
+        posterior, rows = _matched(member.layer.posterior, data.statistics(partial(linear_features, member)))
         posterior = posterior.update(rows, forgetting=forgetting)
         return replace(
             member, layer=replace(member.layer, posterior=posterior), unseen=member.unseen.scaled(forgetting)
         )
+
+    return replace(fitted, members=tuple(changed(member) for member in fitted.members), conformal_scores=None)
+
+
+def with_observations(fitted: Fitted, observations: Sequence[Observations]) -> Fitted:
+    """Measurements of functionals in every last layer: the posterior given them too, alpha and noise as they are."""
+    inputs = fitted.inputs
+    if inputs is None:
+        raise InputError("observations need a table: the inputs of this model have more than two dimensions")
+    seen = tuple(one.standardized(inputs, fitted.targets) for one in observations)
+    like = torch.zeros(0, dtype=fitted.settings.torch_dtype, device=fitted.settings.torch_device)
+    data = Data(like, like, observations=seen)
+
+    def changed(member: Member) -> Member:
+        posterior = member.layer.posterior.by_output()
+        with torch.no_grad():
+            more = data.of_observations(partial(features_of, member.network), posterior.Sigma_E.diagonal())
+        return replace(member, layer=replace(member.layer, posterior=posterior.update(more)))
 
     return replace(fitted, members=tuple(changed(member) for member in fitted.members), conformal_scores=None)
 
@@ -139,7 +162,7 @@ def squared_residuals(fitted: Fitted, parts: formula.Components, data: Data) -> 
     target = (data.T.cpu() * fitted.targets.scale + fitted.targets.mean).to(parts.mean)
     variance = fitted.tails.widening * (parts.epistemic + parts.noise)
     each = ((target - parts.mean).square() / variance).clamp_max(1e6).nan_to_num(1e6)
-    known = torch.ones_like(target) if data.precision is None else (data.precision > 0).to(target)
+    known = torch.ones_like(target) if data.present is None else data.present.to(target)
     squares = (known * each).sum(-1) / known.sum(-1)
     total = (squares if data.weight is None else squares * data.weight.to(squares)).sum(-1).tolist()
     families = [member.family for member in fitted.members]
@@ -158,7 +181,7 @@ def without_rows(fitted: Fitted, data: Data) -> Fitted:
         if not len(seen):
             return replace(member, unseen=unseen)
         own = replace(data.rows(torch.from_numpy(seen)), weight=torch.from_numpy(weight[seen]).to(data.T))
-        posterior, rows = _matched(member.layer.posterior, own.statistics(lambda X: member_features(member, X)))
+        posterior, rows = _matched(member.layer.posterior, own.statistics(partial(linear_features, member)))
         return replace(member, layer=replace(member.layer, posterior=posterior.remove(rows)), unseen=unseen)
 
     return replace(fitted, members=tuple(changed(member) for member in fitted.members), conformal_scores=None)

@@ -3,8 +3,16 @@
 from lastlayer.training.bound import FrozenLayer
 from lastlayer.training.checkpoint import Checkpoint
 from lastlayer.training.engine import Optimizer, Problem, TrainingHistory, Validation, threads_for, train
-from lastlayer.training.last_layer import LastLayer, last_layer, last_layers
-from lastlayer.training.objectives import Augmented, Data, MeanSquaredError, Objective, Profiled, make_objective
+from lastlayer.training.last_layer import LastLayer, known_noise_layer, last_layer, last_layers
+from lastlayer.training.objectives import (
+    Augmented,
+    Data,
+    KnownNoise,
+    MeanSquaredError,
+    Objective,
+    Profiled,
+    make_objective,
+)
 from lastlayer.training.problems import FullBatch, MiniBatches, chunked_nlml, streamed_statistics
 from lastlayer.training.running_posterior import RunningPosterior, UpdateSchedule
 from lastlayer.training.stack import StackedBatches, StackedNetworks
@@ -15,6 +23,7 @@ __all__ = [
     "Data",
     "FrozenLayer",
     "FullBatch",
+    "KnownNoise",
     "LastLayer",
     "MeanSquaredError",
     "MiniBatches",
@@ -29,6 +38,7 @@ __all__ = [
     "UpdateSchedule",
     "Validation",
     "chunked_nlml",
+    "known_noise_layer",
     "last_layer",
     "last_layers",
     "make_objective",

@@ -1,15 +1,27 @@
 """The last step of every training: the exact last layer at the maximum of the evidence of fixed features."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 
-from lastlayer.evidence import optimal_alphas
+import numpy as np
+import torch
+from numpy import ndarray
+from scipy.optimize import minimize
+from torch import Tensor
+
+from lastlayer.evidence import known_noise_nlml, optimal_alphas
+from lastlayer.features import affine_features
 from lastlayer.posterior import Posterior
-from lastlayer.statistics import Statistics, row_chunks
+from lastlayer.statistics import OutputStatistics, Statistics, row_chunks
 from lastlayer.training.engine import threads_for
+from lastlayer.training.objectives import Data
 from lastlayer.types import NO_NOISE_PRIOR, BiasPrior, NoisePrior, NoiseStructure
 
+STARTS, LIMITS = ((-2.0, 2.0, 6.0), (-0.5, -2.0, -4.0)), ((-25.0, 25.0), (-13.8, 5.0))
+"""Of log alpha and the log of the noise's standard deviation: the search begins at the best of these; its limits."""
+SEARCH = {"ftol": 1e-9, "maxiter": 60}
 STACKED = 2**22
 """Numbers of the Gram matrices in a batch: wide models go one by one."""
 
@@ -32,6 +44,50 @@ def last_layer(
 ) -> LastLayer:
     """alpha, noise and weights at the maximum of the evidence."""
     return last_layers([statistics], noise=noise, bias_prior=bias_prior)[0]
+
+
+def known_noise_layer(data: Data, linear: Callable[[Tensor], Tensor], *, bias_prior: BiasPrior = "flat") -> LastLayer:
+    """The last layer at the maximum of the evidence where targets have noise of their own that is known.
+
+    alpha and the noise that is learned are found together: the weight of a target depends on both kinds of noise.
+    """
+    Phi = affine_features(linear(data.X)).double().detach()
+    rows = replace(data, observations=())
+    psi = [seen.functionals.features(linear, data.X).double().detach() for seen in data.observations]
+    q = data.T.shape[-1]
+
+    def statistics(learned: Tensor) -> Statistics:
+        precision = rows.precision(learned)
+        total: Statistics = OutputStatistics.from_rows(Phi, data.T, precision, sample_weight=data.weight)
+        for seen, Psi in zip(data.observations, psi, strict=True):
+            j = seen.functionals.output
+            own = Statistics.from_functionals(Psi, seen.t.to(Psi)[:, None], learned[j] / seen.variances(learned[j]))
+            nothing = own.nothing()
+            total = total + OutputStatistics.of_outputs([own if i == j else nothing for i in range(q)])
+        return total
+
+    def value(numbers: Tensor) -> Tensor:
+        learned = torch.exp(2 * numbers[1:])
+        log_variances = data.log_variances(learned)
+        return known_noise_nlml(statistics(learned), numbers[0], numbers[1:], log_variances, bias_prior=bias_prior)
+
+    def value_and_slope(x: ndarray) -> tuple[float, ndarray]:
+        numbers = torch.tensor(x, device=Phi.device, requires_grad=True)
+        J = value(numbers)
+        J.backward()
+        return float(J), numbers.grad.cpu().numpy()  # type: ignore[union-attr]
+
+    with torch.no_grad():
+        starts = [torch.tensor([a, *[e] * q], dtype=torch.float64, device=Phi.device) for a, e in product(*STARTS)]
+        start = min(starts, key=lambda numbers: np.nan_to_num(float(value(numbers)), nan=np.inf))
+    limits = [LIMITS[0], *[LIMITS[1]] * q]
+    best = minimize(value_and_slope, start.cpu().numpy(), jac=True, method="L-BFGS-B", bounds=limits, options=SEARCH)
+    learned = torch.tensor(np.exp(2 * best.x[1:]), device=Phi.device)
+    with torch.no_grad():
+        end = statistics(learned)
+        posterior = Posterior.of(end, float(best.x[0]), torch.diag(learned), "diagonal", bias_prior, rtol=math.inf)
+        determined = float(posterior.equations.spectral_at(float(best.x[0])).determined.mean())
+    return LastLayer(posterior, float(best.fun), bool(best.x[1:].min() <= LIMITS[1][0]), determined)
 
 
 def last_layers(

@@ -3,16 +3,17 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from lastlayer.errors import check_choice
-from lastlayer.evidence import nlml, profiled_nlml, statistics_nlml
+from lastlayer.evidence import known_noise_nlml, nlml, profiled_nlml, statistics_nlml
 from lastlayer.extrapolation import held_out_lpd
 from lastlayer.features import affine_features
+from lastlayer.observe import StandardObservations
 from lastlayer.posterior import Posterior
 from lastlayer.statistics import CHUNK_ROWS, OutputStatistics, Statistics, row_chunks
 from lastlayer.types import BiasPrior, NoiseStructure
@@ -30,22 +31,37 @@ class Data:
     X: Tensor
     T: Tensor
     weight: Tensor | None = None
-    precision: Tensor | None = None
-    """(m, q): of each target beside the noise that is learned, 0 where it is missing; None: all are as good."""
+    present: Tensor | None = None
+    """Like T: 1 where a target is known, 0 where it is missing; None: all are known."""
+    noise_var: Tensor | None = None
+    """Like T: known variances of their noise, beside the one that is learned; None: there are none."""
+    observations: tuple[StandardObservations, ...] = ()
+    """Functionals of the same function."""
 
     @classmethod
-    def partly(cls, X: Tensor, T: Tensor, weight: Tensor | None = None) -> "Data":
-        """Targets of which some are missing (NaN), if any are."""
+    def partly(
+        cls, X: Tensor, T: Tensor, weight: Tensor | None = None, noise_var: Tensor | None = None, **more: Any
+    ) -> "Data":
+        """Targets of which some may be missing (NaN)."""
         missing = T.isnan()
-        if not bool(missing.any()):
-            return cls(X, T, weight)
-        return cls(X, T.nan_to_num(0.0), weight, (~missing).to(T))
+        present = (~missing).to(T) if bool(missing.any()) else None
+        return cls(X, T.nan_to_num(0.0), weight, present, noise_var, **more)
+
+    @property
+    def alike(self) -> bool:
+        """Whether all targets of all rows are known, with the same noise, and nothing else is."""
+        return self.present is None and self.noise_var is None and not self.observations
+
+    @property
+    def learned_noise(self) -> bool:
+        """Whether the noise is what is learned, everywhere."""
+        return self.noise_var is None and not self.observations
 
     def rows(self, rows: Tensor | slice) -> "Data":
         """Some of the rows."""
         rows = rows.to(self.X.device) if isinstance(rows, Tensor) else rows
-        picked = (None if x is None else x[rows] for x in (self.X, self.T, self.weight, self.precision))
-        return Data(*picked)  # type: ignore[arg-type]
+        names = ("X", "T", "weight", "present", "noise_var")
+        return replace(self, **{n: getattr(self, n)[rows] for n in names if getattr(self, n) is not None})
 
     @property
     def varied(self) -> bool:
@@ -55,20 +71,58 @@ class Data:
     @property
     def known(self) -> Tensor:
         """Targets, NaN where they are missing."""
-        return self.T if self.precision is None else torch.where(self.precision > 0, self.T, torch.nan)
+        return self.T if self.present is None else torch.where(self.present > 0, self.T, torch.nan)
 
-    def statistics(self, features: Callable[[Tensor], Tensor]) -> Statistics:
-        """Of affine features, some rows after the others; of each output apart where these differ in their rows."""
+    def statistics(self, linear: Callable[[Tensor], Tensor], learned: Tensor | None = None) -> Statistics:
+        """Of linear features, some rows after the others; of each output apart where these differ in their rows.
+
+        `learned`: (q,) variances of the noise that is learned, where some of it is known.
+        """
         total: Statistics | None = None
         for part in self.chunks():
-            Phi = features(part.X).double()
-            if part.precision is None:
+            Phi = affine_features(linear(part.X)).double()
+            if self.alike:
                 more = Statistics.from_features(Phi, part.T, sample_weight=part.weight)
             else:
-                more = OutputStatistics.from_rows(Phi, part.T, part.precision, sample_weight=part.weight)
+                more = OutputStatistics.from_rows(Phi, part.T, part.precision(learned), sample_weight=part.weight)
             total = more if total is None else total + more
         assert total is not None
+        if not self.observations:
+            return total
+        assert learned is not None
+        return total + self.of_observations(linear, learned)
+
+    def precision(self, learned: Float[Tensor, "*b q"] | None) -> Float[Tensor, "*b m q"]:
+        """Of each target: the variance of the noise that is learned over all that it has; 0 where it is missing."""
+        whole = torch.ones_like(self.T)
+        if self.noise_var is not None:
+            assert learned is not None
+            whole = 1 / (1 + self.noise_var / learned[..., None, :])
+        return whole if self.present is None else whole * self.present
+
+    def log_variances(self, learned: Float[Tensor, "*b q"]) -> Float[Tensor, "*b q"]:
+        """Sums over the targets of each output of the log of their noise's variance."""
+        v = learned[..., None, :].expand(*learned.shape[:-1], *self.T.shape[-2:])
+        v = (v if self.noise_var is None else v + self.noise_var).log()
+        v = v if self.present is None else v * self.present
+        total = (v if self.weight is None else v * self.weight[..., None]).sum(-2)
+        for seen in self.observations:
+            j = seen.functionals.output
+            more = seen.variances(learned[..., j]).log().sum(-1)
+            total = total + more[..., None] * torch.eye(learned.shape[-1]).to(learned)[j]
         return total
+
+    def of_observations(self, linear: Callable[[Tensor], Tensor], learned: Float[Tensor, "*b q"]) -> OutputStatistics:
+        """Statistics of the functionals."""
+        parts: dict[int, Statistics] = {}
+        for seen in self.observations:
+            j = seen.functionals.output
+            Psi = seen.functionals.features(linear, self.X).double()
+            precision = learned[..., j, None] / seen.variances(learned[..., j])
+            more = Statistics.from_functionals(Psi, seen.t.to(Psi)[:, None], precision)
+            parts[j] = parts[j] + more if j in parts else more
+        nothing = next(iter(parts.values())).nothing()
+        return OutputStatistics.of_outputs([parts.get(j, nothing) for j in range(learned.shape[-1])])
 
     def chunks(self, size: int = CHUNK_ROWS) -> "Iterator[Data]":
         """All rows, in pieces that fit into memory with their features."""
@@ -103,17 +157,16 @@ class Objective(nn.Module):
 
     def of_rows(self, phi_tilde: Tensor, data: Data) -> Tensor:
         """Of rows whose features are known; some targets may be missing."""
-        if data.precision is None:
+        if data.alike:
             return self(phi_tilde, data.T, data.weight)
-        statistics = OutputStatistics.from_rows(
-            affine_features(phi_tilde).double(), data.T, data.precision, sample_weight=data.weight
-        )
+        Phi = affine_features(phi_tilde).double()
+        statistics = OutputStatistics.from_rows(Phi, data.T, data.precision(None), sample_weight=data.weight)
         return statistics_nlml(statistics, self.log_alpha, bias_prior=self.bias_prior)
 
     def held_out_score(self, phi: Tensor, rest: Data, phi_held: Tensor, held: Data) -> Float[Tensor, ""]:
         """What early stopping minimises: the negative LPD of held-out rows under the posterior of the others."""
         features = affine_features(phi).double().detach()
-        statistics = replace(rest, X=features).statistics(lambda Phi: Phi)
+        statistics = replace(rest, X=features).statistics(lambda Phi: Phi[..., :-1])
         posterior = Posterior.of(
             statistics, float(self.log_alpha), noise=self.noise, bias_prior=self.bias_prior, rtol=math.inf
         )
@@ -125,6 +178,24 @@ class Profiled(Objective):
 
     def of_features(self, Phi: Tensor, T: Tensor, weight: Tensor | None) -> Tensor:
         return profiled_nlml(Phi, T, self.log_alpha, noise=self.noise, bias_prior=self.bias_prior, sample_weight=weight)
+
+
+class KnownNoise(Objective):
+    """Weights at their optimum; the noise that is learned, beside what is known of it, is a parameter."""
+
+    def __init__(self, n_outputs: int, *, bias_prior: BiasPrior, shape: tuple[int, ...] = ()) -> None:
+        super().__init__(bias_prior=bias_prior, shape=shape)
+        self.log_sigma_e = nn.Parameter(torch.full((*shape, n_outputs), INITIAL_LOG_SIGMA_E, dtype=torch.float64))
+
+    def of_network(self, linear: Callable[[Tensor], Tensor], data: Data) -> Tensor:
+        """Of rows and functionals."""
+        learned = torch.exp(2 * self.log_sigma_e)
+        Phi, precision = affine_features(linear(data.X)).double(), data.precision(learned)
+        statistics: Statistics = OutputStatistics.from_rows(Phi, data.T, precision, sample_weight=data.weight)
+        if data.observations:
+            statistics = statistics + data.of_observations(linear, learned)
+        log_variances = data.log_variances(learned)
+        return known_noise_nlml(statistics, self.log_alpha, self.log_sigma_e, log_variances, bias_prior=self.bias_prior)
 
 
 class Exact(Objective):

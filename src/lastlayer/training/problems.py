@@ -17,7 +17,7 @@ from lastlayer.sources import Batch, Source
 from lastlayer.statistics import Statistics
 from lastlayer.training.bound import FrozenLayer
 from lastlayer.training.engine import SMALL_STEP, Problem
-from lastlayer.training.objectives import Data, Objective, Profiled
+from lastlayer.training.objectives import Data, KnownNoise, Objective, Profiled
 from lastlayer.training.running_posterior import RunningPosterior
 
 STACK_CHECK, BATCH_CHECK = 25, 100
@@ -68,6 +68,8 @@ class FullBatch(Problem):
 
     def evaluate(self) -> Float[Tensor, "*s"]:
         if self.chunk_size is None:
+            if isinstance(self.objective, KnownNoise):
+                return self.objective.of_network(self.network, self.data)
             return self.objective.of_rows(self.network(self.data.X), self.data)
         return chunked_nlml(
             self.network, self.objective, self.data, self.chunk_size, process_group=self.process_group, backward=False
