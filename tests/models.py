@@ -17,6 +17,13 @@ def data(q=2, d=3, m=60):
     return X * np.array([1.0, 30.0, 0.1])[:d] + 5, y * 100
 
 
+def holes(y, share=0.4):
+    """Some targets missing, but not all of a row."""
+    missing = np.random.default_rng(5).random(y.shape) < share
+    missing[missing.all(1), 0] = False
+    return np.where(missing, np.nan, y)
+
+
 def far(X, n=40):
     """Points inside and far outside the data."""
     rng = np.random.default_rng(3)
@@ -40,6 +47,12 @@ MODELS = {
     "mixture, noise by input": lambda X, y: BLLRegressor(**SMALL, n_members=3, noise="input").fit(X, y),
     "mixture of families": lambda X, y: BLLRegressor((4,), preset="fast", max_epochs=15, random_state=0).fit(X, y),
     "mixture, uncalibrated": lambda X, y: BLLRegressor(**SMALL, n_members=3, calibration=None).fit(X, y),
+    "partly missing targets": lambda X, y: BLLRegressor((4,), preset="fast", max_epochs=15, random_state=0).fit(
+        X, holes(y)
+    ),
+    "partly missing targets, shared prior, alpha tuned": lambda X, y: (
+        BLLRegressor(**FAST, bias_prior="shared").fit(X, holes(y)).tune_alpha(far(X, 60), holes(y))
+    ),
     "single, calibrated by groups": lambda X, y: BLLRegressor(**SMALL, n_members=1, calibration=GroupKFold(3)).fit(
         X, y, groups=np.arange(len(X)) // 10
     ),

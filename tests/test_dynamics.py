@@ -292,17 +292,19 @@ def test_the_first_step_of_sampled_weights_is_the_prediction(name):
     points = np.array([[0.0, 0.0], [4.0, -1.0]])
     p = regressor.predictive(points)
     joint = regressor.joint(points).cov()
-    draws = Draws.of(regressor.fitted_, p.weights, 20_000, np.random.default_rng(0))
-    value, noise_cov, _ = draws(np.broadcast_to(points, (20_000, 2, 2)))
+    n = 5_000 if name == "all families" else 20_000  # draws of the process have many weights
+    draws = Draws.of(regressor.fitted_, p.weights, n, np.random.default_rng(0))
+    value, noise_cov, _ = draws(np.broadcast_to(points, (n, 2, 2)))
+    loose = np.sqrt(20_000 / n)
     total = value + np.einsum(
         "nbij,nbj->nbi", np.linalg.cholesky(noise_cov), np.random.default_rng(1).standard_normal(value.shape)
     )
     np.testing.assert_allclose(value.mean(0), p.mean, atol=0.05 * p.std.max())
     for b in range(2):
-        np.testing.assert_allclose(np.cov(total[:, b].T), joint[b::2, b::2], atol=0.05 * p.var.max())
+        np.testing.assert_allclose(np.cov(total[:, b].T), joint[b::2, b::2], atol=0.05 * loose * p.var.max())
         for level in (0.05, 0.5, 0.95):
             below = (total[:, b] < p.quantile(level)[b]).mean(0)
-            np.testing.assert_allclose(below, level, atol=0.012)
+            np.testing.assert_allclose(below, level, atol=0.012 * loose)
 
 
 def test_one_draw_is_kept_for_a_whole_trajectory():

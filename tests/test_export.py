@@ -49,7 +49,7 @@ def agree(model: BLLRegressor, path: Path, X: np.ndarray) -> None:
     [
         FAST,
         CALIBRATED,
-        CALIBRATED | {"n_members": "auto", "hidden_prior": "auto"},
+        FAMILIES,
         CALIBRATED | {"encoding": "piecewise"},
         CALIBRATED | {"noise": "full"},
         CALIBRATED | {"noise": "input"},

@@ -1,5 +1,6 @@
 """One predictive formula: over NumPy, torch and CasADi it says what the model says, and that is the formula by hand."""
 
+import copy
 import math
 from functools import cache
 
@@ -20,8 +21,8 @@ RTOL = 1e-9
 SMALL = {"hidden": (5, 4), "max_epochs": 25, "random_state": 0}
 THREE = {**SMALL, "n_members": 3, "hidden_prior": 0.3}
 KINDS = {
-    "default mixture": lambda: BLLRegressor(**SMALL | {"hidden": (4,), "max_epochs": 10}),
-    "default mixture, tuned alpha": None,  # the same fit, see `fitted`
+    "mixture of families": lambda: BLLRegressor(**SMALL | {"hidden": (4,), "max_epochs": 10}, preset="fast"),
+    "mixture of families, tuned alpha": None,  # the same fit, see `fitted`
     "encoded inputs": lambda: BLLRegressor(**THREE, encoding="piecewise"),
     "noise by input": lambda: BLLRegressor(**THREE, noise="input"),
     "full noise": lambda: BLLRegressor(**THREE, noise="full"),
@@ -38,8 +39,8 @@ def fitted(kind):
     X, y = data()
     if kind in ACTIVATIONS:
         return BLLRegressor(**SMALL | {"max_epochs": 3}, preset="evidence", activation=kind).fit(X, y)
-    if kind == "default mixture, tuned alpha":
-        return fitted("default mixture").tune_alpha(far(X, 60), y)
+    if kind == "mixture of families, tuned alpha":
+        return copy.deepcopy(fitted("mixture of families")).tune_alpha(far(X, 60), y)
     model = KINDS[kind]().fit(X, y)
     if kind == "another alpha":  # a tuned one may be infinite
         return model.at_alpha(math.log(model.alpha_star_) + 1.5)
@@ -53,10 +54,10 @@ def same(found, expected):
     assert np.all(np.abs(found - expected) <= RTOL * np.abs(expected).max(0))
 
 
-def test_the_default_mixture_has_all_kinds_of_members():
+def test_the_mixture_of_families_has_all_kinds_of_members():
     """What the other tests say of it, they say of encoded networks, of sums of functions and of the process: one member
     that sees some of the points inside the data and others outside."""
-    model, X = fitted("default mixture"), far(data()[0])
+    model, X = fitted("mixture of families"), far(data()[0])
     families = [member.family for member in model.fitted_.members]
     networks = [family for family in families if family.kind == "network"]
     assert {family.encoding for family in networks} == {"raw", "piecewise"}
@@ -113,7 +114,7 @@ def test_the_formula_by_hand(kind):
     means, epistemics, noises, trusted, costs = [], [], [], [], []
     families = [member.family for member in value.members]
     outside = None if calibration is None else calibration.outside
-    assert (outside is not None) == ("default mixture" in kind)
+    assert (outside is not None) == ("mixture of families" in kind)
     if outside is not None:  # how far the process, at its own alpha, sees the points outside the data
         process = value.members[families.index(FOURIER)].layer.posterior
         said = process.predict(value.features(families.index(FOURIER), Z))

@@ -275,7 +275,7 @@ def test_the_joint_distribution_of_one_point_is_its_own(which, request):
 @pytest.mark.parametrize("which", MIXTURES)
 @pytest.mark.parametrize("noise", [True, False])
 def test_draws_have_the_moments_of_the_joint_distribution(which, noise, request):
-    model, n = request.getfixturevalue(which), 40_000
+    model, n = request.getfixturevalue(which), 10_000
     joint = model.joint(NEW, noise=noise)
     draws = model.sample_y(NEW, n, random_state=1, noise=noise).reshape(len(NEW), -1, n)
     vec = draws.transpose(1, 0, 2).reshape(-1, n)

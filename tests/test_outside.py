@@ -24,9 +24,14 @@ def rows(m, low=-1.0, high=1.0, seed=0, f=lambda X: np.sin(3 * X[:, 0]) + X[:, 1
     return X, f(X) + 0.1 * rng.normal(size=m)
 
 
+def fast(**words):
+    """A mixture of every kind of members, and few of each."""
+    return BLLRegressor(**{"preset": "fast", "random_state": 0} | words)
+
+
 @pytest.fixture(scope="module")
 def model():
-    return BLLRegressor(max_epochs=60, random_state=0).fit(*rows(60))
+    return fast(max_epochs=150).fit(*rows(60))
 
 
 # the theorem ----------------------------------------------------------------------------------------------------------
@@ -122,7 +127,7 @@ def test_points_beyond_what_was_calibrated_are_flagged(model):
 
 @pytest.mark.parametrize("f", [lambda X: np.sin(3 * X[:, 0]) + X[:, 1], lambda X: (X[:, 0] > 1.3) + X[:, 1]])
 def test_rows_of_a_new_region_make_the_model_no_less_honest(f):
-    model = BLLRegressor(max_epochs=60, random_state=0).fit(*rows(80, f=f))
+    model = fast(max_epochs=60).fit(*rows(80, f=f))
     inside, new = rows(300, seed=1, f=f), rows(300, 1, 2, seed=2, f=f)
     for seed in (3, 4):
         model.update(*rows(80, 1, 2, seed=seed, f=f))
@@ -140,7 +145,7 @@ def test_a_curve_widens_by_what_rows_missed_it_and_by_nothing_less():
 
 
 def test_residuals_are_counted_in_units_of_the_calibrated_curve_and_fade():
-    model = BLLRegressor(max_epochs=20, random_state=0).fit(*rows(40))
+    model = fast(max_epochs=20).fit(*rows(40))
     before = model.fitted_
     X, y = rows(50, seed=6)
     y = y + 3.0  # nothing of the kind was expected
@@ -223,6 +228,6 @@ def test_effects_of_single_inputs_add_up_to_the_additive_member(model):
 def test_curves_of_inputs_are_drawn_and_missing_ones_are_named(model):
     figure = additive_curves(model)
     assert len(figure.axes) == 2
-    raw = BLLRegressor(encoding="raw", max_epochs=5, random_state=0).fit(*rows(30))
+    raw = fast(encoding="raw", max_epochs=5).fit(*rows(30))
     with pytest.raises(InputError, match=r'no additive members.*encoding="auto"'):
         additive_effects(raw)

@@ -1,7 +1,9 @@
 """Parameters: checked alike by every way to fit, and what "auto" became is told, saved and loaded."""
 
+import copy
 import math
 from collections import Counter
+from functools import cache
 
 import numpy as np
 import pytest
@@ -147,8 +149,14 @@ def test_a_model_that_was_refused_holds_nothing(as_a_user):
 
 # what "auto" became -------------------------------------------------------------------------------------------------
 
+
+@cache
+def default() -> BLLRegressor:
+    return fit({})
+
+
 KINDS = {
-    "default": lambda: fit({}),
+    "default": lambda: default(),
     "fast": lambda: fit({"preset": "fast"}),
     "evidence": lambda: fit({"preset": "evidence"}),
     "few rows": lambda: BLLRegressor(**TINY).fit(*sine(12)),
@@ -179,7 +187,7 @@ def test_settings_tell_what_every_auto_became_and_are_saved_with_the_model(kind,
 
 
 def test_settings_say_what_was_done():
-    model = fit({"noise": "full", "dtype": "float32"})
+    model = fit({"preset": "fast", "noise": "full", "dtype": "float32"})
     s = model.settings_
     assert (s.noise, s.noise_structure, s.dtype) == ("full", "full", "float32")
     trained = [member.network for member in model.members_ if member.family.kind == "network"]
@@ -192,7 +200,7 @@ def test_settings_say_what_was_done():
 
 def test_the_parameters_of_a_model_stay_as_they_were_given():
     """`settings_` is where an "auto" is resolved: the estimator can be fitted to other data."""
-    model = fit({})
+    model = copy.deepcopy(default())
     assert (model.n_members, model.calibration, model.hidden_prior, model.batch_size) == ("auto",) * 4
     assert (model.encoding, model.input_skip) == ("auto",) * 2
     assert model.training is None

@@ -28,6 +28,10 @@ class FlooredNoiseWarning(UserWarning):
     """The noise came out below what targets of this scale can resolve and was raised to that floor."""
 
 
+class MissingTargetsWarning(UserWarning):
+    """Some targets of a table are missing: each output learns from the rows where it is known."""
+
+
 class CopiesWarning(UserWarning):
     """Most rows of a table are copies of others, or nearly so."""
 

@@ -94,7 +94,7 @@ class NormalEquations:
         """The smallest eigenvalue that rounding errors of the moments leave meaningful, alpha^-1 included."""
         return (ROUNDING * self.energy.sum(-1)).clamp_min(TINY)
 
-    def rows(self, phi_tilde: Float[Tensor, "*b r k1"]) -> Float[Tensor, "*b r k"]:
+    def rows(self, phi_tilde: Float[Tensor, "... r k1"]) -> Float[Tensor, "... r k"]:
         """z of linear features."""
         phi_tilde = phi_tilde.to(self.gram.dtype)
         return phi_tilde - self.feature_mean[..., None, :] if self.bias_prior == "flat" else affine_features(phi_tilde)

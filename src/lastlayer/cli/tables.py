@@ -61,8 +61,9 @@ def fit(
 ) -> None:
     """Learn to predict columns of a table from the others.
 
-    Numbers are taken as they are, texts become 0/1 inputs; dates and missing values are refused with advice. Ctrl-C
-    stops training early and saves the model as it is then.
+    Numbers are taken as they are, texts become 0/1 inputs; dates and missing values are refused with advice. Of several
+    targets some may be missing: each learns from the rows where it is known. Ctrl-C stops training early and saves the
+    model as it is then.
     """
     from lastlayer.tables import Schema, TableModel, read
     from lastlayer.tables import explain as explained

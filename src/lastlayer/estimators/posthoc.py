@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from lastlayer.calibration import HeldOutPoints
 from lastlayer.distributed import ProcessGroup
 from lastlayer.errors import InputError, check_choice
-from lastlayer.estimators.regressor import BLLRegressor, warn_of_floored_noise
+from lastlayer.estimators.notes import warn_of_floored_noise
+from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.features import affine_features
 from lastlayer.networks.feature_extractor import FeatureExtractor, last_linear
 from lastlayer.networks.mlp import copied, features_of

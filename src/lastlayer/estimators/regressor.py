@@ -1,7 +1,6 @@
 """`BLLRegressor`: the front door, in scikit-learn's conventions."""
 
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -14,13 +13,13 @@ from torch import Tensor, nn
 
 from lastlayer import files
 from lastlayer.distributed import ProcessGroup
-from lastlayer.ensemble.copies import SHARE
 from lastlayer.ensemble.crossfit import CrossFit, Ensemble
 from lastlayer.ensemble.splits import folds_for
 from lastlayer.ensemble.streamed import train_on_source
 from lastlayer.ensemble.trainer import Trainer
-from lastlayer.errors import CopiesWarning, FlooredNoiseWarning, InputError
+from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
+from lastlayer.estimators.notes import warn_of_copies, warn_of_floored_noise, warn_of_missing_targets
 from lastlayer.networks.architecture import Architecture
 from lastlayer.observe import Observations
 from lastlayer.parameters import TrainingOptions
@@ -63,8 +62,8 @@ class BLLRegressor(LastLayerRegressor):
         callable that returns a fresh one. Inputs of more than two dimensions are passed on to it unscaled.
     preset : what the "auto" of the other parameters means: "calibrated"; "fast", the same with a third of the
         networks and fewer steps; "evidence", one network, no calibration, early stopping from 100 samples on.
-    n_members : networks in the mixture. "auto": five of every family, up to 20 below 250 samples; under one prior
-        precision 10, or 5 above 5,000 samples; 1 with a backbone.
+    n_members : networks in the mixture. "auto": five of every family, up to 20 below 250 samples, 10 above 5,000; under
+        one prior precision 10, or 5 above 5,000 samples; 1 with a backbone.
     calibration : "auto": rows left out at random, in blocks and in shells; with a backbone, 15% of the rows. "alpha":
         Algorithm 1 on blocks, which moves alpha alone. A scikit-learn splitter such as GroupKFold or TimeSeriesSplit,
         with `groups` in fit: for trajectories and groups, where random rows leak. None: as the evidence has it.
@@ -76,7 +75,7 @@ class BLLRegressor(LastLayerRegressor):
         "auto": "input" where that raises the density of other rows left out, else "diagonal".
     bias_prior : "flat" (Theorem 2) or "shared" (what reproduces the paper's printed evidence).
     max_epochs : passes over the data; an iteration of L-BFGS counts as one. "auto": 250, or as many as
-        400 steps of mini-batches take, 10 at least; with early stopping or a backbone 500, of a source 60.
+        400 to 800 steps of mini-batches take, 10 at least; with early stopping or a backbone 500, of a source 60.
     batch_size : rows of a mini-batch, which trains in float32 on a running average of the last layer; None: all rows in
         every step. The last layer of the result is exact either way. "auto": 1,024 above 5,000 samples of a table.
     training : a `lastlayer.TrainingOptions`: objective, optimizer, learning rate, early stopping and the like.
@@ -185,6 +184,7 @@ class BLLRegressor(LastLayerRegressor):
         alike = rows.alike and not beside
         shape = DataShape(tuple(rows.X.shape), validation_data is not None, n_groups, alike, beside)
         settings = resolve(self._parameters(), shape, seed=seed)
+        warn_of_missing_targets(rows.y)
         if settings.calibration in ("random and blocked folds", "holdout"):
             warn_of_copies(n_given, n_groups)
         data = rows.to(settings.torch_device, settings.torch_dtype, observations)
@@ -346,28 +346,6 @@ class BLLRegressor(LastLayerRegressor):
         if fitted.feature_names is not None:
             model.feature_names_in_ = np.array(fitted.feature_names, dtype=object)
         return model
-
-
-def warn_of_copies(n_rows: int, n_groups: int | None) -> None:
-    """Once for each fit: rows that are no news to each other count as one where the model is judged."""
-    if n_groups is not None and n_groups <= (1 - SHARE) * n_rows:
-        warnings.warn(
-            f"{n_rows} rows are equal or nearly equal to one of {n_groups}: copies are held out together, so that the "
-            "model is judged on rows that are new to it",
-            CopiesWarning,
-            stacklevel=3,
-        )
-
-
-def warn_of_floored_noise(members: Sequence[Member], *, varied: bool) -> None:
-    """Targets that never `varied` need no warning."""
-    if varied and any(member.layer.noise_floored for member in members):
-        warnings.warn(
-            "the network fits the targets without error: the noise was set to its floor, 1e-6 of their standard "
-            "deviation; expect intervals that are too narrow, and give more data or a smaller network",
-            FlooredNoiseWarning,
-            stacklevel=3,
-        )
 
 
 def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> BLLRegressor:

@@ -141,7 +141,7 @@ class InputSkip(nn.Module):
         self.network = network
         self.register_buffer("scale", scale)
 
-    def forward(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "*s m k"]:
+    def forward(self, x: Float[Tensor, "*b m d"]) -> Float[Tensor, "*s m k"]:
         x = x if self.scale is None else x.to(self.scale.dtype)
         phi = self.network(x)
         passed = x if self.scale is None else x * self.scale

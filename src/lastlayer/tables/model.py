@@ -149,5 +149,5 @@ def _regression(
     schema: Schema, table: Table, targets: Sequence[str] | None = None
 ) -> tuple[Float[ndarray, "m d"], ndarray]:
     """Inputs and targets as a regressor takes them: a single target has one dimension."""
-    y = schema.targets_of(table, targets)
+    y = schema.targets_of(table, targets, partly=True)
     return schema.encode(table).X, y[:, 0] if y.shape[1] == 1 else y

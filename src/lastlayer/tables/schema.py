@@ -274,7 +274,10 @@ class Schema:
         kinds = {name: TextColumn if name in text or not holds_numbers(name, table) else NumberColumn for name in names}
         columns = tuple(kind.learn(name, table, impute) for name, kind in kinds.items())
         schema = cls(columns, tuple(targets), impute)
-        for name, values in zip(targets, schema.targets_of(table).T, strict=True):
+        for name, column in zip(targets, schema.targets_of(table, partly=True).T, strict=True):
+            values = column[~np.isnan(column)]
+            if not len(values):
+                raise InputError(f"target {name!r} is missing in every row: there is nothing to learn")
             if (values == values[0]).all():
                 raise InputError(f"target {name!r} is {values[0]:g} in every row: there is nothing to learn")
             if np.ptp(values) < 1 / LARGEST:
@@ -305,13 +308,26 @@ class Schema:
                     )
         return Encoded(np.hstack(parts), np.stack(outside, 1), strange)
 
-    def targets_of(self, table: Table, names: Sequence[str] | None = None) -> Float[ndarray, "m q"]:
-        """The targets of a table, all there and finite; `names` if they are called otherwise in it."""
+    def targets_of(
+        self, table: Table, names: Sequence[str] | None = None, *, partly: bool = False
+    ) -> Float[ndarray, "m q"]:
+        """The targets of a table, all there and finite; `names` if they are called otherwise in it.
+
+        `partly`: of several targets some may be missing (NaN), but not all of a row.
+        """
         names = self.targets if names is None else names
         if len(names) != len(self.targets):
             raise InputError(f"the model has {len(self.targets)} targets, {', '.join(self.targets)}: name as many")
         advice = "leave these rows out: a target cannot be imputed"
-        return np.stack([finite_numbers(name, table, what="target", advice=advice) for name in names], 1)
+        fill = math.nan if partly and len(names) > 1 else None
+        y = np.stack([finite_numbers(name, table, fill=fill, what="target", advice=advice) for name in names], 1)
+        empty = np.isnan(y).all(1)
+        if empty.any():
+            raise InputError(
+                f"all targets are missing in {empty.sum()} rows (first: row {table.row(empty.argmax())}): leave these "
+                "rows out"
+            )
+        return y
 
     def widened(self, table: Table) -> "Schema":
         """After more rows: their ranges belong to the training range."""

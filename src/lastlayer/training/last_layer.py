@@ -75,7 +75,7 @@ def known_noise_layer(data: Data, linear: Callable[[Tensor], Tensor], *, bias_pr
         numbers = torch.tensor(x, device=Phi.device, requires_grad=True)
         J = value(numbers)
         J.backward()
-        return float(J), numbers.grad.cpu().numpy()  # type: ignore[union-attr]
+        return float(J.detach()), numbers.grad.cpu().numpy()  # type: ignore[union-attr]
 
     with torch.no_grad():
         starts = [torch.tensor([a, *[e] * q], dtype=torch.float64, device=Phi.device) for a, e in product(*STARTS)]

@@ -1,0 +1,46 @@
+"""What a user should know of a table or a fit: warnings, once for each fit."""
+
+import warnings
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor
+
+from lastlayer.ensemble.copies import SHARE
+from lastlayer.errors import CopiesWarning, FlooredNoiseWarning, MissingTargetsWarning
+from lastlayer.predictor.module import Member
+
+
+def warn_of_missing_targets(y: Float[Tensor, "m q"]) -> None:
+    """Once for each fit."""
+    missing = y.isnan()
+    if bool(missing.any()):
+        each = ", ".join(f"{n:,}" for n in (~missing).sum(0).tolist())
+        warnings.warn(
+            f"{int(missing.sum()):,} of {y.numel():,} targets are missing: each output learns from the rows where it "
+            f"is known ({each})",
+            MissingTargetsWarning,
+            stacklevel=3,
+        )
+
+
+def warn_of_copies(n_rows: int, n_groups: int | None) -> None:
+    """Once for each fit: rows that are no news to each other count as one where the model is judged."""
+    if n_groups is not None and n_groups <= (1 - SHARE) * n_rows:
+        warnings.warn(
+            f"{n_rows} rows are equal or nearly equal to one of {n_groups}: copies are held out together, so that the "
+            "model is judged on rows that are new to it",
+            CopiesWarning,
+            stacklevel=3,
+        )
+
+
+def warn_of_floored_noise(members: Sequence[Member], *, varied: bool) -> None:
+    """Targets that never `varied` need no warning."""
+    if varied and any(member.layer.noise_floored for member in members):
+        warnings.warn(
+            "the network fits the targets without error: the noise was set to its floor, 1e-6 of their standard "
+            "deviation; expect intervals that are too narrow, and give more data or a smaller network",
+            FlooredNoiseWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,590 @@
+"""Targets that are partly missing, noise that is known, functionals of the function: against dense Gaussian forms."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers import close
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import holes
+from scipy.optimize import approx_fprime
+from test_calibration import held_out, problem_of
+from torch import Tensor, nn
+
+from lastlayer import BLLRegressor, load
+from lastlayer.errors import InputError, MissingTargetsWarning
+from lastlayer.evidence import known_noise_nlml, optimal_alpha, optimal_alphas, profile, statistics_nlml
+from lastlayer.features import affine_features
+from lastlayer.networks.mlp import MLP
+from lastlayer.observe import Derivative, Difference, Functionals, Gradient, Integral, Sum, Value
+from lastlayer.posterior import Posterior
+from lastlayer.scaling import Standardizer
+from lastlayer.statistics import OutputStatistics, Statistics
+from lastlayer.tables import TableModel, read
+from lastlayer.training import Data, known_noise_layer
+from lastlayer.types import FOURIER, LINEAR, NETWORK
+
+EVIDENCE = {"preset": "evidence", "hidden": (8,), "max_epochs": 60, "random_state": 0}
+
+
+def rows(m: int = 24, k: int = 3, q: int = 2, seed: int = 0) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    Phi = affine_features(torch.randn(m, k, generator=g, dtype=torch.float64) + 1.5)
+    return Phi, torch.randn(m, q, generator=g, dtype=torch.float64) + torch.arange(q)
+
+
+def dense(Phi: Tensor, t: Tensor, noise_var: Tensor, prior_var: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and covariance at new rows, and the log evidence, of one output as a Gaussian process over its features."""
+    K = Phi @ torch.diag(prior_var) @ Phi.T + torch.diag(noise_var)
+    cross = new @ torch.diag(prior_var) @ Phi.T
+    mean = cross @ torch.linalg.solve(K, t)
+    cov = new @ torch.diag(prior_var) @ new.T - cross @ torch.linalg.solve(K, cross.T)
+    evidence = torch.distributions.MultivariateNormal(torch.zeros_like(t), K).log_prob(t)
+    return mean, cov, evidence
+
+
+def curved(X: np.ndarray) -> np.ndarray:
+    return np.stack([np.sin(2 * X[:, 0]) + X[:, 1], X[:, 0] * X[:, 1], np.cos(X[:, 0] + X[:, 1])], 1)
+
+
+def table(m: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-2, 2, (m, 2)) * [1, 20] + [0, 3]
+    return X, 5 * curved((X - [0, 3]) / [1, 20]) + 0.3 * rng.normal(size=(m, 3)) + 10
+
+
+# --- partly missing targets
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=12, max_size=20), st.integers(0, 99))
+def test_whatever_is_missing_the_posterior_is_that_of_the_targets_that_are_known(pattern: list, seed: int) -> None:
+    known = np.array(pattern)
+    known[:4] = True  # every output needs some
+    Phi, T = rows(len(known), 2, 3, seed)
+    given_ = OutputStatistics.from_rows(Phi, T, torch.from_numpy(known).double())
+    new, log_alpha, noise = rows(3, 2, 3, seed + 100)[0], 0.7, torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+    posterior = Posterior.of(given_, log_alpha, torch.diag(noise), bias_prior="shared")
+    joint = posterior.joint(new)
+    for j in range(3):
+        own = torch.from_numpy(known[:, j])
+        prior = noise[j] * math.exp(log_alpha) * torch.ones(3, dtype=torch.float64)
+        mean, cov, _ = dense(Phi[own], T[own, j], noise[j].expand(int(own.sum())), prior, new)
+        close(posterior.mean(new)[:, j], mean)
+        close(noise[j] * posterior.variance_ratio(new)[:, j], cov.diagonal())
+        close(joint.function_cov()[3 * j : 3 * j + 3, 3 * j : 3 * j + 3], cov)
+    assert not joint.function_cov()[:3, 3:].any()
+
+
+@pytest.mark.parametrize("bias_prior", ["flat", "shared"])
+def test_outputs_observed_alike_are_what_they_are_together(bias_prior: str) -> None:
+    Phi, T = rows(30, 4, 3)
+    together = Statistics.from_features(Phi, T)
+    for apart in (OutputStatistics.split(together), OutputStatistics.from_rows(Phi, T, torch.ones_like(T))):
+        one, other = (optimal_alphas(Statistics.stacked([s]), bias_prior=bias_prior)[0] for s in (together, apart))
+        assert one.nlml == pytest.approx(other.nlml, abs=1e-10)
+        close(one.noise_cov, other.noise_cov, loose=100)  # alpha is found to 1e-10
+        p, o = (Posterior.of(s, 1.3, bias_prior=bias_prior) for s in (together, apart))
+        new = rows(5, 4, 3, 1)[0]
+        close(o.mean(new), p.mean(new))
+        close(o.weights, p.weights)
+        close(o.variance_ratio(new), p.variance_ratio(new)[:, None].expand(-1, 3))
+        close(o.joint(new).target_cov(), p.joint(new).target_cov())
+        close(
+            o.predict(new).function_cov().diagonal(dim1=1, dim2=2),
+            p.predict(new).function_cov().diagonal(dim1=1, dim2=2),
+        )
+        grid = torch.tensor([0.0, 2.0], dtype=torch.float64)
+        close(o.variance_ratios(new, grid), p.variance_ratios(new, grid)[..., None].expand(-1, -1, 3))
+    close(p.by_output().mean(new), p.mean(new))
+
+
+def test_the_evidence_is_the_sum_over_outputs_of_the_targets_that_are_known() -> None:
+    Phi, T = rows(20, 3, 2)
+    known = torch.rand(20, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64) < 0.6
+    apart = OutputStatistics.from_rows(Phi, T, known.double())
+    log_alpha = torch.tensor(0.4, dtype=torch.float64)
+    found = profile(apart, log_alpha, bias_prior="shared")
+    total = 0.0
+    for j in range(2):
+        own = known[:, j]
+        var = found.noise_cov[j, j]
+        prior = var * log_alpha.exp() * torch.ones(4, dtype=torch.float64)
+        total += float(dense(Phi[own], T[own, j], var.expand(int(own.sum())), prior, Phi[:1])[2])
+        for factor in (0.99, 1.01):  # the noise is at its best
+            less = dense(Phi[own], T[own, j], factor * var.expand(int(own.sum())), factor * prior, Phi[:1])[2]
+            assert less < dense(Phi[own], T[own, j], var.expand(int(own.sum())), prior, Phi[:1])[2]
+    n = known.sum(0).max()
+    assert float(found.nlml) * float(n) == pytest.approx(-total, abs=1e-9)
+    assert float(statistics_nlml(apart, log_alpha, bias_prior="shared")) == pytest.approx(float(found.nlml), abs=1e-10)
+    h = 1e-5
+    slope = (profile(apart, log_alpha + h).nlml - profile(apart, log_alpha - h).nlml) / (2 * h)
+    assert float(profile(apart, log_alpha).slope) == pytest.approx(float(slope), rel=1e-6)
+
+
+def test_alpha_is_where_the_evidence_of_all_outputs_is_largest() -> None:
+    Phi, T = rows(40, 3, 2)
+    T = T + 2 * Phi[:, :2]
+    known = (torch.arange(80).reshape(40, 2) % 3 > 0).double()
+    best = optimal_alphas(Statistics.stacked([OutputStatistics.from_rows(Phi, T, known)]))[0]
+    apart = OutputStatistics.from_rows(Phi, T, known)
+    around = [float(profile(apart, best.log_alpha + move).nlml) for move in (-1e-2, 0.0, 1e-2)]
+    assert min(around) == around[1] == pytest.approx(best.nlml, abs=1e-12)
+
+
+def test_the_gradient_of_the_evidence_by_features_is_that_of_differences() -> None:
+    Phi, T = rows(10, 2, 2)
+    known = (torch.arange(20).reshape(10, 2) % 4 > 0).double()
+    log_alpha = torch.tensor(0.3, dtype=torch.float64)
+    value = lambda linear: statistics_nlml(OutputStatistics.from_rows(affine_features(linear), T, known), log_alpha)
+    torch.autograd.gradcheck(value, (Phi[:, :-1].clone().requires_grad_(),))
+
+
+def test_calibration_skips_what_is_missing_and_knows_what_noise_is_known() -> None:
+    """The log density of a point is that of its known targets; slopes are those of differences."""
+    points = held_out(14, 2, 3, families=(NETWORK, FOURIER, LINEAR), outside=3.0)
+    missing = np.random.default_rng(0).random((14, 2)) < 0.4
+    missing[missing.all(1), 0] = False
+    known_var = torch.from_numpy(np.random.default_rng(1).uniform(0.1, 2, (14, 2)))
+    cost = points.cost[..., None] * torch.tensor([1.0, 2.0], dtype=torch.float64)
+    partly = replace(
+        points,
+        targets=torch.where(torch.from_numpy(missing), torch.nan, points.targets),
+        known_var=known_var,
+        cost=cost,
+    )
+    problem = problem_of(partly.usable(), True)
+    x = problem.start() + np.random.default_rng(2).normal(0, 0.4, len(problem.start()))
+    gradient = problem.value(x)[1]
+    np.testing.assert_allclose(gradient, approx_fprime(x, lambda z: problem.value(z)[0], 1e-6), rtol=1e-4, atol=1e-4)
+    # a point with all its targets but one missing, and with the same one alone
+    single = replace(partly, known_var=None, cost=points.cost)
+    one = problem_of(single.usable(), True).log_density(x)
+    i = int(np.flatnonzero((~missing).sum(1) == 1)[0])
+    j = int(np.flatnonzero(~missing[i])[0])
+    also = single.targets.clone()
+    also[i, 1 - j] = 0.3
+    assert problem_of(replace(single, targets=also).usable(), True).log_density(x)[i] != one[i]
+    other = single.targets.clone()
+    other[i, j] += 100.0
+    assert problem_of(replace(single, targets=other).usable(), True).log_density(x)[i] < one[i] - 1
+    empty = replace(partly, targets=torch.full_like(partly.targets, torch.nan))
+    assert len(empty.usable().targets) == 0
+
+
+@pytest.fixture(scope="module")
+def partly() -> tuple[BLLRegressor, np.ndarray, np.ndarray]:
+    X, Y = table()
+    Y = holes(Y)
+    return BLLRegressor((6,), preset="fast", max_epochs=25, random_state=0).fit(X, Y), X, Y
+
+
+def test_each_output_has_a_variance_of_its_own_and_joint_agrees(partly: tuple) -> None:
+    model, X, _ = partly
+    p, joint = model.predictive(X[:7], noise=False), model.joint(X[:7], noise=False)
+    np.testing.assert_allclose(joint.mean, p.mean, rtol=1e-12)
+    every = np.arange(7)
+    np.testing.assert_allclose(joint.cov_of_outputs()[every, every], p.var, rtol=1e-10)
+    draws = model.sample_y(X[:7], 4000, random_state=0, noise=False)
+    np.testing.assert_allclose(draws.mean(-1), p.mean, atol=5 * p.std.max() / 60)
+    np.testing.assert_allclose(draws.std(-1), p.std, rtol=0.1)
+
+
+def test_rows_are_learned_and_forgotten_and_files_keep_them(partly: tuple, tmp_path) -> None:
+    model, X, Y = partly
+    model.save(tmp_path / "m.lastlayer")
+    again = load(tmp_path / "m.lastlayer")
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+    weights = lambda: torch.cat([member.layer.posterior.weights.flatten() for member in again.members_])
+    before = weights()
+    again.update(X[:9] + 0.1, Y[:9])
+    assert float((weights() - before).abs().max()) > 1e-6
+    again.remove(X[:9] + 0.1, Y[:9])
+    close(weights(), before, loose=1e5)  # several hundred features, nearly collinear
+    again.reestimate()
+    assert np.isfinite(again.predictive(X).std).all()
+
+
+def test_a_model_of_complete_rows_learns_incomplete_ones() -> None:
+    X, Y = table(40)
+    model = BLLRegressor(**EVIDENCE).fit(X, Y)
+    more = holes(Y[:10])
+    posterior = model.posterior_
+    model.update(X[:10], more)
+    for j in range(3):
+        known = ~np.isnan(more[:, j])
+        alone = Posterior(
+            OutputStatistics.split(posterior.statistics).output(j),
+            posterior.log_alpha,
+            posterior.Sigma_E[j : j + 1, j : j + 1],
+        )
+        Z = model.fitted_.standardized(X[:10])
+        Phi = model.fitted_.features(0, Z)
+        T = model.fitted_.data(X[:10], np.nan_to_num(more)).T
+        alone = alone.update(Statistics.from_features(Phi[known], T[known, j : j + 1]))
+        close(model.posterior_.mean(Phi)[:, j], alone.mean(Phi)[:, 0])
+        close(model.posterior_.variance_ratio(Phi)[:, j], alone.variance_ratio(Phi))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda X, Y: (X, np.where(np.arange(len(Y))[:, None] == 7, np.nan, Y)),
+            "all targets are missing in 1 rows .*7",
+        ),
+        (lambda X, Y: (np.where(np.arange(len(X))[:, None] == 3, np.nan, X), Y), "X has 2 NaN values in 1 rows"),
+        (lambda X, Y: (X, np.where(np.arange(len(Y)) == 7, np.nan, Y[:, 0])), "y has 1 NaN values in 1 rows"),
+        (lambda X, Y: (X, np.where(np.arange(len(Y))[:, None] == 7, np.inf, Y)), "infinite"),
+    ],
+)
+def test_what_cannot_be_learned_is_refused(change: Callable, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        BLLRegressor(**EVIDENCE).fit(*change(*table(30)))
+
+
+def test_a_note_counts_what_is_missing() -> None:
+    X, Y = table(30)
+    Y[[0, 1, 2], [0, 0, 1]] = np.nan
+    with pytest.warns(MissingTargetsWarning, match=r"3 of 90 targets are missing.*\(28, 29, 30\)"):
+        BLLRegressor(**EVIDENCE | {"max_epochs": 2}).fit(X, Y)
+
+
+def test_empty_cells_of_a_table_are_missing_targets(tmp_path) -> None:
+    X, Y = table(30)
+    path = tmp_path / "t.csv"
+    cells = np.where(np.isnan(holes(Y[:, :2])), "", holes(Y[:, :2]).astype(str))
+    rows_ = [",".join([*map(str, x), *y]) for x, y in zip(X.tolist(), cells.tolist(), strict=True)]
+    path.write_text("\n".join(["a,b,u,v", *rows_]))
+    fitted = TableModel.fit(read(path), ["u", "v"], **EVIDENCE | {"max_epochs": 5})
+    assert fitted.model.fitted_.by_output
+    fitted.update(read(path))
+    path.write_text("a,b,u,v\n1,2,,\n2,3,1,2\n3,4,2,5")
+    with pytest.raises(InputError, match=r"all targets are missing in 1 rows \(first: row 1"):
+        TableModel.fit(read(path), ["u", "v"])
+    path.write_text("a,b,u,v\n1,2,,3\n2,3,1,2\n3,4,2,5")
+    with pytest.raises(InputError, match="missing"):
+        TableModel.fit(read(path), ["u"])
+
+
+@pytest.mark.parametrize("parameters", [{"noise": "full"}, {"batch_size": 8}])
+def test_what_needs_complete_targets_says_so(parameters: dict) -> None:
+    X, Y = table(30)
+    with pytest.raises(InputError, match="all known"):
+        BLLRegressor(**EVIDENCE, **parameters).fit(X, holes(Y))
+
+
+# --- known noise and functionals: the evidence
+
+
+def known_noise_case(q: int = 2) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    Phi, T = rows(16, 3, q)
+    g = torch.Generator().manual_seed(7)
+    Psi = torch.cat(
+        [torch.randn(5, 3, generator=g, dtype=torch.float64), torch.tensor([0.0, 0, 1, 2, -1])[:, None].double()], 1
+    )
+    u = torch.randn(5, generator=g, dtype=torch.float64)
+    return (
+        Phi,
+        T,
+        torch.rand(16, q, generator=g, dtype=torch.float64),
+        Psi,
+        u,
+        torch.rand(5, generator=g).double() + 0.1,
+    )
+
+
+@pytest.mark.parametrize("bias_prior", ["flat", "shared"])
+def test_the_evidence_with_known_noise_and_functionals_is_the_dense_one(bias_prior: str) -> None:
+    Phi, T, noise_var, Psi, u, own_var = known_noise_case()
+    log_alpha, log_sigma = torch.tensor(0.6).double(), torch.tensor([-0.2, 0.3]).double()
+    learned, total = torch.exp(2 * log_sigma), 0.0
+    v = learned + noise_var
+    functionals = Statistics.from_functionals(Psi, u[:, None], learned[1] / own_var)
+    given_ = OutputStatistics.from_rows(Phi, T, learned / v) + OutputStatistics.of_outputs(
+        [functionals.nothing(), functionals]
+    )
+    log_variances = v.log().sum(0) + torch.stack([torch.zeros(()).double(), own_var.log().sum()])
+    found = known_noise_nlml(given_, log_alpha, log_sigma, log_variances, bias_prior=bias_prior)
+    new = torch.cat([Phi[:3], Psi[:2]])
+    posterior = Posterior.of(given_, float(log_alpha), torch.diag(learned), bias_prior=bias_prior)
+    for j in range(2):
+        A, t, var = (
+            (Phi, T[:, 0], v[:, 0])
+            if j == 0
+            else (torch.cat([Phi, Psi]), torch.cat([T[:, 1], u]), torch.cat([v[:, 1], own_var]))
+        )
+        prior = learned[j] * log_alpha.exp() * torch.ones(4, dtype=torch.float64)
+        free = 1e7 if bias_prior == "flat" else float(prior[0])
+        prior[-1] = free
+        mean, cov, evidence = dense(A, t, var, prior, new)
+        total += float(evidence) + (0.5 * math.log(2 * math.pi * free) if bias_prior == "flat" else 0.0)
+        loose = 1e5 if bias_prior == "flat" else 1.0  # of a flat prior the dense form has a wide one
+        close(posterior.mean(Phi[:3])[:, j], mean[:3], loose=loose)
+        close(learned[j] * posterior.variance_ratio(Phi[:3])[:, j], cov.diagonal()[:3], loose=loose)
+    n = 21
+    assert float(found) * n == pytest.approx(-total, abs=1e-9 if bias_prior == "shared" else 1e-5)
+
+
+def test_the_gradient_of_the_evidence_with_known_noise_is_that_of_differences() -> None:
+    Phi, T, noise_var, Psi, u, own_var = known_noise_case()
+
+    def value(linear: Tensor, psi: Tensor, log_alpha: Tensor, log_sigma: Tensor) -> Tensor:
+        learned = torch.exp(2 * log_sigma)
+        v = learned + noise_var
+        more = Statistics.from_functionals(torch.cat([psi, Psi[:, -1:]], 1), u[:, None], learned[0] / own_var)
+        given_ = OutputStatistics.from_rows(affine_features(linear), T, learned / v)
+        given_ = given_ + OutputStatistics.of_outputs([more, more.nothing()])
+        return known_noise_nlml(given_, log_alpha, log_sigma, v.log().sum(0))
+
+    numbers = (Phi[:, :-1], Psi[:, :-1], torch.tensor(0.6).double(), torch.tensor([-0.2, 0.3]).double())
+    torch.autograd.gradcheck(value, [x.clone().requires_grad_() for x in numbers])
+
+
+def test_statistics_of_functionals_add_up_and_values_are_among_them() -> None:
+    Phi, T = rows(12, 3, 2)
+    close(Statistics.from_functionals(Phi, T).scatter, Statistics.from_features(Phi, T).scatter)
+    _, _, _, Psi, u, _ = known_noise_case()
+    one = torch.cat([Phi[:, :4], Psi]), torch.cat([T[:, :1], u[:, None]])
+    whole = Statistics.from_functionals(*one)
+    parts = Statistics.from_features(Phi, T[:, :1]) + Statistics.from_functionals(Psi, u[:, None])
+    for name in ("count", "mean", "scatter"):
+        close(getattr(parts, name), getattr(whole, name))
+    assert float(parts.n) == float(whole.n) == 17
+    assert float(parts.count) == 12 + 1 + 4 + 1
+    less = parts - Statistics.from_functionals(Psi, u[:, None])
+    close(less.scatter, Statistics.from_features(Phi, T[:, :1]).scatter)
+
+
+def test_the_last_layer_with_known_noise_is_at_the_maximum_of_the_evidence() -> None:
+    Phi, T, noise_var, *_ = known_noise_case()
+    T = T + 2 * Phi[:, :2]
+    linear = nn.Identity()
+    layer = known_noise_layer(Data(Phi[:, :-1], T, None, None, noise_var), linear)
+    posterior = layer.posterior
+
+    def evidence(log_alpha: float, log_sigma: Tensor) -> float:
+        learned = torch.exp(2 * log_sigma)
+        v = learned + noise_var
+        return float(
+            known_noise_nlml(
+                OutputStatistics.from_rows(Phi, T, learned / v),
+                torch.tensor(log_alpha).double(),
+                log_sigma,
+                v.log().sum(0),
+            )
+        )
+
+    log_sigma = 0.5 * posterior.Sigma_E.diagonal().log()
+    best = evidence(float(posterior.log_alpha), log_sigma)
+    assert layer.nlml == pytest.approx(best, abs=1e-9)
+    for move in (-0.05, 0.05):
+        assert evidence(float(posterior.log_alpha) + move, log_sigma) > best
+        for j in range(2):
+            assert evidence(float(posterior.log_alpha), log_sigma + move * torch.eye(2)[j].double()) > best
+
+
+def test_known_noise_of_zero_is_none() -> None:
+    Phi, T = rows(25, 3, 1)
+    T = T + Phi[:, :1]
+    plain = optimal_alpha(Statistics.from_features(Phi, T))
+    layer = known_noise_layer(Data(Phi[:, :-1], T, None, None, torch.zeros_like(T)), nn.Identity())
+    assert layer.nlml == pytest.approx(plain.nlml, abs=1e-7)
+    assert float(layer.posterior.log_alpha) == pytest.approx(plain.log_alpha, abs=1e-2)
+    close(layer.posterior.Sigma_E, plain.noise_cov, loose=1e8)
+
+
+# --- functionals of networks and models
+
+
+FUNCTIONALS = {
+    "value": lambda X: Value().at(X),
+    "derivative": lambda X: Derivative(1).at(X),
+    "gradient": lambda X: Gradient().at(X),
+    "sum": lambda X: Sum(np.stack([X, X + 0.1], 0), [2.0, -0.5] if len(X) == 2 else None),
+    "difference": lambda X: Difference(X, X[::-1] + 0.3),
+    "integral": lambda X: Integral(X, 3.0),
+}
+
+
+def slowly(functionals: Functionals, function: Callable[[np.ndarray], np.ndarray], h: float = 1e-5) -> np.ndarray:
+    """L of a function, derivatives by differences."""
+    out = []
+    for i in range(len(functionals)):
+        total = 0.0
+        for s, x in enumerate(functionals.points[i]):
+            total = total + functionals.weights[i, s] * function(x[None])[0]
+            if functionals.directions is not None:
+                g = functionals.directions[i, s]
+                total = total + (function((x + h * g)[None])[0] - function((x - h * g)[None])[0]) / (2 * h)
+        out.append(total)
+    return np.array(out)
+
+
+@pytest.mark.parametrize("name", FUNCTIONALS)
+def test_the_features_of_a_functional_are_the_functional_of_the_features(name: str) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(4, 2)) * [1, 10] + [0, 5]
+    network = MLP(2, (5, 4), generator=torch.Generator().manual_seed(0)).double()
+    inputs = Standardizer.fit(torch.tensor(X))
+    functionals = FUNCTIONALS[name](X)
+    found = functionals.standardized(inputs).features(network).detach().numpy()
+    with torch.no_grad():
+        features = lambda x: network(inputs.forward(torch.tensor(x))).numpy()
+        np.testing.assert_allclose(found[:, :-1], slowly(functionals, features), rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(found[:, -1], functionals.weights.sum(1))
+
+
+@pytest.fixture(scope="module")
+def mixture() -> tuple[BLLRegressor, np.ndarray]:
+    X, Y = table()
+    return BLLRegressor((5,), preset="fast", max_epochs=20, random_state=0).fit(X, Y), X
+
+
+@pytest.mark.parametrize("of", ["mixture", "partly"])
+@pytest.mark.parametrize("name", FUNCTIONALS)
+def test_a_functional_of_a_model_is_that_of_its_joint_distribution(name: str, of: str, request) -> None:
+    """Mean and covariance, calibration and mixture included, derivatives against differences of `joint`."""
+    model, X = request.getfixturevalue(of)[:2]
+    functionals = replace(FUNCTIONALS[name](X[:2]), output=1)
+    found, h = model.predictive_of(functionals), 1e-4
+    points, maps = [], []
+    for i in range(len(functionals)):
+        for s, x in enumerate(functionals.points[i]):
+            points.append(x)
+            maps.append((i, functionals.weights[i, s]))
+            if functionals.directions is not None:
+                g = functionals.directions[i, s]
+                scale = h * X.std(0).max() / np.linalg.norm(g)
+                points += [x + scale * g, x - scale * g]
+                maps += [(i, 0.5 / scale), (i, -0.5 / scale)]
+    L = np.zeros((len(functionals), len(points)))
+    for column, (i, weight) in enumerate(maps):
+        L[i, column] = weight
+    joint = model.joint(np.array(points), noise=False)
+    n = len(points)
+    cov = joint.cov()[n : 2 * n, n : 2 * n]
+    np.testing.assert_allclose(found.mean, L @ joint.mean[:, 1], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found.cov(), L @ cov @ L.T, rtol=1e-3, atol=1e-6 * np.abs(found.cov()).max())
+    np.testing.assert_allclose(found.var, np.diag(found.cov()))
+    low, high = found.interval(0.9)
+    np.testing.assert_allclose((high - low) / found.std, 2 * 1.6448536269514722)
+
+
+def test_values_and_derivatives_are_correlated(mixture: tuple) -> None:
+    model, X = mixture
+    both = model.joint_of([Value(2).at(X[:3]), Derivative(0, output=2).at(X[:3])])
+    np.testing.assert_allclose(both.mean[:3], model.predict(X[:3])[:, 2], rtol=1e-9)
+    np.testing.assert_allclose(both.std[:3], model.predictive(X[:3], noise=False).std[:, 2], rtol=1e-9)
+    assert np.abs(both.cov()[:3, 3:]).max() > 0
+    assert np.linalg.eigvalsh(both.cov()).min() > -1e-9 * both.var.max()
+
+
+@pytest.mark.parametrize("noise_std", [None, 0.2])
+def test_observations_are_learned_as_a_dense_gaussian_would(noise_std: float | None) -> None:
+    """The last layer after an update, against a Gaussian process over the same features, alpha and noise."""
+    X, Y = table(40)
+    model = BLLRegressor(**EVIDENCE, bias_prior="shared").fit(X, Y)
+    fitted, posterior = model.fitted_, model.posterior_
+    functionals = replace(Gradient().at(X[:6] + 0.5), output=2)
+    y = np.random.default_rng(0).normal(size=12)
+    model.update_observations([functionals.observed(y, noise_std)])
+    scale, middle = fitted.targets.scale[2], fitted.targets.mean[2]
+    network = lambda Z: fitted.members[0].network(Z)
+    Phi, Psi = (
+        fitted.features(0, fitted.standardized(X)),
+        functionals.standardized(fitted.inputs).features(network).detach(),
+    )
+    T = fitted.data(X, Y).T[:, 2]
+    var = float(posterior.Sigma_E[2, 2])
+    own = var if noise_std is None else (noise_std / float(scale)) ** 2
+    t = torch.cat([T, (torch.tensor(y) - middle * Psi[:, -1]) / scale])
+    noise = torch.cat([torch.full((40,), var), torch.full((12,), own)]).double()
+    prior = var * math.exp(float(posterior.log_alpha)) * torch.ones(Phi.shape[1], dtype=torch.float64)
+    new = fitted.features(0, fitted.standardized(X[:5] + 0.2))
+    mean, cov, _ = dense(torch.cat([Phi, Psi]), t, noise, prior, new)
+    found = model.predictive(X[:5] + 0.2, noise=False)
+    np.testing.assert_allclose(found.mean[:, 2], (mean * scale + middle).numpy(), rtol=1e-8)
+    np.testing.assert_allclose(found.var[:, 2], (cov.diagonal() * scale**2).numpy(), rtol=1e-6)
+    untouched = BLLRegressor(**EVIDENCE, bias_prior="shared").fit(X, Y).predictive(X[:5] + 0.2, noise=False)
+    np.testing.assert_allclose(found.mean[:, :2], untouched.mean[:, :2], rtol=1e-9)
+
+
+def test_derivatives_teach_what_values_leave_open() -> None:
+    rng = np.random.default_rng(0)
+    f, g = (lambda x: (x**2 - 1) ** 2 / 2), (lambda x: 2 * x * (x**2 - 1))
+    X, at = rng.uniform(-1.6, 1.6, (8, 1)), np.linspace(-1.6, 1.6, 20)[:, None]
+    seen = Derivative(0).at(at).observed(g(at[:, 0]) + 0.05 * rng.normal(size=20), noise_std=0.05)
+    grid = np.linspace(-1.5, 1.5, 50)[:, None]
+    parameters = {"preset": "evidence", "hidden": (20,), "random_state": 0}
+    without = BLLRegressor(**parameters).fit(X, f(X[:, 0]))
+    model = BLLRegressor(**parameters).fit(X, f(X[:, 0]), observations=[seen])
+    rmse = [float(np.sqrt(np.mean((m.predict(grid) - f(grid[:, 0])) ** 2))) for m in (without, model)]
+    assert rmse[1] < 0.3 * rmse[0]
+    slope = model.predictive_of(Derivative(0), grid)
+    assert np.sqrt(np.mean((slope.mean - g(grid[:, 0])) ** 2)) < 0.3
+    assert (
+        slope.log_prob(g(grid[:, 0]), 0.05).mean()
+        > without.predictive_of(Derivative(0), grid).log_prob(g(grid[:, 0]), 0.05).mean()
+    )
+
+
+def test_rows_of_much_known_noise_say_little() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (60, 1))
+    y, noise_std = np.sin(2 * X[:, 0]) + 0.05 * rng.normal(size=60), np.where(np.arange(60) % 2, 3.0, 0.0)
+    spoilt = y + noise_std * rng.normal(size=60)
+    known = BLLRegressor(**EVIDENCE).fit(X, spoilt, noise_std=noise_std)
+    error = lambda model: float(np.sqrt(np.mean((model.predict(X) - np.sin(2 * X[:, 0])) ** 2)))
+    assert error(known) < 0.5 * error(BLLRegressor(**EVIDENCE).fit(X, spoilt))
+    assert known.noise_std_[0] < 0.3
+    np.testing.assert_allclose(
+        known.predict(X), BLLRegressor(**EVIDENCE).fit(X, spoilt, noise_std=noise_std[:, None]).predict(X)
+    )
+
+
+def test_the_default_mixture_takes_observations_and_known_noise() -> None:
+    X, Y = table(30)
+    model = BLLRegressor((4,), preset="fast", max_epochs=5, random_state=0).fit(
+        X, Y[:, 0], noise_std=0.1, observations=[Sum(X[:3]).observed(Y[:3, 0].sum(), noise_std=0.5)]
+    )
+    assert np.isfinite(model.predictive(X).std).all()
+    assert np.isfinite(model.predictive_of(Integral(X)).std).all()
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda X: Derivative(2).at(X), r"Derivative\(2\) of points with 2 inputs"),
+        (lambda X: Value().at(X[:, 0]), "give a table"),
+        (lambda X: Sum(X[0]), r"points have shape \(2,\)"),
+        (lambda X: Difference(X, X[:2]), "needs pairs"),
+        (lambda X: Value().at(X).observed([1.0]), "y has 1 numbers, but there are 5 functionals"),
+        (lambda X: Value().at(X).observed(np.ones(5), 0.0), "noise_std must be positive"),
+        (lambda X: Value().at(X).observed(np.full(5, np.nan)), "y has 5 NaN"),
+        (lambda X: Value().at(np.full((2, 2), np.nan)), "X has 4 NaN"),
+    ],
+)
+def test_wrong_functionals_say_what_is_wrong(ask: Callable, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        ask(np.zeros((5, 2)))
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda m, X: m.predictive_of(Derivative(0)), "needs points"),
+        (lambda m, X: m.predictive_of(Derivative(0).at(X), X), "have their points already"),
+        (lambda m, X: m.predictive_of("Derivative", X), "is no functional"),
+        (lambda m, X: m.predictive_of(Value(3), X), "output=3 is not one of the 3"),
+        (lambda m, X: m.predictive_of(Value(), X[:, :1]), "have 1 inputs, but the model takes 2"),
+        (lambda m, X: m.update_observations([Value(5).at(X).observed(np.zeros(len(X)))]), "output=5"),
+    ],
+)
+def test_wrong_questions_say_what_is_wrong(ask: Callable, words: str, mixture: tuple) -> None:
+    with pytest.raises(InputError, match=words):
+        ask(*mixture)
