@@ -16,7 +16,7 @@ DOCS   := .venv-docs
 DOCS_PIP := $(DOCS)/bin/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: help test test-browser test-package docs study study-20 study-spring study-mpc picture recipe lint mutants \
-	bench-core bench-bo bench-fit bench-small bench-outside bench-peers bench-uci bench-predict bench-control bench-imports bench-scale bench-online \
+	bench-core bench-bo bench-fit bench-small bench-outside bench-observe bench-peers bench-uci bench-predict bench-control bench-imports bench-scale bench-online \
 	lock clean
 
 help:
@@ -36,6 +36,7 @@ help:
 	@echo "make bench-fit   cost and scores of a default fit against rows, beside four peers: hours (docs/benchmarks.md)"
 	@echo "make bench-small  small, wide and copied tables: promised and achieved LPD, coverage (docs/honesty.md)"
 	@echo "make bench-outside  coverage, LPD and CRPS as points leave the data, beside three peers: an hour (docs/honesty.md)"
+	@echo "make bench-observe  missing targets and energies from gradients, beside the ways around them and a Gaussian process"
 	@echo "make bench-predict  a million rows through lastlayer predict: rows per second, memory"
 	@echo "make bench-control  what uncertainty costs in CasADi, beside the bare network's mean"
 	@echo "make bench-scale mini-batches against the MSE, memory, statistics pass, two processes (docs/scale.md)"
@@ -104,6 +105,10 @@ bench-small: $(READY)
 # one function: make bench-outside ARGS="--functions sine --seeds 2"
 bench-outside: $(PEERS)/.ready
 	OMP_NUM_THREADS=1 $(PEERS)/bin/python -m benchmarks.outside --out results/outside.png $(ARGS)
+
+# a shorter try: make bench-observe ARGS="--quick --seeds 1"
+bench-observe: $(PEERS)/.ready
+	OMP_NUM_THREADS=1 $(PEERS)/bin/python -m benchmarks.observe --out results/observe $(ARGS)
 
 bench-control: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.control

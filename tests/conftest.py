@@ -1,22 +1,31 @@
 """Shapes in annotations are checked while the tests run; tolerances come from one place."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from functools import partial, wraps
-from types import FunctionType
 from typing import Any
 
 import jaxtyping
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
 
 jaxtyped = jaxtyping.jaxtyped
+checked_calls: set[Hashable] = set()
+"""Of the test that runs: functions, and what their arguments looked like."""
 
 
 def jaxtyped_when_called(defined: Any = None, *, typechecker: Callable) -> Any:
-    """Checks are made at the first call that is checked: many a function is defined anew in every step of training."""
+    """Check a function once a test for arguments that look alike. Checks are not made before they are needed: many a
+    function is defined anew in every step of training, and most are never called while checks are on."""
     if defined is None:
         return partial(jaxtyped_when_called, typechecker=typechecker)
-    if not isinstance(defined, FunctionType):
-        return jaxtyped(defined, typechecker=typechecker)
+    if isinstance(defined, type):
+        if is_dataclass(defined) and "__init__" in vars(defined):
+            defined.__init__ = jaxtyped_when_called(defined.__init__, typechecker=typechecker)
+        return defined
     checked = None
 
     @wraps(defined)
@@ -24,19 +33,32 @@ def jaxtyped_when_called(defined: Any = None, *, typechecker: Callable) -> Any:
         nonlocal checked
         if jaxtyping.config.jaxtyping_disable:
             return defined(*args, **words)
-        if checked is None:
-            checked = jaxtyped(defined, typechecker=typechecker)
-        return checked(*args, **words)
+        this = defined.__code__, looks(args), *words, looks(tuple(words.values()))
+        if this in checked_calls:
+            return defined(*args, **words)
+        checked = checked or jaxtyped(defined, typechecker=typechecker)
+        result = checked(*args, **words)
+        checked_calls.add(this)
+        return result
 
     return call
 
 
+def looks(value: Any, depth: int = 2) -> Hashable:
+    """Type, shape and dtype, those of its parts too; words as they are."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return type(value), tuple(value.shape), value.dtype
+    if value is None or isinstance(value, str | bool):
+        return value
+    if depth and isinstance(value, tuple | list):
+        return type(value), *[looks(part, depth - 1) for part in value]
+    if depth and is_dataclass(type(value)):
+        return type(value), *[looks(part, depth - 1) for part in getattr(value, "__dict__", {}).values()]
+    return type(value)
+
+
 jaxtyping.jaxtyped = jaxtyped_when_called  # the hook writes this name into what it imports
 jaxtyping.install_import_hook(["lastlayer", "benchmarks"], "beartype.beartype")
-
-import pytest  # noqa: E402
-import torch  # noqa: E402
-from hypothesis import settings  # noqa: E402
 
 torch.set_num_threads(1)  # small problems: a second thread only waits
 settings.register_profile("default", deadline=None, max_examples=40, derandomize=True)
@@ -53,6 +75,7 @@ def generator() -> torch.Generator:
 def shapes_checked(request):
     """In the first case of a parametrised test; the checks take longer than the library, and the shapes repeat."""
     name = getattr(request.node, "originalname", request.node.name)
+    checked_calls.clear()
     with _shapes_checked(name not in seen):
         yield
     seen.add(name)

@@ -125,6 +125,8 @@ COST = HULLS = TUNING = "extrapolation.py"
 B, VARIATIONAL = "test_baselines.py", "baselines.py"
 UNSEEN = f"{R}::test_the_rank_is_among_rows_that_the_last_layer_has_not_seen"
 
+OBSERVED = "test_observe.py"
+
 MUTANTS = [
     Mutant(
         "weights of a batch as if all rows had been seen",
@@ -264,7 +266,7 @@ MUTANTS = [
         S,
     ),
     # --- precision
-    Mutant("m-for-n", "precision.py", 'm - 1 if bias_prior == "flat" else m', "m", E),
+    Mutant("m-for-n", "precision.py", 'statistics.n - 1 if bias_prior == "flat" else', "statistics.n if True else", E),
     Mutant("raw-moments-without-m", "precision.py", "@ rest + m[..., None, None] * raw", "@ rest + raw", S),
     Mutant("bias-variance-dropped", "precision.py", "return 1 / self.count", "return 0 / self.count", P),
     Mutant(
@@ -298,7 +300,11 @@ MUTANTS = [
     Mutant("evidence-without-q", "evidence.py", "k * log_alpha + logdet_Lambda)", "k * log_alpha) + logdet_Lambda", E),
     Mutant("k-off-by-one", "evidence.py", "k, q, n = equations.n_penalised", "k, q, n = equations.n_penalised + 1", E),
     Mutant(
-        "evidence-without-half", "evidence.py", "+ misfit) / (2 * equations.count)", "+ misfit) / equations.count", E
+        "evidence-without-half",
+        "evidence.py",
+        "misfit) / (2 * equations.n_targets)",
+        "misfit) / equations.n_targets",
+        E,
     ),
     Mutant("S-without-penalty", "evidence.py", "S = R.mT @ wR + precision", "S = R.mT @ wR + 0 * precision", E),
     Mutant("gradient-without-R", "evidence.py", "= part - pull[..., rows, :] @ N", "= part", E),
@@ -335,8 +341,10 @@ MUTANTS = [
     ),
     # --- posterior
     Mutant("kron-swapped", "posterior.py", "(self.noise_cov, self.ratio_cov)", "(self.ratio_cov, self.noise_cov)", P),
-    Mutant("joint-without-bias", "posterior.py", "H @ H.mT + self.equations.bias_variance", "H @ H.mT", P),
-    Mutant("joint-at-own-alpha", "posterior.py", "H = precision.factor", "H = self.precision.factor", P),
+    Mutant("joint-without-bias", "posterior.py", "H @ H.mT + self.equations.bias_variance, ", "H @ H.mT, ", P),
+    Mutant(
+        "joint-at-own-alpha", "posterior.py", "H = precision.factor.whiten(z)", "H = self.precision.factor.whiten(z)", P
+    ),
     Mutant("forgetting-ignored", "posterior.py", "self.statistics.scaled(forgetting)", "self.statistics", P),
     # --- prediction and metrics
     Mutant(
@@ -795,7 +803,7 @@ MUTANTS = [
     Mutant("outside-by-another-noise", PREDICTOR, "log_noise=noise.log().mean()", "log_noise=0 * noise.mean()", HAND),
     Mutant("process-as-sure-as-others", "calibration/curve.py", "return OWN_OUTSIDE if", "return 0.0 if", HAND),
     Mutant("shrinkage-in-other-units", PREDICTOR, " - 2 * scale.log()", " - 0 * scale.log()", MIXTURE),
-    Mutant("variance-at-star", PREDICTOR, "else whitening(p.equations.spectral_at(a))", "else own", HAND),
+    Mutant("variance-at-star", PREDICTOR, "else whitening(p.equations.spectral_at(a), centre)", "else own", HAND),
     Mutant("bias-known-in-formula", PREDICTOR, "equations.bias_variance.sqrt()", "0 * equations.bias_variance", HAND),
     Mutant(
         "mean-without-weights",
@@ -828,7 +836,7 @@ MUTANTS = [
     Mutant(
         "draws-without-spread",
         FITTED,
-        "* root * (parts.mean[i] - mean)",
+        "* root * (parts.mean[block.member] - mean)",
         "* 0 * root",
         f"{MODEL}::test_draws_have_the_moments_of_the_joint_distribution",
     ),
@@ -1019,6 +1027,62 @@ MUTANTS = [
     ),
     Mutant("kernel-variance", "integrations/gpytorch.py", "alpha * _noise_var", "_noise_var", "test_gpytorch.py"),
     Mutant("kernel-bias", "integrations/gpytorch.py", "over_alpha.sqrt() if", "over_alpha if", "test_gpytorch.py"),
+    # --- targets partly missing, noise partly known, functionals
+    Mutant("functionals-with-a-bias", "statistics.py", "rest = rows - one * mean", "rest = rows - mean", OBSERVED),
+    Mutant("functionals-not-weighted", "statistics.py", "rest.mT @ (w * rest)", "rest.mT @ rest", OBSERVED),
+    Mutant("count-of-functionals", "statistics.py", "(w * one.square()).sum((-2, -1))", "w.sum((-2, -1))", OBSERVED),
+    Mutant("missing-targets-count", "statistics.py", "weight * (own > 0)", "weight * (own >= 0)", OBSERVED),
+    Mutant(
+        "outputs-share-their-rows",
+        "statistics.py",
+        "own = weight * precision[..., j]",
+        "own = weight * precision[..., 0]",
+        OBSERVED,
+    ),
+    Mutant(
+        "outputs-with-an-alpha-each",
+        "evidence.py",
+        "slope=(share * each.slope).sum(-1)",
+        "slope=each.slope[..., 0]",
+        OBSERVED,
+    ),
+    Mutant(
+        "outputs-weigh-the-same", "evidence.py", "nlml=(share * each.nlml).sum(-1)", "nlml=each.nlml.sum(-1)", OBSERVED
+    ),
+    Mutant("bias-counts-as-noise", "evidence.py", "- 2 * free * log_sigma_e", "- 0 * free * log_sigma_e", OBSERVED),
+    Mutant("known-noise-without-misfit", "evidence.py", "+ S * torch.exp(-2 * log_sigma_e)", "+ S", OBSERVED),
+    Mutant("values-for-slopes", "observe.py", "whole if slopes is None else whole + slopes", "whole", OBSERVED),
+    Mutant(
+        "slopes-in-other-units",
+        "observe.py",
+        "torch.tensor(self.directions) / inputs.scale",
+        "torch.tensor(self.directions)",
+        OBSERVED,
+    ),
+    Mutant("totals-in-other-units", "observe.py", "- mean * rows.weights.sum(1)) / scale", "- mean) / scale", OBSERVED),
+    Mutant(
+        "known-noise-in-other-units",
+        "observe.py",
+        "(torch.tensor(self.noise_std) / scale).square()",
+        "torch.tensor(self.noise_std).square()",
+        OBSERVED,
+    ),
+    Mutant("functional-without-spread", PREDICTOR, "columns.append(apart.mT)", "pass", OBSERVED),
+    Mutant("missing-errors-count", LIKELIHOOD, "self.known * (self.targets - mean)", "self.targets - mean", OBSERVED),
+    Mutant(
+        "known-variance-forgotten",
+        LIKELIHOOD,
+        "of_model = np.exp(log_var - of_target)",
+        "of_model = np.ones(())",
+        OBSERVED,
+    ),
+    Mutant(
+        "centres-of-outputs-forgotten",
+        PREDICTOR,
+        "apart = centre - equations.feature_mean",
+        "apart = 0 * equations.feature_mean",
+        OBSERVED,
+    ),
 ]
 
 

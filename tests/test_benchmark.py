@@ -11,7 +11,7 @@ import torch
 from helpers import close
 from typer.testing import CliRunner
 
-from benchmarks import outside, small_tables, walk
+from benchmarks import observe, outside, small_tables, walk
 from benchmarks.uci import command, tables
 from benchmarks.uci.__main__ import app
 from benchmarks.uci.data import Table, load_folder, outer_rows
@@ -450,3 +450,48 @@ def test_points_that_leave_the_data_are_scored_by_distance_and_drawn(tmp_path, c
 def test_points_lie_on_the_surface_of_the_cube():
     assert np.abs(outside.surface(3, 50, 1.0, 0)).max() <= 1
     assert np.abs(outside.surface(3, 50, 1.5, 0)).max(1) == pytest.approx(1.5)
+
+
+# more than values -----------------------------------------------------------------------------------------------------
+
+
+def test_missing_targets_and_gradients_are_scored_beside_their_peers(tmp_path, monkeypatch):
+    quick = {"preset": "evidence", "max_epochs": 2}
+    monkeypatch.setattr(observe, "BLLRegressor", lambda _=None, **o: BLLRegressor((5,), **(o | quick)))
+    sizes = {"ROWS": 100, "TEST_ROWS": 20, "ENERGIES": 12, "GRADIENTS": 6, "TIMES": 2, "STEPS": 2}
+    for name, value in sizes.items():
+        monkeypatch.setattr(observe, name, value)
+    answer = CliRunner().invoke(observe.app, ["--quick", "--seeds", "1", "--out", str(tmp_path / "new")])
+    assert answer.exit_code == 0, answer.output
+    assert {p.name for p in (tmp_path / "new").iterdir()} == {"results.json", "tables.md"}
+    text = (tmp_path / "new" / "tables.md").read_text()
+    results = json.loads((tmp_path / "new" / "results.json").read_text())
+    assert [one["method"] for one in results["missing"]] == list(observe.WAYS)
+    asked = [(n, name) for n in (6, 12) for name in observe.asked_of(n, 0, True)]
+    assert [(one["size"], one["method"]) for one in results["gradients"]] == asked
+    for one in results["missing"] + results["gradients"]:
+        assert all(np.isfinite(list(one["scores"].values())))
+        assert f"| {one['method']} |" in text
+        assert one["method"] in answer.output
+    assert ("one network takes" in text) == (observe.find_spec("gpytorch") is not None)
+
+
+def test_a_process_that_is_not_installed_is_left_out(monkeypatch):
+    monkeypatch.setattr(observe, "find_spec", lambda name: None)
+    methods = observe.asked_of(observe.GRADIENTS, 0, False)
+    assert methods == [name for name in observe.METHODS if name != observe.PROCESS]
+    one = observe.Run(observe.EVIDENCE, observe.GRADIENTS, 0, 1.0, 1.0, {})
+    assert "make bench-observe installs it" in observe.rows_in_the_same_time([one])
+
+
+def test_made_gradients_are_those_of_the_energy():
+    X, step = observe.draw_points(4, np.random.default_rng(0))[0], 1e-6
+    for j, e in enumerate(np.eye(3) * step):
+        slope = (observe.surface(X + e)[:, 0] - observe.surface(X - e)[:, 0]) / (2 * step)
+        np.testing.assert_allclose(observe.surface(X)[:, 1 + j], slope, atol=1e-7)
+
+
+def test_every_row_of_the_incomplete_table_has_a_target():
+    known = observe.draw_known((2_000, 4), np.random.default_rng(0))
+    assert known.any(1).all()
+    assert known.mean() == pytest.approx(0.5, abs=0.05)

@@ -25,7 +25,7 @@ from lastlayer.posterior import Posterior
 from lastlayer.scaling import Standardizer
 from lastlayer.statistics import OutputStatistics, Statistics
 from lastlayer.tables import TableModel, read
-from lastlayer.training import Data, known_noise_layer
+from lastlayer.training import Data, KnownNoise, Profiled, RandomRows, known_noise_layer
 from lastlayer.types import FOURIER, LINEAR, NETWORK
 
 EVIDENCE = {"preset": "evidence", "hidden": (8,), "max_epochs": 60, "random_state": 0}
@@ -276,6 +276,23 @@ def test_what_needs_complete_targets_says_so(parameters: dict) -> None:
     X, Y = table(30)
     with pytest.raises(InputError, match="all known"):
         BLLRegressor(**EVIDENCE, **parameters).fit(X, holes(Y))
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_rows_drawn_for_a_step_stand_for_all(known: bool) -> None:
+    """Twice the same rows: half of them, drawn so that each is there once, have the evidence of all."""
+    Phi, T = rows(20, 3, 2)
+    present = (torch.arange(40).reshape(20, 2) % 3 > 0).double()
+    noise_var = torch.full_like(T, 0.3) if known else None
+    twice = lambda x: None if x is None else torch.cat([x, x])
+    data = Data(twice(Phi[:, :-1]), twice(T), None, twice(present), twice(noise_var))
+    objective = KnownNoise(2, bias_prior="flat") if known else Profiled(bias_prior="flat")
+    whole, part = (objective.of_data(nn.Identity(), d) for d in (data, data.sampled(torch.arange(20))))
+    assert float(part.detach()) == pytest.approx(float(whole.detach()), abs=1e-10)
+    problem = RandomRows(nn.Identity(), objective, data, n=5, seed=0)
+    assert len({float(problem.evaluate().detach()) for _ in range(4)}) == 4
+    same = RandomRows(nn.Identity(), objective, data, n=40, seed=0).evaluate()
+    assert float(same.detach()) == float(whole.detach())
 
 
 # --- known noise and functionals: the evidence

@@ -36,6 +36,7 @@ from lastlayer.training import (
     Optimizer,
     Problem,
     Profiled,
+    RandomRows,
     RunningPosterior,
     StackedBatches,
     StackedNetworks,
@@ -51,6 +52,8 @@ from lastlayer.types import NETWORK, Family
 
 WORK_PER_ROW = 4_000
 """Multiplications for the statistics of a row of one network: features squared, roughly."""
+SAMPLED_ROWS = 1_000
+"""Of larger tables, that a step sees where targets are missing, or their noise is known."""
 ROWS_PER_CORE = 2_000
 """Rows times networks below which a second core costs more than it gains."""
 
@@ -223,8 +226,9 @@ class Trainer:
             rows = self._own_rows([task.split.train for task in tasks])
             objective = self._objective(shape=(len(tasks),)).to(device)
             rows = replace(rows, X=rows.X.float())
-            whole = FullBatch(network.float(), objective, rows, prior_precision=_precisions(tasks, device))
-            self._train(whole, group, label=label, stop=stop)
+            precision = _precisions(tasks, device)
+            some = RandomRows(network.float(), objective, rows, n=SAMPLED_ROWS, seed=s.seed, prior_precision=precision)
+            self._train(some, group, label=label, stop=stop)
             return
         if s.batch_size is None:
             precision = _precisions(tasks, device)

@@ -13,7 +13,7 @@ from lastlayer.training.objectives import (
     Profiled,
     make_objective,
 )
-from lastlayer.training.problems import FullBatch, MiniBatches, chunked_nlml, streamed_statistics
+from lastlayer.training.problems import FullBatch, MiniBatches, RandomRows, chunked_nlml, streamed_statistics
 from lastlayer.training.running_posterior import RunningPosterior, UpdateSchedule
 from lastlayer.training.stack import StackedBatches, StackedNetworks
 
@@ -31,6 +31,7 @@ __all__ = [
     "Optimizer",
     "Problem",
     "Profiled",
+    "RandomRows",
     "RunningPosterior",
     "StackedBatches",
     "StackedNetworks",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lastlayer.errors import check_choice
@@ -62,6 +62,15 @@ class Data:
         rows = rows.to(self.X.device) if isinstance(rows, Tensor) else rows
         names = ("X", "T", "weight", "present", "noise_var")
         return replace(self, **{n: getattr(self, n)[rows] for n in names if getattr(self, n) is not None})
+
+    def sampled(self, at: Int[Tensor, " n"]) -> "Data":
+        """Some rows, each with the weight of all that it stands for; of a stack, those of every network."""
+        m = self.X.shape[-2]
+        weight = torch.ones(m, dtype=torch.float64, device=self.X.device) if self.weight is None else self.weight
+        rows = {
+            n: getattr(self, n)[..., at, :] for n in ("X", "T", "present", "noise_var") if getattr(self, n) is not None
+        }
+        return replace(self, **rows, weight=weight[..., at] * (m / len(at)))
 
     @property
     def varied(self) -> bool:
@@ -155,11 +164,11 @@ class Objective(nn.Module):
         """Of affine features."""
         raise NotImplementedError
 
-    def of_rows(self, phi_tilde: Tensor, data: Data) -> Tensor:
-        """Of rows whose features are known; some targets may be missing."""
+    def of_data(self, linear: Callable[[Tensor], Tensor], data: Data) -> Tensor:
+        """Of a network that maps rows to linear features; some targets may be missing."""
         if data.alike:
-            return self(phi_tilde, data.T, data.weight)
-        Phi = affine_features(phi_tilde).double()
+            return self(linear(data.X), data.T, data.weight)
+        Phi = affine_features(linear(data.X)).double()
         statistics = OutputStatistics.from_rows(Phi, data.T, data.precision(None), sample_weight=data.weight)
         return statistics_nlml(statistics, self.log_alpha, bias_prior=self.bias_prior)
 
@@ -187,8 +196,7 @@ class KnownNoise(Objective):
         super().__init__(bias_prior=bias_prior, shape=shape)
         self.log_sigma_e = nn.Parameter(torch.full((*shape, n_outputs), INITIAL_LOG_SIGMA_E, dtype=torch.float64))
 
-    def of_network(self, linear: Callable[[Tensor], Tensor], data: Data) -> Tensor:
-        """Of rows and functionals."""
+    def of_data(self, linear: Callable[[Tensor], Tensor], data: Data) -> Tensor:
         learned = torch.exp(2 * self.log_sigma_e)
         Phi, precision = affine_features(linear(data.X)).double(), data.precision(learned)
         statistics: Statistics = OutputStatistics.from_rows(Phi, data.T, precision, sample_weight=data.weight)

@@ -17,7 +17,7 @@ from lastlayer.sources import Batch, Source
 from lastlayer.statistics import Statistics
 from lastlayer.training.bound import FrozenLayer
 from lastlayer.training.engine import SMALL_STEP, Problem
-from lastlayer.training.objectives import Data, KnownNoise, Objective, Profiled
+from lastlayer.training.objectives import Data, Objective, Profiled
 from lastlayer.training.running_posterior import RunningPosterior
 
 STACK_CHECK, BATCH_CHECK = 25, 100
@@ -68,9 +68,7 @@ class FullBatch(Problem):
 
     def evaluate(self) -> Float[Tensor, "*s"]:
         if self.chunk_size is None:
-            if isinstance(self.objective, KnownNoise):
-                return self.objective.of_network(self.network, self.data)
-            return self.objective.of_rows(self.network(self.data.X), self.data)
+            return self.objective.of_data(self.network, self.data)
         return chunked_nlml(
             self.network, self.objective, self.data, self.chunk_size, process_group=self.process_group, backward=False
         )
@@ -83,6 +81,24 @@ class FullBatch(Problem):
         if not self.with_prior:
             return super().penalty()
         return self.prior_share * neg_log_hidden_prior(self.network)
+
+
+class RandomRows(FullBatch):
+    """The same on `n` rows at a time, drawn anew for every step, each of which stands for several.
+
+    For data whose last layers cannot be averaged over steps: targets partly missing, noise partly known, functionals.
+    """
+
+    def __init__(self, network: nn.Module, objective: Objective, data: Data, *, n: int, seed: int, **more: Any) -> None:
+        super().__init__(network, objective, data, **more)
+        self.n, self.generator = n, torch.Generator().manual_seed(seed)
+
+    def evaluate(self) -> Float[Tensor, "*s"]:
+        m = self.data.X.shape[-2]
+        if m <= self.n:
+            return super().evaluate()
+        at = torch.randperm(m, generator=self.generator)[: self.n].to(self.data.X.device)
+        return self.objective.of_data(self.network, self.data.sampled(at))
 
 
 class MiniBatches(Problem):

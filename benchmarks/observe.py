@@ -1,0 +1,408 @@
+"""Observing more than values: targets that are partly missing, and an energy that is learned from its gradients.
+
+`python -m benchmarks.observe` has two parts. The first fits a table with four outputs, half of whose targets are
+missing, beside what one does otherwise: drop rows, fill in means, one model for each output. The second learns an
+energy of three distances from a few energies and gradients, beside a Gaussian process with derivatives (GPyTorch, left
+out where it is not installed). Both are scored on new rows. `--out` is the folder for results.json and tables.md.
+"""
+
+import json
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from jaxtyping import Bool, Float
+from numpy import ndarray
+from torch import Tensor
+
+from benchmarks.commands import console, print_rows, write_files
+from benchmarks.jsonl import versions
+from benchmarks.timing import describe_machine, timed
+from lastlayer import BLLRegressor, metrics
+from lastlayer.cli.console import helpful
+from lastlayer.observe import Gradient, Value
+from lastlayer.studies.paper import check_folder
+
+TEST_ROWS, LEVEL, WIDTH = 1_000, 0.9, 160
+app = typer.Typer(pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One method on one draw of the data: its scores on new rows, and the seconds of its fit."""
+
+    method: str
+    size: int
+    """Rows with targets, or points with gradients."""
+    seed: int
+    wall: float
+    cpu: float
+    scores: dict[str, float]
+
+
+# partly missing targets ----------------------------------------------------------------------------------------------
+
+ROWS, INPUTS, NOISE, MISSING = 400, 5, 0.1, 0.5
+INCOMPLETE, COMPLETE = "lastlayer, incomplete table", "lastlayer, complete table"
+Fit = Callable[[ndarray, ndarray], BLLRegressor]
+
+
+def outputs(X: Float[ndarray, "m 5"]) -> Float[ndarray, "m 4"]:
+    """Four mixtures of three smooth functions."""
+    a, b, c = np.sin(2 * X[:, 0] + X[:, 1]), X[:, 2] * X[:, 3], np.tanh(2 * X[:, 4] - X[:, 1])
+    return np.stack([a + b / 2, b + c / 2, c - a / 2, (a + b + c) / 2], 1)
+
+
+def draw_known(shape: tuple[int, int], rng: np.random.Generator) -> Bool[ndarray, "m q"]:
+    """Which targets are there: at least one in every row."""
+    known = rng.random(shape) >= MISSING
+    empty = np.flatnonzero(~known.any(1))
+    known[empty, rng.integers(shape[1], size=len(empty))] = True
+    return known
+
+
+def complete_rows(fit: Fit, X: ndarray, Y: ndarray) -> list[BLLRegressor]:
+    whole = ~np.isnan(Y).any(1)
+    return [fit(X[whole], Y[whole])]
+
+
+def filled_with_means(fit: Fit, X: ndarray, Y: ndarray) -> list[BLLRegressor]:
+    return [fit(X, np.where(np.isnan(Y), np.nanmean(Y, 0), Y))]
+
+
+def one_for_each_output(fit: Fit, X: ndarray, Y: ndarray) -> list[BLLRegressor]:
+    return [fit(X[known], y[known]) for y, known in zip(Y.T, ~np.isnan(Y).T, strict=True)]
+
+
+def as_it_is(fit: Fit, X: ndarray, Y: ndarray) -> list[BLLRegressor]:
+    return [fit(X, Y)]
+
+
+WAYS: dict[str, Callable[[Fit, ndarray, ndarray], list[BLLRegressor]]] = {
+    INCOMPLETE: as_it_is,
+    "rows without gaps alone": complete_rows,
+    "gaps filled with means": filled_with_means,
+    "one model for each output": one_for_each_output,
+    COMPLETE: as_it_is,
+}
+
+
+def score_targets(models: Sequence[BLLRegressor], X: ndarray, Y: ndarray) -> dict[str, float]:
+    """LPD summed over the outputs, each output alone, so that models of one output compare with those of all."""
+    predictions = [model.predictive(X) for model in models]
+    columns = np.split(Y, np.cumsum([p.mean.shape[1] for p in predictions])[:-1], axis=1)
+
+    def each(metric: Callable[..., Any]) -> ndarray:
+        parts = zip(predictions, columns, strict=True)
+        return np.concatenate([np.atleast_1d(metric(p, y, per_output=True)) for p, y in parts])
+
+    return {
+        "lpd": float(each(metrics.log_predictive_density).sum()),
+        "crps": float(each(metrics.crps).mean()),
+        "coverage": float(each(partial(metrics.coverage, level=LEVEL)).mean()),
+    }
+
+
+def missing_runs(seed: int, preset: str) -> Iterable[Run]:
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-1.5, 1.5, (ROWS + TEST_ROWS, INPUTS))
+    Y = outputs(X)
+    Y += NOISE * rng.normal(size=Y.shape)
+    X, new, Y, Y_new = X[:ROWS], X[ROWS:], Y[:ROWS], Y[ROWS:]
+    known = draw_known(Y.shape, rng)
+    for method, way in WAYS.items():
+
+        def fit(X: ndarray, Y: ndarray) -> BLLRegressor:
+            return BLLRegressor(preset=preset, random_state=seed).fit(X, Y)
+
+        seen = Y if method == COMPLETE else np.where(known, Y, np.nan)
+        models, cpu, wall = timed(partial(way, fit, X, seen))
+        yield Run(method, len(seen), seed, wall, cpu, score_targets(models, new, Y_new))
+
+
+def missing_table(runs: Sequence[Run]) -> list[list[str]]:
+    title = f"{ROWS} rows, 4 outputs, {MISSING:.0%} of the targets missing, {TEST_ROWS:,} new rows"
+    rows = [[title, "LPD", "CRPS", f"{LEVEL:.0%} coverage", "wall s", "cpu s", "cpu / complete"]]
+    complete = float(np.mean([run.cpu for run in runs if run.method == COMPLETE]))
+    for method in WAYS:
+        own = [run for run in runs if run.method == method]
+        ratio = f"{np.mean([run.cpu for run in own]) / complete:.2f}"
+        rows.append([method, *scores_of(own, {"lpd": 2, "crps": 4, "coverage": 3}), *seconds_of(own), ratio])
+    return rows
+
+
+# energies and gradients -----------------------------------------------------------------------------------------------
+
+ENERGIES, GRADIENTS, TIMES = 30, 50, 10
+NOISES = np.array([0.01, 0.05, 0.05, 0.05])
+"""Of an energy and of the three numbers of a gradient; all methods are told."""
+DEPTH, STIFFNESS, REST = np.array([1.0, 0.8, 0.6]), np.array([1.2, 1.5, 1.3]), np.array([1.0, 1.1, 1.6])
+HIDDEN, STEPS, STEP_SIZE = (50, 50), 200, 0.05
+EVIDENCE, PROCESS = "lastlayer, energies and gradients", "exact process, energies and gradients"
+Predict = Callable[[ndarray], tuple[Float[ndarray, "m 4"], Float[ndarray, "m 4"]]]
+"""Mean and variance of energies and gradients, without noise."""
+
+
+def surface(X: Float[ndarray, "m 3"]) -> Float[ndarray, "m 4"]:
+    """Energy and gradient of three atoms by their distances: a Morse term for each pair, and one of all three."""
+    decay, triple = np.exp(-STIFFNESS * (X - REST)), 0.5 / X.prod(1)
+    energy = (DEPTH * np.square(1 - decay)).sum(1) + triple
+    gradient = 2 * DEPTH * STIFFNESS * (1 - decay) * decay - triple[:, None] / X
+    return np.column_stack([energy, gradient])
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Energies at some points, gradients at others."""
+
+    X: Float[ndarray, "n 3"]
+    energies: Float[ndarray, " n"]
+    X_gradients: Float[ndarray, "k 3"]
+    gradients: Float[ndarray, "k 3"]
+
+    @classmethod
+    def draw(cls, n: int, k: int, rng: np.random.Generator) -> "Measured":
+        X, Y = draw_points(n + k, rng)
+        return cls(X[:n], Y[:n, 0], X[n:], Y[n:, 1:])
+
+
+def draw_points(m: int, rng: np.random.Generator) -> tuple[Float[ndarray, "m 3"], Float[ndarray, "m 4"]]:
+    """Points, and energies and gradients there with noise."""
+    X = rng.uniform(0.8, 2.2, (m, 3))
+    return X, surface(X) + NOISES * rng.normal(size=(m, 4))
+
+
+def network(
+    data: Measured, seed: int, *, gradients: bool = True, preset: str = "evidence", hidden: Any = HIDDEN
+) -> Predict:
+    seen = [Gradient().at(data.X_gradients).observed(data.gradients, noise_std=NOISES[1:])] if gradients else []
+    model = BLLRegressor(hidden, preset=preset, random_state=seed)
+    model.fit(data.X, data.energies, noise_std=NOISES[0], observations=seen)
+
+    def predict(X: ndarray) -> tuple[ndarray, ndarray]:
+        values, slopes = model.predictive_of(Value(), X), model.predictive_of(Gradient(), X)
+        return (
+            np.column_stack([values.mean, slopes.mean.reshape(X.shape)]),
+            np.column_stack([values.var, slopes.var.reshape(X.shape)]),
+        )
+
+    return predict
+
+
+def process(data: Measured, seed: int, steps: int | None = None) -> Predict:
+    """GPyTorch's kernel of values and derivatives, a length for each input; the noise is known."""
+    X = torch.tensor(np.vstack([data.X, data.X_gradients]))
+    at, unit = X.mean(0), X.std(0)
+    mean, scale = data.energies.mean(), data.energies.std()
+    units = torch.cat([torch.ones(1).double(), 1 / unit]) * scale  # of a standardised energy and its gradient
+    Y = torch.full((len(X), 4), torch.nan).double()  # a point has the one or the other
+    Y[: len(data.X), 0] = torch.tensor(data.energies - mean)
+    Y[len(data.X) :, 1:] = torch.tensor(data.gradients)
+    trained = trained_process((X - at) / unit, Y / units, (torch.tensor(NOISES) / units).square(), steps or STEPS)
+
+    def predict(X: ndarray) -> tuple[ndarray, ndarray]:
+        found, var = trained((torch.tensor(X) - at) / unit)
+        return (found * units).numpy() + mean * np.eye(4)[0], (var * units.square()).numpy()
+
+    return predict
+
+
+def trained_process(
+    Z: Float[Tensor, "n 3"], T: Float[Tensor, "n 4"], noise_var: Float[Tensor, " 4"], steps: int
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Of standardised points and targets, NaN where there are none: Adam on the exact marginal likelihood."""
+    import gpytorch  # type: ignore[import-not-found, unused-ignore]
+
+    class Process(gpytorch.models.ExactGP):  # type: ignore[misc, unused-ignore]
+        def __init__(self, likelihood: Any) -> None:
+            super().__init__(Z, T, likelihood)
+            self.mean_module = gpytorch.means.ConstantMeanGrad()
+            self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernelGrad(ard_num_dims=Z.shape[1]))
+
+        def forward(self, x: Tensor) -> Any:
+            return gpytorch.distributions.MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+    likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(
+        len(noise_var), noise_constraint=gpytorch.constraints.GreaterThan(1e-9), has_global_noise=False
+    ).double()
+    likelihood.task_noises = noise_var
+    likelihood.raw_task_noises.requires_grad_(False)
+    model = Process(likelihood).double()
+    bound = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
+    adam = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=STEP_SIZE)
+    with gpytorch.settings.observation_nan_policy("mask"), gpytorch.settings.max_cholesky_size(100_000):
+        for _ in range(steps):
+            adam.zero_grad()
+            (-bound(model(Z), T)).backward()
+            adam.step()
+    return conditioned(model.mean_module, model.covar_module, Z, T, noise_var)
+
+
+@torch.no_grad()
+def conditioned(
+    mean: Any, kernel: Any, Z: Tensor, T: Tensor, noise_var: Tensor
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Mean and variance at new points, given the targets that are not NaN.
+
+    Here and not in GPyTorch, whose predictive covariance counts missing targets as seen.
+    """
+    seen = ~T.isnan().flatten()
+    cov = kernel(Z).to_dense() + torch.diag(noise_var.repeat(len(Z)))
+    L = torch.linalg.cholesky(cov[seen][:, seen])
+    weights = torch.cholesky_solve((T - mean(Z)).flatten()[seen, None], L)
+
+    @torch.no_grad()
+    def predict(Z_new: Tensor) -> tuple[Tensor, Tensor]:
+        cross = kernel(Z_new, Z).to_dense()[:, seen]
+        known = torch.linalg.solve_triangular(L, cross.mT, upper=False).square().sum(0)
+        found = mean(Z_new) + (cross @ weights).reshape(-1, T.shape[1])
+        return found, (kernel(Z_new, diag=True) - known).reshape(found.shape)
+
+    return predict
+
+
+METHODS: dict[str, Callable[[Measured, int], Predict]] = {
+    "lastlayer, energies alone": partial(network, gradients=False),
+    EVIDENCE: network,
+    "lastlayer, both, preset fast": partial(network, preset="fast", hidden="auto"),
+    PROCESS: process,
+}
+
+
+def score_surface(predict: Predict, X: Float[ndarray, "m 3"], Y: Float[ndarray, "m 4"]) -> dict[str, float]:
+    """RMSE of the function itself, LPD of measurements; the LPD of a gradient is the sum of its numbers'."""
+    mean, var = predict(X)
+    square, var = np.square(mean - surface(X)).mean(0), var + np.square(NOISES)
+    density = -0.5 * (np.square(Y - mean) / var + np.log(2 * np.pi * var)).mean(0)
+    return {
+        "gradient_rmse": float(np.sqrt(square[1:].mean())),
+        "gradient_lpd": float(density[1:].sum()),
+        "energy_rmse": float(np.sqrt(square[0])),
+        "energy_lpd": float(density[0]),
+    }
+
+
+def asked_of(points: int, seed: int, quick: bool) -> list[str]:
+    """More points go to single networks, and for the first seed to the process: others would take too long."""
+    absent = find_spec("gpytorch") is None
+    large = [EVIDENCE] if quick or seed else [EVIDENCE, PROCESS]
+    return [name for name in (METHODS if points == GRADIENTS else large) if not (absent and name == PROCESS)]
+
+
+def gradient_runs(seed: int, quick: bool) -> Iterable[Run]:
+    for points in (GRADIENTS, TIMES * GRADIENTS):
+        rng = np.random.default_rng(seed)
+        new = draw_points(TEST_ROWS, rng)
+        data = Measured.draw(ENERGIES, points, rng)
+        for method in asked_of(points, seed, quick):
+            predict, cpu, wall = timed(partial(METHODS[method], data, seed))
+            yield Run(method, points, seed, wall, cpu, score_surface(predict, *new))
+
+
+def gradient_table(runs: Sequence[Run]) -> list[list[str]]:
+    title = f"{ENERGIES} energies and n gradients, 3 inputs, {TEST_ROWS:,} new rows"
+    rows = [[title, "n", "gradient RMSE", "gradient LPD", "energy RMSE", "energy LPD", "wall s", "cpu s"]]
+    digits = {"gradient_rmse": 4, "gradient_lpd": 2, "energy_rmse": 4, "energy_lpd": 2}
+    for method, size in dict.fromkeys((run.method, run.size) for run in runs):
+        own = [run for run in runs if (run.method, run.size) == (method, size)]
+        rows.append([method, f"{size:,}", *scores_of(own, digits), *seconds_of(own)])
+    return rows
+
+
+def rows_in_the_same_time(runs: Sequence[Run]) -> str:
+    """How many gradients one network takes in the time of the process for the fewest."""
+    times: dict[tuple[str, int], float] = {
+        key: float(np.mean([run.cpu for run in runs if (run.method, run.size) == key]))
+        for key in {(run.method, run.size) for run in runs}
+    }
+    limit = times.get((PROCESS, GRADIENTS))
+    if limit is None:
+        return "left out: the exact process needs gpytorch; make bench-observe installs it"
+    few, many = times[EVIDENCE, GRADIENTS], times[EVIDENCE, TIMES * GRADIENTS]
+    slope = math.log(TIMES) / math.log(max(many / few, 1.01))
+    count = f"about {GRADIENTS * (limit / few) ** slope:,.0f}" if limit < many else f"more than {TIMES * GRADIENTS:,}"
+    return (
+        f"in the {limit:.1f} cpu s that the exact process takes for {GRADIENTS} gradients one network takes {count} "
+        f"({GRADIENTS}: {few:.1f} s, {TIMES * GRADIENTS}: {many:.1f} s)"
+    )
+
+
+# the command ----------------------------------------------------------------------------------------------------------
+
+
+def scores_of(runs: Sequence[Run], digits: dict[str, int]) -> list[str]:
+    """Means over the seeds, and their standard errors."""
+    cells = []
+    for name, places in digits.items():
+        values = np.array([run.scores[name] for run in runs])
+        error = f" ± {values.std(ddof=1) / math.sqrt(len(values)):.{places}f}" if len(values) > 1 else ""
+        cells.append(f"{values.mean():.{places}f}{error}")
+    return cells
+
+
+def seconds_of(runs: Sequence[Run]) -> list[str]:
+    return [f"{np.mean([getattr(run, clock) for run in runs]):.1f}" for clock in ("wall", "cpu")]
+
+
+def markdown(rows: list[list[str]]) -> str:
+    (title, *head), *body = rows
+    lines = [["", *head], ["---", *["---:"] * len(head)], *body]
+    return "\n".join([f"{title}:", "", *(f"| {' | '.join(line)} |" for line in lines)])
+
+
+def warm_up() -> None:
+    """Load what a first fit loads, so that no method pays for it."""
+    data = Measured.draw(12, 4, np.random.default_rng(0))
+    BLLRegressor((5,), preset="fast", max_epochs=2).fit(data.X, data.energies)
+    network(data, 0, hidden=(5,))(data.X)
+    if find_spec("gpytorch") is not None:
+        process(data, 0, steps=1)(data.X)
+
+
+def told(runs: Iterable[Run]) -> Iterable[Run]:
+    for run in runs:
+        print(f"seed {run.seed}, {run.method}, {run.size}: {run.cpu:.1f} cpu s", file=sys.stderr, flush=True)
+        yield run
+
+
+@app.command()
+@helpful
+def observe(
+    out: Annotated[Path, typer.Option(help="Folder for results and tables.")] = Path("results/observe"),
+    seeds: Annotated[int, typer.Option(min=1, help="Draws of the data, averaged.")] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller mixtures, no process of many points.")] = False,
+) -> None:
+    """Partly missing targets beside the ways around them, and energies from gradients beside a Gaussian process."""
+    torch.set_num_threads(1)
+    check_folder(out)
+    machine = describe_machine()
+    console.width = console.width if console.is_terminal else WIDTH
+    console.print(machine, highlight=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warm_up()
+        preset = "fast" if quick else "calibrated"
+        missing = [run for seed in range(seeds) for run in told(missing_runs(seed, preset))]
+        print_rows(missing_table(missing))
+        surfaces = [run for seed in range(seeds) for run in told(gradient_runs(seed, quick))]
+        print_rows(gradient_table(surfaces))
+    last = rows_in_the_same_time(surfaces)
+    console.print(last, highlight=False)
+    about = {"machine": machine, "versions": versions(("gpytorch",)), "preset": preset}
+    results = about | {"missing": [*map(asdict, missing)], "gradients": [*map(asdict, surfaces)]}
+    texts = [machine, markdown(missing_table(missing)), markdown(gradient_table(surfaces)), last]
+    write_files(out, {"results.json": json.dumps(results, indent=1), "tables.md": "\n\n".join(texts) + "\n"}, {})
+    console.print(f"tables: {out / 'tables.md'}; every run: {out / 'results.json'}", highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m benchmarks.observe")
