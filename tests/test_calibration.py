@@ -410,7 +410,7 @@ def test_inside_the_data_the_process_adds_nothing() -> None:
 
 @pytest.mark.parametrize(("q", "c", "correlated"), [(1, 1, False), (2, 1, False), (2, 3, False), (2, 1, True)])
 def test_a_known_curve_is_found_again(q: int, c: int, correlated: bool) -> None:
-    points = held_out(12_000 if correlated else 4000, q, c, correlated=correlated)
+    points = held_out(12_000 if correlated else 6000, q, c, correlated=correlated)
     calibration = fit_curves(points, mixture=False)
     found = narrow(calibration, points)[NETWORK]
     np.testing.assert_allclose(found.noise, TRUTH.noise[:q], rtol=0.15)  # a few standard errors of the points
@@ -451,7 +451,7 @@ def test_a_known_shrinkage_is_found_again(precision: float) -> None:
 @pytest.mark.parametrize("factor", [0.5, 20.0])
 def test_a_known_factor_of_the_process_is_found_again(factor: float, families: tuple[Family, ...]) -> None:
     """Errors outside the data grow with its variance; inside, they are those of the curve."""
-    points = held_out(3000, 2, 3, families=families, tails=TAILS, shrinkage=0.05, outside=factor)
+    points = held_out(6000, 2, 3, families=families, tails=TAILS, shrinkage=0.05, outside=factor)
     found = fit_curves(points, mixture=True)
     assert found.outside is not None
     assert found.outside.factor == pytest.approx(factor, rel=0.25)
@@ -849,7 +849,7 @@ def test_noise_of_the_input_is_found_and_ends_at_the_edge_of_the_data() -> None:
 def test_whether_noise_depends_on_the_input_is_found_out(
     seed: int, strength: float, depends: bool, mixture: bool
 ) -> None:
-    points, _ = noisy(400, strength, seed)
+    points, _ = noisy(600, strength, seed)
     found = fit_curves(points, mixture=mixture, input_noise=None)
     assert (found.head is not None) == depends
     told = fit_curves(points, mixture=mixture, input_noise=depends)

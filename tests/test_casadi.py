@@ -13,7 +13,8 @@ from torch import nn
 from lastlayer import BLLRegressor
 from lastlayer.errors import MissingPackageError
 from lastlayer.features import ACTIVATIONS
-from lastlayer.integrations import to_casadi
+from lastlayer.integrations import functional_to_casadi, to_casadi
+from lastlayer.observe import Derivative, Gradient, Value
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
 
@@ -139,3 +140,15 @@ def test_inputs_that_are_no_table_are_refused():
     model = BLLRegressor(backbone=network, **FAST).fit(X, X[:, 0, 0])
     with pytest.raises(ValueError, match="more than two dimensions"):
         to_casadi(model)
+
+
+@pytest.mark.parametrize("name", ["single", "mixture of families", "partly missing targets"])
+@pytest.mark.parametrize("functional", [Value(1), Derivative(2, output=1), Gradient()])
+def test_a_functional_is_what_predictive_of_says(name, functional):
+    (X, _), model = data(), fitted(name)
+    function = functional_to_casadi(model, functional)
+    for x in far(X, 4):
+        mean, cov = (np.array(part) for part in function(x))
+        said = model.predictive_of(functional, x[None])
+        np.testing.assert_allclose(mean[:, 0], said.mean, rtol=1e-8, atol=1e-9 * np.abs(said.mean).max())
+        np.testing.assert_allclose(cov, said.cov(), rtol=1e-7, atol=1e-9 * said.cov().max())

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("as_a_user")
 
 TINY = {"max_epochs": 3, "random_state": 0}
 FAST = TINY | {"preset": "fast"}
+ONE = TINY | {"n_members": 1, "hidden_prior": 0.3}
 
 
 def rows(m: int = 30, d: int = 3, q: int = 2, seed: int = 0) -> tuple[ndarray, ndarray]:
@@ -209,7 +210,7 @@ def test_near_copies_are_held_out_together_and_count_as_one_row():
     unseen = np.stack([member.unseen.has(data) for member in near.members_])
     assert unseen.any(0).all()
     np.testing.assert_array_equal(unseen[:, :60], unseen[:, 60:])
-    assert BLLRegressor(**FAST).fit(*sine(120, d=2)).settings_.hidden == (20, 20)
+    assert BLLRegressor(**ONE).fit(*sine(120, d=2)).settings_.hidden == (20, 20)
 
 
 @pytest.mark.filterwarnings("ignore::lastlayer.errors.CopiesWarning")
@@ -238,7 +239,7 @@ def test_copies_that_are_exceptions_are_not_warned_of():
     X, y = sine(24, d=2)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        BLLRegressor(**FAST).fit(np.concatenate([X, X[:4]]), np.concatenate([y, y[:4]]))
+        BLLRegressor(**ONE).fit(np.concatenate([X, X[:4]]), np.concatenate([y, y[:4]]))
     assert not [warning for warning in said if warning.category is CopiesWarning]
 
 
@@ -246,5 +247,5 @@ def test_rows_of_weight_zero_are_no_copies():
     X, y = sine(40, d=2)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        BLLRegressor(**FAST).fit(X, y, sample_weight=np.repeat([1.0, 0.0], 20))
+        BLLRegressor(**ONE).fit(X, y, sample_weight=np.repeat([1.0, 0.0], 20))
     assert not [warning for warning in said if warning.category is CopiesWarning]

@@ -61,7 +61,8 @@ def run(code: str, page: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("page", [p for p in PAGES if p.name not in APART and blocks(p, "python")], ids=name_of)
 def test_the_code_of_a_page_runs(page, in_a_folder_of_its_own):
     """All blocks of a page in one namespace, one after the other."""
-    names = run("\n".join(blocks(page, "python")), page)
+    code = "\n".join(blocks(page, "python"))
+    names = run(re.sub(r"(for epoch in range\(|epochs=)\d+", r"\g<1>2", code), page)
     if page.name == "README.md":
         assert (in_a_folder_of_its_own / "model.lastlayer").exists()
         assert names["mean"].shape == names["std"].shape == (100, 2)

@@ -19,6 +19,7 @@ from lastlayer.networks.mlp import grouped
 from lastlayer.online import ExponentialForgetting, KeepAll, OnlineModel, SlidingWindow
 from lastlayer.online.layers import LayerStack
 from lastlayer.predictor.unseen import NOTHING
+from lastlayer.settings import PRIOR_PRECISIONS
 from lastlayer.statistics import Statistics
 from lastlayer.training import last_layers
 from lastlayer.types import ADDITIVE, FOURIER, LINEAR, Family
@@ -42,7 +43,10 @@ def mixed() -> BLLRegressor:
     Precisions under which features are collinear are left out: there two refits have no digits in common either. The
     curves are wide: none of the rows is a surprise that would widen them.
     """
-    model = quick(hidden_prior="auto", n_members="auto", noise="full").fit(X[:FITTED], Y[:FITTED])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lastlayer.settings.FAST_PRECISIONS", PRIOR_PRECISIONS)
+        fast = quick(preset="fast", hidden_prior="auto", n_members="auto", noise="full")
+        model = fast.fit(X[:FITTED], Y[:FITTED])
     fitted = model.fitted_
     each = [member.family for member in fitted.members]
     weak, strong = (each.index(Family("network", precision)) for precision in (0.03, 0.3))
@@ -129,7 +133,7 @@ def test_it_starts_as_the_model_and_becomes_the_refit(which, request):
     online = OnlineModel(model)
     same(online, model)
     stream(online, model, FITTED, FITTED + 40)
-    stream(online, model, FITTED + 40, 650, step=7)  # more rows than the process has features: it is factored
+    stream(online, model, FITTED + 40, 650, step=25)  # more rows than the process has features: it is factored
     stream(online, model, 650, 850, step=200)
     stream(online, model, 850, 855)
     assert online.n_rows == 795

@@ -54,12 +54,12 @@ def two() -> BLLRegressor:
     return quick(noise="full").fit(*sine(q=2))
 
 
-CALIBRATED = BLLRegressor(hidden=(5,), max_epochs=10, n_members=2, hidden_prior=0.3)
+CALIBRATED = BLLRegressor(hidden=(3,), max_epochs=3, n_members=2, hidden_prior=0.3)
 
 
 @floored
 @copied
-@parametrize_with_checks([BLLRegressor(hidden=(5,), preset="evidence", max_epochs=30), CALIBRATED])
+@parametrize_with_checks([BLLRegressor(hidden=(3,), preset="evidence", max_epochs=10), CALIBRATED])
 def test_scikit_learn_agrees(as_a_user, estimator, check):
     check(estimator)
 
@@ -688,7 +688,7 @@ LAYOUTS = ("integer inputs", "float32", "every second row", "backwards", "Fortra
     [
         {"noise": "diagonal"},
         {"noise": "full"},
-        {"noise": "full", "preset": "calibrated", "n_members": 2, "hidden_prior": 0.3, "max_epochs": 5},
+        {"noise": "full", "preset": "calibrated", "n_members": 2, "hidden_prior": 0.3, "max_epochs": 3},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
@@ -699,7 +699,7 @@ def test_it_simply_works(name, options, request):
         if name in LAYOUTS:
             pytest.skip("how an array lies in memory ends at the door, which is the same for both presets")
     X, y = ODD[name](*sine(40, d=3))
-    model = quick(**({"max_epochs": 15} | options)).fit(X, y)
+    model = quick(**({"max_epochs": 6} | options)).fit(X, y)
     X = np.array(X, dtype=float)
     away = X.mean(0) + 1e6 * np.where(X.std(0) > 0, X.std(0), 1)
     for new in (X, X[:1], away[None]):

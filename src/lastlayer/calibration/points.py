@@ -15,8 +15,8 @@ from torch import Tensor
 from lastlayer.formula import log_far
 from lastlayer.linalg import TINY
 from lastlayer.ops import TorchOps
+from lastlayer.training.data import Data
 from lastlayer.training.last_layer import LastLayer
-from lastlayer.training.objectives import Data
 from lastlayer.types import FOURIER, Family
 
 REGIONS = ("blocked", "shell", "outside")

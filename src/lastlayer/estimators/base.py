@@ -23,7 +23,7 @@ from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Extrapolation, Fitted, geometric_mean
 from lastlayer.predictor.module import Predictor
 from lastlayer.scaling import Standardizer
-from lastlayer.training.objectives import Data
+from lastlayer.training.data import Data
 
 Self = TypeVar("Self", bound="LastLayerRegressor")
 Value = TypeVar("Value")

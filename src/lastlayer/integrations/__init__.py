@@ -4,7 +4,7 @@ Importing this package needs nothing, calling it says what is missing. `integrat
 `integrations.lightning` are imported by their own names, with the extras `onnx`, `gpytorch` and `lightning`.
 """
 
-from lastlayer.integrations.casadi import to_casadi
+from lastlayer.integrations.casadi import functional_to_casadi, to_casadi
 from lastlayer.integrations.do_mpc import (
     Controller,
     chance_constraint,
@@ -14,4 +14,13 @@ from lastlayer.integrations.do_mpc import (
     trust_limit,
 )
 
-__all__ = ["Controller", "chance_constraint", "to_casadi", "to_do_mpc", "trust_constraint", "trust_cost", "trust_limit"]
+__all__ = [
+    "Controller",
+    "chance_constraint",
+    "functional_to_casadi",
+    "to_casadi",
+    "to_do_mpc",
+    "trust_constraint",
+    "trust_cost",
+    "trust_limit",
+]

@@ -13,6 +13,7 @@ from lastlayer import formula
 from lastlayer.errors import InputError, need
 from lastlayer.integrations.onnx import first_line, onnx_program
 from lastlayer.networks.mlp import MLP, InputSkip, encoding_of, inner_network
+from lastlayer.observe import Pointwise
 from lastlayer.ops import CasADiOps, Each
 from lastlayer.predictor.fitted import Fitted, as_fitted
 
@@ -49,6 +50,47 @@ def to_casadi(model: Any, noise: bool = True, *, name: str = "predictive") -> "c
         cov = cov + ops.total(parts.weights * ops.outer(between, between))
     cost = ops.row_mean(ops.average(parts.cost))
     return ca.Function(name, [x], [mean.T, ca.densify(cov), cost], ["x"], ["mean", "cov", "affine_cost"])
+
+
+def functional_to_casadi(model: Any, functional: Pointwise, *, name: str = "functional") -> "casadi.Function":
+    """x (d) -> mean (n), cov (n, n): what `model.predictive_of` says of a functional at one point, without noise.
+
+    `Derivative(0)` has n = 1, `Gradient()` one for each input.
+    """
+    ca = need("casadi", extra="control")
+    fitted = as_fitted(model)
+    if fitted.inputs is None:
+        raise InputError("the model takes inputs of more than two dimensions: only a model of tables can be written so")
+    d = len(fitted.inputs.mean)
+    x = ca.MX.sym("x", d)
+    at, said = functional.at(np.zeros((1, d))), _linear_map(ca, fitted, x, functional.output)
+    whole = ca.mtimes(ca.DM(at.weights), said)
+    if at.directions is not None:
+        whole = whole + ca.mtimes(ca.DM(at.directions[:, 0]), ca.jacobian(said, x).T)
+    rows = whole[:, 1:]
+    return ca.Function(name, [x], [whole[:, 0], ca.mtimes(rows, rows.T)], ["x"], ["mean", "cov"])
+
+
+def _linear_map(ca: Any, fitted: Fitted, x: Any, output: int) -> Any:
+    """[mean, G] of one output at a point, as `Predictor.linear_map` has it: (1, r)."""
+    ops, model = CasADiOps(ca), expressions(ca, fitted)
+    z = formula.standardized(model, x.T)
+    phi = [layer.features(ops, z) for layer in model.layers]
+    layers = list(zip(model.layers, phi, strict=True))
+    said = formula.joined(ops, model, [formula.last_layer(ops, layer, features) for layer, features in layers])
+    parts = formula.components(ops, model, said, z)
+    stretch = formula.stretch(ops, model.curve, parts.cost, formula.far_of(ops, model, parts.cost_star))
+    mean = ops.total(parts.weights * parts.mean)[0, output]
+    std = np.sqrt(fitted.tails.widening * _array(fitted.predictor.function_cov)[:, output, output])
+    columns = [mean]
+    for i, (layer, features) in enumerate(layers):
+        block = ca.horzsplit(formula.rows(ops, layer, features), layer.root.shape[1] // layer.n_costs)
+        own = output if layer.n_costs > 1 else 0
+        columns.append(ca.sqrt(parts.weights.parts[i]) * std[i] * stretch.parts[i][0, own] * block[own])
+    if len(layers) > 1:
+        apart = (parts.mean.map(lambda row: row[0, output]) - mean) * ops.sqrt(parts.weights)
+        columns += apart.parts
+    return ca.horzcat(*columns)
 
 
 def expressions(ca: Any, fitted: Fitted) -> SimpleNamespace:

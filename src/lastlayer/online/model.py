@@ -27,7 +27,7 @@ from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted, as_arrays, as_fitted
 from lastlayer.predictor.unseen import NOTHING
 from lastlayer.statistics import Statistics, row_chunks
-from lastlayer.training.objectives import Data
+from lastlayer.training.data import Data
 
 CHUNK_ROWS = 1_024
 LARGE_BATCH = 0.25

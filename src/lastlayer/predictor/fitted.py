@@ -28,8 +28,8 @@ from lastlayer.predictor.module import Member, Predictor, rows_in_cache
 from lastlayer.scaling import Standardizer
 from lastlayer.settings import Settings
 from lastlayer.statistics import CHUNK_ROWS, row_chunks
+from lastlayer.training.data import Data
 from lastlayer.training.engine import threads_for
-from lastlayer.training.objectives import Data
 from lastlayer.types import FOURIER, Family
 
 KEPT_COSTS = 1001

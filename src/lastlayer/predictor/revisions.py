@@ -20,8 +20,8 @@ from lastlayer.posterior import OutputPosterior, Posterior
 from lastlayer.predictor.fitted import Fitted, as_arrays, linear_features, member_features
 from lastlayer.predictor.module import Member
 from lastlayer.statistics import OutputStatistics, Statistics, row_chunks
+from lastlayer.training.data import Data
 from lastlayer.training.last_layer import last_layers
-from lastlayer.training.objectives import Data
 from lastlayer.types import Family
 
 

@@ -15,8 +15,8 @@ from lastlayer.evidence import known_noise_nlml, optimal_alphas
 from lastlayer.features import affine_features
 from lastlayer.posterior import Posterior
 from lastlayer.statistics import OutputStatistics, Statistics, row_chunks
+from lastlayer.training.data import Data
 from lastlayer.training.engine import threads_for
-from lastlayer.training.objectives import Data
 from lastlayer.types import NO_NOISE_PRIOR, BiasPrior, NoisePrior, NoiseStructure
 
 STARTS, LIMITS = ((-2.0, 2.0, 6.0), (-0.5, -2.0, -4.0)), ((-25.0, 25.0), (-13.8, 5.0))

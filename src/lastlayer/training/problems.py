@@ -16,8 +16,9 @@ from lastlayer.networks.mlp import neg_log_hidden_prior
 from lastlayer.sources import Batch, Source
 from lastlayer.statistics import Statistics
 from lastlayer.training.bound import FrozenLayer
+from lastlayer.training.data import Data
 from lastlayer.training.engine import SMALL_STEP, Problem
-from lastlayer.training.objectives import Data, Objective, Profiled
+from lastlayer.training.objectives import Objective, Profiled
 from lastlayer.training.running_posterior import RunningPosterior
 
 STACK_CHECK, BATCH_CHECK = 25, 100
