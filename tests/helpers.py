@@ -1,11 +1,13 @@
 """What several test files need: tolerances by dtype, data, and slow, obvious forms of the formulas."""
 
+import inspect
 import os
 import runpy
 import socket
 import subprocess
 import sys
 import textwrap
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.features import affine_features
+from lastlayer.networks.fourier import fourier_network
 from lastlayer.training import Problem
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -60,6 +63,11 @@ def sine(m: int = 60, q: int = 0, seed: int = 0, d: int = 1) -> tuple[np.ndarray
     clean = np.stack([np.sin(X[:, 0] + 0.5 * j) * (1 + j) + 2 for j in range(max(q, 1))], 1)
     y = clean + 0.15 * rng.standard_normal(clean.shape) @ (np.eye(max(q, 1)) + 0.5)
     return X, y if q else y[:, 0]
+
+
+def small_process() -> AbstractContextManager:
+    """While mixtures are fitted and loaded: 32 frequencies, an eighth of the usual number."""
+    return mock.patch.object(inspect.unwrap(fourier_network), "__defaults__", (32,))
 
 
 def last_layer_rows(model: LastLayerRegressor, X: Any, y: Any, *, member: int = 0) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from functools import cache
 
 import numpy as np
-from helpers import sine
+from helpers import sine, small_process
 from sklearn.model_selection import GroupKFold
 
 from lastlayer import BLLRegressor
@@ -32,7 +32,8 @@ def far(X, n=40):
 
 @cache
 def fitted(name):
-    return MODELS[name](*data())
+    with small_process():
+        return MODELS[name](*data())
 
 
 MODELS = {

@@ -26,7 +26,7 @@ from benchmarks.uci.store import Result, open_store
 from lastlayer import BLLRegressor, Prediction, metrics
 from lastlayer.errors import InputError
 
-pytestmark = pytest.mark.usefixtures("as_a_user")
+pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")
 
 
 @pytest.fixture

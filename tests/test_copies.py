@@ -12,7 +12,7 @@ from lastlayer import BLLRegressor
 from lastlayer.ensemble.copies import SEARCHED_ROWS, merged, near_groups
 from lastlayer.errors import CopiesWarning
 
-pytestmark = pytest.mark.usefixtures("as_a_user")
+pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")
 
 TINY = {"max_epochs": 3, "random_state": 0}
 FAST = TINY | {"preset": "fast"}

@@ -28,7 +28,7 @@ from lastlayer.statistics import Statistics
 from lastlayer.training import StackedNetworks
 from lastlayer.types import ADDITIVE, FOURIER, LINEAR, Family
 
-pytestmark = pytest.mark.usefixtures("as_a_user")
+pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")
 
 NEW = np.array([[-7.0], [-2.0], [0.1], [0.4], [5.0]])
 

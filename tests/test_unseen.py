@@ -19,7 +19,7 @@ from lastlayer.statistics import Statistics
 from lastlayer.training import Data
 from lastlayer.types import ADDITIVE, FOURIER, LINEAR
 
-pytestmark = pytest.mark.usefixtures("as_a_user")
+pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")
 
 M = 30
 X, Y = sine(M, q=2, d=2)

@@ -1,8 +1,9 @@
-"""Temperature in a bar with insulated ends: `python examples/physics/flat_at_boundary.py`.
+"""Velocity in a pipe, measured near the wall: `python examples/physics/flat_at_boundary.py`.
 
-No heat crosses an insulated end, so the temperature is flat there. No sensor sits there, but the physics is an
-observation: a `Derivative` of zero at both ends, with a small standard deviation. The script fits twelve sensors alone,
-then with the two slopes, and scores what both say of the whole bar.
+By symmetry the profile is flat on the axis, where the probe does not reach. That is an observation like any other: a
+`Derivative` of zero, with a small standard deviation. At the wall the fluid is at rest: a `Value` of zero. The script
+fits twelve velocities and the wall, then with the flat axis too, and scores what both say of the whole radius. It does so for
+a shear-thinning fluid, whose profile has a broad flat core, and for water, whose profile bends everywhere.
 """
 
 from pathlib import Path
@@ -15,34 +16,37 @@ from shared import Table, band, report, save, scores
 from lastlayer import BLLRegressor
 from lastlayer.observe import Derivative, Value
 
-SENSOR_NOISE, SLOPE_NOISE = 0.5, 0.5
-"""In K, and in K/m: small beside the slopes inside the bar, which reach 60 K/m."""
+VELOCITY_NOISE, SURE = 0.02, 0.01
+"""In m/s; and of what physics says, in m/s and m/s per radius."""
+FLUIDS = {"shear-thinning": 3, "water": 2}
+"""Powers of the radius: 1 + 1/n of a power-law fluid of index n."""
 
 
-def temperature(x: ndarray) -> ndarray:
-    """In degrees Celsius, of a bar of 1 m."""
-    return 40 + 15 * np.cos(np.pi * x) - 6 * np.cos(2 * np.pi * x)
+def velocity(r: ndarray, power: int) -> ndarray:
+    """In m/s, of the distance from the axis over the radius of the pipe."""
+    return 1 - r**power
 
 
-def main(folder: Path = Path()) -> Table:
-    rng = np.random.default_rng(0)
-    X, ends = np.linspace(0.25, 0.75, 12)[:, None], np.array([[0.0], [1.0]])
-    y = temperature(X[:, 0]) + SENSOR_NOISE * rng.standard_normal(len(X))
-    flat = Derivative(0).at(ends).observed([0.0, 0.0], noise_std=SLOPE_NOISE)
+def main(folder: Path = Path(), seed: int = 0) -> Table:
+    rng = np.random.default_rng(seed)
+    X = np.linspace(0.4, 0.95, 12)[:, None]
+    wall = Value().at([[1.0]]).observed([0.0], noise_std=SURE)
+    flat = Derivative(0).at([[0.0]]).observed([0.0], noise_std=SURE)
 
     figure = Figure(figsize=(8, 3.5), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(X, y, "k.", label="12 sensors")
-    x = np.linspace(0, 1, 200)
+    r = np.linspace(0, 1, 200)
     table = {}
-    for name, observations, color in (("sensors", [], "C1"), ("sensors and flat ends", [flat], "C0")):
-        model = BLLRegressor(n_members=5, hidden_prior=0.1, max_epochs=150, random_state=0)
-        model.fit(X, y, noise_std=SENSOR_NOISE, observations=observations)
-        value = model.predictive_of(Value(), x[:, None])
-        table[f"temperature, from {name}"] = scores(value, temperature(x))
-        band(axes, x, value, f"from {name}, 90% band", color)
-    axes.plot(x, temperature(x), "k--", lw=1, label="truth")
-    axes.set(xlabel="position, m", ylabel="temperature, °C")
+    for (fluid, power), axes in zip(FLUIDS.items(), figure.subplots(1, 2), strict=True):
+        y = velocity(X[:, 0], power) + VELOCITY_NOISE * rng.standard_normal(12)
+        axes.plot(X, y, "k.", label="12 velocities")
+        for name, observations, color in (("wall", [wall], "C1"), ("wall and flat axis", [wall, flat], "C0")):
+            model = BLLRegressor(n_members=5, hidden_prior=0.03, max_epochs=150, random_state=seed)
+            model.fit(X, y, noise_std=VELOCITY_NOISE, observations=observations)
+            value = model.predictive_of(Value(), r[:, None])
+            table[f"{fluid}, with {name}"] = scores(value, velocity(r, power))
+            band(axes, r, value, f"with {name}, 90% band", color)
+        axes.plot(r, velocity(r, power), "k--", lw=1, label="truth")
+        axes.set(xlabel="distance from the axis / radius", ylabel="velocity, m/s", ylim=(0, 1.6), title=fluid)
     report(table)
     save(figure, folder / "flat_at_boundary.png")
     return table

@@ -1,9 +1,9 @@
 """The flow out of a tank over a day, from volumes, totals and rates: `python examples/physics/flow_from_rates.py`.
 
-The function is the volume in the tank. Its level was read at eight times. A meter counted what left the tank in four
-windows: each total is a `Difference` of two volumes. A portable gauge measured the flow at twelve times: minus the
-`Derivative` of the volume. The script fits the readings alone, then with the totals, then with the rates too, and
-scores what each says of the flow.
+The function is the volume in the tank, read from its level at twelve times. A meter counted what flowed out in each of
+eight windows: a `Difference` of two volumes. A portable gauge measured the flow at sixteen times: minus the `Derivative`
+of the volume. The script fits the levels alone, then levels and totals, then all three, and scores what each fit says
+of the flow on a grid.
 """
 
 from pathlib import Path
@@ -16,47 +16,47 @@ from shared import Table, band, report, save, scores
 from lastlayer import BLLRegressor
 from lastlayer.observe import Derivative, Difference
 
-LEVEL_NOISE, TOTAL_NOISE, RATE_NOISE = 3.0, 0.5, 1.0
+LEVEL_NOISE, TOTAL_NOISE, RATE_NOISE = 1.0, 0.5, 1.0
 """In m3, m3 and m3/h."""
 
 
 def flow(t: ndarray) -> ndarray:
     """In m3/h: a base flow with a peak in the morning and one in the evening."""
-    return 6 + 14 * np.exp(-(((t - 8) / 2) ** 2)) + 10 * np.exp(-(((t - 19) / 2.5) ** 2))
+    return 6 + 10 * np.exp(-(((t - 8) / 3) ** 2)) + 8 * np.exp(-(((t - 19) / 3) ** 2))
 
 
 def volume(t: ndarray) -> ndarray:
-    """In m3: 400 at midnight, less what flowed since."""
+    """In m3: 400 at midnight, less what has flowed out since."""
     fine = np.linspace(0, 24, 2401)
-    passed = np.concatenate([[0.0], np.cumsum(flow((fine[1:] + fine[:-1]) / 2)) * 0.01])
-    return 400 - np.interp(t, fine, passed)
+    out = np.concatenate([[0.0], np.cumsum(flow((fine[1:] + fine[:-1]) / 2)) * 0.01])
+    return 400 - np.interp(t, fine, out)
 
 
-def main(folder: Path = Path()) -> Table:
-    rng = np.random.default_rng(0)
-    T = np.linspace(0, 24, 8)[:, None]
-    y = volume(T[:, 0]) + LEVEL_NOISE * rng.standard_normal(len(T))
-    ends = np.linspace(0, 24, 5)[:, None]
-    passed = -np.diff(volume(ends[:, 0])) + TOTAL_NOISE * rng.standard_normal(4)
-    totals = Difference(ends[:-1], ends[1:]).observed(passed, noise_std=TOTAL_NOISE)
-    T_rate = np.sort(rng.uniform(0, 24, 12))[:, None]
-    measured = flow(T_rate[:, 0]) + RATE_NOISE * rng.standard_normal(12)
+def main(folder: Path = Path(), seed: int = 0) -> Table:
+    rng = np.random.default_rng(seed)
+    T, T_rate = np.linspace(0, 24, 12)[:, None], np.sort(rng.uniform(0, 24, 16))[:, None]
+    y = volume(T[:, 0]) + LEVEL_NOISE * rng.standard_normal(12)
+    ends = np.linspace(0, 24, 9)[:, None]
+    counted = -np.diff(volume(ends[:, 0])) + TOTAL_NOISE * rng.standard_normal(8)
+    totals = Difference(ends[:-1], ends[1:]).observed(counted, noise_std=TOTAL_NOISE)
+    measured = flow(T_rate[:, 0]) + RATE_NOISE * rng.standard_normal(16)
     rates = Derivative(0).at(T_rate).observed(-measured, noise_std=RATE_NOISE)
 
     figure = Figure(figsize=(8, 3.5), layout="constrained")
     axes = figure.subplots()
-    axes.plot(T_rate, measured, "k.", label="12 rates")
-    x = np.linspace(0, 24, 200)
+    axes.stairs(counted / 3, ends[:, 0], color="0.6", label="8 totals over their 3 hours")
+    axes.plot(T_rate, measured, "k.", label="16 rates")
+    t = np.linspace(0, 24, 200)
+    ways = {"levels": [], "levels and totals": [totals], "levels, totals and rates": [totals, rates]}
     table = {}
-    ways = (("levels", [], "C1"), ("levels and totals", [totals], "C2"), ("levels, totals, rates", [totals, rates], "C0"))
-    for name, observations, color in ways:
-        model = BLLRegressor(n_members=5, hidden_prior=0.1, max_epochs=150, random_state=0)
+    for (name, observations), color in zip(ways.items(), ("C1", "C2", "C0"), strict=True):
+        model = BLLRegressor(n_members=5, hidden_prior=0.03, max_epochs=150, random_state=seed)
         model.fit(T, y, noise_std=LEVEL_NOISE, observations=observations)
-        slope = model.predictive_of(Derivative(0), x[:, None])
-        table[f"flow, from {name}"] = scores(slope, -flow(x))
-        band(axes, x, slope, f"from {name}, 90% band", color, sign=-1)
-    axes.plot(x, flow(x), "k--", lw=1, label="truth")
-    axes.set(xlabel="hour", ylabel="flow, m³/h", ylim=(-10, 40))
+        slope = model.predictive_of(Derivative(0), t[:, None])
+        table[f"flow, from {name}"] = scores(slope, -flow(t))
+        band(axes, t, slope, f"from {name}, 90% band", color, sign=-1)
+    axes.plot(t, flow(t), "k--", lw=1, label="truth")
+    axes.set(xlabel="hour", ylabel="flow, m³/h", ylim=(0, 30))
     report(table)
     save(figure, folder / "flow_from_rates.png")
     return table

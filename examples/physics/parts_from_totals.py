@@ -29,8 +29,8 @@ def flats(shape: tuple[int, ...], rng: np.random.Generator) -> ndarray:
     return np.stack([rng.uniform(30, 120, shape), rng.uniform(-5, 20, shape)], -1)
 
 
-def main(folder: Path = Path()) -> Table:
-    rng = np.random.default_rng(0)
+def main(folder: Path = Path(), seed: int = 0) -> Table:
+    rng = np.random.default_rng(seed)
     X, X_building = flats((8,), rng), flats((30, 6), rng)
     X_building[..., 1] = X_building[:, :1, 1]
     y = heat(X) + FLAT_NOISE * rng.standard_normal(8)
@@ -43,7 +43,7 @@ def main(folder: Path = Path()) -> Table:
     X_new, cut = flats((500,), rng), np.stack([np.full(200, 75.0), x], 1)
     table = {}
     for name, observations, color in (("8 flats", [], "C1"), ("8 flats and 30 buildings", [totals], "C0")):
-        model = BLLRegressor(n_members=5, hidden_prior=0.1, max_epochs=150, random_state=0)
+        model = BLLRegressor(n_members=5, hidden_prior=0.03, max_epochs=150, random_state=seed)
         model.fit(X, y, noise_std=FLAT_NOISE, observations=observations)
         table[f"heat, from {name}"] = scores(model.predictive_of(Value(), X_new), heat(X_new))
         band(axes, x, model.predictive_of(Value(), cut), f"from {name}, 90% band", color)

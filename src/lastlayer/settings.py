@@ -146,7 +146,7 @@ class DataShape:
     validation: bool = False
     """Whether validation data were given."""
     n_groups: int | None = None
-    """Rows that differ by more than a little; None: all of them."""
+    """Rows that differ by more than a little, or as many of them as have an output on average; None: all of them."""
     alike: bool = True
     """Whether all targets are known, with the same noise, and nothing else is observed."""
     n_observations: int = 0

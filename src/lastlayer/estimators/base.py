@@ -96,6 +96,11 @@ class ScaledData:
         )
 
     @property
+    def known_share(self) -> float:
+        """Of the targets."""
+        return float((~self.y.isnan()).double().mean())
+
+    @property
     def alike(self) -> bool:
         """Whether all targets are known, and none of their noise is."""
         return self.noise_std is None and not bool(self.y.isnan().any())

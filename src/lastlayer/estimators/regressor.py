@@ -180,9 +180,10 @@ class BLLRegressor(LastLayerRegressor):
             rows = rows.merged()
         copies = rows.copies() if rows.X.dim() == 2 else None
         n_groups = None if copies is None else int(copies.max()) + 1
+        n_known = None if n_groups is None else round(n_groups * rows.known_share)
         beside = sum(len(seen.y) for seen in observations)
         alike = rows.alike and not beside
-        shape = DataShape(tuple(rows.X.shape), validation_data is not None, n_groups, alike, beside)
+        shape = DataShape(tuple(rows.X.shape), validation_data is not None, n_known, alike, beside)
         settings = resolve(self._parameters(), shape, seed=seed)
         warn_of_missing_targets(rows.y)
         if settings.calibration in ("random and blocked folds", "holdout"):
