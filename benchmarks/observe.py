@@ -147,7 +147,8 @@ NOISES = np.array([0.01, 0.05, 0.05, 0.05])
 """Of an energy and of the three numbers of a gradient; all methods are told."""
 DEPTH, STIFFNESS, REST = np.array([1.0, 0.8, 0.6]), np.array([1.2, 1.5, 1.3]), np.array([1.0, 1.1, 1.6])
 HIDDEN, STEPS, STEP_SIZE = (50, 50), 200, 0.05
-EVIDENCE, PROCESS = "lastlayer, energies and gradients", "exact process, energies and gradients"
+ALONE, EVIDENCE, FAST = (f"lastlayer, {seen}" for seen in ("energies alone", "both", "both, preset fast"))
+PROCESS = "exact process, both"
 Predict = Callable[[ndarray], tuple[Float[ndarray, "m 4"], Float[ndarray, "m 4"]]]
 """Mean and variance of energies and gradients, without noise."""
 
@@ -271,9 +272,9 @@ def conditioned(
 
 
 METHODS: dict[str, Callable[[Measured, int], Predict]] = {
-    "lastlayer, energies alone": partial(network, gradients=False),
+    ALONE: partial(network, gradients=False),
     EVIDENCE: network,
-    "lastlayer, both, preset fast": partial(network, preset="fast", hidden="auto"),
+    FAST: partial(network, preset="fast", hidden="auto"),
     PROCESS: process,
 }
 
@@ -305,7 +306,8 @@ def gradient_runs(seed: int, quick: bool) -> Iterable[Run]:
         data = Measured.draw(ENERGIES, points, rng)
         for method in asked_of(points, seed, quick):
             predict, cpu, wall = timed(partial(METHODS[method], data, seed))
-            yield Run(method, points, seed, wall, cpu, score_surface(predict, *new))
+            size = 0 if method == ALONE else points
+            yield Run(method, size, seed, wall, cpu, score_surface(predict, *new))
 
 
 def gradient_table(runs: Sequence[Run]) -> list[list[str]]:

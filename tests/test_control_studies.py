@@ -54,7 +54,7 @@ def test_covariances_of_the_discs_stay_positive_over_many_steps(by, as_a_user):
     """Rounding errors of one side of a covariance, if left there, grow to its size within 100 steps of this plant."""
     discs, lags = Discs(), Lags(3, 3)
     train = discs.episodes(12, np.pi, 80, 0)
-    model = DynamicsModel(lags, BLLRegressor((), preset="evidence", random_state=0)).fit(train)
+    model = DynamicsModel(lags, BLLRegressor((), preset="evidence", max_epochs=40, random_state=0)).fit(train)
     window = lags.windows(discs.episodes(6, np.pi, 104, 2), 100)
     rollout = model.rollout(window.starts, window.inputs, by=by)
     assert (np.linalg.eigvalsh(rollout.cov) > 0).all()
@@ -77,7 +77,7 @@ def test_reactor_steps_as_its_differential_equation():
 
 
 def test_the_experiments_leave_the_hot_region_unexplored_and_starts_can_be_held(as_a_user):
-    episodes = reactor.experiments()
+    episodes = reactor.experiments(10)
     for episode in episodes:
         assert (episode.outputs[:-1, 1] <= reactor.INTERLOCK).all()
     x = reactor.starts()

@@ -27,6 +27,8 @@ from lastlayer.statistics import Statistics
 from lastlayer.training import Data, last_layer, last_layers
 from lastlayer.types import ADDITIVE, FOURIER, LINEAR, NETWORK, NO_NOISE_PRIOR, WEAK_NOISE_PRIOR, Family
 
+pytestmark = pytest.mark.usefixtures("small_process")
+
 M = 40
 MANY = 200
 """Rows enough for the few features of these networks: members learn the rows that they were judged on."""

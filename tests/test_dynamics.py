@@ -27,6 +27,8 @@ from lastlayer.dynamics.plots import density_by_step, trajectories
 from lastlayer.dynamics.rollout import Draws
 from lastlayer.scaling import Standardizer
 
+pytestmark = pytest.mark.usefixtures("small_process")
+
 FAST = {"preset": "evidence", "max_epochs": 30, "random_state": 0}
 A = np.array([[0.9, 0.2], [-0.15, 0.8]])
 B = np.array([[0.1], [0.5]])

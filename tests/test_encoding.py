@@ -24,6 +24,8 @@ from lastlayer.training import Data, FullBatch, Profiled, StackedNetworks
 from lastlayer.training.stack import StackPass
 from lastlayer.types import ADDITIVE, NETWORK
 
+pytestmark = pytest.mark.usefixtures("small_process")
+
 M, D, S = 40, 3, 3
 NO_WIDTH = {
     "a constant": [2.5] * 20,

@@ -17,6 +17,8 @@ from lastlayer.features import ACTIVATIONS
 from lastlayer.tables import TableModel, read
 from lastlayer.types import FOURIER
 
+pytestmark = pytest.mark.usefixtures("small_process")
+
 ROOT = Path(__file__).parents[1]
 PUMP, NEW = ROOT / "examples" / "pump.csv", ROOT / "examples" / "pump_new.csv"
 CALIBRATED = {"hidden": (5, 4), "max_epochs": 15, "n_members": 3, "hidden_prior": 1.0, "random_state": 0}

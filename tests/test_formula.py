@@ -17,6 +17,8 @@ from lastlayer.features import ACTIVATIONS
 from lastlayer.integrations import to_casadi
 from lastlayer.types import ADDITIVE, FOURIER
 
+pytestmark = pytest.mark.usefixtures("small_process")
+
 RTOL = 1e-9
 SMALL = {"hidden": (5, 4), "max_epochs": 25, "random_state": 0}
 THREE = {**SMALL, "n_members": 3, "hidden_prior": 0.3}

@@ -28,6 +28,8 @@ from lastlayer.tables import TableModel, read
 from lastlayer.training import Data, KnownNoise, Profiled, RandomRows, known_noise_layer
 from lastlayer.types import FOURIER, LINEAR, NETWORK
 
+pytestmark = pytest.mark.usefixtures("small_process")
+
 EVIDENCE = {"preset": "evidence", "hidden": (8,), "max_epochs": 60, "random_state": 0}
 
 
@@ -550,6 +552,20 @@ def test_derivatives_teach_what_values_leave_open() -> None:
     )
 
 
+def test_points_of_any_layout_are_taken(mixture: tuple) -> None:
+    model, X = mixture
+    np.testing.assert_allclose(
+        model.predictive_of(Value(), X[:5][::-1]).mean, model.predictive_of(Value(), X[:5]).mean[::-1]
+    )
+
+
+def test_what_depends_on_the_learned_noise_is_not_found_anew_from_sums() -> None:
+    X, Y = table(30)
+    model = BLLRegressor(**EVIDENCE | {"max_epochs": 2}).fit(X, Y, noise_std=0.2)
+    with pytest.raises(InputError, match="fit again with all rows"):
+        model.reestimate()
+
+
 def test_rows_of_much_known_noise_say_little() -> None:
     rng = np.random.default_rng(0)
     X = rng.uniform(-2, 2, (60, 1))
@@ -582,6 +598,8 @@ def test_the_default_mixture_takes_observations_and_known_noise() -> None:
         (lambda X: Difference(X, X[:2]), "needs pairs"),
         (lambda X: Value().at(X).observed([1.0]), "y has 1 numbers, but there are 5 functionals"),
         (lambda X: Value().at(X).observed(np.ones(5), 0.0), "noise_std must be positive"),
+        (lambda X: Gradient().at(X).observed(np.ones((5, 2)), np.ones(5)), "noise_std has 5 numbers"),
+        (lambda X: Sum(X, np.ones(3)), r"weights have shape \(3,\)"),
         (lambda X: Value().at(X).observed(np.full(5, np.nan)), "y has 5 NaN"),
         (lambda X: Value().at(np.full((2, 2), np.nan)), "X has 4 NaN"),
     ],
@@ -599,6 +617,9 @@ def test_wrong_functionals_say_what_is_wrong(ask: Callable, words: str) -> None:
         (lambda m, X: m.predictive_of("Derivative", X), "is no functional"),
         (lambda m, X: m.predictive_of(Value(3), X), "output=3 is not one of the 3"),
         (lambda m, X: m.predictive_of(Value(), X[:, :1]), "have 1 inputs, but the model takes 2"),
+        (lambda m, X: m.update_observations([Value().at(X)]), "Functionals is no measurement"),
+        (lambda m, X: m.update_observations(Value().at(X).observed(np.zeros(len(X)))), "must be a list"),
+        (lambda m, X: m.predictive_of(Value(), X).log_prob(np.zeros(3)), "y has 3 numbers"),
         (lambda m, X: m.update_observations([Value(5).at(X).observed(np.zeros(len(X)))]), "output=5"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 import math
 import pickle
 import warnings
@@ -21,6 +22,7 @@ from torch import nn
 
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.errors import InputError
+from lastlayer.extrapolation import search_alpha
 from lastlayer.posterior import Posterior
 from lastlayer.statistics import Statistics
 from lastlayer.training import Validation, train
@@ -693,7 +695,8 @@ LAYOUTS = ("integer inputs", "float32", "every second row", "backwards", "Fortra
     ids=lambda options: "-".join(map(str, options.values())),
 )
 @pytest.mark.parametrize("name", ODD)
-def test_it_simply_works(name, options, request):
+def test_it_simply_works(name, options, request, monkeypatch):
+    monkeypatch.setitem(inspect.unwrap(search_alpha).__kwdefaults__, "n_curve", 21)  # a tenth of the usual scan
     if "preset" in options:
         request.getfixturevalue("as_a_user")  # shapes were checked by the others: ten networks take their time
         if name in LAYOUTS:

@@ -20,6 +20,8 @@ from lastlayer.settings import FAST_PRECISIONS, PRIOR_PRECISIONS, DataShape, Set
 from lastlayer.sources import TensorSource
 from lastlayer.types import ADDITIVE, FOURIER, LINEAR, NETWORK, Family
 
+pytestmark = pytest.mark.usefixtures("small_process")
+
 TINY = {"hidden": (4,), "max_epochs": 2, "random_state": 0}
 
 

@@ -17,7 +17,7 @@ from lastlayer.evidence import nlml
 from lastlayer.extrapolation import blocked_folds
 from lastlayer.features import MLP, affine_features
 from lastlayer.networks.mlp import StackedMLP
-from lastlayer.studies import data, figures, networks, paper
+from lastlayer.studies import data, figures, networks, paper, report
 from lastlayer.training import Augmented, Optimizer, Validation, train
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
@@ -116,7 +116,7 @@ def test_blocks_partition_the_rows_and_are_contiguous():
 
 @pytest.fixture(scope="module")
 def small_study() -> paper.Study:
-    return paper.run([0, 1], budget=networks.Budget(max_epochs=40), bnn_epochs=20)
+    return paper.run([0, 1], budget=networks.Budget(max_epochs=15), bnn_epochs=5)
 
 
 def test_all_rows_are_scored_alike(small_study):
@@ -145,9 +145,9 @@ def test_the_leak_is_best_on_the_test_set_and_honest_alpha_never_saw_it(small_st
         )
         assert (leak >= own - 1e-9).all()
         assert (leak >= honest - 1e-9).all()
-    other = paper.run([0, 1], budget=networks.Budget(max_epochs=40), bnn_epochs=1)
+    other = paper.run([0, 1], budget=networks.Budget(max_epochs=15), bnn_epochs=1)
     changed = data.PaperData(other.data.train, other.data.validation, data.draw(100, data.TEST_RANGE, 5))
-    refit = networks.fit_networks(changed, [0, 1], loss="evidence", budget=networks.Budget(max_epochs=40))
+    refit = networks.fit_networks(changed, [0, 1], loss="evidence", budget=networks.Budget(max_epochs=15))
     for a, b in zip(refit, small_study.bll, strict=True):
         assert a.honest.log_alpha == pytest.approx(b.honest.log_alpha)
         assert a.leak.log_alpha != pytest.approx(b.leak.log_alpha)
@@ -169,6 +169,7 @@ def test_tables_hold_every_number(small_study):
 def test_the_command_writes_everything_and_twice_the_same(tmp_path, monkeypatch):
     for name, cheaper in {"savefig.dpi": 40, "pdf.fonttype": 3}.items():
         monkeypatch.setitem(figures.STYLE, name, cheaper)
+    monkeypatch.setattr(report, "N_STEPS", 5)
     monkeypatch.setattr(figures, "Figure", lambda layout, **words: Figure(**words))  # making room takes the most time
     for folder in ("a", "b"):
         run = runner.invoke(cli.app, ["study", *SMALL, "--out", str(tmp_path / folder)])

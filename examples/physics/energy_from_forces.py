@@ -4,6 +4,7 @@ A force is minus the derivative of the energy, so `Derivative` observes it, with
 energies alone, then energies and forces, and scores what both say of energy and force on a grid.
 """
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -56,4 +57,4 @@ def main(folder: Path = Path(), seed: int = 0) -> Table:
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(*sys.argv[1:2]))

@@ -1,4 +1,4 @@
-"""The energy of three atoms from thirty geometries: `python examples/physics/molecule_from_forces.py`.
+"""The energy of three atoms from forty geometries: `python examples/physics/molecule_from_forces.py`.
 
 The potential is made up: a Morse term for each pair of atoms and a repulsion of all three. Its inputs are the three
 distances. A calculation of an energy often gives the forces too. In these inputs they are minus the gradient, so
@@ -6,6 +6,7 @@ distances. A calculation of an energy often gives the forces too. In these input
 and scores what both say of new geometries.
 """
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from lastlayer import BLLRegressor
 from lastlayer.observe import Gradient, Value
 
 ENERGY_NOISE, FORCE_NOISE = 0.005, 0.02
-"""In eV and eV/A: iterations of a calculation end before they have converged."""
+"""In eV and eV/A."""
 DEPTH, WIDTH, LENGTH, REPULSION = 1.5, 1.8, 1.2, 0.3
 
 
@@ -41,7 +42,7 @@ def geometries(m: int, rng: np.random.Generator) -> ndarray:
 
 def main(folder: Path = Path(), seed: int = 0) -> Table:
     rng = np.random.default_rng(seed)
-    X, X_new = geometries(30, rng), geometries(300, rng)
+    X, X_new = geometries(40, rng), geometries(300, rng)
     y = energy(X) + ENERGY_NOISE * rng.standard_normal(len(X))
     calculated = force(X) + FORCE_NOISE * rng.standard_normal(X.shape)
     forces = Gradient().at(X).observed(-calculated, noise_std=FORCE_NOISE)
@@ -70,4 +71,4 @@ def main(folder: Path = Path(), seed: int = 0) -> Table:
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(*sys.argv[1:2]))

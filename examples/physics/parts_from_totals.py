@@ -1,10 +1,11 @@
 """What one flat uses, from meters of whole buildings: `python examples/physics/parts_from_totals.py`.
 
-The function is the heat that a flat uses, by floor area and outside temperature. Eight flats have a meter of their own. Thirty
-buildings have one meter for six flats each, whose areas are known: a `Sum` of six values. The script fits the eight
-flats alone, then with the sums, and scores what both say of single flats.
+The function is the heat that a flat uses in a day, by floor area and outside temperature. Eight flats have a meter of
+their own. Thirty buildings have one meter each for six flats of known area: a `Sum` of six values. The script fits the
+flats alone, then flats and buildings, and scores what both say of new flats.
 """
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ FLAT_NOISE, BUILDING_NOISE = 2.0, 3.0
 def heat(X: ndarray) -> ndarray:
     """In kWh per day, of area in m2 and outside temperature in degrees Celsius."""
     area, outside = X.T
-    return 0.06 * area**0.9 * np.log1p(np.exp((17 - outside) / 2)) * 2
+    return 0.12 * area**0.9 * np.log1p(np.exp((17 - outside) / 2))
 
 
 def flats(shape: tuple[int, ...], rng: np.random.Generator) -> ndarray:
@@ -55,4 +56,4 @@ def main(folder: Path = Path(), seed: int = 0) -> Table:
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(*sys.argv[1:2]))

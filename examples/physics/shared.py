@@ -1,4 +1,7 @@
-"""What the examples in this folder share: scores of a prediction, their table, and a curve with its band."""
+"""What the examples in this folder share: scores of a prediction, their table, and a curve with its band.
+
+Each example writes its picture to the folder that is its argument, or to the present one.
+"""
 
 from pathlib import Path
 
@@ -10,7 +13,7 @@ from numpy import ndarray
 from lastlayer.prediction import FunctionalPrediction
 
 Table = dict[str, tuple[float, float, float]]
-"""RMSE, LPD and the share of the truth inside 90% intervals of each row."""
+"""Rows with their scores."""
 
 
 def scores(prediction: FunctionalPrediction, truth: ndarray) -> tuple[float, float, float]:
@@ -21,9 +24,10 @@ def scores(prediction: FunctionalPrediction, truth: ndarray) -> tuple[float, flo
 
 
 def report(table: Table) -> None:
-    print(f"| {'':<36} | RMSE  | LPD    | inside 90% |\n|{'-' * 38}|------:|-------:|-----------:|")
+    width = max(map(len, table))
+    print(f"| {'':<{width}} | RMSE  | LPD   | inside 90% |\n|{'-' * (width + 2)}|------:|------:|-----------:|")
     for name, (rmse, lpd, inside) in table.items():
-        print(f"| {name:<36} | {rmse:5.3f} | {lpd:6.2f} | {inside:10.0%} |")
+        print(f"| {name:<{width}} | {rmse:5.3f} | {lpd:5.2f} | {inside:10.0%} |")
 
 
 def band(axes: Axes, x: ndarray, prediction: FunctionalPrediction, label: str, color: str, sign: int = 1) -> None:
@@ -34,8 +38,9 @@ def band(axes: Axes, x: ndarray, prediction: FunctionalPrediction, label: str, c
 
 
 def save(figure: Figure, path: Path) -> None:
+    """With legends."""
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=7)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110, pil_kwargs={"optimize": True})
     print(f"picture: {path}")

@@ -48,7 +48,10 @@ class Functionals:
         check_finite(values, "y")
         if noise_std is None:
             return Observations(self, values, None)
-        std = np.broadcast_to(np.asarray(as_array(noise_std), dtype=float), np.shape(y)).reshape(-1)
+        std = np.asarray(as_array(noise_std), dtype=float)
+        if std.size not in (1, len(values)):
+            raise InputError(f"noise_std has {std.size} numbers: give one, or one for each of the {len(values)} of y")
+        std = np.broadcast_to(std.reshape(-1), values.shape)
         if not (np.isfinite(std) & (std > 0)).all():
             raise InputError(f"noise_std must be positive and finite, and the smallest given is {std.min():g}")
         return Observations(self, values, std)
@@ -58,9 +61,9 @@ class Functionals:
         d = self.points.shape[-1]
         if d != len(inputs.mean):
             raise InputError(f"the points have {d} inputs, but the model takes {len(inputs.mean)}")
-        directions = None if self.directions is None else torch.tensor(self.directions) / inputs.scale
-        points = (torch.tensor(self.points) - inputs.mean) / inputs.scale
-        return StandardFunctionals(points, torch.tensor(self.weights), directions, self.output)
+        directions = None if self.directions is None else _tensor(self.directions) / inputs.scale
+        points = (_tensor(self.points) - inputs.mean) / inputs.scale
+        return StandardFunctionals(points, _tensor(self.weights), directions, self.output)
 
 
 @dataclass(frozen=True)
@@ -77,8 +80,8 @@ class Observations:
         if not 0 <= j < q:
             raise InputError(f"output={j} is not one of the {q} outputs: they are counted from 0")
         rows, (mean, scale) = self.functionals.standardized(inputs), (targets.mean[j], targets.scale[j])
-        t = (torch.tensor(self.y) - mean * rows.weights.sum(1)) / scale
-        noise_var = None if self.noise_std is None else (torch.tensor(self.noise_std) / scale).square()
+        t = (_tensor(self.y) - mean * rows.weights.sum(1)) / scale
+        noise_var = None if self.noise_std is None else (_tensor(self.noise_std) / scale).square()
         return StandardObservations(rows, t, noise_var)
 
 
@@ -186,6 +189,10 @@ def Sum(points: Any, weights: Any = None, *, output: int = 0) -> Functionals:
     check_finite(X, "points")
     c = np.ones(X.shape[:2]) if weights is None else np.asarray(as_array(weights), dtype=float)
     check_finite(c, "weights")
+    if c.shape not in ((), X.shape[1:2], X.shape[:2]):
+        raise InputError(
+            f"weights have shape {c.shape}: give one for each of the {X.shape[1]} points, or {X.shape[:2]}"
+        )
     return Functionals(X, np.broadcast_to(c, X.shape[:2]), None, output)
 
 
@@ -215,6 +222,22 @@ def functionals_at(functional: "Pointwise | Functionals", X: Any = None) -> Func
     if X is None:
         raise InputError(f"{functional!r} needs points: give X, or functional.at(X)")
     return functional.at(X)
+
+
+def check_observations(observations: Any) -> "list[Observations]":
+    """A list of measurements, each of them made by `observed`."""
+    if isinstance(observations, Observations | Functionals):
+        raise InputError("observations must be a list: put the one that you have into [...]")
+    found = list(observations)
+    for one in found:
+        if not isinstance(one, Observations):
+            raise InputError(f"{type(one).__name__} is no measurement: say what was measured, functional.observed(y)")
+    return found
+
+
+def _tensor(values: ndarray) -> Tensor:
+    """A copy: arrays may be read-only or of any layout, tensors may not."""
+    return torch.tensor(np.ascontiguousarray(values))
 
 
 def _points(X: Any) -> Float[ndarray, "m d"]:

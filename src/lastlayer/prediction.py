@@ -316,8 +316,14 @@ class FunctionalPrediction:
 
     def log_prob(self, y: ndarray, noise_std: float | ndarray = 0.0) -> Float[ndarray, " n"]:
         """Log density of each functional's measurement, with noise of a known standard deviation."""
-        var = self.var + np.square(noise_std)
-        density: ndarray = -0.5 * (np.square(np.ravel(y) - self.mean) / var + np.log(2 * np.pi * var))
+        values = np.ravel(y)
+        if values.shape != self.mean.shape or np.size(noise_std) not in (1, len(values)):
+            raise InputError(
+                f"y has {values.size} numbers and noise_std {np.size(noise_std)}, but the prediction is of "
+                f"{len(self.mean)} functionals"
+            )
+        var = self.var + np.square(np.ravel(noise_std))
+        density: ndarray = -0.5 * (np.square(values - self.mean) / var + np.log(2 * np.pi * var))
         return density
 
 

@@ -17,7 +17,7 @@ from lastlayer.errors import InputError
 from lastlayer.extrapolation import AlphaCurve
 from lastlayer.inputs import check_noise_std, check_weight, check_X, check_Xy
 from lastlayer.networks.mlp import copied
-from lastlayer.observe import Functionals, Observations, Pointwise, functionals_at
+from lastlayer.observe import Functionals, Observations, Pointwise, check_observations, functionals_at
 from lastlayer.prediction import FunctionalPrediction, JointPrediction, Prediction
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Extrapolation, Fitted, geometric_mean
@@ -190,7 +190,7 @@ class LastLayerRegressor(BaseRegressor):
 
     def update_observations(self: Self, observations: Sequence[Observations]) -> Self:
         """Add measurements of functionals in closed form; features, alpha and noise stay."""
-        self.fitted_ = revisions.with_observations(self._fitted(), observations)
+        self.fitted_ = revisions.with_observations(self._fitted(), check_observations(observations))
         return self
 
     def extrapolation(self, X: Any) -> Extrapolation:

@@ -21,7 +21,7 @@ from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.estimators.notes import warn_of_copies, warn_of_floored_noise, warn_of_missing_targets
 from lastlayer.networks.architecture import Architecture
-from lastlayer.observe import Observations
+from lastlayer.observe import Observations, check_observations
 from lastlayer.parameters import TrainingOptions
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted
@@ -181,6 +181,7 @@ class BLLRegressor(LastLayerRegressor):
         copies = rows.copies() if rows.X.dim() == 2 else None
         n_groups = None if copies is None else int(copies.max()) + 1
         n_known = None if n_groups is None else round(n_groups * rows.known_share)
+        observations = check_observations(observations)
         beside = sum(len(seen.y) for seen in observations)
         alike = rows.alike and not beside
         shape = DataShape(tuple(rows.X.shape), validation_data is not None, n_known, alike, beside)

@@ -127,7 +127,7 @@ class Fitted:
         """Itself, for uses that need every output at the same rows."""
         if self.by_output:
             raise InputError(
-                f"{use} needs a model whose outputs were all observed at the same rows: fit one per output"
+                f"{use} needs a model fitted to targets that are all known, without noise_std and observations: fit one"
             )
         return self
 

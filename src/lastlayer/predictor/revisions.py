@@ -194,6 +194,11 @@ def reestimate(fitted: Fitted) -> Fitted:
     """
     posteriors = [member.layer.posterior for member in fitted.members]
     first = posteriors[0]
+    if not torch.allclose(first.statistics.count, first.statistics.n):
+        raise InputError(
+            "the model knows the noise of some targets, or functionals: how much they weigh depends on the noise that "
+            "is learned, so alpha and noise cannot be found from sums; fit again with all rows"
+        )
     prior = fitted.settings.noise_prior
     layers = last_layers(
         [p.statistics for p in posteriors], noise=first.noise, bias_prior=first.bias_prior, noise_prior=prior
