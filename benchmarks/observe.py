@@ -185,7 +185,8 @@ def draw_points(m: int, rng: np.random.Generator) -> tuple[Float[ndarray, "m 3"]
 def network(
     data: Measured, seed: int, *, gradients: bool = True, preset: str = "evidence", hidden: Any = HIDDEN
 ) -> Predict:
-    seen = [Gradient().at(data.X_gradients).observed(data.gradients, noise_std=NOISES[1:])] if gradients else []
+    noise_std = np.broadcast_to(NOISES[1:], data.gradients.shape)
+    seen = [Gradient().at(data.X_gradients).observed(data.gradients, noise_std=noise_std)] if gradients else []
     model = BLLRegressor(hidden, preset=preset, random_state=seed)
     model.fit(data.X, data.energies, noise_std=NOISES[0], observations=seen)
 

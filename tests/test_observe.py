@@ -566,6 +566,14 @@ def test_what_depends_on_the_learned_noise_is_not_found_anew_from_sums() -> None
         model.reestimate()
 
 
+def test_early_stopping_knows_the_noise_too() -> None:
+    X, Y = table(120)
+    seen = Derivative(0).at(X[:5]).observed(np.zeros(5), noise_std=1.0)
+    model = BLLRegressor(**EVIDENCE | {"max_epochs": 30}).fit(X, Y[:, 0], noise_std=0.3, observations=[seen])
+    assert model.settings_.early_stopping
+    assert np.isfinite(model.predictive(X).std).all()
+
+
 def test_rows_of_much_known_noise_say_little() -> None:
     rng = np.random.default_rng(0)
     X = rng.uniform(-2, 2, (60, 1))
@@ -598,7 +606,7 @@ def test_the_default_mixture_takes_observations_and_known_noise() -> None:
         (lambda X: Difference(X, X[:2]), "needs pairs"),
         (lambda X: Value().at(X).observed([1.0]), "y has 1 numbers, but there are 5 functionals"),
         (lambda X: Value().at(X).observed(np.ones(5), 0.0), "noise_std must be positive"),
-        (lambda X: Gradient().at(X).observed(np.ones((5, 2)), np.ones(5)), "noise_std has 5 numbers"),
+        (lambda X: Gradient().at(X).observed(np.ones((5, 2)), np.ones(5)), r"noise_std has shape \(5,\)"),
         (lambda X: Sum(X, np.ones(3)), r"weights have shape \(3,\)"),
         (lambda X: Value().at(X).observed(np.full(5, np.nan)), "y has 5 NaN"),
         (lambda X: Value().at(np.full((2, 2), np.nan)), "X has 4 NaN"),

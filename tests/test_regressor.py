@@ -760,7 +760,7 @@ BAD = {
     "both in X": (_with(X0, (5, 0, inf), (2, 0, nan)), Y0, r"X has 1 NaN .* and 1 inf.* in 2 rows \(first: row 2\)"),
     "nan in y": (X0, _with(Y0, (4, nan), (9, nan)), r"y has 2 NaN .* in 2 rows \(first: row 4\)"),
     "inf in y": (X0, _with(Y0, (6, inf)), r"y has 1 infinite .* in 1 rows \(first: row 6\)"),
-    "nan in 2-D y": (X0, _with(np.c_[Y0, Y0], (6, 0, nan), (6, 1, nan)), r"y has 2 NaN .* in 1 rows \(first: row 6\)"),
+    "nan in 2-D y": (X0, _with(np.c_[Y0, Y0], (6, 0, nan), (6, 1, nan)), r"all targets are .* 1 rows \(first: row 6\)"),
     "1-D X": (X0[:, 0], Y0, "2D array"),
     "3-D X": (X0[:, :, None], Y0, "dim 3"),
     "3-D y": (X0, Y0[:, None, None], r"dim|\(20, 1, 1\)"),

@@ -49,9 +49,12 @@ class Functionals:
         if noise_std is None:
             return Observations(self, values, None)
         std = np.asarray(as_array(noise_std), dtype=float)
-        if std.size not in (1, len(values)):
-            raise InputError(f"noise_std has {std.size} numbers: give one, or one for each of the {len(values)} of y")
-        std = np.broadcast_to(std.reshape(-1), values.shape)
+        try:
+            std = std.reshape(-1) if std.size == len(values) else np.broadcast_to(std, np.shape(y)).reshape(-1)
+        except ValueError as error:
+            raise InputError(
+                f"noise_std has shape {std.shape}: give one number, or one for each of y, which has shape {np.shape(y)}"
+            ) from error
         if not (np.isfinite(std) & (std > 0)).all():
             raise InputError(f"noise_std must be positive and finite, and the smallest given is {std.min():g}")
         return Observations(self, values, std)

@@ -58,12 +58,19 @@ class Objective(nn.Module):
         statistics = OutputStatistics.from_rows(Phi, data.T, data.precision(None), sample_weight=data.weight)
         return statistics_nlml(statistics, self.log_alpha, bias_prior=self.bias_prior)
 
+    @property
+    def learned_noise_var(self) -> Float[Tensor, " q"] | None:
+        """Of one network, where it is a parameter beside noise that is known."""
+        return None
+
     def held_out_score(self, phi: Tensor, rest: Data, phi_held: Tensor, held: Data) -> Float[Tensor, ""]:
         """What early stopping minimises: the negative LPD of held-out rows under the posterior of the others."""
-        features = affine_features(phi).double().detach()
-        statistics = replace(rest, X=features).statistics(lambda Phi: Phi[..., :-1])
+        learned = self.learned_noise_var
+        rows = replace(rest, X=phi.double().detach(), observations=())
+        statistics = rows.statistics(lambda features: features, learned)
+        noise_cov = None if learned is None else torch.diag(learned)
         posterior = Posterior.of(
-            statistics, float(self.log_alpha), noise=self.noise, bias_prior=self.bias_prior, rtol=math.inf
+            statistics, float(self.log_alpha), noise_cov, noise=self.noise, bias_prior=self.bias_prior, rtol=math.inf
         )
         return torch.tensor(-held_out_lpd(posterior, affine_features(phi_held).double(), held.known))
 
@@ -81,6 +88,10 @@ class KnownNoise(Objective):
     def __init__(self, n_outputs: int, *, bias_prior: BiasPrior, shape: tuple[int, ...] = ()) -> None:
         super().__init__(bias_prior=bias_prior, shape=shape)
         self.log_sigma_e = nn.Parameter(torch.full((*shape, n_outputs), INITIAL_LOG_SIGMA_E, dtype=torch.float64))
+
+    @property
+    def learned_noise_var(self) -> Float[Tensor, " q"]:
+        return torch.exp(2 * self.log_sigma_e.detach())
 
     def of_data(self, linear: Callable[[Tensor], Tensor], data: Data) -> Tensor:
         learned = torch.exp(2 * self.log_sigma_e)
