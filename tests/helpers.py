@@ -84,7 +84,7 @@ def free_port() -> int:
 
 
 RANKS = """
-import os, runpy, sys
+import os, runpy, sys, traceback
 import torch._dynamo, torch.distributed.nn  # imported once, as all of the library
 import lastlayer
 
@@ -92,11 +92,14 @@ import lastlayer
 del sys.argv[0]
 child = os.fork()
 os.environ["RANK"] = os.environ["LOCAL_RANK"] = "0" if child else "1"
-runpy.run_path(sys.argv[0])
-if child and os.waitpid(child, 0)[1]:
-    sys.exit("the other process failed")
+try:
+    kept = runpy.run_path(sys.argv[0])
+    failed = bool(child and os.waitpid(child, 0)[1])
+except BaseException:
+    traceback.print_exc()
+    failed = True
 sys.stdout.flush()
-os._exit(0)  # threads of gloo sometimes abort a process that ends as usual, when all is done
+os._exit(failed)  # without destructors: those of process groups wait for threads of gloo, which wait for them
 """
 
 

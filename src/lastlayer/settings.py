@@ -28,7 +28,7 @@ from lastlayer.types import (
 N_FOLDS = 5
 FOLDS_OF_FEW = {100: 20, 250: 10}
 """More folds of a mixture below so many rows: the fewer there are, the more each network must see of them. Large
-tables have `N_MEMBERS` folds and fewer blocks: each of these holds many rows."""
+tables have `N_MEMBERS` folds."""
 N_MEMBERS = 10
 LARGE_TABLE = 5_000
 """Above this many rows, one network per fold is enough, and mini-batches cost less than full batches."""
@@ -47,8 +47,8 @@ STOPPED_ROWS = 100
 PRIOR_PRECISIONS = (0.03, 0.3)
 FAST_PRECISIONS, FAST_SHARE = (0.3,), 0.3
 """Of preset="fast", and its share of the steps."""
-FEWER_BLOCKS = 3
-"""Blocks held out by preset="fast" and of large tables."""
+FAST_BLOCKS, LARGE_TABLE_BLOCKS = 3, 2
+"""Blocks held out by preset="fast", and of large tables: each of these holds many rows."""
 TABLE_BATCH, SOURCE_BATCH = 1_024, 4_096
 """Rows of a mini-batch, of a table in memory and of a source."""
 
@@ -208,7 +208,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
         backbone=_name(p["backbone"]) if own_network else None,
         ensemble="mixture" if mixture else "selected prior",
         n_members=int(n_members),
-        n_blocks=FEWER_BLOCKS if fast or n_rows > LARGE_TABLE else N_FOLDS,
+        n_blocks=LARGE_TABLE_BLOCKS if n_rows > LARGE_TABLE else FAST_BLOCKS if fast else N_FOLDS,
         families=families,
         calibration=calibration,
         noise="diagonal" if p["noise"] == "auto" and not noise_can_vary else p["noise"],
