@@ -125,7 +125,7 @@ COST = HULLS = TUNING = "extrapolation.py"
 B, VARIATIONAL = "test_baselines.py", "baselines.py"
 UNSEEN = f"{R}::test_the_rank_is_among_rows_that_the_last_layer_has_not_seen"
 
-OBSERVED = "test_observe.py"
+OBSERVED, PATTERNS = "test_observe.py", "test_patterns.py"
 
 MUTANTS = [
     Mutant(
@@ -803,8 +803,14 @@ MUTANTS = [
     Mutant("outside-by-another-noise", PREDICTOR, "log_noise=noise.log().mean()", "log_noise=0 * noise.mean()", HAND),
     Mutant("process-as-sure-as-others", "calibration/curve.py", "return OWN_OUTSIDE if", "return 0.0 if", HAND),
     Mutant("shrinkage-in-other-units", PREDICTOR, " - 2 * scale.log()", " - 0 * scale.log()", MIXTURE),
-    Mutant("variance-at-star", PREDICTOR, "else whitening(p.equations.spectral_at(a), centre)", "else own", HAND),
-    Mutant("bias-known-in-formula", PREDICTOR, "equations.bias_variance.sqrt()", "0 * equations.bias_variance", HAND),
+    Mutant("variance-at-star", PREDICTOR, "else p.whitening(centre, a)", "else own", HAND),
+    Mutant(
+        "bias-known-in-formula",
+        "posterior.py",
+        "equations.bias_variance.sqrt()[..., None]",
+        "0 * equations.bias_variance[..., None]",
+        HAND,
+    ),
     Mutant(
         "mean-without-weights",
         PREDICTOR,
@@ -1078,10 +1084,21 @@ MUTANTS = [
     ),
     Mutant(
         "centres-of-outputs-forgotten",
-        PREDICTOR,
+        "posterior.py",
         "apart = centre - equations.feature_mean",
         "apart = 0 * equations.feature_mean",
         OBSERVED,
+    ),
+    Mutant("patterns-of-noise-forgotten", "patterns.py", "L.mT @ B @ L, self.gram", "eye + 0 * B, self.gram", PATTERNS),
+    Mutant("biases-without-unit", "patterns.py", "- q * log_2pi - Cholesky", "- q * log_2pi - 0 * Cholesky", PATTERNS),
+    Mutant("prior-on-flat-biases", "patterns.py", "prior[self.n_penalised :] = 0.0", "pass", PATTERNS),
+    Mutant("missing-targets-shown", "patterns.py", "(T * pattern)", "T", PATTERNS),
+    Mutant(
+        "outputs-share-draws",
+        PREDICTOR,
+        "torch.kron(torch.linalg.cholesky(cov)[output], H)",
+        "cov[output, output].sqrt() * H",
+        f"{OBSERVED}::test_functionals_of_two_outputs_are_independent_where_these_are",
     ),
 ]
 

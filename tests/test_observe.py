@@ -15,17 +15,18 @@ from scipy.optimize import approx_fprime
 from test_calibration import held_out, problem_of
 from torch import Tensor, nn
 
-from lastlayer import BLLRegressor, load
+from lastlayer import BLLRegressor, TrainingOptions, load
 from lastlayer.errors import InputError, MissingTargetsWarning
 from lastlayer.evidence import known_noise_nlml, optimal_alpha, optimal_alphas, profile, statistics_nlml
 from lastlayer.features import affine_features
 from lastlayer.networks.mlp import MLP
 from lastlayer.observe import Derivative, Difference, Functionals, Gradient, Integral, Sum, Value
+from lastlayer.partial_posterior import by_output, posterior_of
 from lastlayer.posterior import Posterior
 from lastlayer.scaling import Standardizer
 from lastlayer.statistics import OutputStatistics, Statistics
 from lastlayer.tables import TableModel, read
-from lastlayer.training import Data, KnownNoise, Profiled, RandomRows, known_noise_layer
+from lastlayer.training import Data, KnownNoise, Profiled, SampledRows, known_noise_layer
 from lastlayer.types import FOURIER, LINEAR, NETWORK
 
 pytestmark = pytest.mark.usefixtures("small_process")
@@ -70,7 +71,7 @@ def test_whatever_is_missing_the_posterior_is_that_of_the_targets_that_are_known
     Phi, T = rows(len(known), 2, 3, seed)
     given_ = OutputStatistics.from_rows(Phi, T, torch.from_numpy(known).double())
     new, log_alpha, noise = rows(3, 2, 3, seed + 100)[0], 0.7, torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
-    posterior = Posterior.of(given_, log_alpha, torch.diag(noise), bias_prior="shared")
+    posterior = posterior_of(given_, log_alpha, torch.diag(noise), bias_prior="shared")
     joint = posterior.joint(new)
     for j in range(3):
         own = torch.from_numpy(known[:, j])
@@ -90,7 +91,7 @@ def test_outputs_observed_alike_are_what_they_are_together(bias_prior: str) -> N
         one, other = (optimal_alphas(Statistics.stacked([s]), bias_prior=bias_prior)[0] for s in (together, apart))
         assert one.nlml == pytest.approx(other.nlml, abs=1e-10)
         close(one.noise_cov, other.noise_cov, loose=100)  # alpha is found to 1e-10
-        p, o = (Posterior.of(s, 1.3, bias_prior=bias_prior) for s in (together, apart))
+        p, o = (posterior_of(s, 1.3, bias_prior=bias_prior) for s in (together, apart))
         new = rows(5, 4, 3, 1)[0]
         close(o.mean(new), p.mean(new))
         close(o.weights, p.weights)
@@ -102,7 +103,7 @@ def test_outputs_observed_alike_are_what_they_are_together(bias_prior: str) -> N
         )
         grid = torch.tensor([0.0, 2.0], dtype=torch.float64)
         close(o.variance_ratios(new, grid), p.variance_ratios(new, grid)[..., None].expand(-1, -1, 3))
-    close(p.by_output().mean(new), p.mean(new))
+    close(by_output(p).mean(new), p.mean(new))
 
 
 def test_the_evidence_is_the_sum_over_outputs_of_the_targets_that_are_known() -> None:
@@ -273,11 +274,20 @@ def test_empty_cells_of_a_table_are_missing_targets(tmp_path) -> None:
         TableModel.fit(read(path), ["u"])
 
 
-@pytest.mark.parametrize("parameters", [{"noise": "full"}, {"batch_size": 8}])
-def test_what_needs_complete_targets_says_so(parameters: dict) -> None:
+def test_what_needs_complete_targets_says_so() -> None:
     X, Y = table(30)
     with pytest.raises(InputError, match="all known"):
-        BLLRegressor(**EVIDENCE, **parameters).fit(X, holes(Y))
+        BLLRegressor(**EVIDENCE, training=TrainingOptions(chunk_size=8)).fit(X, holes(Y))
+    with pytest.raises(InputError, match="noise_std or observations"):
+        BLLRegressor(**EVIDENCE, noise="full").fit(X, Y, noise_std=0.1)
+
+
+def test_mini_batches_learn_from_targets_partly_missing() -> None:
+    X, Y = table(200)
+    with pytest.warns(MissingTargetsWarning):
+        model = BLLRegressor(**EVIDENCE | {"max_epochs": 30}, batch_size=50).fit(X, holes(Y))
+    assert model.settings_.batch_size == 50
+    assert (np.sqrt(np.mean((model.predict(X) - Y) ** 2, 0)) < 0.7 * Y.std(0)).all()
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -291,10 +301,14 @@ def test_rows_drawn_for_a_step_stand_for_all(known: bool) -> None:
     objective = KnownNoise(2, bias_prior="flat") if known else Profiled(bias_prior="flat")
     whole, part = (objective.of_data(nn.Identity(), d) for d in (data, data.sampled(torch.arange(20))))
     assert float(part.detach()) == pytest.approx(float(whole.detach()), abs=1e-10)
-    problem = RandomRows(nn.Identity(), objective, data, n=5, seed=0)
-    assert len({float(problem.evaluate().detach()) for _ in range(4)}) == 4
-    same = RandomRows(nn.Identity(), objective, data, n=40, seed=0).evaluate()
-    assert float(same.detach()) == float(whole.detach())
+    problem = SampledRows(nn.Identity(), objective, data, batch_size=15, seed=0)
+    first, second = (list(problem.steps(epoch, 0)) for epoch in (0, 1))
+    assert len(first) == problem.n_steps
+    assert sorted(torch.cat(first).tolist()) == list(range(len(data.X)))
+    assert torch.cat(first).tolist() != torch.cat(second).tolist()
+    assert [rows.tolist() for rows in problem.steps(0, 1)] == [rows.tolist() for rows in first[1:]]
+    expected = objective.of_data(nn.Identity(), data.sampled(first[0]))
+    assert float(problem.gradient(first[0], 1.0).detach()) == float(expected.detach())
 
 
 # --- known noise and functionals: the evidence
@@ -330,7 +344,7 @@ def test_the_evidence_with_known_noise_and_functionals_is_the_dense_one(bias_pri
     log_variances = v.log().sum(0) + torch.stack([torch.zeros(()).double(), own_var.log().sum()])
     found = known_noise_nlml(given_, log_alpha, log_sigma, log_variances, bias_prior=bias_prior)
     new = torch.cat([Phi[:3], Psi[:2]])
-    posterior = Posterior.of(given_, float(log_alpha), torch.diag(learned), bias_prior=bias_prior)
+    posterior = posterior_of(given_, float(log_alpha), torch.diag(learned), bias_prior=bias_prior)
     for j in range(2):
         A, t, var = (
             (Phi, T[:, 0], v[:, 0])
@@ -492,6 +506,13 @@ def test_a_functional_of_a_model_is_that_of_its_joint_distribution(name: str, of
     np.testing.assert_allclose(found.var, np.diag(found.cov()))
     low, high = found.interval(0.9)
     np.testing.assert_allclose((high - low) / found.std, 2 * 1.6448536269514722)
+
+
+@pytest.mark.parametrize("of", ["mixture", "partly"])
+def test_functionals_of_two_outputs_are_independent_where_these_are(of: str, request) -> None:
+    model, X = request.getfixturevalue(of)[:2]
+    both = model.joint_of([Value(0).at(X[:3]), Value(1).at(X[:3])])
+    np.testing.assert_allclose(both.cov(), model.joint(X[:3], noise=False).cov()[:6, :6], atol=1e-9 * both.var.max())
 
 
 def test_values_and_derivatives_are_correlated(mixture: tuple) -> None:

@@ -184,7 +184,8 @@ class BLLRegressor(LastLayerRegressor):
         observations = check_observations(observations)
         beside = sum(len(seen.y) for seen in observations)
         alike = rows.alike and not beside
-        shape = DataShape(tuple(rows.X.shape), validation_data is not None, n_known, alike, beside)
+        learned = noise_std is None and not beside
+        shape = DataShape(tuple(rows.X.shape), validation_data is not None, n_known, alike, learned, beside)
         settings = resolve(self._parameters(), shape, seed=seed)
         warn_of_missing_targets(rows.y)
         if settings.calibration in ("random and blocked folds", "holdout"):
