@@ -435,16 +435,16 @@ MUTANTS = [
     Mutant(
         "linear-part-in-full", LENGTHS, "linear = log_linear.exp()[:, None, None] * inner", "linear = inner", CONTRASTS
     ),
-    Mutant("lengths-have-nothing-in-common", LENGTHS, "COMMON / (1 + COMMON * d) *", "0 *", CONTRASTS),
-    Mutant("common-part-of-one-input", LENGTHS, "(1 + COMMON * d)", "(1 + COMMON)", CONTRASTS),
+    Mutant("lengths-have-nothing-in-common", LENGTHS, "COMMON / (1 + COMMON * away.shape[-1]) *", "0 *", CONTRASTS),
+    Mutant("common-part-of-one-input", LENGTHS, "(1 + COMMON * away.shape[-1])", "(1 + COMMON)", CONTRASTS),
+    Mutant("slopes-without-the-common-part", LENGTHS, "    away = _uncommon(away)\n", "", DIFFERENCES),
     Mutant(
-        "slopes-without-the-common-part",
+        "rho-without-its-prior",
         LENGTHS,
-        "    away = away[0] - away[1]\n    value",
-        "    away = away[0]\n    value",
-        DIFFERENCES,
+        "+ ((log_linear - LOG_LINEAR) / LOG_LINEAR_STD).square()",
+        "+ 0 * log_linear",
+        CONTRASTS,
     ),
-    Mutant("rho-without-its-prior", LENGTHS, "+ away_linear.square() +", "+ 0 * away_linear +", CONTRASTS),
     Mutant(
         "lengths-know-the-bias",
         LENGTHS,
@@ -455,8 +455,8 @@ MUTANTS = [
     Mutant(
         "lengths-without-their-prior",
         LENGTHS,
-        "(away[0] * (away[0] - away[1])).sum(-1) + away_linear",
-        "0 * away_linear + away_linear",
+        "lengths = (away * _uncommon(away)).sum(-1)",
+        "lengths = 0 * away.sum(-1)",
         CONTRASTS,
     ),
     Mutant(
@@ -464,7 +464,7 @@ MUTANTS = [
     ),
     Mutant("cosines-are-sines", WAVES, "= 0.5 * math.pi", "= 0.0", PROCESS),
     Mutant("linear-features-without-their-root", WAVES, "(0.5 * (log_linear +", "(1.0 * (log_linear +", PROCESS),
-    Mutant("linear-features-of-one-frequency", WAVES, "+ math.log(n_frequencies))", ")", PROCESS),
+    Mutant("linear-features-of-one-frequency", WAVES, "+ math.log(n))", ")", PROCESS),
     Mutant("uniform-frequencies", WAVES, "torch.special.ndtri(uniform", "(uniform", PROCESS),
     Mutant(
         "frequencies-of-one-length",

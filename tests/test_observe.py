@@ -19,6 +19,7 @@ from lastlayer import BLLRegressor, TrainingOptions, load
 from lastlayer.errors import InputError, MissingTargetsWarning
 from lastlayer.evidence import known_noise_nlml, optimal_alpha, optimal_alphas, profile, statistics_nlml
 from lastlayer.features import affine_features
+from lastlayer.networks.fourier import fourier_features, fourier_network, frequencies
 from lastlayer.networks.mlp import MLP
 from lastlayer.observe import Derivative, Difference, Functionals, Gradient, Integral, Sum, Value
 from lastlayer.partial_posterior import by_output, posterior_of
@@ -27,6 +28,7 @@ from lastlayer.scaling import Standardizer
 from lastlayer.statistics import OutputStatistics, Statistics
 from lastlayer.tables import TableModel, read
 from lastlayer.training import Data, KnownNoise, Profiled, SampledRows, known_noise_layer
+from lastlayer.training.noise_groups import StatisticsByNoise
 from lastlayer.types import FOURIER, LINEAR, NETWORK
 
 pytestmark = pytest.mark.usefixtures("small_process")
@@ -655,3 +657,59 @@ def test_wrong_functionals_say_what_is_wrong(ask: Callable, words: str) -> None:
 def test_wrong_questions_say_what_is_wrong(ask: Callable, words: str, mixture: tuple) -> None:
     with pytest.raises(InputError, match=words):
         ask(*mixture)
+
+
+# --- Fourier features: a Gaussian process with functionals
+
+
+def test_lengths_are_found_from_functionals_too() -> None:
+    """Few values and many gradients of a function that changes along one input alone."""
+    rng = np.random.default_rng(0)
+    X, at = rng.uniform(-2, 2, (12, 2)), rng.uniform(-2, 2, (60, 2))
+    f, slope = lambda x: np.sin(3 * x[:, 0]), lambda x: np.stack([3 * np.cos(3 * x[:, 0]), 0 * x[:, 1]], 1)
+    model = BLLRegressor(preset="evidence", encoding="fourier", random_state=0)
+    model.fit(X, f(X), noise_std=0.01, observations=[Gradient().at(at).observed(slope(at), noise_std=0.05)])
+    assert [member.family for member in model.members_] == [FOURIER]
+    new = rng.uniform(-1.8, 1.8, (200, 2))
+    assert np.sqrt(np.mean((model.predict(new) - f(new)) ** 2)) < 0.05
+    d = model.predictive_of(Gradient(), new)
+    low, high = d.interval(0.95)
+    assert np.mean((low <= slope(new).ravel()) & (slope(new).ravel() <= high)) > 0.85
+
+
+def test_features_as_a_function_of_lengths_are_those_of_the_network() -> None:
+    g = torch.Generator().manual_seed(0)
+    x, log_length = torch.randn(7, 3, generator=g).double(), torch.tensor([0.3, -0.2, 1.0]).double()
+    rho = torch.tensor(-1.0).double()
+    network = fourier_network(log_length, rho, 16, generator=torch.Generator().manual_seed(1))
+    waves = frequencies(3, 16, torch.Generator().manual_seed(1))
+    close(network(x), fourier_features(x, log_length, rho, waves))
+
+
+def test_a_calibrated_model_of_fourier_features_alone() -> None:
+    X, Y = table(60)
+    model = BLLRegressor(encoding="fourier", random_state=0).fit(X, Y[:, 0])
+    assert {member.family for member in model.members_} == {FOURIER}
+    assert model.score(X, Y[:, 0]) > 0.5
+    with pytest.raises(InputError, match="cannot be combined with backbone"):
+        BLLRegressor(encoding="fourier", backbone=nn.Linear(2, 3)).fit(X, Y)
+
+
+@pytest.mark.parametrize("levels", [1, 3, 40])
+def test_moments_of_levels_of_noise_are_those_of_all_rows(levels: int) -> None:
+    """Whatever is learned, and in as few dimensions as there are targets."""
+    Phi, T = rows(40, 3, 2)
+    noise_var = (torch.arange(40) % levels + 1.0).double()[:, None].expand(-1, 2) / 10
+    present = (torch.arange(80).reshape(40, 2) % 7 > 0).double()
+    weight = 1.0 + (torch.arange(40) % 2).double()
+    data = Data(Phi[:, :-1], T, weight, present, noise_var)
+    learned = torch.tensor([0.3, 0.05]).double()
+    found = StatisticsByNoise.of(data, nn.Identity())(learned)
+    expected = OutputStatistics.from_rows(Phi, T, data.precision(learned), sample_weight=weight)
+    for name in ("count", "mean", "scatter", "n"):
+        close(getattr(found, name), getattr(expected, name))
+    wide = StatisticsByNoise.of(data, lambda X: torch.cat([X, torch.sin(torch.outer(X[:, 0], torch.arange(80.0)))], 1))
+    log_variances, log_alpha = data.log_variances(learned), torch.tensor(1.2).double()
+    say = lambda some: known_noise_nlml(some(learned), log_alpha, 0.5 * learned.log(), log_variances)
+    assert wide.reduced()(learned).n_linear == len(T) * 2 - int((present == 0).sum())
+    close(say(wide.reduced()), say(wide))

@@ -178,6 +178,8 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
         skips, wide = p["input_skip"] is not False, (data.shape or (0, 0))[1] > MANY_COLUMNS
         encoding = "raw" if p["encoding"] == "auto" and (wide or not skips) else p["encoding"]
         families = _mixed(families, n_groups + data.n_observations, encoding, skip=skips)
+    elif p["encoding"] == "fourier":
+        families = (FOURIER,)
     elif p["encoding"] == "piecewise":
         families = tuple(replace(family, encoding="piecewise") for family in families)
     n_members = p["n_members"]
@@ -238,6 +240,8 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
 
 def _mixed(networks: tuple[Family, ...], n_groups: float | int, encoding: str, *, skip: bool) -> tuple[Family, ...]:
     """The families of a mixture. Few rows cannot train a network, very many need no process."""
+    if encoding == "fourier":
+        return (FOURIER,)
     few, many = n_groups < FEW_ROWS, n_groups > LARGE_TABLE
     raw, encoded = encoding != "piecewise" or few, encoding != "raw" and not few
     own = networks if raw and not few else ()

@@ -23,6 +23,7 @@ from lastlayer.networks.architecture import Architecture, encoded
 from lastlayer.networks.encoding import PiecewiseEncoding, bins_of
 from lastlayer.networks.fourier import fourier_network
 from lastlayer.networks.mlp import InputSkip, StackedMLP, features_of
+from lastlayer.observe import some_of
 from lastlayer.settings import Settings
 from lastlayer.sources import TensorSource
 from lastlayer.statistics import CHUNK_ROWS
@@ -44,7 +45,7 @@ from lastlayer.training import (
     threads_for,
     train,
 )
-from lastlayer.training.lengths import MOST_ROWS, fit_lengths
+from lastlayer.training.lengths import MOST_FUNCTIONALS, MOST_ROWS, fit_lengths, refine_lengths
 from lastlayer.types import NETWORK, Family
 
 WORK_PER_ROW = 4_000
@@ -153,13 +154,29 @@ class Trainer:
 
         def lengths(group: list[FitTask], i: int, stop: Event) -> list[nn.Module]:
             own = torch.tensor([places[id(task)] for task in group], device=weight.device)
-            found = zip(*(x.cpu() for x in fit_lengths(data.X[own].double(), data.T[own], weight[own])), strict=True)
-            own_generators = [generators[places[id(task)]] for task in group]
-            return [fourier_network(*x, generator=g) for x, g in zip(found, own_generators, strict=True)]
+            log_lengths, linear = (x.cpu() for x in fit_lengths(data.X[own].double(), data.T[own], weight[own]))
+            made: list[nn.Module] = []
+            for task, log_length, log_linear in zip(group, log_lengths, linear, strict=True):
+                rows, g = parts[places[id(task)]], generators[places[id(task)]]
+                if not self.data.learned_noise:
+                    log_length, log_linear = self._refined(log_length, log_linear, rows, g)
+                made.append(fourier_network(log_length, log_linear, generator=g))
+            return made
 
         with self._shown(f"lengths of {len(tasks)} processes"):
             networks = self._together(tasks, lengths)
         return [network.to(self.data.X.device).eval() for network in networks]
+
+    def _refined(
+        self, log_length: torch.Tensor, log_linear: torch.Tensor, rows: np.ndarray, generator: torch.Generator
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Lengths by the functionals too, or some of them."""
+        device = self.data.X.device
+        data = self.data.rows(torch.from_numpy(rows).to(device))
+        data = replace(data, X=data.X.double(), observations=some_of(data.observations, MOST_FUNCTIONALS, generator))
+        numbers, prior = (log_length.to(device), log_linear.to(device)), self.settings.bias_prior
+        found = refine_lengths(data, *numbers, bias_prior=prior, generator=generator)
+        return found[0].cpu(), found[1].cpu()
 
     @cached_property
     def _lengths_by(self) -> tuple[np.ndarray, slice]:

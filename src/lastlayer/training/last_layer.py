@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -12,13 +12,13 @@ from scipy.optimize import OptimizeResult, minimize
 from torch import Tensor
 
 from lastlayer.evidence import known_noise_nlml, optimal_alphas
-from lastlayer.features import affine_features
 from lastlayer.partial_posterior import posterior_of
 from lastlayer.patterns import CoupledEquations, PatternStatistics
 from lastlayer.posterior import Posterior
-from lastlayer.statistics import OutputStatistics, Statistics, row_chunks
+from lastlayer.statistics import Statistics, row_chunks
 from lastlayer.training.data import Data
 from lastlayer.training.engine import threads_for
+from lastlayer.training.noise_groups import StatisticsByNoise
 from lastlayer.training.objectives import root_of
 from lastlayer.types import NO_NOISE_PRIOR, BiasPrior, NoisePrior, NoiseStructure
 
@@ -56,31 +56,19 @@ def known_noise_layer(data: Data, linear: Callable[[Tensor], Tensor], *, bias_pr
 
     alpha and the noise that is learned are found together: the weight of a target depends on both kinds of noise.
     """
-    Phi = affine_features(linear(data.X)).double().detach()
-    rows = replace(data, observations=())
-    psi = [seen.functionals.features(linear, data.X).double().detach() for seen in data.observations]
-    q = data.T.shape[-1]
-
-    def statistics(learned: Tensor) -> Statistics:
-        precision = rows.precision(learned)
-        total: Statistics = OutputStatistics.from_rows(Phi, data.T, precision, sample_weight=data.weight)
-        for seen, Psi in zip(data.observations, psi, strict=True):
-            j = seen.functionals.output
-            own = Statistics.from_functionals(Psi, seen.t.to(Psi)[:, None], learned[j] / seen.variances(learned[j]))
-            nothing = own.nothing()
-            total = total + OutputStatistics.of_outputs([own if i == j else nothing for i in range(q)])
-        return total
+    statistics, q = StatisticsByNoise.of(data, linear), data.T.shape[-1]
+    fewer = statistics.reduced()
 
     def value(numbers: Tensor) -> Tensor:
         learned = torch.exp(2 * numbers[1:])
         log_variances = data.log_variances(learned)
-        return known_noise_nlml(statistics(learned), numbers[0], numbers[1:], log_variances, bias_prior=bias_prior)
+        return known_noise_nlml(fewer(learned), numbers[0], numbers[1:], log_variances, bias_prior=bias_prior)
 
     with torch.no_grad():
-        starts = [torch.tensor([a, *[e] * q], dtype=torch.float64, device=Phi.device) for a, e in product(*STARTS)]
+        starts = [torch.tensor([a, *[e] * q], dtype=torch.float64, device=data.T.device) for a, e in product(*STARTS)]
         start = min(starts, key=lambda numbers: np.nan_to_num(float(value(numbers)), nan=np.inf))
-    best = _minimum(value, start, [LIMITS[0], *[LIMITS[1]] * q])
-    learned = torch.tensor(np.exp(2 * best.x[1:]), device=Phi.device)
+    best = minimum(value, start, [LIMITS[0], *[LIMITS[1]] * q])
+    learned = torch.tensor(np.exp(2 * best.x[1:]), device=data.T.device)
     with torch.no_grad():
         end = statistics(learned)
         posterior = posterior_of(end, float(best.x[0]), torch.diag(learned), "diagonal", bias_prior, rtol=math.inf)
@@ -105,7 +93,7 @@ def coupled_layer(statistics: PatternStatistics, *, bias_prior: BiasPrior = "fla
         starts = [torch.cat([torch.full_like(d[:1], a), d]).double() for a in STARTS[0] for d in diagonal]
         start = min(starts, key=lambda numbers: np.nan_to_num(float(value(numbers)), nan=np.inf))
     free = (-STEEPEST, STEEPEST)
-    best = _minimum(value, start, [LIMITS[0], *(LIMITS[1] if on else free for on in own.tolist())])
+    best = minimum(value, start, [LIMITS[0], *(LIMITS[1] if on else free for on in own.tolist())])
     with torch.no_grad():
         L = root(torch.tensor(best.x, device=statistics.mean.device))
         posterior = posterior_of(statistics, float(best.x[0]), L @ L.mT, "full", bias_prior, rtol=math.inf)
@@ -115,7 +103,7 @@ def coupled_layer(statistics: PatternStatistics, *, bias_prior: BiasPrior = "fla
     return LastLayer(posterior, float(best.fun), floored, determined)
 
 
-def _minimum(value: Callable[[Tensor], Tensor], start: Tensor, limits: list[tuple[float, float]]) -> OptimizeResult:
+def minimum(value: Callable[[Tensor], Tensor], start: Tensor, limits: list[tuple[float, float]]) -> OptimizeResult:
     """Within limits, by L-BFGS with the gradient of torch."""
 
     def value_and_slope(x: ndarray) -> tuple[float, ndarray]:
