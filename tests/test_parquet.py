@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers import alone_and_by_two, close
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -166,3 +167,41 @@ def test_without_pyarrow_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(MissingPackageError, match=r"lastlayer\[parquet\]"):
         ParquetSource("x.parquet", ["a"], ["b"]).n_rows  # noqa: B018
+
+
+RANK_SCRIPT = """
+    import sys, torch
+    from lastlayer import BLLRegressor
+    from lastlayer.distributed import join
+    from lastlayer.parquet import ParquetSource
+    from lastlayer.sources import scales_of
+
+    torch.set_num_threads(1)
+    group = join()
+    source = ParquetSource(f"{sys.argv[1]}/rows", ["a", "b"], ["y"])
+    scales = scales_of(source, 40, process_group=group)
+    fit = lambda **words: BLLRegressor(hidden=(16,), batch_size=40, random_state=0, **words).fit_source(source)
+    model, untrained = fit(max_epochs=10), fit(max_epochs=0)
+    X = torch.stack([torch.linspace(0, 130, 20), torch.zeros(20)], 1).double().numpy()
+    out = {
+        "scale": torch.cat([scales.inputs.scale, scales.targets.scale]),
+        "untrained": torch.tensor(untrained.predictive(X).var),
+        "trained": torch.tensor(model.predictive(X).var),
+    }
+    torch.save(out, f"{sys.argv[1]}/{group.world_size}-{group.rank}.pt")
+    group.shutdown()
+"""
+
+
+def test_two_processes_fit_one_model_each_from_its_own_row_groups(tmp_path, as_a_user):
+    """Before any step the last layer is exact for the same rows; steps then see other batches than one process does."""
+    noise = 0.1 * np.random.default_rng(0).normal(size=130)
+    for i, (first, last) in enumerate([(0, 50), (50, 130)]):
+        smooth = np.sin(np.arange(first, last) / 30) + noise[first:last]
+        write(tmp_path / "rows" / f"{i}.parquet", first, last, y=smooth)
+    one, *two = alone_and_by_two(RANK_SCRIPT, tmp_path)
+    for other in two:
+        close(other["scale"], one["scale"])
+        close(other["untrained"], one["untrained"], loose=1e4)  # float32 features, summed in another order
+    close(two[0]["trained"], two[1]["trained"])
+    assert not torch.allclose(two[0]["trained"], two[0]["untrained"], rtol=1e-3)
