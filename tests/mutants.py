@@ -1033,6 +1033,28 @@ MUTANTS = [
     ),
     Mutant("kernel-variance", "integrations/gpytorch.py", "alpha * _noise_var", "_noise_var", "test_gpytorch.py"),
     Mutant("kernel-bias", "integrations/gpytorch.py", "over_alpha.sqrt() if", "over_alpha if", "test_gpytorch.py"),
+    # --- folders of Parquet files, predictions batch by batch
+    Mutant(
+        "every-process-from-the-first-row",
+        "parquet.py",
+        "for rank in range(process_group.rank))",
+        "for rank in range(0))",
+        "test_parquet.py",
+    ),
+    Mutant(
+        "row-groups-from-their-first-row",
+        "sources.py",
+        "np.clip(at - before, 0, self.rows)",
+        "np.clip(at - before, 0, self.rows) * (at >= stop)",
+        "test_parquet.py",
+    ),
+    Mutant(
+        "old-model-for-new-file",
+        "integrations/batches.py",
+        "return load_once(str(path), version)",
+        "return load_once(str(path), None)",
+        "test_batches.py",
+    ),
     # --- targets partly missing, noise partly known, functionals
     Mutant("functionals-with-a-bias", "statistics.py", "rest = rows - one * mean", "rest = rows - mean", OBSERVED),
     Mutant("functionals-not-weighted", "statistics.py", "rest.mT @ (w * rest)", "rest.mT @ rest", OBSERVED),

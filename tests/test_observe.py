@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import close
+from helpers import close, last_layer_rows, precision_matrix
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import holes
@@ -177,6 +177,9 @@ def test_calibration_skips_what_is_missing_and_knows_what_noise_is_known() -> No
     other = single.targets.clone()
     other[i, j] += 100.0
     assert problem_of(replace(single, targets=other).usable(), True).log_density(x)[i] < one[i] - 1
+    # where a target is missing, what was predicted for it does not count
+    astray = replace(single, mean=single.mean + 3.0 * torch.from_numpy(missing))
+    np.testing.assert_allclose(problem_of(astray.usable(), True).log_density(x), one, rtol=1e-12)
     empty = replace(partly, targets=torch.full_like(partly.targets, torch.nan))
     assert len(empty.usable().targets) == 0
 
@@ -186,6 +189,21 @@ def partly() -> tuple[BLLRegressor, np.ndarray, np.ndarray]:
     X, Y = table()
     Y = holes(Y)
     return BLLRegressor((6,), preset="fast", max_epochs=25, random_state=0).fit(X, Y), X, Y
+
+
+@pytest.mark.parametrize("bias_prior", ["flat", "shared"])
+def test_the_variance_of_an_output_is_that_of_the_rows_where_it_is_known(bias_prior: str) -> None:
+    """Lambda_bar written down entry by entry from these rows alone."""
+    X, Y = table(30)
+    Y = holes(Y)
+    model = BLLRegressor(**EVIDENCE | {"max_epochs": 5}, bias_prior=bias_prior).fit(X, Y)
+    posterior, scale = model.members_[0].layer.posterior, model.fitted_.targets.scale
+    seen, new = (last_layer_rows(model, points, Y)[0] for points in (X, 1.5 * X))
+    for j, known in enumerate(torch.from_numpy(~np.isnan(Y)).T):
+        Lambda = precision_matrix(seen[known][:, :-1], float(posterior.log_alpha), bias_prior)
+        cost = (new * torch.linalg.solve(Lambda, new.T).T).sum(1)
+        var = model.predictive(1.5 * X, noise=False).var[:, j]
+        close(torch.from_numpy(var), cost * posterior.Sigma_E[j, j] * scale[j] ** 2)
 
 
 def test_each_output_has_a_variance_of_its_own_and_joint_agrees(partly: tuple) -> None:
