@@ -1,9 +1,10 @@
 """Fitted models in BoTorch, and a model made for Bayesian optimisation. It needs `pip install lastlayer[botorch]`.
 
-model = fit_model(X, Y)                                  # in the time of a step of Bayesian optimisation
+model = SingleTaskBLL(train_X, train_Y)                  # in place of SingleTaskGP: BoTorch's tutorials, Ax
+model = fit_model(X, Y)                                  # the same, fitted at once
 model = BLLModel(regressor)                              # any fitted BLLRegressor
 acquisition = qLogExpectedImprovement(model, best_f=Y.max())
-drawn = model.draw(seed=0)                               # one function of the posterior, for Thompson sampling
+drawn = model.draw(16, seed=0)                           # functions of the posterior, for Thompson sampling
 """
 
 import warnings
@@ -14,7 +15,19 @@ with warnings.catch_warnings():  # linear_operator uses what torch is about to g
     warnings.simplefilter("ignore", DeprecationWarning)
     need("botorch", extra="botorch")
 
-from lastlayer.integrations.botorch.model import BLLMixture, BLLModel, DrawnFunction
-from lastlayer.integrations.botorch.surrogate import Surrogate, fit_model
+from lastlayer.integrations.botorch.members import MemberAverage
+from lastlayer.integrations.botorch.model import BLLMixture, BLLModel, DrawnFunctions
+from lastlayer.integrations.botorch.paths import FunctionPaths
+from lastlayer.integrations.botorch.single_task import SingleTaskBLL, fit_model
+from lastlayer.integrations.botorch.surrogate import Surrogate
 
-__all__ = ["BLLMixture", "BLLModel", "DrawnFunction", "Surrogate", "fit_model"]
+__all__ = [
+    "BLLMixture",
+    "BLLModel",
+    "DrawnFunctions",
+    "FunctionPaths",
+    "MemberAverage",
+    "SingleTaskBLL",
+    "Surrogate",
+    "fit_model",
+]

@@ -11,8 +11,9 @@ in closed form:
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -120,10 +121,20 @@ class LinearGaussian(nn.Module):
         new.M, new.R = move if self.M is None else self.M + move, R
         return new
 
+    def repeated(self: Own, batch_shape: torch.Size) -> Own:
+        """A batch of them that are all this one."""
+        eye = torch.eye(self.n_coefficients, dtype=self.V.dtype, device=self.V.device)
+        M = torch.zeros_like(eye[:1]) if self.M is None else self.M
+        R = eye[None] if self.R is None else self.R
+        new = self.separate()
+        new.M = M.expand(*batch_shape, *torch.broadcast_shapes(M.shape[:-1], (self.V.shape[1],)), M.shape[-1])
+        new.R = R.expand(*batch_shape, *R.shape)
+        return new
+
     def draw(
         self, generator: torch.Generator | None = None, sample_shape: tuple[int, ...] = ()
     ) -> Float[Tensor, "*b s r"]:
-        """Coefficients of one function, or of many."""
+        """Coefficients of one function, or of many, in leading dimensions."""
         shape = torch.Size([self.V.shape[1], self.n_coefficients])
         if self.M is not None and self.R is not None:
             shape = torch.broadcast_shapes(shape, self.M.shape, self.R.shape[:-1])
@@ -262,6 +273,59 @@ class MomentMatched(LinearGaussian):
 
     def _own_noise(self, noise: Float[Tensor, "*b n o"]) -> Float[Tensor, "*b 1 no"]:
         return noise.flatten(-2)[..., None, :]
+
+
+class Independent(nn.Module):
+    """Outputs that know nothing of each other, each by a Gaussian of its own."""
+
+    def __init__(self, parts: Sequence[LinearGaussian]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    @property
+    def kept(self) -> list[int]:
+        return list(range(len(self.parts)))
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return self._each()[0].batch_shape
+
+    def outputs(self, kept: list[int]) -> "Independent":
+        each = self._each()
+        return Independent([each[i].separate() for i in kept])
+
+    def separate(self) -> "Independent":
+        return Independent([part.separate() for part in self._each()])
+
+    def moments(self, X: Float[Tensor, "*b q d"]) -> JointMoments:
+        said = [part.moments(X) for part in self._each()]
+        cov = torch.diag_embed(torch.stack([one.cov.to_dense() for one in said], -1))  # (*b, q, q, o, o)
+        cov = cov.transpose(-3, -2).flatten(-4, -3).flatten(-2)
+        noise = torch.diag_embed(torch.cat([one.noise[..., 0] for one in said], -1))
+        return JointMoments(torch.cat([one.mean for one in said], -1), to_linear_operator(cov), noise)
+
+    def condition(
+        self, X: Float[Tensor, "*c n d"], Y: Float[Tensor, "*b n o"], noise: Tensor | None = None
+    ) -> "Independent":
+        column = lambda values, j: None if values is None else values[..., j : j + 1]
+        return Independent(
+            [part.condition(X, Y[..., j : j + 1], column(noise, j)) for j, part in enumerate(self._each())]
+        )
+
+    def repeated(self, batch_shape: torch.Size) -> "Independent":
+        return Independent([part.repeated(batch_shape) for part in self._each()])
+
+    def draw(self, generator: torch.Generator | None = None, sample_shape: tuple[int, ...] = ()) -> list[Tensor]:
+        return [part.draw(generator, sample_shape) for part in self._each()]
+
+    def function(self, X: Float[Tensor, "*b q d"], coefficients: Sequence[Tensor]) -> Float[Tensor, "*d q o"]:
+        return torch.cat([part.function(X, e) for part, e in zip(self._each(), coefficients, strict=True)], -1)
+
+    def _each(self) -> list[LinearGaussian]:
+        return [part for part in self.parts if isinstance(part, LinearGaussian)]
+
+
+Gaussian: TypeAlias = LinearGaussian | Independent
 
 
 def block_diagonal(blocks: Float[Tensor, "*b q o o"]) -> Float[Tensor, "*b qo qo"]:

@@ -1,5 +1,6 @@
 """`BLLModel` and `BLLMixture`: fitted last layers as BoTorch models."""
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -8,6 +9,7 @@ from botorch.models.deterministic import DeterministicModel
 from botorch.models.model import Model
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.models.utils import fantasize as fantasizing
 from botorch.posteriors import GPyTorchPosterior, Posterior
 from botorch.posteriors.fully_bayesian import MCMC_DIM, GaussianMixturePosterior
 from botorch.sampling.base import MCSampler
@@ -17,13 +19,7 @@ from linear_operator import to_linear_operator
 from torch import Tensor
 
 from lastlayer.errors import InputError
-from lastlayer.integrations.botorch.gaussian import (
-    JointMoments,
-    LinearGaussian,
-    MomentMatched,
-    Separable,
-    block_diagonal,
-)
+from lastlayer.integrations.botorch.gaussian import Gaussian, JointMoments, MomentMatched, Separable, block_diagonal
 from lastlayer.predictor.fitted import Fitted, as_fitted
 
 Own = TypeVar("Own", bound="BLLModel")
@@ -65,7 +61,7 @@ class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
         self.eval()
 
     @staticmethod
-    def _gaussians(fitted: Fitted) -> list[LinearGaussian]:
+    def _gaussians(fitted: Fitted) -> Sequence[Gaussian]:
         return [Separable(fitted) if len(fitted.members) == 1 else MomentMatched(fitted)]
 
     @property
@@ -93,12 +89,17 @@ class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
             posterior = transform.untransform_posterior(posterior, X=X)
         return posterior if posterior_transform is None else posterior_transform(posterior=posterior, X=X)
 
+    def forward(self, X: Float[Tensor, "*b q d"]) -> MultivariateNormal:
+        """The distribution of `posterior`, which a GPyTorch model is called for."""
+        return self.posterior(X).distribution
+
     def condition_on_observations(
         self: Own, X: Float[Tensor, "*c n d"], Y: Float[Tensor, "*b n o"], noise: Tensor | None = None, **_: Any
     ) -> Own:
         """The model after more observations, in closed form; features, alpha and noise stay as they are.
 
-        `noise`: variances of these observations, as the outcome transform has them; the model's own if left out.
+        `noise`: variances of these observations, as the outcome transform has them; the model's own if left out. A
+        batch of Y is a batch of models: every member of a mixture learns all of them.
         """
         if Y.shape[-1] != self.num_outputs or Y.shape[-2] != X.shape[-2]:
             raise InputError(
@@ -113,10 +114,14 @@ class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
         self: Own, X: Float[Tensor, "*b n d"], sampler: MCSampler, observation_noise: Tensor | None = None, **_: Any
     ) -> Own:
         """The model after draws of its own noisy posterior at X: a batch of models, one for each draw."""
+        if not X.shape[-2]:
+            return self._repeated(sampler.sample_shape + X.shape[:-2])
         noise = True if observation_noise is None else observation_noise
-        Y = sampler(self.posterior(X, observation_noise=noise))
-        own = None if observation_noise is None else observation_noise.expand(Y.shape[1:])
-        return self.condition_on_observations(X, Y, noise=own)
+        with fantasizing():
+            Y = sampler(self.posterior(X, observation_noise=noise))
+            if hasattr(self, "outcome_transform"):
+                Y, _ = self.outcome_transform(Y, X=X)
+            return self._with(self._fantasies(self.transform_inputs(X), Y, observation_noise))
 
     def subset_output(self: Own, idcs: list[int]) -> Own:
         new = self._of(idcs)
@@ -124,17 +129,27 @@ class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
             new.outcome_transform = self.outcome_transform.subset_output(idcs)
         return new
 
-    def draw(self, seed: int | None = None) -> "DrawnFunction":
-        """One function of the posterior, for Thompson sampling: its weights are drawn once, so it can be optimised."""
+    def draw(self, n: int | tuple[int, ...] = (), *, seed: int | None = None) -> "DrawnFunctions":
+        """One function of the posterior, or n: weights are drawn once, so that they can be optimised.
+
+        n functions are a batch of models: X (q, d) gives (n, q, o), X (n, q, d) each function at points of its own.
+        """
         generator = None if seed is None else torch.Generator().manual_seed(seed)
-        chosen = int(torch.randint(len(self.parts), (), generator=generator))
-        return DrawnFunction(self, self.parts[chosen], generator)
+        return DrawnFunctions(self, (n,) if isinstance(n, int) else n, generator)
 
     def _posterior(self, X: Tensor, noise: bool | Tensor) -> GPyTorchPosterior:
         return GPyTorchPosterior(_distribution(self.parts[0].moments(X), noise))
 
-    def _conditioned(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> list[LinearGaussian]:
+    def _conditioned(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> list[Gaussian]:
         return [part.condition(X, Y, noise) for part in self.parts]
+
+    def _fantasies(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> list[Gaussian]:
+        """After draws of the posterior."""
+        return self._conditioned(X, Y, None if noise is None else noise.expand(Y.shape[1:]))
+
+    def _repeated(self: Own, batch_shape: torch.Size) -> Own:
+        """A batch of models that are all this one."""
+        return self._with([part.repeated(batch_shape) for part in self.parts])
 
     def _of(self: Own, idcs: list[int]) -> Own:
         n = self.num_outputs
@@ -143,10 +158,11 @@ class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
         return self._with([part.outputs([i % n for i in idcs]) for part in self.parts])
 
     parts: Any
-    """One `LinearGaussian`, or one per member."""
+    """One Gaussian, or one per member."""
 
-    def _with(self: Own, parts: list[LinearGaussian]) -> Own:
-        new = type(self).__new__(type(self))
+    def _with(self, parts: Sequence[Gaussian], kind: Any = None) -> Any:
+        kind = type(self) if kind is None else kind
+        new = kind.__new__(kind)
         Model.__init__(new)
         new.parts = torch.nn.ModuleList(parts)
         for name in ("train_inputs", "input_transform", "outcome_transform"):
@@ -165,13 +181,14 @@ class BLLMixture(BLLModel):
     """A mixture as BoTorch has it: members in a batch dimension of their own, over which acquisition values average.
 
     `posterior` is a `GaussianMixturePosterior`, exact for members that count alike. Each member is conditioned
-    alone, and a drawn function is one member's.
+    alone, and a drawn function is one member's. Acquisition functions that take no mixture (entropy search, knowledge
+    gradient) take its `members`: `MemberAverage` is the mean of theirs.
     """
 
     _is_ensemble = True
 
     @staticmethod
-    def _gaussians(fitted: Fitted) -> list[LinearGaussian]:
+    def _gaussians(fitted: Fitted) -> Sequence[Gaussian]:
         if fitted.calibration is not None and len(fitted.members) > 1:
             raise InputError(
                 "calibrated members count by their precision at each point, which a batch dimension cannot say: use "
@@ -192,20 +209,26 @@ class BLLMixture(BLLModel):
             noise = noise.unsqueeze(MCMC_DIM)
         return GaussianMixturePosterior(_distribution(JointMoments(mean, cov, own), noise))
 
-    def _conditioned(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> list[LinearGaussian]:
-        """Observations may differ between members, as their fantasies do: then Y has their batch dimension."""
-        if Y.dim() >= X.dim() + 1 and Y.shape[MCMC_DIM] == len(self.parts):
-            return [part.condition(X, Y.select(MCMC_DIM, i), noise) for i, part in enumerate(self.parts)]
-        return super()._conditioned(X, Y, noise)
+    def members(self) -> list[BLLModel]:
+        """Each member as a model of its own."""
+        return [self._with([part], BLLModel) for part in self.parts]
+
+    def _fantasies(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> list[Gaussian]:
+        """Draws have a dimension of members, of which each learns its own."""
+        own = None if noise is None else noise.expand(Y.select(MCMC_DIM, 0).shape[1:])
+        return [part.condition(X, Y.select(MCMC_DIM, i), own) for i, part in enumerate(self.parts)]
 
 
-class DrawnFunction(DeterministicModel):  # type: ignore[misc]
-    """A function with fixed weights: X (..., q, d) -> (..., q, o), in original units."""
+class DrawnFunctions(DeterministicModel):  # type: ignore[misc]
+    """Functions with fixed weights, in original units: X (*b, q, d) -> (*c, q, o), c the shape of the draws and b
+    broadcast. Of a mixture, each is one member's."""
 
-    def __init__(self, model: BLLModel, part: LinearGaussian, generator: torch.Generator | None) -> None:
+    def __init__(self, model: BLLModel, shape: tuple[int, ...], generator: torch.Generator | None) -> None:
         super().__init__()
-        self._num_outputs, self.part = model.num_outputs, part.separate()
-        self.register_buffer("coefficients", part.draw(generator))
+        self._num_outputs, self.shape, self.own_batch = model.num_outputs, torch.Size(shape), model.parts[0].batch_shape
+        self.parts = torch.nn.ModuleList([part.separate() for part in model.parts])
+        self.chosen = torch.randint(len(self.parts), shape, generator=generator)
+        self.coefficients = [part.draw(generator, shape) for part in model.parts]
         for name in ("input_transform", "outcome_transform"):
             if hasattr(model, name):
                 setattr(self, name, getattr(model, name))
@@ -213,10 +236,14 @@ class DrawnFunction(DeterministicModel):  # type: ignore[misc]
 
     @property
     def batch_shape(self) -> torch.Size:
-        return self.part.batch_shape
+        return self.shape + self.own_batch
 
     def forward(self, X: Float[Tensor, "*b q d"]) -> Float[Tensor, "*c q o"]:
-        return self.part.function(X, self.coefficients)
+        each = [part.function(X, e) for part, e in zip(self.parts, self.coefficients, strict=True)]  # type: ignore[operator]
+        if len(each) == 1:
+            return each[0]
+        own = self.chosen.to(X.device).reshape(*self.shape, *[1] * (len(self.own_batch) + 2))
+        return torch.stack(each).gather(0, own.expand_as(each[0])[None])[0]
 
 
 def _distribution(moments: JointMoments, noise: bool | Tensor) -> MultivariateNormal:

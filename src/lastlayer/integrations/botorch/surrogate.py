@@ -5,29 +5,28 @@ exact last layer on random frequencies, and a prior of little noise.
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from botorch.models import ModelList
-from botorch.models.model import Model
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.features import affine_features
-from lastlayer.integrations.botorch.model import BLLModel
 from lastlayer.networks.fourier import fourier_network
 from lastlayer.parameters import TrainingOptions
+from lastlayer.partial_posterior import OutputPosterior
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Member
 from lastlayer.scaling import Standardizer
 from lastlayer.settings import DataShape, resolve
 from lastlayer.statistics import Statistics
-from lastlayer.training import last_layers
-from lastlayer.training.lengths import fit_lengths
+from lastlayer.training import Data, LastLayer, known_noise_layer, last_layers
+from lastlayer.training.lengths import fit_lengths, refine_lengths
 from lastlayer.types import NoisePrior
 
 LITTLE_NOISE = NoisePrior(rows=2.0, share=1e-4)
@@ -43,7 +42,7 @@ UNIT = 1 / math.sqrt(12)
 class Surrogate(LastLayerRegressor):
     """A Gaussian process seen through random frequencies, with one learned length per input.
 
-    One output; `fit_model` joins several. `predictive`, `joint`, `sample_y`, `update` and so on are a `BLLRegressor`'s.
+    One output; `SingleTaskBLL` joins several. `predictive`, `joint`, `update` and so on are a `BLLRegressor`'s.
     There is no `save`: a Surrogate is fitted in a second, so keep X and y in place of it.
 
     Parameters
@@ -56,17 +55,16 @@ class Surrogate(LastLayerRegressor):
     def __init__(self, n_frequencies: int = 256, *, max_steps: int = 100, random_state: Any = None) -> None:
         self.n_frequencies, self.max_steps, self.random_state = n_frequencies, max_steps, random_state
 
-    def fit(self, X: Any, y: Any, *, bounds: Any = None) -> "Surrogate":
+    def fit(self, X: Any, y: Any, *, bounds: Any = None, noise_std: Any = None) -> "Surrogate":
         """Learn lengths, amplitude and noise, and put the exact last layer on every row.
 
-        `bounds` (2, d) is the box that the lengths are measured by; the range of X if left out.
+        `bounds` (2, d) is the box that the lengths are measured by; the range of X if left out. `noise_std` is known
+        noise of each value, beside what is learned.
         """
         vars(self).pop("fitted_", None)
-        seed, rows = self._seed(), self._validate_and_scale(X, y, None)
+        seed, rows = self._seed(), self._validate_and_scale(X, y, None, noise_std=noise_std)
         if rows.y.shape[1] != 1:
-            raise InputError(
-                f"a Surrogate has one output, and y has {rows.y.shape[1]}: use fit_model(X, Y) for several"
-            )
+            raise InputError(f"a Surrogate has one output, and y has {rows.y.shape[1]}: use SingleTaskBLL for several")
         rows.inputs = box_scaler(rows.X.double(), bounds)
         data = rows.to(torch.device("cpu"), torch.float64)
         generator = torch.Generator().manual_seed(seed)
@@ -80,11 +78,11 @@ class Surrogate(LastLayerRegressor):
             length_std=(1 + data.X.shape[1] / MANY_INPUTS) ** -0.5,
             steps=self.max_steps,
         )
-        network = fourier_network(log_length[0], log_linear[0], self.n_frequencies, generator=generator).requires_grad_(
-            False
-        )
-        statistics = Statistics.from_features(affine_features(network(data.X)), data.T)
-        layer = last_layers([statistics], noise_prior=LITTLE_NOISE)[0]
+        found = log_length[0], log_linear[0]
+        if not data.learned_noise:
+            found = refine_lengths(data.rows(some), *found, generator=generator)
+        network = fourier_network(*found, self.n_frequencies, generator=generator).requires_grad_(False)
+        layer = self._layer(data, network)
         defaults = BLLRegressor(
             backbone=network,
             preset="evidence",
@@ -105,6 +103,16 @@ class Surrogate(LastLayerRegressor):
         )
         return self
 
+    @staticmethod
+    def _layer(data: Data, network: nn.Module) -> LastLayer:
+        """On every row; of one output, so that outputs need not be told apart where their noise is known."""
+        if data.learned_noise:
+            statistics = Statistics.from_features(affine_features(network(data.X)), data.T)
+            return last_layers([statistics], noise_prior=LITTLE_NOISE)[0]
+        layer = known_noise_layer(data, network)
+        assert isinstance(layer.posterior, OutputPosterior)
+        return replace(layer, posterior=layer.posterior.output(0))
+
 
 def box_scaler(X: Float[Tensor, "m d"], bounds: Any) -> Standardizer:
     """Inputs standardised as if they filled the box: points that gather around the best change nothing."""
@@ -120,24 +128,3 @@ def box_scaler(X: Float[Tensor, "m d"], bounds: Any) -> Standardizer:
         )
     width = box[1] - box[0]
     return Standardizer(box.mean(0), UNIT * torch.where(width > 0, width, torch.ones_like(width)))
-
-
-def fit_model(
-    X: Float[Tensor, "n d"],
-    Y: Float[Tensor, "n o"],
-    *,
-    bounds: Float[Tensor, "2 d"] | None = None,
-    random_state: int = 0,
-) -> Model:
-    """A BoTorch model of values Y at points X of the box `bounds`: one `Surrogate` per output."""
-    if X.dim() != 2 or Y.dim() != 2 or len(X) != len(Y):
-        raise InputError(
-            f"X has shape {tuple(X.shape)} and Y {tuple(Y.shape)}: they must be (n, d) and (n, o), one row per point; "
-            "a single output is Y[:, None]"
-        )
-    points, box = X.detach().cpu().numpy(), None if bounds is None else bounds.detach().cpu().numpy()
-    models = [
-        BLLModel(Surrogate(random_state=random_state).fit(points, y, bounds=box), train_X=X)
-        for y in Y.detach().cpu().numpy().T
-    ]
-    return models[0] if len(models) == 1 else ModelList(*models)
