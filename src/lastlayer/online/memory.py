@@ -1,0 +1,70 @@
+"""What happens to old rows: all are kept, they lose weight, or only the last ones count."""
+
+import math
+from dataclasses import dataclass
+
+from lastlayer.errors import InputError
+
+FADING = 0.05
+"""Share of their weight that old rows lose at a time."""
+
+
+class Memory:
+    """What happens to old rows."""
+
+    def interval(self, p: int) -> int:
+        """Rows between two factorisations: after p rows one costs no more than the recursion did, O(p^2) a row."""
+        return p
+
+    def kept(self, n: int) -> float:
+        """Weight that the rows of before keep when n more have come."""
+        return 1.0
+
+    def remembered(self, n: int) -> float:
+        """Weight that their residuals keep."""
+        return self.kept(n)
+
+
+@dataclass(frozen=True)
+class KeepAll(Memory):
+    """Every row counts for ever: what the function is does not change."""
+
+
+@dataclass(frozen=True)
+class ExponentialForgetting(Memory):
+    """A row that `memory` rows came after has 1/e of its weight; the prior does not fade.
+
+    Weights fall in steps of about 5%, each with a factorisation: O(p^2) a row if the memory is several times p.
+    """
+
+    memory: float | int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.memory < math.inf:
+            raise InputError(
+                f"memory={self.memory} must be a number of rows, 1 or more, such as ExponentialForgetting(memory=1000)"
+            )
+
+    def interval(self, p: int) -> int:
+        return max(1, min(p, round(FADING * self.memory)))
+
+    def kept(self, n: int) -> float:
+        return math.exp(-n / self.memory)
+
+
+@dataclass(frozen=True)
+class SlidingWindow(Memory):
+    """The last `rows` rows count, those before not at all."""
+
+    rows: int
+
+    def __post_init__(self) -> None:
+        if not self.rows >= 2:
+            raise InputError(f"rows={self.rows}: a window needs at least 2 rows, such as SlidingWindow(500)")
+
+    def interval(self, p: int) -> int:
+        """A factorisation goes through the whole window, so it is as rare as that costs O(p^2) a row."""
+        return max(p, self.rows)
+
+    def remembered(self, n: int) -> float:
+        return max(0.0, 1 - n / self.rows)
