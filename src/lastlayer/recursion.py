@@ -66,13 +66,14 @@ class Recursion:
             R[coarse], W[coarse] = some.factor.whiten(eye).mT, some.penalised_weights
         centre = equations.feature_mean[:, None]
         if bias_prior == "shared":
-            return cls(np.ascontiguousarray(R), W.numpy(), np.zeros(centre.shape))
+            return cls(np.ascontiguousarray(R), np.ascontiguousarray(W), np.zeros(centre.shape))
         # around the mean of the rows the bias is independent of the other weights
         c, k = W.shape[:2]
         whole = np.zeros((c, k + 1, k + 1))
         whole[:, :k, :k] = R
         whole[:, k, k] = equations.bias_variance.sqrt()
-        return cls(whole, np.concatenate([W, equations.target_mean[:, None]], axis=1), centre.numpy())
+        weights = np.concatenate([W, equations.target_mean[:, None]], axis=1)
+        return cls(whole, np.ascontiguousarray(weights), np.ascontiguousarray(centre))
 
     def whitened(self, phi_tilde: Float[ndarray, "c n k"]) -> Whitened:
         """Rows that are asked about, or that are to come or go."""

@@ -1,7 +1,8 @@
 """Last layers of the same width side by side, while rows come and go: statistics now and then, a recursion between."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from lastlayer.linalg import TINY
 from lastlayer.posterior import Posterior
 from lastlayer.recursion import Recursion, Whitened
-from lastlayer.statistics import Statistics
+from lastlayer.statistics import MOMENTS, Statistics
 from lastlayer.types import BiasPrior
 
 SMALLEST_PIVOT = 1e-4
@@ -37,6 +38,15 @@ class FeatureRows:
     def at(self, rows: slice) -> "FeatureRows":
         return FeatureRows(self.phi[:, rows], self.T[rows], self.weight[rows])
 
+    def pack(self) -> dict[str, Tensor]:
+        return {name: torch.tensor(values) for name, values in vars(self).items()}
+
+    @classmethod
+    def unpack(cls, tensors: dict[str, Tensor], like: Statistics) -> "FeatureRows":
+        """Rows that were packed, of layers with such statistics."""
+        n, (c, k, q) = len(tensors["T"]), widths(like)
+        return cls(**arrays_of(tensors, phi=(c, n, k), T=(n, q), weight=(n,)))
+
     def statistics(self) -> Statistics:
         phi, T = torch.from_numpy(self.phi), torch.from_numpy(self.T)
         weight = None if (self.weight == 1).all() else torch.from_numpy(self.weight).expand(len(phi), -1)
@@ -60,16 +70,48 @@ class LayerStack:
     @classmethod
     def of(cls, posteriors: Sequence[Posterior], log_alphas: Sequence[float] | None = None) -> "LayerStack":
         """`log_alphas` of the variance, where they were tuned."""
+        start = cls._unfactored(posteriors, log_alphas)
+        return start.factored(start.statistics)
+
+    @classmethod
+    def _unfactored(cls, posteriors: Sequence[Posterior], log_alphas: Sequence[float] | None) -> "LayerStack":
         stars = [float(p.log_alpha) for p in posteriors]
         statistics = Statistics.stacked([p.statistics for p in posteriors]).to("cpu")
         each = [stars] if log_alphas is None else [stars, log_alphas]
         alphas = tuple(statistics.count.new_tensor(values) for values in each)
-        return cls(alphas, posteriors[0].bias_prior, statistics).factored(statistics)
+        return cls(alphas, posteriors[0].bias_prior, statistics)
 
     def factored(self, statistics: Statistics) -> "LayerStack":
         """With these statistics and nothing since."""
         recursions = tuple(Recursion.of(statistics, log_alpha, self.bias_prior) for log_alpha in self.log_alphas)
         return LayerStack(self.log_alphas, self.bias_prior, statistics, recursions)
+
+    def pack(self) -> dict[str, Tensor]:
+        """All that `of` does not find in the posteriors: tensors for a model file."""
+        tensors = {f"statistics.{name}": getattr(self.statistics, name) for name in MOMENTS}
+        for i, recursion in enumerate(self.recursions):
+            tensors |= {f"recursion.{i}.{name}": torch.tensor(values) for name, values in vars(recursion).items()}
+        since = FeatureRows.joined(self.since).pack() if self.since else {}
+        return tensors | {f"since.{name}": values for name, values in since.items()}
+
+    @classmethod
+    def unpack(
+        cls, tensors: dict[str, Tensor], posteriors: Sequence[Posterior], log_alphas: Sequence[float] | None
+    ) -> "LayerStack":
+        """The stack that was packed; KeyError or ValueError if the parts do not fit."""
+        start = cls._unfactored(posteriors, log_alphas)
+        c, k, q = widths(start.statistics)
+        shapes: dict[str, tuple[int, ...]] = {name: getattr(start.statistics, name).shape for name in MOMENTS}
+        moments = arrays_of(within(tensors, "statistics."), **shapes)
+        moved: dict[str, Any] = {name: torch.from_numpy(values) for name, values in moments.items()}
+        statistics = replace(start.statistics, **moved)
+        recursions = tuple(
+            Recursion(**arrays_of(own, R=(c, k + 1, k + 1), W=(c, k + 1, q), centre=(c, 1, k)))
+            for own in (within(tensors, f"recursion.{i}.") for i in range(len(start.log_alphas)))
+        )
+        since = within(tensors, "since.")
+        rows = [FeatureRows.unpack(since, statistics)] if since else []
+        return cls(start.log_alphas, start.bias_prior, statistics, recursions, rows)
 
     def total(self, kept: float = 1.0) -> Statistics:
         """Statistics of all rows up to now; those of before the last factorisation keep that share of their weight."""
@@ -108,3 +150,25 @@ class LayerStack:
         """Mean (c, n, q), cost (c, n, 1) at the alpha of the variance, and at alpha* if that is another."""
         mean, costs = self.recursions[0].mean(seen[0]), [rows.variance_ratio[..., None] for rows in seen]
         return [mean, *reversed(costs)]
+
+
+def widths(statistics: Statistics) -> tuple[int, int, int]:
+    """Layers, features and outputs."""
+    return len(statistics.count), statistics.n_linear, statistics.n_outputs
+
+
+def within(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Those whose names begin so, by the rest of their names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def arrays_of(tensors: dict[str, Tensor], **shapes: tuple[int, ...]) -> dict[str, Any]:
+    """Arrays of the names and shapes that are expected; ValueError for others."""
+    for name, shape in shapes.items():
+        found = tensors.get(name)
+        if found is None or tuple(found.shape) != tuple(shape) or found.dtype != torch.float64:
+            given = "is missing" if found is None else f"has shape {tuple(found.shape)} and type {found.dtype}"
+            raise ValueError(f"{name} {given}, and float64 numbers of shape {tuple(shape)} are needed")
+        if not bool(torch.isfinite(found).all()):
+            raise ValueError(f"{name} has values that are not finite")
+    return {name: tensors[name].numpy() for name in shapes}

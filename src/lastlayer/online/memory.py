@@ -1,7 +1,8 @@
 """What happens to old rows: all are kept, they lose weight, or only the last ones count."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from lastlayer.errors import InputError
 
@@ -68,3 +69,19 @@ class SlidingWindow(Memory):
 
     def remembered(self, n: int) -> float:
         return max(0.0, 1 - n / self.rows)
+
+
+MEMORIES: dict[str, type[Memory]] = {kind.__name__: kind for kind in (KeepAll, ExponentialForgetting, SlidingWindow)}
+
+
+def pack_memory(memory: Memory) -> dict[str, Any]:
+    """For the header of a model file."""
+    if type(memory) not in MEMORIES.values():
+        raise InputError(
+            f"a {type(memory).__name__} cannot be saved: take one of {', '.join(MEMORIES)}, or save online.model()"
+        )
+    return {"kind": type(memory).__name__, **asdict(memory)}  # type: ignore[call-overload]
+
+
+def unpack_memory(saved: dict[str, Any]) -> Memory:
+    return MEMORIES[saved["kind"]](**{name: value for name, value in saved.items() if name != "kind"})

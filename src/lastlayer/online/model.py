@@ -1,7 +1,9 @@
 """`OnlineModel`: a fitted model that learns from rows as they come, in O(p^2) per row, and answers in between."""
 
 import math
+import os
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,17 +11,19 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 from sklearn.base import BaseEstimator
+from torch import Tensor, nn
 
-from lastlayer import formula
+from lastlayer import files, formula
 from lastlayer.calibration import Calibration
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
+from lastlayer.estimators.regressor import BLLRegressor, unpacked
 from lastlayer.inputs import as_array, check_finite, check_weight, check_X
 from lastlayer.networks.mlp import grouped
 from lastlayer.online.arrays import Look, ModelArrays, networks_of
 from lastlayer.online.drift import Drift, DriftMonitor
-from lastlayer.online.layers import FeatureRows, LayerStack
-from lastlayer.online.memory import KeepAll, Memory, SlidingWindow
+from lastlayer.online.layers import FeatureRows, LayerStack, within
+from lastlayer.online.memory import KeepAll, Memory, SlidingWindow, pack_memory, unpack_memory
 from lastlayer.prediction import Prediction
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted, as_fitted
@@ -76,28 +80,7 @@ class OnlineModel:
         start: tuple[Any, Any] | None = None,
         monitor: DriftMonitor | None = None,
     ) -> None:
-        fitted, self._estimator = as_fitted(model).with_shared_rows("OnlineModel"), model
-        if not all(math.isfinite(log_alpha) for log_alpha in fitted.log_alphas):
-            raise InputError(
-                "the variance is in use at an infinite alpha, which no recursion can follow: call "
-                "model.at_alpha(math.log(model.alpha_star_)), or calibrate the model instead of tuning alpha"
-            )
-        if fitted.predictor.process is not None:
-            raise InputError(
-                "this is a member of a mixture taken alone, whose variance outside the data is that of another member: "
-                "give the whole mixture"
-            )
-        self.memory = KeepAll() if memory is None else memory
-        self.monitor = monitor
-        self.error = 0.0
-        """Of the weights that the recursion had when they were last factored: the largest difference, relative."""
-        self.n_rows = 0
-        """Rows taken in since the start."""
-        self._groups = grouped([member.network for member in fitted.members])
-        self._networks = networks_of(self._groups, fitted)
-        self._width = max(member.layer.posterior.statistics.n_linear for member in fitted.members)
-        self._interval = self.memory.interval(self._width)
-        self._window: deque[list[FeatureRows]] = deque(maxlen=getattr(self.memory, "rows", None))
+        fitted = self._begin(model, KeepAll() if memory is None else memory, monitor)
         if start is not None:  # nothing of the table that was fitted to is left
             fitted = replace(fitted, members=tuple(replace(member, unseen=NOTHING) for member in fitted.members))
         self._adopt(replace(fitted, conformal_scores=None))
@@ -110,6 +93,31 @@ class OnlineModel:
             raise InputError(
                 f"{self.memory} must start from rows: give start=(X, y), such as the last ones the model was fitted to"
             )
+
+    def _begin(self, model: Any, memory: Memory, monitor: DriftMonitor | None) -> Fitted:
+        """All but the last layers and their rows; what the model holds, if it can follow a stream."""
+        fitted, self._estimator = as_fitted(model).with_shared_rows("OnlineModel"), model
+        if not all(math.isfinite(log_alpha) for log_alpha in fitted.log_alphas):
+            raise InputError(
+                "the variance is in use at an infinite alpha, which no recursion can follow: call "
+                "model.at_alpha(math.log(model.alpha_star_)), or calibrate the model instead of tuning alpha"
+            )
+        if fitted.predictor.process is not None:
+            raise InputError(
+                "this is a member of a mixture taken alone, whose variance outside the data is that of another member: "
+                "give the whole mixture"
+            )
+        self.memory, self.monitor = memory, monitor
+        self.error = 0.0
+        """Of the weights that the recursion had when they were last factored: the largest difference, relative."""
+        self.n_rows = 0
+        """Rows taken in since the start."""
+        self._groups = grouped([member.network for member in fitted.members])
+        self._networks = networks_of(self._groups, fitted)
+        self._width = max(member.layer.posterior.statistics.n_linear for member in fitted.members)
+        self._interval = self.memory.interval(self._width)
+        self._window: deque[list[FeatureRows]] = deque(maxlen=getattr(self.memory, "rows", None))
+        return fitted
 
     def predictive(self, X: Any, *, noise: bool = True) -> Prediction:
         """The predictive distribution given the rows that count now, as `BLLRegressor.predictive`."""
@@ -188,19 +196,83 @@ class OnlineModel:
             raise InputError("this OnlineModel was made from a fitted value, not from a regressor: use `fitted_`")
         return self._estimator.with_fitted(self.fitted_)
 
-    def _adopt(self, fitted: Fitted) -> None:
-        """Take over the last layers of a model."""
-        self._fitted, self._n_since, self._n_adopted = fitted, 0, 0
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the running model to one file (safetensors): last layers, the rows that count, the monitor.
+
+        `OnlineModel.load` goes on where this one is, to the last bit.
+        """
+        if not isinstance(self._estimator, BLLRegressor):
+            raise InputError("only an OnlineModel of a BLLRegressor can be saved: it was made from another model")
+        tensors, header = self._estimator.with_fitted(self._fitted).packed()
+        online: dict[str, Any] = {"memory": pack_memory(self.memory), "error": self.error, "n_rows": self.n_rows}
+        online |= {"n_since": self._n_since, "n_adopted": self._n_adopted, "monitor": None, "curves": None}
+        for i, layers in enumerate(self._layers):
+            tensors |= {f"online.{i}.{name}": tensor for name, tensor in layers.pack().items()}
+        for i, parts in enumerate(zip(*self._window, strict=True)):
+            tensors |= {f"online.{i}.window.{name}": x for name, x in FeatureRows.joined(parts).pack().items()}
+        if self.monitor is not None:
+            more, online["monitor"] = self.monitor.pack()
+            tensors |= {f"online.monitor.{name}": tensor for name, tensor in more.items()}
+        if self._calibration is not None:
+            online["curves"] = [[curve.seen, curve.squares] for curve in self._calibration.curves.values()]
+        files.write(path, tensors, header | {"online": online})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> "OnlineModel":
+        """Go on with a model that `save` wrote; give the `backbone` module if the model had one of yours."""
+        tensors, header = files.read(path)
+        if "online" not in header:
+            raise files.ModelFileError(
+                f"{path} holds a model that was not saved while it ran: OnlineModel(lastlayer.load(path)) starts it"
+            )
+        own = {name: tensor for name, tensor in tensors.items() if not name.startswith("online.")}
+        model = unpacked(path, own, header, backbone)
+        try:
+            return cls._restored(model, within(tensors, "online."), header["online"])
+        except Exception as error:  # a file may be whole and still hold anything
+            raise files.ModelFileError(f"{path} does not fit this version of lastlayer: {error!r}") from error
+
+    @classmethod
+    def _restored(cls, model: BLLRegressor, tensors: dict[str, Tensor], header: dict[str, Any]) -> "OnlineModel":
+        monitor, curves = header["monitor"], header["curves"]
+        online = object.__new__(cls)
+        fitted = online._begin(
+            model,
+            unpack_memory(header["memory"]),
+            None if monitor is None else DriftMonitor.unpack(within(tensors, "monitor."), monitor),
+        )
+        online._adopt(fitted, [within(tensors, f"{i}.") for i in range(len(online._groups))])
+        online.error, online.n_rows = float(header["error"]), int(header["n_rows"])
+        online._n_since, online._n_adopted = int(header["n_since"]), int(header["n_adopted"])
+        if isinstance(online.memory, SlidingWindow):
+            online._remember(
+                [
+                    FeatureRows.unpack(within(tensors, f"{i}.window."), layers.statistics)
+                    for i, layers in enumerate(online._layers)
+                ]
+            )
+        if fitted.calibration is not None:
+            numbers = zip(fitted.calibration.curves.items(), curves, strict=True)
+            now = {f: replace(c, seen=float(seen), squares=float(squares)) for (f, c), (seen, squares) in numbers}
+            online._calibration = replace(fitted.calibration, curves=now)
+        return online
+
+    def _adopt(self, fitted: Fitted, packed: Sequence[dict[str, Tensor]] | None = None) -> None:
+        """Take over the last layers of a model, or those that were packed."""
+        self._fitted, self._n_since, self._n_adopted, self._last = fitted, 0, 0, None
         self._calibration, self._arrays = fitted.calibration, ModelArrays.of(fitted, self._networks)
         tuned = fitted.log_alphas != fitted.stars
-        self._layers = [
-            LayerStack.of(
+        parts = [
+            (
                 [fitted.members[i].layer.posterior for i in group.places],
                 [fitted.log_alphas[i] for i in group.places] if tuned else None,
             )
             for group in self._groups
         ]
-        self._last = None
+        if packed is None:
+            self._layers = [LayerStack.of(*own) for own in parts]
+        else:
+            self._layers = [LayerStack.unpack(tensors, *own) for tensors, own in zip(packed, parts, strict=True)]
 
     def _look(self, X: ndarray) -> Look:
         """A row that was asked about last is not computed again when it is learned."""
