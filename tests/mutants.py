@@ -920,9 +920,9 @@ MUTANTS = [
     Mutant("cross-forgotten", "dynamics/rollout.py", "between = F @ moments.cross", "between = 0 * moments.cross", D),
     Mutant("tails-drawn-twice", "dynamics/rollout.py", "np.sqrt(tail / member.tails.widening)", "np.sqrt(tail)", FIRST),
     # --- learning while running
-    Mutant("root-without-c", "recursion.py", "-s / (pivot + root)", "-s / pivot", RC),
-    Mutant("gain-of-the-old-rows", "recursion.py", "(s / pivot) * (G.mT", "s * (G.mT", RC),
-    Mutant("weights-not-counted", "recursion.py", "s, (Phi, V) = sign * weight", "s, (Phi, V) = sign", RC),
+    Mutant("root-without-c", "recursion.py", "-s / (pivot + math.sqrt(pivot))", "-s / pivot", RC),
+    Mutant("gain-of-the-old-rows", "recursion.py", "ger(s / pivot, error", "ger(s, error", RC),
+    Mutant("weights-not-counted", "recursion.py", "s = sign * weight", "s = sign", RC),
     Mutant("bias-known", "recursion.py", "equations.bias_variance.sqrt()", "0 * equations.bias_variance", RC),
     Mutant("spectrum-never", "recursion.py", "SPECTRAL = 1e4", "SPECTRAL = 0.0", RC),
     Mutant("fades-too-slowly", "online/memory.py", "math.exp(-n / self.memory)", "math.exp(-1 / self.memory)", FADES),

@@ -35,7 +35,7 @@ def moved(recursion: Recursion, P: ndarray, T: ndarray, weight: ndarray | None =
     """The same recursion after all these rows have come or gone."""
     for i in range(len(T)):
         w = 1.0 if weight is None else float(weight[i])
-        assert recursion.move(recursion.whitened(P[:, i : i + 1]), T[i : i + 1], sign=sign, weight=w)
+        assert recursion.move(recursion.whitened(P[:, i : i + 1]), T[i], sign=sign, weight=w)
     return recursion
 
 
@@ -96,7 +96,7 @@ def test_the_root_is_one_of_the_inverse_precision(bias_prior):
 def test_a_row_that_was_never_in_cannot_go_and_nothing_happens():
     P, T = batch()
     recursion = of(P, T, "flat")
-    assert not recursion.move(recursion.whitened(100 * P[:, :1]), T[:1], sign=-1.0)
+    assert not recursion.move(recursion.whitened(100 * P[:, :1]), T[0], sign=-1.0)
     for name in ("R", "W"):
         np.testing.assert_array_equal(getattr(recursion, name), getattr(of(P, T, "flat"), name))
 

@@ -12,6 +12,7 @@ and with Lambda_bar^-1 = R'R, v = phi R', g = v R and c^2 = 1 + s w v v' everyth
 R'R is positive definite however R was rounded. A row can go as long as c^2 > 0: then Lambda_bar stays it too.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,7 +90,7 @@ class Recursion:
     def move(
         self,
         row: Whitened,
-        t: Float[ndarray, "1 q"],
+        t: Float[ndarray, " q"],
         *,
         sign: float = 1.0,
         weight: float = 1.0,
@@ -100,13 +101,12 @@ class Recursion:
         A pivot is what the leverage of a row that goes leaves of one. Where it is not positive, the rest would not be
         positive definite: such a row cannot have been in. A small one costs digits.
         """
-        s, (Phi, V) = sign * weight, (row.Phi, row.V)
-        pivot = 1 + s * (V @ V.mT)
-        if sign < 0 and not (pivot > smallest_pivot).all():
+        if sign < 0 and not (1 - weight * row.variance_ratio > smallest_pivot).all():
             return False
-        G, root = V @ self.R, np.sqrt(pivot)
-        E = t - Phi @ self.W
-        for R, v, g, factor in zip(self.R, V[:, 0], G[:, 0], (-s / (pivot + root)).flat, strict=True):
-            ger(factor, g, v, a=R.T, overwrite_a=True)  # R' is in the order of Fortran, so it is changed in place
-        np.add(self.W, (s / pivot) * (G.mT * E), out=self.W)
+        s = sign * weight
+        for R, W, phi, v in zip(self.R, self.W, row.Phi[:, 0], row.V[:, 0], strict=True):
+            pivot, g, error = 1 + s * v.dot(v), v.dot(R), t - phi.dot(W)
+            # transposed they are in the order of Fortran, and BLAS changes them in place
+            ger(-s / (pivot + math.sqrt(pivot)), g, v, a=R.T, overwrite_a=True)
+            ger(s / pivot, error, g, a=W.T, overwrite_a=True)
         return True

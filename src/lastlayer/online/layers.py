@@ -133,7 +133,7 @@ class LayerStack:
         for recursion, whitened in zip(self.recursions, seen, strict=True):
             for i in range(len(rows.T)):
                 row = whitened if len(rows.T) == 1 else recursion.whitened(rows.phi[:, i : i + 1])
-                recursion.move(row, rows.T[i : i + 1], weight=rows.weight.item(i))
+                recursion.move(row, rows.T[i], weight=rows.weight.item(i))
 
     def drop(self, row: FeatureRows) -> bool:
         """One row that is known to be in goes, by the recursion; False where that would lose digits.
@@ -142,7 +142,9 @@ class LayerStack:
         """
         weight = row.weight.item(0)
         return all(
-            recursion.move(recursion.whitened(row.phi), row.T, sign=-1.0, weight=weight, smallest_pivot=SMALLEST_PIVOT)
+            recursion.move(
+                recursion.whitened(row.phi), row.T[0], sign=-1.0, weight=weight, smallest_pivot=SMALLEST_PIVOT
+            )
             for recursion in self.recursions
         )
 

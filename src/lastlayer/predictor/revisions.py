@@ -171,13 +171,11 @@ def squared_residuals(
     each family; in place of infinite ones, the largest that a sum can hold."""
     variance = fitted.tails.widening * (parts.epistemic + parts.noise)
     each = np.fmin(np.square(target - parts.mean) / variance, 1e6)  # of NaN too
-    squares = each.mean(-1) if present is None else (present * each).sum(-1) / present.sum(-1)
-    total = (squares if weight is None else squares * weight).sum(-1).tolist()
-    families = [member.family for member in fitted.members]
-    return {
-        family: float(np.mean([t for t, own in zip(total, families, strict=True) if own == family]))
-        for family in dict.fromkeys(families)
-    }
+    squares = each.sum(-1) / each.shape[-1] if present is None else (present * each).sum(-1) / present.sum(-1)
+    total = dict[Family, list[float]]()
+    for member, own in zip(fitted.members, (squares if weight is None else squares * weight).sum(-1), strict=True):
+        total.setdefault(member.family, []).append(float(own))
+    return {family: sum(own) / len(own) for family, own in total.items()}
 
 
 def without_rows(fitted: Fitted, data: Data) -> Fitted:
