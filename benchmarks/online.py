@@ -250,7 +250,6 @@ def main() -> None:
             theirs("one network: last layer of all rows anew", Anew(single, X, y)),
             ours(f"mixture of {c}: OnlineModel, all rows", of(mixture)),
             ours(f"mixture of {c}: OnlineModel, ExponentialForgetting(300)", of(mixture, ExponentialForgetting(300))),
-            ours(f"mixture of {c}: BLLRegressor.update", mixture),
             bayesian_linear(single, X, y),
             *incremental(X, y, creep, single),
         ]

@@ -6,6 +6,8 @@ from typing import Any
 
 from lastlayer.errors import InputError
 
+FEWEST_ROWS = 200
+"""Between two factorisations, unless rows lose weight; the recursion loses no digits over so many."""
 FADING = 0.05
 """Share of their weight that old rows lose at a time."""
 
@@ -14,8 +16,11 @@ class Memory:
     """What happens to old rows."""
 
     def interval(self, p: int) -> int:
-        """Rows between two factorisations: after p rows one costs no more than the recursion did, O(p^2) a row."""
-        return p
+        """Rows between two factorisations: after p rows one costs no more than the recursion did, O(p^2) a row.
+
+        Of narrow layers, one costs what many rows do, whatever p is.
+        """
+        return max(p, FEWEST_ROWS)
 
     def kept(self, n: int) -> float:
         """Weight that the rows of before keep when n more have come."""
@@ -47,7 +52,7 @@ class ExponentialForgetting(Memory):
             )
 
     def interval(self, p: int) -> int:
-        return max(1, min(p, round(FADING * self.memory)))
+        return max(1, min(super().interval(p), round(FADING * self.memory)))
 
     def kept(self, n: int) -> float:
         return math.exp(-n / self.memory)

@@ -32,7 +32,7 @@ from lastlayer.statistics import Statistics, row_chunks
 
 CHUNK_ROWS = 1_024
 LARGE_BATCH = 0.25
-"""Rows per feature above which a batch is better factored than taken in by the recursion."""
+"""Of the rows between two factorisations: above it, a batch is better factored than taken in by the recursion."""
 NOTICED = 0.05
 """Change of a curve's logarithm at which predictions follow it."""
 
@@ -114,8 +114,8 @@ class OnlineModel:
         """Rows taken in since the start."""
         self._groups = grouped([member.network for member in fitted.members])
         self._networks = networks_of(self._groups, fitted)
-        self._width = max(member.layer.posterior.statistics.n_linear for member in fitted.members)
-        self._interval = self.memory.interval(self._width)
+        width = max(member.layer.posterior.statistics.n_linear for member in fitted.members)
+        self._interval, self._largest = self.memory.interval(width), LARGE_BATCH * Memory().interval(width)
         self._window: deque[list[FeatureRows]] = deque(maxlen=getattr(self.memory, "rows", None))
         return fitted
 
@@ -139,8 +139,7 @@ class OnlineModel:
         look, n = self._look(X), len(X)
         rows = self._seen(look, y, weight)
         self._judge(look, y, weight)
-        small = n <= max(1, LARGE_BATCH * self._width)
-        carried = small and self._carry(rows, look)
+        carried = n <= self._largest and self._carry(rows, look)
         for layers, new in zip(self._layers, rows, strict=True):
             layers.since.append(new)
         self._remember(rows)
