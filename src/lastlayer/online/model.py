@@ -292,8 +292,10 @@ class OnlineModel:
 
     def _remember(self, rows: list[FeatureRows]) -> None:
         """Rows enter the window, if there is one; the oldest leave it."""
-        if isinstance(self.memory, SlidingWindow):
-            n = len(rows[0].T)
+        n = len(rows[0].T)
+        if isinstance(self.memory, SlidingWindow) and n == 1:
+            self._window.append(rows)
+        elif isinstance(self.memory, SlidingWindow):
             self._window.extend([r.at(slice(i, i + 1)) for r in rows] for i in range(max(0, n - self.memory.rows), n))
 
     def _carry(self, rows: list[FeatureRows], look: Look) -> bool:
