@@ -14,6 +14,7 @@ from torch import nn
 
 import lastlayer
 from lastlayer import BLLRegressor
+from lastlayer.calibration import Shrinkage
 from lastlayer.errors import InputError
 from lastlayer.networks.mlp import grouped
 from lastlayer.online import ExponentialForgetting, KeepAll, OnlineModel, SlidingWindow
@@ -422,3 +423,15 @@ def test_ten_thousand_rows_one_by_one_are_a_refit_to_nine_digits(single, memory)
     mean, std = (np.concatenate(parts) for parts in zip(*(online.predict(x[None], True) for x in NEW), strict=True))
     np.testing.assert_allclose(mean, refit.predict(NEW), rtol=1e-9)
     np.testing.assert_allclose(std, refit.predictive(NEW).std[:, 0], rtol=1e-9)
+
+
+def test_one_row_in_plain_numbers_is_that_row_among_many():
+    """Calibrated and shrunk: the formula over Python's numbers and over arrays."""
+    model = quick(n_members=1, hidden_prior=0.3, noise="diagonal").fit(X[:FITTED], Y[:FITTED, 0])
+    calibration = replace(model.calibration_, shrinkage=Shrinkage(0.1))
+    online = OnlineModel(model.with_fitted(replace(model.fitted_, calibration=calibration)))
+    many = online.predictive(NEW * 3)
+    alone = [online.predict(x[None], return_std=True) for x in NEW * 3]
+    np.testing.assert_allclose([mean.item() for mean, _ in alone], many.mean[:, 0], rtol=1e-12)
+    np.testing.assert_allclose([std.item() for _, std in alone], many.std[:, 0], rtol=1e-12)
+    assert not np.allclose(many.mean, OnlineModel(model).predictive(NEW * 3).mean)  # it does shrink
