@@ -12,10 +12,12 @@ PEERS  := .venv-peers
 PEERS_PIP := $(PEERS)/bin/python -m pip --disable-pip-version-check --quiet
 PACKAGE := .venv-package
 PACKAGE_PIP := $(PACKAGE)/bin/python -m pip --disable-pip-version-check --quiet
+ENGINES := .venv-engines
+ENGINES_PIP := $(ENGINES)/bin/python -m pip --disable-pip-version-check --quiet
 DOCS   := .venv-docs
 DOCS_PIP := $(DOCS)/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help test test-browser test-package docs study study-20 study-spring study-mpc picture recipe lint mutants \
+.PHONY: help test test-browser test-engines test-package docs study study-20 study-spring study-mpc picture recipe lint mutants \
 	bench-core bench-bo bench-fit bench-small bench-outside bench-observe bench-peers bench-uci bench-predict bench-control bench-imports bench-scale bench-online \
 	lock clean
 
@@ -26,6 +28,7 @@ help:
 	@echo "make study-spring  learned dynamics of three discs on springs (docs/control.md)"
 	@echo "make study-mpc   predictive control of a reactor with a learned model (docs/control.md)"
 	@echo "make test-browser  the report in headless Chromium (installs it by apt if it may)"
+	@echo "make test-engines  predictions by a local Ray and a local Spark (needs Java)"
 	@echo "make test-package  wheel and sdist, installed into an empty environment and used"
 	@echo "make docs        the documentation, its notebook run: build/docs/index.html"
 	@echo "make recipe      the paper's own recipe beside its printed figures"
@@ -78,6 +81,10 @@ test-browser: $(READY)
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium chromium-driver; }
 	$(BIN)/python -m pytest -m browser
+
+test-engines: $(ENGINES)/.ready
+	@command -v java >/dev/null || { echo "Spark needs Java 17 or later: install it first"; exit 2; }
+	OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest -m engines tests/engines
 
 # an empty environment and no lock but for the versions: what the wheel asks for must be enough
 test-package: $(READY)
@@ -155,6 +162,14 @@ $(DOCS)/.ready: requirements.lock requirements-docs.lock pyproject.toml
 	$(DOCS_PIP) install $(TORCH)
 	$(DOCS_PIP) install --no-deps -r requirements.lock -r requirements-docs.lock
 	$(DOCS_PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Ray and Spark have an environment of their own
+$(ENGINES)/.ready: requirements-engines.lock pyproject.toml
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES_PIP) install $(TORCH)
+	$(ENGINES_PIP) install --no-deps -r requirements-engines.lock
+	$(ENGINES_PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # peers have an environment of their own; --no-deps because some of them would pull the CUDA build of torch

@@ -8,7 +8,8 @@ Sections, all of them by default:
                epochs: mini-batches of the evidence, the MSE followed by Bayesian linear regression, vbll, a deep-kernel
                Gaussian process. One network, one optimizer, one order of batches; the methods take turns, so that a
                busy machine slows all of them.
-    memory     peak memory of a fit from a memory map, against the number of rows
+    memory     peak memory of a fit from a memory map, or with --memory-from parquet from a folder of Parquet files,
+               against the number of rows
     statistics the exact statistics pass, as a share of the machine's own matrix product in the same precision
     processes  two processes against one: seconds and the difference in the answer
 """
@@ -356,14 +357,21 @@ MEMORY_SCRIPT = """
 import resource, sys, threading, time
 import numpy as np, torch
 from lastlayer import BLLRegressor, TrainingOptions
-X, y = (np.load(f"{sys.argv[1]}/{name}.npy", mmap_mode="r") for name in "Xy")
-width, batch, device = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+from lastlayer.parquet import ParquetSource
+folder, width, batch, device, kind = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
 training = TrainingOptions(learning_rate=1e-3)
 parameters = dict(
     hidden=(width,), activation="silu", preset="evidence", dtype="float32", device=device, training=training,
     batch_size=batch, max_epochs=1,
 )
-BLLRegressor(**parameters).fit(np.array(X[:batch]), np.array(y[:batch]))  # warm
+BLLRegressor(**parameters).fit(np.random.randn(batch, 16), np.random.randn(batch))  # warm
+if kind == "parquet":
+    source = ParquetSource(folder, [f"x{j}" for j in range(16)], ["y"])
+    source.n_rows
+    fit = lambda: BLLRegressor(**parameters).fit_source(source)
+else:
+    X, y = (np.load(f"{folder}/{name}.npy", mmap_mode="r") for name in "Xy")
+    fit = lambda: BLLRegressor(**parameters).fit(X, y)
 def anonymous():
     lines = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
     return int(lines["RssAnon"].split()[0]) / 1024
@@ -374,7 +382,7 @@ def watch():
 watcher = threading.Thread(target=watch)
 watcher.start()
 start = time.perf_counter()
-BLLRegressor(**parameters).fit(X, y)
+fit()
 seconds = time.perf_counter() - start
 done.set()
 watcher.join()
@@ -382,22 +390,37 @@ print(seconds, peak[0] - before, resource.getrusage(resource.RUSAGE_SELF).ru_max
 """
 
 
+def write_map(folder: str, m: int) -> None:
+    """Rows as two memory maps."""
+    X = np.lib.format.open_memmap(f"{folder}/X.npy", "w+", np.float32, (m, N_INPUTS))
+    y = np.lib.format.open_memmap(f"{folder}/y.npy", "w+", np.float32, (m,))
+    for i, start in enumerate(range(0, m, 2**18)):
+        rows = slice(start, min(start + 2**18, m))
+        x, t = make_rows(rows.stop - rows.start, i)
+        X[rows], y[rows] = x.numpy(), t[:, 0].numpy()
+    X.flush()
+    y.flush()
+
+
+def write_parquet(folder: str, m: int) -> None:
+    """Rows as Parquet files of up to four row groups of 65,536 rows each."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    for i, start in enumerate(range(0, m, 2**18)):
+        x, t = make_rows(min(2**18, m - start), i)
+        columns = {f"x{j}": x[:, j].numpy() for j in range(N_INPUTS)} | {"y": t[:, 0].numpy()}
+        parquet.write_table(pa.table(columns), f"{folder}/part-{i:04}.parquet", row_group_size=2**16)
+
+
 def memory(options: argparse.Namespace) -> list[Ratio]:
-    """Section (b): own memory of a fit from a memory map; pages of the file are the system's cache, and not counted."""
+    """Section (b): own memory of a fit from disk; pages of a mapped file are the system's cache, and not counted."""
     print(f"\n{'rows':>12} {'seconds':>9} {'own memory, MB':>15} {'with mapped pages, MB':>22}")
     own = []
     for m in options.memory_rows:
         with tempfile.TemporaryDirectory() as folder:
-            X = np.lib.format.open_memmap(f"{folder}/X.npy", "w+", np.float32, (m, N_INPUTS))
-            y = np.lib.format.open_memmap(f"{folder}/y.npy", "w+", np.float32, (m,))
-            for i, start in enumerate(range(0, m, 2**18)):
-                rows = slice(start, min(start + 2**18, m))
-                x, t = make_rows(rows.stop - rows.start, i)
-                X[rows], y[rows] = x.numpy(), t[:, 0].numpy()
-            X.flush()
-            y.flush()
-            del X, y
-            arguments = [folder, str(options.memory_width), str(options.batch), options.device]
+            (write_parquet if options.memory_from == "parquet" else write_map)(folder, m)
+            arguments = [folder, str(options.memory_width), str(options.batch), options.device, options.memory_from]
             done = subprocess.run(
                 [sys.executable, "-c", MEMORY_SCRIPT, *arguments], capture_output=True, text=True, check=True
             )
@@ -515,6 +538,7 @@ def main() -> None:
         "--vbll-steps", type=int, default=12, help="its full covariance is slow on a processor; 0: train to the end"
     )
     parser.add_argument("--memory-rows", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000])
+    parser.add_argument("--memory-from", choices=["map", "parquet"], default="map")
     parser.add_argument("--memory-width", type=int, default=64)
     parser.add_argument("--statistics-rows", type=int, default=65_536)
     parser.add_argument("--statistics-width", type=int, default=512)

@@ -127,7 +127,7 @@ COST = HULLS = TUNING = "extrapolation.py"
 B, VARIATIONAL = "test_baselines.py", "baselines.py"
 UNSEEN = f"{R}::test_the_rank_is_among_rows_that_the_last_layer_has_not_seen"
 
-OBSERVED = "test_observe.py"
+OBSERVED, PATTERNS = "test_observe.py", "test_patterns.py"
 
 MUTANTS = [
     Mutant(
@@ -437,16 +437,16 @@ MUTANTS = [
     Mutant(
         "linear-part-in-full", LENGTHS, "linear = log_linear.exp()[:, None, None] * inner", "linear = inner", CONTRASTS
     ),
-    Mutant("lengths-have-nothing-in-common", LENGTHS, "COMMON / (1 + COMMON * d) *", "0 *", CONTRASTS),
-    Mutant("common-part-of-one-input", LENGTHS, "(1 + COMMON * d)", "(1 + COMMON)", CONTRASTS),
+    Mutant("lengths-have-nothing-in-common", LENGTHS, "COMMON / (1 + COMMON * away.shape[-1]) *", "0 *", CONTRASTS),
+    Mutant("common-part-of-one-input", LENGTHS, "(1 + COMMON * away.shape[-1])", "(1 + COMMON)", CONTRASTS),
+    Mutant("slopes-without-the-common-part", LENGTHS, "    away = _uncommon(away)\n", "", DIFFERENCES),
     Mutant(
-        "slopes-without-the-common-part",
+        "rho-without-its-prior",
         LENGTHS,
-        "    away = away[0] - away[1]\n    value",
-        "    away = away[0]\n    value",
-        DIFFERENCES,
+        "+ ((log_linear - LOG_LINEAR) / LOG_LINEAR_STD).square()",
+        "+ 0 * log_linear",
+        CONTRASTS,
     ),
-    Mutant("rho-without-its-prior", LENGTHS, "+ away_linear.square() +", "+ 0 * away_linear +", CONTRASTS),
     Mutant(
         "lengths-know-the-bias",
         LENGTHS,
@@ -457,8 +457,8 @@ MUTANTS = [
     Mutant(
         "lengths-without-their-prior",
         LENGTHS,
-        "(away[0] * (away[0] - away[1])).sum(-1) + away_linear",
-        "0 * away_linear + away_linear",
+        "lengths = (away * _uncommon(away)).sum(-1)",
+        "lengths = 0 * away.sum(-1)",
         CONTRASTS,
     ),
     Mutant(
@@ -466,7 +466,7 @@ MUTANTS = [
     ),
     Mutant("cosines-are-sines", WAVES, "= 0.5 * math.pi", "= 0.0", PROCESS),
     Mutant("linear-features-without-their-root", WAVES, "(0.5 * (log_linear +", "(1.0 * (log_linear +", PROCESS),
-    Mutant("linear-features-of-one-frequency", WAVES, "+ math.log(n_frequencies))", ")", PROCESS),
+    Mutant("linear-features-of-one-frequency", WAVES, "+ math.log(n))", ")", PROCESS),
     Mutant("uniform-frequencies", WAVES, "torch.special.ndtri(uniform", "(uniform", PROCESS),
     Mutant(
         "frequencies-of-one-length",
@@ -805,8 +805,14 @@ MUTANTS = [
     Mutant("outside-by-another-noise", PREDICTOR, "log_noise=noise.log().mean()", "log_noise=0 * noise.mean()", HAND),
     Mutant("process-as-sure-as-others", "calibration/curve.py", "return OWN_OUTSIDE if", "return 0.0 if", HAND),
     Mutant("shrinkage-in-other-units", PREDICTOR, " - 2 * scale.log()", " - 0 * scale.log()", MIXTURE),
-    Mutant("variance-at-star", PREDICTOR, "else whitening(p.equations.spectral_at(a), centre)", "else own", HAND),
-    Mutant("bias-known-in-formula", PREDICTOR, "equations.bias_variance.sqrt()", "0 * equations.bias_variance", HAND),
+    Mutant("variance-at-star", PREDICTOR, "else p.whitening(centre, a)", "else own", HAND),
+    Mutant(
+        "bias-known-in-formula",
+        "posterior.py",
+        "equations.bias_variance.sqrt()[..., None]",
+        "0 * equations.bias_variance[..., None]",
+        HAND,
+    ),
     Mutant(
         "mean-without-weights",
         PREDICTOR,
@@ -1034,6 +1040,28 @@ MUTANTS = [
     ),
     Mutant("kernel-variance", "integrations/gpytorch.py", "alpha * _noise_var", "_noise_var", "test_gpytorch.py"),
     Mutant("kernel-bias", "integrations/gpytorch.py", "over_alpha.sqrt() if", "over_alpha if", "test_gpytorch.py"),
+    # --- folders of Parquet files, predictions batch by batch
+    Mutant(
+        "every-process-from-the-first-row",
+        "parquet.py",
+        "for rank in range(process_group.rank))",
+        "for rank in range(0))",
+        "test_parquet.py",
+    ),
+    Mutant(
+        "row-groups-from-their-first-row",
+        "sources.py",
+        "np.clip(at - before, 0, self.rows)",
+        "np.clip(at - before, 0, self.rows) * (at >= stop)",
+        "test_parquet.py",
+    ),
+    Mutant(
+        "old-model-for-new-file",
+        "integrations/batches.py",
+        "return load_once(str(path), version)",
+        "return load_once(str(path), None)",
+        "test_batches.py",
+    ),
     # --- targets partly missing, noise partly known, functionals
     Mutant("functionals-with-a-bias", "statistics.py", "rest = rows - one * mean", "rest = rows - mean", OBSERVED),
     Mutant("functionals-not-weighted", "statistics.py", "rest.mT @ (w * rest)", "rest.mT @ rest", OBSERVED),
@@ -1085,10 +1113,21 @@ MUTANTS = [
     ),
     Mutant(
         "centres-of-outputs-forgotten",
-        PREDICTOR,
+        "posterior.py",
         "apart = centre - equations.feature_mean",
         "apart = 0 * equations.feature_mean",
         OBSERVED,
+    ),
+    Mutant("patterns-of-noise-forgotten", "patterns.py", "L.mT @ B @ L, self.gram", "eye + 0 * B, self.gram", PATTERNS),
+    Mutant("biases-without-unit", "patterns.py", "- q * log_2pi - Cholesky", "- q * log_2pi - 0 * Cholesky", PATTERNS),
+    Mutant("prior-on-flat-biases", "patterns.py", "prior[self.n_penalised :] = 0.0", "pass", PATTERNS),
+    Mutant("missing-targets-shown", "patterns.py", "(T * pattern)", "T", PATTERNS),
+    Mutant(
+        "outputs-share-draws",
+        PREDICTOR,
+        "torch.kron(torch.linalg.cholesky(cov)[output], H)",
+        "cov[output, output].sqrt() * H",
+        f"{OBSERVED}::test_functionals_of_two_outputs_are_independent_where_these_are",
     ),
 ]
 

@@ -474,7 +474,7 @@ def test_missing_targets_and_gradients_are_scored_beside_their_peers(tmp_path, m
         assert all(np.isfinite(list(one["scores"].values())))
         assert f"| {one['method']} |" in text
         assert one["method"] in answer.output
-    assert ("one network takes" in text) == (observe.find_spec("gpytorch") is not None)
+    assert ("Fourier features take" in text) == (observe.find_spec("gpytorch") is not None)
 
 
 def test_a_process_that_is_not_installed_is_left_out(monkeypatch):

@@ -616,7 +616,7 @@ def test_what_auto_means():
     assert kinds(folds.trials) == "rrrrr"
     assert [kinds(p) for p in folds.partitions] == ["rrrrrbbbbbsss"] * 2
     assert (plan(40, hidden_prior=1.0)[0].n_members, plan(5001, hidden_prior=1.0)[0].n_members) == (10, 5)
-    assert [kinds(p) for p in plan(5001, hidden_prior=1.0)[1].partitions] == ["rrrrrbbbs"]
+    assert [kinds(p) for p in plan(5001, hidden_prior=1.0)[1].partitions] == ["rrrrrbbs"]
     bare, folds = plan(40, preset="evidence")
     assert (bare.n_members, bare.families, bare.calibration, folds.partitions) == (1, (NETWORK,), None, [])
     own, folds = plan(40, backbone=nn.Linear(2, 3))

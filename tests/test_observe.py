@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import close
+from helpers import close, last_layer_rows, precision_matrix
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import holes
@@ -15,17 +15,20 @@ from scipy.optimize import approx_fprime
 from test_calibration import held_out, problem_of
 from torch import Tensor, nn
 
-from lastlayer import BLLRegressor, load
+from lastlayer import BLLRegressor, TrainingOptions, load
 from lastlayer.errors import InputError, MissingTargetsWarning
 from lastlayer.evidence import known_noise_nlml, optimal_alpha, optimal_alphas, profile, statistics_nlml
 from lastlayer.features import affine_features
+from lastlayer.networks.fourier import fourier_features, fourier_network, frequencies
 from lastlayer.networks.mlp import MLP
 from lastlayer.observe import Derivative, Difference, Functionals, Gradient, Integral, Sum, Value
+from lastlayer.partial_posterior import by_output, posterior_of
 from lastlayer.posterior import Posterior
 from lastlayer.scaling import Standardizer
 from lastlayer.statistics import OutputStatistics, Statistics
 from lastlayer.tables import TableModel, read
-from lastlayer.training import Data, KnownNoise, Profiled, RandomRows, known_noise_layer
+from lastlayer.training import Data, KnownNoise, Profiled, SampledRows, known_noise_layer
+from lastlayer.training.noise_groups import StatisticsByNoise
 from lastlayer.types import FOURIER, LINEAR, NETWORK
 
 pytestmark = pytest.mark.usefixtures("small_process")
@@ -70,7 +73,7 @@ def test_whatever_is_missing_the_posterior_is_that_of_the_targets_that_are_known
     Phi, T = rows(len(known), 2, 3, seed)
     given_ = OutputStatistics.from_rows(Phi, T, torch.from_numpy(known).double())
     new, log_alpha, noise = rows(3, 2, 3, seed + 100)[0], 0.7, torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
-    posterior = Posterior.of(given_, log_alpha, torch.diag(noise), bias_prior="shared")
+    posterior = posterior_of(given_, log_alpha, torch.diag(noise), bias_prior="shared")
     joint = posterior.joint(new)
     for j in range(3):
         own = torch.from_numpy(known[:, j])
@@ -90,7 +93,7 @@ def test_outputs_observed_alike_are_what_they_are_together(bias_prior: str) -> N
         one, other = (optimal_alphas(Statistics.stacked([s]), bias_prior=bias_prior)[0] for s in (together, apart))
         assert one.nlml == pytest.approx(other.nlml, abs=1e-10)
         close(one.noise_cov, other.noise_cov, loose=100)  # alpha is found to 1e-10
-        p, o = (Posterior.of(s, 1.3, bias_prior=bias_prior) for s in (together, apart))
+        p, o = (posterior_of(s, 1.3, bias_prior=bias_prior) for s in (together, apart))
         new = rows(5, 4, 3, 1)[0]
         close(o.mean(new), p.mean(new))
         close(o.weights, p.weights)
@@ -102,7 +105,7 @@ def test_outputs_observed_alike_are_what_they_are_together(bias_prior: str) -> N
         )
         grid = torch.tensor([0.0, 2.0], dtype=torch.float64)
         close(o.variance_ratios(new, grid), p.variance_ratios(new, grid)[..., None].expand(-1, -1, 3))
-    close(p.by_output().mean(new), p.mean(new))
+    close(by_output(p).mean(new), p.mean(new))
 
 
 def test_the_evidence_is_the_sum_over_outputs_of_the_targets_that_are_known() -> None:
@@ -174,6 +177,9 @@ def test_calibration_skips_what_is_missing_and_knows_what_noise_is_known() -> No
     other = single.targets.clone()
     other[i, j] += 100.0
     assert problem_of(replace(single, targets=other).usable(), True).log_density(x)[i] < one[i] - 1
+    # where a target is missing, what was predicted for it does not count
+    astray = replace(single, mean=single.mean + 3.0 * torch.from_numpy(missing))
+    np.testing.assert_allclose(problem_of(astray.usable(), True).log_density(x), one, rtol=1e-12)
     empty = replace(partly, targets=torch.full_like(partly.targets, torch.nan))
     assert len(empty.usable().targets) == 0
 
@@ -183,6 +189,21 @@ def partly() -> tuple[BLLRegressor, np.ndarray, np.ndarray]:
     X, Y = table()
     Y = holes(Y)
     return BLLRegressor((6,), preset="fast", max_epochs=25, random_state=0).fit(X, Y), X, Y
+
+
+@pytest.mark.parametrize("bias_prior", ["flat", "shared"])
+def test_the_variance_of_an_output_is_that_of_the_rows_where_it_is_known(bias_prior: str) -> None:
+    """Lambda_bar written down entry by entry from these rows alone."""
+    X, Y = table(30)
+    Y = holes(Y)
+    model = BLLRegressor(**EVIDENCE | {"max_epochs": 5}, bias_prior=bias_prior).fit(X, Y)
+    posterior, scale = model.members_[0].layer.posterior, model.fitted_.targets.scale
+    seen, new = (last_layer_rows(model, points, Y)[0] for points in (X, 1.5 * X))
+    for j, known in enumerate(torch.from_numpy(~np.isnan(Y)).T):
+        Lambda = precision_matrix(seen[known][:, :-1], float(posterior.log_alpha), bias_prior)
+        cost = (new * torch.linalg.solve(Lambda, new.T).T).sum(1)
+        var = model.predictive(1.5 * X, noise=False).var[:, j]
+        close(torch.from_numpy(var), cost * posterior.Sigma_E[j, j] * scale[j] ** 2)
 
 
 def test_each_output_has_a_variance_of_its_own_and_joint_agrees(partly: tuple) -> None:
@@ -273,11 +294,20 @@ def test_empty_cells_of_a_table_are_missing_targets(tmp_path) -> None:
         TableModel.fit(read(path), ["u"])
 
 
-@pytest.mark.parametrize("parameters", [{"noise": "full"}, {"batch_size": 8}])
-def test_what_needs_complete_targets_says_so(parameters: dict) -> None:
+def test_what_needs_complete_targets_says_so() -> None:
     X, Y = table(30)
     with pytest.raises(InputError, match="all known"):
-        BLLRegressor(**EVIDENCE, **parameters).fit(X, holes(Y))
+        BLLRegressor(**EVIDENCE, training=TrainingOptions(chunk_size=8)).fit(X, holes(Y))
+    with pytest.raises(InputError, match="noise_std or observations"):
+        BLLRegressor(**EVIDENCE, noise="full").fit(X, Y, noise_std=0.1)
+
+
+def test_mini_batches_learn_from_targets_partly_missing() -> None:
+    X, Y = table(200)
+    with pytest.warns(MissingTargetsWarning):
+        model = BLLRegressor(**EVIDENCE | {"max_epochs": 30}, batch_size=50).fit(X, holes(Y))
+    assert model.settings_.batch_size == 50
+    assert (np.sqrt(np.mean((model.predict(X) - Y) ** 2, 0)) < 0.7 * Y.std(0)).all()
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -291,10 +321,14 @@ def test_rows_drawn_for_a_step_stand_for_all(known: bool) -> None:
     objective = KnownNoise(2, bias_prior="flat") if known else Profiled(bias_prior="flat")
     whole, part = (objective.of_data(nn.Identity(), d) for d in (data, data.sampled(torch.arange(20))))
     assert float(part.detach()) == pytest.approx(float(whole.detach()), abs=1e-10)
-    problem = RandomRows(nn.Identity(), objective, data, n=5, seed=0)
-    assert len({float(problem.evaluate().detach()) for _ in range(4)}) == 4
-    same = RandomRows(nn.Identity(), objective, data, n=40, seed=0).evaluate()
-    assert float(same.detach()) == float(whole.detach())
+    problem = SampledRows(nn.Identity(), objective, data, batch_size=15, seed=0)
+    first, second = (list(problem.steps(epoch, 0)) for epoch in (0, 1))
+    assert len(first) == problem.n_steps
+    assert sorted(torch.cat(first).tolist()) == list(range(len(data.X)))
+    assert torch.cat(first).tolist() != torch.cat(second).tolist()
+    assert [rows.tolist() for rows in problem.steps(0, 1)] == [rows.tolist() for rows in first[1:]]
+    expected = objective.of_data(nn.Identity(), data.sampled(first[0]))
+    assert float(problem.gradient(first[0], 1.0).detach()) == float(expected.detach())
 
 
 # --- known noise and functionals: the evidence
@@ -330,7 +364,7 @@ def test_the_evidence_with_known_noise_and_functionals_is_the_dense_one(bias_pri
     log_variances = v.log().sum(0) + torch.stack([torch.zeros(()).double(), own_var.log().sum()])
     found = known_noise_nlml(given_, log_alpha, log_sigma, log_variances, bias_prior=bias_prior)
     new = torch.cat([Phi[:3], Psi[:2]])
-    posterior = Posterior.of(given_, float(log_alpha), torch.diag(learned), bias_prior=bias_prior)
+    posterior = posterior_of(given_, float(log_alpha), torch.diag(learned), bias_prior=bias_prior)
     for j in range(2):
         A, t, var = (
             (Phi, T[:, 0], v[:, 0])
@@ -494,6 +528,13 @@ def test_a_functional_of_a_model_is_that_of_its_joint_distribution(name: str, of
     np.testing.assert_allclose((high - low) / found.std, 2 * 1.6448536269514722)
 
 
+@pytest.mark.parametrize("of", ["mixture", "partly"])
+def test_functionals_of_two_outputs_are_independent_where_these_are(of: str, request) -> None:
+    model, X = request.getfixturevalue(of)[:2]
+    both = model.joint_of([Value(0).at(X[:3]), Value(1).at(X[:3])])
+    np.testing.assert_allclose(both.cov(), model.joint(X[:3], noise=False).cov()[:6, :6], atol=1e-9 * both.var.max())
+
+
 def test_values_and_derivatives_are_correlated(mixture: tuple) -> None:
     model, X = mixture
     both = model.joint_of([Value(2).at(X[:3]), Derivative(0, output=2).at(X[:3])])
@@ -634,3 +675,59 @@ def test_wrong_functionals_say_what_is_wrong(ask: Callable, words: str) -> None:
 def test_wrong_questions_say_what_is_wrong(ask: Callable, words: str, mixture: tuple) -> None:
     with pytest.raises(InputError, match=words):
         ask(*mixture)
+
+
+# --- Fourier features: a Gaussian process with functionals
+
+
+def test_lengths_are_found_from_functionals_too() -> None:
+    """Few values and many gradients of a function that changes along one input alone."""
+    rng = np.random.default_rng(0)
+    X, at = rng.uniform(-2, 2, (12, 2)), rng.uniform(-2, 2, (60, 2))
+    f, slope = lambda x: np.sin(3 * x[:, 0]), lambda x: np.stack([3 * np.cos(3 * x[:, 0]), 0 * x[:, 1]], 1)
+    model = BLLRegressor(preset="evidence", encoding="fourier", random_state=0)
+    model.fit(X, f(X), noise_std=0.01, observations=[Gradient().at(at).observed(slope(at), noise_std=0.05)])
+    assert [member.family for member in model.members_] == [FOURIER]
+    new = rng.uniform(-1.8, 1.8, (200, 2))
+    assert np.sqrt(np.mean((model.predict(new) - f(new)) ** 2)) < 0.05
+    d = model.predictive_of(Gradient(), new)
+    low, high = d.interval(0.95)
+    assert np.mean((low <= slope(new).ravel()) & (slope(new).ravel() <= high)) > 0.85
+
+
+def test_features_as_a_function_of_lengths_are_those_of_the_network() -> None:
+    g = torch.Generator().manual_seed(0)
+    x, log_length = torch.randn(7, 3, generator=g).double(), torch.tensor([0.3, -0.2, 1.0]).double()
+    rho = torch.tensor(-1.0).double()
+    network = fourier_network(log_length, rho, 16, generator=torch.Generator().manual_seed(1))
+    waves = frequencies(3, 16, torch.Generator().manual_seed(1))
+    close(network(x), fourier_features(x, log_length, rho, waves))
+
+
+def test_a_calibrated_model_of_fourier_features_alone() -> None:
+    X, Y = table(60)
+    model = BLLRegressor(encoding="fourier", random_state=0).fit(X, Y[:, 0])
+    assert {member.family for member in model.members_} == {FOURIER}
+    assert model.score(X, Y[:, 0]) > 0.5
+    with pytest.raises(InputError, match="cannot be combined with backbone"):
+        BLLRegressor(encoding="fourier", backbone=nn.Linear(2, 3)).fit(X, Y)
+
+
+@pytest.mark.parametrize("levels", [1, 3, 40])
+def test_moments_of_levels_of_noise_are_those_of_all_rows(levels: int) -> None:
+    """Whatever is learned, and in as few dimensions as there are targets."""
+    Phi, T = rows(40, 3, 2)
+    noise_var = (torch.arange(40) % levels + 1.0).double()[:, None].expand(-1, 2) / 10
+    present = (torch.arange(80).reshape(40, 2) % 7 > 0).double()
+    weight = 1.0 + (torch.arange(40) % 2).double()
+    data = Data(Phi[:, :-1], T, weight, present, noise_var)
+    learned = torch.tensor([0.3, 0.05]).double()
+    found = StatisticsByNoise.of(data, nn.Identity())(learned)
+    expected = OutputStatistics.from_rows(Phi, T, data.precision(learned), sample_weight=weight)
+    for name in ("count", "mean", "scatter", "n"):
+        close(getattr(found, name), getattr(expected, name))
+    wide = StatisticsByNoise.of(data, lambda X: torch.cat([X, torch.sin(torch.outer(X[:, 0], torch.arange(80.0)))], 1))
+    log_variances, log_alpha = data.log_variances(learned), torch.tensor(1.2).double()
+    say = lambda some: known_noise_nlml(some(learned), log_alpha, 0.5 * learned.log(), log_variances)
+    assert wide.reduced()(learned).n_linear == len(T) * 2 - int((present == 0).sum())
+    close(say(wide.reduced()), say(wide))

@@ -110,7 +110,7 @@ def test_every_way_to_fit_checks_every_parameter(as_a_user, entrance, options, s
         ({"calibration": "alpha"}, "calibration='alpha'.*validation_data"),
         ({"batch_size": None}, "batch_size=None"),
         ({"n_members": 2}, "n_members=2"),
-        ({"encoding": "piecewise"}, "encoding='piecewise' needs the quantiles of a table"),
+        ({"encoding": "piecewise"}, "encoding='piecewise' needs a table"),
         (training(objective="exact"), "objective='exact'"),
         (training(optimizer="lbfgs"), "optimizer='lbfgs'"),
         (training(chunk_size=10), "chunk_size=10"),

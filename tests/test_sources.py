@@ -1,7 +1,5 @@
 """Where rows come from: every row once a pass, the same order for the same seed, and nothing copied whole."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 import torch
@@ -13,17 +11,7 @@ from lastlayer import BLLRegressor, sources
 from lastlayer.distributed import ProcessGroup
 from lastlayer.errors import InputError
 from lastlayer.scaling import Standardizer
-from lastlayer.sources import (
-    ArraySource,
-    LoaderSource,
-    ParquetSource,
-    Source,
-    StandardizedSource,
-    TensorSource,
-    scales_of,
-)
-
-HAS_PYARROW = importlib.util.find_spec("pyarrow") is not None
+from lastlayer.sources import ArraySource, LoaderSource, Source, StandardizedSource, TensorSource, scales_of
 
 
 def table(m: int) -> tuple[np.ndarray, np.ndarray]:
@@ -155,31 +143,6 @@ def test_loaders(as_a_user):
     assert np.isfinite(model.predictive(X / 60).std).all()
     with pytest.raises(InputError, match="n_members=3"):
         BLLRegressor(n_members=3).fit_source(shuffled)
-
-
-def test_without_pyarrow_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(InputError, match=r"lastlayer\[parquet\]"):
-        ParquetSource(["x.parquet"], ["a"], ["b"]).n_rows  # noqa: B018
-
-
-@pytest.mark.skipif(not HAS_PYARROW, reason="pyarrow is not installed")
-def test_parquet(tmp_path):
-    import pyarrow
-    from pyarrow import parquet
-
-    X, y = table(90)
-    for i, part in enumerate(np.split(np.arange(90), [40])):
-        columns = {"a": X[part, 0], "b": X[part, 1], "y": y[part], "other": y[part]}
-        parquet.write_table(pyarrow.table(columns), tmp_path / f"{i}.parquet", row_group_size=12)
-    source = ParquetSource([tmp_path / "0.parquet", tmp_path / "1.parquet"], ["a", "b"], ["y"])
-    assert source.n_rows == 90
-    assert numbers(source) == list(range(90))
-    assert sorted(numbers(source, seed=0)) == list(range(90))
-    batch = next(source.batches(20))
-    assert np.allclose(batch.T[:, 0], y[: len(batch.T)])
-    with pytest.raises(InputError, match=r"no columns \['c'\]"):
-        ParquetSource([tmp_path / "0.parquet"], ["c"], ["y"]).n_rows  # noqa: B018
 
 
 def test_a_source_of_images_gives_a_model_that_takes_images():

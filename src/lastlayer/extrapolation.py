@@ -15,7 +15,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from lastlayer.errors import InputError, PrecisionError
-from lastlayer.features import affine_features, linear_features
+from lastlayer.features import affine_features
 from lastlayer.linalg import Cholesky
 from lastlayer.posterior import Posterior
 from lastlayer.prediction import gaussian_log_prob
@@ -347,19 +347,12 @@ def tune_alpha_on(folds: Sequence[HeldOut], log_alpha: float, *, n_curve: int = 
     """
     with torch.no_grad():
         lpds = [_lpd(*fold) for fold in folds]
-        ranges = [alpha_range_for(posterior, Phi) for posterior, Phi, _ in folds]
+        ranges = [posterior.alpha_range(Phi) for posterior, Phi, _ in folds]
         share = np.array([len(fold.T) for fold in folds]) / sum(len(fold.T) for fold in folds)
 
         lpd = lambda log_alphas: sum(w * f(log_alphas) for w, f in zip(share, lpds, strict=True))
         limits = min(first for first, _ in ranges), max(last for _, last in ranges)
         return search_alpha(lpd, limits, log_alpha, n_curve=n_curve)
-
-
-def alpha_range_for(posterior: Posterior, Phi: Float[Tensor, "r p"]) -> tuple[float, float]:
-    """The log alphas between which alpha matters for these points."""
-    farthest = posterior.equations.rows(linear_features(Phi)).square().sum(-1).max()
-    first, last = posterior.equations.alpha_range(2, farthest=float(farthest)).tolist()
-    return first, last
 
 
 def search_alpha(lpd: LPD, limits: tuple[float, float], log_alpha: float, *, n_curve: int = 201) -> AlphaCurve:

@@ -8,7 +8,7 @@ functionals at points, `.observed(y, noise_std=...)` are measurements of them; `
 and `predictive_of` take them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,6 +131,24 @@ class StandardObservations:
         if self.noise_var is None:
             return learned[..., None].expand(*learned.shape, len(self.t))
         return self.noise_var.to(learned).expand(*learned.shape, -1)
+
+
+def some_of(
+    observations: "Sequence[StandardObservations]", most: int, generator: torch.Generator | None = None
+) -> "tuple[StandardObservations, ...]":
+    """At most so many of them in all, drawn at random from each."""
+    n = sum(len(seen.t) for seen in observations)
+    if n <= most:
+        return tuple(observations)
+    found = []
+    for seen in observations:
+        kept = max(1, round(most * len(seen.t) / n))
+        at, f = torch.randperm(len(seen.t), generator=generator)[:kept], seen.functionals
+        directions = None if f.directions is None else f.directions[at]
+        noise_var = None if seen.noise_var is None else seen.noise_var[at]
+        part = StandardFunctionals(f.points[at], f.weights[at], directions, f.output)
+        found.append(StandardObservations(part, seen.t[at], noise_var))
+    return tuple(found)
 
 
 class Pointwise:

@@ -61,7 +61,7 @@ def check(p: Mapping[str, Any]) -> None:
         ("objective", options.objective, OBJECTIVES),
         ("optimizer", options.optimizer, OPTIMIZERS),
         ("calibration", p["calibration"] if isinstance(p["calibration"], str) else "auto", ("auto", "alpha")),
-        ("encoding", p["encoding"], ("auto", "raw", "piecewise")),
+        ("encoding", p["encoding"], ("auto", "raw", "piecewise", "fourier")),
         ("hidden", p["hidden"] if isinstance(p["hidden"], str) else "auto", ("auto",)),
         ("input_skip", "auto" if p["input_skip"] in (True, False) else p["input_skip"], ("auto",)),
         ("early_stopping", "auto" if options.early_stopping in (True, False) else options.early_stopping, ("auto",)),
@@ -92,11 +92,11 @@ def check(p: Mapping[str, Any]) -> None:
             f"n_members={p['n_members']} needs networks that start apart: give backbone a callable that returns a "
             "fresh module, such as backbone=lambda: MyNetwork(), in place of a module"
         )
-    if p["encoding"] == "piecewise" and (p["backbone"] is not None or p["input_skip"] is False):
+    if p["encoding"] in ("piecewise", "fourier") and (p["backbone"] is not None or p["input_skip"] is False):
         given = "backbone=..." if p["backbone"] is not None else "input_skip=False"
         raise InputError(
-            f'encoding="piecewise" cannot be combined with {given}: it is for the built-in network, and constant '
-            "outside the data, where the inputs passed on let the variance grow"
+            f'encoding="{p["encoding"]}" cannot be combined with {given}: its features are the library\'s own, and '
+            "bounded outside the data, where the inputs passed on let the variance grow"
         )
     by_rows = isinstance(p["batch_size"], numbers.Integral)
     if by_rows and (options.objective != "profiled" or options.chunk_size is not None):
@@ -128,7 +128,7 @@ def check_source(p: Mapping[str, Any], options: TrainingOptions, *, validation: 
         ("optimizer", options.optimizer, ("adam",), "cannot be combined with a source of batches"),
         ("chunk_size", options.chunk_size, (None,), "cannot be combined with a source of batches: give batch_size"),
         ("early_stopping", options.early_stopping, ("auto", False), f"{whole}: choose max_epochs"),
-        ("encoding", p["encoding"], ("auto", "raw"), "needs the quantiles of a table, not a source of batches"),
+        ("encoding", p["encoding"], ("auto", "raw"), "needs a table, not a source of batches"),
     ):
         if given not in allowed:
             raise InputError(f"{name}={given!r} {advice}")

@@ -7,7 +7,7 @@ Everything is a function of the statistics: new rows make a new posterior. Preci
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,7 @@ from lastlayer.errors import InputError, PrecisionError
 from lastlayer.features import linear_features
 from lastlayer.linalg import EPS, Cholesky
 from lastlayer.precision import NormalEquations, Precision, noise_covariance
-from lastlayer.statistics import OutputStatistics, Statistics
+from lastlayer.statistics import Statistics
 from lastlayer.types import BiasPrior, NoiseStructure
 
 COLLINEAR = 1e9
@@ -64,20 +64,6 @@ class Joint:
 
 
 @dataclass(frozen=True)
-class OutputJoint(Joint):
-    """The same where outputs have different ratios: `ratio_cov` is (q, m, m), and the outputs are independent."""
-
-    ratio_cov: Float[Tensor, "q m m"]
-
-    def function_cov(self) -> Float[Tensor, "mq mq"]:
-        return torch.block_diag(*(self.noise_cov.diagonal()[:, None, None] * self.ratio_cov))
-
-    def target_cov(self) -> Float[Tensor, "mq mq"]:
-        eye = torch.eye(self.ratio_cov.shape[-1], dtype=self.ratio_cov.dtype, device=self.ratio_cov.device)
-        return torch.block_diag(*(self.noise_cov.diagonal()[:, None, None] * (self.ratio_cov + eye)))
-
-
-@dataclass(frozen=True)
 class Posterior:
     """Posterior of the last layer's weights given statistics, alpha and noise. eq:NN_BLL_distribution (Lemma 1)
 
@@ -93,17 +79,11 @@ class Posterior:
     noise: NoiseStructure = "diagonal"
     bias_prior: BiasPrior = "flat"
     rtol: float = 1e-6
-    _batch_dims: ClassVar[int] = 0
-
-    @classmethod
-    def of(cls, statistics: Statistics, *numbers: Any, **named: Any) -> "Posterior":
-        """Of all outputs together, or of each with statistics of its own."""
-        if isinstance(statistics, OutputStatistics):
-            return OutputPosterior(statistics, *numbers, **named)
-        return Posterior(statistics, *numbers, **named)
+    ratio_by_output: ClassVar[bool] = False
+    """Whether outputs were observed at different rows, so that each has a variance ratio of its own."""
 
     def __post_init__(self) -> None:
-        if self.statistics.count.dim() != self._batch_dims:
+        if self.statistics.count.dim() != self.ratio_by_output:
             raise InputError("a Posterior takes the statistics of one model; make one for each of a batch")
         if math.isnan(float(self.log_alpha)):
             raise InputError("log_alpha is nan: give a number or math.inf")
@@ -171,6 +151,34 @@ class Posterior:
         H = precision.factor.whiten(z)
         return Joint(self.mean(Phi), H @ H.mT + self.equations.bias_variance, self.Sigma_E)
 
+    def affine_map(self) -> tuple[Float[Tensor, " k"], Float[Tensor, "k q"], Float[Tensor, " q"]]:
+        """(centre, W~, offset): the mean is (phi_tilde - centre) W~ + offset."""
+        W = self.precision.penalised_weights
+        if self.bias_prior == "flat":
+            return self.equations.feature_mean, W, self.equations.target_mean
+        return W.new_zeros(len(W) - 1), W[:-1], W[-1]  # the bias is the last of the features: it becomes the offset
+
+    def whitening(
+        self, centre: Float[Tensor, " k"], log_alpha: float | None = None
+    ) -> tuple[Float[Tensor, "k r"], Float[Tensor, " r"]]:
+        """(root, shift) such that h = (phi_tilde - centre) root + shift has h h' = phi' Lambda_bar^-1 phi.
+
+        Where each output has a ratio of its own, their columns stand side by side.
+        """
+        precision = self.precision if log_alpha is None else self.equations.spectral_at(log_alpha)
+        root, shift = _whitening(precision, centre)
+        return (root.movedim(0, 1).flatten(1), shift.flatten()) if self.ratio_by_output else (root, shift)
+
+    def alpha_range(self, Phi: Float[Tensor, "r p"]) -> tuple[float, float]:
+        """The log alphas between which alpha matters for these points."""
+        farthest = self.equations.rows(linear_features(Phi)).square().sum(-1).max()
+        first, last = self.equations.alpha_range(2, farthest=float(farthest)).tolist()
+        return first, last
+
+    def eigenvalues(self) -> Float[Tensor, " k"]:
+        """Of the Gram matrix, of all outputs where they differ: alpha^-1 beside them tells what the data determine."""
+        return self.equations.spectrum.values.flatten()
+
     def sample_weights(self, n: int, *, generator: torch.Generator | None = None) -> Float[Tensor, "n p q"]:
         """Draws of W from N(W, Sigma_E (x) Lambda_bar^-1): Phi @ draw is a whole function, the same at every point."""
         W, eq = self.precision.penalised_weights, self.equations
@@ -194,15 +202,6 @@ class Posterior:
         """The posterior without rows that it has seen."""
         return replace(self, statistics=self.statistics - statistics)
 
-    def by_output(self) -> "OutputPosterior":
-        """The same posterior with statistics of each output: what they learn from now on may differ."""
-        if self.noise != "diagonal":
-            raise InputError(
-                f'noise="{self.noise}" couples the outputs: they cannot learn apart; take noise="diagonal"'
-            )
-        apart = OutputStatistics.split(self.statistics)
-        return OutputPosterior(apart, self.log_alpha, self.Sigma_E, self.noise, self.bias_prior, self.rtol)
-
     def _coarse(self, precision: Precision) -> bool:
         """Whether rounding might matter at some point: below it, alpha^-1 or the eigenvalues rule that out."""
         eq, allowed = self.equations, 0.1 * self.rtol
@@ -220,61 +219,18 @@ class Posterior:
             )
 
 
-@dataclass(frozen=True)
-class OutputPosterior(Posterior):
-    """The posterior where outputs are observed at different rows, or with different known noise.
-
-    The noise is independent between the outputs, so vec W has one block for each of them, with a Lambda_bar of its own:
-    variance ratios are (r, q). alpha is common to all.
-    """
-
-    statistics: OutputStatistics
-    _batch_dims: ClassVar[int] = 1
-
-    @cached_property
-    def precision(self) -> Precision:
-        return self.equations.spectral_at(self.log_alpha)
-
-    @cached_property
-    def Sigma_E(self) -> Float[Tensor, "q q"]:
-        if self.noise_cov is not None:
-            return self.noise_cov.to(self.equations.gram)
-        return torch.diag(noise_covariance(self.equations.misfit(self.precision.ridge), self.equations)[0][:, 0, 0])
-
-    @cached_property
-    def weights(self) -> Float[Tensor, "p q"]:
-        return self.precision.weights[..., 0].mT
-
-    def variance_ratio(
-        self, Phi: Float[Tensor, "r p"], log_alpha: float | Tensor | None = None
-    ) -> Float[Tensor, "r q"]:
-        precision = self.precision if log_alpha is None else self.equations.spectral_at(log_alpha)
-        return precision.variance_ratio(self.equations.rows(linear_features(Phi))).mT
-
-    def variance_ratios(self, Phi: Float[Tensor, "r p"], log_alphas: Float[Tensor, " a"]) -> Float[Tensor, "a r q"]:
-        return torch.stack([self.variance_ratio(Phi, log_alpha) for log_alpha in log_alphas])
-
-    def mean(self, Phi: Float[Tensor, "r p"]) -> Float[Tensor, "r q"]:
-        centre = self.equations.target_mean if self.bias_prior == "flat" else 0.0
-        z = self.equations.rows(linear_features(Phi))
-        return (z @ self.precision.penalised_weights)[..., 0].mT + (centre.mT if isinstance(centre, Tensor) else 0.0)
-
-    def joint(self, Phi: Float[Tensor, "r p"], log_alpha: float | Tensor | None = None) -> OutputJoint:
-        precision = self.precision if log_alpha is None else self.equations.spectral_at(log_alpha)
-        H = precision.factor.whiten(self.equations.rows(linear_features(Phi)))
-        ratio = H @ H.mT + self.equations.bias_variance[:, None, None]
-        return OutputJoint(self.mean(Phi), ratio, self.Sigma_E)
-
-    def sample_weights(self, n: int, *, generator: torch.Generator | None = None) -> Float[Tensor, "n p q"]:
-        return torch.cat([self.output(j).sample_weights(n, generator=generator) for j in range(len(self.Sigma_E))], -1)
-
-    def output(self, j: int) -> Posterior:
-        """That of one output alone."""
-        noise_cov = self.Sigma_E[j : j + 1, j : j + 1]
-        return Posterior(self.statistics.output(j), self.log_alpha, noise_cov, self.noise, self.bias_prior, self.rtol)
-
-    def by_output(self) -> "OutputPosterior":
-        return self
+def _whitening(
+    precision: Precision, centre: Float[Tensor, " k"]
+) -> tuple[Float[Tensor, "*q k r"], Float[Tensor, "*q r"]]:
+    equations = precision.equations
+    eye = torch.eye(equations.n_penalised, dtype=equations.gram.dtype, device=equations.gram.device)
+    root = precision.factor.whiten(eye)
+    if equations.bias_prior == "shared":
+        return root[..., :-1, :], root[..., -1, :]
+    # the variance of a free bias is one more column
+    apart = centre - equations.feature_mean
+    shift = torch.cat([(apart[..., None, :] @ root)[..., 0, :], equations.bias_variance.sqrt()[..., None]], -1)
+    return torch.cat([root, torch.zeros_like(root[..., :1])], -1), shift
 
 
 def _kron(A: Tensor, B: Tensor) -> Tensor:

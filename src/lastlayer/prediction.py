@@ -53,6 +53,8 @@ class Prediction:
     """Weights of the components at each point; they add up to one."""
     correlation: Float[ndarray, "c q q"] | None = None
     """Correlation between the outputs of a point, of the function and of the noise alike; None: independent."""
+    function_correlation: Float[ndarray, "c m q q"] | None = None
+    """That of the function, where it differs from that of the noise: outputs observed at different rows."""
     conformal_scores: Float[ndarray, "n q"] | None = None
     """Absolute errors over standard deviations of fresh rows, for conformal intervals."""
     beyond_reach: Bool[ndarray, " m"] | None = None
@@ -137,7 +139,12 @@ class Prediction:
     def component_cov(self) -> Float[ndarray, "c m q q"]:
         """Covariance between the outputs at each point by each component."""
         C = np.eye(self.component_mean.shape[-1]) if self.correlation is None else self.correlation[:, None]
-        cov: ndarray = output_cov(NumPyOps, C, self.component_epistemic_var, self.component_noise_var)
+        epistemic, noise = self.component_epistemic_var, self.component_noise_var
+        if self.function_correlation is None:
+            cov: ndarray = output_cov(NumPyOps, C, epistemic, noise)
+        else:
+            cov = output_cov(NumPyOps, self.function_correlation, epistemic, 0 * noise)
+            cov = cov + output_cov(NumPyOps, C, 0 * epistemic, noise)
         return cov
 
     def cov(self) -> Float[ndarray, "m q q"]:

@@ -149,6 +149,8 @@ class DataShape:
     """Rows that differ by more than a little, or as many of them as have an output on average; None: all of them."""
     alike: bool = True
     """Whether all targets are known, with the same noise, and nothing else is observed."""
+    learned_noise: bool = True
+    """Whether the noise is what is learned, everywhere."""
     n_observations: int = 0
     """Functionals observed beside the rows."""
 
@@ -176,6 +178,8 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
         skips, wide = p["input_skip"] is not False, (data.shape or (0, 0))[1] > MANY_COLUMNS
         encoding = "raw" if p["encoding"] == "auto" and (wide or not skips) else p["encoding"]
         families = _mixed(families, n_groups + data.n_observations, encoding, skip=skips)
+    elif p["encoding"] == "fourier":
+        families = (FOURIER,)
     elif p["encoding"] == "piecewise":
         families = tuple(replace(family, encoding="piecewise") for family in families)
     n_members = p["n_members"]
@@ -188,11 +192,12 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
     skip = not own_network if p["input_skip"] == "auto" else bool(p["input_skip"])
     batch_size, rate, epochs = p["batch_size"], options.learning_rate, p["max_epochs"]
     plain = options.objective == "profiled" and options.optimizer == "adam" and not own_network
-    if batch_size == "auto":
-        large = plain and options.chunk_size is None and n_rows > LARGE_TABLE and data.alike
-        batch_size = SOURCE_BATCH if source else TABLE_BATCH if large else None
     early = (bare or own_network) and not source and n_rows >= STOPPED_ROWS
     early = early if options.early_stopping == "auto" else bool(options.early_stopping)
+    if batch_size == "auto":
+        large = n_rows > LARGE_TABLE if data.alike else n_rows > TABLE_BATCH and not early
+        large = large and plain and options.chunk_size is None
+        batch_size = SOURCE_BATCH if source else TABLE_BATCH if large else None
     brisk = plain and not source and not early  # what stops early goes slowly
     if rate == "auto":
         rate = 4e-2 if brisk else 2e-2
@@ -200,7 +205,9 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
         share = FAST_SHARE if fast else 1.0
         epochs = round(share * (FULL_STEPS if brisk else 500))
         if batch_size is not None:
-            epochs = 60 if source or own_network else _passes(n_rows / int(batch_size), share)
+            steps_of_one = n_rows / int(batch_size)
+            passes = _passes(steps_of_one, share) if data.alike else math.ceil(share * FULL_STEPS / steps_of_one)
+            epochs = 60 if source or own_network else passes
     settings = Settings(
         hidden=_hidden(p["hidden"], n_groups + data.n_observations),
         activation=p["activation"],
@@ -233,6 +240,8 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
 
 def _mixed(networks: tuple[Family, ...], n_groups: float | int, encoding: str, *, skip: bool) -> tuple[Family, ...]:
     """The families of a mixture. Few rows cannot train a network, very many need no process."""
+    if encoding == "fourier":
+        return (FOURIER,)
     few, many = n_groups < FEW_ROWS, n_groups > LARGE_TABLE
     raw, encoded = encoding != "piecewise" or few, encoding != "raw" and not few
     own = networks if raw and not few else ()
@@ -299,15 +308,20 @@ def _check_together(settings: Settings, p: Mapping[str, Any], data: DataShape) -
         raise InputError(
             f"statistics_refresh={settings.statistics_refresh!r} is for mini-batch training: give a batch_size with it"
         )
-    if not data.alike and (settings.batch_size is not None or settings.chunk_size is not None):
+    if not data.alike and (settings.chunk_size is not None or p["checkpoint"] is not None):
         raise InputError(
-            f"batch_size={settings.batch_size} and chunk_size={settings.chunk_size} need targets that are all known "
-            "and equally noisy, and no observations: take None for both"
+            f"chunk_size={settings.chunk_size} and checkpoint={p['checkpoint']} need targets that are all known and "
+            "equally noisy, and no observations: take None for both, and batch_size for many rows"
         )
-    if not data.alike and (settings.noise == "full" or settings.objective != "profiled"):
+    if not data.alike and settings.objective != "profiled":
         raise InputError(
-            f'noise="{settings.noise}" and objective="{settings.objective}" need targets that are all known and '
-            'equally noisy, and no observations: take noise="diagonal" and objective="profiled"'
+            f'objective="{settings.objective}" needs targets that are all known and equally noisy, and no '
+            'observations: take objective="profiled"'
+        )
+    if not data.learned_noise and settings.noise == "full":
+        raise InputError(
+            'noise="full" cannot be combined with noise_std or observations, whose noise is independent between the '
+            'outputs: take noise="diagonal"'
         )
     if settings.noise == "input" and not (settings.calibration in CURVES and is_table):
         rows = "a source without validation_data" if data.shape is None else f"X of shape {data.shape}"

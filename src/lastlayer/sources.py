@@ -1,15 +1,14 @@
 """Where rows come from, when they do not all fit into memory: passes over batches, in an order that a seed decides.
 
-One small protocol, `Source`, and what speaks it. Rows on disk (memory maps, Parquet files) are read unit by unit: a
-pass reads its units in random order, a pool of them at a time, and shuffles the rows of the pool. So what is read lies
-together on disk, and memory is that of a pool.
+One small protocol, `Source`, and what speaks it. Rows on disk (memory maps; Parquet files, in `parquet`) are read unit
+by unit: a pass reads its units in random order, a pool of them at a time, and shuffles the rows of the pool. So what is
+read lies together on disk, and memory is that of a pool.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -231,31 +230,77 @@ class Pooled:
         self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
     ) -> Iterator[Batch]:
         """One pass; every process reads the same pools and keeps its own rows of each batch."""
-        rng = np.random.default_rng(seed)
-        rows = self.unit_rows
-        units = np.arange(len(rows)) if seed is None else rng.permutation(len(rows))
+        order = Order.of(self.unit_rows, seed)
+        totals = batch_lengths(self.n_rows, size)
+        for total, rows in zip(totals[first:], self.pieces(order, totals, size=size, first=first), strict=True):
+            yield Batch.of(_taken(rows, slice(process_group.rank, None, process_group.world_size)), total)
+
+    def pieces(self, order: "Order", lengths: list[int], *, size: int, first: int) -> Iterator[Columns]:
+        """The rows in pieces of these lengths, from piece number `first` on; a pool of units in memory at a time."""
         at_least = max(4 * size, POOL_NUMBERS // max(self.n_inputs, 1))
-        pool_of = np.cumsum(rows[units]) // at_least
-        pools = np.split(units, np.flatnonzero(np.diff(pool_of)) + 1)
-        todo = row_chunks(int(rows.sum()), size)[first:]
+        ends = np.cumsum(lengths)
+        todo = [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)][first:]
         position = 0  # rows before the pool
-        held: Columns | None = None  # rows that wait for their batch to be full
-        for pool in pools:
-            n = int(rows[pool].sum())
-            order = np.arange(n) if seed is None else rng.permutation(n)  # drawn also for pools that are skipped
-            if not todo or position + n <= todo[0].start:
+        held: Columns | None = None  # rows that wait for their piece to be full
+        for pool in order.pools(at_least):
+            n = int(order.rows[pool].sum())
+            shuffled = np.arange(n) if order.rng is None else order.rng.permutation(n)  # drawn also for skipped pools
+            if not todo or 0 < n <= todo[0].start - position:
                 position += n
                 continue
-            read = _joined([self.read(int(unit)) for unit in pool])
+            read = _joined([_taken(self.read(int(order.units[i])), order.kept(i)) for i in pool.tolist()])
             skipped = max(0, todo[0].start - position) if held is None else 0
-            held = _joined([held, _taken(read, order[skipped:])])
+            held = _joined([held, _taken(read, shuffled[skipped:])])
             position += n
             while todo and todo[0].stop <= position:
                 cut = todo.pop(0)
-                length = cut.stop - cut.start
-                yield Batch.of(_taken(held, slice(process_group.rank, length, process_group.world_size)), length)
-                held = _taken(held, slice(length, None))
+                yield _taken(held, slice(cut.stop - cut.start))
+                held = _taken(held, slice(cut.stop - cut.start, None))
             held = held if len(held[0]) else None
+
+
+@dataclass(frozen=True)
+class Order:
+    """The units of a pass in the order in which they are read, and which of their rows are wanted."""
+
+    units: Int[ndarray, " u"]
+    starts: Int[ndarray, " u"]
+    stops: Int[ndarray, " u"]
+    rng: np.random.Generator | None
+    """Shuffles the rows of a pool; None: rows come in order."""
+
+    @classmethod
+    def of(cls, rows: Int[ndarray, " u"], seed: int | None) -> "Order":
+        """All rows of all units."""
+        rng = None if seed is None else np.random.default_rng(seed)
+        units = np.arange(len(rows)) if rng is None else rng.permutation(len(rows))
+        return cls(units, np.zeros_like(rows), rows[units], rng)
+
+    def within(self, start: int, stop: int) -> "Order":
+        """Rows `start` to `stop` of the pass; units outside are not read."""
+        before = np.cumsum(self.rows) - self.rows
+        starts, stops = (np.clip(at - before, 0, self.rows) for at in (start, stop))
+        wanted = stops > starts
+        wanted[0] |= not wanted.any()  # no row of it, but the columns are known
+        return Order(self.units[wanted], starts[wanted], stops[wanted], self.rng)
+
+    @property
+    def rows(self) -> Int[ndarray, " u"]:
+        return self.stops - self.starts
+
+    def kept(self, i: int) -> slice:
+        """The wanted rows of the i-th unit."""
+        return slice(int(self.starts[i]), int(self.stops[i]))
+
+    def pools(self, at_least: int) -> "list[Int[ndarray, ' n']]":
+        """Positions of units that are in memory together: about `at_least` rows."""
+        pool_of = np.cumsum(self.rows) // at_least
+        return np.split(np.arange(len(self.units)), np.flatnonzero(np.diff(pool_of)) + 1)
+
+
+def batch_lengths(n_rows: int, size: int) -> list[int]:
+    """Rows in each batch of a pass."""
+    return [cut.stop - cut.start for cut in row_chunks(n_rows, size)]
 
 
 @dataclass(frozen=True)
@@ -290,54 +335,6 @@ class ArraySource(Pooled):
         first, last = np.searchsorted(self._left_out, [rows.start, rows.stop])
         kept = lambda values: np.delete(values[rows], self._left_out[first:last] - rows.start, axis=0)
         return kept(self.X), kept(self.y), None if self.sample_weight is None else kept(self.sample_weight)
-
-
-@dataclass(frozen=True)
-class ParquetSource(Pooled):
-    """Columns of Parquet files, read row group by row group; needs pyarrow (`pip install "lastlayer[parquet]"`)."""
-
-    paths: Sequence[str | Path]
-    inputs: Sequence[str]
-    targets: Sequence[str]
-    sample_weight: str | None = None
-
-    @cached_property
-    def _groups(self) -> list[tuple[Any, int, int]]:
-        """File, number of the row group, rows."""
-        try:
-            from pyarrow import parquet
-        except ImportError as error:
-            raise InputError('ParquetSource needs pyarrow: pip install "lastlayer[parquet]"') from error
-        files = [parquet.ParquetFile(path) for path in self.paths]
-        for path, file in zip(self.paths, files, strict=True):
-            missing = sorted(set(self._columns) - set(file.schema_arrow.names))
-            if missing:
-                raise InputError(f"{path} has no columns {missing}; it has {sorted(file.schema_arrow.names)}")
-        return [
-            (file, g, file.metadata.row_group(g).num_rows)
-            for file in files
-            for g in range(file.metadata.num_row_groups)
-        ]
-
-    @property
-    def _columns(self) -> list[str]:
-        return [*self.inputs, *self.targets, *([] if self.sample_weight is None else [self.sample_weight])]
-
-    @cached_property
-    def unit_rows(self) -> Int[ndarray, " u"]:
-        return np.array([rows for _, _, rows in self._groups], dtype=np.int64)
-
-    @property
-    def n_inputs(self) -> int:
-        return len(self.inputs)
-
-    def read(self, unit: int) -> Columns:
-        file, group, _ = self._groups[unit]
-        table = file.read_row_group(group, columns=self._columns)
-        columns = {name: table.column(name).to_numpy().astype(np.float64) for name in self._columns}
-        stacked = lambda names: np.stack([columns[name] for name in names], axis=1)
-        weight = None if self.sample_weight is None else columns[self.sample_weight]
-        return stacked(self.inputs), stacked(self.targets), weight
 
 
 def _joined(parts: "list[Columns | None]") -> Columns:

@@ -210,12 +210,17 @@ class Statistics:
     def weighing(self, count: Float[Tensor, "*b"]) -> "Statistics":
         """The same rows with another total weight; where there are none, none."""
         factor = torch.where(self.count > 0, count / self.count, 0.0)
+        observations = None if self.observations is None else factor * self.observations
+        return replace(self.weighted(factor), observations=observations)
+
+    def weighted(self, factor: Float[Tensor, "*b"]) -> "Statistics":
+        """Every target weighs so much more, as one of another precision does, and still counts as one."""
         return replace(
             self,
             count=factor * self.count,
             scatter=factor[..., None, None] * self.scatter,
             energy=factor[..., None] * self.energy,
-            observations=None if self.observations is None else factor * self.observations,
+            observations=self.n,
         )
 
     @staticmethod

@@ -269,9 +269,8 @@ class Draws:
             parts, blocks = member.stretched(X[at])
             deviation, first = np.zeros_like(parts.mean[0]), 0
             for block in blocks:
-                E = self.E[np.nonzero(at)[0], first : first + block.rows.shape[1]]
-                deviation = deviation + np.einsum("mr,mrq->mq", block.rows, E) @ block.root.T
-                first += block.rows.shape[1]
+                deviation = deviation + block.at(self.E[np.nonzero(at)[0], first : first + block.rows.shape[-1]])
+                first += block.rows.shape[-1]
             wider = np.sqrt(tail / member.tails.widening)  # a draw is of the tails or not
             C = np.eye(q) if member.correlation is None else member.correlation[0]
             value[at], cost[at] = parts.mean[0] + wider * deviation, parts.cost[0].mean(-1)

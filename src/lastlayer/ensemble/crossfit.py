@@ -6,7 +6,7 @@ how errors grow with distance.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -19,11 +19,12 @@ from lastlayer.ensemble.splits import Folds, Split
 from lastlayer.ensemble.trainer import FitTask, Trainer
 from lastlayer.extrapolation import HeldOut, leave_one_out_cost
 from lastlayer.networks.mlp import features_of
+from lastlayer.patterns import PatternStatistics
 from lastlayer.predictor.fitted import member_features
 from lastlayer.predictor.module import Member
 from lastlayer.predictor.unseen import Unseen
 from lastlayer.statistics import Statistics
-from lastlayer.training import Data, LastLayer, known_noise_layer, last_layers
+from lastlayer.training import Data, LastLayer, coupled_layer, known_noise_layer, last_layers
 from lastlayer.types import FOURIER, Family
 
 ROWS_PER_FEATURE = 10
@@ -156,8 +157,10 @@ class CrossFit:
     def _fit(self, tasks: Sequence[FitTask], label: str) -> list[FoldFit]:
         settings = self.trainer.settings
         networks = self.trainer.networks(tasks, label) if tasks else []
+        if self.trainer.data.present is not None and settings.noise_structure == "full":
+            return self._fit_each(tasks, networks, self._coupled_layer)
         if not self.trainer.data.learned_noise:
-            return self._fit_known_noise(tasks, networks)
+            return self._fit_each(tasks, networks, self._known_noise_layer)
         with self.trainer.stage("last layers"):
             seen = [self._statistics(network, task.split.train) for task, network in zip(tasks, networks, strict=True)]
             layers = last_layers(
@@ -165,15 +168,25 @@ class CrossFit:
             )
         return [FoldFit(*fit) for fit in zip(tasks, networks, layers, strict=True)]
 
-    def _fit_known_noise(self, tasks: Sequence[FitTask], networks: Sequence[nn.Module]) -> list[FoldFit]:
+    def _fit_each(
+        self,
+        tasks: Sequence[FitTask],
+        networks: Sequence[nn.Module],
+        layer: Callable[[nn.Module, np.ndarray], LastLayer],
+    ) -> list[FoldFit]:
         """Last layers one by one: how much a target weighs depends on the noise that each of them finds."""
-        fits, prior = [], self.trainer.settings.bias_prior
         with self.trainer.stage("last layers"):
-            for task, network in zip(tasks, networks, strict=True):
-                rows = self._rows(task.split.train)
-                layer = known_noise_layer(rows, partial(features_of, network), bias_prior=prior)
-                fits.append(FoldFit(task, network, layer))
-        return fits
+            layers = [layer(network, task.split.train) for task, network in zip(tasks, networks, strict=True)]
+        return [FoldFit(*fit) for fit in zip(tasks, networks, layers, strict=True)]
+
+    def _known_noise_layer(self, network: nn.Module, rows: np.ndarray) -> LastLayer:
+        prior = self.trainer.settings.bias_prior
+        return known_noise_layer(self._rows(rows), partial(features_of, network), bias_prior=prior)
+
+    def _coupled_layer(self, network: nn.Module, rows: np.ndarray) -> LastLayer:
+        seen = self._statistics(network, rows)
+        seen = seen if isinstance(seen, PatternStatistics) else PatternStatistics.complete(seen)
+        return coupled_layer(seen, bias_prior=self.trainer.settings.bias_prior)
 
     def _member(self, fit: FoldFit) -> Member:
         """As it was judged, unless the rows it left out change little: then they join its last layer, alpha and noise
@@ -202,4 +215,5 @@ class CrossFit:
     @torch.no_grad()
     def _statistics(self, network: nn.Module, rows: np.ndarray, learned: torch.Tensor | None = None) -> Statistics:
         """Of rows, without what was observed beside them."""
-        return replace(self._rows(rows), observations=()).statistics(partial(features_of, network), learned)
+        data, noise = replace(self._rows(rows), observations=()), self.trainer.settings.noise_structure
+        return data.statistics(partial(features_of, network), learned, noise=noise)

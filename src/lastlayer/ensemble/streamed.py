@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from lastlayer.distributed import ProcessGroup
-from lastlayer.ensemble.trainer import identity, mini_batches, optimizer_of
+from lastlayer.ensemble.problems import identity, mini_batches, optimizer_of
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import features_of
 from lastlayer.predictor.module import Member

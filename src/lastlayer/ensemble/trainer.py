@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from lastlayer.distributed import ONE, ProcessGroup
+from lastlayer.ensemble.problems import identity, mini_batches, optimizer_of
 from lastlayer.ensemble.splits import Split
 from lastlayer.extrapolation import held_out_lpd
 from lastlayer.features import affine_features
@@ -23,22 +23,20 @@ from lastlayer.networks.architecture import Architecture, encoded
 from lastlayer.networks.encoding import PiecewiseEncoding, bins_of
 from lastlayer.networks.fourier import fourier_network
 from lastlayer.networks.mlp import InputSkip, StackedMLP, features_of
+from lastlayer.observe import some_of
 from lastlayer.settings import Settings
-from lastlayer.sources import Source, TensorSource
+from lastlayer.sources import TensorSource
 from lastlayer.statistics import CHUNK_ROWS
 from lastlayer.training import (
     Checkpoint,
+    CoupledNoise,
     Data,
     FullBatch,
     KnownNoise,
-    MiniBatches,
     Objective,
-    Optimizer,
     Problem,
     Profiled,
-    RandomRows,
-    RunningPosterior,
-    StackedBatches,
+    SampledRows,
     StackedNetworks,
     TrainingHistory,
     Validation,
@@ -47,13 +45,11 @@ from lastlayer.training import (
     threads_for,
     train,
 )
-from lastlayer.training.lengths import MOST_ROWS, fit_lengths
+from lastlayer.training.lengths import MOST_FUNCTIONALS, MOST_ROWS, fit_lengths, refine_lengths
 from lastlayer.types import NETWORK, Family
 
 WORK_PER_ROW = 4_000
 """Multiplications for the statistics of a row of one network: features squared, roughly."""
-SAMPLED_ROWS = 1_000
-"""Of larger tables, that a step sees where targets are missing, or their noise is known."""
 ROWS_PER_CORE = 2_000
 """Rows times networks below which a second core costs more than it gains."""
 
@@ -158,13 +154,29 @@ class Trainer:
 
         def lengths(group: list[FitTask], i: int, stop: Event) -> list[nn.Module]:
             own = torch.tensor([places[id(task)] for task in group], device=weight.device)
-            found = zip(*(x.cpu() for x in fit_lengths(data.X[own].double(), data.T[own], weight[own])), strict=True)
-            own_generators = [generators[places[id(task)]] for task in group]
-            return [fourier_network(*x, generator=g) for x, g in zip(found, own_generators, strict=True)]
+            log_lengths, linear = (x.cpu() for x in fit_lengths(data.X[own].double(), data.T[own], weight[own]))
+            made: list[nn.Module] = []
+            for task, log_length, log_linear in zip(group, log_lengths, linear, strict=True):
+                rows, g = parts[places[id(task)]], generators[places[id(task)]]
+                if not self.data.learned_noise:
+                    log_length, log_linear = self._refined(log_length, log_linear, rows, g)
+                made.append(fourier_network(log_length, log_linear, generator=g))
+            return made
 
         with self._shown(f"lengths of {len(tasks)} processes"):
             networks = self._together(tasks, lengths)
         return [network.to(self.data.X.device).eval() for network in networks]
+
+    def _refined(
+        self, log_length: torch.Tensor, log_linear: torch.Tensor, rows: np.ndarray, generator: torch.Generator
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Lengths by the functionals too, or some of them."""
+        device = self.data.X.device
+        data = self.data.rows(torch.from_numpy(rows).to(device))
+        data = replace(data, X=data.X.double(), observations=some_of(data.observations, MOST_FUNCTIONALS, generator))
+        numbers, prior = (log_length.to(device), log_linear.to(device)), self.settings.bias_prior
+        found = refine_lengths(data, *numbers, bias_prior=prior, generator=generator)
+        return found[0].cpu(), found[1].cpu()
 
     @cached_property
     def _lengths_by(self) -> tuple[np.ndarray, slice]:
@@ -227,15 +239,15 @@ class Trainer:
             objective = self._objective(shape=(len(tasks),)).to(device)
             rows = replace(rows, X=rows.X.float())
             precision = _precisions(tasks, device)
-            some = RandomRows(network.float(), objective, rows, n=SAMPLED_ROWS, seed=s.seed, prior_precision=precision)
-            self._train(some, group, label=label, stop=stop)
+            problem = self._full_or_sampled(network.float(), objective, rows, precision)
+            self._train(problem, group, label=label, stop=stop)
             return
         if s.batch_size is None:
             precision = _precisions(tasks, device)
             objective = Profiled(bias_prior=s.bias_prior, noise=s.noise_structure, shape=(len(tasks),)).to(device)
             rows = self._own_rows([task.split.train for task in tasks])
-            problem = StackedNetworks(network.float(), objective, rows, prior_precision=precision)
-            self._train(problem, group, label=label, stop=stop)
+            stacked = StackedNetworks(network.float(), objective, rows, prior_precision=precision)
+            self._train(stacked, group, label=label, stop=stop)
             return
         weight = torch.zeros(len(tasks), len(self.data.X), dtype=torch.float64)
         for row, task in zip(weight, tasks, strict=True):
@@ -246,6 +258,8 @@ class Trainer:
     def _objective(self, shape: tuple[int, ...] = ()) -> Objective:
         """Of rows whose targets are missing in part, or have noise that is known, or with functionals beside them."""
         s = self.settings
+        if self.data.present is not None and s.noise_structure == "full":
+            return CoupledNoise(self.data.T.shape[-1], bias_prior=s.bias_prior, shape=shape)
         if self.data.learned_noise:
             return Profiled(bias_prior=s.bias_prior, noise=s.noise_structure, shape=shape)
         return KnownNoise(self.data.T.shape[-1], bias_prior=s.bias_prior, shape=shape)
@@ -325,21 +339,18 @@ class Trainer:
         network = network.to(device=X.device, dtype=s.torch_dtype)
         with torch.no_grad():
             n_features = features_of(network.eval(), data.X[:2]).shape[1]
-        objective = make_objective(
-            s.objective,
-            n_features=n_features,
-            n_outputs=data.T.shape[1],
-            noise=s.noise_structure,
-            bias_prior=s.bias_prior,
-            generator=generator,
-        ).to(X.device)
-        objective = objective if data.learned_noise else self._objective().to(X.device)
+        objective = self._objective()
+        if data.alike:
+            structure, prior = s.noise_structure, s.bias_prior
+            sizes = {"n_features": n_features, "n_outputs": data.T.shape[1]}
+            objective = make_objective(s.objective, **sizes, noise=structure, bias_prior=prior, generator=generator)
+        objective.to(X.device)
         m = len(data.X)
         held, rest, held_out = round(s.validation_fraction * m), data, None
         if s.early_stopping and held >= 1 and m - held >= 2:
             order = torch.randperm(m, generator=generator).to(X.device)
             rest, held_out = data.rows(order[held:]), data.rows(order[:held])
-        if s.batch_size is not None:
+        if s.batch_size is not None and data.alike:
             self._in_batches(network, rest, [task], number, held_out=held_out)
             return network
         validation = None
@@ -351,49 +362,20 @@ class Trainer:
                 every=every,
                 patience=s.patience,
             )
-        problem = FullBatch(
-            network, objective, rest, prior_precision=task.family.prior_precision, chunk_size=s.chunk_size
-        )
+        problem = self._full_or_sampled(network, objective, rest, task.family.prior_precision)
         self._train(problem, 0, validation=validation)
         return network
+
+    def _full_or_sampled(
+        self, network: nn.Module, objective: Objective, data: Data, prior_precision: float | torch.Tensor
+    ) -> FullBatch:
+        s = self.settings
+        if s.batch_size is None:
+            return FullBatch(network, objective, data, prior_precision=prior_precision, chunk_size=s.chunk_size)
+        return SampledRows(
+            network, objective, data, batch_size=s.batch_size, seed=s.seed, prior_precision=prior_precision
+        )
 
 
 def _precisions(tasks: Sequence[FitTask], device: torch.device) -> torch.Tensor:
     return torch.tensor([task.family.prior_precision for task in tasks], dtype=torch.float64, device=device)
-
-
-def optimizer_of(settings: Settings) -> Optimizer:
-    return Optimizer(settings.optimizer, settings.learning_rate, settings.max_epochs)
-
-
-def mini_batches(
-    network: nn.Module,
-    source: Source,
-    settings: Settings,
-    count: torch.Tensor,
-    n_rows: int,
-    prior_precision: float | torch.Tensor,
-    *,
-    is_table: bool,
-    process_group: ProcessGroup = ONE,
-) -> MiniBatches:
-    """Mini-batch training as the settings have it; `count` is the total weight of all rows, by each network."""
-    assert settings.batch_size is not None
-    structure, prior = settings.noise_structure, settings.bias_prior
-    running = RunningPosterior(count, n_rows, noise=structure, bias_prior=prior, process_group=process_group)
-    return (StackedBatches if count.dim() else MiniBatches)(
-        network,
-        source,
-        running,
-        batch_size=settings.batch_size,
-        seed=settings.seed,
-        prior_precision=prior_precision,
-        refresh=settings.statistics_refresh,
-        is_table=is_table,
-    )
-
-
-def identity(settings: Settings, prior_precisions: Any, data: list[Any]) -> dict[str, Any]:
-    """What a checkpoint belongs to."""
-    content = {name: value for name, value in settings.to_json().items() if name != "device"}
-    return content | {"hidden_prior": prior_precisions, "data": data}

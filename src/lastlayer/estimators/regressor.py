@@ -57,7 +57,8 @@ class BLLRegressor(LastLayerRegressor):
     input_skip : pass the inputs on to the last layer too, so that the variance grows without bound outside the data.
         "auto": with the built-in network, not with a backbone.
     encoding : what networks see: "raw" inputs, or their "piecewise" linear encoding by quantiles, which learns steps
-        and thresholds easily and is constant outside the data. "auto": a mixture of both.
+        and thresholds easily and is constant outside the data. "auto": a mixture of both. "fourier": no network, but
+        random Fourier features with lengths by the evidence: a Gaussian process through 256 frequencies.
     backbone : an nn.Module that maps a batch to features (m, k), trained from its present weights in a copy, or a
         callable that returns a fresh one. Inputs of more than two dimensions are passed on to it unscaled.
     preset : what the "auto" of the other parameters means: "calibrated"; "fast", the same with a third of the
@@ -184,7 +185,8 @@ class BLLRegressor(LastLayerRegressor):
         observations = check_observations(observations)
         beside = sum(len(seen.y) for seen in observations)
         alike = rows.alike and not beside
-        shape = DataShape(tuple(rows.X.shape), validation_data is not None, n_known, alike, beside)
+        learned = noise_std is None and not beside
+        shape = DataShape(tuple(rows.X.shape), validation_data is not None, n_known, alike, learned, beside)
         settings = resolve(self._parameters(), shape, seed=seed)
         warn_of_missing_targets(rows.y)
         if settings.calibration in ("random and blocked folds", "holdout"):

@@ -1,7 +1,8 @@
 """Models in the languages of others: CasADi expressions and do-mpc controllers (`pip install lastlayer[control]`).
 
 Importing this package needs nothing, calling it says what is missing. `integrations.onnx`, `integrations.gpytorch`,
-`integrations.lightning` and `integrations.river` are imported by their own names, with the extras of the same names.
+`integrations.lightning` and `integrations.river` are imported by their own names, with the extras of the same names;
+`integrations.batches`, for engines such as Ray and Spark, needs no extra.
 """
 
 from lastlayer.integrations.casadi import functional_to_casadi, to_casadi

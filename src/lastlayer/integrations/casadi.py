@@ -32,7 +32,7 @@ def to_casadi(model: Any, noise: bool = True, *, name: str = "predictive") -> "c
     float32 agrees to its own precision.
     """
     ca = need("casadi", extra="control")
-    fitted, ops = as_fitted(model), CasADiOps(ca)
+    fitted, ops = as_fitted(model).uncoupled("the covariance in CasADi"), CasADiOps(ca)
     if fitted.inputs is None:
         raise InputError("the model takes inputs of more than two dimensions: only a model of tables can be written so")
     x = ca.MX.sym("x", len(fitted.inputs.mean))

@@ -32,7 +32,21 @@ def fourier_network(
     with torch.no_grad():
         linear.weight.copy_(torch.cat([waves, waves]))
         linear.bias[:n_frequencies] = 0.5 * math.pi  # the sines that are cosines
-    return InputSkip(network, (0.5 * (log_linear + math.log(n_frequencies))).exp() * scale)
+    return InputSkip(network, _linear_scale(log_linear, n_frequencies) * scale)
+
+
+def fourier_features(
+    x: Float[Tensor, "m d"], log_length: Float[Tensor, " d"], log_linear: Float[Tensor, ""], waves: Float[Tensor, "d n"]
+) -> Float[Tensor, "m p"]:
+    """The same features as a function of the lengths, given standard normal frequencies."""
+    a = x * (-log_length).exp()
+    u = a @ waves
+    return torch.cat([torch.cos(u), torch.sin(u), _linear_scale(log_linear, waves.shape[1]) * a], -1)
+
+
+def _linear_scale(log_linear: Float[Tensor, ""], n: int) -> Float[Tensor, ""]:
+    """sqrt(rho n)"""
+    return (0.5 * (log_linear + math.log(n))).exp()
 
 
 def frequencies(d: int, n: int, generator: torch.Generator | None) -> Float[Tensor, "d n"]:

@@ -22,8 +22,9 @@ from lastlayer.features import affine_features
 from lastlayer.networks.mlp import copied, features_of
 from lastlayer.observe import Functionals
 from lastlayer.ops import NumPyOps, TorchOps
-from lastlayer.posterior import OutputPosterior
+from lastlayer.partial_posterior import CoupledPosterior
 from lastlayer.prediction import FunctionalPrediction, JointPrediction, Prediction, add_noise
+from lastlayer.predictor.blocks import CoupledBlock, FunctionBlock
 from lastlayer.predictor.module import Member, Predictor, rows_in_cache
 from lastlayer.scaling import Standardizer
 from lastlayer.settings import Settings
@@ -44,22 +45,6 @@ class Extrapolation:
     """At alpha*: the variance of the function over that of the noise (Theorem 2); the mean over the members."""
     quantile: Float[ndarray, " m"]
     """Share of the training points that would cost less if they were new; 1: farther out than all of them."""
-
-
-@dataclass(frozen=True)
-class FunctionBlock:
-    """A part of a member's function at some points: its mean plus rows E root', E standard normal."""
-
-    member: int
-    rows: Float[ndarray, "m r"]
-    root: Float[ndarray, "q q"]
-    last: bool = True
-    """Of its member."""
-
-    @property
-    def cov(self) -> Float[ndarray, "q q"]:
-        """Between the outputs."""
-        return self.root @ self.root.T
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +106,18 @@ class Fitted:
     @property
     def by_output(self) -> bool:
         """Whether outputs were observed at different rows, so that each has variances of its own."""
-        return isinstance(self.members[0].layer.posterior, OutputPosterior)
+        return self.members[0].layer.posterior.ratio_by_output
+
+    @property
+    def coupled(self) -> bool:
+        """Whether the noise is correlated between outputs that were observed at different rows."""
+        return isinstance(self.members[0].layer.posterior, CoupledPosterior)
+
+    def uncoupled(self, use: str) -> "Fitted":
+        """Itself, for uses in which function and noise have the same correlation between the outputs."""
+        if self.coupled:
+            raise InputError(f'{use} needs noise="diagonal", or targets that are all known: fit such a model')
+        return self
 
     def with_shared_rows(self, use: str) -> "Fitted":
         """Itself, for uses that need every output at the same rows."""
@@ -200,7 +196,11 @@ class Fitted:
         """The predictive distribution of the targets, or with `noise=False` of the function behind them."""
         parts = self._in_chunks(X, lambda x: vars(as_arrays(self.predictor.components(x))).values())
         together = [each[0] if len(parts) == 1 else np.concatenate(each, axis=1) for each in zip(*parts, strict=True)]
-        return self.prediction(formula.Components(*together), noise=noise)
+        prediction = self.prediction(formula.Components(*together), noise=noise)
+        if not self.coupled:
+            return prediction
+        n = len(prediction.weights) // len(self.members)
+        return replace(prediction, function_correlation=np.concatenate([self._function_correlation(X)] * n))
 
     def prediction(self, parts: formula.Components, *, noise: bool = True) -> Prediction:
         """The mixture of calibrated members, with its tails."""
@@ -219,6 +219,13 @@ class Fitted:
             beyond_reach=self._beyond_reach(parts.cost_star.mean(-1)),
         )
 
+    def _function_correlation(self, X: ndarray) -> Float[ndarray, "c m q q"]:
+        """Between the outputs of each member's function, where it is not that of the noise."""
+        with torch.no_grad():
+            rows = torch.stack(self.predictor.stretched(_tensor(X))[1])
+        rows = rows / rows.norm(dim=-1, keepdim=True)
+        return _array(rows @ rows.mT)
+
     def _beyond_reach(self, cost_star: Float[ndarray, "c m"]) -> Bool[ndarray, " m"] | None:
         """By the process, which sees distance best, or by the first family."""
         if self.calibration is None:
@@ -232,13 +239,21 @@ class Fitted:
         """The Gaussian over all points and outputs together; O(m^2) numbers per member."""
         parts, blocks = self.stretched(X)
         mean = self.prediction(parts).mean  # summed in the same order, to the last bit
-        halves = [np.sqrt(parts.weights[block.member]) * block.rows for block in blocks]
-        between = np.sqrt(parts.weights) * (parts.mean - mean)
+        root, (m, q) = np.sqrt(parts.weights), mean.shape
+        spread = [] if len(root) == 1 else list(root * (parts.mean - mean))
+        points, outputs = [], []
+        for block in blocks:
+            if isinstance(block, CoupledBlock):  # no product, but a sum of outer products
+                spread += list(np.moveaxis(root[block.member][..., None] * block.rows, -1, 0))
+                continue
+            H = root[block.member] * block.rows
+            points.append(H @ H.T)
+            outputs.append(block.cov)
         return JointPrediction(
             mean,
-            np.stack([H @ H.T for H in halves]),
-            np.stack([block.cov for block in blocks]),
-            between[: 0 if len(between) == 1 else None],
+            np.reshape(points, (-1, m, m)),
+            np.reshape(outputs, (-1, q, q)),
+            np.reshape(spread, (-1, m, q)),
             self._noise_at(parts) * float(noise),
         )
 
@@ -249,8 +264,7 @@ class Fitted:
         draws = np.broadcast_to(mean, (n, *mean.shape))
         for block in blocks:
             root = np.sqrt(parts.weights[block.member])
-            E = rng.standard_normal((n, block.rows.shape[1], self.n_outputs)) @ block.root.T
-            draws = draws + root * (block.rows @ E)
+            draws = draws + root * block.draw(n, rng)
             if len(self.members) > 1 and block.last:
                 draws = draws + rng.standard_normal((n, 1, 1)) * root * (parts.mean[block.member] - mean)
         if noise:
@@ -279,17 +293,20 @@ class Fitted:
         cost = torch.cat(costs).to(self.sample_cost)
         return Extrapolation(_array(cost), _array(cost_quantile(cost, self.sample_cost)))
 
-    def stretched(self, X: ndarray) -> "tuple[formula.Components, list[FunctionBlock]]":
+    def stretched(self, X: ndarray) -> "tuple[formula.Components, list[FunctionBlock | CoupledBlock]]":
         """What `Predictor.stretched` and `Predictor.function_cov` say, as arrays: a block for each member, or for each
-        of its outputs where these were observed at different rows."""
+        of its outputs where these were observed at different rows and are not coupled."""
         with torch.no_grad():
             parts, rows = self.predictor.stretched(_tensor(X))
-        blocks, q = list[FunctionBlock](), self.n_outputs
+        blocks, q = list[FunctionBlock | CoupledBlock](), self.n_outputs
         for i, (H, cov) in enumerate(zip(map(_array, rows), _array(self.predictor.function_cov), strict=True)):
             if H.ndim == 2:
                 blocks.append(FunctionBlock(i, H, np.linalg.cholesky(cov)))
                 continue
             own = np.diag(np.sqrt(np.diagonal(cov)))
+            if self.coupled:
+                blocks.append(CoupledBlock(i, np.diagonal(own)[:, None] * H))
+                continue
             blocks += [FunctionBlock(i, H[:, j], own * np.eye(q)[j], last=j == q - 1) for j in range(q)]
         return as_arrays(parts), blocks
 

@@ -19,8 +19,8 @@ from lastlayer import formula
 from lastlayer.calibration import SHARPNESS, Calibration, Curve, Shrinkage, Tails
 from lastlayer.networks.mlp import NetworkGroup, grouped
 from lastlayer.ops import TorchOps
+from lastlayer.partial_posterior import CoupledPosterior
 from lastlayer.posterior import Posterior
-from lastlayer.precision import Precision
 from lastlayer.predictor.unseen import NOTHING, Unseen
 from lastlayer.scaling import Standardizer
 from lastlayer.statistics import CHUNK_ROWS, row_chunks
@@ -66,15 +66,15 @@ class LayerGroup(nn.Module):
         """`log_alphas` of the variance, where they were tuned."""
         super().__init__()
         self.group = group
-        mean = [_mean(p) for p in posteriors]
-        star = [whitening(p.precision, centre) for p, (centre, _, _) in zip(posteriors, mean, strict=True)]
+        mean = [p.affine_map() for p in posteriors]
+        star = [p.whitening(centre) for p, (centre, _, _) in zip(posteriors, mean, strict=True)]
         used = star
         if log_alphas is not None:
             used = [
-                own if a == float(p.log_alpha) else whitening(p.equations.spectral_at(a), centre)
+                own if a == float(p.log_alpha) else p.whitening(centre, a)
                 for own, p, a, (centre, _, _) in zip(star, posteriors, log_alphas, mean, strict=True)
             ]
-        self.n_costs = len(targets.mean) if posteriors[0].equations.by_output else 1
+        self.n_costs = len(targets.mean) if posteriors[0].ratio_by_output else 1
         """Affine costs of a point: one for each output, where these were observed at different rows."""
         scale, middle = targets.scale.to(mean[0][1]), targets.mean.to(mean[0][1])
         for name, value in (
@@ -140,6 +140,8 @@ class Predictor(nn.Module):
         posteriors = [member.layer.posterior for member in members]
         tuned = any(a != float(p.log_alpha) for a, p in zip(log_alphas, posteriors, strict=True))
         groups = grouped([member.network for member in members])
+        self.coupled = isinstance(posteriors[0], CoupledPosterior)
+        """Whether the noise is correlated between outputs that were observed at different rows."""
         self.layers = nn.ModuleList(
             LayerGroup(
                 group,
@@ -230,7 +232,8 @@ class Predictor(nn.Module):
         """Components, and whitened features of each member stretched to its calibrated variance, tails included.
 
         The function of member i is its mean plus rows[i] E, the columns of E with covariance `function_cov[i]`. Where
-        outputs were observed at different rows, each has features of its own, (m, q, r).
+        outputs were observed at different rows, each has features of its own, (m, q, r), and a column of E of its own,
+        or if they are `coupled`, the same.
         """
         return self._stretched(formula.standardized(self, x.to(self.input_mean)))
 
@@ -239,11 +242,14 @@ class Predictor(nn.Module):
         covariance of the mixture: that of its members, and how far their means lie apart."""
         parts, rows = self._stretched(z)
         mean = (parts.weights * parts.mean).sum(0)[:, output, None]
-        std = self.function_cov.diagonal(dim1=-2, dim2=-1)[:, output].sqrt()
-        columns = [
-            weight.sqrt() * s * (H if H.dim() == 2 else H[:, output])
-            for weight, s, H in zip(parts.weights, std, rows, strict=True)
-        ]
+        columns = []
+        for weight, cov, H in zip(parts.weights, self.function_cov, rows, strict=True):
+            if H.dim() == 2:  # e has a part for each output, which the outputs mix
+                own = torch.kron(torch.linalg.cholesky(cov)[output], H)
+            else:
+                own = cov[output, output].sqrt() * H[:, output]
+                own = own if self.coupled else torch.kron(torch.eye(len(cov)).to(cov)[output], own)
+            columns.append(weight.sqrt() * own)
         if len(columns) > 1:
             apart = parts.weights[..., 0].sqrt() * (parts.mean[..., output] - mean[:, 0])
             columns.append(apart.mT)
@@ -304,34 +310,3 @@ def curves_of(
         log_trust=np.log([c.trust / families.count(f) for c, f in zip(curves, families, strict=True)])[:, None, None],
         log_reach=np.array([curve.log_reach for curve in curves])[:, None, None],
     )
-
-
-def whitening(precision: Precision, centre: Float[Tensor, " k"]) -> tuple[Float[Tensor, "k r"], Float[Tensor, " r"]]:
-    """(root, shift) such that h = (phi_tilde - centre) root + shift has h h' = phi' Lambda_bar^-1 phi.
-
-    Where each output has a Lambda_bar of its own, their columns stand side by side.
-    """
-    equations = precision.equations
-    eye = torch.eye(equations.n_penalised, dtype=equations.gram.dtype, device=equations.gram.device)
-    root = precision.factor.whiten(eye)
-    if equations.bias_prior == "shared":
-        root, shift = root[..., :-1, :], root[..., -1, :]
-    else:
-        # the variance of a free bias is one more column
-        apart = centre - equations.feature_mean
-        shift = torch.cat([(apart[..., None, :] @ root)[..., 0, :], equations.bias_variance.sqrt()[..., None]], -1)
-        root = torch.cat([root, torch.zeros_like(root[..., :1])], -1)
-    return (root.movedim(0, 1).flatten(1), shift.flatten()) if equations.by_output else (root, shift)
-
-
-def _mean(posterior: Posterior) -> tuple[Tensor, Tensor, Tensor]:
-    """Centre of the features, weights and offset: standardised targets."""
-    W, equations = posterior.precision.penalised_weights, posterior.equations
-    if posterior.bias_prior == "flat" and not equations.by_output:
-        return equations.feature_mean, W, equations.target_mean
-    if posterior.bias_prior == "flat":  # each output has a centre of its own
-        centre = equations.feature_mean.mean(0)
-        apart = ((centre - equations.feature_mean)[:, None] @ W)[:, 0, 0]
-        return centre, W[..., 0].mT, equations.target_mean[:, 0] + apart
-    W = W[..., 0].mT if equations.by_output else W
-    return W.new_zeros(len(W) - 1), W[:-1], W[-1]  # the bias is the last of the features: it becomes the offset

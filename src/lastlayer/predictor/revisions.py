@@ -12,16 +12,18 @@ from numpy import ndarray
 from lastlayer import formula
 from lastlayer.calibration import HeldOutPoints, fit_curves
 from lastlayer.errors import InputError
-from lastlayer.extrapolation import AlphaCurve, HeldOut, alpha_range_for, search_alpha, tune_alpha_on
+from lastlayer.extrapolation import AlphaCurve, HeldOut, search_alpha, tune_alpha_on
 from lastlayer.networks.mlp import features_of
 from lastlayer.observe import Observations
 from lastlayer.ops import TorchOps
-from lastlayer.posterior import OutputPosterior, Posterior
+from lastlayer.partial_posterior import by_output, by_pattern
+from lastlayer.patterns import PatternStatistics
+from lastlayer.posterior import Posterior
 from lastlayer.predictor.fitted import Fitted, as_arrays, linear_features, member_features
 from lastlayer.predictor.module import Member
 from lastlayer.statistics import OutputStatistics, Statistics, row_chunks
 from lastlayer.training.data import Data
-from lastlayer.training.last_layer import last_layers
+from lastlayer.training.last_layer import LastLayer, coupled_layer, last_layers
 from lastlayer.types import Family
 
 
@@ -62,7 +64,7 @@ def tune_alpha(fitted: Fitted, data: Data) -> tuple[Fitted, AlphaCurve]:
             values.append(fitted.prediction(as_arrays(parts)).log_prob(targets).mean())
         return np.array(values)
 
-    ranges = [alpha_range_for(q, Phi) for q, Phi in zip(posteriors, features, strict=True)]
+    ranges = [q.alpha_range(Phi) for q, Phi in zip(posteriors, features, strict=True)]
     first = min(low - own for (low, _), own in zip(ranges, start, strict=True))
     last = max(high - own for (_, high), own in zip(ranges, start, strict=True))
     unit = float(np.log(fitted.targets.scale.numpy()).sum())  # an LPD of standardised targets, as everywhere
@@ -132,7 +134,7 @@ def with_rows(fitted: Fitted, data: Data, *, forgetting: float = 1.0) -> Fitted:
         fitted = replace(fitted, calibration=fitted.calibration.after(squares, n, forgetting))
 
     def changed(member: Member) -> Member:
-        posterior, rows = _matched(member.layer.posterior, data.statistics(partial(linear_features, member)))
+        posterior, rows = _matched(member, data)
         posterior = posterior.update(rows, forgetting=forgetting)
         return replace(
             member, layer=replace(member.layer, posterior=posterior), unseen=member.unseen.scaled(forgetting)
@@ -151,7 +153,7 @@ def with_observations(fitted: Fitted, observations: Sequence[Observations]) -> F
     data = Data(like, like, observations=seen)
 
     def changed(member: Member) -> Member:
-        posterior = member.layer.posterior.by_output()
+        posterior = by_output(member.layer.posterior)
         with torch.no_grad():
             more = data.of_observations(partial(features_of, member.network), posterior.Sigma_E.diagonal())
         return replace(member, layer=replace(member.layer, posterior=posterior.update(more)))
@@ -187,7 +189,7 @@ def without_rows(fitted: Fitted, data: Data) -> Fitted:
         if not len(seen):
             return replace(member, unseen=unseen)
         own = replace(data.rows(torch.from_numpy(seen)), weight=torch.from_numpy(weight[seen]).to(data.T))
-        posterior, rows = _matched(member.layer.posterior, own.statistics(partial(linear_features, member)))
+        posterior, rows = _matched(member, own)
         return replace(member, layer=replace(member.layer, posterior=posterior.remove(rows)), unseen=unseen)
 
     return replace(fitted, members=tuple(changed(member) for member in fitted.members), conformal_scores=None)
@@ -200,6 +202,13 @@ def reestimate(fitted: Fitted) -> Fitted:
     """
     posteriors = [member.layer.posterior for member in fitted.members]
     first = posteriors[0]
+    if isinstance(first.statistics, PatternStatistics):
+        layers = [
+            coupled_layer(p.statistics, bias_prior=p.bias_prior)
+            for p in posteriors
+            if isinstance(p.statistics, PatternStatistics)
+        ]
+        return _with_layers(fitted, layers)
     if not torch.allclose(first.statistics.count, first.statistics.n):
         raise InputError(
             "the model knows the noise of some targets, or functionals: how much they weigh depends on the noise that "
@@ -209,6 +218,10 @@ def reestimate(fitted: Fitted) -> Fitted:
     layers = last_layers(
         [p.statistics for p in posteriors], noise=first.noise, bias_prior=first.bias_prior, noise_prior=prior
     )
+    return _with_layers(fitted, layers)
+
+
+def _with_layers(fitted: Fitted, layers: Sequence[LastLayer]) -> Fitted:
     stars = [float(layer.posterior.log_alpha) for layer in layers]
     return replace(
         fitted,
@@ -222,13 +235,20 @@ def reestimate(fitted: Fitted) -> Fitted:
     )
 
 
-def _matched(posterior: Posterior, statistics: Statistics) -> tuple[Posterior, Statistics]:
-    """Both for all outputs together, or both for each of them, if one of them is."""
-    if isinstance(statistics, OutputStatistics) == isinstance(posterior, OutputPosterior):
+def _matched(member: Member, data: Data) -> tuple[Posterior, Statistics]:
+    """The posterior and the statistics of new rows, both of all outputs together, or both as one of them has to be."""
+    posterior = member.layer.posterior
+    statistics = data.statistics(partial(linear_features, member), noise=posterior.noise)
+    if type(statistics) is type(posterior.statistics):
         return posterior, statistics
-    if isinstance(statistics, OutputStatistics):
-        return posterior.by_output(), statistics
-    return posterior, OutputStatistics.split(statistics)
+    match posterior.statistics, statistics:
+        case OutputStatistics(), _:
+            return posterior, OutputStatistics.split(statistics)
+        case PatternStatistics(), _:
+            return posterior, PatternStatistics.complete(statistics)
+        case _, PatternStatistics():
+            return by_pattern(posterior), statistics
+    return by_output(posterior), statistics
 
 
 def _start(fitted: Fitted) -> tuple[tuple[float, ...], float]:

@@ -10,7 +10,8 @@ from lastlayer.calibration import Calibration
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.encoding import PiecewiseEncoding
 from lastlayer.networks.mlp import copied
-from lastlayer.posterior import Posterior
+from lastlayer.partial_posterior import posterior_of
+from lastlayer.patterns import PatternStatistics
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Member
 from lastlayer.predictor.unseen import Unseen
@@ -29,6 +30,8 @@ def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors |= {f"{i}.statistics.{k}": getattr(posterior.statistics, k) for k in MOMENTS}
         if posterior.statistics.observations is not None:
             tensors[f"{i}.statistics.observations"] = posterior.statistics.observations
+        if isinstance(posterior.statistics, PatternStatistics):
+            tensors[f"{i}.statistics.patterns"] = posterior.statistics.patterns
         tensors |= {f"{i}.noise_cov": posterior.Sigma_E}
         tensors |= {f"{i}.unseen.{k}": torch.from_numpy(v) for k, v in vars(member.unseen).items()}
     tensors |= {"targets.mean": fitted.targets.mean, "targets.scale": fitted.targets.scale}
@@ -62,6 +65,15 @@ def _encoding(tensors: dict[str, Tensor], prefix: str, family: Family) -> Piecew
     return PiecewiseEncoding(torch.zeros(len(numbers), dtype=torch.long), numbers.clone(), numbers.clone())
 
 
+def _statistics(moments: dict[str, Tensor], tensors: dict[str, Tensor], prefix: str, n_outputs: int) -> Statistics:
+    observations, patterns = tensors.get(f"{prefix}observations"), tensors.get(f"{prefix}patterns")
+    if patterns is not None:
+        return PatternStatistics(**moments, n_outputs=n_outputs, observations=observations, patterns=patterns)
+    if moments["count"].dim():
+        return OutputStatistics(**moments, n_outputs=1, observations=observations)
+    return Statistics(**moments, n_outputs=n_outputs, observations=observations)
+
+
 def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Architecture) -> Fitted:
     """The model that was packed; KeyError, TypeError, ValueError or RuntimeError if the parts do not fit."""
     settings, n_inputs = architecture.settings, int(header["n_features_in"])
@@ -81,11 +93,9 @@ def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Arc
         network = network if family.kind == "fourier" else network.to(settings.torch_dtype)
         network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
         moments = {k: tensors[f"{i}.statistics.{k}"] for k in MOMENTS}
-        kind, q = (OutputStatistics, 1) if moments["count"].dim() else (Statistics, len(targets.mean))
-        observations = tensors.get(f"{i}.statistics.observations")
-        statistics = kind(**moments, n_outputs=q, observations=observations).to(device)
+        statistics = _statistics(moments, tensors, f"{i}.statistics.", len(targets.mean)).to(device)
         noise_cov = tensors[f"{i}.noise_cov"].to(device)
-        posterior = Posterior.of(
+        posterior = posterior_of(
             statistics, log_alpha, noise_cov, settings.noise_structure, settings.bias_prior, rtol=math.inf
         )
         unseen = Unseen(tensors[f"{i}.unseen.keys"].numpy(), tensors[f"{i}.unseen.weight"].numpy())

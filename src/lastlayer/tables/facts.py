@@ -136,8 +136,8 @@ def _features(model: BLLRegressor) -> dict[str, Any]:
     """Of the worst member: how many features, how many of them the data determine, and their condition."""
     rows = []
     for posterior in (member.layer.posterior for member in model.members_):
-        values = posterior.equations.spectrum.values.cpu().numpy()
-        determined = values / (values + float(posterior.precision.ridge))
+        values = posterior.eigenvalues().cpu().numpy()
         seen = values[values > 0]
+        determined = seen / (seen + math.exp(-float(posterior.log_alpha)))
         rows.append((float(seen.max() / seen.min()) if len(seen) else 1.0, len(values), float(determined.sum())))
     return dict(zip(("condition", "count", "determined"), max(rows), strict=True))

@@ -114,11 +114,7 @@ class TableModel:
     def forecast(self, table: Table, *, level: float = 0.95, unknown: str = "error") -> Forecast:
         """Mean, standard deviation and interval of every target, and how far each row extrapolates."""
         encoded, p = self.predictive(table, unknown=unknown)
-        lower, upper = p.interval(level)
-        where = self.model.extrapolation(encoded.X)
-        parts = {"mean": p.mean, "std": p.std, "lower": lower, "upper": upper}
-        targets = enumerate(self.schema.targets)
-        cells: Cells = {f"{name}_{word}": values[:, i] for i, name in targets for word, values in parts.items()}
+        where, cells = self.model.extrapolation(encoded.X), prediction_cells(p, self.schema.targets, level)
         names = np.array([column.name for column in self.schema.columns], dtype=object)
         cells["affine_cost"], cells["extrapolation"] = where.affine_cost, where.quantile
         cells["outside_range"] = np.array(["; ".join(names[row]) for row in encoded.outside], dtype=object)
@@ -143,6 +139,13 @@ class TableModel:
         self.model.update(X, y, forgetting=forgetting)
         rows = int(self.card.get("rows", 0)) + len(X)
         return replace(self, schema=self.schema.widened(table), card=self.card | {"rows": rows})
+
+
+def prediction_cells(p: Prediction, targets: Sequence[str], level: float) -> Cells:
+    """The columns NAME_mean, NAME_std, NAME_lower and NAME_upper of each target."""
+    lower, upper = p.interval(level)
+    parts = {"mean": p.mean, "std": p.std, "lower": lower, "upper": upper}
+    return {f"{name}_{word}": values[:, i] for i, name in enumerate(targets) for word, values in parts.items()}
 
 
 def _regression(

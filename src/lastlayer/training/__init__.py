@@ -4,15 +4,24 @@ from lastlayer.training.bound import FrozenLayer
 from lastlayer.training.checkpoint import Checkpoint
 from lastlayer.training.data import Data
 from lastlayer.training.engine import Optimizer, Problem, TrainingHistory, Validation, threads_for, train
-from lastlayer.training.last_layer import LastLayer, known_noise_layer, last_layer, last_layers
-from lastlayer.training.objectives import Augmented, KnownNoise, MeanSquaredError, Objective, Profiled, make_objective
-from lastlayer.training.problems import FullBatch, MiniBatches, RandomRows, chunked_nlml, streamed_statistics
+from lastlayer.training.last_layer import LastLayer, coupled_layer, known_noise_layer, last_layer, last_layers
+from lastlayer.training.objectives import (
+    Augmented,
+    CoupledNoise,
+    KnownNoise,
+    MeanSquaredError,
+    Objective,
+    Profiled,
+    make_objective,
+)
+from lastlayer.training.problems import FullBatch, MiniBatches, SampledRows, chunked_nlml, streamed_statistics
 from lastlayer.training.running_posterior import RunningPosterior, UpdateSchedule
 from lastlayer.training.stack import StackedBatches, StackedNetworks
 
 __all__ = [
     "Augmented",
     "Checkpoint",
+    "CoupledNoise",
     "Data",
     "FrozenLayer",
     "FullBatch",
@@ -24,14 +33,15 @@ __all__ = [
     "Optimizer",
     "Problem",
     "Profiled",
-    "RandomRows",
     "RunningPosterior",
+    "SampledRows",
     "StackedBatches",
     "StackedNetworks",
     "TrainingHistory",
     "UpdateSchedule",
     "Validation",
     "chunked_nlml",
+    "coupled_layer",
     "known_noise_layer",
     "last_layer",
     "last_layers",

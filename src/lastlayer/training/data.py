@@ -10,7 +10,9 @@ from torch import Tensor
 
 from lastlayer.features import affine_features
 from lastlayer.observe import StandardObservations
+from lastlayer.patterns import PatternStatistics
 from lastlayer.statistics import CHUNK_ROWS, OutputStatistics, Statistics, row_chunks
+from lastlayer.types import NoiseStructure
 
 
 @dataclass(frozen=True)
@@ -71,16 +73,23 @@ class Data:
         """Targets, NaN where they are missing."""
         return self.T if self.present is None else torch.where(self.present > 0, self.T, torch.nan)
 
-    def statistics(self, linear: Callable[[Tensor], Tensor], learned: Tensor | None = None) -> Statistics:
-        """Of linear features, some rows after the others; of each output apart where these differ in their rows.
+    def statistics(
+        self, linear: Callable[[Tensor], Tensor], learned: Tensor | None = None, *, noise: NoiseStructure = "diagonal"
+    ) -> Statistics:
+        """Of linear features, some rows after the others; where rows show different outputs, of each output apart, or
+        if the noise is correlated, of each pattern.
 
         `learned`: (q,) variances of the noise that is learned, where some of it is known.
         """
         total: Statistics | None = None
         for part in self.chunks():
             Phi = affine_features(linear(part.X)).double()
+            more: Statistics
             if self.alike:
                 more = Statistics.from_features(Phi, part.T, sample_weight=part.weight)
+            elif noise == "full":
+                assert part.present is not None
+                more = PatternStatistics.from_rows(Phi, part.T, part.present, sample_weight=part.weight)
             else:
                 more = OutputStatistics.from_rows(Phi, part.T, part.precision(learned), sample_weight=part.weight)
             total = more if total is None else total + more

@@ -2,25 +2,30 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 import torch
 from numpy import ndarray
-from scipy.optimize import minimize
+from scipy.optimize import OptimizeResult, minimize
 from torch import Tensor
 
 from lastlayer.evidence import known_noise_nlml, optimal_alphas
-from lastlayer.features import affine_features
+from lastlayer.partial_posterior import posterior_of
+from lastlayer.patterns import CoupledEquations, PatternStatistics
 from lastlayer.posterior import Posterior
-from lastlayer.statistics import OutputStatistics, Statistics, row_chunks
+from lastlayer.statistics import Statistics, row_chunks
 from lastlayer.training.data import Data
 from lastlayer.training.engine import threads_for
+from lastlayer.training.noise_groups import StatisticsByNoise
+from lastlayer.training.objectives import root_of
 from lastlayer.types import NO_NOISE_PRIOR, BiasPrior, NoisePrior, NoiseStructure
 
 STARTS, LIMITS = ((-2.0, 2.0, 6.0), (-0.5, -2.0, -4.0)), ((-25.0, 25.0), (-13.8, 5.0))
 """Of log alpha and the log of the noise's standard deviation: the search begins at the best of these; its limits."""
+STEEPEST = 30.0
+"""Limit of the entries of the noise's root beside its diagonal."""
 SEARCH = {"ftol": 1e-9, "maxiter": 60}
 STACKED = 2**22
 """Numbers of the Gram matrices in a batch: wide models go one by one."""
@@ -51,43 +56,64 @@ def known_noise_layer(data: Data, linear: Callable[[Tensor], Tensor], *, bias_pr
 
     alpha and the noise that is learned are found together: the weight of a target depends on both kinds of noise.
     """
-    Phi = affine_features(linear(data.X)).double().detach()
-    rows = replace(data, observations=())
-    psi = [seen.functionals.features(linear, data.X).double().detach() for seen in data.observations]
-    q = data.T.shape[-1]
-
-    def statistics(learned: Tensor) -> Statistics:
-        precision = rows.precision(learned)
-        total: Statistics = OutputStatistics.from_rows(Phi, data.T, precision, sample_weight=data.weight)
-        for seen, Psi in zip(data.observations, psi, strict=True):
-            j = seen.functionals.output
-            own = Statistics.from_functionals(Psi, seen.t.to(Psi)[:, None], learned[j] / seen.variances(learned[j]))
-            nothing = own.nothing()
-            total = total + OutputStatistics.of_outputs([own if i == j else nothing for i in range(q)])
-        return total
+    statistics, q = StatisticsByNoise.of(data, linear), data.T.shape[-1]
+    fewer = statistics.reduced()
 
     def value(numbers: Tensor) -> Tensor:
         learned = torch.exp(2 * numbers[1:])
         log_variances = data.log_variances(learned)
-        return known_noise_nlml(statistics(learned), numbers[0], numbers[1:], log_variances, bias_prior=bias_prior)
+        return known_noise_nlml(fewer(learned), numbers[0], numbers[1:], log_variances, bias_prior=bias_prior)
+
+    with torch.no_grad():
+        starts = [torch.tensor([a, *[e] * q], dtype=torch.float64, device=data.T.device) for a, e in product(*STARTS)]
+        start = min(starts, key=lambda numbers: np.nan_to_num(float(value(numbers)), nan=np.inf))
+    best = minimum(value, start, [LIMITS[0], *[LIMITS[1]] * q])
+    learned = torch.tensor(np.exp(2 * best.x[1:]), device=data.T.device)
+    with torch.no_grad():
+        end = statistics(learned)
+        posterior = posterior_of(end, float(best.x[0]), torch.diag(learned), "diagonal", bias_prior, rtol=math.inf)
+        determined = float(posterior.equations.spectral_at(float(best.x[0])).determined.mean())
+    return LastLayer(posterior, float(best.fun), bool(best.x[1:].min() <= LIMITS[1][0]), determined)
+
+
+def coupled_layer(statistics: PatternStatistics, *, bias_prior: BiasPrior = "flat") -> LastLayer:
+    """The last layer at the maximum of the evidence where noise is correlated and targets are partly missing."""
+    equations, q = CoupledEquations.of(statistics, bias_prior), statistics.n_outputs
+    places = torch.tril_indices(q, q, device=statistics.mean.device)
+
+    def root(numbers: Tensor) -> Tensor:
+        return root_of(torch.zeros(q, q).to(numbers).index_put(tuple(places), numbers[1:]))
+
+    def value(numbers: Tensor) -> Tensor:
+        return equations.at(numbers[0], root(numbers)).nlml()
+
+    own = places[0] == places[1]
+    diagonal = [torch.where(own, e, 0.0 * own) for e in STARTS[1]]
+    with torch.no_grad():
+        starts = [torch.cat([torch.full_like(d[:1], a), d]).double() for a in STARTS[0] for d in diagonal]
+        start = min(starts, key=lambda numbers: np.nan_to_num(float(value(numbers)), nan=np.inf))
+    free = (-STEEPEST, STEEPEST)
+    best = minimum(value, start, [LIMITS[0], *(LIMITS[1] if on else free for on in own.tolist())])
+    with torch.no_grad():
+        L = root(torch.tensor(best.x, device=statistics.mean.device))
+        posterior = posterior_of(statistics, float(best.x[0]), L @ L.mT, "full", bias_prior, rtol=math.inf)
+        seen = posterior.eigenvalues()
+        determined = float((seen / (seen + math.exp(-best.x[0]))).sum()) / q
+    floored = bool(best.x[1:][own.cpu().numpy()].min() <= LIMITS[1][0])
+    return LastLayer(posterior, float(best.fun), floored, determined)
+
+
+def minimum(value: Callable[[Tensor], Tensor], start: Tensor, limits: list[tuple[float, float]]) -> OptimizeResult:
+    """Within limits, by L-BFGS with the gradient of torch."""
 
     def value_and_slope(x: ndarray) -> tuple[float, ndarray]:
-        numbers = torch.tensor(x, device=Phi.device, requires_grad=True)
+        numbers = torch.tensor(x, device=start.device, requires_grad=True)
         J = value(numbers)
         J.backward()
         return float(J.detach()), numbers.grad.cpu().numpy()  # type: ignore[union-attr]
 
-    with torch.no_grad():
-        starts = [torch.tensor([a, *[e] * q], dtype=torch.float64, device=Phi.device) for a, e in product(*STARTS)]
-        start = min(starts, key=lambda numbers: np.nan_to_num(float(value(numbers)), nan=np.inf))
-    limits = [LIMITS[0], *[LIMITS[1]] * q]
-    best = minimize(value_and_slope, start.cpu().numpy(), jac=True, method="L-BFGS-B", bounds=limits, options=SEARCH)
-    learned = torch.tensor(np.exp(2 * best.x[1:]), device=Phi.device)
-    with torch.no_grad():
-        end = statistics(learned)
-        posterior = Posterior.of(end, float(best.x[0]), torch.diag(learned), "diagonal", bias_prior, rtol=math.inf)
-        determined = float(posterior.equations.spectral_at(float(best.x[0])).determined.mean())
-    return LastLayer(posterior, float(best.fun), bool(best.x[1:].min() <= LIMITS[1][0]), determined)
+    x = start.cpu().numpy()
+    return minimize(value_and_slope, x, jac=True, method="L-BFGS-B", bounds=limits, options=SEARCH)
 
 
 def last_layers(
@@ -107,6 +133,6 @@ def last_layers(
                 found = optimal_alphas(stack, noise=noise, bias_prior=bias_prior, noise_prior=noise_prior)
             for i, best in zip(places, found, strict=True):
                 # rounding reaches the variance of far points only, where its size is all that matters
-                posterior = Posterior.of(models[i], best.log_alpha, best.noise_cov, noise, bias_prior, rtol=math.inf)
+                posterior = posterior_of(models[i], best.log_alpha, best.noise_cov, noise, bias_prior, rtol=math.inf)
                 layers[i] = LastLayer(posterior, best.nlml, best.noise_floored, best.determined)
     return [layers[i] for i in range(len(models))]

@@ -10,13 +10,21 @@ up to a constant, sigma^2 at its best. The weak prior on the noise keeps it from
 """
 
 import math
+from itertools import product
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lastlayer.evidence import known_noise_nlml
+from lastlayer.features import affine_features
+from lastlayer.networks.fourier import fourier_features, frequencies
+from lastlayer.statistics import OutputStatistics, Statistics
 from lastlayer.training.adam import Adam
-from lastlayer.types import WEAK_NOISE_PRIOR, NoisePrior
+from lastlayer.training.data import Data
+from lastlayer.training.last_layer import minimum
+from lastlayer.types import WEAK_NOISE_PRIOR, BiasPrior, NoisePrior
 
 LENGTH, LOG_LENGTH_STD = 2.0, 1.0
 """Most likely length over the root of the number of inputs, standardised inputs; standard deviation of its log."""
@@ -30,6 +38,11 @@ LOG_LINEAR, LOG_LINEAR_STD = -2.0, 2.0
 STEPS, RATE = 60, 0.3
 MOST_ROWS = 160
 """More rows would tell little more of the lengths."""
+MOST_FUNCTIONALS = 480
+FEWER_FREQUENCIES = 96
+"""Of the features that lengths are found with where noise is known, or functionals are."""
+STARTS = (LOG_ALPHA, 12.0), (-2.0, -4.0)
+"""Of log alpha and the log of the noise's standard deviation: the search begins at the best of these."""
 
 
 def fit_lengths(
@@ -59,6 +72,66 @@ def fit_lengths(
 
 def likely_log_length(d: int) -> float:
     return math.log(LENGTH * math.sqrt(d))
+
+
+def refine_lengths(
+    data: Data,
+    log_length: Float[Tensor, " d"],
+    log_linear: Float[Tensor, ""],
+    *,
+    bias_prior: BiasPrior = "flat",
+    generator: torch.Generator | None = None,
+) -> tuple[Float[Tensor, " d"], Float[Tensor, ""]]:
+    """The same from targets with known noise and from functionals too, beginning at what values alone tell.
+
+    By the evidence of random Fourier features, of which a functional is as easy to take as of a network's.
+    """
+    d, q = len(log_length), data.T.shape[-1]
+    waves = frequencies(d, FEWER_FREQUENCIES, generator).to(log_length)
+
+    def value(numbers: Tensor) -> Tensor:
+        lengths, linear, log_alpha, log_std = numbers[:d], numbers[d], numbers[d + 1], numbers[d + 2 :]
+        learned = torch.exp(2 * log_std)
+        features = lambda x: fourier_features(x.to(waves), lengths, linear, waves)
+        seen: Statistics = OutputStatistics.from_rows(
+            affine_features(features(data.X)), data.T, data.precision(learned), sample_weight=data.weight
+        )
+        if data.observations:
+            seen = seen + data.of_observations(features, learned)
+        log_alphas, log_variances = log_alpha - math.log(waves.shape[1]), data.log_variances(learned)
+        nlml = known_noise_nlml(seen, log_alphas, log_std, log_variances, bias_prior=bias_prior)
+        return seen.n.amax() * nlml + neg_log_prior(lengths, linear, log_alpha)
+
+    with torch.no_grad():
+        common = torch.full_like(log_length, math.log(START * math.sqrt(d)))
+        starts = [
+            torch.cat([lengths, log_linear[None], log_length.new_tensor([log_alpha, *[log_std] * q])])
+            for lengths, log_alpha, log_std in product((log_length, common, common + 0.7), *STARTS)
+        ]
+        start = min(starts, key=lambda numbers: np.nan_to_num(float(value(numbers)), nan=np.inf))
+    limits = [(-5.0, 8.0)] * d + [(-12.0, 8.0), (-10.0, 25.0)] + [(-13.8, 5.0)] * q
+    best = torch.tensor(minimum(value, start, limits).x).to(log_length)
+    return best[:d], best[d]
+
+
+def neg_log_prior(
+    log_length: Float[Tensor, "*b d"],
+    log_linear: Float[Tensor, "*b"],
+    log_alpha: Float[Tensor, "*b"],
+    *,
+    length_std: float = LOG_LENGTH_STD,
+) -> Float[Tensor, "*b"]:
+    """Of lengths, of the linear part and of alpha, up to a constant."""
+    d = log_length.shape[-1]
+    away = (log_length - likely_log_length(d)) / length_std
+    lengths = (away * _uncommon(away)).sum(-1)
+    rest = ((log_alpha - LOG_ALPHA) / LOG_ALPHA_STD).square() + ((log_linear - LOG_LINEAR) / LOG_LINEAR_STD).square()
+    return 0.5 * (lengths + rest)
+
+
+def _uncommon(away: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+    """The inverse of their covariance, which is that of a common part beside one for each, times deviations."""
+    return away - COMMON / (1 + COMMON * away.shape[-1]) * away.sum(-1, keepdim=True)
 
 
 @torch.no_grad()
@@ -98,10 +171,9 @@ def value_and_slopes(
     logdet = 2 * L.diagonal(dim1=-2, dim2=-1).log().sum(-1) + ones.log()
     away = (log_length - likely_log_length(d)) / length_std
     away_alpha, away_linear = (log_alpha - LOG_ALPHA) / LOG_ALPHA_STD, (log_linear - LOG_LINEAR) / LOG_LINEAR_STD
-    away = torch.stack([away, COMMON / (1 + COMMON * d) * away.sum(-1, keepdim=True).expand_as(away)])
-    prior = (away[0] * (away[0] - away[1])).sum(-1) + away_linear.square() + away_alpha.square()
-    away = away[0] - away[1]
-    value = 0.5 * ((n * misfit.log()).sum(-1) + q * logdet + prior)
+    away = _uncommon(away)
+    prior = neg_log_prior(log_length, log_linear, log_alpha, length_std=length_std)
+    value = 0.5 * ((n * misfit.log()).sum(-1) + q * logdet) + prior
     G = 0.5 * (q * P - (u * (n / misfit)[:, None]) @ u.mT)  # slope by C
     by_alpha = (G * K).sum((-2, -1)) + away_alpha / LOG_ALPHA_STD
     G = G * both * alpha

@@ -9,11 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lastlayer.errors import check_choice
+from lastlayer.errors import InputError, check_choice
 from lastlayer.evidence import known_noise_nlml, nlml, profiled_nlml, statistics_nlml
 from lastlayer.extrapolation import held_out_lpd
 from lastlayer.features import affine_features
-from lastlayer.posterior import Posterior
+from lastlayer.partial_posterior import posterior_of
+from lastlayer.patterns import CoupledEquations, PatternStatistics
 from lastlayer.statistics import OutputStatistics, Statistics
 from lastlayer.training.data import Data
 from lastlayer.types import BiasPrior, NoiseStructure
@@ -59,17 +60,17 @@ class Objective(nn.Module):
         return statistics_nlml(statistics, self.log_alpha, bias_prior=self.bias_prior)
 
     @property
-    def learned_noise_var(self) -> Float[Tensor, " q"] | None:
-        """Of one network, where it is a parameter beside noise that is known."""
+    def learned_noise_cov(self) -> Float[Tensor, "q q"] | None:
+        """Of one network, where it is a parameter and no closed form has it."""
         return None
 
     def held_out_score(self, phi: Tensor, rest: Data, phi_held: Tensor, held: Data) -> Float[Tensor, ""]:
         """What early stopping minimises: the negative LPD of held-out rows under the posterior of the others."""
-        learned = self.learned_noise_var
+        noise_cov = self.learned_noise_cov
         rows = replace(rest, X=phi.double().detach(), observations=())
-        statistics = rows.statistics(lambda features: features, learned)
-        noise_cov = None if learned is None else torch.diag(learned)
-        posterior = Posterior.of(
+        learned = None if noise_cov is None else noise_cov.diagonal()
+        statistics = rows.statistics(lambda features: features, learned, noise=self.noise)
+        posterior = posterior_of(
             statistics, float(self.log_alpha), noise_cov, noise=self.noise, bias_prior=self.bias_prior, rtol=math.inf
         )
         return torch.tensor(-held_out_lpd(posterior, affine_features(phi_held).double(), held.known))
@@ -90,8 +91,8 @@ class KnownNoise(Objective):
         self.log_sigma_e = nn.Parameter(torch.full((*shape, n_outputs), INITIAL_LOG_SIGMA_E, dtype=torch.float64))
 
     @property
-    def learned_noise_var(self) -> Float[Tensor, " q"]:
-        return torch.exp(2 * self.log_sigma_e.detach())
+    def learned_noise_cov(self) -> Float[Tensor, "q q"]:
+        return torch.diag(torch.exp(2 * self.log_sigma_e.detach()))
 
     def of_data(self, linear: Callable[[Tensor], Tensor], data: Data) -> Tensor:
         learned = torch.exp(2 * self.log_sigma_e)
@@ -101,6 +102,32 @@ class KnownNoise(Objective):
             statistics = statistics + data.of_observations(linear, learned)
         log_variances = data.log_variances(learned)
         return known_noise_nlml(statistics, self.log_alpha, self.log_sigma_e, log_variances, bias_prior=self.bias_prior)
+
+
+class CoupledNoise(Objective):
+    """Targets partly missing, noise correlated between the outputs: its root is a parameter."""
+
+    def __init__(self, n_outputs: int, *, bias_prior: BiasPrior, shape: tuple[int, ...] = ()) -> None:
+        super().__init__(bias_prior=bias_prior, noise="full", shape=shape)
+        start = INITIAL_LOG_SIGMA_E * torch.eye(n_outputs, dtype=torch.float64)
+        self.log_root = nn.Parameter(start.expand(*shape, -1, -1).clone())
+
+    def of_data(self, linear: Callable[[Tensor], Tensor], data: Data) -> Tensor:
+        if data.present is None:
+            raise InputError("CoupledNoise is for targets that are partly missing: take Profiled for others")
+        Phi = affine_features(linear(data.X)).double()
+        statistics = PatternStatistics.from_rows(Phi, data.T, data.present, sample_weight=data.weight)
+        return CoupledEquations.of(statistics, self.bias_prior).at(self.log_alpha, root_of(self.log_root)).nlml()
+
+    @property
+    def learned_noise_cov(self) -> Float[Tensor, "q q"]:
+        L = root_of(self.log_root.detach())
+        return L @ L.mT
+
+
+def root_of(log_root: Float[Tensor, "*b q q"]) -> Float[Tensor, "*b q q"]:
+    """L with the logarithm of its diagonal in place of the diagonal."""
+    return log_root.tril(-1) + torch.diag_embed(log_root.diagonal(dim1=-2, dim2=-1).exp())
 
 
 class Exact(Objective):

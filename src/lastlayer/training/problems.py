@@ -84,22 +84,29 @@ class FullBatch(Problem):
         return self.prior_share * neg_log_hidden_prior(self.network)
 
 
-class RandomRows(FullBatch):
-    """The same on `n` rows at a time, drawn anew for every step, each of which stands for several.
+class SampledRows(FullBatch):
+    """The same on mini-batches, each of which stands for all rows, with a last layer of its own.
 
     For data whose last layers cannot be averaged over steps: targets partly missing, noise partly known, functionals.
     """
 
-    def __init__(self, network: nn.Module, objective: Objective, data: Data, *, n: int, seed: int, **more: Any) -> None:
+    def __init__(
+        self, network: nn.Module, objective: Objective, data: Data, *, batch_size: int, seed: int, **more: Any
+    ) -> None:
         super().__init__(network, objective, data, **more)
-        self.n, self.generator = n, torch.Generator().manual_seed(seed)
+        self.seed, self.n_rows = seed, data.X.shape[-2]
+        self.n_steps = -(-self.n_rows // batch_size)
 
-    def evaluate(self) -> Float[Tensor, "*s"]:
-        m = self.data.X.shape[-2]
-        if m <= self.n:
-            return super().evaluate()
-        at = torch.randperm(m, generator=self.generator)[: self.n].to(self.data.X.device)
-        return self.objective.of_data(self.network, self.data.sampled(at))
+    def steps(self, epoch: int, first: int) -> Iterator[Tensor]:
+        """Rows in another order in every epoch, in batches of nearly the same size."""
+        generator = torch.Generator().manual_seed((self.seed + 1_000_003 * epoch) % 2**63)
+        order = torch.randperm(self.n_rows, generator=generator).to(self.data.X.device)
+        yield from order.tensor_split(self.n_steps)[first:]
+
+    def gradient(self, batch: Any, speed: float) -> Float[Tensor, "*s"]:
+        nlml = self.objective.of_data(self.network, self.data.sampled(batch))
+        (nlml + self.penalty() if self.with_prior else nlml).sum().backward()
+        return nlml
 
 
 class MiniBatches(Problem):

@@ -1,0 +1,106 @@
+"""Statistics of targets whose noise is known in part, as a function of the noise that is learned."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lastlayer.features import affine_features
+from lastlayer.statistics import OutputStatistics, Statistics
+from lastlayer.training.data import Data
+
+MOST_LEVELS = 8
+"""Of noise, up to which the moments of each are summed up once."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Targets of one output: values or functionals, each with noise of the variance `known`, plus what is learned if
+    `learned`."""
+
+    output: int
+    Psi: Float[Tensor, "n p"]
+    """[L phi_tilde, L 1]"""
+    t: Float[Tensor, " n"]
+    weight: Float[Tensor, " n"]
+    known: Float[Tensor, "*n"]
+    """Of each, or of all of them."""
+    learned: bool
+
+    def share(self, learned: Float[Tensor, " q"]) -> Float[Tensor, "*n"]:
+        """What a target weighs beside one whose noise is learned alone."""
+        own = learned[self.output]
+        return own / (self.known + own if self.learned else self.known)
+
+    def moments(self, share: Float[Tensor, " n"] | None = None) -> Statistics:
+        precision = self.weight if share is None else self.weight * share
+        return replace(
+            Statistics.from_functionals(self.Psi, self.t[:, None], precision), observations=self.weight.sum()
+        )
+
+    def by_level(self) -> "list[Targets]":
+        """Targets of equal noise apart, if there are few kinds of them."""
+        levels = self.known.unique()
+        if len(levels) > MOST_LEVELS or self.known.dim() == 0:
+            return [self]
+        parts = [self.known == level for level in levels]
+        return [
+            replace(self, Psi=self.Psi[own], t=self.t[own], weight=self.weight[own], known=level)
+            for own, level in zip(parts, levels, strict=True)
+        ]
+
+
+class StatisticsByNoise:
+    """Statistics of each output, given the variances that are learned, (q,).
+
+    Targets of equal known noise weigh the same, so their moments are summed up once; with more than `MOST_LEVELS`
+    levels of noise, all targets are summed up each time.
+    """
+
+    def __init__(self, targets: Sequence[Targets]) -> None:
+        self.targets = [part for each in targets for part in each.by_level()]
+        self.n_outputs = 1 + max(part.output for part in self.targets)
+        self.moments = [part.moments() if part.known.dim() == 0 else None for part in self.targets]
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, data: Data, linear: Callable[[Tensor], Tensor]) -> "StatisticsByNoise":
+        return cls(_targets(data, linear))
+
+    @torch.no_grad()
+    def reduced(self) -> "StatisticsByNoise":
+        """The same for features of as many dimensions as there are targets, if these are fewer.
+
+        The prior has no direction, so the evidence stays what it is: alpha cancels in directions that no target sees.
+        """
+        rows = torch.cat([part.Psi[:, :-1] for part in self.targets])
+        if len(rows) >= rows.shape[1]:
+            return self
+        Q = torch.linalg.qr(rows.mT).Q
+        turned = lambda Psi: torch.cat([Psi[:, :-1] @ Q, Psi[:, -1:]], 1)
+        return StatisticsByNoise([replace(part, Psi=turned(part.Psi)) for part in self.targets])
+
+    def __call__(self, learned: Float[Tensor, " q"]) -> OutputStatistics:
+        parts: dict[int, Statistics] = {}
+        for targets, moments in zip(self.targets, self.moments, strict=True):
+            share, j = targets.share(learned), targets.output
+            more = targets.moments(share) if moments is None else moments.weighted(share)
+            parts[j] = parts[j] + more if j in parts else more
+        return OutputStatistics.of_outputs([parts[j] for j in range(self.n_outputs)])
+
+
+def _targets(data: Data, linear: Callable[[Tensor], Tensor]) -> list[Targets]:
+    Phi = affine_features(linear(data.X)).double()
+    weight = torch.ones_like(Phi[:, 0]) if data.weight is None else data.weight.to(Phi)
+    noise_var = torch.zeros_like(data.T) if data.noise_var is None else data.noise_var
+    present = torch.ones_like(data.T) if data.present is None else data.present
+    found = []
+    for j, (t, known, shown) in enumerate(zip(data.T.T, noise_var.T, present.T > 0, strict=True)):
+        found.append(Targets(j, Phi[shown], t.to(Phi)[shown], weight[shown], known.to(Phi)[shown], True))
+    for seen in data.observations:
+        Psi, t = seen.functionals.features(linear, data.X).double(), seen.t.to(Phi)
+        known = torch.zeros_like(t) if seen.noise_var is None else seen.noise_var.to(t)
+        found.append(Targets(seen.functionals.output, Psi, t, torch.ones_like(t), known, seen.noise_var is None))
+    return found

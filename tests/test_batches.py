@@ -1,0 +1,162 @@
+"""Predictions batch by batch, as engines ask for them: those of `predictive`, in order, by a model loaded once."""
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lastlayer import BLLRegressor
+from lastlayer.errors import InputError
+from lastlayer.files import ModelFileError
+from lastlayer.integrations.batches import BatchPredictor, load_once
+from lastlayer.tables import Table, TableModel
+
+FAST = {"preset": "evidence", "hidden": (8,), "max_epochs": 20, "random_state": 0}
+OUTPUTS = ["u_mean", "u_std", "u_lower", "u_upper", "v_mean", "v_std", "v_lower", "v_upper", "affine_cost"]
+
+
+def rows(m: int = 40, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(m, 2))
+    return X, np.stack([np.sin(X[:, 0]), X[:, 0] * X[:, 1]], 1) + 0.1 * rng.normal(size=(m, 2))
+
+
+@pytest.fixture(scope="module")
+def model() -> BLLRegressor:
+    return BLLRegressor(**FAST).fit(*rows())
+
+
+@pytest.fixture
+def predict(model, tmp_path) -> BatchPredictor:
+    model.save(tmp_path / "m.lastlayer")
+    return BatchPredictor(
+        tmp_path / "m.lastlayer", columns=["a", "b"], id_columns=["id"], targets=["u", "v"], level=0.9
+    )
+
+
+def batch(X: np.ndarray) -> dict[str, np.ndarray]:
+    """The columns are not in the order of the model's inputs, and there are more than it needs."""
+    ids = np.array([f"row {i}" for i in range(len(X))], dtype=object)
+    return {"more": X[:, 0] * 2, "b": X[:, 1], "id": ids, "a": X[:, 0]}
+
+
+def assert_says(found, model: BLLRegressor, X: np.ndarray, level: float = 0.9) -> None:
+    """All numbers are those of `predictive`."""
+    p = model.predictive(X)
+    lower, upper = p.interval(level)
+    for i, name in enumerate(("u", "v")):
+        for word, values in {"mean": p.mean, "std": p.std, "lower": lower, "upper": upper}.items():
+            np.testing.assert_allclose(found[f"{name}_{word}"], values[:, i], rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(found["affine_cost"], p.affine_cost, rtol=1e-12)
+
+
+def test_arrays_in_arrays_out_and_frames_in_frames_out(predict, model):
+    X, _ = rows(30, seed=2)
+    arrays = predict(batch(X))
+    assert list(arrays) == ["id", *OUTPUTS] == ["id", *predict.output_columns]
+    assert_says(arrays, model, X)
+    assert arrays["id"][7] == "row 7"
+    frame = pd.DataFrame(batch(X), index=np.arange(30) + 100).sample(frac=1, random_state=0)
+    found = predict(frame)
+    assert list(found) == ["id", *OUTPUTS]
+    assert found.index.equals(frame.index)
+    assert found["id"].equals(frame["id"])
+    assert_says(found, model, frame[["a", "b"]].to_numpy())
+
+
+def test_batches_of_any_size_are_the_whole(predict, model):
+    X, _ = rows(25, seed=3)
+    frame = pd.DataFrame(batch(X))
+    parts = [predict(frame.iloc[start:stop]) for start, stop in ((0, 1), (1, 1), (1, 20), (20, 25))]
+    assert parts[1].dtypes.drop("id").eq(float).all()
+    assert_says(pd.concat(parts), model, X)
+
+
+def test_numbers_of_any_kind_are_taken(predict, model):
+    X = np.array([[1, 0], [2, 1], [-1, 1]])
+    asked = {"id": ["x", "y", "z"], "a": X[:, 0].astype(np.int8), "b": X[:, 1].astype(bool)}
+    assert_says(predict(asked), model, X.astype(float))
+    assert_says(predict(pd.DataFrame(asked).convert_dtypes()), model, X.astype(float))
+
+
+def test_what_travels_is_small_and_the_model_is_loaded_once(predict, model):
+    load_once.cache_clear()
+    sent = pickle.dumps(predict)
+    assert len(sent) < 1000
+    assert load_once.cache_info().misses == 0  # made, but nothing was asked of it
+    X, _ = rows(6, seed=4)
+    for _ in range(3):
+        assert_says(pickle.loads(sent)(batch(X)), model, X)  # a task of the same worker process
+    assert load_once.cache_info().misses == 1
+
+
+def test_a_file_that_was_replaced_is_loaded_anew(predict):
+    X, y = rows(6, seed=4)
+    before = predict(batch(X))["u_mean"]
+    other = BLLRegressor(**FAST | {"hidden": (5,)}).fit(X, y + 7)
+    other.save(predict.path)
+    assert_says(predict(batch(X)), other, X)
+    assert not np.allclose(before, other.predictive(X).mean[:, 0])
+
+
+def test_models_of_tables_and_of_frames_know_their_columns(tmp_path):
+    X, y = rows()
+    kind = np.where(X[:, 1] > 0, "up", "down").astype(object)
+    table = Table({"flow": X[:, 0], "kind": kind, "head": y[:, 0]})
+    fitted = TableModel.fit(table, ["head"], **FAST)
+    fitted.save(tmp_path / "table")
+    predict = BatchPredictor(tmp_path / "table", id_columns=["kind"])
+    found = predict({"kind": kind, "flow": X[:, 0]})
+    p = fitted.predictive(table)[1]
+    np.testing.assert_allclose(found["head_mean"], p.mean[:, 0], rtol=1e-12)
+    np.testing.assert_allclose(found["head_upper"], p.interval(0.95)[1][:, 0], rtol=1e-12)
+    strange = pd.DataFrame({"kind": ["up", "new"], "flow": [0.0, 1.0]})
+    with pytest.raises(InputError, match="'kind' has the text 'new'"):
+        predict(strange)
+    assert len(BatchPredictor(tmp_path / "table", unknown="warn")(strange)) == 2
+    with pytest.raises(InputError, match=r"columns=\['flow'\] was given, but .* model of a table"):
+        BatchPredictor(tmp_path / "table", columns=["flow"])(strange)
+    frame = pd.DataFrame(X, columns=["a", "b"])
+    named = BLLRegressor(**FAST).fit(frame, y[:, 0])
+    named.save(tmp_path / "frame")
+    found = BatchPredictor(tmp_path / "frame")(frame[["b", "a"]])
+    assert list(found)[:2] == ["y_mean", "y_std"]
+    np.testing.assert_allclose(found["y_std"], named.predictive(frame).std[:, 0], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "words"),
+    [
+        ({}, {"a": None}, r"no columns \['a'\]; it has \['more', 'b', 'id'\]"),
+        ({"id_columns": ["key"]}, {}, r"no columns \['key'\]"),
+        (
+            {},
+            {"a": np.array([0.0, np.nan, 1.0])},
+            r"'a' has 1 missing values \(first: row 2\): .* before the predictions",
+        ),
+        ({}, {"a": pd.Series([1, None, 2], dtype="Int64")}, r"'a' has 1 missing values \(first: row 2\)"),
+        ({}, {"b": np.array(["1", "x", "2"])}, r"'b' must be a number, and row 2 has .*'x'"),
+        ({}, {"b": np.zeros((3, 2))}, r"'b' is float64 of shape \(3, 2\)"),
+        ({}, {"b": np.zeros(3, dtype="M8[s]")}, r"'b' is datetime64"),
+        ({"columns": None}, {}, "does not know the names of its inputs"),
+        ({"columns": ["a"]}, {}, r"columns=\['a'\] are 1, but the model has 2 inputs"),
+        ({"targets": ["u"]}, {}, r"targets=\['u'\] are 1, but the model has 2"),
+        ({"id_columns": ["u_std"]}, {"u_std": np.zeros(3)}, "'u_std', which is the name of a prediction"),
+    ],
+)
+def test_what_is_wrong_with_a_batch_is_said(model, tmp_path, options, change, words, as_a_user):
+    model.save(tmp_path / "m")
+    predict = BatchPredictor(tmp_path / "m", **{"columns": ["a", "b"], "targets": ["u", "v"]} | options)
+    asked = {name: values for name, values in (batch(rows(3)[0]) | change).items() if values is not None}
+    with pytest.raises(InputError, match=words):
+        predict(asked)
+
+
+def test_what_is_wrong_with_a_predictor_is_said(tmp_path):
+    with pytest.raises(InputError, match=r"id_columns='id' must be a list of column names: id_columns=\['id'\]"):
+        BatchPredictor("m", id_columns="id")
+    with pytest.raises(InputError, match=r"level=95.0 must lie"):
+        BatchPredictor("m", level=95.0)
+    with pytest.raises(ModelFileError, match="nowhere is not a file"):
+        BatchPredictor(tmp_path / "nowhere", columns=["a"])({"a": np.zeros(1)})
