@@ -15,6 +15,7 @@ from lastlayer import BLLRegressor, files
 from lastlayer.errors import InputError
 from lastlayer.files import ModelFileError
 from lastlayer.online import DriftMonitor, ExponentialForgetting, KeepAll, Memory, OnlineModel, SlidingWindow
+from lastlayer.types import FOURIER
 
 pytestmark = pytest.mark.usefixtures("small_process")
 
@@ -167,3 +168,12 @@ def test_what_cannot_be_saved_says_so(tmp_path):
     with pytest.raises(InputError, match="BLLRegressor"):
         OnlineModel(fitted("single").fitted_).save(tmp_path / "m")
     assert not list(tmp_path.iterdir())
+
+
+def test_models_that_cannot_follow_a_stream_are_refused():
+    with pytest.raises(InputError, match="OnlineModel needs a model fitted to targets that are all known"):
+        OnlineModel(fitted("partly missing targets, shared prior, alpha tuned"))
+    mixture = fitted("mixture of families").fitted_
+    place = next(i for i, member in enumerate(mixture.members) if member.family != FOURIER)
+    with pytest.raises(InputError, match="give the whole mixture"):
+        OnlineModel(mixture.alone(place))
