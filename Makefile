@@ -43,7 +43,7 @@ help:
 	@echo "make bench-predict  a million rows through lastlayer predict: rows per second, memory"
 	@echo "make bench-control  what uncertainty costs in CasADi, beside the bare network's mean"
 	@echo "make bench-scale mini-batches against the MSE, memory, statistics pass, two processes (docs/scale.md)"
-	@echo "make bench-online  a row learned as it comes, beside a refit and scikit-learn's incremental regressors"
+	@echo "make bench-online  a row learned as it comes, beside river, scikit-learn's incremental regressors and the floor"
 	@echo "make bench-uci DATA=folder  tables of yours, standard splits: lastlayer beside ten peers (docs/uci.md)"
 	@echo "make bench-bo    Bayesian optimisation beside BoTorch's models: hours on one core (docs/bo.md)"
 	@echo "make lock        pin the present environment in requirements.lock"

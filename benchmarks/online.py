@@ -1,27 +1,35 @@
 """What a row costs that is learned as it comes, and what is learned: microseconds and errors in one run.
 
-`python -m benchmarks.online` streams rows one by one, each predicted first and learned after, through last layers that
-follow by the recursion, through `BLLRegressor.update`, through a last layer made anew from all rows so far, and through
-scikit-learn's incremental regressors; first a function that stays as it is, then one whose gain and offset creep away.
+`python -m benchmarks.online` streams rows one by one through last layers that follow by the recursion, through
+`BLLRegressor.update`, through a last layer made anew from all rows so far, through river's Bayesian linear regression
+on the same features, and through scikit-learn's incremental regressors; first a function that stays as it is, then one
+whose gain and offset creep away. Rows are learned alone, predicted alone (mean and standard deviation where there is
+one), and predicted first and learned after. Beside them stands the floor: a rank-one update of a matrix by BLAS.
 Every method starts from the same fitted rows; step sizes of the linear ones are chosen on rows of their own beforehand.
 """
 
 import argparse
+import copy
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy import ndarray
+from river.linear_model import BayesianLinearRegression
+from scipy.linalg import get_blas_funcs
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import SGDRegressor
 from sklearn.neural_network import MLPRegressor
 
 from benchmarks.timing import describe_machine
 from lastlayer import BLLRegressor
-from lastlayer.estimators.base import LastLayerRegressor
-from lastlayer.online import ExponentialForgetting, OnlineModel, SlidingWindow
+from lastlayer.integrations.river import RiverRegressor
+from lastlayer.online import DriftMonitor, ExponentialForgetting, OnlineModel, SlidingWindow
 from lastlayer.posterior import Posterior
 from lastlayer.statistics import Statistics
 
@@ -39,11 +47,17 @@ def rows(m: int, seed: int, creep: float) -> tuple[ndarray, ndarray]:
 
 @dataclass(frozen=True)
 class Learner:
-    """One way of learning: what predicts a row, what takes it in."""
+    """One way of learning."""
 
     name: str
-    predict: Callable[[ndarray], ndarray]
-    learn: Callable[[ndarray, ndarray], object]
+    state: Any
+    """What is copied before each stream."""
+    predict: Callable[[Any, Any], Any]
+    """(state, row) -> mean, or mean and standard deviation."""
+    learn: Callable[[Any, Any, Any], object]
+    """(state, row, target)"""
+    form: Callable[[ndarray, ndarray], tuple[list[Any], list[Any]]]
+    """Rows and targets as it takes them, outside the time."""
 
 
 @dataclass(frozen=True)
@@ -51,52 +65,98 @@ class Result:
     name: str
     learn_us: float
     predict_us: float
+    both_us: float
     rmse: float
 
 
-def run(learner: Learner, X: ndarray, y: ndarray) -> Result:
+def as_arrays(X: ndarray, y: ndarray) -> tuple[list[Any], list[Any]]:
+    return [X[i : i + 1] for i in range(len(X))], [y[i : i + 1] for i in range(len(X))]
+
+
+def as_dicts(X: ndarray, y: ndarray, names: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
+    return [dict(zip(names, row, strict=True)) for row in X.tolist()], y.tolist()
+
+
+def run(learner: Learner, X: ndarray, y: ndarray, passes: tuple[str, ...] = ("learn", "predict", "both")) -> Result:
     """Means over the rows, factorisations now and then included; processor time, so that other work hardly counts."""
-    learned, predicted, squared = 0.0, 0.0, []
-    for i in range(len(X)):
-        row, target = X[i : i + 1], y[i : i + 1]
+    form, taken, said = learner.form(X, y), dict.fromkeys(("learn", "predict", "both"), float("nan")), []
+    for way in passes:
+        state, predict, learn = copy.deepcopy(learner.state), learner.predict, learner.learn
         start = time.process_time()
-        mean = learner.predict(row)
-        middle = time.process_time()
-        learner.learn(row, target)
-        learned += time.process_time() - middle
-        predicted += middle - start
-        squared.append(float(np.square(mean - target)[0]))
-    micro = 1e6 / len(X)
-    return Result(learner.name, micro * learned, micro * predicted, float(np.sqrt(np.mean(squared))))
+        for row, target in zip(*form, strict=True):
+            if way != "learn":
+                said.append(predict(state, row))
+            if way != "predict":
+                learn(state, row, target)
+        taken[way] = 1e6 * (time.process_time() - start) / len(X)
+    means = np.array([np.ravel(one[0] if isinstance(one, tuple) else one)[0] for one in said[-len(X) :]])
+    rmse = float(np.sqrt(np.mean(np.square(means - y))))
+    return Result(learner.name, taken["learn"], taken["predict"], taken["both"], rmse)
 
 
-def last_layer_anew(model: BLLRegressor, X: ndarray, y: ndarray) -> Learner:
+def floor(p: int) -> float:
+    """Microseconds of R <- R - v'g by BLAS, nothing else."""
+    ger, rng = get_blas_funcs("ger", dtype=np.float64), np.random.default_rng(0)
+    R, v, g = rng.normal(size=(p, p)), rng.normal(size=p), rng.normal(size=p)
+    n = 20_000
+    start = time.process_time()
+    for _ in range(n):
+        ger(-1e-9, g, v, a=R.T, overwrite_a=True)
+    return 1e6 * (time.process_time() - start) / n
+
+
+class Anew:
     """All rows so far go into new statistics, which are factored: features are kept, only the algebra is done anew."""
-    fitted, old = model.fitted_, model.posterior_
-    targets = fitted.targets
-    state: dict[str, Any] = {"posterior": old}
 
-    def features(Z: ndarray) -> torch.Tensor:
-        return fitted.features(0, fitted.standardized(Z))
+    def __init__(self, model: BLLRegressor, X: ndarray, y: ndarray) -> None:
+        self.fitted, self.posterior = model.fitted_, model.posterior_
+        self.Phi, self.T = [self.features(X)], [self.fitted.targets.forward(torch.from_numpy(y)[:, None])]
 
-    Phi, T = [features(X)], [targets.forward(torch.from_numpy(y)[:, None])]
+    def features(self, Z: ndarray) -> torch.Tensor:
+        return self.fitted.features(0, self.fitted.standardized(Z))
 
-    def learn(row: ndarray, target: ndarray) -> None:
-        Phi.append(features(row))
-        T.append(targets.forward(torch.from_numpy(target)[:, None]))
-        statistics = Statistics.from_features(torch.cat(Phi), torch.cat(T))
-        state["posterior"] = Posterior(statistics, old.log_alpha, old.noise_cov, rtol=np.inf)
-        _ = state["posterior"].precision.weights
+    def learn(self, row: ndarray, target: ndarray) -> None:
+        self.Phi.append(self.features(row))
+        self.T.append(self.fitted.targets.forward(torch.from_numpy(target)[:, None]))
+        statistics = Statistics.from_features(torch.cat(self.Phi), torch.cat(self.T))
+        old = self.posterior
+        self.posterior = Posterior(statistics, old.log_alpha, old.noise_cov, rtol=np.inf)
+        _ = self.posterior.precision.weights
 
-    def predict(row: ndarray) -> ndarray:
-        mean: torch.Tensor = state["posterior"].mean(features(row)) * targets.scale + targets.mean
+    def predict(self, row: ndarray) -> ndarray:
+        targets = self.fitted.targets
+        mean: torch.Tensor = self.posterior.mean(self.features(row)) * targets.scale + targets.mean
         return mean[:, 0].numpy()
 
-    return Learner("one network: last layer of all rows anew", predict, learn)
+
+def ours(name: str, model: OnlineModel | BLLRegressor) -> Learner:
+    predict = lambda state, row: state.predict(row, return_std=True)
+    return Learner(name, model, predict, lambda state, row, target: state.update(row, target), as_arrays)
 
 
-def of(name: str, model: OnlineModel | LastLayerRegressor) -> Learner:
-    return Learner(name, model.predict, model.update)
+def theirs(name: str, way: Any) -> Learner:
+    predict = lambda state, row: state.predict(row)
+    return Learner(name, way, predict, lambda state, row, target: state.learn(row, target), as_arrays)
+
+
+def by_river(name: str, model: Any, form: Callable[[ndarray, ndarray], tuple[list[Any], list[Any]]]) -> Learner:
+    def predict(state: Any, row: dict[str, float]) -> tuple[float, float]:
+        gaussian = state.predict_one(row, with_dist=True)
+        return gaussian.mu, gaussian.sigma
+
+    return Learner(name, model, predict, lambda state, row, target: state.learn_one(row, target), form)
+
+
+def bayesian_linear(model: BLLRegressor, X: ndarray, y: ndarray) -> Learner:
+    """river's, on the features of the network and a constant; they are computed outside the time. Noise as it is."""
+    fitted = model.fitted_
+    features = lambda Z: fitted.features(0, fitted.standardized(Z)).numpy()
+    names = tuple(f"phi{i}" for i in range(features(X[:1]).shape[1]))
+    form = lambda Z, t: as_dicts(features(Z), t, names)
+    regression = BayesianLinearRegression(alpha=1, beta=float(fitted.noise_std[0, 0]) ** -2)
+    for row, target in zip(*form(X, y), strict=True):
+        regression.learn_one(row, target)
+    return by_river("river's BayesianLinearRegression, the network's features", regression, form)
 
 
 class Scaled:
@@ -151,12 +211,12 @@ def incremental(X: ndarray, y: ndarray, creep: float, model: BLLRegressor) -> li
         for eta in STEPS[1:3] if name == "MLPRegressor" else STEPS:
             try:
                 way = Scaled(make(eta), features, X, y)
-                tried[eta] = run(Learner(name, way.predict, way.learn), *other).rmse
+                tried[eta] = run(theirs(name, way), *other, passes=("both",)).rmse
             except ValueError:  # it overflowed
                 tried[eta] = np.inf
         best = min(tried, key=lambda eta: tried[eta])
         way = Scaled(make(best), features, X, y)
-        learners.append(Learner(f"{name} (step {best:g})", way.predict, way.learn))
+        learners.append(theirs(f"{name} (step {best:g})", way))
     return learners
 
 
@@ -166,40 +226,42 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=500)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    import warnings
-
-    from sklearn.exceptions import ConvergenceWarning
-
     warnings.simplefilter("ignore", ConvergenceWarning)  # of MLPRegressor, which is to go on learning anyway
     print(describe_machine())
     X, y = rows(FITTED, 0, 0.0)
     single = BLLRegressor(preset="evidence", max_epochs=options.epochs, random_state=0).fit(X, y)
+    calibrated = BLLRegressor(n_members=1, max_epochs=options.epochs, hidden_prior=0.1, random_state=0).fit(X, y)
     mixture = BLLRegressor(max_epochs=options.epochs, random_state=0).fit(X, y)
-    fresh, c = lambda model: OnlineModel(model).model(), len(mixture.members_)
+    c, p = len(mixture.members_), single.posterior_.statistics.n_linear
+    names = tuple(f"x{i}" for i in range(D))
     for title, creep in (("a function that stays", 0.0), ("a function that creeps away", 1.0)):
-        stream = rows(options.rows, 1, creep)
-        start = (X, y)
+        stream, start = rows(options.rows, 1, creep), (X, y)
+        of = OnlineModel
+        dicts = partial(as_dicts, names=names)
         ways = [
-            of("one network: OnlineModel, all rows", OnlineModel(single)),
-            of("one network: OnlineModel, ExponentialForgetting(300)", OnlineModel(single, ExponentialForgetting(300))),
-            of("one network: OnlineModel, SlidingWindow(500)", OnlineModel(single, SlidingWindow(500), start=start)),
-            of("one network: BLLRegressor.update", fresh(single)),
-            last_layer_anew(single, X, y),
-            of(f"mixture of {c}: OnlineModel, all rows", OnlineModel(mixture)),
-            of(
-                f"mixture of {c}: OnlineModel, ExponentialForgetting(300)",
-                OnlineModel(mixture, ExponentialForgetting(300)),
-            ),
-            of(f"mixture of {c}: BLLRegressor.update", fresh(mixture)),
+            ours("one network: OnlineModel, all rows", of(single)),
+            ours("one network: OnlineModel, ExponentialForgetting(300)", of(single, ExponentialForgetting(300))),
+            ours("one network: OnlineModel, ExponentialForgetting(1000)", of(single, ExponentialForgetting(1_000))),
+            ours("one network: OnlineModel, SlidingWindow(500)", of(single, SlidingWindow(500), start=start)),
+            ours("one network: OnlineModel, with a DriftMonitor", of(single, monitor=DriftMonitor())),
+            by_river("one network: RiverRegressor", RiverRegressor(single, feature_names=names), dicts),
+            ours("one network, calibrated: OnlineModel, all rows", of(calibrated)),
+            ours("one network: BLLRegressor.update", single),
+            theirs("one network: last layer of all rows anew", Anew(single, X, y)),
+            ours(f"mixture of {c}: OnlineModel, all rows", of(mixture)),
+            ours(f"mixture of {c}: OnlineModel, ExponentialForgetting(300)", of(mixture, ExponentialForgetting(300))),
+            bayesian_linear(single, X, y),
             *incremental(X, y, creep, single),
         ]
-        results = [run(way, *stream) for way in ways]
-        base = results[0]
-        print(f"\n{title}: {options.rows:,} rows, {single.posterior_.statistics.n_linear} features, noise {NOISE}")
-        print(f"{'':<52}{'learn us':>10}{'/ first':>9}{'predict us':>12}{'RMSE':>8}{'/ first':>9}")
-        for r in results:
-            ratios = f"{r.learn_us / base.learn_us:9.2f}", f"{r.rmse / base.rmse:9.2f}"
-            print(f"{r.name:<52}{r.learn_us:10.0f}{ratios[0]}{r.predict_us:12.0f}{r.rmse:8.3f}{ratios[1]}", flush=True)
+        print(f"\n{title}: {options.rows:,} rows, {p} features, noise {NOISE}; microseconds per row")
+        print(f"{'':<58}{'learn':>9}{'predict':>9}{'both':>9}{'/ first':>9}{'RMSE':>8}{'/ first':>9}")
+        print(f"{f'floor: a rank-one update of {p + 1} x {p + 1} by BLAS':<58}{floor(p + 1):9.1f}")
+        base: Result | None = None
+        for way in ways:
+            r = run(way, *stream)
+            base = base or r
+            times = f"{r.learn_us:9.1f}{r.predict_us:9.1f}{r.both_us:9.1f}{r.both_us / base.both_us:9.2f}"
+            print(f"{r.name:<58}{times}{r.rmse:8.3f}{r.rmse / base.rmse:9.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -90,15 +90,20 @@ def _display_math(page: Any, node: nodes.math_block) -> None:
 
 
 def _as_restructured_text(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Lists of `name : words` under underlined headings become definition lists; stars, bars and underscores text."""
+    """Lists of `name : words` under underlined headings become definition lists; stars, bars and underscores text.
+
+    Examples stay as they are.
+    """
     out: list[str] = []
-    in_list = False
+    in_list = in_examples = False
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         if re.fullmatch(r"-{3,}", line):
             continue
         if re.fullmatch(r"-{3,}", following):
             out += [f"**{line}**", ""]
-            in_list = True
+            in_list, in_examples = True, line == "Examples"
+        elif in_examples:
+            out.append(line)
         elif in_list and (item := re.match(r"(\w[\w, ]*) : (.*)", line)):
             out += ["", f"``{item[1]}``", f"    {_escaped(item[2])}"]
         elif in_list and line.strip():

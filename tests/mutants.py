@@ -86,6 +86,8 @@ FADES, WINDOW, ANEW, NEVER, LEVERAGE, TUNED = (
         "a_tuned_alpha_is_followed_and_keeps_its_distance",
     )
 )
+KEPT_DIGITS = "test_online.py::test_ten_thousand_rows_one_by_one_are_a_refit_to_nine_digits"
+SAVED = "test_online_files.py::test_the_loaded_model_goes_on_as_the_saved_one_does"
 POSTHOC, MODULE = "test_posthoc.py", "test_module.py::test_it_says_what_predictive_says"
 SCALED = f"{POSTHOC}::test_statistics_of_scaled_targets_follow_from_those_of_raw_ones"
 BY_HAND = f"{POSTHOC}::test_it_is_the_posterior_of_the_features_written_down_by_hand"
@@ -926,13 +928,18 @@ MUTANTS = [
     Mutant("cross-forgotten", "dynamics/rollout.py", "between = F @ moments.cross", "between = 0 * moments.cross", D),
     Mutant("tails-drawn-twice", "dynamics/rollout.py", "np.sqrt(tail / member.tails.widening)", "np.sqrt(tail)", FIRST),
     # --- learning while running
-    Mutant("root-without-C", "recursion.py", "_inverse(eye + C).mT", "_inverse(C).mT", RC),
-    Mutant("gain-of-the-old-rows", "recursion.py", "times(half, E)", "E", RC),
-    Mutant("weights-not-rooted", "recursion.py", "weight.sqrt()[:, None]", "weight[:, None]", RC),
+    Mutant("root-without-c", "recursion.py", "-s / (pivot + math.sqrt(pivot))", "-s / pivot", RC),
+    Mutant("gain-of-the-old-rows", "recursion.py", "ger(s / pivot, error", "ger(s, error", RC),
+    Mutant("weights-not-counted", "recursion.py", "s = sign * weight", "s = sign", RC),
+    Mutant("another-row-taken-in", "online/model.py", "or self._last[0] != key", "or False", KEPT_DIGITS),
+    Mutant("exponent-halved", "ops.py", "math.exp(x) if x < 709.0", "math.exp(0.5 * x) if x < 709.0", KEPT_DIGITS),
+    Mutant("passed-on-unscaled", "formula.py", "network.passed * z)", "z)", EXPORT),
+    Mutant("chance-begins-anew", "online/drift.py", 'state = header["random"]', 'state; header["random"]', SAVED),
+    Mutant("rows-since-forgotten", "online/layers.py", "if since else []", "if False else []", SAVED),
     Mutant("bias-known", "recursion.py", "equations.bias_variance.sqrt()", "0 * equations.bias_variance", RC),
     Mutant("spectrum-never", "recursion.py", "SPECTRAL = 1e4", "SPECTRAL = 0.0", RC),
-    Mutant("fades-too-slowly", "online/model.py", "math.exp(-n / self.memory)", "math.exp(-1 / self.memory)", FADES),
-    Mutant("window-keeps-all", "online/model.py", "if gone else after", "if False else after", WINDOW),
+    Mutant("fades-too-slowly", "online/memory.py", "math.exp(-n / self.memory)", "math.exp(-1 / self.memory)", FADES),
+    Mutant("window-keeps-all", "online/model.py", "for j in range(gone))", "for j in range(0))", WINDOW),
     Mutant("digits-not-guarded", "online/layers.py", "SMALLEST_PIVOT = 1e-4", "SMALLEST_PIVOT = 0.0", LEVERAGE),
     Mutant("removal-unchecked", "statistics.py", "if bool(lowest < -1e-10", "if bool(lowest < -1e10", NEVER),
     Mutant("alpha-not-anew", "online/model.py", "revisions.reestimate(self.fitted_)", "self.fitted_", ANEW),

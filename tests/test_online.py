@@ -14,6 +14,7 @@ from torch import nn
 
 import lastlayer
 from lastlayer import BLLRegressor
+from lastlayer.calibration import Shrinkage
 from lastlayer.errors import InputError
 from lastlayer.networks.mlp import grouped
 from lastlayer.online import ExponentialForgetting, KeepAll, OnlineModel, SlidingWindow
@@ -386,3 +387,51 @@ def test_the_sensor_that_drifts_runs(tmp_path, capsys, as_a_user):
     assert (tmp_path / "drift.png").stat().st_size > 10_000
     rmse = {name: np.sqrt(np.mean(np.square(record.errors[40:80]))) for name, record in records.items()}
     assert rmse["fading, memory 15"] < rmse["all rows"] < rmse["as fitted"]  # while it creeps
+
+
+def test_partial_fit_fits_and_then_updates(single):
+    by_parts, at_once = (quick(preset="evidence", n_members=1) for _ in range(2))
+    by_parts.partial_fit(X[:FITTED], Y[:FITTED, 0]).partial_fit(X[60:80], Y[60:80, 0], sample_weight=np.full(20, 0.5))
+    at_once.fit(X[:FITTED], Y[:FITTED, 0]).update(X[60:80], Y[60:80, 0], sample_weight=np.full(20, 0.5))
+    np.testing.assert_array_equal(by_parts.predict(NEW), at_once.predict(NEW))
+    online, updated = OnlineModel(single), OnlineModel(single)
+    assert online.partial_fit(X[60:61], Y[60:61, 0], sample_weight=[0.5]) is online
+    updated.update(X[60:61], Y[60:61, 0], sample_weight=[0.5])
+    np.testing.assert_array_equal(online.predict(NEW), updated.predict(NEW))
+
+
+@pytest.mark.parametrize("memory", [KeepAll(), ExponentialForgetting(3_000), SlidingWindow(500)], ids=str)
+def test_ten_thousand_rows_one_by_one_are_a_refit_to_nine_digits(single, memory):
+    """Weights and roots of the covariance, and what a curve in Python's numbers makes of them."""
+    n, y, fitted = 10_000, Y[:, 0], single.fitted_
+    again = np.concatenate([np.arange(FITTED), np.random.default_rng(7).integers(len(X), size=n)])
+    online = OnlineModel(single, memory, start=(X[:FITTED], y[:FITTED]))
+    for i in again[FITTED:]:
+        online.update(X[i : i + 1], y[i : i + 1])
+    weight, step = np.ones(FITTED + n), memory.interval(fitted.members[0].layer.posterior.statistics.n_linear)
+    for stop in range(FITTED + step, FITTED + n + 1, step):  # a factorisation, and those of before the last one fade
+        weight[: stop - step] *= memory.kept(step)
+    if isinstance(memory, SlidingWindow):
+        weight[: -memory.rows] = 0
+    data = fitted.data(X[again], y[again])
+    statistics = Statistics.from_features(fitted.features(0, data.X), data.T, sample_weight=torch.from_numpy(weight))
+    member = fitted.members[0]
+    posterior = replace(member.layer.posterior, statistics=statistics)
+    members = (replace(member, layer=replace(member.layer, posterior=posterior)),)
+    refit = single.with_fitted(replace(fitted, members=members))
+    same(online, refit, rtol=1e-9)
+    mean, std = (np.concatenate(parts) for parts in zip(*(online.predict(x[None], True) for x in NEW), strict=True))
+    np.testing.assert_allclose(mean, refit.predict(NEW), rtol=1e-9)
+    np.testing.assert_allclose(std, refit.predictive(NEW).std[:, 0], rtol=1e-9)
+
+
+def test_one_row_in_plain_numbers_is_that_row_among_many():
+    """Calibrated and shrunk: the formula over Python's numbers and over arrays."""
+    model = quick(n_members=1, hidden_prior=0.3, noise="diagonal").fit(X[:FITTED], Y[:FITTED, 0])
+    calibration = replace(model.calibration_, shrinkage=Shrinkage(0.1))
+    online = OnlineModel(model.with_fitted(replace(model.fitted_, calibration=calibration)))
+    many = online.predictive(NEW * 3)
+    alone = [online.predict(x[None], return_std=True) for x in NEW * 3]
+    np.testing.assert_allclose([mean.item() for mean, _ in alone], many.mean[:, 0], rtol=1e-12)
+    np.testing.assert_allclose([std.item() for _, std in alone], many.std[:, 0], rtol=1e-12)
+    assert not np.allclose(many.mean, OnlineModel(model).predictive(NEW * 3).mean)  # it does shrink

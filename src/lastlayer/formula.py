@@ -213,3 +213,17 @@ def mlp(ops, activation, weights, biases, z):  # type: ignore[no-untyped-def]
     for weight, bias in zip(weights, biases):  # noqa: B905
         a = ACTIVATIONS[activation](ops, ops.affine(a, weight, bias))
     return a
+
+
+def features(ops, network, z):  # type: ignore[no-untyped-def]
+    """Linear features of MLPs side by side: inputs, encoded or not, through the layers, and the inputs passed on beside
+    them, where the networks do that; z has an axis for the networks."""
+    bins = network.bins
+    phi = mlp(
+        ops,
+        network.activation,
+        network.weights,
+        network.biases,
+        z if bins is None else encoded(ops, bins, z[..., bins.column]),
+    )
+    return phi if network.passed is None else ops.beside(phi, network.passed * z)

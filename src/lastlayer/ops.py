@@ -1,4 +1,4 @@
-"""The operations that the predictive formula needs, in NumPy, torch and CasADi."""
+"""The operations that the predictive formula needs, in NumPy, torch, CasADi and plain Python."""
 
 import math
 import operator
@@ -32,6 +32,28 @@ class NumPyOps:
     def softmax(x: ndarray) -> ndarray:
         shares: ndarray = np.exp(x - x.max(0))
         return shares / shares.sum(0)
+
+    @staticmethod
+    def beside(a: ndarray, b: ndarray) -> ndarray:
+        """Columns of both, as many rows and members as `a` has."""
+        both = np.empty((*a.shape[:-1], a.shape[-1] + b.shape[-1]))
+        both[..., : a.shape[-1]], both[..., a.shape[-1] :] = a, b
+        return both
+
+
+class FloatOps:
+    """Python's own numbers: one point, one member, one output. A tenth of what arrays of one number cost."""
+
+    log, sqrt = math.log, math.sqrt
+    minimum = at_most = min
+    maximum = at_least = max
+    square = staticmethod(lambda x: x * x)
+    exp = staticmethod(lambda x: math.exp(x) if x < 709.0 else math.inf)
+    logaddexp = staticmethod(lambda x, y: max(x, y) + math.log1p(math.exp(-abs(x - y))))
+    sigmoid = staticmethod(lambda x: math.exp(min(x, 0.0)) / (1 + math.exp(-abs(x))))
+    row_mean = total = average = staticmethod(lambda x: x)
+    pick = staticmethod(lambda x, i: x)
+    softmax = staticmethod(lambda x: 1.0)
 
 
 class TorchOps:

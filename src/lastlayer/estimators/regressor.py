@@ -240,8 +240,20 @@ class BLLRegressor(LastLayerRegressor):
 
     training_: TrainingHistory
 
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> "BLLRegressor":
+        """Fit to the rows of the first call; at later ones, `update`: last layers learn the rows, features stay.
+
+        So the first call needs rows enough to train networks on. `fit` starts anew; `lastlayer.online.OnlineModel`
+        takes single rows much faster.
+        """
+        return self.update(X, y, sample_weight) if hasattr(self, "fitted_") else self.fit(X, y, sample_weight)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model to one file (safetensors); the old file stays whole until the new one is."""
+        files.write(path, *self.packed())
+
+    def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What a model file holds: tensors, and a header for JSON."""
         fitted = self._fitted()
         kept = set(BLLRegressor._get_param_names()) - {"backbone", "random_state", "checkpoint", "training"}
         parameters = {name: getattr(self, name) for name in sorted(kept)}
@@ -251,7 +263,7 @@ class BLLRegressor(LastLayerRegressor):
         options = None if self.training is None else vars(self.training)
         about = {"model": type(self).__name__, "parameters": parameters, "training": options}
         tensors, header = pack(fitted)
-        files.write(path, tensors, about | header)
+        return tensors, about | header
 
     def _parameters(self) -> dict[str, Any]:
         """All that settings are resolved from, whatever a subclass calls it."""
@@ -355,6 +367,15 @@ class BLLRegressor(LastLayerRegressor):
 def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> BLLRegressor:
     """Load a model that `save` wrote; give the `backbone` module if the model had one of yours."""
     tensors, header = files.read(path)
+    if "online" in header:
+        raise files.ModelFileError(f"{path} holds a model that was saved while it ran: use OnlineModel.load(path)")
+    return unpacked(path, tensors, header, backbone)
+
+
+def unpacked(
+    path: str | os.PathLike[str], tensors: dict[str, Tensor], header: dict[str, Any], backbone: nn.Module | None
+) -> BLLRegressor:
+    """The model that `BLLRegressor.packed` gave away, as read from a file."""
     settings = header.get("settings")
     if backbone is None and isinstance(settings, dict) and settings.get("backbone") is not None:
         raise InputError(

@@ -12,7 +12,7 @@ from lastlayer.errors import InputError
 from lastlayer.export import bundle
 from lastlayer.export.bundle import FORMAT
 from lastlayer.files import replacing
-from lastlayer.networks.mlp import InputSkip, StackedMLP, encoding_of, inner_network
+from lastlayer.networks.arrays import NetworkArrays, as_array
 from lastlayer.ops import NumPyOps
 from lastlayer.predictor.fitted import as_fitted
 from lastlayer.predictor.module import LayerGroup
@@ -49,12 +49,12 @@ def to_arrays(model: Any, schema: Schema | None = None) -> dict[str, Any]:
     if fitted.settings.backbone is not None or fitted.inputs is None:
         raise InputError("only the built-in network can be exported to NumPy, and this model has a backbone of yours")
     p = fitted.predictor
-    arrays: dict[str, Any] = {f"model.{name}": _array(v) for name, v in p.named_buffers(recurse=False)}
-    arrays |= {f"curve.{name}": _array(v) for name, v in p.curve.named_buffers()}
-    arrays |= {} if p.outside is None else {f"outside.{name}": _array(v) for name, v in p.outside.named_buffers()}
-    arrays |= {} if p.head is None else {f"head.{name}": _array(v) for name, v in p.head.named_buffers()}
+    arrays: dict[str, Any] = {f"model.{name}": as_array(v) for name, v in p.named_buffers(recurse=False)}
+    arrays |= {f"curve.{name}": as_array(v) for name, v in p.curve.named_buffers()}
+    arrays |= {} if p.outside is None else {f"outside.{name}": as_array(v) for name, v in p.outside.named_buffers()}
+    arrays |= {} if p.head is None else {f"head.{name}": as_array(v) for name, v in p.head.named_buffers()}
     arrays["model.tails"] = np.array([fitted.tails.share, fitted.tails.factor])
-    arrays["model.sample_cost"] = np.sort(_array(fitted.sample_cost))
+    arrays["model.sample_cost"] = np.sort(as_array(fitted.sample_cost))
     described = [_layer(layer) for layer in p.groups()]
     for i, (_, numbers) in enumerate(described):
         arrays |= {f"{i}.{name}": values for name, values in numbers.items()}
@@ -71,28 +71,20 @@ def to_arrays(model: Any, schema: Schema | None = None) -> dict[str, Any]:
 
 
 def _layer(layer: LayerGroup) -> tuple[dict[str, Any], dict[str, Any]]:
-    network = layer.group.network
-    inner, c = inner_network(network), len(layer.group.places)
-    numbers = {name: _array(v) for name, v in layer.named_buffers(recurse=False)}
-    if isinstance(network, InputSkip) and network.scale is not None:
-        numbers["input_scale"] = _array(network.scale)
-    encoding = encoding_of(network)
-    if encoding is not None:
-        numbers |= {f"bins.{name}": _array(value) for name, value in encoding.named_buffers()}
-    linears = list(zip(inner.weights, inner.biases, strict=True)) if isinstance(inner, StackedMLP) else []
-    for i, (W, b) in enumerate(linears):
-        numbers |= {f"W{i}": _array(W), f"b{i}": _array(b)}
-    activation = inner.activation_name if isinstance(inner, StackedMLP) else None
+    network = NetworkArrays.of(layer.group)
+    assert network is not None  # backbones have been refused
+    numbers = {name: as_array(v) for name, v in layer.named_buffers(recurse=False)}
+    if isinstance(network.passed, np.ndarray):
+        numbers["passed"] = network.passed
+    if network.bins is not None:
+        numbers |= {f"bins.{name}": values for name, values in vars(network.bins).items()}
+    for i, (W, b) in enumerate(zip(network.weights, network.biases, strict=True)):
+        numbers |= {f"W{i}": W, f"b{i}": b}
     about = {
-        "depth": len(linears),
-        "activation": activation,
-        "input_skip": isinstance(network, InputSkip),
-        "members": c,
+        "depth": len(network.weights),
+        "activation": network.activation,
+        "input_skip": network.passed is not None,
+        "members": len(layer.group.places),
         "n_costs": layer.n_costs,
     }
     return about, numbers
-
-
-def _array(values: Any) -> np.ndarray:
-    array: np.ndarray = values.detach().cpu().numpy()
-    return array.astype(float) if array.dtype.kind == "f" else array

@@ -28,11 +28,11 @@ import numpy as np
 from numpy import ndarray
 
 # the code of the library:
-from lastlayer.formula import encoded, mixture_quantile, mlp, predict
+from lastlayer.formula import features, mixture_quantile, predict
 from lastlayer.ops import NumPyOps
 
 # the reader:
-FORMAT = 7
+FORMAT = 8
 ROWS = 4096
 
 
@@ -88,19 +88,15 @@ class Bundle:
         layer = SimpleNamespace(**{"root_star": None, "shift_star": None, **arrays, "n_costs": about["n_costs"]})
         weights = [arrays[f"W{i}"] for i in range(about["depth"])]
         biases = [arrays[f"b{i}"] for i in range(about["depth"])]
-        c, bins = len(layer.weights), None
+        network = SimpleNamespace(
+            activation=about["activation"], weights=weights, biases=biases, bins=None, passed=None
+        )
         if "bins.column" in arrays:
-            bins = SimpleNamespace(slope=arrays["bins.slope"], shift=arrays["bins.shift"])
-
-        def features(ops: Any, z: ndarray) -> ndarray:
-            inputs = np.broadcast_to(z, (c, *z.shape))
-            seen = inputs if bins is None else encoded(ops, bins, inputs[..., arrays["bins.column"]])
-            phi = mlp(ops, about["activation"], weights, biases, seen)
-            return (
-                np.concatenate([phi, inputs * arrays.get("input_scale", 1.0)], -1) if about["input_skip"] else phi
-            ) - layer.centre
-
-        layer.features = features
+            network.bins = SimpleNamespace(**{name: arrays[f"bins.{name}"] for name in ("column", "slope", "shift")})
+        if about["input_skip"]:
+            network.passed = arrays.get("passed", 1.0)
+        c = len(layer.weights)
+        layer.features = lambda ops, z: features(ops, network, np.broadcast_to(z, (c, *z.shape))) - layer.centre
         return layer
 
     def inputs(self, columns: Mapping[str, Sequence[Any]]) -> ndarray:

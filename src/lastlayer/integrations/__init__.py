@@ -1,7 +1,7 @@
 """Models in the languages of others: CasADi expressions and do-mpc controllers (`pip install lastlayer[control]`).
 
-Importing this package needs nothing, calling it says what is missing. `integrations.onnx`, `integrations.gpytorch` and
-`integrations.lightning` are imported by their own names, with the extras `onnx`, `gpytorch` and `lightning`;
+Importing this package needs nothing, calling it says what is missing. `integrations.onnx`, `integrations.gpytorch`,
+`integrations.lightning` and `integrations.river` are imported by their own names, with the extras of the same names;
 `integrations.batches`, for engines such as Ray and Spark, needs no extra.
 """
 

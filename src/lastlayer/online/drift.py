@@ -13,13 +13,15 @@ the outputs, so E[M_t] = t for it too, and Doob's inequality gives P(max_{t <= n
 import math
 from array import array
 from bisect import bisect_left, bisect_right, insort
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from numpy import ndarray
 from scipy.special import ndtri
+from torch import Tensor
 
 from lastlayer.errors import InputError
 
@@ -78,7 +80,12 @@ class DriftMonitor:
     """
 
     def __init__(
-        self, *, false_alarm_every: int = 10_000, reference: Any = None, n_outputs: int = 1, random_state: int = 0
+        self,
+        *,
+        false_alarm_every: float | int = 10_000,
+        reference: Any = None,
+        n_outputs: int = 1,
+        random_state: int = 0,
     ) -> None:
         if not false_alarm_every > 1:
             raise InputError(f"false_alarm_every={false_alarm_every} must be a number of rows above 1, such as 10_000")
@@ -103,6 +110,28 @@ class DriftMonitor:
         for row in self._table(residuals, self._q):
             self._look(row)
         return self.drift
+
+    def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and JSON for a model file; `unpack` goes on where this one is."""
+        tensors = {f"before.{j}": torch.tensor(before, dtype=torch.float64) for j, before in enumerate(self._before)}
+        tensors |= {name: torch.tensor(getattr(self, f"_{name}")) for name in ("log_M", "log_cusum", "reset")}
+        header = {"false_alarm_every": self.false_alarm_every, "drift": asdict(self.drift)}
+        return tensors, header | {"random": self._rng.bit_generator.state}
+
+    @classmethod
+    def unpack(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> "DriftMonitor":
+        """KeyError, TypeError or ValueError if the parts do not fit."""
+        shape = q, _ = tuple(tensors["log_M"].shape)
+        if shape != (q, len(SHIFTS)) or {tensors[name].shape for name in ("log_cusum", "reset")} != {shape}:
+            raise ValueError(f"evidence of shape {shape} is none of {len(SHIFTS)} alternatives")
+        monitor = cls(false_alarm_every=header["false_alarm_every"], n_outputs=q)
+        monitor._rng.bit_generator.state = header["random"]
+        monitor._before = [array("d", tensors[f"before.{j}"].tolist()) for j in range(q)]
+        monitor._log_M, monitor._log_cusum, monitor._reset = (
+            tensors[name].numpy() for name in ("log_M", "log_cusum", "reset")
+        )
+        monitor.drift = Drift(**header["drift"])
+        return monitor
 
     def _look(self, row: Float[ndarray, " q"]) -> None:
         u = np.array([self._rank(before, float(z)) for before, z in zip(self._before, row, strict=True)])

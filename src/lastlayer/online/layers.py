@@ -1,110 +1,176 @@
 """Last layers of the same width side by side, while rows come and go: statistics now and then, a recursion between."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from numpy import ndarray
 from torch import Tensor
 
 from lastlayer.linalg import TINY
 from lastlayer.posterior import Posterior
-from lastlayer.recursion import Recursion
-from lastlayer.statistics import Statistics
+from lastlayer.recursion import Recursion, Whitened
+from lastlayer.statistics import MOMENTS, Statistics
 from lastlayer.types import BiasPrior
 
 SMALLEST_PIVOT = 1e-4
-"""Of I - V V' when rows go: below it, too many digits would go with them, and the layers are factored anew."""
+"""Of a row that goes: below it, too many digits would go with it, and the layers are factored anew."""
 
 
 @dataclass(frozen=True)
 class FeatureRows:
     """Rows as c networks see them."""
 
-    phi: Float[Tensor, "c n k"]
-    T: Float[Tensor, "n q"]
-    weight: Float[Tensor, " n"] | None
+    phi: Float[ndarray, "c n k"]
+    T: Float[ndarray, "n q"]
+    weight: Float[ndarray, " n"]
 
     @classmethod
     def joined(cls, parts: "Sequence[FeatureRows]") -> "FeatureRows":
-        weight = None
-        if any(p.weight is not None for p in parts):
-            weight = torch.cat([p.T.new_ones(len(p.T)) if p.weight is None else p.weight for p in parts])
-        return cls(torch.cat([p.phi for p in parts], 1), torch.cat([p.T for p in parts]), weight)
+        if len(parts) == 1:
+            return parts[0]
+        each = ([part.phi for part in parts], [part.T for part in parts], [part.weight for part in parts])
+        return cls(np.concatenate(each[0], axis=1), np.concatenate(each[1]), np.concatenate(each[2]))
 
     def at(self, rows: slice) -> "FeatureRows":
-        return FeatureRows(self.phi[:, rows], self.T[rows], None if self.weight is None else self.weight[rows])
+        return FeatureRows(self.phi[:, rows], self.T[rows], self.weight[rows])
+
+    def pack(self) -> dict[str, Tensor]:
+        return {name: torch.tensor(values) for name, values in vars(self).items()}
+
+    @classmethod
+    def unpack(cls, tensors: dict[str, Tensor], like: Statistics) -> "FeatureRows":
+        """Rows that were packed, of layers with such statistics."""
+        n, (c, k, q) = len(tensors["T"]), widths(like)
+        return cls(**arrays_of(tensors, phi=(c, n, k), T=(n, q), weight=(n,)))
 
     def statistics(self) -> Statistics:
-        weight = None if self.weight is None else self.weight.expand(len(self.phi), -1)
-        return Statistics.from_linear_features(self.phi, self.T.expand(len(self.phi), -1, -1), sample_weight=weight)
+        phi, T = torch.from_numpy(self.phi), torch.from_numpy(self.T)
+        weight = None if (self.weight == 1).all() else torch.from_numpy(self.weight).expand(len(phi), -1)
+        return Statistics.from_linear_features(phi, T.expand(len(phi), -1, -1), sample_weight=weight)
 
 
-@dataclass(frozen=True)
+@dataclass
 class LayerStack:
     """c last layers after a factorisation and the rows that came since."""
 
+    log_alphas: tuple[Float[Tensor, " c"], ...]
+    """alpha*, and the alpha of the variance if that is another."""
+    bias_prior: BiasPrior
     statistics: Statistics
     """At the last factorisation."""
-    recursions: tuple[Recursion, ...]
-    """Now: at alpha*, and at the alpha of the variance if that is another."""
-    since: tuple[FeatureRows, ...]
+    recursions: tuple[Recursion, ...] = ()
+    """Now, at every alpha."""
+    since: list[FeatureRows] = field(default_factory=list)
     """Rows that came after the statistics were taken."""
-    log_alphas: tuple[Float[Tensor, " c"], ...]
-    bias_prior: BiasPrior
 
     @classmethod
-    def of(cls, posteriors: Sequence[Posterior], log_alphas: Sequence[float]) -> "LayerStack":
+    def of(cls, posteriors: Sequence[Posterior], log_alphas: Sequence[float] | None = None) -> "LayerStack":
+        """`log_alphas` of the variance, where they were tuned."""
+        start = cls._unfactored(posteriors, log_alphas)
+        return start.factored(start.statistics)
+
+    @classmethod
+    def _unfactored(cls, posteriors: Sequence[Posterior], log_alphas: Sequence[float] | None) -> "LayerStack":
         stars = [float(p.log_alpha) for p in posteriors]
-        statistics = Statistics.stacked([p.statistics for p in posteriors])
-        each = [stars] if stars == list(log_alphas) else [stars, list(log_alphas)]
+        statistics = Statistics.stacked([p.statistics for p in posteriors]).to("cpu")
+        each = [stars] if log_alphas is None else [stars, log_alphas]
         alphas = tuple(statistics.count.new_tensor(values) for values in each)
-        return cls(statistics, (), (), alphas, posteriors[0].bias_prior).factored(statistics)
+        return cls(alphas, posteriors[0].bias_prior, statistics)
 
     def factored(self, statistics: Statistics) -> "LayerStack":
         """With these statistics and nothing since."""
         recursions = tuple(Recursion.of(statistics, log_alpha, self.bias_prior) for log_alpha in self.log_alphas)
-        return replace(self, statistics=statistics, recursions=recursions, since=())
+        return LayerStack(self.log_alphas, self.bias_prior, statistics, recursions)
+
+    def pack(self) -> dict[str, Tensor]:
+        """All that `of` does not find in the posteriors: tensors for a model file."""
+        tensors = {f"statistics.{name}": getattr(self.statistics, name) for name in MOMENTS}
+        for i, recursion in enumerate(self.recursions):
+            tensors |= {f"recursion.{i}.{name}": torch.tensor(values) for name, values in vars(recursion).items()}
+        since = FeatureRows.joined(self.since).pack() if self.since else {}
+        return tensors | {f"since.{name}": values for name, values in since.items()}
+
+    @classmethod
+    def unpack(
+        cls, tensors: dict[str, Tensor], posteriors: Sequence[Posterior], log_alphas: Sequence[float] | None
+    ) -> "LayerStack":
+        """The stack that was packed; KeyError or ValueError if the parts do not fit."""
+        start = cls._unfactored(posteriors, log_alphas)
+        c, k, q = widths(start.statistics)
+        shapes: dict[str, tuple[int, ...]] = {name: getattr(start.statistics, name).shape for name in MOMENTS}
+        moments = arrays_of(within(tensors, "statistics."), **shapes)
+        moved: dict[str, Any] = {name: torch.from_numpy(values) for name, values in moments.items()}
+        statistics = replace(start.statistics, **moved)
+        recursions = tuple(
+            Recursion(**arrays_of(own, R=(c, k + 1, k + 1), W=(c, k + 1, q), centre=(c, 1, k)))
+            for own in (within(tensors, f"recursion.{i}.") for i in range(len(start.log_alphas)))
+        )
+        since = within(tensors, "since.")
+        rows = [FeatureRows.unpack(since, statistics)] if since else []
+        return cls(start.log_alphas, start.bias_prior, statistics, recursions, rows)
 
     def total(self, kept: float = 1.0) -> Statistics:
         """Statistics of all rows up to now; those of before the last factorisation keep that share of their weight."""
         old = self.statistics if kept == 1.0 else self.statistics.scaled(kept)
         return old + FeatureRows.joined(self.since).statistics() if self.since else old
 
-    def noting(self, rows: FeatureRows) -> "LayerStack":
-        """The rows kept for the next factorisation, and nothing else done."""
-        return replace(self, since=(*self.since, rows))
-
     def error(self, factored: "LayerStack") -> float:
         """Largest difference of the weights from those of another factorisation, relative to the largest weight."""
         k = self.statistics.n_linear  # biases belong to different centres
         pairs = [(a.W[:, :k], b.W[:, :k]) for a, b in zip(self.recursions, factored.recursions, strict=True)]
-        return max(float((a - b).abs().max() / b.abs().max().clamp_min(TINY)) for a, b in pairs)
+        return max(float(np.abs(a - b).max() / max(np.abs(b).max(), TINY)) for a, b in pairs)
 
-    def with_rows(self, rows: FeatureRows) -> "LayerStack":
-        """By the recursion."""
-        moved = tuple(r.added(r.rows(rows.phi), rows.T, rows.weight) for r in self.recursions)
-        return replace(self.noting(rows), recursions=moved)
+    def whitened(self, phi: Float[ndarray, "c n k"]) -> list[Whitened]:
+        """Rows at every alpha."""
+        return [recursion.whitened(phi) for recursion in self.recursions]
 
-    def without(self, rows: FeatureRows) -> "LayerStack | None":
-        """By the recursion, of rows that are known to be in; None where it would lose digits.
+    def add(self, rows: FeatureRows, seen: list[Whitened]) -> None:
+        """By the recursion; `seen` are the rows at every alpha, as they are before."""
+        for recursion, whitened in zip(self.recursions, seen, strict=True):
+            for i in range(len(rows.T)):
+                row = whitened if len(rows.T) == 1 else recursion.whitened(rows.phi[:, i : i + 1])
+                recursion.move(row, rows.T[i], weight=rows.weight.item(i))
 
-        The statistics stay behind: whoever removes rows factors the next time from the rows that are left.
+    def drop(self, row: FeatureRows) -> bool:
+        """One row that is known to be in goes, by the recursion; False where that would lose digits.
+
+        The statistics stay behind: whoever drops rows factors the next time from the rows that are left.
         """
-        moved = []
-        for r in self.recursions:
-            less, pivot = r.removed(r.rows(rows.phi), rows.T, rows.weight)
-            if not bool((pivot > SMALLEST_PIVOT).all()):
-                return None
-            moved.append(less)
-        return replace(self, recursions=tuple(moved))
+        weight = row.weight.item(0)
+        return all(
+            recursion.move(
+                recursion.whitened(row.phi), row.T[0], sign=-1.0, weight=weight, smallest_pivot=SMALLEST_PIVOT
+            )
+            for recursion in self.recursions
+        )
 
-    def predict(
-        self, phi: Float[Tensor, "c n k"]
-    ) -> tuple[Float[Tensor, "c n q"], Float[Tensor, "c n"], Float[Tensor, "c n"]]:
-        """Mean, variance ratio at alpha*, and at the alpha of the variance."""
-        star = self.recursions[0]
-        Phi = star.rows(phi)
-        cost = star.variance_ratio(Phi)
-        ratio = cost if len(self.recursions) == 1 else self.recursions[1].variance_ratio(Phi)
-        return star.mean(Phi), cost, ratio
+    def said(self, seen: list[Whitened]) -> list[ndarray]:
+        """Mean (c, n, q), cost (c, n, 1) at the alpha of the variance, and at alpha* if that is another."""
+        mean, costs = self.recursions[0].mean(seen[0]), [rows.variance_ratio[..., None] for rows in seen]
+        return [mean, *reversed(costs)]
+
+
+def widths(statistics: Statistics) -> tuple[int, int, int]:
+    """Layers, features and outputs."""
+    return len(statistics.count), statistics.n_linear, statistics.n_outputs
+
+
+def within(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Those whose names begin so, by the rest of their names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def arrays_of(tensors: dict[str, Tensor], **shapes: tuple[int, ...]) -> dict[str, Any]:
+    """Arrays of the names and shapes that are expected; ValueError for others."""
+    for name, shape in shapes.items():
+        found = tensors.get(name)
+        if found is None or tuple(found.shape) != tuple(shape) or found.dtype != torch.float64:
+            given = "is missing" if found is None else f"has shape {tuple(found.shape)} and type {found.dtype}"
+            raise ValueError(f"{name} {given}, and float64 numbers of shape {tuple(shape)} are needed")
+        if not bool(torch.isfinite(found).all()):
+            raise ValueError(f"{name} has values that are not finite")
+    return {name: tensors[name].numpy() for name in shapes}

@@ -125,7 +125,10 @@ def with_rows(fitted: Fitted, data: Data, *, forgetting: float = 1.0) -> Fitted:
             part = data.rows(torch.arange(len(data.X))[rows].to(data.X.device))
             with torch.no_grad():
                 parts = fitted.predictor.components_of(part.X.to(fitted.predictor.input_mean))
-            for family, more in squared_residuals(fitted, parts, part).items():
+            target = (part.T.cpu() * fitted.targets.scale + fitted.targets.mean).numpy()
+            weight, present = (None if x is None else x.cpu().numpy() for x in (part.weight, part.present))
+            residuals = squared_residuals(fitted, as_arrays(parts), target, weight=weight, present=present)
+            for family, more in residuals.items():
                 squares[family] += more
         n = float(len(data.X) if data.weight is None else data.weight.sum())
         fitted = replace(fitted, calibration=fitted.calibration.after(squares, n, forgetting))
@@ -158,20 +161,23 @@ def with_observations(fitted: Fitted, observations: Sequence[Observations]) -> F
     return replace(fitted, members=tuple(changed(member) for member in fitted.members), conformal_scores=None)
 
 
-def squared_residuals(fitted: Fitted, parts: formula.Components, data: Data) -> dict[Family, float]:
+def squared_residuals(
+    fitted: Fitted,
+    parts: formula.Components,
+    target: Float[ndarray, "m q"],
+    *,
+    weight: Float[ndarray, " m"] | None = None,
+    present: Float[ndarray, "m q"] | None = None,
+) -> dict[Family, float]:
     """Sums over rows of squared residuals over their calibrated variance, the mean over outputs and over the members of
     each family; in place of infinite ones, the largest that a sum can hold."""
-    target = (data.T.cpu() * fitted.targets.scale + fitted.targets.mean).to(parts.mean)
     variance = fitted.tails.widening * (parts.epistemic + parts.noise)
-    each = ((target - parts.mean).square() / variance).clamp_max(1e6).nan_to_num(1e6)
-    known = torch.ones_like(target) if data.present is None else data.present.to(target)
-    squares = (known * each).sum(-1) / known.sum(-1)
-    total = (squares if data.weight is None else squares * data.weight.to(squares)).sum(-1).tolist()
-    families = [member.family for member in fitted.members]
-    return {
-        family: float(np.mean([t for t, own in zip(total, families, strict=True) if own == family]))
-        for family in dict.fromkeys(families)
-    }
+    each = np.fmin(np.square(target - parts.mean) / variance, 1e6)  # of NaN too
+    squares = each.sum(-1) / each.shape[-1] if present is None else (present * each).sum(-1) / present.sum(-1)
+    total = dict[Family, list[float]]()
+    for member, own in zip(fitted.members, (squares if weight is None else squares * weight).sum(-1), strict=True):
+        total.setdefault(member.family, []).append(float(own))
+    return {family: sum(own) / len(own) for family, own in total.items()}
 
 
 def without_rows(fitted: Fitted, data: Data) -> Fitted:

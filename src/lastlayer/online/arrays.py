@@ -1,0 +1,157 @@
+"""A fitted model as NumPy arrays, and what its last layers say of rows: one row costs microseconds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+
+from lastlayer import formula
+from lastlayer.calibration import Calibration
+from lastlayer.networks.arrays import NetworkArrays, as_array
+from lastlayer.networks.mlp import NetworkGroup
+from lastlayer.online.layers import LayerStack
+from lastlayer.ops import FloatOps, NumPyOps
+from lastlayer.predictor.fitted import Fitted
+from lastlayer.predictor.module import Predictor, curves_of
+from lastlayer.recursion import Whitened
+
+
+@dataclass(frozen=True)
+class TorchFeatures:
+    """Networks of any kind, on any device."""
+
+    group: NetworkGroup
+    device: torch.device
+    dtype: torch.dtype
+
+    def features(self, z: Float[ndarray, "m *d"]) -> Float[ndarray, "c m k"]:
+        with torch.no_grad():
+            phi = self.group(torch.tensor(z, device=self.device, dtype=self.dtype))
+        array: ndarray = phi.double().cpu().numpy()
+        return array
+
+
+def networks_of(groups: Sequence[NetworkGroup], fitted: Fitted) -> list[NetworkArrays | TorchFeatures]:
+    """In NumPy where that computes the same numbers: MLPs in float64."""
+    device, dtype = fitted.settings.torch_device, fitted.settings.torch_dtype
+    networks: list[NetworkArrays | TorchFeatures] = []
+    for group in groups:
+        double = {p.dtype for p in (*group.parameters(), *group.buffers()) if p.is_floating_point()} <= {torch.float64}
+        plain = NetworkArrays.of(group) if double and dtype == torch.float64 and fitted.inputs is not None else None
+        networks.append(plain or TorchFeatures(group, device, dtype))
+    return networks
+
+
+@dataclass(frozen=True)
+class ModelArrays:
+    """What rows need of a fitted model beside its last layers."""
+
+    networks: list[NetworkArrays | TorchFeatures]
+    input_mean: ndarray | float
+    input_scale: ndarray | float
+    target_mean: Float[ndarray, " q"]
+    target_scale: Float[ndarray, " q"]
+    formula: SimpleNamespace
+    """By the names that `lastlayer.formula` has for them."""
+    numbers: SimpleNamespace | None
+    """The same as Python's numbers; None: there are several members or outputs, or the noise depends on the input."""
+
+    @classmethod
+    def of(cls, fitted: Fitted, networks: list[NetworkArrays | TorchFeatures]) -> "ModelArrays":
+        inputs, targets, p = fitted.inputs, fitted.targets, fitted.predictor
+        return cls(
+            networks,
+            0.0 if inputs is None else inputs.mean.numpy(),
+            1.0 if inputs is None else inputs.scale.numpy(),
+            targets.mean.numpy(),
+            targets.scale.numpy(),
+            _namespace(p, as_array),
+            _namespace(p, float) if len(fitted.members) == fitted.n_outputs == 1 and p.head is None else None,
+        )
+
+    def calibrated(self, fitted: Fitted, calibration: Calibration) -> "ModelArrays":
+        """With other curves for the same members."""
+        noise_cov = torch.from_numpy(self.formula.noise_cov)
+        curve = curves_of([member.family for member in fitted.members], calibration, noise_cov)
+        swapped = lambda model, convert: SimpleNamespace(**(vars(model) | {"curve": _buffers(curve, convert)}))
+        numbers = None if self.numbers is None else swapped(self.numbers, float)
+        return replace(self, formula=swapped(self.formula, as_array), numbers=numbers)
+
+    def standardized_targets(self, y: Float[ndarray, "m q"]) -> Float[ndarray, "m q"]:
+        return (y - self.target_mean) / self.target_scale
+
+
+class Look:
+    """Rows before they are learned: features, and what is asked of them, each computed once."""
+
+    def __init__(self, arrays: ModelArrays, layers: Sequence[LayerStack], X: Float[ndarray, "m *d"]) -> None:
+        self._arrays, self._layers = arrays, layers
+        self.z: ndarray = (X - arrays.input_mean) / arrays.input_scale
+        self.features = [network.features(self.z) for network in arrays.networks]
+
+    @cached_property
+    def whitened(self) -> list[list[Whitened]]:
+        """By each group of layers, at every alpha."""
+        return [layers.whitened(phi) for layers, phi in zip(self._layers, self.features, strict=True)]
+
+    @cached_property
+    def _said(self) -> list[ndarray]:
+        """Mean (c, m, q) in original units; cost (c, m, 1) at the alpha in use, and at alpha* where that is another."""
+        said = [layers.said(rows) for layers, rows in zip(self._layers, self.whitened, strict=True)]
+        mean, *costs = said[0] if len(said) == 1 else formula.joined(NumPyOps, self._arrays.formula, said)
+        return [mean * self._arrays.target_scale + self._arrays.target_mean, *costs]
+
+    @cached_property
+    def _single(self) -> formula.Components | None:
+        """Of one row by one member, in Python's numbers; None: there are more."""
+        numbers = self._arrays.numbers
+        if numbers is None or len(self.z) > 1:
+            return None
+        parts: formula.Components = formula.components(FloatOps, numbers, [x.item() for x in self._said], None)
+        return parts
+
+    @cached_property
+    def components(self) -> formula.Components:
+        """What the members say, calibrated: arrays with a row for each point."""
+        if self._single is not None:
+            return formula.Components(*(np.full((1, 1, 1), x) for x in vars(self._single).values()))
+        parts = formula.components(NumPyOps, self._arrays.formula, self._said, self.z)
+        shape = parts.mean.shape[:2]
+        return formula.Components(*(_rows(x, shape) for x in vars(parts).values()))
+
+    @cached_property
+    def moments(self) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:
+        """Mean and variance of the targets."""
+        if self._single is None:
+            mean, epistemic, noise, _ = formula.moments(NumPyOps, self._arrays.formula, self.components)
+            return mean, epistemic + noise
+        mean, epistemic, noise, _ = formula.moments(FloatOps, self._arrays.numbers, self._single)
+        return np.array([[mean]]), np.array([[epistemic + noise]])
+
+
+def _rows(x: ndarray, shape: tuple[int, ...]) -> ndarray:
+    return x if x.shape[:2] == shape else np.broadcast_to(x, (*shape, x.shape[-1]))
+
+
+def _namespace(p: Predictor, convert: Any) -> SimpleNamespace:
+    """The predictor without its layers."""
+    model = _buffers(p, convert, recurse=False, leave={"input_mean", "input_scale", "order", "noise_cov"})
+    model.log_precision = None if p.log_precision is None else model.log_precision
+    model.curve, model.outside = _buffers(p.curve, convert), None
+    model.head = None if p.head is None else _buffers(p.head, convert)
+    if p.outside is not None:
+        model.outside = _buffers(p.outside, convert)
+        model.outside.place = p.outside.place
+    model.order, model.noise_cov = None if p.order is None else as_array(p.order), as_array(p.noise_cov)
+    return model
+
+
+def _buffers(module: torch.nn.Module, convert: Any, *, recurse: bool = True, leave: set[str] | None = None) -> Any:
+    named = module.named_buffers(recurse=recurse)
+    return SimpleNamespace(**{name: convert(value) for name, value in named if name not in (leave or ())})
