@@ -1,10 +1,11 @@
-"""Models in the languages of others: CasADi expressions and do-mpc controllers (`pip install lastlayer[control]`).
+"""Models in other languages: CasADi expressions, C source, do-mpc controllers (`pip install lastlayer[control]`).
 
 Importing this package needs nothing, calling it says what is missing. `integrations.onnx`, `integrations.gpytorch` and
 `integrations.lightning` are imported by their own names, with the extras `onnx`, `gpytorch` and `lightning`.
 """
 
-from lastlayer.integrations.casadi import functional_to_casadi, to_casadi
+from lastlayer.integrations.c_code import export_c
+from lastlayer.integrations.casadi import functional_to_casadi, to_casadi, variances_to_casadi
 from lastlayer.integrations.do_mpc import (
     Controller,
     chance_constraint,
@@ -17,10 +18,12 @@ from lastlayer.integrations.do_mpc import (
 __all__ = [
     "Controller",
     "chance_constraint",
+    "export_c",
     "functional_to_casadi",
     "to_casadi",
     "to_do_mpc",
     "trust_constraint",
     "trust_cost",
     "trust_limit",
+    "variances_to_casadi",
 ]
