@@ -3,11 +3,14 @@
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lastlayer.errors import InputError, need
 from lastlayer.files import replacing
 from lastlayer.integrations.casadi import variances_to_casadi
+
+if TYPE_CHECKING:
+    import casadi
 
 PRODUCT = """
 /* C += op(A) op(B), the product that the functions above call in place of a BLAS; alpha and beta are one. The loop over
@@ -60,17 +63,23 @@ def export_c(model: Any, path: str | os.PathLike[str], *, name: str | None = Non
         pump = casadi.external("pump", "./pump.so")
         mean, epistemic_var, noise_var, affine_cost = pump(x)
     """
-    ca, path = need("casadi", extra="control"), Path(path)
+    need("casadi", extra="control")
+    path = Path(path)
     name = path.stem if name is None else name
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name) or "__" in name:
         raise InputError(
             f"{name!r} cannot name a C function of CasADi's: give name=... of letters, digits and single underscores"
         )
     function = variances_to_casadi(model, name=name, blas="classic")
-    generator = ca.CodeGenerator(f"{name}.c")
-    generator.add(function)
-    generator.add(function.jacobian())
-    source = f"#define CASADI_BLAS_DGEMM {name}_dgemm\n{generator.dump()}{PRODUCT.replace('NAME', name)}"
     with replacing(path) as file:
-        file.write(source.encode())
+        file.write(c_source(name, function, function.jacobian()).encode())
     return path
+
+
+def c_source(name: str, *functions: "casadi.Function") -> str:
+    """One file of CasADi functions made with `blas="classic"`, and the product that they call."""
+    ca = need("casadi", extra="control")
+    generator = ca.CodeGenerator(f"{name}.c")
+    for function in functions:
+        generator.add(function)
+    return f"#define CASADI_BLAS_DGEMM {name}_dgemm\n{generator.dump()}{PRODUCT.replace('NAME', name)}"
