@@ -138,7 +138,7 @@ def test_the_product_in_exported_code_is_a_matrix_product(tmp_path):
     compiled_to = tmp_path / "product.so"
     subprocess.run(["gcc", "-std=c99", "-fPIC", "-shared", str(source), "-o", str(compiled_to)], check=True)
     product = ctypes.CDLL(str(compiled_to)).own_dgemm
-    rng, (m, n, k) = np.random.default_rng(0), (3, 4, 5)
+    rng, (m, n, k) = np.random.default_rng(0), (3, 4, 7)
     for first, second in itertools.product("NT", "NT"):
         A, B, C = (np.asfortranarray(rng.standard_normal(shape)) for shape in ((m, k), (k, n), (m, n)))
         wanted = C + A @ B
