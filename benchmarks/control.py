@@ -1,12 +1,16 @@
-"""What uncertainty costs in CasADi: `to_casadi` beside a hand-written expression of the bare network's mean.
+"""What uncertainty costs in CasADi: `to_casadi` beside a hand-written expression of the bare mean.
 
-`python -m benchmarks.control` evaluates both at the same points in CasADi's own loop and prints their ratio; below it,
-the same for functions compiled from C code, for Jacobians, and for a mixture against its members' means.
+`python -m benchmarks.control` evaluates both at the same points in CasADi's own loop and prints their ratio: for one
+network and for the mixture that a plain `BLLRegressor()` fits, interpreted and as C code that gcc compiled; for one
+network the Jacobian of the mean, too. The bare mean of a mixture is the average of its members' means, none of which
+needs a variance; the mean that the mixture predicts weighs them by their precision. The C code of `export_c` brings a
+matrix product of its own, faster than CasADi's: the last line of each block gives it to the bare mean, too.
 """
 
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,41 +19,62 @@ import casadi
 import numpy as np
 import torch
 from numpy import ndarray
+from torch import nn
 
 from benchmarks.timing import describe_machine, time_in_turns
 from lastlayer import BLLRegressor
-from lastlayer.integrations import to_casadi
+from lastlayer.integrations import to_casadi, variances_to_casadi
+from lastlayer.integrations.c_code import c_source
+from lastlayer.networks.mlp import MLP, InputSkip, encoding_of, inner_network
 
 POINTS = 2_000
-AT_MOST = 2.5
+AT_MOST = 2.0
 
 
-def bare_mean(model: BLLRegressor) -> Any:
+def bare_mean(model: BLLRegressor, blas: str = "reference", name: str = "bare") -> Any:
     """The mean alone, as one would write it by hand: layers, last layer, units; members averaged."""
+    times = lambda W, column: casadi.mtimes(casadi.MX(casadi.DM(W)), column, blas)
     x = casadi.MX.sym("x", model.n_features_in_)
     inputs, targets = model.fitted_.inputs, model.fitted_.targets
     assert inputs is not None
     z = (x - inputs.mean.numpy()) / inputs.scale.numpy()
     means = []
     for member in model.members_:
-        a, W = z, member.layer.posterior.weights.numpy()
-        for linear in list(member.network.network)[0::2]:  # type: ignore[arg-type]
-            a = casadi.tanh(casadi.mtimes(linear.weight.detach().numpy(), a) + linear.bias.detach().numpy())
-        phi = casadi.vertcat(a, z)
-        means.append(casadi.mtimes(W[:-1].T, phi) + W[-1])
+        phi, W = bare_features(member.network, z, times), member.layer.posterior.weights.numpy()
+        means.append(times(W[:-1].T, phi) + W[-1])
     mean = sum(means) / len(means)
-    return casadi.Function("bare", [x], [mean * targets.scale.numpy() + targets.mean.numpy()])
+    return casadi.Function(name, [x], [mean * targets.scale.numpy() + targets.mean.numpy()])
 
 
-def compiled(function: Any, folder: str) -> Any:
-    """From C code, by gcc."""
-    source = Path(folder) / f"{function.name()}.c"
-    generator = casadi.CodeGenerator(source.name)
+def bare_features(network: nn.Module, z: Any, times: Callable[[ndarray, Any], Any]) -> Any:
+    a, encoding, inner = z, encoding_of(network), inner_network(network)
+    if encoding is not None:
+        passed = z[encoding.column.tolist()] * encoding.slope.numpy() + encoding.shift.numpy()
+        a = casadi.fmin(casadi.fmax(passed, 0), 1)
+    if isinstance(inner, MLP):
+        activation = {"tanh": casadi.tanh, "sin": casadi.sin}[inner.activation]
+        for linear in inner:
+            if isinstance(linear, nn.Linear):
+                weight, bias = linear.weight.detach().numpy(), linear.bias.detach().numpy()
+                a = activation(times(weight, a) + bias)
+    if not isinstance(network, InputSkip):
+        return a
+    return casadi.vertcat(a, z if network.scale is None else z * network.scale.numpy())
+
+
+def plain_source(function: Any) -> str:
+    generator = casadi.CodeGenerator(f"{function.name()}.c")
     generator.add(function)
-    generator.generate(f"{folder}/")
+    return str(generator.dump())
+
+
+def compiled(name: str, text: str, folder: str) -> Any:
+    """From C code, by gcc."""
+    source = Path(folder) / f"{name}.c"
+    source.write_text(text)
     library = source.with_suffix(".so")
     subprocess.run(["gcc", "-O3", "-fPIC", "-shared", str(source), "-o", str(library), "-lm"], check=True)
-    return casadi.external(function.name(), str(library))
+    return casadi.external(name, str(library))
 
 
 def compare(label: str, X: ndarray, ours: Any, bare: Any, *, target: float | None = None) -> None:
@@ -70,21 +95,32 @@ def main() -> None:
     points = rng.normal(size=(POINTS, 8))
     print(describe_machine())
     print(f"{'microseconds per point':<50} {'ours':>8} {'bare':>8} {'ratio':>8}")
+    for hidden in ((20, 20), (50, 50), (100, 100)):
+        single = BLLRegressor(hidden=hidden, max_epochs=50, preset="evidence", random_state=0).fit(X, Y)
+        name = f"{len(hidden)} layers of {hidden[0]}"
+        ours, bare = to_casadi(single), bare_mean(single)
+        np.testing.assert_allclose(np.array(ours(points[0])[0]), np.array(bare(points[0])), rtol=1e-6)
+        evaluations(name, single, points)
+        jacobians = [
+            f.factory(f"d{f.name()}", f.name_in(), [f"jac:{f.name_out(0)}:{f.name_in(0)}"]) for f in (ours, bare)
+        ]
+        compare(f"{name}: Jacobian of the mean", points, *jacobians)
+    mixture = BLLRegressor(max_epochs=50, random_state=0).fit(X, Y)
+    evaluations(f"mixture of {len(mixture.members_)} (default)", mixture, points)
+
+
+def evaluations(name: str, model: BLLRegressor, points: ndarray) -> None:
+    """Mean and variance beside the bare mean, by each kind of product, and as C code."""
+    bare = bare_mean(model)
+    compare(f"{name}: mean, covariance, cost", points, to_casadi(model), bare, target=AT_MOST)
+    if casadi.has_blas("blasfeo"):
+        compare(f'{name}: blas="blasfeo"', points, to_casadi(model, blas="blasfeo"), bare, target=AT_MOST)
     with tempfile.TemporaryDirectory() as folder:
-        for hidden in ((20, 20), (50, 50), (100, 100)):
-            parameters: dict[str, Any] = {"hidden": hidden, "max_epochs": 50, "random_state": 0}
-            single = BLLRegressor(preset="evidence", **parameters).fit(X, Y)
-            name = f"{len(hidden)} layers of {hidden[0]}"
-            ours, bare = to_casadi(single), bare_mean(single)
-            np.testing.assert_allclose(np.array(ours(points[0])[0]), np.array(bare(points[0])), rtol=1e-6)
-            compare(f"{name}: mean, covariance, cost", points, ours, bare, target=AT_MOST)
-            compare(f"{name}: the same as C code", points, compiled(ours, folder), compiled(bare, folder))
-            jacobians = [
-                f.factory(f"d{f.name()}", f.name_in(), [f"jac:{f.name_out(0)}:{f.name_in(0)}"]) for f in (ours, bare)
-            ]
-            compare(f"{name}: Jacobian of the mean", points, *jacobians)
-            mixture = BLLRegressor(n_members=5, hidden_prior=0.3, **parameters).fit(X, Y)
-            compare(f"{name}: mixture of 5, calibrated", points, to_casadi(mixture), bare_mean(mixture), target=AT_MOST)
+        ours = compiled("ours", c_source("ours", variances_to_casadi(model, name="ours", blas="classic")), folder)
+        bare_c = compiled("bare", plain_source(bare), folder)
+        compare(f"{name}: C code of export_c", points, ours, bare_c, target=AT_MOST)
+        same = compiled("same", c_source("same", bare_mean(model, "classic", "same")), folder)
+        compare(f"{name}: the same, bare mean by its product", points, ours, same)
 
 
 if __name__ == "__main__":

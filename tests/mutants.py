@@ -796,7 +796,8 @@ MUTANTS = [
     Mutant("numpy-softmax", "ops.py", "shares / shares.sum(0)", "shares / shares.max(0)", FACES),
     Mutant("casadi-sigmoid", "ops.py", "1 + ca.tanh(0.5 * x)", "1 + ca.tanh(x)", FACES),
     Mutant("casadi-logaddexp", "ops.py", "0.5 * (x + y + apart)", "0.5 * (x + y)", FACES),
-    Mutant("casadi-total-for-average", "ops.py", "self.total(x) / len(x.parts)", "self.total(x)", FACES),
+    Mutant("casadi-total-for-average", "ops.py", "ca.sum2(x) / x.shape[1]", "ca.sum2(x)", FACES),
+    Mutant("casadi-first-block-only", "ops.py", "int(filled[-1]) + 1)", "int(filled[-1]))", FACES),
     # --- what a fitted model is
     Mutant("tails-as-wide-as-the-rest", FITTED, "[1.0, factor])", "[1.0, 1.0])", MIXTURE),
     Mutant("one-curve-for-all-priors", PREDICTOR, "calibration.curves[family]", "calibration.curve", MIXTURE),
@@ -923,7 +924,22 @@ MUTANTS = [
     Mutant("numpy-thin-tails", "export/bundle.py", "factor * var", "var", EXPORT),
     Mutant("newton-half-way", "formula.py", "1e-8 * narrowest", "1e-3 * narrowest", Y),
     # --- control
-    Mutant("cov-without-spread", "integrations/casadi.py", "cov + ops.total(", "cov + 0 * ops.total(", CA),
+    Mutant("cov-without-spread", "integrations/casadi.py", "cov + ca.reshape(", "cov + 0 * ca.reshape(", CA),
+    Mutant("c-product-overwrites", "integrations/c_code.py", "c[i] += a[i] * b", "c[i] = a[i] * b", CA),
+    Mutant(
+        "attention-unscaled",
+        "integrations/casadi_network.py",
+        "a / math.sqrt(q.shape[-1])",
+        "a / math.sqrt(k.shape[-2])",
+        CA,
+    ),
+    Mutant(
+        "layer-norm-without-eps",
+        "integrations/casadi_network.py",
+        "a / self.ca.sqrt(v + eps)",
+        "a / self.ca.sqrt(v)",
+        CA,
+    ),
     Mutant("rows-cross-borders", "dynamics/data.py", "max(self.outputs, self.inputs) - 1", "self.inputs - 1", D),
     Mutant("cross-forgotten", "dynamics/rollout.py", "between = F @ moments.cross", "between = 0 * moments.cross", D),
     Mutant("tails-drawn-twice", "dynamics/rollout.py", "np.sqrt(tail / member.tails.widening)", "np.sqrt(tail)", FIRST),

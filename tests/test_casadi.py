@@ -1,8 +1,12 @@
 """`to_casadi` says what `predictive` says: values, Jacobians, and the C code made from it."""
 
 import copy
+import ctypes
+import itertools
+import shutil
 import subprocess
 import sys
+from functools import cache
 
 import numpy as np
 import pytest
@@ -11,10 +15,13 @@ from models import FAST, MODELS, data, far, fitted
 from torch import nn
 
 from lastlayer import BLLRegressor
-from lastlayer.errors import MissingPackageError
+from lastlayer.errors import InputError, MissingPackageError
 from lastlayer.features import ACTIVATIONS
-from lastlayer.integrations import functional_to_casadi, to_casadi
+from lastlayer.integrations import export_c, functional_to_casadi, to_casadi, variances_to_casadi
+from lastlayer.integrations.c_code import PRODUCT
+from lastlayer.integrations.casadi_network import to_expression
 from lastlayer.observe import Derivative, Gradient, Value
+from lastlayer.ops import CasADiOps
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
 
@@ -81,23 +88,100 @@ def test_a_fitted_value_serves_as_well_and_later_updates_do_not_reach_it():
     assert np.abs(model.predictive(X[:5]).mean - before.mean).max() > 1e-3
 
 
+needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed: no C code can be compiled")
+
+
+def compiled(source, name, *flags):
+    library = source.with_suffix(".so")
+    subprocess.run(["gcc", "-O1", "-fPIC", "-shared", *flags, str(source), "-o", str(library), "-lm"], check=True)
+    return casadi.external(name, str(library))
+
+
+@needs_gcc
 def test_generated_c_code_computes_the_same(tmp_path):
     (X, _), model = data(), fitted("mixture")
     function = to_casadi(model, name="predictive")
     generator = casadi.CodeGenerator("predictive.c")
     generator.add(function)
-    generator.add(function.jacobian())
     generator.generate(f"{tmp_path}/")
-    library = tmp_path / "predictive.so"
-    subprocess.run(
-        ["gcc", "-O1", "-fPIC", "-shared", str(tmp_path / "predictive.c"), "-o", str(library), "-lm"], check=True
-    )
-    compiled = casadi.external("predictive", str(library))
-    agrees(compiled, model, far(X))
-    slopes = casadi.external(function.jacobian().name(), str(library))
-    for x in far(X, 3):
-        for a, b in zip(slopes(x, *function(x)), function.jacobian()(x, *function(x)), strict=True):
-            np.testing.assert_allclose(np.array(a), np.array(b), rtol=TOLERANCE, atol=1e-12)
+    agrees(compiled(tmp_path / "predictive.c", "predictive"), model, far(X))
+
+
+@needs_gcc
+@pytest.mark.parametrize("name", ["single", "mixture, full noise, alpha tuned", "mixture, noise by input"])
+def test_exported_c_code_says_what_the_module_says(name, tmp_path):
+    """Numbers and Jacobians to 1e-12 of the largest; those of torch, since CasADi wrote the code."""
+    (X, _), model = data(), fitted(name)
+    source = export_c(model, tmp_path / "pump.c")
+    function = compiled(source, "pump", "-std=c99", "-Wall", "-Werror")
+    module, names = model.module(), function.name_out()
+    assert names == ["mean", "epistemic_var", "noise_var", "affine_cost"]
+    points = far(X, 6)
+    values = {key: value.detach().numpy() for key, value in module(torch.tensor(points)).items()}
+    slopes = [
+        torch.autograd.functional.jacobian(lambda z: tuple(module(z[None])[n][0] for n in names), torch.tensor(x))
+        for x in points
+    ]
+    for i, key in enumerate(names):
+        exact, found = values[key], np.stack([np.array(function(x)[i])[:, 0] for x in points])
+        assert np.abs(found - exact.reshape(found.shape)).max() <= 1e-12 * np.abs(exact).max(), key
+        by_torch = np.stack([np.atleast_2d(each[i].numpy()) for each in slopes])
+        by_c = np.stack([np.array(function.jacobian()(x, *function(x))[i]) for x in points])
+        assert np.all(np.abs(by_c - by_torch) <= 1e-12 * np.abs(by_torch).max((0, 1))), key
+
+
+@needs_gcc
+def test_the_product_in_exported_code_is_a_matrix_product(tmp_path):
+    """Whichever factors are transposed; the functions themselves may use some of the cases only."""
+    source = tmp_path / "product.c"
+    source.write_text(PRODUCT.replace("NAME", "own"))
+    compiled_to = tmp_path / "product.so"
+    subprocess.run(["gcc", "-std=c99", "-fPIC", "-shared", str(source), "-o", str(compiled_to)], check=True)
+    product = ctypes.CDLL(str(compiled_to)).own_dgemm
+    rng, (m, n, k) = np.random.default_rng(0), (3, 4, 7)
+    for first, second in itertools.product("NT", "NT"):
+        A, B, C = (np.asfortranarray(rng.standard_normal(shape)) for shape in ((m, k), (k, n), (m, n)))
+        wanted = C + A @ B
+        stored = [np.asfortranarray(M.T) if turned == "T" else M for M, turned in ((A, first), (B, second))]
+        whole = lambda i: ctypes.byref(ctypes.c_int(i))
+        at = lambda M: M.ctypes.data_as(ctypes.POINTER(ctypes.c_double))
+        one = ctypes.byref(ctypes.c_double(1.0))
+        product(
+            ctypes.c_char_p(first.encode()), ctypes.c_char_p(second.encode()), whole(m), whole(n), whole(k), one,
+            at(stored[0]), whole(len(stored[0])), at(stored[1]), whole(len(stored[1])), one, at(C), whole(m),
+        )  # fmt: skip
+        np.testing.assert_allclose(C, wanted, rtol=1e-14, atol=1e-14)
+
+
+def test_a_file_name_that_is_no_c_name_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"my-model.*name="):
+        export_c(fitted("single"), tmp_path / "my-model.c")
+    assert "int own_name(" in export_c(fitted("single"), tmp_path / "my-model.c", name="own_name").read_text()
+
+
+@pytest.mark.parametrize("name", ["single", "mixture of families", "partly missing targets"])
+def test_it_takes_scalar_expressions_too(name):
+    """SX, with their derivatives; do-mpc linearises nothing else."""
+    (X, _), model = data(), fitted(name)
+    for function in (to_casadi(model), variances_to_casadi(model)):
+        x = casadi.SX.sym("x", 3)
+        mean, *_ = function(x)
+        scalar = casadi.Function("scalar", [x], [mean, casadi.jacobian(mean, x)])
+        for point in far(X, 3):
+            found = [np.array(part) for part in scalar(point)]
+            exact = np.array(function(point)[0]), np.array(function.jacobian()(point, *function(point))[0])
+            for a, b in zip(found, exact, strict=True):
+                assert np.abs(a - b).max() <= 1e-12 * np.abs(b).max()
+
+
+@pytest.mark.parametrize("blas", ["classic", "blasfeo"])
+def test_other_products_say_the_same(blas):
+    if not casadi.has_blas(blas):
+        pytest.skip(f"this build of CasADi comes without {blas}")
+    X, _ = data()
+    agrees(to_casadi(fitted("mixture of families"), blas=blas), fitted("mixture of families"), far(X, 5))
+    with pytest.raises(InputError, match="did you mean 'blasfeo'"):
+        to_casadi(fitted("single"), blas="blasfe")
 
 
 class Residual(nn.Module):
@@ -112,18 +196,109 @@ class Residual(nn.Module):
         return a + torch.sin(self.second(a))
 
 
-def test_a_backbone_goes_through_onnx():
-    X, y = data()
-    model = BLLRegressor(backbone=Residual(), **FAST).fit(X, y)
-    agrees(to_casadi(model), model, far(X))
+def double(*layers):
+    torch.manual_seed(0)
+    return nn.Sequential(*layers).double()
 
 
-def test_a_backbone_that_casadi_cannot_read_is_refused_with_advice():
+class Attention(nn.Module):
+    """Every input is a token: self-attention over them, with and without its weights, and a layer of a transformer."""
+
+    def __init__(self, d=3, width=4):
+        super().__init__()
+        self.embed, self.place = nn.Linear(1, width), nn.Parameter(torch.randn(d, width))
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(width, 2, 6, activation="gelu", batch_first=True)
+
+    def forward(self, x):
+        tokens = self.embed(x[..., None]) + self.place
+        tokens = tokens + self.attention(tokens, tokens, tokens)[0]
+        return self.layer(tokens).flatten(1)
+
+
+class RadialBasis(nn.Module):
+    def __init__(self, d=3, k=6, distance=False):
+        super().__init__()
+        self.centres, self.log_width = nn.Parameter(torch.randn(k, d)), nn.Parameter(torch.zeros(k))
+        self.distance = distance
+
+    def forward(self, x):
+        if self.distance:
+            return torch.exp(-torch.cdist(x, self.centres) / self.log_width.exp())
+        return torch.exp(-(x[:, None] - self.centres).square().sum(-1) * self.log_width.exp())
+
+
+class Pooled(nn.Module):
+    """Moves, reductions and arithmetic of every kind."""
+
+    def forward(self, x):
+        a, b = torch.stack([x, 2 - x], 1), x.flip(1)
+        best = torch.maximum(x, b).clamp(-1.5, 0.7)
+        mixed = torch.softmax(a, 1) @ (x[:, :, None] * b[:, None] + 1)
+        parts = torch.cat([x.amax(1, keepdim=True), best, mixed.mean(-1), (x**2 + 1).rsqrt(), 1 - x.abs()], 1)
+        first, rest = parts.split([2, parts.shape[1] - 2], 1)
+        return torch.cat([first.sum(1, keepdim=True), -rest.reciprocal().tanh()], 1)
+
+
+BACKBONES = {
+    "residual": lambda: Residual(),
+    "layer normalisation": lambda: double(nn.Linear(3, 6), nn.LayerNorm(6), nn.SiLU()),
+    "batch normalisation": lambda: double(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.5)),
+    "attention": lambda: double(Attention()),
+    "radial basis": lambda: double(RadialBasis()),
+    "radial basis of distances": lambda: double(RadialBasis(distance=True)),
+    "moves": lambda: double(nn.Linear(3, 5), Pooled()),
+    "moves, softplus": lambda: double(nn.Linear(3, 6), nn.Softplus(), nn.Unflatten(1, (2, 3)), nn.Flatten()),
+}
+
+
+@cache
+def with_backbone(kind):
     X, y = data()
-    network = nn.Sequential(nn.Linear(3, 6, dtype=torch.float64), nn.LayerNorm(6, dtype=torch.float64), nn.Tanh())
-    model = BLLRegressor(backbone=network, **FAST).fit(X, y)
-    with pytest.raises(ValueError, match=r"Sequential.*LayerNormalization.*hidden="):
-        to_casadi(model)
+    return BLLRegressor(backbone=BACKBONES[kind](), **FAST | {"max_epochs": 3}).fit(X, y)
+
+
+@pytest.mark.parametrize("kind", BACKBONES)
+def test_backbones_and_their_derivatives_are_those_of_torch(kind):
+    """To 1e-12 of the largest feature or slope, on MX, SX and numbers."""
+    torch.manual_seed(1)
+    network = with_backbone(kind).fitted_.members[0].network
+    z = torch.randn(3, dtype=torch.float64)
+    wanted = network(z[None])[0].detach().numpy()
+    slopes = torch.autograd.functional.jacobian(lambda a: network(a[None])[0], z).numpy()
+    ops, x = CasADiOps(casadi), casadi.MX.sym("x", 3)
+    function = casadi.Function("f", [x], [to_expression(ops, network, x)])
+    for same in (function, function.expand()):
+        assert np.abs(np.array(same(z.numpy()))[:, 0] - wanted).max() <= 1e-12 * np.abs(wanted).max()
+        found = np.array(same.jacobian()(z.numpy(), same(z.numpy())))
+        assert np.abs(found - slopes).max() <= 1e-12 * np.abs(slopes).max()
+
+
+@pytest.mark.parametrize("kind", ["residual", "layer normalisation", "attention", "radial basis"])
+def test_a_model_with_a_backbone_says_what_predictive_says(kind):
+    X, _ = data()
+    agrees(to_casadi(with_backbone(kind)), with_backbone(kind), far(X, 10))
+
+
+class Odd(nn.Module):
+    """Whose expression would be that of another function."""
+
+    def forward(self, x):
+        return nn.functional.leaky_relu(x, 0.3)
+
+
+def test_backbones_without_an_expression_are_refused_with_advice():
+    x, ops = casadi.MX.sym("x", 3), CasADiOps(casadi)
+    for network, message in (
+        (
+            nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 2, 3), nn.Flatten()),
+            r"conv1d.*no CasADi expression.*hidden=",
+        ),
+        (Odd(), "another function"),
+        (nn.BatchNorm1d(3, track_running_stats=False), "more than 1 value"),
+    ):
+        with pytest.raises(InputError, match=message):
+            to_expression(ops, network, x)
 
 
 def test_without_casadi_it_says_what_to_install(monkeypatch):

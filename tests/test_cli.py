@@ -175,6 +175,17 @@ def test_an_onnx_file_says_what_the_model_says(here, model):
     assert "one place" in said(both)
 
 
+def test_c_source_is_written_for_names_that_c_allows(here, model):
+    pytest.importorskip("casadi")
+    result = run("export", model, "pump.c")
+    assert result.exit_code == 0, result.output
+    assert "fluid=oil" in said(result)
+    assert "int pump(" in Path("pump.c").read_text()
+    refused = run("export", model, "my-pump.c")
+    assert refused.exit_code == 1
+    assert "my-pump" in said(refused)
+
+
 def test_evaluate_says_what_the_metrics_say(model):
     result = json.loads(CliRunner().invoke(app, ["evaluate", str(model), str(NEW), "--json"]).stdout)
     fitted, t = TableModel.load(model), read(NEW)

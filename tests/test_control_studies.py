@@ -121,10 +121,11 @@ def test_a_folder_that_cannot_be_written_is_said(study, tmp_path, capsys):
     assert "cannot write" in capsys.readouterr().out
 
 
-def test_the_code_of_the_page_runs(monkeypatch, as_a_user):
+def test_the_code_of_the_page_runs(monkeypatch, tmp_path, as_a_user):
     page = Path(__file__).parents[1] / "docs" / "control.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S)
-    assert len(blocks) == 4
+    assert len(blocks) == 6
+    monkeypatch.chdir(tmp_path)
     fewer = partial(BLLRegressor, max_epochs=30, n_members=1, hidden_prior=0.3)
     monkeypatch.setattr(lastlayer, "BLLRegressor", fewer)  # the code, not its patience
     names: dict[str, object] = {}
@@ -133,3 +134,5 @@ def test_the_code_of_the_page_runs(monkeypatch, as_a_user):
     assert names["lower"].shape == (1, 20, 2)
     assert names["cov"].shape == (2, 2)
     assert -3 <= names["u"][0] <= 3
+    assert "int pendulum(" in (tmp_path / "pendulum.c").read_text()
+    assert names["A"].shape == (2, 2)

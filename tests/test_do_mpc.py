@@ -75,6 +75,36 @@ def test_a_step_of_the_model_is_a_step_of_the_dynamics(lags):
     np.testing.assert_allclose(found["affine_cost"], p.affine_cost, rtol=1e-9)
 
 
+@pytest.mark.parametrize("lags", [Lags(1, 1, increments=True), Lags(2, 2)])
+def test_a_model_of_scalars_linearises(lags):
+    """A and B are the derivatives of a step, by differences; do-mpc's own linear model and LQR take them."""
+    dynamics, rng = learned(lags), np.random.default_rng(0)
+    model = to_do_mpc(dynamics, symvar_type="SX")
+    model.setup()
+    state, u, step = rng.uniform(-0.5, 0.5, lags.n_state(2, 1)), rng.uniform(-0.5, 0.5, 1), 1e-5
+    words = {"tvp": np.zeros(2)}
+    A, B, _, _ = model.get_linear_system_matrices(state, u, **words)
+    F, G = lags.shift(2, 1)
+
+    def after(state, u):
+        moved = F @ state + G @ u
+        moved[:2] = dynamics.next(lags.join(state, u, 2)[None]).mean[0]
+        return moved
+
+    for exact, around in ((A, lambda e: (state + e, u)), (B, lambda e: (state, u + e))):
+        moves = step * np.eye(exact.shape[1])
+        slopes = np.stack([(after(*around(e)) - after(*around(-e))) / (2 * step) for e in moves], 1)
+        np.testing.assert_allclose(exact, slopes, atol=1e-8)
+    linear = do_mpc().model.linearize(model, state, u, tvp0=np.zeros(2))
+    np.testing.assert_array_equal(linear.sys_A, A)
+    np.testing.assert_array_equal(linear.sys_B, B)
+
+
+def test_the_kind_of_symbols_is_checked(as_a_user):
+    with pytest.raises(ValueError, match="did you mean 'SX'"):
+        to_do_mpc(learned(), symvar_type="SXX")
+
+
 def test_the_back_off_is_the_quantile_times_the_propagated_standard_deviation():
     dynamics = learned()
     cautious = controller(lambda mpc: chance_constraint(mpc, 0, upper=1.0, probability=0.95), noise="measurement")

@@ -134,11 +134,22 @@ def off(values, prediction):
 def test_onnxruntime_says_what_predictive_says(name, dtype, rtol, tmp_path, as_a_user):
     model, X = fitted(name), far(data()[0]).astype(dtype)
     path = to_onnx(model, tmp_path / "model.onnx", dtype=dtype)
+    assert [value.shape for value in runs(path, X[:0]).values()] == [(0, 2)] * 4 + [(0,)]
     for rows in (1, len(X)):
         values = runs(path, X[:rows])
         assert {value.dtype for value in values.values()} == {np.dtype(dtype)}
         errors = off(values, model.predictive(X[:rows]))
         assert max(errors.values()) <= rtol, errors
+
+
+def test_a_network_of_float32_takes_and_gives_float64(tmp_path, as_a_user):
+    """Inputs are standardised before they are rounded, and the last layer is not rounded at all."""
+    X, y = data()
+    model = BLLRegressor((5,), dtype="float32", **FAST).fit(X, y)
+    values = runs(to_onnx(model, tmp_path / "m.onnx", dtype="float64"), far(X))
+    assert {value.dtype for value in values.values()} == {np.dtype("float64")}
+    errors = off(values, model.predictive(far(X)))
+    assert max(errors.values()) <= 3e-6, errors  # tanh of single precision is not the same everywhere
 
 
 def test_what_onnxruntime_has_in_float32_alone_is_computed_so(tmp_path, as_a_user):

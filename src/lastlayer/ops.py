@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from numpy import ndarray
 
+BLOCK, MOSTLY = 32, 0.9
+"""Rows of a block of a product in CasADi, and the share of filled entries above which it is taken as a whole."""
+
 
 class NumPyOps:
     """Arrays whose first axis counts members. An exported model carries a copy of this class: NumPy alone."""
@@ -75,72 +78,107 @@ class TorchOps:
     outer = staticmethod(lambda a, b: a[..., :, None] * b[..., None, :])
 
 
-class Each:
-    """One CasADi row per member; arithmetic is member by member, and other operands serve all members."""
+class Columns:
+    """A CasADi matrix with one column per member, or one for all: the transpose of what NumPy has at one point.
 
-    def __init__(self, parts: Sequence[Any]) -> None:
-        self.parts = list(parts)
+    Arithmetic broadcasts as NumPy's does. CasADi stores columns, and takes them without a copy.
+    """
 
-    def map(self, function: Callable[..., Any], *others: Any) -> "Each":
-        columns = [other.parts if isinstance(other, Each) else [other] * len(self.parts) for other in others]
-        return Each([function(*each) for each in zip(self.parts, *columns, strict=True)])
+    def __init__(self, casadi: Any, value: Any) -> None:
+        self.casadi, self.value = casadi, value
+
+    def map(self, function: Callable[..., Any], *others: Any) -> "Columns":
+        """A function of matrices of one shape, or of numbers."""
+        values = [other.value if isinstance(other, Columns) else other for other in (self, *others)]
+        shapes = [value.shape for value in values if not isinstance(value, float | int)]
+        rows, columns = (max(lengths) for lengths in zip(*shapes, strict=True))
+        return Columns(self.casadi, function(*[self._spread(value, rows, columns) for value in values]))
+
+    def _spread(self, value: Any, rows: int, columns: int) -> Any:
+        if isinstance(value, float | int) or value.shape in ((1, 1), (rows, columns)):
+            return value
+        return self.casadi.repmat(value, rows // value.shape[0], columns // value.shape[1])
 
     __add__ = __radd__ = lambda self, other: self.map(operator.add, other)
     __mul__ = __rmul__ = lambda self, other: self.map(operator.mul, other)
     __sub__ = lambda self, other: self.map(operator.sub, other)
-    __rsub__ = lambda self, other: self.map(operator.neg) + other
+    __rsub__ = lambda self, other: self.map(lambda x, y: y - x, other)
     __truediv__ = lambda self, other: self.map(operator.truediv, other)
     __neg__ = lambda self: self.map(operator.neg)
 
 
 class CasADiOps:
-    """Expressions of one point: rows (1, k), one per member in an `Each`."""
+    """Expressions of one point: a column per member in a `Columns`; weights (k, n) are kept as (n, k)."""
 
-    def __init__(self, casadi: Any) -> None:
-        ca = self.casadi = casadi
-        self.join = Each
-        self.matmul, self.square = self._of(ca.mtimes), self._of(lambda x: x * x)
-        self.affine = self._of(lambda x, weight, bias: ca.mtimes(x, weight) + bias)
+    def __init__(self, casadi: Any, blas: str = "reference") -> None:
+        """`blas`: what CasADi multiplies matrices with."""
+        ca, self.blas = casadi, blas
+        self.casadi = casadi
+        self.square = self._of(lambda x: x * x)
         self.exp, self.log, self.sqrt = self._of(ca.exp), self._of(ca.log), self._of(ca.sqrt)
         self.tanh, self.sin, self.erf = self._of(ca.tanh), self._of(ca.sin), self._of(ca.erf)
         self.minimum = self.at_most = self._of(ca.fmin)
         self.maximum = self.at_least = self._of(ca.fmax)
         self.logaddexp = self._of(self._logaddexp)
         self.sigmoid = self._of(lambda x: 0.5 * (1 + ca.tanh(0.5 * x)))
-        self.block_sum = self._of(lambda x, n: ca.horzcat(*map(ca.sum2, ca.horzsplit(x, x.shape[1] // n))))
-        self.row_mean = self._of(lambda x: ca.sum2(x) / x.shape[1])
-        self.outer = self._of(lambda a, b: ca.mtimes(a.T, b))
+        self.row_mean = self._of(lambda x: ca.sum1(x) / x.shape[0])
+        self.total = self._of(ca.sum2)
+        self.average = self._of(lambda x: ca.sum2(x) / x.shape[1])
+
+    def array(self, value: Any) -> Columns:
+        return Columns(self.casadi, value)
 
     @staticmethod
     def _of(function: Callable[..., Any]) -> Callable[..., Any]:
-        def operation(x: Any, *others: Any) -> Any:
-            if not isinstance(x, Each):
-                first = next((other for other in others if isinstance(other, Each)), None)
-                if first is None:
-                    return function(x, *others)
-                x = Each([x] * len(first.parts))
-            return x.map(function, *others)
-
-        return operation
+        return lambda x, *others: x.map(function, *others)
 
     def _logaddexp(self, x: Any, y: Any) -> Any:
         """Nothing can overflow, and at x = y the derivative is right too: there CasADi takes that of fabs for zero."""
         ca, apart = self.casadi, self.casadi.fabs(x - y)
         return 0.5 * (x + y + apart) + ca.log1p(ca.exp(-apart))
 
-    def softmax(self, x: Each) -> Each:
+    def join(self, parts: Sequence[Columns]) -> Columns:
+        return self.array(self.casadi.horzcat(*[part.value for part in parts]))
+
+    def matmul(self, x: Columns, weight: Columns) -> Columns:
+        return self.affine(x, weight, self.array(self.casadi.DM.zeros(weight.value.shape[0])))
+
+    def affine(self, x: Columns, weight: Columns, bias: Columns) -> Columns:
+        """Zeros at the ends of the rows of a block of constant weights, as triangular ones have them, are left out."""
+        ca, W, b = self.casadi, weight.value, bias.value
+        blocks = [
+            ca.mac(ca.MX(W[rows, columns]), x.value[columns], ca.MX(b[rows]), self.blas)
+            for rows, columns in _filled_blocks(np.asarray(W))
+        ]
+        return self.array(ca.vertcat(*blocks))
+
+    def block_sum(self, x: Columns, n: int) -> Columns:
         ca = self.casadi
-        joined = ca.horzcat(*x.parts)
-        shares = ca.exp(joined - ca.mmax(joined))
-        return Each(ca.horzsplit(shares / ca.sum2(shares)))
+        return self.array(ca.vertcat(*map(ca.sum1, ca.vertsplit(x.value, x.value.shape[0] // n))))
 
-    @staticmethod
-    def total(x: Each) -> Any:
-        return sum(x.parts)
+    def outer(self, a: Columns, b: Columns) -> Columns:
+        """Row by row: q^2 numbers for each member."""
+        ca = self.casadi
+        return self.array(ca.vertcat(*[(self.array(row) * b).value for row in ca.vertsplit(a.value)]))
 
-    @staticmethod
-    def pick(x: Each, i: int) -> Any:
-        return x.parts[i]
+    def softmax(self, x: Columns) -> Columns:
+        ca = self.casadi
+        if x.value.shape[1] == 1:
+            return self.array(ca.DM(1.0))
+        shares = ca.exp(x.value - ca.mmax(x.value))
+        return self.array(shares / ca.sum2(shares))
 
-    def average(self, x: Each) -> Any:
-        return self.total(x) / len(x.parts)
+    def pick(self, x: Columns, i: int) -> Columns:
+        return self.array(x.value[:, i])
+
+
+def _filled_blocks(W: ndarray) -> list[tuple[slice, slice]]:
+    """Blocks of rows, each with the columns from its first to its last number that is not zero."""
+    found = []
+    for start in range(0, len(W), BLOCK):
+        rows = slice(start, min(start + BLOCK, len(W)))
+        filled = np.flatnonzero(W[rows].any(0))
+        found.append((rows, slice(int(filled[0]), int(filled[-1]) + 1) if len(filled) else slice(0, 1)))
+    if sum((r.stop - r.start) * (c.stop - c.start) for r, c in found) > MOSTLY * W.size:
+        return [(slice(0, len(W)), slice(0, W.shape[1]))]
+    return found

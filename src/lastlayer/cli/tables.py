@@ -251,12 +251,16 @@ def update(
 def export(
     model: Model,
     to: Annotated[
-        Path | None, Argument(help="FILE.onnx for an ONNX graph, or a folder.", show_default="MODEL's name-numpy")
+        Path | None,
+        Argument(
+            help="FILE.onnx for an ONNX graph, FILE.c for C source, or a folder.", show_default="MODEL's name-numpy"
+        ),
     ] = None,
     out: Annotated[Path | None, Option("--out", "-o", help="The same, as an option.")] = None,
     as_json: Json = False,
 ) -> None:
-    """For places without torch: one ONNX graph, or a folder that predicts with NumPy alone (model.npz, predict.py)."""
+    """For places without torch: an ONNX graph, C source, or a folder that predicts with NumPy alone (model.npz,
+    predict.py)."""
     from lastlayer.tables import TableModel
 
     if to is not None and out is not None:
@@ -268,6 +272,12 @@ def export(
 
         check_writable(place)
         written = [to_onnx(fitted.model, place, inputs=fitted.schema.features, targets=fitted.schema.targets)]
+        say.words(f"inputs, in this order: {', '.join(fitted.schema.features)}", "dim")
+    elif place.suffix == ".c":
+        from lastlayer.integrations import export_c
+
+        check_writable(place)
+        written = [export_c(fitted.model, place)]
         say.words(f"inputs, in this order: {', '.join(fitted.schema.features)}", "dim")
     else:
         from lastlayer.export import export_bundle

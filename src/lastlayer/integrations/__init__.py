@@ -1,11 +1,12 @@
-"""Models in the languages of others: CasADi expressions and do-mpc controllers (`pip install lastlayer[control]`).
+"""Models in other languages: CasADi expressions, C source, do-mpc controllers (`pip install lastlayer[control]`).
 
 Importing this package needs nothing, calling it says what is missing. `integrations.onnx`, `integrations.gpytorch`,
 `integrations.lightning` and `integrations.river` are imported by their own names, with the extras of the same names;
 `integrations.batches`, for engines such as Ray and Spark, needs no extra.
 """
 
-from lastlayer.integrations.casadi import functional_to_casadi, to_casadi
+from lastlayer.integrations.c_code import export_c
+from lastlayer.integrations.casadi import functional_to_casadi, to_casadi, variances_to_casadi
 from lastlayer.integrations.do_mpc import (
     Controller,
     chance_constraint,
@@ -18,10 +19,12 @@ from lastlayer.integrations.do_mpc import (
 __all__ = [
     "Controller",
     "chance_constraint",
+    "export_c",
     "functional_to_casadi",
     "to_casadi",
     "to_do_mpc",
     "trust_constraint",
     "trust_cost",
     "trust_limit",
+    "variances_to_casadi",
 ]

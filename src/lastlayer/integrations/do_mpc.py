@@ -9,7 +9,7 @@ controller = Controller(mpc, dynamics)          # feeds the covariance of each p
 u = controller.make_step(state)
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from jaxtyping import Float
@@ -18,25 +18,43 @@ from scipy.special import ndtri
 
 from lastlayer.dynamics import DynamicsModel, Linearized
 from lastlayer.dynamics.rollout import Feedback, Propagation
-from lastlayer.errors import InputError, need
+from lastlayer.errors import InputError, check_choice, need
 from lastlayer.integrations.casadi import to_casadi
 from lastlayer.predictor.fitted import as_fitted
 
 if TYPE_CHECKING:
     import do_mpc
 
+SymVarType = Literal["MX", "SX"]
 
-def to_do_mpc(dynamics: DynamicsModel) -> "do_mpc.model.Model":
+
+def to_do_mpc(dynamics: DynamicsModel, *, symvar_type: SymVarType = "MX") -> "do_mpc.model.Model":
     """A discrete do-mpc model of fitted dynamics; add what you like to it, then call its `setup()`.
 
     States `y` (the outputs), and with lags `y_past` and `u_past`, newest first: together they are the state that
     `dynamics.lags.state(episode)` returns. Input `u`. Auxiliary expressions `next_mean`, `next_cov` (column by column)
     and `affine_cost`, of one step from here. The time-varying parameter `predicted_std` is for chance constraints.
+
+    Parameters
+    ----------
+    dynamics : fitted dynamics.
+    symvar_type : as in do-mpc: with "MX" expressions keep their matrices, which is faster for networks; "SX" writes
+        every number out, which do-mpc needs to linearise a model (`get_linear_system_matrices`, `linearize`, LQR) and
+        to pickle it.
+
+    Examples
+    --------
+    ::
+
+        model = to_do_mpc(dynamics, symvar_type="SX")
+        model.setup()
+        linear = do_mpc.model.linearize(model, x_steady, u_steady, tvp0=np.zeros(2))
     """
     do, ca = need("do_mpc", extra="control"), need("casadi", extra="control")
+    check_choice("symvar_type", symvar_type, get_args(SymVarType))
     one_step = to_casadi(dynamics.regressor_, name="one_step")
     lags, q, d = dynamics.lags, dynamics.n_outputs_, dynamics.n_inputs_
-    model = do.model.Model("discrete", "MX")
+    model = do.model.Model("discrete", symvar_type)
     y = model.set_variable("_x", "y", (q, 1))
     parts = {"y": y}
     for name, length in (("y_past", (lags.outputs - 1) * q), ("u_past", (lags.inputs - 1) * d)):
