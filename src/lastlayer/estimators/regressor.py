@@ -240,7 +240,6 @@ class BLLRegressor(LastLayerRegressor):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model to one file (safetensors); the old file stays whole until the new one is."""
-        fitted = self._fitted()
         kept = set(BLLRegressor._get_param_names()) - {"backbone", "random_state", "checkpoint", "training"}
         parameters = {name: getattr(self, name) for name in sorted(kept)}
         parameters["hidden"] = self.hidden if self.hidden == "auto" else [int(width) for width in self.hidden]
@@ -248,8 +247,12 @@ class BLLRegressor(LastLayerRegressor):
             parameters["calibration"] = "auto"  # a splitter has done its work
         options = None if self.training is None else vars(self.training)
         about = {"model": type(self).__name__, "parameters": parameters, "training": options}
-        tensors, header = pack(fitted)
+        tensors, header = self._packed()
         files.write(path, tensors, about | header)
+
+    def _packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What the file holds of the fitted value."""
+        return pack(self._fitted())
 
     def _parameters(self) -> dict[str, Any]:
         """All that settings are resolved from, whatever a subclass calls it."""
@@ -352,6 +355,8 @@ class BLLRegressor(LastLayerRegressor):
 
 def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> BLLRegressor:
     """Load a model that `save` wrote; give the `backbone` module if the model had one of yours."""
+    from lastlayer.estimators.attached import AttachedRegressor  # which is a BLLRegressor
+
     tensors, header = files.read(path)
     settings = header.get("settings")
     if backbone is None and isinstance(settings, dict) and settings.get("backbone") is not None:
@@ -361,7 +366,8 @@ def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> 
     try:
         if backbone is None:
             _check_size(tensors, header)
-        return BLLRegressor._restore(tensors, header, backbone)
+        kind = AttachedRegressor if header["model"] == AttachedRegressor.__name__ else BLLRegressor
+        return kind._restore(tensors, header, backbone)
     except Exception as error:  # a file may be whole and still hold anything
         raise files.ModelFileError(
             f"{path} does not fit this version of lastlayer or this backbone: {error}"
