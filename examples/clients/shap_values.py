@@ -39,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, ndarray]:
     new, table = rows(options.explained, rng)[0], {}
     print(f"{'mean |SHAP| of the input that':32}" + "".join(f"{name:>18}" for name in INPUTS))
     for name, function in functions.items():
-        explained = shap.Explainer(function, X[:30], algorithm="exact")(new, silent=True)
-        table[name] = np.abs(explained.values).mean(0)
+        values = shap.KernelExplainer(function, X[:30]).shap_values(new, silent=True)
+        table[name] = np.abs(values).mean(0)
         print(f"{name:32}" + "".join(f"{value:18.3f}" for value in table[name]))
     return table
 
