@@ -997,7 +997,7 @@ MUTANTS = [
     Mutant("attach-units", "estimators/posthoc.py", "raw.with_targets(targets)", "raw", BY_HAND),
     Mutant("attach-shares", "estimators/posthoc.py", "process_group.reduce(Statistics", "(Statistics", TWO),
     Mutant("attach-padding", ATTACHED, "kept &= mask.to(kept.device) != 0", "pass", EVERY_TOKEN),
-    Mutant("attach-ids", "networks/structured.py", "if x.is_floating_point() else x.to(like.device)", "", EVERY_TOKEN),
+    Mutant("attach-ids", "networks/structured.py", " if x.is_floating_point() else x.dtype", "", EVERY_TOKEN),
     Mutant(
         "attach-channels", ATTACHED, "return 1 if isinstance(network", "return -1 if isinstance(network", CONVOLUTION
     ),

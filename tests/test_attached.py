@@ -290,3 +290,76 @@ def test_one_process_attaches_alone_and_all_of_them_together(tmp_path, as_a_user
     assert set(first) == {"together"}
     for said in (first["together"], last["together"], last["alone"], one["alone"]):
         close(said, one["together"], loose=1e5)  # the curve's optimum has a flat top
+
+
+# backbones of BLLRegressor ------------------------------------------------------------------------------------------
+
+
+class Bag(nn.Module):
+    """The mean of the words of a sentence, through a layer; integers must come as integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.layer = nn.Embedding(WORDS, 4), nn.Linear(4, K)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        assert ids.dtype == torch.int64
+        return torch.tanh(self.layer(self.embedding(ids).mean(1)))
+
+
+@pytest.fixture
+def sentences() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, WORDS, (150, TOKENS))
+    return ids, np.cos(1.3 * ids).sum(1) + 0.1 * rng.standard_normal(150)
+
+
+def test_a_frozen_backbone_of_ids_is_what_attach_makes_of_it(sentences):
+    ids, y = sentences
+    torch.manual_seed(0)
+    backbone = Bag().double().requires_grad_(False)
+    fitted = BLLRegressor(backbone=backbone, preset="evidence", random_state=0).fit(ids, y)
+    attached = attach(backbone, [(ids, y)], layer=None)
+    for said, other in zip(fitted.predict(ids, return_std=True), attached.predict(ids, return_std=True), strict=True):
+        np.testing.assert_allclose(said, other, rtol=1e-9)
+    assert fitted.settings_.ids
+    cost = fitted.predictive(ids).affine_cost
+    np.testing.assert_allclose(fitted.predictive(ids[:, ::-1]).affine_cost, cost, rtol=1e-9)  # words in any order
+
+
+@pytest.mark.parametrize("way", ["rows", "mini-batches", "source", "mixture"])
+def test_backbones_learn_from_ids_by_every_way(way, sentences, tmp_path):
+    ids, y = sentences
+    torch.manual_seed(0)
+    given = {"backbone": Bag(), "max_epochs": 40, "random_state": 0}
+    if way == "source":
+        batches = [(ids[part], y[part]) for part in np.array_split(np.arange(120), 4)]
+        model = BLLRegressor(**given).fit_source(LoaderSource(batches), validation_data=(ids[120:], y[120:]))
+    elif way == "mixture":
+        model = BLLRegressor(**given | {"backbone": Bag, "max_epochs": 10}, n_members=2).fit(ids, y)
+    else:
+        model = BLLRegressor(**given, batch_size=40 if way == "mini-batches" else None).fit(ids, y)
+    assert np.std(model.predict(ids) - y) < 0.7 * np.std(y)
+    with torch.no_grad():
+        said = model.module()(torch.tensor(ids))["var"]
+    np.testing.assert_allclose(said[:, 0], model.predict(ids, return_std=True)[1] ** 2, rtol=1e-12)
+    model.save(tmp_path / "m.lastlayer")
+    again = lastlayer.load(tmp_path / "m.lastlayer", backbone=Bag())
+    np.testing.assert_array_equal(again.predict(ids), model.predict(ids))
+    assert (again.update(ids, y).predictive(ids, noise=False).affine_cost <= model.predictive(ids).affine_cost).all()
+
+
+def test_integers_and_numbers_are_not_taken_for_each_other(sentences, as_a_user):
+    ids, y = sentences
+    model = BLLRegressor(backbone=Bag(), preset="evidence", max_epochs=2).fit(ids, y)
+    with pytest.raises(InputError, match=r"fitted to integers.*float64"):
+        model.predict(ids.astype(float))
+    with pytest.raises(InputError, match=r"fitted to integers.*float64"):
+        model.update(ids.astype(float), y)
+    numbers = BLLRegressor(backbone=nn.Linear(TOKENS, 3), preset="evidence", max_epochs=2)
+    with pytest.raises(InputError, match=r"failed on X, given as integers.*X\.float"):
+        numbers.fit(ids, y)
+    numbers.fit(ids.astype(float), y)  # columns of numbers are standardised, whatever type they have afterwards
+    np.testing.assert_array_equal(numbers.predict(ids), numbers.predict(ids.astype(float)))
+    with pytest.raises(InputError, match="input_skip=True needs a table, but X has integers"):
+        BLLRegressor(backbone=Bag(), input_skip=True).fit(ids, y)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lastlayer.distributed import ONE, ProcessGroup
 from lastlayer.errors import InputError
-from lastlayer.networks.structured import Inputs, as_inputs, named
+from lastlayer.networks.structured import Inputs, as_inputs, converted, named
 from lastlayer.scaling import Standardizer
 from lastlayer.statistics import Statistics, row_chunks
 
@@ -187,7 +187,7 @@ class Scales:
     """What one pass over raw rows tells."""
 
     inputs: Standardizer | None
-    """None: inputs of more than two dimensions, which are passed on as they are."""
+    """None: integers, or inputs of more than two dimensions, which are passed on as they are."""
     targets: Standardizer
     n_rows: int
     count: float
@@ -199,7 +199,7 @@ def scales_of(source: Source, size: int, *, process_group: ProcessGroup = ONE) -
     total: Statistics | None = None
     n_rows, is_table = 0, True
     for batch in source.batches(size, process_group=process_group):
-        is_table = batch.X.dim() == 2
+        is_table = batch.X.dim() == 2 and batch.X.is_floating_point()
         check_finite({"X": batch.X, "y": batch.T}, n_rows)
         columns = batch.X.double() if is_table else batch.T.double()[:, :0]
         part = Statistics.from_linear_features(columns, batch.T.double(), sample_weight=batch.weight)
@@ -237,7 +237,7 @@ class StandardizedSource:
             yield Batch(self._moved(X), self._moved(scales.targets.forward(batch.T)), weight, batch.total)
 
     def _moved(self, values: Tensor) -> Tensor:
-        return values.to(dtype=self.dtype).to(self.device, non_blocking=True)
+        return converted(values, self.dtype).to(self.device, non_blocking=True)
 
 
 def check_finite(tensors: dict[str, Tensor], seen: int) -> None:

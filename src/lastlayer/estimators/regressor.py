@@ -59,7 +59,8 @@ class BLLRegressor(LastLayerRegressor):
     encoding : what networks see: "raw" inputs, or their "piecewise" linear encoding by quantiles, which learns steps
         and thresholds easily and is constant outside the data. "auto": a mixture of both.
     backbone : an nn.Module that maps a batch to features (m, k), trained from its present weights in a copy, or a
-        callable that returns a fresh one. Inputs of more than two dimensions are passed on to it unscaled.
+        callable that returns a fresh one. Integers, such as ids for embeddings, and inputs of more than two dimensions
+        are passed on to it as they are.
     preset : what the "auto" of the other parameters means: "calibrated"; "fast", the same with a third of the
         networks and fewer steps; "evidence", one network, no calibration, early stopping from 100 samples on.
     n_members : networks in the mixture. "auto": five of every family, up to 20 below 250 samples, 10 above 5,000; under
@@ -176,21 +177,23 @@ class BLLRegressor(LastLayerRegressor):
             X, y, sample_weight, nd=self.backbone is not None, partly=True, noise_std=noise_std
         )
         n_given = len(rows.X) if rows.weight is None else int((rows.weight > 0).sum())
-        if rows.X.dim() == 2 and rows.alike and (self.calibration is None or isinstance(self.calibration, str)):
+        if rows.inputs is not None and rows.alike and (self.calibration is None or isinstance(self.calibration, str)):
             rows = rows.merged()
-        copies = rows.copies() if rows.X.dim() == 2 else None
+        copies = rows.copies() if rows.inputs is not None else None
         n_groups = None if copies is None else int(copies.max()) + 1
         n_known = None if n_groups is None else round(n_groups * rows.known_share)
         observations = check_observations(observations)
         beside = sum(len(seen.y) for seen in observations)
         alike = rows.alike and not beside
-        shape = DataShape(tuple(rows.X.shape), validation_data is not None, n_known, alike, beside)
+        ids = not rows.X.is_floating_point()
+        shape = DataShape(tuple(rows.X.shape), validation_data is not None, n_known, alike, beside, ids)
         settings = resolve(self._parameters(), shape, seed=seed)
         warn_of_missing_targets(rows.y)
         if settings.calibration in ("random and blocked folds", "holdout"):
             warn_of_copies(n_given, n_groups)
         data = rows.to(settings.torch_device, settings.torch_dtype, observations)
         Z, T = data.X.cpu().numpy(), data.T.cpu().numpy()
+        Z = Z[..., None] if ids else Z  # no points of a space, in which blocks could be left out
         folds = folds_for(settings, Z, T, copies=copies, splitter=self.calibration, groups=groups)
         trainer = Trainer(Architecture(settings, self.backbone), data, self._checkpoints(), self._shown(progress))
         crossfit = CrossFit(trainer)
@@ -223,6 +226,7 @@ class BLLRegressor(LastLayerRegressor):
                 progress=self._shown(progress),
             )
         scales = streamed.scales
+        settings = replace(settings, ids=not streamed.sample.X.is_floating_point())
         self.training_, self._y_ndim = streamed.history, 2 if len(scales.targets.mean) > 1 else 1
         self.n_features_in_ = int(streamed.sample.X.shape[1])  # as scikit-learn counts, also of images
         self._hold([streamed.member], streamed.sample, scales.inputs, scales.targets, settings)

@@ -27,9 +27,14 @@ def named(inputs: Inputs) -> dict[str, Tensor]:
     return inputs if isinstance(inputs, dict) else {f"X[{i}]": part for i, part in enumerate(inputs)}
 
 
+def converted(x: Tensor, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """In another floating-point type, on another device; integers, such as ids, stay integers."""
+    return x.to(device=device, dtype=dtype if x.is_floating_point() else x.dtype)
+
+
 def moved(inputs: Inputs, like: Tensor) -> Inputs:
     """On the device of a tensor; floating-point numbers in its type, while ids and masks keep their own."""
-    there = lambda x: x.to(like) if x.is_floating_point() else x.to(like.device)
+    there = lambda x: converted(x, like.dtype, like.device)
     if isinstance(inputs, Tensor):
         return there(inputs)
     if isinstance(inputs, dict):

@@ -122,7 +122,7 @@ def with_rows(fitted: Fitted, data: Data, *, forgetting: float = 1.0) -> Fitted:
         for rows in row_chunks(len(data.X)):
             part = data.rows(torch.arange(len(data.X))[rows].to(data.X.device))
             with torch.no_grad():
-                parts = fitted.predictor.components_of(part.X.to(fitted.predictor.input_mean))
+                parts = fitted.predictor.components_of(fitted.predictor.converted(part.X))
             for family, more in squared_residuals(fitted, parts, part).items():
                 squares[family] += more
         n = float(len(data.X) if data.weight is None else data.weight.sum())
