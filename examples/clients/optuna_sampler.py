@@ -171,7 +171,7 @@ def objective(trial: optuna.Trial) -> float:
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=40)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args(arguments)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     samplers = {
