@@ -14,7 +14,10 @@ from lastlayer.errors import InputError
 from lastlayer.estimators.attached import AttachedRegressor
 from lastlayer.evidence import optimal_alpha
 from lastlayer.features import affine_features
+from lastlayer.integrations.casadi import to_casadi
 from lastlayer.networks.feature_extractor import FeatureExtractor
+from lastlayer.observe import Sum
+from lastlayer.online import OnlineModel
 from lastlayer.posterior import Posterior
 from lastlayer.scaling import Standardizer
 from lastlayer.sources import LoaderSource
@@ -204,6 +207,25 @@ def test_it_does_what_fitted_models_do(text, tmp_path):
     assert np.isfinite(model.predictive(text).interval(0.9, method="conformal")).all()
 
 
+def test_features_are_a_table_for_all_that_takes_fitted_models(text, tmp_path):
+    network = tokens(2)
+    model = attach(network, split(text, noisy(network(**text).logits)))
+    phi, mean = model.features(text), model.predict(text)
+    online = OnlineModel(model)
+    np.testing.assert_allclose(online.predictive(phi).mean.reshape(mean.shape), mean, rtol=1e-9)
+    said = to_casadi(model)(phi[0])
+    np.testing.assert_allclose(said[0].full().ravel(), mean[0, 0], rtol=1e-9)
+    whole = model.predictive_of(Sum(phi.reshape(M, TOKENS, K), output=1))  # over the words of each sentence
+    np.testing.assert_allclose(whole.mean, mean[..., 1].sum(1), rtol=1e-9)
+    close(torch.tensor(whole.cov()), pooled_cov(model.joint(text, noise=False), 1), loose=1e3)
+
+
+def pooled_cov(joint, output: int) -> Tensor:
+    """Of the sums over tokens, entry by entry."""
+    cov = joint.cov_of_outputs()[..., output].reshape(M, TOKENS, M, TOKENS)
+    return torch.tensor(cov.sum((1, 3)))
+
+
 def test_updates_are_one_attach_of_all_rows(text):
     """Alpha and noise found again, which the sums allow."""
     network = tokens(1)
@@ -255,8 +277,6 @@ def test_what_is_wrong_with_batches_is_said(text, as_a_user):
         model.update(text, y[..., 0])
     with tell(r"joint\(X\)"):
         model.predict(text, return_cov=True)
-    with tell("functionals need a table"):
-        model.predictive_of(lastlayer.observe.Value(), np.zeros((2, K)))
 
 
 RANK_SCRIPT = """

@@ -30,8 +30,8 @@ class AttachedRegressor(BLLRegressor):
     X is whatever the network is called with: a tensor, a tuple of them, or a dictionary. Each position that the last
     layer is applied to, such as a token, a node or a pixel, is a row: `predict` returns the shape that the targets
     had; `predictive`, `joint`, `sample_y` and `extrapolation` speak of the rows, in the order of the flattened
-    positions. Targets may be NaN where a position has none. `fitted_` is a model of the features, so that what takes
-    a fitted model alone (ONNX, CasADi, `OnlineModel`) takes `model.features(X)`.
+    positions. Targets may be NaN where a position has none. `fitted_` is a model of the features, a table: ONNX,
+    CasADi, `OnlineModel` and functionals take `model.features(X)`.
 
     Examples
     --------
@@ -57,8 +57,7 @@ class AttachedRegressor(BLLRegressor):
         return (mean, std) if return_std else mean
 
     def module(self) -> "AttachedPredictor":  # type: ignore[override]
-        """The fitted model as a `torch.nn.Module`, called as the network is; its outputs have the shape of `predict`,
-        with an axis for the outputs."""
+        """The fitted model as a `torch.nn.Module`, called as the network is; the last axis counts the outputs."""
         return AttachedPredictor(copied(self._network), self._fitted().module())
 
     def _packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -152,9 +152,14 @@ class _Form:
         X, phi_tilde = first.inputs, _features(extractor, first)
         if isinstance(X, Tensor) and X.is_floating_point() and X.dim() > 1 and phi_tilde.shape[:-1] == X.shape[:1]:
             d, q = X.shape[1], 1 if first.y.dim() == 1 else first.y.shape[1]
-            unit = Standardizer(torch.zeros(d, dtype=torch.float64), torch.ones(d, dtype=torch.float64))
-            return cls(BLLRegressor, d, unit if X.dim() == 2 else None, min(q, 2))
-        return cls(AttachedRegressor, phi_tilde.shape[-1], None, 2 if first.y.dim() == phi_tilde.dim() else 1)
+            return cls(BLLRegressor, d, _unit(d) if X.dim() == 2 else None, min(q, 2))
+        k = phi_tilde.shape[-1]
+        return cls(AttachedRegressor, k, _unit(k), 2 if first.y.dim() == phi_tilde.dim() else 1)
+
+
+def _unit(d: int) -> Standardizer:
+    """That changes nothing."""
+    return Standardizer(torch.zeros(d, dtype=torch.float64), torch.ones(d, dtype=torch.float64))
 
 
 def _unwrapped(network: nn.Module) -> nn.Module:
