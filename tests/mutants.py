@@ -92,6 +92,9 @@ POSTHOC, MODULE = "test_posthoc.py", "test_module.py::test_it_says_what_predicti
 SCALED = f"{POSTHOC}::test_statistics_of_scaled_targets_follow_from_those_of_raw_ones"
 BY_HAND = f"{POSTHOC}::test_it_is_the_posterior_of_the_features_written_down_by_hand"
 TWO = f"{POSTHOC}::test_two_processes_give_the_answer_of_one"
+ATTACHED = "estimators/attached.py"
+EVERY_TOKEN = "test_attached.py::test_every_token_is_a_row_and_padding_is_none"
+CONVOLUTION = "test_attached.py::test_a_convolution_of_size_1_is_a_linear_layer_at_every_position"
 FIRST_LOSS = f"{POSTHOC}::test_the_first_batch_of_all_rows_gives_the_evidence_and_its_gradient"
 BT, BO = "test_botorch.py", "test_bo_study.py"
 GAUSSIAN, SURROGATE = (f"integrations/botorch/{name}.py" for name in ("gaussian", "surrogate"))
@@ -1022,6 +1025,11 @@ MUTANTS = [
     ),
     Mutant("attach-units", "estimators/posthoc.py", "raw.with_targets(targets)", "raw", BY_HAND),
     Mutant("attach-shares", "estimators/posthoc.py", "process_group.reduce(Statistics", "(Statistics", TWO),
+    Mutant("attach-padding", ATTACHED, "kept &= mask.to(kept.device) != 0", "pass", EVERY_TOKEN),
+    Mutant("attach-ids", "networks/structured.py", " if x.is_floating_point() else x.dtype", "", EVERY_TOKEN),
+    Mutant(
+        "attach-channels", ATTACHED, "return 1 if isinstance(network", "return -1 if isinstance(network", CONVOLUTION
+    ),
     Mutant(
         "loss-of-processes", "training/loss.py", "carrier = running.process_group.world_size * (", "carrier = (", TWO
     ),

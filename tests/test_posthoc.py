@@ -171,7 +171,7 @@ def test_a_feature_extractor_serves_several_threads_at_once():
         (net, {"layer": "unused"}, "uses its layer 'unused' 0 times"),
         (net, {"noise": "input"}, "choose one of 'diagonal', 'full'"),
         (lambda: net(q=3), {}, "gives 3 numbers, and the targets have 2"),
-        (lambda: nn.Sequential(nn.Conv1d(1, 1, 1)), {}, "layer=None"),
+        (lambda: nn.Sequential(nn.Conv1d(1, 1, 3)), {}, "layer=None"),
         (lambda: net().bfloat16(), {}, "convert it, network.float"),
     ],
 )

@@ -13,24 +13,31 @@ FLOATS = {"dtype": [np.float64, np.float32], "ensure_all_finite": False}
 """What scikit-learn leaves as it is; finiteness is checked here, with the rows named."""
 
 
+IDS = {"dtype": [np.int64], "ensure_all_finite": False}
+"""What integers are, where they are passed on as they are."""
+
+
 def as_array(values: Any) -> Any:
     """Torch tensors become NumPy arrays; everything else stays as it is."""
     return values.detach().cpu().numpy() if hasattr(values, "detach") else values
 
 
-def check_X(estimator: BaseEstimator, X: Any, *, reset: bool, nd: bool) -> ndarray:
-    """A finite float array of inputs: a table, or with `nd` of more dimensions; columns as they were in fit."""
-    checked: ndarray = validate_data(estimator, as_array(X), reset=reset, allow_nd=nd, **FLOATS)
+def check_X(estimator: BaseEstimator, X: Any, *, reset: bool, nd: bool, ids: bool = False) -> ndarray:
+    """A finite float array of inputs: a table, or with `nd` of more dimensions; columns as they were in fit.
+
+    `ids`: integers, of any dimensions.
+    """
+    checked: ndarray = validate_data(estimator, as_array(X), reset=reset, allow_nd=nd, **_kept(X, ids, reset=reset))
     check_finite(checked, "X")
     return np.ascontiguousarray(checked)  # torch takes no negative strides
 
 
 def check_Xy(
-    estimator: BaseEstimator, X: Any, y: Any, *, reset: bool, nd: bool, partly: bool = False
+    estimator: BaseEstimator, X: Any, y: Any, *, reset: bool, nd: bool, partly: bool = False, ids: bool = False
 ) -> tuple[ndarray, ndarray]:
     """Inputs and targets of the same length, both finite; the targets as given, 1-D or 2-D.
 
-    `partly`: of several targets some may be missing (NaN), but not all of a row.
+    `partly`: of several targets some may be missing (NaN), but not all of a row. `ids`: integer inputs stay integers.
     """
     given = np.asarray(y := as_array(y))
     missing = None
@@ -40,12 +47,24 @@ def check_Xy(
             check_rows(missing)
             y = np.where(missing, 0.0, given)
         check_finite(np.asarray(y), "y")  # before scikit-learn, which names no rows
-    words = {"multi_output": True, "y_numeric": True, **FLOATS}
+    words = {"multi_output": True, "y_numeric": True, **_kept(X, ids, reset=reset)}
     checked, targets = validate_data(estimator, as_array(X), y, reset=reset, allow_nd=nd, **words)
     check_finite(checked, "X")
     targets = np.ascontiguousarray(targets, dtype=np.float64)
     check_finite(targets, "y")
     return np.ascontiguousarray(checked), targets if missing is None else np.where(missing, np.nan, targets)
+
+
+def _kept(X: Any, ids: bool, *, reset: bool) -> dict[str, Any]:
+    """What scikit-learn leaves as it is of these inputs."""
+    if not ids:
+        return FLOATS
+    given = np.asarray(as_array(X)).dtype
+    if given.kind not in "iu" and not reset:
+        raise InputError(
+            f"the model was fitted to integers, such as ids, and X has values of type {given}: give integers"
+        )
+    return IDS if given.kind in "iu" else FLOATS
 
 
 def check_rows(missing: ndarray) -> None:

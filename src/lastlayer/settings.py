@@ -92,6 +92,8 @@ class Settings:
     device: str
     dtype: str
     seed: int
+    ids: bool = False
+    """Whether the inputs are integers, which the backbone takes as they are."""
 
     @property
     def noise_structure(self) -> NoiseStructure:
@@ -153,6 +155,13 @@ class DataShape:
     """Whether the noise is what is learned, everywhere."""
     n_observations: int = 0
     """Functionals observed beside the rows."""
+    ids: bool = False
+    """Whether the inputs are integers, which a backbone takes as they are."""
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the inputs are columns of numbers, as far as is known."""
+        return not self.ids and (self.shape is None or len(self.shape) == 2)
 
 
 def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Settings:
@@ -188,7 +197,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
         n_members = 1 if bare or own_network or source else few
     if calibration == "random and blocked folds" and own_network and n_members == 1:
         calibration = "holdout"
-    noise_can_vary = calibration in CURVES and len(data.shape or ()) == 2
+    noise_can_vary = calibration in CURVES and data.shape is not None and data.is_table
     skip = not own_network if p["input_skip"] == "auto" else bool(p["input_skip"])
     batch_size, rate, epochs = p["batch_size"], options.learning_rate, p["max_epochs"]
     plain = options.objective == "profiled" and options.optimizer == "adam" and not own_network
@@ -233,6 +242,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
         device=device_name(p["device"]),
         dtype=p["dtype"],
         seed=seed,
+        ids=data.ids,
     )
     _check_together(settings, p, data)
     return settings
@@ -299,9 +309,9 @@ def _calibration(p: Mapping[str, Any], data: DataShape, spare: bool) -> str | No
 
 def _check_together(settings: Settings, p: Mapping[str, Any], data: DataShape) -> None:
     """What the data, or what "auto" became, make impossible."""
-    is_table = data.shape is None or len(data.shape) == 2
-    if settings.input_skip and not is_table:
-        raise InputError(f"input_skip=True needs a table, but X has shape {data.shape}: leave it at 'auto' or False")
+    if settings.input_skip and not data.is_table:
+        given = "integers" if data.ids else f"shape {data.shape}"
+        raise InputError(f"input_skip=True needs a table, but X has {given}: leave it at 'auto' or False")
     if settings.batch_size is None and p["checkpoint"] is not None:
         raise InputError("checkpoint keeps the state of mini-batch training: give a batch_size with it")
     if settings.batch_size is None and settings.statistics_refresh is not None:
@@ -323,7 +333,7 @@ def _check_together(settings: Settings, p: Mapping[str, Any], data: DataShape) -
             'noise="full" cannot be combined with noise_std or observations, whose noise is independent between the '
             'outputs: take noise="diagonal"'
         )
-    if settings.noise == "input" and not (settings.calibration in CURVES and is_table):
+    if settings.noise == "input" and not (settings.calibration in CURVES and data.is_table):
         rows = "a source without validation_data" if data.shape is None else f"X of shape {data.shape}"
         raise InputError(
             'noise="input" is fitted to rows left out in calibration, of a table: it cannot be combined with '

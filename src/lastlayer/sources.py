@@ -6,7 +6,7 @@ read lies together on disk, and memory is that of a pool.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lastlayer.distributed import ONE, ProcessGroup
 from lastlayer.errors import InputError
+from lastlayer.networks.structured import Inputs, as_inputs, converted, named
 from lastlayer.scaling import Standardizer
 from lastlayer.statistics import Statistics, row_chunks
 
@@ -45,6 +46,18 @@ class Batch:
         """From arrays or tensors: X, y and, where there are any, weights."""
         X, y, *weight = (torch.as_tensor(part) for part in parts if part is not None)
         return cls(X, y[:, None] if y.dim() == 1 else y, weight[0] if weight else None, total)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a loader gives at a time: inputs of any structure, targets of any shape, and weights of the samples."""
+
+    inputs: Inputs
+    y: Tensor
+    weight: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
 
 
 @runtime_checkable
@@ -92,13 +105,23 @@ class TensorSource:
 
 @dataclass(frozen=True)
 class LoaderSource:
-    """A DataLoader, or anything that can be iterated again and again, of (X, y) or (X, y, weight) batches.
+    """A DataLoader, or anything that can be iterated again and again.
 
-    Batches are taken as they come, whatever size was asked for; the loader decides whether they are shuffled. With
-    several processes each of them has a loader of its own rows, such as one with a DistributedSampler.
+    Batches are (X, y) or (X, y, weight), where X is a tensor, a tuple of tensors or a dictionary of them; or
+    dictionaries that hold the targets too. Only `lastlayer.attach` takes inputs other than one tensor. Batches are
+    taken as they come, whatever size was asked for; the loader decides whether they are shuffled. With several
+    processes each of them has a loader of its own rows, such as one with a DistributedSampler.
+
+    Parameters
+    ----------
+    loader : iterable of batches
+    targets, weight : str, default "labels" and "sample_weight"
+        The entries of a dictionary that are no inputs.
     """
 
     loader: Iterable[Any]
+    targets: str = "labels"
+    weight: str = "sample_weight"
 
     @property
     def n_rows(self) -> int | None:
@@ -107,13 +130,35 @@ class LoaderSource:
     def batches(
         self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
     ) -> Iterator[Batch]:
-        for item in itertools.islice(self._seeded(seed), first, None):
-            if not isinstance(item, (tuple, list)) or len(item) not in (2, 3):
+        for some in self.samples(seed=seed, first=first):
+            if not isinstance(some.inputs, Tensor):
                 raise InputError(
-                    f"the loader gave a {type(item).__name__} in place of (X, y) or (X, y, weight): wrap the dataset "
-                    "so that every item is such a tuple"
+                    f"the loader gave {len(some.inputs)} inputs ({', '.join(named(some.inputs))}), and training takes "
+                    "one tensor: train the network in a loop of your own, then lastlayer.attach(network, loader)"
                 )
-            yield Batch.of(item, len(item[0]) * process_group.world_size)
+            yield Batch.of((some.inputs, some.y, some.weight), len(some) * process_group.world_size)
+
+    def samples(self, *, seed: int | None = None, first: int = 0) -> Iterator[Samples]:
+        """One pass over the batches as they are."""
+        return map(self._parsed, itertools.islice(self._seeded(seed), first, None))
+
+    def _parsed(self, item: Any) -> Samples:
+        if isinstance(item, Mapping):
+            rest = dict(item)
+            if self.targets not in rest:
+                raise InputError(
+                    f"the loader gave a dictionary of {', '.join(map(repr, rest))} in place of one with "
+                    f"{self.targets!r}: name the entry that holds the targets, LoaderSource(loader, targets=...)"
+                )
+            y, weight = rest.pop(self.targets), rest.pop(self.weight, None)
+            return Samples(as_inputs(rest), torch.as_tensor(y), None if weight is None else torch.as_tensor(weight))
+        if not isinstance(item, (tuple, list)) or len(item) not in (2, 3):
+            raise InputError(
+                f"the loader gave a {type(item).__name__} in place of (X, y) or (X, y, weight): wrap the dataset "
+                "so that every item is such a tuple, or a dictionary"
+            )
+        X, y, *weights = item
+        return Samples(as_inputs(X), torch.as_tensor(y), torch.as_tensor(weights[0]) if weights else None)
 
     def _seeded(self, seed: int | None) -> Iterator[Any]:
         """The same order for the same seed: samplers draw from the loader's generator, or else from torch's own."""
@@ -141,7 +186,7 @@ class Scales:
     """What one pass over raw rows tells."""
 
     inputs: Standardizer | None
-    """None: inputs of more than two dimensions, which are passed on as they are."""
+    """None: integers, or inputs of more than two dimensions, which are passed on as they are."""
     targets: Standardizer
     n_rows: int
     count: float
@@ -153,8 +198,8 @@ def scales_of(source: Source, size: int, *, process_group: ProcessGroup = ONE) -
     total: Statistics | None = None
     n_rows, is_table = 0, True
     for batch in source.batches(size, process_group=process_group):
-        is_table = batch.X.dim() == 2
-        check_finite_batch(batch, n_rows)
+        is_table = batch.X.dim() == 2 and batch.X.is_floating_point()
+        check_finite({"X": batch.X, "y": batch.T}, n_rows)
         columns = batch.X.double() if is_table else batch.T.double()[:, :0]
         part = Statistics.from_linear_features(columns, batch.T.double(), sample_weight=batch.weight)
         total = part if total is None else total + part
@@ -191,12 +236,12 @@ class StandardizedSource:
             yield Batch(self._moved(X), self._moved(scales.targets.forward(batch.T)), weight, batch.total)
 
     def _moved(self, values: Tensor) -> Tensor:
-        return values.to(dtype=self.dtype).to(self.device, non_blocking=True)
+        return converted(values, self.dtype).to(self.device, non_blocking=True)
 
 
-def check_finite_batch(batch: Batch, seen: int) -> None:
-    """An error that names the first row with a value that is not finite."""
-    for name, values in (("X", batch.X), ("y", batch.T)):
+def check_finite(tensors: dict[str, Tensor], seen: int) -> None:
+    """An error that names the first row with a value that is not finite, after so many `seen` before."""
+    for name, values in tensors.items():
         if not bool(torch.isfinite(values).all()):
             row = int(torch.nonzero(~torch.isfinite(values).reshape(len(values), -1).all(1))[0])
             raise InputError(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Num
 from numpy import ndarray
 from torch import Tensor
 
@@ -36,7 +36,7 @@ class HeldOutPoints:
     noise_var: Float[Tensor, "c n q"]
     correlation: Float[Tensor, "c n q q"] | None
     """Of the noise between the outputs; None: independent."""
-    inputs: Float[Tensor, "n ..."]
+    inputs: Num[Tensor, "n ..."]
     targets: Float[Tensor, "n q"]
     """NaN: missing."""
     weight: Float[Tensor, " n"]

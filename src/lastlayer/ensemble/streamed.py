@@ -9,6 +9,7 @@ from lastlayer.distributed import ProcessGroup
 from lastlayer.ensemble.problems import identity, mini_batches, optimizer_of
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import features_of
+from lastlayer.networks.structured import converted
 from lastlayer.predictor.module import Member
 from lastlayer.sources import Scales, Source, StandardizedSource, scales_of
 from lastlayer.statistics import CHUNK_ROWS
@@ -65,4 +66,4 @@ def train_on_source(
     statistics = streamed_statistics(network, parts, process_group=process_group)
     history.gap = float(problem.running.gap(statistics)) if problem.running.snapshot is not None else None
     layer = last_layer(statistics, noise=s.noise_structure, bias_prior=s.bias_prior)
-    return Streamed(Member(network, layer, family), scales, Data(sample.X.to(s.torch_dtype), sample.T), history)
+    return Streamed(Member(network, layer, family), scales, Data(converted(sample.X, s.torch_dtype), sample.T), history)

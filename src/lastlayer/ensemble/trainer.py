@@ -298,13 +298,13 @@ class Trainer:
         s = self.settings
         precisions = _precisions(tasks, data.X.device)
         count = data.T.new_tensor(len(data.X)) if data.weight is None else data.weight.sum(-1)
-        source = TensorSource(data.X.float(), data.T.float(), None if data.weight is None else data.weight.float())
-        network.float()
+        small, network = data.float(), network.float()
+        source = TensorSource(small.X, small.T, small.weight)
         precision, is_table = precisions if count.dim() else precisions[0], data.X.dim() == 2
         problem = mini_batches(network, source, s, count, len(data.X), precision, is_table=is_table)
         validation = None
         if held_out is not None:
-            held_X, held_T = held_out.X.float(), held_out.T
+            held_X, held_T = held_out.float().X, held_out.T
 
             def score() -> torch.Tensor:
                 lpd = held_out_lpd(problem.running.posterior(), affine_features(network(held_X)).double(), held_T)

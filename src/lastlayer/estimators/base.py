@@ -17,6 +17,7 @@ from lastlayer.errors import InputError
 from lastlayer.extrapolation import AlphaCurve
 from lastlayer.inputs import check_noise_std, check_weight, check_X, check_Xy
 from lastlayer.networks.mlp import copied
+from lastlayer.networks.structured import converted
 from lastlayer.observe import Functionals, Observations, Pointwise, check_observations, functionals_at
 from lastlayer.prediction import FunctionalPrediction, JointPrediction, Prediction
 from lastlayer.predictor import revisions
@@ -53,7 +54,7 @@ class BaseRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self, X: Any, y: Any, sample_weight: Any, *, nd: bool = False, partly: bool = False, noise_std: Any = None
     ) -> "ScaledData":
         """Checked training data, and the scalers that belong to them; `partly`: some targets may be missing."""
-        X, y = check_Xy(self, X, y, reset=True, nd=nd, partly=partly)
+        X, y = check_Xy(self, X, y, reset=True, nd=nd, partly=partly, ids=nd)
         if len(X) < 2:
             raise InputError(f"fit needs at least 2 samples, and n_samples = {len(X)} was given")
         weight = check_weight(sample_weight, X)
@@ -77,7 +78,8 @@ class ScaledData:
         self, X: Tensor, y: Float[Tensor, "m q"], weight: Tensor | None, noise_std: Float[Tensor, "m q"] | None = None
     ) -> None:
         self.X, self.y, self.weight, self.noise_std = X, y, weight, noise_std
-        self.inputs = Standardizer.fit(X, sample_weight=weight) if X.dim() == 2 else None
+        is_table = X.dim() == 2 and X.is_floating_point()
+        self.inputs = Standardizer.fit(X, sample_weight=weight) if is_table else None
         self.targets = Standardizer.fit(y, sample_weight=weight)
 
     def merged(self) -> "ScaledData":
@@ -113,11 +115,11 @@ class ScaledData:
         if self.noise_std is not None:
             noise_var = (self.noise_std / self.targets.scale).square().to(device)
         seen = tuple(one.standardized(self._inputs(), self.targets) for one in observations)
-        return Data.partly(Z.to(device=device, dtype=dtype), T, weight, noise_var, observations=seen)
+        return Data.partly(converted(Z, dtype, device), T, weight, noise_var, observations=seen)
 
     def _inputs(self) -> Standardizer:
         if self.inputs is None:
-            raise InputError("observations need a table: these inputs have more than two dimensions")
+            raise InputError("observations need a table: these inputs are integers, or have more than two dimensions")
         return self.inputs
 
 
@@ -316,11 +318,13 @@ class LastLayerRegressor(BaseRegressor):
         return values[:, 0] if self.fitted_.y_ndim == 1 else values
 
     def _checked(self, X: Any) -> ndarray:
-        return check_X(self, X, reset=False, nd=self._fitted().inputs is None)
+        fitted = self._fitted()
+        return check_X(self, X, reset=False, nd=fitted.inputs is None, ids=fitted.settings.ids)
 
     def _checked_rows(self, X: Any, y: Any, *, partly: bool = False) -> tuple[ndarray, ndarray]:
         fitted = self._fitted()
-        X, y = check_Xy(self, X, y, reset=False, nd=fitted.inputs is None, partly=partly)
+        ids = fitted.settings.ids
+        X, y = check_Xy(self, X, y, reset=False, nd=fitted.inputs is None, partly=partly, ids=ids)
         q = y.shape[1] if y.ndim > 1 else 1
         if q != fitted.n_outputs:
             raise InputError(f"y has {q} outputs, but the model was fitted to {fitted.n_outputs}")

@@ -1,28 +1,30 @@
 """`attach`: the exact last layer for a network that was trained elsewhere, by whatever loop."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from lastlayer.calibration import HeldOutPoints
 from lastlayer.distributed import ProcessGroup
 from lastlayer.errors import InputError, check_choice
+from lastlayer.estimators.attached import AttachedRegressor, features_at, labelled_rows, outputs_axis
 from lastlayer.estimators.notes import warn_of_floored_noise
 from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.features import affine_features
 from lastlayer.networks.feature_extractor import FeatureExtractor, last_linear
-from lastlayer.networks.mlp import copied, features_of
+from lastlayer.networks.mlp import copied
+from lastlayer.networks.structured import moved, named
 from lastlayer.parameters import DTYPES
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted, cost_quantiles
 from lastlayer.predictor.module import Member
 from lastlayer.scaling import Standardizer
 from lastlayer.settings import SOURCE_BATCH, DataShape, resolve
-from lastlayer.sources import LoaderSource, Source, check_finite_batch
+from lastlayer.sources import LoaderSource, Samples, Source, check_finite
 from lastlayer.statistics import CHUNK_ROWS, Statistics
 from lastlayer.training import Data, TrainingHistory, last_layer
 from lastlayer.types import BIAS_PRIORS, NETWORK, NOISE_STRUCTURES, BiasPrior, NoiseStructure
@@ -38,46 +40,71 @@ def attach(
     calibration: Iterable[Any] | Source | None = None,
     noise: NoiseStructure = "diagonal",
     bias_prior: BiasPrior = "flat",
+    process_group: ProcessGroup | None = None,
 ) -> BLLRegressor:
     """The exact Bayesian last layer on the features of a trained network, as a fitted model: nothing is trained.
 
     One pass over the loader sums up the statistics; alpha, noise and weights follow in closed form at the maximum of
     the evidence. The network, which is copied and left as it is, sees the inputs as the loader gives them, in
-    evaluation mode. Every process of a torch.distributed group may bring a loader of its own rows: all get one model.
+    evaluation mode: floating-point numbers in its own type, ids and masks as they are.
 
     Parameters
     ----------
-    loader : batches (X, y) or (X, y, weight), or a source of them (see lastlayer.sources).
-    layer : the linear layer that the new one stands in for. "auto": the one evaluated last. Or its name, as in
-        `network.named_modules()`. None: the network has no such layer, what it returns are the features.
-    calibration : batches of rows that the network was not trained on; they fit the curve from affine cost to variance.
-    noise, bias_prior : as in `BLLRegressor`.
+    network : torch.nn.Module
+        Called with X, with the tensors of a tuple X in their order, or with those of a dictionary X by name.
+    loader : iterable of batches, or Source
+        Batches (X, y) or (X, y, weight); dictionaries with the targets as "labels"; or a source of them (see
+        lastlayer.sources, where `LoaderSource` takes other names). Where the layer is applied to many positions per
+        sample, such as tokens, the targets have as many, and each is a row: NaN, -100 among integers, or a 0 in the
+        input "attention_mask" says that a position has no target.
+    layer : str or None, default "auto"
+        The linear layer, or convolution with kernels of size 1, that the new one stands in for. "auto": the one
+        evaluated last. Or its name, as in `network.named_modules()`. None: the network has no such layer, what it
+        returns are the features.
+    calibration : iterable of batches, or Source, optional
+        Rows that the network was not trained on; they fit the curve from affine cost to variance.
+    noise, bias_prior : str
+        As in `BLLRegressor`.
+    process_group : ProcessGroup, optional
+        Processes that call `attach` together, each with a loader of its own rows: all get one model of all rows.
+        None: those of the present torch.distributed group. `lastlayer.distributed.ONE`: this process alone, whatever
+        the others do.
+
+    Returns
+    -------
+    BLLRegressor
+        Of inputs other than one floating-point tensor, or with several rows per sample, an `AttachedRegressor`.
+
+    Examples
+    --------
+    >>> model = lastlayer.attach(network, loader, calibration=held_out)
+    >>> mean, std = model.predict(X, return_std=True)
     """
     check_choice("noise", noise, NOISE_STRUCTURES)
     check_choice("bias_prior", bias_prior, BIAS_PRIORS)
-    network, process_group = _unwrapped(network), ProcessGroup.current()
+    network, process_group = _unwrapped(network), process_group or ProcessGroup.current()
     place = next(network.parameters(), torch.zeros(()))
-    batches = _batches(loader, place, process_group)
-    first = next(batches, None)
+    samples = _samples(loader, place, process_group)
+    first = next(samples, None)
     if first is None:
         raise InputError("the loader gave no batch: at least one of (X, y) is needed")
     extractor = _extractor(network, layer, first)
     some: list[Tensor] = []
 
     def features() -> Iterator[tuple[Tensor, ...]]:
-        for batch in chain([first], batches):
-            Phi = _features(extractor, batch)
+        for rows in _rows(extractor, chain([first], samples)):
             if sum(len(each) for each in some) < CHUNK_ROWS:
-                some.append(Phi)
-            yield (Phi, batch.T) if batch.weight is None else (Phi, batch.T, batch.weight)
+                some.append(rows.X)
+            yield (rows.X, rows.T) if rows.weight is None else (rows.X, rows.T, rows.weight)
 
     raw = process_group.reduce(Statistics.from_batches(features()))
     var = raw.target_scatter.diagonal() / raw.count
     targets = Standardizer.of_moments(raw.target_mean, var, int(raw.count))
     exact = last_layer(raw.with_targets(targets), noise=noise, bias_prior=bias_prior)
     warn_of_floored_noise([Member(extractor, exact)], varied=bool((var > 0).all()))
-    _, d, *more = first.X.shape
-    model = BLLRegressor(
+    cost = torch.cat([exact.posterior.variance_ratio(Phi) for Phi in some])
+    form = _Form.of(extractor, first)
+    model = form.kind(
         backbone=extractor,
         n_members=1,
         calibration=None if calibration is None else "auto",
@@ -88,29 +115,51 @@ def attach(
         device=str(place.device),
         dtype=_NAMES[place.dtype],
     )
-    unit = Standardizer(torch.zeros(d, dtype=torch.float64), torch.ones(d, dtype=torch.float64))
-    cost = torch.cat([exact.posterior.variance_ratio(Phi) for Phi in some])
-    model.n_features_in_, model.training_ = d, TrainingHistory()
+    model.n_features_in_, model.training_ = form.n_inputs, TrainingHistory()
     fitted = Fitted(
-        inputs=None if more else unit,
+        inputs=form.scaler,
         targets=targets.to("cpu"),
-        members=(Member(extractor, exact),),
+        members=(Member(extractor if form.kind is BLLRegressor else nn.Identity(), exact),),
         log_alphas=(float(exact.posterior.log_alpha),),
         sample_cost=cost_quantiles(torch.cat(process_group.gather(cost.cpu()))[None]),
         settings=resolve(model.get_params(deep=False), DataShape(None, calibration is not None), seed=0),
-        n_features_in=d,
-        y_ndim=min(len(var), 2),
+        n_features_in=form.n_inputs,
+        y_ndim=form.y_ndim,
     )
     if calibration is not None:
         points = []
-        for batch in _batches(calibration, place, process_group):
+        for rows in _rows(extractor, _samples(calibration, place, process_group)):
             # inputs, which may be large, are not kept
-            rows = Data(batch.T[:, :0], targets.forward(batch.T), batch.weight)
-            points.append(HeldOutPoints.by(exact, _features(extractor, batch), rows, "validation", NETWORK))
+            held_out = Data(rows.T[:, :0], targets.forward(rows.T), rows.weight)
+            points.append(HeldOutPoints.by(exact, rows.X, held_out, "validation", NETWORK))
         joined = HeldOutPoints.joined([each for theirs in process_group.gather(points) for each in theirs])
         fitted = revisions.calibrate(fitted, joined)
     model.fitted_ = fitted
     return model
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What kind of model the first batch asks for."""
+
+    kind: type[BLLRegressor]
+    n_inputs: int
+    scaler: Standardizer | None
+    y_ndim: int
+
+    @classmethod
+    def of(cls, extractor: nn.Module, first: Samples) -> "_Form":
+        X, phi_tilde = first.inputs, _features(extractor, first)
+        if isinstance(X, Tensor) and X.is_floating_point() and X.dim() > 1 and phi_tilde.shape[:-1] == X.shape[:1]:
+            d, q = X.shape[1], 1 if first.y.dim() == 1 else first.y.shape[1]
+            return cls(BLLRegressor, d, _unit(d) if X.dim() == 2 else None, min(q, 2))
+        k = phi_tilde.shape[-1]
+        return cls(AttachedRegressor, k, _unit(k), 2 if first.y.dim() == phi_tilde.dim() else 1)
+
+
+def _unit(d: int) -> Standardizer:
+    """That changes nothing."""
+    return Standardizer(torch.zeros(d, dtype=torch.float64), torch.ones(d, dtype=torch.float64))
 
 
 def _unwrapped(network: nn.Module) -> nn.Module:
@@ -121,7 +170,7 @@ def _unwrapped(network: nn.Module) -> nn.Module:
     return inner if isinstance(inner, nn.Module) else network
 
 
-def _extractor(network: nn.Module, layer: str | None, first: Data) -> nn.Module:
+def _extractor(network: nn.Module, layer: str | None, first: Samples) -> nn.Module:
     """A copy that gives the features, tried on the first batch."""
     strange = {p.dtype for p in network.parameters()} - _NAMES.keys()
     if strange:
@@ -129,20 +178,45 @@ def _extractor(network: nn.Module, layer: str | None, first: Data) -> nn.Module:
     network = copied(network)
     if layer is None:
         return network
-    return FeatureExtractor(network, last_linear(network, first.X, first.T.shape[1]) if layer == "auto" else layer)
+    if layer != "auto":
+        return FeatureExtractor(network, layer)
+    extractor = FeatureExtractor(network, last_linear(network, first.inputs))
+    q = _labelled(extractor, first).T.shape[1]
+    if extractor.n_outputs != q:
+        raise InputError(
+            f"the linear layer evaluated last, {extractor.layer!r}, gives {extractor.n_outputs} numbers, and the "
+            f"targets have {q}: name the output layer, layer=..., or give layer=None if what the network returns are "
+            "the features"
+        )
+    return extractor
 
 
-def _features(extractor: nn.Module, batch: Data) -> Float[Tensor, "m p"]:
-    with torch.no_grad():
-        return affine_features(features_of(extractor, batch.X)).double()
+def _samples(loader: Iterable[Any] | Source, place: Tensor, process_group: ProcessGroup) -> Iterator[Samples]:
+    """Batches as the network takes them, where it is."""
+    if isinstance(loader, Source) and not isinstance(loader, LoaderSource):
+        batches = loader.batches(SOURCE_BATCH, process_group=process_group)
+        samples: Iterator[Samples] = (Samples(batch.X, batch.T, batch.weight) for batch in batches)
+    else:
+        samples = (loader if isinstance(loader, LoaderSource) else LoaderSource(loader)).samples()
+    return (replace(some, inputs=moved(some.inputs, place)) for some in samples)
 
 
-def _batches(loader: Iterable[Any] | Source, place: Tensor, process_group: ProcessGroup) -> Iterator[Data]:
-    """Inputs as the network takes them, targets in float64, both where the network is."""
-    source = loader if isinstance(loader, Source) else LoaderSource(loader)
+def _rows(extractor: nn.Module, samples: Iterable[Samples]) -> Iterator[Data]:
+    """Affine features in place of inputs, one row per position that has targets; both in float64."""
     seen = 0
-    for batch in source.batches(SOURCE_BATCH, process_group=process_group):
-        check_finite_batch(batch, seen)
-        seen += len(batch.X)
-        weight = None if batch.weight is None else batch.weight.to(place.device)
-        yield Data(batch.X.to(place), batch.T.to(place.device).double(), weight)
+    for some in samples:
+        check_finite(named(some.inputs), seen)
+        rows = _labelled(extractor, some)
+        check_finite({"y": rows.T}, seen)
+        seen += len(some)
+        if len(rows.X):
+            yield replace(rows, X=affine_features(rows.X).double())
+
+
+def _labelled(extractor: nn.Module, samples: Samples) -> Data:
+    return labelled_rows(_features(extractor, samples), samples, axis=outputs_axis(extractor))
+
+
+def _features(extractor: nn.Module, samples: Samples) -> Tensor:
+    with torch.no_grad():
+        return features_at(extractor, samples.inputs)

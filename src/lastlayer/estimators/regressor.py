@@ -60,7 +60,8 @@ class BLLRegressor(LastLayerRegressor):
         and thresholds easily and is constant outside the data. "auto": a mixture of both. "fourier": no network, but
         random Fourier features with lengths by the evidence: a Gaussian process through 256 frequencies.
     backbone : an nn.Module that maps a batch to features (m, k), trained from its present weights in a copy, or a
-        callable that returns a fresh one. Inputs of more than two dimensions are passed on to it unscaled.
+        callable that returns a fresh one. Integers, such as ids for embeddings, and inputs of more than two dimensions
+        are passed on to it as they are.
     preset : what the "auto" of the other parameters means: "calibrated"; "fast", the same with a third of the
         networks and fewer steps; "evidence", one network, no calibration, early stopping from 100 samples on.
     n_members : networks in the mixture. "auto": five of every family, up to 20 below 250 samples, 10 above 5,000; under
@@ -177,22 +178,23 @@ class BLLRegressor(LastLayerRegressor):
             X, y, sample_weight, nd=self.backbone is not None, partly=True, noise_std=noise_std
         )
         n_given = len(rows.X) if rows.weight is None else int((rows.weight > 0).sum())
-        if rows.X.dim() == 2 and rows.alike and (self.calibration is None or isinstance(self.calibration, str)):
+        if rows.inputs is not None and rows.alike and (self.calibration is None or isinstance(self.calibration, str)):
             rows = rows.merged()
-        copies = rows.copies() if rows.X.dim() == 2 else None
+        copies = rows.copies() if rows.inputs is not None else None
         n_groups = None if copies is None else int(copies.max()) + 1
         n_known = None if n_groups is None else round(n_groups * rows.known_share)
         observations = check_observations(observations)
         beside = sum(len(seen.y) for seen in observations)
         alike = rows.alike and not beside
-        learned = noise_std is None and not beside
-        shape = DataShape(tuple(rows.X.shape), validation_data is not None, n_known, alike, learned, beside)
+        learned, ids = noise_std is None and not beside, not rows.X.is_floating_point()
+        shape = DataShape(tuple(rows.X.shape), validation_data is not None, n_known, alike, learned, beside, ids)
         settings = resolve(self._parameters(), shape, seed=seed)
         warn_of_missing_targets(rows.y)
         if settings.calibration in ("random and blocked folds", "holdout"):
             warn_of_copies(n_given, n_groups)
         data = rows.to(settings.torch_device, settings.torch_dtype, observations)
         Z, T = data.X.cpu().numpy(), data.T.cpu().numpy()
+        Z = Z[..., None] if ids else Z  # no points of a space, in which blocks could be left out
         folds = folds_for(settings, Z, T, copies=copies, splitter=self.calibration, groups=groups)
         trainer = Trainer(Architecture(settings, self.backbone), data, self._checkpoints(), self._shown(progress))
         crossfit = CrossFit(trainer)
@@ -225,6 +227,7 @@ class BLLRegressor(LastLayerRegressor):
                 progress=self._shown(progress),
             )
         scales = streamed.scales
+        settings = replace(settings, ids=not streamed.sample.X.is_floating_point())
         self.training_, self._y_ndim = streamed.history, 2 if len(scales.targets.mean) > 1 else 1
         self.n_features_in_ = int(streamed.sample.X.shape[1])  # as scikit-learn counts, also of images
         self._hold([streamed.member], streamed.sample, scales.inputs, scales.targets, settings)
@@ -254,7 +257,6 @@ class BLLRegressor(LastLayerRegressor):
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What a model file holds: tensors, and a header for JSON."""
-        fitted = self._fitted()
         kept = set(BLLRegressor._get_param_names()) - {"backbone", "random_state", "checkpoint", "training"}
         parameters = {name: getattr(self, name) for name in sorted(kept)}
         parameters["hidden"] = self.hidden if self.hidden == "auto" else [int(width) for width in self.hidden]
@@ -262,8 +264,12 @@ class BLLRegressor(LastLayerRegressor):
             parameters["calibration"] = "auto"  # a splitter has done its work
         options = None if self.training is None else vars(self.training)
         about = {"model": type(self).__name__, "parameters": parameters, "training": options}
-        tensors, header = pack(fitted)
+        tensors, header = self._packed()
         return tensors, about | header
+
+    def _packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What the file holds of the fitted value."""
+        return pack(self._fitted())
 
     def _parameters(self) -> dict[str, Any]:
         """All that settings are resolved from, whatever a subclass calls it."""
@@ -376,6 +382,8 @@ def unpacked(
     path: str | os.PathLike[str], tensors: dict[str, Tensor], header: dict[str, Any], backbone: nn.Module | None
 ) -> BLLRegressor:
     """The model that `BLLRegressor.packed` gave away, as read from a file."""
+    from lastlayer.estimators.attached import AttachedRegressor  # which is a BLLRegressor
+
     settings = header.get("settings")
     if backbone is None and isinstance(settings, dict) and settings.get("backbone") is not None:
         raise InputError(
@@ -384,7 +392,8 @@ def unpacked(
     try:
         if backbone is None:
             _check_size(tensors, header)
-        return BLLRegressor._restore(tensors, header, backbone)
+        kind = AttachedRegressor if header["model"] == AttachedRegressor.__name__ else BLLRegressor
+        return kind._restore(tensors, header, backbone)
     except Exception as error:  # a file may be whole and still hold anything
         raise files.ModelFileError(
             f"{path} does not fit this version of lastlayer or this backbone: {error}"

@@ -24,12 +24,21 @@ pl: Any = need(_home(), extra="lightning")
 class AttachLastLayer(pl.Callback):  # type: ignore[misc]
     """At the end of `trainer.fit`, `lastlayer.attach` on the trained module; the fitted model is `callback.model`.
 
-    The module's `forward` must predict the targets. With several processes the statistics are summed over them.
+    The module's `forward` must predict the targets, called with a tensor, several, or several by name, as
+    `lastlayer.attach` does it. With several processes the statistics are summed over them.
 
     Parameters
     ----------
-    loader : batches (X, y) of training rows. None: the trainer's own.
-    layer, calibration, noise, bias_prior : as in `lastlayer.attach`.
+    loader : iterable of batches, optional
+        Training rows, as `lastlayer.attach` takes them. None: the trainer's own.
+    layer, calibration, noise, bias_prior
+        As in `lastlayer.attach`.
+
+    Examples
+    --------
+    >>> callback = AttachLastLayer(calibration=held_out)
+    >>> Trainer(callbacks=[callback]).fit(module, loader)
+    >>> callback.model.predict(X, return_std=True)
     """
 
     model: BLLRegressor | None

@@ -1,6 +1,7 @@
 """The features of any trained network: what feeds its last linear layer."""
 
 import copy
+import math
 from contextvars import ContextVar
 
 import torch
@@ -8,83 +9,119 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lastlayer.errors import InputError, check_choice
+from lastlayer.networks.structured import Inputs, call
+
+Head = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+"""Layers that are linear in their features at each position: convolutions with kernels of size 1 are."""
 
 
 class FeatureExtractor(nn.Module):
     """x -> the inputs of one linear layer of a network, whatever the network does with its outputs.
 
     The network is copied, with the layer and its weights taken out, and stands still: evaluation mode, no gradients.
+    It is called with whatever the extractor is called with. Features are the last axis, those of a convolution too.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+        The network, which stays as it is.
+    layer : str
+        The name of an `nn.Linear` layer, or of a convolution with kernels of size 1, as in `network.named_modules()`.
+
+    Examples
+    --------
+    >>> network = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+    >>> FeatureExtractor(network, "2")(torch.zeros(5, 2)).shape
+    torch.Size([5, 8])
     """
 
     def __init__(self, network: nn.Module, layer: str) -> None:
         super().__init__()
-        layers = _linear_layers(network)
-        taken = layers[check_choice("layer", layer, layers)]
+        heads = _heads(network)
+        taken = heads[check_choice("layer", layer, heads)]
         self.network = copy.deepcopy(network)
         self.layer = layer
+        self.n_outputs = _n_outputs(taken)
+        self.channels_first = not isinstance(taken, nn.Linear)
+        """Whether the layer is a convolution, whose outputs are (m, q, *positions)."""
         where, _, name = layer.rpartition(".")
-        setattr(self.network.get_submodule(where), name, _InputRecorder(taken.out_features))
+        self.axis = -1 if isinstance(taken, nn.Linear) else -1 - len(taken.kernel_size)
+        setattr(self.network.get_submodule(where), name, _InputRecorder(self.n_outputs, self.axis))
         self.eval().requires_grad_(False)
 
-    def forward(self, x: Float[Tensor, "m *d"]) -> Float[Tensor, "m k"]:
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Float[Tensor, "*s k"]:
+        """Features (m, k), or (m, *positions, k) of a layer that is applied to every position."""
         seen: list[Tensor] = []
         token = _SEEN.set(seen)
         try:
-            self.network(x)
+            self.network(*args, **kwargs)
         finally:
             _SEEN.reset(token)
         if len(seen) != 1:
             raise InputError(f"the network uses its layer {self.layer!r} {len(seen)} times in a pass: name another one")
-        return seen[0]
+        phi_tilde = seen[0].movedim(self.axis, -1)
+        if self.channels_first and math.prod(phi_tilde.shape[1:-1]) == 1:  # pooled before: one row per sample
+            return phi_tilde.flatten(1)
+        return phi_tilde
 
 
 class _InputRecorder(nn.Module):
     """In the place of a layer: hands its inputs to the feature extractor, and nothing on."""
 
-    def __init__(self, out_features: int) -> None:
+    def __init__(self, n_outputs: int, axis: int) -> None:
         super().__init__()
-        self.out_features = out_features
+        self.n_outputs, self.axis = n_outputs, axis
 
     def forward(self, features: Tensor) -> Tensor:
         _SEEN.get().append(features)
-        return features.new_zeros(*features.shape[:-1], self.out_features)
+        shape = list(features.shape)
+        shape[self.axis] = self.n_outputs
+        return features.new_zeros(shape)
 
 
 _SEEN: ContextVar[list[Tensor]] = ContextVar("seen")
 """What the recorders of the present call have seen, per thread."""
 
 
-def last_linear(network: nn.Module, x: Float[Tensor, "m *d"], n_outputs: int) -> str:
-    """The name of the linear layer evaluated last, seen in a trial on a batch; it must give `n_outputs` numbers."""
-    layers = _linear_layers(network)
-    if not layers:
+def last_linear(network: nn.Module, inputs: Inputs) -> str:
+    """The name of the linear layer evaluated last, seen in a trial on a batch."""
+    heads = _heads(network)
+    if not heads:
         raise InputError(
-            f"the network ({type(network).__name__}) has no torch.nn.Linear layer: give layer=None if what it returns "
-            "are the features"
+            f"the network ({type(network).__name__}) has no torch.nn.Linear layer, nor a convolution with kernels of "
+            "size 1: give layer=None if what it returns are the features"
         )
     order: list[str] = []
     hooks = [
-        module.register_forward_pre_hook(lambda _, __, name=name: order.append(name)) for name, module in layers.items()
+        module.register_forward_pre_hook(lambda _, __, name=name: order.append(name)) for name, module in heads.items()
     ]
     try:
         with torch.no_grad():
-            network(x)
+            call(network, inputs)
     finally:
         for hook in hooks:
             hook.remove()
     if not order:
-        raise InputError(f"the network uses none of its linear layers ({', '.join(layers)}): give layer=None")
+        raise InputError(f"the network uses none of its linear layers ({', '.join(heads)}): give layer=None")
     last = order[-1]
-    told = f"the linear layer evaluated last, {last!r},"
     if order.count(last) > 1:
-        raise InputError(f"{told} is used {order.count(last)} times in a pass: name another one, layer=...")
-    if layers[last].out_features != n_outputs:
         raise InputError(
-            f"{told} gives {layers[last].out_features} numbers, and the targets have {n_outputs}: name the output "
-            "layer, layer=..., or give layer=None if what the network returns are the features"
+            f"the linear layer evaluated last, {last!r}, is used {order.count(last)} times in a pass: name another "
+            "one, layer=..."
         )
     return last
 
 
-def _linear_layers(network: nn.Module) -> dict[str, nn.Linear]:
-    return {name: module for name, module in network.named_modules() if isinstance(module, nn.Linear) and name}
+def _heads(network: nn.Module) -> dict[str, Head]:
+    return {name: module for name, module in network.named_modules() if name and _is_head(module)}
+
+
+def _is_head(module: nn.Module) -> bool:
+    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        plain = math.prod(module.kernel_size) == math.prod(module.stride) == module.groups == 1
+        return plain and (isinstance(module.padding, str) or not any(module.padding))
+    return isinstance(module, nn.Linear)
+
+
+def _n_outputs(head: Head) -> int:
+    return head.out_features if isinstance(head, nn.Linear) else head.out_channels

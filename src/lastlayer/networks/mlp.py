@@ -5,11 +5,12 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from lastlayer.errors import InputError, check_choice
 from lastlayer.networks.encoding import Encoded, PiecewiseEncoding
+from lastlayer.networks.structured import call, converted
 
 
 class Sin(nn.Module):
@@ -184,10 +185,11 @@ class NetworkGroup(nn.Module):
     def train(self, mode: bool = True) -> "NetworkGroup":
         return super().train(False)
 
-    def forward(self, z: Float[Tensor, "m *d"]) -> Float[Tensor, "c m k"]:
+    def forward(self, z: Num[Tensor, "m *d"]) -> Float[Tensor, "c m k"]:
         """Features by every network, in the type of z; the networks compute in their own."""
         dtype = next((p.dtype for p in self.network.parameters()), z.dtype)
-        phi = self.network(z.to(dtype)).to(z.dtype)
+        phi = self.network(converted(z, dtype))
+        phi = phi.to(z.dtype) if z.is_floating_point() else phi
         return phi.expand(len(self.places), *phi.shape[-2:])
 
 
@@ -239,9 +241,9 @@ def _kind(network: nn.Module, place: int) -> object:
     return place
 
 
-def features_of(network: nn.Module, Z: Float[Tensor, "m *d"]) -> Float[Tensor, "m k"]:
+def features_of(network: nn.Module, Z: Num[Tensor, "m *d"]) -> Float[Tensor, "m k"]:
     """Linear features of a batch, checked: one row per sample."""
-    phi_tilde = network(Z)
+    phi_tilde = call(network, Z)
     if not isinstance(phi_tilde, Tensor) or phi_tilde.dim() != 2 or len(phi_tilde) != len(Z):
         shape = tuple(phi_tilde.shape) if isinstance(phi_tilde, Tensor) else type(phi_tilde).__name__
         raise InputError(

@@ -20,6 +20,7 @@ from lastlayer.errors import InputError
 from lastlayer.extrapolation import cost_quantile, leave_one_out_cost
 from lastlayer.features import affine_features
 from lastlayer.networks.mlp import copied, features_of
+from lastlayer.networks.structured import converted
 from lastlayer.observe import Functionals
 from lastlayer.ops import NumPyOps, TorchOps
 from lastlayer.partial_posterior import CoupledPosterior
@@ -56,7 +57,7 @@ class Fitted:
     """
 
     inputs: Standardizer | None
-    """None: inputs of more than two dimensions, which are passed on unscaled."""
+    """None: ids, or inputs of more than two dimensions, which are passed on unscaled."""
     targets: Standardizer
     members: tuple[Member, ...]
     log_alphas: tuple[float, ...]
@@ -169,7 +170,7 @@ class Fitted:
         """Inputs as the networks take them."""
         Z = _tensor(X)
         Z = Z if self.inputs is None else self.inputs.forward(Z)
-        return Z.to(device=self.settings.torch_device, dtype=self.settings.torch_dtype)
+        return converted(Z, self.settings.torch_dtype, self.settings.torch_device)
 
     def data(self, X: ndarray, y: ndarray, sample_weight: ndarray | None = None) -> Data:
         """Rows as training takes them."""

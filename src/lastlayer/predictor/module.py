@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Num
 from numpy import ndarray
 from torch import Tensor, nn
 
 from lastlayer import formula
 from lastlayer.calibration import SHARPNESS, Calibration, Curve, Shrinkage, Tails
 from lastlayer.networks.mlp import NetworkGroup, grouped
+from lastlayer.networks.structured import converted
 from lastlayer.ops import TorchOps
 from lastlayer.partial_posterior import CoupledPosterior
 from lastlayer.posterior import Posterior
@@ -90,9 +91,9 @@ class LayerGroup(nn.Module):
         self.width = len(posteriors) * max(w.shape[-1] for w in (self.root, *group.parameters()) if w.dim())
         """Numbers per row of the widest intermediate array, as far as the shapes of the weights tell."""
 
-    def features(self, _: object, z: Float[Tensor, "m *d"]) -> Float[Tensor, "c m k"]:
+    def features(self, _: object, z: Num[Tensor, "m *d"]) -> Float[Tensor, "c m k"]:
         """Centred linear features of standardised inputs."""
-        return self.group(z.to(self.centre.dtype)) - self.centre
+        return self.group(converted(z, self.centre.dtype)) - self.centre
 
 
 class Buffers(nn.Module):
@@ -195,7 +196,7 @@ class Predictor(nn.Module):
     def groups(self) -> list[LayerGroup]:
         return [layer for layer in self.layers if isinstance(layer, LayerGroup)]
 
-    def last_layers(self, z: Float[Tensor, "m *d"], say: Callable[..., Any] = formula.last_layer) -> list[Tensor]:
+    def last_layers(self, z: Num[Tensor, "m *d"], say: Callable[..., Any] = formula.last_layer) -> list[Tensor]:
         """What the last layers say of standardised inputs, some rows after the others."""
         said = []
         for layer in self.groups():
@@ -204,15 +205,25 @@ class Predictor(nn.Module):
             said.append(parts[0] if len(parts) == 1 else [torch.cat(each, 1) for each in zip(*parts, strict=True)])
         return list(formula.joined(TorchOps, self, said))
 
-    def components(self, x: Float[Tensor, "m *d"]) -> formula.Components:
-        """What each member says, calibrated."""
-        return self.components_of(formula.standardized(self, x.to(self.input_mean)))
+    def converted(self, x: Num[Tensor, "m *d"]) -> Num[Tensor, "m *d"]:
+        """Numbers in the type of the model, ids as they are, both on its device."""
+        return converted(x, self.input_mean.dtype, self.input_mean.device)
 
-    def components_of(self, z: Float[Tensor, "m *d"]) -> formula.Components:
+    def standardized(self, x: Num[Tensor, "m *d"]) -> Num[Tensor, "m *d"]:
+        """Inputs as the networks take them; ids as they are."""
+        x = self.converted(x)
+        z: Tensor = formula.standardized(self, x) if x.is_floating_point() else x
+        return z
+
+    def components(self, x: Num[Tensor, "m *d"]) -> formula.Components:
+        """What each member says, calibrated."""
+        return self.components_of(self.standardized(x))
+
+    def components_of(self, z: Num[Tensor, "m *d"]) -> formula.Components:
         """The same of standardised inputs."""
         return formula.components(TorchOps, self, self.last_layers(z), z, self._far(z))
 
-    def _far(self, z: Float[Tensor, "m *d"]) -> Float[Tensor, "m 1"] | None:
+    def _far(self, z: Num[Tensor, "m *d"]) -> Float[Tensor, "m 1"] | None:
         """`formula.log_far` by a process that is no member."""
         if self.process is None:
             return None
@@ -220,22 +231,22 @@ class Predictor(nn.Module):
         far: Tensor = formula.log_far(TorchOps, self.outside, said[-1][0])
         return far
 
-    def mean(self, x: Float[Tensor, "m *d"]) -> Float[Tensor, "m q"]:
+    def mean(self, x: Num[Tensor, "m *d"]) -> Float[Tensor, "m q"]:
         """Of the mixture; without the costs where these neither weigh nor shrink what the members say."""
         if self.log_precision is None and not self.sharpness:
-            z = formula.standardized(self, x.to(self.input_mean))
+            z = self.standardized(x)
             return self.last_layers(z, formula.layer_mean)[0].mean(0)
         parts = self.components(x)
         return TorchOps.total(parts.weights * parts.mean)
 
-    def stretched(self, x: Float[Tensor, "m *d"]) -> tuple[formula.Components, list[Float[Tensor, "m *q r"]]]:
+    def stretched(self, x: Num[Tensor, "m *d"]) -> tuple[formula.Components, list[Float[Tensor, "m *q r"]]]:
         """Components, and whitened features of each member stretched to its calibrated variance, tails included.
 
         The function of member i is its mean plus rows[i] E, the columns of E with covariance `function_cov[i]`. Where
         outputs were observed at different rows, each has features of its own, (m, q, r), and a column of E of its own,
         or if they are `coupled`, the same.
         """
-        return self._stretched(formula.standardized(self, x.to(self.input_mean)))
+        return self._stretched(self.standardized(x))
 
     def linear_map(self, z: Float[Tensor, "m d"], output: int) -> Float[Tensor, "m r"]:
         """[mean, G] of one output at standardised inputs: the function is mean + G e, e standard normal, with the
@@ -255,7 +266,7 @@ class Predictor(nn.Module):
             columns.append(apart.mT)
         return torch.cat([mean, *columns], 1)
 
-    def _stretched(self, z: Float[Tensor, "m *d"]) -> tuple[formula.Components, list[Float[Tensor, "m *q r"]]]:
+    def _stretched(self, z: Num[Tensor, "m *d"]) -> tuple[formula.Components, list[Float[Tensor, "m *q r"]]]:
         """The same of standardised inputs."""
         said, rows = [], dict[int, Tensor]()
         for layer in self.groups():
@@ -277,10 +288,11 @@ class Predictor(nn.Module):
         root = (0.5 * self.curve.log_slope).exp()
         return self.noise_cov * root * root.mT
 
-    def forward(self, x: Float[Tensor, "m *d"]) -> dict[str, Tensor]:
-        x = x.to(self.input_mean)
+    def forward(self, x: Num[Tensor, "m *d"]) -> dict[str, Tensor]:
+        x = self.converted(x)
         # at once: graphs are for any number of rows
-        parts = formula.predict(TorchOps, self, x) if self.process is None else self.components(x)
+        at_once = self.process is None and x.is_floating_point()
+        parts = formula.predict(TorchOps, self, x) if at_once else self.components(x)
         mean, epistemic, noise, cost = formula.moments(TorchOps, self, parts)
         return dict(zip(OUTPUTS, (mean, epistemic + noise, epistemic, noise, cost[..., 0]), strict=True))
 

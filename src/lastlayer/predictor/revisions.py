@@ -124,7 +124,7 @@ def with_rows(fitted: Fitted, data: Data, *, forgetting: float = 1.0) -> Fitted:
         for rows in row_chunks(len(data.X)):
             part = data.rows(torch.arange(len(data.X))[rows].to(data.X.device))
             with torch.no_grad():
-                parts = fitted.predictor.components_of(part.X.to(fitted.predictor.input_mean))
+                parts = fitted.predictor.components_of(fitted.predictor.converted(part.X))
             target = (part.T.cpu() * fitted.targets.scale + fitted.targets.mean).numpy()
             weight, present = (None if x is None else x.cpu().numpy() for x in (part.weight, part.present))
             residuals = squared_residuals(fitted, as_arrays(parts), target, weight=weight, present=present)

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lastlayer.features import affine_features
+from lastlayer.networks.structured import converted
 from lastlayer.observe import StandardObservations
 from lastlayer.patterns import PatternStatistics
 from lastlayer.statistics import CHUNK_ROWS, OutputStatistics, Statistics, row_chunks
@@ -53,6 +54,11 @@ class Data:
         rows = rows.to(self.X.device) if isinstance(rows, Tensor) else rows
         names = ("X", "T", "weight", "present", "noise_var")
         return replace(self, **{n: getattr(self, n)[rows] for n in names if getattr(self, n) is not None})
+
+    def float(self) -> "Data":
+        """Inputs, targets and weights in float32; ids stay integers."""
+        weight = None if self.weight is None else self.weight.float()
+        return replace(self, X=converted(self.X, torch.float32), T=self.T.float(), weight=weight)
 
     def sampled(self, at: Int[Tensor, " n"]) -> "Data":
         """Some rows, each with the weight of all that it stands for; of a stack, those of every network."""

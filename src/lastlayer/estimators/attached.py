@@ -1,0 +1,185 @@
+"""A last layer on batches of any structure, with any number of rows per sample."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+from torch import Tensor, nn
+
+from lastlayer.errors import InputError
+from lastlayer.estimators.regressor import BLLRegressor
+from lastlayer.networks.feature_extractor import FeatureExtractor
+from lastlayer.networks.mlp import copied
+from lastlayer.networks.structured import Inputs, as_inputs, call, moved, output_tensor
+from lastlayer.predictor.module import Predictor
+from lastlayer.sources import Samples
+from lastlayer.training import Data
+
+IGNORED = -100
+"""The integer target of a position that has none, as in `torch.nn.functional.cross_entropy`."""
+MASK = "attention_mask"
+"""The input that is 0 where a position is padding."""
+
+
+class AttachedRegressor(BLLRegressor):
+    """What `lastlayer.attach` makes of inputs other than one floating-point tensor, or of several rows per sample.
+
+    X is whatever the network is called with: a tensor, a tuple of them, or a dictionary. Each position that the last
+    layer is applied to, such as a token, a node or a pixel, is a row: `predict` returns the shape that the targets
+    had; `predictive`, `joint`, `sample_y` and `extrapolation` speak of the rows, in the order of the flattened
+    positions. Targets may be NaN where a position has none. `fitted_` is a model of the features, a table: ONNX,
+    CasADi, `OnlineModel` and functionals take `model.features(X)`.
+
+    Examples
+    --------
+    >>> model = lastlayer.attach(network, loader)  # of {"input_ids": ..., "attention_mask": ..., "labels": ...}
+    >>> mean, std = model.predict({"input_ids": ids, "attention_mask": mask}, return_std=True)
+    """
+
+    def fit(self, *_: Any, **__: Any) -> "AttachedRegressor":
+        """Refused: the network was trained elsewhere."""
+        raise InputError("an attached model is not trained: call lastlayer.attach(network, loader) again")
+
+    def features(self, X: Any) -> Float[ndarray, "n k"]:
+        """What the network makes of a batch: one row per position."""
+        return _rows(self._features(as_inputs(X)))
+
+    def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
+        """Mean of the targets, shaped like them, and with `return_std` their standard deviation, noise included."""
+        if return_cov:
+            raise InputError("return_cov of several rows per sample: ask for joint(X), whose rows are the positions")
+        phi_tilde, fitted = self._features(as_inputs(X)), self._fitted()
+        mean, var = fitted.mean_and_var(_rows(phi_tilde))
+        mean, std = (self._at_positions(x, phi_tilde.shape[:-1]) for x in (mean, np.sqrt(var)))
+        return (mean, std) if return_std else mean
+
+    def module(self) -> "AttachedPredictor":  # type: ignore[override]
+        """The fitted model as a `torch.nn.Module`, called as the network is; the last axis counts the outputs."""
+        return AttachedPredictor(copied(self._network), self._fitted().module())
+
+    def _packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, header = super()._packed()
+        weights = self._network.state_dict()  # some of them may be shared, which safetensors refuses
+        return tensors | {f"backbone.{name}": value.clone() for name, value in weights.items()}, header
+
+    @classmethod
+    def _restore(cls, tensors: dict[str, Tensor], header: dict[str, Any], backbone: nn.Module | None) -> BLLRegressor:
+        if backbone is None:
+            raise ValueError("it needs the network: load(path, backbone=FeatureExtractor(network, layer))")
+        model = super()._restore(tensors, header, nn.Identity())
+        model.backbone = copied(backbone)
+        own = {name.removeprefix("backbone."): x for name, x in tensors.items() if name.startswith("backbone.")}
+        model.backbone.load_state_dict(own)
+        return model
+
+    @property
+    def _network(self) -> nn.Module:
+        assert isinstance(self.backbone, nn.Module)
+        return self.backbone
+
+    def _features(self, inputs: Inputs) -> Float[Tensor, "*s k"]:
+        place = next(self._network.parameters(), torch.zeros(()))
+        with torch.no_grad():
+            return features_at(self._network, moved(inputs, place))
+
+    def _at_positions(self, values: Float[ndarray, "n q"], where: tuple[int, ...]) -> ndarray:
+        """Numbers of all rows, in the shape of the targets."""
+        if self._fitted().y_ndim == 1:
+            return values.reshape(where)
+        return np.moveaxis(values.reshape(*where, -1), -1, outputs_axis(self._network))
+
+    def _checked(self, X: Any) -> ndarray:
+        return self.features(X)
+
+    def _checked_rows(self, X: Any, y: Any, *, partly: bool = False) -> tuple[ndarray, ndarray]:
+        rows = self._labelled(X, y, None)
+        return _rows(rows.X), _rows(rows.T)
+
+    def _rows(self, X: Any, y: Any, sample_weight: Any = None) -> Data:
+        rows = self._labelled(X, y, sample_weight)
+        weight = None if rows.weight is None else rows.weight.double().numpy(force=True)
+        return self._fitted().data(_rows(rows.X), _rows(rows.T), weight)
+
+    def _labelled(self, X: Any, y: Any, sample_weight: Any) -> Data:
+        inputs, weight = as_inputs(X), None if sample_weight is None else torch.as_tensor(sample_weight)
+        samples = Samples(inputs, torch.as_tensor(y), weight)
+        rows = labelled_rows(self._features(inputs), samples, axis=outputs_axis(self._network))
+        q = self._fitted().n_outputs
+        if rows.T.shape[1] != q:
+            raise InputError(f"y has {rows.T.shape[1]} outputs, but the model was fitted to {q}")
+        return rows
+
+
+class AttachedPredictor(nn.Module):
+    """The network and the predictive formula of its last layer, as one module."""
+
+    def __init__(self, network: nn.Module, predictor: Predictor) -> None:
+        super().__init__()
+        self.network, self.predictor = network, predictor
+
+    def train(self, mode: bool = True) -> "AttachedPredictor":
+        return super().train(False)
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> dict[str, Tensor]:
+        """mean, var, epistemic_var, noise_var: (*positions, q); affine_cost: (*positions)."""
+        phi_tilde = output_tensor(self.network(*args, **kwargs))
+        where = phi_tilde.shape[:-1]
+        said = self.predictor(phi_tilde.flatten(0, -2))
+        return {name: values.unflatten(0, where) for name, values in said.items()}
+
+
+def outputs_axis(network: nn.Module) -> int:
+    """Of the targets: the last, or the second where the layer that the network ends in is a convolution."""
+    return 1 if isinstance(network, FeatureExtractor) and network.channels_first else -1
+
+
+def features_at(network: nn.Module, inputs: Inputs) -> Float[Tensor, "*s k"]:
+    """Linear features of every position of a batch."""
+    phi_tilde = output_tensor(call(network, inputs))
+    if phi_tilde.dim() < 2:
+        raise InputError(
+            f"the network gave features of shape {tuple(phi_tilde.shape)}: give one row of them per sample, or per "
+            "position, (samples, features) or (samples, positions, features)"
+        )
+    return phi_tilde
+
+
+def labelled_rows(phi_tilde: Float[Tensor, "*s k"], samples: Samples, *, axis: int = -1) -> Data:
+    """A row for each position that has a target: its features, targets in float64 and weight.
+
+    Positions without a target are NaN, or -100 among integers, or hidden by an input named attention_mask. `axis`
+    is that of the outputs in the targets.
+    """
+    T, weight, where = samples.y, samples.weight, phi_tilde.shape[:-1]
+    T = T.movedim(axis, -1) if T.dim() > len(where) else T
+    T = T[..., None] if T.dim() == len(where) else T
+    if T.shape[:-1] != where:
+        raise InputError(
+            f"the features have shape {tuple(phi_tilde.shape)} and the targets {tuple(samples.y.shape)}: the layer is "
+            f"evaluated at {math.prod(where)} positions, and each needs its targets. If the network pools the outputs "
+            "of the layer, let it pool the features instead"
+        )
+    weight = None if weight is None else weight.reshape(*weight.shape, *[1] * (len(where) - weight.dim())).expand(where)
+    if len(where) == 1:
+        return Data(phi_tilde, T.to(phi_tilde.device).double(), None if weight is None else weight.to(phi_tilde.device))
+    missing = T.isnan() if T.is_floating_point() else T == IGNORED
+    kept = ~missing.all(-1)
+    mask = samples.inputs.get(MASK) if isinstance(samples.inputs, dict) else None
+    if mask is not None and mask.shape == where:
+        kept &= mask.to(kept.device) != 0
+    if bool(missing[kept].any()):
+        raise InputError(
+            "some positions have targets of which a part is missing (NaN): leave out such positions, all of their "
+            "targets NaN, or attach a model for each output"
+        )
+    kept = kept.to(phi_tilde.device)
+    there = lambda values: values.to(phi_tilde.device)[kept]
+    return Data(phi_tilde[kept], there(T).double(), None if weight is None else there(weight))
+
+
+def _rows(values: Float[Tensor, "*s c"]) -> Float[ndarray, "n c"]:
+    array: ndarray = values.flatten(0, -2).double().numpy(force=True)
+    return array
