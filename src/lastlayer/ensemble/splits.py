@@ -120,6 +120,6 @@ def folds_for(
     )
     if calibration == "alpha on blocked folds":
         return Folds([blocked or random[0]], random[0])
-    shells = SHELLS[: max(1, settings.n_blocks - 2)] if blocked else ()
-    regions = blocked + shell_splits(X.astype(float), copies, shells)
+    shells = SHELLS[: max(1, settings.n_blocks - 2)]
+    regions = blocked + (shell_splits(X.astype(float), copies, shells) if blocked else [])
     return Folds([splits + regions for splits in random] if by_folds else [], random[0])

@@ -10,6 +10,8 @@ from torch.quasirandom import SobolEngine
 from lastlayer.networks.mlp import MLP, InputSkip
 
 N_FREQUENCIES, FEW_DIMENSIONS = 256, 10
+JITTER = 1e-9
+"""Added to the kernel between points, which may lie close together."""
 
 
 def fourier_network(
@@ -33,6 +35,62 @@ def fourier_network(
         linear.weight.copy_(torch.cat([waves, waves]))
         linear.bias[:n_frequencies] = 0.5 * math.pi  # the sines that are cosines
     return InputSkip(network, _linear_scale(log_linear, n_frequencies) * scale)
+
+
+class ProcessFeatures(nn.Module):
+    """Features of the same process that have its kernel exactly between any point and those it was given.
+
+    With P the points, K = k(P, P) = L L' and r random Fourier features, whose products are about k,
+
+        [L^-1 k(P, x), r(x) - r(P)' K^-1 k(P, x)]
+
+    have products k(x, P) K^-1 k(P, x') + the rest, which frequencies alone have to tell, and which is zero at P. So the
+    mean given values at P is that of the process; random frequencies blur no more than the variance between points. In
+    many dimensions that matters: there frequencies miss the kernel by one over the root of their number.
+    """
+
+    points: Tensor
+    scale: Tensor
+    linear: Tensor
+    waves: Tensor
+    root: Tensor
+
+    def __init__(
+        self,
+        points: Float[Tensor, "n d"],
+        log_length: Float[Tensor, " d"],
+        log_linear: Float[Tensor, ""],
+        n_frequencies: int = N_FREQUENCIES,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        d, scale = len(log_length), (-log_length).exp()
+        self.register_buffer("scale", scale)
+        self.register_buffer("points", points.to(scale) * scale)
+        self.register_buffer("linear", log_linear.exp())
+        self.register_buffer("waves", frequencies(d, n_frequencies, generator).to(scale))
+        K = self._kernel(self.points)
+        L = torch.linalg.cholesky(K + JITTER * torch.eye(len(K)).to(K))
+        eye = torch.eye(len(K), dtype=K.dtype, device=K.device)
+        inverse_root = torch.linalg.solve_triangular(L, eye, upper=False).mT
+        rest = -torch.cholesky_solve(self._random(self.points), L)
+        self.register_buffer("root", torch.cat([inverse_root, rest], 1))
+
+    def forward(self, z: Float[Tensor, "m d"]) -> Float[Tensor, "m p"]:
+        a = z * self.scale
+        seen, random = self._kernel(a) @ self.root, self._random(a)
+        n = len(self.points)
+        return torch.cat([seen[:, :n], seen[:, n:] + random], 1)
+
+    def _kernel(self, a: Float[Tensor, "m d"]) -> Float[Tensor, "m n"]:
+        inner = a @ self.points.mT
+        square = a.square().sum(-1, keepdim=True) + self.points.square().sum(-1)
+        return (inner - 0.5 * square).clamp_max(0.0).exp() + self.linear * inner
+
+    def _random(self, a: Float[Tensor, "m d"]) -> Float[Tensor, "m r"]:
+        u, n = a @ self.waves, self.waves.shape[1]
+        return torch.cat([torch.cos(u) / n**0.5, torch.sin(u) / n**0.5, self.linear.sqrt() * a], 1)
 
 
 def fourier_features(

@@ -51,6 +51,7 @@ def fit_lengths(
     weight: Float[Tensor, "b m"],
     *,
     noise_prior: NoisePrior = WEAK_NOISE_PRIOR,
+    length: float = LENGTH,
     length_std: float = LOG_LENGTH_STD,
     steps: int = STEPS,
 ) -> tuple[Float[Tensor, "b d"], Float[Tensor, " b"]]:
@@ -63,15 +64,17 @@ def fit_lengths(
     adam = Adam(numbers, RATE)
     for step in range(steps):
         adam.param_groups[0]["lr"] = RATE * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
-        _, slopes = value_and_slopes(Z, T, weight, *numbers, noise_prior=noise_prior, length_std=length_std)
+        _, slopes = value_and_slopes(
+            Z, T, weight, *numbers, noise_prior=noise_prior, length=length, length_std=length_std
+        )
         for number, slope in zip(numbers, slopes, strict=True):
             number.grad = slope
         adam.step()
     return log_length, log_linear
 
 
-def likely_log_length(d: int) -> float:
-    return math.log(LENGTH * math.sqrt(d))
+def likely_log_length(d: int, length: float = LENGTH) -> float:
+    return math.log(length * math.sqrt(d))
 
 
 def refine_lengths(
@@ -119,11 +122,12 @@ def neg_log_prior(
     log_linear: Float[Tensor, "*b"],
     log_alpha: Float[Tensor, "*b"],
     *,
+    length: float = LENGTH,
     length_std: float = LOG_LENGTH_STD,
 ) -> Float[Tensor, "*b"]:
     """Of lengths, of the linear part and of alpha, up to a constant."""
     d = log_length.shape[-1]
-    away = (log_length - likely_log_length(d)) / length_std
+    away = (log_length - likely_log_length(d, length)) / length_std
     lengths = (away * _uncommon(away)).sum(-1)
     rest = ((log_alpha - LOG_ALPHA) / LOG_ALPHA_STD).square() + ((log_linear - LOG_LINEAR) / LOG_LINEAR_STD).square()
     return 0.5 * (lengths + rest)
@@ -144,6 +148,7 @@ def value_and_slopes(
     log_alpha: Float[Tensor, " b"],
     *,
     noise_prior: NoisePrior = WEAK_NOISE_PRIOR,
+    length: float = LENGTH,
     length_std: float = LOG_LENGTH_STD,
 ) -> tuple[Float[Tensor, " b"], list[Tensor]]:
     """Negative log of evidence times prior of each table, up to a constant, and its slopes by the three arguments."""
@@ -169,10 +174,10 @@ def value_and_slopes(
     n = weight.sum(-1)[:, None] - 1 + noise_prior.rows
     misfit = (t * u).sum(1) + noise_prior.rows * noise_prior.share
     logdet = 2 * L.diagonal(dim1=-2, dim2=-1).log().sum(-1) + ones.log()
-    away = (log_length - likely_log_length(d)) / length_std
+    away = (log_length - likely_log_length(d, length)) / length_std
     away_alpha, away_linear = (log_alpha - LOG_ALPHA) / LOG_ALPHA_STD, (log_linear - LOG_LINEAR) / LOG_LINEAR_STD
     away = _uncommon(away)
-    prior = neg_log_prior(log_length, log_linear, log_alpha, length_std=length_std)
+    prior = neg_log_prior(log_length, log_linear, log_alpha, length=length, length_std=length_std)
     value = 0.5 * ((n * misfit.log()).sum(-1) + q * logdet) + prior
     G = 0.5 * (q * P - (u * (n / misfit)[:, None]) @ u.mT)  # slope by C
     by_alpha = (G * K).sum((-2, -1)) + away_alpha / LOG_ALPHA_STD

@@ -162,7 +162,7 @@ class LinearGaussian(nn.Module):
         new._modules = {"predictor": copy.deepcopy(self.predictor)}
         return new
 
-    def _whitened(self, H: Float[Tensor, "*b n r"]) -> Float[Tensor, "*b s n r"]:
+    def _whitened(self, H: Float[Tensor, "*b n r"]) -> Float[Tensor, "*c s n r"]:
         """Rows whose products are the covariance of the function."""
         H = H[..., None, :, :]
         return H if self.R is None else H @ self.R

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lastlayer.errors import InputError
-from lastlayer.integrations.botorch.gaussian import Gaussian, Independent, JointMoments, Separable
+from lastlayer.integrations.botorch.gaussian import Independent, JointMoments, Separable
 from lastlayer.integrations.botorch.model import BLLModel
 from lastlayer.integrations.botorch.surrogate import Surrogate
 from lastlayer.predictor.fitted import as_fitted
@@ -123,11 +123,11 @@ class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # BoTor
     def forward(self, X: Float[Tensor, "*b q d"]) -> Any:
         return BLLModel.forward(self, X)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **named: Any) -> Any:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **_: Any) -> Any:
         """The numbers of another model of the same shape."""
         if not len(self.parts):
             self.fit()
-        return super().load_state_dict(state_dict, strict, **named)
+        return torch.nn.Module.load_state_dict(self, state_dict, strict)  # BoTorch's also restores training targets
 
     def condition_on_observations(self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **named: Any) -> Any:
         if not len(self.parts):
@@ -141,8 +141,8 @@ class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # BoTor
     def _posterior(self, X: Tensor, noise: bool | Tensor) -> Any:
         """Noise that is asked for without saying how much is what is learned and the mean of what is known."""
         if noise is True and self.data[1] is not None:
-            own: Gaussian = self.parts[0]
-            learned = own.moments(X).noise.diagonal(dim1=-2, dim2=-1)
+            own: JointMoments = self.parts[0].moments(X)
+            learned = own.noise.diagonal(dim1=-2, dim2=-1)
             noise = learned + self.data[1].mean(0).to(learned)
         return super()._posterior(X, noise)
 

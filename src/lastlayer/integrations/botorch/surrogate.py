@@ -17,7 +17,7 @@ from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.features import affine_features
-from lastlayer.networks.fourier import fourier_network
+from lastlayer.networks.fourier import ProcessFeatures
 from lastlayer.parameters import TrainingOptions
 from lastlayer.partial_posterior import OutputPosterior
 from lastlayer.predictor.fitted import Fitted
@@ -34,7 +34,9 @@ LITTLE_NOISE = NoisePrior(rows=2.0, share=1e-4)
 MANY_INPUTS = 40
 """With so many inputs, or more, their lengths stay closer together: nothing checks them on rows left out."""
 MOST_ROWS = 400
-"""More rows would tell little more of the lengths."""
+"""More rows would tell little more of the lengths; the kernel is exact at as many."""
+LENGTH = 1.0
+"""Most likely length over the root of the number of inputs; half of that of tables, whose functions are smoother."""
 UNIT = 1 / math.sqrt(12)
 """Standard deviation of inputs that fill the unit interval: what standardised inputs are divided by."""
 
@@ -75,13 +77,14 @@ class Surrogate(LastLayerRegressor):
             data.T[None, some],
             weight,
             noise_prior=LITTLE_NOISE,
+            length=LENGTH,
             length_std=(1 + data.X.shape[1] / MANY_INPUTS) ** -0.5,
             steps=self.max_steps,
         )
         found = log_length[0], log_linear[0]
         if not data.learned_noise:
             found = refine_lengths(data.rows(some), *found, generator=generator)
-        network = fourier_network(*found, self.n_frequencies, generator=generator).requires_grad_(False)
+        network = ProcessFeatures(data.X[some], *found, self.n_frequencies, generator=generator)
         layer = self._layer(data, network)
         defaults = BLLRegressor(
             backbone=network,
