@@ -297,12 +297,9 @@ class Independent(nn.Module):
     def separate(self) -> "Independent":
         return Independent([part.separate() for part in self._each()])
 
-    def moments(self, X: Float[Tensor, "*b q d"]) -> JointMoments:
-        said = [part.moments(X) for part in self._each()]
-        cov = torch.diag_embed(torch.stack([one.cov.to_dense() for one in said], -1))  # (*b, q, q, o, o)
-        cov = cov.transpose(-3, -2).flatten(-4, -3).flatten(-2)
-        noise = torch.diag_embed(torch.cat([one.noise[..., 0] for one in said], -1))
-        return JointMoments(torch.cat([one.mean for one in said], -1), to_linear_operator(cov), noise)
+    def moments_of_outputs(self, X: Float[Tensor, "*b q d"]) -> list[JointMoments]:
+        """One joint Gaussian per output."""
+        return [part.moments(X) for part in self._each()]
 
     def condition(
         self, X: Float[Tensor, "*c n d"], Y: Float[Tensor, "*b n o"], noise: Tensor | None = None

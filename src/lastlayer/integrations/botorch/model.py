@@ -19,7 +19,14 @@ from linear_operator import to_linear_operator
 from torch import Tensor
 
 from lastlayer.errors import InputError
-from lastlayer.integrations.botorch.gaussian import Gaussian, JointMoments, MomentMatched, Separable, block_diagonal
+from lastlayer.integrations.botorch.gaussian import (
+    Gaussian,
+    Independent,
+    JointMoments,
+    MomentMatched,
+    Separable,
+    block_diagonal,
+)
 from lastlayer.predictor.fitted import Fitted, as_fitted
 
 Own = TypeVar("Own", bound="BLLModel")
@@ -138,7 +145,10 @@ class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
         return DrawnFunctions(self, (n,) if isinstance(n, int) else n, generator)
 
     def _posterior(self, X: Tensor, noise: bool | Tensor) -> GPyTorchPosterior:
-        return GPyTorchPosterior(_distribution(self.parts[0].moments(X), noise))
+        own: Gaussian = self.parts[0]
+        if isinstance(own, Independent):
+            return GPyTorchPosterior(_independent_distribution(own.moments_of_outputs(X), noise))
+        return GPyTorchPosterior(_distribution(own.moments(X), noise))
 
     def _conditioned(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> list[Gaussian]:
         return [part.condition(X, Y, noise) for part in self.parts]
@@ -255,3 +265,10 @@ def _distribution(moments: JointMoments, noise: bool | Tensor) -> MultivariateNo
     if mean.shape[-1] == 1:
         return MultivariateNormal(mean[..., 0], cov)
     return MultitaskMultivariateNormal(mean, cov)
+
+
+def _independent_distribution(each: Sequence[JointMoments], noise: bool | Tensor) -> MultivariateNormal:
+    """Block diagonal, as that of `SingleTaskGP`: BoTorch decomposes each output alone."""
+    own = lambda j: noise[..., j : j + 1] if isinstance(noise, Tensor) else noise
+    outputs = [_distribution(moments, own(j)) for j, moments in enumerate(each)]
+    return outputs[0] if len(outputs) == 1 else MultitaskMultivariateNormal.from_independent_mvns(outputs)

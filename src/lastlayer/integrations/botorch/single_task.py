@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lastlayer.errors import InputError
-from lastlayer.integrations.botorch.gaussian import Independent, JointMoments, Separable
+from lastlayer.integrations.botorch.gaussian import Gaussian, Independent, Separable
 from lastlayer.integrations.botorch.model import BLLModel
 from lastlayer.integrations.botorch.surrogate import Surrogate
 from lastlayer.predictor.fitted import as_fitted
@@ -106,7 +106,7 @@ class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # BoTor
             outputs.append(Separable(as_fitted(surrogate)))
         self.parts = torch.nn.ModuleList([outputs[0] if len(outputs) == 1 else Independent(outputs)]).to(Y.device)
         self.requires_grad_(False)
-        noise = self._moments(self.train_inputs[0][:1]).noise[0].diagonal()
+        noise = self._learned_noise(self.transform_inputs(self.train_inputs[0][:1]))[0]
         self.likelihood.noise = noise[0] if len(noise) == 1 else noise[:, None]
         return self.eval()
 
@@ -134,15 +134,16 @@ class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # BoTor
             self.fit()
         return BLLModel.condition_on_observations(self, X, Y, noise, **named)
 
-    def _moments(self, X: Tensor) -> JointMoments:
-        moments: JointMoments = self.parts[0].moments(self.transform_inputs(X))
-        return moments
+    def _learned_noise(self, X: Float[Tensor, "*b q d"]) -> Float[Tensor, "*b q o"]:
+        """Variances at inputs as the input transform returns them."""
+        own: Gaussian = self.parts[0]
+        each = own.moments_of_outputs(X) if isinstance(own, Independent) else [own.moments(X)]
+        return torch.cat([moments.noise[..., 0] for moments in each], -1)
 
     def _posterior(self, X: Tensor, noise: bool | Tensor) -> Any:
         """Noise that is asked for without saying how much is what is learned and the mean of what is known."""
         if noise is True and self.data[1] is not None:
-            own: JointMoments = self.parts[0].moments(X)
-            learned = own.noise.diagonal(dim1=-2, dim2=-1)
+            learned = self._learned_noise(X)
             noise = learned + self.data[1].mean(0).to(learned)
         return super()._posterior(X, noise)
 
