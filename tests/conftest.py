@@ -1,5 +1,6 @@
 """Shapes in annotations are checked while the tests run; tolerances come from one place."""
 
+import inspect
 from collections.abc import Callable, Hashable
 from contextlib import contextmanager
 from dataclasses import is_dataclass
@@ -41,6 +42,7 @@ def jaxtyped_when_called(defined: Any = None, *, typechecker: Callable) -> Any:
         checked_calls.add(this)
         return result
 
+    call.__signature__ = inspect.signature(defined)  # some clients look at it and do not follow `__wrapped__`
     return call
 
 

@@ -69,6 +69,17 @@ def test_shap_tells_what_moves_the_mean_from_what_moves_the_noise(run):
     assert std[1] > 5 * max(std[0], std[2])
 
 
+def test_ax_runs_an_experiment_with_it(run):
+    pytest.importorskip("ax")
+    table = run("ax_loop", "--trials", 14)
+    assert table["SingleTaskBLL"] < 2.0  # Branin's values lie between 0.4 and 308
+
+
+def test_the_loop_of_a_botorch_tutorial_runs_with_the_class_exchanged(run):
+    table = run("botorch_tutorial", "--batches", 2, "--q", 2)
+    assert table["SingleTaskBLL"] >= table["Sobol points"] - 0.1
+
+
 def test_every_example_is_tried():
     tests = "".join(path.read_text() for path in Path(__file__).parent.rglob("test_*.py"))
-    assert [path.stem for path in FOLDER.glob("*.py") if f'"{path.stem}"' not in tests] == []
+    assert [path.stem for path in FOLDER.glob("*.py") if path.stem not in tests] == []

@@ -10,7 +10,7 @@ from botorch.acquisition import AcquisitionFunction, LogExpectedImprovement
 from botorch.acquisition.analytic import PosteriorMean
 from botorch.acquisition.multi_objective.logei import qLogNoisyExpectedHypervolumeImprovement
 from botorch.fit import fit_gpytorch_mll
-from botorch.models import ModelList, SingleTaskGP
+from botorch.models import SingleTaskGP
 from botorch.models.deterministic import GenericDeterministicModel
 from botorch.models.model import Model
 from botorch.optim import optimize_acqf
@@ -78,7 +78,6 @@ class ByModel:
             X_baseline=X,
             sampler=get_sampler(model.posterior(X[:1]), torch.Size([DRAWS]), seed=len(X)),
             prune_baseline=True,
-            cache_root=not isinstance(model, ModelList),
         )
         return self._best(acquisition, RAW_SAMPLES // 2)
 
@@ -160,10 +159,11 @@ METHODS = {
     for method in (
         Method(
             "lastlayer",
-            "`lastlayer.integrations.botorch.fit_model`, fitted anew at every step; LogEI or qLogNEHVI",
+            "`lastlayer.integrations.botorch.fit_model`, fitted at every step; LogEI or qLogNEHVI",
             lambda problem, seed: ByModel(
                 problem, lambda X, T: fit_model(X, T, bounds=_box(problem), random_state=seed)
             ),
+            config="2",
         ),
         Method(
             "SingleTaskGP",
