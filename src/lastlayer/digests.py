@@ -53,9 +53,14 @@ def digest_of_parameters(network: nn.Module, *, buffers: bool = True) -> str:
 
 
 def layout_of(network: nn.Module) -> str:
-    """The network as it prints, with names, shapes and types of all that it holds, and no address in memory."""
+    """The network as it prints, with names, shapes and types of all that it holds."""
     held = [f"{name} {tuple(x.shape)} {x.dtype}" for name, x in _held(network)]
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", "\n".join([str(network), *held]))
+    return "\n".join([printed(network), *held])
+
+
+def printed(network: nn.Module) -> str:
+    """The network as it prints, without addresses in memory, which are others in every process."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", str(network))
 
 
 def name_of(function: Callable[..., Any]) -> str:

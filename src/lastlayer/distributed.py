@@ -24,6 +24,8 @@ Value = TypeVar("Value")
 
 TIMEOUT = 600.0
 """Seconds that a process waits for the others, unless `join` is told otherwise."""
+SHOWN = 200
+"""Characters of a value that an error shows."""
 LOOK_EVERY = 0.5
 """Seconds of waiting after which a process looks whether another has failed."""
 
@@ -109,9 +111,8 @@ class ProcessGroup:
         for rank, theirs in enumerate(others, 1):
             names = [name for name in {**first, **theirs} if first.get(name) != theirs.get(name)]
             if names:
-                told = "; ".join(
-                    f"{name}: {first.get(name)} on rank 0, {theirs.get(name)} on rank {rank}" for name in names
-                )
+                both = [(name, _short(first.get(name)), _short(theirs.get(name))) for name in names]
+                told = "; ".join(f"{name}: {mine} on rank 0, {other} on rank {rank}" for name, mine, other in both)
                 raise MismatchError(
                     f"the processes do not fit the same model, rank {rank} differs from rank 0 ({told}): give all of "
                     "them the same parameters and data of the same kind"
@@ -170,9 +171,9 @@ class ProcessGroup:
             self._check_sound()
             waited = time.monotonic() - began
             raise ProcessError(
-                f"rank {self.rank} waited {waited:.0f} s for the other {self.world_size - 1} in vain: one of them has "
-                "ended, hangs, or is slower than the timeout allows (lastlayer.distributed.join(timeout=...)); see what "
-                f"it printed. torch says: {error}"
+                f"rank {self.rank} waited {waited:.0f} s in vain for one of {self.world_size} processes: it has "
+                "ended, it hangs, or it is slower than lastlayer.distributed.join(timeout=...) allows. See what it "
+                f"printed. torch says: {error}"
             ) from error
 
     def _wait(self, work: Any) -> None:
@@ -214,7 +215,7 @@ class ProcessGroup:
 ONE = ProcessGroup()
 
 
-def join(*, timeout: float = TIMEOUT) -> ProcessGroup:
+def join(*, timeout: float | int = TIMEOUT) -> ProcessGroup:
     """Join the group that torchrun has started this process for: nccl with a GPU each, otherwise gloo.
 
     Parameters
@@ -251,6 +252,12 @@ def join(*, timeout: float = TIMEOUT) -> ProcessGroup:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         distributed.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(seconds=timeout))
     return ProcessGroup.current()
+
+
+def _short(value: Any) -> str:
+    """As much of it as an error should have."""
+    text = str(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def _notes() -> Any:

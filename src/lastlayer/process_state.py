@@ -1,4 +1,4 @@
-"""What torch has once per process and the library must leave as it found it: random generators, threads after a fork."""
+"""What torch has once per process: global random generators, which are left as they were, and threads after a fork."""
 
 import os
 import threading
@@ -23,7 +23,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """
     generators = [torch.default_generator]
     if device.type == "cuda":
-        torch.cuda.init()  # type: ignore[no-untyped-call]
+        torch.cuda.init()
         index = torch.cuda.current_device() if device.index is None else device.index
         generators.append(torch.cuda.default_generators[index])
     with _turn:

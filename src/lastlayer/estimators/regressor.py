@@ -87,7 +87,7 @@ class BLLRegressor(LastLayerRegressor):
     device : "auto" (a GPU if there is one), or a torch device.
     dtype : "float64" or "float32", of the networks; an ensemble of built-in ones is trained in float32. Last layers are
         always float64.
-    random_state : seed of initialisation and splits. None: another one in every fit; NumPy's global state plays no part.
+    random_state : seed of initialisation and splits. None: another one in every fit, whatever `numpy.random.seed` was.
     progress : show a progress bar.
 
     Attributes

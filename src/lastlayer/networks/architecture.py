@@ -35,7 +35,7 @@ class Architecture:
     backbone: Backbone | None = None
 
     def seeded(self) -> AbstractContextManager[None]:
-        """Where networks are built and trained: those of users draw from torch's global generators, seeded meanwhile."""
+        """Where networks are built and trained: those of users draw from torch's global generators."""
         s = self.settings
         return nullcontext() if self.backbone is None else seeded(s.seed, s.torch_device)
 
