@@ -139,13 +139,10 @@ class Losses(Problem):
 
 RANKS_OF_SCENARIOS = """
 import json, os, runpy, signal, sys, time, traceback
-from torch import distributed
-import torch.distributed.nn
-import lastlayer
+import torch._dynamo, torch.distributed.nn
 
-[getattr(lastlayer, name) for name in lastlayer.__all__]  # imported once for all processes
 script, folder, *ports = sys.argv[1:]
-scenarios = runpy.run_path(script)["SCENARIOS"]
+scenarios = runpy.run_path(script)["SCENARIOS"]  # what it imports is imported once for all processes
 
 def rank(number, name, port):
     os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2"}
