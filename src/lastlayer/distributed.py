@@ -133,8 +133,7 @@ class ProcessGroup:
         except (MismatchError, ProcessError):  # all of them have it
             raise
         except BaseException as error:
-            with suppress(Exception):  # the first process, which keeps the notes, may be gone
-                _notes().set(_failure(self.rank), f"{type(error).__name__}: {error}")
+            self._tell(error)
             raise
 
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
@@ -170,11 +169,18 @@ class ProcessGroup:
                 raise
             self._check_sound()
             waited = time.monotonic() - began
-            raise ProcessError(
+            failure = ProcessError(
                 f"rank {self.rank} waited {waited:.0f} s in vain for one of {self.world_size} processes: it has "
                 "ended, it hangs, or it is slower than lastlayer.distributed.join(timeout=...) allows. See what it "
                 f"printed. torch says: {error}"
-            ) from error
+            )
+            self._tell(failure)
+            raise failure from error
+
+    def _tell(self, error: BaseException) -> None:
+        """Note for the others that this process has failed."""
+        with suppress(Exception):  # the first process, which keeps the notes, may be gone
+            _notes().set(_failure(self.rank), f"{type(error).__name__}: {error}")
 
     def _wait(self, work: Any) -> None:
         """For all processes to come, as long as none of them has failed."""
@@ -183,12 +189,13 @@ class ProcessGroup:
                 work.wait(timedelta(seconds=LOOK_EVERY))
                 return
             except RuntimeError:
-                if work.is_completed():
-                    raise
+                if work.is_completed():  # it may have ended just after the time was over
+                    work.wait()
+                    return
             self._check_sound()
 
     def _barrier(self) -> None:
-        """The same for slow places, by asking again and again: NCCL gives up a group whose work is not waited for."""
+        """All processes are here. By polling: NCCL would abort the group after a wait that ends early."""
         work, looked = distributed.barrier(async_op=True), time.monotonic()
         while not work.is_completed():
             time.sleep(1e-3)
