@@ -1,6 +1,7 @@
 """What several test files need: tolerances by dtype, data, and slow, obvious forms of the formulas."""
 
 import inspect
+import json
 import os
 import runpy
 import socket
@@ -134,3 +135,52 @@ class Losses(Problem):
     @property
     def log_alpha(self):
         return torch.tensor(torch.nan)
+
+
+RANKS_OF_SCENARIOS = """
+import json, os, runpy, signal, sys, time, traceback
+import torch._dynamo, torch.distributed.nn
+
+script, folder, *ports = sys.argv[1:]
+scenarios = runpy.run_path(script)["SCENARIOS"]  # what it imports is imported once for all processes
+
+def rank(number, name, port):
+    os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.makedirs(f"{folder}/{name}-{number}")
+    os.chdir(f"{folder}/{name}-{number}")
+    try:
+        said = scenarios[name](number)
+    except BaseException:
+        said = traceback.format_exc()
+    with open(f"{folder}/{name}-{number}.json", "w") as file:
+        json.dump(said, file)
+    os._exit(0)
+
+for name, port in zip(scenarios, ports):
+    started = [os.fork() or rank(number, name, port) for number in (0, 1)]
+    deadline = time.monotonic() + 60
+    while started and time.monotonic() < deadline:
+        started = [process for process in started if not os.waitpid(process, os.WNOHANG)[0]]
+        time.sleep(0.01)
+    for process in started:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+"""
+
+
+def by_two_processes(code: str, folder: Path) -> dict[str, list[Any]]:
+    """What the functions SCENARIOS of a script return, each called by two processes of rank 0 and 1.
+
+    None for a process that has ended before, or that had to be ended after a minute.
+    """
+    script = folder / "scenarios.py"
+    script.write_text(textwrap.dedent(code))
+    names = runpy.run_path(str(script))["SCENARIOS"]
+    ports = [str(free_port()) for _ in names]
+    command = [sys.executable, "-c", RANKS_OF_SCENARIOS, str(script), str(folder), *ports]
+    subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, timeout=300)
+    files = {name: [folder / f"{name}-{rank}.json" for rank in (0, 1)] for name in names}
+    return {
+        name: [json.loads(file.read_text()) if file.exists() else None for file in both] for name, both in files.items()
+    }

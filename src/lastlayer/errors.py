@@ -24,6 +24,14 @@ class MissingPackageError(LastLayerError, ImportError):
     """A package that this part of lastlayer needs is not installed."""
 
 
+class MismatchError(InputError):
+    """Processes that fit one model together differ in what must be the same; all of them raise it."""
+
+
+class ProcessError(LastLayerError, RuntimeError):
+    """Another process of the group has failed, has ended, or did not come in time."""
+
+
 class FlooredNoiseWarning(UserWarning):
     """The noise came out below what targets of this scale can resolve and was raised to that floor."""
 

@@ -63,7 +63,8 @@ class ParquetSource(Pooled):
             yield Batch.of(rows, total)
 
     @property
-    def _columns(self) -> list[str]:
+    def columns(self) -> list[str]:
+        """Inputs, targets and the weight, in this order."""
         return [*self.inputs, *self.targets, *([] if self.sample_weight is None else [self.sample_weight])]
 
     @cached_property
@@ -86,10 +87,10 @@ class ParquetSource(Pooled):
         """Refuse a file that does not have the columns, or not as numbers."""
         types = need("pyarrow.types", extra="parquet")
         kinds = _kinds(fragment)
-        if missing := [name for name in self._columns if name not in kinds]:
+        if missing := [name for name in self.columns if name not in kinds]:
             raise InputError(f"{fragment.path} has no columns {missing}; it has {sorted(kinds)}")
         is_number = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean)
-        for name in self._columns:
+        for name in self.columns:
             if not any(is_kind(kinds[name]) for is_kind in is_number):
                 raise InputError(
                     f"column {name!r} of {fragment.path} is of type {kinds[name]}: a column must hold numbers in every "
@@ -107,7 +108,7 @@ class ParquetSource(Pooled):
     def read(self, unit: int) -> Columns:
         group, pa = self._row_groups[unit], need("pyarrow", extra="parquet")
         kinds = _kinds(group)
-        table = group.to_table(schema=pa.schema([(name, kinds[name]) for name in dict.fromkeys(self._columns)]))
+        table = group.to_table(schema=pa.schema([(name, kinds[name]) for name in dict.fromkeys(self.columns)]))
         columns = {}
         for name, column in zip(table.column_names, table.columns, strict=True):
             if column.null_count:

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from lastlayer.digests import printed
 from lastlayer.errors import InputError, check_choice
 from lastlayer.parameters import DTYPES, TrainingOptions, check, check_source
 from lastlayer.types import (
@@ -343,5 +344,5 @@ def _check_together(settings: Settings, p: Mapping[str, Any], data: DataShape) -
 
 def _name(backbone: Any) -> str:
     if isinstance(backbone, torch.nn.Module):
-        return str(backbone)
+        return printed(backbone)
     return getattr(backbone, "__qualname__", None) or type(backbone).__qualname__

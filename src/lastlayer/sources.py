@@ -17,9 +17,11 @@ from jaxtyping import Int
 from numpy import ndarray
 from torch import Tensor
 
+from lastlayer.digests import Digest, digest_of
 from lastlayer.distributed import ONE, ProcessGroup
 from lastlayer.errors import InputError
 from lastlayer.networks.structured import Inputs, as_inputs, converted, named
+from lastlayer.process_state import isolated
 from lastlayer.scaling import Standardizer
 from lastlayer.statistics import Statistics, row_chunks
 
@@ -40,6 +42,16 @@ class Batch:
     weight: Tensor | None = None
     total: int = 0
     """Rows of this batch on all processes."""
+
+    @property
+    def kind(self) -> dict[str, Any]:
+        """What all batches have in common, on all processes."""
+        return {
+            "shape of a row of X": tuple(self.X.shape[1:]),
+            "dtype of X": str(self.X.dtype),
+            "outputs": self.T.shape[1],
+            "weighted": self.weight is not None,
+        }
 
     @classmethod
     def of(cls, parts: Iterable[Any], total: int) -> "Batch":
@@ -74,6 +86,13 @@ class Source(Protocol):
     ) -> Iterator[Batch]:
         """One pass, in order or shuffled by `seed`, from batch number `first` on; the rows of this process."""
         ...
+
+
+def common_of(source: Source) -> dict[str, Any]:
+    """What the sources of all processes have in common, as far as it is known before rows are read."""
+    units = digest_of(source.unit_rows) if isinstance(source, Pooled) else None
+    columns = getattr(source, "columns", None)
+    return {"source": type(source).__name__, "rows": source.n_rows, "columns": columns, "digest of row groups": units}
 
 
 @dataclass(frozen=True)
@@ -139,7 +158,7 @@ class LoaderSource:
             yield Batch.of((some.inputs, some.y, some.weight), len(some) * process_group.world_size)
 
     def samples(self, *, seed: int | None = None, first: int = 0) -> Iterator[Samples]:
-        """One pass over the batches as they are."""
+        """One pass over the batches as they are, in the loader's order: the same for the same seed, or without one."""
         return map(self._parsed, itertools.islice(self._seeded(seed), first, None))
 
     def _parsed(self, item: Any) -> Samples:
@@ -161,23 +180,19 @@ class LoaderSource:
         return Samples(as_inputs(X), torch.as_tensor(y), torch.as_tensor(weights[0]) if weights else None)
 
     def _seeded(self, seed: int | None) -> Iterator[Any]:
-        """The same order for the same seed: samplers draw from the loader's generator, or else from torch's own."""
-        if seed is None:
-            return iter(self.loader)
-        sampler: Any = getattr(self.loader, "sampler", None)
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(seed)
+        """Samplers draw from the loader's generator, or else from torch's own; both are left as they were."""
+        seed = 0 if seed is None else seed
         generator = getattr(self.loader, "generator", None)
+        items = isolated(self.loader, torch.default_generator, seed)
         if isinstance(generator, torch.Generator):
-            generator.manual_seed(seed)
-            return iter(self.loader)
-        before = torch.get_rng_state()
-        torch.manual_seed(seed)
-        try:
-            items = iter(self.loader)
-            first = list(itertools.islice(items, 1))  # samplers draw their order with the first batch
-        finally:
-            torch.set_rng_state(before)
+            items = isolated(items, generator, seed)
+        sampler: Any = getattr(self.loader, "sampler", None)
+        if not hasattr(sampler, "set_epoch"):
+            return items
+        before = getattr(sampler, "epoch", 0)
+        sampler.set_epoch(seed)
+        first = list(itertools.islice(items, 1))  # samplers decide on their order with the first batch
+        sampler.set_epoch(before)
         return itertools.chain(first, items)
 
 
@@ -193,17 +208,26 @@ class Scales:
     """Sum of the weights."""
 
 
-def scales_of(source: Source, size: int, *, process_group: ProcessGroup = ONE) -> Scales:
-    """Means and standard deviations of the columns, of all processes' rows; refuses rows that are not finite."""
+def scales_of(source: Source, size: int, *, process_group: ProcessGroup = ONE, digest: Digest | None = None) -> Scales:
+    """Means and standard deviations of the columns, of all processes' rows; refuses rows that are not finite.
+
+    Processes whose rows are not of the same kind, or not in as many batches, are refused. `digest` takes in the rows.
+    """
     total: Statistics | None = None
-    n_rows, is_table = 0, True
+    n_rows, is_table, common = 0, True, Digest()
+    found: dict[str, Any] = {"batches in a pass": 0}
     for batch in source.batches(size, process_group=process_group):
         is_table = batch.X.dim() == 2 and batch.X.is_floating_point()
+        common.add(str(batch.total))
+        found |= batch.kind | {"batches in a pass": found["batches in a pass"] + 1}
+        if digest is not None:
+            digest.add(batch.X, batch.T, batch.weight)
         check_finite({"X": batch.X, "y": batch.T}, n_rows)
         columns = batch.X.double() if is_table else batch.T.double()[:, :0]
         part = Statistics.from_linear_features(columns, batch.T.double(), sample_weight=batch.weight)
         total = part if total is None else total + part
         n_rows += batch.total
+    process_group.agree(found | {"rows in a pass": n_rows, "digest of the batches' sizes": str(common)})
     if total is None or n_rows < 2:
         raise InputError(f"the source gave {n_rows} rows in its first pass: at least 2 are needed")
     total = process_group.reduce(total)

@@ -1,14 +1,17 @@
 """From settings to what the training engine takes."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from lastlayer.digests import digest_of, digest_of_parameters, layout_of, name_of
 from lastlayer.distributed import ONE, ProcessGroup
+from lastlayer.networks.architecture import Architecture
 from lastlayer.settings import Settings
 from lastlayer.sources import Source
-from lastlayer.training import MiniBatches, Optimizer, RunningPosterior, StackedBatches
+from lastlayer.training import Checkpoint, MiniBatches, Optimizer, RunningPosterior, StackedBatches
 
 
 def optimizer_of(settings: Settings) -> Optimizer:
@@ -42,7 +45,20 @@ def mini_batches(
     )
 
 
-def identity(settings: Settings, prior_precisions: Any, data: list[Any]) -> dict[str, Any]:
-    """What a checkpoint belongs to."""
-    content = {name: value for name, value in settings.to_json().items() if name != "device"}
-    return content | {"hidden_prior": prior_precisions, "data": data}
+def checkpoint_of(
+    path: Path, architecture: Architecture, network: nn.Module, prior_precisions: Any, data: dict[str, Any]
+) -> Checkpoint:
+    """Of a training that has not begun: it belongs to all settings but the device, the user's network, and the data.
+
+    A module of the user's is known by its weights too. A callable is known by its module and name, and by the layout of
+    the network that it returns, so that a lambda or a closure that returns the same kind of network is the same.
+    """
+    backbone = architecture.backbone
+    content = {name: value for name, value in architecture.settings.to_json().items() if name != "device"}
+    content["backbone"] = None if backbone is None else digest_of(layout_of(network))
+    if isinstance(backbone, nn.Module):
+        content["backbone"] += f", weights {digest_of_parameters(network)}"
+    elif backbone is not None:
+        content["backbone"] += f", made by {name_of(backbone)}"
+    content |= {"hidden_prior": prior_precisions, "data": data}
+    return Checkpoint(path, content, draws=backbone is not None)

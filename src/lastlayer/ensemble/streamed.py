@@ -2,18 +2,21 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from lastlayer.digests import Digest, digest_of, layout_of
 from lastlayer.distributed import ProcessGroup
-from lastlayer.ensemble.problems import identity, mini_batches, optimizer_of
+from lastlayer.ensemble.problems import checkpoint_of, mini_batches, optimizer_of
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import features_of
 from lastlayer.networks.structured import converted
 from lastlayer.predictor.module import Member
-from lastlayer.sources import Scales, Source, StandardizedSource, scales_of
+from lastlayer.settings import Settings
+from lastlayer.sources import Scales, Source, StandardizedSource, common_of, scales_of
 from lastlayer.statistics import CHUNK_ROWS
-from lastlayer.training import Checkpoint, Data, TrainingHistory, last_layer, streamed_statistics, train
+from lastlayer.training import Data, TrainingHistory, last_layer, streamed_statistics, train
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,16 @@ class Streamed:
 def train_on_source(
     source: Source, architecture: Architecture, *, checkpoint: Path | None = None, progress: bool = False
 ) -> Streamed:
-    """One pass for the scales, `max_epochs` for the network, one for the exact last layer."""
+    """One pass for the scales, `max_epochs` for the network, one for the exact last layer.
+
+    Processes that do not agree are refused before training, and all of them end with the first one's network.
+    """
     s, process_group = architecture.settings, ProcessGroup.current()
     assert s.batch_size is not None
     device, family = s.torch_device, s.families[0]
-    scales = scales_of(source, s.batch_size, process_group=process_group)
+    process_group.agree(_common(s) | common_of(source) | {"with checkpoint": checkpoint is not None})
+    digest = None if checkpoint is None else Digest()
+    scales = scales_of(source, s.batch_size, process_group=process_group, digest=digest)
     rows = StandardizedSource(source, scales, device, torch.float32)
     first = next(rows.batches(s.batch_size, process_group=process_group))
     sample = Data(first.X[:CHUNK_ROWS], first.T[:CHUNK_ROWS].double())
@@ -42,6 +50,8 @@ def train_on_source(
     network = network.to(device=device, dtype=torch.float32)
     with torch.no_grad():
         features_of(network.eval(), first.X[:2])
+    process_group.agree({"backbone": layout_of(network)} if s.backbone is not None else {})
+    process_group.broadcast_state(network)
     count = torch.tensor(scales.count, dtype=torch.float64, device=device)
     problem = mini_batches(
         network,
@@ -53,12 +63,13 @@ def train_on_source(
         is_table=first.X.dim() == 2,
         process_group=process_group,
     )
-    inputs = [] if scales.inputs is None else scales.inputs.mean.tolist()
-    data = [scales.n_rows, inputs, scales.targets.mean.tolist(), scales.targets.scale.tolist()]
     kept = None
     if checkpoint is not None:
-        kept = Checkpoint(checkpoint / "training.safetensors", identity(s, family.prior_precision, data))
+        digests = digest_of(*process_group.gather(str(digest)))
+        data = {"rows": scales.n_rows, "digest": digests, "processes": process_group.world_size}
+        kept = checkpoint_of(checkpoint / "training.safetensors", architecture, network, family.prior_precision, data)
     history = train(problem, optimizer_of(s), checkpoint=kept, progress=progress and process_group.rank == 0)
+    process_group.broadcast_state(network)  # buffers, such as those of batch norm, have seen a process's own rows
     network = network.to(s.torch_dtype)
     exact = StandardizedSource(source, scales, device, s.torch_dtype)
     batches = exact.batches(s.batch_size, process_group=process_group)
@@ -67,3 +78,8 @@ def train_on_source(
     history.gap = float(problem.running.gap(statistics)) if problem.running.snapshot is not None else None
     layer = last_layer(statistics, noise=s.noise_structure, bias_prior=s.bias_prior)
     return Streamed(Member(network, layer, family), scales, Data(converted(sample.X, s.torch_dtype), sample.T), history)
+
+
+def _common(settings: Settings) -> dict[str, Any]:
+    """The settings that all processes share: each may have a device of its own."""
+    return settings.to_json() | {"device": settings.torch_device.type}

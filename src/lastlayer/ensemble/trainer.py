@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from lastlayer.ensemble.problems import identity, mini_batches, optimizer_of
+from lastlayer.digests import digest_of
+from lastlayer.ensemble.problems import checkpoint_of, mini_batches, optimizer_of
 from lastlayer.ensemble.splits import Split
 from lastlayer.extrapolation import held_out_lpd
 from lastlayer.features import affine_features
@@ -82,6 +83,8 @@ class Trainer:
     checkpoint: Path | None = None
     """A folder for the state of trainings that have not ended."""
     progress: bool = False
+    digest: str = ""
+    """Of the data as they were given, for the states in that folder."""
     history: TrainingHistory = field(default_factory=TrainingHistory)
     """Of the last training."""
     _stage: int = 0
@@ -311,23 +314,21 @@ class Trainer:
                 return torch.tensor(-lpd)
 
             validation = Validation(score, first=1, every=1, patience=s.patience)
-        checkpoint = self._checkpoint(tasks, group)
+        checkpoint = self._checkpoint(network, tasks, group)
         self._train(problem, group, validation=validation, checkpoint=checkpoint, stop=stop, label=label)
         if self.history.best_epoch == len(self.history.nlml):  # otherwise the running posterior is of another network
             parts = (Data(b.X, b.T, b.weight) for b in source.batches(CHUNK_ROWS))
             self.history.gap = float(problem.running.gap(streamed_statistics(network, parts)).nanmean())
         network.to(s.torch_dtype)
 
-    def _checkpoint(self, tasks: Sequence[FitTask], group: int) -> Checkpoint | None:
+    def _checkpoint(self, network: nn.Module, tasks: Sequence[FitTask], group: int) -> Checkpoint | None:
         if self.checkpoint is None:
             return None
-        # sums of standardised rows in the order of their numbers: other data, or the same in another order, differ
-        number = torch.arange(len(self.data.T), device=self.data.T.device, dtype=torch.float64)
-        data = [len(number), float(self.data.X.double().square().sum()), (number @ self.data.T).tolist()]
+        used = digest_of(*[task.split.train for task in tasks])
+        data = {"rows": len(self.data.T), "digest": self.digest, "digest of the rows used": used}
         precisions = [task.family.prior_precision for task in tasks]
-        return Checkpoint(
-            self.checkpoint / f"training-{self._stage}-{group}.safetensors", identity(self.settings, precisions, data)
-        )
+        path = self.checkpoint / f"training-{self._stage}-{group}.safetensors"
+        return checkpoint_of(path, self.architecture, network, precisions, data)
 
     def _alone(self, task: FitTask, number: int = 0) -> nn.Module:
         """Any network, objective and optimizer, with early stopping."""

@@ -48,7 +48,7 @@ class BaseRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         return (self._shaped(p.mean), self._shaped(p.std)) if return_std else self._shaped(p.mean)
 
     def _seed(self) -> int:
-        return int(check_random_state(self.random_state).randint(2**31 - 1))
+        return int(random_numbers(self.random_state).randint(2**31 - 1))
 
     def _validate_and_scale(
         self, X: Any, y: Any, sample_weight: Any, *, nd: bool = False, partly: bool = False, noise_std: Any = None
@@ -69,6 +69,11 @@ class BaseRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     def _shaped(self, values: Float[ndarray, "m q"]) -> ndarray:
         return values[:, 0] if self._y_ndim == 1 else values
+
+
+def random_numbers(random_state: Any) -> np.random.RandomState:
+    """scikit-learn's `check_random_state`, but None is a fresh seed: NumPy's global state is neither read nor moved."""
+    return check_random_state(int(np.random.default_rng().integers(2**32)) if random_state is None else random_state)
 
 
 class ScaledData:
@@ -175,7 +180,7 @@ class LastLayerRegressor(BaseRegressor):
 
         They are draws of `joint`: each takes one set of weights per member, so it costs O(p) per point.
         """
-        fitted, rng = self._fitted(), check_random_state(random_state)
+        fitted, rng = self._fitted(), random_numbers(random_state)
         draws = np.moveaxis(fitted.sample(self._checked(X), n_samples, rng, noise=noise), 0, -1)
         return draws[:, 0] if fitted.y_ndim == 1 else draws
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lastlayer.calibration import HeldOutPoints
+from lastlayer.digests import digest_of_parameters
 from lastlayer.distributed import ProcessGroup
 from lastlayer.errors import InputError, check_choice
 from lastlayer.estimators.attached import AttachedRegressor, features_at, labelled_rows, outputs_axis
@@ -68,7 +69,8 @@ def attach(
     process_group : ProcessGroup, optional
         Processes that call `attach` together, each with a loader of its own rows: all get one model of all rows.
         None: those of the present torch.distributed group. `lastlayer.distributed.ONE`: this process alone, whatever
-        the others do.
+        the others do. All have the same network and columns, or they are refused (`MismatchError`); buffers, such as
+        those of batch norm, are the first process's.
 
     Returns
     -------
@@ -80,15 +82,43 @@ def attach(
     >>> model = lastlayer.attach(network, loader, calibration=held_out)
     >>> mean, std = model.predict(X, return_std=True)
     """
+    process_group = process_group or ProcessGroup.current()
+    with process_group.guarded():
+        return _attached(_unwrapped(network), loader, layer, calibration, noise, bias_prior, process_group)
+
+
+def _attached(
+    network: nn.Module,
+    loader: Iterable[Any] | Source,
+    layer: str | None,
+    calibration: Iterable[Any] | Source | None,
+    noise: NoiseStructure,
+    bias_prior: BiasPrior,
+    process_group: ProcessGroup,
+) -> BLLRegressor:
     check_choice("noise", noise, NOISE_STRUCTURES)
     check_choice("bias_prior", bias_prior, BIAS_PRIORS)
-    network, process_group = _unwrapped(network), process_group or ProcessGroup.current()
     place = next(network.parameters(), torch.zeros(()))
     samples = _samples(loader, place, process_group)
     first = next(samples, None)
     if first is None:
         raise InputError("the loader gave no batch: at least one of (X, y) is needed")
     extractor = _extractor(network, layer, first)
+    form = _Form.of(extractor, first)
+    process_group.agree(
+        {
+            "noise": noise,
+            "bias_prior": bias_prior,
+            "with calibration": calibration is not None,
+            "layer": getattr(extractor, "layer", None),
+            "dtype": str(place.dtype),
+            "inputs": {name: str(x.dtype) for name, x in named(first.inputs).items()},
+            "columns of X": form.n_inputs,
+            "outputs": _labelled(extractor, first).T.shape[1],
+            "digest of the network's weights": digest_of_parameters(extractor, buffers=False),
+        }
+    )
+    process_group.broadcast_state(extractor)  # buffers, such as those of batch norm, are a process's own
     some: list[Tensor] = []
 
     def features() -> Iterator[tuple[Tensor, ...]]:
@@ -103,7 +133,6 @@ def attach(
     exact = last_layer(raw.with_targets(targets), noise=noise, bias_prior=bias_prior)
     warn_of_floored_noise([Member(extractor, exact)], varied=bool((var > 0).all()))
     cost = torch.cat([exact.posterior.variance_ratio(Phi) for Phi in some])
-    form = _Form.of(extractor, first)
     model = form.kind(
         backbone=extractor,
         n_members=1,

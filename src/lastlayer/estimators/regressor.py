@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lastlayer import files
+from lastlayer.digests import digest_of
 from lastlayer.distributed import ProcessGroup
 from lastlayer.ensemble.crossfit import CrossFit, Ensemble
 from lastlayer.ensemble.splits import folds_for
@@ -86,7 +87,7 @@ class BLLRegressor(LastLayerRegressor):
     device : "auto" (a GPU if there is one), or a torch device.
     dtype : "float64" or "float32", of the networks; an ensemble of built-in ones is trained in float32. Last layers are
         always float64.
-    random_state : seed of initialisation and splits.
+    random_state : seed of initialisation and splits. None: another one in every fit, whatever `numpy.random.seed` was.
     progress : show a progress bar.
 
     Attributes
@@ -172,11 +173,13 @@ class BLLRegressor(LastLayerRegressor):
         self._forget()
         mapped = isinstance(X, np.memmap) and self.batch_size is not None and self.n_members in ("auto", 1)
         if mapped and (self.batch_size != "auto" or len(X) > STREAMED_ROWS):
-            return self._fit_mapped(X, y, sample_weight, validation_data, progress)
+            with ProcessGroup.current().guarded():
+                return self._fit_mapped(X, y, sample_weight, validation_data, progress)
         seed = self._seed()
         rows = self._validate_and_scale(
             X, y, sample_weight, nd=self.backbone is not None, partly=True, noise_std=noise_std
         )
+        digest = "" if self.checkpoint is None else digest_of(rows.X, rows.y, rows.weight)
         n_given = len(rows.X) if rows.weight is None else int((rows.weight > 0).sum())
         if rows.inputs is not None and rows.alike and (self.calibration is None or isinstance(self.calibration, str)):
             rows = rows.merged()
@@ -196,10 +199,10 @@ class BLLRegressor(LastLayerRegressor):
         Z, T = data.X.cpu().numpy(), data.T.cpu().numpy()
         Z = Z[..., None] if ids else Z  # no points of a space, in which blocks could be left out
         folds = folds_for(settings, Z, T, copies=copies, splitter=self.calibration, groups=groups)
-        trainer = Trainer(Architecture(settings, self.backbone), data, self._checkpoints(), self._shown(progress))
+        architecture = Architecture(settings, self.backbone)
+        trainer = Trainer(architecture, data, self._checkpoints(), self._shown(progress), digest)
         crossfit = CrossFit(trainer)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.seed)
+        with architecture.seeded():
             ensemble = crossfit.run(folds)
         self.training_ = trainer.history
         with trainer.stage("calibration"):
@@ -213,18 +216,31 @@ class BLLRegressor(LastLayerRegressor):
     ) -> "BLLRegressor":
         """Train one network on a source of batches (see lastlayer.sources), in memory that does not grow with the rows.
 
-        Every process of a torch.distributed group calls it with the same parameters, and all get the same model.
+        Every process of a torch.distributed group calls it with the same parameters and `validation_data`, and all get
+        the same model: without a `random_state`, by the seed of the first process. Processes that differ are refused
+        at the start (`MismatchError`), and if one fails, so do the others (`ProcessError`).
         Nothing is held out: give `validation_data` (X_val, y_val), rows that the source does not have, to calibrate.
         """
+        with ProcessGroup.current().guarded():
+            return self._fit_source(source, validation_data, progress, self._common_seed())
+
+    def _common_seed(self) -> int:
+        """Of all processes: the first one's, and a `random_state` must be the same on all."""
+        group, seed = ProcessGroup.current(), self._seed()
+        group.agree({"random_state": "None" if self.random_state is None else f"seed {seed}"})
+        return group.gather(seed)[0]
+
+    def _fit_source(
+        self, source: Source, validation_data: tuple[Any, Any] | None, progress: bool | None, seed: int
+    ) -> "BLLRegressor":
         self._forget()
-        settings = resolve(self._parameters(), DataShape(None, validation_data is not None), seed=self._seed())
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.seed)
+        held_out = None if validation_data is None else digest_of(*map(np.asarray, validation_data))
+        ProcessGroup.current().agree({"digest of validation_data": held_out})
+        settings = resolve(self._parameters(), DataShape(None, validation_data is not None), seed=seed)
+        architecture = Architecture(settings, self.backbone)
+        with architecture.seeded():
             streamed = train_on_source(
-                source,
-                Architecture(settings, self.backbone),
-                checkpoint=self._checkpoints(),
-                progress=self._shown(progress),
+                source, architecture, checkpoint=self._checkpoints(), progress=self._shown(progress)
             )
         scales = streamed.scales
         settings = replace(settings, ids=not streamed.sample.X.is_floating_point())
@@ -320,14 +336,14 @@ class BLLRegressor(LastLayerRegressor):
         self, X: np.memmap, y: Any, sample_weight: Any, validation_data: tuple[Any, Any] | None, progress: bool | None
     ) -> "BLLRegressor":
         """A memory map stays on disk; some random rows are kept for calibration."""
-        held = np.empty(0, dtype=np.int64)
+        held, seed = np.empty(0, dtype=np.int64), self._common_seed()
         if validation_data is None and self.preset != "evidence" and self.calibration == "auto":
             fraction = (self.training or TrainingOptions()).validation_fraction
-            rng = np.random.default_rng(self._seed())
+            rng = np.random.default_rng(seed)
             held = np.sort(rng.choice(len(X), min(MAX_HELD_ROWS, round(fraction * len(X))), replace=False))
             validation_data = np.asarray(X[held]), np.asarray(y[held])
         source = ArraySource(X, y, sample_weight, left_out=tuple(held.tolist()))
-        self.fit_source(source, validation_data, progress=progress)
+        self._fit_source(source, validation_data, progress, seed)
         self.fitted_ = replace(self.fitted_, y_ndim=np.ndim(y))
         return self
 

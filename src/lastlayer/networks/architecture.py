@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,6 +12,7 @@ from lastlayer.errors import InputError
 from lastlayer.networks.encoding import Encoded, PiecewiseEncoding
 from lastlayer.networks.fourier import fourier_network
 from lastlayer.networks.mlp import MLP, InputSkip
+from lastlayer.process_state import seeded
 from lastlayer.settings import Settings
 from lastlayer.types import NETWORK, Family
 
@@ -32,14 +34,19 @@ class Architecture:
     settings: Settings
     backbone: Backbone | None = None
 
+    def seeded(self) -> AbstractContextManager[None]:
+        """Where networks are built and trained: those of users draw from torch's global generators."""
+        s = self.settings
+        return nullcontext() if self.backbone is None else seeded(s.seed, s.torch_device)
+
     def build(
         self,
         n_inputs: int,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator,
         family: Family = NETWORK,
         encoding: PiecewiseEncoding | None = None,
     ) -> nn.Module:
-        """One untrained network of a family."""
+        """One untrained network of a family; within `seeded`, since a callable draws from torch's global generators."""
         if encoding is not None:
             plain = replace(family, encoding="raw")
             inner = Architecture(replace(self.settings, input_skip=False)).build(len(encoding.column), generator, plain)

@@ -28,7 +28,9 @@ def fourier_network(
     """
     d, scale = len(log_length), (-log_length).exp()
     waves = (scale[:, None] * frequencies(d, n_frequencies, generator).to(scale)).mT
-    network = MLP(d, (2 * n_frequencies,), activation="sin", dtype=log_length.dtype).to(log_length.device)
+    network = MLP(d, (2 * n_frequencies,), activation="sin", dtype=log_length.dtype, generator=torch.Generator()).to(
+        log_length.device
+    )
     linear = network[0]
     assert isinstance(linear, nn.Linear)
     with torch.no_grad():

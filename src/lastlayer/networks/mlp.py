@@ -112,7 +112,7 @@ class StackedMLP(nn.Module):
 
     def member(self, i: int) -> MLP:
         """A network of its own with the weights that member i has now."""
-        network = MLP(*self._shape, activation=self.activation_name).to(self.weights[0])
+        network = MLP(*self._shape, activation=self.activation_name, generator=torch.Generator()).to(self.weights[0])
         linears = [layer for layer in network if isinstance(layer, nn.Linear)]
         with torch.no_grad():
             for layer, W, b in zip(linears, self.weights, self.biases, strict=True):

@@ -89,7 +89,9 @@ def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Arc
     ):
         prefix, family = f"{i}.network.", Family.parse(text)
         # the type before the numbers: a float32 module would round float64 weights
-        network = architecture.build(n_inputs, family=family, encoding=_encoding(tensors, prefix, family)).to(device)
+        with architecture.seeded():
+            network = architecture.build(n_inputs, torch.Generator(), family, _encoding(tensors, prefix, family))
+        network = network.to(device)
         network = network if family.kind == "fourier" else network.to(settings.torch_dtype)
         network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
         moments = {k: tensors[f"{i}.statistics.{k}"] for k in MOMENTS}

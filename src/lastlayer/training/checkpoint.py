@@ -26,6 +26,8 @@ class Checkpoint:
     path: Path
     training: dict[str, Any]
     """What the state belongs to: settings and data. A file of another training is refused."""
+    draws: bool = False
+    """Whether training draws from torch's global generators, as networks of users may."""
     _last: float = field(default_factory=time.monotonic)
 
     def keep(self, engine: Engine, *, at_once: bool = False) -> None:
@@ -33,15 +35,19 @@ class Checkpoint:
         if engine.problem.process_group.rank or not (at_once or time.monotonic() - self._last >= EVERY_SECONDS):
             return
         tensors, numbers = _state(engine)
+        if self.draws:
+            tensors |= _random_states(engine.loss.device)
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}  # safetensors takes no shared memory
         files.write(self.path, tensors, {"training": self.training, **numbers})
         self._last = time.monotonic()
 
     def restore(self, engine: Engine) -> None:
-        """Resume from the file, if there is one."""
-        if not self.path.exists():
+        """Resume from the file, if there is one; all processes from the same state."""
+        tensors, header = files.read(self.path) if self.path.exists() else ({}, {})
+        place = [header["epoch"], header["step"]] if "epoch" in header and "step" in header else None
+        engine.problem.process_group.agree({f"epoch and step of the state in {self.path}": place})
+        if not header:
             return
-        tensors, header = files.read(self.path)
         theirs, mine = header.get("training"), json.loads(json.dumps(self.training))
         if not isinstance(theirs, dict) or theirs != mine:
             other = theirs if isinstance(theirs, dict) else {}
@@ -64,11 +70,13 @@ def _state(engine: Engine) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if running.snapshot is not None:
         tensors |= running.snapshot.tensors()
     tensors |= {name: getattr(engine, name) for name in ("loss", "pace", "best_score", "best_epoch")}
-    tensors["random"] = torch.get_rng_state()
-    if engine.loss.is_cuda:
-        tensors["random.cuda"] = torch.cuda.get_rng_state(engine.loss.device)
     numbers = {name: getattr(engine, name) for name in ("epoch", "step", "n_steps")}
     return tensors, numbers | {"updates": running.steps, "history": asdict(engine.history)}
+
+
+def _random_states(device: torch.device) -> dict[str, Tensor]:
+    states = {"random": torch.get_rng_state()}
+    return states | ({"random.cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
 
 
 def _resume(engine: Engine, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
@@ -90,7 +98,8 @@ def _resume(engine: Engine, tensors: dict[str, Tensor], header: dict[str, Any]) 
     engine.best_score, engine.best_epoch = moved["best_score"].cpu(), moved["best_epoch"].cpu()
     engine.epoch, engine.step, engine.n_steps = header["epoch"], header["step"], header["n_steps"]
     engine.history = TrainingHistory(**header["history"])
-    torch.set_rng_state(tensors["random"])
+    if "random" in tensors:
+        torch.set_rng_state(tensors["random"])
     if "random.cuda" in tensors and engine.loss.is_cuda:
         torch.cuda.set_rng_state(tensors["random.cuda"], device)
 

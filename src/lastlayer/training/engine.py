@@ -171,6 +171,8 @@ def train(
         try:
             engine.run(bar, stop)
         except KeyboardInterrupt:
+            if problem.process_group.world_size > 1:  # the others may be at another step
+                raise
             engine.history.stopped = "interrupted"
             engine.look()
         engine.finish()

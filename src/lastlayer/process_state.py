@@ -1,0 +1,74 @@
+"""What torch has once per process: global random generators, which are left as they were, and threads after a fork."""
+
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+
+_turn = threading.RLock()
+"""Held by the thread that has a global generator in a state of its own."""
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Within it, torch's global generators start from `seed`; afterwards they are where they were before.
+
+    For networks of users, which draw their weights and dropout masks from these generators; the library's own networks
+    have a generator each. There is one global generator per device, so threads take turns.
+    """
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        torch.cuda.init()
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
+    with _turn:
+        before = [generator.get_state() for generator in generators]
+        for generator in generators:
+            generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            for generator, state in zip(generators, before, strict=True):
+                generator.set_state(state)
+
+
+def isolated(items: Iterable[Item], generator: torch.Generator, seed: int) -> Iterator[Item]:
+    """Iterate over `items` while `generator` is in a state of its own, which starts from `seed`.
+
+    What the items draw (the order of a sampler, random augmentations) depends on the seed alone, and between two items
+    the generator is as everyone else left it.
+    """
+    own = torch.Generator().manual_seed(seed).get_state()
+    iterator: Iterator[Item] | None = None
+    while True:
+        with _turn:
+            before = generator.get_state()
+            generator.set_state(own)
+            try:
+                iterator = iter(items) if iterator is None else iterator
+                item = next(iterator)
+            except StopIteration:
+                return
+            finally:
+                own = generator.get_state()
+                generator.set_state(before)
+        yield item
+
+
+def _start_of_child() -> None:
+    """OpenMP's threads do not survive a fork, and the child would wait for them forever: it works on one thread.
+
+    The lock may have been held by a thread that the child does not have.
+    """
+    global _turn
+    _turn = threading.RLock()
+    torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_start_of_child)
