@@ -844,7 +844,7 @@ def test_what_changes_the_model_discards_the_conformal_rows(one, change):
 
 
 def test_noise_follows_the_input(noisy):
-    noise = np.sqrt(noisy.predictive(np.array([[-1.5], [1.5]])).noise_var[:, 0])
+    noise = np.sqrt(noisy.predictive(np.array([[-1.5], [1.5]])).noise_var)
     assert noise[1] > 2 * noise[0]
     edge, beyond = noisy.predictive(np.array([[3.0], [50.0]])).noise_var
     assert beyond == pytest.approx(float(edge[0]), rel=0.2)  # members weigh otherwise, the head is clipped
