@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import torch
 from joblib import cpu_count
@@ -16,6 +16,7 @@ LOGGER = logging.getLogger("lastlayer")
 LEVELS = {1: logging.INFO, 2: logging.DEBUG}
 
 
+@runtime_checkable
 class Running(Protocol):
     """What an estimator says of how it runs."""
 
