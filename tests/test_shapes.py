@@ -1,7 +1,7 @@
 """Predictions shaped like the targets, in all of the library; nothing broadcasts into another shape."""
 
-import builtins
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -95,7 +95,7 @@ def test_several_outputs_have_no_targets_of_one_dimension():
     with pytest.raises(InputError, match=r"give targets of shape \(7, 2\)$"):
         prediction(2).log_prob(np.zeros(M))
     with pytest.raises(InputError, match="y_ndim=1 with 2 outputs"):
-        Prediction.mixture([prediction(2)]).with_output_axis().__class__(**(vars(prediction(2)) | {"y_ndim": 1}))
+        replace(prediction(2), y_ndim=1)
     with pytest.raises(InputError, match=r"\(m,\) or \(m, q\)"):
         metrics.rmse(np.zeros((2, M, 1)), np.zeros(M))
     with pytest.raises(InputError, match="different points or outputs"):
@@ -148,7 +148,7 @@ def test_every_model_of_one_dimensional_targets_says_so(model, tmp_path):
 def test_several_levels_are_the_levels_one_by_one():
     p = prediction(2)
     np.testing.assert_array_equal(p.quantile([0.1, 0.9]), [p.quantile(0.1), p.quantile(0.9)])
-    for level in (0, 1.0, [0.5, 1.0], [], [[0.5]], np.nan):
+    for level in (0.0, 1.0, [0.5, 1.0], [], np.array([[0.5]]), np.nan):
         with pytest.raises(InputError, match="strictly between 0 and 1"):
             p.quantile(level)
 
@@ -180,12 +180,8 @@ def test_outputs_of_a_frame_have_names_and_an_uncalibrated_model_knows_no_reach(
 
 
 def test_without_pandas_it_is_said_what_to_install(monkeypatch):
-    real = builtins.__import__
-
-    def missing(name, *args, **words):
-        if name == "pandas":
-            raise ImportError("no pandas")
-        return real(name, *args, **words)
+    def missing(name):
+        raise ImportError(f"no {name}")
 
     monkeypatch.setattr("lastlayer.errors.import_module", missing)
     with pytest.raises(MissingPackageError, match=r"lastlayer\[pandas\]"):
