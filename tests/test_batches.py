@@ -97,7 +97,7 @@ def test_a_file_that_was_replaced_is_loaded_anew(predict):
     other = BLLRegressor(**FAST | {"hidden": (5,)}).fit(X, y + 7)
     other.save(predict.path)
     assert_says(predict(batch(X)), other, X)
-    assert not np.allclose(before, other.predictive(X).mean)
+    assert not np.allclose(before, other.predictive(X).mean[:, 0])
 
 
 def test_models_of_tables_and_of_frames_know_their_columns(tmp_path):
@@ -110,7 +110,7 @@ def test_models_of_tables_and_of_frames_know_their_columns(tmp_path):
     found = predict({"kind": kind, "flow": X[:, 0]})
     p = fitted.predictive(table)[1]
     np.testing.assert_allclose(found["head_mean"], p.mean, rtol=1e-12)
-    np.testing.assert_allclose(found["head_upper"], p.interval(0.95)[1][:, 0], rtol=1e-12)
+    np.testing.assert_allclose(found["head_upper"], p.interval(0.95)[1], rtol=1e-12)
     strange = pd.DataFrame({"kind": ["up", "new"], "flow": [0.0, 1.0]})
     with pytest.raises(InputError, match="'kind' has the text 'new'"):
         predict(strange)

@@ -39,7 +39,7 @@ def rmse(prediction: Prediction | ndarray, y: ndarray, *, per_output: bool = Fal
         mean = np.asarray(prediction, float)
         if mean.ndim not in (1, 2):
             raise InputError(f"the prediction has shape {mean.shape}: give (m,) or (m, q)")
-        mean = mean.reshape(len(mean), -1)
+        mean = mean[:, None] if mean.ndim == 1 else mean
     error = np.square(mean - align(y, mean.shape))
     return np.sqrt(error.mean(0)) if per_output else float(np.sqrt(error.mean()))
 

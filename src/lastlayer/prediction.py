@@ -86,7 +86,8 @@ class Prediction:
         correlation: Float[ndarray, "q q"] | None = None,
     ) -> "Prediction":
         """One Gaussian per point; results are shaped like `mean`, (m,) or (m, q)."""
-        by_output = lambda values: np.broadcast_to(values, mean.shape).reshape(1, len(mean), -1).copy()
+        shape = (1, *mean.shape, *[1] * (2 - mean.ndim))
+        by_output = lambda values: np.broadcast_to(values, mean.shape).reshape(shape).copy()
         return cls(
             component_mean=by_output(mean),
             component_epistemic_var=by_output(epistemic_var),
