@@ -99,7 +99,7 @@ WAYS: dict[str, Callable[[Fit, ndarray, ndarray], list[BLLRegressor]]] = {
 def score_targets(models: Sequence[BLLRegressor], X: ndarray, Y: ndarray) -> dict[str, float]:
     """LPD summed over the outputs, each output alone, so that models of one output compare with those of all."""
     predictions = [model.predictive(X) for model in models]
-    columns = np.split(Y, np.cumsum([p.mean.shape[1] for p in predictions])[:-1], axis=1)
+    columns = np.split(Y, np.cumsum([p.n_outputs for p in predictions])[:-1], axis=1)
 
     def each(metric: Callable[..., Any]) -> ndarray:
         parts = zip(predictions, columns, strict=True)

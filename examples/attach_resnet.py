@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
         ("bars", bars(200, rng), None),
     ):
         p, where = model.predictive(pictures), model.extrapolation(pictures)
-        rmse = "" if truth is None else f"{np.sqrt(np.mean((p.mean[:, 0] - truth.numpy()) ** 2)):.3f}"
+        rmse = "" if truth is None else f"{np.sqrt(np.mean((p.mean - truth.numpy()) ** 2)):.3f}"
         stds[name] = float(np.median(p.std))
         print(f"{name:32}{rmse:>8}{stds[name]:8.3f}{where.quantile.mean():22.1%}")
     return stds

@@ -41,8 +41,8 @@ class Record:
 
     def add(self, prediction, y: ndarray) -> None:
         lower, upper = prediction.interval(0.95)
-        self.errors.append(float(y[0] - prediction.mean[0, 0]))
-        self.inside.append(bool(lower[0, 0] <= y[0] <= upper[0, 0]))
+        self.errors.append(float(y[0] - prediction.mean[0]))
+        self.inside.append(bool(lower[0] <= y[0] <= upper[0]))
 
     def cells(self, phase: ndarray) -> str:
         errors, inside = np.array(self.errors), np.array(self.inside)

@@ -359,7 +359,12 @@ MUTANTS = [
     Mutant("correlation-det-halved", "prediction.py", "log_det + 2 * np.log", "log_det + np.log", Y),
     Mutant("lpd-scale-wrong-sign", "metrics.py", "float(mean + log_scale.sum())", "float(mean - log_scale.sum())", M),
     Mutant("coverage-one-sided", "metrics.py", "(y >= lower) & (y <= upper)", "y <= upper", M),
-    Mutant("calibration-one-sided", "metrics.py", "np.abs(2 * prediction.cdf(y) - 1)", "np.abs(prediction.cdf(y))", M),
+    Mutant(
+        "calibration-one-sided", "metrics.py", "np.abs(2 * prediction.with_output", "np.abs(prediction.with_output", M
+    ),
+    Mutant("interval-score-half-penalty", "metrics.py", "2 / (1 - level) *", "1 / (1 - level) *", "test_scorers.py"),
+    Mutant("one-output-keeps-its-axis", "shapes.py", "if y_ndim == 1 else", "if y_ndim == 0 else", "test_shapes.py"),
+    Mutant("targets-broadcast", "shapes.py", "not (q == 1 and", "not (q >= 1 and", "test_shapes.py"),
     Mutant("crps-without-half", "metrics.py", "score - 0.5 * w[i]", "score - w[i]", M),
     # --- extrapolation
     Mutant(

@@ -109,8 +109,8 @@ def test_models_of_tables_and_of_frames_know_their_columns(tmp_path):
     predict = BatchPredictor(tmp_path / "table", id_columns=["kind"])
     found = predict({"kind": kind, "flow": X[:, 0]})
     p = fitted.predictive(table)[1]
-    np.testing.assert_allclose(found["head_mean"], p.mean[:, 0], rtol=1e-12)
-    np.testing.assert_allclose(found["head_upper"], p.interval(0.95)[1][:, 0], rtol=1e-12)
+    np.testing.assert_allclose(found["head_mean"], p.mean, rtol=1e-12)
+    np.testing.assert_allclose(found["head_upper"], p.interval(0.95)[1], rtol=1e-12)
     strange = pd.DataFrame({"kind": ["up", "new"], "flow": [0.0, 1.0]})
     with pytest.raises(InputError, match="'kind' has the text 'new'"):
         predict(strange)
@@ -122,7 +122,7 @@ def test_models_of_tables_and_of_frames_know_their_columns(tmp_path):
     named.save(tmp_path / "frame")
     found = BatchPredictor(tmp_path / "frame")(frame[["b", "a"]])
     assert list(found)[:2] == ["y_mean", "y_std"]
-    np.testing.assert_allclose(found["y_std"], named.predictive(frame).std[:, 0], rtol=1e-12)
+    np.testing.assert_allclose(found["y_std"], named.predictive(frame).std, rtol=1e-12)
 
 
 @pytest.mark.parametrize(

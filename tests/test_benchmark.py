@@ -44,11 +44,8 @@ def folder(tmp_path):
 
 
 def gaussian(mean, std):
-    zero = np.zeros((len(mean), 1))
-    noise = np.full((len(mean), 1), float(std) ** 2)
-    return Prediction.gaussian(
-        np.asarray(mean, float)[:, None], epistemic_var=zero, noise_var=noise, affine_cost=zero[:, 0]
-    )
+    zero, noise = np.zeros(len(mean)), np.full(len(mean), float(std) ** 2)
+    return Prediction.gaussian(np.asarray(mean, float), epistemic_var=zero, noise_var=noise, affine_cost=zero)
 
 
 def method(name, *, family="neural", config="1", calls=None, fails=False):
@@ -144,7 +141,7 @@ def test_many_quantiles_of_a_gaussian_score_like_the_gaussian():
     mean, y = rng.normal(size=200), rng.normal(size=200)
     p = gaussian(mean, 1.3)
     levels = np.linspace(0.001, 0.999, 999)
-    q = Quantiles(levels, np.stack([p.quantile(level)[:, 0] for level in levels]), mean)
+    q = Quantiles(levels, np.stack([p.quantile(level) for level in levels]), mean)
     exact, other = score(p, y), score(q, y)
     assert other.lpd is None
     assert other.crps == pytest.approx(metrics.crps(p, y), rel=2e-3)

@@ -576,13 +576,13 @@ def test_folds_keep_copies_together_unless_a_splitter_is_given(data):
     for options in ({}, {"n_members": 10}, {"calibration": "alpha"}, {"backbone": nn.Linear(1, 3)}):
         parameters = BLLRegressor(**options).get_params(deep=False)
         found = resolve(parameters, DataShape(X.shape, n_groups=M // 2), seed=0)
-        folds = folds_for(found, X, data.T.numpy(), copies=copies)
+        folds = folds_for(found, X, data.T.numpy(), together=copies)
         splits = [*folds.trials, *(split for partition in folds.partitions for split in partition)]
         assert splits
         for split in splits:
             assert not set(copies[split.train]) & set(copies[split.held])
     given = resolve(BLLRegressor(calibration=KFold(M)).get_params(deep=False), DataShape(X.shape), seed=0)
-    folds = folds_for(given, X, data.T.numpy(), copies=copies, splitter=KFold(M))
+    folds = folds_for(given, X, data.T.numpy(), together=copies, splitter=KFold(M))
     assert [split.held.tolist() for split in folds.partitions[0]] == [[i] for i in range(M)]
     assert {split.n_groups for split in folds.partitions[0]} == {M - 1}
 
@@ -596,7 +596,7 @@ def plan(m: int, *more: int, n_groups: int | None = None, **options) -> tuple[Se
     found = resolve(BLLRegressor(**options).get_params(deep=False), DataShape(shape, n_groups=n_groups), seed=0)
     X = np.random.default_rng(0).normal(size=shape)
     copies = None if n_groups is None else np.arange(m) % n_groups
-    return found, folds_for(found, X, np.zeros((m, 1)), copies=copies, splitter=options.get("calibration"))
+    return found, folds_for(found, X, np.zeros((m, 1)), together=copies, splitter=options.get("calibration"))
 
 
 def kinds(splits: list[Split]) -> str:

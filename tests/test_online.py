@@ -422,7 +422,7 @@ def test_ten_thousand_rows_one_by_one_are_a_refit_to_nine_digits(single, memory)
     same(online, refit, rtol=1e-9)
     mean, std = (np.concatenate(parts) for parts in zip(*(online.predict(x[None], True) for x in NEW), strict=True))
     np.testing.assert_allclose(mean, refit.predict(NEW), rtol=1e-9)
-    np.testing.assert_allclose(std, refit.predictive(NEW).std[:, 0], rtol=1e-9)
+    np.testing.assert_allclose(std, refit.predictive(NEW).std, rtol=1e-9)
 
 
 def test_one_row_in_plain_numbers_is_that_row_among_many():
@@ -432,6 +432,6 @@ def test_one_row_in_plain_numbers_is_that_row_among_many():
     online = OnlineModel(model.with_fitted(replace(model.fitted_, calibration=calibration)))
     many = online.predictive(NEW * 3)
     alone = [online.predict(x[None], return_std=True) for x in NEW * 3]
-    np.testing.assert_allclose([mean.item() for mean, _ in alone], many.mean[:, 0], rtol=1e-12)
-    np.testing.assert_allclose([std.item() for _, std in alone], many.std[:, 0], rtol=1e-12)
+    np.testing.assert_allclose([mean.item() for mean, _ in alone], many.mean, rtol=1e-12)
+    np.testing.assert_allclose([std.item() for _, std in alone], many.std, rtol=1e-12)
     assert not np.allclose(many.mean, OnlineModel(model).predictive(NEW * 3).mean)  # it does shrink

@@ -55,7 +55,7 @@ def test_along_a_ray_the_variance_of_the_mixture_is_never_below_a_square_of_the_
     direction = rng.normal(size=2)
     distances = 2.0 ** np.arange(3, 14)
     X = distances[:, None] * direction / np.linalg.norm(direction)
-    var = model.predictive(X, noise=False).var[:, 0]
+    var = model.predictive(X, noise=False).var
     fitted, bounds = model.fitted_, []
     z = fitted.standardized(X)
     for i, member in enumerate(fitted.members):
@@ -113,7 +113,7 @@ def test_a_member_alone_keeps_the_process(model):
         alone = fitted.alone(i)
         np.testing.assert_allclose(_components(alone, X).epistemic[0], together.epistemic[i])
         joint = alone.joint(X, noise=False)
-        np.testing.assert_allclose(np.diag(joint.cov()), alone.predictive(X, noise=False).var[:, 0])
+        np.testing.assert_allclose(np.diag(joint.cov()), alone.predictive(X, noise=False).var)
 
 
 def test_points_beyond_what_was_calibrated_are_flagged(model):

@@ -139,9 +139,10 @@ def test_images_go_through():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 6), nn.Tanh(), nn.Linear(6, 1))
     model = attach(network, batches(images, y))
-    assert model.predictive(images).std.shape == (60, 1)
+    p = model.predictive(images)
+    assert p.std.shape == (60,)
     module = model.module()
-    np.testing.assert_allclose(module(images)["var"], model.predictive(images).var, rtol=1e-12)
+    np.testing.assert_allclose(module(images)["var"], p.with_output_axis().var, rtol=1e-12)
 
 
 def test_its_module_goes_through_torch_export(as_a_user):

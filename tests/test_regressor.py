@@ -114,10 +114,10 @@ def test_shapes_follow_the_targets(q):
     assert model.predict(new, return_cov=True)[1].shape == ((m, m) if q == 0 else (m, m, q))
     assert model.sample_y(new, 3).shape == (*like_y, 3)
     p = model.predictive(new)
-    assert p.mean.shape == p.std.shape == p.epistemic_var.shape == p.noise_var.shape == (m, width)
+    assert p.mean.shape == p.std.shape == p.epistemic_var.shape == p.noise_var.shape == p.shape == like_y
     assert p.affine_cost.shape == (m,)
     joint = model.joint(new)
-    assert joint.mean.shape == (m, width)
+    assert joint.mean.shape == like_y
     assert joint.cov().shape == (m * width, m * width)
     far = model.extrapolation(new)
     assert far.affine_cost.shape == far.quantile.shape == (m,)
@@ -164,7 +164,7 @@ def test_every_way_of_asking_gives_the_same_variance(which, request):
     X = np.linspace(-6, 6, 9)[:, None]
     for noise in (True, False):
         p, joint = model.predictive(X, noise=noise), model.joint(X, noise=noise)
-        np.testing.assert_allclose(np.diag(joint.cov()).reshape(-1, len(X)).T, p.var, rtol=1e-8)
+        np.testing.assert_allclose(np.diag(joint.cov()).reshape(-1, len(X)).T.reshape(p.shape), p.var, rtol=1e-8)
         np.testing.assert_array_equal(joint.mean, p.mean)
         assert (p.noise_var > 0).all() == noise
         assert noise or not p.noise_var.any()

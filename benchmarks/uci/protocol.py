@@ -72,10 +72,8 @@ class Gaussians:
 
     @staticmethod
     def _one(mean: Float[ndarray, " m"], var: Float[ndarray, " m"]) -> Prediction:
-        nothing = np.zeros((len(mean), 1))
-        return Prediction.gaussian(
-            mean[:, None], epistemic_var=nothing, noise_var=var[:, None], affine_cost=np.zeros(len(mean))
-        )
+        nothing = np.zeros(len(mean))
+        return Prediction.gaussian(mean, epistemic_var=nothing, noise_var=var, affine_cost=nothing)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, float]]:
     table = {"MAPIE, absolute residuals": scores(lower, upper, new, new_y)}
     p = model.conformalize(fresh, fresh_y).predictive(new)
     for name, method in (("lastlayer, conformal", "conformal"), ("lastlayer, quantiles", "quantile")):
-        lower, upper = (bound[:, 0] for bound in p.interval(LEVEL, method=method))
+        lower, upper = p.interval(LEVEL, method=method)
         table[name] = scores(lower, upper, new, new_y)
     names = next(iter(table.values()))
     print(f"{'':28}" + "".join(f"{name:>8}" for name in names))

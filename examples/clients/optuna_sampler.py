@@ -74,7 +74,7 @@ class LastLayerSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]
             self.model.fit(X, drawn_in(y))
         candidates = self._candidates(search_space, [done[i].params for i in np.argsort(y)[:5]])
         p = self.model.predictive(np.stack([encoded(each, search_space) for each in candidates]), noise=False)
-        return candidates[int(np.argmax(expected_improvement(p.mean[:, 0], p.std[:, 0], drawn_in(y).min())))]
+        return candidates[int(np.argmax(expected_improvement(p.mean, p.std, drawn_in(y).min())))]
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution

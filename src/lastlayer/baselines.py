@@ -167,7 +167,8 @@ class BayesByBackpropRegressor(BaseRegressor):
         floor = np.square(1e-6 * self._targets.scale.numpy()) * float(not noise)
         spread = np.square(draws - draws.mean(0)).mean(0) / np.square(self.noise_std_)
         epistemic_var, noise_var = (np.broadcast_to(var, draws.shape).copy() for var in (floor, noise_var))
-        return Prediction(draws, epistemic_var, noise_var, spread.mean(1), np.full(draws.shape[:2], 1 / len(draws)))
+        weights = np.full(draws.shape[:2], 1 / len(draws))
+        return Prediction(draws, epistemic_var, noise_var, spread.mean(1), weights, y_ndim=self._y_ndim)
 
     def draw_functions(self, X: Any) -> Float[ndarray, "c m q"]:
         """Outputs under `n_components` draws of all weights, the same draws at every call, in target units."""

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 from numpy import ndarray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import _check_sample_weight, validate_data
@@ -85,6 +86,20 @@ def check_weight(sample_weight: Any, X: ndarray) -> ndarray | None:
     if not weight.sum() > 0:
         raise InputError("sample_weight is zero everywhere: at least two samples need a positive weight")
     return np.ascontiguousarray(weight)
+
+
+def check_groups(groups: Any, n_rows: int) -> Int[ndarray, " m"] | None:
+    """The number of each row's group, from 0 on; None stays None."""
+    if groups is None:
+        return None
+    labels = np.asarray(as_array(groups))
+    if labels.shape != (n_rows,):
+        raise InputError(f"groups has shape {labels.shape}: give one label for each of the {n_rows} rows")
+    if missing := int(sum(label is None or label != label for label in labels.tolist())):
+        raise InputError(
+            f"groups has {missing} missing labels: give every row one, of its own if it belongs to no other"
+        )
+    return np.unique(labels.astype(str) if labels.dtype == object else labels, return_inverse=True)[1]
 
 
 def check_noise_std(noise_std: Any, y: ndarray) -> ndarray:

@@ -1,4 +1,8 @@
-"""Scores of predictive distributions, Gaussian or mixture. A mean over points; larger or smaller is better as said."""
+"""Scores of predictive distributions, Gaussian or mixture. A mean over points; larger or smaller is better as said.
+
+Targets of a single output may be (m,) or (m, 1); other shapes than the prediction's are refused. For cross-validation
+with scikit-learn there are `lastlayer.scorers`.
+"""
 
 from typing import Any
 
@@ -9,6 +13,7 @@ from scipy.special import ndtr
 
 from lastlayer.errors import InputError
 from lastlayer.prediction import Prediction
+from lastlayer.shapes import align
 
 LEVELS = np.linspace(0.05, 0.95, 19)
 
@@ -21,29 +26,73 @@ def log_predictive_density(
     Joint over the outputs, or with `per_output` one number each. In the units of y; `scale`, the targets' standard
     deviations, turns it into standardised units: a density of y / scale.
     """
-    log_scale = np.log(np.broadcast_to(np.asarray(scale, float), prediction.mean.shape[1:]))
-    mean = prediction.log_prob(y, per_output=per_output).mean(0)
+    log_scale = np.log(np.broadcast_to(np.asarray(scale, float), (prediction.n_outputs,)))
+    mean = prediction.with_output_axis().log_prob(y, per_output=per_output).mean(0)
     return mean + log_scale if per_output else float(mean + log_scale.sum())
 
 
 def rmse(prediction: Prediction | ndarray, y: ndarray, *, per_output: bool = False) -> Any:
     """Root of the mean squared error of the mean, over points and outputs or for each output; smaller is better."""
-    mean = prediction.mean if isinstance(prediction, Prediction) else np.asarray(prediction, float)
-    error = np.square(mean - _like(y, mean))
+    if isinstance(prediction, Prediction):
+        mean = prediction.with_output_axis().mean
+    else:
+        mean = np.asarray(prediction, float)
+        if mean.ndim not in (1, 2):
+            raise InputError(f"the prediction has shape {mean.shape}: give (m,) or (m, q)")
+        mean = mean[:, None] if mean.ndim == 1 else mean
+    error = np.square(mean - align(y, mean.shape))
     return np.sqrt(error.mean(0)) if per_output else float(np.sqrt(error.mean()))
 
 
 def coverage(prediction: Prediction, y: ndarray, level: float = 0.9, *, per_output: bool = False) -> Any:
     """Share of targets inside their central interval; right if it equals `level`."""
-    lower, upper = prediction.interval(level)
-    y = _like(y, lower)
+    lower, upper = prediction.with_output_axis().interval(level)
+    y = align(y, lower.shape)
     inside = (y >= lower) & (y <= upper)
     return inside.mean(0) if per_output else float(inside.mean())
 
 
+def interval_score(prediction: Prediction, y: ndarray, level: float = 0.9, *, per_output: bool = False) -> Any:
+    """Mean width of the central intervals plus a penalty for each target outside; smaller is better.
+
+    The penalty is 2 / (1 - level) times the distance to the interval, so that the score is smallest on average for the
+    true quantiles (Gneiting and Raftery, 2007).
+
+    Parameters
+    ----------
+    prediction : Prediction
+        The predictive distribution of m points and q outputs.
+    y : ndarray of shape (m,) or (m, q)
+        The targets.
+    level : float, default 0.9
+        Probability of the intervals.
+    per_output : bool, default False
+        Whether to return one number per output, (q,), instead of their mean.
+
+    Returns
+    -------
+    float or ndarray of shape (q,)
+        The score in the units of y.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> p = Prediction.gaussian(
+    ...     np.zeros(2), epistemic_var=np.ones(2), noise_var=np.zeros(2), affine_cost=np.ones(2)
+    ... )
+    >>> round(interval_score(p, np.array([0.0, 2.0])), 3)
+    6.841
+    """
+    lower, upper = prediction.with_output_axis().interval(level)
+    y = align(y, lower.shape)
+    outside = np.maximum(lower - y, 0) + np.maximum(y - upper, 0)
+    score = upper - lower + 2 / (1 - level) * outside
+    return score.mean(0) if per_output else float(score.mean())
+
+
 def calibration_error(prediction: Prediction, y: ndarray, levels: Float[ndarray, " l"] = LEVELS) -> float:
     """Mean distance between the levels of central intervals and the share of targets inside them; 0 is perfect."""
-    inside = np.abs(2 * prediction.cdf(y) - 1)[..., None] <= np.asarray(levels)
+    inside = np.abs(2 * prediction.with_output_axis().cdf(y) - 1)[..., None] <= np.asarray(levels)
     return float(np.abs(inside.mean((0, 1)) - levels).mean())
 
 
@@ -54,7 +103,7 @@ def crps(prediction: Prediction, y: ndarray, *, per_output: bool = False) -> Any
     A(d, s) = E|d + s N(0, 1)|.
     """
     mean, var, w = prediction.component_mean, prediction.component_var, prediction.weights[..., None]
-    score = (w * _mean_distance(_like(y, mean[0]) - mean, np.sqrt(var))).sum(0)
+    score = (w * _mean_distance(prediction.targets(y) - mean, np.sqrt(var))).sum(0)
     for i in range(len(w)):  # a row of pairs at a time keeps memory at c m q
         pair = _mean_distance(mean[i] - mean, np.sqrt(var[i] + var))
         score = score - 0.5 * w[i] * (w * pair).sum(0)
@@ -65,11 +114,3 @@ def _mean_distance(d: ndarray, s: ndarray) -> ndarray:
     """E|d + s N(0, 1)|."""
     r = d / s
     return d * (2 * ndtr(r) - 1) + 2 * s * np.exp(-0.5 * np.square(r)) / np.sqrt(2 * np.pi)
-
-
-def _like(y: ndarray, mean: ndarray) -> ndarray:
-    y = np.asarray(y, dtype=float)
-    y = y[:, None] if y.ndim == 1 and mean.shape[-1:] == (1,) and mean.ndim == 2 else y
-    if y.shape != mean.shape:
-        raise InputError(f"targets have shape {y.shape}, but the prediction has {mean.shape}")
-    return y

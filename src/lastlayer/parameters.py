@@ -119,6 +119,15 @@ def check(p: Mapping[str, Any]) -> None:
         )
 
 
+def check_running(n_jobs: Any, verbose: Any) -> None:
+    """What a fit may use and say."""
+    whole = lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if n_jobs is not None and not (whole(n_jobs) and n_jobs):
+        raise InputError(f"n_jobs={n_jobs!r} must be None, a number of threads, or -1 for all cores")
+    if verbose not in (True, False) and not (whole(verbose) and verbose >= 0):
+        raise InputError(f"verbose={verbose!r} must be 0, 1 for the stages of a fit, or 2 for details")
+
+
 def check_source(p: Mapping[str, Any], options: TrainingOptions, *, validation: bool) -> None:
     """A source is passed over in mini-batches by one network, and none of its rows is held out."""
     whole = "needs rows held out of training, and a source of batches is passed over as a whole"

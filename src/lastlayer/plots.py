@@ -22,6 +22,7 @@ from lastlayer.extrapolation import AlphaCurve
 from lastlayer.inputs import as_array, check_finite
 from lastlayer.metrics import LEVELS, calibration_error, rmse
 from lastlayer.prediction import Prediction
+from lastlayer.shapes import align
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +34,7 @@ KINDS = {"random": BLUE, "blocked": ORANGE, "shell": PURPLE, "given": GREEN, "va
 def one_input(
     model: BLLRegressor,
     X: Float[ndarray, "m 1"],
-    y: Float[ndarray, "m q"],
+    y: Float[ndarray, "m *q"],
     *,
     span: tuple[float, float],
     truth: Callable[[ndarray], ndarray] | None = None,
@@ -44,8 +45,8 @@ def one_input(
     The dark band holds the function, the light one the targets, both with 95% probability.
     """
     grid = np.linspace(*span, n)[:, None]
-    targets, function = model.predictive(grid), model.predictive(grid, noise=False)
-    q = targets.mean.shape[1]
+    targets, function = (model.predictive(grid, noise=noise).with_output_axis() for noise in (True, False))
+    y, q = align(y, (len(X), targets.n_outputs)), targets.n_outputs
     figure = drawing.new_figure(8.0, 2.4 * q + 1.3)
     axes = figure.subplots(q + 1, 1, sharex=True, height_ratios=[3] * q + [1.3])
     for i, ax in enumerate(axes[:-1]):
@@ -54,7 +55,7 @@ def one_input(
             ax.fill_between(grid[:, 0], lower[:, i], upper[:, i], color=BLUE, alpha=shade, lw=0, label=label)
         ax.plot(grid[:, 0], targets.mean[:, i], color=BLUE, lw=1.6, label="mean")
         if truth is not None:
-            ax.plot(grid[:, 0], truth(grid)[:, i], color=ORANGE, lw=1.2, ls="--", label="truth")
+            ax.plot(grid[:, 0], align(truth(grid), (n, q))[:, i], color=ORANGE, lw=1.2, ls="--", label="truth")
         ax.plot(X[:, 0], y[:, i], ".", color="black", ms=3, label="training data")
         ax.set_ylim(padded(np.concatenate([y[:, i], targets.mean[:, i]]), 0.6))
         ax.set_ylabel(f"output {i + 1}")
@@ -71,7 +72,7 @@ def parity(prediction: Prediction, y: ndarray, *, level: float = 0.9) -> "Figure
 
     The shares that the titles call good are what a perfect model shows in 95% of samples of this size.
     """
-    y = _targets(prediction, y)
+    prediction, y = _aligned(prediction, y)
     lower, upper = prediction.interval(level)
     inside = (lower <= y) & (y <= upper)
     rows, shown = some(len(y), drawing.SHOWN // 4)  # bars need more space than points
@@ -102,8 +103,8 @@ def calibration_curve(prediction: Prediction | Mapping[str, Prediction], y: ndar
     models = prediction if isinstance(prediction, Mapping) else {"": prediction}
     if not models:
         raise InputError("there is no prediction in the dict: pass name -> prediction, or a prediction alone")
-    for name, p in models.items():
-        y = _targets(p, y, name)
+    aligned = {name: _aligned(p, y, name) for name, p in models.items()}
+    y = next(iter(aligned.values()))[1]
     levels = np.concatenate([[0], LEVELS, [1]])
     lower, upper = drawing.binomial_band(len(y), levels)
     figure, axes = panels(y.shape[1])
@@ -113,7 +114,7 @@ def calibration_curve(prediction: Prediction | Mapping[str, Prediction], y: ndar
         ax.set(xlim=(0, 1), ylim=(0, 1))
     looks = cycle(product(("-", "--", ":"), (BLUE, ORANGE, GREEN, PURPLE)))
     good = "Good: in the band; below it intervals are too narrow, above too wide"
-    for (name, p), (style, color) in zip(models.items(), looks, strict=False):
+    for (name, (p, _)), (style, color) in zip(aligned.items(), looks, strict=False):
         error = f"calibration error {calibration_error(p, y):.3f}"
         distance = np.abs(2 * p.cdf(y) - 1)  # the level from which on the intervals hold the target
         for i, ax in enumerate(axes[0]):
@@ -127,7 +128,7 @@ def calibration_curve(prediction: Prediction | Mapping[str, Prediction], y: ndar
 
 def sharpness(prediction: Prediction, y: ndarray) -> "Figure":
     """Errors against the standard deviations predicted for them, and the distribution of these below."""
-    y = _targets(prediction, y)
+    prediction, y = _aligned(prediction, y)
     std, error = prediction.std, np.abs(y - prediction.mean)
     rows, shown = some(len(y))
     figure, axes = panels(y.shape[1], heights=(3.0, 1.2))
@@ -183,7 +184,7 @@ def extrapolation_error(prediction: Prediction, y: ndarray) -> "Figure":
 
     Quantiles run over bins of the cost; the bands around their Gaussian values are what sampling noise alone allows.
     """
-    y = _targets(prediction, y)
+    prediction, y = _aligned(prediction, y)
     check_finite(prediction.affine_cost, "affine_cost")
     cost = drawing.positive(prediction.affine_cost)
     scaled = np.abs(y - prediction.mean) / prediction.std
@@ -214,7 +215,7 @@ def coverage_by_cost(prediction: Prediction, y: ndarray, *, level: float = 0.9) 
 
     The band is what a perfect model shows in 95% of samples of a bin's size; far out, neighbours err together.
     """
-    y = _targets(prediction, y)
+    prediction, y = _aligned(prediction, y)
     check_finite(prediction.affine_cost, "affine_cost")
     lower, upper = prediction.interval(level)
     binned = drawing.BinnedCoverage.of(prediction.affine_cost, (lower <= y) & (y <= upper), level)
@@ -271,9 +272,10 @@ def cost_to_variance(calibration: Calibration | None) -> "Figure":
     return finish(figure, axes, good, "affine cost $v$", "squared error / noise variance", titles=titles)
 
 
-def _targets(prediction: Prediction, y: ndarray, name: str = "") -> Float[ndarray, "m q"]:
-    """The targets, one row per point, once they are known to fit the prediction."""
-    m, q = prediction.mean.shape
+def _aligned(prediction: Prediction, y: ndarray, name: str = "") -> tuple[Prediction, Float[ndarray, "m q"]]:
+    """Prediction and targets, both with an axis for the outputs, once they are known to fit each other."""
+    prediction = prediction.with_output_axis()
+    m, q = prediction.shape
     which = f"prediction {name!r}" if name else "prediction"
     y = np.asarray(as_array(y), dtype=float)
     y = y[:, None] if y.ndim == 1 and q == 1 else y
@@ -290,4 +292,4 @@ def _targets(prediction: Prediction, y: ndarray, name: str = "") -> Float[ndarra
             f"the {which} has a zero or infinite standard deviation at {len(bad)} points (first: row {bad[0]}): "
             "predict targets with their noise, or leave these points out"
         )
-    return y
+    return prediction, y

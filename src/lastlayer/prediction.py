@@ -1,8 +1,10 @@
 """`Prediction`: what is known of the targets at each point, as a Gaussian or a mixture of Gaussians behind one face."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Real
@@ -12,6 +14,7 @@ from scipy.special import logsumexp, ndtr, ndtri
 from lastlayer.errors import InputError, check_choice
 from lastlayer.formula import mixture_quantile, output_cov
 from lastlayer.ops import NumPyOps
+from lastlayer.shapes import align, frame, like_targets
 
 LOG_2PI = float(np.log(2 * np.pi))
 
@@ -42,6 +45,8 @@ class Prediction:
     """The predictive distribution of m points and q outputs; c Gaussian components, one for a single model.
 
     Everything is of the targets, noise included, unless the noise variance is zero: then it is of the function.
+    Results have the shape of the targets: (m,) if the model was fitted to 1-D targets, (m, q) if they were 2-D. The
+    components and `cov()` always have an axis for the outputs; `with_output_axis()` gives it to everything.
     """
 
     component_mean: Float[ndarray, "c m q"]
@@ -60,25 +65,37 @@ class Prediction:
     beyond_reach: Bool[ndarray, " m"] | None = None
     """Which points lie farther out than every held-out point that the variance was calibrated on: there it is
     extrapolated too. None: there was no calibration."""
+    y_ndim: int = 2
+    """Dimensions of the targets: 1, and results have no axis for the one output; or 2."""
+
+    def __post_init__(self) -> None:
+        if self.y_ndim not in (1, 2) or (self.y_ndim == 1 and self.component_mean.shape[-1] != 1):
+            raise InputError(
+                f"y_ndim={self.y_ndim} with {self.component_mean.shape[-1]} outputs: it must be 1, for a single "
+                "output, or 2"
+            )
 
     @classmethod
     def gaussian(
         cls,
-        mean: Float[ndarray, "m q"],
+        mean: Float[ndarray, "m *q"],
         *,
-        epistemic_var: Float[ndarray, "m q"],
-        noise_var: Float[ndarray, "*#m q"],
+        epistemic_var: Float[ndarray, "m *q"],
+        noise_var: Float[ndarray, "*n"],
         affine_cost: Float[ndarray, " m"],
         correlation: Float[ndarray, "q q"] | None = None,
     ) -> "Prediction":
-        """One Gaussian per point."""
+        """One Gaussian per point; results are shaped like `mean`, (m,) or (m, q)."""
+        shape = (1, *mean.shape, *[1] * (2 - mean.ndim))
+        by_output = lambda values: np.broadcast_to(values, mean.shape).reshape(shape).copy()
         return cls(
-            component_mean=mean[None],
-            component_epistemic_var=epistemic_var[None],
-            component_noise_var=np.broadcast_to(noise_var, mean.shape)[None].copy(),
+            component_mean=by_output(mean),
+            component_epistemic_var=by_output(epistemic_var),
+            component_noise_var=by_output(noise_var),
             affine_cost=affine_cost,
             weights=np.ones((1, len(mean))),
             correlation=None if correlation is None else correlation[None],
+            y_ndim=mean.ndim,
         )
 
     @classmethod
@@ -93,7 +110,7 @@ class Prediction:
         if share.shape not in ((n,), (n, m)) or (share < 0).any() or not np.allclose(share.sum(0), 1):
             raise InputError(f"weights={share} must be {n} non-negative numbers (at each point) that add up to one")
         share = np.broadcast_to((share / share.sum(0)).reshape(n, -1), (n, m))
-        shapes = [p.component_mean.shape[1:] for p in members]
+        shapes = [p.shape for p in members]
         if len(set(shapes)) > 1:
             raise InputError(f"members are of different points or outputs: {shapes}")
         q = members[0].component_mean.shape[-1]
@@ -108,28 +125,42 @@ class Prediction:
             affine_cost=(share * np.stack([p.affine_cost for p in members])).sum(0),
             weights=np.concatenate([s * p.weights for s, p in zip(share, members, strict=True)]),
             correlation=None if all(p.correlation is None for p in members) else np.concatenate(correlations),
+            y_ndim=members[0].y_ndim,
         )
 
-    @cached_property
-    def mean(self) -> Float[ndarray, "m q"]:
-        return self._average(self.component_mean)
+    @property
+    def n_outputs(self) -> int:
+        return int(self.component_mean.shape[-1])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the targets, and so of `mean`: (m,) or (m, q)."""
+        return tuple(self.component_mean.shape[1 : 1 + self.y_ndim])
+
+    def with_output_axis(self) -> "Prediction":
+        """The same distribution as one of 2-D targets: results are (m, q), also of a single output."""
+        return self if self.y_ndim == 2 else replace(self, y_ndim=2)
 
     @cached_property
-    def epistemic_var(self) -> Float[ndarray, "m q"]:
+    def mean(self) -> Float[ndarray, "m *q"]:
+        return self._like_targets(self._mean)
+
+    @cached_property
+    def epistemic_var(self) -> Float[ndarray, "m *q"]:
         """Variance of the function: within the components and between them."""
-        spread = self.component_mean - self.mean
-        return self._average(self.component_epistemic_var + np.square(spread))
+        spread = self.component_mean - self._mean
+        return self._like_targets(self._average(self.component_epistemic_var + np.square(spread)))
 
     @cached_property
-    def noise_var(self) -> Float[ndarray, "m q"]:
-        return self._average(self.component_noise_var)
+    def noise_var(self) -> Float[ndarray, "m *q"]:
+        return self._like_targets(self._average(self.component_noise_var))
 
     @cached_property
-    def var(self) -> Float[ndarray, "m q"]:
+    def var(self) -> Float[ndarray, "m *q"]:
         return self.epistemic_var + self.noise_var
 
     @cached_property
-    def std(self) -> Float[ndarray, "m q"]:
+    def std(self) -> Float[ndarray, "m *q"]:
         return np.sqrt(self.var)
 
     @property
@@ -148,45 +179,64 @@ class Prediction:
         return cov
 
     def cov(self) -> Float[ndarray, "m q q"]:
-        """Covariance between the outputs at each point."""
+        """Covariance between the outputs at each point; (m, 1, 1) for a single output, 1-D targets or not."""
         within = self.component_cov()
-        spread = self.component_mean - self.mean
+        spread = self.component_mean - self._mean
         return self._average(within + spread[..., :, None] * spread[..., None, :])
 
     def log_prob(
         self, y: Real[ndarray, "m q"] | Real[ndarray, " m"], *, per_output: bool = False
-    ) -> Float[ndarray, " m"] | Float[ndarray, "m q"]:
-        """Log density of targets at each point: joint over the outputs (m,), or of each output alone (m, q)."""
-        residual = self._targets(y) - self.component_mean
+    ) -> Float[ndarray, "m *q"]:
+        """Log density of targets at each point: joint over the outputs (m,), or of each alone, shaped like the targets.
+
+        A single output's targets may be (m,) or (m, 1), here and wherever targets are given.
+        """
+        residual = self.targets(y) - self.component_mean
         if per_output:
             each = gaussian_log_prob(residual[..., None], self.component_var[..., None])
         else:
             each = gaussian_log_prob(residual, self.component_var, self._point_correlation())
-        if len(self.weights) == 1:
-            return each[0]
         share = self.weights.reshape(*self.weights.shape, *[1] * (each.ndim - 2))
-        density: ndarray = logsumexp(each, axis=0, b=share)
-        return density
+        density: ndarray = each[0] if len(share) == 1 else logsumexp(each, axis=0, b=share)
+        return self._like_targets(density) if per_output else density
 
-    def standardized_residual(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m q"]:
+    def standardized_residual(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m *q"]:
         """(y - mean) / std."""
-        residual: ndarray = (self._targets(y) - self.mean) / self.std
+        residual: ndarray = (self._like_targets(self.targets(y)) - self.mean) / self.std
         return residual
 
-    def cdf(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m q"]:
+    def cdf(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m *q"]:
         """Probability that each output lies below y."""
-        return self._average(ndtr((self._targets(y) - self.component_mean) / np.sqrt(self.component_var)))
+        below = ndtr((self.targets(y) - self.component_mean) / np.sqrt(self.component_var))
+        return self._like_targets(self._average(below))
 
-    def quantile(self, level: float) -> Float[ndarray, "m q"]:
-        """The value that each output stays below with probability `level`."""
-        if not 0 < level < 1:
-            raise InputError(f"level={level} must lie strictly between 0 and 1")
+    def quantile(self, level: float | Sequence[float] | ndarray) -> Float[ndarray, "*s"]:
+        """The value that each output stays below with probability `level`.
+
+        Parameters
+        ----------
+        level : float or sequence of float
+            One level, or several.
+
+        Returns
+        -------
+        ndarray
+            Shaped like the targets; several levels have a leading axis.
+
+        Examples
+        --------
+        >>> lower, upper = model.predictive(X).quantile([0.1, 0.9])  # doctest: +SKIP
+        """
+        levels = np.asarray(level, dtype=float)
+        if levels.ndim > 1 or not levels.size or not ((levels > 0) & (levels < 1)).all():
+            raise InputError(f"level={level} must lie strictly between 0 and 1, or be a list of such numbers")
         std, weights = np.sqrt(self.component_var), self.weights[..., None]
-        return mixture_quantile(np, ndtr, ndtri, level, self.component_mean, std, weights)
+        values = [mixture_quantile(np, ndtr, ndtri, p, self.component_mean, std, weights) for p in levels.ravel()]
+        return self._like_targets(np.stack(values) if levels.ndim else values[0])
 
     def interval(
         self, level: float = 0.95, *, method: str = "quantile"
-    ) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:
+    ) -> tuple[Float[ndarray, "m *q"], Float[ndarray, "m *q"]]:
         """Lower and upper bound of each output, `level` of the probability between them.
 
         "quantile": the central interval of the distribution. "conformal": mean +- a number of standard deviations that
@@ -196,11 +246,11 @@ class Prediction:
         if not 0 < level < 1:
             raise InputError(f"level={level} must lie strictly between 0 and 1, such as 0.95")
         if check_choice("method", method, ("quantile", "conformal")) == "conformal":
-            reach = self._conformal_reach(level) * self.std
+            reach = like_targets(self._conformal_reach(level), self.y_ndim) * self.std
             return self.mean - reach, self.mean + reach
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
-    def sample(self, n: int, *, random_state: int | np.random.Generator | None = None) -> Float[ndarray, "n m q"]:
+    def sample(self, n: int, *, random_state: int | np.random.Generator | None = None) -> Float[ndarray, "n m *q"]:
         """Draws of the targets: joint over the outputs of a point, independent between points."""
         rng = np.random.default_rng(random_state)
         _, m, q = self.component_mean.shape
@@ -212,7 +262,43 @@ class Prediction:
             L = np.linalg.cholesky(correlation)
             noise = (L[pick, point] @ noise[..., None])[..., 0]
         draws: ndarray = self.component_mean[pick, point] + np.sqrt(self.component_var)[pick, point] * noise
-        return draws
+        return self._like_targets(draws)
+
+    def to_frame(self, index: Any = None, *, level: float = 0.95, outputs: Sequence[str] | None = None) -> Any:
+        """The prediction as a pandas DataFrame with one row per point.
+
+        Parameters
+        ----------
+        index : array-like, default None
+            Index of the frame, such as `X.index`; None: the numbers of the points.
+        level : float, default 0.95
+            Probability of the central interval between `lower` and `upper`.
+        outputs : sequence of str, default None
+            Names of the outputs, put in front of the columns: `NAME_mean`. None: no name for a single output, "y0",
+            "y1" and so on for several.
+
+        Returns
+        -------
+        pandas.DataFrame
+            mean, std, epistemic_std, noise_std, lower and upper of each output, then affine_cost and, of a calibrated
+            model, beyond_reach.
+
+        Raises
+        ------
+        MissingPackageError
+            If pandas is not installed.
+
+        Examples
+        --------
+        >>> model.predictive(X).to_frame(index=X.index, outputs=["power"])  # doctest: +SKIP
+        """
+        p = self.with_output_axis()
+        lower, upper = p.interval(level)
+        parts = {"mean": p.mean, "std": p.std, "epistemic_std": np.sqrt(p.epistemic_var)}
+        parts |= {"noise_std": np.sqrt(p.noise_var), "lower": lower, "upper": upper}
+        points = {"affine_cost": self.affine_cost}
+        points |= {} if self.beyond_reach is None else {"beyond_reach": self.beyond_reach}
+        return frame(parts, points, outputs=outputs, index=index)
 
     def _point_correlation(self) -> Float[ndarray, "c m q q"] | None:
         """Of the targets, at each point: the function and the noise may mix differently in each output."""
@@ -231,7 +317,7 @@ class Prediction:
         n = len(self.conformal_scores)
         rank = math.ceil(round((n + 1) * level, 9))
         reach: ndarray = (
-            np.sort(self.conformal_scores, axis=0)[rank - 1] if rank <= n else np.full(self.mean.shape[1], np.inf)
+            np.sort(self.conformal_scores, axis=0)[rank - 1] if rank <= n else np.full(self.n_outputs, np.inf)
         )
         return reach
 
@@ -240,13 +326,16 @@ class Prediction:
         mean: ndarray = x[0] if len(share) == 1 else (share * x).sum(0)
         return mean
 
-    def _targets(self, y: ndarray) -> ndarray:
-        y = np.asarray(y, dtype=float)
-        m, q = self.component_mean.shape[1:]
-        y = y[:, None] if y.ndim == 1 and q == 1 else y
-        if y.shape != (m, q):
-            raise InputError(f"targets have shape {y.shape}, but the prediction is of {m} points and {q} outputs")
-        return y
+    @cached_property
+    def _mean(self) -> Float[ndarray, "m q"]:
+        return self._average(self.component_mean)
+
+    def _like_targets(self, values: Float[ndarray, "*s q"]) -> Float[ndarray, "*t"]:
+        return like_targets(values, self.y_ndim)
+
+    def targets(self, y: Any) -> Float[ndarray, "m q"]:
+        """Targets of these points, with an axis for the outputs; (m,) and (m, 1) are the same of a single one."""
+        return align(y, self.component_mean.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -257,7 +346,8 @@ class JointPrediction:
     members' means lie apart.
     """
 
-    mean: Float[ndarray, "m q"]
+    mean_by_output: Float[ndarray, "m q"]
+    """The mean, with an axis for the outputs also of 1-D targets."""
     point_cov: Float[ndarray, "t m m"]
     """Covariances between the points."""
     output_cov: Float[ndarray, "t q q"]
@@ -266,33 +356,40 @@ class JointPrediction:
     """Deviations of the members from the mean, times the root of their weight; empty for a single model."""
     noise_cov: Float[ndarray, "m q q"]
     """Covariance of the noise at each point; it is independent between points."""
+    y_ndim: int = 2
+    """Dimensions of the targets, as `Prediction.y_ndim`."""
+
+    @property
+    def mean(self) -> Float[ndarray, "m *q"]:
+        """Shaped like the targets."""
+        return like_targets(self.mean_by_output, self.y_ndim)
 
     def cov(self) -> Float[ndarray, "mq mq"]:
         """Covariance of all numbers, output by output: the first m rows are the first output at every point."""
-        between = self.spread.swapaxes(1, 2).reshape(len(self.spread), self.mean.size)
+        between = self.spread.swapaxes(1, 2).reshape(len(self.spread), self.mean_by_output.size)
         parts = zip(self.output_cov, self.point_cov, strict=True)
         cov: ndarray = sum(np.kron(output, point) for output, point in parts) + between.T @ between
-        m, q = self.mean.shape
+        m, q = self.mean_by_output.shape
         cov.reshape(q, m, q, m)[:, np.arange(m), :, np.arange(m)] += self.noise_cov
         return cov
 
-    def cov_of_outputs(self) -> Float[ndarray, "m m q"]:
-        """Covariance between the points for each output alone."""
+    def cov_of_outputs(self) -> Float[ndarray, "m m *q"]:
+        """Covariance between the points for each output alone: (m, m, q), or (m, m) for 1-D targets."""
         own = np.diagonal(self.output_cov, axis1=1, axis2=2)
         cov: ndarray = np.einsum("tij,tq->ijq", self.point_cov, own) + np.einsum(
             "ciq,cjq->ijq", self.spread, self.spread
         )
-        every = np.arange(len(self.mean))
+        every = np.arange(len(cov))
         cov[every, every] += np.diagonal(self.noise_cov, axis1=1, axis2=2)
-        return cov
+        return like_targets(cov, self.y_ndim)
 
-    def sample(self, n: int, *, random_state: int | np.random.Generator | None = None) -> Float[ndarray, "n m q"]:
+    def sample(self, n: int, *, random_state: int | np.random.Generator | None = None) -> Float[ndarray, "n m *q"]:
         """Joint draws over points and outputs."""
         rng = np.random.default_rng(random_state)
-        draws = self.mean + np.tensordot(rng.standard_normal((n, len(self.spread))), self.spread, 1)
+        draws = self.mean_by_output + np.tensordot(rng.standard_normal((n, len(self.spread))), self.spread, 1)
         for point, output in zip(self.point_cov, self.output_cov, strict=True):
-            draws = draws + _root(point) @ rng.standard_normal((n, *self.mean.shape)) @ _root(output).T
-        return draws + add_noise(self.noise_cov, rng.standard_normal(draws.shape))
+            draws = draws + _root(point) @ rng.standard_normal((n, *self.mean_by_output.shape)) @ _root(output).T
+        return like_targets(draws + add_noise(self.noise_cov, rng.standard_normal(draws.shape)), self.y_ndim)
 
 
 @dataclass(frozen=True)

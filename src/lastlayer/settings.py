@@ -150,6 +150,8 @@ class DataShape:
     """Whether validation data were given."""
     n_groups: int | None = None
     """Rows that differ by more than a little, or as many of them as have an output on average; None: all of them."""
+    n_together: int | None = None
+    """Groups of rows that are held out together, where the user named them; None: rows are held out one by one."""
     alike: bool = True
     """Whether all targets are known, with the same noise, and nothing else is observed."""
     learned_noise: bool = True
@@ -195,6 +197,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
     n_members = p["n_members"]
     if n_members == "auto":
         few = _n_folds(n_groups, n_rows, fast) if mixture else N_FOLDS if n_rows > LARGE_TABLE else N_MEMBERS
+        few = few if data.n_together is None or not mixture else min(few, data.n_together)
         n_members = 1 if bare or own_network or source else few
     if calibration == "random and blocked folds" and own_network and n_members == 1:
         calibration = "holdout"

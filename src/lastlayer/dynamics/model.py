@@ -45,7 +45,8 @@ class DynamicsModel:
         table, regressor = self.lags.table(listed), clone(self.regressor)
         groups = {}
         if isinstance(regressor, BLLRegressor):
-            groups = {"groups": table.episode}  # a splitter decides itself whether it needs them
+            if len(listed) > 1 or regressor.calibration == "auto":  # rows of an episode are held out together
+                groups = {"groups": table.episode}
             if regressor.calibration == "auto" and regressor.preset != "evidence":
                 regressor.set_params(calibration=EpisodeFolds())
         self.regressor_ = regressor.fit(table.X, table.targets, **groups)

@@ -1,8 +1,10 @@
-"""Copies of rows: equal ones become one row with more weight, nearly equal ones are held out together."""
+"""Rows that are held out together: copies, of which equal ones become one row with more weight, and given groups."""
 
 import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from scipy.spatial import KDTree
 from scipy.spatial.distance import pdist
 
@@ -41,6 +43,22 @@ def near_groups(Z: Float[ndarray, "m d"], T: Float[ndarray, "m q"]) -> Int[ndarr
     """
     m, group = len(Z), _near(Z, T)
     return group if (np.bincount(group)[group] > 1).mean() > SHARE else np.arange(m)
+
+
+def joined(copies: Int[ndarray, " m"], groups: Int[ndarray, " m"]) -> Int[ndarray, " m"]:
+    """The number of each row's group once rows that share either number are in one."""
+    n, m = int(copies.max()) + 1, len(copies)
+    size = n + int(groups.max()) + 1
+    links = coo_array((np.ones(m), (copies, n + groups)), shape=(size, size))
+    numbers: ndarray = connected_components(links, directed=False)[1][copies]
+    return np.unique(numbers, return_inverse=True)[1].reshape(m)
+
+
+def whole_groups(groups: Int[ndarray, " m"], n: int, order: Int[ndarray, " g"]) -> Int[ndarray, " r"]:
+    """Rows of whole groups, taken in this order until there are n; at least one group stays, or none is taken."""
+    rows = np.bincount(groups, minlength=len(order))[order].cumsum()
+    taken = order[: min(int(np.searchsorted(rows, n)) + 1, len(order) - 1)]
+    return np.flatnonzero(np.isin(groups, taken))
 
 
 def _near(Z: Float[ndarray, "m d"], T: Float[ndarray, "m q"]) -> Int[ndarray, " m"]:

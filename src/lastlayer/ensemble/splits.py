@@ -38,14 +38,12 @@ def random_splits(groups: Int[ndarray, " m"], k: int, rng: np.random.Generator) 
 
 def blocked_splits(X: Float[ndarray, "m d"], groups: Int[ndarray, " m"], k: int) -> list[Split]:
     """Each group of rows is held out once, together with its neighbours."""
-    first = np.unique(groups, return_index=True)[1]
-    return _leave_out(groups, blocked_folds(X[first], k), "blocked")
+    return _leave_out(groups, blocked_folds(_centres(X, groups), k), "blocked")
 
 
 def shell_splits(X: Float[ndarray, "m d"], groups: Int[ndarray, " m"], inner: Sequence[float] = SHELLS) -> list[Split]:
     """The rows farthest from the middle are held out, in standardised inputs; `inner`: the shares that stay."""
-    first = np.unique(groups, return_index=True)[1]
-    return _leave_out(groups, outer_folds(X[first], inner), "shell")
+    return _leave_out(groups, outer_folds(_centres(X, groups), inner), "shell")
 
 
 def given_splits(splitter: Any, X: ndarray, y: ndarray, groups: Any = None) -> list[Split]:
@@ -73,6 +71,15 @@ def given_splits(splitter: Any, X: ndarray, y: ndarray, groups: Any = None) -> l
     return splits
 
 
+def _centres(X: Float[ndarray, "m d"], groups: Int[ndarray, " m"]) -> Float[ndarray, "g d"]:
+    """The mean of each group's rows."""
+    count = np.bincount(groups)
+    total = np.zeros((len(count), X.shape[1]))
+    np.add.at(total, groups, X)
+    centres: ndarray = total / count[:, None]
+    return centres
+
+
 def _leave_out(groups: Int[ndarray, " m"], folds: list[ndarray], kind: str) -> list[Split]:
     held, m = [(fold, np.isin(groups, fold)) for fold in folds], int(groups.max()) + 1
     return [Split(np.flatnonzero(~rows), np.flatnonzero(rows), kind, m - len(fold)) for fold, rows in held]
@@ -93,33 +100,38 @@ def folds_for(
     X: ndarray,
     y: ndarray,
     *,
-    copies: Int[ndarray, " m"] | None = None,
+    together: Int[ndarray, " m"] | None = None,
     splitter: Any = None,
     groups: Any = None,
 ) -> Folds:
-    """The rows left out that the settings ask for; `copies` numbers the groups of rows that belong together, `groups`
-    are for the user's splitter."""
+    """The rows left out that the settings ask for; `together` numbers the groups of rows that are never split,
+    `groups` are for the user's splitter."""
     rng, calibration = np.random.default_rng(settings.seed), settings.calibration
-    copies = np.arange(len(X)) if copies is None else copies
-    m = int(copies.max()) + 1
-    n_partitions = 1 if settings.ensemble == "mixture" else -(-settings.n_members // N_FOLDS)
+    together = np.arange(len(X)) if together is None else together
+    m = int(together.max()) + 1
+    n_partitions = 1 if settings.ensemble == "mixture" else -(-settings.n_members // min(N_FOLDS, m))
     if calibration == "given folds":
         given = given_splits(splitter, X, y, groups)
         return Folds([given] * n_partitions, given)
-    if calibration == "holdout":
-        held = rng.permutation(m)[: max(2, round(settings.validation_fraction * m))]
-        split = _leave_out(copies, [held], "random")
-        return Folds([split], split)
     by_folds = calibration in ("random and blocked folds", "alpha on blocked folds")
-    if not by_folds and len(settings.families) == 1:
+    if calibration != "holdout" and not by_folds and len(settings.families) == 1:
         return Folds([], [])
+    if m < 2:
+        raise InputError(
+            f"all {len(X)} rows are of one group, or copies of each other: none can be held out. Give two groups or "
+            "more, or leave groups out"
+        )
+    if calibration == "holdout":
+        n_held = min(m - 1, max(min(2, m // 2), round(settings.validation_fraction * m)))
+        split = _leave_out(together, [rng.permutation(m)[:n_held]], "random")
+        return Folds([split], split)
     k = settings.n_members if settings.ensemble == "mixture" and by_folds else N_FOLDS
-    random = [random_splits(copies, min(k, m), rng) for _ in range(n_partitions)]
-    blocked = (
-        blocked_splits(X.astype(float), copies, min(settings.n_blocks, m // 2)) if by_folds and X.ndim == 2 else []
-    )
+    random = [random_splits(together, min(k, m), rng) for _ in range(n_partitions)]
+    n_blocks, blocked = min(settings.n_blocks, m // 2), list[Split]()
+    if by_folds and X.ndim == 2 and n_blocks > 1:
+        blocked = blocked_splits(X.astype(float), together, n_blocks)
     if calibration == "alpha on blocked folds":
         return Folds([blocked or random[0]], random[0])
     shells = SHELLS[: max(1, settings.n_blocks - 2)]
-    regions = blocked + (shell_splits(X.astype(float), copies, shells) if blocked else [])
+    regions = blocked + (shell_splits(X.astype(float), together, shells) if blocked else [])
     return Folds([splits + regions for splits in random] if by_folds else [], random[0])

@@ -1,5 +1,8 @@
 """Training the networks of a table: as one batch where they allow it, otherwise one after the other."""
 
+import logging
+import math
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import nn
 from tqdm import tqdm
 
 from lastlayer.digests import digest_of
+from lastlayer.ensemble.copies import whole_groups
 from lastlayer.ensemble.problems import checkpoint_of, mini_batches, optimizer_of
 from lastlayer.ensemble.splits import Split
 from lastlayer.extrapolation import held_out_lpd
@@ -49,6 +54,7 @@ from lastlayer.training import (
 from lastlayer.training.lengths import MOST_FUNCTIONALS, MOST_ROWS, fit_lengths, refine_lengths
 from lastlayer.types import NETWORK, Family
 
+logger = logging.getLogger(__name__)
 WORK_PER_ROW = 4_000
 """Multiplications for the statistics of a row of one network: features squared, roughly."""
 ROWS_PER_CORE = 2_000
@@ -85,6 +91,8 @@ class Trainer:
     progress: bool = False
     digest: str = ""
     """Of the data as they were given, for the states in that folder."""
+    together: Int[np.ndarray, " m"] | None = None
+    """The number of each row's group: early stopping does not split one; None: rows stand alone."""
     history: TrainingHistory = field(default_factory=TrainingHistory)
     """Of the last training."""
     _stage: int = 0
@@ -96,8 +104,10 @@ class Trainer:
     @contextmanager
     def stage(self, label: str) -> Iterator[None]:
         """What is being done once networks are trained; tables on which a second core would only wait have one."""
+        start = time.perf_counter()
         with self._shown(label), threads_for(WORK_PER_ROW * len(self.data.X)):
             yield
+        logger.info("%s: %.1f s", label, time.perf_counter() - start)
 
     def _shown(self, label: str) -> Any:
         return tqdm(total=1, disable=not self.progress, desc=label, bar_format="{desc}: {elapsed}", leave=False)
@@ -113,7 +123,10 @@ class Trainer:
         for kind, encoding in dict.fromkeys((task.family.kind, task.family.encoding) for task in tasks):
             self._stage += 1
             places = [i for i, t in enumerate(tasks) if (t.family.kind, t.family.encoding) == (kind, encoding)]
+            start = time.perf_counter()
             made |= zip(places, ways[kind]([tasks[i] for i in places]), strict=True)
+            seconds = time.perf_counter() - start
+            logger.info("%d fits of kind %s, %s inputs: %.1f s", len(places), kind, encoding, seconds)
         return [made[i] for i in range(len(tasks))]
 
     def encoding(self, task: FitTask) -> PiecewiseEncoding | None:
@@ -138,7 +151,7 @@ class Trainer:
         networks = self._together(tasks, lambda group, i, stop: self._stack(group, label, i, stop, over))
         if self._interrupted and not over:
             epochs = len(self.history.nlml)
-            warnings.warn(f"interrupted after {epochs} epochs: the networks are kept and usable", stacklevel=7)
+            warnings.warn(f"interrupted after {epochs} epochs: the networks are kept and usable", stacklevel=8)
         return networks
 
     def _fourier(self, tasks: list[FitTask]) -> list[nn.Module]:
@@ -285,6 +298,8 @@ class Trainer:
 
     def _train(self, problem: Problem, group: int, **options: Any) -> None:
         self.history = train(problem, optimizer_of(self.settings), progress=self.progress and group == 0, **options)
+        nlml = self.history.nlml[-1] if self.history.nlml else math.nan
+        logger.debug("a training ended by %s, %d epochs, NLML %.4g", self.history.stopped, len(self.history.nlml), nlml)
 
     def _in_batches(
         self,
@@ -349,8 +364,9 @@ class Trainer:
         m = len(data.X)
         held, rest, held_out = round(s.validation_fraction * m), data, None
         if s.early_stopping and held >= 1 and m - held >= 2:
-            order = torch.randperm(m, generator=generator).to(X.device)
-            rest, held_out = data.rows(order[held:]), data.rows(order[:held])
+            stopping, others = self._for_stopping(task.split.train, held, generator)
+            if len(stopping) and len(others) >= 2:
+                rest, held_out = data.rows(others.to(X.device)), data.rows(stopping.to(X.device))
         if s.batch_size is not None and data.alike:
             self._in_batches(network, rest, [task], number, held_out=held_out)
             return network
@@ -366,6 +382,15 @@ class Trainer:
         problem = self._full_or_sampled(network, objective, rest, task.family.prior_precision)
         self._train(problem, 0, validation=validation)
         return network
+
+    def _for_stopping(self, train: np.ndarray, n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """Places among the rows to train on: about n to stop by, and the others; of one group, none to stop by."""
+        if self.together is None:
+            order = torch.randperm(len(train), generator=generator)
+            return order[:n], order[n:]
+        groups = np.unique(self.together[train], return_inverse=True)[1]
+        held = whole_groups(groups, n, torch.randperm(int(groups.max()) + 1, generator=generator).numpy())
+        return torch.from_numpy(held), torch.from_numpy(np.setdiff1d(np.arange(len(train)), held))
 
     def _full_or_sampled(
         self, network: nn.Module, objective: Objective, data: Data, prior_precision: float | torch.Tensor

@@ -24,6 +24,7 @@ from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Extrapolation, Fitted, geometric_mean
 from lastlayer.predictor.module import Predictor
 from lastlayer.scaling import Standardizer
+from lastlayer.shapes import like_targets
 from lastlayer.training.data import Data
 
 Self = TypeVar("Self", bound="LastLayerRegressor")
@@ -45,7 +46,7 @@ class BaseRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Mean of the targets, shaped like y in fit, and with `return_std` their standard deviation, noise included."""
         p = self.predictive(X)
-        return (self._shaped(p.mean), self._shaped(p.std)) if return_std else self._shaped(p.mean)
+        return (p.mean, p.std) if return_std else p.mean
 
     def _seed(self) -> int:
         return int(random_numbers(self.random_state).randint(2**31 - 1))
@@ -66,9 +67,6 @@ class BaseRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             None if weight is None else torch.tensor(weight),
             known,
         )
-
-    def _shaped(self, values: Float[ndarray, "m q"]) -> ndarray:
-        return values[:, 0] if self._y_ndim == 1 else values
 
 
 def random_numbers(random_state: Any) -> np.random.RandomState:
@@ -159,16 +157,18 @@ class LastLayerRegressor(BaseRegressor):
             raise InputError("return_std and return_cov together: ask for one of them, the diagonal is std squared")
         if return_cov:
             joint = self.joint(X)
-            cov = joint.cov_of_outputs()
-            return self._shaped(joint.mean), cov[..., 0] if self.fitted_.y_ndim == 1 else cov
+            return joint.mean, joint.cov_of_outputs()
         fitted, X = self._fitted(), self._checked(X)
         if not return_std:
-            return self._shaped(fitted.mean(X))
+            return like_targets(fitted.mean(X), fitted.y_ndim)
         mean, var = fitted.mean_and_var(X)
-        return self._shaped(mean), self._shaped(np.sqrt(var))
+        return like_targets(mean, fitted.y_ndim), like_targets(np.sqrt(var), fitted.y_ndim)
 
     def predictive(self, X: Any, *, noise: bool = True) -> Prediction:
-        """The predictive distribution of the targets, or with `noise=False` of the function behind them."""
+        """The predictive distribution of the targets, or with `noise=False` of the function behind them.
+
+        Its results are shaped like y in fit: (m,) for 1-D targets, (m, q) for 2-D ones.
+        """
         return self._fitted().predictive(self._checked(X), noise=noise)
 
     def joint(self, X: Any, *, noise: bool = True) -> JointPrediction:
@@ -181,8 +181,8 @@ class LastLayerRegressor(BaseRegressor):
         They are draws of `joint`: each takes one set of weights per member, so it costs O(p) per point.
         """
         fitted, rng = self._fitted(), random_numbers(random_state)
-        draws = np.moveaxis(fitted.sample(self._checked(X), n_samples, rng, noise=noise), 0, -1)
-        return draws[:, 0] if fitted.y_ndim == 1 else draws
+        draws = fitted.sample(self._checked(X), n_samples, rng, noise=noise)
+        return np.moveaxis(like_targets(draws, fitted.y_ndim), 0, -1)
 
     def predictive_of(self, functional: Pointwise | Functionals, X: Any = None) -> FunctionalPrediction:
         """What the model says of linear functionals of the function (see `lastlayer.observe`), without noise.
@@ -318,9 +318,6 @@ class LastLayerRegressor(BaseRegressor):
     def _fitted(self) -> Fitted:
         check_is_fitted(self)
         return self.fitted_
-
-    def _shaped(self, values: Float[ndarray, "m q"]) -> ndarray:
-        return values[:, 0] if self.fitted_.y_ndim == 1 else values
 
     def _checked(self, X: Any) -> ndarray:
         fitted = self._fitted()

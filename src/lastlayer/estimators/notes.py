@@ -1,5 +1,6 @@
-"""What a user should know of a table or a fit: warnings, once for each fit."""
+"""What a user should know of a table or a fit: warnings, once for each fit, and log lines."""
 
+import logging
 import warnings
 from collections.abc import Sequence
 
@@ -8,7 +9,11 @@ from torch import Tensor
 
 from lastlayer.ensemble.copies import SHARE
 from lastlayer.errors import CopiesWarning, FlooredNoiseWarning, MissingTargetsWarning
+from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Member
+from lastlayer.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 
 def warn_of_missing_targets(y: Float[Tensor, "m q"]) -> None:
@@ -20,7 +25,7 @@ def warn_of_missing_targets(y: Float[Tensor, "m q"]) -> None:
             f"{int(missing.sum()):,} of {y.numel():,} targets are missing: each output learns from the rows where it "
             f"is known ({each})",
             MissingTargetsWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -31,7 +36,7 @@ def warn_of_copies(n_rows: int, n_groups: int | None) -> None:
             f"{n_rows} rows are equal or nearly equal to one of {n_groups}: copies are held out together, so that the "
             "model is judged on rows that are new to it",
             CopiesWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -44,3 +49,22 @@ def warn_of_floored_noise(members: Sequence[Member], *, varied: bool) -> None:
             FlooredNoiseWarning,
             stacklevel=3,
         )
+
+
+def log_start(settings: Settings, shape: Sequence[int], n_outputs: int) -> None:
+    """What is fitted to what."""
+    logger.info(
+        "fit to %s rows, %s inputs, %d outputs on %s; calibration: %s",
+        f"{shape[0]:,}",
+        " x ".join(map(str, shape[1:])),
+        n_outputs,
+        settings.device,
+        settings.calibration,
+    )
+    logger.debug("settings:\n%s", settings)
+
+
+def log_summary(fitted: Fitted) -> None:
+    """What a fit has found."""
+    logger.info("fitted %d members; best alone: %s", len(fitted.members), fitted.members[0].family)
+    logger.info("%s", "not calibrated" if fitted.calibration is None else fitted.calibration)

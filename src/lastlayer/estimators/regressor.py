@@ -14,13 +14,22 @@ from torch import Tensor, nn
 from lastlayer import files
 from lastlayer.digests import digest_of
 from lastlayer.distributed import ProcessGroup
+from lastlayer.ensemble.copies import joined, whole_groups
 from lastlayer.ensemble.crossfit import CrossFit, Ensemble
 from lastlayer.ensemble.splits import folds_for
 from lastlayer.ensemble.streamed import train_on_source
 from lastlayer.ensemble.trainer import Trainer
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
-from lastlayer.estimators.notes import warn_of_copies, warn_of_floored_noise, warn_of_missing_targets
+from lastlayer.estimators.fit_context import in_fit_context
+from lastlayer.estimators.notes import (
+    log_start,
+    log_summary,
+    warn_of_copies,
+    warn_of_floored_noise,
+    warn_of_missing_targets,
+)
+from lastlayer.inputs import check_groups
 from lastlayer.networks.architecture import Architecture
 from lastlayer.observe import Observations, check_observations
 from lastlayer.parameters import TrainingOptions
@@ -68,8 +77,9 @@ class BLLRegressor(LastLayerRegressor):
     n_members : networks in the mixture. "auto": five of every family, up to 20 below 250 samples, 10 above 5,000; under
         one prior precision 10, or 5 above 5,000 samples; 1 with a backbone.
     calibration : "auto": rows left out at random, in blocks and in shells; with a backbone, 15% of the rows. "alpha":
-        Algorithm 1 on blocks, which moves alpha alone. A scikit-learn splitter such as GroupKFold or TimeSeriesSplit,
-        with `groups` in fit: for trajectories and groups, where random rows leak. None: as the evidence has it.
+        Algorithm 1 on blocks, which moves alpha alone. A scikit-learn splitter such as TimeSeriesSplit: for
+        trajectories, where random rows leak. Whole groups are left out if `fit` gets `groups`. None: as the evidence
+        has it.
     hidden_prior : precision c of the Gaussian prior N(0, 1 / (c * fan_in)) on hidden weights; 0: none. "auto": several
         in one mixture; with a number of members or without calibration, the one
         that does best on rows left out; 0 with a backbone.
@@ -89,6 +99,12 @@ class BLLRegressor(LastLayerRegressor):
         always float64.
     random_state : seed of initialisation and splits. None: another one in every fit, whatever `numpy.random.seed` was.
     progress : show a progress bar.
+    n_jobs : threads that `fit` may use, in torch, BLAS and OpenMP; networks of an ensemble are shared out among them.
+        None: as many as torch has (`torch.get_num_threads()`), -1: all cores, -2: all but one. Afterwards everything is
+        as before. Another number may change the last digits of the result.
+    verbose : 1 shows the stages of a fit and its summary, 2 also settings and trainings. They are lines of the logger
+        "lastlayer" (info and debug), which go to stderr unless `logging` is configured; with 0, `logging` alone
+        decides.
 
     Attributes
     ----------
@@ -127,6 +143,8 @@ class BLLRegressor(LastLayerRegressor):
         dtype: str = "float64",
         random_state: Any = None,
         progress: bool = False,
+        n_jobs: int | None = None,
+        verbose: int = 0,
     ) -> None:
         self.hidden = hidden
         self.activation = activation
@@ -147,7 +165,10 @@ class BLLRegressor(LastLayerRegressor):
         self.dtype = dtype
         self.random_state = random_state
         self.progress = progress
+        self.n_jobs = n_jobs
+        self.verbose = verbose
 
+    @in_fit_context
     def fit(
         self,
         X: Any,
@@ -167,40 +188,56 @@ class BLLRegressor(LastLayerRegressor):
         learned and that predictions have. `observations` are measurements of functionals of the same function, such as
         derivatives (see `lastlayer.observe`): no network leaves them out.
         `sample_weight` counts copies of a row. `validation_data` (X_val, y_val) takes the place of rows left out in
-        calibration (without calibration: Algorithm 1 on it). `groups` are for the splitter given as `calibration`.
+        calibration (without calibration: Algorithm 1 on it). `groups`, a label per row, names rows that belong
+        together, such as those of a patient or a run: wherever rows are left out, at random, in blocks or for early
+        stopping, whole groups are. A splitter given as `calibration` gets them as they are.
         `progress` shows what is being done and how long it will take; None: as the parameter of that name says.
         """
         self._forget()
         mapped = isinstance(X, np.memmap) and self.batch_size is not None and self.n_members in ("auto", 1)
         if mapped and (self.batch_size != "auto" or len(X) > STREAMED_ROWS):
             with ProcessGroup.current().guarded():
-                return self._fit_mapped(X, y, sample_weight, validation_data, progress)
+                return self._fit_mapped(X, y, sample_weight, validation_data, groups, progress)
         seed = self._seed()
         rows = self._validate_and_scale(
             X, y, sample_weight, nd=self.backbone is not None, partly=True, noise_std=noise_std
         )
         digest = "" if self.checkpoint is None else digest_of(rows.X, rows.y, rows.weight)
         n_given = len(rows.X) if rows.weight is None else int((rows.weight > 0).sum())
-        if rows.inputs is not None and rows.alike and (self.calibration is None or isinstance(self.calibration, str)):
+        by_splitter = not (self.calibration is None or isinstance(self.calibration, str))
+        labels = check_groups(groups, len(rows.X))
+        if rows.inputs is not None and rows.alike and not by_splitter and labels is None:
             rows = rows.merged()
         copies = rows.copies() if rows.inputs is not None else None
         n_groups = None if copies is None else int(copies.max()) + 1
         n_known = None if n_groups is None else round(n_groups * rows.known_share)
+        together = labels if copies is None else copies if labels is None else joined(copies, labels)
+        n_together = None if together is None or labels is None else int(together.max()) + 1
         observations = check_observations(observations)
         beside = sum(len(seen.y) for seen in observations)
         alike = rows.alike and not beside
         learned, ids = noise_std is None and not beside, not rows.X.is_floating_point()
-        shape = DataShape(tuple(rows.X.shape), validation_data is not None, n_known, alike, learned, beside, ids)
+        shape = DataShape(
+            tuple(rows.X.shape), validation_data is not None, n_known, n_together, alike, learned, beside, ids
+        )
         settings = resolve(self._parameters(), shape, seed=seed)
+        log_start(settings, rows.X.shape, rows.y.shape[1])
         warn_of_missing_targets(rows.y)
         if settings.calibration in ("random and blocked folds", "holdout"):
             warn_of_copies(n_given, n_groups)
         data = rows.to(settings.torch_device, settings.torch_dtype, observations)
         Z, T = data.X.cpu().numpy(), data.T.cpu().numpy()
         Z = Z[..., None] if ids else Z  # no points of a space, in which blocks could be left out
-        folds = folds_for(settings, Z, T, copies=copies, splitter=self.calibration, groups=groups)
+        folds = folds_for(settings, Z, T, together=together, splitter=self.calibration, groups=groups)
         architecture = Architecture(settings, self.backbone)
-        trainer = Trainer(architecture, data, self._checkpoints(), self._shown(progress), digest)
+        trainer = Trainer(
+            architecture,
+            data,
+            self._checkpoints(),
+            self._shown(progress),
+            digest,
+            together=None if labels is None else together,
+        )
         crossfit = CrossFit(trainer)
         with architecture.seeded():
             ensemble = crossfit.run(folds)
@@ -208,9 +245,11 @@ class BLLRegressor(LastLayerRegressor):
         with trainer.stage("calibration"):
             self._hold(ensemble.members, data, rows.inputs, rows.targets, settings, ensemble.scores)
             self._calibrate(crossfit, ensemble, validation_data)
+        log_summary(self.fitted_)
         self._clear_checkpoints()
         return self
 
+    @in_fit_context
     def fit_source(
         self, source: Source, validation_data: tuple[Any, Any] | None = None, *, progress: bool | None = None
     ) -> "BLLRegressor":
@@ -249,6 +288,7 @@ class BLLRegressor(LastLayerRegressor):
         self._hold([streamed.member], streamed.sample, scales.inputs, scales.targets, settings)
         if validation_data is not None:
             self._use_validation(*validation_data)
+        log_summary(self.fitted_)
         self._clear_checkpoints()
         return self
 
@@ -333,14 +373,26 @@ class BLLRegressor(LastLayerRegressor):
         (self.calibrate if self.fitted_.settings.calibration == "curve on validation data" else self.tune_alpha)(X, y)
 
     def _fit_mapped(
-        self, X: np.memmap, y: Any, sample_weight: Any, validation_data: tuple[Any, Any] | None, progress: bool | None
+        self,
+        X: np.memmap,
+        y: Any,
+        sample_weight: Any,
+        validation_data: tuple[Any, Any] | None,
+        groups: Any,
+        progress: bool | None,
     ) -> "BLLRegressor":
-        """A memory map stays on disk; some random rows are kept for calibration."""
+        """A memory map stays on disk; some random rows, or whole groups of them, are kept for calibration."""
         held, seed = np.empty(0, dtype=np.int64), self._common_seed()
         if validation_data is None and self.preset != "evidence" and self.calibration == "auto":
             fraction = (self.training or TrainingOptions()).validation_fraction
             rng = np.random.default_rng(seed)
-            held = np.sort(rng.choice(len(X), min(MAX_HELD_ROWS, round(fraction * len(X))), replace=False))
+            labels, n = check_groups(groups, len(X)), min(MAX_HELD_ROWS, round(fraction * len(X)))
+            if labels is None:
+                held = np.sort(rng.choice(len(X), n, replace=False))
+            else:
+                held = whole_groups(labels, n, rng.permutation(labels.max() + 1))
+            if not len(held):
+                raise InputError("all rows are of one group: give two groups or more, or leave groups out")
             validation_data = np.asarray(X[held]), np.asarray(y[held])
         source = ArraySource(X, y, sample_weight, left_out=tuple(held.tolist()))
         self._fit_source(source, validation_data, progress, seed)

@@ -32,13 +32,16 @@ from lastlayer.formula import features, mixture_quantile, predict
 from lastlayer.ops import NumPyOps
 
 # the reader:
-FORMAT = 8
+FORMAT = 9
 ROWS = 4096
 
 
 @dataclass(frozen=True)
 class BundlePrediction:
-    """What is known of the targets at each row: a mixture of Gaussians. (m, q) arrays, in the units of the targets."""
+    """What is known of the targets at each row: a mixture of Gaussians, in the units of the targets.
+
+    Arrays are shaped like the targets that the model was fitted to: (m,), or (m, q) if these had two dimensions.
+    """
 
     mean: ndarray
     std: ndarray
@@ -47,9 +50,11 @@ class BundlePrediction:
     extrapolation: ndarray
     """(m,) share of the training rows that would cost less; 1: farther out than all of them."""
     component_mean: ndarray
+    """(c, m, q), as the variances."""
     component_var: ndarray
     weights: ndarray
     """(c, m, 1)"""
+    y_ndim: int
 
     def interval(self, level: float = 0.95) -> tuple[ndarray, ndarray]:
         """Lower and upper bound, `level` of the probability between them."""
@@ -61,7 +66,8 @@ class BundlePrediction:
         """The value that each target stays below with probability `level`."""
         ndtr = lambda z: 0.5 * (1 + NumPyOps.erf(z / math.sqrt(2)))
         std = np.sqrt(self.component_var)
-        return mixture_quantile(np, ndtr, NormalDist().inv_cdf, level, self.component_mean, std, self.weights)
+        found = mixture_quantile(np, ndtr, NormalDist().inv_cdf, level, self.component_mean, std, self.weights)
+        return found[:, 0] if self.y_ndim == 1 else found
 
 
 class Bundle:
@@ -146,7 +152,9 @@ class Bundle:
         average = (weights * mean).sum(0)
         std = np.sqrt((weights * (var + np.square(mean - average))).sum(0))
         quantile = np.searchsorted(model.sample_cost, parts.cost_star.mean(-1).mean(0)) / len(model.sample_cost)
-        return BundlePrediction(average, std, parts.cost.mean(-1).mean(0), quantile, mean, var, weights)
+        y_ndim = self.about["y_ndim"]
+        average, std = (values[:, 0] if y_ndim == 1 else values for values in (average, std))
+        return BundlePrediction(average, std, parts.cost.mean(-1).mean(0), quantile, mean, var, weights, y_ndim)
 
 
 def _blocks(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, list[Any]]]:

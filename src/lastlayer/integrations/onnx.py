@@ -80,7 +80,7 @@ def to_onnx(
             f"the network ({type(fitted.members[0].network).__name__}) could not be written as an ONNX graph that "
             f"onnxruntime runs: {first_line(failures[-1])}. {ADVICE[dtype]}"
         ) from failures[-1]
-    exact = fitted.predictive(points)
+    exact = fitted.predictive(points).with_output_axis()
     for name, value in zip(OUTPUTS, found, strict=True):
         wanted = getattr(exact, name)
         off = np.abs(value - wanted).max() / np.abs(wanted).max()

@@ -28,6 +28,7 @@ from lastlayer.prediction import Prediction
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted, as_fitted
 from lastlayer.predictor.unseen import NOTHING
+from lastlayer.shapes import like_targets
 from lastlayer.statistics import Statistics, row_chunks
 
 CHUNK_ROWS = 1_024
@@ -129,9 +130,9 @@ class OnlineModel:
         """Mean of the targets, shaped like y in fit; with their standard deviation, noise included."""
         each = [look.moments for look in self._looks(self._inputs(X))]
         mean, var = each[0] if len(each) == 1 else (np.concatenate(part) for part in zip(*each, strict=True))
-        shaped = 0 if self._fitted.y_ndim == 1 else slice(None)
-        mean = mean[:, shaped].copy()  # what is kept of a row for its update must not change
-        return (mean, np.sqrt(var[:, shaped])) if return_std else mean
+        y_ndim = self._fitted.y_ndim
+        mean = like_targets(mean, y_ndim).copy()  # what is kept of a row for its update must not change
+        return (mean, np.sqrt(like_targets(var, y_ndim))) if return_std else mean
 
     def update(self, X: Any, y: Any, sample_weight: Any = None) -> "OnlineModel":
         """Add rows, and drop or down-weight old ones as the memory prescribes."""

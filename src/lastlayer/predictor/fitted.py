@@ -67,6 +67,7 @@ class Fitted:
     settings: Settings
     n_features_in: int
     y_ndim: int = 2
+    """Dimensions of the targets, which predictions have as well."""
     feature_names: tuple[str, ...] | None = None
     calibration: Calibration | None = None
     family_scores: dict[Family, float] = field(default_factory=dict)
@@ -218,6 +219,7 @@ class Fitted:
             correlation=None if self.correlation is None else np.concatenate([self.correlation] * len(shares)),
             conformal_scores=self.conformal_scores if noise else None,
             beyond_reach=self._beyond_reach(parts.cost_star.mean(-1)),
+            y_ndim=self.y_ndim,
         )
 
     def _function_correlation(self, X: ndarray) -> Float[ndarray, "c m q q"]:
@@ -239,7 +241,7 @@ class Fitted:
     def joint(self, X: ndarray, *, noise: bool = True) -> JointPrediction:
         """The Gaussian over all points and outputs together; O(m^2) numbers per member."""
         parts, blocks = self.stretched(X)
-        mean = self.prediction(parts).mean  # summed in the same order, to the last bit
+        mean = self.prediction(parts).with_output_axis().mean  # summed in the same order, to the last bit
         root, (m, q) = np.sqrt(parts.weights), mean.shape
         spread = [] if len(root) == 1 else list(root * (parts.mean - mean))
         points, outputs = [], []
@@ -256,12 +258,13 @@ class Fitted:
             np.reshape(outputs, (-1, q, q)),
             np.reshape(spread, (-1, m, q)),
             self._noise_at(parts) * float(noise),
+            self.y_ndim,
         )
 
     def sample(self, X: ndarray, n: int, rng: np.random.RandomState, *, noise: bool = True) -> Float[ndarray, "n m q"]:
         """Draws of `joint`: each takes one set of weights per member, so it costs O(p) per point."""
         parts, blocks = self.stretched(X)
-        mean = self.prediction(parts).mean
+        mean = self.prediction(parts).with_output_axis().mean
         draws = np.broadcast_to(mean, (n, *mean.shape))
         for block in blocks:
             root = np.sqrt(parts.weights[block.member])

@@ -113,7 +113,7 @@ def held_out_points(fitted: Fitted, data: Data, kind: str = "validation") -> Hel
 
 def conformalize(fitted: Fitted, X: ndarray, y: ndarray) -> Fitted:
     """Keep the scores of fresh rows for conformal intervals."""
-    residuals = fitted.predictive(X).standardized_residual(y)
+    residuals = fitted.predictive(X).with_output_axis().standardized_residual(y)
     return replace(fitted, conformal_scores=np.abs(residuals))
 
 

@@ -45,6 +45,7 @@ class Evaluation:
     ) -> "Evaluation":
         y = fitted.schema.targets_of(table, targets)
         encoded, p = fitted.predictive(table, unknown=unknown)
+        p = p.with_output_axis()
         where, scores = fitted.model.extrapolation(encoded.X), score(p, y, fitted.schema.targets)
         return cls(fitted, table, encoded, p, y, where, scores, (y - p.mean) / p.std)
 
@@ -152,7 +153,7 @@ def alpha(evaluation: Evaluation) -> str:
     place, truth, mean = np.arange(1.0, len(shown) + 1), evaluation.y[shown, 0], evaluation.p.mean[shown, 0]
     figure, readings = panels(1, 2, height=520, column_widths=[0.4, 0.6]), []
     for step, log_alpha in enumerate(log_alphas):
-        p = model.at_alpha(float(log_alpha)).predictive(evaluation.encoded.X[shown])
+        p = model.at_alpha(float(log_alpha)).predictive(evaluation.encoded.X[shown]).with_output_axis()
         lower, upper = (bound[:, 0] for bound in p.interval(0.95))
         lpd = np.interp([log_alpha], curve.log_alphas, curve.lpds)
         dot = points(log_alpha[None], lpd, ORANGE, size=11, visible=step == start)

@@ -56,6 +56,7 @@ class Scores:
 def score(p: Prediction, y: Float[ndarray, "m q"], names: Sequence[str]) -> Scores:
     if len(y) < 2:
         raise InputError(f"scores need two rows or more, and {len(y)} is there")
+    p = p.with_output_axis()
     each_rmse, (lower, upper) = rmse(p, y, per_output=True), p.interval(0.95)
     columns = {
         "rmse": each_rmse,

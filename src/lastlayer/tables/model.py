@@ -143,6 +143,7 @@ class TableModel:
 
 def prediction_cells(p: Prediction, targets: Sequence[str], level: float) -> Cells:
     """The columns NAME_mean, NAME_std, NAME_lower and NAME_upper of each target."""
+    p = p.with_output_axis()
     lower, upper = p.interval(level)
     parts = {"mean": p.mean, "std": p.std, "lower": lower, "upper": upper}
     return {f"{name}_{word}": values[:, i] for i, name in enumerate(targets) for word, values in parts.items()}

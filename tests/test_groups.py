@@ -1,0 +1,148 @@
+"""Groups given to fit: wherever rows are left out, whole groups are."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import sine
+from torch import nn
+
+from lastlayer import BLLRegressor, TrainingOptions
+from lastlayer.ensemble import trainer as trainer_module
+from lastlayer.ensemble.copies import joined, whole_groups
+from lastlayer.ensemble.splits import Split
+from lastlayer.errors import InputError
+from lastlayer.estimators import regressor
+
+pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")
+
+M = 60
+LABELS = np.array([f"run {i}" for i in np.random.default_rng(0).permutation(np.arange(M) % 12)], dtype=object)
+TINY = {"hidden": (4,), "max_epochs": 3, "random_state": 0}
+
+
+def splits_of(monkeypatch, groups, m: int = M, **options) -> tuple[BLLRegressor, list[Split]]:
+    """A fitted model, and the splits that its networks left out."""
+    seen: list[Split] = []
+    made = regressor.folds_for
+
+    def watched(*args, **words):
+        folds = made(*args, **words)
+        seen.extend([*folds.trials, *(split for partition in folds.partitions for split in partition)])
+        return folds
+
+    monkeypatch.setattr(regressor, "folds_for", watched)
+    X, y = sine(m)
+    return BLLRegressor(**TINY | options).fit(X, y, groups=groups), seen
+
+
+@pytest.mark.parametrize(
+    ("options", "kinds"),
+    [
+        ({"preset": "fast"}, {"random", "blocked", "shell"}),
+        ({"n_members": 3, "hidden_prior": 0.3}, {"random", "blocked", "shell"}),
+        ({"n_members": 2, "calibration": "alpha", "hidden_prior": 0.3}, {"random", "blocked"}),
+        ({"n_members": 1, "calibration": None}, {"random"}),
+        ({"backbone": nn.Linear(1, 3)}, {"random"}),
+    ],
+    ids=["mixture", "one prior", "alpha", "prior selected", "backbone"],
+)
+def test_no_group_is_split(options, kinds, monkeypatch):
+    model, splits = splits_of(monkeypatch, LABELS, **options)
+    assert {split.kind for split in splits} == kinds
+    for split in splits:
+        assert len(split.held)
+        assert sorted([*split.train, *split.held]) == list(range(M))
+        assert not set(LABELS[split.train]) & set(LABELS[split.held])
+    assert model.settings_.hidden == (4,)
+
+
+@pytest.mark.parametrize("n_groups", [2, 3, 4, 5])
+def test_few_groups_are_enough(n_groups, monkeypatch):
+    labels = np.arange(M) % n_groups
+    for options in ({"preset": "fast"}, {"backbone": nn.Linear(1, 3)}, {"n_members": 2, "hidden_prior": 0.3}):
+        model, splits = splits_of(monkeypatch, labels, **options)
+        for split in splits:
+            assert len(split.train)
+            assert not set(labels[split.train]) & set(labels[split.held])
+        assert np.isfinite(model.predictive(np.zeros((2, 1))).std).all()
+    assert len(model.members_) == 2
+
+
+def test_equal_rows_keep_their_groups(monkeypatch):
+    """Two groups that have rows in common are one: a row in one would tell of its copy in the other."""
+    X, y = sine(M)
+    X, y, labels = np.tile(X[:20], (3, 1)), np.tile(y[:20], 3), np.repeat([0, 1, 2], 20)
+    with pytest.raises(InputError, match="one group, or copies"), pytest.warns(UserWarning, match="nearly equal"):
+        BLLRegressor(**TINY, preset="fast").fit(X, y, groups=labels)
+
+
+def test_early_stopping_leaves_out_whole_groups(monkeypatch):
+    seen = []
+    make = trainer_module.Validation
+    monkeypatch.setattr(trainer_module, "Validation", lambda *a, **k: (seen.append(a), make(*a, **k))[1])
+    kept = trainer_module.Trainer._for_stopping
+    parts = []
+    monkeypatch.setattr(
+        trainer_module.Trainer, "_for_stopping", lambda *a: (parts.append((a[1], *kept(*a))), parts[-1][1:])[1]
+    )
+    options = {"preset": "evidence", "training": TrainingOptions(early_stopping=True)}
+    splits_of(monkeypatch, LABELS, **options)
+    (train, stopping, others) = parts[0]
+    labels = LABELS[train]
+    assert len(stopping) >= round(0.15 * M)
+    assert sorted([*stopping.tolist(), *others.tolist()]) == list(range(M))
+    assert not set(labels[stopping]) & set(labels[others])
+    assert seen
+    seen.clear()
+    splits_of(monkeypatch, np.zeros(M), **options)  # nothing to stop by
+    assert not seen
+
+
+def test_a_memory_map_keeps_whole_groups_for_calibration(monkeypatch, tmp_path):
+    X, y = sine(200)
+    labels, held = np.arange(200) // 10, []
+    made = regressor.ArraySource
+    monkeypatch.setattr(
+        regressor, "ArraySource", lambda *a, left_out, **k: (held.extend(left_out), made(*a, left_out=left_out, **k))[1]
+    )
+    mapped = np.memmap(tmp_path / "X", dtype=float, mode="w+", shape=X.shape)
+    mapped[:] = X
+    BLLRegressor(**TINY, batch_size=50).fit(mapped, y, groups=labels)
+    assert len(held) == 30
+    assert not set(labels[held]) & set(np.delete(labels, held))
+    with pytest.raises(InputError, match="one group"):
+        BLLRegressor(**TINY, batch_size=50).fit(mapped, y, groups=0 * labels)
+
+
+def test_groups_that_share_rows_are_joined():
+    assert joined(np.array([0, 0, 1, 2, 3]), np.array([0, 1, 1, 2, 3])).tolist() == [0, 0, 0, 1, 2]
+    assert joined(np.arange(4), np.array([1, 0, 1, 0])).tolist() == [0, 1, 0, 1]
+
+
+def test_whole_groups_leave_one():
+    groups = np.array([0, 0, 0, 1, 2, 2])
+    assert whole_groups(groups, 2, np.array([0, 1, 2])).tolist() == [0, 1, 2]
+    assert whole_groups(groups, 2, np.array([1, 2, 0])).tolist() == [3, 4, 5]
+    assert whole_groups(groups, 6, np.array([1, 2, 0])).tolist() == [3, 4, 5]
+    assert whole_groups(groups * 0, 1, np.array([0])).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (np.zeros(5), r"shape \(5,\).*60 rows"),
+        (np.zeros((M, 2)), "one label for each"),
+        (np.r_[np.nan, np.zeros(M - 1)], "1 missing labels"),
+        (np.array([None, *"a" * (M - 1)], dtype=object), "1 missing labels"),
+        (np.zeros(M), "60 rows are of one group"),
+    ],
+)
+def test_what_cannot_be_is_told(groups, message):
+    with pytest.raises(InputError, match=message):
+        BLLRegressor(**TINY, preset="fast").fit(*sine(M), groups=groups)
+
+
+def test_torch_labels_are_labels_too(monkeypatch):
+    labels = np.arange(M) % 6
+    _, splits = splits_of(monkeypatch, torch.from_numpy(labels), preset="fast")
+    assert all(not set(labels[split.train]) & set(labels[split.held]) for split in splits)
