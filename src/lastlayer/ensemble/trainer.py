@@ -313,7 +313,8 @@ class Trainer:
             validation = Validation(score, first=1, every=1, patience=s.patience)
         checkpoint = self._checkpoint(tasks, group)
         self._train(problem, group, validation=validation, checkpoint=checkpoint, stop=stop, label=label)
-        if self.history.best_epoch == len(self.history.nlml):  # otherwise the running posterior is of another network
+        # otherwise the running posterior is of another network, or there is none
+        if self.history.best_epoch == len(self.history.nlml) and problem.running.snapshot is not None:
             parts = (Data(b.X, b.T, b.weight) for b in source.batches(CHUNK_ROWS))
             self.history.gap = float(problem.running.gap(streamed_statistics(network, parts)).nanmean())
         network.to(s.torch_dtype)

@@ -18,7 +18,7 @@ from lastlayer.ensemble.splits import folds_for
 from lastlayer.ensemble.streamed import train_on_source
 from lastlayer.ensemble.trainer import Trainer
 from lastlayer.errors import InputError
-from lastlayer.estimators.base import LastLayerRegressor
+from lastlayer.estimators.base import LastLayerRegressor, with_gradients
 from lastlayer.estimators.notes import warn_of_copies, warn_of_floored_noise, warn_of_missing_targets
 from lastlayer.networks.architecture import Architecture
 from lastlayer.observe import Observations, check_observations
@@ -147,6 +147,7 @@ class BLLRegressor(LastLayerRegressor):
         self.random_state = random_state
         self.progress = progress
 
+    @with_gradients
     def fit(
         self,
         X: Any,
@@ -208,6 +209,7 @@ class BLLRegressor(LastLayerRegressor):
         self._clear_checkpoints()
         return self
 
+    @with_gradients
     def fit_source(
         self, source: Source, validation_data: tuple[Any, Any] | None = None, *, progress: bool | None = None
     ) -> "BLLRegressor":
@@ -378,6 +380,7 @@ def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> 
     return unpacked(path, tensors, header, backbone)
 
 
+@with_gradients
 def unpacked(
     path: str | os.PathLike[str], tensors: dict[str, Tensor], header: dict[str, Any], backbone: nn.Module | None
 ) -> BLLRegressor:

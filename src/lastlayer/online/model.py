@@ -18,7 +18,7 @@ from lastlayer.calibration import Calibration
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.estimators.regressor import BLLRegressor, unpacked
-from lastlayer.inputs import as_array, check_finite, check_weight, check_X
+from lastlayer.inputs import LARGEST_TARGET, as_array, check_finite, check_weight, check_X
 from lastlayer.networks.mlp import grouped
 from lastlayer.online.arrays import Look, ModelArrays, networks_of
 from lastlayer.online.drift import Drift, DriftMonitor
@@ -345,10 +345,15 @@ class OnlineModel:
         """Plain arrays without fault take the short way, all else that of scikit-learn."""
         d, is_table = self._fitted.n_features_in, self._fitted.inputs is not None
         plain = type(X) is ndarray and X.dtype == np.float64 and X.shape == (len(X), d)
-        if plain and len(X) and is_table and np.isfinite(X).all():
+        if plain and len(X) and is_table and self._arrays.near(X):
             return X
         if isinstance(self._estimator, BaseEstimator):
-            return check_X(self._estimator, X, reset=False, nd=not is_table)
+            checked = check_X(self._estimator, X, reset=False, nd=not is_table)
+            self._fitted.check_reach(checked)
+            return checked
+        if plain:
+            check_finite(X, "X")
+            self._fitted.check_reach(X)
         raise InputError(f"X must be a finite float64 array of shape (m, {d}), and has shape {np.shape(X)}")
 
     def _rows(
@@ -360,6 +365,8 @@ class OnlineModel:
         targets = targets[:, None] if targets.ndim == 1 else targets
         if targets.shape != (len(x), q):
             raise InputError(f"y has shape {np.shape(y)}: give ({len(x)}, {q}), one row of outputs per row of X")
-        check_finite(targets, "y")
+        if not self._arrays.near_targets(targets):
+            check_finite(targets, "y", largest=LARGEST_TARGET)
+            self._fitted.check_reach(x, targets)
         weight = check_weight(sample_weight, np.empty((len(x), 1)))
         return x, targets, None if weight is None else weight.copy()
