@@ -23,6 +23,9 @@ from lastlayer.types import BiasPrior, NoiseStructure
 COLLINEAR = 1e9
 """How far above rounding alpha^-1 must be for Cholesky's factor to serve features of any rank."""
 
+REMOVAL_RTOL = 1e-5
+"""Of the weights: the digits that must be left when rows are taken out of the moments."""
+
 
 @dataclass(frozen=True)
 class Marginals:
@@ -199,8 +202,25 @@ class Posterior:
         return replace(self, statistics=old + statistics)
 
     def remove(self, statistics: Statistics) -> "Posterior":
-        """The posterior without rows that it has seen."""
-        return replace(self, statistics=self.statistics - statistics)
+        """The posterior without rows that it has seen.
+
+        Raises
+        ------
+        PrecisionError
+            Where the rows were so large that the moments of the others have lost their digits: the weights would differ
+            from those of a refit on what is left by more than `REMOVAL_RTOL`, and by more than a refit is rounded.
+        """
+        rest = replace(self, statistics=self.statistics - statistics)
+        error = rest.equations.at(self.log_alpha).weights_error()
+        left = rest.statistics.scatter.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)
+        refit = NormalEquations.of(replace(rest.statistics, energy=left), self.bias_prior).at(self.log_alpha)
+        if not bool((error <= (100 * refit.weights_error()).clamp_min(REMOVAL_RTOL)).all()):
+            raise PrecisionError(
+                f"without these rows the weights would be right to {float(error.max()):.0e} only: the rows are so much "
+                "larger than those left that float64 moments have lost the digits of these. Fit again, or start from "
+                "the rows that are left"
+            )
+        return rest
 
     def _coarse(self, precision: Precision) -> bool:
         """Whether rounding might matter at some point: below it, alpha^-1 or the eigenvalues rule that out."""

@@ -137,8 +137,10 @@ class CrossFit:
         return [] if crossed else [Split.everything(len(self.trainer.data.X))] * n
 
     def _ensemble(self, fits: Sequence[FoldFit], n_members: int | None, scores: dict[Family, float]) -> Ensemble:
-        crossed = [fit for fit in fits if fit.task.split.kind == "random" and fit.task.family != FOURIER]
-        members = crossed + [fit for fit in fits if fit.task.split.kind == "all"]
+        whole = [fit for fit in fits if fit.task.split.kind == "all"]
+        # the process of every row, where there is one, stands for those of random splits
+        crossed = [f for f in fits if f.task.split.kind == "random" and not (whole and f.task.family == FOURIER)]
+        members = crossed + whole
         held = [fit for fit in fits if len(fit.task.split.held)]
         return Ensemble([self._member(fit) for fit in members[:n_members]], held, scores)
 

@@ -13,9 +13,10 @@ from numpy import ndarray
 
 from lastlayer import formula
 from lastlayer.calibration import Calibration
+from lastlayer.errors import InputError
 from lastlayer.inputs import FARTHEST, LARGEST_INPUT, LARGEST_TARGET
 from lastlayer.networks.arrays import NetworkArrays, as_array
-from lastlayer.networks.mlp import NetworkGroup
+from lastlayer.networks.mlp import LARGEST_FEATURE, NetworkGroup
 from lastlayer.online.layers import LayerStack
 from lastlayer.ops import FloatOps, NumPyOps
 from lastlayer.predictor.fitted import Fitted
@@ -110,6 +111,11 @@ class Look:
         self._arrays, self._layers = arrays, layers
         self.z: ndarray = (X - arrays.input_mean) / arrays.input_scale
         self.features = [network.features(self.z) for network in arrays.networks]
+        if not all((np.abs(phi) <= LARGEST_FEATURE).all() for phi in self.features):
+            raise InputError(
+                f"the network turned some of these rows into features that are NaN, infinite or beyond "
+                f"{LARGEST_FEATURE:g}: drop these rows, or let it return finite numbers"
+            )
 
     @cached_property
     def whitened(self) -> list[list[Whitened]]:

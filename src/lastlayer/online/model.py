@@ -156,7 +156,11 @@ class OnlineModel:
         return self.update(X, y, sample_weight)
 
     def remove(self, X: Any, y: Any, sample_weight: Any = None) -> "OnlineModel":
-        """Take rows out that are in, with the weight they have now; rows that cannot be in are refused."""
+        """Take rows out that are in, with the weight they have now; rows that cannot be in are refused.
+
+        So are rows so large that the moments have lost the digits of the others (`PrecisionError`): the model stays as
+        it was. A sliding window has no such rows, since it is factored anew from those it holds.
+        """
         if isinstance(self.memory, SlidingWindow):
             raise InputError(
                 "a sliding window drops its rows by itself: take KeepAll() or ExponentialForgetting() to remove rows"
@@ -304,8 +308,7 @@ class OnlineModel:
         if gone > len(self._window):
             return False
         for i, (layers, new, whitened) in enumerate(zip(self._layers, rows, look.whitened, strict=True)):
-            layers.add(new, whitened)
-            if not all(layers.drop(self._window[j][i]) for j in range(gone)):
+            if not layers.add(new, whitened) or not all(layers.drop(self._window[j][i]) for j in range(gone)):
                 return False
         return True
 

@@ -232,9 +232,8 @@ class Fitted:
     def _function_correlation(self, X: ndarray) -> Float[ndarray, "c m q q"]:
         """Between the outputs of each member's function, where it is not that of the noise."""
         with torch.no_grad():
-            rows = torch.stack(self.predictor.stretched(_tensor(X))[1])
-        rows = rows / rows.norm(dim=-1, keepdim=True)
-        return _array(rows @ rows.mT)
+            each = [rows / rows.norm(dim=-1, keepdim=True) for rows in self.predictor.stretched(_tensor(X))[1]]
+        return _array(torch.stack([rows @ rows.mT for rows in each]))
 
     def _beyond_reach(self, cost_star: Float[ndarray, "c m"]) -> Bool[ndarray, " m"] | None:
         """By the process, which sees distance best, or by the first family."""
