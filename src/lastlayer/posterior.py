@@ -16,7 +16,7 @@ from torch import Tensor
 from lastlayer.errors import InputError, PrecisionError
 from lastlayer.features import linear_features
 from lastlayer.linalg import EPS, Cholesky
-from lastlayer.precision import NormalEquations, Precision, noise_covariance
+from lastlayer.precision import ROUNDING, NormalEquations, Precision, noise_covariance
 from lastlayer.statistics import Statistics
 from lastlayer.types import BiasPrior, NoiseStructure
 
@@ -212,7 +212,8 @@ class Posterior:
         """
         rest = replace(self, statistics=self.statistics - statistics)
         error = rest.equations.at(self.log_alpha).weights_error()
-        left = rest.statistics.scatter.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)
+        energy, scatter = rest.statistics.energy, rest.statistics.scatter.diagonal(dim1=-2, dim2=-1)
+        left = (scatter - 100 * ROUNDING * energy).clamp_min(0.0)  # what is certainly no rounding
         refit = NormalEquations.of(replace(rest.statistics, energy=left), self.bias_prior).at(self.log_alpha)
         if not bool((error <= (100 * refit.weights_error()).clamp_min(REMOVAL_RTOL)).all()):
             raise PrecisionError(

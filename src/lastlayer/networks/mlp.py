@@ -253,7 +253,7 @@ def features_of(network: nn.Module, Z: Num[Tensor, "m *d"]) -> Float[Tensor, "m 
             f"the backbone turned a batch of shape {tuple(Z.shape)} into {shape}: it must return features of shape "
             f"({len(Z)}, k), one row per sample; flatten or pool the other dimensions"
         )
-    fine = (phi_tilde.detach().abs() <= LARGEST_FEATURE).all(1)
+    fine = (phi_tilde.detach().double().abs() <= LARGEST_FEATURE).all(1)
     if not bool(fine.all()):
         raise InputError(
             f"the network turned {int((~fine).sum())} of {len(Z)} rows (first: row {int((~fine).nonzero()[0])}) into "
