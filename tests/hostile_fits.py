@@ -367,7 +367,10 @@ def outcome(case: Case) -> tuple[str, str]:
         own = [f for f in traceback.extract_tb(error.__traceback__) if "lastlayer" in f.filename]
         at = own[-1] if own else where
         notes = " ".join(getattr(error, "__notes__", []))
-        return "raw error", f"{type(error).__name__}: {str(error)[:120]} at {Path(at.filename).name}:{at.lineno} {notes}"
+        return (
+            "raw error",
+            f"{type(error).__name__}: {str(error)[:120]} at {Path(at.filename).name}:{at.lineno} {notes}",
+        )
     return "fine", ""
 
 

@@ -61,7 +61,10 @@ REFUSED = {
     "tiny targets": (lambda: (X, 1e-120 * Y), r"the targets differ by about .*e-121.*another unit"),
     "huge weights": (lambda: (X, Y, np.full(30, 1e300)), r"sample_weight is 1e\+300 in row 0.*divide"),
     "negative weights": (lambda: (X, Y, -np.ones(30)), "Negative"),
-    "a row far out": (lambda: (_far(X), Y, np.where(np.arange(30), 1.0, 0.0)), "farther than 1e.50 standard deviations"),
+    "a row far out": (
+        lambda: (_far(X), Y, np.where(np.arange(30), 1.0, 0.0)),
+        "farther than 1e.50 standard deviations",
+    ),
     "complex numbers": (lambda: (X + 1j, Y), "Complex"),
 }
 
@@ -100,7 +103,9 @@ def test_questions_far_out_are_refused():
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("name", ["log", "exp of exp", "reciprocal", "times 1e160", "NaN in one row"])
 def test_features_that_are_not_finite_are_told(name, dtype):
-    with pytest.raises(InputError, match="turned .* rows .*first: row .* into features that are NaN, infinite or beyond"):
+    with pytest.raises(
+        InputError, match="turned .* rows .*first: row .* into features that are NaN, infinite or beyond"
+    ):
         quick(backbone=lambda: Answer(2, BACKBONES[name]), dtype=dtype).fit(X, Y)
 
 

@@ -45,9 +45,7 @@ def check_X(estimator: BaseEstimator, X: Any, *, reset: bool, nd: bool, ids: boo
     `ids`: integers, of any dimensions.
     """
     with _refusing():
-        checked: ndarray = validate_data(
-            estimator, as_array(X), reset=reset, allow_nd=nd, **_kept(X, ids, reset=reset)
-        )
+        checked: ndarray = validate_data(estimator, as_array(X), reset=reset, allow_nd=nd, **_kept(X, ids, reset=reset))
     check_finite(checked, "X", largest=LARGEST_INPUT)
     return contiguous(checked)
 
