@@ -348,7 +348,8 @@ def outcome(case: Case) -> tuple[str, str]:
                 model.fit(case.X, case.y, case.weight, noise_std=case.noise_std)
                 X, y = plain(case.X), plain(case.y)
                 asked(model, X, None if np.isnan(y).any() else y)
-                asked(model, case.clean)
+                with contextlib.suppress(LastLayerError):
+                    asked(model, case.clean)
             for step in case.after:
                 try:
                     stepped(model, step, case, X, y)
@@ -367,10 +368,8 @@ def outcome(case: Case) -> tuple[str, str]:
         own = [f for f in traceback.extract_tb(error.__traceback__) if "lastlayer" in f.filename]
         at = own[-1] if own else where
         notes = " ".join(getattr(error, "__notes__", []))
-        return (
-            "raw error",
-            f"{type(error).__name__}: {str(error)[:120]} at {Path(at.filename).name}:{at.lineno} {notes}",
-        )
+        said = f"{type(error).__name__}: {str(error)[:120]}"
+        return "raw error", f"{said} at {Path(at.filename).name}:{at.lineno} {notes}"
     return "fine", ""
 
 

@@ -103,9 +103,7 @@ def test_questions_far_out_are_refused():
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("name", ["log", "exp of exp", "reciprocal", "times 1e160", "NaN in one row"])
 def test_features_that_are_not_finite_are_told(name, dtype):
-    with pytest.raises(
-        InputError, match="turned .* rows .*first: row .* into features that are NaN, infinite or beyond"
-    ):
+    with pytest.raises(InputError, match=r"turned .* rows .*first: row .* into features that are NaN"):
         quick(backbone=lambda: Answer(2, BACKBONES[name]), dtype=dtype).fit(X, Y)
 
 

@@ -13,7 +13,7 @@ Residuals of neighbouring rows may be dependent, as if x were a stationary Gauss
 
     p_r(x_t | x_{t-1}) = N(x_t; r x_{t-1}, 1 - r^2).
 
-Then f is of the innovations (x_t - r x_{t-1}) / sqrt(1 - r^2), with the autocorrelation r of the rows before t; and it is
+Then f is of the innovations (x_t - r x_{t-1}) / sqrt(1 - r^2), with the autocorrelation r of the rows before t, and
 divided by the largest of p_r over 0, r, and r by one standard error less and more. As 0 is among them, E[M_t] <= t for
 exchangeable rows exactly, and the bound stands. For dependent rows it holds as far as r is known.
 """
