@@ -389,7 +389,7 @@ def main() -> None:
         refusals[re.sub(r"[0-9][-+.e0-9]*", "#", said)[:60]] += kind == "refused"
         if kind in ("not finite", "raw error") or given.only is not None:
             print(f"{number}: {kind}: {said}\n    {', '.join(case.words)}", flush=True)
-        if number % 500 == 499:
+        if number % 100 == 99:
             print(f"{number + 1} fits: {dict(counts)}", flush=True)
     print(f"{sum(counts.values())} fits: {dict(counts)}")
     print(*(f"{n:6d} {said}" for said, n in refusals.most_common() if n), sep="\n")
