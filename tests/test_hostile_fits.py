@@ -9,7 +9,7 @@ from hostile_fits import BACKBONES, Answer, generated, outcome
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.errors import InputError, MissingTargetsWarning
 from lastlayer.inputs import LARGEST_TARGET, as_array
-from lastlayer.networks.mlp import features_of
+from lastlayer.networks.mlp import finite_features
 
 pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")
 X, Y = sine(30, d=2)
@@ -116,7 +116,7 @@ def test_a_network_without_an_answer_is_no_answer():
         with pytest.raises(InputError, match="no finite answer"):
             ask(1e6 + X)
     with pytest.raises(InputError, match="NaN, infinite"):
-        features_of(model.network_, torch.full((1, 2), 1e6, dtype=torch.float64))
+        finite_features(model.network_, torch.full((1, 2), 1e6, dtype=torch.float64))
 
 
 def test_a_single_column_may_lie_backwards():

@@ -8,7 +8,7 @@ import torch
 from lastlayer.distributed import ProcessGroup
 from lastlayer.ensemble.problems import identity, mini_batches, optimizer_of
 from lastlayer.networks.architecture import Architecture
-from lastlayer.networks.mlp import features_of
+from lastlayer.networks.mlp import finite_features
 from lastlayer.networks.structured import converted
 from lastlayer.predictor.module import Member
 from lastlayer.sources import Scales, Source, StandardizedSource, scales_of
@@ -41,7 +41,7 @@ def train_on_source(
     network = architecture.build(first.X.shape[1], torch.Generator().manual_seed(s.seed))
     network = network.to(device=device, dtype=torch.float32)
     with torch.no_grad():
-        features_of(network.eval(), first.X[:2])
+        finite_features(network.eval(), first.X[:2])
     count = torch.tensor(scales.count, dtype=torch.float64, device=device)
     problem = mini_batches(
         network,

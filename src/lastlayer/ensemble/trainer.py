@@ -22,7 +22,7 @@ from lastlayer.features import affine_features
 from lastlayer.networks.architecture import Architecture, encoded
 from lastlayer.networks.encoding import PiecewiseEncoding, bins_of
 from lastlayer.networks.fourier import fourier_network
-from lastlayer.networks.mlp import InputSkip, StackedMLP, features_of
+from lastlayer.networks.mlp import InputSkip, StackedMLP, finite_features
 from lastlayer.observe import some_of
 from lastlayer.settings import Settings
 from lastlayer.sources import TensorSource
@@ -339,7 +339,7 @@ class Trainer:
         network = self.architecture.build(data.X.shape[1], generator, encoding=self.encoding(task))
         network = network.to(device=X.device, dtype=s.torch_dtype)
         with torch.no_grad():
-            n_features = features_of(network.eval(), data.X[:2]).shape[1]
+            n_features = finite_features(network.eval(), data.X[:2]).shape[1]
         objective = self._objective()
         if data.alike:
             structure, prior = s.noise_structure, s.bias_prior

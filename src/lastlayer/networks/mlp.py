@@ -245,7 +245,7 @@ def _kind(network: nn.Module, place: int) -> object:
 
 
 def features_of(network: nn.Module, Z: Num[Tensor, "m *d"]) -> Float[Tensor, "m k"]:
-    """Linear features of a batch, checked: one row per sample, and numbers whose squares are finite."""
+    """Linear features of a batch, checked: one row per sample."""
     phi_tilde = call(network, Z)
     if not isinstance(phi_tilde, Tensor) or phi_tilde.dim() != 2 or len(phi_tilde) != len(Z):
         shape = tuple(phi_tilde.shape) if isinstance(phi_tilde, Tensor) else type(phi_tilde).__name__
@@ -253,6 +253,12 @@ def features_of(network: nn.Module, Z: Num[Tensor, "m *d"]) -> Float[Tensor, "m 
             f"the backbone turned a batch of shape {tuple(Z.shape)} into {shape}: it must return features of shape "
             f"({len(Z)}, k), one row per sample; flatten or pool the other dimensions"
         )
+    return phi_tilde
+
+
+def finite_features(network: nn.Module, Z: Num[Tensor, "m *d"]) -> Float[Tensor, "m k"]:
+    """Linear features of a batch, checked: one row per sample, of numbers whose squares are finite."""
+    phi_tilde = features_of(network, Z)
     fine = (phi_tilde.detach().double().abs() <= LARGEST_FEATURE).all(1)
     if not bool(fine.all()):
         raise InputError(

@@ -20,7 +20,7 @@ from lastlayer.errors import InputError
 from lastlayer.extrapolation import cost_quantile, leave_one_out_cost
 from lastlayer.features import affine_features
 from lastlayer.inputs import FARTHEST, contiguous
-from lastlayer.networks.mlp import copied, features_of
+from lastlayer.networks.mlp import copied, finite_features
 from lastlayer.networks.structured import converted
 from lastlayer.observe import Functionals
 from lastlayer.ops import NumPyOps, TorchOps
@@ -365,7 +365,7 @@ def member_features(member: Member, Z: Tensor) -> Float[Tensor, "m p"]:
 def linear_features(member: Member, Z: Tensor) -> Float[Tensor, "m k"]:
     """Without the column of ones."""
     with torch.no_grad():
-        return features_of(member.network, Z)
+        return finite_features(member.network, Z)
 
 
 def cost_quantiles(cost: Float[Tensor, "c m"], new: Bool[Tensor, "c m"] | None = None) -> Float[Tensor, " n"]:
