@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from scipy.integrate import quad
+from scipy.signal import lfilter
 from scipy.stats import kstest, norm
 
 from lastlayer.errors import InputError
@@ -41,6 +42,57 @@ def test_false_alarms_are_as_rare_as_promised():
         alarms += monitor.update(1 + 3 * rng.standard_t(3, n)).alarm
     assert alarms / streams < 0.25
     assert alarms > 0  # the bound is no empty one
+
+
+def autocorrelated(rng: np.random.Generator, n: int, r: float) -> np.ndarray:
+    """A stationary Gaussian process with a memory of one row."""
+    z = rng.standard_normal(n)
+    z[1:] *= np.sqrt(1 - r**2)
+    return lfilter([1.0], [1.0, -r], z)
+
+
+@pytest.mark.parametrize("r", [-0.5, 0.5, 0.8])
+def test_false_alarms_stay_as_rare_where_neighbours_are_dependent(r):
+    """The promise is 1/2 here; without an allowance for the dependence, nearly every stream alarms at 0.5."""
+    rng, n, streams = np.random.default_rng(8), 150, 25
+    alarms = [
+        DriftMonitor(false_alarm_every=2 * n, random_state=seed).update(1 + 3 * autocorrelated(rng, n, r)).alarm
+        for seed in range(streams)
+    ]
+    assert np.mean(alarms) < 0.5
+
+
+def test_bets_are_at_most_fair_to_exchangeable_rows_whatever_was_before():
+    """E[f / max p] <= 1 given the rows before: what makes E[M_t] <= t."""
+    rng = np.random.default_rng(9)
+    for r in (0.0, 0.6, -0.6):
+        monitor = DriftMonitor().restart()
+        monitor.update(autocorrelated(rng, 100, r))
+        grid = np.linspace(-12, 12, 2001)
+        bets = np.exp([monitor._bets(np.array([x]))[0] for x in grid])
+        mean = np.trapezoid(bets * norm.pdf(grid)[:, None], grid, axis=0)
+        assert mean.max() < 1 + 1e-6
+        assert mean.min() > 0.3  # and not much worse
+
+
+def test_the_autocorrelation_is_that_of_the_scores(monkeypatch):
+    monitor = DriftMonitor(random_state=1)
+    scores = []
+    bets = monitor._bets
+    monkeypatch.setattr(monitor, "_bets", lambda x: scores.append(x) or bets(x))
+    monitor.update(autocorrelated(np.random.default_rng(10), 400, 0.7))
+    x = np.concatenate(scores) - np.mean(scores)
+    np.testing.assert_allclose(monitor._autocorrelation(), (x[1:] @ x[:-1]) / (x @ x + drift.PRIOR_ROWS), rtol=1e-9)
+
+
+def test_a_change_of_dependent_residuals_is_seen():
+    rng = np.random.default_rng(11)
+    z = autocorrelated(rng, 600, 0.5)
+    z[300:] += 2.5
+    seen = DriftMonitor(false_alarm_every=10_000).update(z)
+    assert seen.alarm
+    assert seen.kind == "up"
+    assert seen.since >= 290
 
 
 @pytest.mark.parametrize(

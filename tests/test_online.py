@@ -15,9 +15,9 @@ from torch import nn
 import lastlayer
 from lastlayer import BLLRegressor
 from lastlayer.calibration import Shrinkage
-from lastlayer.errors import InputError
+from lastlayer.errors import InputError, PrecisionError
 from lastlayer.networks.mlp import grouped
-from lastlayer.online import ExponentialForgetting, KeepAll, OnlineModel, SlidingWindow
+from lastlayer.online import DriftMonitor, ExponentialForgetting, KeepAll, OnlineModel, SlidingWindow
 from lastlayer.online.layers import LayerStack
 from lastlayer.predictor.unseen import NOTHING
 from lastlayer.settings import PRIOR_PRECISIONS
@@ -371,6 +371,88 @@ def test_rows_of_high_leverage_leave_a_window_by_a_factorisation(single, factori
     stream(online, single, 20, 21)
     assert len(factorizations) > before
     same(online, refitted(single, ones(slice(1, 21))))
+
+
+HOSTILE = [1e4, 1e8, 1e15, 1e40]
+
+
+@pytest.mark.parametrize("size", HOSTILE)
+@pytest.mark.parametrize("where", ["input", "target"])
+@pytest.mark.parametrize("which", ["mixed", "single"])
+def test_hostile_rows_leave_a_window_without_a_trace(which, where, size, request):
+    """They come, and go 40 rows later: from then on the window is a refit on its rows to eight digits."""
+    model = request.getfixturevalue(which)
+    seen = tuple(replace(member, unseen=NOTHING) for member in model.members_)
+    # without curves, which such rows would widen
+    model = model.with_fitted(replace(model.fitted_, members=seen, calibration=None))
+    y, width = targets(model), 40
+    online = OnlineModel(model, SlidingWindow(width), start=(X[:width], y[:width]))
+    x, t = X[:1].copy(), y[:1].copy()
+    (x if where == "input" else t).reshape(-1)[0] = size
+    online.update(x, t)
+    stream(online, model, width, 2 * width - 1)
+    for i in range(2 * width - 1, 2 * width + 2):
+        stream(online, model, i, i + 1)
+        same(online, refitted(model, ones(slice(i + 1 - width, i + 1))))
+
+
+@pytest.mark.parametrize("size", HOSTILE[:3])
+@pytest.mark.parametrize("where", ["input", "target"])
+def test_hostile_rows_are_removed_to_four_digits_or_refused(single, where, size):
+    """The error is told before it is made, and the model stays as it was."""
+    x, t = X[:1].copy(), Y[:1, 0].copy()
+    (x if where == "input" else t).reshape(-1)[0] = size
+    refused = 0
+    for model in (single.with_fitted(single.fitted_), OnlineModel(single)):
+        with_row = model.update(x, t).predict(NEW)
+        try:
+            model.remove(x, t)
+        except PrecisionError as error:
+            assert "Fit again" in str(error)  # noqa: PT017
+            np.testing.assert_array_equal(model.predict(NEW), with_row)
+            refused += 1
+        else:
+            same(model, single, rtol=1e-4)
+    assert refused == (2 if size > 1e4 else 0)
+
+
+@pytest.mark.parametrize("size", [1e4, 1e8, 1e15, 1e40])
+def test_rows_of_huge_leverage_come_as_in_a_refit(single, size):
+    """By a factorisation, where the recursion would lose the digits of its root."""
+    far = size * np.array([[1.0, -0.3]])
+    online, updated = OnlineModel(single).update(far, [1.0]), single.with_fitted(single.fitted_).update(far, [1.0])
+    for new in (NEW, far):
+        p, q = online.predictive(new), updated.predictive(new)
+        np.testing.assert_allclose(p.mean, q.mean, rtol=0, atol=1e-6 * q.std.max())
+        np.testing.assert_allclose(p.epistemic_var, q.epistemic_var, rtol=1e-6)
+
+
+@pytest.mark.parametrize("memory", [KeepAll(), ExponentialForgetting(50), SlidingWindow(30)])
+def test_what_has_no_finite_square_is_refused_and_nothing_happens(single, memory):
+    online = OnlineModel(single, memory, start=(X[:40], Y[:40, 0]), monitor=DriftMonitor())
+    before, seen = online.predict(NEW, return_std=True), online.drift.n_rows
+    for x, t, said in (
+        (np.full((1, 2), 1e160), [0.0], "X has values farther than"),
+        (np.full((1, 2), 1e305), [0.0], "X has values beyond"),
+        (X[:1], [1e60], "y has values farther than"),
+        (X[:1], [1e101], "y has values beyond"),
+        (X[:1], [np.inf], "infinite"),
+    ):
+        with pytest.raises(InputError, match=said):
+            online.update(x, t)
+    np.testing.assert_array_equal(online.predict(NEW, return_std=True), before)
+    assert online.drift.n_rows == seen
+    with pytest.raises(InputError, match="farther than"):
+        online.predict(np.full((1, 2), 1e160))
+
+
+def test_rows_that_a_network_has_no_features_for_are_refused():
+    network = nn.Sequential(nn.Linear(2, 3, dtype=torch.float64), nn.Softplus())
+    model = quick(preset="evidence", n_members=1, backbone=network).fit(X[:FITTED], Y[:FITTED, 0])
+    online = OnlineModel(model)
+    online._networks[0].group.network[0].bias.fill_(torch.nan)
+    with pytest.raises(InputError, match="features that are NaN"):
+        online.update(X[:1], Y[:1, 0])
 
 
 def test_all_rows_are_kept_by_default(single):

@@ -21,7 +21,7 @@ from torch.nn.functional import softplus
 from tqdm import tqdm
 
 from lastlayer.errors import InputError
-from lastlayer.estimators.base import BaseRegressor
+from lastlayer.estimators.base import BaseRegressor, with_gradients
 from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.features import ACTIVATIONS
 from lastlayer.inputs import check_X
@@ -127,6 +127,7 @@ class BayesByBackpropRegressor(BaseRegressor):
         self.learning_rate, self.max_epochs = learning_rate, max_epochs
         self.device, self.random_state, self.progress = device, random_state, progress
 
+    @with_gradients
     def fit(self, X: Any, y: Any) -> "BayesByBackpropRegressor":
         """Maximise the evidence lower bound over means, deviations, the last layer's prior and the noise."""
         if not self.prior_std > 0 or self.n_components < 1 or self.n_draws < 1:
@@ -175,6 +176,7 @@ class BayesByBackpropRegressor(BaseRegressor):
         check_is_fitted(self)
         X = check_X(self, X, reset=False, nd=False)
         assert self._inputs is not None
+        self._inputs.check_reach(X, "X")
         Z = self._inputs.forward(torch.tensor(X)).to(self.network_.log_sigma_e)
         generator = torch.Generator(Z.device).manual_seed(self._fit_seed + 1)
         with torch.no_grad():

@@ -1,8 +1,11 @@
 """What users hand in, turned into checked arrays; errors say which rows are at fault."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Int
 from numpy import ndarray
 from sklearn.base import BaseEstimator
@@ -16,11 +19,25 @@ FLOATS = {"dtype": [np.float64, np.float32], "ensure_all_finite": False}
 
 IDS = {"dtype": [np.int64], "ensure_all_finite": False}
 """What integers are, where they are passed on as they are."""
+LARGEST_INPUT, LARGEST_TARGET = 1e300, 1e100
+"""Sizes up to which differences of inputs, and variances of targets, are numbers of float64."""
+FARTHEST = {"float64": 1e50, "float32": 1e30}
+"""Standardised values up to which networks of that type and the squares of their features stay finite."""
+LARGEST_WEIGHT = 2.0**53
+"""Counts up to here are exact in float64."""
 
 
 def as_array(values: Any) -> Any:
-    """Torch tensors become NumPy arrays; everything else stays as it is."""
-    return values.detach().cpu().numpy() if hasattr(values, "detach") else values
+    """Torch tensors become NumPy arrays, in float32 where NumPy lacks their type; everything else stays as it is."""
+    if not isinstance(values, torch.Tensor):
+        return values
+    values = values.detach().cpu()
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+
+
+def contiguous(a: ndarray) -> ndarray:
+    """As torch takes arrays: in order, and without negative strides, which those of a single column may keep."""
+    return np.ascontiguousarray(a) if all(step >= 0 for step in a.strides) else a.copy()
 
 
 def check_X(estimator: BaseEstimator, X: Any, *, reset: bool, nd: bool, ids: bool = False) -> ndarray:
@@ -28,9 +45,10 @@ def check_X(estimator: BaseEstimator, X: Any, *, reset: bool, nd: bool, ids: boo
 
     `ids`: integers, of any dimensions.
     """
-    checked: ndarray = validate_data(estimator, as_array(X), reset=reset, allow_nd=nd, **_kept(X, ids, reset=reset))
-    check_finite(checked, "X")
-    return np.ascontiguousarray(checked)  # torch takes no negative strides
+    with _refusing():
+        checked: ndarray = validate_data(estimator, as_array(X), reset=reset, allow_nd=nd, **_kept(X, ids, reset=reset))
+    check_finite(checked, "X", largest=LARGEST_INPUT)
+    return contiguous(checked)
 
 
 def check_Xy(
@@ -49,11 +67,12 @@ def check_Xy(
             y = np.where(missing, 0.0, given)
         check_finite(np.asarray(y), "y")  # before scikit-learn, which names no rows
     words = {"multi_output": True, "y_numeric": True, **_kept(X, ids, reset=reset)}
-    checked, targets = validate_data(estimator, as_array(X), y, reset=reset, allow_nd=nd, **words)
-    check_finite(checked, "X")
-    targets = np.ascontiguousarray(targets, dtype=np.float64)
-    check_finite(targets, "y")
-    return np.ascontiguousarray(checked), targets if missing is None else np.where(missing, np.nan, targets)
+    with _refusing():
+        checked, targets = validate_data(estimator, as_array(X), y, reset=reset, allow_nd=nd, **words)
+        targets = np.asarray(targets, dtype=np.float64)
+    check_finite(checked, "X", largest=LARGEST_INPUT)
+    check_finite(targets, "y", largest=LARGEST_TARGET)
+    return contiguous(checked), contiguous(targets) if missing is None else np.where(missing, np.nan, targets)
 
 
 def _kept(X: Any, ids: bool, *, reset: bool) -> dict[str, Any]:
@@ -82,10 +101,16 @@ def check_weight(sample_weight: Any, X: ndarray) -> ndarray | None:
     """Non-negative weights, one a row; None stays None."""
     if sample_weight is None:
         return None
-    weight: ndarray = _check_sample_weight(as_array(sample_weight), X, dtype=np.float64, ensure_non_negative=True)
+    with _refusing():
+        weight: ndarray = _check_sample_weight(as_array(sample_weight), X, dtype=np.float64, ensure_non_negative=True)
     if not weight.sum() > 0:
         raise InputError("sample_weight is zero everywhere: at least two samples need a positive weight")
-    return np.ascontiguousarray(weight)
+    if weight.max() > LARGEST_WEIGHT:
+        raise InputError(
+            f"sample_weight is {weight.max():g} in row {weight.argmax()}: weights count copies of a row, up to 2**53; "
+            "divide them all by the same number"
+        )
+    return contiguous(weight)
 
 
 def check_groups(groups: Any, n_rows: int) -> Int[ndarray, " m"] | None:
@@ -104,7 +129,8 @@ def check_groups(groups: Any, n_rows: int) -> Int[ndarray, " m"] | None:
 
 def check_noise_std(noise_std: Any, y: ndarray) -> ndarray:
     """Known standard deviations of the targets' noise: one number, one a row, or one for each target."""
-    std = np.asarray(as_array(noise_std), dtype=float)
+    with _refusing():
+        std = np.asarray(as_array(noise_std), dtype=float)
     std = std[:, None] if std.ndim == 1 and len(std) == len(y) else std
     if std.ndim and std.shape not in ((len(y), 1), y.shape):
         raise InputError(
@@ -112,16 +138,52 @@ def check_noise_std(noise_std: Any, y: ndarray) -> ndarray:
         )
     if not (np.isfinite(std) & (std >= 0)).all():
         raise InputError(f"noise_std must be finite and not negative, and the smallest given is {std.min():g}")
+    if std.max() > LARGEST_TARGET:
+        raise InputError(f"noise_std is {std.max():g}, beyond {LARGEST_TARGET:g}: give y and noise_std in another unit")
     return np.array(np.broadcast_to(std, y.shape))
 
 
-def check_finite(values: ndarray, name: str) -> None:
-    """An error that counts NaN and infinite values and names the first row with one."""
+def check_reach(values: ndarray, center: ndarray, scale: ndarray, name: str, farthest: float) -> None:
+    """An error for values so many scales from the center that squares of what networks make of them overflow."""
+    with np.errstate(over="ignore"):
+        far = np.abs(values - center) / scale > farthest
+    if far.any():
+        rows = _rows_with(far)
+        raise InputError(
+            f"{name} has values farther than {farthest:g} standard deviations from the mean of the rows of fit, in "
+            f"{len(rows)} rows (first: row {rows[0]}); drop or fix them"
+        )
+
+
+def check_finite(values: ndarray, name: str, *, largest: float | None = None) -> None:
+    """An error that counts NaN and infinite values and names the first row with one; or the first beyond `largest`."""
     bad = ~np.isfinite(values)
     if not bad.any():
+        if largest is not None and float(np.abs(values).max(initial=0)) > largest:
+            rows = _rows_with(np.abs(values) > largest)
+            raise InputError(
+                f"{name} has values beyond {largest:g} in {len(rows)} rows (first: row {rows[0]}); fix them, or give "
+                f"{name} in another unit"
+            )
         return
-    rows = np.flatnonzero(bad.reshape(len(values), -1).any(1))
+    rows = _rows_with(bad)
     n_nan = int(np.isnan(values).sum())
     n_inf = int(bad.sum()) - n_nan
     what = " and ".join(f"{n} {word} values" for n, word in ((n_nan, "NaN"), (n_inf, "infinite (inf)")) if n)
     raise InputError(f"{name} has {what} in {len(rows)} rows (first: row {rows[0]}); drop or impute them")
+
+
+def _rows_with(bad: ndarray) -> ndarray:
+    """The rows in which something is bad."""
+    return np.flatnonzero(bad.reshape(len(bad), -1).any(1))
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """What scikit-learn and NumPy refuse, as an error of this library; sparse matrices remain a TypeError."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (ValueError, OverflowError) as error:
+        raise InputError(str(error)) from error

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lastlayer.errors import PrecisionError
+
 EPS = torch.finfo(torch.float64).eps
 TINY = math.sqrt(torch.finfo(torch.float64).tiny)
 """A positive number whose inverse can still be squared."""
@@ -99,9 +101,18 @@ def eigh(A: Float[Tensor, "*b k k"]) -> tuple[Float[Tensor, "*b k"], Float[Tenso
     try:
         values, vectors = torch.linalg.eigh(A)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        if A.device.type == "cpu":
-            raise
-        values, vectors = (part.to(A.device) for part in torch.linalg.eigh(A.cpu()))
+        values, vectors = (part.to(A.device) for part in _eigh_on_cpu(A))
+    return values, vectors
+
+
+def _eigh_on_cpu(A: Tensor) -> tuple[Tensor, Tensor]:
+    try:
+        values, vectors = torch.linalg.eigh(A.cpu())
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise PrecisionError(
+            "a matrix of moments has no eigenvalues that float64 can find: the features or targets behind it are not "
+            "finite, or of sizes too far apart; rescale them, or drop the rows that are far out"
+        ) from error
     return values, vectors
 
 

@@ -16,12 +16,15 @@ from torch import Tensor
 from lastlayer.errors import InputError, PrecisionError
 from lastlayer.features import linear_features
 from lastlayer.linalg import EPS, Cholesky
-from lastlayer.precision import NormalEquations, Precision, noise_covariance
+from lastlayer.precision import ROUNDING, NormalEquations, Precision, noise_covariance
 from lastlayer.statistics import Statistics
 from lastlayer.types import BiasPrior, NoiseStructure
 
 COLLINEAR = 1e9
 """How far above rounding alpha^-1 must be for Cholesky's factor to serve features of any rank."""
+
+REMOVAL_RTOL = 1e-5
+"""Of the weights: the digits that must be left when rows are taken out of the moments."""
 
 
 @dataclass(frozen=True)
@@ -199,8 +202,26 @@ class Posterior:
         return replace(self, statistics=old + statistics)
 
     def remove(self, statistics: Statistics) -> "Posterior":
-        """The posterior without rows that it has seen."""
-        return replace(self, statistics=self.statistics - statistics)
+        """The posterior without rows that it has seen.
+
+        Raises
+        ------
+        PrecisionError
+            Where the rows were so large that the moments of the others have lost their digits: the weights would differ
+            from those of a refit on what is left by more than `REMOVAL_RTOL`, and by more than a refit is rounded.
+        """
+        rest = replace(self, statistics=self.statistics - statistics)
+        error = rest.equations.at(self.log_alpha).weights_error()
+        energy, scatter = rest.statistics.energy, rest.statistics.scatter.diagonal(dim1=-2, dim2=-1)
+        left = (scatter - 100 * ROUNDING * energy).clamp_min(0.0)  # what is certainly no rounding
+        refit = NormalEquations.of(replace(rest.statistics, energy=left), self.bias_prior).at(self.log_alpha)
+        if not bool((error <= (100 * refit.weights_error()).clamp_min(REMOVAL_RTOL)).all()):
+            raise PrecisionError(
+                f"without these rows the weights would be right to {float(error.max()):.0e} only: the rows are so much "
+                "larger than those left that float64 moments have lost the digits of these. Fit again, or start from "
+                "the rows that are left"
+            )
+        return rest
 
     def _coarse(self, precision: Precision) -> bool:
         """Whether rounding might matter at some point: below it, alpha^-1 or the eigenvalues rule that out."""

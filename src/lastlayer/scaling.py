@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
+from numpy import ndarray
 from torch import Tensor
 
+from lastlayer.inputs import FARTHEST, check_reach
 from lastlayer.linalg import EPS
 
 
@@ -39,6 +41,10 @@ class Standardizer:
 
     def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
         return (X.double() - self.mean) / self.scale
+
+    def check_reach(self, values: ndarray, name: str, farthest: float = FARTHEST["float64"]) -> None:
+        """An error for rows so far from these that answers about them would not be finite."""
+        check_reach(values, self.mean.numpy(force=True), self.scale.numpy(force=True), name, farthest)
 
     def to(self, device: torch.device | str) -> "Standardizer":
         return Standardizer(self.mean.to(device), self.scale.to(device))

@@ -20,6 +20,7 @@ from torch import Tensor
 from lastlayer.digests import Digest, digest_of
 from lastlayer.distributed import ONE, ProcessGroup
 from lastlayer.errors import InputError
+from lastlayer.inputs import LARGEST_TARGET
 from lastlayer.networks.structured import Inputs, as_inputs, converted, named
 from lastlayer.process_state import isolated
 from lastlayer.scaling import Standardizer
@@ -264,13 +265,14 @@ class StandardizedSource:
 
 
 def check_finite(tensors: dict[str, Tensor], seen: int) -> None:
-    """An error that names the first row with a value that is not finite, after so many `seen` before."""
+    """An error that names the first row with a value that is not finite or has no square, after so many before."""
     for name, values in tensors.items():
-        if not bool(torch.isfinite(values).all()):
-            row = int(torch.nonzero(~torch.isfinite(values).reshape(len(values), -1).all(1))[0])
+        fine = torch.isfinite(values) & (values.double().abs() <= LARGEST_TARGET)
+        if not bool(fine.all()):
+            row = int(torch.nonzero(~fine.reshape(len(values), -1).all(1))[0])
             raise InputError(
-                f"{name} has NaN or infinite values (first: row {row} of the batch after {seen} rows); drop or impute "
-                "them"
+                f"{name} has NaN or infinite values, or some beyond {LARGEST_TARGET:g} (first: row {row} of the batch "
+                f"after {seen} rows); drop or impute them, or give {name} in another unit"
             )
 
 

@@ -18,7 +18,8 @@ from lastlayer.calibration import HeldOutPoints, fit_curves
 from lastlayer.ensemble.splits import Folds, Split
 from lastlayer.ensemble.trainer import FitTask, Trainer
 from lastlayer.extrapolation import HeldOut, leave_one_out_cost
-from lastlayer.networks.mlp import features_of
+from lastlayer.features import affine_features
+from lastlayer.networks.mlp import features_of, finite_features
 from lastlayer.patterns import PatternStatistics
 from lastlayer.predictor.fitted import member_features
 from lastlayer.predictor.module import Member
@@ -137,8 +138,10 @@ class CrossFit:
         return [] if crossed else [Split.everything(len(self.trainer.data.X))] * n
 
     def _ensemble(self, fits: Sequence[FoldFit], n_members: int | None, scores: dict[Family, float]) -> Ensemble:
-        crossed = [fit for fit in fits if fit.task.split.kind == "random" and fit.task.family != FOURIER]
-        members = crossed + [fit for fit in fits if fit.task.split.kind == "all"]
+        whole = [fit for fit in fits if fit.task.split.kind == "all"]
+        # the process of every row, where there is one, stands for those of random splits
+        crossed = [f for f in fits if f.task.split.kind == "random" and not (whole and f.task.family == FOURIER)]
+        members = crossed + whole
         held = [fit for fit in fits if len(fit.task.split.held)]
         return Ensemble([self._member(fit) for fit in members[:n_members]], held, scores)
 
@@ -181,7 +184,7 @@ class CrossFit:
 
     def _known_noise_layer(self, network: nn.Module, rows: np.ndarray) -> LastLayer:
         prior = self.trainer.settings.bias_prior
-        return known_noise_layer(self._rows(rows), partial(features_of, network), bias_prior=prior)
+        return known_noise_layer(self._rows(rows), partial(finite_features, network), bias_prior=prior)
 
     def _coupled_layer(self, network: nn.Module, rows: np.ndarray) -> LastLayer:
         seen = self._statistics(network, rows)
@@ -204,7 +207,8 @@ class CrossFit:
         parts = []
         for fit in partition:
             rows, split = self._rows(fit.task.split.held), fit.task.split
-            Phi = member_features(fit.member, rows.X)
+            with torch.no_grad():  # not checked: networks that fail at rows left out are told by their scores
+                Phi = affine_features(features_of(fit.network, rows.X)).double()
             parts.append(HeldOutPoints.by(fit.layer, Phi, rows, split.kind, fit.task.family))
         order = np.argsort(np.concatenate([fit.task.split.held for fit in partition]), kind="stable")
         return HeldOutPoints.joined(parts)[order]
@@ -216,4 +220,4 @@ class CrossFit:
     def _statistics(self, network: nn.Module, rows: np.ndarray, learned: torch.Tensor | None = None) -> Statistics:
         """Of rows, without what was observed beside them."""
         data, noise = replace(self._rows(rows), observations=()), self.trainer.settings.noise_structure
-        return data.statistics(partial(features_of, network), learned, noise=noise)
+        return data.statistics(partial(finite_features, network), learned, noise=noise)

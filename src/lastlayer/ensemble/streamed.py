@@ -10,7 +10,7 @@ from lastlayer.digests import Digest, digest_of, layout_of
 from lastlayer.distributed import ProcessGroup
 from lastlayer.ensemble.problems import checkpoint_of, mini_batches, optimizer_of
 from lastlayer.networks.architecture import Architecture
-from lastlayer.networks.mlp import features_of
+from lastlayer.networks.mlp import finite_features
 from lastlayer.networks.structured import converted
 from lastlayer.predictor.module import Member
 from lastlayer.settings import Settings
@@ -49,7 +49,7 @@ def train_on_source(
     network = architecture.build(first.X.shape[1], torch.Generator().manual_seed(s.seed))
     network = network.to(device=device, dtype=torch.float32)
     with torch.no_grad():
-        features_of(network.eval(), first.X[:2])
+        finite_features(network.eval(), first.X[:2])
     process_group.agree({"backbone": layout_of(network)} if s.backbone is not None else {})
     process_group.broadcast_state(network)
     count = torch.tensor(scales.count, dtype=torch.float64, device=device)

@@ -28,7 +28,7 @@ from lastlayer.features import affine_features
 from lastlayer.networks.architecture import Architecture, encoded
 from lastlayer.networks.encoding import PiecewiseEncoding, bins_of
 from lastlayer.networks.fourier import fourier_network
-from lastlayer.networks.mlp import InputSkip, StackedMLP, features_of
+from lastlayer.networks.mlp import InputSkip, StackedMLP, finite_features
 from lastlayer.observe import some_of
 from lastlayer.settings import Settings
 from lastlayer.sources import TensorSource
@@ -331,7 +331,8 @@ class Trainer:
             validation = Validation(score, first=1, every=1, patience=s.patience)
         checkpoint = self._checkpoint(network, tasks, group)
         self._train(problem, group, validation=validation, checkpoint=checkpoint, stop=stop, label=label)
-        if self.history.best_epoch == len(self.history.nlml):  # otherwise the running posterior is of another network
+        # otherwise the running posterior is of another network, or there is none
+        if self.history.best_epoch == len(self.history.nlml) and problem.running.snapshot is not None:
             parts = (Data(b.X, b.T, b.weight) for b in source.batches(CHUNK_ROWS))
             self.history.gap = float(problem.running.gap(streamed_statistics(network, parts)).nanmean())
         network.to(s.torch_dtype)
@@ -354,7 +355,7 @@ class Trainer:
         network = self.architecture.build(data.X.shape[1], generator, encoding=self.encoding(task))
         network = network.to(device=X.device, dtype=s.torch_dtype)
         with torch.no_grad():
-            n_features = features_of(network.eval(), data.X[:2]).shape[1]
+            n_features = finite_features(network.eval(), data.X[:2]).shape[1]
         objective = self._objective()
         if data.alike:
             structure, prior = s.noise_structure, s.bias_prior

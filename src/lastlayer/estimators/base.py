@@ -1,7 +1,8 @@
 """What estimators share: validation, scaling, shapes; and everything that can be asked of fitted last layers."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from functools import wraps
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from lastlayer.ensemble import copies
 from lastlayer.errors import InputError
 from lastlayer.extrapolation import AlphaCurve
-from lastlayer.inputs import check_noise_std, check_weight, check_X, check_Xy
+from lastlayer.inputs import LARGEST_TARGET, check_noise_std, check_weight, check_X, check_Xy
 from lastlayer.networks.mlp import copied
 from lastlayer.networks.structured import converted
 from lastlayer.observe import Functionals, Observations, Pointwise, check_observations, functionals_at
@@ -29,6 +30,18 @@ from lastlayer.training.data import Data
 
 Self = TypeVar("Self", bound="LastLayerRegressor")
 Value = TypeVar("Value")
+Parameters = ParamSpec("Parameters")
+
+
+def with_gradients(made: Callable[Parameters, Value]) -> Callable[Parameters, Value]:
+    """What makes or changes a model works the same under `torch.no_grad()` and `torch.inference_mode()`."""
+
+    @wraps(made)
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Value:
+        with torch.inference_mode(False), torch.enable_grad():
+            return made(*args, **kwargs)
+
+    return call
 
 
 class BaseRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
@@ -61,12 +74,14 @@ class BaseRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         weight = check_weight(sample_weight, X)
         self._y_ndim = y.ndim
         known = None if noise_std is None else torch.tensor(check_noise_std(noise_std, y.reshape(len(y), -1)))
-        return ScaledData(
+        data = ScaledData(
             torch.tensor(X),
             torch.tensor(y).double().reshape(len(y), -1),
             None if weight is None else torch.tensor(weight),
             known,
         )
+        data.check()
+        return data
 
 
 def random_numbers(random_state: Any) -> np.random.RandomState:
@@ -84,6 +99,17 @@ class ScaledData:
         is_table = X.dim() == 2 and X.is_floating_point()
         self.inputs = Standardizer.fit(X, sample_weight=weight) if is_table else None
         self.targets = Standardizer.fit(y, sample_weight=weight)
+
+    def check(self) -> None:
+        """An error for numbers whose standardised values, or variances in original units, float64 does not have."""
+        if self.inputs is not None:
+            self.inputs.check_reach(self.X.numpy(), "X")
+        self.targets.check_reach(self.y.numpy(), "y")
+        if bool((self.targets.scale < 1 / LARGEST_TARGET).any()):
+            raise InputError(
+                f"the targets differ by about {float(self.targets.scale.min()):g}, less than {1 / LARGEST_TARGET:g}: "
+                "give y in another unit"
+            )
 
     def merged(self) -> "ScaledData":
         """Each row once, with the weight of its copies."""
@@ -195,6 +221,7 @@ class LastLayerRegressor(BaseRegressor):
         """The same of several kinds together: values and derivatives, say, in the order in which they are given."""
         return self._fitted().predictive_of(functionals)
 
+    @with_gradients
     def update_observations(self: Self, observations: Sequence[Observations]) -> Self:
         """Add measurements of functionals in closed form; features, alpha and noise stay."""
         self.fitted_ = revisions.with_observations(self._fitted(), check_observations(observations))
@@ -251,6 +278,7 @@ class LastLayerRegressor(BaseRegressor):
         """
         return self.with_fitted(revisions.at_alpha(self._fitted(), log_alpha))
 
+    @with_gradients
     def tune_alpha(self: Self, X: Any, y: Any) -> Self:
         """Algorithm 1: choose the alpha of the variance by the LPD of validation data; the mean does not move.
 
@@ -259,6 +287,7 @@ class LastLayerRegressor(BaseRegressor):
         self.fitted_, self.alpha_curve_ = revisions.tune_alpha(self._fitted(), self._rows(X, y))
         return self
 
+    @with_gradients
     def calibrate(self: Self, X: Any, y: Any) -> Self:
         """Fit the curve from affine cost to variance to rows that the model has not seen; of a mixture, tails and
         shrinkage too.
@@ -277,6 +306,7 @@ class LastLayerRegressor(BaseRegressor):
         self.fitted_ = revisions.conformalize(self._fitted(), *self._checked_rows(X, y))
         return self
 
+    @with_gradients
     def update(self: Self, X: Any, y: Any, sample_weight: Any = None, *, forgetting: float = 1.0) -> Self:
         """Add rows in closed form; features, alpha and noise stay.
 
@@ -291,6 +321,7 @@ class LastLayerRegressor(BaseRegressor):
         self.fitted_ = revisions.with_rows(self._fitted(), rows, forgetting=forgetting)
         return self
 
+    @with_gradients
     def remove(self: Self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Take rows out again that `fit` or `update` put in, with the weight they have now; all else stays.
 
@@ -300,6 +331,7 @@ class LastLayerRegressor(BaseRegressor):
         self.fitted_ = revisions.without_rows(self._fitted(), rows)
         return self
 
+    @with_gradients
     def reestimate(self: Self) -> Self:
         """alpha and noise from the rows that count now, at the maximum of the evidence; the features stay.
 
@@ -321,7 +353,9 @@ class LastLayerRegressor(BaseRegressor):
 
     def _checked(self, X: Any) -> ndarray:
         fitted = self._fitted()
-        return check_X(self, X, reset=False, nd=fitted.inputs is None, ids=fitted.settings.ids)
+        X = check_X(self, X, reset=False, nd=fitted.inputs is None, ids=fitted.settings.ids)
+        fitted.check_reach(X)
+        return X
 
     def _checked_rows(self, X: Any, y: Any, *, partly: bool = False) -> tuple[ndarray, ndarray]:
         fitted = self._fitted()
@@ -330,6 +364,7 @@ class LastLayerRegressor(BaseRegressor):
         q = y.shape[1] if y.ndim > 1 else 1
         if q != fitted.n_outputs:
             raise InputError(f"y has {q} outputs, but the model was fitted to {fitted.n_outputs}")
+        fitted.check_reach(X, y.reshape(len(y), -1))
         return X, y
 
     def _rows(self, X: Any, y: Any, sample_weight: Any = None) -> Data:

@@ -13,6 +13,7 @@ from lastlayer.digests import digest_of_parameters
 from lastlayer.distributed import ProcessGroup
 from lastlayer.errors import InputError, check_choice
 from lastlayer.estimators.attached import AttachedRegressor, features_at, labelled_rows, outputs_axis
+from lastlayer.estimators.base import with_gradients
 from lastlayer.estimators.notes import warn_of_floored_noise
 from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.features import affine_features
@@ -33,6 +34,7 @@ from lastlayer.types import BIAS_PRIORS, NETWORK, NOISE_STRUCTURES, BiasPrior, N
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
+@with_gradients
 def attach(
     network: nn.Module,
     loader: Iterable[Any] | Source,

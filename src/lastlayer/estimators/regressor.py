@@ -20,7 +20,7 @@ from lastlayer.ensemble.splits import folds_for
 from lastlayer.ensemble.streamed import train_on_source
 from lastlayer.ensemble.trainer import Trainer
 from lastlayer.errors import InputError
-from lastlayer.estimators.base import LastLayerRegressor
+from lastlayer.estimators.base import LastLayerRegressor, with_gradients
 from lastlayer.estimators.fit_context import in_fit_context
 from lastlayer.estimators.notes import (
     log_start,
@@ -169,6 +169,7 @@ class BLLRegressor(LastLayerRegressor):
         self.verbose = verbose
 
     @in_fit_context
+    @with_gradients
     def fit(
         self,
         X: Any,
@@ -250,6 +251,7 @@ class BLLRegressor(LastLayerRegressor):
         return self
 
     @in_fit_context
+    @with_gradients
     def fit_source(
         self, source: Source, validation_data: tuple[Any, Any] | None = None, *, progress: bool | None = None
     ) -> "BLLRegressor":
@@ -446,6 +448,7 @@ def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> 
     return unpacked(path, tensors, header, backbone)
 
 
+@with_gradients
 def unpacked(
     path: str | os.PathLike[str], tensors: dict[str, Tensor], header: dict[str, Any], backbone: nn.Module | None
 ) -> BLLRegressor:

@@ -12,6 +12,9 @@ from lastlayer.errors import InputError, check_choice
 from lastlayer.networks.encoding import Encoded, PiecewiseEncoding
 from lastlayer.networks.structured import call, converted
 
+LARGEST_FEATURE = 1e100
+"""Features up to this size have finite squares, also summed up over weighted rows."""
+
 
 class Sin(nn.Module):
     """The sine, of waves."""
@@ -249,5 +252,18 @@ def features_of(network: nn.Module, Z: Num[Tensor, "m *d"]) -> Float[Tensor, "m 
         raise InputError(
             f"the backbone turned a batch of shape {tuple(Z.shape)} into {shape}: it must return features of shape "
             f"({len(Z)}, k), one row per sample; flatten or pool the other dimensions"
+        )
+    return phi_tilde
+
+
+def finite_features(network: nn.Module, Z: Num[Tensor, "m *d"]) -> Float[Tensor, "m k"]:
+    """Linear features of a batch, checked: one row per sample, of numbers whose squares are finite."""
+    phi_tilde = features_of(network, Z)
+    fine = (phi_tilde.detach().double().abs() <= LARGEST_FEATURE).all(1)
+    if not bool(fine.all()):
+        raise InputError(
+            f"the network turned {int((~fine).sum())} of {len(Z)} rows (first: row {int((~fine).nonzero()[0])}) into "
+            f"features that are NaN, infinite or beyond {LARGEST_FEATURE:g}: let it return finite numbers, such as "
+            "those after a normalisation layer"
         )
     return phi_tilde

@@ -13,13 +13,16 @@ from numpy import ndarray
 
 from lastlayer import formula
 from lastlayer.calibration import Calibration
+from lastlayer.errors import InputError
+from lastlayer.inputs import FARTHEST, LARGEST_INPUT, LARGEST_TARGET
 from lastlayer.networks.arrays import NetworkArrays, as_array
-from lastlayer.networks.mlp import NetworkGroup
+from lastlayer.networks.mlp import LARGEST_FEATURE, NetworkGroup
 from lastlayer.online.layers import LayerStack
 from lastlayer.ops import FloatOps, NumPyOps
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Predictor, curves_of
 from lastlayer.recursion import Whitened
+from lastlayer.scaling import Standardizer
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,10 @@ class ModelArrays:
     target_scale: Float[ndarray, " q"]
     formula: SimpleNamespace
     """By the names that `lastlayer.formula` has for them."""
+    input_reach: ndarray | float
+    """Distances from the means up to which inputs ..."""
+    target_reach: Float[ndarray, " q"]
+    """... and targets are certainly fine."""
     numbers: SimpleNamespace | None
     """The same as Python's numbers; None: there are several members or outputs, or the noise depends on the input."""
 
@@ -72,6 +79,8 @@ class ModelArrays:
             targets.mean.numpy(),
             targets.scale.numpy(),
             _namespace(p, as_array),
+            0.0 if inputs is None else _reach(inputs, FARTHEST[fitted.settings.dtype], LARGEST_INPUT),
+            _reach(targets, FARTHEST["float64"], LARGEST_TARGET),
             _namespace(p, float) if len(fitted.members) == fitted.n_outputs == 1 and p.head is None else None,
         )
 
@@ -82,6 +91,14 @@ class ModelArrays:
         swapped = lambda model, convert: SimpleNamespace(**(vars(model) | {"curve": _buffers(curve, convert)}))
         numbers = None if self.numbers is None else swapped(self.numbers, float)
         return replace(self, formula=swapped(self.formula, as_array), numbers=numbers)
+
+    def near(self, X: Float[ndarray, "m d"]) -> bool:
+        """Whether all inputs are finite and none is too far out; False: they need a closer look."""
+        return bool((np.abs(X - self.input_mean) <= self.input_reach).all())
+
+    def near_targets(self, y: Float[ndarray, "m q"]) -> bool:
+        """The same for targets."""
+        return bool((np.abs(y - self.target_mean) <= self.target_reach).all())
 
     def standardized_targets(self, y: Float[ndarray, "m q"]) -> Float[ndarray, "m q"]:
         return (y - self.target_mean) / self.target_scale
@@ -94,6 +111,11 @@ class Look:
         self._arrays, self._layers = arrays, layers
         self.z: ndarray = (X - arrays.input_mean) / arrays.input_scale
         self.features = [network.features(self.z) for network in arrays.networks]
+        if not all((np.abs(phi) <= LARGEST_FEATURE).all() for phi in self.features):
+            raise InputError(
+                f"the network turned some of these rows into features that are NaN, infinite or beyond "
+                f"{LARGEST_FEATURE:g}: drop these rows, or let it return finite numbers"
+            )
 
     @cached_property
     def whitened(self) -> list[list[Whitened]]:
@@ -133,6 +155,10 @@ class Look:
             return mean, epistemic + noise
         mean, epistemic, noise, _ = formula.moments(FloatOps, self._arrays.numbers, self._single)
         return np.array([[mean]]), np.array([[epistemic + noise]])
+
+
+def _reach(scaler: Standardizer, farthest: float, largest: float) -> ndarray:
+    return np.minimum(scaler.scale.numpy(), largest / farthest) * farthest
 
 
 def _rows(x: ndarray, shape: tuple[int, ...]) -> ndarray:

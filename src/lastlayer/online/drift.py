@@ -8,6 +8,14 @@ uniform, so x = ndtri(u) are independent standard normal numbers, and for a dens
 
 grows by one a row on average. M is the mean over several f (errors that move up or down, or become larger) and over
 the outputs, so E[M_t] = t for it too, and Doob's inequality gives P(max_{t <= n} M_t >= c) <= n / c for every n.
+
+Residuals of neighbouring rows may be dependent, as if x were a stationary Gaussian process with a memory of one row:
+
+    p_r(x_t | x_{t-1}) = N(x_t; r x_{t-1}, 1 - r^2).
+
+Then f is of the innovations (x_t - r x_{t-1}) / sqrt(1 - r^2), with the autocorrelation r of the rows before t, and
+divided by the largest of p_r over 0, r, and r by one standard error less and more. As 0 is among them, E[M_t] <= t for
+exchangeable rows exactly, and the bound stands. For dependent rows it holds as far as r is known.
 """
 
 import math
@@ -29,6 +37,11 @@ SHIFTS = np.array([-2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 0.0, 0.0])
 """Means of x after a change, ..."""
 SCALES = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.5, 2.5])
 """... and their standard deviations."""
+
+PRIOR_ROWS = 20
+"""Rows without autocorrelation that its estimate begins with."""
+STRONGEST = 0.95
+"""Limit of the autocorrelation: a residual that the last one explains altogether would be no evidence at all."""
 
 
 def log_ratios(x: Float[ndarray, " *s"]) -> Float[ndarray, "*s a"]:
@@ -70,11 +83,18 @@ class Drift:
         )
 
 
+STATE = ("log_M", "log_cusum", "reset", "scores")
+"""What a monitor carries from row to row, beside the residuals before."""
+
+
 class DriftMonitor:
     """Watches standardised residuals, `predictive(X).standardized_residual(y)`, taken before the rows are learned.
 
     The probability of a false alarm within n rows is at most n / false_alarm_every, for any n, as long as rows are
-    exchangeable: calibration errors of the model do no harm, dependence between neighbouring rows does.
+    exchangeable: calibration errors of the model do no harm. Where neighbouring residuals are correlated, the monitor
+    estimates how much, and watches what each residual adds to the one before: the bound then holds as far as the
+    dependence is on the row before and its estimate is good. A longer memory, such as a season, breaks it: thin the
+    rows, or let the model explain the season.
     Residuals are compared with those before them, so `reference`, residuals of rows held back when the model was
     fitted, lets the monitor see a change in the very first rows too.
     """
@@ -101,6 +121,8 @@ class DriftMonitor:
         shape = (self._q, len(SHIFTS))
         self._log_M = np.full(shape, -math.inf)
         self._log_cusum, self._reset = np.zeros(shape), np.zeros(shape, dtype=int)
+        self._scores = np.zeros((5, self._q))
+        """The first and the last normal score of each output, and sums of scores, squares and neighbours' products."""
         self.drift = Drift(False, 0, 0.0, self.false_alarm_every, 0, 0, "larger")
         """What has been seen so far; an alarm stays until `restart`."""
         return self
@@ -114,7 +136,7 @@ class DriftMonitor:
     def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and JSON for a model file; `unpack` goes on where this one is."""
         tensors = {f"before.{j}": torch.tensor(before, dtype=torch.float64) for j, before in enumerate(self._before)}
-        tensors |= {name: torch.tensor(getattr(self, f"_{name}")) for name in ("log_M", "log_cusum", "reset")}
+        tensors |= {name: torch.tensor(getattr(self, f"_{name}")) for name in STATE}
         header = {"false_alarm_every": self.false_alarm_every, "drift": asdict(self.drift)}
         return tensors, header | {"random": self._rng.bit_generator.state}
 
@@ -122,20 +144,21 @@ class DriftMonitor:
     def unpack(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> "DriftMonitor":
         """KeyError, TypeError or ValueError if the parts do not fit."""
         shape = q, _ = tuple(tensors["log_M"].shape)
-        if shape != (q, len(SHIFTS)) or {tensors[name].shape for name in ("log_cusum", "reset")} != {shape}:
+        shapes = {"log_cusum": shape, "reset": shape, "scores": (5, q)}
+        if shape != (q, len(SHIFTS)) or any(tensors[name].shape != own for name, own in shapes.items()):
             raise ValueError(f"evidence of shape {shape} is none of {len(SHIFTS)} alternatives")
         monitor = cls(false_alarm_every=header["false_alarm_every"], n_outputs=q)
         monitor._rng.bit_generator.state = header["random"]
         monitor._before = [array("d", tensors[f"before.{j}"].tolist()) for j in range(q)]
-        monitor._log_M, monitor._log_cusum, monitor._reset = (
-            tensors[name].numpy() for name in ("log_M", "log_cusum", "reset")
-        )
+        monitor._log_M, monitor._log_cusum, monitor._reset, monitor._scores = (tensors[n].numpy() for n in STATE)
         monitor.drift = Drift(**header["drift"])
         return monitor
 
     def _look(self, row: Float[ndarray, " q"]) -> None:
         u = np.array([self._rank(before, float(z)) for before, z in zip(self._before, row, strict=True)])
-        log_f, n = log_ratios(ndtri(u)), self.drift.n_rows
+        x, n = ndtri(u), self.drift.n_rows
+        log_f = self._bets(x)
+        self._remember(x)
         self._log_M = np.logaddexp(self._log_M, 0.0) + log_f
         fresh = self._log_cusum <= 0  # a change that began before explains less than one that begins here
         self._reset[fresh] = n
@@ -156,6 +179,27 @@ class DriftMonitor:
             output=int(output),
             kind="up" if shift > 0 else "down" if shift < 0 else "larger",
         )
+
+    def _bets(self, x: Float[ndarray, " q"]) -> Float[ndarray, "q a"]:
+        """log f over the largest density that exchangeable or dependent rows have at x, given the last scores."""
+        r, last, n = self._autocorrelation(), self._scores[1], self.drift.n_rows
+        log_p = lambda r: -0.5 * (np.square(x - r * last) / (1 - np.square(r)) + np.log1p(-np.square(r)))
+        error = 1 / math.sqrt(n + PRIOR_ROWS)
+        likely = [log_p((r + step).clip(-STRONGEST, STRONGEST)) for step in (-error, 0.0, error)]
+        penalty = np.maximum(np.max(likely, 0), log_p(0 * r)) - likely[1]
+        return log_ratios((x - r * last) / np.sqrt(1 - np.square(r))) - penalty[:, None]
+
+    def _autocorrelation(self) -> Float[ndarray, " q"]:
+        """Of the scores of each output around their mean, in the rows seen so far."""
+        n, (first, last, total, squares, products) = self.drift.n_rows, self._scores
+        mean = total / max(n, 1)
+        cov = products - mean * (2 * total - first - last) + max(n - 1, 0) * np.square(mean)
+        r: ndarray = cov / (squares - n * np.square(mean) + PRIOR_ROWS)
+        return r.clip(-STRONGEST, STRONGEST)
+
+    def _remember(self, x: Float[ndarray, " q"]) -> None:
+        first, last, *sums = self._scores if self.drift.n_rows else (x, *self._scores[1:])
+        self._scores = np.array([first, x, *np.add(sums, [x, np.square(x), x * last])])
 
     def _rank(self, before: "array[float]", z: float) -> float:
         """Uniform on (0, 1) if z and those before are exchangeable; z joins them."""

@@ -18,6 +18,11 @@ from lastlayer.types import BiasPrior
 
 SMALLEST_PIVOT = 1e-4
 """Of a row that goes: below it, too many digits would go with it, and the layers are factored anew."""
+LARGEST_PIVOT = 1e8
+"""Of a row that comes: the root of the covariance shrinks by the root of it, and loses as many digits."""
+LARGEST_DROP, LEAST_WEIGHT = 1e4, 1e-6
+"""Of the weights, since they were factored: rows of huge targets that go leave as many digits less; and the size below
+which weights of standardised targets are as good as zero."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,8 @@ class LayerStack:
     """Now, at every alpha."""
     since: list[FeatureRows] = field(default_factory=list)
     """Rows that came after the statistics were taken."""
+    peak: Float[ndarray, "a c q"] | None = None
+    """Largest weights of each output, at every alpha, when rows went; None: none has gone."""
 
     @classmethod
     def of(cls, posteriors: Sequence[Posterior], log_alphas: Sequence[float] | None = None) -> "LayerStack":
@@ -92,6 +99,8 @@ class LayerStack:
         for i, recursion in enumerate(self.recursions):
             tensors |= {f"recursion.{i}.{name}": torch.tensor(values) for name, values in vars(recursion).items()}
         since = FeatureRows.joined(self.since).pack() if self.since else {}
+        if self.peak is not None:
+            tensors["peak"] = torch.tensor(self.peak)
         return tensors | {f"since.{name}": values for name, values in since.items()}
 
     @classmethod
@@ -111,7 +120,8 @@ class LayerStack:
         )
         since = within(tensors, "since.")
         rows = [FeatureRows.unpack(since, statistics)] if since else []
-        return cls(start.log_alphas, start.bias_prior, statistics, recursions, rows)
+        peak = arrays_of(tensors, peak=(len(recursions), c, q))["peak"] if "peak" in tensors else None
+        return cls(start.log_alphas, start.bias_prior, statistics, recursions, rows, peak)
 
     def total(self, kept: float = 1.0) -> Statistics:
         """Statistics of all rows up to now; those of before the last factorisation keep that share of their weight."""
@@ -128,25 +138,34 @@ class LayerStack:
         """Rows at every alpha."""
         return [recursion.whitened(phi) for recursion in self.recursions]
 
-    def add(self, rows: FeatureRows, seen: list[Whitened]) -> None:
-        """By the recursion; `seen` are the rows at every alpha, as they are before."""
+    def add(self, rows: FeatureRows, seen: list[Whitened]) -> bool:
+        """By the recursion; `seen` are the rows at every alpha, as they are before. False where that loses digits."""
         for recursion, whitened in zip(self.recursions, seen, strict=True):
             for i in range(len(rows.T)):
                 row = whitened if len(rows.T) == 1 else recursion.whitened(rows.phi[:, i : i + 1])
-                recursion.move(row, rows.T[i], weight=rows.weight.item(i))
+                weight = rows.weight.item(i)
+                if weight * row.variance_ratio.max() > LARGEST_PIVOT:
+                    return False
+                recursion.move(row, rows.T[i], weight=weight)
+        return True
 
     def drop(self, row: FeatureRows) -> bool:
         """One row that is known to be in goes, by the recursion; False where that would lose digits.
 
         The statistics stay behind: whoever drops rows factors the next time from the rows that are left.
         """
-        weight = row.weight.item(0)
-        return all(
+        weight, before = row.weight.item(0), self._largest_weights()
+        gone = all(
             recursion.move(
                 recursion.whitened(row.phi), row.T[0], sign=-1.0, weight=weight, smallest_pivot=SMALLEST_PIVOT
             )
             for recursion in self.recursions
         )
+        self.peak = before if self.peak is None else np.maximum(self.peak, before)
+        return gone and bool((self.peak <= LARGEST_DROP * np.maximum(self._largest_weights(), LEAST_WEIGHT)).all())
+
+    def _largest_weights(self) -> Float[ndarray, "a c q"]:
+        return np.stack([np.abs(recursion.W).max(1) for recursion in self.recursions])
 
     def said(self, seen: list[Whitened]) -> list[ndarray]:
         """Mean (c, n, q), cost (c, n, 1) at the alpha of the variance, and at alpha* if that is another."""

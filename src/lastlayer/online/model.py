@@ -18,7 +18,7 @@ from lastlayer.calibration import Calibration
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.estimators.regressor import BLLRegressor, unpacked
-from lastlayer.inputs import as_array, check_finite, check_weight, check_X
+from lastlayer.inputs import LARGEST_TARGET, as_array, check_finite, check_weight, check_X
 from lastlayer.networks.mlp import grouped
 from lastlayer.online.arrays import Look, ModelArrays, networks_of
 from lastlayer.online.drift import Drift, DriftMonitor
@@ -157,7 +157,11 @@ class OnlineModel:
         return self.update(X, y, sample_weight)
 
     def remove(self, X: Any, y: Any, sample_weight: Any = None) -> "OnlineModel":
-        """Take rows out that are in, with the weight they have now; rows that cannot be in are refused."""
+        """Take rows out that are in, with the weight they have now; rows that cannot be in are refused.
+
+        So are rows so large that the moments have lost the digits of the others (`PrecisionError`): the model stays as
+        it was. A sliding window has no such rows, since it is factored anew from those it holds.
+        """
         if isinstance(self.memory, SlidingWindow):
             raise InputError(
                 "a sliding window drops its rows by itself: take KeepAll() or ExponentialForgetting() to remove rows"
@@ -305,8 +309,7 @@ class OnlineModel:
         if gone > len(self._window):
             return False
         for i, (layers, new, whitened) in enumerate(zip(self._layers, rows, look.whitened, strict=True)):
-            layers.add(new, whitened)
-            if not all(layers.drop(self._window[j][i]) for j in range(gone)):
+            if not layers.add(new, whitened) or not all(layers.drop(self._window[j][i]) for j in range(gone)):
                 return False
         return True
 
@@ -346,10 +349,15 @@ class OnlineModel:
         """Plain arrays without fault take the short way, all else that of scikit-learn."""
         d, is_table = self._fitted.n_features_in, self._fitted.inputs is not None
         plain = type(X) is ndarray and X.dtype == np.float64 and X.shape == (len(X), d)
-        if plain and len(X) and is_table and np.isfinite(X).all():
+        if plain and len(X) and is_table and self._arrays.near(X):
             return X
         if isinstance(self._estimator, BaseEstimator):
-            return check_X(self._estimator, X, reset=False, nd=not is_table)
+            checked = check_X(self._estimator, X, reset=False, nd=not is_table)
+            self._fitted.check_reach(checked)
+            return checked
+        if plain:
+            check_finite(X, "X")
+            self._fitted.check_reach(X)
         raise InputError(f"X must be a finite float64 array of shape (m, {d}), and has shape {np.shape(X)}")
 
     def _rows(
@@ -361,6 +369,8 @@ class OnlineModel:
         targets = targets[:, None] if targets.ndim == 1 else targets
         if targets.shape != (len(x), q):
             raise InputError(f"y has shape {np.shape(y)}: give ({len(x)}, {q}), one row of outputs per row of X")
-        check_finite(targets, "y")
+        if not self._arrays.near_targets(targets):
+            check_finite(targets, "y", largest=LARGEST_TARGET)
+            self._fitted.check_reach(x, targets)
         weight = check_weight(sample_weight, np.empty((len(x), 1)))
         return x, targets, None if weight is None else weight.copy()

@@ -19,7 +19,8 @@ from lastlayer.calibration import Calibration, Curve, Tails
 from lastlayer.errors import InputError
 from lastlayer.extrapolation import cost_quantile, leave_one_out_cost
 from lastlayer.features import affine_features
-from lastlayer.networks.mlp import copied, features_of
+from lastlayer.inputs import FARTHEST, contiguous
+from lastlayer.networks.mlp import copied, finite_features
 from lastlayer.networks.structured import converted
 from lastlayer.observe import Functionals
 from lastlayer.ops import NumPyOps, TorchOps
@@ -89,7 +90,8 @@ class Fitted:
     def predictor(self) -> Predictor:
         """The model as arrays for the predictive formula. It belongs to this value: `module` gives copies."""
         widest = max(member.layer.posterior.statistics.n_linear for member in self.members)
-        with threads_for(widest**3 // 20):  # as in calibration, so that a loaded model answers to the last bit
+        # threads as in calibration, so that a loaded model answers to the last bit; outlives torch.inference_mode
+        with threads_for(widest**3 // 20), torch.inference_mode(False):
             return Predictor(self.inputs, self.targets, self.members, self.log_alphas, self.calibration, self.process)
 
     def module(self) -> Predictor:
@@ -173,6 +175,13 @@ class Fitted:
         Z = Z if self.inputs is None else self.inputs.forward(Z)
         return converted(Z, self.settings.torch_dtype, self.settings.torch_device)
 
+    def check_reach(self, X: ndarray, y: Float[ndarray, "m q"] | None = None) -> None:
+        """An error for rows so far from those of fit that answers about them would not be finite."""
+        if self.inputs is not None:
+            self.inputs.check_reach(X, "X", FARTHEST[self.settings.dtype])
+        if y is not None:
+            self.targets.check_reach(y, "y")
+
     def data(self, X: ndarray, y: ndarray, sample_weight: ndarray | None = None) -> Data:
         """Rows as training takes them."""
         T = torch.tensor(y, dtype=torch.float64).reshape(len(y), -1)
@@ -225,9 +234,8 @@ class Fitted:
     def _function_correlation(self, X: ndarray) -> Float[ndarray, "c m q q"]:
         """Between the outputs of each member's function, where it is not that of the noise."""
         with torch.no_grad():
-            rows = torch.stack(self.predictor.stretched(_tensor(X))[1])
-        rows = rows / rows.norm(dim=-1, keepdim=True)
-        return _array(rows @ rows.mT)
+            each = [rows / rows.norm(dim=-1, keepdim=True) for rows in self.predictor.stretched(_tensor(X))[1]]
+        return _array(torch.stack([rows @ rows.mT for rows in each]))
 
     def _beyond_reach(self, cost_star: Float[ndarray, "c m"]) -> Bool[ndarray, " m"] | None:
         """By the process, which sees distance best, or by the first family."""
@@ -302,6 +310,7 @@ class Fitted:
         of its outputs where these were observed at different rows and are not coupled."""
         with torch.no_grad():
             parts, rows = self.predictor.stretched(_tensor(X))
+        _check_answer(parts.mean)
         blocks, q = list[FunctionBlock | CoupledBlock](), self.n_outputs
         for i, (H, cov) in enumerate(zip(map(_array, rows), _array(self.predictor.function_cov), strict=True)):
             if H.ndim == 2:
@@ -318,7 +327,11 @@ class Fitted:
         """What is said of points, some after the others."""
         size = min(CHUNK_ROWS, rows_in_cache(len(self.members) * self.n_outputs))
         with torch.no_grad():
-            return [say(_tensor(X[rows])) for rows in row_chunks(len(X), size)]
+            said = [say(_tensor(X[rows])) for rows in row_chunks(len(X), size)]
+        for part in said:
+            for values in (part,) if isinstance(part, Tensor) else part:
+                _check_answer(values)
+        return said
 
     def _noise_at(self, parts: formula.Components) -> Float[ndarray, "m q q"]:
         """Noise covariance of the mixture at each point."""
@@ -328,6 +341,15 @@ class Fitted:
         each = formula.output_cov(NumPyOps, correlation[:, None], 0.0 * parts.noise, parts.noise)
         cov: ndarray = self.tails.widening * NumPyOps.total(parts.weights[..., None] * each)
         return cov
+
+
+def _check_answer(values: Tensor | ndarray) -> None:
+    """An error for an answer that is not finite, which only a network of the user's can cause."""
+    if not bool(np.isfinite(_array(values) if isinstance(values, Tensor) else values).all()):
+        raise InputError(
+            "the model has no finite answer about these rows: its network turns some of them into features that are "
+            "NaN, infinite or huge; drop these rows, or let the network return finite numbers"
+        )
 
 
 def as_fitted(model: Any) -> Fitted:
@@ -346,7 +368,7 @@ def member_features(member: Member, Z: Tensor) -> Float[Tensor, "m p"]:
 def linear_features(member: Member, Z: Tensor) -> Float[Tensor, "m k"]:
     """Without the column of ones."""
     with torch.no_grad():
-        return features_of(member.network, Z)
+        return finite_features(member.network, Z)
 
 
 def cost_quantiles(cost: Float[Tensor, "c m"], new: Bool[Tensor, "c m"] | None = None) -> Float[Tensor, " n"]:
@@ -377,7 +399,7 @@ def as_arrays(parts: formula.Components) -> formula.Components:
 
 def _tensor(X: ndarray) -> Tensor:
     """A copy: arrays may be read-only or of any layout, tensors may not."""
-    return torch.tensor(np.ascontiguousarray(X))
+    return torch.tensor(contiguous(X))
 
 
 def _array(x: Tensor) -> ndarray:

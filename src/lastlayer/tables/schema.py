@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from lastlayer.errors import InputError, check_choice
+from lastlayer.inputs import LARGEST_TARGET
 from lastlayer.tables.files import Table
 
 MOST_CATEGORIES = 50
@@ -23,8 +24,8 @@ DAY = r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}"
 TIME = r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?"
 DATE = re.compile(rf"({DAY})([T ]+{TIME}.*)?|{TIME}")
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
-LARGEST = 1e150
-"""The square of a larger number overflows."""
+LARGEST = LARGEST_TARGET
+"""What a table may hold, inputs and targets alike."""
 ADVICE = "fix or leave out these rows, or fit with --impute median to fill them"
 
 

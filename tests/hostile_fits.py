@@ -1,0 +1,399 @@
+"""Fits to hostile tables: whatever the numbers, every answer is finite, or an error of the library says what to do.
+
+`python tests/hostile_fits.py --fits 5000 --seed 0` generates tables, settings and what is done with the fitted model,
+and counts answers that are not finite and errors that are not the library's own. `--only 17` runs one of them and shows
+where it fails. `test_hostile_fits.py` runs a few of them.
+"""
+
+import argparse
+import contextlib
+import io
+import re
+import tempfile
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from helpers import small_process
+from torch import nn
+
+import lastlayer
+from lastlayer import BLLRegressor, TrainingOptions
+from lastlayer.errors import LastLayerError
+from lastlayer.online import DriftMonitor, ExponentialForgetting, KeepAll, OnlineModel, SlidingWindow
+
+Change = Callable[[np.ndarray, np.random.Generator], Any]
+
+
+def cell(value: float) -> Change:
+    """One entry, somewhere."""
+
+    def change(a: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        a = a.astype(float)
+        a.reshape(-1)[rng.integers(a.size)] = value
+        return a
+
+    return change
+
+
+def column(value: Callable[[np.ndarray, np.random.Generator], Any]) -> Change:
+    """One column, as a function of what it was."""
+
+    def change(a: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        a = a.astype(float)
+        own = a if a.ndim == 1 else a[:, rng.integers(a.shape[1])]
+        own[...] = value(own, rng)
+        return a
+
+    return change
+
+
+def text(a: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    a = a.astype(object)
+    a.reshape(-1)[0] = rng.choice(np.array(["a", "1.5", None, b"2"], dtype=object))
+    return a
+
+
+def frozen(a: np.ndarray, _: np.random.Generator) -> np.ndarray:
+    a = a.copy()
+    a.flags.writeable = False
+    return a
+
+
+NUMBERS: dict[str, Change] = {
+    "times 1e155": lambda a, _: a * 1e155,
+    "times 1e300": lambda a, _: a * 1e300,
+    "times 1e90": lambda a, _: a * 1e90,
+    "times 1e-90": lambda a, _: a * 1e-90,
+    "times 1e-155": lambda a, _: a * 1e-155,
+    "denormals": lambda a, _: a * 1e-310,
+    "a denormal column": column(lambda c, _: c * 1e-310),
+    "one column times 1e160": column(lambda c, _: c * 1e160),
+    "a cell of 1e15": cell(1e15),
+    "a cell of 1e160": cell(1e160),
+    "a cell of 1e308": cell(1e308),
+    "a cell of -1e308": cell(-1e308),
+    "a cell of inf": cell(np.inf),
+    "a cell of NaN": cell(np.nan),
+    "a constant column": column(lambda _, rng: rng.choice([0.0, 0.1, 1e9, 1e200, 5e-324])),
+    "constant": lambda a, rng: np.full(a.shape, rng.choice([0.0, 0.1, 1e9, 1e160, 5e-324])),
+    "constant but for one row": lambda a, rng: np.where(np.arange(len(a)) == 0, a.T, 0.3).T,
+    "the 15th digit": column(lambda c, _: 1.0 + 1e-15 * np.sign(c)),
+    "the 12th digit": column(lambda c, _: 1.0 + 1e-12 * np.sign(c)),
+    "an offset of 1e12": lambda a, _: a + 1e12,
+    "an offset of 1e100": lambda a, _: a + 1e100,
+    "each row thrice": lambda a, _: np.repeat(a, 3, 0)[: len(a)],
+    "all rows equal": lambda a, _: np.repeat(a[:1], len(a), 0),
+    "columns of all sizes": lambda a, rng: a * 10.0 ** rng.integers(-200, 200, a.shape[-1] if a.ndim > 1 else ()),
+    "integers": lambda a, _: (10 * a).astype(int),
+    "huge integers": lambda a, _: (2**60 * np.tanh(a)).astype(np.int64),
+    "booleans": lambda a, _: a > 0,
+    "objects": lambda a, _: a.astype(object),
+    "text": text,
+    "complex": lambda a, _: a + 0j,
+    "float16": lambda a, _: a.astype(np.float16),
+    "float32": lambda a, _: a.astype(np.float32),
+    "longdouble": lambda a, _: a.astype(np.longdouble),
+    "bfloat16 tensor": lambda a, _: torch.tensor(a).bfloat16(),
+    "float16 tensor": lambda a, _: torch.tensor(a).half(),
+    "boolean tensor": lambda a, _: torch.tensor(a) > 0,
+    "tensor with gradient": lambda a, _: torch.tensor(np.array(a, dtype=float), requires_grad=True),
+    "backwards": lambda a, _: a[::-1],
+    "columns backwards": lambda a, _: a[..., ::-1],
+    "Fortran order": lambda a, _: np.asfortranarray(a),
+    "read-only": frozen,
+    "lists": lambda a, _: a.tolist(),
+}
+REFUSED = {"times 1e155", "times 1e300", "one column times 1e160", "times 1e-155", "a cell of 1e160", "a cell of inf"}
+REFUSED |= {"a cell of 1e308", "a cell of -1e308", "a cell of NaN", "text", "complex", "denormals"}
+"""Mostly: enough of each is soon seen."""
+WEIGHTS: dict[str, Callable[[int, np.random.Generator], Any]] = {
+    "none": lambda m, _: None,
+    "ones": lambda m, _: np.ones(m),
+    "integers": lambda m, rng: rng.integers(0, 3, m),
+    "zero": lambda m, _: np.zeros(m),
+    "zero but for one": lambda m, _: np.eye(m)[0],
+    "zero but for two": lambda m, _: (np.arange(m) < 2).astype(float),
+    "1e300": lambda m, _: np.full(m, 1e300),
+    "one of 1e300": lambda m, _: np.where(np.arange(m) == 0, 1e300, 1.0),
+    "one of 1e14": lambda m, _: np.where(np.arange(m) == 0, 1e14, 1.0),
+    "1e-300": lambda m, _: np.full(m, 1e-300),
+    "one of 1e-300": lambda m, _: np.where(np.arange(m) == 0, 1e-300, 1.0),
+    "one of 1e-12": lambda m, _: np.where(np.arange(m) == 0, 1e-12, 1.0),
+    "negative": lambda m, _: np.where(np.arange(m) == 0, -1.0, 1.0),
+    "NaN": lambda m, _: np.where(np.arange(m) == 0, np.nan, 1.0),
+    "bfloat16 tensor": lambda m, _: torch.ones(m).bfloat16(),
+    "a column": lambda m, _: np.ones((m, 1)),
+}
+NOISE_STD: dict[str, Callable[[int, np.random.Generator], Any]] = {
+    "0": lambda m, _: 0.0,
+    "0.1": lambda m, _: 0.1,
+    "1e-200": lambda m, _: 1e-200,
+    "1e200": lambda m, _: 1e200,
+    "of each row": lambda m, rng: rng.uniform(0, 1, m),
+    "one of 1e60": lambda m, _: np.where(np.arange(m) == 0, 1e60, 0.1),
+}
+
+
+class Answer(nn.Module):
+    """A network that answers as it is told, beside a layer that can be trained."""
+
+    def __init__(self, d: int, answer: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.answer = nn.Linear(d, 3, dtype=torch.float64), answer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.answer(self.layer.to(x.dtype)(x) if x.is_floating_point() else self.layer(x))
+
+
+BACKBONES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "tanh": torch.tanh,
+    "log": torch.log,
+    "exp of exp": lambda h: torch.exp(torch.exp(10 * h)),
+    "reciprocal": lambda h: 1 / (h - h),
+    "constant": lambda h: 0 * h + 1,
+    "times 1e160": lambda h: 1e160 * h,
+    "times 1e-160": lambda h: 1e-160 * h,
+    "NaN in one row": lambda h: torch.where(h == h.amax(), torch.nan, h),
+    "equal columns": lambda h: h[:, :1].expand(-1, 3),
+    "bfloat16": lambda h: torch.tanh(h).bfloat16(),
+    "one dimension": lambda h: h[:, 0],
+}
+CONTEXTS: dict[str, Callable[[], Any]] = {
+    "plain": contextlib.nullcontext,
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+}
+
+
+@dataclass
+class Case:
+    """A table, a model for it, and what is done with it afterwards."""
+
+    number: int
+    words: list[str]
+    X: Any
+    y: Any
+    weight: Any
+    noise_std: Any
+    options: dict[str, Any]
+    context: str
+    clean: np.ndarray
+    """Inputs before they were made hostile: what is asked about."""
+    clean_y: np.ndarray
+    after: list[str]
+
+
+def changed(a: np.ndarray, name: str, rng: np.random.Generator, words: list[str]) -> Any:
+    """One or two changes, or none; those that do not go with what was done before are left out."""
+    likely = np.array([0.15 if change in REFUSED else 1.0 for change in NUMBERS])
+    for change in rng.choice(list(NUMBERS), rng.integers(0, 3), replace=False, p=likely / likely.sum()):
+        with warnings.catch_warnings(), contextlib.suppress(Exception):
+            warnings.simplefilter("ignore")
+            a = NUMBERS[change](a, rng)
+            words.append(f"{name} {change}")
+    return a
+
+
+def generated(seed: int, number: int) -> Case:
+    """The case of that number."""
+    rng = np.random.default_rng([seed, number])
+    pick = lambda names, p=None: str(rng.choice(list(names), p=p))
+    m = int(rng.choice([1, 2, 3, 5, 8, 15, 25, 40], p=[0.02, 0.08, 0.1, 0.1, 0.15, 0.15, 0.2, 0.2]))
+    d = int(rng.choice([1, 2, 3, 12, 30], p=[0.3, 0.3, 0.2, 0.1, 0.1]))
+    q = int(rng.choice([0, 1, 2, 3]))
+    clean = rng.standard_normal((m, d))
+    clean_y = np.sin(clean[:, :1] + np.arange(max(q, 1))) + 0.1 * rng.standard_normal((m, max(q, 1)))
+    clean_y = clean_y if q else clean_y[:, 0]
+    words = [f"{m} x {d} -> {q}"]
+    X, y = (changed(a, name, rng, words) for a, name in ((clean, "X"), (clean_y, "y")))
+    if q > 1 and rng.random() < 0.3 and isinstance(y, np.ndarray) and y.dtype.kind == "f":
+        y = np.where(rng.random(y.shape) < rng.choice([0.1, 0.5]), np.nan, y)
+        y[:, 0] = np.nan if rng.random() < 0.1 else y[:, 0]
+        words.append("y missing")
+    weight, noise_std = None, None
+    if rng.random() < 0.3:
+        name = pick(WEIGHTS)
+        weight, _ = WEIGHTS[name](m, rng), words.append(f"weight {name}")
+    if rng.random() < 0.1:
+        name = pick(NOISE_STD)
+        noise_std, _ = NOISE_STD[name](m, rng), words.append(f"noise_std {name}")
+    preset = pick(["evidence", "fast", "calibrated"], [0.6, 0.3, 0.1])
+    options: dict[str, Any] = {
+        "preset": preset,
+        "hidden": (int(rng.integers(2, 6)),) * int(rng.integers(1, 3)),
+        "max_epochs": int(rng.integers(0, 6)) if preset != "calibrated" else 2,
+        "activation": pick(["tanh", "relu", "silu"]),
+        "noise": pick(["auto", "diagonal", "full", "input"], [0.4, 0.3, 0.25, 0.05]),
+        "bias_prior": pick(["flat", "shared"]),
+        "dtype": pick(["float64", "float32"], [0.7, 0.3]),
+        "random_state": number,
+    }
+    if rng.random() < 0.2:
+        options["n_members"] = int(rng.integers(1, 4))
+    if rng.random() < 0.2:
+        options["hidden_prior"] = float(rng.choice([0.0, 0.3, 1e200]))
+    if rng.random() < 0.2:
+        options["encoding"] = pick(["raw", "piecewise", "fourier"])
+    if rng.random() < 0.15:
+        options["calibration"] = rng.choice(np.array([None, "alpha"], dtype=object))
+    if rng.random() < 0.15:
+        options["batch_size"] = int(rng.choice([2, 7]))
+    elif rng.random() < 0.25:
+        objective = pick(["profiled", "exact", "augmented", "mse"])
+        chunk = int(rng.choice([2, 7])) if objective == "profiled" and rng.random() < 0.5 else None
+        options["training"] = TrainingOptions(
+            objective=objective, optimizer=pick(["adam", "lbfgs"]), chunk_size=chunk, early_stopping=pick(["auto"])
+        )
+    if rng.random() < 0.15:
+        name = pick(BACKBONES)
+        options["backbone"] = lambda: Answer(d, BACKBONES[name])
+        options.pop("encoding", None)
+        words.append(f"backbone {name}")
+    context = pick(CONTEXTS, [0.8, 0.1, 0.1])
+    steps = ["far", "update", "remove", "save", "online", "window", "fade", "hostile update", "forget", "reestimate"]
+    after = list(rng.permutation(steps)[: rng.integers(1, 5)])
+    words += [f"{name}={value}" for name, value in options.items() if name not in ("random_state", "backbone")]
+    return Case(number, [*words, context, *after], X, y, weight, noise_std, options, context, clean, clean_y, after)
+
+
+class NotFinite(Exception):
+    """An answer that is not a number."""
+
+
+def asked(model: Any, X: Any, y: Any = None) -> None:
+    """Everything that can be asked at these points is finite."""
+    p = model.predictive(X)
+    low, high = p.interval(0.9)
+    answers = {"mean": p.mean, "std": p.std, "epistemic_var": p.epistemic_var, "noise_var": p.noise_var}
+    answers |= {"affine_cost": p.affine_cost, "low": low, "high": high, "quantile": p.quantile(0.01)}
+    answers["predict"], answers["std of predict"] = model.predict(X, return_std=True)
+    if y is not None:
+        answers["log_prob"], answers["cdf"] = p.log_prob(y), p.cdf(y)
+    if isinstance(model, BLLRegressor):
+        answers["sample_y"] = model.sample_y(X, 2)
+        answers["joint"] = model.joint(X[:3]).cov()
+        answers["quantile of the cost"] = model.extrapolation(X).quantile
+    for name, values in answers.items():
+        if not np.isfinite(values).all():
+            raise NotFinite(name)
+    if not (np.asarray(p.std) > 0).all():
+        raise NotFinite("a standard deviation of zero")
+
+
+def stepped(model: BLLRegressor, step: str, case: Case, X: np.ndarray, y: np.ndarray) -> None:
+    """One of the things that are done with a fitted model."""
+    rng = np.random.default_rng(case.number)
+    some = slice(0, max(1, len(X) // 3))
+    if step == "far":
+        for distance in (1e3, 1e8, 1e30, 1e160, 1e300):
+            with contextlib.suppress(LastLayerError):
+                asked(model, X[:2] + distance * rng.choice([-1.0, 1.0], X[:2].shape))
+    elif step == "update":
+        model.update(X[some], y[some])
+    elif step == "remove":
+        model.remove(X[some], y[some])
+    elif step == "forget":
+        model.update(X[some], y[some], forgetting=0.1)
+    elif step == "reestimate":
+        model.reestimate()
+    elif step == "hostile update":
+        X, y = X.copy(), np.where(np.isnan(y), 0.0, y)
+        X.reshape(-1)[0] += rng.choice([1.0, 1e8, 1e60, 1e200])
+        y.reshape(-1)[-1] += rng.choice([1.0, 1e15, 1e60, 1e200])
+        model.update(X[some], y[some])
+        asked(model, case.clean)
+        model.remove(X[some], y[some])
+    elif step == "save":
+        with tempfile.TemporaryDirectory() as folder:
+            model.save(Path(folder) / "model")
+            backbone = case.options.get("backbone")
+            loaded = lastlayer.load(Path(folder) / "model", backbone=None if backbone is None else backbone())
+        asked(loaded, X)
+    else:
+        memory = {"online": KeepAll(), "window": SlidingWindow(8), "fade": ExponentialForgetting(10)}[step]
+        start = (X, y) if step == "window" else None
+        online = OnlineModel(model, memory, start=start, monitor=DriftMonitor(n_outputs=model.fitted_.n_outputs))
+        for i in range(12):
+            x, t = X[[i % len(X)]].copy(), y[[i % len(X)]].copy()
+            if i % 5 == 4:
+                x.reshape(-1)[0] += rng.choice([0.0, 1e8, 1e60, 1e160])
+                t.reshape(-1)[0] += rng.choice([0.0, 1e15, 1e60, 1e160])
+            with contextlib.suppress(LastLayerError):
+                online.update(x, t)
+            asked(online, X)
+        with contextlib.suppress(LastLayerError):
+            online.remove(X[:1], y[:1])
+        asked(online, X)
+
+
+def plain(a: Any) -> np.ndarray:
+    """A float64 array of what was fitted to."""
+    return a.detach().double().numpy() if isinstance(a, torch.Tensor) else np.array(a, dtype=float)
+
+
+def outcome(case: Case) -> tuple[str, str]:
+    """("fine" | "refused" | "not finite" | "raw error", what was said)."""
+    try:
+        with warnings.catch_warnings(), small_process(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            model = BLLRegressor(**case.options)
+            with CONTEXTS[case.context]():
+                model.fit(case.X, case.y, case.weight, noise_std=case.noise_std)
+                X, y = plain(case.X), plain(case.y)
+                asked(model, X, None if np.isnan(y).any() else y)
+                with contextlib.suppress(LastLayerError):
+                    asked(model, case.clean)
+            for step in case.after:
+                try:
+                    stepped(model, step, case, X, y)
+                except LastLayerError:
+                    pass
+                except Exception as error:
+                    error.add_note(f"in {step}")
+                    raise
+                asked(model, X)
+    except LastLayerError as error:
+        return "refused", f"{type(error).__name__}: {error}"
+    except NotFinite as error:
+        return "not finite", " ".join([str(error), *getattr(error, "__notes__", [])])
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        own = [f for f in traceback.extract_tb(error.__traceback__) if "lastlayer" in f.filename]
+        at = own[-1] if own else where
+        notes = " ".join(getattr(error, "__notes__", []))
+        said = f"{type(error).__name__}: {str(error)[:120]}"
+        return "raw error", f"{said} at {Path(at.filename).name}:{at.lineno} {notes}"
+    return "fine", ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fits", type=int, default=5_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    counts: Counter[str] = Counter()
+    refusals: Counter[str] = Counter()
+    for number in range(given.fits) if given.only is None else [given.only]:
+        case = generated(given.seed, number)
+        kind, said = outcome(case)
+        counts[kind] += 1
+        refusals[re.sub(r"[0-9][-+.e0-9]*", "#", said)[:60]] += kind == "refused"
+        if kind in ("not finite", "raw error") or given.only is not None:
+            print(f"{number}: {kind}: {said}\n    {', '.join(case.words)}", flush=True)
+        if number % 100 == 99:
+            print(f"{number + 1} fits: {dict(counts)}", flush=True)
+    print(f"{sum(counts.values())} fits: {dict(counts)}")
+    print(*(f"{n:6d} {said}" for said, n in refusals.most_common() if n), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
