@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from lastlayer.ensemble.problems import identity, mini_batches, optimizer_of
 from lastlayer.ensemble.splits import Split
@@ -24,6 +23,7 @@ from lastlayer.networks.encoding import PiecewiseEncoding, bins_of
 from lastlayer.networks.fourier import fourier_network
 from lastlayer.networks.mlp import InputSkip, StackedMLP, features_of
 from lastlayer.observe import some_of
+from lastlayer.progress import progress_bar
 from lastlayer.settings import Settings
 from lastlayer.sources import TensorSource
 from lastlayer.statistics import CHUNK_ROWS
@@ -97,7 +97,7 @@ class Trainer:
             yield
 
     def _shown(self, label: str) -> Any:
-        return tqdm(total=1, disable=not self.progress, desc=label, bar_format="{desc}: {elapsed}", leave=False)
+        return progress_bar(total=1, disable=not self.progress, desc=label, bar_format="{desc}: {elapsed}", leave=False)
 
     def networks(self, tasks: Sequence[FitTask], label: str) -> list[nn.Module]:
         """One network per task, trained where there is something to train."""

@@ -30,7 +30,7 @@ from lastlayer.predictor.serialization import pack, unpack
 from lastlayer.scaling import Standardizer
 from lastlayer.settings import CURVE_FOLDS, DataShape, Settings, resolve
 from lastlayer.sources import ArraySource, Source
-from lastlayer.training import Data, TrainingHistory
+from lastlayer.training import Data, TrainingHistory, clear_checkpoints
 from lastlayer.types import BiasPrior, Family, NoiseModel
 
 STREAMED_ROWS = 200_000
@@ -348,8 +348,7 @@ class BLLRegressor(LastLayerRegressor):
     def _clear_checkpoints(self) -> None:
         """A training that has ended leaves nothing behind."""
         if self.checkpoint is not None and not ProcessGroup.current().rank:
-            for file in Path(self.checkpoint).glob("training*.safetensors"):
-                file.unlink()
+            clear_checkpoints(Path(self.checkpoint))
 
     @classmethod
     def _restore(cls, tensors: dict[str, Tensor], header: dict[str, Any], backbone: nn.Module | None) -> "BLLRegressor":
