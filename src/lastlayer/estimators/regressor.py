@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lastlayer import files
+from lastlayer import checked, files
 from lastlayer.distributed import ProcessGroup
 from lastlayer.ensemble.crossfit import CrossFit, Ensemble
 from lastlayer.ensemble.splits import folds_for
@@ -23,6 +23,7 @@ from lastlayer.estimators.notes import warn_of_copies, warn_of_floored_noise, wa
 from lastlayer.networks.architecture import Architecture
 from lastlayer.observe import Observations, check_observations
 from lastlayer.parameters import TrainingOptions
+from lastlayer.parameters import check as check_parameters
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Member
@@ -355,10 +356,11 @@ class BLLRegressor(LastLayerRegressor):
         if header["model"] != cls.__name__:
             raise ValueError(f"it holds a {header['model']}")
         options = header["training"]
-        model = cls(
-            **header["parameters"], backbone=backbone, training=None if options is None else TrainingOptions(**options)
-        )
-        model.hidden = model.hidden if isinstance(model.hidden, str) else tuple(model.hidden)
+        training = None if options is None else checked.instance(TrainingOptions, options)
+        model = cls(**header["parameters"], backbone=backbone, training=training)
+        model.hidden = checked.typed("hidden", model.hidden, Literal["auto"] | tuple[int, ...])
+        model.progress = checked.typed("progress", model.progress, bool)
+        check_parameters(model._parameters())
         settings = Settings.from_json(header["settings"])
         if settings.device.startswith("cuda") and not torch.cuda.is_available():
             model.device, settings = "auto", Settings.from_json(header["settings"] | {"device": "cpu"})

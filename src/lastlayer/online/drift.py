@@ -23,12 +23,19 @@ from numpy import ndarray
 from scipy.special import ndtri
 from torch import Tensor
 
+from lastlayer import checked
 from lastlayer.errors import InputError
 
 SHIFTS = np.array([-2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 0.0, 0.0])
 """Means of x after a change, ..."""
 SCALES = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.5, 2.5])
 """... and their standard deviations."""
+KINDS = {
+    "up": "targets lie above the predictions",
+    "down": "targets lie below the predictions",
+    "larger": "errors have become larger than the model says",
+}
+"""What can have changed, in words."""
 
 
 def log_ratios(x: Float[ndarray, " *s"]) -> Float[ndarray, "*s a"]:
@@ -57,11 +64,7 @@ class Drift:
         seen = f"{self.n_rows:,} rows seen, evidence {self.evidence:.3g} of {self.threshold:.3g}"
         if not self.alarm:
             return f"no drift: {seen}; go on"
-        words = {
-            "up": "targets lie above the predictions",
-            "down": "targets lie below the predictions",
-            "larger": "errors have become larger than the model says",
-        }[self.kind]
+        words = KINDS[self.kind]
         chance = min(1.0, self.n_rows / self.threshold)
         return (
             f"drift: since about row {self.since:,} {words} (output {self.output}); {seen}, by chance with probability "
@@ -124,13 +127,23 @@ class DriftMonitor:
         shape = q, _ = tuple(tensors["log_M"].shape)
         if shape != (q, len(SHIFTS)) or {tensors[name].shape for name in ("log_cusum", "reset")} != {shape}:
             raise ValueError(f"evidence of shape {shape} is none of {len(SHIFTS)} alternatives")
-        monitor = cls(false_alarm_every=header["false_alarm_every"], n_outputs=q)
-        monitor._rng.bit_generator.state = header["random"]
-        monitor._before = [array("d", tensors[f"before.{j}"].tolist()) for j in range(q)]
-        monitor._log_M, monitor._log_cusum, monitor._reset = (
-            tensors[name].numpy() for name in ("log_M", "log_cusum", "reset")
+        monitor = cls(
+            false_alarm_every=checked.typed("false_alarm_every", header["false_alarm_every"], float), n_outputs=q
         )
-        monitor.drift = Drift(**header["drift"])
+        monitor._rng.bit_generator.state = header["random"]
+        for j in range(q):
+            residuals = checked.tensor(tensors, f"before.{j}", None)
+            if bool((residuals.diff() < 0).any()):
+                raise ValueError(f"before.{j} is not in ascending order")
+            monitor._before[j] = array("d", residuals.tolist())
+        monitor._log_M = checked.tensor(tensors, "log_M", *shape, infinite=True).numpy()
+        monitor._log_cusum = checked.tensor(tensors, "log_cusum", *shape).numpy()
+        monitor._reset = checked.tensor(tensors, "reset", *shape, dtype=torch.int64).numpy()
+        if (monitor._log_M == math.inf).any():
+            raise ValueError("log_M is infinite")
+        monitor.drift = checked.instance(Drift, header["drift"])
+        if monitor.drift.kind not in KINDS or not 0 <= monitor.drift.output < q:
+            raise ValueError(f"drift is {monitor.drift!r}")
         return monitor
 
     def _look(self, row: Float[ndarray, " q"]) -> None:
