@@ -118,11 +118,9 @@ def check_regressor(path: Path) -> None:
     assert all(np.isfinite(values).all() for values in numbers), "numbers that are not finite"
     assert f"{model.settings_} {model.calibration_} {model.alpha_} {model.nlml_} {model.family_scores_}"
     y = Y if model.fitted_.y_ndim == 2 else Y[:, 0]
-    scale, middle = model.fitted_.targets.scale.numpy(), model.fitted_.targets.mean.numpy()
     with suppress(LastLayerError):
         model.update(X[:5], y[:5])
-        overflow = (np.abs(Y[:5] - middle) / scale).max() > 1e100  # of squares: these rows are none of the model's
-        assert overflow or np.isfinite(model.predict(X)).all(), "numbers that are not finite after an update"
+        assert np.isfinite(model.predict(X)).all(), "numbers that are not finite after an update"
     model.save(path)
 
 

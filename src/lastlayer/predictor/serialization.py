@@ -28,7 +28,8 @@ from lastlayer.types import FOURIER, Family
 
 PROBES = 13
 """Points that a model from a file is asked about."""
-SMALLEST = float(np.finfo(float).tiny)
+SMALLEST, FARTHEST = float(np.finfo(float).tiny), 1e150
+"""Of a scale, and of a mean over its scale."""
 
 
 def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -140,7 +141,10 @@ def check_predictions(fitted: Fitted, predictive: Callable[[ndarray], Prediction
 
 def _scaler(tensors: dict[str, Tensor], name: str, n: int | None) -> Standardizer:
     mean = checked.tensor(tensors, f"{name}.mean", n)
-    return Standardizer(mean, checked.tensor(tensors, f"{name}.scale", len(mean), low=SMALLEST))
+    scale = checked.tensor(tensors, f"{name}.scale", len(mean), low=SMALLEST)
+    if bool((mean.abs() / scale > FARTHEST).any()):
+        raise ValueError(f"{name}.mean is beyond {FARTHEST:g} times {name}.scale, where squares overflow")
+    return Standardizer(mean, scale)
 
 
 @dataclass(frozen=True)
