@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys

@@ -360,7 +360,8 @@ class BLLRegressor(LastLayerRegressor):
         model = cls(**header["parameters"], backbone=backbone, training=training)
         model.hidden = checked.typed("hidden", model.hidden, Literal["auto"] | tuple[int, ...])
         model.progress = checked.typed("progress", model.progress, bool)
-        check_parameters(model._parameters())
+        own = None if backbone is None else type(backbone)  # one module is enough for trained members
+        check_parameters(model._parameters() | {"backbone": own})
         settings = Settings.from_json(header["settings"])
         if settings.device.startswith("cuda") and not torch.cuda.is_available():
             model.device, settings = "auto", Settings.from_json(header["settings"] | {"device": "cpu"})
