@@ -258,7 +258,7 @@ def test_a_full_disk_or_a_closed_folder_leaves_old_files(here, model, monkeypatc
         "report": ["report", model, NEW, "--out", old],
         "update": ["update", model, NEW, "--out", old],
         "export": ["export", model, "--out", "folder"],
-    }[command]
+    }[command] + ["--force"]
     opened = os.open
 
     def fail(*_, **__):
@@ -314,7 +314,7 @@ def test_an_interrupt_outside_training_leaves_the_old_model(here, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(TableModel, "of", interrupted)
-    result = run("fit", PUMP, *TARGETS, "--model", "m")
+    result = run("fit", PUMP, *TARGETS, "--model", "m", "--force")
     assert result.exit_code == 130
     assert "older files are as they were" in said(result)
     assert Path("m").read_text() == "old"
@@ -499,7 +499,7 @@ HOSTILE = {
     "a name that predict adds": (rows_of(lambda t: t.replace("head_m", "head_m_std")), "already has a column"),
     "an interval of nothing": (rows_of(str, "--level", "0"), "strictly between 0 and 1"),
     "an interval of words": (rows_of(str, "--level", "wide"), "--level"),
-    "the table itself as output": (rows_of(str, "--out", "t.csv"), "is the table itself"),
+    "the table itself as output": (rows_of(str, "--out", "t.csv"), "is an input of this command"),
     "output in no folder": (rows_of(str, "--out", "none/o.csv"), "there is no folder"),
     "output of no kind": (rows_of(str, "--out", "o.xlsx"), "can be written as"),
     "output that is a folder": (rows_of(str, "--out", "."), "is a folder"),

@@ -18,7 +18,6 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import softplus
-from tqdm import tqdm
 
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import BaseRegressor, with_gradients
@@ -27,6 +26,7 @@ from lastlayer.features import ACTIVATIONS
 from lastlayer.inputs import check_X
 from lastlayer.parameters import TrainingOptions
 from lastlayer.prediction import Prediction
+from lastlayer.progress import progress_bar
 from lastlayer.settings import device_name
 from lastlayer.types import BiasPrior, NoiseModel
 
@@ -150,7 +150,7 @@ class BayesByBackpropRegressor(BaseRegressor):
         ).to(data.X.device)
         steps = torch.optim.Adam(self.network_.parameters(), lr=self.learning_rate)
         bound = []
-        for _ in tqdm(range(self.max_epochs), disable=not self.progress, desc="BNN", unit="epoch", mininterval=0.5):
+        for _ in progress_bar(range(self.max_epochs), disable=not self.progress, desc="BNN", unit="epoch"):
             steps.zero_grad()
             loss = self.network_.negative_elbo(data.X, data.T, n_draws=self.n_draws, generator=generator)
             loss.backward()

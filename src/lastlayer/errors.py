@@ -1,5 +1,6 @@
 """What lastlayer says when something is wrong: what was wrong, what was given, what to do."""
 
+import os
 import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -70,5 +71,12 @@ def check_writable(path: Path) -> None:
     """Say before the work, not after it, that a file could not be written there."""
     if path.is_dir():
         raise InputError(f"{path} is a folder: give the name of a file in it")
-    if not path.parent.is_dir():
-        raise InputError(f"cannot write {path}: there is no folder {path.parent}")
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if target.is_symlink():
+        raise InputError(f"cannot write {path}: it is a symbolic link that leads to itself")
+    if not target.parent.is_dir():
+        raise InputError(f"cannot write {path}: there is no folder {target.parent}")
+    if target.exists() and not target.is_file():
+        raise InputError(f"{path} is neither a file nor a folder: give the name of a file")
+    if not os.access(target.parent, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
+        raise InputError(f"cannot write {path}: no permission; choose another place")

@@ -1,18 +1,24 @@
-"""Model files: safetensors with a JSON header, checked by a digest, written aside and moved into place. No pickle."""
+"""Model files: safetensors with a JSON header, checked by a digest, written aside and moved into place. No pickle.
+
+Also which existing files an output may replace: `check_output`, which every command asks before it begins.
+"""
 
 import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+import stat
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import safetensors.torch
 from torch import Tensor
 
-from lastlayer.errors import LastLayerError
+from lastlayer.errors import InputError, LastLayerError, check_writable
 
 FORMAT = 4
 """Raised whenever a file of today could not be read by the code of yesterday."""
@@ -35,13 +41,22 @@ def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], header: dict
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write to, moved to `path` once it is whole on disk; if anything fails, an older file stays."""
-    path = Path(path)
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    # not tempfile: its files are closed to everyone else, whatever the umask
-    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    """A file to write to, moved to `path` once it is whole on disk; if anything fails, an older file stays.
+
+    Through a symbolic link, its target is replaced and the link stays; an older file's mode is kept.
+    """
+    path = Path(os.path.realpath(path))
+    mode = path.stat().st_mode if path.exists() else None
+    if mode is not None and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # root could replace /dev/null
+        raise InputError(f"{path} is neither a file nor a folder: give the name of a file")
+    aside = path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}.part")
     try:
+        # not tempfile: its files are closed to everyone else, whatever the umask
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        handle = os.open(aside, flags, 0o666 if mode is None else stat.S_IMODE(mode))
         with os.fdopen(handle, "wb") as file:
+            if mode is not None:
+                os.chmod(aside, stat.S_IMODE(mode))
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -54,9 +69,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and header of a file that `write` wrote; anything else is refused with its reason."""
     path = Path(path)
-    if not path.is_file():
-        raise ModelFileError(f"{path} is not a file: give the path of a model that was saved with model.save(path)")
     try:
+        if not path.is_file():
+            raise ModelFileError(f"{path} is not a file: give the path of a model that was saved with model.save(path)")
         content = path.read_bytes()  # once: between two looks the file may have been replaced by a newer one
         tensors = {name: tensor.clone() for name, tensor in safetensors.torch.load(content).items()}  # aligned
         length = int.from_bytes(content[:8], "little")
@@ -64,6 +79,10 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
         text = metadata["lastlayer"]
         header = json.loads(text)
         version = header["format"]
+    except ModelFileError:
+        raise
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {error.strerror}") from error
     except (KeyError, TypeError) as error:
         raise ModelFileError(f"{path} is a safetensors file, but not one that lastlayer wrote") from error
     except Exception as error:  # the parsers below raise their own kinds of errors on damaged files
@@ -71,7 +90,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
             f"{path} is not a whole lastlayer model file (truncated, damaged or foreign): {error}; "
             "take an older copy or fit and save again"
         ) from error
-    if not isinstance(version, int) or version > FORMAT:
+    if not isinstance(version, int) or isinstance(version, bool) or version > FORMAT:
         raise ModelFileError(
             f"{path} has file format {version}, and this version of lastlayer reads up to {FORMAT}: upgrade lastlayer"
         )
@@ -87,3 +106,115 @@ def _digest(tensors: dict[str, Tensor], text: str) -> str:
         digest.update(f"\0{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
         digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()
+
+
+# what an output may replace
+
+
+@dataclass(frozen=True)
+class OutputKind:
+    """A kind of file that commands write, and how an older one of that kind is told from a user's own file."""
+
+    name: str
+    recognizes: Callable[[Path], bool]
+
+
+def check_output(
+    path: Path, kind: OutputKind, *, inputs: Iterable[Path] = (), force: bool = False, advice: str = "another name"
+) -> None:
+    """Refuse, before any work, an output that would cost the user a file.
+
+    An output never replaces an input of the same command, by whatever path, symbolic or hard link. It replaces an
+    existing file only if that is empty, or of the kind that is written: a model a model, a report a report, a table of
+    predictions a table that has the columns of one.
+
+    Parameters
+    ----------
+    path : Path
+        The file to be written.
+    kind : OutputKind
+        Of the file to be written.
+    inputs : iterable of Path
+        Files that the command reads.
+    force : bool, default False
+        Allow both.
+    advice : str
+        What the user can give instead.
+
+    Raises
+    ------
+    InputError
+        If the file must not be replaced, or cannot be written at all.
+    """
+    check_writable(path)
+    if force or not path.exists():
+        return
+    for given in inputs:
+        if given.exists() and path.samefile(given):
+            raise InputError(
+                f"{path} is an input of this command ({given}), which would be lost: give {advice} to write to, or "
+                "--force to replace it"
+            )
+    if path.stat().st_size and not kind.recognizes(path):
+        raise InputError(f"{path} exists and is not {kind.name}: give {advice} to write to, or --force to replace it")
+
+
+def _begins(path: Path, size: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(size)
+
+
+def _has(mark: bytes, within: int) -> Callable[[Path], bool]:
+    return lambda path: mark in _begins(path, within)
+
+
+def header_of(path: Path) -> dict[str, Any]:
+    """The header of a file that `write` wrote, without its digest being checked; {} of any other file."""
+    length = int.from_bytes(_begins(path, 8), "little")
+    if not 2 <= length <= path.stat().st_size - 8:
+        return {}
+    try:
+        header = json.loads(json.loads(_begins(path, 8 + length)[8:])["__metadata__"]["lastlayer"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return header if isinstance(header, dict) else {}
+
+
+def _is_predictions(path: Path) -> bool:
+    """Whether the columns that `predict` adds are in the first line, or in the footer of a Parquet file."""
+    with path.open("rb") as file:
+        if file.read(4) == b"PAR1":
+            file.seek(-min(8, path.stat().st_size), os.SEEK_END)
+            length = int.from_bytes(file.read(4), "little")
+            file.seek(-min(8 + length, path.stat().st_size), os.SEEK_END)
+            head = file.read()
+        else:
+            file.seek(0)
+            head = file.readline(LONGEST_HEADER)
+    return all(name.encode() in head for name in PREDICTED_COLUMNS)
+
+
+def _is_bundle(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as file:
+            return {"about.npy", "model.tails.npy"} <= set(file.namelist())
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+LONGEST_HEADER = 10_000_000
+PREDICTED_COLUMNS = ("affine_cost", "extrapolation", "outside_range")
+"""Columns that every table of predictions has, whatever its targets are called."""
+GENERATOR = '<meta name="generator" content="lastlayer">'
+"""What every page of HTML begins with, by which it is known again."""
+SOFTWARE = "lastlayer"
+"""What pictures say of the software that made them."""
+MODEL = OutputKind("a lastlayer model", lambda path: "model" in header_of(path))
+PAGE = OutputKind("a page that lastlayer wrote", _has(GENERATOR.encode(), 1_000))
+PREDICTIONS = OutputKind("a table of predictions", _is_predictions)
+PICTURE = OutputKind("a picture that lastlayer wrote", _has(f"Software\0{SOFTWARE}".encode(), 1_000))
+ONNX_GRAPH = OutputKind("an ONNX graph that lastlayer wrote", _has(b"\x12\x09lastlayer", 64))
+C_SOURCE = OutputKind("C source that lastlayer wrote", _has(b"#define CASADI_BLAS_DGEMM ", 64))
+BUNDLE = OutputKind("an exported model", _is_bundle)
+BUNDLE_READER = OutputKind("the reader of an exported model", _has(b"exported lastlayer model", 200))
+STUDY = OutputKind("the record of a study", _has(b'"studies"', 64))

@@ -12,6 +12,8 @@ from numpy import ndarray
 from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
+from lastlayer.files import GENERATOR
+
 BLUE, ORANGE, GREY = "#3b7dd8", "#e08a2e", "#8a8a8a"
 GRID = {"gridcolor": "rgba(128,128,128,0.2)", "zerolinecolor": "rgba(128,128,128,0.4)"}
 TEMPLATE = go.layout.Template(
@@ -28,7 +30,7 @@ TEMPLATE = go.layout.Template(
 )
 PAGE = Template(
     """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>$title</title>
+<html lang="en"><head><meta charset="utf-8">$generator<title>$title</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>
 :root { color-scheme: light dark; }
@@ -61,7 +63,9 @@ say($start);
 
 def page(title: str, body: str, script: str = "") -> str:
     """A whole page; `body` and `script` are trusted, the title is not."""
-    return PAGE.substitute(title=html.escape(title), plotly=get_plotlyjs(), body=body, script=script)
+    return PAGE.substitute(
+        generator=GENERATOR, title=html.escape(title), plotly=get_plotlyjs(), body=body, script=script
+    )
 
 
 def figure_html(picture: go.Figure, name: str) -> str:

@@ -3,21 +3,20 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_type_hints
 
 import torch
 
+from lastlayer import checked
 from lastlayer.digests import printed
 from lastlayer.errors import InputError, check_choice
 from lastlayer.parameters import DTYPES, TrainingOptions, check, check_source
 from lastlayer.types import (
     ADDITIVE,
-    BIAS_PRIORS,
     FOURIER,
     LINEAR,
     NETWORK,
     NO_NOISE_PRIOR,
-    NOISE_MODELS,
     WEAK_NOISE_PRIOR,
     BiasPrior,
     Family,
@@ -128,13 +127,21 @@ class Settings:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Settings":
-        """Raises KeyError, TypeError or ValueError if `content` does not come from `to_json`."""
-        values = {field.name: content[field.name] for field in fields(cls)}
-        values["hidden"] = tuple(int(width) for width in values["hidden"])
-        values["families"] = tuple(Family.parse(text) for text in values["families"])
-        for name, allowed in (("noise", NOISE_MODELS), ("bias_prior", BIAS_PRIORS), ("dtype", DTYPES)):
-            check_choice(name, values[name], allowed)
-        return cls(**values)
+        """Raises ValueError if `content` does not come from `to_json`."""
+        families = checked.typed("families", content.get("families"), tuple[str, ...])
+        plain = {name: value for name, value in content.items() if name != "families"}
+        hints = get_type_hints(cls)
+        wanted = {field.name for field in fields(cls)} - {"families"}
+        if plain.keys() != wanted:
+            raise ValueError(f"settings have other names than they should: {sorted(plain.keys() ^ wanted)}")
+        values = {name: checked.typed(name, value, hints[name]) for name, value in plain.items()}
+        check_choice("dtype", values["dtype"], DTYPES)
+        least = {"n_members": 1, "n_blocks": 0, "max_epochs": 0, "patience": 0, "learning_rate": 0, "seed": 0}
+        for name, low in least.items():
+            checked.number(name, values[name], low=low)
+        if any(width < 1 for width in values["hidden"]):
+            raise ValueError(f"hidden={values['hidden']} has a layer without units")
+        return cls(**values, families=tuple(Family.parse(text) for text in families))
 
     def __str__(self) -> str:
         return "\n".join(f"{name}: {value}" for name, value in asdict(self).items())

@@ -359,6 +359,17 @@ class OutputStatistics(Statistics):
         )
 
 
+def check_scatter(scatter: Float[Tensor, "*b c c"]) -> None:
+    """ValueError if it is not that of any rows: not symmetric, or with a covariance beyond what the variances allow."""
+    size = _diagonal(scatter).clamp_min(0.0).sqrt()
+    bound = size[..., :, None] * size[..., None, :]
+    loose = 1e-6 * bound + 1e-9 * bound.amax()
+    if bool((_diagonal(scatter) < -1e-9 * bound.amax()).any()) or bool((scatter.abs() > bound + loose).any()):
+        raise ValueError("the scatter is not that of any rows")
+    if bool(((scatter - scatter.mT).abs() > loose).any()):
+        raise ValueError("the scatter is not symmetric")
+
+
 def chunk_rows(phi_tilde: Float[Tensor, "*b m k"]) -> int:
     """Rows that are worked on at a time."""
     if phi_tilde.device.type == "cpu":

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
+from lastlayer import checked
 from lastlayer.formula import TINY, log_shape
 from lastlayer.ops import NumPyOps
 from lastlayer.types import FOURIER, Family
@@ -257,22 +258,59 @@ class Calibration:
         return tensors, header
 
     @classmethod
-    def unpack(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> "Calibration":
-        curves = [
-            Curve(np.array(c["noise"], float), np.array(c["slope"], float), *(float(c[key]) for key in CURVE_NUMBERS))
-            for c in header["curves"]
-        ]
-        kinds = np.array([header["kinds"][i] for i in tensors["calibration.kind"].tolist()], dtype=str)
-        cost, squared_error = (tensors[f"calibration.{name}"].numpy() for name in ("cost", "squared_error"))
-        head = {f.name: tensors.get(f"head.{f.name}") for f in fields(NoiseHead)}
+    def unpack(cls, tensors: dict[str, Tensor], header: dict[str, Any], n_inputs: int, n_outputs: int) -> "Calibration":
+        """What was packed; KeyError, TypeError or ValueError if the parts do not fit."""
+        n, q = len(tensors["calibration.cost"]), n_outputs
+        kinds = checked.typed("kinds", header["kinds"], tuple[str, ...])
+        places = checked.tensor(tensors, "calibration.kind", n, dtype=torch.int64).tolist()
+        if any(not 0 <= place < len(kinds) for place in places):
+            raise ValueError("calibration.kind has places that are none of the kinds")
+        points = CalibrationPoints(
+            checked.tensor(tensors, "calibration.cost", n, low=0.0).numpy(),
+            checked.tensor(tensors, "calibration.squared_error", n, q, low=0.0, missing=True).numpy(),
+            np.array([kinds[place] for place in places], dtype=str),
+        )
+        tails = checked.instance(Tails, header["tails"])
+        checked.number("tails.share", tails.share, low=0.0, high=1.0)
+        checked.number("tails.factor", tails.factor, low=TINY)
+        shrinkage = checked.instance(Shrinkage, header["shrinkage"])
+        checked.number("shrinkage.precision", shrinkage.precision, low=0.0)
+        outside = None if header["outside"] is None else _outside(header["outside"])
+        families = [Family.parse(text) for text in header["families"]]
         return cls(
-            {Family.parse(text): curve for text, curve in zip(header["families"], curves, strict=True)},
-            CalibrationPoints(cost, squared_error, kinds),
+            dict(zip(families, [_curve(saved, q) for saved in header["curves"]], strict=True)),
+            points,
             lpd=float(header["lpd"]),
             lpd_before=float(header["lpd_before"]),
-            tails=Tails(**header["tails"]),
-            shrinkage=Shrinkage(**header["shrinkage"]),
-            outside=None if header["outside"] is None else Outside(**header["outside"]),
-            head=None if head["U"] is None else NoiseHead(**head),  # type: ignore[arg-type]
+            tails=tails,
+            shrinkage=shrinkage,
+            outside=outside,
+            head=_head(tensors, n_inputs, q) if any(name.startswith("head.") for name in tensors) else None,
             alone={Family.parse(text): float(lpd) for text, lpd in header["alone"]},
         )
+
+
+def _curve(saved: dict[str, Any], n_outputs: int) -> Curve:
+    """One that was packed."""
+    noise, slope = (np.array(checked.typed(name, saved[name], tuple[float, ...])) for name in ("noise", "slope"))
+    if any(len(values) != n_outputs or min(values) <= 0 for values in (noise, slope)):
+        raise ValueError(f"a curve has noise {noise} and slope {slope}: {n_outputs} positive numbers each are needed")
+    low = {"power": 0.0, "reach": 0.0, "trust": TINY, "seen": 0.0, "squares": 0.0}
+    numbers = {
+        name: checked.number(f"a curve's {name}", saved[name], low=low[name], infinite=name == "reach")
+        for name in CURVE_NUMBERS
+    }
+    return Curve(noise, slope, **numbers)
+
+
+def _outside(saved: dict[str, Any]) -> Outside:
+    """`inside` is infinite where no point was held out alone."""
+    inside = checked.number("outside.inside", saved["inside"], low=0.0, infinite=True)
+    return Outside(checked.number("outside.factor", saved["factor"], low=TINY), inside)
+
+
+def _head(tensors: dict[str, Tensor], n_inputs: int, n_outputs: int) -> NoiseHead:
+    units = tensors["head.u"].numel()
+    shapes: dict[str, tuple[int, ...]] = {"low": (n_inputs,), "high": (n_inputs,), "U": (n_inputs, units)}
+    shapes |= {"u": (units,), "V": (units, n_outputs)}
+    return NoiseHead(**{name: checked.tensor(tensors, f"head.{name}", *shape) for name, shape in shapes.items()})

@@ -8,12 +8,12 @@ from typer import Option
 
 from lastlayer import __version__
 from lastlayer.cli import tables
-from lastlayer.cli.console import Json, Output, helpful
+from lastlayer.cli.console import Force, Json, Output, helpful
 
 app = typer.Typer(
     help="Regression with neural networks that know what they do not know.\n\n"
     "Begin with a table: [bold]lastlayer fit data.csv --target y[/bold], then [bold]predict[/bold] and "
-    "[bold]report[/bold]. Exit codes: 0 fine, 1 a problem to fix, 2 wrong usage, 130 interrupted.",
+    "[bold]report[/bold]. Exit codes: 0 fine, 1 a problem to fix, 2 wrong usage, 130 interrupted, 143 terminated.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -31,6 +31,7 @@ def study(
     out: Annotated[Path, Option(help="Folder for tables, figures and the report.")] = Path("results"),
     max_epochs: Annotated[int | None, Option(min=1, help="Upper limit for BLL and BLR.")] = None,
     bnn_epochs: Annotated[int, Option(min=1, help="Epochs of the Bayesian neural network.")] = 2000,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """The paper's simulation study: Table 1, Figures 1 to 5 and a report with a slider for alpha."""
@@ -41,7 +42,7 @@ def study(
     from lastlayer.studies.networks import BUDGET, Budget, fit_three_samples
     from lastlayer.studies.report import report
 
-    paper.check_folder(out)
+    paper.check_results(out, force=force)
     torch.set_num_threads(1)  # many small products: a second thread only waits for the first
     budget = BUDGET if max_epochs is None else Budget(max_epochs=max_epochs)
     studies = [

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Exit, Option
 
 from lastlayer import __version__
-from lastlayer.cli.console import Json, Output
-from lastlayer.errors import InputError, check_choice, check_writable
+from lastlayer.cli.console import INTERRUPTED, Force, Json, Output
+from lastlayer.errors import InputError, check_choice
 
 if TYPE_CHECKING:
     from lastlayer.tables import Schema, Scores, Table
@@ -48,15 +48,22 @@ def fit(
             show_default="calibrated",
         ),
     ] = None,
-    hidden: Annotated[str | None, Option(help="Widths of the hidden layers.", show_default="50,50")] = None,
+    hidden: Annotated[
+        str | None, Option(help="Widths of the hidden layers, such as 50,50.", show_default="auto")
+    ] = None,
     noise: Annotated[
-        str | None, Option(help="'diagonal', 'full' (correlated targets) or 'input'.", show_default="diagonal")
+        str | None,
+        Option(
+            help="'diagonal', 'full' (correlated targets), 'input' (it depends on the inputs) or 'auto'.",
+            show_default="auto",
+        ),
     ] = None,
     members: Annotated[int | None, Option(min=1, max=100, help="Networks in the mixture.", show_default="auto")] = None,
     max_epochs: Annotated[
         int | None, Option(min=0, max=10**6, help="Passes over the data.", show_default="auto")
     ] = None,
     seed: Annotated[int, Option(min=0, max=2**32 - 1, help="The same seed gives the same model.")] = 0,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Learn to predict columns of a table from the others.
@@ -65,15 +72,16 @@ def fit(
     targets some may be missing: each learns from the rows where it is known. Ctrl-C stops training early and saves the
     model as it is then.
     """
+    from lastlayer.files import MODEL, check_output
     from lastlayer.tables import Schema, TableModel, read
     from lastlayer.tables import explain as explained
     from lastlayer.tables.schema import IMPUTE
 
     say, path = Output(as_json), model or Path(f"{data.stem}.lastlayer")
-    check_writable(path)
+    check_output(path, MODEL, inputs=[data], force=force, advice="another --model")
     if impute is not None:
         check_choice("impute", impute, IMPUTE)
-    widths, table = None if hidden is None else _widths(hidden), read(data)
+    widths, table = None if hidden in (None, "auto") else _widths(str(hidden)), read(data)
     given = {"preset": preset, "hidden": widths, "noise": noise, "n_members": members, "max_epochs": max_epochs}
     asked = {name: value for name, value in given.items() if value is not None}  # the estimator decides the rest
     dropped, started = {*_names(drop, table), *([groups] if groups else [])}, time.monotonic()
@@ -97,7 +105,7 @@ def fit(
         say.note(f"training was interrupted: {path} is usable, but a full fit would be better")
     say.result(model=str(path), seconds=seconds, interrupted=interrupted, **found)
     if interrupted:
-        raise Exit(130)
+        raise Exit(INTERRUPTED)
 
 
 def predict(
@@ -108,19 +116,20 @@ def predict(
     ] = None,
     level: Annotated[float, Option(help="Probability of the intervals.")] = 0.95,
     unknown: Unknown = "error",
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Add mean, standard deviation, interval and degree of extrapolation to every row.
 
     Rows go through in pieces, so the table may be larger than memory.
     """
+    from lastlayer.files import PREDICTIONS, check_output
     from lastlayer.tables import TableModel, chunks
     from lastlayer.tables.files import writing
 
-    say, fitted = Output(as_json), TableModel.load(model)
-    path = out or Path(f"{data.stem}.predicted.csv")
-    if path.exists() and data.exists() and path.samefile(data):
-        raise InputError(f"--out {path} is the table itself: give the predictions a file of their own")
+    say, path = Output(as_json), out or Path(f"{data.stem}.predicted.csv")
+    check_output(path, PREDICTIONS, inputs=[model, data], force=force, advice="another --out")
+    fitted = TableModel.load(model)
     rows, beyond, far, outside, strange = 0, 0, 0, Counter[str](), Counter[str]()
     started = time.monotonic()
     with writing(path) as write:
@@ -170,19 +179,20 @@ def report(
     ] = None,
     target: Target = None,
     unknown: Unknown = "error",
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """One HTML page to show a colleague: scores, pictures, rows to look at, model card. It opens offline.
 
     DATA are rows with the true values, best ones the model has not seen.
     """
-    from lastlayer.files import replacing
+    from lastlayer.files import PAGE, check_output, replacing
     from lastlayer.report import make_report
     from lastlayer.tables import TableModel, read
 
-    say, fitted, table = Output(as_json), TableModel.load(model), read(data)
-    path = out or Path(f"{model.stem}.report.html")
-    check_writable(path)
+    say, path = Output(as_json), out or Path(f"{model.stem}.report.html")
+    check_output(path, PAGE, inputs=[model, data], force=force, advice="another --out")
+    fitted, table = TableModel.load(model), read(data)
     targets = _names(target, table) or None
     made = make_report(fitted, table, model_name=model.name, data_name=data.name, targets=targets, unknown=unknown)
     with replacing(path) as file:
@@ -195,6 +205,7 @@ def report(
 def explain(
     model: Model,
     curves: Annotated[Path | None, Option(help="PNG file for what each input adds, by the additive members.")] = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """What was learned: noise, alpha, calibration, training range of every input, condition of the features.
@@ -202,9 +213,14 @@ def explain(
     Below it, the settings: what every "auto" became. Some members of the default mixture are additive, a sum of one
     function of each input: --curves draws these functions with their bands.
     """
+    from lastlayer.files import PICTURE, SOFTWARE, check_output, replacing
     from lastlayer.tables import TableModel, facts
     from lastlayer.tables import explain as explained
 
+    if curves is not None:
+        if curves.suffix.lower() != ".png":
+            raise InputError(f"--curves {curves} must be the name of a PNG file, such as curves.png")
+        check_output(curves, PICTURE, inputs=[model], force=force, advice="another --curves")
     say, fitted = Output(as_json), TableModel.load(model)
     say.words(f"{model.name}\n", "bold")
     for subject, words in facts(fitted).items():
@@ -218,9 +234,9 @@ def explain(
     if curves is not None:
         from lastlayer.explain import additive_curves
 
-        check_writable(curves)
-        names = [feature for column in fitted.schema.columns for feature in column.features]
-        additive_curves(fitted.model, names=names).savefig(curves, dpi=150)
+        figure = additive_curves(fitted.model, names=fitted.schema.features)
+        with replacing(curves) as file:
+            figure.savefig(file, dpi=150, format="png", metadata={"Software": SOFTWARE})
         say.words(f"\nsaved {curves}", "bold")
     say.result(**explained(fitted))
 
@@ -231,14 +247,16 @@ def update(
     out: Annotated[Path | None, Option("--out", "-o", help="Model file to write.", show_default="MODEL")] = None,
     forgetting: Annotated[float, Option(help="Weight that the old rows keep, up to 1.")] = 1.0,
     target: Target = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Take in more rows in closed form, without training: features and alpha stay. Rows that lie farther from their
     predictions than calibration expected widen the intervals."""
+    from lastlayer.files import MODEL, check_output
     from lastlayer.tables import TableModel, read
 
     say, path = Output(as_json), out or model
-    check_writable(path)
+    check_output(path, MODEL, inputs=[data], force=force, advice="another --out")
     if not 0 < forgetting <= 1:
         raise InputError(f"--forgetting {forgetting} must be above 0 and at most 1")
     fitted, table = TableModel.load(model), read(data)
@@ -257,26 +275,32 @@ def export(
         ),
     ] = None,
     out: Annotated[Path | None, Option("--out", "-o", help="The same, as an option.")] = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """For places without torch: an ONNX graph, C source, or a folder that predicts with NumPy alone (model.npz,
     predict.py)."""
+    from lastlayer.files import BUNDLE, BUNDLE_READER, C_SOURCE, ONNX_GRAPH, check_output
     from lastlayer.tables import TableModel
 
     if to is not None and out is not None:
         raise InputError(f"{to} and --out {out}: give one place to write to")
-    say, fitted = Output(as_json), TableModel.load(model)
     place = to or out or Path(f"{model.stem}-numpy")
+    single = {".onnx": ONNX_GRAPH, ".c": C_SOURCE}.get(place.suffix)
+    if single is not None:
+        check_output(place, single, inputs=[model], force=force)
+    elif place.is_dir():
+        for name, kind in (("model.npz", BUNDLE), ("predict.py", BUNDLE_READER)):
+            check_output(place / name, kind, inputs=[model], force=force, advice="another folder")
+    say, fitted = Output(as_json), TableModel.load(model)
     if place.suffix == ".onnx":
         from lastlayer.integrations.onnx import to_onnx
 
-        check_writable(place)
         written = [to_onnx(fitted.model, place, inputs=fitted.schema.features, targets=fitted.schema.targets)]
         say.words(f"inputs, in this order: {', '.join(fitted.schema.features)}", "dim")
     elif place.suffix == ".c":
         from lastlayer.integrations import export_c
 
-        check_writable(place)
         written = [export_c(fitted.model, place)]
         say.words(f"inputs, in this order: {', '.join(fitted.schema.features)}", "dim")
     else:

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from torch import nn
-from tqdm import tqdm
 
 from lastlayer.digests import digest_of
 from lastlayer.ensemble.copies import whole_groups
@@ -30,6 +29,7 @@ from lastlayer.networks.encoding import PiecewiseEncoding, bins_of
 from lastlayer.networks.fourier import fourier_network
 from lastlayer.networks.mlp import InputSkip, StackedMLP, finite_features
 from lastlayer.observe import some_of
+from lastlayer.progress import progress_bar
 from lastlayer.settings import Settings
 from lastlayer.sources import TensorSource
 from lastlayer.statistics import CHUNK_ROWS
@@ -110,7 +110,7 @@ class Trainer:
         logger.info("%s: %.1f s", label, time.perf_counter() - start)
 
     def _shown(self, label: str) -> Any:
-        return tqdm(total=1, disable=not self.progress, desc=label, bar_format="{desc}: {elapsed}", leave=False)
+        return progress_bar(total=1, disable=not self.progress, desc=label, bar_format="{desc}: {elapsed}", leave=False)
 
     def networks(self, tasks: Sequence[FitTask], label: str) -> list[nn.Module]:
         """One network per task, trained where there is something to train."""

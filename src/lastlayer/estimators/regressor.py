@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lastlayer import files
+from lastlayer import checked, files
 from lastlayer.digests import digest_of
 from lastlayer.distributed import ProcessGroup
 from lastlayer.ensemble.copies import joined, whole_groups
@@ -33,6 +33,7 @@ from lastlayer.inputs import check_groups
 from lastlayer.networks.architecture import Architecture
 from lastlayer.observe import Observations, check_observations
 from lastlayer.parameters import TrainingOptions
+from lastlayer.parameters import check as check_parameters
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Member
@@ -40,7 +41,7 @@ from lastlayer.predictor.serialization import pack, unpack
 from lastlayer.scaling import Standardizer
 from lastlayer.settings import CURVE_FOLDS, DataShape, Settings, resolve
 from lastlayer.sources import ArraySource, Source
-from lastlayer.training import Data, TrainingHistory
+from lastlayer.training import Data, TrainingHistory, clear_checkpoints
 from lastlayer.types import BiasPrior, Family, NoiseModel
 
 STREAMED_ROWS = 200_000
@@ -418,18 +419,19 @@ class BLLRegressor(LastLayerRegressor):
     def _clear_checkpoints(self) -> None:
         """A training that has ended leaves nothing behind."""
         if self.checkpoint is not None and not ProcessGroup.current().rank:
-            for file in Path(self.checkpoint).glob("training*.safetensors"):
-                file.unlink()
+            clear_checkpoints(Path(self.checkpoint))
 
     @classmethod
     def _restore(cls, tensors: dict[str, Tensor], header: dict[str, Any], backbone: nn.Module | None) -> "BLLRegressor":
         if header["model"] != cls.__name__:
             raise ValueError(f"it holds a {header['model']}")
         options = header["training"]
-        model = cls(
-            **header["parameters"], backbone=backbone, training=None if options is None else TrainingOptions(**options)
-        )
-        model.hidden = model.hidden if isinstance(model.hidden, str) else tuple(model.hidden)
+        training = None if options is None else checked.instance(TrainingOptions, options)
+        model = cls(**header["parameters"], backbone=backbone, training=training)
+        model.hidden = checked.typed("hidden", model.hidden, Literal["auto"] | tuple[int, ...])
+        model.progress = checked.typed("progress", model.progress, bool)
+        own = None if backbone is None else type(backbone)  # one module is enough for trained members
+        check_parameters(model._parameters() | {"backbone": own})
         settings = Settings.from_json(header["settings"])
         if settings.device.startswith("cuda") and not torch.cuda.is_available():
             model.device, settings = "auto", Settings.from_json(header["settings"] | {"device": "cpu"})

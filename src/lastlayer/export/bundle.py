@@ -15,7 +15,9 @@ or `python predict.py rows.csv > predictions.csv`. Loading model.npz cannot run 
 import csv
 import json
 import math
+import os
 import sys
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -159,7 +161,7 @@ class Bundle:
 
 def _blocks(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, list[Any]]]:
     while block := list(islice(rows, ROWS)):
-        yield {name: [row[name] for row in block] for name in block[0]}
+        yield {name: [row[name] for row in block] for name in block[0] if name is not None}
 
 
 def main(arguments: list[str]) -> int:
@@ -168,20 +170,26 @@ def main(arguments: list[str]) -> int:
             "usage: python predict.py ROWS.csv [MODEL.npz]   (without it, model.npz beside this file)", file=sys.stderr
         )
         return 2
-    bundle = Bundle(arguments[1] if len(arguments) == 2 else Path(__file__).with_name("model.npz"))
-    out = csv.writer(sys.stdout, lineterminator="\n")
-    parts = ("mean", "std", "lower", "upper")
-    out.writerow([f"{name}_{part}" for name in bundle.targets for part in parts] + ["affine_cost", "extrapolation"])
-    with open(arguments[0], encoding="utf-8-sig", newline="") as file:
-        try:
-            for columns in _blocks(csv.DictReader(file)):
-                p = bundle.predict(bundle.inputs(columns))
-                numbers = np.stack([p.mean, p.std, *p.interval(0.95)], -1).reshape(len(p.mean), -1)
-                out.writerows(np.column_stack([numbers, p.affine_cost, p.extrapolation]).tolist())
-        except ValueError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
+    try:
+        _predict(arguments[0], arguments[1] if len(arguments) == 2 else Path(__file__).with_name("model.npz"))
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the predictions has seen enough, as in `predict.py rows.csv | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the last flush
+    except (ValueError, KeyError, OSError, csv.Error, zipfile.BadZipFile) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return 0
+
+
+def _predict(path: str, model: str | Path) -> None:
+    bundle, out = Bundle(model), csv.writer(sys.stdout, lineterminator="\n")
+    parts = ("mean", "std", "lower", "upper")
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        out.writerow([f"{name}_{part}" for name in bundle.targets for part in parts] + ["affine_cost", "extrapolation"])
+        for columns in _blocks(csv.DictReader(file)):
+            p = bundle.predict(bundle.inputs(columns))
+            numbers = np.stack([p.mean, p.std, *p.interval(0.95)], -1).reshape(len(p.mean), -1)
+            out.writerows(np.column_stack([numbers, p.affine_cost, p.extrapolation]).tolist())
 
 
 if __name__ == "__main__":

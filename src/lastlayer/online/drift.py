@@ -31,12 +31,19 @@ from numpy import ndarray
 from scipy.special import ndtri
 from torch import Tensor
 
+from lastlayer import checked
 from lastlayer.errors import InputError
 
 SHIFTS = np.array([-2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 0.0, 0.0])
 """Means of x after a change, ..."""
 SCALES = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.5, 2.5])
 """... and their standard deviations."""
+KINDS = {
+    "up": "targets lie above the predictions",
+    "down": "targets lie below the predictions",
+    "larger": "errors have become larger than the model says",
+}
+"""What can have changed, in words."""
 
 PRIOR_ROWS = 20
 """Rows without autocorrelation that its estimate begins with."""
@@ -70,11 +77,7 @@ class Drift:
         seen = f"{self.n_rows:,} rows seen, evidence {self.evidence:.3g} of {self.threshold:.3g}"
         if not self.alarm:
             return f"no drift: {seen}; go on"
-        words = {
-            "up": "targets lie above the predictions",
-            "down": "targets lie below the predictions",
-            "larger": "errors have become larger than the model says",
-        }[self.kind]
+        words = KINDS[self.kind]
         chance = min(1.0, self.n_rows / self.threshold)
         return (
             f"drift: since about row {self.since:,} {words} (output {self.output}); {seen}, by chance with probability "
@@ -144,14 +147,26 @@ class DriftMonitor:
     def unpack(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> "DriftMonitor":
         """KeyError, TypeError or ValueError if the parts do not fit."""
         shape = q, _ = tuple(tensors["log_M"].shape)
-        shapes = {"log_cusum": shape, "reset": shape, "scores": (5, q)}
-        if shape != (q, len(SHIFTS)) or any(tensors[name].shape != own for name, own in shapes.items()):
+        if shape != (q, len(SHIFTS)):
             raise ValueError(f"evidence of shape {shape} is none of {len(SHIFTS)} alternatives")
-        monitor = cls(false_alarm_every=header["false_alarm_every"], n_outputs=q)
+        monitor = cls(
+            false_alarm_every=checked.typed("false_alarm_every", header["false_alarm_every"], float), n_outputs=q
+        )
         monitor._rng.bit_generator.state = header["random"]
-        monitor._before = [array("d", tensors[f"before.{j}"].tolist()) for j in range(q)]
-        monitor._log_M, monitor._log_cusum, monitor._reset, monitor._scores = (tensors[n].numpy() for n in STATE)
-        monitor.drift = Drift(**header["drift"])
+        for j in range(q):
+            residuals = checked.tensor(tensors, f"before.{j}", None)
+            if bool((residuals.diff() < 0).any()):
+                raise ValueError(f"before.{j} is not in ascending order")
+            monitor._before[j] = array("d", residuals.tolist())
+        monitor._log_M = checked.tensor(tensors, "log_M", *shape, infinite=True).numpy()
+        monitor._log_cusum = checked.tensor(tensors, "log_cusum", *shape).numpy()
+        monitor._reset = checked.tensor(tensors, "reset", *shape, dtype=torch.int64).numpy()
+        monitor._scores = checked.tensor(tensors, "scores", 5, q).numpy()
+        if (monitor._log_M == math.inf).any():
+            raise ValueError("log_M is infinite")
+        monitor.drift = checked.instance(Drift, header["drift"])
+        if monitor.drift.kind not in KINDS or not 0 <= monitor.drift.output < q:
+            raise ValueError(f"drift is {monitor.drift!r}")
         return monitor
 
     def _look(self, row: Float[ndarray, " q"]) -> None:

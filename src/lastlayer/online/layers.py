@@ -10,10 +10,11 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
+from lastlayer import checked
 from lastlayer.linalg import TINY
 from lastlayer.posterior import Posterior
 from lastlayer.recursion import Recursion, Whitened
-from lastlayer.statistics import MOMENTS, Statistics
+from lastlayer.statistics import MOMENTS, Statistics, check_scatter
 from lastlayer.types import BiasPrior
 
 SMALLEST_PIVOT = 1e-4
@@ -50,6 +51,7 @@ class FeatureRows:
     def unpack(cls, tensors: dict[str, Tensor], like: Statistics) -> "FeatureRows":
         """Rows that were packed, of layers with such statistics."""
         n, (c, k, q) = len(tensors["T"]), widths(like)
+        checked.tensor(tensors, "weight", n, low=0.0)
         return cls(**arrays_of(tensors, phi=(c, n, k), T=(n, q), weight=(n,)))
 
     def statistics(self) -> Statistics:
@@ -112,6 +114,9 @@ class LayerStack:
         c, k, q = widths(start.statistics)
         shapes: dict[str, tuple[int, ...]] = {name: getattr(start.statistics, name).shape for name in MOMENTS}
         moments = arrays_of(within(tensors, "statistics."), **shapes)
+        check_scatter(torch.from_numpy(moments["scatter"]))
+        if not (moments["count"] > 0).all() or not (moments["energy"] >= 0).all():
+            raise ValueError("statistics.count or statistics.energy is not positive")
         moved: dict[str, Any] = {name: torch.from_numpy(values) for name, values in moments.items()}
         statistics = replace(start.statistics, **moved)
         recursions = tuple(
@@ -185,11 +190,4 @@ def within(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def arrays_of(tensors: dict[str, Tensor], **shapes: tuple[int, ...]) -> dict[str, Any]:
     """Arrays of the names and shapes that are expected; ValueError for others."""
-    for name, shape in shapes.items():
-        found = tensors.get(name)
-        if found is None or tuple(found.shape) != tuple(shape) or found.dtype != torch.float64:
-            given = "is missing" if found is None else f"has shape {tuple(found.shape)} and type {found.dtype}"
-            raise ValueError(f"{name} {given}, and float64 numbers of shape {tuple(shape)} are needed")
-        if not bool(torch.isfinite(found).all()):
-            raise ValueError(f"{name} has values that are not finite")
-    return {name: tensors[name].numpy() for name in shapes}
+    return {name: checked.tensor(tensors, name, *shape).numpy() for name, shape in shapes.items()}

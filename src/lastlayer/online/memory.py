@@ -4,6 +4,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lastlayer import checked
 from lastlayer.errors import InputError
 
 FEWEST_ROWS = 200
@@ -89,4 +90,5 @@ def pack_memory(memory: Memory) -> dict[str, Any]:
 
 
 def unpack_memory(saved: dict[str, Any]) -> Memory:
-    return MEMORIES[saved["kind"]](**{name: value for name, value in saved.items() if name != "kind"})
+    """What was packed; KeyError, TypeError or ValueError if it is something else."""
+    return checked.instance(MEMORIES[saved["kind"]], {name: value for name, value in saved.items() if name != "kind"})

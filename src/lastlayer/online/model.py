@@ -5,6 +5,7 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy import ndarray
 from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
-from lastlayer import files, formula
+from lastlayer import checked, files, formula
 from lastlayer.calibration import Calibration
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
@@ -27,6 +28,7 @@ from lastlayer.online.memory import KeepAll, Memory, SlidingWindow, pack_memory,
 from lastlayer.prediction import Prediction
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted, as_fitted
+from lastlayer.predictor.serialization import check_predictions
 from lastlayer.predictor.unseen import NOTHING
 from lastlayer.shapes import like_targets
 from lastlayer.statistics import Statistics, row_chunks
@@ -246,8 +248,11 @@ class OnlineModel:
             None if monitor is None else DriftMonitor.unpack(within(tensors, "monitor."), monitor),
         )
         online._adopt(fitted, [within(tensors, f"{i}.") for i in range(len(online._groups))])
-        online.error, online.n_rows = float(header["error"]), int(header["n_rows"])
-        online._n_since, online._n_adopted = int(header["n_since"]), int(header["n_adopted"])
+        online.error = checked.number("error", header["error"], low=0.0)
+        counts = [checked.typed(name, header[name], int) for name in ("n_rows", "n_since", "n_adopted")]
+        if min(counts) < 0:
+            raise ValueError(f"n_rows, n_since and n_adopted are {counts}")
+        online.n_rows, online._n_since, online._n_adopted = counts
         if isinstance(online.memory, SlidingWindow):
             online._remember(
                 [
@@ -257,8 +262,14 @@ class OnlineModel:
             )
         if fitted.calibration is not None:
             numbers = zip(fitted.calibration.curves.items(), curves, strict=True)
-            now = {f: replace(c, seen=float(seen), squares=float(squares)) for (f, c), (seen, squares) in numbers}
+            number = partial(checked.number, low=0.0)
+            now = {
+                f: replace(c, seen=number("seen", seen), squares=number("squares", squares))
+                for (f, c), (seen, squares) in numbers
+            }
             online._calibration = replace(fitted.calibration, curves=now)
+        for predictive in (online.predictive, online.fitted_.predictive):
+            check_predictions(fitted, predictive)
         return online
 
     def _adopt(self, fitted: Fitted, packed: Sequence[dict[str, Tensor]] | None = None) -> None:

@@ -1,24 +1,35 @@
 """A fitted model as tensors and a JSON header, and back: the content of a model file."""
 
 import math
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy import ndarray
+from torch import Tensor, nn
 
+from lastlayer import checked
 from lastlayer.calibration import Calibration
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.encoding import PiecewiseEncoding
-from lastlayer.networks.mlp import copied
+from lastlayer.networks.mlp import copied, encoding_of
 from lastlayer.partial_posterior import posterior_of
 from lastlayer.patterns import PatternStatistics
+from lastlayer.prediction import Prediction
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Member
 from lastlayer.predictor.unseen import Unseen
 from lastlayer.scaling import Standardizer
-from lastlayer.statistics import MOMENTS, OutputStatistics, Statistics
+from lastlayer.statistics import MOMENTS, OutputStatistics, Statistics, check_scatter
 from lastlayer.training.last_layer import LastLayer
-from lastlayer.types import Family
+from lastlayer.types import FOURIER, Family
+
+PROBES = 13
+"""Points that a model from a file is asked about."""
+SMALLEST, FARTHEST = float(np.finfo(float).tiny), 1e150
+"""Of a scale, and of a mean over its scale."""
 
 
 def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -57,63 +68,154 @@ def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, header
 
 
-def _encoding(tensors: dict[str, Tensor], prefix: str, family: Family) -> PiecewiseEncoding | None:
-    """Of the right width, for the numbers to be filled in."""
-    if family.encoding == "raw":
-        return None
-    numbers = tensors[f"{prefix}network.encoding.slope"]
-    return PiecewiseEncoding(torch.zeros(len(numbers), dtype=torch.long), numbers.clone(), numbers.clone())
-
-
-def _statistics(moments: dict[str, Tensor], tensors: dict[str, Tensor], prefix: str, n_outputs: int) -> Statistics:
-    observations, patterns = tensors.get(f"{prefix}observations"), tensors.get(f"{prefix}patterns")
-    if patterns is not None:
-        return PatternStatistics(**moments, n_outputs=n_outputs, observations=observations, patterns=patterns)
-    if moments["count"].dim():
-        return OutputStatistics(**moments, n_outputs=1, observations=observations)
-    return Statistics(**moments, n_outputs=n_outputs, observations=observations)
-
-
 def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Architecture) -> Fitted:
-    """The model that was packed; KeyError, TypeError, ValueError or RuntimeError if the parts do not fit."""
-    settings, n_inputs = architecture.settings, int(header["n_features_in"])
-    device = settings.torch_device
+    """The model that was packed; KeyError, TypeError, ValueError or RuntimeError if the parts do not fit.
 
-    def scaler(name: str) -> Standardizer:
-        return Standardizer(tensors[f"{name}.mean"], tensors[f"{name}.scale"])
-
-    targets = scaler("targets")
-    members = []
-    for i, (log_alpha, nlml, text) in enumerate(
-        zip(header["log_alpha_star"], header["nlml"], header["families"], strict=True)
-    ):
-        prefix, family = f"{i}.network.", Family.parse(text)
-        # the type before the numbers: a float32 module would round float64 weights
-        with architecture.seeded():
-            network = architecture.build(n_inputs, torch.Generator(), family, _encoding(tensors, prefix, family))
-        network = network.to(device)
-        network = network if family.kind == "fourier" else network.to(settings.torch_dtype)
-        network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
-        moments = {k: tensors[f"{i}.statistics.{k}"] for k in MOMENTS}
-        statistics = _statistics(moments, tensors, f"{i}.statistics.", len(targets.mean)).to(device)
-        noise_cov = tensors[f"{i}.noise_cov"].to(device)
-        posterior = posterior_of(
-            statistics, log_alpha, noise_cov, settings.noise_structure, settings.bias_prior, rtol=math.inf
-        )
-        unseen = Unseen(tensors[f"{i}.unseen.keys"].numpy(), tensors[f"{i}.unseen.weight"].numpy())
-        members.append(Member(copied(network), LastLayer(posterior, nlml, noise_floored=False), family, unseen))
-    names, saved, scores = header["feature_names_in"], header["calibration"], tensors.get("conformal_scores")
-    return Fitted(
-        inputs=scaler("inputs") if "inputs.mean" in tensors else None,
+    Shapes, types and finiteness of all numbers are checked, and the model is tried: what is returned predicts.
+    """
+    settings = architecture.settings
+    n_inputs = checked.typed("n_features_in", header["n_features_in"], int)
+    targets, y_ndim = _scaler(tensors, "targets", None), checked.typed("y_ndim", header["y_ndim"], Literal[1, 2])
+    inputs = _scaler(tensors, "inputs", n_inputs) if {"inputs.mean", "inputs.scale"} & tensors.keys() else None
+    q = len(targets.mean)
+    if n_inputs < 1 or q < 1 or (y_ndim == 1 and q > 1):
+        raise ValueError(f"{n_inputs} inputs, {q} outputs and targets of {y_ndim} dimensions make no model")
+    if inputs is None and settings.backbone is None:
+        raise ValueError("inputs.mean is missing")
+    stars, nlml = (checked.typed(name, header[name], tuple[float, ...]) for name in ("log_alpha_star", "nlml"))
+    families = [Family.parse(text) for text in checked.typed("families", header["families"], tuple[str, ...])]
+    log_alphas = tuple(checked.number("log_alpha", text, infinite=True) for text in header["log_alpha"])
+    if not families or {len(stars), len(nlml), len(families), len(log_alphas)} != {len(families)}:
+        raise ValueError("families, log_alpha, log_alpha_star and nlml must have one entry per member")
+    reader = _Members(tensors, architecture, n_inputs, q)
+    members = tuple(reader.member(i, *parts) for i, parts in enumerate(zip(families, stars, nlml, strict=True)))
+    names = checked.typed("feature_names_in", header["feature_names_in"], tuple[str, ...] | None)
+    if names is not None and len(names) != n_inputs:
+        raise ValueError(f"{len(names)} names of {n_inputs} inputs")
+    calibration, scores = None, None
+    if header["calibration"] is not None:
+        calibration = Calibration.unpack(tensors, header["calibration"], n_inputs, q)
+        if not set(families) <= calibration.curves.keys():
+            raise ValueError("a family of members has no curve")
+        if calibration.outside is not None and FOURIER not in families:
+            raise ValueError("the process is missing")
+    if "conformal_scores" in tensors:
+        scores = checked.tensor(tensors, "conformal_scores", None, q, low=0.0).numpy()
+    fitted = Fitted(
+        inputs=inputs,
         targets=targets,
-        members=tuple(members),
-        log_alphas=tuple(float(text) for text in header["log_alpha"]),
-        sample_cost=tensors["sample_cost"],
+        members=members,
+        log_alphas=log_alphas,
+        sample_cost=checked.tensor(tensors, "sample_cost", None, low=0.0, infinite=True),
         settings=settings,
         n_features_in=n_inputs,
-        y_ndim=header["y_ndim"],
-        feature_names=None if names is None else tuple(names),
-        calibration=None if saved is None else Calibration.unpack(tensors, saved),
+        y_ndim=y_ndim,
+        feature_names=names,
+        calibration=calibration,
         family_scores={Family.parse(text): float(lpd) for text, lpd in header["family_scores"]},
-        conformal_scores=None if scores is None else scores.numpy(),
+        conformal_scores=scores,
     )
+    if not len(fitted.sample_cost):
+        raise ValueError("sample_cost is empty")
+    check_predictions(fitted, fitted.predictive)
+    return fitted
+
+
+def check_predictions(fitted: Fitted, predictive: Callable[[ndarray], Prediction]) -> None:
+    """Ask a model about a few points inside its data, and raise ValueError if it does not answer in finite numbers.
+
+    A model of inputs that are no table is not asked: what they look like is not known.
+    """
+    if fitted.inputs is None:
+        return
+    corners = np.concatenate([np.zeros((1, fitted.n_features_in)), [[1.0], [-1.0]] * np.ones(fitted.n_features_in)])
+    normal = np.random.default_rng(0).standard_normal((PROBES, fitted.n_features_in))
+    Z = np.concatenate([corners, normal])
+    p = predictive(Z * fitted.inputs.scale.numpy() + fitted.inputs.mean.numpy())
+    for name, values in (("mean", p.mean), ("standard deviation", p.std), ("affine cost", p.affine_cost)):
+        if not np.isfinite(values).all():
+            raise ValueError(f"the {name} of its predictions is not finite")
+    if not (p.std > 0).all():
+        raise ValueError("the standard deviation of its predictions is zero")
+
+
+def _scaler(tensors: dict[str, Tensor], name: str, n: int | None) -> Standardizer:
+    mean = checked.tensor(tensors, f"{name}.mean", n)
+    scale = checked.tensor(tensors, f"{name}.scale", len(mean), low=SMALLEST)
+    if bool((mean.abs() / scale > FARTHEST).any()):
+        raise ValueError(f"{name}.mean is beyond {FARTHEST:g} times {name}.scale, where squares overflow")
+    return Standardizer(mean, scale)
+
+
+@dataclass(frozen=True)
+class _Members:
+    """The members that the tensors of a file hold."""
+
+    tensors: dict[str, Tensor]
+    architecture: Architecture
+    n_inputs: int
+    n_outputs: int
+
+    def member(self, i: int, family: Family, log_alpha: float, nlml: float) -> Member:
+        settings = self.architecture.settings
+        network, statistics = self._network(f"{i}.network.", family), self._statistics(f"{i}.statistics.")
+        q = self.n_outputs
+        noise_cov = checked.covariance(f"{i}.noise_cov", checked.tensor(self.tensors, f"{i}.noise_cov", q, q))
+        posterior = posterior_of(
+            statistics.to(settings.torch_device),
+            log_alpha,
+            noise_cov.to(settings.torch_device),
+            settings.noise_structure,
+            settings.bias_prior,
+            rtol=math.inf,
+        )
+        keys = checked.tensor(self.tensors, f"{i}.unseen.keys", None, dtype=torch.int64)
+        weight = checked.tensor(self.tensors, f"{i}.unseen.weight", len(keys), low=0.0)
+        if bool((keys[1:] <= keys[:-1]).any()):
+            raise ValueError(f"{i}.unseen.keys are not in ascending order")
+        unseen = Unseen(keys.numpy(), weight.numpy())
+        return Member(copied(network), LastLayer(posterior, nlml, noise_floored=False), family, unseen)
+
+    def _network(self, prefix: str, family: Family) -> nn.Module:
+        settings = self.architecture.settings
+        own = {k.removeprefix(prefix): v for k, v in self.tensors.items() if k.startswith(prefix)}
+        encoding = None
+        if family.encoding != "raw":  # of the right width, for the numbers to be filled in
+            numbers = own["encoding.slope" if "encoding.slope" in own else "network.encoding.slope"]
+            encoding = PiecewiseEncoding(torch.zeros(len(numbers), dtype=torch.long), numbers.clone(), numbers.clone())
+        # the type before the numbers: a float32 module would round float64 weights
+        with self.architecture.seeded():
+            network = self.architecture.build(self.n_inputs, torch.Generator(), family, encoding)
+        network = network.to(settings.torch_device)
+        network = network if family.kind == "fourier" else network.to(settings.torch_dtype)
+        for name, value in network.state_dict().items():
+            checked.tensor(own, name, *value.shape, dtype=value.dtype)
+        network.load_state_dict(own)
+        bins = encoding_of(network)
+        if bins is not None and not bool(((bins.column >= 0) & (bins.column < self.n_inputs)).all()):
+            raise ValueError(f"{prefix}encoding.column has places that are no inputs")
+        return network
+
+    def _statistics(self, prefix: str) -> Statistics:
+        own, q = {k.removeprefix(prefix): v for k, v in self.tensors.items() if k.startswith(prefix)}, self.n_outputs
+        batch = own["count"].shape
+        n_targets = 1 if batch and "patterns" not in own else q
+        columns = own["mean"].shape[-1] if own["mean"].dim() else 0
+        if columns <= n_targets or len(batch) > 1 or (n_targets < q and batch != (q,)):
+            raise ValueError(f"{prefix}count and {prefix}mean of shapes {tuple(batch)} and {tuple(own['mean'].shape)}")
+        shapes: dict[str, tuple[int, ...]] = {"count": (), "mean": (columns,), "scatter": (columns, columns)}
+        shapes |= {"energy": (columns,)}
+        moments = {
+            name: checked.tensor(own, name, *batch, *shape, low=0.0 if name in ("count", "energy") else -math.inf)
+            for name, shape in shapes.items()
+        }
+        check_scatter(moments["scatter"])
+        if not bool((moments["count"] > 0).any()):
+            raise ValueError(f"{prefix}count is zero")
+        parts: dict[str, Any] = {**moments, "n_outputs": n_targets, "observations": None}
+        if "observations" in own:
+            parts["observations"] = checked.tensor(own, "observations", *batch, low=0.0)
+        if "patterns" in own:
+            patterns = checked.tensor(own, "patterns", *batch, q, dtype=torch.bool)
+            return PatternStatistics(**parts, patterns=patterns)
+        return OutputStatistics(**parts) if batch else Statistics(**parts)

@@ -15,12 +15,13 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy import ndarray
-from tqdm import tqdm
 
 from lastlayer.baselines import BayesByBackpropRegressor
 from lastlayer.errors import InputError
+from lastlayer.files import STUDY, check_output
 from lastlayer.metrics import coverage, log_predictive_density, rmse
 from lastlayer.prediction import Prediction
+from lastlayer.progress import progress_bar
 from lastlayer.studies.data import SEED, TRAIN_RANGE, PaperData, paper_data
 from lastlayer.studies.networks import BUDGET, HIDDEN, Budget, FittedNetwork, Scalers, fit_networks
 
@@ -50,6 +51,10 @@ NOTES = (
     "honest: alpha tuned on blocks of the training range that the features never saw. leak: tuned on the test set.",
     "Published BNN figures are averaged over outputs, on another range: they compare with nothing here.",
 )
+RECORD = "study.json"
+FIGURES = tuple(f"figure{i}.{end}" for i in range(1, 6) for end in ("png", "pdf"))
+FILES = (RECORD, "report.html", "table1.csv", "table1.md", "table1.tex", *FIGURES)
+"""What a study writes."""
 Scores: TypeAlias = dict[str, float]
 """One row of the table for one initialisation, by the names of COLUMNS."""
 
@@ -78,7 +83,7 @@ def run(
     bll = fit_networks(data, seeds, loss="evidence", budget=budget, progress=progress)
     blr = fit_networks(data, seeds, loss="mse", budget=budget, progress=progress)
     bnn, one = [], len(seeds) == 1
-    for seed in tqdm(seeds, disable=not progress or one, desc=f"BNN, {len(seeds)} networks", unit="network"):
+    for seed in progress_bar(seeds, disable=not progress or one, desc=f"BNN, {len(seeds)} networks", unit="network"):
         model = BayesByBackpropRegressor(HIDDEN, max_epochs=bnn_epochs, random_state=seed, progress=progress and one)
         bnn.append(model.fit(data.train.X, data.train.y))
     scores: dict[str, list[Scores]] = {row: [] for row in ROWS}
@@ -127,7 +132,7 @@ def write_all(studies: list[Study], folder: Path, draw: Callable[[Path], object]
     `draw(folder)` adds the figures and the report.
     """
     check_folder(folder)
-    texts = {"table1.csv": as_csv, "table1.md": as_markdown, "table1.tex": as_latex, "study.json": as_json}
+    texts = {"table1.csv": as_csv, "table1.md": as_markdown, "table1.tex": as_latex, RECORD: as_json}
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder, ignore_cleanup_errors=True) as name:
         aside = Path(name)
         for file, text in texts.items():
@@ -144,6 +149,18 @@ def check_folder(folder: Path) -> None:
         raise InputError(f"cannot write results to {folder}: {error.strerror}; choose another --out") from error
     if not os.access(folder, os.W_OK):
         raise InputError(f"cannot write results to {folder}: no permission; choose another --out")
+
+
+def check_results(folder: Path, *, force: bool = False) -> None:
+    """Make the folder for a study, and refuse one in which it would replace files that no study wrote."""
+    check_folder(folder)
+    theirs = [folder / name for name in FILES if (folder / name).exists()]
+    if theirs and not force and not (folder / RECORD).is_file():
+        raise InputError(
+            f"{theirs[0]} exists, and {folder} holds no {RECORD} of an earlier study: choose another --out, or --force "
+            "to replace it"
+        )
+    check_output(folder / RECORD, STUDY, force=force, advice="another --out")
 
 
 def pooled(studies: list[Study], row: str, column: str) -> ndarray:

@@ -23,6 +23,7 @@ from lastlayer.files import replacing
 
 CHUNK_ROWS = 16_384
 LONGEST_LINE = 10_000_000
+MOST_COLUMNS = 20_000
 SEPARATORS = ";\t|,"
 """The one that makes most columns of the first line; if two do, the rarer one: names contain commas."""
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
@@ -108,7 +109,7 @@ def _csv(path: Path) -> Iterator[list[str]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         head = file.readline(LONGEST_LINE)
         file.seek(0)
-        separator = max(SEPARATORS, key=lambda s: len(next(csv.reader([head], delimiter=s), [])))
+        separator = _separator(head)
         reader = csv.reader(_lines(file, path), delimiter=separator, strict=True)
         try:
             names = [name.strip() for name in next(reader, [])]
@@ -129,6 +130,16 @@ def _csv(path: Path) -> Iterator[list[str]]:
                 yield cells
         except csv.Error as error:
             raise InputError(f"line {reader.line_num} of {path} is not CSV: {error}") from error
+
+
+def _separator(head: str) -> str:
+    def columns(separator: str) -> int:
+        try:
+            return len(next(csv.reader([head], delimiter=separator), []))
+        except csv.Error:  # a cell without end
+            return 0
+
+    return max(SEPARATORS, key=columns)
 
 
 def _json_lines(path: Path) -> Iterator[list[Any]]:
@@ -209,6 +220,12 @@ def _lines(file: IO[str], path: Path) -> Iterator[str]:
 
 
 def _check_names(names: list[str], path: Path) -> None:
+    if len(names) > MOST_COLUMNS:
+        raise InputError(
+            f"{path} has {len(names):,} columns, and at most {MOST_COLUMNS:,} are read: is the table transposed? Keep "
+            "the columns that are needed"
+        )
+    seen: set[str] = set()
     for i, name in enumerate(names, 1):
         if not name.strip():
             raise InputError(
@@ -217,8 +234,9 @@ def _check_names(names: list[str], path: Path) -> None:
             )
         if not name.isprintable():
             raise InputError(f"column {i} of {path} is called {name!r}: give it a name without control characters")
-        if name in names[: i - 1]:
+        if name in seen:
             raise InputError(f"{path} has two columns called {name!r}: give each its own name")
+        seen.add(name)
 
 
 # writing

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from sklearn.model_selection import GroupKFold
 
-from lastlayer import files
+from lastlayer import checked, files
 from lastlayer.errors import InputError
 from lastlayer.estimators.regressor import BLLRegressor, load
 from lastlayer.files import ModelFileError
@@ -23,6 +23,9 @@ from lastlayer.tables.files import Cells, Table
 from lastlayer.tables.schema import Encoded, Schema, as_texts
 
 GROUP_FOLDS = 5
+CARD: dict[str, Any] = dict.fromkeys(("data", "fitted", "version"), str)
+CARD |= {"rows": int, "seed": int, "interrupted": bool, "notes": list[str]}
+"""Types of what a card says."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +98,13 @@ class TableModel:
                 "or make a model with `lastlayer fit`"
             )
         try:
-            fitted = cls(Schema.from_json(header["table"]), model, dict(header.get("card", {})))
-        except (KeyError, TypeError, ValueError) as error:
+            schema = Schema.from_json(header["table"])
+            found, wanted = (len(schema.features), len(schema.targets)), (model.n_features_in_, model.fitted_.n_outputs)
+            if found != wanted:
+                raise ValueError(f"they make {found[0]} inputs and {found[1]} targets, and the model has {wanted}")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ModelFileError(f"{path} does not fit this version of lastlayer: {error!r} in its columns") from error
+        fitted = cls(schema, model, _card(header.get("card")))
         try:
             row = Table({column.name: np.array([column.fill], dtype=object) for column in fitted.schema.columns})
             numbers = [cells.item() for cells in fitted.forecast(row).cells.values() if cells.dtype.kind == "f"]
@@ -139,6 +146,18 @@ class TableModel:
         self.model.update(X, y, forgetting=forgetting)
         rows = int(self.card.get("rows", 0)) + len(X)
         return replace(self, schema=self.schema.widened(table), card=self.card | {"rows": rows})
+
+
+def _card(saved: Any) -> dict[str, Any]:
+    """What is known of a model's making, without entries of another type than `lastlayer fit` writes: no prediction
+    depends on them."""
+    found = dict(saved) if isinstance(saved, dict) else {}
+    for name, kind in CARD.items():
+        try:
+            found[name] = checked.typed(name, found[name], kind)
+        except (KeyError, ValueError):
+            found.pop(name, None)
+    return found
 
 
 def prediction_cells(p: Prediction, targets: Sequence[str], level: float) -> Cells:

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray
 
+from lastlayer import checked
 from lastlayer.errors import InputError, check_choice
 from lastlayer.inputs import LARGEST_TARGET
 from lastlayer.tables.files import Table
@@ -155,7 +156,10 @@ class NumberColumn:
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "NumberColumn":
-        return cls(str(saved["name"]), *(float(saved[word]) for word in ("low", "high", "fill")))
+        column = checked.instance(cls, {name: value for name, value in saved.items() if name != "kind"})
+        if not column.low <= column.high:
+            raise ValueError(f"the range of column {column.name!r} is {column}")
+        return column
 
     @property
     def features(self) -> list[str]:
@@ -203,7 +207,12 @@ class TextColumn:
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "TextColumn":
-        return cls(str(saved["name"]), tuple(map(str, saved["categories"])), str(saved["fill"]))
+        column = checked.instance(cls, {name: value for name, value in saved.items() if name != "kind"})
+        if len(set(column.categories)) < len(column.categories) or column.fill not in column.categories:
+            raise ValueError(
+                f"the texts of column {column.name!r} are {column}, and {column.fill!r} where one is missing"
+            )
+        return column
 
     @property
     def features(self) -> list[str]:
@@ -341,4 +350,8 @@ class Schema:
     def from_json(cls, content: dict[str, Any]) -> "Schema":
         """Raises KeyError, TypeError or ValueError if it is not the JSON of a schema."""
         columns = tuple(KINDS[saved["kind"]].from_json(saved) for saved in content["columns"])
-        return cls(columns, tuple(map(str, content["targets"])), bool(content["impute"]))
+        targets = checked.typed("targets", content["targets"], tuple[str, ...])
+        names = [column.name for column in columns] + list(targets)
+        if len(set(names)) < len(names) or not columns or not targets:
+            raise ValueError(f"the names of inputs and targets are {names}")
+        return cls(columns, targets, checked.typed("impute", content["impute"], bool))

@@ -1,7 +1,7 @@
 """Fitting a feature network by the marginal likelihood. Tensors and modules only."""
 
 from lastlayer.training.bound import FrozenLayer
-from lastlayer.training.checkpoint import Checkpoint
+from lastlayer.training.checkpoint import Checkpoint, clear_checkpoints
 from lastlayer.training.data import Data
 from lastlayer.training.engine import Optimizer, Problem, TrainingHistory, Validation, threads_for, train
 from lastlayer.training.last_layer import LastLayer, coupled_layer, known_noise_layer, last_layer, last_layers
@@ -41,6 +41,7 @@ __all__ = [
     "UpdateSchedule",
     "Validation",
     "chunked_nlml",
+    "clear_checkpoints",
     "coupled_layer",
     "known_noise_layer",
     "last_layer",

@@ -1,6 +1,7 @@
 """Stops and starts: the whole state of a mini-batch training in one file, written aside and moved into place."""
 
 import json
+import re
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,6 +18,9 @@ from lastlayer.training.running_posterior import Snapshot
 
 EVERY_SECONDS = 60.0
 """Between two states on disk."""
+OWN_NAME = re.compile(r"training(-\d+-\d+)?\.safetensors")
+STATE_KEYS = {"training", "updates", "history"}
+"""How the file of a state is called, and what its header has."""
 
 
 @dataclass
@@ -58,6 +62,13 @@ class Checkpoint:
                 "or fit with the same data and parameters as before"
             )
         _resume(engine, tensors, header)
+
+
+def clear_checkpoints(folder: Path) -> None:
+    """Delete the states of trainings, which the library wrote; whatever else lies in the folder stays."""
+    for path in folder.iterdir():
+        if OWN_NAME.fullmatch(path.name) and path.is_file() and STATE_KEYS <= files.header_of(path).keys():
+            path.unlink()
 
 
 def _state(engine: Engine) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from lastlayer.distributed import ONE, ProcessGroup
 from lastlayer.errors import check_choice
+from lastlayer.progress import progress_bar
 from lastlayer.training.adam import Adam
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def train(
     """
     engine = Engine(problem, optimizer, validation, checkpoint)
     with (
-        tqdm(total=optimizer.max_epochs, disable=not progress, desc=label, unit="epoch", mininterval=0.5) as bar,
+        progress_bar(total=optimizer.max_epochs, disable=not progress, desc=label, unit="epoch") as bar,
         threads_for(problem.multiplications),
     ):
         try:

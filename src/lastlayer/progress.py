@@ -1,0 +1,39 @@
+"""Progress bars: at a terminal as tqdm draws them; elsewhere, such as in a log file, one line per minute at most."""
+
+import sys
+import time
+from typing import Any
+
+from tqdm import tqdm
+
+SECONDS_PER_LINE = 60.0
+
+
+class _Log:
+    """What tqdm writes to where no terminal is: of all bars together, one line per minute, the first after a minute."""
+
+    encoding = "utf-8"
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def write(self, text: str) -> None:
+        line, now = text.strip(), time.monotonic()
+        if line and now - self._last >= SECONDS_PER_LINE:
+            self._last = now
+            sys.stderr.write(f"{line}\n")
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+_log: _Log | None = None
+
+
+def progress_bar(*args: Any, **options: Any) -> Any:
+    """A `tqdm` on stderr."""
+    global _log
+    if options.get("disable") or sys.stderr is None or sys.stderr.isatty():
+        return tqdm(*args, mininterval=0.5, **options)
+    _log = _log or _Log()
+    return tqdm(*args, mininterval=1.0, file=_log, ncols=80, **options)
