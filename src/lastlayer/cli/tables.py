@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from lastlayer.tables import Schema, Scores, Table
 
 WIDEST = 10_000
-Data = Annotated[Path, Argument(help="Table: .csv, .tsv, .jsonl or .parquet; the first line of a CSV names columns.")]
+Data = Annotated[
+    Path, Argument(help="Table: .csv, .tsv or .jsonl, also with .gz, .parquet or .xlsx; the first line names columns.")
+]
 Model = Annotated[Path, Argument(help="Model file that `lastlayer fit` wrote.")]
 Target = Annotated[
     list[str] | None, Option(help="Columns with the true values, with commas, if they are not called as in fit.")
@@ -25,6 +27,8 @@ Target = Annotated[
 Unknown = Annotated[
     str, Option(help="A text no training row had: 'error', or 'warn' to predict as if it were none of the known.")
 ]
+Encoding = Annotated[str | None, Option(help="Of the text in DATA, such as cp1252.", show_default="UTF-8")]
+Decimal = Annotated[str, Option(help="Decimal sign of DATA: '.', ',' or 'auto', as in training.")]
 
 
 def fit(
@@ -34,6 +38,9 @@ def fit(
         Path | None, Option("--model", "-m", help="Model file to write.", show_default="DATA's name.lastlayer")
     ] = None,
     drop: Annotated[list[str] | None, Option(help="Columns to leave out, with commas.")] = None,
+    keep: Annotated[
+        list[str] | None, Option(help="Columns to keep that look like mere labels of the rows, with commas.")
+    ] = None,
     text: Annotated[list[str] | None, Option(help="Columns of numbers that are codes: take them as text.")] = None,
     impute: Annotated[
         str | None, Option(help="'median': fill missing numbers by it, texts by the most frequent.")
@@ -56,31 +63,49 @@ def fit(
     max_epochs: Annotated[
         int | None, Option(min=0, max=10**6, help="Passes over the data.", show_default="auto")
     ] = None,
+    decimal: Annotated[str, Option(help="Decimal sign of numbers: '.', ',' or 'auto', as the table shows.")] = "auto",
+    date_order: Annotated[
+        str, Option(help="Of dates with the year last: 'dmy', 'mdy' or 'auto', as the table shows.")
+    ] = "auto",
+    encoding: Encoding = None,
     seed: Annotated[int, Option(min=0, max=2**32 - 1, help="The same seed gives the same model.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Learn to predict columns of a table from the others.
 
-    Numbers are taken as they are, texts become 0/1 inputs; dates and missing values are refused with advice. Of several
-    targets some may be missing: each learns from the rows where it is known. Ctrl-C stops training early and saves the
-    model as it is then.
+    Numbers are taken as they are, also with units, per cent and thousands signs; texts become 0/1 inputs, dates become
+    days and calendar parts; missing values are refused with advice. All problems of the table are said at once. Of
+    several targets some may be missing: each learns from the rows where it is known. Ctrl-C stops training early and
+    saves the model as it is then.
     """
-    from lastlayer.tables import Schema, TableModel, read
+    from lastlayer.tables import Reading, Schema, TableFile, TableModel
     from lastlayer.tables import explain as explained
+    from lastlayer.tables.columns import Problems
     from lastlayer.tables.schema import IMPUTE
 
-    say, path = Output(as_json), model or Path(f"{data.stem}.lastlayer")
+    file = TableFile(data, encoding)
+    say, path = Output(as_json), model or Path(f"{file.stem}.lastlayer")
     check_writable(path)
     if impute is not None:
         check_choice("impute", impute, IMPUTE)
-    widths, table = None if hidden is None else _widths(hidden), read(data)
-    given = {"preset": preset, "hidden": widths, "noise": noise, "n_members": members, "max_epochs": max_epochs}
+    widths, problems = None if hidden is None else _widths(hidden), Problems()
+    table = file.read(problems=problems.found)
+    given: dict[str, Any] = {
+        "preset": preset,
+        "hidden": widths,
+        "noise": noise,
+        "n_members": members,
+        "max_epochs": max_epochs,
+    }
     asked = {name: value for name, value in given.items() if value is not None}  # the estimator decides the rest
     dropped, started = {*_names(drop, table), *([groups] if groups else [])}, time.monotonic()
     with say.heeding():
-        columns, texts = _names(target, table), _names(text, table)
-        schema = Schema.infer(table, columns, drop=dropped, text=texts, impute=impute is not None)
+        kept, texts = _names(keep, table), _names(text, table)
+        reading = Reading(dropped, kept, texts, impute is not None, decimal, date_order)
+        schema = Schema.infer(table, _names(target, table), reading, problems=problems)
         _describe(say, data, table, schema)
+        for line in schema.notes:
+            say.note(line)
         fitted = TableModel.of(schema, table, groups=groups, random_state=seed, progress=not as_json, **asked)
     interrupted = any(note.startswith("interrupted") for note in say.notes)
     made = {"data": data.name, "fitted": datetime.now(UTC).isoformat(timespec="seconds"), "version": __version__}
@@ -104,27 +129,30 @@ def predict(
     model: Model,
     data: Data,
     out: Annotated[
-        Path | None, Option("--out", "-o", help=".csv, .jsonl or .parquet.", show_default="DATA's name.predicted.csv")
+        Path | None,
+        Option("--out", "-o", help=".csv, .tsv, .jsonl or .parquet.", show_default="DATA's name.predicted.csv"),
     ] = None,
     level: Annotated[float, Option(help="Probability of the intervals.")] = 0.95,
     unknown: Unknown = "error",
+    decimal: Decimal = "auto",
+    encoding: Encoding = None,
     as_json: Json = False,
 ) -> None:
     """Add mean, standard deviation, interval and degree of extrapolation to every row.
 
-    Rows go through in pieces, so the table may be larger than memory.
+    Rows go through in pieces, so the table may be larger than memory. A CSV has the separator and decimal sign of DATA.
     """
-    from lastlayer.tables import TableModel, chunks
-    from lastlayer.tables.files import writing
+    from lastlayer.tables import TableFile, TableModel
+    from lastlayer.tables.writing import Dialect, writing
 
-    say, fitted = Output(as_json), TableModel.load(model)
-    path = out or Path(f"{data.stem}.predicted.csv")
+    say, fitted, file = Output(as_json), TableModel.load(model), TableFile(data, encoding, decimal)
+    path = out or Path(f"{file.stem}.predicted.csv")
     if path.exists() and data.exists() and path.samefile(data):
         raise InputError(f"--out {path} is the table itself: give the predictions a file of their own")
     rows, beyond, far, outside, strange = 0, 0, 0, Counter[str](), Counter[str]()
-    started = time.monotonic()
-    with writing(path) as write:
-        for table, forecast in fitted.stream(chunks(data), level=level, unknown=unknown):
+    sign, started = fitted.schema.decimal if decimal == "auto" else decimal, time.monotonic()
+    with writing(path, Dialect(file.separator(), sign)) as write:
+        for table, forecast in fitted.stream(file.chunks(), level=level, unknown=unknown):
             write(table.columns | forecast.cells)
             rows += len(table)
             beyond += forecast.beyond
@@ -150,12 +178,18 @@ def predict(
 
 
 def evaluate(
-    model: Model, data: Data, target: Target = None, unknown: Unknown = "error", as_json: Json = False
+    model: Model,
+    data: Data,
+    target: Target = None,
+    unknown: Unknown = "error",
+    decimal: Decimal = "auto",
+    encoding: Encoding = None,
+    as_json: Json = False,
 ) -> None:
     """Scores of predictions for a table that has the true values too; best for rows the model has not seen."""
-    from lastlayer.tables import TableModel, read, score
+    from lastlayer.tables import TableFile, TableModel, score
 
-    say, fitted, table = Output(as_json), TableModel.load(model), read(data)
+    say, fitted, table = Output(as_json), TableModel.load(model), TableFile(data, encoding, decimal).read()
     y = fitted.schema.targets_of(table, _names(target, table) or None)
     scores = score(fitted.predictive(table, unknown=unknown)[1], y, fitted.schema.targets)
     _say_scores(say, scores)
@@ -170,6 +204,8 @@ def report(
     ] = None,
     target: Target = None,
     unknown: Unknown = "error",
+    decimal: Decimal = "auto",
+    encoding: Encoding = None,
     as_json: Json = False,
 ) -> None:
     """One HTML page to show a colleague: scores, pictures, rows to look at, model card. It opens offline.
@@ -178,9 +214,9 @@ def report(
     """
     from lastlayer.files import replacing
     from lastlayer.report import make_report
-    from lastlayer.tables import TableModel, read
+    from lastlayer.tables import TableFile, TableModel
 
-    say, fitted, table = Output(as_json), TableModel.load(model), read(data)
+    say, fitted, table = Output(as_json), TableModel.load(model), TableFile(data, encoding, decimal).read()
     path = out or Path(f"{model.stem}.report.html")
     check_writable(path)
     targets = _names(target, table) or None
@@ -231,17 +267,19 @@ def update(
     out: Annotated[Path | None, Option("--out", "-o", help="Model file to write.", show_default="MODEL")] = None,
     forgetting: Annotated[float, Option(help="Weight that the old rows keep, up to 1.")] = 1.0,
     target: Target = None,
+    decimal: Decimal = "auto",
+    encoding: Encoding = None,
     as_json: Json = False,
 ) -> None:
     """Take in more rows in closed form, without training: features and alpha stay. Rows that lie farther from their
     predictions than calibration expected widen the intervals."""
-    from lastlayer.tables import TableModel, read
+    from lastlayer.tables import TableFile, TableModel
 
     say, path = Output(as_json), out or model
     check_writable(path)
     if not 0 < forgetting <= 1:
         raise InputError(f"--forgetting {forgetting} must be above 0 and at most 1")
-    fitted, table = TableModel.load(model), read(data)
+    fitted, table = TableModel.load(model), TableFile(data, encoding, decimal).read()
     fitted = fitted.update(table, targets=_names(target, table) or None, forgetting=forgetting)
     fitted.save(path)
     say.words(f"{len(table):,} more rows, {fitted.card['rows']:,} in all; saved {path}", "bold")
