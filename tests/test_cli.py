@@ -266,6 +266,22 @@ def test_a_table_as_it_comes_from_a_spreadsheet(here):
     assert TableModel.load("t.lastlayer").schema.decimal == ","
 
 
+def test_skewed_targets_are_fitted_by_their_logarithm(here):
+    x = np.random.default_rng(0).normal(size=60)
+    Path("t.csv").write_text("x,y\n" + "".join(f"{a:.4f},{np.exp(2 * a):.6f}\n" for a in x))
+    result = run("fit", "t.csv", "-t", "y", *SMALL, "--target-transform", "auto")
+    assert result.exit_code == 0, result.output
+    assert "to the logarithm of the targets" in said(result)
+    assert run("predict", "t.lastlayer", "t.csv").exit_code == 0
+    assert (read(Path("t.predicted.csv")).columns["y_lower"].astype(float) > 0).all()
+    assert "noise std of its logarithm" in said(run("explain", "t.lastlayer"))
+    assert run("evaluate", "t.lastlayer", "t.csv").exit_code == 0
+    assert run("report", "t.lastlayer", "t.csv").exit_code == 0
+    refused = run("export", "t.lastlayer")
+    assert refused.exit_code == 1
+    assert 'target_transform="log"' in said(refused)
+
+
 def test_all_problems_of_a_table_are_said_at_once(here):
     Path("t.csv").write_text("a,b,y\n1,,1\n2,2,2\n3\n4,4,4\nx,5,z\n")
     result = run("fit", "t.csv", "-t", "y", *SMALL)

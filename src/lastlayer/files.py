@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lastlayer.errors import LastLayerError
 
-FORMAT = 4
+FORMAT = 5
 """Raised whenever a file of today could not be read by the code of yesterday."""
 
 

@@ -59,6 +59,9 @@ def fit(
     noise: Annotated[
         str | None, Option(help="'diagonal', 'full' (correlated targets) or 'input'.", show_default="diagonal")
     ] = None,
+    target_transform: Annotated[
+        str, Option(help="'log': fit the logarithm of positive targets; 'auto': if they are skewed and it is less so.")
+    ] = "none",
     members: Annotated[int | None, Option(min=1, max=100, help="Networks in the mixture.", show_default="auto")] = None,
     max_epochs: Annotated[
         int | None, Option(min=0, max=10**6, help="Passes over the data.", show_default="auto")
@@ -97,6 +100,7 @@ def fit(
         "n_members": members,
         "max_epochs": max_epochs,
     }
+    given["target_transform"] = None if target_transform == "none" else target_transform
     asked = {name: value for name, value in given.items() if value is not None}  # the estimator decides the rest
     dropped, started = {*_names(drop, table), *([groups] if groups else [])}, time.monotonic()
     with say.heeding():
@@ -112,7 +116,8 @@ def fit(
     fitted.card.update(made, seed=seed, interrupted=interrupted, notes=say.notes)
     fitted.save(path)
     found, seconds = explained(fitted), time.monotonic() - started
-    say.words(f"fitted {found['members']} networks in {seconds:.0f} s")
+    of_log = " to the logarithm of the targets" if found["settings"]["target_transform"] == "log" else ""
+    say.words(f"fitted {found['members']} networks{of_log} in {seconds:.0f} s")
     say.table(["target", "noise std"], [[row["target"], f"{row['noise_std']:.4g}"] for row in found["targets"]])
     if found["calibration"] is not None:
         say.words(f"calibration: {found['calibration']['words']}", "dim")
