@@ -94,7 +94,8 @@ class Fitted:
 
     def module(self) -> Predictor:
         """A `torch.nn.Module` of its own, on the model's device."""
-        return copy.deepcopy(self.of_targets("module()").predictor)
+        self.of_targets("module()")
+        return copy.deepcopy(self.predictor)
 
     def alone(self, i: int) -> "Fitted":
         """Member i without the others, calibrated as it is among them."""
