@@ -70,6 +70,7 @@ DIFFERENCES, CONTRASTS, LENGTH_WEIGHTS, PROCESS, NOISE_PRIOR = (
     )
 )
 TABLES, EXPORT, ASKED = "test_tables.py", "test_export.py", "test_predict.py"
+CELLS, LOG = "test_cells.py", "test_log_prediction.py"
 STACK, CROSSED = "test_stack.py", "test_crossfit.py"
 SCALE, BOUND, RUNNING = "test_scale.py", "training/bound.py", "training/running_posterior.py"
 ENGINE, PROBLEMS = "training/engine.py", "training/problems.py"
@@ -922,16 +923,32 @@ MUTANTS = [
     ),
     Mutant("conformal-rank-of-n", "prediction.py", "round((n + 1) * level, 9)", "round(n * level, 9)", Y),
     # --- users' tables, and the model without torch
-    Mutant("numbers-guarded", "tables/files.py", "and not NUMBER.fullmatch(cell)", "and cell", TABLES),
-    Mutant("carriage-return-kept", "tables/files.py", 'replace("\\r", "\\n")', 'replace("\\r", "\\r")', TABLES),
+    Mutant("numbers-guarded", "tables/writing.py", "and not number else", "and cell else", TABLES),
+    Mutant("carriage-return-kept", "tables/writing.py", 'replace("\\r", "\\n")', 'replace("\\r", "\\r")', TABLES),
     Mutant(
         "filled-by-the-lowest",
-        "tables/schema.py",
-        "numbers(self.name, table, fill=self.fill",
-        "numbers(self.name, table, fill=self.low",
+        "tables/columns.py",
+        "numbers(self.name, table, format=self.format, fill=self.fill",
+        "numbers(self.name, table, format=self.format, fill=self.low",
         TABLES,
     ),
-    Mutant("range-without-floor", "tables/schema.py", "(values < self.low) | (", "(values < -1e300) | (", TABLES),
+    Mutant("range-without-floor", "tables/columns.py", "(values < self.low) | (", "(values < -1e300) | (", TABLES),
+    Mutant("any-unit", "tables/cells.py", 'unit != self.unit and (unit != "" or', 'unit == "" and (', CELLS),
+    Mutant("decimal-point-alone", "tables/inference.py", "first = 1 if by_comma", "first = 0 if by_comma", CELLS),
+    Mutant("week-from-sunday", "tables/cells.py", "np.floor(since) % 7 / 7", "since % 7 / 7", CELLS),
+    Mutant("one-period-is-enough", "tables/columns.py", "PERIODS_SEEN = 2", "PERIODS_SEEN = 1", CELLS),
+    Mutant(
+        "nearly-counting", "tables/inference.py", "(np.diff(np.sort(values)) == 1)", "(np.diff(values) >= 1)", CELLS
+    ),
+    # --- models of log y
+    Mutant("no-jacobian", "log_prediction.py", "density - jacobian.reshape", "density - 0 * jacobian.reshape", LOG),
+    Mutant(
+        "median-for-mean", "log_prediction.py", "log.component_mean + (v + n) / 2", "log.component_mean + 0 * v", LOG
+    ),
+    Mutant("noise-of-the-median", "log_prediction.py", "2 * mean + v + _log_expm1(n)", "2 * mean + _log_expm1(n)", LOG),
+    Mutant("cov-of-one-sign", "log_prediction.py", "np.sign(S) * _exp", "_exp", LOG),
+    Mutant("log-distance-of-sums", "metrics.py", "(mu1 - mu2 - v2) / s", "(mu1 - mu2 + v2) / s", LOG),
+    Mutant("log-rows-raw", "predictor/fitted.py", "y = np.log(y)", "y = y + 0", LOG),
     Mutant("numpy-thin-tails", "export/bundle.py", "factor * var", "var", EXPORT),
     Mutant("newton-half-way", "formula.py", "1e-8 * narrowest", "1e-3 * narrowest", Y),
     # --- control

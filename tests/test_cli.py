@@ -122,8 +122,15 @@ def test_every_command_speaks_json(here, model):
     assert (answers["predict"]["rows"], answers["predict"]["outside_range"]["speed_rpm"]) == (160, 12)
     assert answers["evaluate"]["targets"] == answers["report"]["targets"]
     assert answers["update"]["rows"] == 560 == TableModel.load("updated").card["rows"]
-    explained = answers["explain"]
-    assert explained["inputs"][1] == {"kind": "number", "name": "speed_rpm", "low": 1406, "high": 2895, "fill": 2176}
+    explained, plain = answers["explain"], {"decimal": ".", "thousands": False, "unit": ""}
+    assert explained["inputs"][1] == {
+        "kind": "number",
+        "name": "speed_rpm",
+        "low": 1406,
+        "high": 2895,
+        "fill": 2176,
+        "format": plain,
+    }
     assert explained["alpha"] == pytest.approx(lastlayer.load(model).alpha_)
     assert explained["features"]["count"] == 6 + 6
     assert explained["settings"] == json.loads(json.dumps(lastlayer.load(model).settings_.to_json()))
@@ -219,6 +226,68 @@ def test_a_single_target_and_other_formats(here):
             found.append(read(Path(out)).columns["head_m_mean"].astype(float))
     for values in found[1:]:
         np.testing.assert_allclose(values, found[0], rtol=1e-12)
+
+
+def test_a_table_as_it_comes_from_a_spreadsheet(here):
+    """Semicolons, decimal commas, units, dates and labels: read, said once, and written in the same way."""
+    rng = np.random.default_rng(0)
+    comma = lambda x: f"{x:.3f}".replace(".", ",")
+    days = np.datetime64("2024-01-01") + np.arange(40)
+    rows = [
+        f"{i};{day.astype(object):%d.%m.%Y};{comma(x)} kg;{comma(-x)}\n"
+        for i, (day, x) in enumerate(zip(days, rng.uniform(1, 9, 40), strict=True))
+    ]
+    Path("t.csv").write_text("nr;day;mass;y\n" + "".join(rows), encoding="cp1252")
+    result = run("fit", "t.csv", "-t", "y", *SMALL)
+    assert result.exit_code == 0, result.output
+    for words in (
+        "note: column 'nr' is left out: it counts the rows",
+        "note: numbers have a decimal comma",
+        "note: column 'mass' is read as numbers in kg",
+        "note: column 'day' is read as dates, day before month; inputs: days, day of the week",
+        "day date 2024-01-01 to 2024-02-09",
+        "nr left out",
+    ):
+        assert said(result).count(words) == 1, said(result)
+    assert run("predict", "t.lastlayer", "t.csv").exit_code == 0
+    lines = Path("t.predicted.csv").read_text().splitlines()
+    head, first = (line.split(";") for line in lines[:2])
+    assert head[:5] == ["nr", "day", "mass", "y", "y_mean"]
+    assert first[:4] == rows[0].strip().split(";")
+    expected = lastlayer.load("t.lastlayer").predict(read(Path("t.csv")))
+    found = [float(line.split(";")[4].replace(",", ".")) for line in lines[1:]]
+    np.testing.assert_array_equal(found, expected)
+    Path("new.csv").write_text("day,mass\n2024-01-05,3.5\n")
+    assert "with a decimal comma" in said(run("predict", "t.lastlayer", "new.csv"))
+    result = run("predict", "t.lastlayer", "new.csv", "--decimal", ".", "--out", "new.tsv")
+    assert result.exit_code == 0, result.output
+    assert Path("new.tsv").read_text().splitlines()[1].startswith("2024-01-05\t3.5\t-")
+    assert run("update", "t.lastlayer", "t.csv").exit_code == 0
+    assert TableModel.load("t.lastlayer").schema.decimal == ","
+
+
+def test_skewed_targets_are_fitted_by_their_logarithm(here):
+    x = np.random.default_rng(0).normal(size=60)
+    Path("t.csv").write_text("x,y\n" + "".join(f"{a:.4f},{np.exp(2 * a):.6f}\n" for a in x))
+    result = run("fit", "t.csv", "-t", "y", *SMALL, "--target-transform", "auto")
+    assert result.exit_code == 0, result.output
+    assert "to the logarithm of the targets" in said(result)
+    assert run("predict", "t.lastlayer", "t.csv").exit_code == 0
+    assert (read(Path("t.predicted.csv")).columns["y_lower"].astype(float) > 0).all()
+    assert "noise std of its logarithm" in said(run("explain", "t.lastlayer"))
+    assert run("evaluate", "t.lastlayer", "t.csv").exit_code == 0
+    assert run("report", "t.lastlayer", "t.csv").exit_code == 0
+    refused = run("export", "t.lastlayer")
+    assert refused.exit_code == 1
+    assert 'target_transform="log"' in said(refused)
+
+
+def test_all_problems_of_a_table_are_said_at_once(here):
+    Path("t.csv").write_text("a,b,y\n1,,1\n2,2,2\n3\n4,4,4\nx,5,z\n")
+    result = run("fit", "t.csv", "-t", "y", *SMALL)
+    assert result.exit_code == 1
+    for words in ("has 4 problems", "row 3 has 1, not 3", "(first: row 5, 'x')", "'b' has 1 missing", "row 5 has 'z'"):
+        assert words in said(result), said(result)
 
 
 def test_help_is_quick_and_whole():
@@ -415,31 +484,39 @@ HOSTILE = {
     "a name too long": (lambda f, m: ["fit", f / ("x" * 5000), "-t", "y"], "name too long"),
     "an empty file": (table_of(""), "begins with an empty line"),
     "a header alone": (table_of("a,y\n"), "has no rows"),
-    "a spreadsheet": (table_of(b"PK\x03\x04", "t.xlsx"), "ends in '.xlsx'"),
+    "no spreadsheet": (table_of(b"PK\x03\x04", "t.xlsx"), "not a whole Excel file"),
+    "an old spreadsheet": (table_of(b"PK\x03\x04", "t.xls"), "ends in '.xls'"),
+    "no gzip": (table_of(b"a,y\n1,2\n", "t.csv.gz"), "not a whole gzip file"),
+    "an unknown encoding": (fit_with("--encoding", "utf-9"), "cp1252"),
+    "the wrong encoding": (fit_with("--encoding", "utf-16"), "is not utf-16 text"),
     "no suffix": (table_of(GOOD, "table"), "a table is CSV"),
     "compressed bytes": (table_of(b"\x1f\x8b\x08\x00\xff\xfe" * 50), "not UTF-8"),
-    "UTF-16": (table_of(GOOD.encode("utf-16")), "not UTF-8"),
-    "Latin-1": (table_of("größe,y\n1,2\n".encode("latin-1")), "save the table as UTF-8"),
+    "UTF-32": (table_of(GOOD.encode("utf-32-be")), "is called"),
+    "Latin-1": (table_of("größe,y\n1,2\n".encode("latin-1")), "--encoding cp1252"),
     "NUL bytes": (table_of("a,y\n1,\0\n2,3\n"), r"'\x00'"),
     "a very long line": (table_of("a,y\n" + "1" * 10_000_001), "not a table"),
-    "a very long cell": (table_of(f"a,y\n{'1' * 200_000},2\n"), "field larger"),
+    "a very long cell": (table_of(f"a,y\n{'1' * 200_000},2\n"), "is infinite"),
     # tables
-    "too many cells": (table_of("a,y\n1,2\n1,2,3\n"), "line 3 of"),
-    "too few cells": (table_of("a,b,y\n1,2,3\n1,2\n"), "has 2 cells, its header has 3"),
-    "a quote without end": (table_of('a,y\n"1,2\n3,4\n'), "is not CSV"),
+    "too many cells": (table_of("a,y\n1,2\n1,2,3\n"), "row 2 has 3, not 2"),
+    "too few cells": (table_of("a,b,y\n1,2,3\n1,2\n"), "row 2 has 2, not 3"),
+    "a quote without end": (table_of('a,y\n"1,2\n3,4\n'), "never closed"),
     "a name twice": (table_of("a,a,y\n1,2,3\n"), "two columns called 'a'"),
-    "a column without name": (table_of(",a,y\n0,1,2\n"), "index=False"),
+    "a column without name": (table_of("a,,y\n0,1,2\n"), "column 2 of"),
     "control characters in a name": (table_of("a\x1b[2J,y\n1,2\n"), "control characters"),
     "no header": (table_of("1,2\n3,4\n"), "names of the columns"),
     "a blank first line": (table_of("\na,y\n1,2\n"), "begins with an empty line"),
-    "dates": (table_of("when,y\n2024-01-01,1\n2024-01-02,2\n"), "hours since the start"),
-    "times": (table_of("when,y\n12:30:00,1\n13:00,2\n"), "dates or times"),
+    "dates that say nothing of their order": (table_of("d,y\n01/02/2024,1\n03/04/2024,2\n"), "--date-order"),
+    "a day that is not": (table_of("d,y\n2024-02-30,1\n2024-02-01,2\n"), "no day of the calendar"),
+    "two units": (table_of("a,y\n1 kg,1\n20 g,2\n3 kg,3\n"), "kg in 2 rows, g in 1 rows"),
+    "an unknown decimal sign": (fit_with("--decimal", ";"), "decimal=';'"),
+    "an unknown order of dates": (fit_with("--date-order", "ydm"), "date_order='ydm'"),
+    "to keep what is not there": (fit_with("--keep", "z"), "--keep column 'z'"),
     "missing numbers": (table_of("a,y\n1,1\n,2\n3,3\n"), "--impute median"),
     "missing texts": (table_of("a,y\nx,1\n,2\nx,3\n"), "--impute median"),
     "an empty column": (table_of("a,y\n,1\n,2\n"), "is empty"),
     "numbers with a word among them": (table_of("a,y\n1,1\n2,2\nx,3\n4,4\n"), "row 3, 'x'"),
-    "decimal commas": (table_of("a;y\n1,5;1\n2,5;2\n"), "decimal comma"),
-    "names of persons": (table_of("a,y\n" + "".join(f"p{i},{i}\n" for i in range(30))), "different texts in 30 rows"),
+    "names of persons": (table_of("a,y\n" + "".join(f"p{i},{i}\n" for i in range(30))), "every row has another text"),
+    "names of many persons": (table_of("a,y\n" + "".join(f"p{i % 29},{i}\n" for i in range(30))), "different texts"),
     "infinite inputs": (table_of("a,y\n1,1\n1e999,2\n3,3\n"), "infinite"),
     "one row": (table_of("a,y\n1,2\n"), "nothing to learn"),
     "a target of words": (table_of("a,y\n1,x\n2,z\n"), "lastlayer does regression"),
@@ -458,7 +535,7 @@ HOSTILE = {
     "a number beyond all": (lines('{"a": 1, "y": 1}', f'{{"a": 1{"0" * 400}, "y": 2}}', '{"a": 3, "y": 3}'), "row 2"),
     "no Parquet": (table_of(b"PAR1 but not really PAR1", "t.parquet"), "not a whole Parquet file"),
     "half a Parquet": (cut_parquet, "not a whole Parquet file"),
-    "lists in Parquet": (odd_parquet, "numbers or texts"),
+    "lists in Parquet": (odd_parquet, "numbers, texts or dates"),
     # options of fit
     "no target": (lambda f, m: ["fit", PUMP], "--target"),
     "an unknown target": (fit_with("-t", "z"), "it has 'a', 'b', 'y'"),

@@ -14,7 +14,7 @@ from lastlayer.errors import InputError
 from lastlayer.export import export_bundle, reader, to_arrays
 from lastlayer.export.bundle import Bundle
 from lastlayer.features import ACTIVATIONS
-from lastlayer.tables import TableModel, read
+from lastlayer.tables import Table, TableModel, read
 from lastlayer.types import FOURIER
 
 pytestmark = pytest.mark.usefixtures("small_process")
@@ -224,3 +224,18 @@ def test_a_backbone_cannot_be_exported():
     model = BLLRegressor(backbone=nn.Linear(2, 3), **FAST | {"hidden": ()}).fit(X, y)
     with pytest.raises(InputError, match="backbone"):
         to_arrays(model)
+
+
+def test_dates_units_and_missing_cells_are_read_as_the_model_reads_them(tmp_path):
+    days = [str(day) for day in np.datetime64("2024-01-01") + np.arange(40)]
+    mass = [f"{i % 7},5 kg" for i in range(40)]
+    kind = ["a", "b"] * 20
+    columns = {"day": [*days[:39], ""], "mass": ["", *mass[1:]], "kind": [*kind[:5], "", *kind[6:]], "y": range(40)}
+    table = Table({name: np.array(list(cells), dtype=object) for name, cells in columns.items()})
+    fitted = TableModel.fit(table, ["y"], impute=True, **FAST)
+    export_bundle(fitted, tmp_path / "m")
+    bundle = Bundle(tmp_path / "m" / "model.npz")
+    np.testing.assert_array_equal(bundle.inputs(columns), fitted.schema.encode(table).X)
+    for name, cell in {"day": "soon", "mass": "3 g", "kind": "c"}.items():
+        with pytest.raises(ValueError, match=f"{name!r} has {cell!r} in row 3"):
+            bundle.inputs(columns | {name: [*columns[name][:2], cell, *columns[name][3:]]})

@@ -6,20 +6,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lastlayer.estimators.posthoc import attach
-    from lastlayer.estimators.regressor import BLLRegressor, load
+    from lastlayer.estimators.regressor import BLLRegressor
     from lastlayer.parameters import TrainingOptions
     from lastlayer.prediction import Prediction
+    from lastlayer.tables.regressor import TableRegressor, load
     from lastlayer.training.loss import BLLLoss
 
 __version__ = "0.1.0.dev0"
-__all__ = ["BLLLoss", "BLLRegressor", "Prediction", "TrainingOptions", "__version__", "attach", "load"]
+__all__ = [
+    "BLLLoss",
+    "BLLRegressor",
+    "Prediction",
+    "TableRegressor",
+    "TrainingOptions",
+    "__version__",
+    "attach",
+    "load",
+]
 _HOMES = {
     "BLLLoss": "training.loss",
     "BLLRegressor": "estimators.regressor",
     "Prediction": "prediction",
+    "TableRegressor": "tables.regressor",
     "TrainingOptions": "parameters",
     "attach": "estimators.posthoc",
-    "load": "estimators.regressor",
+    "load": "tables.regressor",
 }
 _MODULES = frozenset(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
 

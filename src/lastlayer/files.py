@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lastlayer.errors import InputError, LastLayerError, check_writable
 
-FORMAT = 4
+FORMAT = 5
 """Raised whenever a file of today could not be read by the code of yesterday."""
 
 

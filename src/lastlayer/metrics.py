@@ -12,6 +12,7 @@ from numpy import ndarray
 from scipy.special import ndtr
 
 from lastlayer.errors import InputError
+from lastlayer.log_prediction import LogPrediction
 from lastlayer.prediction import Prediction
 from lastlayer.shapes import align
 
@@ -99,14 +100,22 @@ def calibration_error(prediction: Prediction, y: ndarray, levels: Float[ndarray,
 def crps(prediction: Prediction, y: ndarray, *, per_output: bool = False) -> Any:
     """Continuous ranked probability score in the units of y, averaged over points and outputs; smaller is better.
 
-    For a mixture: sum_i w_i A(y - mu_i, s_i) - 1/2 sum_ij w_i w_j A(mu_i - mu_j, sqrt(s_i^2 + s_j^2)), with
-    A(d, s) = E|d + s N(0, 1)|.
+    For a mixture: sum_i w_i E|y - X_i| - 1/2 sum_ij w_i w_j E|X_i - X_j|, with X_i of component i.
     """
-    mean, var, w = prediction.component_mean, prediction.component_var, prediction.weights[..., None]
-    score = (w * _mean_distance(prediction.targets(y) - mean, np.sqrt(var))).sum(0)
+    mean, w = prediction.component_mean, prediction.weights[..., None]
+    y = prediction.targets(y)
+    if isinstance(prediction, LogPrediction):
+        mu, var = prediction.log.component_mean, prediction.log.component_var
+        with np.errstate(divide="ignore"):
+            to_y = _log_normal_distance(y, np.log(np.maximum(y, 0)), 0.0, mean, mu, var)
+        between = lambda i: _log_normal_distance(mean[i], mu[i], var[i], mean, mu, var)
+    else:
+        var = prediction.component_var
+        to_y = _mean_distance(y - mean, np.sqrt(var))
+        between = lambda i: _mean_distance(mean[i] - mean, np.sqrt(var[i] + var))
+    score = (w * to_y).sum(0)
     for i in range(len(w)):  # a row of pairs at a time keeps memory at c m q
-        pair = _mean_distance(mean[i] - mean, np.sqrt(var[i] + var))
-        score = score - 0.5 * w[i] * (w * pair).sum(0)
+        score = score - 0.5 * w[i] * (w * between(i)).sum(0)
     return score.mean(0) if per_output else float(score.mean())
 
 
@@ -114,3 +123,10 @@ def _mean_distance(d: ndarray, s: ndarray) -> ndarray:
     """E|d + s N(0, 1)|."""
     r = d / s
     return d * (2 * ndtr(r) - 1) + 2 * s * np.exp(-0.5 * np.square(r)) / np.sqrt(2 * np.pi)
+
+
+def _log_normal_distance(m1: Any, mu1: Any, v1: Any, m2: Any, mu2: Any, v2: Any) -> ndarray:
+    """E|X - Y| of independent log-normals of means m; the first may be a number, with v1 = 0 and mu1 its logarithm."""
+    s = np.sqrt(v1 + v2)
+    distance: ndarray = m1 * (2 * ndtr((mu1 - mu2 + v1) / s) - 1) + m2 * (1 - 2 * ndtr((mu1 - mu2 - v2) / s))
+    return distance

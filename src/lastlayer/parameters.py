@@ -14,6 +14,7 @@ from lastlayer.types import BIAS_PRIORS, NOISE_MODELS
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 PRESETS = ("calibrated", "fast", "evidence")
 """All of it; the same with fewer networks and steps; one network as the evidence has it, uncalibrated."""
+TRANSFORMS = ("auto", "log")
 OBJECTIVES = ("profiled", "exact", "augmented", "mse")
 OPTIMIZERS = ("adam", "lbfgs")
 
@@ -57,6 +58,7 @@ def check(p: Mapping[str, Any]) -> None:
         ("noise", p["noise"], NOISE_MODELS),
         ("bias_prior", p["bias_prior"], BIAS_PRIORS),
         ("dtype", p["dtype"], DTYPES),
+        ("target_transform", "auto" if p["target_transform"] is None else p["target_transform"], TRANSFORMS),
         ("preset", p["preset"], PRESETS),
         ("objective", options.objective, OBJECTIVES),
         ("optimizer", options.optimizer, OPTIMIZERS),
@@ -138,6 +140,7 @@ def check_source(p: Mapping[str, Any], options: TrainingOptions, *, validation: 
         ("chunk_size", options.chunk_size, (None,), "cannot be combined with a source of batches: give batch_size"),
         ("early_stopping", options.early_stopping, ("auto", False), f"{whole}: choose max_epochs"),
         ("encoding", p["encoding"], ("auto", "raw"), "needs a table, not a source of batches"),
+        ("target_transform", p["target_transform"], (None, "auto"), "needs arrays: give the source log y, and None"),
     ):
         if given not in allowed:
             raise InputError(f"{name}={given!r} {advice}")

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from lastlayer.tables import Schema, Scores, Table
 
 WIDEST = 10_000
-Data = Annotated[Path, Argument(help="Table: .csv, .tsv, .jsonl or .parquet; the first line of a CSV names columns.")]
+Data = Annotated[
+    Path, Argument(help="Table: .csv, .tsv or .jsonl, also with .gz, .parquet or .xlsx; the first line names columns.")
+]
 Model = Annotated[Path, Argument(help="Model file that `lastlayer fit` wrote.")]
 Target = Annotated[
     list[str] | None, Option(help="Columns with the true values, with commas, if they are not called as in fit.")
@@ -25,6 +27,8 @@ Target = Annotated[
 Unknown = Annotated[
     str, Option(help="A text no training row had: 'error', or 'warn' to predict as if it were none of the known.")
 ]
+Encoding = Annotated[str | None, Option(help="Of the text in DATA, such as cp1252.", show_default="UTF-8")]
+Decimal = Annotated[str, Option(help="Decimal sign of DATA: '.', ',' or 'auto', as in training.")]
 
 
 def fit(
@@ -34,6 +38,9 @@ def fit(
         Path | None, Option("--model", "-m", help="Model file to write.", show_default="DATA's name.lastlayer")
     ] = None,
     drop: Annotated[list[str] | None, Option(help="Columns to leave out, with commas.")] = None,
+    keep: Annotated[
+        list[str] | None, Option(help="Columns to keep that look like mere labels of the rows, with commas.")
+    ] = None,
     text: Annotated[list[str] | None, Option(help="Columns of numbers that are codes: take them as text.")] = None,
     impute: Annotated[
         str | None, Option(help="'median': fill missing numbers by it, texts by the most frequent.")
@@ -58,44 +65,67 @@ def fit(
             show_default="auto",
         ),
     ] = None,
+    target_transform: Annotated[
+        str, Option(help="'log': fit the logarithm of positive targets; 'auto': if they are skewed and it is less so.")
+    ] = "none",
     members: Annotated[int | None, Option(min=1, max=100, help="Networks in the mixture.", show_default="auto")] = None,
     max_epochs: Annotated[
         int | None, Option(min=0, max=10**6, help="Passes over the data.", show_default="auto")
     ] = None,
+    decimal: Annotated[str, Option(help="Decimal sign of numbers: '.', ',' or 'auto', as the table shows.")] = "auto",
+    date_order: Annotated[
+        str, Option(help="Of dates with the year last: 'dmy', 'mdy' or 'auto', as the table shows.")
+    ] = "auto",
+    encoding: Encoding = None,
     seed: Annotated[int, Option(min=0, max=2**32 - 1, help="The same seed gives the same model.")] = 0,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Learn to predict columns of a table from the others.
 
-    Numbers are taken as they are, texts become 0/1 inputs; dates and missing values are refused with advice. Of several
-    targets some may be missing: each learns from the rows where it is known. Ctrl-C stops training early and saves the
-    model as it is then.
+    Numbers are taken as they are, also with units, per cent and thousands signs; texts become 0/1 inputs, dates become
+    days and calendar parts; missing values are refused with advice. All problems of the table are said at once. Of
+    several targets some may be missing: each learns from the rows where it is known. Ctrl-C stops training early and
+    saves the model as it is then.
     """
     from lastlayer.files import MODEL, check_output
-    from lastlayer.tables import Schema, TableModel, read
+    from lastlayer.tables import Reading, Schema, TableFile, TableModel
     from lastlayer.tables import explain as explained
+    from lastlayer.tables.columns import Problems
     from lastlayer.tables.schema import IMPUTE
 
-    say, path = Output(as_json), model or Path(f"{data.stem}.lastlayer")
+    file = TableFile(data, encoding)
+    say, path = Output(as_json), model or Path(f"{file.stem}.lastlayer")
     check_output(path, MODEL, inputs=[data], force=force, advice="another --model")
     if impute is not None:
         check_choice("impute", impute, IMPUTE)
-    widths, table = None if hidden in (None, "auto") else _widths(str(hidden)), read(data)
-    given = {"preset": preset, "hidden": widths, "noise": noise, "n_members": members, "max_epochs": max_epochs}
+    widths, problems = None if hidden in (None, "auto") else _widths(str(hidden)), Problems()
+    table = file.read(problems=problems.found)
+    given: dict[str, Any] = {
+        "preset": preset,
+        "hidden": widths,
+        "noise": noise,
+        "n_members": members,
+        "max_epochs": max_epochs,
+    }
+    given["target_transform"] = None if target_transform == "none" else target_transform
     asked = {name: value for name, value in given.items() if value is not None}  # the estimator decides the rest
     dropped, started = {*_names(drop, table), *([groups] if groups else [])}, time.monotonic()
     with say.heeding():
-        columns, texts = _names(target, table), _names(text, table)
-        schema = Schema.infer(table, columns, drop=dropped, text=texts, impute=impute is not None)
+        kept, texts = _names(keep, table), _names(text, table)
+        reading = Reading(dropped, kept, texts, impute is not None, decimal, date_order)
+        schema = Schema.infer(table, _names(target, table), reading, problems=problems)
         _describe(say, data, table, schema)
+        for line in schema.notes:
+            say.note(line)
         fitted = TableModel.of(schema, table, groups=groups, random_state=seed, progress=not as_json, **asked)
     interrupted = any(note.startswith("interrupted") for note in say.notes)
     made = {"data": data.name, "fitted": datetime.now(UTC).isoformat(timespec="seconds"), "version": __version__}
     fitted.card.update(made, seed=seed, interrupted=interrupted, notes=say.notes)
     fitted.save(path)
     found, seconds = explained(fitted), time.monotonic() - started
-    say.words(f"fitted {found['members']} networks in {seconds:.0f} s")
+    of_log = " to the logarithm of the targets" if found["settings"]["target_transform"] == "log" else ""
+    say.words(f"fitted {found['members']} networks{of_log} in {seconds:.0f} s")
     say.table(["target", "noise std"], [[row["target"], f"{row['noise_std']:.4g}"] for row in found["targets"]])
     if found["calibration"] is not None:
         say.words(f"calibration: {found['calibration']['words']}", "dim")
@@ -112,28 +142,32 @@ def predict(
     model: Model,
     data: Data,
     out: Annotated[
-        Path | None, Option("--out", "-o", help=".csv, .jsonl or .parquet.", show_default="DATA's name.predicted.csv")
+        Path | None,
+        Option("--out", "-o", help=".csv, .tsv, .jsonl or .parquet.", show_default="DATA's name.predicted.csv"),
     ] = None,
     level: Annotated[float, Option(help="Probability of the intervals.")] = 0.95,
     unknown: Unknown = "error",
+    decimal: Decimal = "auto",
+    encoding: Encoding = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Add mean, standard deviation, interval and degree of extrapolation to every row.
 
-    Rows go through in pieces, so the table may be larger than memory.
+    Rows go through in pieces, so the table may be larger than memory. A CSV has the separator and decimal sign of DATA.
     """
     from lastlayer.files import PREDICTIONS, check_output
-    from lastlayer.tables import TableModel, chunks
-    from lastlayer.tables.files import writing
+    from lastlayer.tables import TableFile, TableModel
+    from lastlayer.tables.writing import Dialect, writing
 
-    say, path = Output(as_json), out or Path(f"{data.stem}.predicted.csv")
+    say, file = Output(as_json), TableFile(data, encoding, decimal)
+    path = out or Path(f"{file.stem}.predicted.csv")
     check_output(path, PREDICTIONS, inputs=[model, data], force=force, advice="another --out")
     fitted = TableModel.load(model)
     rows, beyond, far, outside, strange = 0, 0, 0, Counter[str](), Counter[str]()
-    started = time.monotonic()
-    with writing(path) as write:
-        for table, forecast in fitted.stream(chunks(data), level=level, unknown=unknown):
+    sign, started = fitted.schema.decimal if decimal == "auto" else decimal, time.monotonic()
+    with writing(path, Dialect(file.separator(), sign)) as write:
+        for table, forecast in fitted.stream(file.chunks(), level=level, unknown=unknown):
             write(table.columns | forecast.cells)
             rows += len(table)
             beyond += forecast.beyond
@@ -159,12 +193,18 @@ def predict(
 
 
 def evaluate(
-    model: Model, data: Data, target: Target = None, unknown: Unknown = "error", as_json: Json = False
+    model: Model,
+    data: Data,
+    target: Target = None,
+    unknown: Unknown = "error",
+    decimal: Decimal = "auto",
+    encoding: Encoding = None,
+    as_json: Json = False,
 ) -> None:
     """Scores of predictions for a table that has the true values too; best for rows the model has not seen."""
-    from lastlayer.tables import TableModel, read, score
+    from lastlayer.tables import TableFile, TableModel, score
 
-    say, fitted, table = Output(as_json), TableModel.load(model), read(data)
+    say, fitted, table = Output(as_json), TableModel.load(model), TableFile(data, encoding, decimal).read()
     y = fitted.schema.targets_of(table, _names(target, table) or None)
     scores = score(fitted.predictive(table, unknown=unknown)[1], y, fitted.schema.targets)
     _say_scores(say, scores)
@@ -179,6 +219,8 @@ def report(
     ] = None,
     target: Target = None,
     unknown: Unknown = "error",
+    decimal: Decimal = "auto",
+    encoding: Encoding = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -188,11 +230,11 @@ def report(
     """
     from lastlayer.files import PAGE, check_output, replacing
     from lastlayer.report import make_report
-    from lastlayer.tables import TableModel, read
+    from lastlayer.tables import TableFile, TableModel
 
     say, path = Output(as_json), out or Path(f"{model.stem}.report.html")
     check_output(path, PAGE, inputs=[model, data], force=force, advice="another --out")
-    fitted, table = TableModel.load(model), read(data)
+    fitted, table = TableModel.load(model), TableFile(data, encoding, decimal).read()
     targets = _names(target, table) or None
     made = make_report(fitted, table, model_name=model.name, data_name=data.name, targets=targets, unknown=unknown)
     with replacing(path) as file:
@@ -247,19 +289,21 @@ def update(
     out: Annotated[Path | None, Option("--out", "-o", help="Model file to write.", show_default="MODEL")] = None,
     forgetting: Annotated[float, Option(help="Weight that the old rows keep, up to 1.")] = 1.0,
     target: Target = None,
+    decimal: Decimal = "auto",
+    encoding: Encoding = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Take in more rows in closed form, without training: features and alpha stay. Rows that lie farther from their
     predictions than calibration expected widen the intervals."""
     from lastlayer.files import MODEL, check_output
-    from lastlayer.tables import TableModel, read
+    from lastlayer.tables import TableFile, TableModel
 
     say, path = Output(as_json), out or model
     check_output(path, MODEL, inputs=[data], force=force, advice="another --out")
     if not 0 < forgetting <= 1:
         raise InputError(f"--forgetting {forgetting} must be above 0 and at most 1")
-    fitted, table = TableModel.load(model), read(data)
+    fitted, table = TableModel.load(model), TableFile(data, encoding, decimal).read()
     fitted = fitted.update(table, targets=_names(target, table) or None, forgetting=forgetting)
     fitted.save(path)
     say.words(f"{len(table):,} more rows, {fitted.card['rows']:,} in all; saved {path}", "bold")

@@ -45,6 +45,11 @@ class DynamicsModel:
         table, regressor = self.lags.table(listed), clone(self.regressor)
         groups = {}
         if isinstance(regressor, BLLRegressor):
+            if regressor.target_transform is not None:
+                raise InputError(
+                    f"target_transform={regressor.target_transform!r} cannot be combined with a DynamicsModel, whose "
+                    "steps add up: leave it at None, and give the logarithm of the outputs if they grow like it"
+                )
             if len(listed) > 1 or regressor.calibration == "auto":  # rows of an episode are held out together
                 groups = {"groups": table.episode}
             if regressor.calibration == "auto" and regressor.preset != "evidence":

@@ -119,6 +119,10 @@ class ScaledData:
             return self
         return ScaledData(torch.tensor(X), torch.tensor(y), None if weight is None else torch.tensor(weight))
 
+    def logged(self) -> "ScaledData":
+        """With the logarithm of the targets."""
+        return ScaledData(self.X, self.y.log(), self.weight, self.noise_std)
+
     def copies(self) -> Int[ndarray, " m"]:
         """The number of each row's group, of those that are nearly equal."""
         assert self.inputs is not None

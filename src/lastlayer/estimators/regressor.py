@@ -39,7 +39,7 @@ from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Member
 from lastlayer.predictor.serialization import pack, unpack
 from lastlayer.scaling import Standardizer
-from lastlayer.settings import CURVE_FOLDS, DataShape, Settings, resolve
+from lastlayer.settings import CURVE_FOLDS, DataShape, Settings, resolve, target_transform
 from lastlayer.sources import ArraySource, Source
 from lastlayer.training import Data, TrainingHistory, clear_checkpoints
 from lastlayer.types import BiasPrior, Family, NoiseModel
@@ -88,6 +88,10 @@ class BLLRegressor(LastLayerRegressor):
         depends on the input, by a small network fitted to the errors of rows left out (needs calibration and a table).
         "auto": "input" where that raises the density of other rows left out, else "diagonal".
     bias_prior : "flat" (Theorem 2) or "shared" (what reproduces the paper's printed evidence).
+    target_transform : "log": fit the logarithm of targets that are all positive; predictions are mixtures of
+        log-normals in the units of the targets (`lastlayer.log_prediction.LogPrediction`). "auto": "log" if the
+        skewness of each target is above 1 and that of its logarithm less than half as large. Not with noise_std or
+        observations; CasADi, ONNX, BoTorch, `joint` and other uses of a Gaussian refuse such a model.
     max_epochs : passes over the data; an iteration of L-BFGS counts as one. "auto": 250, or as many as
         400 to 800 steps of mini-batches take, 10 at least; with early stopping or a backbone 500, of a source 60.
     batch_size : rows of a mini-batch, which trains in float32 on a running average of the last layer; None: all rows in
@@ -116,7 +120,8 @@ class BLLRegressor(LastLayerRegressor):
     family_, family_scores_ : the kind of members that does best alone; the held-out LPD of each that was tried.
     alpha_star_, alpha_ : signal-to-noise ratio that maximises the evidence, and the one in use for the variance;
         geometric means over the members under that prior precision, as the next two are means over them.
-    noise_std_ : (q,) standard deviation of the noise at the maximum of the evidence, target units, before calibration.
+    noise_std_ : (q,) standard deviation of the noise at the maximum of the evidence, target units, before calibration;
+        with target_transform="log", that of the logarithm.
     nlml_ : negative log marginal likelihood per sample, standardised targets.
     history_ : training history, one list entry per epoch.
     alpha_curve_ : validation LPD against alpha, after `tune_alpha`.
@@ -136,6 +141,7 @@ class BLLRegressor(LastLayerRegressor):
         hidden_prior: float | str = "auto",
         noise: NoiseModel = "auto",
         bias_prior: BiasPrior = "flat",
+        target_transform: str | None = None,
         max_epochs: int | str = "auto",
         batch_size: int | str | None = "auto",
         training: TrainingOptions | None = None,
@@ -158,6 +164,7 @@ class BLLRegressor(LastLayerRegressor):
         self.hidden_prior = hidden_prior
         self.noise = noise
         self.bias_prior = bias_prior
+        self.target_transform = target_transform
         self.max_epochs = max_epochs
         self.batch_size = batch_size
         self.training = training
@@ -205,6 +212,8 @@ class BLLRegressor(LastLayerRegressor):
             X, y, sample_weight, nd=self.backbone is not None, partly=True, noise_std=noise_std
         )
         digest = "" if self.checkpoint is None else digest_of(rows.X, rows.y, rows.weight)
+        transform = target_transform(self.target_transform, rows.y.numpy())
+        rows = rows if transform is None else rows.logged()
         n_given = len(rows.X) if rows.weight is None else int((rows.weight > 0).sum())
         by_splitter = not (self.calibration is None or isinstance(self.calibration, str))
         labels = check_groups(groups, len(rows.X))
@@ -222,7 +231,7 @@ class BLLRegressor(LastLayerRegressor):
         shape = DataShape(
             tuple(rows.X.shape), validation_data is not None, n_known, n_together, alike, learned, beside, ids
         )
-        settings = resolve(self._parameters(), shape, seed=seed)
+        settings = resolve(self._parameters() | {"target_transform": transform}, shape, seed=seed)
         log_start(settings, rows.X.shape, rows.y.shape[1])
         warn_of_missing_targets(rows.y)
         if settings.calibration in ("random and blocked folds", "holdout"):

@@ -16,8 +16,7 @@ from lastlayer.networks.arrays import NetworkArrays, as_array
 from lastlayer.ops import NumPyOps
 from lastlayer.predictor.fitted import as_fitted
 from lastlayer.predictor.module import LayerGroup
-from lastlayer.tables import Schema, TableModel
-from lastlayer.tables.schema import MISSING
+from lastlayer.tables import Schema, TableModel, cells
 
 
 def export_bundle(fitted: TableModel, folder: Path) -> list[Path]:
@@ -36,10 +35,11 @@ def export_bundle(fitted: TableModel, folder: Path) -> list[Path]:
 
 
 def reader() -> str:
-    """The module that reads exported models: `bundle`, with the predictive formula and its NumPy operations inside."""
+    """The module that reads exported models: `bundle`, with the predictive formula, its NumPy operations
+    and the reading of cells inside."""
     source = inspect.getsource(bundle)
     first, last = source.index("# the code of the library:"), source.index("# the reader:")
-    parts = [inspect.getsource(formula), inspect.getsource(NumPyOps)]
+    parts = [inspect.getsource(part) for part in (formula, NumPyOps, cells)]
     return source[:first] + "\n\n".join(part.strip() for part in parts) + "\n\n\n" + source[last:]
 
 
@@ -62,7 +62,6 @@ def to_arrays(model: Any, schema: Schema | None = None) -> dict[str, Any]:
         "format": FORMAT,
         "layers": [about for about, _ in described],
         "process": None if p.outside is None else p.outside.place,
-        "missing": sorted(MISSING),
         "columns": None if schema is None else schema.as_json()["columns"],
         "y_ndim": fitted.y_ndim,
         "targets": [f"y{i + 1}" for i in range(fitted.n_outputs)] if schema is None else list(schema.targets),

@@ -32,6 +32,7 @@ from numpy import ndarray
 # the code of the library:
 from lastlayer.formula import features, mixture_quantile, predict
 from lastlayer.ops import NumPyOps
+from lastlayer.tables.cells import DateFormat, NumberFormat, as_texts, calendar, days
 
 # the reader:
 FORMAT = 9
@@ -113,29 +114,40 @@ class Bundle:
             raise ValueError("this model was exported without the columns of its table: give predict an array")
         parts = []
         for column in self.about["columns"]:
-            name = column["name"]
-            if name not in columns:
-                raise ValueError(f"column {name!r} is not there: {sorted(columns)}")
-            cells = [self._filled(cell, column, i) for i, cell in enumerate(columns[name])]
-            if column["kind"] == "number":
-                parts.append(np.array(cells, dtype=float)[:, None])
-            else:
-                places = [column["categories"].index(cell) for cell in cells]
-                parts.append(np.eye(len(column["categories"]))[places].reshape(len(cells), -1))
+            if column["name"] not in columns:
+                raise ValueError(f"column {column['name']!r} is not there: {sorted(columns)}")
+            cells = np.empty(len(columns[column["name"]]), dtype=object)
+            cells[:] = list(columns[column["name"]])
+            parts.append(self._inputs(column, cells))
         return np.hstack(parts)
 
-    def _filled(self, cell: Any, column: dict[str, Any], i: int) -> Any:
-        text = "" if cell is None or cell != cell else str(cell).strip()
-        missing = text == "" or (column["kind"] == "number" and text.lower() in self.about["missing"])
-        if missing and not self.about["impute"]:
-            raise ValueError(f"column {column['name']!r} has no value in row {i + 1}")
-        if missing:
-            return column["fill"]
-        if column["kind"] == "number":
-            return float(text)
-        if text not in column["categories"]:
-            raise ValueError(f"column {column['name']!r} has {text!r} in row {i + 1}: known are {column['categories']}")
-        return text
+    def _inputs(self, column: dict[str, Any], cells: ndarray) -> ndarray:
+        """The inputs of one column."""
+        if column["kind"] == "text":
+            texts, known = as_texts(cells), column["categories"]
+            texts = self._filled(texts, texts == "", column)
+            self._check(column, cells, ~np.isin(texts.astype(str), known), f"known are {known}")
+            return np.eye(len(known))[[known.index(text) for text in texts]].reshape(len(texts), -1)
+        if column["kind"] == "date":
+            dates, wrong = DateFormat(column["order"]).dates(cells)
+            self._check(column, cells, wrong, "it must be a date or time")
+            return calendar(days(self._filled(dates, np.isnat(dates), column)), column["parts"])
+        values, wrong = NumberFormat(**column["format"]).numbers(cells)
+        self._check(column, cells, wrong, "it must be a number as in the training table")
+        return self._filled(values, np.isnan(values), column)[:, None]
+
+    def _check(self, column: dict[str, Any], cells: ndarray, wrong: ndarray, advice: str) -> None:
+        if wrong.any():
+            i = int(wrong.argmax())
+            raise ValueError(f"column {column['name']!r} has {cells[i]!r} in row {i + 1}: {advice}")
+
+    def _filled(self, values: ndarray, missing: ndarray, column: dict[str, Any]) -> ndarray:
+        if missing.any() and not self.about["impute"]:
+            raise ValueError(f"column {column['name']!r} has no value in row {int(missing.argmax()) + 1}")
+        if missing.any():
+            values = values.copy()
+            values[missing] = column["fill"]
+        return values
 
     def predict(self, X: Any) -> BundlePrediction:
         """The predictive distribution of rows of numbers, (m, d)."""

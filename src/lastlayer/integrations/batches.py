@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy import ndarray
 
 from lastlayer import files
 from lastlayer.errors import InputError
 from lastlayer.estimators.regressor import BLLRegressor, load
 from lastlayer.prediction import Prediction
+from lastlayer.tables.columns import finite_numbers
 from lastlayer.tables.files import Table
+from lastlayer.tables.frames import column_cells
 from lastlayer.tables.model import TableModel, prediction_cells
-from lastlayer.tables.schema import finite_numbers
 
 ADVICE = "fix or leave out these rows before the predictions"
 
@@ -76,7 +76,7 @@ class BatchPredictor:
             raise InputError(f"the batch has no columns {missing}; it has {list(batch)}")
         if clash := sorted({*self.id_columns} & {*outputs}):
             raise InputError(f"id_columns has {clash[0]!r}, which is the name of a prediction: rename that column")
-        table = Table({name: _cells(batch[name], name) for name in names})
+        table = Table({name: column_cells(batch[name], name) for name in names})
         predicted = dict.fromkeys(outputs, np.empty(0))
         if len(table):
             p = self._predictive(model, table)
@@ -137,15 +137,3 @@ def load_once(path: str, version: tuple[int, int] | None) -> TableModel | BLLReg
 
 def _output_columns(targets: Sequence[str]) -> list[str]:
     return [*(f"{name}_{word}" for name in targets for word in ("mean", "std", "lower", "upper")), "affine_cost"]
-
-
-def _cells(column: Any, name: str) -> ndarray:
-    """A column as tables have them: missing cells are None or NaN."""
-    values = np.asarray(column)
-    if values.ndim != 1 or values.dtype.kind not in "biufOUT":
-        raise InputError(f"column {name!r} is {values.dtype} of shape {values.shape}: a column holds numbers or texts")
-    if values.dtype.kind in "iuf":
-        return values.astype(float)
-    if hasattr(column, "notna"):  # pandas has a missing value of its own
-        return np.asarray(column.astype(object).where(column.notna(), None))
-    return values

@@ -20,6 +20,7 @@ from lastlayer.errors import InputError
 from lastlayer.extrapolation import cost_quantile, leave_one_out_cost
 from lastlayer.features import affine_features
 from lastlayer.inputs import FARTHEST, contiguous
+from lastlayer.log_prediction import LogPrediction
 from lastlayer.networks.mlp import copied, finite_features
 from lastlayer.networks.structured import converted
 from lastlayer.observe import Functionals
@@ -29,7 +30,7 @@ from lastlayer.prediction import FunctionalPrediction, JointPrediction, Predicti
 from lastlayer.predictor.blocks import CoupledBlock, FunctionBlock
 from lastlayer.predictor.module import Member, Predictor, rows_in_cache
 from lastlayer.scaling import Standardizer
-from lastlayer.settings import Settings
+from lastlayer.settings import Settings, target_transform
 from lastlayer.statistics import CHUNK_ROWS, row_chunks
 from lastlayer.training.data import Data
 from lastlayer.training.engine import threads_for
@@ -96,6 +97,7 @@ class Fitted:
 
     def module(self) -> Predictor:
         """A `torch.nn.Module` of its own, on the model's device."""
+        self.of_targets("module()")
         return copy.deepcopy(self.predictor)
 
     def alone(self, i: int) -> "Fitted":
@@ -121,6 +123,20 @@ class Fitted:
         """Itself, for uses in which function and noise have the same correlation between the outputs."""
         if self.coupled:
             raise InputError(f'{use} needs noise="diagonal", or targets that are all known: fit such a model')
+        return self
+
+    @property
+    def of_log(self) -> bool:
+        """Whether the members are models of the targets' logarithm; what they say is in its units."""
+        return self.settings.target_transform == "log"
+
+    def of_targets(self, use: str) -> "Fitted":
+        """Itself, for uses that need Gaussian predictions of the targets themselves."""
+        if self.of_log:
+            raise InputError(
+                f'{use} needs Gaussian predictions of the targets, and this model has target_transform="log": fit '
+                "one to log y, with target_transform=None, and exponentiate what comes out"
+            )
         return self
 
     def with_shared_rows(self, use: str) -> "Fitted":
@@ -184,6 +200,9 @@ class Fitted:
 
     def data(self, X: ndarray, y: ndarray, sample_weight: ndarray | None = None) -> Data:
         """Rows as training takes them."""
+        if self.of_log:
+            target_transform("log", y.reshape(len(y), -1))
+            y = np.log(y)
         T = torch.tensor(y, dtype=torch.float64).reshape(len(y), -1)
         device = self.settings.torch_device
         weight = None if sample_weight is None else torch.tensor(sample_weight, device=device)
@@ -195,10 +214,15 @@ class Fitted:
 
     def mean(self, X: ndarray) -> Float[ndarray, "m q"]:
         """Of the targets."""
+        if self.of_log:
+            return self.predictive(X).mean
         return _array(torch.cat(self._in_chunks(X, self.predictor.mean)))
 
     def mean_and_var(self, X: ndarray) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:
         """Of the targets, noise included."""
+        if self.of_log:
+            p = self.predictive(X)
+            return p.mean, p.var
         say = lambda x: formula.moments(TorchOps, self.predictor, self.predictor.components(x))
         mean, epistemic, noise, _ = (torch.cat(each) for each in zip(*self._in_chunks(X, say), strict=True))
         return _array(mean), _array(epistemic + noise)
@@ -208,13 +232,14 @@ class Fitted:
         parts = self._in_chunks(X, lambda x: vars(as_arrays(self.predictor.components(x))).values())
         together = [each[0] if len(parts) == 1 else np.concatenate(each, axis=1) for each in zip(*parts, strict=True)]
         prediction = self.prediction(formula.Components(*together), noise=noise)
-        if not self.coupled:
-            return prediction
-        n = len(prediction.weights) // len(self.members)
-        return replace(prediction, function_correlation=np.concatenate([self._function_correlation(X)] * n))
+        if self.coupled:
+            n = len(prediction.weights) // len(self.members)
+            correlation = np.concatenate([self._function_correlation(X)] * n)
+            prediction = replace(prediction, function_correlation=correlation)
+        return LogPrediction.of(prediction) if self.of_log else prediction
 
     def prediction(self, parts: formula.Components, *, noise: bool = True) -> Prediction:
-        """The mixture of calibrated members, with its tails."""
+        """The mixture of calibrated members, with its tails; of log y, if they are models of that."""
         share, factor = self.tails.share, self.tails.factor
         shares, widths = ([1 - share, share], [1.0, factor]) if share else ([1.0], [1.0])
         # every member once for each share
@@ -248,7 +273,7 @@ class Fitted:
 
     def joint(self, X: ndarray, *, noise: bool = True) -> JointPrediction:
         """The Gaussian over all points and outputs together; O(m^2) numbers per member."""
-        parts, blocks = self.stretched(X)
+        parts, blocks = self.of_targets("joint").stretched(X)
         mean = self.prediction(parts).with_output_axis().mean  # summed in the same order, to the last bit
         root, (m, q) = np.sqrt(parts.weights), mean.shape
         spread = [] if len(root) == 1 else list(root * (parts.mean - mean))
@@ -281,12 +306,13 @@ class Fitted:
                 draws = draws + rng.standard_normal((n, 1, 1)) * root * (parts.mean[block.member] - mean)
         if noise:
             draws = draws + add_noise(self._noise_at(parts), rng.standard_normal(draws.shape))
-        return draws
+        return np.exp(draws) if self.of_log else draws
 
     def predictive_of(self, functionals: Sequence[Functionals]) -> FunctionalPrediction:
         """The functionals of the Gaussian that `joint` has over the function: L of its mean, and L of the rows whose
         products are its covariance. So derivatives are those of the calibrated model, mixture and scalers included."""
         means, rows = [], []
+        self.of_targets("a linear functional")
         with torch.no_grad():
             for some in functionals:
                 if self.inputs is None:
@@ -353,11 +379,11 @@ def _check_answer(values: Tensor | ndarray) -> None:
 
 
 def as_fitted(model: Any) -> Fitted:
-    """The fitted value that a model holds, or the value itself."""
+    """The fitted value that a model holds, or the value itself, for uses of its Gaussian predictions."""
     found = model if isinstance(model, Fitted) else getattr(model, "fitted_", None)
     if not isinstance(found, Fitted):
         raise NotFittedError(f"this {type(model).__name__} holds no fitted Bayesian last layer: call fit first")
-    return found
+    return found.of_targets("this use of a model")
 
 
 def member_features(member: Member, Z: Tensor) -> Float[Tensor, "m p"]:

@@ -145,7 +145,7 @@ def with_rows(fitted: Fitted, data: Data, *, forgetting: float = 1.0) -> Fitted:
 
 def with_observations(fitted: Fitted, observations: Sequence[Observations]) -> Fitted:
     """Measurements of functionals in every last layer: the posterior given them too, alpha and noise as they are."""
-    inputs = fitted.inputs
+    inputs = fitted.of_targets("an observation").inputs
     if inputs is None:
         raise InputError("observations need a table: the inputs of this model have more than two dimensions")
     seen = tuple(one.standardized(inputs, fitted.targets) for one in observations)

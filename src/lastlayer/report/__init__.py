@@ -11,7 +11,7 @@ from lastlayer.pages import figure_html, page, table
 from lastlayer.report import figures
 from lastlayer.report.figures import Evaluation
 from lastlayer.tables import Scores, Table, TableModel, facts
-from lastlayer.tables.schema import NumberColumn
+from lastlayer.tables.columns import TextColumn
 
 LISTED = 50
 """Rows in each of the two lists."""
@@ -103,8 +103,8 @@ def _ranges(evaluation: Evaluation) -> str:
     rows = []
     for column, outside in zip(evaluation.fitted.schema.columns, evaluation.encoded.outside.T, strict=True):
         here = ""
-        if isinstance(column, NumberColumn):
-            here = str(column.learn(column.name, evaluation.table, impute=True))
+        if not isinstance(column, TextColumn):
+            here = str(column.of_rows(column.read(evaluation.table, impute=evaluation.fitted.schema.impute)))
         rows.append([column.name, str(column), here, f"{outside.sum():,}", f"{outside.mean():.1%}"])
     return table(["input", "training rows", "these rows", "rows outside", "share"], rows, "ranges")
 

@@ -1,8 +1,22 @@
 """Tables of users: read in pieces, encoded the same way ever after, predicted in bounded memory, written safely."""
 
 from lastlayer.tables.facts import Scores, explain, facts, score
-from lastlayer.tables.files import Table, chunks, read
+from lastlayer.tables.files import Table, TableFile, chunks, read
 from lastlayer.tables.model import TableModel
-from lastlayer.tables.schema import Schema
+from lastlayer.tables.regressor import TableRegressor
+from lastlayer.tables.schema import Reading, Schema
 
-__all__ = ["Schema", "Scores", "Table", "TableModel", "chunks", "explain", "facts", "read", "score"]
+__all__ = [
+    "Reading",
+    "Schema",
+    "Scores",
+    "Table",
+    "TableFile",
+    "TableModel",
+    "TableRegressor",
+    "chunks",
+    "explain",
+    "facts",
+    "read",
+    "score",
+]

@@ -96,9 +96,10 @@ def facts(table_model: TableModel) -> dict[str, str]:
     """The model card: the same in words, by subject."""
     found, card = explain(table_model), table_model.card
     settings, features = table_model.model.settings_, found["features"]
+    of_log = " of its logarithm" if settings.target_transform == "log" else ""
     log_alpha, log_star = (math.log(a) if a > 0 else -math.inf for a in (found["alpha"], found["alpha_star"]))
     return {
-        "targets": ", ".join(f"{row['target']} (noise std {row['noise_std']:.4g})" for row in found["targets"]),
+        "targets": ", ".join(f"{row['target']} (noise std{of_log} {row['noise_std']:.4g})" for row in found["targets"]),
         "inputs": ", ".join(table_model.schema.features),
         "missing values": "filled by median or most frequent" if found["impute"] else "refused",
         "training rows": str(card.get("rows", "unknown")),

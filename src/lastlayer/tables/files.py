@@ -1,37 +1,39 @@
-"""Tables read and written a piece at a time: CSV, JSON lines and Parquet. Cells stay what they were in the file.
+"""Tables read a piece at a time: CSV, JSON lines, Parquet and Excel. Cells stay what they were in the file."""
 
-What is written stands there whole or not at all, and is safe to open in a spreadsheet.
-"""
-
+import codecs
 import csv
+import gzip
 import io
 import json
-import math
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, BinaryIO, SupportsInt, TypeAlias
+from typing import Any, SupportsInt
 
 import numpy as np
 from numpy import ndarray
 
-from lastlayer.errors import InputError, check_writable
-from lastlayer.files import replacing
+from lastlayer.errors import InputError, check_choice, need
+from lastlayer.tables.cells import PERCENT
 
 CHUNK_ROWS = 16_384
-LONGEST_LINE = 10_000_000
+BLOCK = 4 * 2**20
+"""Bytes of a CSV that are parsed at a time; no line may be longer."""
 MOST_COLUMNS = 20_000
+DECIMALS = ("auto", ".", ",")
 SEPARATORS = ";\t|,"
 """The one that makes most columns of the first line; if two do, the rarer one: names contain commas."""
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
-FORMULA = tuple("=+-@\t\r\n＝＋－＠")
-"""What a spreadsheet may take for the beginning of a formula."""
+MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+"""First bytes that tell the encoding of a text; that of UTF-8 is skipped."""
+SHOWN = 5
+"""Rows of the wrong length that a message shows."""
 Cells = dict[str, ndarray]
-"""Column by column: texts and numbers; None for a missing cell."""
-Write: TypeAlias = Callable[[Cells], None]
+"""Column by column: numbers, dates (datetime64), or texts and numbers as objects; None for a missing cell."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,12 @@ class Table:
     columns: Cells
     first: int = 0
     """How many rows of the file come before these."""
+    skipped: tuple[int, ...] = ()
+    """Rows of the file that could not be read, counted from one."""
+    decimal: str = "auto"
+    """Decimal sign of numbers that are texts, if it is not that of the training table."""
+    separator: str = ","
+    """Between the cells of its CSV; with semicolons, commas are decimal signs rather than thousands signs."""
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -60,163 +68,358 @@ class Table:
 
     def row(self, i: SupportsInt) -> int:
         """The number of row i in messages: counted from one, without the header."""
-        return self.first + int(i) + 1
+        row = self.first + int(i) + 1
+        for skipped in self.skipped:
+            row += skipped <= row
+        return row
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A file that holds a table: .csv, .tsv, .jsonl (.ndjson, .json), these with .gz behind it, .parquet or .xlsx."""
+
+    path: Path
+    encoding: str | None = None
+    """Of the text in it; None: UTF-8, or UTF-16 if its first bytes say so."""
+    decimal: str = "auto"
+    """Its decimal sign, if it is not that of the training table."""
+
+    def __post_init__(self) -> None:
+        check_choice("decimal", self.decimal, DECIMALS)
+        if self.encoding is not None:
+            try:
+                codecs.lookup(self.encoding)
+            except LookupError as error:
+                raise InputError(
+                    f"--encoding {self.encoding!r} is not known: Western Excel files are often cp1252, old ones latin-1"
+                ) from error
+
+    @property
+    def suffix(self) -> str:
+        """Of what it holds, packed or not."""
+        return (self.path.with_suffix("") if self.packed else self.path).suffix.lower()
+
+    @property
+    def packed(self) -> bool:
+        return self.path.suffix.lower() == ".gz"
+
+    @property
+    def stem(self) -> str:
+        """Its name without suffixes."""
+        return Path(self.path.stem).stem if self.packed else self.path.stem
+
+    def chunks(self, rows: int = CHUNK_ROWS, *, problems: list[str] | None = None) -> Iterator[Table]:
+        """The table in pieces of `rows` rows; there is at least one row.
+
+        Rows of the wrong length are an error at the end, or are left out and added to `problems` if these are given.
+        """
+        self._check()
+        first, skipped, separator = 0, list[tuple[int, str]](), ","
+        readers = {".parquet": self._parquet, ".xlsx": self._excel} | dict.fromkeys(TEXTS[:2], self._csv(skipped))
+        try:
+            separator = self.separator()
+            for columns in readers.get(self.suffix, self._json_lines)(rows):
+                rows_skipped = tuple(number for number, _ in skipped)
+                yield (piece := Table(columns, first, rows_skipped, self.decimal, separator))
+                first += len(piece)
+        except UnicodeError as error:
+            raise InputError(self._not_decoded(error)) from error
+        except PermissionError as error:
+            raise InputError(f"{self.path} may not be read: {error.strerror}") from error
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise InputError(f"{self.path} is not a whole gzip file: {error}") from error
+        found = (
+            [f"{len(skipped)} rows of {self.path} have the wrong number of cells: {_listed(skipped)}"]
+            if skipped
+            else []
+        )
+        if found and problems is None:
+            raise InputError(found[0])
+        if problems is not None:
+            problems += found
+        if not first:
+            raise InputError(found[0] if found else f"{self.path} has no rows: there is nothing below its header")
+
+    def read(self, *, problems: list[str] | None = None) -> Table:
+        """The whole table."""
+        parts = list(self.chunks(problems=problems))
+        columns = {name: _joined([part.columns[name] for part in parts]) for name in parts[0].columns}
+        return replace(parts[-1], columns=columns, first=0)
+
+    def separator(self) -> str:
+        """Between the cells of a CSV; a comma for every other kind."""
+        if self.suffix not in TEXTS[:2]:
+            return ","
+        self._check()
+        with self._text() as file:
+            return _separator(self._line(file))
+
+    def _check(self) -> None:
+        path, suffix = self.path, self.suffix
+        if not path.exists():
+            raise InputError(f"there is no file {path}")
+        if not path.is_file():
+            raise InputError(f"{path} is not a file: give the path of a table ({', '.join(TEXTS)}, .parquet, .xlsx)")
+        if suffix not in (*TEXTS, *(() if self.packed else (".parquet", ".xlsx"))):
+            raise InputError(
+                f"{path} ends in {path.suffix!r}: a table is CSV (.csv, .tsv) or JSON lines (.jsonl), both also "
+                "with .gz, Parquet (.parquet) or Excel (.xlsx); convert it first"
+            )
+
+    def _bytes(self) -> "io.BufferedReader | gzip.GzipFile":
+        return gzip.open(self.path, "rb") if self.packed else self.path.open("rb")
+
+    @contextmanager
+    def _text(self) -> Iterator[io.TextIOWrapper]:
+        with self._bytes() as file, io.TextIOWrapper(file, self._encoding(), newline="") as text:
+            yield text
+
+    def _encoding(self) -> str:
+        with self._bytes() as file:
+            marked = MARKS.get(file.read(2), "utf-8-sig")
+        return self.encoding or marked
+
+    def _not_decoded(self, error: UnicodeError) -> str:
+        byte = f" (byte {error.object[error.start]:#04x})" if isinstance(error, UnicodeDecodeError) else ""
+        if self.encoding is not None:
+            return f"{self.path} is not {self.encoding} text{byte}: give another --encoding"
+        return (
+            f"{self.path} is not UTF-8 text{byte}: say how it is encoded, such as --encoding cp1252 (Western Excel), "
+            "or save the table as UTF-8, in Excel as 'CSV UTF-8'"
+        )
+
+    def _line(self, file: io.TextIOWrapper) -> str:
+        """The next line, but none that fills the memory."""
+        line = file.readline(BLOCK + 1)
+        if len(line) > BLOCK:
+            raise InputError(self._too_long)
+        return line
+
+    @property
+    def _too_long(self) -> str:
+        return f"{self.path} has a line of more than {BLOCK:,} characters: that is not a table"
+
+    def _csv(self, skipped: list[tuple[int, str]]) -> Callable[[int], Iterator[Cells]]:
+        """Rows of a CSV; those of another length than the header are skipped."""
+
+        def cells_of(rows: int) -> Iterator[Cells]:
+            pa = need("pyarrow", extra="cli")
+            arrow = need("pyarrow.csv", extra="cli")
+            names, separator, first = self._header()
+            _check_names(names, self.path)
+
+            def skip(row: Any) -> str:
+                number = row.number - first
+                open_quote = ", with a double quote that is never closed" if row.text.count('"') % 2 else ""
+                skipped.append((number, f"row {number} has {row.actual_columns}, not {len(names)}{open_quote}"))
+                return "skip"
+
+            places = [str(i) for i in range(len(names))]
+            encoding = self._encoding()
+            reader = {
+                "read_options": arrow.ReadOptions(
+                    use_threads=False,  # for the numbers of rows
+                    block_size=BLOCK,
+                    skip_rows=first,
+                    column_names=places,
+                    encoding="utf8" if encoding == "utf-8-sig" else encoding,
+                ),
+                "parse_options": arrow.ParseOptions(
+                    delimiter=separator, newlines_in_values=True, invalid_row_handler=skip
+                ),
+                "convert_options": arrow.ConvertOptions(
+                    column_types=dict.fromkeys(places, pa.string()), strings_can_be_null=False
+                ),
+            }
+            try:
+                with self._bytes() as file, arrow.open_csv(file, **reader) as batches:
+                    for batch in batches:
+                        for start in range(0, batch.num_rows, rows):
+                            part = batch.slice(start, rows)
+                            yield {name: part.column(i).to_numpy(zero_copy_only=False) for i, name in enumerate(names)}
+            except pa.ArrowInvalid as error:
+                if "UTF8" in str(error):
+                    raise UnicodeError(str(error)) from error
+                raise InputError(self._too_long if "straddl" in str(error) else f"{self.path}: {error}") from error
+
+        return cells_of
+
+    def _header(self) -> tuple[list[str], str, int]:
+        """The names of the columns, what separates them, and how many lines they fill."""
+        with self._text() as file:
+            separator = _separator(first := self._line(file))
+            lines = chain([first] if first else [], iter(lambda: self._line(file), ""))
+            reader = csv.reader(lines, delimiter=separator)
+            try:
+                names = [name.strip() for name in next(reader, [])]
+            except csv.Error as error:
+                raise InputError(f"the first line of {self.path} is not CSV: {error}") from error
+        if not any(names):
+            raise InputError(f"{self.path} begins with an empty line: its first line must name the columns")
+        if all(NUMBER.fullmatch(name) for name in names):
+            raise InputError(
+                f"the first line of {self.path} is {separator.join(names)!r}, numbers only: put a line with the names "
+                "of the columns above it"
+            )
+        if not names[0] and "index" not in names:
+            names[0] = "index"  # as pandas writes it
+        return names, separator, reader.line_num
+
+    def _json_lines(self, rows: int) -> Iterator[Cells]:
+        names: list[str] = []
+
+        def cells() -> Iterator[list[Any]]:
+            with self._text() as file:
+                for number, line in enumerate(iter(lambda: self._line(file), ""), 1):
+                    if line.isspace():
+                        continue
+                    row = _json_row(line, f"line {number} of {self.path}")
+                    names.extend(() if names else row)
+                    if strange := [name for name in row if name not in names]:
+                        raise InputError(
+                            f"line {number} of {self.path} has the name {strange[0]!r}, which the first line has not"
+                        )
+                    yield [row.get(name) for name in names]
+
+        lines = cells()
+        while block := list(islice(lines, rows)):
+            _check_names(names, self.path)
+            yield {name: typed(cells) for name, cells in zip(names, zip(*block, strict=True), strict=True)}
+
+    def _parquet(self, rows: int) -> Iterator[Cells]:
+        pa, parquet = arrow_modules()
+        try:
+            with parquet.ParquetFile(self.path) as file:
+                _check_names(list(file.schema_arrow.names), self.path)
+                for batch in file.iter_batches(rows):
+                    if len(batch):
+                        yield {name: arrow_cells(batch.column(name), name) for name in batch.schema.names}
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, PermissionError):
+                raise
+            raise InputError(f"{self.path} is not a whole Parquet file: {error}") from error
+
+    def _excel(self, rows: int) -> Iterator[Cells]:
+        """The first sheet; its first row names the columns."""
+        openpyxl = need("openpyxl", extra="cli")
+        try:
+            book = openpyxl.load_workbook(self.path, read_only=True, data_only=True)
+        except Exception as error:  # zip, XML and openpyxl have errors of their own
+            raise InputError(f"{self.path} is not a whole Excel file: {error}") from error
+        try:
+            sheet = iter(book.worksheets[0].iter_rows())
+            names = ["" if cell.value is None else str(cell.value).strip() for cell in next(sheet, ())]
+            while names and not names[-1]:
+                names.pop()
+            if not names:
+                raise InputError(f"the first sheet of {self.path} begins with an empty row: it must name the columns")
+            _check_names(names, self.path)
+            lines = ([_excel_cell(cell) for cell in row] for row in sheet)
+            kept = ((line + [None] * len(names))[: len(names)] for line in lines if any(c is not None for c in line))
+            while block := list(islice(kept, rows)):
+                yield {name: typed(cells) for name, cells in zip(names, zip(*block, strict=True), strict=True)}
+        finally:
+            book.close()
+
+
+TEXTS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
 
 
 def chunks(path: Path, rows: int = CHUNK_ROWS) -> Iterator[Table]:
-    """The table in pieces of `rows` rows; there is at least one row."""
-    suffix = path.suffix.lower()
-    if not path.exists():
-        raise InputError(f"there is no file {path}")
-    if not path.is_file():
-        raise InputError(f"{path} is not a file: give the path of a table ({', '.join(ROWS)}, .parquet)")
-    if suffix not in (*ROWS, ".parquet"):
-        raise InputError(
-            f"{path} ends in {path.suffix!r}: a table is CSV (.csv, .tsv), JSON lines (.jsonl) or Parquet (.parquet); "
-            "unpack or convert it first"
-        )
-    first = 0
-    try:
-        for columns in _parquet(path, rows) if suffix == ".parquet" else _blocks(ROWS[suffix](path), rows, path):
-            yield (piece := Table(columns, first))
-            first += len(piece)
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path} is not UTF-8 text (byte {error.object[error.start]:#04x}): save the table as UTF-8, "
-            "in Excel as 'CSV UTF-8'"
-        ) from error
-    except PermissionError as error:
-        raise InputError(f"{path} may not be read: {error.strerror}") from error
-    if not first:
-        raise InputError(f"{path} has no rows: there is nothing below its header")
+    """The table in a file, in pieces of `rows` rows."""
+    return TableFile(path).chunks(rows)
 
 
 def read(path: Path) -> Table:
-    """The whole table."""
-    parts = list(chunks(path))
-    return Table({name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns})
+    """The whole table in a file."""
+    return TableFile(path).read()
 
 
-def _blocks(rows: Iterator[Sequence[Any]], size: int, path: Path) -> Iterator[Cells]:
-    """Rows, the first of which names the columns, column by column."""
-    names = list(next(rows, []))
-    _check_names(names, path)
-    while block := list(islice(rows, size)):
-        yield {n: np.array(cells, dtype=object) for n, cells in zip(names, zip(*block, strict=True), strict=True)}
+def typed(cells: Sequence[Any]) -> ndarray:
+    """A column of Python objects: dates if all of them are, otherwise as they are; truth values become texts."""
+    known = [cell for cell in cells if cell is not None]
+    if known and all(hasattr(cell, "year") for cell in known):
+        naive = [
+            cell.replace(tzinfo=None) if getattr(cell, "tzinfo", None) else cell for cell in cells if cell is not None
+        ]
+        dates = np.full(len(cells), "NaT", dtype="datetime64[us]")
+        dates[[cell is not None for cell in cells]] = np.array(naive, dtype="datetime64[us]")
+        return dates
+    column = np.empty(len(cells), dtype=object)
+    column[:] = [str(cell) if isinstance(cell, bool) or hasattr(cell, "minute") else cell for cell in cells]
+    return column
 
 
-def _csv(path: Path) -> Iterator[list[str]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        head = file.readline(LONGEST_LINE)
-        file.seek(0)
-        separator = _separator(head)
-        reader = csv.reader(_lines(file, path), delimiter=separator, strict=True)
-        try:
-            names = [name.strip() for name in next(reader, [])]
-            if not any(names):
-                raise InputError(f"{path} begins with an empty line: its first line must name the columns")
-            if all(NUMBER.fullmatch(name) for name in names):
-                raise InputError(
-                    f"the first line of {path} is {separator.join(names)!r}, numbers only: put a line with the names "
-                    "of the columns above it"
-                )
-            yield names
-            for cells in filter(None, reader):
-                if len(cells) != len(names):
-                    raise InputError(
-                        f"line {reader.line_num} of {path} has {len(cells)} cells, its header has {len(names)}: fix "
-                        f"that line; a cell that contains {separator!r} must stand in double quotes"
-                    )
-                yield cells
-        except csv.Error as error:
-            raise InputError(f"line {reader.line_num} of {path} is not CSV: {error}") from error
+def _joined(parts: list[ndarray]) -> ndarray:
+    """Pieces of a column; dates in one and texts in another stay what they are."""
+    if len({part.dtype for part in parts}) > 1:
+        parts = [part.astype(object) for part in parts]
+    return np.concatenate(parts)
 
 
-def _separator(head: str) -> str:
+def _separator(line: str) -> str:
     def columns(separator: str) -> int:
         try:
-            return len(next(csv.reader([head], delimiter=separator), []))
+            return len(next(csv.reader([line], delimiter=separator), []))
         except csv.Error:  # a cell without end
             return 0
 
     return max(SEPARATORS, key=columns)
 
 
-def _json_lines(path: Path) -> Iterator[list[Any]]:
-    names: list[str] = []
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(_lines(file, path), 1):
-            if line.isspace():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise InputError(f"line {number} of {path} is not JSON: {error}") from error
-            if not isinstance(row, dict) or not row:
-                raise InputError(
-                    f"line {number} of {path} is not an object with named values: JSON lines look like "
-                    '{"flow": 1.5, "fluid": "water"}, one per line'
-                )
-            if not names:
-                yield (names := list(row))
-            if strange := [name for name in row if name not in names]:
-                raise InputError(f"line {number} of {path} has the name {strange[0]!r}, which the first line has not")
-            for name, value in row.items():
-                if not isinstance(value, str | int | float | None):
-                    raise InputError(
-                        f"{name!r} in line {number} of {path} is a {type(value).__name__}: a cell is a number, a text "
-                        "or null; spread it over columns of its own"
-                    )
-            yield [str(cell) if isinstance(cell, bool) else cell for cell in map(row.get, names)]
+def _listed(skipped: list[tuple[int, str]]) -> str:
+    shown = "; ".join(words for _, words in skipped[:SHOWN])
+    more = f"; and {len(skipped) - SHOWN} more" if len(skipped) > SHOWN else ""
+    return f"{shown}{more}. A cell that contains the separator must stand in double quotes"
 
 
-ROWS: dict[str, Callable[[Path], Iterator[Sequence[Any]]]] = dict.fromkeys((".csv", ".tsv"), _csv)
-ROWS |= dict.fromkeys((".jsonl", ".ndjson", ".json"), _json_lines)
+def _json_row(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where} is not JSON: {error}") from error
+    if not isinstance(row, dict) or not row:
+        raise InputError(
+            f'{where} is not an object with named values: JSON lines look like {{"flow": 1.5, "fluid": "water"}}, '
+            "one per line"
+        )
+    for name, value in row.items():
+        if not isinstance(value, str | int | float | None):
+            raise InputError(
+                f"{name!r} in {where} is a {type(value).__name__}: a cell is a number, a text or null; spread it over "
+                "columns of its own"
+            )
+    return row
 
 
-def arrow() -> tuple[Any, Any]:
+def _excel_cell(cell: Any) -> Any:
+    """A number that is shown as per cent is written as such, as in a CSV of the same sheet."""
+    value = cell.value
+    if isinstance(value, int | float) and not isinstance(value, bool) and PERCENT in (cell.number_format or ""):
+        return f"{100 * value:.15g}{PERCENT}"
+    return value
+
+
+def arrow_modules() -> tuple[Any, Any]:
     """pyarrow and its Parquet module."""
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError as error:
-        raise InputError("Parquet needs pyarrow: pip install pyarrow, or convert the table to CSV") from error
-    return pa, parquet
+    return need("pyarrow", extra="cli"), need("pyarrow.parquet", extra="cli")
 
 
-def _parquet(path: Path, rows: int) -> Iterator[Cells]:
-    pa, parquet = arrow()
-    try:
-        with parquet.ParquetFile(path) as file:
-            _check_names(list(file.schema_arrow.names), path)
-            for batch in file.iter_batches(rows):
-                if len(batch):
-                    yield {name: _cells(batch.column(name), name, path) for name in batch.schema.names}
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, PermissionError):
-            raise
-        raise InputError(f"{path} is not a whole Parquet file: {error}") from error
-
-
-def _cells(column: Any, name: str, path: Path) -> ndarray:
-    pa, types = arrow()[0], arrow()[0].types
+def arrow_cells(column: Any, name: str) -> ndarray:
+    """A column of an Arrow table."""
+    pa = arrow_modules()[0]
+    types = pa.types
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type
     if types.is_floating(kind) or types.is_decimal(kind):
         return column.cast(pa.float64()).to_numpy(zero_copy_only=False)
-    known = (types.is_integer, types.is_string, types.is_large_string, types.is_boolean, types.is_null)
-    if types.is_temporal(kind):
-        column = column.cast(pa.string())
-    elif not any(is_kind(kind) for is_kind in known):
-        raise InputError(f"column {name!r} of {path} is of type {kind}: a column holds numbers or texts")
-    return np.array([str(c) if isinstance(c, bool) else c for c in column.to_pylist()], dtype=object)
-
-
-def _lines(file: IO[str], path: Path) -> Iterator[str]:
-    """Lines, but none that fills the memory."""
-    while line := file.readline(LONGEST_LINE + 1):
-        if len(line) > LONGEST_LINE:
-            raise InputError(f"{path} has a line of more than {LONGEST_LINE:,} characters: that is not a table")
-        yield line
+    if types.is_date(kind) or types.is_timestamp(kind):
+        if types.is_timestamp(kind) and kind.tz is not None:
+            column = pa.compute.local_timestamp(column)
+        return column.cast(pa.timestamp("us"), safe=False).to_numpy(zero_copy_only=False)
+    known = (types.is_integer, types.is_string, types.is_large_string, types.is_boolean, types.is_null, types.is_time)
+    if not any(is_kind(kind) for is_kind in known):
+        raise InputError(f"column {name!r} is of type {kind}: a column holds numbers, texts or dates")
+    return typed(column.to_pylist())
 
 
 def _check_names(names: list[str], path: Path) -> None:
@@ -228,87 +431,9 @@ def _check_names(names: list[str], path: Path) -> None:
     seen: set[str] = set()
     for i, name in enumerate(names, 1):
         if not name.strip():
-            raise InputError(
-                f"column {i} of {path} has no name: give it one or take the column out "
-                "(pandas writes such a column unless to_csv has index=False)"
-            )
+            raise InputError(f"column {i} of {path} has no name: give it one or take the column out")
         if not name.isprintable():
             raise InputError(f"column {i} of {path} is called {name!r}: give it a name without control characters")
         if name in seen:
             raise InputError(f"{path} has two columns called {name!r}: give each its own name")
         seen.add(name)
-
-
-# writing
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[Write]:
-    """A function that takes rows; they stand in `path` once all are there, and until then an older file does."""
-    check_writable(path)
-    if path.suffix.lower() not in WRITERS:
-        raise InputError(f"{path} ends in {path.suffix!r}: rows can be written as {', '.join(WRITERS)}")
-    with replacing(path) as file, WRITERS[path.suffix.lower()](file) as write:
-        yield write
-
-
-def guarded(cell: str) -> str:
-    """A text that a spreadsheet would run as a formula gets an apostrophe in front; numbers stay as they are."""
-    if "\r" in cell:  # csv.writer would not quote it, and readers begin a new row there
-        cell = cell.replace("\r\n", "\n").replace("\r", "\n")
-    return f"'{cell}" if cell.startswith(FORMULA) and not NUMBER.fullmatch(cell) else cell
-
-
-@contextmanager
-def _to_csv(file: BinaryIO) -> Iterator[Write]:
-    text = io.TextIOWrapper(file, "utf-8", newline="")
-    rows, named = csv.writer(text, lineterminator="\n"), False
-
-    def write(cells: Cells) -> None:
-        nonlocal named
-        if not named:
-            rows.writerow(map(guarded, cells))
-            named = True
-        columns = ([guarded(c) if isinstance(c, str) else c for c in column.tolist()] for column in cells.values())
-        rows.writerows(zip(*columns, strict=True))
-
-    yield write
-    text.detach()  # flushes, and leaves the file open for its owner
-
-
-@contextmanager
-def _to_json_lines(file: BinaryIO) -> Iterator[Write]:
-    def write(cells: Cells) -> None:
-        for row in zip(*(column.tolist() for column in cells.values()), strict=True):
-            plain = [None if isinstance(cell, float) and not math.isfinite(cell) else cell for cell in row]
-            file.write(json.dumps(dict(zip(cells, plain, strict=True)), ensure_ascii=False).encode() + b"\n")
-
-    yield write
-
-
-@contextmanager
-def _to_parquet(file: BinaryIO) -> Iterator[Write]:
-    pa, parquet = arrow()
-    writer: Any = None
-
-    def array(column: np.ndarray) -> Any:
-        cells = column.tolist()
-        return pa.array([str(cell) for cell in cells] if len({type(c) for c in cells if c is not None}) > 1 else cells)
-
-    def write(cells: Cells) -> None:
-        nonlocal writer
-        try:
-            batch = pa.table({name: array(column) for name, column in cells.items()})
-            writer = parquet.ParquetWriter(file, batch.schema) if writer is None else writer
-            writer.write_table(batch.cast(writer.schema))
-        except pa.ArrowException as error:
-            raise InputError(f"these rows do not fit one Parquet table, write CSV in its place: {error}") from error
-
-    try:
-        yield write
-    finally:
-        if writer is not None:
-            writer.close()
-
-
-WRITERS = {".csv": _to_csv, ".jsonl": _to_json_lines, ".ndjson": _to_json_lines, ".parquet": _to_parquet}

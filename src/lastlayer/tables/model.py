@@ -1,11 +1,9 @@
 """A model that knows the columns of its table: raw rows in, predictions out, one file."""
 
 import os
-import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +17,9 @@ from lastlayer.estimators.regressor import BLLRegressor, load
 from lastlayer.files import ModelFileError
 from lastlayer.inputs import check_finite
 from lastlayer.prediction import Prediction
+from lastlayer.tables.cells import as_texts
 from lastlayer.tables.files import Cells, Table
-from lastlayer.tables.schema import Encoded, Schema, as_texts
+from lastlayer.tables.schema import Encoded, Reading, Schema
 
 GROUP_FOLDS = 5
 CARD: dict[str, Any] = dict.fromkeys(("data", "fitted", "version"), str)
@@ -67,26 +66,33 @@ class TableModel:
     ) -> "TableModel":
         """Columns by `Schema.infer`, then `BLLRegressor(**parameters)`; rows of one group (a column) stay together."""
         drop = drop if groups is None else {*drop, groups}
-        schema = Schema.infer(table, targets, drop=drop, text=text, impute=impute)
+        schema = Schema.infer(table, targets, Reading(drop=drop, text=text, impute=impute))
         return cls.of(schema, table, groups=groups, **parameters)
 
     @classmethod
-    def of(cls, schema: Schema, table: Table, *, groups: str | None = None, **parameters: Any) -> "TableModel":
-        """Fit to the columns of a schema."""
+    def of(
+        cls,
+        schema: Schema,
+        table: Table,
+        *,
+        groups: str | None = None,
+        given: Mapping[str, Any] | None = None,
+        **parameters: Any,
+    ) -> "TableModel":
+        """Fit to the columns of a schema; `given` are further arguments of `BLLRegressor.fit`."""
         labels = None if groups is None else as_texts(table.cells(groups, "--groups"))
         if labels is not None:
             if (n := len(set(labels))) < 2:
                 raise InputError(f"--groups {groups}: all rows are of one group, and two or more are needed")
             parameters |= {"calibration": GroupKFold(min(GROUP_FOLDS, n))}
         X, y = _regression(schema, table)
-        return cls(schema, BLLRegressor(**parameters).fit(X, y, groups=labels), {"rows": len(X)})
+        return cls(
+            schema, BLLRegressor(**parameters).fit(X, y, **{"groups": labels, **(given or {})}), {"rows": len(X)}
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """One model file that also holds the columns; `lastlayer.load` reads the regressor in it."""
-        with tempfile.TemporaryDirectory() as folder:
-            plain = Path(folder) / "model"
-            self.model.save(plain)
-            tensors, header = files.read(plain)
+        """One model file that also holds the columns; `lastlayer.load` makes a `TableRegressor` of it."""
+        tensors, header = self.model.packed()
         files.write(path, tensors, header | {"table": self.schema.as_json(), "card": self.card})
 
     @classmethod
@@ -106,7 +112,7 @@ class TableModel:
             raise ModelFileError(f"{path} does not fit this version of lastlayer: {error!r} in its columns") from error
         fitted = cls(schema, model, _card(header.get("card")))
         try:
-            row = Table({column.name: np.array([column.fill], dtype=object) for column in fitted.schema.columns})
+            row = Table({column.name: column.typical() for column in fitted.schema.columns})
             numbers = [cells.item() for cells in fitted.forecast(row).cells.values() if cells.dtype.kind == "f"]
             check_finite(np.array(numbers), "its prediction")
         except Exception as error:  # a file may be whole and still hold anything
@@ -144,7 +150,11 @@ class TableModel:
         """The model after more rows; the regressor is changed in place."""
         X, y = _regression(self.schema, table, targets)
         self.model.update(X, y, forgetting=forgetting)
-        rows = int(self.card.get("rows", 0)) + len(X)
+        return self.grown(table)
+
+    def grown(self, table: Table) -> "TableModel":
+        """With the ranges and the number of rows as they are after more rows."""
+        rows = int(self.card.get("rows", 0)) + len(table)
         return replace(self, schema=self.schema.widened(table), card=self.card | {"rows": rows})
 
 

@@ -1,11 +1,10 @@
 """From the columns of a table to the inputs of a model, the same way in fit and ever after. It is plain data: JSON."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, TypeAlias
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -13,230 +12,25 @@ from numpy import ndarray
 
 from lastlayer import checked
 from lastlayer.errors import InputError, check_choice
-from lastlayer.inputs import LARGEST_TARGET
-from lastlayer.tables.files import Table
+from lastlayer.tables.cells import NumberFormat
+from lastlayer.tables.columns import (
+    KINDS,
+    LARGEST,
+    Column,
+    DateColumn,
+    NumberColumn,
+    Problems,
+    TextColumn,
+    finite_numbers,
+    format_from_json,
+    shortened,
+)
+from lastlayer.tables.files import DECIMALS, Table
+from lastlayer.tables.inference import date_format, number_formats, refuse_mixed, row_labels
 
-MOST_CATEGORIES = 50
 IMPUTE = ("median",)
 UNKNOWN = ("error", "warn")
-MISSING = frozenset(["", "na", "n/a", "#n/a", "nan", "null", "none"])
-"""In a column of numbers, in capitals or not; in one of texts only an empty cell is missing: "NA" may be a country."""
-DAY = r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}"
-TIME = r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?"
-DATE = re.compile(rf"({DAY})([T ]+{TIME}.*)?|{TIME}")
-DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
-LARGEST = LARGEST_TARGET
-"""What a table may hold, inputs and targets alike."""
-ADVICE = "fix or leave out these rows, or fit with --impute median to fill them"
-
-
-def as_numbers(cells: ndarray) -> tuple[Float[ndarray, " m"], Bool[ndarray, " m"]]:
-    """The cells as numbers, NaN where one is missing, and which of them are neither."""
-    values, wrong = np.full(len(cells), math.nan), np.zeros(len(cells), dtype=bool)
-    try:
-        if cells.dtype.kind == "f" or "_" not in "".join(cells.tolist()):  # Python reads 1_0 as ten
-            return cells.astype(float), wrong
-    except (TypeError, ValueError):
-        pass  # cells of several kinds, missing or wrong ones: one by one
-    for i, cell in enumerate(cells):
-        if cell is None or (isinstance(cell, str) and cell.strip().lower() in MISSING):
-            continue
-        try:
-            values[i] = float(cell)
-            wrong[i] = isinstance(cell, str) and "_" in cell
-        except (ValueError, OverflowError):
-            wrong[i] = True
-    return values, wrong
-
-
-def as_texts(cells: ndarray) -> ndarray:
-    """The cells as texts without blanks around them, "" where one is missing."""
-    return np.array([_text(cell) for cell in cells], dtype=object)
-
-
-def _text(cell: Any) -> str:
-    if isinstance(cell, str):
-        return cell.strip()
-    if cell is None or cell != cell:
-        return ""
-    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
-
-
-def finite_numbers(
-    name: str, table: Table, *, fill: float | None = None, what: str = "the model needs", advice: str = ADVICE
-) -> Float[ndarray, " m"]:
-    """A column of finite numbers; missing ones are filled, or refused with advice if there is nothing to fill in."""
-    cells = table.cells(name, what)
-    values, wrong = as_numbers(cells)
-    if wrong.any():
-        i = wrong.argmax()
-        reason = "lastlayer does regression, its targets are numbers" if what == "target" else "fix it"
-        raise InputError(
-            f"column {name!r} must be a number, and row {table.row(i)} has {shortened(cells[i])}: {reason}"
-        )
-    if fill is None:
-        _refuse_missing(name, table, np.isnan(values), advice)
-    else:
-        values = np.where(np.isnan(values), fill, values)
-    if (large := np.abs(values) > LARGEST).any():
-        raise InputError(
-            f"column {name!r} is infinite, or beyond {LARGEST:g}, in {large.sum()} rows "
-            f"(first: row {table.row(large.argmax())}): fix them, or give the column in another unit"
-        )
-    return values
-
-
-def whole_texts(name: str, table: Table, *, fill: str | None) -> ndarray:
-    """A column of texts; missing ones are filled, or refused if there is nothing to fill in."""
-    texts = as_texts(table.cells(name, "the model needs"))
-    if fill is None:
-        _refuse_missing(name, table, texts == "", ADVICE)
-    return np.where(texts == "", fill or "", texts)
-
-
-def _refuse_missing(name: str, table: Table, missing: Bool[ndarray, " m"], advice: str) -> None:
-    if missing.any():
-        row = table.row(missing.argmax())
-        raise InputError(f"column {name!r} has {missing.sum()} missing values (first: row {row}): {advice}")
-
-
-def holds_numbers(name: str, table: Table) -> bool:
-    """Whether a column holds numbers; dates, and numbers mixed with texts, are refused with advice."""
-    cells = table.columns[name]
-    values, wrong = as_numbers(cells)
-    present = int(np.isfinite(values).sum())
-    if not wrong.any() and (present or np.isinf(values).any()):
-        return True
-    quoted = name if re.fullmatch(r"[\w.-]+", name) else f"'{name}'"
-    texts = [text for text in as_texts(cells) if text]
-    if not texts:
-        raise InputError(f"column {name!r} is empty: leave it out with --drop {quoted}")
-    if all(DATE.fullmatch(text) for text in texts):
-        raise InputError(
-            f"column {name!r} holds dates or times (such as {texts[0]!r}): a network cannot use them as they stand. "
-            "Turn them into numbers that matter, such as hours since the start, the hour of the day or the month, or "
-            f"leave the column out with --drop {quoted}"
-        )
-    commas = {text for text in texts if DECIMAL_COMMA.fullmatch(text)}
-    others = np.array([text for text in texts if text not in commas], dtype=object)
-    if commas and not as_numbers(others)[1].any():
-        raise InputError(
-            f"column {name!r} has numbers with a decimal comma (such as {min(commas)!r}): write them with a point"
-        )
-    if present > 0.5 * len(cells):
-        i = wrong.argmax()
-        raise InputError(
-            f"column {name!r} holds numbers but for {wrong.sum()} of {len(cells)} cells (first: row {table.row(i)}, "
-            f"{shortened(cells[i])}): fix these cells, or if the numbers are codes, say so with --text {quoted}"
-        )
-    return False
-
-
-def shortened(cell: Any) -> str:
-    """A cell as it may stand in a message: quoted, no control characters, not too long."""
-    return repr(cell) if len(repr(cell)) <= 40 else repr(cell)[:40] + "..."
-
-
-@dataclass(frozen=True)
-class NumberColumn:
-    """An input that is a number."""
-
-    kind: ClassVar[str] = "number"
-    name: str
-    low: float
-    high: float
-    fill: float
-    """The median of the training rows."""
-
-    @classmethod
-    def learn(cls, name: str, table: Table, impute: bool) -> "NumberColumn":
-        finite_numbers(name, table, fill=0.0 if impute else None)
-        values = as_numbers(table.columns[name])[0]
-        return cls(name, *(float(of(values)) for of in (np.nanmin, np.nanmax, np.nanmedian)))
-
-    @classmethod
-    def from_json(cls, saved: dict[str, Any]) -> "NumberColumn":
-        column = checked.instance(cls, {name: value for name, value in saved.items() if name != "kind"})
-        if not column.low <= column.high:
-            raise ValueError(f"the range of column {column.name!r} is {column}")
-        return column
-
-    @property
-    def features(self) -> list[str]:
-        return [self.name]
-
-    def read(self, table: Table, impute: bool) -> ndarray:
-        return finite_numbers(self.name, table, fill=self.fill if impute else None)
-
-    def outside(self, values: ndarray) -> Bool[ndarray, " m"]:
-        return (values < self.low) | (values > self.high)
-
-    def encode(self, values: ndarray) -> Float[ndarray, "m k"]:
-        return values[:, None]
-
-    def widened(self, values: ndarray) -> "NumberColumn":
-        return replace(self, low=min(self.low, float(values.min())), high=max(self.high, float(values.max())))
-
-    def __str__(self) -> str:
-        return f"{self.low:g} to {self.high:g}"
-
-
-@dataclass(frozen=True)
-class TextColumn:
-    """An input that is one of several texts; each becomes a 0/1 input of its own."""
-
-    kind: ClassVar[str] = "text"
-    name: str
-    categories: tuple[str, ...]
-    fill: str
-    """The most frequent of the training rows."""
-
-    @classmethod
-    def learn(cls, name: str, table: Table, impute: bool) -> "TextColumn":
-        texts = whole_texts(name, table, fill="" if impute else None)
-        counts = Counter(texts[texts != ""].tolist())
-        if not counts:
-            raise InputError(f"column {name!r} is empty: leave it out with --drop")
-        if len(counts) > min(MOST_CATEGORIES, max(2, len(texts) // 2)):
-            raise InputError(
-                f"column {name!r} has {len(counts)} different texts in {len(texts)} rows (such as "
-                f"{shortened(texts[0])}): too many to learn from. Leave it out with --drop, or group them; at most "
-                f"{MOST_CATEGORIES}, and half as many as rows"
-            )
-        return cls(name, tuple(sorted(counts)), counts.most_common(1)[0][0])
-
-    @classmethod
-    def from_json(cls, saved: dict[str, Any]) -> "TextColumn":
-        column = checked.instance(cls, {name: value for name, value in saved.items() if name != "kind"})
-        if len(set(column.categories)) < len(column.categories) or column.fill not in column.categories:
-            raise ValueError(
-                f"the texts of column {column.name!r} are {column}, and {column.fill!r} where one is missing"
-            )
-        return column
-
-    @property
-    def features(self) -> list[str]:
-        return [f"{self.name}={category}" for category in self.categories]
-
-    def read(self, table: Table, impute: bool) -> ndarray:
-        return whole_texts(self.name, table, fill=self.fill if impute else None)
-
-    def outside(self, values: ndarray) -> Bool[ndarray, " m"]:
-        return ~np.isin(values.astype(str), self.categories)
-
-    def encode(self, values: ndarray) -> Float[ndarray, "m k"]:
-        return (values[:, None] == np.array(self.categories, dtype=object)).astype(float)
-
-    def widened(self, values: ndarray) -> "TextColumn":
-        return self
-
-    def __str__(self) -> str:
-        shown = ", ".join(self.categories[:6])
-        return f"{shown}, ... ({len(self.categories)})" if len(self.categories) > 6 else shown
-
-
-Column: TypeAlias = NumberColumn | TextColumn
-KINDS: dict[str, type[Column]] = {kind.kind: kind for kind in (NumberColumn, TextColumn)}
+DATE_ORDERS = ("auto", "dmy", "mdy")
 
 
 @dataclass(frozen=True)
@@ -251,6 +45,40 @@ class Encoded:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """What a user says of the columns of a table, beside its targets."""
+
+    drop: Collection[str] = ()
+    """Columns to leave out."""
+    keep: Collection[str] = ()
+    """Columns to keep, even if they look like mere labels of the rows."""
+    text: Collection[str] = ()
+    """Columns of numbers that are codes, to be taken as text."""
+    impute: bool = False
+    """Whether missing cells are filled."""
+    decimal: str = "auto"
+    """The decimal sign of numbers that are written as text."""
+    date_order: str = "auto"
+    """Of dates whose year comes last: "dmy" or "mdy"."""
+
+    def __post_init__(self) -> None:
+        check_choice("decimal", self.decimal, DECIMALS)
+        check_choice("date_order", self.date_order, DATE_ORDERS)
+
+    def check(self, table: Table, targets: Sequence[str]) -> None:
+        """Refuse names that are not in the table, and contradictions."""
+        asked = {"--target": targets, "--drop": self.drop, "--keep": self.keep, "--text": self.text}
+        for word, names in asked.items():
+            for name in names:
+                table.cells(name, word)
+        if len(set(targets)) < len(targets) or not targets:
+            raise InputError(f"--target {','.join(targets)!r} must name one or more different columns")
+        for name in targets:
+            if name in self.drop or name in self.text:
+                raise InputError(f"column {name!r} is a target: it can be neither dropped nor text")
+
+
+@dataclass(frozen=True)
 class Schema:
     """The inputs and targets of a model, by the names of their columns."""
 
@@ -258,41 +86,71 @@ class Schema:
     targets: tuple[str, ...]
     impute: bool
     """Whether missing cells are filled."""
+    target_formats: tuple[NumberFormat, ...] = ()
+    """How each target is written; plain numbers if not given."""
+    dropped: dict[str, str] = field(default_factory=dict)
+    """Columns that were left out unasked, and why."""
 
     @classmethod
     def infer(
         cls,
         table: Table,
         targets: Sequence[str],
+        reading: Reading | None = None,
         *,
-        drop: Collection[str] = (),
-        text: Collection[str] = (),
-        impute: bool = False,
+        problems: Problems | None = None,
+        **words: Any,
     ) -> "Schema":
-        """Look at the training table; what cannot be used is refused with advice."""
-        for word, asked in (("--target", targets), ("--drop", drop), ("--text", text)):
-            for name in asked:
-                table.cells(name, word)
-        if len(set(targets)) < len(targets) or not targets:
-            raise InputError(f"--target {','.join(targets)!r} must name one or more different columns")
-        for name in targets:
-            if name in drop or name in text:
-                raise InputError(f"column {name!r} is a target: it can be neither dropped nor text")
-        names = [name for name in table.columns if name not in {*targets, *drop}]
-        if not names:
-            raise InputError(f"no column is left to predict {', '.join(targets)} from: the table has {table}")
-        kinds = {name: TextColumn if name in text or not holds_numbers(name, table) else NumberColumn for name in names}
-        columns = tuple(kind.learn(name, table, impute) for name, kind in kinds.items())
-        schema = cls(columns, tuple(targets), impute)
-        for name, column in zip(targets, schema.targets_of(table, partly=True).T, strict=True):
-            values = column[~np.isnan(column)]
-            if not len(values):
-                raise InputError(f"target {name!r} is missing in every row: there is nothing to learn")
-            if (values == values[0]).all():
-                raise InputError(f"target {name!r} is {values[0]:g} in every row: there is nothing to learn")
-            if np.ptp(values) < 1 / LARGEST:
-                raise InputError(f"target {name!r} differs by less than {1 / LARGEST:g}: give it in another unit")
+        """Look at the training table; all that cannot be used is refused in one error, with advice.
+
+        `reading`, or the keywords of one, say how; `problems` are those found before.
+        """
+        reading, problems = reading or Reading(**words), problems or Problems()
+        try:
+            reading.check(table, targets)
+        except InputError as error:
+            problems.found.append(str(error))
+            problems.check()
+        asked = [name for name in table.columns if name not in {*targets, *reading.drop}]
+        numbers = [name for name in (*targets, *asked) if name not in reading.text]
+        formats = number_formats(table, numbers, decimal=reading.decimal)
+        dropped = row_labels(table, [name for name in asked if name not in {*reading.keep, *reading.text}], formats)
+        columns = list[Column]()
+        for name in [name for name in asked if name not in dropped]:
+            with problems.collected():
+                columns.append(_column(name, table, reading, formats))
+        if not asked or (not columns and not problems.found):
+            left_out = "".join(f"; {name!r} was left out, since {why}" for name, why in dropped.items())
+            problems.found.append(
+                f"no column is left to predict {', '.join(targets)} from: the table has {table}{left_out}"
+            )
+        plain = NumberFormat()
+        schema = cls(
+            tuple(columns), tuple(targets), reading.impute, tuple(formats.get(name, plain) for name in targets), dropped
+        )
+        with problems.collected():
+            _check_targets(schema, schema.targets_of(table, partly=True))
+        problems.check()
         return schema
+
+    @property
+    def notes(self) -> list[str]:
+        """What was done to the columns that a user should know of, a line for each."""
+        lines = [f"column {name!r} is left out: {why}; --keep it if it matters" for name, why in self.dropped.items()]
+        lines += ["numbers have a decimal comma"] if self.decimal == "," else []
+        lines += [column.note for column in self.columns if column.note]
+        formats = zip(self.targets, self._formats, strict=True)
+        return lines + [f"target {name!r} is read as numbers {format}" for name, format in formats if str(format)]
+
+    @property
+    def decimal(self) -> str:
+        """The decimal sign of the training table."""
+        formats = [column.format for column in self.columns if isinstance(column, NumberColumn)]
+        return "," if "," in {format.decimal for format in (*formats, *self._formats)} else "."
+
+    @property
+    def _formats(self) -> tuple[NumberFormat, ...]:
+        return self.target_formats or (NumberFormat(),) * len(self.targets)
 
     @property
     def features(self) -> list[str]:
@@ -302,20 +160,22 @@ class Schema:
     def encode(self, table: Table, *, unknown: str = "error") -> Encoded:
         """Rows of a table as inputs. A text that no training row had is an error, or with "warn" none of the known."""
         check_choice("unknown", unknown, UNKNOWN)
-        parts, outside, strange = [], [], {}
+        parts, outside, strange, problems = [], [], dict[str, Counter[str]](), Problems()
         for column in self.columns:
-            values = column.read(table, self.impute)
-            out = column.outside(values)
-            parts.append(column.encode(values))
-            outside.append(out)
-            if isinstance(column, TextColumn) and out.any():
-                strange[column.name] = Counter(values[out].tolist())
-                if unknown == "error":
-                    raise InputError(
-                        f"column {column.name!r} has the text {shortened(values[out.argmax()])} in row "
-                        f"{table.row(out.argmax())}, which no training row had ({column}): fix it, fit again with "
-                        "such rows, or take --unknown warn to predict without knowing it"
-                    )
+            with problems.collected():
+                values = column.read(table, self.impute)
+                out = column.outside(values)
+                parts.append(column.encode(values))
+                outside.append(out)
+                if isinstance(column, TextColumn) and out.any():
+                    strange[column.name] = Counter(values[out].tolist())
+                    if unknown == "error":
+                        raise InputError(
+                            f"column {column.name!r} has the text {shortened(values[out.argmax()])} in row "
+                            f"{table.row(out.argmax())}, which no training row had ({column}): fix it, fit again with "
+                            'such rows, or predict without knowing it, --unknown warn (in Python: unknown="warn")'
+                        )
+        problems.check()
         return Encoded(np.hstack(parts), np.stack(outside, 1), strange)
 
     def targets_of(
@@ -329,8 +189,13 @@ class Schema:
         if len(names) != len(self.targets):
             raise InputError(f"the model has {len(self.targets)} targets, {', '.join(self.targets)}: name as many")
         advice = "leave these rows out: a target cannot be imputed"
-        fill = math.nan if partly and len(names) > 1 else None
-        y = np.stack([finite_numbers(name, table, fill=fill, what="target", advice=advice) for name in names], 1)
+        fill, problems, read = math.nan if partly and len(names) > 1 else None, Problems(), list[ndarray]()
+        for name, format in zip(names, self._formats, strict=True):
+            with problems.collected():
+                values = finite_numbers(name, table, format=format, fill=fill, what="target", advice=advice)
+                read.append(values)
+        problems.check()
+        y = np.stack(read, 1)
         empty = np.isnan(y).all(1)
         if empty.any():
             raise InputError(
@@ -350,8 +215,33 @@ class Schema:
     def from_json(cls, content: dict[str, Any]) -> "Schema":
         """Raises KeyError, TypeError or ValueError if it is not the JSON of a schema."""
         columns = tuple(KINDS[saved["kind"]].from_json(saved) for saved in content["columns"])
+        formats = tuple(map(format_from_json, content["target_formats"]))
+        dropped = {str(name): str(why) for name, why in content["dropped"].items()}
         targets = checked.typed("targets", content["targets"], tuple[str, ...])
         names = [column.name for column in columns] + list(targets)
-        if len(set(names)) < len(names) or not columns or not targets:
-            raise ValueError(f"the names of inputs and targets are {names}")
-        return cls(columns, targets, checked.typed("impute", content["impute"], bool))
+        if len(set(names)) < len(names) or not columns or not targets or len(formats) != len(targets):
+            raise ValueError(f"the names of inputs and targets are {names}, with {len(formats)} formats of targets")
+        return cls(columns, targets, checked.typed("impute", content["impute"], bool), formats, dropped)
+
+
+def _column(name: str, table: Table, reading: Reading, formats: dict[str, NumberFormat]) -> Column:
+    """One input, as its cells look."""
+    if name in formats:
+        return NumberColumn.learn(name, table, reading.impute, formats[name])
+    if name not in reading.text:
+        dates = date_format(name, table.columns[name], order=reading.date_order)
+        if dates is not None:
+            return DateColumn.learn(name, table, reading.impute, dates)
+        refuse_mixed(name, table)
+    return TextColumn.learn(name, table, reading.impute)
+
+
+def _check_targets(schema: Schema, y: Float[ndarray, "m q"]) -> None:
+    for name, column in zip(schema.targets, y.T, strict=True):
+        values = column[~np.isnan(column)]
+        if not len(values):
+            raise InputError(f"target {name!r} is missing in every row: there is nothing to learn")
+        if (values == values[0]).all():
+            raise InputError(f"target {name!r} is {values[0]:g} in every row: there is nothing to learn")
+        if np.ptp(values) < 1 / LARGEST:
+            raise InputError(f"target {name!r} differs by less than {1 / LARGEST:g}: give it in another unit")

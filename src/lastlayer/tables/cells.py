@@ -1,0 +1,188 @@
+"""Cells of a table as numbers, texts and dates. NumPy alone: exported models carry a copy of this file."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+MISSING = frozenset(["", "na", "n/a", "#n/a", "nan", "null", "none", "-", "?"])
+"""In a column of numbers or dates, in capitals or not; in one of texts only an empty cell is missing: "NA" may be a
+country."""
+PERCENT = "%"
+SPACES = "\u00a0\u202f\u2009"
+"""Kinds of blanks that spreadsheets put between thousands."""
+CURRENCY = "$€£¥"
+UNIT = rf"[^\W\d_]\S*(?: [^\W\d_]\S*)?|[°µ‰{PERCENT}{CURRENCY}]\S*"
+TIME = r"(\d{1,2}):(\d{2})(?::(\d{2})(?:[.,](\d{1,6})\d*)?)?\s*([AaPp]\.?[Mm]\.?)?"
+ZONE = r"\s*(?:Z|UTC|[+-]\d{2}:?\d{2})?"
+YEAR_FIRST = re.compile(rf"(\d{{4}})[-/.](\d{{1,2}})[-/.](\d{{1,2}})(?:[T ]+{TIME}{ZONE})?")
+YEAR_LAST = re.compile(rf"(\d{{1,2}})[-/.](\d{{1,2}})[-/.](\d{{4}}|\d{{2}})(?:[T ]+{TIME}{ZONE})?")
+TIME_ALONE = re.compile(TIME)
+DAY = np.timedelta64(1, "D")
+FIRST_DAY = np.datetime64("1970-01-01", "us")
+PERIODS = {"hour": 1.0, "weekday": 7.0, "season": 365.2425}
+"""Calendar parts and their periods in days: time of the day, day of the week, day of the year."""
+
+
+def is_missing(cell: Any) -> bool:
+    """Of a number or a date."""
+    return cell is None or cell != cell or (isinstance(cell, str) and cell.strip().lower() in MISSING)
+
+
+def looks_like_date(text: str) -> bool:
+    """Or like a time."""
+    return any(pattern.fullmatch(text) for pattern in (YEAR_FIRST, YEAR_LAST, TIME_ALONE))
+
+
+def as_text(cell: Any) -> str:
+    """Without blanks around it; "" where it is missing."""
+    if isinstance(cell, str):
+        return cell.strip()
+    if cell is None or cell != cell:
+        return ""
+    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
+
+
+def as_texts(cells: ndarray) -> ndarray:
+    """The cells as texts, "" where one is missing."""
+    return np.array([as_text(cell) for cell in cells], dtype=object)
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """How the numbers of a column are written."""
+
+    decimal: str = "."
+    thousands: bool = False
+    """Whether the other one of point and comma stands between thousands; blanks and apostrophes always may."""
+    unit: str = ""
+    """What follows each number, or a sign of currency before it."""
+
+    @property
+    def other(self) -> str:
+        return "," if self.decimal == "." else "."
+
+    def numbers(self, cells: ndarray) -> tuple[ndarray, ndarray]:
+        """The cells as numbers, NaN where one is missing, and which of them are neither."""
+        values, wrong = np.full(len(cells), math.nan), np.zeros(len(cells), dtype=bool)
+        if cells.dtype.kind in "fiub":
+            return cells.astype(float), wrong
+        if self == NumberFormat():
+            try:
+                if "_" not in "".join(cells.tolist()):  # Python reads 1_0 as ten
+                    return cells.astype(float), wrong
+            except (TypeError, ValueError):
+                pass  # cells of several kinds, missing or wrong ones: one by one
+        for i, cell in enumerate(cells):
+            if is_missing(cell):
+                continue
+            try:
+                number, unit = self.split(cell) if isinstance(cell, str) else (float(cell), self.unit)
+                wrong[i] = unit != self.unit and (unit != "" or self.unit == PERCENT)
+                values[i] = math.nan if wrong[i] else number
+            except (TypeError, ValueError, OverflowError):
+                wrong[i] = True
+        return values, wrong
+
+    def split(self, cell: str) -> tuple[float, str]:
+        """The number of a cell and its unit, whatever that is; ValueError if it begins with no such number."""
+        text = cell.strip()
+        try:
+            if self.decimal == "." and "_" not in text:
+                return float(text), ""
+        except ValueError:
+            pass
+        found = self._pattern.fullmatch(text.replace("\u2212", "-"))
+        if not found or (found["before"] and found["after"]):
+            raise ValueError(cell)
+        digits = re.sub(rf"[ '’{SPACES}{re.escape(self.other)}]", "", found["digits"])
+        unit = found["before"] or found["after"] or ""
+        return float(found["sign"] + digits + found["rest"].replace(self.decimal, ".")), unit
+
+    @cached_property
+    def _pattern(self) -> "re.Pattern[str]":
+        between, point = self.other if self.thousands else "", re.escape(self.decimal)
+        groups = "|".join(rf"[1-9]\d{{0,2}}(?:[{sign}]\d{{3}})+" for sign in (f" {SPACES}", "'’", between) if sign)
+        number = rf"(?={point}?\d)(?P<digits>{groups}|\d*)(?P<rest>(?:{point}\d*)?(?:[eE][+-]?\d+)?)"
+        return re.compile(rf"(?P<sign>[+-]?)\s*(?P<before>[{CURRENCY}])?\s*{number}\s*(?P<after>{UNIT})?")
+
+    def __str__(self) -> str:
+        said = [f"in {self.unit}"] if self.unit else []
+        signs = "points" if self.other == "." else "commas"
+        said += [f"with {signs} between thousands (1{self.other}234 is 1234)"] if self.thousands else []
+        return " ".join(said)
+
+
+@dataclass(frozen=True)
+class DateFormat:
+    """How the dates of a column are written: "ymd", "dmy", "mdy", or "time" for times of the day alone.
+
+    Dates with the year first are read whatever the order. Times are those of the clock: a time zone is ignored.
+    """
+
+    order: str = "ymd"
+
+    def dates(self, cells: ndarray) -> tuple[ndarray, ndarray]:
+        """The cells as dates, NaT where one is missing, and which of them are neither."""
+        if cells.dtype.kind == "M":
+            return cells.astype("datetime64[us]"), np.zeros(len(cells), dtype=bool)
+        values, wrong = np.full(len(cells), "NaT", dtype="datetime64[us]"), np.zeros(len(cells), dtype=bool)
+        for i, cell in enumerate(cells):
+            if is_missing(cell):
+                continue
+            try:
+                values[i] = np.datetime64(self.iso(cell) if isinstance(cell, str) else cell, "us")
+            except (TypeError, ValueError):
+                wrong[i] = True
+        return values, wrong
+
+    def iso(self, cell: str) -> str:
+        """As in ISO 8601, without a time zone; ValueError if it is no date."""
+        text = cell.strip()
+        if self.order == "time" and (found := TIME_ALONE.fullmatch(text)):
+            return f"1970-01-01{_clock(*found.groups())}"
+        if found := YEAR_FIRST.fullmatch(text):
+            year, month, day, *time = found.groups()
+        elif self.order in ("dmy", "mdy") and (found := YEAR_LAST.fullmatch(text)):
+            day, month, year, *time = found.groups()
+            day, month = (day, month) if self.order == "dmy" else (month, day)
+            year = year if len(year) == 4 else f"{'20' if int(year) < 69 else '19'}{year}"
+        else:
+            raise ValueError(cell)
+        return f"{year}-{int(month):02}-{int(day):02}{_clock(*time)}"
+
+
+def _clock(hour: str | None, minute: str | None, second: str | None, part: str | None, half: str | None) -> str:
+    if hour is None:
+        return ""
+    h = int(hour) if half is None else int(hour) % 12 + (12 if half[0] in "pP" else 0)
+    return f"T{h:02}:{minute}:{second or '00'}.{part or '0'}"
+
+
+def days(dates: ndarray) -> ndarray:
+    """Days since 1970, with their fraction."""
+    return np.asarray((dates - FIRST_DAY) / DAY, dtype=float)
+
+
+def place_in_period(since: ndarray, part: str) -> ndarray:
+    """From 0 to 1: time of the day, day of the week, or time of the year."""
+    if part == "season":
+        dates = FIRST_DAY + (since * 86_400e6).astype("timedelta64[us]")
+        start = dates.astype("datetime64[Y]")
+        length = (start + 1).astype("datetime64[D]") - start.astype("datetime64[D]")
+        return np.asarray((dates - start.astype("datetime64[us]")) / length, dtype=float)
+    return since % 1 if part == "hour" else np.floor(since) % 7 / 7
+
+
+def calendar(since: ndarray, parts: Sequence[str]) -> ndarray:
+    """Inputs of a model: "days" as a number, every other part as the sine and cosine of its place in the period."""
+    columns = []
+    for part in parts:
+        angle = 2 * np.pi * place_in_period(since, part) if part in PERIODS else None
+        columns += [since] if angle is None else [np.sin(angle), np.cos(angle)]
+    return np.stack(columns, 1)

@@ -1,0 +1,212 @@
+"""Models of log y: a distribution of y, exact in density and quantiles, with the moments of log-normals."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import quad
+from scipy.stats import lognorm
+
+import lastlayer
+from lastlayer import BLLRegressor
+from lastlayer.dynamics import DynamicsModel, Episode
+from lastlayer.errors import InputError
+from lastlayer.integrations.batches import BatchPredictor
+from lastlayer.log_prediction import LogPrediction
+from lastlayer.metrics import coverage, crps, log_predictive_density
+from lastlayer.observe import Derivative
+from lastlayer.online import OnlineModel
+from lastlayer.prediction import Prediction
+from lastlayer.settings import target_transform
+
+FAST = {"preset": "evidence", "hidden": (6,), "max_epochs": 30, "random_state": 0}
+
+
+def log_mixture(q: int = 2) -> Prediction:
+    rng = np.random.default_rng(0)
+    correlation = None if q == 1 else np.stack([np.eye(q) + r * (1 - np.eye(q)) for r in (0.5, -0.6)])
+    return Prediction(
+        component_mean=rng.normal(size=(2, 3, q)),
+        component_epistemic_var=rng.uniform(0.05, 0.3, (2, 3, q)),
+        component_noise_var=rng.uniform(0.05, 0.3, (2, 3, q)),
+        affine_cost=np.arange(3.0),
+        weights=np.array([[0.3, 0.5, 0.9], [0.7, 0.5, 0.1]]),
+        correlation=correlation,
+    )
+
+
+def rows(n: int = 80) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (n, 2))
+    return X, np.exp(1.5 * X[:, 0] - X[:, 1] + 0.2 * rng.standard_normal(n))
+
+
+@pytest.fixture(scope="module")
+def fitted() -> BLLRegressor:
+    return BLLRegressor(target_transform="log", **FAST).fit(*rows())
+
+
+# the distribution ---------------------------------------------------------------------------------------------------
+
+
+def test_a_single_component_is_scipys_log_normal():
+    log = Prediction.gaussian(
+        np.array([[0.3]]), epistemic_var=np.array([[0.2]]), noise_var=np.array([[0.1]]), affine_cost=np.zeros(1)
+    )
+    p, exact, y = LogPrediction.of(log), lognorm(np.sqrt(0.3), scale=np.exp(0.3)), np.array([[1.7]])
+    np.testing.assert_allclose(p.mean, exact.mean())
+    np.testing.assert_allclose(p.var, exact.var())
+    np.testing.assert_allclose(p.log_prob(y), exact.logpdf(1.7))
+    np.testing.assert_allclose(p.cdf(y), [[exact.cdf(1.7)]])
+    np.testing.assert_allclose(p.quantile(0.9), [[exact.ppf(0.9)]])
+    np.testing.assert_allclose(np.ravel(p.interval(0.8)), exact.ppf([0.1, 0.9]))
+    absolute = quad(lambda t: (exact.cdf(t) - (t >= 1.7)) ** 2, 0, 60, points=[1.7], limit=400)[0]
+    assert crps(p, y) == pytest.approx(absolute, rel=1e-6)
+
+
+def test_moments_densities_and_draws_of_a_mixture_agree():
+    p = LogPrediction.of(log_mixture())
+    draws = p.sample(200_000, random_state=0)
+    np.testing.assert_allclose(draws.mean(0), p.mean, rtol=0.01)
+    np.testing.assert_allclose(draws.var(0), p.var, rtol=0.1)
+    cov = np.einsum("nmi,nmj->mij", draws - p.mean, draws - p.mean) / len(draws)
+    np.testing.assert_allclose(cov, p.cov(), rtol=0.15, atol=0.02)
+    np.testing.assert_allclose(np.diagonal(p.cov(), axis1=1, axis2=2), p.var)
+    np.testing.assert_allclose((draws <= p.quantile(0.2)).mean(0), 0.2, atol=0.005)
+    np.testing.assert_allclose(p.cdf(p.quantile(0.2)), 0.2)
+    for i in range(2):
+        density = lambda t, i=i: np.exp(p.log_prob(np.full((3, 2), t), per_output=True)[1, i])
+        assert quad(density, 0, 200, limit=400)[0] == pytest.approx(1, abs=1e-4)
+    y = p.quantile(0.6)
+    distance = np.abs(draws - y).mean(0) - 0.5 * np.abs(draws[::2] - draws[1::2]).mean(0)
+    np.testing.assert_allclose(crps(p, y, per_output=True), distance.mean(0), rtol=0.02)
+
+
+def test_epistemic_variance_is_that_of_the_mean_given_the_function():
+    """Law of total variance: Var y = Var E[y | f] + E Var(y | f), by draws of f."""
+    log = log_mixture(1)
+    one = Prediction.gaussian(
+        log.component_mean[0],
+        epistemic_var=log.component_epistemic_var[0],
+        noise_var=log.component_noise_var[0],
+        affine_cost=np.zeros(3),
+    )
+    p, rng = LogPrediction.of(one), np.random.default_rng(0)
+    f = one.mean + np.sqrt(one.epistemic_var) * rng.standard_normal((400_000, 3, 1))
+    given_f = np.exp(f + one.noise_var / 2)
+    np.testing.assert_allclose(p.epistemic_var, given_f.var(0), rtol=0.02)
+    np.testing.assert_allclose(p.noise_var, (given_f**2 * np.expm1(one.noise_var)).mean(0), rtol=0.02)
+
+
+def test_what_is_not_positive_has_no_density():
+    p = LogPrediction.of(log_mixture(1))
+    y = np.array([0.0, -1.0, 1.0])
+    assert np.isneginf(p.log_prob(y)).tolist() == [True, True, False]
+    assert p.cdf(y)[:2, 0].tolist() == [0, 0]
+    np.testing.assert_allclose(crps(p, np.full(3, -2.0)) - crps(p, np.zeros(3)), 2)  # as far as it is below
+
+
+def test_far_outside_moments_stay_numbers():
+    log = Prediction.gaussian(
+        np.zeros((1, 1)), epistemic_var=np.array([[1e4]]), noise_var=np.ones((1, 1)), affine_cost=np.zeros(1)
+    )
+    p = LogPrediction.mixture([LogPrediction.of(log)] * 2)
+    assert np.isfinite([p.mean, p.var, p.std, p.quantile(0.99)]).all()
+    with pytest.raises(InputError, match="all members to log y, or none"):
+        LogPrediction.mixture([LogPrediction.of(log), log])
+
+
+# the model ----------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_the_model_of_log_y(fitted):
+    X, y = rows()
+    of_log = BLLRegressor(**FAST).fit(X, np.log(y))
+    p, log = fitted.predictive(X), of_log.predictive(X)
+    assert isinstance(p, LogPrediction)
+    np.testing.assert_array_equal(p.log.mean, log.mean)
+    np.testing.assert_allclose(p.log_prob(y), log.log_prob(np.log(y)) - np.log(y))
+    np.testing.assert_array_equal(fitted.predict(X), p.mean.reshape(-1))
+    mean, std = fitted.predict(X, return_std=True)
+    np.testing.assert_array_equal(std, p.std.reshape(-1))
+    np.testing.assert_allclose(fitted.sample_y(X, 2), np.exp(of_log.sample_y(X, 2)))
+    function = fitted.predictive(X, noise=False)
+    np.testing.assert_allclose(function.quantile(0.5), np.exp(of_log.predictive(X, noise=False).mean))
+    assert mean.shape == y.shape
+    assert fitted.settings_.target_transform == "log"
+    assert coverage(p, y, 0.9) > 0.7
+
+
+@pytest.mark.usefixtures("as_a_user", "small_process")
+def test_calibration_revisions_and_files(tmp_path):
+    X, y = rows(120)
+    words = {"preset": "fast", "hidden": (4,), "max_epochs": 5, "random_state": 0}
+    model = BLLRegressor(target_transform="log", **words).fit(X[:80], y[:80])
+    plain = BLLRegressor(**words).fit(X[:80], np.log(y[:80]))
+    same = lambda: np.testing.assert_allclose(model.predictive(X).log.mean, plain.predictive(X).mean)
+    same()
+    for each, targets in ((model, y), (plain, np.log(y))):
+        each.update(X[80:90], targets[80:90]).tune_alpha(X[90:100], targets[90:100])
+    same()
+    assert model.alpha_ == pytest.approx(plain.alpha_)
+    for each, targets in ((model, y), (plain, np.log(y))):
+        each.calibrate(X[90:100], targets[90:100]).conformalize(X[100:], targets[100:])
+    for ours, theirs in zip(
+        model.predictive(X).interval(0.5, method="conformal"),
+        plain.predictive(X).interval(0.5, method="conformal"),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, np.exp(theirs))
+    model.save(tmp_path / "m")
+    loaded = lastlayer.load(tmp_path / "m")
+    assert loaded.target_transform == "log"
+    np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
+    found = BatchPredictor(tmp_path / "m", columns=["a", "b"])({"a": X[:, 0], "b": X[:, 1]})
+    np.testing.assert_allclose(found["y_mean"], model.predict(X))
+    assert log_predictive_density(model.predictive(X), y) > -5
+    with pytest.raises(InputError, match=r"zero or negative in 2 rows \(first: row 0\)"):
+        model.update(X[:2], -y[:2])
+
+
+def test_auto_is_log_for_skewed_targets_alone():
+    rng = np.random.default_rng(0)
+    normal = rng.normal(10, 1, (200, 1))
+    skewed = np.exp(rng.standard_normal((200, 1)))
+    assert target_transform("auto", skewed) == "log"
+    assert target_transform("auto", normal) is None
+    assert target_transform("auto", skewed - skewed.min()) is None  # one is zero
+    assert target_transform("auto", np.hstack([skewed, normal])) is None
+    assert target_transform("auto", np.hstack([skewed, np.where(rng.random((200, 1)) < 0.5, np.nan, skewed)])) == "log"
+    assert target_transform("auto", np.ones((5, 1))) is None
+    X, y = rows()
+    model = BLLRegressor(target_transform="auto", **FAST | {"max_epochs": 1})
+    assert model.fit(X, y).settings_.target_transform == "log"
+    assert model.fit(X, np.log(y)).settings_.target_transform is None
+    assert not isinstance(model.predictive(X), LogPrediction)
+
+
+@pytest.mark.usefixtures("as_a_user")
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (lambda m, X, y: m.joint(X), "joint needs Gaussian"),
+        (lambda m, X, y: m.predict(X, return_cov=True), "joint needs Gaussian"),
+        (lambda m, X, y: m.module(), r"module\(\) needs Gaussian"),
+        (lambda m, X, y: m.predictive_of(Derivative(0), X), "a linear functional needs Gaussian"),
+        (lambda m, X, y: m.update_observations([Derivative(0).at(X).observed(y)]), "an observation needs"),
+        (lambda m, X, y: OnlineModel(m), "this use of a model needs Gaussian"),
+        (lambda m, X, y: m.fit(X, y, noise_std=0.1), "cannot be combined with noise_std"),
+        (lambda m, X, y: m.fit(X, -y), "needs positive targets, and y is zero or negative in 80 rows"),
+        (lambda m, X, y: m.set_params(target_transform="sqrt").fit(X, y), "target_transform='sqrt'"),
+        (lambda m, X, y: m.fit_source(lastlayer.sources.ArraySource(X, y)), "give the source log y"),
+        (
+            lambda m, X, y: DynamicsModel(regressor=m).fit([Episode(y[:21, None], X[:20])]),
+            "cannot be combined with a DynamicsModel",
+        ),
+    ],
+)
+def test_what_needs_a_gaussian_refuses_it(fitted, act, words):
+    X, y = rows()
+    model = fitted.with_fitted(fitted.fitted_)
+    torch.manual_seed(0)
+    with pytest.raises(InputError, match=words):
+        act(model, X, y)

@@ -1,0 +1,192 @@
+"""`TableRegressor`: DataFrames in, the same model as on the command line, and all that scikit-learn asks."""
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import cross_val_score
+from typer.testing import CliRunner
+
+import lastlayer
+from lastlayer import BLLRegressor, TableRegressor
+from lastlayer.cli import app
+from lastlayer.errors import InputError
+from lastlayer.tables import TableModel
+from lastlayer.tables.frames import as_table
+
+FAST = {"preset": "evidence", "hidden": (6,), "max_epochs": 10, "random_state": 0}
+NEW = slice(40, 60)
+
+
+def frame(n: int = 60) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    x, kind = rng.uniform(-2, 2, n), np.array(["a", "b", "c"])[rng.integers(0, 3, n)]
+    when = pd.Timestamp("2024-01-01") + pd.to_timedelta(rng.permutation(n), unit="D")
+    y = np.sin(x) + (kind == "b") + 0.01 * np.arange(n) + 0.05 * rng.standard_normal(n)
+    return pd.DataFrame({"id": range(n), "x": x, "kind": pd.Categorical(kind), "when": when, "on": x > 0, "y": y})
+
+
+@pytest.fixture(scope="module")
+def fitted() -> TableRegressor:
+    return TableRegressor(**FAST).fit(frame(), target="y")
+
+
+def test_columns_of_every_kind_become_inputs(fitted):
+    kinds = {column.name: column.kind for column in fitted.schema_.columns}
+    assert kinds == {"x": "number", "kind": "text", "when": "date", "on": "text"}
+    assert fitted.input_names_[:4] == ["x", "kind=a", "kind=b", "kind=c"]
+    assert fitted.n_features_in_ == len(fitted.input_names_)
+    assert [note.split(":")[0] for note in fitted.notes_] == [
+        "column 'id' is left out",
+        "column 'when' is read as dates; inputs",
+    ]
+
+
+def test_pandas_polars_and_dictionaries_say_the_same(fitted):
+    new = frame().iloc[NEW]
+    expected = fitted.predict(new)
+    assert expected.shape == (20,)
+    for other in (
+        pl.from_pandas(new),
+        pl.from_pandas(new.drop(columns="y")),
+        dict(new),
+        new.astype({"kind": "string"}),
+    ):
+        np.testing.assert_array_equal(fitted.predict(other), expected)
+    texts = new.assign(when=new["when"].dt.strftime("%Y-%m-%d"), on=new["on"].map(str), x=new["x"].map(repr))
+    np.testing.assert_allclose(fitted.predict(texts), expected)
+    polars = TableRegressor(**FAST).fit(pl.from_pandas(frame()), target="y")
+    np.testing.assert_array_equal(polars.predict(pl.from_pandas(new)), expected)
+
+
+def test_targets_may_stand_apart(fitted):
+    X, y = frame().drop(columns="y"), frame()["y"]
+    for given in (y, y.to_numpy(), y.tolist()):
+        apart = TableRegressor(**FAST).fit(X, given)
+        np.testing.assert_array_equal(apart.predict(X), fitted.predict(frame()))
+    two = TableRegressor(**FAST).fit(X, pd.DataFrame({"u": y, "v": -y}))
+    assert two.schema_.targets == ("u", "v")
+    assert two.predict(X).shape == (60, 2)
+
+
+def test_a_model_of_the_command_line_takes_frames_and_the_other_way(fitted, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = frame()
+    data.to_csv("t.csv", index=False)
+    words = ["--preset", "evidence", "--hidden", "6", "--max-epochs", "10"]
+    run = lambda *words: CliRunner().invoke(app, list(words))
+    done = run("fit", "t.csv", "-t", "y", *words, "-m", "by_command")
+    assert done.exit_code == 0, done.output
+    loaded = lastlayer.load("by_command")
+    assert isinstance(loaded, TableRegressor)
+    np.testing.assert_allclose(loaded.predict(data), fitted.predict(data), rtol=1e-9)
+    fitted.save("in_python")
+    assert run("predict", "in_python", "t.csv", "--out", "out.csv").exit_code == 0
+    np.testing.assert_allclose(pd.read_csv("out.csv")["y_mean"], fitted.predict(data), rtol=1e-9)
+    again = lastlayer.load("in_python")
+    assert again.schema_ == fitted.schema_
+    np.testing.assert_array_equal(again.predict(data), fitted.predict(data))
+    assert isinstance(TableModel.load("in_python"), TableModel)
+
+
+def test_everything_that_a_regressor_can_do_takes_frames(fitted):
+    new = frame().iloc[NEW]
+    X = fitted.schema_.encode(as_table(new)).X
+    np.testing.assert_array_equal(fitted.predictive(new).std, fitted.predictive(X).std)
+    np.testing.assert_array_equal(fitted.extrapolation(new).affine_cost, fitted.extrapolation(X).affine_cost)
+    assert fitted.joint(new).cov().shape == (20, 20)
+    assert fitted.sample_y(new, 3).shape == (20, 3)
+    model = TableRegressor(**FAST).fit(frame(), target="y").conformalize(new, new["y"])
+    assert np.isfinite(model.predictive(new).interval(0.5, method="conformal")[0]).all()
+
+
+def test_scores_are_of_the_frame(fitted):
+    new = frame().iloc[NEW]
+    scores = fitted.evaluate(new)
+    assert scores.targets[0].target == "y"
+    assert scores.lpd == pytest.approx(fitted.predictive(new).log_prob(new["y"].to_numpy()).mean())
+    assert fitted.evaluate(new.drop(columns="y"), new["y"]) == scores
+
+
+def test_an_update_learns_rows_and_their_ranges():
+    data = frame()
+    model = TableRegressor(**FAST).fit(data.iloc[:40], target="y")
+    new = data.iloc[40:].assign(x=5.0)
+    before = model.predictive(new).std
+    assert model.update(new) is model
+    assert (model.predictive(new).std < before).all()
+    assert model.schema_.columns[0].high == 5
+    assert model.card_["rows"] == 60
+
+
+def test_scikit_learn_can_clone_and_cross_validate():
+    X, y = frame().drop(columns="y"), frame()["y"]
+    model = TableRegressor(drop=["id"], impute="median", **FAST)
+    same = clone(model)
+    assert same.get_params() == model.get_params()
+    assert same.get_params().keys() - BLLRegressor().get_params().keys() == {
+        "drop", "keep", "text", "impute", "decimal", "date_order", "unknown",
+    }  # fmt: skip
+    assert "hidden=(6,)" in repr(model)
+    assert "dtype" not in repr(model)
+    assert np.isfinite(cross_val_score(model.set_params(unknown="warn"), X, y, cv=2)).all()
+    assert np.isfinite(cross_val_score(model, pl.from_pandas(X), y.to_numpy(), cv=2)).all()
+
+
+def test_missing_values_are_filled_only_on_request():
+    data = frame()
+    data.loc[3, "x"], data.loc[4, "kind"], data.loc[5, "when"] = np.nan, None, pd.NaT
+    with pytest.raises(InputError, match=r'3 problems:(.|\n)*impute="median"'):
+        TableRegressor(**FAST).fit(data, target="y")
+    model = TableRegressor(impute="median", **FAST).fit(data, target="y")
+    assert np.isfinite(model.predict(data)).all()
+    nulls = pl.from_pandas(data)
+    np.testing.assert_array_equal(model.predict(nulls), model.predict(data))
+
+
+def test_rows_that_belong_together_and_rows_for_validation(monkeypatch):
+    seen = {}
+
+    def fit(self, X, y, **given):
+        seen.update(given, calibration=self.calibration, d=X.shape[1])
+        raise InputError("this is enough")
+
+    monkeypatch.setattr(BLLRegressor, "fit", fit)
+    data = frame().assign(run=["p", "q", "r"] * 20)
+    with pytest.raises(InputError, match="enough"):
+        TableRegressor().fit(data, target="y", groups="run", validation_data=(data.iloc[:7], None))
+    assert seen["groups"].tolist() == ["p", "q", "r"] * 20
+    assert seen["calibration"].get_n_splits(groups=seen["groups"]) == 3
+    X, y = seen["validation_data"]
+    assert X.shape == (7, seen["d"])
+    np.testing.assert_array_equal(y, data["y"].iloc[:7])
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (lambda f: TableRegressor().fit(f), r'fit\(frame, target="y"\)'),
+        (lambda f: TableRegressor().fit(f.to_numpy(), f["y"]), "X is a ndarray"),
+        (lambda f: TableRegressor().fit(f, f["y"]), "X has a column 'y' as y has"),
+        (lambda f: TableRegressor().fit(f.drop(columns="y"), f["y"][:9]), "X has 60 rows and y 9"),
+        (lambda f: TableRegressor().fit(f.rename(columns={"x": 3}), target="y"), "column 3 has no text as its name"),
+        (lambda f: TableRegressor().fit(f.assign(x=[[1]] * 60), target="y"), "'x' holds a list"),
+        (lambda f: TableRegressor().fit(f.assign(x=pd.to_timedelta(f["x"], unit="D")), target="y"), "timedelta64"),
+        (lambda f: TableRegressor().fit(f.iloc[:0], target="y"), "no rows"),
+        (lambda f: TableRegressor(unknown="x").fit(f, target="y"), "unknown='x'"),
+        (lambda f: TableRegressor(impute="mean").fit(f, target="y"), "impute='mean'"),
+        (lambda f: TableRegressor(keep=["z"]).fit(f, target="y"), "'z' is not in the table"),
+        (lambda f: TableRegressor().fit_source(None), "BLLRegressor.fit_source"),
+    ],
+)
+def test_what_is_wrong_is_said(act, words, as_a_user):
+    with pytest.raises(InputError, match=words):
+        act(frame())
+
+
+def test_strange_texts_follow_the_rule(fitted):
+    new = frame().iloc[:2].astype({"kind": object}).assign(kind="d")
+    with pytest.raises(InputError, match="the text 'd' in row 1"):
+        fitted.predict(new)
+    assert np.isfinite(clone(fitted).set_params(unknown="warn").fit(frame(), target="y").predict(new)).all()
