@@ -19,6 +19,7 @@ from lastlayer.ensemble.streamed import train_on_source
 from lastlayer.ensemble.trainer import Trainer
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
+from lastlayer.estimators.held_out import HeldOutRows
 from lastlayer.estimators.notes import warn_of_copies, warn_of_floored_noise, warn_of_missing_targets
 from lastlayer.networks.architecture import Architecture
 from lastlayer.observe import Observations, check_observations
@@ -205,6 +206,7 @@ class BLLRegressor(LastLayerRegressor):
         with trainer.stage("calibration"):
             self._hold(ensemble.members, data, rows.inputs, rows.targets, settings, ensemble.scores)
             self._calibrate(crossfit, ensemble, validation_data)
+            self.held_out_ = HeldOutRows.of(self.fitted_, ensemble.folds, rows.place)
         self._clear_checkpoints()
         return self
 
@@ -242,6 +244,13 @@ class BLLRegressor(LastLayerRegressor):
         return dict(vars(self.training_))
 
     training_: TrainingHistory
+    held_out_: HeldOutRows | None = None
+    """After `fit`, training rows with the networks that never saw them, for honest scores of this fit; None: no network
+    left out single rows. It goes into no file, and not into a pickle either."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        return {name: value for name, value in state.items() if name != "held_out_"}
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> "BLLRegressor":
         """Fit to the rows of the first call; at later ones, `update`: last layers learn the rows, features stay.
@@ -277,7 +286,7 @@ class BLLRegressor(LastLayerRegressor):
 
     def _forget(self) -> None:
         """A fit that fails leaves no half of a model."""
-        for name in ("fitted_", "alpha_curve_"):
+        for name in ("fitted_", "alpha_curve_", "held_out_"):
             vars(self).pop(name, None)
 
     def _hold(
