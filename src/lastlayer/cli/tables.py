@@ -4,27 +4,22 @@ import time
 from collections import Counter
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
 
 from lastlayer import __version__
 from lastlayer.cli.console import Json, Output
+from lastlayer.cli.explain import explain, say_ranking
+from lastlayer.cli.options import Data, Model, Target, Unknown, names_in
 from lastlayer.errors import InputError, check_choice, check_writable
 
 if TYPE_CHECKING:
-    from lastlayer.tables import Schema, Scores, Table
+    from lastlayer.tables import Comparison, Schema, Scores, Table
 
 WIDEST = 10_000
-Data = Annotated[Path, Argument(help="Table: .csv, .tsv, .jsonl or .parquet; the first line of a CSV names columns.")]
-Model = Annotated[Path, Argument(help="Model file that `lastlayer fit` wrote.")]
-Target = Annotated[
-    list[str] | None, Option(help="Columns with the true values, with commas, if they are not called as in fit.")
-]
-Unknown = Annotated[
-    str, Option(help="A text no training row had: 'error', or 'warn' to predict as if it were none of the known.")
-]
 
 
 def fit(
@@ -56,16 +51,21 @@ def fit(
     max_epochs: Annotated[
         int | None, Option(min=0, max=10**6, help="Passes over the data.", show_default="auto")
     ] = None,
+    holdout: Annotated[
+        float | None,
+        Option(help="Keep this share of the rows back, at random, and score on them.", show_default="left out in turn"),
+    ] = None,
     seed: Annotated[int, Option(min=0, max=2**32 - 1, help="The same seed gives the same model.")] = 0,
+    verbose: Annotated[bool, Option("--verbose", "-v", help="Also noise, LPD and calibration curves.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Learn to predict columns of a table from the others.
+    """Learn to predict columns of a table from the others, and say how good the predictions are on held-out rows.
 
     Numbers are taken as they are, texts become 0/1 inputs; dates and missing values are refused with advice. Of several
     targets some may be missing: each learns from the rows where it is known. Ctrl-C stops training early and saves the
     model as it is then.
     """
-    from lastlayer.tables import Schema, TableModel, read
+    from lastlayer.tables import Schema, TableModel, compare, held_out_importance, importance, keep_back, read
     from lastlayer.tables import explain as explained
     from lastlayer.tables.schema import IMPUTE
 
@@ -76,26 +76,41 @@ def fit(
     widths, table = None if hidden is None else _widths(hidden), read(data)
     given = {"preset": preset, "hidden": widths, "noise": noise, "n_members": members, "max_epochs": max_epochs}
     asked = {name: value for name, value in given.items() if value is not None}  # the estimator decides the rest
-    dropped, started = {*_names(drop, table), *([groups] if groups else [])}, time.monotonic()
+    dropped, started = {*names_in(drop, table), *([groups] if groups else [])}, time.monotonic()
     with say.heeding():
-        columns, texts = _names(target, table), _names(text, table)
-        schema = Schema.infer(table, columns, drop=dropped, text=texts, impute=impute is not None)
+        columns, texts = names_in(target, table), names_in(text, table)
+        infer = partial(Schema.infer, targets=columns, drop=dropped, text=texts, impute=impute is not None)
+        schema, kept = infer(table), None
         _describe(say, data, table, schema)
+        if holdout is not None:
+            table, kept = keep_back(table, holdout, groups=groups, seed=seed)
+            schema = infer(table)
         fitted = TableModel.of(schema, table, groups=groups, random_state=seed, progress=not as_json, **asked)
+        seconds = time.monotonic() - started
+        found = compare(fitted, table, kept)
+        ranking = held_out_importance(fitted, table) if kept is None else importance(fitted, kept, kept_back=True)
     interrupted = any(note.startswith("interrupted") for note in say.notes)
     made = {"data": data.name, "fitted": datetime.now(UTC).isoformat(timespec="seconds"), "version": __version__}
     fitted.card.update(made, seed=seed, interrupted=interrupted, notes=say.notes)
+    told = {
+        "held_out": None if found is None else asdict(found),
+        "importance": None if ranking is None else ranking.as_json(),
+    }
+    fitted.card.update(told)
     fitted.save(path)
-    found, seconds = explained(fitted), time.monotonic() - started
-    say.words(f"fitted {found['members']} networks in {seconds:.0f} s")
-    say.table(["target", "noise std"], [[row["target"], f"{row['noise_std']:.4g}"] for row in found["targets"]])
-    if found["calibration"] is not None:
-        say.words(f"calibration: {found['calibration']['words']}", "dim")
-    say.words(f"\nsaved {path} ({path.stat().st_size / 1024:.0f} kB)", "bold")
+    facts = explained(fitted)
+    say.words(f"{len(table):,} rows, {facts['members']} networks, fitted in {seconds:.0f} s\n")
+    _say_comparison(say, found)
+    for sentence in [] if ranking is None else ranking.sentences():
+        say.words(sentence)
+    if verbose:
+        say_ranking(say, ranking)
+        _say_details(say, facts, found)
+    say.words(f"\nsaved {path} ({path.stat().st_size / 1024:,.0f} kB)", "bold")
     say.words(f"next: lastlayer predict {path} NEW_ROWS.csv, lastlayer report {path} TEST_ROWS.csv", "dim")
     if interrupted:
         say.note(f"training was interrupted: {path} is usable, but a full fit would be better")
-    say.result(model=str(path), seconds=seconds, interrupted=interrupted, **found)
+    say.result(model=str(path), seconds=seconds, interrupted=interrupted, rows=len(table), **facts)
     if interrupted:
         raise Exit(130)
 
@@ -156,7 +171,7 @@ def evaluate(
     from lastlayer.tables import TableModel, read, score
 
     say, fitted, table = Output(as_json), TableModel.load(model), read(data)
-    y = fitted.schema.targets_of(table, _names(target, table) or None)
+    y = fitted.schema.targets_of(table, names_in(target, table) or None)
     scores = score(fitted.predictive(table, unknown=unknown)[1], y, fitted.schema.targets)
     _say_scores(say, scores)
     say.result(**asdict(scores))
@@ -183,46 +198,13 @@ def report(
     say, fitted, table = Output(as_json), TableModel.load(model), read(data)
     path = out or Path(f"{model.stem}.report.html")
     check_writable(path)
-    targets = _names(target, table) or None
+    targets = names_in(target, table) or None
     made = make_report(fitted, table, model_name=model.name, data_name=data.name, targets=targets, unknown=unknown)
     with replacing(path) as file:
         file.write(made.html.encode())
     _say_scores(say, made.scores)
     say.words(f"\nsaved {path}: open it in a browser", "bold")
     say.result(out=str(path), **asdict(made.scores))
-
-
-def explain(
-    model: Model,
-    curves: Annotated[Path | None, Option(help="PNG file for what each input adds, by the additive members.")] = None,
-    as_json: Json = False,
-) -> None:
-    """What was learned: noise, alpha, calibration, training range of every input, condition of the features.
-
-    Below it, the settings: what every "auto" became. Some members of the default mixture are additive, a sum of one
-    function of each input: --curves draws these functions with their bands.
-    """
-    from lastlayer.tables import TableModel, facts
-    from lastlayer.tables import explain as explained
-
-    say, fitted = Output(as_json), TableModel.load(model)
-    say.words(f"{model.name}\n", "bold")
-    for subject, words in facts(fitted).items():
-        say.words(f"{subject:17}{words}")
-    say.words()
-    filled = lambda column: str(column.fill) if fitted.schema.impute else "refused"
-    rows = [[column.name, column.kind, str(column), filled(column)] for column in fitted.schema.columns]
-    say.table(["input", "kind", "training range", "if missing"], rows)
-    say.words("\nsettings", "bold")
-    say.words(str(fitted.model.settings_))
-    if curves is not None:
-        from lastlayer.explain import additive_curves
-
-        check_writable(curves)
-        names = [feature for column in fitted.schema.columns for feature in column.features]
-        additive_curves(fitted.model, names=names).savefig(curves, dpi=150)
-        say.words(f"\nsaved {curves}", "bold")
-    say.result(**explained(fitted))
 
 
 def update(
@@ -242,7 +224,7 @@ def update(
     if not 0 < forgetting <= 1:
         raise InputError(f"--forgetting {forgetting} must be above 0 and at most 1")
     fitted, table = TableModel.load(model), read(data)
-    fitted = fitted.update(table, targets=_names(target, table) or None, forgetting=forgetting)
+    fitted = fitted.update(table, targets=names_in(target, table) or None, forgetting=forgetting)
     fitted.save(path)
     say.words(f"{len(table):,} more rows, {fitted.card['rows']:,} in all; saved {path}", "bold")
     say.result(model=str(path), new_rows=len(table), rows=fitted.card["rows"])
@@ -292,14 +274,6 @@ def export(
 COMMANDS = (fit, predict, evaluate, report, explain, update, export)
 
 
-def _names(asked: list[str] | None, table: "Table") -> list[str]:
-    """Column names with commas between them; a name that has a comma itself stands alone."""
-    names: list[str] = []
-    for word in asked or []:
-        names += [word] if word in table.columns else [name.strip() for name in word.split(",") if name.strip()]
-    return names
-
-
 def _widths(text: str) -> tuple[int, ...]:
     parts = [part for part in text.split(",") if part.strip()]
     if not all(part.strip().isdecimal() and 1 <= int(part) <= WIDEST for part in parts):
@@ -314,6 +288,27 @@ def _describe(say: Output, data: Path, table: "Table", schema: "Schema") -> None
     rows = [[name, *taken.get(name, ("left out", ""))] for name in table.columns]
     say.table(["column", "taken as", "range"], rows)
     say.words()
+
+
+def _say_comparison(say: Output, found: "Comparison | None") -> None:
+    if found is None:
+        say.words("no rows were held out by this fit: --holdout 0.2 keeps some back to score on", "dim")
+        return
+    say.words(f"How good it is {found.caption}", "bold")
+    head, *rows = found.table()
+    say.table(head, rows)
+    say.words("RMSE, the typical error, and widths are in the units of the target; 90% inside is right\n", "dim")
+
+
+def _say_details(say: Output, facts: dict[str, Any], found: "Comparison | None") -> None:
+    """For those who want to know: noise, LPD, the curves from affine cost to variance."""
+    densities = {} if found is None else {s.target: s.lpd for s in found.methods if s.lpd is not None}
+    cell = lambda target: f"{densities[target]:.4f}" if target in densities else "n/a"
+    rows = [[row["target"], f"{row['noise_std']:.4g}", cell(row["target"])] for row in facts["targets"]]
+    say.words()
+    say.table(["target", "noise std", "held-out LPD"], rows)
+    if facts["calibration"] is not None:
+        say.words(f"calibration: {facts['calibration']['words']}", "dim")
 
 
 def _say_scores(say: Output, scores: "Scores") -> None:

@@ -65,7 +65,7 @@ class HeldOutRows:
         for fit in fits:
             if fit.task.partition == 0 and fit.task.split.kind not in REGIONS:
                 parts.setdefault(id(fit.task.split), []).append(fit)
-        folds, fold = [], np.full(len(place), -1)
+        folds, fold = list[HeldOutFold](), np.full(len(place), -1)
         for part in parts.values():
             split = part[0].task.split
             held = np.flatnonzero(np.isin(place, split.held))
@@ -107,8 +107,8 @@ def joined(parts: Sequence[Prediction], order: Int[ndarray, " m"]) -> Prediction
     for name, axis in [*dict.fromkeys(BY_COMPONENT, 1).items(), *dict.fromkeys(BY_POINT, 0).items()]:
         values = [getattr(part, name) for part in parts]
         changed[name] = None if values[0] is None else np.concatenate(values, axis).take(order, axis)
-    if parts[0].correlation is not None:
-        changed["correlation"] = np.mean([part.correlation for part in parts], axis=0)
+    correlations = [part.correlation for part in parts if part.correlation is not None]
+    changed["correlation"] = np.mean(correlations, axis=0) if correlations else None
     return replace(parts[0], **changed)
 
 

@@ -1,8 +1,27 @@
 """Tables of users: read in pieces, encoded the same way ever after, predicted in bounded memory, written safely."""
 
+from lastlayer.tables.comparison import Comparison, compare, keep_back
 from lastlayer.tables.facts import Scores, explain, facts, score
 from lastlayer.tables.files import Table, chunks, read
+from lastlayer.tables.importance import Ranking, dependence, held_out_importance, importance
 from lastlayer.tables.model import TableModel
 from lastlayer.tables.schema import Schema
 
-__all__ = ["Schema", "Scores", "Table", "TableModel", "chunks", "explain", "facts", "read", "score"]
+__all__ = [
+    "Comparison",
+    "Ranking",
+    "Schema",
+    "Scores",
+    "Table",
+    "TableModel",
+    "chunks",
+    "compare",
+    "dependence",
+    "explain",
+    "facts",
+    "held_out_importance",
+    "importance",
+    "keep_back",
+    "read",
+    "score",
+]

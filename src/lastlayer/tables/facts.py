@@ -14,6 +14,10 @@ from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.metrics import calibration_error, coverage, crps, log_predictive_density, rmse
 from lastlayer.prediction import Prediction
 from lastlayer.tables.model import TableModel
+from lastlayer.tables.numbers import percent, written
+
+MEASURED = ("held_out", "importance")
+"""What `lastlayer fit` measures on held-out rows and writes into the card."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Scores:
         """A head and one line per target."""
         head = ["target", "RMSE", "R2", "LPD", "CRPS", "in 50%", "in 95%", "width of 95%"]
         words = ("rmse", "r2", "lpd", "crps", "coverage_50", "coverage_95", "width_95")
-        shown = lambda s, word: f"{getattr(s, word):{'.1%' if word.startswith('coverage') else '.4g'}}"
+        shown = lambda s, word: (percent if word.startswith("coverage") else written)(getattr(s, word))
         return [head, *([s.target, *(shown(s, word) for word in words)] for s in self.targets)]
 
 
@@ -76,7 +80,8 @@ def explain(table_model: TableModel) -> dict[str, Any]:
     model, schema = table_model.model, table_model.schema
     noise = zip(schema.targets, model.noise_std_.tolist(), strict=True)
     return {
-        "card": table_model.card,
+        "card": {name: value for name, value in table_model.card.items() if name not in MEASURED},
+        **{name: table_model.card.get(name) for name in MEASURED},
         "targets": [{"target": name, "noise_std": std} for name, std in noise],
         "inputs": schema.as_json()["columns"],
         "impute": schema.impute,
@@ -97,7 +102,7 @@ def facts(table_model: TableModel) -> dict[str, str]:
     settings, features = table_model.model.settings_, found["features"]
     log_alpha, log_star = (math.log(a) if a > 0 else -math.inf for a in (found["alpha"], found["alpha_star"]))
     return {
-        "targets": ", ".join(f"{row['target']} (noise std {row['noise_std']:.4g})" for row in found["targets"]),
+        "targets": ", ".join(f"{row['target']} (noise std {written(row['noise_std'])})" for row in found["targets"]),
         "inputs": ", ".join(table_model.schema.features),
         "missing values": "filled by median or most frequent" if found["impute"] else "refused",
         "training rows": str(card.get("rows", "unknown")),
