@@ -61,7 +61,7 @@ def test_from_a_table_to_a_report(here):
     for words in (
         "400 rows, 6 columns",
         "fluid text glycol, oil, water",
-        "speed_rpm number 1406 to 2895",
+        "speed_rpm number 1,406 to 2,895",
         "head_m target",
     ):
         assert words in said(fit)

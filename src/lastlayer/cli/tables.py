@@ -183,11 +183,14 @@ def report(
     out: Annotated[
         Path | None, Option("--out", "-o", help="HTML file.", show_default="MODEL's name.report.html")
     ] = None,
+    group: Annotated[str | None, Option(help="Column of texts by which intervals are checked too.")] = None,
     target: Target = None,
     unknown: Unknown = "error",
     as_json: Json = False,
 ) -> None:
-    """One HTML page to show a colleague: scores, pictures, rows to look at, model card. It opens offline.
+    """One HTML page to show a colleague: whether intervals hold, which inputs matter, pictures, rows to look at.
+
+    It opens offline, also on a phone.
 
     DATA are rows with the true values, best ones the model has not seen.
     """
@@ -199,12 +202,14 @@ def report(
     path = out or Path(f"{model.stem}.report.html")
     check_writable(path)
     targets = names_in(target, table) or None
-    made = make_report(fitted, table, model_name=model.name, data_name=data.name, targets=targets, unknown=unknown)
+    words = {"model_name": model.name, "data_name": data.name, "unknown": unknown}
+    made = make_report(fitted, table, targets=targets, group=group, **words)
     with replacing(path) as file:
         file.write(made.html.encode())
+    say.words(f"{made.verdict}\n")
     _say_scores(say, made.scores)
     say.words(f"\nsaved {path}: open it in a browser", "bold")
-    say.result(out=str(path), **asdict(made.scores))
+    say.result(out=str(path), verdict=made.verdict, **asdict(made.scores))
 
 
 def update(

@@ -13,7 +13,7 @@ from lastlayer.explain import Dependence, Importance, Input, partial_dependence,
 from lastlayer.files import ModelFileError
 from lastlayer.tables.files import Table
 from lastlayer.tables.model import TableModel, regression
-from lastlayer.tables.numbers import written
+from lastlayer.tables.numbers import plain, written
 from lastlayer.tables.schema import NumberColumn, Schema, TextColumn, as_texts
 
 ROWS, REPEATS, STEPS = 500, 5, 25
@@ -167,7 +167,7 @@ def extremes_table(found: Sequence[Dependence], targets: Sequence[str]) -> list[
     for j, target in enumerate(targets):
         for i, one in enumerate(found):
             half = one.band(0.9, noise=False)[1] - one.mean
-            at = lambda k, one=one: one.labels[k] if one.labels is not None else written(one.x[k])
+            at = lambda k, one=one: one.labels[k] if one.labels is not None else plain(one.x[k])
             cell = lambda k, one=one, half=half, j=j: f"{written(one.mean[k, j])} ± {written(half[k, j], 2)}"
             low, high = int(one.mean[:, j].argmin()), int(one.mean[:, j].argmax())
             lines.append([target if i == 0 else "", one.name, cell(low), at(low), cell(high), at(high)])

@@ -26,6 +26,20 @@ def written(value: float, digits: int = 4) -> str:
     return f"{rounded:,.{max(0, digits - 1 - math.floor(math.log10(abs(rounded))))}f}"
 
 
+def plain(value: float) -> str:
+    """A number of a table, up to seven digits of it, without zeros at the end.
+
+    Examples
+    --------
+    >>> plain(1742000), plain(8.680), plain(60.0)
+    ('1,742,000', '8.68', '60')
+    """
+    text = written(value, 7)
+    if "e" in text:
+        return f"{value:.7g}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
 def percent(share: float) -> str:
     """A share in percent; whole numbers are enough for shares of rows."""
     return "n/a" if math.isnan(share) else f"{share:.0%}"

@@ -13,6 +13,7 @@ from numpy import ndarray
 
 from lastlayer.errors import InputError, check_choice
 from lastlayer.tables.files import Table
+from lastlayer.tables.numbers import plain
 
 MOST_CATEGORIES = 50
 IMPUTE = ("median",)
@@ -173,7 +174,7 @@ class NumberColumn:
         return replace(self, low=min(self.low, float(values.min())), high=max(self.high, float(values.max())))
 
     def __str__(self) -> str:
-        return f"{self.low:g} to {self.high:g}"
+        return f"{plain(self.low)} to {plain(self.high)}"
 
 
 @dataclass(frozen=True)
