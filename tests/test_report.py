@@ -34,13 +34,7 @@ def test_numbers_are_written_as_people_do(value, digits, text):
 
 
 def test_numbers_of_a_table_keep_their_digits():
-    assert [plain(x) for x in (1742000.0, 8.680, 60.0, 2895, 1e-9)] == [
-        "1,742,000",
-        "8.68",
-        "60",
-        "2,895",
-        "1.000000e-09",
-    ]
+    assert [plain(x) for x in (1742000.0, 8.680, 60.0, 2895, 1e-9)] == ["1,742,000", "8.68", "60", "2,895", "1e-09"]
     assert (percent(0.894), percent(float("nan"))) == ("89%", "n/a")
 
 

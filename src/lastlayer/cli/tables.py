@@ -99,7 +99,8 @@ def fit(
     fitted.card.update(told)
     fitted.save(path)
     facts = explained(fitted)
-    say.words(f"{len(table):,} rows, {facts['members']} networks, fitted in {seconds:.0f} s\n")
+    networks = "1 network" if facts["members"] == 1 else f"{facts['members']} networks"
+    say.words(f"{len(table):,} rows, {networks}, fitted in {seconds:.0f} s\n")
     _say_comparison(say, found)
     for sentence in [] if ranking is None else ranking.sentences():
         say.words(sentence)
@@ -151,13 +152,12 @@ def predict(
         say.note(f"{count} rows have {text!r}, which no training row had: predicted without knowing it")
     say.words(f"{rows:,} rows in {seconds:.1f} s ({rows / max(seconds, 1e-9):,.0f} per second)")
     for name, count in (+outside).items():
-        say.words(f"{count:,} rows leave the training range of {name}", "yellow")
+        say.words(f"{_rows(count)} outside the training range of {name}", "yellow")
     if beyond:
-        say.words(f"{beyond:,} rows are farther out than every training row: look at the column affine_cost", "yellow")
+        say.words(f"{_rows(beyond)} farther out than every training row: look at the column affine_cost", "yellow")
     if far:
         say.words(
-            f"{far:,} rows are farther out than any on which the intervals were checked: there they are a guess",
-            "yellow",
+            f"{_rows(far)} farther out than any on which the intervals were checked: there they are a guess", "yellow"
         )
     say.words(f"saved {path}", "bold")
     found = {"outside_range": outside, "beyond": beyond, "beyond_reach": far}
@@ -277,6 +277,10 @@ def export(
 
 
 COMMANDS = (fit, predict, evaluate, report, explain, update, export)
+
+
+def _rows(count: int) -> str:
+    return "1 row is" if count == 1 else f"{count:,} rows are"
 
 
 def _widths(text: str) -> tuple[int, ...]:

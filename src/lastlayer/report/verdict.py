@@ -32,7 +32,8 @@ def verdict(evaluation: Evaluation) -> tuple[str, bool]:
         return " ".join([*words, "No row lies outside the training data."]), NARROW in said
     there = dict(zip(evaluation.names, inside[outside].mean(0), strict=True))
     shares = " and ".join(f"{percent(share)} of {name}" for name, share in there.items())
-    words.append(f"{n:,} rows lie outside the training data: there they hold {shares}.")
+    count = "1 row lies" if n == 1 else f"{n:,} rows lie"
+    words.append(f"{count} outside the training data: there they hold {shares}.")
     return " ".join(words), NARROW in said or any(judged(share, n) == NARROW for share in there.values())
 
 
