@@ -1,6 +1,7 @@
-"""A run in the terminal as a page: `python -m benchmarks.terminal` writes what commands print to docs/learn/terminal.md.
+"""A run in the terminal as a page: `python -m benchmarks.terminal` writes docs/learn/terminal.md.
 
-It also draws docs/explain.png, and where Chromium is installed, docs/report.png.
+It runs the commands and takes down what they print, draws docs/explain.png, and where Chromium is installed,
+docs/report.png.
 """
 
 import os
