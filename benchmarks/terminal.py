@@ -12,8 +12,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+from PIL import Image  # which matplotlib brings
+
 ROOT = Path(__file__).parents[1]
 WIDTH = 100
+COLORS = 64
+"""Enough for pictures of lines and text, and a third of the bytes."""
 STEPS = (
     (
         "Fit",
@@ -90,8 +94,9 @@ def main(docs: Path = ROOT / "docs") -> None:
             parts.append(f"\n## {title}\n\n{words}\n\n```text\n$ {command}\n{shown(run(command, folder))}\n```\n")
             if title == "Explain":
                 parts.append(PICTURE)
-        shutil.copy(folder / "explain.png", docs / "explain.png")
-        screenshot(folder / "pump.report.html", docs / "report.png")
+        screenshot(folder / "pump.report.html", folder / "report.png")
+        for picture in sorted(folder.glob("*.png")):
+            Image.open(picture).quantize(COLORS).save(docs / picture.name, optimize=True)
     (docs / "learn" / "terminal.md").write_text("".join(parts))
 
 

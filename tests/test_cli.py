@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import lastlayer
 from lastlayer.cli import app
-from lastlayer.tables import TableModel, read
+from lastlayer.tables import TableModel, facts, read
 from lastlayer.training.adam import Adam
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
@@ -157,6 +157,7 @@ def test_fit_says_how_good_it_is_on_held_out_rows_and_what_matters(here):
     assert verbose["calibration"]["lpd"]
     ranking = verbose["importance"]
     assert [one["input"] for one in ranking["inputs"]] == ["flow_m3h", "speed_rpm", "temperature_c", "fluid"]
+    assert f"R2 {first['r2']:.3f}" in facts(TableModel.load("few.lastlayer"))["held-out rows"]
     explained = run("explain", "few.lastlayer", "--importance", "i.png", "--dependence", "d.png")
     assert explained.exit_code == 0, explained.output
     assert "60 held-out rows" in said(explained)

@@ -136,7 +136,7 @@ def sliding(figure: go.Figure, log_alphas: ndarray, readings: Sequence[str], sta
         {"method": "restyle", "label": f"{log_alpha:.1f}", "args": [{"visible": shows(step)}]}
         for step, log_alpha in enumerate(log_alphas)
     ]
-    slider = {"active": start, "steps": steps, "currentvalue": {"prefix": "log alpha = "}, "pad": {"t": 40}}
+    slider = {"active": start, "steps": steps, "currentvalue": {"visible": False}, "pad": {"t": 60}}
     picture = figure_html(figure.update_layout(sliders=[slider]), name)
     sentences = json.dumps(readings).replace("<", "\\u003c")  # no text can end the script
     return SLIDING.substitute(name=name, start=start, readings=sentences, picture=picture)

@@ -116,8 +116,21 @@ def facts(table_model: TableModel) -> dict[str, str]:
         "log alpha": f"{log_star:.3f} by the evidence, {log_alpha:.3f} in use",
         "NLML per sample": f"{found['nlml']:.4f} (standardised targets)",
         "calibration": "none" if found["calibration"] is None else found["calibration"]["words"],
+        "held-out rows": _held_out(found["held_out"]),
         "notes": "; ".join(card.get("notes", [])) or "none",
     }
+
+
+def _held_out(saved: Any) -> str:
+    """What `lastlayer fit` measured of its own predictions, the baselines left out."""
+    try:
+        own = [row for row in saved["methods"] if row["lpd"] is not None]
+        words = "{}: R2 {:.3f}, RMSE {}, {} in 90% intervals"
+        return "; ".join(
+            words.format(row["target"], row["r2"], written(row["rmse"], 3), percent(row["coverage_90"])) for row in own
+        )
+    except (KeyError, TypeError, ValueError):  # nothing was held out, or a file says anything
+        return "not scored"
 
 
 def _calibration(model: BLLRegressor) -> dict[str, Any] | None:
