@@ -17,7 +17,7 @@ ENGINES_PIP := $(ENGINES)/bin/python -m pip --disable-pip-version-check --quiet
 DOCS   := .venv-docs
 DOCS_PIP := $(DOCS)/bin/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help test test-browser test-engines test-package docs study study-20 study-spring study-mpc picture recipe lint mutants \
+.PHONY: help test test-browser test-engines test-package docs study study-20 study-spring study-mpc picture terminal recipe lint mutants \
 	bench-core bench-bo bench-fit bench-small bench-outside bench-observe bench-peers bench-uci bench-predict bench-control bench-imports bench-scale bench-online \
 	lock clean
 
@@ -31,6 +31,7 @@ help:
 	@echo "make test-engines  predictions by a local Ray and a local Spark (needs Java)"
 	@echo "make test-package  wheel and sdist, installed into an empty environment and used"
 	@echo "make docs        the documentation, its notebook run: build/docs/index.html"
+	@echo "make terminal    docs/learn/terminal.md: what the commands print on the pump table"
 	@echo "make recipe      the paper's own recipe beside its printed figures"
 	@echo "make mutants     wrong formulas, each of which some test must catch"
 	@echo "make bench-core  speed of mathematics and training, as ratios in one run"
@@ -67,6 +68,10 @@ study-mpc: $(READY)
 picture: $(READY)
 	$(BIN)/python -m benchmarks.readme_picture --out results
 	cp results/prediction.png docs/prediction.png
+
+# what the commands print on the pump table; with Chromium, the picture of the report too
+terminal: $(READY)
+	$(BIN)/python -m benchmarks.terminal
 
 recipe: $(READY)
 	$(BIN)/python -m benchmarks.paper_recipe

@@ -1,5 +1,6 @@
 """The reports as a reader sees them, in headless Chromium."""
 
+import re
 import shutil
 
 import numpy as np
@@ -57,10 +58,13 @@ def visible_band(browser) -> list[float]:
     )
 
 
+def severe(browser) -> list:
+    return [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+
+
 def test_the_report_opens_without_errors_and_the_slider_moves_the_band(page, browser):
     browser.get(page.as_uri())
-    errors = [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
-    assert not errors, errors
+    assert not severe(browser)
     assert browser.execute_script("return document.querySelectorAll('.js-plotly-plot').length") == 1
     widths = browser.execute_script("return Array.from(document.images, image => image.naturalWidth)")
     assert len(widths) == 4
@@ -76,7 +80,7 @@ def test_the_report_opens_without_errors_and_the_slider_moves_the_band(page, bro
     moved = visible_band(browser)
     assert len(moved) == len(band)
     assert max(abs(a - b) for a, b in zip(moved, band, strict=True)) > 0.1
-    assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+    assert not severe(browser)
 
 
 def test_it_needs_nothing_from_outside(page, browser):
@@ -101,16 +105,12 @@ def evil_table(m: int, seed: int) -> Table:
 
 @pytest.fixture(scope="module")
 def model_page(tmp_path_factory):
-    words = {"hidden": (5,), "max_epochs": 20, "n_members": 2, "hidden_prior": 1.0, "random_state": 0}
+    words = {"hidden": (5,), "max_epochs": 20, "preset": "fast", "random_state": 0}
     fitted = TableModel.fit(evil_table(60, 0), [f"y{EVIL}", "z"], **words)
-    made = make_report(fitted, evil_table(80, 1), model_name=f"m{EVIL}", data_name=f"d{EVIL}")
+    made = make_report(fitted, evil_table(80, 1), model_name=f"m{EVIL}", data_name=f"d{EVIL}", group=f"kind{EVIL}")
     path = tmp_path_factory.mktemp("model") / "report.html"
     path.write_text(made.html)
     return path
-
-
-def severe(browser) -> list:
-    return [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
 
 
 def test_a_models_report_opens_offline_whatever_its_table_says(model_page, browser):
@@ -122,6 +122,50 @@ def test_a_models_report_opens_offline_whatever_its_table_says(model_page, brows
     assert title == f"m{EVIL} on d{EVIL}"
     resources = browser.execute_script("return performance.getEntriesByType('resource').map(r => r.name)")
     assert not [name for name in resources if name.startswith("http")], resources
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_reports_fit_a_desk_and_a_phone(model_page, page, browser, width):
+    """The page itself never scrolls sideways: tables do, in their own box, and figures are as wide as their column."""
+    screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    for path in (model_page, page):
+        browser.get(path.as_uri())
+        browser.execute_async_script("setTimeout(arguments[0], 1000)")
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        boxes = browser.execute_script(
+            "return [...document.querySelectorAll('.js-plotly-plot')].map(f => {"
+            " const own = f.getBoundingClientRect(), drawn = f.querySelector('.main-svg').getBoundingClientRect(),"
+            " column = f.parentElement.parentElement.getBoundingClientRect();"
+            " return [own.left, own.right, drawn.width, own.width, column.right] })"
+        )
+        assert boxes
+        for left, right, drawn, own, column in boxes:
+            assert 0 <= left < right <= width
+            assert abs(drawn - own) < 1
+            assert right <= column + 1
+        assert not severe(browser)
+    browser.get(model_page.as_uri())
+    browser.execute_async_script("setTimeout(arguments[0], 1000)")
+    tops = browser.execute_script(
+        "return ['parity-0', 'parity-1'].map(id => document.getElementById(id).getBoundingClientRect().top)"
+    )
+    assert (tops[0] == tops[1]) == (width > 600)  # beside each other where there is room
+    wide = browser.execute_script("const t = document.getElementById('wrong'); return [t.scrollWidth, t.clientWidth]")
+    assert wide[0] > wide[1] or width > 600
+
+
+def test_card_and_slider_name_the_same_alpha(model_page, browser):
+    browser.get(model_page.as_uri())
+    card = browser.execute_script("return document.getElementById('card').textContent")
+    reading = browser.execute_script("return document.getElementById('reading').textContent")
+    in_card = float(re.search(r"([-\d.]+) in use", card)[1])
+    on_slider = float(re.search(r"log alpha ([-\d.]+) \(in use\)", reading)[1])
+    assert abs(in_card - on_slider) < 0.006  # digits shown
+    order = browser.execute_script("return [...document.querySelectorAll('h2')].map(h => h.textContent)")
+    assert order[-1].startswith("Alpha")
+    verdict = browser.execute_script("return document.getElementById('verdict').textContent")
+    assert verdict.startswith("The 90% intervals")
 
 
 def test_the_slider_of_a_models_report_moves_band_and_reading(model_page, browser):

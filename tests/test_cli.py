@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import lastlayer
 from lastlayer.cli import app
-from lastlayer.tables import TableModel, read
+from lastlayer.tables import TableModel, facts, read
 from lastlayer.training.adam import Adam
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
@@ -61,7 +61,7 @@ def test_from_a_table_to_a_report(here):
     for words in (
         "400 rows, 6 columns",
         "fluid text glycol, oil, water",
-        "speed_rpm number 1406 to 2895",
+        "speed_rpm number 1,406 to 2,895",
         "head_m target",
     ):
         assert words in said(fit)
@@ -137,6 +137,68 @@ def test_every_command_speaks_json(here, model):
     failed = CliRunner().invoke(app, ["explain", "nothing", "--json"])
     assert failed.exit_code == 1
     assert "is not a file" in json.loads(failed.stdout)["error"]
+
+
+FAST = ["--preset", "fast", "--hidden", "4", "--max-epochs", "5"]
+
+
+@pytest.mark.usefixtures("small_process")
+def test_fit_says_how_good_it_is_on_held_out_rows_and_what_matters(here):
+    """In a table beside baselines; curves and LPD only on request; explain remembers what matters."""
+    lines = PUMP.read_text().splitlines()
+    Path("few.csv").write_text("\n".join(lines[:61]))
+    fit = run("fit", "few.csv", *TARGETS, *FAST)
+    assert fit.exit_code == 0, fit.output
+    assert "60 rows, each predicted by networks that never saw it" in said(fit)
+    for method in ("lastlayer", "linear regression", "mean"):
+        assert said(fit).count(f" {method} ") >= 2
+    assert "head_m depends most on speed_rpm" in said(fit)
+    assert "calibration: var" not in fit.output
+    assert "LPD" not in fit.output
+    verbose = json.loads(CliRunner().invoke(app, ["fit", "few.csv", *TARGETS, *FAST, "--json"]).stdout)
+    scores = verbose["held_out"]
+    assert (scores["rows"], scores["kept_back"], len(scores["methods"])) == (60, False, 6)
+    first = scores["methods"][0]
+    assert (first["target"], first["method"]) == ("head_m", "lastlayer")
+    assert f"{first['r2']:.3f}" in fit.output
+    assert verbose["calibration"]["lpd"]
+    ranking = verbose["importance"]
+    assert [one["input"] for one in ranking["inputs"]] == ["flow_m3h", "speed_rpm", "temperature_c", "fluid"]
+    assert f"R2 {first['r2']:.3f}" in facts(TableModel.load("few.lastlayer"))["held-out rows"]
+    explained = run("explain", "few.lastlayer", "--importance", "i.png", "--dependence", "d.png")
+    assert explained.exit_code == 0, explained.output
+    assert "60 held-out rows" in said(explained)
+    assert all(Path(name).read_bytes().startswith(b"\x89PNG") for name in ("i.png", "d.png"))
+    answer = json.loads(CliRunner().invoke(app, ["explain", "few.lastlayer", "--json"]).stdout)
+    assert answer["importance"] == ranking
+    assert answer["held_out"] == scores
+    assert [one["name"] for one in answer["dependence"]] == ["flow_m3h", "speed_rpm", "temperature_c", "fluid"]
+    assert answer["dependence"][3]["labels"] == ["glycol", "oil", "water"]
+    given = run("explain", "few.lastlayer", "--data", NEW)
+    assert "160 given rows" in said(given)
+
+
+def test_fit_keeps_rows_back_on_request(here):
+    fit = run("fit", PUMP, *TARGETS, *SMALL, "--holdout", "0.2", "--verbose")
+    assert fit.exit_code == 0, fit.output
+    for words in ("320 rows, 1 network,", "on 80 rows that were kept back", "held-out LPD", "80 held-out rows"):
+        assert words in said(fit)
+    assert TableModel.load("pump.lastlayer").card["rows"] == 320
+    none = run("fit", PUMP, *TARGETS, *SMALL)
+    assert "no rows were held out by this fit: --holdout 0.2" in said(none)
+    assert "give rows with --data" in said(run("explain", "pump.lastlayer"))
+    refused = run("explain", "pump.lastlayer", "--importance", "i.png")
+    assert refused.exit_code == 1
+    assert "by --data" in said(refused)
+    assert not Path("i.png").exists()
+    assert run("fit", PUMP, *TARGETS, *SMALL, "--holdout", "2").exit_code == 1
+
+
+def test_the_report_opens_with_a_verdict(here, model):
+    report = run("report", model, NEW, "--group", "fluid")
+    assert report.exit_code == 0, report.output
+    assert said(report).startswith("The 90% intervals ")
+    assert run("report", model, NEW, "--group", "colour").exit_code == 1
 
 
 def test_explain_prints_what_every_auto_became(here, model):

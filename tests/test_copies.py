@@ -9,7 +9,7 @@ from numpy import ndarray
 from sklearn.model_selection import KFold
 
 from lastlayer import BLLRegressor
-from lastlayer.ensemble.copies import SEARCHED_ROWS, merged, near_groups
+from lastlayer.ensemble.copies import SEARCHED_ROWS, distinct, near_groups
 from lastlayer.errors import CopiesWarning
 
 pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")
@@ -22,6 +22,15 @@ ONE = TINY | {"n_members": 1, "hidden_prior": 0.3}
 def rows(m: int = 30, d: int = 3, q: int = 2, seed: int = 0) -> tuple[ndarray, ndarray]:
     rng = np.random.default_rng(seed)
     return rng.standard_normal((m, d)), rng.standard_normal((m, q))
+
+
+def merged(X: ndarray, y: ndarray, weight: ndarray | None) -> tuple:
+    """Distinct rows with their weights; the place of every given row leads to one that is equal."""
+    kept, place, total = distinct(X, y, weight)
+    known = place >= 0
+    assert known.all() if weight is None else (known == (weight > 0)).all()
+    np.testing.assert_array_equal(X[kept][place[known]], X[known])
+    return X[kept], y[kept], total
 
 
 def same(a: tuple, b: tuple) -> None:

@@ -35,20 +35,32 @@ PAGE = Template(
 <style>
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem;
-       color: light-dark(#222, #ddd); background: light-dark(#fff, #16181c); }
-table { border-collapse: collapse; font-size: 13px; display: block; overflow-x: auto; }
+       color: light-dark(#222, #ddd); background: light-dark(#fff, #16181c); overflow-wrap: anywhere; }
+h1 { line-height: 1.2; }
+.verdict { font-size: 1.15rem; padding: .8rem 1rem; border-left: 4px solid #3b7dd8;
+           background: light-dark(#f2f6fc, #1d232c); }
+.verdict.warning { border-color: #e08a2e; background: light-dark(#fdf5ec, #2a231b); }
+.panels { display: grid; gap: .5rem 1rem; }
+.panels.many { grid-template-columns: repeat(auto-fill, minmax(min(100%, 24rem), 1fr)); }
+.panels > div { min-width: 0; }
+@media (hover: none) { .modebar { display: none; } }
+table { border-collapse: collapse; font-size: 13px; display: block; overflow-x: auto; margin: .5rem 0 1rem; }
 th, td { padding: .3rem .5rem; text-align: right; white-space: nowrap; border-bottom: 1px solid light-dark(#ddd,#333); }
 img { max-width: 100%; }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child, .text { text-align: left; }
 input[type=search] { font: inherit; padding: .25rem .5rem; margin: .3rem 0; width: min(24rem, 100%); }
 .rows table { max-height: 32rem; overflow-y: auto; }
 .rows th { position: sticky; top: 0; background: light-dark(#fff, #16181c); }
+.rows td:first-child, .rows th:first-child { position: sticky; left: 0; background: light-dark(#fff, #16181c); }
 .note { color: light-dark(#666, #999); font-size: 14px; }
 #reading { font-variant-numeric: tabular-nums; }
 </style>
 <script>$plotly</script></head><body>
 $body
-<script>$script</script></body></html>
+<script>$script
+if (matchMedia("(hover: none)").matches)  // a finger on a figure scrolls the page
+  for (const figure of document.querySelectorAll(".js-plotly-plot")) Plotly.relayout(figure, {dragmode: false});
+</script></body></html>
 """
 )
 SLIDING = Template(
@@ -70,13 +82,26 @@ def page(title: str, body: str, script: str = "") -> str:
 
 def figure_html(picture: go.Figure, name: str) -> str:
     """A figure as part of a page."""
-    return picture.to_html(full_html=False, include_plotlyjs=False, div_id=name, config={"displaylogo": False})
+    config = {"displaylogo": False, "responsive": True}
+    return picture.to_html(full_html=False, include_plotlyjs=False, div_id=name, config=config)
+
+
+def side_by_side(pictures: Sequence[go.Figure], name: str) -> str:
+    """Figures beside each other where there is room, below each other on a phone."""
+    parts = [f"<div>{figure_html(picture, f'{name}-{i}')}</div>" for i, picture in enumerate(pictures)]
+    many = " many" if len(parts) > 1 else ""
+    return f'<div class="panels{many}" id="{html.escape(name)}">{"".join(parts)}</div>'
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> str:
-    """A table of texts, whatever they contain."""
-    line = lambda tag, cells: f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
-    lines = [line("th", head), *(line("td", row) for row in rows)]
+    """A table of texts, whatever they contain; columns in which every cell begins as a number does stand to the
+    right."""
+    numbers = [all(row[i][:1] in "-0123456789" for row in rows) for i in range(len(head))]
+    styles = ["" if number else ' class="text"' for number in numbers]
+    line = lambda tag, cells: "".join(
+        f"<{tag}{style}>{html.escape(cell)}</{tag}>" for cell, style in zip(cells, styles, strict=True)
+    )
+    lines = [f"<tr>{line('th', head)}</tr>", *(f"<tr>{line('td', row)}</tr>" for row in rows)]
     return f'<table id="{html.escape(name)}">{"".join(lines)}</table>'
 
 
@@ -115,7 +140,7 @@ def sliding(figure: go.Figure, log_alphas: ndarray, readings: Sequence[str], sta
         {"method": "restyle", "label": f"{log_alpha:.1f}", "args": [{"visible": shows(step)}]}
         for step, log_alpha in enumerate(log_alphas)
     ]
-    slider = {"active": start, "steps": steps, "currentvalue": {"prefix": "log alpha = "}, "pad": {"t": 40}}
+    slider = {"active": start, "steps": steps, "currentvalue": {"visible": False}, "pad": {"t": 60}}
     picture = figure_html(figure.update_layout(sliders=[slider]), name)
     sentences = json.dumps(readings).replace("<", "\\u003c")  # no text can end the script
     return SLIDING.substitute(name=name, start=start, readings=sentences, picture=picture)

@@ -5,12 +5,12 @@ panel per output, and say above the panels what good looks like.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle, product
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy import ndarray
 
 from lastlayer import drawing
@@ -18,6 +18,7 @@ from lastlayer.calibration import Calibration
 from lastlayer.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, faint, finish, log_axis, padded, panels, some
 from lastlayer.errors import InputError
 from lastlayer.estimators.regressor import BLLRegressor
+from lastlayer.explain import Dependence, Importance
 from lastlayer.extrapolation import AlphaCurve
 from lastlayer.inputs import as_array, check_finite
 from lastlayer.metrics import LEVELS, calibration_error, rmse
@@ -270,6 +271,107 @@ def cost_to_variance(calibration: Calibration | None) -> "Figure":
     pairs = zip(curve.noise, curve.slope, strict=True)
     titles = [rf"${a:.3g} + {b:.3g}\,v^{{{curve.power:.3g}}}$" for a, b in pairs]
     return finish(figure, axes, good, "affine cost $v$", "squared error / noise variance", titles=titles)
+
+
+def importance(found: Sequence[Importance], *, targets: Sequence[str] | None = None) -> "Figure":
+    """How much RMSE each input saves: what predictions lose when it is shuffled, with two standard deviations.
+
+    Parameters
+    ----------
+    found : sequence of Importance
+        What `lastlayer.explain.permutation_importance` returns.
+    targets : sequence of str, optional
+        Names of the targets.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        One panel per target, the most important input on top.
+
+    Examples
+    --------
+    >>> from lastlayer.explain import Importance
+    >>> figure = importance([Importance("speed", np.array([2.0]), np.array([0.1]), np.array([1.0]))])
+    """
+    if not found:
+        raise InputError("there is no input to draw: pass what permutation_importance returned")
+    names = _names_of(targets, len(found[0].rmse))
+    figure = drawing.new_figure(max(5.0, 4.0 * len(names)), 1.2 + 0.3 * len(found))
+    for j, (ax, name) in enumerate(zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True)):
+        ranked = sorted(found, key=lambda one: one.rmse[j])
+        lost, error = ([getattr(one, word)[j] for one in ranked] for word in ("rmse", "rmse_std"))
+        ax.barh([one.name for one in ranked], lost, xerr=2 * np.array(error), color=BLUE, ecolor=GREY)
+        ax.axvline(0, color="black", lw=0.8)
+        ax.set(title=name, xlabel="RMSE lost without the input")
+        ax.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def partial_dependence(
+    found: Sequence[Dependence], *, targets: Sequence[str] | None = None, level: float = 0.9
+) -> "Figure":
+    """Predictions as one input varies: the average, the band of the function, and the band of single measurements.
+
+    Parameters
+    ----------
+    found : sequence of Dependence
+        What `lastlayer.explain.partial_dependence` returns.
+    targets : sequence of str, optional
+        Names of the targets.
+    level : float, default 0.9
+        Probability of the bands.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        A row of panels per target, a column per input; the panels of a target have the same axis.
+
+    Examples
+    --------
+    >>> from lastlayer.explain import Dependence
+    >>> x = np.linspace(0, 1, 3)
+    >>> one = Dependence("speed", x, None, x[:, None], 0.1 + 0 * x[:, None], 0.2 + 0 * x[:, None])
+    >>> figure = partial_dependence([one])
+    """
+    if not found:
+        raise InputError("there is no input to draw: pass what partial_dependence returned")
+    names = _names_of(targets, found[0].mean.shape[1])
+    columns = min(len(found), drawing.COLUMNS)
+    lines = -(-len(found) // columns)
+    figure = drawing.new_figure(max(5.0, 2.8 * columns), 0.6 + 2.3 * lines * len(names))
+    grid = figure.subplots(lines * len(names), columns, squeeze=False, sharey=False)
+    words = (True, 0.18, f"{level:.0%} of measurements"), (False, 0.4, f"{level:.0%} of the function")
+    for j, name in enumerate(names):
+        for i, one in enumerate(found):
+            ax = grid[j * lines + i // columns, i % columns]
+            for noise, shade, label in words:
+                lower, upper = (bound[:, j] for bound in one.band(level, noise=noise))
+                if one.labels is None:
+                    ax.fill_between(one.x, lower, upper, color=BLUE, alpha=shade, lw=0, label=label)
+                else:
+                    ax.vlines(one.x, lower, upper, color=BLUE, alpha=shade, lw=8, label=label)
+            ax.plot(one.x, one.mean[:, j], "-" if one.labels is None else "o", color=BLUE, ms=4, label="average")
+            if one.labels is not None:
+                shown = _evenly(len(one.labels), 8)
+                ax.set_xticks(one.x[shown], [one.labels[k] for k in shown], rotation=30 if len(shown) > 3 else 0)
+                ax.set_xlim(-0.5, len(one.x) - 0.5)
+            ax.set_ylim(padded(np.concatenate([bound[:, j] for each in found for bound in each.band(level)])))
+            ax.set_xlabel(one.name)
+            if i % columns == 0:
+                ax.set_ylabel(name)
+        for ax in grid[j * lines : (j + 1) * lines].flat[len(found) :]:
+            ax.set_visible(False)
+    drawing.legend_of(figure, grid, ncols=3)
+    return figure
+
+
+def _evenly(n: int, most: int) -> Int[ndarray, " k"]:
+    """At most so many of n places, evenly spaced."""
+    return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int))
+
+
+def _names_of(targets: Sequence[str] | None, q: int) -> list[str]:
+    return [f"output {j + 1}" for j in range(q)] if targets is None else list(targets)
 
 
 def _aligned(prediction: Prediction, y: ndarray, name: str = "") -> tuple[Prediction, Float[ndarray, "m q"]]:

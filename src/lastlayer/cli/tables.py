@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,24 +12,14 @@ from typer import Argument, Exit, Option
 
 from lastlayer import __version__
 from lastlayer.cli.console import INTERRUPTED, Force, Json, Output
+from lastlayer.cli.explain import explain, say_ranking
+from lastlayer.cli.options import Data, Decimal, Encoding, Model, Target, Unknown, names_in
 from lastlayer.errors import InputError, check_choice
 
 if TYPE_CHECKING:
-    from lastlayer.tables import Schema, Scores, Table
+    from lastlayer.tables import Comparison, Schema, Scores, Table
 
 WIDEST = 10_000
-Data = Annotated[
-    Path, Argument(help="Table: .csv, .tsv or .jsonl, also with .gz, .parquet or .xlsx; the first line names columns.")
-]
-Model = Annotated[Path, Argument(help="Model file that `lastlayer fit` wrote.")]
-Target = Annotated[
-    list[str] | None, Option(help="Columns with the true values, with commas, if they are not called as in fit.")
-]
-Unknown = Annotated[
-    str, Option(help="A text no training row had: 'error', or 'warn' to predict as if it were none of the known.")
-]
-Encoding = Annotated[str | None, Option(help="Of the text in DATA, such as cp1252.", show_default="UTF-8")]
-Decimal = Annotated[str, Option(help="Decimal sign of DATA: '.', ',' or 'auto', as in training.")]
 
 
 def fit(
@@ -77,11 +68,16 @@ def fit(
         str, Option(help="Of dates with the year last: 'dmy', 'mdy' or 'auto', as the table shows.")
     ] = "auto",
     encoding: Encoding = None,
+    holdout: Annotated[
+        float | None,
+        Option(help="Keep this share of the rows back, at random, and score on them.", show_default="left out in turn"),
+    ] = None,
     seed: Annotated[int, Option(min=0, max=2**32 - 1, help="The same seed gives the same model.")] = 0,
     force: Force = False,
+    verbose: Annotated[bool, Option("--verbose", "-v", help="Also noise, LPD and calibration curves.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Learn to predict columns of a table from the others.
+    """Learn to predict columns of a table from the others, and say how good the predictions are on held-out rows.
 
     Numbers are taken as they are, also with units, per cent and thousands signs; texts become 0/1 inputs, dates become
     days and calendar parts; missing values are refused with advice. All problems of the table are said at once. Of
@@ -89,7 +85,16 @@ def fit(
     saves the model as it is then.
     """
     from lastlayer.files import MODEL, check_output
-    from lastlayer.tables import Reading, Schema, TableFile, TableModel
+    from lastlayer.tables import (
+        Reading,
+        Schema,
+        TableFile,
+        TableModel,
+        compare,
+        held_out_importance,
+        importance,
+        keep_back,
+    )
     from lastlayer.tables import explain as explained
     from lastlayer.tables.columns import Problems
     from lastlayer.tables.schema import IMPUTE
@@ -110,30 +115,47 @@ def fit(
     }
     given["target_transform"] = None if target_transform == "none" else target_transform
     asked = {name: value for name, value in given.items() if value is not None}  # the estimator decides the rest
-    dropped, started = {*_names(drop, table), *([groups] if groups else [])}, time.monotonic()
+    dropped, started = {*names_in(drop, table), *([groups] if groups else [])}, time.monotonic()
     with say.heeding():
-        kept, texts = _names(keep, table), _names(text, table)
-        reading = Reading(dropped, kept, texts, impute is not None, decimal, date_order)
-        schema = Schema.infer(table, _names(target, table), reading, problems=problems)
+        reading = Reading(
+            dropped, names_in(keep, table), names_in(text, table), impute is not None, decimal, date_order
+        )
+        infer = partial(Schema.infer, targets=names_in(target, table), reading=reading)
+        schema, kept = infer(table, problems=problems), None
         _describe(say, data, table, schema)
         for line in schema.notes:
             say.note(line)
+        if holdout is not None:
+            table, kept = keep_back(table, holdout, groups=groups, seed=seed)
+            schema = infer(table)
         fitted = TableModel.of(schema, table, groups=groups, random_state=seed, progress=not as_json, **asked)
+        seconds = time.monotonic() - started
+        found = compare(fitted, table, kept)
+        ranking = held_out_importance(fitted, table) if kept is None else importance(fitted, kept, kept_back=True)
     interrupted = any(note.startswith("interrupted") for note in say.notes)
     made = {"data": data.name, "fitted": datetime.now(UTC).isoformat(timespec="seconds"), "version": __version__}
     fitted.card.update(made, seed=seed, interrupted=interrupted, notes=say.notes)
+    told = {
+        "held_out": None if found is None else asdict(found),
+        "importance": None if ranking is None else ranking.as_json(),
+    }
+    fitted.card.update(told)
     fitted.save(path)
-    found, seconds = explained(fitted), time.monotonic() - started
-    of_log = " to the logarithm of the targets" if found["settings"]["target_transform"] == "log" else ""
-    say.words(f"fitted {found['members']} networks{of_log} in {seconds:.0f} s")
-    say.table(["target", "noise std"], [[row["target"], f"{row['noise_std']:.4g}"] for row in found["targets"]])
-    if found["calibration"] is not None:
-        say.words(f"calibration: {found['calibration']['words']}", "dim")
-    say.words(f"\nsaved {path} ({path.stat().st_size / 1024:.0f} kB)", "bold")
+    facts = explained(fitted)
+    networks = "1 network" if facts["members"] == 1 else f"{facts['members']} networks"
+    of_log = " to the logarithm of the targets" if facts["settings"]["target_transform"] == "log" else ""
+    say.words(f"{len(table):,} rows, {networks}, fitted{of_log} in {seconds:.0f} s\n")
+    _say_comparison(say, found)
+    for sentence in [] if ranking is None else ranking.sentences():
+        say.words(sentence)
+    if verbose:
+        say_ranking(say, ranking)
+        _say_details(say, facts, found)
+    say.words(f"\nsaved {path} ({path.stat().st_size / 1024:,.0f} kB)", "bold")
     say.words(f"next: lastlayer predict {path} NEW_ROWS.csv, lastlayer report {path} TEST_ROWS.csv", "dim")
     if interrupted:
         say.note(f"training was interrupted: {path} is usable, but a full fit would be better")
-    say.result(model=str(path), seconds=seconds, interrupted=interrupted, **found)
+    say.result(model=str(path), seconds=seconds, interrupted=interrupted, rows=len(table), **facts)
     if interrupted:
         raise Exit(INTERRUPTED)
 
@@ -179,13 +201,12 @@ def predict(
         say.note(f"{count} rows have {text!r}, which no training row had: predicted without knowing it")
     say.words(f"{rows:,} rows in {seconds:.1f} s ({rows / max(seconds, 1e-9):,.0f} per second)")
     for name, count in (+outside).items():
-        say.words(f"{count:,} rows leave the training range of {name}", "yellow")
+        say.words(f"{_rows(count)} outside the training range of {name}", "yellow")
     if beyond:
-        say.words(f"{beyond:,} rows are farther out than every training row: look at the column affine_cost", "yellow")
+        say.words(f"{_rows(beyond)} farther out than every training row: look at the column affine_cost", "yellow")
     if far:
         say.words(
-            f"{far:,} rows are farther out than any on which the intervals were checked: there they are a guess",
-            "yellow",
+            f"{_rows(far)} farther out than any on which the intervals were checked: there they are a guess", "yellow"
         )
     say.words(f"saved {path}", "bold")
     found = {"outside_range": outside, "beyond": beyond, "beyond_reach": far}
@@ -205,7 +226,7 @@ def evaluate(
     from lastlayer.tables import TableFile, TableModel, score
 
     say, fitted, table = Output(as_json), TableModel.load(model), TableFile(data, encoding, decimal).read()
-    y = fitted.schema.targets_of(table, _names(target, table) or None)
+    y = fitted.schema.targets_of(table, names_in(target, table) or None)
     scores = score(fitted.predictive(table, unknown=unknown)[1], y, fitted.schema.targets)
     _say_scores(say, scores)
     say.result(**asdict(scores))
@@ -217,6 +238,7 @@ def report(
     out: Annotated[
         Path | None, Option("--out", "-o", help="HTML file.", show_default="MODEL's name.report.html")
     ] = None,
+    group: Annotated[str | None, Option(help="Column of texts by which intervals are checked too.")] = None,
     target: Target = None,
     unknown: Unknown = "error",
     decimal: Decimal = "auto",
@@ -224,7 +246,9 @@ def report(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """One HTML page to show a colleague: scores, pictures, rows to look at, model card. It opens offline.
+    """One HTML page to show a colleague: whether intervals hold, which inputs matter, pictures, rows to look at.
+
+    It opens offline, also on a phone.
 
     DATA are rows with the true values, best ones the model has not seen.
     """
@@ -235,52 +259,15 @@ def report(
     say, path = Output(as_json), out or Path(f"{model.stem}.report.html")
     check_output(path, PAGE, inputs=[model, data], force=force, advice="another --out")
     fitted, table = TableModel.load(model), TableFile(data, encoding, decimal).read()
-    targets = _names(target, table) or None
-    made = make_report(fitted, table, model_name=model.name, data_name=data.name, targets=targets, unknown=unknown)
+    targets = names_in(target, table) or None
+    words = {"model_name": model.name, "data_name": data.name, "unknown": unknown}
+    made = make_report(fitted, table, targets=targets, group=group, **words)
     with replacing(path) as file:
         file.write(made.html.encode())
+    say.words(f"{made.verdict}\n")
     _say_scores(say, made.scores)
     say.words(f"\nsaved {path}: open it in a browser", "bold")
-    say.result(out=str(path), **asdict(made.scores))
-
-
-def explain(
-    model: Model,
-    curves: Annotated[Path | None, Option(help="PNG file for what each input adds, by the additive members.")] = None,
-    force: Force = False,
-    as_json: Json = False,
-) -> None:
-    """What was learned: noise, alpha, calibration, training range of every input, condition of the features.
-
-    Below it, the settings: what every "auto" became. Some members of the default mixture are additive, a sum of one
-    function of each input: --curves draws these functions with their bands.
-    """
-    from lastlayer.files import PICTURE, SOFTWARE, check_output, replacing
-    from lastlayer.tables import TableModel, facts
-    from lastlayer.tables import explain as explained
-
-    if curves is not None:
-        if curves.suffix.lower() != ".png":
-            raise InputError(f"--curves {curves} must be the name of a PNG file, such as curves.png")
-        check_output(curves, PICTURE, inputs=[model], force=force, advice="another --curves")
-    say, fitted = Output(as_json), TableModel.load(model)
-    say.words(f"{model.name}\n", "bold")
-    for subject, words in facts(fitted).items():
-        say.words(f"{subject:17}{words}")
-    say.words()
-    filled = lambda column: str(column.fill) if fitted.schema.impute else "refused"
-    rows = [[column.name, column.kind, str(column), filled(column)] for column in fitted.schema.columns]
-    say.table(["input", "kind", "training range", "if missing"], rows)
-    say.words("\nsettings", "bold")
-    say.words(str(fitted.model.settings_))
-    if curves is not None:
-        from lastlayer.explain import additive_curves
-
-        figure = additive_curves(fitted.model, names=fitted.schema.features)
-        with replacing(curves) as file:
-            figure.savefig(file, dpi=150, format="png", metadata={"Software": SOFTWARE})
-        say.words(f"\nsaved {curves}", "bold")
-    say.result(**explained(fitted))
+    say.result(out=str(path), verdict=made.verdict, **asdict(made.scores))
 
 
 def update(
@@ -304,7 +291,7 @@ def update(
     if not 0 < forgetting <= 1:
         raise InputError(f"--forgetting {forgetting} must be above 0 and at most 1")
     fitted, table = TableModel.load(model), TableFile(data, encoding, decimal).read()
-    fitted = fitted.update(table, targets=_names(target, table) or None, forgetting=forgetting)
+    fitted = fitted.update(table, targets=names_in(target, table) or None, forgetting=forgetting)
     fitted.save(path)
     say.words(f"{len(table):,} more rows, {fitted.card['rows']:,} in all; saved {path}", "bold")
     say.result(model=str(path), new_rows=len(table), rows=fitted.card["rows"])
@@ -360,12 +347,8 @@ def export(
 COMMANDS = (fit, predict, evaluate, report, explain, update, export)
 
 
-def _names(asked: list[str] | None, table: "Table") -> list[str]:
-    """Column names with commas between them; a name that has a comma itself stands alone."""
-    names: list[str] = []
-    for word in asked or []:
-        names += [word] if word in table.columns else [name.strip() for name in word.split(",") if name.strip()]
-    return names
+def _rows(count: int) -> str:
+    return "1 row is" if count == 1 else f"{count:,} rows are"
 
 
 def _widths(text: str) -> tuple[int, ...]:
@@ -382,6 +365,27 @@ def _describe(say: Output, data: Path, table: "Table", schema: "Schema") -> None
     rows = [[name, *taken.get(name, ("left out", ""))] for name in table.columns]
     say.table(["column", "taken as", "range"], rows)
     say.words()
+
+
+def _say_comparison(say: Output, found: "Comparison | None") -> None:
+    if found is None:
+        say.words("no rows were held out by this fit: --holdout 0.2 keeps some back to score on", "dim")
+        return
+    say.words(f"How good it is {found.caption}", "bold")
+    head, *rows = found.table()
+    say.table(head, rows)
+    say.words("RMSE, the typical error, and widths are in the units of the target; 90% inside is right\n", "dim")
+
+
+def _say_details(say: Output, facts: dict[str, Any], found: "Comparison | None") -> None:
+    """For those who want to know: noise, LPD, the curves from affine cost to variance."""
+    densities = {} if found is None else {s.target: s.lpd for s in found.methods if s.lpd is not None}
+    cell = lambda target: f"{densities[target]:.4f}" if target in densities else "n/a"
+    rows = [[row["target"], f"{row['noise_std']:.4g}", cell(row["target"])] for row in facts["targets"]]
+    say.words()
+    say.table(["target", "noise std", "held-out LPD"], rows)
+    if facts["calibration"] is not None:
+        say.words(f"calibration: {facts['calibration']['words']}", "dim")
 
 
 def _say_scores(say: Output, scores: "Scores") -> None:

@@ -18,22 +18,24 @@ SHARE = 0.5
 """Of the rows that have copies: where they are exceptions, a new row may be a copy as well, and nothing is grouped."""
 
 
-def merged(
+def distinct(
     X: Float[ndarray, "m d"], y: Float[ndarray, "m q"], weight: Float[ndarray, " m"] | None
-) -> tuple[ndarray, ndarray, ndarray | None]:
+) -> tuple[Int[ndarray, " k"], Int[ndarray, " m"], Float[ndarray, " k"] | None]:
     """Each row once, in an order that does not depend on the given one; `weight` counts copies, and rows of weight zero
-    are left out. So a row twice, and one of weight two, are the same from here on."""
+    are left out. So a row twice, and one of weight two, are the same from here on.
+
+    Returns the rows that are kept, the place of every given row among them (-1: left out), and their weights.
+    """
     count = np.ones(len(X)) if weight is None else weight
     rows = np.flatnonzero(count > 0)
     columns = np.concatenate([X, y], 1)
     order = rows[np.lexsort(columns[rows].T[::-1])]
     first = np.ones(len(order), dtype=bool)
     first[1:] = (columns[order[1:]] != columns[order[:-1]]).any(1)
-    if weight is None and first.all():
-        return X[order], y[order], None
-    total = np.bincount(np.cumsum(first) - 1, count[order])
-    kept = order[first]
-    return X[kept], y[kept], None if (total == 1).all() else total
+    place = np.full(len(X), -1)
+    place[order] = np.cumsum(first) - 1
+    total = np.bincount(place[order], count[order])
+    return order[first], place, None if (total == 1).all() else total
 
 
 def near_groups(Z: Float[ndarray, "m d"], T: Float[ndarray, "m q"]) -> Int[ndarray, " m"]:

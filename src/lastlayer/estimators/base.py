@@ -96,6 +96,8 @@ class ScaledData:
         self, X: Tensor, y: Float[Tensor, "m q"], weight: Tensor | None, noise_std: Float[Tensor, "m q"] | None = None
     ) -> None:
         self.X, self.y, self.weight, self.noise_std = X, y, weight, noise_std
+        self.place = np.arange(len(X))
+        """Of every given row among these; -1: it has no weight."""
         is_table = X.dim() == 2 and X.is_floating_point()
         self.inputs = Standardizer.fit(X, sample_weight=weight) if is_table else None
         self.targets = Standardizer.fit(y, sample_weight=weight)
@@ -114,10 +116,12 @@ class ScaledData:
     def merged(self) -> "ScaledData":
         """Each row once, with the weight of its copies."""
         weight = None if self.weight is None else self.weight.numpy()
-        X, y, weight = copies.merged(self.X.numpy(), self.y.numpy(), weight)
-        if len(X) < 2:
+        kept, place, weight = copies.distinct(self.X.numpy(), self.y.numpy(), weight)
+        if len(kept) < 2:
             return self
-        return ScaledData(torch.tensor(X), torch.tensor(y), None if weight is None else torch.tensor(weight))
+        merged = ScaledData(self.X[kept], self.y[kept], None if weight is None else torch.tensor(weight))
+        merged.place = place
+        return merged
 
     def logged(self) -> "ScaledData":
         """With the logarithm of the targets."""

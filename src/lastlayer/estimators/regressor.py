@@ -22,6 +22,7 @@ from lastlayer.ensemble.trainer import Trainer
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor, with_gradients
 from lastlayer.estimators.fit_context import in_fit_context
+from lastlayer.estimators.held_out import HeldOutRows
 from lastlayer.estimators.notes import (
     log_start,
     log_summary,
@@ -256,6 +257,7 @@ class BLLRegressor(LastLayerRegressor):
         with trainer.stage("calibration"):
             self._hold(ensemble.members, data, rows.inputs, rows.targets, settings, ensemble.scores)
             self._calibrate(crossfit, ensemble, validation_data)
+            self.held_out_ = HeldOutRows.of(self.fitted_, ensemble.folds, rows.place)
         log_summary(self.fitted_)
         self._clear_checkpoints()
         return self
@@ -310,6 +312,13 @@ class BLLRegressor(LastLayerRegressor):
         return dict(vars(self.training_))
 
     training_: TrainingHistory
+    held_out_: HeldOutRows | None = None
+    """After `fit`, training rows with the networks that never saw them, for honest scores of this fit; None: no network
+    left out single rows. It goes into no file, and not into a pickle either."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        return {name: value for name, value in state.items() if name != "held_out_"}
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> "BLLRegressor":
         """Fit to the rows of the first call; at later ones, `update`: last layers learn the rows, features stay.
@@ -345,7 +354,7 @@ class BLLRegressor(LastLayerRegressor):
 
     def _forget(self) -> None:
         """A fit that fails leaves no half of a model."""
-        for name in ("fitted_", "alpha_curve_"):
+        for name in ("fitted_", "alpha_curve_", "held_out_"):
             vars(self).pop(name, None)
 
     def _hold(

@@ -1,26 +1,33 @@
 """Predictions for a table beside its true values, and the pictures of them that a report shows."""
 
 import copy
+import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import plotly.graph_objects as go
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
-from lastlayer.drawing import BinnedCoverage, binomial_band, some
+from lastlayer.drawing import BinnedCoverage, binomial_band, padded, some
+from lastlayer.explain import Dependence
 from lastlayer.metrics import LEVELS
 from lastlayer.pages import BLUE, GREY, ORANGE, band, line, panels, points, sliding
 from lastlayer.prediction import Prediction
 from lastlayer.predictor.fitted import Extrapolation
-from lastlayer.tables import Scores, Table, TableModel, score
+from lastlayer.tables import Ranking, Scores, Table, TableModel, score
+from lastlayer.tables.numbers import written
 from lastlayer.tables.schema import Encoded
 
 COLORS = (BLUE, ORANGE, "#3a9a5d", "#9d6fc0", "#c0504d", "#4bacc6")
 BARS, POINTS, ALPHA_ROWS, BAND_ROWS = 400, 2000, 1000, 200
 N_STEPS = 41
+LEVEL = 0.9
+"""Of the intervals that the page judges."""
+INPUTS, VARIED = 20, 6
+"""Inputs in the picture of importance; of these, how many are varied."""
 DEEPEST = 8.0
 """How far below its top the LPD is drawn."""
 
@@ -36,8 +43,6 @@ class Evaluation:
     y: Float[ndarray, "m q"]
     where: Extrapolation
     scores: Scores
-    error: Float[ndarray, "m q"]
-    """In predicted standard deviations."""
 
     @classmethod
     def of(
@@ -47,11 +52,41 @@ class Evaluation:
         encoded, p = fitted.predictive(table, unknown=unknown)
         p = p.with_output_axis()
         where, scores = fitted.model.extrapolation(encoded.X), score(p, y, fitted.schema.targets)
-        return cls(fitted, table, encoded, p, y, where, scores, (y - p.mean) / p.std)
+        return cls(fitted, table, encoded, p, y, where, scores)
 
     @property
     def names(self) -> tuple[str, ...]:
         return self.fitted.schema.targets
+
+    @property
+    def mean(self) -> Float[ndarray, "m q"]:
+        return self.p.mean.reshape(self.y.shape)
+
+    @property
+    def std(self) -> Float[ndarray, "m q"]:
+        return self.p.std.reshape(self.y.shape)
+
+    @property
+    def error(self) -> Float[ndarray, "m q"]:
+        """In predicted standard deviations."""
+        error: ndarray = (self.y - self.mean) / self.std
+        return error
+
+    @property
+    def outside(self) -> Bool[ndarray, " m"]:
+        """Which rows lie outside the training data: an input leaves its range, or the row costs more than all."""
+        outside: ndarray = self.encoded.outside.any(1) | (self.where.quantile == 1)
+        return outside
+
+    def interval(self, level: float) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:
+        lower, upper = self.p.interval(level)
+        return lower.reshape(self.y.shape), upper.reshape(self.y.shape)
+
+    def inside(self, level: float) -> Bool[ndarray, "m q"]:
+        """Which true values lie inside their intervals."""
+        lower, upper = self.interval(level)
+        inside: ndarray = (lower <= self.y) & (self.y <= upper)
+        return inside
 
     def some(self, n: int) -> Int[ndarray, " s"]:
         """At most n rows, always the same."""
@@ -61,80 +96,114 @@ class Evaluation:
         return [f"row {self.table.row(k)}" for k in rows]
 
 
-def _targets(evaluation: Evaluation, height: int, xtitle: str, ytitle: str) -> tuple[go.Figure, list[dict[str, int]]]:
-    """One panel per target, and where each stands."""
-    columns = min(2, len(evaluation.names))
-    rows = -(-len(evaluation.names) // columns)
-    figure = panels(rows, columns, height=height * rows + 100, titles=evaluation.names)
+def _panel(height: int, xtitle: str, ytitle: str, title: str = "") -> go.Figure:
+    """One figure of its own, with its legend below."""
+    figure = panels(1, 1, height=height, titles=[title] if title else None)
     below = {"orientation": "h", "yref": "container", "y": 0.0, "yanchor": "bottom"}
-    figure.update_layout(legend=below, margin={"l": 60, "r": 20, "t": 70, "b": 90})
-    figure.update_xaxes(title=xtitle).update_yaxes(title=ytitle)
-    return figure, [{"row": i // columns + 1, "col": i % columns + 1} for i in range(len(evaluation.names))]
+    figure.update_layout(legend=below, margin={"l": 55, "r": 10, "t": 40 if title else 15, "b": 85})
+    return figure.update_xaxes(title=xtitle).update_yaxes(title=ytitle)
 
 
-def parity(evaluation: Evaluation) -> go.Figure:
-    figure, places = _targets(evaluation, 420, "true value", "prediction")
-    lower, upper = evaluation.p.interval(0.95)
-    inside, rows = (lower <= evaluation.y) & (evaluation.y <= upper), evaluation.some(BARS)
-    for i, place in enumerate(places):
-        y, mean = evaluation.y[:, i], evaluation.p.mean[:, i]
+def parity(evaluation: Evaluation) -> list[go.Figure]:
+    (lower, upper), inside, rows = evaluation.interval(LEVEL), evaluation.inside(LEVEL), evaluation.some(BARS)
+    figures = []
+    for i, name in enumerate(evaluation.names):
+        figure = _panel(420, "true value", "prediction", name)
+        y, mean = evaluation.y[:, i], evaluation.mean[:, i]
         ends = [float(y[rows].min()), float(y[rows].max())]
-        figure.add_trace(line(ends, ends, GREY, dash="dash"), **place)
+        figure.add_trace(line(ends, ends, GREY, dash="dash"))
         for hit, color, word in ((inside, BLUE, "interval holds the true value"), (~inside, ORANGE, "misses")):
             r = rows[hit[rows, i]]
             ends_of_bars = {"array": upper[r, i] - mean[r], "arrayminus": mean[r] - lower[r, i]}
             bars = {"type": "data", "symmetric": False, "color": color, "width": 0, "thickness": 1, **ends_of_bars}
-            dots = points(y[r], mean[r], color, word, error_y=bars, text=evaluation.labels(r), showlegend=i == 0)
-            figure.add_trace(dots, **place)
-    return figure
+            figure.add_trace(points(y[r], mean[r], color, word, error_y=bars, text=evaluation.labels(r)))
+        figures.append(figure)
+    return figures
 
 
 def calibration(evaluation: Evaluation) -> go.Figure:
-    figure = panels(1, 1, height=460)
+    figure = _panel(440, "level of the interval", "share of true values inside")
     levels = np.concatenate([[0.0], LEVELS, [1.0]])
     figure.add_trace(band(levels, *binomial_band(len(evaluation.y), levels), fillcolor="rgba(128,128,128,0.25)"))
     figure.add_trace(line([0, 1], [0, 1], GREY, "share = level", dash="dash"))
-    distance = np.abs(2 * evaluation.p.cdf(evaluation.y) - 1)
+    distance = np.abs(2 * evaluation.p.cdf(evaluation.y).reshape(evaluation.y.shape) - 1)
     for i, name in enumerate(evaluation.names):
         shares = (distance[:, i, None] <= LEVELS).mean(0)
         figure.add_trace(line(LEVELS, shares, COLORS[i % len(COLORS)], name, mode="lines+markers"))
-    figure.update_xaxes(title="level of the interval", range=[0, 1])
-    return figure.update_yaxes(title="share of true values inside", range=[0, 1])
+    return figure.update_xaxes(range=[0, 1]).update_yaxes(range=[0, 1])
 
 
-def residuals(evaluation: Evaluation) -> go.Figure:
-    figure, places = _targets(evaluation, 340, "prediction", "error / std")
-    far, rows = evaluation.where.quantile == 1, evaluation.some(POINTS)
-    for i, place in enumerate(places):
+def residuals(evaluation: Evaluation) -> list[go.Figure]:
+    figures, far, rows = [], evaluation.where.quantile == 1, evaluation.some(POINTS)
+    for i, name in enumerate(evaluation.names):
+        figure = _panel(360, "prediction", "error / std", name)
         for outside, color, word in ((False, BLUE, "like the training rows"), (True, ORANGE, "farther out than all")):
             r = rows[far[rows] == outside]
-            mean, error = evaluation.p.mean[r, i], evaluation.error[r, i]
-            figure.add_trace(points(mean, error, color, word, text=evaluation.labels(r), showlegend=i == 0), **place)
+            mean, error = evaluation.mean[r, i], evaluation.error[r, i]
+            figure.add_trace(points(mean, error, color, word, text=evaluation.labels(r)))
         for edge in (-1.96, 1.96):
-            figure.add_hline(edge, line={"color": GREY, "width": 1, "dash": "dash"}, **place)
-    return figure
+            figure.add_hline(edge, line={"color": GREY, "width": 1, "dash": "dash"})
+        figures.append(figure)
+    return figures
 
 
-def extrapolation(evaluation: Evaluation) -> go.Figure:
+def extrapolation(evaluation: Evaluation) -> list[go.Figure]:
     """Errors, and coverage of the 90% intervals, against the affine cost."""
-    figure, rows = panels(1, 2, height=400), evaluation.some(POINTS)
+    xtitle, rows = "affine cost (farther out to the right)", evaluation.some(POINTS)
+    errors, shares = _panel(380, xtitle, "|error| / std"), _panel(380, xtitle, "share inside 90% intervals")
     cost, error = np.maximum(evaluation.where.affine_cost, 1e-12), np.abs(evaluation.error[rows])
-    lower, upper = evaluation.p.interval(0.9)
-    inside = (lower <= evaluation.y) & (evaluation.y <= upper)
-    binned = BinnedCoverage.of(cost, inside, 0.9)
+    binned = BinnedCoverage.of(cost, evaluation.inside(LEVEL), LEVEL)
     perfect = band(binned.edges.ravel(), *binned.band.repeat(2, 1), fillcolor="rgba(128,128,128,0.25)")
-    figure.add_trace(perfect, 1, 2)
+    shares.add_trace(perfect)
     for i, name in enumerate(evaluation.names):
         color = COLORS[i % len(COLORS)]
-        dots = points(cost[rows], error[:, i], color, name, text=evaluation.labels(rows), legendgroup=name)
-        figure.add_trace(dots, 1, 1)
-        shares = line(binned.centre, binned.share[:, i], color, mode="lines+markers", showlegend=False)
-        figure.add_trace(shares.update(legendgroup=name), 1, 2)
-    figure.add_hline(0.9, line={"color": GREY, "width": 1, "dash": "dash"}, row=1, col=2)
-    figure.update_layout(showlegend=True)
-    figure.update_xaxes(title="affine cost (farther out to the right)", type="log")
-    figure.update_yaxes(title="|error| / std", rangemode="tozero", row=1, col=1)
-    return figure.update_yaxes(title="share inside 90% intervals", range=[0, 1.02], row=1, col=2)
+        errors.add_trace(points(cost[rows], error[:, i], color, name, text=evaluation.labels(rows)))
+        shares.add_trace(line(binned.centre, binned.share[:, i], color, name, mode="lines+markers"))
+    shares.add_hline(LEVEL, line={"color": GREY, "width": 1, "dash": "dash"})
+    for figure in (errors, shares):
+        figure.update_layout(showlegend=True).update_xaxes(type="log")
+    errors.update_yaxes(rangemode="tozero")
+    shares.update_yaxes(range=[0, 1.02])
+    return [errors, shares]
+
+
+def importance(ranking: Ranking) -> list[go.Figure]:
+    """What predictions of each target lose without each input."""
+    figures = []
+    for j, target in enumerate(ranking.targets):
+        ranked = ranking.ranked(j)[:INPUTS][::-1]
+        figure = _panel(130 + 34 * len(ranked), "RMSE lost without the input", "", target)
+        bars = {"array": [2 * float(one.rmse_std[j]) for one in ranked], "color": GREY, "thickness": 1.5}
+        names, lost = [html.escape(one.name) for one in ranked], [float(one.rmse[j]) for one in ranked]
+        figure.add_trace(go.Bar(x=lost, y=names, orientation="h", error_x=bars, marker={"color": BLUE}))
+        figures.append(figure.update_layout(margin={"b": 60}).update_yaxes(automargin=True, type="category"))
+    return figures
+
+
+def dependence(found: Sequence[Dependence], ranking: Ranking) -> list[go.Figure]:
+    """Predictions as one input varies, the most important inputs of each target."""
+    figures, by_name = [], {one.name: one for one in found}
+    for j, target in enumerate(ranking.targets):
+        for name in [one.name for one in ranking.ranked(j) if one.name in by_name][:VARIED]:
+            one = by_name[name]
+            figure = _panel(330, html.escape(name), html.escape(target), f"{target} by {name}")
+            bands = [(one.band(LEVEL, noise=noise), shade) for noise, shade in ((True, 0.2), (False, 0.45))]
+            if one.labels is None:
+                for (lower, upper), shade in bands:
+                    figure.add_trace(band(one.x, lower[:, j], upper[:, j], fillcolor=f"rgba(59,125,216,{shade})"))
+                figure.add_trace(line(one.x, one.mean[:, j], BLUE))
+            else:
+                for (lower, upper), shade in bands:
+                    height = {"array": upper[:, j] - one.mean[:, j], "arrayminus": one.mean[:, j] - lower[:, j]}
+                    bars = {"type": "data", "symmetric": False, "color": f"rgba(59,125,216,{shade})", "width": 0}
+                    bars |= {"thickness": 9, **height}
+                    figure.add_trace(points(one.x, one.mean[:, j], BLUE, error_y=bars))
+                texts = [html.escape(label) for label in one.labels]
+                figure.update_xaxes(tickvals=one.x, ticktext=texts, range=[-0.5, len(texts) - 0.5])
+            ends = np.concatenate([bound[:, j] for each in found for bound in each.band(LEVEL)])
+            figure.update_yaxes(range=padded(ends))
+            figures.append(figure.update_layout(margin={"b": 50}, showlegend=False))
+    return figures
 
 
 def alpha(evaluation: Evaluation) -> str:
@@ -142,7 +211,7 @@ def alpha(evaluation: Evaluation) -> str:
     model, rows = evaluation.fitted.model, evaluation.some(ALPHA_ROWS)
     X, y = evaluation.encoded.X[rows], evaluation.y[rows]
     curve = copy.deepcopy(model).tune_alpha(X, y if y.shape[1] > 1 else y[:, 0]).alpha_curve_
-    own = float(np.mean(model.log_alphas_))
+    own = math.log(model.alpha_) if 0 < model.alpha_ < math.inf else math.inf
     log_alphas = np.linspace(*_where_it_matters(curve.log_alphas, curve.lpds, own), N_STEPS)
     start = N_STEPS - 1
     if math.isfinite(own):  # the alpha in use is one of the steps
@@ -150,28 +219,30 @@ def alpha(evaluation: Evaluation) -> str:
         log_alphas[start] = own
     shown = rows[:: max(1, -(-len(rows) // BAND_ROWS))]
     shown = shown[np.argsort(evaluation.where.affine_cost[shown], kind="stable")]
-    place, truth, mean = np.arange(1.0, len(shown) + 1), evaluation.y[shown, 0], evaluation.p.mean[shown, 0]
-    figure, readings = panels(1, 2, height=520, column_widths=[0.4, 0.6]), []
+    place, truth, mean = np.arange(1.0, len(shown) + 1), evaluation.y[shown, 0], evaluation.mean[shown, 0]
+    figure, readings = panels(2, 1, height=760, row_heights=[0.4, 0.6], vertical_spacing=0.12), []
+    figure.update_layout(legend={"y": 1.08}, margin={"l": 55, "r": 10})
     for step, log_alpha in enumerate(log_alphas):
         p = model.at_alpha(float(log_alpha)).predictive(evaluation.encoded.X[shown]).with_output_axis()
-        lower, upper = (bound[:, 0] for bound in p.interval(0.95))
+        lower, upper = (bound[:, 0] for bound in p.interval(LEVEL))
         lpd = np.interp([log_alpha], curve.log_alphas, curve.lpds)
         dot = points(log_alpha[None], lpd, ORANGE, size=11, visible=step == start)
-        figure.add_trace(dot, 1, 1).add_trace(band(place, lower - mean, upper - mean, visible=step == start), 1, 2)
+        figure.add_trace(dot, 1, 1).add_trace(band(place, lower - mean, upper - mean, visible=step == start), 2, 1)
+        share, width = ((truth >= lower) & (truth <= upper)).mean(), written((upper - lower).mean())
         readings.append(
             f"log alpha {log_alpha:.2f}{' (in use)' if log_alpha == own else ''}: LPD {lpd[0]:.3f}; of the rows shown "
-            f"{((truth >= lower) & (truth <= upper)).mean():.0%} are inside, mean width {(upper - lower).mean():.4g}"
+            f"{share:.0%} are inside, mean width {width}"
         )
     figure.add_trace(line(curve.log_alphas, curve.lpds, BLUE, "LPD of these rows"), 1, 1)
-    figure.add_trace(points(place, truth - mean, GREY, "error", text=evaluation.labels(shown)), 1, 2)
+    figure.add_trace(points(place, truth - mean, GREY, "error", text=evaluation.labels(shown)), 2, 1)
     top = float(curve.lpds.max())
     lowest = max(float(curve.lpds.min()), top - DEEPEST)
     pad = 0.08 * (top - lowest) or 1.0
-    reach = 1.3 * max(float(np.abs(truth - mean).max()), float(2 * evaluation.p.std[shown, 0].max()))
+    reach = 1.3 * max(float(np.abs(truth - mean).max()), float(2 * evaluation.std[shown, 0].max()))
     figure.update_xaxes(title="log alpha", range=[log_alphas[0], log_alphas[-1]], row=1, col=1)
     figure.update_yaxes(title="LPD, standardised", range=[lowest - pad, top + pad], row=1, col=1)
-    figure.update_xaxes(title="rows, farther out to the right", row=1, col=2)
-    figure.update_yaxes(title="true value - prediction", range=[-reach, reach], row=1, col=2)
+    figure.update_xaxes(title="rows, farther out to the right", row=2, col=1)
+    figure.update_yaxes(title="true value - prediction", range=[-reach, reach], row=2, col=1)
     return sliding(figure, log_alphas, readings, start, "alpha")
 
 

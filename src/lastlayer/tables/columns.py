@@ -15,6 +15,7 @@ from lastlayer.errors import InputError, check_choice
 from lastlayer.inputs import LARGEST_TARGET
 from lastlayer.tables.cells import PERIODS, DateFormat, NumberFormat, as_texts, calendar, days
 from lastlayer.tables.files import Table
+from lastlayer.tables.numbers import plain
 
 MOST_CATEGORIES = 50
 LARGEST = LARGEST_TARGET
@@ -205,7 +206,7 @@ class NumberColumn:
         return replace(self, low=min(self.low, new.low), high=max(self.high, new.high))
 
     def __str__(self) -> str:
-        return f"{self.low:g} to {self.high:g}{f' {self.format.unit}' if self.format.unit else ''}"
+        return f"{plain(self.low)} to {plain(self.high)}{f' {self.format.unit}' if self.format.unit else ''}"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,10 @@ from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.metrics import calibration_error, coverage, crps, log_predictive_density, rmse
 from lastlayer.prediction import Prediction
 from lastlayer.tables.model import TableModel
+from lastlayer.tables.numbers import percent, written
+
+MEASURED = ("held_out", "importance")
+"""What `lastlayer fit` measures on held-out rows and writes into the card."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Scores:
         """A head and one line per target."""
         head = ["target", "RMSE", "R2", "LPD", "CRPS", "in 50%", "in 95%", "width of 95%"]
         words = ("rmse", "r2", "lpd", "crps", "coverage_50", "coverage_95", "width_95")
-        shown = lambda s, word: f"{getattr(s, word):{'.1%' if word.startswith('coverage') else '.4g'}}"
+        shown = lambda s, word: (percent if word.startswith("coverage") else written)(getattr(s, word))
         return [head, *([s.target, *(shown(s, word) for word in words)] for s in self.targets)]
 
 
@@ -77,7 +81,8 @@ def explain(table_model: TableModel) -> dict[str, Any]:
     model, schema = table_model.model, table_model.schema
     noise = zip(schema.targets, model.noise_std_.tolist(), strict=True)
     return {
-        "card": table_model.card,
+        "card": {name: value for name, value in table_model.card.items() if name not in MEASURED},
+        **{name: table_model.card.get(name) for name in MEASURED},
         "targets": [{"target": name, "noise_std": std} for name, std in noise],
         "inputs": schema.as_json()["columns"],
         "impute": schema.impute,
@@ -99,7 +104,9 @@ def facts(table_model: TableModel) -> dict[str, str]:
     of_log = " of its logarithm" if settings.target_transform == "log" else ""
     log_alpha, log_star = (math.log(a) if a > 0 else -math.inf for a in (found["alpha"], found["alpha_star"]))
     return {
-        "targets": ", ".join(f"{row['target']} (noise std{of_log} {row['noise_std']:.4g})" for row in found["targets"]),
+        "targets": ", ".join(
+            f"{row['target']} (noise std{of_log} {written(row['noise_std'])})" for row in found["targets"]
+        ),
         "inputs": ", ".join(table_model.schema.features),
         "missing values": "filled by median or most frequent" if found["impute"] else "refused",
         "training rows": str(card.get("rows", "unknown")),
@@ -113,8 +120,21 @@ def facts(table_model: TableModel) -> dict[str, str]:
         "log alpha": f"{log_star:.3f} by the evidence, {log_alpha:.3f} in use",
         "NLML per sample": f"{found['nlml']:.4f} (standardised targets)",
         "calibration": "none" if found["calibration"] is None else found["calibration"]["words"],
+        "held-out rows": _held_out(found["held_out"]),
         "notes": "; ".join(card.get("notes", [])) or "none",
     }
+
+
+def _held_out(saved: Any) -> str:
+    """What `lastlayer fit` measured of its own predictions, the baselines left out."""
+    try:
+        own = [row for row in saved["methods"] if row["lpd"] is not None]
+        words = "{}: R2 {:.3f}, RMSE {}, {} in 90% intervals"
+        return "; ".join(
+            words.format(row["target"], row["r2"], written(row["rmse"], 3), percent(row["coverage_90"])) for row in own
+        )
+    except (KeyError, TypeError, ValueError):  # nothing was held out, or a file says anything
+        return "not scored"
 
 
 def _calibration(model: BLLRegressor) -> dict[str, Any] | None:

@@ -85,7 +85,7 @@ class TableModel:
             if (n := len(set(labels))) < 2:
                 raise InputError(f"--groups {groups}: all rows are of one group, and two or more are needed")
             parameters |= {"calibration": GroupKFold(min(GROUP_FOLDS, n))}
-        X, y = _regression(schema, table)
+        X, y = regression(schema, table)
         return cls(
             schema, BLLRegressor(**parameters).fit(X, y, **{"groups": labels, **(given or {})}), {"rows": len(X)}
         )
@@ -148,7 +148,7 @@ class TableModel:
 
     def update(self, table: Table, *, targets: Sequence[str] | None = None, forgetting: float = 1.0) -> "TableModel":
         """The model after more rows; the regressor is changed in place."""
-        X, y = _regression(self.schema, table, targets)
+        X, y = regression(self.schema, table, targets)
         self.model.update(X, y, forgetting=forgetting)
         return self.grown(table)
 
@@ -178,9 +178,9 @@ def prediction_cells(p: Prediction, targets: Sequence[str], level: float) -> Cel
     return {f"{name}_{word}": values[:, i] for i, name in enumerate(targets) for word, values in parts.items()}
 
 
-def _regression(
-    schema: Schema, table: Table, targets: Sequence[str] | None = None
+def regression(
+    schema: Schema, table: Table, targets: Sequence[str] | None = None, *, unknown: str = "error"
 ) -> tuple[Float[ndarray, "m d"], ndarray]:
     """Inputs and targets as a regressor takes them: a single target has one dimension."""
     y = schema.targets_of(table, targets, partly=True)
-    return schema.encode(table).X, y[:, 0] if y.shape[1] == 1 else y
+    return schema.encode(table, unknown=unknown).X, y[:, 0] if y.shape[1] == 1 else y

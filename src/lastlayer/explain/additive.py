@@ -1,4 +1,4 @@
-"""What a fitted model says of single inputs: the curves of its additive members.
+"""The curves of the additive members of a mixture: what each input adds.
 
 The last layer on piecewise-linear encoded inputs is an additive model: its mean is a sum of one function per input. So
 it can be looked at, one curve for each input, with the band that the exact posterior of its weights gives.

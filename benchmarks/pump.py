@@ -1,0 +1,61 @@
+"""How far outside the pump's table intervals hold: `python -m benchmarks.pump`, beside a Gaussian process.
+
+Training rows end at 2,900 rpm. Several tables are drawn and fitted; coverage of the 90% intervals is of new rows in
+bins of the speed, the mean over the tables.
+"""
+
+import warnings
+from itertools import pairwise
+
+import numpy as np
+from numpy import ndarray
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+from examples.make_pump import COLUMNS, rows
+from lastlayer.tables import Table, TableModel
+
+TARGETS = ["head_m", "power_kw"]
+EDGES = (1400, 2900, 3000, 3100, 3200, 3400, 3600)
+GAUSSIAN = 1.6449
+
+
+def table(lines: list[list[str]]) -> Table:
+    columns = zip(COLUMNS, zip(*lines, strict=True), strict=True)
+    return Table({name: np.array(cells, dtype=object) for name, cells in columns})
+
+
+def process(X: ndarray, y: ndarray, new: ndarray) -> tuple[ndarray, ndarray]:
+    """Bounds of an exact Gaussian process, one for each target, lengths by the evidence."""
+    mean, std = X.mean(0), X.std(0)
+    kernel = ConstantKernel() * RBF(np.ones(X.shape[1])) + WhiteKernel()
+    parts = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # lengths at their limits
+        for target in y.T:
+            model = GaussianProcessRegressor(kernel, normalize_y=True).fit((X - mean) / std, target)
+            parts.append(model.predict((new - mean) / std, return_std=True))
+    means, stds = (np.stack(each, 1) for each in zip(*parts, strict=True))
+    return means - GAUSSIAN * stds, means + GAUSSIAN * stds
+
+
+def main(seeds: tuple[int, ...] = (7, 1, 2)) -> None:
+    shares = []
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        train, new = table(rows(400, rng)), table(rows(4000, rng, fastest=3600.0))
+        model = TableModel.fit(train, TARGETS, random_state=0)
+        X, y = model.schema.encode(new).X, model.schema.targets_of(new)
+        ours = model.predictive(new)[1].interval(0.9)
+        theirs = process(model.schema.encode(train).X, model.schema.targets_of(train), X)
+        inside = np.concatenate([(low <= y) & (y <= high) for low, high in (ours, theirs)], 1)
+        speed = X[:, 1]
+        shares.append([inside[(low <= speed) & (speed < high)].mean(0) for low, high in pairwise(EDGES)])
+    names = [f"{method}, {target}" for method in ("lastlayer", "Gaussian process") for target in TARGETS]
+    print(f"| speed, rpm | {' | '.join(names)} |\n|{' --- |' * (1 + len(names))}")
+    for (low, high), line in zip(pairwise(EDGES), np.mean(shares, 0), strict=True):
+        print(f"| {low:,} to {high:,} | {' | '.join(f'{share:.0%}' for share in line)} |")
+
+
+if __name__ == "__main__":
+    main()

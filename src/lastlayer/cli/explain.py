@@ -1,0 +1,101 @@
+"""The command `explain`, and how a ranking of inputs is said."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from lastlayer.cli.console import Force, Json, Output
+from lastlayer.cli.options import Decimal, Encoding, Model, Target, names_in
+from lastlayer.errors import InputError
+
+if TYPE_CHECKING:
+    from lastlayer.tables import Ranking
+
+
+def explain(
+    model: Model,
+    data: Annotated[
+        Path | None, Option(help="Rows with the true values to explain by.", show_default="held-out rows of the fit")
+    ] = None,
+    importance: Annotated[Path | None, Option(help="PNG file: how much each input matters.")] = None,
+    dependence: Annotated[Path | None, Option(help="PNG file: predictions as each input varies, with bands.")] = None,
+    curves: Annotated[Path | None, Option(help="PNG file: what each input adds, by the additive members.")] = None,
+    target: Target = None,
+    decimal: Decimal = "auto",
+    encoding: Encoding = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Which inputs matter, what predictions do as each of them varies, and what was learned.
+
+    Importance is what predictions lose when the values of one input are shuffled among the rows. As an input varies,
+    the others stay as they are in DATA, or without it, as they are in a typical row. Below it: noise, alpha,
+    calibration, training range of every input, and the settings, what every "auto" became. Some members of the
+    default mixture are additive, a sum of one function of each input: --curves draws these functions with their bands.
+    """
+    from lastlayer import plots
+    from lastlayer.explain import additive_curves
+    from lastlayer.files import PICTURE, SOFTWARE, check_output, replacing
+    from lastlayer.tables import TableFile, TableModel, facts
+    from lastlayer.tables import dependence as vary
+    from lastlayer.tables import explain as explained
+    from lastlayer.tables import importance as measure
+    from lastlayer.tables.importance import extremes_table, saved_ranking
+
+    for option, path in {"importance": importance, "dependence": dependence, "curves": curves}.items():
+        if path is not None:
+            if path.suffix.lower() != ".png":
+                raise InputError(f"--{option} {path} must be the name of a PNG file, such as {option}.png")
+            given = [model] if data is None else [model, data]
+            check_output(path, PICTURE, inputs=given, force=force, advice=f"another --{option}")
+    say, fitted = Output(as_json), TableModel.load(model)
+    table = None if data is None else TableFile(data, encoding, decimal).read()
+    if table is None:
+        ranking = saved_ranking(fitted)
+    else:
+        ranking = measure(fitted, table, targets=names_in(target, table) or None)
+    varied = vary(fitted, table)
+    say.words(model.name, "bold")
+    say_ranking(say, ranking)
+    others = "other inputs typical" if table is None else "averaged over the rows given"
+    say.words(f"\nPredictions as one input varies over its training range, {others}; ±: 90% of the function", "bold")
+    head, *rows = extremes_table(varied, fitted.schema.targets)
+    say.table(head, rows)
+    say.words("\nThe model", "bold")
+    for subject, words in facts(fitted).items():
+        say.words(f"{subject:17}{words}")
+    say.words()
+    filled = lambda column: str(column.fill) if fitted.schema.impute else "refused"
+    rows = [[column.name, column.kind, str(column), filled(column)] for column in fitted.schema.columns]
+    say.table(["input", "kind", "training range", "if missing"], rows)
+    say.words("\nsettings", "bold")
+    say.words(str(fitted.model.settings_))
+    drawn = {
+        importance: lambda: plots.importance(_measured(ranking).inputs, targets=fitted.schema.targets),
+        dependence: lambda: plots.partial_dependence(varied, targets=fitted.schema.targets),
+        curves: lambda: additive_curves(fitted.model, names=fitted.schema.features),
+    }
+    for path, draw in drawn.items():
+        if path is not None:
+            with replacing(path) as file:
+                draw().savefig(file, dpi=150, format="png", metadata={"Software": SOFTWARE})
+            say.words(f"\nsaved {path}", "bold")
+    measured = {"importance": None if ranking is None else ranking.as_json()}
+    say.result(**explained(fitted) | measured, dependence=[asdict(one) for one in varied])
+
+
+def _measured(ranking: "Ranking | None") -> "Ranking":
+    if ranking is None:
+        raise InputError("this model file does not say which inputs matter: give rows with the true values by --data")
+    return ranking
+
+
+def say_ranking(say: Output, found: "Ranking | None") -> None:
+    if found is None:
+        say.words("which inputs matter was not measured when this model was fitted: give rows with --data", "dim")
+        return
+    say.words(f"\nWhich inputs matter: what predictions of {found.caption} lose when an input is shuffled", "bold")
+    head, *rows = found.table()
+    say.table(head, rows)

@@ -1,0 +1,99 @@
+"""Permutation importance: what predictions lose when the values of one input are shuffled among the rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from lastlayer.errors import InputError
+from lastlayer.explain.inputs import Input, inputs_of, predictor_of, table_of
+from lastlayer.inputs import as_array
+from lastlayer.prediction import Prediction
+
+
+@dataclass(frozen=True)
+class Importance:
+    """What predictions of each target lose without one input."""
+
+    name: str
+    rmse: Float[ndarray, " q"]
+    """RMSE after shuffling less RMSE before, in the units of the target; about zero: the input does not matter."""
+    rmse_std: Float[ndarray, " q"]
+    """Standard deviation of that over the shuffles."""
+    lpd: Float[ndarray, " q"]
+    """Mean log predictive density before less after, in nats: mean and uncertainty judged together."""
+
+
+def permutation_importance(
+    model: Any, X: Any, y: Any, *, inputs: Sequence[Input] | None = None, n_repeats: int = 5, random_state: int = 0
+) -> list[Importance]:
+    """How much worse predictions of rows become when one input's values are shuffled among them.
+
+    Use rows that the model has not seen, or the held-out rows of its own fit: pass `model.held_out_` as the model and
+    the rows `model.held_out_.rows` of the training table. Inputs that vary together share their importance: each alone
+    may look unimportant, since the other one still tells what it told.
+
+    Parameters
+    ----------
+    model : fitted regressor, or its `held_out_`
+        Anything with a method `predictive`.
+    X : array of shape (m, d)
+        Inputs, as the model takes them.
+    y : array of shape (m,) or (m, q)
+        True values; NaN where one is missing.
+    inputs : sequence of Input, optional
+        Which columns of X belong together; by default, every column is an input.
+    n_repeats : int, default 5
+        Shuffles of each input; the result is their mean.
+    random_state : int, default 0
+        The same seed gives the same shuffles.
+
+    Returns
+    -------
+    list of Importance
+        In the order of the inputs.
+
+    Raises
+    ------
+    InputError
+        If X and y do not belong together, or an input names columns that X does not have.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from lastlayer import BLLRegressor
+    >>> X = np.random.default_rng(0).uniform(-1, 1, (80, 2))
+    >>> model = BLLRegressor(preset="fast", max_epochs=20, random_state=0).fit(X, X[:, 0])
+    >>> first, second = permutation_importance(model.held_out_, X, X[:, 0])
+    >>> bool(first.rmse > 10 * abs(second.rmse))
+    True
+    """
+    table, targets = table_of(X), np.asarray(as_array(y), dtype=float)
+    if len(targets) != len(table) or len(table) < 2 or n_repeats < 1:
+        raise InputError(
+            f"X has {len(table)} rows, y {len(targets)}, and n_repeats is {n_repeats}: importance needs the true value "
+            "of every row, two rows or more, and one repeat or more"
+        )
+    targets = targets.reshape(len(targets), -1)
+    say, rng = predictor_of(model), np.random.default_rng(random_state)
+    rmse, lpd = _scores(say(table), targets)
+    found = []
+    for one in inputs_of(model, X, inputs):
+        worse = []
+        for _ in range(n_repeats):
+            shuffled = table.copy()
+            shuffled[:, one.columns] = table[rng.permutation(len(table))][:, one.columns]
+            worse.append(_scores(say(shuffled), targets))
+        rmses, lpds = (np.stack(each) for each in zip(*worse, strict=True))
+        found.append(Importance(one.name, rmses.mean(0) - rmse, rmses.std(0), lpd - lpds.mean(0)))
+    return found
+
+
+def _scores(p: Prediction, y: Float[ndarray, "m q"]) -> tuple[Float[ndarray, " q"], Float[ndarray, " q"]]:
+    """RMSE and LPD of each target, over the rows where it is known."""
+    mean = p.mean.reshape(y.shape)
+    density = p.log_prob(np.where(np.isnan(y), mean, y), per_output=True).reshape(y.shape)
+    return np.sqrt(np.nanmean(np.square(y - mean), 0)), np.nanmean(np.where(np.isnan(y), np.nan, density), 0)

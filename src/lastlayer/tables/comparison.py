@@ -1,0 +1,193 @@
+"""How good a fit is on rows that it was not fitted to, beside the simplest methods there are."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray
+from scipy.special import ndtri
+from sklearn.linear_model import LinearRegression
+
+from lastlayer.errors import InputError
+from lastlayer.prediction import Prediction
+from lastlayer.tables.cells import as_texts
+from lastlayer.tables.files import Table
+from lastlayer.tables.model import TableModel, regression
+from lastlayer.tables.numbers import percent, written
+
+LEVEL = 0.9
+OURS, LINEAR, MEAN = "lastlayer", "linear regression", "mean"
+
+
+@dataclass(frozen=True)
+class MethodScores:
+    """Of one method and one target, in its units, on held-out rows."""
+
+    target: str
+    method: str
+    r2: float
+    """Share of the target's variance that predictions explain; 0 is as good as the mean of these rows."""
+    rmse: float
+    coverage_90: float
+    """Share of true values inside their 90% intervals."""
+    width_90: float
+    """Mean width of these."""
+    lpd: float | None = None
+    """Mean log predictive density, larger is better; of this model alone."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A model beside linear regression and the mean, on the same held-out rows."""
+
+    rows: int
+    kept_back: bool
+    """Whether the rows were kept back from the fit; otherwise networks of the fit left them out in turn."""
+    methods: tuple[MethodScores, ...]
+
+    @property
+    def caption(self) -> str:
+        if self.kept_back:
+            return f"on {self.rows:,} rows that were kept back"
+        return f"on {self.rows:,} rows, each predicted by networks that never saw it"
+
+    def table(self) -> list[list[str]]:
+        """A head and one line per target and method; a target is named in its first line."""
+        head = ["target", "method", "R2", "RMSE", "in 90% intervals", "their width"]
+        lines, last = [], ""
+        for s in self.methods:
+            numbers = [f"{s.r2:.3f}", written(s.rmse, 3), percent(s.coverage_90), written(s.width_90, 3)]
+            lines.append(["" if s.target == last else s.target, s.method, *numbers])
+            last = s.target
+        return [head, *lines]
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What one method says of rows."""
+
+    mean: Float[ndarray, "m q"]
+    lower: Float[ndarray, "m q"]
+    upper: Float[ndarray, "m q"]
+
+
+def compare(fitted: TableModel, table: Table, kept: Table | None = None) -> Comparison | None:
+    """Scores on held-out rows.
+
+    Parameters
+    ----------
+    fitted : TableModel
+        Just fitted: its regressor still has its `held_out_`.
+    table : Table
+        The rows that it was fitted to.
+    kept : Table, optional
+        Rows that were kept back from the fit. Without them, rows of `table` are predicted by those networks of the
+        fit that left them out.
+
+    Returns
+    -------
+    Comparison or None
+        None if nothing was held out: no rows kept back, and no network that left any out.
+    """
+    X, y = regression(fitted.schema, table)
+    y = y.reshape(len(y), -1)
+    if kept is not None:
+        new = fitted.schema.encode(kept, unknown="warn").X
+        truth = fitted.schema.targets_of(kept, partly=True)
+        p = fitted.model.predictive(new)
+        return _compared(fitted.schema.targets, truth, p, dict(_baselines(X, y, new)), kept_back=True)
+    held_out = fitted.model.held_out_
+    if held_out is None:
+        return None
+    rows = held_out.rows
+    said = {name: _Said(*(np.empty((len(rows), y.shape[1])) for _ in range(3))) for name in (LINEAR, MEAN)}
+    for k in np.unique(held_out.fold):
+        at: Int[ndarray, " h"] = np.flatnonzero(held_out.fold == k)
+        train = held_out.folds[k].train
+        for name, part in _baselines(X[train], y[train], X[rows[at]]):
+            for whole, values in zip(vars(said[name]).values(), vars(part).values(), strict=True):
+                whole[at] = values
+    return _compared(fitted.schema.targets, y[rows], held_out.predictive(X[rows]), said, kept_back=False)
+
+
+def _compared(
+    targets: tuple[str, ...], y: Float[ndarray, "m q"], p: Prediction, others: dict[str, _Said], *, kept_back: bool
+) -> Comparison:
+    lower, upper = p.interval(LEVEL)
+    known = ~np.isnan(y)
+    density = p.log_prob(np.where(known, y, 0.0), per_output=True).reshape(y.shape)
+    ours = _Said(*(values.reshape(y.shape) for values in (p.mean, lower, upper)))
+    methods = []
+    for j, target in enumerate(targets):
+        at = known[:, j]
+        for name, said in {OURS: ours, **others}.items():
+            truth, mean, low, high = (values[at, j] for values in (y, said.mean, said.lower, said.upper))
+            rmse, spread = np.sqrt(np.square(truth - mean).mean()), truth.var()
+            methods.append(
+                MethodScores(
+                    target,
+                    name,
+                    r2=float(1 - rmse**2 / spread) if spread > 0 else float("nan"),
+                    rmse=float(rmse),
+                    coverage_90=float(((low <= truth) & (truth <= high)).mean()),
+                    width_90=float((high - low).mean()),
+                    lpd=float(density[at, j].mean()) if name == OURS else None,
+                )
+            )
+    return Comparison(len(y), kept_back, tuple(methods))
+
+
+def _baselines(
+    X: Float[ndarray, "m d"], y: Float[ndarray, "m q"], new: Float[ndarray, "n d"]
+) -> Iterator[tuple[str, _Said]]:
+    """Linear regression and the mean, with intervals of the width that residuals of the training rows have."""
+    reach = float(ndtri((1 + LEVEL) / 2))
+    linear, constant = np.empty((2, len(new), y.shape[1])), np.empty((2, len(new), y.shape[1]))
+    for j in range(y.shape[1]):
+        known = ~np.isnan(y[:, j])
+        inputs, truth = X[known], y[known, j]
+        least = LinearRegression().fit(inputs, truth)
+        free = max(1, len(truth) - 1 - int(least.rank_))
+        residual = np.sqrt(np.square(truth - least.predict(inputs)).sum() / free)
+        linear[:, :, j] = least.predict(new), np.full(len(new), residual)
+        constant[:, :, j] = np.full(len(new), truth.mean()), np.full(len(new), truth.std(ddof=min(1, len(truth) - 1)))
+    for name, (mean, std) in ((LINEAR, linear), (MEAN, constant)):
+        yield name, _Said(mean, mean - reach * std, mean + reach * std)
+
+
+def keep_back(table: Table, share: float, *, groups: str | None = None, seed: int = 0) -> tuple[Table, Table]:
+    """The rows to fit to and those kept back, picked at random; whole groups (a column) where rows belong together.
+
+    Parameters
+    ----------
+    table : Table
+        All rows.
+    share : float
+        Of the rows, or of the groups, to keep back.
+    groups : str, optional
+        Column that says which rows belong together.
+    seed : int, default 0
+        The same seed keeps the same rows back.
+
+    Returns
+    -------
+    tuple of two Tables
+        In the order of the file.
+
+    Raises
+    ------
+    InputError
+        If one of the two would have fewer than two rows.
+    """
+    labels = np.arange(len(table)) if groups is None else as_texts(table.cells(groups, "--groups")).astype(str)
+    every = np.unique(labels)
+    n = round(share * len(every)) if 0 < share < 1 else 0
+    picked = np.isin(labels, np.random.default_rng(seed).permutation(every)[:n])
+    if not 2 <= picked.sum() <= len(table) - 2:
+        raise InputError(
+            f"--holdout {share} would keep {picked.sum()} of {len(table)} rows back: give a share between 0 and 1, "
+            "such as 0.2, that leaves two rows or more on both sides"
+        )
+    part = lambda rows: Table({name: cells[rows] for name, cells in table.columns.items()})
+    return part(~picked), part(picked)

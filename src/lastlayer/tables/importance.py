@@ -1,0 +1,176 @@
+"""Which columns of a table matter to a model, and what its predictions do as one of them varies."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+from numpy import ndarray
+
+from lastlayer.drawing import some
+from lastlayer.explain import Dependence, Importance, Input, partial_dependence, permutation_importance
+from lastlayer.files import ModelFileError
+from lastlayer.tables.cells import as_texts
+from lastlayer.tables.columns import NumberColumn, TextColumn
+from lastlayer.tables.files import Table
+from lastlayer.tables.model import TableModel, regression
+from lastlayer.tables.numbers import plain, written
+from lastlayer.tables.schema import Schema
+
+ROWS, REPEATS, STEPS = 500, 5, 25
+LOSSES = ("rmse", "rmse_std", "lpd")
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """What predictions of each target lose without each column of the table."""
+
+    targets: tuple[str, ...]
+    inputs: tuple[Importance, ...]
+    rows: int
+    """On which it was found."""
+    held_out: bool
+    """Whether they were held out by the fit, or kept back from it; otherwise they were given."""
+
+    def ranked(self, j: int) -> list[Importance]:
+        """The most important column for target j first."""
+        return sorted(self.inputs, key=lambda one: -one.rmse[j])
+
+    @property
+    def caption(self) -> str:
+        return f"{self.rows:,} {'held-out' if self.held_out else 'given'} rows"
+
+    def table(self) -> list[list[str]]:
+        """A head and one line per target and column; a target is named in its first line."""
+        lines = []
+        for j, target in enumerate(self.targets):
+            for i, one in enumerate(self.ranked(j)):
+                lost = f"{written(one.rmse[j], 3)} ± {written(one.rmse_std[j], 2)}"
+                lines.append([target if i == 0 else "", one.name, lost, f"{one.lpd[j]:.2f}"])
+        return [["target", "input", "RMSE lost without it", "LPD lost"], *lines]
+
+    def sentences(self, most: int = 4) -> list[str]:
+        """For each target, the columns it depends on; losses within two standard deviations of zero do not count."""
+        found = []
+        for j, target in enumerate(self.targets):
+            real = [one.name for one in self.ranked(j) if one.rmse[j] > 2 * one.rmse_std[j]][:most]
+            first, rest = (real[0], real[1:]) if real else ("no single input", [])
+            found.append(f"{target} depends most on {first}" + (f", then on {', '.join(rest)}" if rest else ""))
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        inputs = [{"input": one.name} | {word: getattr(one, word).tolist() for word in LOSSES} for one in self.inputs]
+        return {"targets": list(self.targets), "rows": self.rows, "held_out": self.held_out, "inputs": inputs}
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any]) -> "Ranking":
+        """Raises KeyError, TypeError or ValueError if it is not the JSON of a ranking."""
+        inputs = [
+            Importance(str(one["input"]), *(np.array(one[word], dtype=float) for word in LOSSES))
+            for one in saved["inputs"]
+        ]
+        return cls(tuple(map(str, saved["targets"])), tuple(inputs), int(saved["rows"]), bool(saved["held_out"]))
+
+
+def columns_of(schema: Schema, table: Table | None = None) -> list[Input]:
+    """The columns of a table as inputs to explain: a category or a date is one of them, however it is encoded."""
+    found, first = [], 0
+    columns: Iterable[Any] = schema.columns  # of these kinds, or of any that has features
+    for column in columns:
+        places = tuple(range(first, first + len(column.features)))
+        first += len(places)
+        grid, labels = None, None
+        if isinstance(column, NumberColumn):
+            grid = np.linspace(column.low, column.high, STEPS)[:, None]
+        elif isinstance(column, TextColumn):
+            grid, labels = np.eye(len(places)), column.categories
+        elif table is not None:  # of other kinds, values that are there, in their order
+            texts, rows = np.unique(as_texts(table.columns[column.name]).astype(str), return_index=True)
+            kept = np.unique(np.linspace(0, len(texts) - 1, STEPS).round().astype(int))
+            grid = schema.encode(table, unknown="warn").X[rows[kept]][:, places]
+            labels = tuple(texts[kept].tolist())
+        found.append(Input(column.name, places, grid, labels))
+    return found
+
+
+def saved_ranking(fitted: TableModel) -> Ranking | None:
+    """What `lastlayer fit` measured and wrote into the model file; None if it did not."""
+    saved = fitted.card.get("importance")
+    try:
+        return None if saved is None else Ranking.from_json(saved)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelFileError(
+            f"the importance of inputs in this model file is damaged ({error!r}): fit again"
+        ) from error
+
+
+def importance(
+    fitted: TableModel, table: Table, *, targets: Sequence[str] | None = None, kept_back: bool = False
+) -> Ranking:
+    """Permutation importance of every column, on at most 500 rows that were given.
+
+    Parameters
+    ----------
+    fitted : TableModel
+        The model.
+    table : Table
+        Rows with the true values, best ones that the model has not seen.
+    targets : sequence of str, optional
+        Columns with the true values, if they are not called as in fit.
+    kept_back : bool, default False
+        Whether the rows were kept back from the fit.
+
+    Returns
+    -------
+    Ranking
+        What is lost without each column: `Importance` has the units.
+    """
+    X, y = regression(fitted.schema, table, targets, unknown="warn")
+    return _ranking(fitted, fitted.model, X, y, some(len(X), ROWS)[0], held_out=kept_back)
+
+
+def held_out_importance(fitted: TableModel, table: Table) -> Ranking | None:
+    """The same on the rows that a model was just fitted to, each predicted by networks that never saw it.
+
+    None if no network left rows out.
+    """
+    held_out = fitted.model.held_out_
+    if held_out is None:
+        return None
+    judge = held_out.take(some(len(held_out.rows), ROWS)[0])
+    X, y = regression(fitted.schema, table)
+    return _ranking(fitted, judge, X, y, judge.rows, held_out=True)
+
+
+def _ranking(
+    fitted: TableModel, judge: Any, X: ndarray, y: ndarray, rows: Int[ndarray, " k"], *, held_out: bool
+) -> Ranking:
+    inputs = columns_of(fitted.schema)
+    found = permutation_importance(judge, X[rows], y[rows], inputs=inputs, n_repeats=REPEATS)
+    return Ranking(fitted.schema.targets, tuple(found), len(rows), held_out)
+
+
+def dependence(fitted: TableModel, table: Table | None = None) -> list[Dependence]:
+    """Partial dependence of every column over its training range.
+
+    Averaged over rows of a table, or without one, the curve of a typical row: medians, and the most frequent text.
+    Columns whose values are not known without a table are left out.
+    """
+    inputs = [one for one in columns_of(fitted.schema, table) if one.grid is not None]
+    typical = {column.name: np.array([column.fill], dtype=object) for column in fitted.schema.columns}
+    X = fitted.schema.encode(Table(typical) if table is None else table, unknown="warn").X
+    return partial_dependence(fitted.model, X, inputs=inputs)
+
+
+def extremes_table(found: Sequence[Dependence], targets: Sequence[str]) -> list[list[str]]:
+    """Where the prediction of each target is lowest and highest as a column varies, with 90% of the function."""
+    lines = []
+    for j, target in enumerate(targets):
+        for i, one in enumerate(found):
+            half = one.band(0.9, noise=False)[1] - one.mean
+            at = lambda k, one=one: one.labels[k] if one.labels is not None else plain(one.x[k])
+            cell = lambda k, one=one, half=half, j=j: f"{written(one.mean[k, j])} ± {written(half[k, j], 2)}"
+            low, high = int(one.mean[:, j].argmin()), int(one.mean[:, j].argmax())
+            lines.append([target if i == 0 else "", one.name, cell(low), at(low), cell(high), at(high)])
+    return [["target", "input", "lowest", "at", "highest", "at"], *lines]

@@ -1,0 +1,45 @@
+"""Numbers as people write them."""
+
+import math
+
+LARGEST, SMALLEST = 1e15, 1e-4
+
+
+def written(value: float, digits: int = 4) -> str:
+    """A number with so many significant digits: commas between thousands, no exponent where none is needed.
+
+    Examples
+    --------
+    >>> written(1742345.6), written(0.012345), written(12), written(2.5e-9, 2), written(float("nan"))
+    ('1,742,000', '0.01235', '12', '2.5e-09', 'n/a')
+    """
+    value = float(value)
+    if math.isnan(value):
+        return "n/a"
+    if math.isinf(value) or value == 0:
+        return f"{value:g}"
+    if not SMALLEST <= abs(value) < LARGEST:
+        return f"{value:.{digits - 1}e}"
+    rounded = float(f"{value:.{digits - 1}e}")
+    if value == int(value):
+        return f"{rounded:,.0f}"
+    return f"{rounded:,.{max(0, digits - 1 - math.floor(math.log10(abs(rounded))))}f}"
+
+
+def plain(value: float) -> str:
+    """A number of a table, up to seven digits of it, without zeros at the end.
+
+    Examples
+    --------
+    >>> plain(1742000), plain(8.680), plain(60.0)
+    ('1,742,000', '8.68', '60')
+    """
+    text = written(value, 7)
+    if "e" in text:
+        return f"{value:.7g}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def percent(share: float) -> str:
+    """A share in percent; whole numbers are enough for shares of rows."""
+    return "n/a" if math.isnan(share) else f"{share:.0%}"

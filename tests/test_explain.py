@@ -1,0 +1,283 @@
+"""Which inputs matter, and what predictions do as one varies: against models whose answers are known."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from helpers import close
+from numpy import ndarray
+
+from lastlayer import plots
+from lastlayer.errors import InputError
+from lastlayer.explain import Input, partial_dependence, permutation_importance
+from lastlayer.files import ModelFileError
+from lastlayer.prediction import Prediction
+from lastlayer.tables import Table, TableModel, compare, dependence, held_out_importance, importance, keep_back
+from lastlayer.tables.importance import Ranking, columns_of, extremes_table, saved_ranking
+from lastlayer.tables.schema import Schema
+
+pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")
+
+WEIGHTS = np.array([[3.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [1.0, 0.0]])
+NOISE = np.array([0.5, 2.0])
+
+
+class Linear:
+    """y = X W, with an epistemic variance that grows with the first input."""
+
+    def predictive(self, X: ndarray) -> Prediction:
+        assert np.array_equal(X[:, 2] + X[:, 3], np.ones(len(X)))  # a category is never torn apart
+        cost = np.square(X[:, 0])
+        epistemic = cost[:, None] * np.ones(2)
+        return Prediction.gaussian(X @ WEIGHTS, epistemic_var=epistemic, noise_var=NOISE**2, affine_cost=cost)
+
+
+INPUTS = [Input("a", (0,)), Input("b", (1,)), Input("kind", (2, 3), np.eye(2), ("low", "high"))]
+
+
+def rows(m: int = 300) -> ndarray:
+    rng = np.random.default_rng(0)
+    kind = rng.integers(0, 2, m)
+    return np.column_stack([rng.normal(size=(m, 2)), 1 - kind, kind])
+
+
+# importance ---------------------------------------------------------------------------------------------------------
+
+
+def test_importance_is_the_rise_of_the_rmse():
+    """Of a linear function without noise: sqrt(2) times the weight times the standard deviation of the input."""
+    X = rows(2000)
+    found = permutation_importance(Linear(), X, X @ WEIGHTS, inputs=INPUTS, n_repeats=3)
+    by_name = {one.name: one for one in found}
+    assert list(by_name) == ["a", "b", "kind"]
+    np.testing.assert_allclose(
+        by_name["a"].rmse, np.sqrt(2) * np.array([3.0, 0.0]) * X[:, 0].std(), rtol=0.05, atol=1e-12
+    )
+    np.testing.assert_allclose(
+        by_name["b"].rmse, np.sqrt(2) * np.array([0.0, 1.0]) * X[:, 1].std(), rtol=0.05, atol=1e-12
+    )
+    np.testing.assert_allclose(
+        by_name["kind"].rmse, np.sqrt(2) * np.array([2.0, 0.0]) * X[:, 3].std(), rtol=0.05, atol=1e-12
+    )
+    assert by_name["b"].lpd[0] == 0
+    assert by_name["b"].lpd[1] > 0
+    assert 0 < by_name["a"].rmse_std[0] < 0.2
+
+
+def test_the_lpd_that_is_lost_is_that_of_the_shuffled_rows():
+    X = rows()
+    y = X @ WEIGHTS + np.random.default_rng(1).normal(size=(len(X), 2))
+    (one,) = permutation_importance(Linear(), X, y, inputs=INPUTS[:1], n_repeats=1, random_state=4)
+    shuffled = X.copy()
+    shuffled[:, 0] = X[np.random.default_rng(4).permutation(len(X)), 0]
+    before, after = (Linear().predictive(x).log_prob(y, per_output=True).mean(0) for x in (X, shuffled))
+    close(one.lpd, before - after)
+
+
+def test_missing_targets_are_left_out():
+    X = rows(50)
+    y = X @ WEIGHTS
+    y[::2, 0] = np.nan
+    y[1::2, 1] = np.nan
+    (one,) = permutation_importance(Linear(), X, y, inputs=INPUTS[1:2])
+    assert one.rmse[0] == 0
+    assert one.rmse[1] > 0.5
+
+
+def test_what_cannot_be_explained_is_refused():
+    X = rows(20)
+    with pytest.raises(InputError, match=r"X has 20 rows, y 3"):
+        permutation_importance(Linear(), X, np.zeros(3))
+    with pytest.raises(InputError, match=r"'far' stands in columns \(4,\), but X has 4"):
+        permutation_importance(Linear(), X, X @ WEIGHTS, inputs=[Input("far", (4,))])
+    with pytest.raises(InputError, match="give it a grid"):
+        partial_dependence(Linear(), X, inputs=[Input("kind", (2, 3))])
+    with pytest.raises(InputError, match="need a table"):
+        partial_dependence(Linear(), X[:, 0])
+
+
+# dependence ---------------------------------------------------------------------------------------------------------
+
+
+def test_dependence_is_an_average_over_rows():
+    X = rows(60)
+    a, b, kind = partial_dependence(Linear(), X, inputs=INPUTS, n=7)
+    assert (a.x[0], a.x[-1], len(a.x)) == (X[:, 0].min(), X[:, 0].max(), 7)
+    others = (X @ WEIGHTS)[:, 0] - 3 * X[:, 0]
+    close(a.mean[:, 0], 3 * a.x + others.mean())
+    close(a.epistemic_std[:, 0], np.abs(a.x))
+    close(a.std, np.sqrt(np.square(a.x)[:, None] + NOISE**2))
+    close(b.epistemic_std, np.full((7, 2), np.sqrt(np.square(X[:, 0]).mean())))
+    assert kind.labels == ("low", "high")
+    close(np.diff(kind.mean[:, 0]), [2.0])
+    lower, upper = a.band(0.9, noise=False)
+    close(upper - lower, 2 * 1.6448536269514722 * a.epistemic_std)
+
+
+def test_few_values_are_taken_as_they_are_and_many_rows_are_sampled():
+    X = rows(60)
+    X[:, 1] = np.random.default_rng(2).integers(0, 3, 60)
+    (b,) = partial_dependence(Linear(), X, inputs=INPUTS[1:2], max_rows=10)
+    assert b.x.tolist() == [0, 1, 2]
+    some = np.sort(np.random.default_rng(0).choice(60, 10, replace=False))
+    close(b.epistemic_std[0, 0], np.sqrt(np.square(X[some, 0]).mean()))
+
+
+# pictures -----------------------------------------------------------------------------------------------------------
+
+
+def test_pictures_show_every_input_and_target():
+    X = rows(30)
+    found = permutation_importance(Linear(), X, X @ WEIGHTS, inputs=INPUTS)
+    left, right = plots.importance(found, targets=["u", "v"]).axes
+    assert [left.get_title(), right.get_title()] == ["u", "v"]
+    assert [label.get_text() for label in left.get_yticklabels()][-1] == "a"
+    close([bar.get_width() for bar in left.patches], sorted(one.rmse[0] for one in found))
+    varied = partial_dependence(Linear(), X, inputs=INPUTS)
+    axes = plots.partial_dependence(varied, targets=["u", "v"]).axes
+    assert [ax.get_xlabel() for ax in axes] == ["a", "b", "kind"] * 2
+    close(axes[0].get_lines()[0].get_ydata(), varied[0].mean[:, 0])
+    assert [label.get_text() for label in axes[2].get_xticklabels()] == ["low", "high"]
+    assert len({ax.get_ylim() for ax in axes[:3]}) == 1  # effects can be compared
+    for draw in (plots.importance, plots.partial_dependence):
+        with pytest.raises(InputError, match="no input to draw"):
+            draw([])
+
+
+# tables -------------------------------------------------------------------------------------------------------------
+
+QUICK = {"hidden": (4,), "preset": "fast", "max_epochs": 10, "random_state": 0}
+
+
+def table(m: int = 60, seed: int = 0) -> Table:
+    rng = np.random.default_rng(seed)
+    x, kind, run = rng.uniform(-1, 1, m), rng.choice(["a", "b"], m), np.arange(m) // 6
+    y = 3 * x + 5 * (kind == "b") + 0.1 * rng.normal(size=m)
+    columns = {"x": x, "idle": rng.normal(size=m), "kind": kind, "run": run, "y": y}
+    return Table({name: np.array(cells.tolist(), dtype=object) for name, cells in columns.items()})
+
+
+@pytest.fixture(scope="module")
+def fitted() -> TableModel:
+    return TableModel.fit(table(), ["y"], drop=["run"], **QUICK)
+
+
+def test_columns_of_a_table_are_explained_whole(fitted):
+    ranking = held_out_importance(fitted, table())
+    assert (ranking.rows, ranking.held_out, ranking.targets) == (60, True, ("y",))
+    assert {one.name for one in ranking.ranked(0)[:2]} == {"x", "kind"}
+    assert ranking.ranked(0)[2].name == "idle"
+    assert ranking.sentences()[0].startswith("y depends most on kind, then on x")
+    given = importance(fitted, table(seed=1))
+    assert not given.held_out
+    assert given.ranked(0)[0].name == "kind"
+    again = Ranking.from_json(ranking.as_json())
+    assert again.table() == ranking.table()
+    fitted.card["importance"] = ranking.as_json()
+    assert saved_ranking(fitted).table() == ranking.table()
+    damaged = replace(fitted, card={"importance": {"targets": 3}})
+    with pytest.raises(ModelFileError, match="damaged"):
+        saved_ranking(damaged)
+
+
+def test_dependence_of_a_table_goes_over_the_training_range_with_or_without_rows(fitted):
+    for given in (None, table(seed=1)):
+        x, _, kind = dependence(fitted, given)
+        assert (x.x[0], x.x[-1]) == (min(table().columns["x"]), max(table().columns["x"]))
+        assert kind.labels == ("a", "b")
+        assert np.diff(kind.mean[:, 0])[0] == pytest.approx(5, abs=1.5)
+    head, _, _, last = extremes_table(dependence(fitted), ["y"])
+    assert head == ["target", "input", "lowest", "at", "highest", "at"]
+    assert last[1] == "kind"
+    assert (last[3], last[5]) == ("a", "b")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A column of a kind that becomes several inputs, as a date may: here a number and its square."""
+
+    kind: ClassVar[str] = "pair"
+    name: str
+    features: tuple[str, ...]
+
+    def read(self, table: Table, impute: bool) -> ndarray:
+        return table.columns[self.name].astype(float)
+
+    def outside(self, values: ndarray) -> ndarray:
+        return np.zeros(len(values), dtype=bool)
+
+    def encode(self, values: ndarray) -> ndarray:
+        return np.stack([values, values**2], 1)
+
+
+def test_a_column_of_another_kind_is_one_input_with_the_values_that_are_there():
+    schema = Schema(
+        (Pair("day", ("day", "day squared")), *Schema.infer(table(), ["y"], drop=["run"]).columns), ("y",), False
+    )
+    t = Table(table().columns | {"day": np.array([f"{i % 4}" for i in range(60)], dtype=object)})
+    day, *_ = columns_of(schema, t)
+    assert (day.name, day.columns, day.labels) == ("day", (0, 1), ("0", "1", "2", "3"))
+    close(day.grid, [[0.0, 0], [1, 1], [2, 4], [3, 9]])
+    assert columns_of(schema)[0].grid is None
+
+
+def test_baselines_are_fitted_to_the_rows_that_the_networks_saw(fitted):
+    found = compare(fitted, table())
+    assert (found.rows, found.kept_back) == (60, False)
+    ours, linear, mean = found.methods
+    assert [s.method for s in found.methods] == ["lastlayer", "linear regression", "mean"]
+    held_out, X = fitted.model.held_out_, fitted.schema.encode(table()).X
+    y = fitted.schema.targets_of(table())[:, 0]
+    design = np.column_stack([X, np.ones(60)])
+    errors, residuals = np.empty(60), np.empty(60)
+    for fold in held_out.folds:
+        solution = np.linalg.lstsq(design[fold.train], y[fold.train], rcond=None)[0]
+        errors[fold.held] = y[fold.held] - design[fold.held] @ solution
+        residuals[fold.held] = y[fold.held] - y[fold.train].mean()
+    assert linear.rmse == pytest.approx(np.sqrt(np.square(errors).mean()))
+    assert mean.rmse == pytest.approx(np.sqrt(np.square(residuals).mean()))
+    assert mean.r2 < 0.05
+    p = held_out.predictive(X)
+    assert ours.rmse == pytest.approx(np.sqrt(np.square(y - np.ravel(p.mean)).mean()))
+    assert ours.lpd == pytest.approx(p.log_prob(y).mean())
+    lower, upper = (np.ravel(bound) for bound in p.interval(0.9))
+    assert ours.coverage_90 == ((lower <= y) & (y <= upper)).mean()
+    assert ours.width_90 == pytest.approx((upper - lower).mean())
+
+
+def test_rows_kept_back_are_scored_and_not_learned(fitted):
+    train, kept = keep_back(table(), 0.25, seed=3)
+    assert (len(train), len(kept)) == (45, 15)
+    again = keep_back(table(), 0.25, seed=3)[1]
+    assert again.columns["x"].tolist() == kept.columns["x"].tolist()
+    assert not set(train.columns["x"]) & set(kept.columns["x"])
+    found = compare(fitted, train, kept)
+    assert (found.rows, found.kept_back) == (15, True)
+    y = kept.columns["y"].astype(float)
+    assert found.methods[2].rmse == pytest.approx(
+        np.sqrt(np.square(y - train.columns["y"].astype(float).mean()).mean())
+    )
+    train, kept = keep_back(table(), 0.3, groups="run")
+    assert len(kept) == 18
+    assert not set(train.columns["run"]) & set(kept.columns["run"])
+    for share in (0.001, 1.0, -0.5):
+        with pytest.raises(InputError, match=r"--holdout .* would keep \d+ of 60 rows back"):
+            keep_back(table(), share)
+
+
+def test_partly_missing_targets_are_scored_where_they_are_known():
+    t = table()
+    other = np.where(np.arange(60) % 3, t.columns["y"], None)
+    both = Table(t.columns | {"z": other})
+    model = TableModel.fit(both, ["y", "z"], drop=["run"], **QUICK)
+    found = compare(model, both)
+    assert {s.target for s in found.methods} == {"y", "z"}
+    assert all(np.isfinite([s.rmse, s.r2, s.coverage_90, s.width_90]).all() for s in found.methods)
+    assert np.isfinite(held_out_importance(model, both).inputs[0].rmse).all()
+
+
+def test_a_fit_that_leaves_nothing_out_has_no_held_out_scores():
+    model = TableModel.fit(table(), ["y"], drop=["run"], preset="evidence", hidden=(3,), max_epochs=2)
+    assert compare(model, table()) is None
+    assert held_out_importance(model, table()) is None
