@@ -24,7 +24,7 @@ def wave(m=60, seed=0):
 
 @pytest.mark.filterwarnings("ignore::lastlayer.errors.FlooredNoiseWarning")
 @parametrize_with_checks(
-    [BLRRegressor(hidden=(5,), max_epochs=20), BayesByBackpropRegressor(hidden=(5,), max_epochs=20, n_components=5)]
+    [BLRRegressor(hidden=(5,), max_epochs=20), BayesByBackpropRegressor(hidden=(5,), max_epochs=50, n_components=5)]
 )
 def test_scikit_learns_checks(estimator, check, as_a_user):
     check(estimator)
@@ -157,6 +157,23 @@ def test_learned_prior_and_noise_move_and_the_fixed_prior_does_not():
     assert model.network_.hidden[0].log_prior_std == math.log(0.5)
     with pytest.raises(InputError, match=r"prior_std=0\.0"):
         BayesByBackpropRegressor(prior_std=0.0).fit(X, y)
+
+
+def test_the_divergence_joins_in_over_the_warmup():
+    """Without it from the start the units fit first; the history has the full bound either way."""
+    X, y = wave()
+
+    def fit(kl_warmup, epochs=150):
+        return BayesByBackpropRegressor(
+            hidden=(10, 10), max_epochs=epochs, kl_warmup=kl_warmup, n_components=20, random_state=0
+        ).fit(X, y)
+
+    first = [fit(kl_warmup, epochs=1).history_["negative_elbo"][0] for kl_warmup in (0.0, 1.0)]
+    assert first[0] == first[1]
+    none, half = fit(0.0), fit(0.5)
+    assert np.square(half.predict(X) - y).mean() < 0.8 * np.square(none.predict(X) - y).mean()
+    with pytest.raises(InputError, match=r"kl_warmup=1\.5 is a share"):
+        BayesByBackpropRegressor(kl_warmup=1.5).fit(X, y)
 
 
 def test_blr_is_the_evidences_optimum_on_features_that_the_squared_error_made():
