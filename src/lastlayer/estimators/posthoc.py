@@ -77,8 +77,8 @@ def attach(
 
     Examples
     --------
-    >>> model = lastlayer.attach(network, loader, calibration=held_out)
-    >>> mean, std = model.predict(X, return_std=True)
+    >>> model = lastlayer.attach(network, loader, calibration=held_out)  # doctest: +SKIP
+    >>> mean, std = model.predict(X, return_std=True)  # doctest: +SKIP
     """
     check_choice("noise", noise, NOISE_STRUCTURES)
     check_choice("bias_prior", bias_prior, BIAS_PRIORS)
