@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from lastlayer.prediction import Prediction
     from lastlayer.training.loss import BLLLoss
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 __all__ = ["BLLLoss", "BLLRegressor", "Prediction", "TrainingOptions", "__version__", "attach", "load"]
 _HOMES = {
     "BLLLoss": "training.loss",
