@@ -19,7 +19,7 @@ author = "The lastlayer developers"
 copyright = author
 release = version = lastlayer.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "numpydoc"]
 exclude_patterns = ["conf.py"]
 nitpicky = False  # types from torch and NumPy are named in signatures, not linked: that would need their inventories
 
@@ -44,12 +44,11 @@ autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 default_role = "code"  # docstrings are written with single backticks, as in Markdown
+numpydoc_show_class_members = False  # the pages of the reference say which members they show
 
 
 def setup(app: Sphinx) -> None:
     app.add_html_math_renderer("mathml", (_inline_math, None), (_display_math, None))
-    app.connect("autodoc-process-docstring", _as_restructured_text)
-    app.connect("autodoc-process-signature", _short_signature)
 
 
 # formulas, without a script from elsewhere ----------------------------------------------------------------------------
@@ -84,44 +83,3 @@ def _inline_math(page: Any, node: nodes.math) -> None:
 def _display_math(page: Any, node: nodes.math_block) -> None:
     page.body.append(f'<div class="math">{_mathml(node, as_block=True)}</div>')
     raise nodes.SkipNode
-
-
-# docstrings, which are prose with formulas in it rather than reStructuredText -----------------------------------------
-
-
-def _as_restructured_text(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Lists of `name : words` under underlined headings become definition lists; stars, bars and underscores text.
-
-    Examples stay as they are.
-    """
-    out: list[str] = []
-    in_list = in_examples = False
-    for line, following in zip(lines, [*lines[1:], ""], strict=True):
-        if re.fullmatch(r"-{3,}", line):
-            continue
-        if re.fullmatch(r"-{3,}", following):
-            out += [f"**{line}**", ""]
-            in_list, in_examples = True, line == "Examples"
-        elif in_examples:
-            out.append(line)
-        elif in_list and (item := re.match(r"(\w[\w, ]*) : (.*)", line)):
-            out += ["", f"``{item[1]}``", f"    {_escaped(item[2])}"]
-        elif in_list and line.strip():
-            out.append(f"    {_escaped(line.strip())}")
-        else:
-            out.append(_escaped(line))
-    lines[:] = out
-
-
-def _escaped(line: str) -> str:
-    """Outside of backticks, nothing is markup."""
-    parts = re.split(r"(`+[^`]*`+)", line)
-    return "".join(part if part.startswith("`") else re.sub(r"([\\*|]|_\b)", r"\\\1", part) for part in parts)
-
-
-def _short_signature(
-    app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None
-) -> tuple[str | None, str | None]:
-    """Types as the source has them: Float[Tensor, "m p"]."""
-    short = lambda text: text and re.sub(r"\b(?:jaxtyping|numpy|torch|lastlayer(?:\.\w+)*)\.(?=[A-Za-z])", "", text)
-    return short(signature), short(returns)

@@ -24,7 +24,7 @@ def wave(m=60, seed=0):
 
 @pytest.mark.filterwarnings("ignore::lastlayer.errors.FlooredNoiseWarning")
 @parametrize_with_checks(
-    [BLRRegressor(hidden=(5,), max_epochs=20), BayesByBackpropRegressor(hidden=(5,), max_epochs=20, n_components=5)]
+    [BLRRegressor(hidden=(5,), max_epochs=20), BayesByBackpropRegressor(hidden=(5,), max_epochs=50, n_components=5)]
 )
 def test_scikit_learns_checks(estimator, check, as_a_user):
     check(estimator)
@@ -157,6 +157,25 @@ def test_learned_prior_and_noise_move_and_the_fixed_prior_does_not():
     assert model.network_.hidden[0].log_prior_std == math.log(0.5)
     with pytest.raises(InputError, match=r"prior_std=0\.0"):
         BayesByBackpropRegressor(prior_std=0.0).fit(X, y)
+
+
+def test_the_divergence_joins_in_over_the_warmup():
+    """The last layer's prior is in no other term, so it moves with the divergence alone."""
+    X, y = wave()
+
+    def fit(kl_warmup, epochs):
+        return BayesByBackpropRegressor((4,), kl_warmup=kl_warmup, max_epochs=epochs, random_state=0).fit(X, y)
+
+    def prior(model):
+        return float(model.network_.log_last_prior_std.detach())
+
+    without, at_once = fit(1.0, 1), fit(0.0, 1)
+    assert prior(without) == 0
+    assert prior(at_once) != 0
+    assert without.history_ == at_once.history_
+    assert prior(fit(0.5, 2)) != 0  # nothing in the first step, all of it in the second
+    with pytest.raises(InputError, match=r"kl_warmup=1\.5 is a share"):
+        BayesByBackpropRegressor(kl_warmup=1.5).fit(X, y)
 
 
 def test_blr_is_the_evidences_optimum_on_features_that_the_squared_error_made():

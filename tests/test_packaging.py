@@ -69,7 +69,15 @@ def test_the_sdist_can_be_tested_and_holds_no_data(sdist):
     with tarfile.open(sdist) as archive:
         files = [member for member in archive.getmembers() if member.isfile()]
     names = {member.name.split("/", 1)[1] for member in files}
-    for name in ("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "requirements.lock"):
+    for name in (
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "CONTRIBUTING.md",
+        "Makefile",
+        "requirements.lock",
+    ):
         assert name in names
     for folder in ("src/lastlayer", "tests", "benchmarks", "examples", "docs"):
         assert any(name.startswith(f"{folder}/") for name in names), folder
@@ -78,13 +86,14 @@ def test_the_sdist_can_be_tested_and_holds_no_data(sdist):
     assert sum(member.size for member in files) < 5e6
 
 
-def test_the_version_stands_in_one_place():
+def test_the_version_stands_in_the_package_and_in_the_citation():
+    """`make release` compares the two."""
     stated = [
         path.relative_to(ROOT).as_posix()
         for path in [*ROOT.glob("*.toml"), *ROOT.glob("*.cff"), *ROOT.glob("docs/*.py"), *ROOT.glob("src/**/*.py")]
         if lastlayer.__version__ in path.read_text()
     ]
-    assert stated == ["src/lastlayer/__init__.py"]
+    assert stated == ["CITATION.cff", "src/lastlayer/__init__.py"]
 
 
 def test_importing_is_quiet_and_brings_nothing_heavy():

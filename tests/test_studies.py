@@ -153,6 +153,44 @@ def test_the_leak_is_best_on_the_test_set_and_honest_alpha_never_saw_it(small_st
         assert a.leak.log_alpha != pytest.approx(b.leak.log_alpha)
 
 
+def test_the_bnn_stands_beside_no_figure_of_the_paper(small_study):
+    """Its published figures are of another score on another range."""
+    *others, bnn = paper.cells([small_study])
+    assert bnn[0] == "BNN"
+    assert not any("(" in cell for cell in bnn)
+    assert any("(" in cell for row in others for cell in row)
+
+
+def test_the_plane_of_features_is_turned_and_test_features_leave_the_line():
+    three = networks.fit_three_samples(max_epochs=400)
+    train, test = (three.turned_features(X) for X in (networks.X_TRAIN, networks.X_TEST))
+    # the same distances, the largest spread of the training features first
+    features = three.features(networks.X_TEST).numpy()
+    np.testing.assert_allclose(
+        np.linalg.norm(np.diff(test, axis=0), axis=1), np.linalg.norm(np.diff(features, axis=0), axis=1)
+    )
+    np.testing.assert_allclose(train.mean(0), 0, atol=1e-12)
+    assert np.ptp(train[:, 0]) > np.ptp(train[:, 1])
+    assert np.abs(test[:, 1]).max() > np.abs(train[:, 1]).max()
+    left = figures.alpha_and_features(three).axes[3]
+    np.testing.assert_allclose(left.collections[0].get_offsets(), test)
+    assert left.get_ylim()[1] - left.get_ylim()[0] < 1.5 * np.ptp(test[:, 1])
+
+
+def test_the_figures_have_no_corner_and_name_their_panels():
+    three = networks.fit_three_samples(max_epochs=50)
+    top = figures.alpha_curves(three).axes[0]
+    density = np.linspace(-100, 10, 2000)
+    shown = top.transData.transform(np.column_stack([np.zeros_like(density), density]))[:, 1]
+    slope = np.diff(shown)
+    assert np.abs(np.diff(slope) / slope[1:]).max() < 0.05  # a threshold would be a jump
+    hulls = figures.hulls().axes
+    assert [ax.get_title() for ax in hulls[:3]] == ["convex hull", "span", "affine hull"]
+    for ax in hulls:
+        for label in ax.texts:
+            assert label.get_ha() == "right"
+
+
 def test_tables_hold_every_number(small_study):
     content = json.loads(paper.as_json([small_study]))
     assert len(content["studies"][0]["scores"]["BNN"]) == 2

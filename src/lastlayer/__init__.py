@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from lastlayer.tables.regressor import TableRegressor, load
     from lastlayer.training.loss import BLLLoss
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 __all__ = [
     "BLLLoss",
     "BLLRegressor",

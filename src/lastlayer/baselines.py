@@ -87,23 +87,47 @@ class BLRRegressor(BLLRegressor):
 
 
 class BayesByBackpropRegressor(BaseRegressor):
-    """Every weight Gaussian (mean-field), trained on the evidence lower bound; predicts a Gaussian mixture.
+    """Bayesian neural network with mean-field Gaussian weights, trained on the evidence lower bound.
+
+    Its prediction is a Gaussian mixture over draws of the weights. Training starts without the divergence between
+    weights and prior, which joins in over the first epochs: with its full weight from the start, most units fall to
+    their prior before they have fitted anything, and the network underfits.
 
     Parameters
     ----------
-    hidden, activation : the network; batch normalisation follows every hidden variational layer.
-    prior_std : standard deviation of the fixed prior on hidden weights; the last layer's prior is learned.
-    local_reparameterization : draw outputs instead of weights, one draw per sample: gradients of less variance.
-    n_draws : draws of the weights in a training step.
-    n_components : weight samples in a prediction, the components of its mixture.
-    learning_rate, max_epochs : full-batch Adam with a constant rate.
-    device, random_state, progress : as in BLLRegressor.
+    hidden : sequence of int, default=(20, 20)
+        Widths of the hidden layers; batch normalisation follows each of them.
+    activation : str, default="tanh"
+        Activation of the hidden layers.
+    prior_std : float, default=0.5
+        Standard deviation of the fixed prior on hidden weights; the last layer's prior is learned.
+    local_reparameterization : bool, default=True
+        Draw outputs instead of weights, one draw per sample: gradients of less variance.
+    n_draws : int, default=1
+        Draws of the weights in a training step.
+    n_components : int, default=100
+        Weight samples in a prediction, the components of its mixture.
+    learning_rate : float, default=0.01
+        Rate of full-batch Adam at the start; it falls to zero along a cosine.
+    max_epochs : int, default=2000
+        Training steps.
+    kl_warmup : float, default=0.5
+        Share of the epochs over which the weight of the divergence grows linearly from 0 to 1.
+    device : str, default="auto"
+        As in `BLLRegressor`.
+    random_state : int, Generator, RandomState or None, default=None
+        As in `BLLRegressor`.
+    progress : bool, default=False
+        Whether to show a progress bar.
 
     Attributes
     ----------
-    network_ : the variational network.
-    noise_std_ : (q,) in target units.
-    history_ : minus the bound, one entry per epoch.
+    network_ : BayesianNetwork
+        The variational network.
+    noise_std_ : ndarray of shape (q,)
+        Noise standard deviation in target units.
+    history_ : dict
+        "negative_elbo": minus the bound, with the full divergence, one entry per epoch.
     """
 
     def __init__(
@@ -117,6 +141,7 @@ class BayesByBackpropRegressor(BaseRegressor):
         n_components: int = 100,
         learning_rate: float = 1e-2,
         max_epochs: int = 2000,
+        kl_warmup: float = 0.5,
         device: str = "auto",
         random_state: Any = None,
         progress: bool = False,
@@ -124,7 +149,7 @@ class BayesByBackpropRegressor(BaseRegressor):
         self.hidden, self.activation, self.prior_std = hidden, activation, prior_std
         self.local_reparameterization = local_reparameterization
         self.n_draws, self.n_components = n_draws, n_components
-        self.learning_rate, self.max_epochs = learning_rate, max_epochs
+        self.learning_rate, self.max_epochs, self.kl_warmup = learning_rate, max_epochs, kl_warmup
         self.device, self.random_state, self.progress = device, random_state, progress
 
     @with_gradients
@@ -135,6 +160,8 @@ class BayesByBackpropRegressor(BaseRegressor):
                 f"prior_std={self.prior_std}, n_components={self.n_components} and n_draws={self.n_draws} "
                 "must all be positive"
             )
+        if not 0 <= self.kl_warmup <= 1:
+            raise InputError(f"kl_warmup={self.kl_warmup} is a share of the epochs: choose it between 0 and 1")
         self._fit_seed, rows = self._seed(), self._validate_and_scale(X, y, None)
         self._inputs, self._targets = rows.inputs, rows.targets
         data = rows.to(torch.device(device_name(self.device)), torch.float64)
@@ -149,13 +176,15 @@ class BayesByBackpropRegressor(BaseRegressor):
             generator=torch.Generator().manual_seed(self._fit_seed),
         ).to(data.X.device)
         steps = torch.optim.Adam(self.network_.parameters(), lr=self.learning_rate)
-        bound = []
-        for _ in progress_bar(range(self.max_epochs), disable=not self.progress, desc="BNN", unit="epoch"):
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(steps, self.max_epochs)
+        warmup, bound = self.kl_warmup * self.max_epochs, []
+        for epoch in progress_bar(range(self.max_epochs), disable=not self.progress, desc="BNN", unit="epoch"):
             steps.zero_grad()
-            loss = self.network_.negative_elbo(data.X, data.T, n_draws=self.n_draws, generator=generator)
-            loss.backward()
+            misfit, kl = self.network_.bound_terms(data.X, data.T, n_draws=self.n_draws, generator=generator)
+            (misfit + (epoch / warmup if epoch < warmup else 1.0) * kl).backward()
             steps.step()
-            bound.append(loss.detach())
+            schedule.step()
+            bound.append((misfit + kl).detach())
         self.network_.eval()
         self.history_ = {"negative_elbo": [float(x) for x in bound]}
         return self
@@ -280,9 +309,39 @@ class BayesianNetwork(nn.Module):
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, ""]:
         """Minus the evidence lower bound, per sample, by `n_draws` draws of the weights."""
+        return sum(self.bound_terms(x, T, n_draws=n_draws, generator=generator), x.new_zeros(()))
+
+    def bound_terms(
+        self,
+        x: Float[Tensor, "m d"],
+        T: Float[Tensor, "m q"],
+        *,
+        n_draws: int = 1,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """Compute the two terms of the negative evidence lower bound.
+
+        Parameters
+        ----------
+        x : Tensor of shape (m, d)
+            Standardised inputs.
+        T : Tensor of shape (m, q)
+            Standardised targets.
+        n_draws : int, default=1
+            Draws of the weights, over which the first term is averaged.
+        generator : torch.Generator, optional
+            Source of the draws.
+
+        Returns
+        -------
+        misfit : Tensor of shape ()
+            Minus the expected log likelihood, per sample.
+        kl : Tensor of shape ()
+            Divergence of the weights from their prior, per sample.
+        """
         y = self(x.expand(n_draws, *x.shape), generator)
         misfit = -Normal(y, self.log_sigma_e.exp()).log_prob(T).sum() / n_draws
-        return (misfit + self.kl()) / len(T)
+        return misfit / len(T), self.kl() / len(T)
 
 
 def _noise(shape: tuple[int, ...] | torch.Size, like: Tensor, generator: torch.Generator | None) -> Tensor:

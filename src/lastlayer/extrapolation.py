@@ -190,7 +190,7 @@ class AffineCostSolution(NamedTuple):
 
 
 def affine_cost_program(x: Float[Tensor, "r k"], X: Float[Tensor, "m k"], gamma: float) -> AffineCostSolution:
-    """Minimise |nu|^2 + gamma |e|^2 subject to X'nu + e = x and sum(nu) = 1, as eq:Affine_cost states it.
+    """Minimise `|nu|^2 + gamma |e|^2` subject to `X'nu + e = x` and `sum(nu) = 1`, as eq:Affine_cost states it.
 
     In (nu, sqrt(gamma) e) it is the point of least norm on an affine subspace; an orthogonal factorisation of the
     constraints finds it without squaring their condition.

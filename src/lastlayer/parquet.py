@@ -27,7 +27,7 @@ class ParquetSource(Pooled):
     Parameters
     ----------
     paths : str, Path or a sequence of them
-        A file, a folder (with the folders in it), a pattern such as "data/2024-*.parquet", or several files. One string
+        A file, a folder (folders in it too), a pattern such as `"data/2024-*.parquet"`, or several files. One string
         may be an address that pyarrow knows, such as "s3://bucket/folder". In a folder, names that begin with "." or
         "_" are ignored, and folders called "name=value" make a column "name".
     inputs, targets : sequence of str

@@ -30,7 +30,7 @@ def study(
     data_seed: Annotated[list[int] | None, Option(help="Seed of the data; give it again for more.")] = None,
     out: Annotated[Path, Option(help="Folder for tables, figures and the report.")] = Path("results"),
     max_epochs: Annotated[int | None, Option(min=1, help="Upper limit for BLL and BLR.")] = None,
-    bnn_epochs: Annotated[int, Option(min=1, help="Epochs of the Bayesian neural network.")] = 2000,
+    bnn_epochs: Annotated[int, Option(min=1, help="Epochs of the Bayesian neural network.")] = 10_000,
     force: Force = False,
     as_json: Json = False,
 ) -> None:

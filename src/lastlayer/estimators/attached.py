@@ -35,8 +35,10 @@ class AttachedRegressor(BLLRegressor):
 
     Examples
     --------
-    >>> model = lastlayer.attach(network, loader)  # of {"input_ids": ..., "attention_mask": ..., "labels": ...}
-    >>> mean, std = model.predict({"input_ids": ids, "attention_mask": mask}, return_std=True)
+    The loader yields batches such as `{"input_ids": ..., "attention_mask": ..., "labels": ...}`.
+
+    >>> model = lastlayer.attach(network, loader)  # doctest: +SKIP
+    >>> mean, std = model.predict({"input_ids": ids, "attention_mask": mask}, return_std=True)  # doctest: +SKIP
     """
 
     def fit(self, *_: Any, **__: Any) -> "AttachedRegressor":

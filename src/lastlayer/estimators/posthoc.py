@@ -81,8 +81,8 @@ def attach(
 
     Examples
     --------
-    >>> model = lastlayer.attach(network, loader, calibration=held_out)
-    >>> mean, std = model.predict(X, return_std=True)
+    >>> model = lastlayer.attach(network, loader, calibration=held_out)  # doctest: +SKIP
+    >>> mean, std = model.predict(X, return_std=True)  # doctest: +SKIP
     """
     process_group = process_group or ProcessGroup.current()
     with process_group.guarded():

@@ -36,9 +36,9 @@ class AttachLastLayer(pl.Callback):  # type: ignore[misc]
 
     Examples
     --------
-    >>> callback = AttachLastLayer(calibration=held_out)
-    >>> Trainer(callbacks=[callback]).fit(module, loader)
-    >>> callback.model.predict(X, return_std=True)
+    >>> callback = AttachLastLayer(calibration=held_out)  # doctest: +SKIP
+    >>> Trainer(callbacks=[callback]).fit(module, loader)  # doctest: +SKIP
+    >>> callback.model.predict(X, return_std=True)  # doctest: +SKIP
     """
 
     model: BLLRegressor | None

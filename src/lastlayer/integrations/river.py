@@ -46,9 +46,9 @@ class RiverRegressor(base.Regressor):  # type: ignore[misc]
 
     Examples
     --------
-    >>> from river import evaluate, metrics
-    >>> model = RiverRegressor(BLLRegressor(preset="fast"), ExponentialForgetting(memory=1000))
-    >>> evaluate.progressive_val_score(stream, model, metrics.MAE())
+    >>> from river import evaluate, metrics  # doctest: +SKIP
+    >>> model = RiverRegressor(BLLRegressor(preset="fast"), ExponentialForgetting(memory=1000))  # doctest: +SKIP
+    >>> evaluate.progressive_val_score(stream, model, metrics.MAE())  # doctest: +SKIP
     """
 
     def __init__(

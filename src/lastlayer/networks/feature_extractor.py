@@ -30,6 +30,8 @@ class FeatureExtractor(nn.Module):
 
     Examples
     --------
+    >>> import torch
+    >>> from torch import nn
     >>> network = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
     >>> FeatureExtractor(network, "2")(torch.zeros(5, 2)).shape
     torch.Size([5, 8])

@@ -59,9 +59,16 @@ class OnlineModel:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from lastlayer import BLLRegressor
+    >>> from lastlayer.online import ExponentialForgetting, OnlineModel
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(size=(50, 1))
+    >>> y = np.sin(5 * X[:, 0]) + 0.1 * rng.normal(size=50)
+    >>> model = BLLRegressor(preset="evidence", hidden=(5,), max_epochs=20, random_state=0).fit(X, y)
     >>> online = OnlineModel(model, ExponentialForgetting(memory=1000))
-    >>> mean, std = online.predict(x, return_std=True)
-    >>> online.update(x, y)
+    >>> mean, std = online.predict([[0.5]], return_std=True)
+    >>> _ = online.update([[0.5]], [0.6])
     """
 
     _fitted: Fitted

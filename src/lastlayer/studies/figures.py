@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
 from lastlayer.drawing import BLUE, GREEN, GREY, ORANGE
 from lastlayer.extrapolation import affine_cost, distance_to_affine_hull, distance_to_convex_hull, distance_to_span
@@ -51,8 +52,9 @@ def hulls() -> Figure:
         "affine hull": distance_to_affine_hull,
         f"affine cost, gamma = {GAMMA:g}": lambda x, X: affine_cost(x, X, GAMMA),
     }
-    for row, (label, samples) in zip(axes, FEATURE_SETS.items(), strict=True):
-        for ax, (title, measure) in zip(row, panels.items(), strict=True):
+    halo = [withStroke(linewidth=2, foreground="white")]
+    for i, (label, samples) in enumerate(FEATURE_SETS.items()):
+        for ax, (title, measure) in zip(axes[i], panels.items(), strict=True):
             values = measure(GRID_POINTS, torch.from_numpy(samples)).reshape(len(GRID), -1).numpy()
             distance = "cost" not in title
             levels = [0.25, 0.5, 1.0, 1.5] if distance else [0.4, 0.6, 1, 2, 4, 8, 16, 32]
@@ -64,18 +66,23 @@ def hulls() -> Figure:
             for point, value in zip(TEST_POINTS, at_points, strict=True):
                 ax.plot(*point, "x", color=ORANGE, ms=5, mew=1.5)
                 text = "0" if value < 1e-6 else f"{value:.2g}"
-                ax.annotate(text, point, xytext=(4, 3), textcoords="offset points", color=ORANGE, fontsize=7)
-            ax.set(aspect="equal", title=title if row is axes[0] else "")
-        row[0].set_ylabel(label, fontsize=7)
+                words = {"ha": "right", "va": "center", "color": ORANGE, "fontsize": 7, "path_effects": halo}
+                ax.annotate(text, point, xytext=(-5, 3), textcoords="offset points", **words)
+            ax.set(aspect="equal", title=title if i == 0 else "")
+        axes[i, 0].set_ylabel(label, fontsize=7)
     return figure
 
 
 def alpha_and_features(three: ThreeSamples) -> Figure:
-    """Figure 2: mean, band and feature space of three samples for three values of alpha."""
+    """Figure 2: mean, band and feature space of three samples for three values of alpha.
+
+    The feature space is turned so that the line through the training features is horizontal. Test features leave it by
+    a hundredth of its length or less, so the two axes have scales of their own.
+    """
     own, best = three.log_alphas
     figure = Figure(figsize=(7.2, 3.8), layout="constrained")
     axes = figure.subplots(2, 3, sharex="row", sharey="row")
-    phi, phi_train = three.features(X_TEST).numpy(), three.features(X_TRAIN).numpy()
+    test, train = three.turned_features(X_TEST), three.turned_features(X_TRAIN)
     alphas = {"alpha*": own, "between": (own + best) / 2, "alpha^max": best}
     predictions = [three.predict(X_TEST, log_alpha) for log_alpha in alphas.values()]
     shades = np.log10(np.concatenate([std for _, std in predictions]))
@@ -86,18 +93,23 @@ def alpha_and_features(three: ThreeSamples) -> Figure:
         top.plot(X_TEST[:, 0], line(X_TEST)[:, 0], color=ORANGE, ls="--", label="truth")
         top.plot(X_TRAIN[:, 0], line(X_TRAIN)[:, 0], "o", color="black", ms=4, label="samples")
         top.set(title=f"{name}: log alpha = {log_alpha:.1f}", xlabel="x")
-        points = bottom.scatter(*phi.T, c=np.log10(std), s=6, vmin=shades.min(), vmax=shades.max())
-        bottom.plot(*phi_train.T, "o", color="black", ms=4)
-        bottom.set_xlabel("feature 1")
+        bottom.axhline(0, color=GREY, lw=0.7, label="affine hull")
+        points = bottom.scatter(*test.T, c=np.log10(std), s=6, vmin=shades.min(), vmax=shades.max(), label="test")
+        bottom.plot(*train.T, "o", color="black", ms=4, label="samples")
+        bottom.set_xlabel("along the affine hull")
     figure.colorbar(points, ax=axes[1, :], label="log10 std")
     axes[0, 0].set_ylabel("y")
-    axes[1, 0].set_ylabel("feature 2")
+    axes[1, 0].set_ylabel("off the affine hull")
     axes[0, 0].legend()
+    axes[1, 0].legend(loc="lower left")
     return figure
 
 
 def alpha_curves(three: ThreeSamples) -> Figure:
-    """Figure 3: log predictive density and NLML against log alpha."""
+    """Figure 3: log predictive density and NLML against log alpha.
+
+    The density falls by thousands: its axis is linear near zero and logarithmic far from it, with no corner between.
+    """
     own, best = three.log_alphas
     log_alphas = np.linspace(own - 6, max(own, best) + 8, 120)
     figure = Figure(figsize=(3.6, 3.6), layout="constrained")
@@ -105,14 +117,16 @@ def alpha_curves(three: ThreeSamples) -> Figure:
     top.plot(log_alphas, three.lpd(X_TRAIN, log_alphas), color=GREY, label="training samples")
     top.plot(log_alphas, three.lpd(X_TEST, log_alphas), color=BLUE, label="test points")
     top.set_ylabel("log predictive density")
-    top.set_yscale("symlog", linthresh=10)
+    top.set_yscale("asinh", linear_width=1.0)
+    top.set_yticks([1, 0, -1, -10, -100, -1000], ["1", "0", "-1", "-10", "-100", "-1000"])
+    top.minorticks_off()
     bottom.plot(log_alphas, three.nlml(log_alphas), color=BLUE)
     bottom.set(xlabel="log alpha", ylabel="NLML per sample")
     for ax in (top, bottom):
         ax.axvline(own, color=GREEN, ls=":", label="alpha*")
         if np.isfinite(three.curve.log_alpha):
             ax.axvline(three.curve.log_alpha, color=ORANGE, ls=":", label="alpha^max")
-    top.legend()
+    top.legend(loc="lower right", frameon=True, framealpha=1, edgecolor="none")
     return figure
 
 

@@ -40,16 +40,20 @@ PUBLISHED: dict[str, dict[str, float]] = {
     "BLL, alpha^max leak": {"lpd_train": 0.41, "lpd_test": -1.83},
     "BLR, alpha*": {"lpd_train": 0.29, "lpd_test": -19.20, "nlml": 0.14, "mse_train": 0.047, "mse_test": 2.20},
     "BLR, alpha^max leak": {"lpd_train": 0.29, "lpd_test": -1.95},
-    "BNN": {"lpd_train": 0.00, "lpd_test": -2.30},
 }
-"""Figures of the paper's Table 1 and text; its alpha^max was tuned on the test set, so it stands beside the leak."""
+"""Figures of the paper's Table 1 and text; its alpha^max was tuned on the test set, so it stands beside the leak.
+
+Those of its BNN are averaged over outputs and stem from another test range, so they belong beside nothing here.
+"""
+BNN_EPOCHS = 10_000
+"""Enough for the training MSE to come near that of BLL."""
 NOTES = (
     "LPD: mean log predictive density, joint over the two outputs, of targets standardised by the training part.",
     f"Test: 100 points on [-0.4, 1.4]; inside: those on [{TRAIN_RANGE[0]:g}, {TRAIN_RANGE[1]:g}]; outside: the rest.",
     "NLML: negative log marginal likelihood per training sample, standardised targets. MSE: standardised targets.",
     "Noise: standard deviation in target units; true values 0.05 and 0.2. Coverage: share of test targets inside.",
     "honest: alpha tuned on blocks of the training range that the features never saw. leak: tuned on the test set.",
-    "Published BNN figures are averaged over outputs, on another range: they compare with nothing here.",
+    "BNN: Bayes by Backprop. The paper averages its scores over outputs, on another range: no figures in brackets.",
 )
 RECORD = "study.json"
 FIGURES = tuple(f"figure{i}.{end}" for i in range(1, 6) for end in ("png", "pdf"))
@@ -76,7 +80,12 @@ class Study:
 
 
 def run(
-    seeds: list[int], *, data_seed: int = SEED, budget: Budget = BUDGET, bnn_epochs: int = 2000, progress: bool = False
+    seeds: list[int],
+    *,
+    data_seed: int = SEED,
+    budget: Budget = BUDGET,
+    bnn_epochs: int = BNN_EPOCHS,
+    progress: bool = False,
 ) -> Study:
     """Fit and score every method for every initialisation."""
     data = paper_data(data_seed)
