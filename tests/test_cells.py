@@ -190,6 +190,8 @@ def test_calendar_parts_are_periodic_and_tell_days_apart():
     np.testing.assert_allclose(X[:, 1:3], [[0, -1]] * 3, atol=1e-12)
     np.testing.assert_allclose(X[0, 3:], X[2, 3:])  # both are Mondays
     np.testing.assert_allclose(X[1, 3:] @ X[0, 3:], np.cos(2 * np.pi / 7))
+    evening = days(np.array(["2024-01-01T20:00"], dtype="datetime64[us]"))
+    np.testing.assert_array_equal(calendar(evening, ["weekday"])[0], X[0, 3:])  # a day is a day until midnight
     year = days(np.array(["2023-01-01", "2024-01-01", "2024-07-02"], dtype="datetime64[us]"))
     np.testing.assert_allclose(calendar(year, ["season"]), [[0, 1], [0, 1], [0, -1]], atol=1e-9)
 
