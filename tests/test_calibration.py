@@ -578,7 +578,7 @@ def test_a_fit_is_widened_as_much_as_a_regression_that_does_not_know_its_noise(n
     average, over the likeliest noise variance."""
     rng = np.random.default_rng(n)
     A, y = np.c_[np.ones(n), rng.normal(size=(n, 2))], rng.normal(size=n)
-    residual = y - A @ np.linalg.lstsq(A, y)[0]
+    residual = y - A @ np.linalg.lstsq(A, y, rcond=None)[0]
     leverage = np.diag(A @ np.linalg.inv(A.T @ A) @ A.T)
     scale = np.sqrt(residual @ residual / (n - 3) * (1 + leverage))
     expected = stats.t(n - 3, scale=scale).var().mean() / (residual @ residual / n)

@@ -85,7 +85,7 @@ class LogPrediction(Prediction):
         """Probability that each output lies below y."""
         return self.log.cdf(_log(y))
 
-    def quantile(self, level: float | Sequence[float] | ndarray) -> Float[ndarray, "*l m *q"]:
+    def quantile(self, level: float | Sequence[float] | ndarray) -> Float[ndarray, "*s"]:
         """The value that each output stays below with probability `level`; several levels make a leading axis."""
         return _exp(self.log.quantile(level))
 
