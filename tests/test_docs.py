@@ -226,3 +226,15 @@ def test_the_commands_of_the_cli_page_run_as_typed(in_a_folder_of_its_own, monke
     (code,) = blocks(page, "python")
     monkeypatch.syspath_prepend(folder / "pump-numpy")
     assert run(code, page)["p"].mean.shape == (1, 2)
+
+
+def test_the_page_of_a_run_shows_the_commands_of_its_script():
+    """In their order, each with what it printed; the script is the only way to write the page."""
+    from benchmarks.terminal import HEAD, STEPS, shown
+
+    page = (ROOT / "docs" / "learn" / "terminal.md").read_text()
+    assert page.startswith(HEAD)
+    printed = blocks(ROOT / "docs" / "learn" / "terminal.md", "text")
+    assert [block.splitlines()[0] for block in printed] == [f"$ {command}" for _, _, command in STEPS]
+    assert all(len(block.splitlines()) > 4 for block in printed)
+    assert shown("a \n\nThe model\nsettings") == "a\n\n..."
