@@ -105,3 +105,9 @@ def _shapes_checked(checked: bool):
     jaxtyping.config.update("jaxtyping_disable", not checked)
     yield
     jaxtyping.config.update("jaxtyping_disable", before)
+
+
+@pytest.fixture
+def at_terminal(monkeypatch, capsys):
+    """Progress bars are drawn as at a terminal; elsewhere they are a line per minute."""
+    monkeypatch.setattr("lastlayer.progress.at_terminal", lambda: True)

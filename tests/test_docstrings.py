@@ -107,6 +107,7 @@ class Made:
 
 def test_the_list_of_docstrings_to_rewrite(tmp_path, monkeypatch):
     monkeypatch.setattr(docstrings, "SRC", tmp_path)
+    monkeypatch.setattr(docstrings, "REFERENCE", (tmp_path,))
     (tmp_path / "module.py").write_text(SHOWN.lstrip())
     found = {
         public.name: [code for code, _ in docstrings.problems(public)]

@@ -374,7 +374,7 @@ def test_any_loss_of_a_stack_is_minimised_network_by_network():
 # progress -----------------------------------------------------------------------------------------------------------
 
 
-def test_progress_is_shown_on_request_and_on_stderr_alone(data, capsys):
+def test_progress_is_shown_on_request_and_on_stderr_alone(data, at_terminal, capsys):
     fit(stacked(), data, epochs=3)
     assert capsys.readouterr() == ("", "")
     fit(stacked(), data, epochs=3, progress=True, label="ten networks")

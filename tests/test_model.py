@@ -1011,7 +1011,7 @@ def test_a_view_stays_as_it_is_when_the_model_goes_on(own):
 @pytest.mark.parametrize(
     ("parameter", "asked", "seen"), [(False, True, True), (True, False, False), (True, None, True)]
 )
-def test_progress_tells_what_is_being_done(capsys, parameter, asked, seen):
+def test_progress_tells_what_is_being_done(at_terminal, capsys, parameter, asked, seen):
     quick(progress=parameter, max_epochs=3).fit(*sine(), progress=asked)
     said = capsys.readouterr().err
     assert ("training 13 networks" in said, "calibration" in said) == (seen, seen)

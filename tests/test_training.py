@@ -260,7 +260,7 @@ def test_errors_of_the_network_reach_the_caller(data):
 # progress -----------------------------------------------------------------------------------------------------------
 
 
-def test_progress_is_shown_on_request_and_on_stderr_alone(data, capsys):
+def test_progress_is_shown_on_request_and_on_stderr_alone(data, at_terminal, capsys):
     fit(data, epochs=3)
     assert capsys.readouterr() == ("", "")
     fit(data, epochs=3, progress=True)

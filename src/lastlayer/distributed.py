@@ -245,9 +245,9 @@ def join(*, timeout: float | int = TIMEOUT) -> ProcessGroup:
 
     Examples
     --------
-    >>> group = lastlayer.distributed.join(timeout=60)
-    >>> model = BLLRegressor().fit_source(source)
-    >>> group.shutdown()
+    >>> group = lastlayer.distributed.join(timeout=60)  # doctest: +SKIP
+    >>> model = BLLRegressor().fit_source(source)  # doctest: +SKIP
+    >>> group.shutdown()  # doctest: +SKIP
     """
     if not timeout > 0:
         raise InputError(f"timeout={timeout!r} must be a positive number of seconds")

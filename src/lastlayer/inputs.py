@@ -21,8 +21,6 @@ IDS = {"dtype": [np.int64], "ensure_all_finite": False}
 """What integers are, where they are passed on as they are."""
 LARGEST_INPUT, LARGEST_TARGET = 1e300, 1e100
 """Sizes up to which differences of inputs, and variances of targets, are numbers of float64."""
-FARTHEST = {"float64": 1e50, "float32": 1e30}
-"""Standardised values up to which networks of that type and the squares of their features stay finite."""
 LARGEST_WEIGHT = 2.0**53
 """Counts up to here are exact in float64."""
 
@@ -141,18 +139,6 @@ def check_noise_std(noise_std: Any, y: ndarray) -> ndarray:
     if std.max() > LARGEST_TARGET:
         raise InputError(f"noise_std is {std.max():g}, beyond {LARGEST_TARGET:g}: give y and noise_std in another unit")
     return np.array(np.broadcast_to(std, y.shape))
-
-
-def check_reach(values: ndarray, center: ndarray, scale: ndarray, name: str, farthest: float) -> None:
-    """An error for values so many scales from the center that squares of what networks make of them overflow."""
-    with np.errstate(over="ignore"):
-        far = np.abs(values - center) / scale > farthest
-    if far.any():
-        rows = _rows_with(far)
-        raise InputError(
-            f"{name} has values farther than {farthest:g} standard deviations from the mean of the rows of fit, in "
-            f"{len(rows)} rows (first: row {rows[0]}); drop or fix them"
-        )
 
 
 def check_finite(values: ndarray, name: str, *, largest: float | None = None) -> None:

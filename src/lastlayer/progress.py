@@ -30,10 +30,15 @@ class _Log:
 _log: _Log | None = None
 
 
+def at_terminal() -> bool:
+    """Whether somebody watches stderr; without one, bars go nowhere anyway."""
+    return sys.stderr is None or sys.stderr.isatty()
+
+
 def progress_bar(*args: Any, **options: Any) -> Any:
     """A `tqdm` on stderr."""
     global _log
-    if options.get("disable") or sys.stderr is None or sys.stderr.isatty():
+    if options.get("disable") or at_terminal():
         return tqdm(*args, mininterval=0.5, **options)
     _log = _log or _Log()
     return tqdm(*args, mininterval=1.0, file=_log, ncols=80, **options)

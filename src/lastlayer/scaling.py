@@ -2,13 +2,17 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
-from lastlayer.inputs import FARTHEST, check_reach
+from lastlayer.errors import InputError
 from lastlayer.linalg import EPS
+
+FARTHEST = {"float64": 1e50, "float32": 1e30}
+"""Standardised values up to which networks of that type and the squares of their features stay finite."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,15 @@ class Standardizer:
         return (X.double() - self.mean) / self.scale
 
     def check_reach(self, values: ndarray, name: str, farthest: float = FARTHEST["float64"]) -> None:
-        """An error for rows so far from these that answers about them would not be finite."""
-        check_reach(values, self.mean.numpy(force=True), self.scale.numpy(force=True), name, farthest)
+        """Refuse values so many scales from the mean that squares of what networks make of them overflow."""
+        with np.errstate(over="ignore"):
+            far = np.abs(values - self.mean.numpy(force=True)) / self.scale.numpy(force=True) > farthest
+        if far.any():
+            rows = np.flatnonzero(far.reshape(len(far), -1).any(1))
+            raise InputError(
+                f"{name} has values farther than {farthest:g} standard deviations from the mean of the rows of fit, in "
+                f"{len(rows)} rows (first: row {rows[0]}); drop or fix them"
+            )
 
     def to(self, device: torch.device | str) -> "Standardizer":
         return Standardizer(self.mean.to(device), self.scale.to(device))

@@ -14,7 +14,7 @@ from numpy import ndarray
 from lastlayer import formula
 from lastlayer.calibration import Calibration
 from lastlayer.errors import InputError
-from lastlayer.inputs import FARTHEST, LARGEST_INPUT, LARGEST_TARGET
+from lastlayer.inputs import LARGEST_INPUT, LARGEST_TARGET
 from lastlayer.networks.arrays import NetworkArrays, as_array
 from lastlayer.networks.mlp import LARGEST_FEATURE, NetworkGroup
 from lastlayer.online.layers import LayerStack
@@ -22,7 +22,7 @@ from lastlayer.ops import FloatOps, NumPyOps
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Predictor, curves_of
 from lastlayer.recursion import Whitened
-from lastlayer.scaling import Standardizer
+from lastlayer.scaling import FARTHEST, Standardizer
 
 
 @dataclass(frozen=True)

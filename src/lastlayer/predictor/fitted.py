@@ -19,7 +19,7 @@ from lastlayer.calibration import Calibration, Curve, Tails
 from lastlayer.errors import InputError
 from lastlayer.extrapolation import cost_quantile, leave_one_out_cost
 from lastlayer.features import affine_features
-from lastlayer.inputs import FARTHEST, contiguous
+from lastlayer.inputs import contiguous
 from lastlayer.log_prediction import LogPrediction
 from lastlayer.networks.mlp import copied, finite_features
 from lastlayer.networks.structured import converted
@@ -29,7 +29,7 @@ from lastlayer.partial_posterior import CoupledPosterior
 from lastlayer.prediction import FunctionalPrediction, JointPrediction, Prediction, add_noise
 from lastlayer.predictor.blocks import CoupledBlock, FunctionBlock
 from lastlayer.predictor.module import Member, Predictor, rows_in_cache
-from lastlayer.scaling import Standardizer
+from lastlayer.scaling import FARTHEST, Standardizer
 from lastlayer.settings import Settings, target_transform
 from lastlayer.statistics import CHUNK_ROWS, row_chunks
 from lastlayer.training.data import Data
@@ -215,13 +215,13 @@ class Fitted:
     def mean(self, X: ndarray) -> Float[ndarray, "m q"]:
         """Of the targets."""
         if self.of_log:
-            return self.predictive(X).mean
+            return self.predictive(X).with_output_axis().mean
         return _array(torch.cat(self._in_chunks(X, self.predictor.mean)))
 
     def mean_and_var(self, X: ndarray) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:
         """Of the targets, noise included."""
         if self.of_log:
-            p = self.predictive(X)
+            p = self.predictive(X).with_output_axis()
             return p.mean, p.var
         say = lambda x: formula.moments(TorchOps, self.predictor, self.predictor.components(x))
         mean, epistemic, noise, _ = (torch.cat(each) for each in zip(*self._in_chunks(X, say), strict=True))
