@@ -274,7 +274,7 @@ for log_a, color, label in ((None, ORANGE, "at alpha*"), (tuned.log_alpha, BLUE,
 ax.plot(wide, torch.sin(2 * wide), "--", color="black", lw=1, label="truth")
 ax.plot(X, T, "k.")
 ax.plot(X_val, T_val, "x", color=GREY, label="validation points")
-ax.set(xlabel="x", ylim=(-4, 4), title="The same mean, a calibrated band")
+ax.set(xlabel="x", ylim=(-4, 4), title="The same mean, a tuned band")
 legend(ax, fontsize=8, ncols=2)
 # %% [markdown]
 # The band also widens in the gap between samples near $x = 0.5$, where there are no validation points. But a
