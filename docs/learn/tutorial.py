@@ -12,9 +12,9 @@
 # %% [markdown]
 # # The theory, from one sample to several outputs
 #
-# Everything lastlayer does rests on one old idea, Bayesian linear regression, and on asking it the right questions.
-# This page builds it up with pictures. It is a notebook that runs when the documentation is built:
-# `docs/learn/tutorial.py` can be run, or opened with jupytext.
+# lastlayer rests on Bayesian linear regression. This page develops the theory from one sample to several outputs,
+# with pictures. It is a notebook that runs when the documentation is built; you can also run `docs/learn/tutorial.py`
+# as a script, or open it with jupytext.
 
 # %%
 import math
@@ -57,21 +57,20 @@ def legend(ax, **options) -> None:
 # %% [markdown]
 # ## One sample
 #
-# We believe in a line, $y = w x + b$, and measure $t = y + \text{noise}$ with noise variance $\sigma_e^2$. The prior
-# on the slope is $w \sim N(0, \sigma_w^2)$; on the offset $b$ there is none (it is *flat*): where the line sits is
-# the data's business. All that matters of the two variances is their ratio, the signal-to-noise ratio $\alpha =
-# \sigma_w^2 / \sigma_e^2$.
+# Assume a line, $y = w x + b$, and measurements $t = y + \text{noise}$ with noise variance $\sigma_e^2$. The prior on
+# the slope is $w \sim N(0, \sigma_w^2)$. The offset $b$ has a *flat* prior: the data alone determine it. Of the two
+# variances only the ratio matters, the signal-to-noise ratio $\alpha = \sigma_w^2 / \sigma_e^2$.
 #
-# Now one sample arrives, at $x_1$. It fixes the offset up to noise and says nothing about the slope. So the variance
-# of the line is
+# Now observe one sample, at $x_1$. It determines the offset up to noise and gives no information about the slope, so
+# the variance of the line is
 #
 # $$\mathrm{var}[y(x)] = \sigma_e^2 \, v(x), \qquad v(x) = 1 + \alpha (x - x_1)^2 .$$
 #
-# $v$ is called the *variance ratio*: the variance of the line over that of a single measurement.
+# $v$ is called the *variance ratio*: the variance of the line divided by that of a single measurement.
 
 # %%
 x = torch.linspace(-3, 3, 121)
-one = Statistics.from_linear_features(column([0.5]), column([1.0]))  # all that is kept of the data
+one = Statistics.from_linear_features(column([0.5]), column([1.0]))  # sufficient statistics of the data
 posterior = Posterior(one, math.log(0.5), noise_cov=torch.eye(1) * 0.1)
 
 Phi = affine_features(column(x))  # rows [x, 1]
@@ -83,12 +82,13 @@ show(ax, x, marginals)
 draws = posterior.sample_weights(12, generator=torch.Generator().manual_seed(0))
 ax.plot(x, (Phi @ draws)[:, :, 0].T, color=GREY, lw=0.6)
 ax.plot([0.5], [1.0], "ko", label="the sample")
-ax.set(title="One sample: the offset is known, the slope is not (grey: lines that could be)", xlabel="x")
+ax.set(title="One sample: the offset is known, the slope is not (grey: posterior samples)", xlabel="x")
 legend(ax)
 # %% [markdown]
-# A `Statistics` object holds the count, the means and the centred second moments, and nothing else. They add up, so
-# more samples are a sum, and the posterior is a function of it. With two more samples the slope is known too; the
-# band is narrowest at the mean of the samples, where $v = 1/m$, and opens with the distance from it.
+# A `Statistics` object holds the count, the means and the centred second moments, and nothing else. Statistics are
+# additive, so adding samples means adding statistics, and the posterior is a function of their sum. With two more
+# samples the slope is known too. The band is narrowest at the mean of the samples, where $v = 1/m$, and widens with
+# the distance from it.
 
 # %%
 more = Statistics.from_linear_features(column([-1.0, 1.5]), column([0.1, 1.4]))
@@ -102,14 +102,14 @@ legend(ax)
 # %% [markdown]
 # ## Features
 #
-# The world is not a line, but it may be a line in other coordinates. Replace $x$ by features $\tilde\phi(x)$ and
-# everything above stays: with $\phi = [\tilde\phi, 1]$, the matrix $\Phi$ of all samples, and
+# Few functions are lines, but many are linear in suitable features. Replace $x$ by features $\tilde\phi(x)$, and
+# everything above still holds: with $\phi = [\tilde\phi, 1]$, the matrix $\Phi$ of all samples, and
 #
 # $$\bar\Lambda = \Phi^\top \Phi + \alpha^{-1} \tilde I, \qquad W = \bar\Lambda^{-1} \Phi^\top T, \qquad
 # v(x) = \phi(x)^\top \bar\Lambda^{-1} \phi(x),$$
 #
-# where $\tilde I$ has a zero in the place of the bias. The mean is $\phi^\top W$, the variance $\sigma_e^2 v$. Which
-# features, though? Take powers of $x$ as an example: $1, x, \ldots, x^d$.
+# where $\tilde I$ is the identity with a zero in the position of the bias. The mean is $\phi^\top W$ and the variance
+# $\sigma_e^2 v$. The question is which features to use. As an example, take powers of $x$: $1, x, \ldots, x^d$.
 
 # %%
 rng = np.random.default_rng(1)
@@ -125,8 +125,8 @@ def powers(x, degree: int) -> torch.Tensor:
 # ## The evidence
 #
 # The probability of the targets with the weights integrated out, $p(T \mid \Phi, \alpha, \sigma_e)$, is the
-# *evidence* or marginal likelihood. It rewards a good fit and charges for every direction in which the features could
-# have fitted something else. The library works with its negative logarithm per sample, `nlml`; `optimal_alpha` finds
+# *evidence* or marginal likelihood. It rewards a good fit and penalises every direction in which the features could
+# have fitted other targets. The library works with its negative logarithm per sample, `nlml`; `optimal_alpha` finds
 # the $\alpha$ and the noise that minimise it.
 
 # %%
@@ -146,11 +146,12 @@ legend(right)
 # %% [markdown]
 # No sample was held out for this choice.
 #
-# ## Features that are learned
+# ## Learned features
 #
-# A neural network without its output layer is a feature map, and the evidence is differentiable in the features: so
-# train the network by it. For every setting of the hidden weights the output weights $W$ and the noise have a closed
-# form, and `profiled_nlml` is the evidence with both at their optimum. Ordinary PyTorch is all that is needed.
+# A neural network without its output layer is a feature map, and the evidence is differentiable in the features, so
+# the network can be trained by maximising it. For given hidden weights, the output weights $W$ and the noise have a
+# closed form, and `profiled_nlml` is the negative log evidence with both at their optimum. The training loop is
+# ordinary PyTorch.
 
 # %%
 network = MLP(1, (12, 12), generator=torch.Generator().manual_seed(0))
@@ -181,17 +182,18 @@ left.set(xlabel="step", ylabel="nlml per sample", title="Training by the evidenc
 show(right, wide, learned.predict(features(wide)), label="learned features")
 right.plot(wide, torch.sin(2 * wide), "--", color=ORANGE, lw=1, label="truth")
 right.plot(X, T, "k.", label="samples")
-right.set(xlabel="x", ylim=(-3, 3), title=f"noise found {float(top.noise_cov.sqrt()):.2f}, true 0.15")
+right.set(xlabel="x", ylim=(-3, 3), title=f"estimated noise {float(top.noise_cov.sqrt()):.2f}, true 0.15")
 legend(right, fontsize=8)
 # %% [markdown]
-# Inside the samples this is good. Outside, the network is sure of itself and wrong. The rest of this page is about
-# that.
+# Inside the range of the samples, this works well. Outside, the network is overconfident and wrong. The rest of this
+# page is about how to fix that.
 #
 # ## Theorem 1: the weights may be free
 #
-# The paper this library follows trains the output weights by gradient steps together with the hidden ones. Theorem 1
-# says that this is sound: the evidence with $W$ as a free variable has its minimum at the exact $W$, and there both
-# have the same value and the same gradient in everything else. Along any line through the optimum it looks like this.
+# The paper trains the output weights by gradient steps together with the hidden ones. Theorem 1 shows that this is
+# sound: the negative log evidence with $W$ as a free variable has its minimum at the exact $W$, and there both forms
+# have the same value and the same gradient with respect to everything else. The figure shows this along a line
+# through the optimum.
 
 # %%
 log_sigma = 0.5 * top.noise_cov.diagonal().log()
@@ -213,15 +215,15 @@ assert abs(min(augmented) - exact) < 1e-9
 #
 # ## Theorem 2: the variance is a degree of extrapolation
 #
-# What does $v(x) = \phi^\top \bar\Lambda^{-1} \phi$ measure? Try to write the features of a new point as a
-# combination of the samples' features, $\tilde\phi = \sum_i \nu_i \tilde\phi_i + e$ with $\sum_i \nu_i = 1$. Small
-# coefficients spread over many samples are interpolation; large ones of opposite signs, or a remainder $e$ that no
-# combination reaches, are extrapolation. The *affine cost* is
+# What does $v(x) = \phi^\top \bar\Lambda^{-1} \phi$ measure? Write the features of a new point as a combination of
+# the samples' features, $\tilde\phi = \sum_i \nu_i \tilde\phi_i + e$ with $\sum_i \nu_i = 1$. Small coefficients
+# spread over many samples mean interpolation; large coefficients of opposite signs, or a remainder $e$ that no
+# combination reaches, mean extrapolation. The *affine cost* is
 #
 # $$\min_{\nu, e} \; |\nu|^2 + \alpha |e|^2 .$$
 #
-# Theorem 2 says that this minimum *is* the variance ratio. Here are three ways to the same number, and what it looks
-# like for three samples in the plane that lie nearly on a line.
+# Theorem 2 states that this minimum *is* the variance ratio. The next cells compute it in three ways, and plot it for
+# three samples in the plane that lie nearly on a line.
 
 # %%
 samples = torch.tensor([[-1.0, -0.4], [0.0, 0.1], [1.0, 0.4]])
@@ -245,16 +247,16 @@ for ax, gamma in zip(axes, (0.3, 3.0, 100.0), strict=True):
     ax.plot(*samples.T, "ko", ms=4)
     ax.set(title=f"affine cost, alpha = {gamma:g}", xlabel="feature 1", aspect="equal")
 # %% [markdown]
-# A larger $\alpha$ puts a larger price on leaving the samples' affine hull, here nearly a line. Near the samples the
-# cost changes little: $\alpha$ rules the variance where no sample is. ([The statement, its proof and its
-# test.](../theory/theorem2.md))
+# A larger $\alpha$ puts a higher price on leaving the affine hull of the samples, here nearly a line. Near the
+# samples the cost changes little: $\alpha$ controls the variance where there are no samples. ([The statement, its
+# proof and its test.](../theory/theorem2.md))
 #
 # ## Algorithm 1: which alpha outside?
 #
-# The evidence chose $\alpha^*$ from samples, so it knows nothing of the outside. Algorithm 1 keeps the mean and
-# chooses the $\alpha$ of the variance by the log predictive density (LPD) of validation points, some of which should
-# lie outside. One eigendecomposition serves every $\alpha$ up to infinity, so the whole curve costs next to nothing
-# ([the spectral form](../theory/spectral.md)).
+# The evidence chose $\alpha^*$ from the samples, which contain no information about the outside. Algorithm 1 keeps
+# the mean and chooses the $\alpha$ of the variance by the log predictive density (LPD) of validation points, some of
+# which should lie outside. One eigendecomposition serves every $\alpha$ up to infinity, so the whole curve costs next
+# to nothing ([the spectral form](../theory/spectral.md)).
 
 # %%
 X_val = torch.cat([torch.linspace(-3, -2, 8), torch.linspace(2, 3, 8)])
@@ -272,13 +274,13 @@ for log_a, color, label in ((None, ORANGE, "at alpha*"), (tuned.log_alpha, BLUE,
 ax.plot(wide, torch.sin(2 * wide), "--", color="black", lw=1, label="truth")
 ax.plot(X, T, "k.")
 ax.plot(X_val, T_val, "x", color=GREY, label="validation points")
-ax.set(xlabel="x", ylim=(-4, 4), title="The same mean, an honest band")
+ax.set(xlabel="x", ylim=(-4, 4), title="The same mean, a tuned band")
 legend(ax, fontsize=8, ncols=2)
 # %% [markdown]
-# The band also opens in the gap between samples near $x = 0.5$, where nobody looked. But a saturated network maps
-# every far point to the same features, and then no $\alpha$ can tell them apart. So the library's own networks pass
-# the inputs on to the last layer as well, $[\tilde\phi(x), x, 1]$: the variance ratio is then never below that of
-# linear regression on the inputs, and grows with the square of the distance ([the
+# The band also widens in the gap between samples near $x = 0.5$, where there are no validation points. But a
+# saturated network maps all distant points to the same features, and then no $\alpha$ can tell them apart. The
+# library's own networks therefore pass the inputs on to the last layer as well, $[\tilde\phi(x), x, 1]$. The variance
+# ratio is then never below that of linear regression on the inputs, and grows with the square of the distance ([the
 # guarantee](../theory/input_skip.md)).
 
 # %%
@@ -301,20 +303,20 @@ assert bool((v_skip >= v_linear * (1 - 1e-9)).all())
 # %% [markdown]
 # ## Several outputs
 #
-# Outputs share the features and so the matrix $\bar\Lambda$. The precision of all weights is $\Sigma_E^{-1} \otimes
-# \bar\Lambda$: there is *one* variance ratio, one affine cost per point, and each output scales it by its own noise.
-# `BLLRegressor` puts all of this together. The data are those of the paper's study: two outputs on $[0, 1]$, noises
-# 0.05 and 0.2.
+# Outputs share the features and therefore the matrix $\bar\Lambda$. The precision of all weights is $\Sigma_E^{-1}
+# \otimes \bar\Lambda$: each point has *one* variance ratio, or affine cost, and each output scales it by its own
+# noise. `BLLRegressor` puts all of this together. The data are those of the paper's study: two outputs on $[0, 1]$
+# with noise standard deviations 0.05 and 0.2.
 
 # %%
 data = paper_data()
 model = BLLRegressor(hidden=(20, 20), preset="evidence", max_epochs=200, random_state=0)
 model.fit(data.train.X, data.train.y, validation_data=(data.validation.X, data.validation.y))
-print("noise found", model.noise_std_.round(3), "true [0.05, 0.2]")
+print("estimated noise", model.noise_std_.round(3), "true [0.05, 0.2]")
 plots.one_input(model, data.train.X, data.train.y, span=(-0.4, 1.4), truth=truth)
 
 # %% [markdown]
-# This is a single network whose $\alpha$ was tuned on validation points inside the data, which say little of the
-# outside: the truth leaves the band there. What the library does about it by default, without any further data, is
-# the subject of [what makes the uncertainty honest](../honesty.md): networks that each leave rows out, priors of
-# several strengths, and a calibrated curve from affine cost to variance.
+# This is a single network whose $\alpha$ was tuned on validation points inside the data. They carry little
+# information about the outside, where the truth leaves the band. By default, and without any further data, the
+# library does more: it trains networks that each leave out some rows, under priors of several strengths, and
+# calibrates a curve from affine cost to variance. [What makes the uncertainty honest](../honesty.md) describes this.
