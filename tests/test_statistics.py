@@ -113,9 +113,9 @@ def test_energy_is_what_ever_went_in():
 
 def test_what_was_never_added_cannot_be_removed():
     P, T = problem(40)
-    with pytest.raises(InputError, match="not all among those put in"):
+    with pytest.raises(InputError, match="not all added before"):
         of(P, T) - of(5 * P[:20] + 3, T[:20])
-    with pytest.raises(InputError, match="some must be left"):
+    with pytest.raises(InputError, match="some must remain"):
         of(P, T) - of(P, T)
 
 

@@ -286,7 +286,6 @@ class FromFitted(Generic[Value]):
         raise AttributeError("attributes of a fitted model are read-only: use its methods, or with_fitted")
 
 
-
 class LastLayerRegressor(BaseRegressor):
     """Base of regressors with Bayesian last layers: `fit` sets `fitted_`, methods such as `update` replace it."""
 
