@@ -123,7 +123,7 @@ def test_errors_name_what_was_given(as_a_user):
     P, T = problem(10)
     with pytest.raises(InputError, match="10 rows of features and 9 of targets"):
         Statistics.from_linear_features(P, T[:9])
-    with pytest.raises(InputError, match="nothing"):
+    with pytest.raises(InputError, match="is empty"):
         Statistics.from_batches(iter([]))
     with pytest.raises(InputError, match="5 features and 2 targets"):
         of(P, T) + of(P[:, :3], T)

@@ -275,8 +275,9 @@ class BLLRegressor(LastLayerRegressor):
             be it at random, in blocks or for early stopping. A splitter given as `calibration` is passed the labels
             unchanged.
         noise_std : float or array-like, default None
-            Known standard deviation of the measurement noise: one number, one per row, or one per target. It adds to
-            the learned noise, which is the only one that predictions include.
+            Known standard deviation of the measurement noise: one number, one per row, or an array of the shape of y.
+            It adds to the learned noise, which is the only noise that predictions include.
+
         observations : sequence of Observations, default ()
             Measurements of functionals of the same function, such as derivatives (see `lastlayer.observe`). They are
             never held out.

@@ -50,8 +50,9 @@ class TableRegressor(BLLRegressor):
     date_order : "auto", "dmy" or "mdy", default "auto"
         Order of day and month in dates given as text with the year last.
     unknown : "error" or "warn", default "error"
-        What to do with text that did not occur in training: raise an error, or warn and predict with all its 0/1
-        inputs set to 0.
+        Text that did not occur in training: "error" raises an error, "warn" predicts with all 0/1 inputs of the
+        column set to 0.
+
     **parameters : dict
         The other parameters of `BLLRegressor`.
 
