@@ -555,7 +555,7 @@ class BLLRegressor(LastLayerRegressor):
             else:
                 held = whole_groups(labels, n, rng.permutation(labels.max() + 1))
             if not len(held):
-                raise InputError("all rows are of one group: give two groups or more, or leave groups out")
+                raise InputError("all rows belong to one group: give two or more groups, or omit `groups`")
             validation_data = np.asarray(X[held]), np.asarray(y[held])
         source = ArraySource(X, y, sample_weight, left_out=tuple(held.tolist()))
         self._fit_source(source, validation_data, progress, seed)
@@ -624,7 +624,7 @@ def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> 
     """
     tensors, header = files.read(path)
     if "online" in header:
-        raise files.ModelFileError(f"{path} holds a model that was saved while it ran: use OnlineModel.load(path)")
+        raise files.ModelFileError(f"{path} holds an OnlineModel: use OnlineModel.load(path)")
     return unpacked(path, tensors, header, backbone)
 
 
@@ -655,7 +655,7 @@ def unpacked(
     settings = header.get("settings")
     if backbone is None and isinstance(settings, dict) and settings.get("backbone") is not None:
         raise InputError(
-            f"{path} was fitted with a backbone of yours: pass a module of the same kind, load(path, backbone=...)"
+            f"{path} was fitted with a backbone: pass a module of the same architecture, load(path, backbone=...)"
         )
     try:
         if backbone is None:
