@@ -118,7 +118,7 @@ def test_a_backbone_is_given_again(tmp_path, input_skip):
     before = copy.deepcopy(given.state_dict())
     assert_same(lastlayer.load(tmp_path / "m", backbone=given), mine)
     assert all(torch.equal(value, before[name]) for name, value in given.state_dict().items())
-    with pytest.raises(InputError, match="pass a module of the same kind"):
+    with pytest.raises(InputError, match="pass a module of the same architecture"):
         lastlayer.load(tmp_path / "m")
     for wrong in (nn.Linear(1, 6), nn.Sequential(nn.Linear(1, 7), nn.BatchNorm1d(7)), nn.Identity()):
         with pytest.raises(ModelFileError, match=r"does not fit .* this backbone"):

@@ -268,9 +268,9 @@ def test_what_comes_can_be_removed_again(which, request):
 def test_rows_that_were_never_in_are_refused_and_nothing_happens(kind, mixed):
     model = kind(mixed)
     before = model.predictive(NEW).std
-    with pytest.raises(InputError, match="were not all among those put in"):
+    with pytest.raises(InputError, match="were not all added before"):
         model.remove(X[:5] + 100, Y[:5])
-    with pytest.raises(InputError, match=r"cannot take \d+ rows .* out of \d+"):
+    with pytest.raises(InputError, match=r"cannot remove \d+ rows .* from \d+"):
         model.remove(X[:FITTED], Y[:FITTED])
     np.testing.assert_array_equal(model.predictive(NEW).std, before)
 

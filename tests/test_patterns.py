@@ -137,7 +137,7 @@ def test_statistics_add_up_and_go_again():
         torch.testing.assert_close(say(statistics).ratio_cov, say(whole).ratio_cov)
     torch.testing.assert_close(whole.n_by_output, present.sum(0))
     only = PatternStatistics.from_rows(Phi, T, torch.ones_like(T))
-    with pytest.raises(InputError, match="not all among"):
+    with pytest.raises(InputError, match="not all added"):
         only - PatternStatistics.from_rows(Phi[:3], T[:3], torch.eye(3, dtype=torch.float64))
 
 

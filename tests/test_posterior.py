@@ -246,7 +246,7 @@ def test_a_larger_rtol_is_a_choice():
     P = ill_conditioned(12, 4, 1e14, "rotated")
     T = torch.randn(12, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     far = affine_features(P.mean(0) + torch.ones(1, 4, dtype=torch.float64))
-    with pytest.raises(PrecisionError, match="rtol=1e-06 is asked for"):
+    with pytest.raises(PrecisionError, match="rtol=1e-06 is required"):
         posterior(P, T, 33.0).variance_ratio(far)
     assert torch.isfinite(posterior(P, T, 33.0, rtol=10.0).variance_ratio(far)).all()
 

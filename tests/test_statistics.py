@@ -113,9 +113,9 @@ def test_energy_is_what_ever_went_in():
 
 def test_what_was_never_added_cannot_be_removed():
     P, T = problem(40)
-    with pytest.raises(InputError, match="not all among those put in"):
+    with pytest.raises(InputError, match="not all added before"):
         of(P, T) - of(5 * P[:20] + 3, T[:20])
-    with pytest.raises(InputError, match="some must be left"):
+    with pytest.raises(InputError, match="some must remain"):
         of(P, T) - of(P, T)
 
 
@@ -123,7 +123,7 @@ def test_errors_name_what_was_given(as_a_user):
     P, T = problem(10)
     with pytest.raises(InputError, match="10 rows of features and 9 of targets"):
         Statistics.from_linear_features(P, T[:9])
-    with pytest.raises(InputError, match="nothing"):
+    with pytest.raises(InputError, match="is empty"):
         Statistics.from_batches(iter([]))
     with pytest.raises(InputError, match="5 features and 2 targets"):
         of(P, T) + of(P[:, :3], T)

@@ -168,8 +168,8 @@ def test_rows_that_belong_together_and_rows_for_validation(monkeypatch):
     [
         (lambda f: TableRegressor().fit(f), r'fit\(frame, target="y"\)'),
         (lambda f: TableRegressor().fit(f.to_numpy(), f["y"]), "X is a ndarray"),
-        (lambda f: TableRegressor().fit(f, f["y"]), "X has a column 'y' as y has"),
-        (lambda f: TableRegressor().fit(f.drop(columns="y"), f["y"][:9]), "X has 60 rows and y 9"),
+        (lambda f: TableRegressor().fit(f, f["y"]), "X and y both have a column 'y'"),
+        (lambda f: TableRegressor().fit(f.drop(columns="y"), f["y"][:9]), "X has 60 rows and y has 9"),
         (lambda f: TableRegressor().fit(f.rename(columns={"x": 3}), target="y"), "column 3 has no text as its name"),
         (lambda f: TableRegressor().fit(f.assign(x=[[1]] * 60), target="y"), "'x' holds a list"),
         (lambda f: TableRegressor().fit(f.assign(x=pd.to_timedelta(f["x"], unit="D")), target="y"), "timedelta64"),

@@ -158,7 +158,7 @@ def test_a_row_twice_is_removed_as_one_of_weight_two():
 def test_a_row_with_another_target_was_never_in():
     model = fitted()
     before, hidden = model.predict(NEW_X), unseen_rows(model)
-    with pytest.raises(InputError, match="were not all among those put in"):
+    with pytest.raises(InputError, match="were not all added before"):
         model.remove(X[[3]], Y[[3]] + 1e3)
     np.testing.assert_array_equal(model.predict(NEW_X), before)
     np.testing.assert_array_equal(unseen_rows(model), hidden)

@@ -1,7 +1,7 @@
-"""What a Bayesian last layer is compared with, behind the same face: estimators that return a `Prediction`.
+"""Baselines for comparison with a Bayesian last layer: estimators that return a `Prediction`.
 
-Bayesian linear regression on the features of a network trained on the squared error; and a Bayesian neural network of
-mean-field variational layers, every weight a Gaussian of its own (Section "Bayes by Backprop").
+Bayesian linear regression on the features of a network trained on the squared error, and a Bayesian neural network of
+mean-field variational layers, in which every weight is an independent Gaussian (Section "Bayes by Backprop").
 """
 
 import math
@@ -31,13 +31,52 @@ from lastlayer.settings import device_name
 from lastlayer.types import BiasPrior, NoiseModel
 
 INITIAL_STD = 0.003
-"""Deviations start small: at 0.05 the study's network, seed 0, ended 0.33 nats a sample lower in its bound."""
+"""Initial standard deviation of the weights. It should be small: with 0.05, the bound of the study's network, seed 0,
+ended 0.33 nats per sample lower.
+"""
 
 
 class BLRRegressor(BLLRegressor):
-    """A network trained on the mean squared error; then alpha and noise at the maximum of the evidence of its features.
+    """Bayesian linear regression on the features of a network trained on the mean squared error.
 
-    All else, the exact last layer and what can be asked of it, is as in BLLRegressor. `training.objective` is ignored.
+    After training, alpha and noise maximise the evidence of the features. The exact last layer and all methods are
+    those of `BLLRegressor`.
+
+    Parameters
+    ----------
+    hidden : sequence of int, default=(50, 50)
+        Widths of the hidden layers.
+    activation : str, default="tanh"
+        Activation of the hidden layers.
+    input_skip : bool or "auto", default="auto"
+        As in `BLLRegressor`.
+    backbone : torch.nn.Module, callable or None, default=None
+        As in `BLLRegressor`.
+    noise : str, default="diagonal"
+        As in `BLLRegressor`.
+    bias_prior : "flat" or "shared", default="flat"
+        As in `BLLRegressor`.
+    max_epochs : int or "auto", default="auto"
+        As in `BLLRegressor`.
+    training : TrainingOptions or None, default=None
+        As in `BLLRegressor`; its `objective` is ignored.
+    device : str, default="auto"
+        As in `BLLRegressor`.
+    dtype : "float64" or "float32", default="float64"
+        As in `BLLRegressor`.
+    random_state : int, Generator, RandomState or None, default=None
+        As in `BLLRegressor`.
+    progress : bool, default=False
+        Whether to show a progress bar.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from lastlayer.baselines import BLRRegressor
+    >>> X = np.linspace(-1, 1, 40)[:, None]
+    >>> model = BLRRegressor((10,), max_epochs=20, random_state=0).fit(X, np.sin(3 * X[:, 0]))
+    >>> model.predict(X).shape
+    (40,)
     """
 
     def __init__(
@@ -79,7 +118,22 @@ class BLRRegressor(BLLRegressor):
         return super()._parameters() | {"training": options}
 
     def fit_source(self, source: Any, validation_data: Any = None, *, progress: bool | None = None) -> "BLRRegressor":
-        """Not for this baseline: its squared error is trained on all rows at once."""
+        """Raise an error: this baseline is trained on the squared error of all rows at once.
+
+        Parameters
+        ----------
+        source : Source
+            Ignored.
+        validation_data : tuple, default=None
+            Ignored.
+        progress : bool, default=None
+            Ignored.
+
+        Raises
+        ------
+        InputError
+            Always; call `fit` instead.
+        """
         raise InputError(
             "BLRRegressor trains on the squared error of all rows at once: call fit(X, y), or use "
             "BLLRegressor().fit_source(source)"
@@ -89,26 +143,26 @@ class BLRRegressor(BLLRegressor):
 class BayesByBackpropRegressor(BaseRegressor):
     """Bayesian neural network with mean-field Gaussian weights, trained on the evidence lower bound.
 
-    Its prediction is a Gaussian mixture over draws of the weights. Training starts without the divergence between
-    weights and prior, which joins in over the first epochs: with its full weight from the start, most units fall to
-    their prior before they have fitted anything, and the network underfits.
+    Its prediction is a Gaussian mixture over draws of the weights. Training starts without the KL divergence between
+    weights and prior, whose weight grows over the first epochs: with its full weight from the start, most units
+    collapse to their prior before they have fitted anything, and the network underfits.
 
     Parameters
     ----------
     hidden : sequence of int, default=(20, 20)
-        Widths of the hidden layers; batch normalisation follows each of them.
+        Widths of the hidden layers; each is followed by batch normalisation.
     activation : str, default="tanh"
         Activation of the hidden layers.
     prior_std : float, default=0.5
         Standard deviation of the fixed prior on hidden weights; the last layer's prior is learned.
     local_reparameterization : bool, default=True
-        Draw outputs instead of weights, one draw per sample: gradients of less variance.
+        Whether to draw outputs instead of weights, one draw per sample, which reduces the variance of gradients.
     n_draws : int, default=1
-        Draws of the weights in a training step.
+        Draws of the weights per training step.
     n_components : int, default=100
-        Weight samples in a prediction, the components of its mixture.
+        Draws of the weights per prediction, the components of its mixture.
     learning_rate : float, default=0.01
-        Rate of full-batch Adam at the start; it falls to zero along a cosine.
+        Initial learning rate of full-batch Adam; it decays to zero along a cosine.
     max_epochs : int, default=2000
         Training steps.
     kl_warmup : float, default=0.5
@@ -154,7 +208,25 @@ class BayesByBackpropRegressor(BaseRegressor):
 
     @with_gradients
     def fit(self, X: Any, y: Any) -> "BayesByBackpropRegressor":
-        """Maximise the evidence lower bound over means, deviations, the last layer's prior and the noise."""
+        """Maximise the evidence lower bound over weight means and deviations, the last layer's prior and the noise.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Inputs.
+        y : array-like of shape (m,) or (m, q)
+            Targets.
+
+        Returns
+        -------
+        BayesByBackpropRegressor
+            The fitted estimator itself.
+
+        Raises
+        ------
+        InputError
+            If the data or a parameter cannot be used.
+        """
         if not self.prior_std > 0 or self.n_components < 1 or self.n_draws < 1:
             raise InputError(
                 f"prior_std={self.prior_std}, n_components={self.n_components} and n_draws={self.n_draws} "
@@ -190,10 +262,23 @@ class BayesByBackpropRegressor(BaseRegressor):
         return self
 
     def predictive(self, X: Any, *, noise: bool = True) -> Prediction:
-        """The mixture over weight samples. eq:BNN_predictive_distribution_approx"""
+        """Compute the mixture over draws of the weights. eq:BNN_predictive_distribution_approx.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Inputs.
+        noise : bool, default=True
+            Whether to include the noise; False: the distribution of the function.
+
+        Returns
+        -------
+        Prediction
+            The mixture, in target units.
+        """
         draws = self.draw_functions(X)
         noise_var = np.square(self.noise_std_) * float(noise)
-        # without noise a component is a point; a variance far below anything keeps its density defined
+        # without noise a component is a point; a negligible variance keeps its density defined
         floor = np.square(1e-6 * self._targets.scale.numpy()) * float(not noise)
         spread = np.square(draws - draws.mean(0)).mean(0) / np.square(self.noise_std_)
         epistemic_var, noise_var = (np.broadcast_to(var, draws.shape).copy() for var in (floor, noise_var))
@@ -201,7 +286,18 @@ class BayesByBackpropRegressor(BaseRegressor):
         return Prediction(draws, epistemic_var, noise_var, spread.mean(1), weights, y_ndim=self._y_ndim)
 
     def draw_functions(self, X: Any) -> Float[ndarray, "c m q"]:
-        """Outputs under `n_components` draws of all weights, the same draws at every call, in target units."""
+        """Evaluate `n_components` draws of all weights; the draws are the same at every call.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Inputs.
+
+        Returns
+        -------
+        ndarray of shape (c, m, q)
+            Outputs of each draw, in target units.
+        """
         check_is_fitted(self)
         X = check_X(self, X, reset=False, nd=False)
         assert self._inputs is not None
@@ -214,6 +310,7 @@ class BayesByBackpropRegressor(BaseRegressor):
 
     @property
     def noise_std_(self) -> Float[ndarray, " q"]:
+        """Noise standard deviation in target units."""
         return self.network_.log_sigma_e.detach().exp().cpu().numpy() * self._targets.scale.numpy()
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -221,10 +318,24 @@ class BayesByBackpropRegressor(BaseRegressor):
 
 
 class VariationalLinear(nn.Module):
-    """x -> [x, 1] W with W ~ N(mean, std^2), entry by entry, and a prior N(0, prior_std^2) on every entry.
+    """x -> [x, 1] W with independent W ~ N(mean, std^2), and a prior N(0, prior_std^2) on every entry.
 
-    Reparameterised: one draw of W for the whole batch. In training, `local` draws the output of each sample instead,
-    which has the same distribution sample by sample and gradients of less variance, but is no function any more.
+    Uses the reparameterisation trick, with one draw of W for the whole batch. In training, `local` draws the output of
+    each sample instead; it has the same distribution for each sample and gradients of lower variance, but the outputs
+    no longer belong to one function.
+
+    Parameters
+    ----------
+    n_inputs : int
+        Number of inputs.
+    n_outputs : int
+        Number of outputs.
+    prior_std : float or torch.nn.Parameter
+        Standard deviation of the prior; a parameter holds its logarithm, and is learned.
+    local : bool, default=False
+        Whether to draw outputs instead of weights in training.
+    generator : torch.Generator, default=None
+        Source of the initial means.
     """
 
     def __init__(
@@ -246,15 +357,35 @@ class VariationalLinear(nn.Module):
 
     @property
     def std(self) -> Float[Tensor, "p q"]:
+        """Standard deviation of each weight."""
         return softplus(self.rho)
 
     def kl(self) -> Float[Tensor, ""]:
-        """KL(q || prior) in closed form. eq:KLD_surrogate_posterior"""
+        """Compute KL(q || prior) in closed form. eq:KLD_surrogate_posterior.
+
+        Returns
+        -------
+        Tensor of shape ()
+            The divergence.
+        """
         prior_std = torch.as_tensor(self.log_prior_std, dtype=self.mean.dtype, device=self.mean.device).exp()
         return kl_divergence(Normal(self.mean, self.std), Normal(torch.zeros_like(self.mean), prior_std)).sum()
 
     def forward(self, x: Float[Tensor, "*s m d"], generator: torch.Generator | None = None) -> Float[Tensor, "*s m q"]:
-        """One draw; with leading dimensions of x, an independent draw for each."""
+        """Apply one draw of the weights; with leading dimensions of x, an independent draw for each of them.
+
+        Parameters
+        ----------
+        x : Tensor of shape (..., m, d)
+            Inputs.
+        generator : torch.Generator, default=None
+            Source of the draws.
+
+        Returns
+        -------
+        Tensor of shape (..., m, q)
+            Outputs.
+        """
         x = torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1)
         if self.local and self.training:
             loc, scale = x @ self.mean, (x.square() @ self.std.square()).sqrt()
@@ -264,9 +395,26 @@ class VariationalLinear(nn.Module):
 
 
 class BayesianNetwork(nn.Module):
-    """A fully connected network of variational layers, batch normalisation after each hidden one.
+    """A fully connected network of variational layers, with batch normalisation after each hidden layer.
 
     The prior of the hidden weights is fixed; that of the last layer and the noise are learned (empirical Bayes).
+
+    Parameters
+    ----------
+    n_inputs : int
+        Number of inputs.
+    hidden : tuple of int
+        Widths of the hidden layers.
+    n_outputs : int
+        Number of outputs.
+    activation : str
+        Activation of the hidden layers.
+    prior_std : float
+        Standard deviation of the prior on hidden weights.
+    local : bool
+        Whether to draw outputs instead of weights in training.
+    generator : torch.Generator, default=None
+        Source of the initial weights.
     """
 
     def __init__(
@@ -291,13 +439,33 @@ class BayesianNetwork(nn.Module):
         self.last = layer(widths[-1], n_outputs, prior_std=self.log_last_prior_std)
 
     def forward(self, x: Float[Tensor, "*s m d"], generator: torch.Generator | None = None) -> Float[Tensor, "*s m q"]:
-        """Outputs of one draw of all weights, or of one for each leading index."""
+        """Compute the outputs of one draw of all weights, or of one draw per leading index.
+
+        Parameters
+        ----------
+        x : Tensor of shape (..., m, d)
+            Standardised inputs.
+        generator : torch.Generator, default=None
+            Source of the draws.
+
+        Returns
+        -------
+        Tensor of shape (..., m, q)
+            Standardised outputs.
+        """
         for layer, norm in zip(self.hidden, self.norms, strict=True):
             h = self.activation(layer(x, generator))
             x = norm(h.flatten(0, -2)).view(h.shape)
         return self.last(x, generator)
 
     def kl(self) -> Float[Tensor, ""]:
+        """Sum the divergences of all layers.
+
+        Returns
+        -------
+        Tensor of shape ()
+            Divergence of the weights from their prior.
+        """
         return torch.stack([layer.kl() for layer in self.modules() if isinstance(layer, VariationalLinear)]).sum()
 
     def negative_elbo(
@@ -308,7 +476,24 @@ class BayesianNetwork(nn.Module):
         n_draws: int = 1,
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, ""]:
-        """Minus the evidence lower bound, per sample, by `n_draws` draws of the weights."""
+        """Compute minus the evidence lower bound, per sample.
+
+        Parameters
+        ----------
+        x : Tensor of shape (m, d)
+            Standardised inputs.
+        T : Tensor of shape (m, q)
+            Standardised targets.
+        n_draws : int, default=1
+            Draws of the weights, over which the likelihood is averaged.
+        generator : torch.Generator, default=None
+            Source of the draws.
+
+        Returns
+        -------
+        Tensor of shape ()
+            Minus the bound.
+        """
         return sum(self.bound_terms(x, T, n_draws=n_draws, generator=generator), x.new_zeros(()))
 
     def bound_terms(
@@ -329,7 +514,7 @@ class BayesianNetwork(nn.Module):
             Standardised targets.
         n_draws : int, default=1
             Draws of the weights, over which the first term is averaged.
-        generator : torch.Generator, optional
+        generator : torch.Generator, default=None
             Source of the draws.
 
         Returns

@@ -1,4 +1,4 @@
-"""What lastlayer says when something is wrong: what was wrong, what was given, what to do."""
+"""Errors and warnings of lastlayer. A message says what was wrong, what was given, and what to do."""
 
 import os
 import warnings
@@ -10,15 +10,15 @@ from typing import Any
 
 
 class LastLayerError(Exception):
-    """Base of every error that lastlayer raises on purpose."""
+    """Base class of all errors that lastlayer raises deliberately."""
 
 
 class InputError(LastLayerError, ValueError):
-    """Data or an argument that cannot be used as given."""
+    """Data or an argument cannot be used as given."""
 
 
 class PrecisionError(LastLayerError, ArithmeticError):
-    """A number that float64 moments of these features cannot deliver to the accuracy asked for."""
+    """A result cannot be computed to the required accuracy from float64 moments of these features."""
 
 
 class MissingPackageError(LastLayerError, ImportError):
@@ -26,15 +26,15 @@ class MissingPackageError(LastLayerError, ImportError):
 
 
 class MismatchError(InputError):
-    """Processes that fit one model together differ in what must be the same; all of them raise it."""
+    """Processes that fit one model together differ in what must be equal; raised by all of them."""
 
 
 class ProcessError(LastLayerError, RuntimeError):
-    """Another process of the group has failed, has ended, or did not come in time."""
+    """Another process of the group has failed, has exited, or did not respond in time."""
 
 
 class FlooredNoiseWarning(UserWarning):
-    """The noise came out below what targets of this scale can resolve and was raised to that floor."""
+    """The estimated noise is below what targets of this scale can resolve, and was raised to that floor."""
 
 
 class MissingTargetsWarning(UserWarning):
@@ -42,11 +42,11 @@ class MissingTargetsWarning(UserWarning):
 
 
 class CopiesWarning(UserWarning):
-    """Most rows of a table are copies of others, or nearly so."""
+    """Most rows of a table are exact or near copies of others."""
 
 
 def check_choice(name: str, given: object, allowed: Iterable[str]) -> str:
-    """Return `given` if it is one of the `allowed` strings; otherwise raise an error that names the nearest one."""
+    """Return `given` if it is one of the `allowed` strings; otherwise raise an error that suggests the closest one."""
     words = sorted(allowed)
     if isinstance(given, str) and given in words:
         return given
@@ -56,7 +56,7 @@ def check_choice(name: str, given: object, allowed: Iterable[str]) -> str:
 
 
 def need(package: str, *, extra: str) -> Any:
-    """Import an optional package, silent about parts and futures of its own, or say how to install it."""
+    """Import an optional package, with its warnings suppressed, or raise an error with installation instructions."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -68,7 +68,7 @@ def need(package: str, *, extra: str) -> Any:
 
 
 def check_writable(path: Path) -> None:
-    """Say before the work, not after it, that a file could not be written there."""
+    """Check before a long computation that a file can be written."""
     if path.is_dir():
         raise InputError(f"{path} is a folder: give the name of a file in it")
     target = Path(os.path.realpath(path)) if path.is_symlink() else path

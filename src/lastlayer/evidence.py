@@ -1,12 +1,12 @@
-"""The negative log marginal likelihood (NLML) of a Bayesian last layer, in every form that the paper gives it.
+"""The negative log marginal likelihood (NLML) of a Bayesian last layer, in every form given in the paper.
 
 general_nlml     Lemma 2: any noise and prior covariance; total, one output
 nlml             Results 1 to 3 with the weights free (Theorem 1) or at their optimum; per sample
 profiled_nlml    the same, minimised over weights and noise in closed form, with a closed-form gradient; per sample
-statistics_nlml  the same of statistics, differentiable: of functionals, and of targets that are partly missing
-known_noise_nlml the same where targets have noise of their own that is known
+statistics_nlml  the same from statistics, differentiable: for functionals and partly missing targets
+known_noise_nlml the same for targets with known noise variances
 profile          the same value from statistics alone, with the noise that attains it
-optimal_alpha    the minimum over alpha for fixed features; optimal_alphas of many models at once
+optimal_alpha    the minimum over alpha for fixed features; optimal_alphas for many models at once
 """
 
 import math
@@ -28,19 +28,36 @@ from lastlayer.types import BIAS_PRIORS, NO_NOISE_PRIOR, NOISE_STRUCTURES, BiasP
 GRADIENT_ROWS = 1_024
 LOG_2PI = math.log(2 * math.pi)
 PLATEAU = 1e-6
-"""Nats per sample below which a difference in evidence decides nothing."""
+"""Differences in evidence below this, in nats per sample, are ignored."""
 ALPHA_TOL, MAX_STEPS = 1e-10, 200
-"""Of log alpha."""
+"""Tolerance on log alpha, and the largest number of iterations."""
 SCANNED = {"cpu": 2**17, "cuda": 2**25}
-"""Numbers of a scan over alpha that are in memory at a time."""
+"""Largest number of values held in memory at once in a scan over alpha, per device type."""
 
 
 def general_nlml(
     Phi: Float[Tensor, "m p"], t: Float[Tensor, " m"], Sigma_E: Float[Tensor, "m m"], Sigma_W: Float[Tensor, "p p"]
 ) -> Float[Tensor, ""]:
-    """Total NLML of one output under any noise and prior covariance. eq:LogMarginalLikelihood (Lemma 2)
+    """Compute the total NLML of one output under any noise and prior covariance.
 
-    Several outputs are one with Phi = I (x) Phi and stacked targets (Section "The multivariate case").
+    eq:LogMarginalLikelihood (Lemma 2). Several outputs are one with Phi = I (x) Phi and stacked targets (Section
+    "The multivariate case").
+
+    Parameters
+    ----------
+    Phi : Tensor of shape (m, p)
+        Affine features.
+    t : Tensor of shape (m,)
+        Targets.
+    Sigma_E : Tensor of shape (m, m)
+        Covariance of the noise.
+    Sigma_W : Tensor of shape (p, p)
+        Prior covariance of the weights.
+
+    Returns
+    -------
+    Tensor of shape ()
+        The NLML.
     """
     E, P = Cholesky.of(Sigma_E), Cholesky.of(Sigma_W)
     eye = torch.eye(Phi.shape[-1], dtype=Phi.dtype, device=Phi.device)
@@ -60,10 +77,33 @@ def nlml(
     bias_prior: BiasPrior = "flat",
     sample_weight: Float[Tensor, "*#b m"] | None = None,
 ) -> Float[Tensor, "*b"]:
-    """NLML per sample with one noise per output and one alpha. eq:LMLH_multivariate_simplified, eq:LMLH_alpha_cost
+    """Compute the NLML per sample with one noise variance per output and one alpha.
 
-    With `W` given it is the augmented objective of Theorem 1, eq:LMLH_Optim_unconstrained: at its minimum over W it is
-    the exact one, which `W=None` computes. Differentiable in every argument.
+    eq:LMLH_multivariate_simplified, eq:LMLH_alpha_cost. With `W` given it is the augmented objective of Theorem 1,
+    eq:LMLH_Optim_unconstrained: its minimum over W is the exact NLML, which `W=None` computes. Differentiable in
+    every argument.
+
+    Parameters
+    ----------
+    Phi : Tensor of shape (..., m, p)
+        Affine features.
+    T : Tensor of shape (..., m, q)
+        Targets.
+    log_alpha : Tensor of shape (...)
+        Logarithm of the signal-to-noise ratio.
+    log_sigma_e : Tensor of shape (..., q)
+        Logarithm of the noise standard deviation of each output.
+    W : Tensor of shape (..., p, q), default None
+        Weights of the last layer; None: the optimal ones.
+    bias_prior : "flat" or "shared", default "flat"
+        Prior on the bias.
+    sample_weight : Tensor of shape (..., m), default None
+        Weight of each row.
+
+    Returns
+    -------
+    Tensor of shape (...)
+        The NLML per sample.
     """
     equations = NormalEquations.of(Statistics.from_features(Phi, T, sample_weight=sample_weight), bias_prior)
     precision = equations.at(log_alpha)
@@ -84,7 +124,7 @@ def nlml(
 def _assemble(
     equations: NormalEquations, *, log_alpha: Tensor, logdet_Lambda: Tensor, logdet_noise: Tensor, misfit: Tensor
 ) -> Tensor:
-    """The sum of terms of eq:LMLH_multivariate_simplified, with k and n as the bias prior has them."""
+    """Sum of the terms of eq:LMLH_multivariate_simplified, with k and n according to the bias prior."""
     k, q, n = equations.n_penalised, equations.cross.shape[-1], equations.dof
     return (q * (n * LOG_2PI + k * log_alpha + logdet_Lambda) + n * logdet_noise + misfit) / (2 * equations.n_targets)
 
@@ -98,10 +138,48 @@ def profiled_nlml(
     bias_prior: BiasPrior = "flat",
     sample_weight: Float[Tensor, "*#b m"] | None = None,
 ) -> Float[Tensor, "*b"]:
-    """NLML per sample with weights and noise at their optimum, eq:LMLH_multivariate_simplified minimised over both.
+    """Compute the NLML per sample with weights and noise at their optimum.
 
-    The gradient in Phi, T and log alpha is the closed form of the envelope theorem: nothing flows through the
-    factorisation. A row of weight zero has no part in it, so folds are weights.
+    This is eq:LMLH_multivariate_simplified, minimised over both. The gradient with respect to Phi, T and log alpha is
+    computed in closed form (envelope theorem), not by differentiating the factorisation. Rows of weight zero have no
+    effect, so folds can be given as weights.
+
+    Parameters
+    ----------
+    Phi : Tensor of shape (..., m, p)
+        Affine features.
+    T : Tensor of shape (..., m, q)
+        Targets.
+    log_alpha : Tensor of shape (...)
+        Logarithm of the signal-to-noise ratio.
+    noise : "diagonal" or "full", default "diagonal"
+        Noise covariance between the outputs.
+    bias_prior : "flat" or "shared", default "flat"
+        Prior on the bias.
+    sample_weight : Tensor of shape (..., m), default None
+        Weight of each row.
+
+    Returns
+    -------
+    Tensor of shape (...)
+        The NLML per sample.
+
+    Raises
+    ------
+    InputError
+        If the last column of Phi is not all ones, or `noise` or `bias_prior` is unknown.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lastlayer.features import affine_features
+    >>> x = torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None]
+    >>> signal, no_signal = (
+    ...     float(profiled_nlml(affine_features(x), x + 0.1 * torch.cos(40 * x), torch.tensor(log_alpha)))
+    ...     for log_alpha in (5.0, -20.0)
+    ... )
+    >>> signal < no_signal
+    True
     """
     check_choice("noise", noise, NOISE_STRUCTURES)
     check_choice("bias_prior", bias_prior, BIAS_PRIORS)
@@ -112,7 +190,7 @@ def profiled_nlml(
 
 
 class _ProfiledNLML(torch.autograd.Function):
-    """J and its gradient in the linear features, the targets and log alpha.
+    """J and its gradient with respect to the linear features, the targets and log alpha.
 
         dJ/dPhi       = q/m Phi Lambda^-1 - 1/m R Sigma_E^-1 W'          dJ/dT = 1/m R Sigma_E^-1
         dJ/dlog alpha = q/2m (k - alpha^-1 tr Lambda^-1) - 1/2m alpha^-1 tr(Sigma_E^-1 W~'W~)
@@ -137,7 +215,7 @@ class _ProfiledNLML(torch.autograd.Function):
         precision = equations.at(log_alpha)
         W = precision.weights
         k = phi_tilde.shape[-1]
-        # residuals, not the difference of moments: a near-perfect fit keeps its digits
+        # from residuals, not from differences of moments, which lose digits where the fit is nearly exact
         R = (T - phi_tilde.to(W.dtype) @ W[..., :k, :]) - W[..., k:, :]
         wR = R if sample_weight is None else sample_weight[..., None] * R
         W_ = precision.penalised_weights
@@ -190,10 +268,26 @@ def statistics_nlml(
     noise: NoiseStructure = "diagonal",
     bias_prior: BiasPrior = "flat",
 ) -> Float[Tensor, "*b"]:
-    """The same from statistics, differentiable through them: of functionals, and of outputs observed at different rows.
+    """Compute the profiled NLML from statistics, differentiably.
 
-    These are regressions that share the features and alpha, and their NLMLs add up. A fit without error loses digits
-    here that `profiled_nlml` keeps.
+    For functionals, and for outputs observed at different rows. The latter are regressions that share the features
+    and alpha; their NLMLs add up. Where the fit is nearly exact, digits are lost that `profiled_nlml` keeps.
+
+    Parameters
+    ----------
+    statistics : Statistics
+        Statistics of the rows.
+    log_alpha : Tensor of shape (...)
+        Logarithm of the signal-to-noise ratio.
+    noise : "diagonal" or "full", default "diagonal"
+        Noise covariance between the outputs.
+    bias_prior : "flat" or "shared", default "flat"
+        Prior on the bias.
+
+    Returns
+    -------
+    Tensor of shape (...)
+        The NLML per sample.
     """
     equations = NormalEquations.of(statistics, bias_prior)
     precision = equations.at(log_alpha[..., None] if equations.by_output else log_alpha)
@@ -220,15 +314,33 @@ def known_noise_nlml(
     *,
     bias_prior: BiasPrior = "flat",
 ) -> Float[Tensor, "*b"]:
-    """NLML per sample where targets have noise of their own, partly or wholly known. eq:LogMarginalLikelihood (Lemma 2)
+    """Compute the NLML per sample of targets whose noise variances are partly or wholly known.
 
-    Target i of an output has noise of variance v_i, and weighs sigma_e^2 / v_i in its statistics; `log_variances` are
-    the sums of log v_i. Weights are at their optimum. Differentiable in every argument.
+    eq:LogMarginalLikelihood (Lemma 2), with the weights at their optimum. Target i of an output has noise variance
+    v_i, and weight sigma_e^2 / v_i in the statistics of the output. Differentiable in every argument.
+
+    Parameters
+    ----------
+    statistics : Statistics
+        Statistics of each output, weighted.
+    log_alpha : Tensor of shape (...)
+        Logarithm of the signal-to-noise ratio.
+    log_sigma_e : Tensor of shape (..., q)
+        Logarithm of the learned noise standard deviation of each output.
+    log_variances : Tensor of shape (..., q)
+        Sum of log v_i over the targets of each output.
+    bias_prior : "flat" or "shared", default "flat"
+        Prior on the bias.
+
+    Returns
+    -------
+    Tensor of shape (...)
+        The NLML per sample.
     """
     equations = NormalEquations.of(statistics, bias_prior)
     precision = equations.at(log_alpha[..., None])
     S = (equations.targets - precision.penalised_weights.mT @ equations.cross)[..., 0, 0]
-    free = equations.n_targets - equations.dof  # 1 under the flat prior of the bias, which knows no unit
+    free = equations.n_targets - equations.dof  # 1 under the flat prior of the bias, which has no unit
     each = equations.dof * LOG_2PI + log_variances - 2 * free * log_sigma_e
     each = each + equations.n_penalised * -precision.ridge.log() + precision.logdet() + S * torch.exp(-2 * log_sigma_e)
     return each.sum(-1) / (2 * equations.n_targets.amax(-1))
@@ -236,20 +348,20 @@ def known_noise_nlml(
 
 @dataclass(frozen=True)
 class Profile:
-    """The profiled evidence of fixed features at one alpha."""
+    """Profiled evidence of fixed features at one alpha."""
 
     nlml: Float[Tensor, "*b"]
     """Negative log marginal likelihood per sample."""
     noise_cov: Float[Tensor, "*b q q"]
-    """The noise covariance that attains it."""
+    """Noise covariance that attains it."""
     floored: Bool[Tensor, "*b"]
-    """Whether the noise was held up by its floor."""
+    """Whether the noise was raised to its floor."""
     slope: Float[Tensor, "*b"]
     """dJ/dlog alpha."""
     determined: Float[Tensor, "*b"]
-    """gamma: the number of features that the data determine, sum lambda / (lambda + alpha^-1)."""
+    """gamma: effective number of features determined by the data, sum lambda / (lambda + alpha^-1)."""
     fixed_point: Float[Tensor, "*b"]
-    """log of tr(Sigma_E^-1 W~'W~) / (q sum lambda / (lambda + alpha^-1)), which is log alpha where the slope is 0."""
+    """log of tr(Sigma_E^-1 W~'W~) / (q sum lambda / (lambda + alpha^-1)); equals log alpha where the slope is 0."""
 
 
 def profile(
@@ -259,14 +371,33 @@ def profile(
     noise: NoiseStructure = "diagonal",
     bias_prior: BiasPrior = "flat",
 ) -> Profile:
-    """Profiled evidence from statistics alone, for one alpha or many: one eigendecomposition, then O(k^2 q) each."""
+    """Compute the profiled evidence from statistics alone, for one alpha or many.
+
+    One eigendecomposition, then O(k^2 q) per alpha.
+
+    Parameters
+    ----------
+    statistics : Statistics
+        Statistics of the rows.
+    log_alpha : float or Tensor
+        Logarithm of the signal-to-noise ratio.
+    noise : "diagonal" or "full", default "diagonal"
+        Noise covariance between the outputs.
+    bias_prior : "flat" or "shared", default "flat"
+        Prior on the bias.
+
+    Returns
+    -------
+    Profile
+        NLML, noise covariance and slope at each alpha.
+    """
     return _profile(NormalEquations.of(statistics, bias_prior), torch.as_tensor(log_alpha, dtype=torch.float64), noise)
 
 
 def _profile(
     equations: NormalEquations, log_alpha: Tensor, noise: NoiseStructure, prior: NoisePrior = NO_NOISE_PRIOR
 ) -> Profile:
-    """Of all outputs; where each is a regression of its own, their sum at one alpha."""
+    """Profile over all outputs; where each output is a separate regression, their sum at one alpha."""
     if not equations.by_output:
         return _profile_each(equations, log_alpha, noise, prior)
     if noise != "diagonal":
@@ -294,7 +425,7 @@ def _profile_each(equations: NormalEquations, log_alpha: Tensor, noise: NoiseStr
     values = equations.spectrum.values
     shifted = values + precision.ridge[..., None]
     effective = (values / shifted).sum(-1)
-    W = equations.rotated_cross / shifted[..., None]  # V'W~, which is as long as W~
+    W = equations.rotated_cross / shifted[..., None]  # V'W~, which has the norm of W~
     size = _trace(E.solve(W.mT @ W))
     return Profile(
         nlml=_assemble(
@@ -314,24 +445,48 @@ def _profile_each(equations: NormalEquations, log_alpha: Tensor, noise: NoiseStr
 
 @dataclass(frozen=True)
 class AlphaOptimum:
-    """The alpha at which the evidence of fixed features is largest."""
+    """The alpha that maximises the evidence of fixed features."""
 
     log_alpha: float
+    """Logarithm of the optimal alpha."""
     nlml: float
+    """Negative log marginal likelihood per sample at the optimum."""
     noise_cov: Float[Tensor, "q q"]
+    """Noise covariance at the optimum."""
     determined: float
-    """The number of features that the data determine."""
+    """Effective number of features determined by the data."""
     noise_floored: bool
-    """Held up by the floor: the features fit the targets without error."""
+    """Whether the noise was raised to its floor: the features fit the targets without error."""
     at_bound: str
-    """"" at a stationary point; "zero" or "infinity" if the evidence still grows in that direction."""
+    """Empty at a stationary point; "zero" or "infinity" if the evidence still grows in that direction."""
     n_steps: int
+    """Number of iterations."""
 
 
 def optimal_alpha(
     statistics: Statistics, *, noise: NoiseStructure = "diagonal", bias_prior: BiasPrior = "flat"
 ) -> AlphaOptimum:
-    """Maximise the evidence over alpha, and over the noise with it, for fixed features."""
+    """Maximise the evidence over alpha and noise for fixed features.
+
+    Parameters
+    ----------
+    statistics : Statistics
+        Statistics of one model.
+    noise : "diagonal" or "full", default "diagonal"
+        Noise covariance between the outputs.
+    bias_prior : "flat" or "shared", default "flat"
+        Prior on the bias.
+
+    Returns
+    -------
+    AlphaOptimum
+        The optimum.
+
+    Raises
+    ------
+    InputError
+        If the statistics are those of a batch of models.
+    """
     if statistics.count.dim():
         raise InputError("optimal_alpha takes the statistics of one model; optimal_alphas takes a batch of them")
     return optimal_alphas(Statistics.stacked([statistics]), noise=noise, bias_prior=bias_prior)[0]
@@ -344,12 +499,28 @@ def optimal_alphas(
     bias_prior: BiasPrior = "flat",
     noise_prior: NoisePrior = NO_NOISE_PRIOR,
 ) -> list[AlphaOptimum]:
-    """The same for a batch of models, each on its own and all at once; with a prior on the noise, of their product.
+    """Maximise the evidence over alpha and noise for each of a batch of models.
 
-    A scan of the range in which alpha matters finds the basin; inside it secants lead to MacKay's fixed point, and a
-    bracket on the slope is halved where one would leave it or gains too little. Features that fit without error leave a
-    plateau towards infinity, noise and alpha^-1 shrinking together; its near end is taken, where the numbers have
-    digits.
+    A scan of the range in which alpha matters finds the basin of the optimum. Within it, secant steps converge to
+    MacKay's fixed point; where a step would leave the bracket of the slope's sign or improves too little, the bracket
+    is halved. Features that fit without error leave a plateau towards infinity, along which noise and alpha^-1 shrink
+    together; its near end is taken, where numbers keep their digits.
+
+    Parameters
+    ----------
+    statistics : Statistics
+        Statistics with a leading dimension for the models.
+    noise : "diagonal" or "full", default "diagonal"
+        Noise covariance between the outputs.
+    bias_prior : "flat" or "shared", default "flat"
+        Prior on the bias.
+    noise_prior : NoisePrior, default NO_NOISE_PRIOR
+        Prior on the noise, whose density multiplies the evidence.
+
+    Returns
+    -------
+    list of AlphaOptimum
+        One optimum per model.
     """
     equations = NormalEquations.of(statistics, bias_prior)
     grid = equations.alpha_range(257)
@@ -372,7 +543,7 @@ def optimal_alphas(
         here = _profile(equations, log_alpha, noise, noise_prior)
         lo, hi = torch.where(here.slope < 0, log_alpha, lo), torch.where(here.slope < 0, hi, log_alpha)
         gap = here.fixed_point - log_alpha
-        move = gap * (before - log_alpha) / (gap - gap_before) if step else gap  # the secant, after the fixed point
+        move = gap * (before - log_alpha) / (gap - gap_before) if step else gap  # fixed point, then secants
         running = running & (move.abs() >= ALPHA_TOL)
         sound = (gap.abs() < 0.5 * gap_before.abs()) & (lo < log_alpha + move) & (log_alpha + move < hi)
         before, gap_before = log_alpha, gap

@@ -1,4 +1,4 @@
-"""Where the data end: hulls and distances, the affine cost, and Algorithm 1. Features in, answers out, no networks.
+"""Extrapolation of features: distances to hulls, the affine cost, and Algorithm 1. No networks are involved.
 
 Distances are Euclidean; the paper's def:Distance_to_a_set is their square.
 """
@@ -22,44 +22,113 @@ from lastlayer.prediction import gaussian_log_prob
 from lastlayer.statistics import Statistics
 
 LPD = Callable[[Float[ndarray, " a"]], Float[ndarray, " a"]]
-"""Mean log predictive density of held-out points at several log alphas."""
+"""Function that maps several log alphas to the mean log predictive density of held-out points."""
 
 
 @dataclass(frozen=True)
 class Projection:
-    """The nearest points of a set X' nu."""
+    """Nearest points of a set X' nu."""
 
     distance: Float[Tensor, " r"]
+    """Euclidean distance to the nearest point."""
     point: Float[Tensor, "r d"]
+    """The nearest point."""
     coefficients: Float[Tensor, "r m"]
     """nu: point = coefficients @ X."""
 
 
 def distance_to_span(x: Float[Tensor, "r d"], X: Float[Tensor, "m d"]) -> Float[Tensor, " r"]:
-    """Euclidean distance to all linear combinations of the rows of X. def:Span"""
+    """Compute the Euclidean distance to all linear combinations of the rows of X. def:Span.
+
+    Parameters
+    ----------
+    x : Tensor of shape (r, d)
+        Points.
+    X : Tensor of shape (m, d)
+        Samples.
+
+    Returns
+    -------
+    Tensor of shape (r,)
+        The distances.
+    """
     return nearest_in_span(x, X).distance
 
 
 def distance_to_affine_hull(x: Float[Tensor, "r d"], X: Float[Tensor, "m d"]) -> Float[Tensor, " r"]:
-    """Euclidean distance to the combinations whose coefficients add up to one. def:Affine_hull"""
+    """Compute the Euclidean distance to the combinations whose coefficients sum to one. def:Affine_hull.
+
+    Parameters
+    ----------
+    x : Tensor of shape (r, d)
+        Points.
+    X : Tensor of shape (m, d)
+        Samples.
+
+    Returns
+    -------
+    Tensor of shape (r,)
+        The distances.
+    """
     return nearest_in_affine_hull(x, X).distance
 
 
 def distance_to_convex_hull(x: Float[Tensor, "r d"], X: Float[Tensor, "m d"]) -> Float[Tensor, " r"]:
-    """Euclidean distance to the combinations whose coefficients add up to one and are not negative. def:Convex_hull"""
+    """Compute the Euclidean distance to the convex combinations of the rows of X. def:Convex_hull.
+
+    Their coefficients sum to one and are not negative.
+
+    Parameters
+    ----------
+    x : Tensor of shape (r, d)
+        Points.
+    X : Tensor of shape (m, d)
+        Samples.
+
+    Returns
+    -------
+    Tensor of shape (r,)
+        The distances.
+    """
     return nearest_in_convex_hull(x, X).distance
 
 
 def nearest_in_span(x: Float[Tensor, "r d"], X: Float[Tensor, "m d"]) -> Projection:
-    """Nearest points of the span, with the coefficients of least norm."""
+    """Find the nearest points of the span, with coefficients of least norm.
+
+    Parameters
+    ----------
+    x : Tensor of shape (r, d)
+        Points.
+    X : Tensor of shape (m, d)
+        Samples.
+
+    Returns
+    -------
+    Projection
+        Nearest points, distances and coefficients.
+    """
     return _projection(x, _least_norm_coefficients(x, X), X)
 
 
 def nearest_in_affine_hull(x: Float[Tensor, "r d"], X: Float[Tensor, "m d"]) -> Projection:
-    """Nearest points of the affine hull, with the coefficients of least norm: the span around the mean."""
+    """Find the nearest points of the affine hull, the span around the mean, with coefficients of least norm.
+
+    Parameters
+    ----------
+    x : Tensor of shape (r, d)
+        Points.
+    X : Tensor of shape (m, d)
+        Samples.
+
+    Returns
+    -------
+    Projection
+        Nearest points, distances and coefficients.
+    """
     _check(x, X)
     centre = X.mean(0)
-    # rows of X - centre add up to zero, so the least-norm coefficients do too
+    # rows of X - centre sum to zero, and so do the least-norm coefficients
     nu = _least_norm_coefficients(x - centre, X - centre, scale=X.norm())
     return _projection(x, nu - nu.mean(-1, keepdim=True) + 1 / len(X), X)
 
@@ -67,16 +136,34 @@ def nearest_in_affine_hull(x: Float[Tensor, "r d"], X: Float[Tensor, "m d"]) -> 
 def nearest_in_convex_hull(
     x: Float[Tensor, "r d"], X: Float[Tensor, "m d"], *, tol: float = 1e-7, chunk_rows: int = 256
 ) -> Projection:
-    """Nearest points of the convex hull by a quadratic programme a point, many at a time.
+    """Find the nearest points of the convex hull, by one quadratic programme per point, many at a time.
 
-    A duality gap says that each distance is right to 10 `tol` times the size of the data and the point's own distance
-    from their centre together; if not, a PrecisionError is raised.
+    Parameters
+    ----------
+    x : Tensor of shape (r, d)
+        Points.
+    X : Tensor of shape (m, d)
+        Samples.
+    tol : float, default 1e-7
+        Tolerance on the distances, relative to the size of the data plus the point's distance from their centre.
+    chunk_rows : int, default 256
+        Number of points solved at a time.
+
+    Returns
+    -------
+    Projection
+        Nearest points, distances and coefficients.
+
+    Raises
+    ------
+    PrecisionError
+        If the duality gap does not guarantee distances to within 10 `tol`.
     """
     _check(x, X)
     centre = X.mean(0)
     size = torch.maximum((X - centre).norm(dim=-1).max(), torch.finfo(X.dtype).eps * X.norm())
     size = torch.where(size > 0, size, torch.ones_like(size))
-    # a point's own distance is its scale: far points are as well-conditioned as near ones
+    # the tolerance is relative to each point's own distance, so that far points are as well-conditioned as near ones
     nu = torch.cat(
         [_simplex_least_squares((part - centre) / size, (X - centre) / size, tol) for part in x.split(chunk_rows)]
         or [x.new_zeros(0, len(X))]
@@ -87,7 +174,7 @@ def nearest_in_convex_hull(
 def _simplex_least_squares(x: Tensor, X: Tensor, tol: float, max_steps: int = 100) -> Tensor:
     """min 1/2 |X'nu - x|^2 over the simplex, batched over x, by Mehrotra's predictor-corrector method.
 
-    Newton's matrix is X X' + diag(s / nu): a d x d solve by Woodbury, so a step costs O(m d^2) a point.
+    Newton's matrix is X X' + diag(s / nu): a d x d solve by Woodbury, so a step costs O(m d^2) per point.
     """
     r, m = len(x), len(X)
     reach = 1 + x.norm(dim=-1, keepdim=True)
@@ -114,8 +201,8 @@ def _simplex_least_squares(x: Tensor, X: Tensor, tol: float, max_steps: int = 10
         nu, s, lam = nu + step * d_nu.nan_to_num(), s + step * d_s.nan_to_num(), lam + step * d_lam.nan_to_num()
     if not bool((error <= 10 * tol * reach).all()):
         raise PrecisionError(
-            f"the quadratic programme of the convex hull stopped with distances right to {(error / reach).max():.0e} "
-            f"of the data's size, not tol={tol:g}: allow a larger tol"
+            f"the quadratic programme of the convex hull stopped with distances accurate to {(error / reach).max():.0e}"
+            f" of the data's size, not tol={tol:g}: allow a larger tol"
         )
     best = best.clamp_min(0)
     return best / best.sum(-1, keepdim=True)
@@ -152,7 +239,7 @@ def _longest(x: Tensor, d: Tensor) -> Tensor:
 def _least_norm_coefficients(x: Tensor, X: Tensor, *, scale: float | Tensor = 0.0) -> Tensor:
     _check(x, X)
     U, s, Vh = torch.linalg.svd(X, full_matrices=False)
-    # rounding is relative to `scale`, what the samples were before they were centred
+    # rounding errors are relative to `scale`, the norm of the samples before centring
     seen = s > torch.finfo(X.dtype).eps * max(X.shape) * s.max().clamp_min(scale)
     return (x @ Vh.mT) * torch.where(seen, 1 / torch.where(seen, s, 1.0), 0.0) @ U.mT
 
@@ -171,10 +258,37 @@ def _check(x: Tensor, X: Tensor) -> None:
 
 
 def affine_cost(phi_tilde: Float[Tensor, "r k"], Phi_tilde: Float[Tensor, "m k"], gamma: float) -> Float[Tensor, " r"]:
-    """Affine cost of points given samples, in closed form. def:Affine_cost
+    """Compute the affine cost of points given samples, in closed form. def:Affine_cost.
 
-    Theorem 2 (eq:BLL_Affine_cost): it is the variance ratio of a Bayesian last layer with alpha = gamma and a flat
-    bias prior, so that is what is computed. gamma = inf: the limit, see Posterior.
+    By Theorem 2 (eq:BLL_Affine_cost), it is computed as the variance ratio of a Bayesian last layer with alpha = gamma
+    and a flat bias prior.
+
+    Parameters
+    ----------
+    phi_tilde : Tensor of shape (r, k)
+        Linear features of the points.
+    Phi_tilde : Tensor of shape (m, k)
+        Linear features of the samples.
+    gamma : float
+        Price of leaving the affine hull; inf: the limit, see `Posterior`.
+
+    Returns
+    -------
+    Tensor of shape (r,)
+        The affine costs.
+
+    Raises
+    ------
+    InputError
+        If gamma is not positive.
+
+    Examples
+    --------
+    >>> import torch
+    >>> samples = torch.linspace(-1, 1, 10, dtype=torch.float64)[:, None]
+    >>> inside, outside = affine_cost(torch.tensor([[0.0], [3.0]], dtype=torch.float64), samples, gamma=100.0)
+    >>> bool(inside < outside)
+    True
     """
     _check_gamma(gamma)
     samples = Statistics.from_linear_features(Phi_tilde, Phi_tilde.new_zeros(len(Phi_tilde), 0))
@@ -182,18 +296,35 @@ def affine_cost(phi_tilde: Float[Tensor, "r k"], Phi_tilde: Float[Tensor, "m k"]
 
 
 class AffineCostSolution(NamedTuple):
-    """Optimum of the programme of def:Affine_cost: x = nu @ X + e with nu adding up to one."""
+    """Optimum of the programme of def:Affine_cost: x = nu @ X + e with nu summing to one."""
 
     cost: Float[Tensor, " r"]
+    """The affine cost."""
     nu: Float[Tensor, "r m"]
+    """Coefficients of the samples."""
     e: Float[Tensor, "r k"]
+    """Distance vector from the affine hull."""
 
 
 def affine_cost_program(x: Float[Tensor, "r k"], X: Float[Tensor, "m k"], gamma: float) -> AffineCostSolution:
-    """Minimise `|nu|^2 + gamma |e|^2` subject to `X'nu + e = x` and `sum(nu) = 1`, as eq:Affine_cost states it.
+    """Minimise `|nu|^2 + gamma |e|^2` subject to `X'nu + e = x` and `sum(nu) = 1`. eq:Affine_cost.
 
-    In (nu, sqrt(gamma) e) it is the point of least norm on an affine subspace; an orthogonal factorisation of the
-    constraints finds it without squaring their condition.
+    In (nu, sqrt(gamma) e) the solution is the point of least norm on an affine subspace; an orthogonal factorisation
+    of the constraints finds it without squaring their condition number.
+
+    Parameters
+    ----------
+    x : Tensor of shape (r, k)
+        Points.
+    X : Tensor of shape (m, k)
+        Samples.
+    gamma : float
+        Price of leaving the affine hull.
+
+    Returns
+    -------
+    AffineCostSolution
+        The optimum.
     """
     _check_gamma(gamma)
     m, k = X.shape
@@ -207,16 +338,39 @@ def affine_cost_program(x: Float[Tensor, "r k"], X: Float[Tensor, "m k"], gamma:
 
 
 def leave_one_out_cost(cost: Float[Tensor, "*b m"]) -> Float[Tensor, "*b m"]:
-    """Affine cost that each sample would have if it were not among the samples: c / (1 - c).
+    """Compute the affine cost that each sample would have if it were not among the samples: c / (1 - c).
 
-    `cost` is that of the samples themselves. Without it, a new point would be held against samples that cost little
-    only because they are there.
+    The cost of new points should be compared with these values: samples have low costs only because they are part of
+    the data.
+
+    Parameters
+    ----------
+    cost : Tensor of shape (..., m)
+        Affine cost of the samples themselves.
+
+    Returns
+    -------
+    Tensor of shape (..., m)
+        The leave-one-out costs.
     """
     return cost / (1 - cost).clamp_min(torch.finfo(cost.dtype).eps)
 
 
 def cost_quantile(cost: Float[Tensor, " r"], sample_cost: Float[Tensor, " m"]) -> Float[Tensor, " r"]:
-    """Share of the samples whose cost is below that of each point: 1 means farther out than every sample."""
+    """Compute the share of samples whose cost is below that of each point.
+
+    Parameters
+    ----------
+    cost : Tensor of shape (r,)
+        Affine costs of the points.
+    sample_cost : Tensor of shape (m,)
+        Affine costs of the samples.
+
+    Returns
+    -------
+    Tensor of shape (r,)
+        The shares; 1: farther out than every sample.
+    """
     ordered = sample_cost.sort().values
     return torch.searchsorted(ordered, cost.contiguous()).to(cost.dtype) / len(ordered)
 
@@ -229,8 +383,25 @@ def _check_gamma(gamma: float) -> None:
 def blocked_folds(X: Float[ndarray, "m d"], k: int) -> list[Int[ndarray, " r"]]:
     """Split the rows of a table into k contiguous blocks of equal size, in standardised inputs.
 
-    The set is cut across its longest principal direction, then each part again: in one dimension the blocks are
-    intervals, in more they are cells, and the outermost ones lie outside the convex hull of the rest.
+    The set is cut across its longest principal direction, and each part is cut again. In one dimension the blocks are
+    intervals, in more dimensions cells; the outermost ones lie outside the convex hull of the rest.
+
+    Parameters
+    ----------
+    X : ndarray of shape (m, d)
+        The table.
+    k : int
+        Number of blocks.
+
+    Returns
+    -------
+    list of ndarray
+        Row indices of each block.
+
+    Raises
+    ------
+    InputError
+        If k does not lie between 2 and the number of rows.
     """
     m = len(X)
     if not 2 <= k <= m:
@@ -239,7 +410,20 @@ def blocked_folds(X: Float[ndarray, "m d"], k: int) -> list[Int[ndarray, " r"]]:
 
 
 def outer_folds(X: Float[ndarray, "m d"], inner: Sequence[float]) -> list[Int[ndarray, " r"]]:
-    """The rows of a table farthest from its middle, in standardised inputs, for each share of them that stays."""
+    """Select the rows farthest from the centre of a table, in standardised inputs.
+
+    Parameters
+    ----------
+    X : ndarray of shape (m, d)
+        The table.
+    inner : sequence of float
+        For each fold, the share of rows that are not selected.
+
+    Returns
+    -------
+    list of ndarray
+        Row indices of each fold.
+    """
     order = np.argsort((_standardised(X) ** 2).sum(1), kind="stable")
     return [order[max(2, round(share * len(order))) :] for share in inner]
 
@@ -266,9 +450,25 @@ def _cut(Z: ndarray, rows: ndarray, k: int) -> list[ndarray]:
 def held_out_lpd(
     posterior: Posterior, Phi: Float[Tensor, "r p"], T: Float[Tensor, "r q"], log_alpha: float | None = None
 ) -> float:
-    """Mean log predictive density of points the posterior has not seen, joint over the outputs.
+    """Compute the mean log predictive density of held-out points, joint over the outputs.
 
-    eq:Mean_predictive_probability. Another `log_alpha` than the posterior's own moves the variance alone.
+    eq:Mean_predictive_probability.
+
+    Parameters
+    ----------
+    posterior : Posterior
+        A posterior that was computed without these points.
+    Phi : Tensor of shape (r, p)
+        Affine features of the points.
+    T : Tensor of shape (r, q)
+        Their targets; NaN where missing.
+    log_alpha : float, default None
+        Another log alpha for the variance; the mean does not depend on it. None: the posterior's own.
+
+    Returns
+    -------
+    float
+        The LPD.
     """
     with torch.no_grad():
         own = float(posterior.log_alpha) if log_alpha is None else log_alpha
@@ -276,7 +476,7 @@ def held_out_lpd(
 
 
 def _lpd(posterior: Posterior, Phi: Tensor, T: Tensor) -> LPD:
-    """LPD of validation points as a function of log alpha; what does not depend on it is computed once."""
+    """LPD of validation points as a function of log alpha; terms that do not depend on it are computed once."""
     residual = (T.to(posterior.Sigma_E) - posterior.mean(Phi)).cpu().numpy()
     noise = posterior.Sigma_E.cpu().numpy()
     noise_var = np.diagonal(noise)
@@ -290,7 +490,7 @@ def _lpd(posterior: Posterior, Phi: Tensor, T: Tensor) -> LPD:
         var = (1 + (ratios if ratios.ndim > 2 else ratios[..., None])) * noise_var
         if known is None:
             return gaussian_log_prob(residual, var, correlation).mean(-1)
-        # outputs are independent where some are missing
+        # where targets are missing, outputs are independent
         each = -0.5 * (residual**2 / var + np.log(2 * np.pi * var))
         mean: ndarray = np.where(known, each, 0.0).sum(-1).mean(-1)
         return mean
@@ -300,20 +500,22 @@ def _lpd(posterior: Posterior, Phi: Tensor, T: Tensor) -> LPD:
 
 @dataclass(frozen=True)
 class AlphaCurve:
-    """Validation LPD as a function of alpha, and where it is largest."""
+    """Validation LPD as a function of alpha, and its maximum."""
 
     log_alpha: float
-    """log alpha^max; inf if the LPD still grows where the features can tell no difference any more."""
+    """log alpha^max; inf if the LPD still grows where larger alphas make no numerical difference."""
     lpd: float
-    """Mean log predictive density of the validation points there, joint over the outputs."""
+    """Mean log predictive density of the validation points at the maximum, joint over the outputs."""
     lpd_before: float
-    """The same at the posterior's own alpha."""
+    """LPD at the posterior's own alpha."""
     log_alphas: Float[ndarray, " a"]
+    """log alphas of the curve."""
     lpds: Float[ndarray, " a"]
-    """The whole curve; its last point is the limit."""
+    """LPD at each of them; the last point is the limit."""
 
     @property
     def at_infinity(self) -> bool:
+        """Whether the maximum is at infinite alpha."""
         return math.isinf(self.log_alpha) and self.log_alpha > 0
 
     def __str__(self) -> str:
@@ -322,28 +524,61 @@ class AlphaCurve:
 
 
 class HeldOut(NamedTuple):
-    """A posterior and points that it has not seen."""
+    """A posterior, and points that it was computed without."""
 
     posterior: Posterior
+    """The posterior."""
     Phi: Float[Tensor, "r p"]
+    """Affine features of the points."""
     T: Float[Tensor, "r q"]
+    """Targets of the points."""
 
 
 def tune_alpha(
     posterior: Posterior, Phi: Float[Tensor, "r p"], T: Float[Tensor, "r q"], *, n_curve: int = 201
 ) -> AlphaCurve:
-    """Find alpha^max on validation data. alg:BLL_and_alpha
+    """Find alpha^max on validation data. alg:BLL_and_alpha.
 
-    The curve over the whole range in which alpha matters brackets the optimum, a 1-D search refines it, and the limit
+    A curve over the whole range in which alpha matters brackets the optimum, a 1-D search refines it, and the limit
     of infinite alpha is one of the candidates. If alpha makes no difference, the posterior's own is kept.
+
+    Parameters
+    ----------
+    posterior : Posterior
+        A posterior that was computed without the validation points.
+    Phi : Tensor of shape (r, p)
+        Affine features of the validation points.
+    T : Tensor of shape (r, q)
+        Their targets.
+    n_curve : int, default 201
+        Number of points of the curve.
+
+    Returns
+    -------
+    AlphaCurve
+        The curve and its maximum.
     """
     return tune_alpha_on([HeldOut(posterior, Phi, T)], float(posterior.log_alpha), n_curve=n_curve)
 
 
 def tune_alpha_on(folds: Sequence[HeldOut], log_alpha: float, *, n_curve: int = 201) -> AlphaCurve:
-    """The same on several folds, each with the posterior of its other rows: their points count as one set.
+    """Find alpha^max on several folds, each with the posterior of its other rows.
 
-    `log_alpha` is the one to beat, and to keep where alpha makes no difference.
+    The points of all folds count as one set.
+
+    Parameters
+    ----------
+    folds : sequence of HeldOut
+        Posteriors and their held-out points.
+    log_alpha : float
+        The present log alpha, which is kept if alpha makes no difference or no other is better.
+    n_curve : int, default 201
+        Number of points of the curve.
+
+    Returns
+    -------
+    AlphaCurve
+        The curve and its maximum.
     """
     with torch.no_grad():
         lpds = [_lpd(*fold) for fold in folds]
@@ -356,8 +591,25 @@ def tune_alpha_on(folds: Sequence[HeldOut], log_alpha: float, *, n_curve: int = 
 
 
 def search_alpha(lpd: LPD, limits: tuple[float, float], log_alpha: float, *, n_curve: int = 201) -> AlphaCurve:
-    """Maximise an LPD over log alpha: a curve between the limits, a search around its top, infinity a candidate."""
-    from scipy.optimize import minimize_scalar  # a quarter of what torch takes to import: only where it is used
+    """Maximise an LPD over log alpha: a curve, a search around its maximum, and infinity as a candidate.
+
+    Parameters
+    ----------
+    lpd : callable
+        Maps an array of log alphas to LPDs.
+    limits : tuple of float
+        First and last log alpha of the curve.
+    log_alpha : float
+        The present log alpha, which is kept if alpha makes no difference or no other is better.
+    n_curve : int, default 201
+        Number of points of the curve.
+
+    Returns
+    -------
+    AlphaCurve
+        The curve and its maximum.
+    """
+    from scipy.optimize import minimize_scalar  # slow to import: a quarter of torch's time
 
     log_alphas = np.linspace(*limits, n_curve)
     curve, before = lpd(log_alphas), float(lpd(np.array([log_alpha]))[0])

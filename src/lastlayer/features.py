@@ -1,4 +1,4 @@
-"""Linear features phi_tilde and affine features phi = [phi_tilde, 1]; `MLP` makes the former."""
+"""Linear features phi_tilde and affine features phi = [phi_tilde, 1]; `MLP` computes linear features."""
 
 import torch
 from jaxtyping import Float
@@ -11,12 +11,39 @@ __all__ = ["ACTIVATIONS", "MLP", "affine_features", "linear_features"]
 
 
 def affine_features(phi_tilde: Float[Tensor, "*b m k"]) -> Float[Tensor, "*b m p"]:
-    """phi = [phi_tilde, 1]: linear features with the bias as their last column. eq:Features_vs_augmented_Features"""
+    """Append a column of ones to linear features: phi = [phi_tilde, 1]. eq:Features_vs_augmented_Features.
+
+    Parameters
+    ----------
+    phi_tilde : Tensor of shape (..., m, k)
+        Linear features.
+
+    Returns
+    -------
+    Tensor of shape (..., m, k + 1)
+        Affine features, with the bias as last column.
+    """
     return torch.cat([phi_tilde, phi_tilde.new_ones(*phi_tilde.shape[:-1], 1)], dim=-1)
 
 
 def linear_features(Phi: Float[Tensor, "*b m p"]) -> Float[Tensor, "*b m k"]:
-    """The linear features of affine ones: all but the last column, which must be ones."""
+    """Remove the last column of affine features, which must be ones.
+
+    Parameters
+    ----------
+    Phi : Tensor of shape (..., m, p)
+        Affine features.
+
+    Returns
+    -------
+    Tensor of shape (..., m, p - 1)
+        Linear features.
+
+    Raises
+    ------
+    InputError
+        If the last column is not all ones.
+    """
     bias = Phi[..., -1] if Phi.shape[-1] else Phi.new_zeros(1)
     if Phi.device.type != "cpu":
         torch._assert_async((bias == 1).all())

@@ -1,4 +1,4 @@
-"""The predictive formula of a fitted model, over the operations of any array library (see `ops`).
+"""The predictive formula of a fitted model, in the operations of any array library (see `ops`).
 
 For each member of the mixture, with z the standardised inputs and phi its centred linear features,
 
@@ -11,19 +11,21 @@ For each member of the mixture, with z the standardised inputs and phi its centr
     weight ~ trust (e* + n)^-sharpness                               geometric mean over outputs; e* = e(v at alpha*)
 
 and a draw of the function is mean' + stretch(v) h E, the columns of E normal with covariance `noise_cov` times b.
-Rows are the last axis but one, outputs the last; members come first where the library has such an axis. Variances are
-kept as logarithms, the form in which calibration fits them. The names on `model` and `layer` are those of
-`module.Predictor`. This module imports nothing, because exported models carry a copy of it.
+The process is a Gaussian process in random features, which need not be a member. Rows are the last axis but one,
+outputs the last; the first axis indexes members where the library has such an axis. Variances are kept as logarithms,
+the form in which calibration fits them. The names on `model` and `layer` are those of `module.Predictor`. This module
+imports nothing, because exported models contain a copy of it.
 """
 
 TINY = 2.0**-511
-"""A positive number whose inverse can still be squared."""
+"""A positive number whose inverse can be squared without overflow."""
 
 
 class Components:
-    """What the members say of each point: `mean`, `epistemic`, `noise` (c, m, q); `weights`, `cost` (c, m, 1).
+    """Predictions of the members at each point: `mean`, `epistemic`, `noise` (c, m, q); `weights`, `cost` (c, m, 1).
 
-    Where outputs were observed at different rows, each has a cost of its own: (c, m, q)."""
+    Where outputs were observed at different rows, each output has its own cost: (c, m, q).
+    """
 
     def __init__(self, mean, epistemic, noise, weights, cost, cost_star):  # type: ignore[no-untyped-def]
         self.mean, self.epistemic, self.noise, self.weights = mean, epistemic, noise, weights
@@ -31,7 +33,7 @@ class Components:
 
 
 def last_layer(ops, layer, phi):  # type: ignore[no-untyped-def]
-    """Mean and affine cost of centred features, at the alpha in use; where that was tuned, also the cost at alpha*."""
+    """Mean and affine cost for centred features at the alpha in use; if that was tuned, also the cost at alpha*."""
     said = [*layer_mean(ops, layer, phi), ops.block_sum(ops.square(rows(ops, layer, phi)), layer.n_costs)]
     if layer.root_star is None:
         return said
@@ -39,17 +41,17 @@ def last_layer(ops, layer, phi):  # type: ignore[no-untyped-def]
 
 
 def layer_mean(ops, layer, phi):  # type: ignore[no-untyped-def]
-    """The mean alone."""
+    """Mean for centred features."""
     return [ops.affine(phi, layer.weights, layer.offset)]
 
 
 def rows(ops, layer, phi):  # type: ignore[no-untyped-def]
-    """h: whitened features at the alpha in use; those of each output side by side, where these were observed apart."""
+    """h: whitened features at the alpha in use; concatenated over outputs that were observed at different rows."""
     return ops.affine(phi, layer.root, layer.shift)
 
 
 def log_far(ops, outside, cost):  # type: ignore[no-untyped-def]
-    """Log of the variance that the process has beyond what it has inside the data, given its affine cost."""
+    """Log of the variance of the process in excess of its variance inside the data, given its affine cost."""
     return outside.log_noise + ops.log(ops.at_least(cost - outside.inside, TINY))
 
 
@@ -61,33 +63,40 @@ def log_shape(ops, curve, log_cost, far):  # type: ignore[no-untyped-def]
 
 
 def log_noise_factor(ops, head, z):  # type: ignore[no-untyped-def]
-    """Log of the noise variance at z over its usual value, for each output; z is clipped to the range of the data."""
+    """Log of the noise variance at z over its base value, for each output; z is clipped to the range of the data."""
     inside = ops.minimum(ops.maximum(z, head.low), head.high)
     return ops.matmul(ops.tanh(ops.matmul(inside, head.U) + head.u), head.V)
 
 
 def log_variance(ops, curve, shape, log_factor):  # type: ignore[no-untyped-def]
-    """Log of the calibrated variance of a target over the noise variance of the evidence, given the log of its shape:
-    log(a s + b (v^gamma + share far))."""
+    """Log of the calibrated variance of a target over the noise variance of the evidence.
+
+    It is log(a s + b (v^gamma + share far)), given log(v^gamma + share far) as `shape` and log s as `log_factor`.
+    """
     return ops.logaddexp(curve.log_noise + log_factor, curve.log_slope + shape)
 
 
 def member_weights(ops, log_var, sharpness, log_trust):  # type: ignore[no-untyped-def]
-    """Members count by a power of their precision at the point, its geometric mean over the outputs, and by the trust
-    in their family."""
+    """Weights of the members: a power of their precision at the point, times the trust in their family.
+
+    The precision is the geometric mean over the outputs.
+    """
     return ops.softmax(log_trust - sharpness * ops.row_mean(log_var))
 
 
 def shrunk(ops, mean, log_var, centre, log_precision):  # type: ignore[no-untyped-def]
-    """Posterior mean of a target known as N(centre, 1 / precision) of which a member says N(mean, var).
+    """Posterior mean of a target with prior N(centre, 1 / precision) that a member predicts as N(mean, var).
 
-    The variance stays what it was: it must not shrink where the data end.
+    The variance is left unchanged: it must not shrink outside the data.
     """
     return centre + (mean - centre) * ops.sigmoid(-log_precision - log_var)
 
 
 def components(ops, model, said, z, far=None):  # type: ignore[no-untyped-def]
-    """Calibrate, weigh and shrink what the last layers say; noise included. `far` if the process is no member."""
+    """Calibrate, weight and shrink the predictions of the last layers, noise included.
+
+    `far` is given where the process is not among the members.
+    """
     curve, mean, cost, cost_star = model.curve, said[0], said[1], said[-1]
     far = far_of(ops, model, cost_star) if far is None else far
     log_factor = 0.0 if model.head is None else log_noise_factor(ops, model.head, z)
@@ -112,32 +121,32 @@ def components(ops, model, said, z, far=None):  # type: ignore[no-untyped-def]
 
 
 def far_of(ops, model, cost_star):  # type: ignore[no-untyped-def]
-    """`log_far` by the member that is the process; None: there is none."""
+    """`log_far` from the member that is the process; None if there is none."""
     if model.outside is None:
         return None
     return log_far(ops, model.outside, ops.row_mean(ops.pick(cost_star, model.outside.place)))
 
 
 def predict(ops, model, x):  # type: ignore[no-untyped-def]
-    """Components of inputs in original units."""
+    """Components for inputs in original units."""
     z = standardized(model, x)
     said = [last_layer(ops, layer, layer.features(ops, z)) for layer in model.layers]
     return components(ops, model, joined(ops, model, said), z)
 
 
 def standardized(model, x):  # type: ignore[no-untyped-def]
-    """z: inputs as the networks take them."""
+    """z: standardised inputs."""
     return (x - model.input_mean) / model.input_scale
 
 
 def joined(ops, model, said):  # type: ignore[no-untyped-def]
-    """What the last layers say, over all members in their order: those of one shape were taken together."""
+    """Predictions of the last layers in the order of the members; layers of equal shape were evaluated together."""
     whole = [ops.join(part) for part in zip(*said)]  # noqa: B905
     return whole if model.order is None else [part[model.order] for part in whole]
 
 
 def moments(ops, model, parts):  # type: ignore[no-untyped-def]
-    """Mean, epistemic and noise variance of the mixture, and the mean affine cost."""
+    """Mean, epistemic variance and noise variance of the mixture, and the mean affine cost."""
     mean = ops.total(parts.weights * parts.mean)
     between = ops.total(parts.weights * ops.square(parts.mean - mean))
     epistemic = model.widening * ops.total(parts.weights * parts.epistemic) + between
@@ -152,13 +161,13 @@ def output_cov(ops, correlation, epistemic, noise):  # type: ignore[no-untyped-d
 
 
 def stretch(ops, curve, cost, far):  # type: ignore[no-untyped-def]
-    """How much wider than its posterior the calibrated function is at each point, before the factor b."""
+    """Standard deviation of the calibrated function over that of the posterior at each point, before the factor b."""
     log_cost = ops.log(ops.at_least(cost, TINY))
     return ops.exp(0.5 * (log_shape(ops, curve, log_cost, far) - log_cost))
 
 
 def mixture_quantile(np, ndtr, ndtri, level, mean, std, weights):  # type: ignore[no-untyped-def]
-    """The value that a mixture of Gaussians, (c, m, q), stays below with probability `level`, by Newton's method.
+    """Quantile of a mixture of Gaussians (c, m, q) at probability `level`, by Newton's method.
 
     `np` is NumPy; `ndtr` and `ndtri` are the standard normal distribution function and its inverse.
     """
@@ -199,16 +208,16 @@ ACTIVATIONS = {
     "softplus": lambda ops, x: ops.logaddexp(x, 0.0 * x),
     "tanh": lambda ops, x: ops.tanh(x),
 }
-"""As torch has them, for the other libraries."""
+"""The activations of torch, for the other libraries."""
 
 
 def encoded(ops, encoding, x):  # type: ignore[no-untyped-def]
-    """Which share of each bin the inputs have passed; x has the input of every bin."""
+    """Piecewise-linear encoding: the share of each bin that lies below the input; x holds the input of every bin."""
     return ops.at_most(ops.at_least(x * encoding.slope + encoding.shift, 0.0), 1.0)
 
 
 def mlp(ops, activation, weights, biases, z):  # type: ignore[no-untyped-def]
-    """Fully connected features; without layers, the inputs."""
+    """Features of a fully connected network; without layers, the inputs."""
     a = z
     for weight, bias in zip(weights, biases):  # noqa: B905
         a = ACTIVATIONS[activation](ops, ops.affine(a, weight, bias))
@@ -216,8 +225,10 @@ def mlp(ops, activation, weights, biases, z):  # type: ignore[no-untyped-def]
 
 
 def features(ops, network, z):  # type: ignore[no-untyped-def]
-    """Linear features of MLPs side by side: inputs, encoded or not, through the layers, and the inputs passed on beside
-    them, where the networks do that; z has an axis for the networks."""
+    """Linear features of a stack of MLPs; z has an axis for the networks.
+
+    Inputs, encoded or not, pass through the layers; where networks have an input skip, the inputs are appended.
+    """
     bins = network.bins
     phi = mlp(
         ops,

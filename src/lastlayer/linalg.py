@@ -1,7 +1,7 @@
-"""Two factorisations of a positive definite matrix behind one face, in float64.
+"""Two factorisations of a positive definite matrix with a common interface, in float64.
 
-`Cholesky` serves one matrix; `Spectrum` serves A + ridge I for every ridge at once.
-Both are written for leading batch dimensions, so that many small problems go through as one.
+`Cholesky` factors one matrix; `Spectrum` serves A + ridge I for every ridge at once.
+Both support leading batch dimensions, so that many small problems are solved together.
 """
 
 import math
@@ -16,7 +16,7 @@ from lastlayer.errors import PrecisionError
 
 EPS = torch.finfo(torch.float64).eps
 TINY = math.sqrt(torch.finfo(torch.float64).tiny)
-"""A positive number whose inverse can still be squared."""
+"""A positive number whose inverse can be squared without overflow."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Cholesky:
 
     @classmethod
     def of(cls, A: Float[Tensor, "*b k k"]) -> "Cholesky":
-        # cholesky_ex does not wait for the device; a failure would show as nan, but callers add a ridge above rounding
+        """Factor a matrix; the result is NaN if it is not positive definite."""
+        # cholesky_ex does not synchronise with the device; callers add a ridge above rounding errors
         return cls(torch.linalg.cholesky_ex(A).L)
 
     def whiten(self, Z: Float[Tensor, "... r k"]) -> Float[Tensor, "... r k"]:
@@ -39,22 +40,25 @@ class Cholesky:
         return torch.linalg.solve_triangular(self.L.mT, E, upper=True)
 
     def solve(self, B: Float[Tensor, "... k c"]) -> Float[Tensor, "... k c"]:
-        if self.L.is_cuda:  # cholesky_solve waits for the device, and no graph can record it
+        """A^-1 B."""
+        if self.L.is_cuda:  # cholesky_solve synchronises, so no CUDA graph can capture it
             return self.unwhiten(torch.linalg.solve_triangular(self.L, B, upper=False))
         return torch.cholesky_solve(B, self.L)
 
     def inverse(self) -> Float[Tensor, "*b k k"]:
+        """A^-1."""
         if self.L.is_cuda:
             H = self.whiten(torch.eye(self.L.shape[-1], dtype=self.L.dtype, device=self.L.device))
             return H @ H.mT
         return torch.cholesky_inverse(self.L)
 
     def logdet(self) -> Float[Tensor, "*b"]:
+        """log det A."""
         return 2 * self.L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     @staticmethod
     def perturbation(u: Float[Tensor, "*b r k"], energy: Float[Tensor, "*b k"]) -> Float[Tensor, "*b r"]:
-        """Bound of u'Eu for rounding errors |E_ij| <= sqrt(energy_i energy_j): each column has its own scale."""
+        """Bound on u'Eu for rounding errors |E_ij| <= sqrt(energy_i energy_j): each column has its own scale."""
         return (energy.sqrt()[..., None, :] * u.abs()).sum(-1).square()
 
 
@@ -67,14 +71,16 @@ class Spectrum:
 
     @classmethod
     def of(cls, A: Float[Tensor, "*b k k"], resolution: Float[Tensor, "*b"]) -> "Spectrum":
-        """Eigenvalues up to the resolution are rounding and count as zero: what is collinear stays exactly so."""
+        """Decompose a matrix; eigenvalues up to the resolution are rounding errors and set to zero."""
         values, vectors = eigh(A)
         return cls(torch.where(values > resolution[..., None], values, 0.0), vectors)
 
     def shifted(self, ridge: Float[Tensor, "..."]) -> "Spectrum":
+        """The spectrum of A + ridge I."""
         return Spectrum(self.values + ridge[..., None], self.vectors)
 
     def whiten(self, Z: Float[Tensor, "... r k"]) -> Float[Tensor, "... r k"]:
+        """Rows h with h h' = z A^-1 z'."""
         return Z @ self.vectors / self.values.sqrt()[..., None, :]
 
     def unwhiten(self, E: Float[Tensor, "... k c"]) -> Float[Tensor, "... k c"]:
@@ -82,14 +88,16 @@ class Spectrum:
         return self.vectors @ (E / self.values.sqrt()[..., None])
 
     def solve(self, B: Float[Tensor, "... k c"]) -> Float[Tensor, "... k c"]:
+        """A^-1 B."""
         return self.vectors @ ((self.vectors.mT @ B) / self.values[..., None])
 
     def logdet(self) -> Float[Tensor, "*b"]:
+        """log det A."""
         return self.values.log().sum(-1)
 
     @staticmethod
     def perturbation(u: Float[Tensor, "*b r k"], energy: Float[Tensor, "*b k"]) -> Float[Tensor, "*b r"]:
-        """Bound of u'Eu for rounding errors |E| <= sum(energy): the largest column sets the scale of all."""
+        """Bound on u'Eu for rounding errors |E| <= sum(energy): the largest column determines the scale of all."""
         return energy.sum(-1)[..., None] * u.square().sum(-1)
 
 
@@ -97,7 +105,7 @@ Factor: TypeAlias = Cholesky | Spectrum
 
 
 def eigh(A: Float[Tensor, "*b k k"]) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b k k"]]:
-    """Eigenvalues and vectors; a GPU's solver gives up on matrices that the processor's takes."""
+    """Eigenvalues and eigenvectors; on the processor if the GPU's solver does not converge."""
     try:
         values, vectors = torch.linalg.eigh(A)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
@@ -110,14 +118,14 @@ def _eigh_on_cpu(A: Tensor) -> tuple[Tensor, Tensor]:
         values, vectors = torch.linalg.eigh(A.cpu())
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         raise PrecisionError(
-            "a matrix of moments has no eigenvalues that float64 can find: the features or targets behind it are not "
-            "finite, or of sizes too far apart; rescale them, or drop the rows that are far out"
+            "the eigenvalues of a matrix of moments could not be computed in float64: the features or targets are not "
+            "finite, or their sizes differ too much; rescale them, or drop outlying rows"
         ) from error
     return values, vectors
 
 
 def eigvalsh(A: Float[Tensor, "*b k k"]) -> Float[Tensor, "*b k"]:
-    """Eigenvalues alone, with the same patience."""
+    """Eigenvalues alone, with the same fallback."""
     try:
         return torch.linalg.eigvalsh(A)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]

@@ -12,12 +12,12 @@ from lastlayer.errors import InputError
 from lastlayer.prediction import Prediction
 
 LARGEST_LOG = 300.0
-"""Logarithm of the largest moment that is told apart from a larger one; its square is still a number."""
+"""Largest logarithm of a moment; moments above are set to it, so that their squares do not overflow."""
 
 
 @dataclass(frozen=True, eq=False)
 class LogPrediction(Prediction):
-    """The predictive distribution of y = exp(z), where `log` is that of z: a mixture of log-normals.
+    """The predictive distribution of y = exp(z), given that of z: a mixture of log-normals.
 
     Densities, probabilities, quantiles, intervals and samples are exact. Mean and variances are those of the
     log-normals, in the units of y. With z = f + e of epistemic variance v and noise variance n, and m = E[y], the
@@ -26,9 +26,9 @@ class LogPrediction(Prediction):
     - `epistemic_var`, the variance of E[y | f], which more data would reduce: m^2 (exp(v) - 1);
     - `noise_var`, the mean of Var(y | f): m^2 exp(v) (exp(n) - 1).
 
-    Without noise (`predictive(X, noise=False)`) the prediction is of exp(f), the median of the targets.
-    `standardized_residual` and conformal intervals are of log y, where the components are symmetric. Moments beyond
-    exp(300) are reported as exp(300).
+    Without noise (`predictive(X, noise=False)`) the prediction is that of exp(f), the median of the targets.
+    `standardized_residual` and conformal intervals refer to log y, where the components are symmetric. Moments
+    beyond exp(300) are reported as exp(300).
     """
 
     log: Prediction = field(kw_only=True)
@@ -36,7 +36,18 @@ class LogPrediction(Prediction):
 
     @classmethod
     def of(cls, log: Prediction) -> "LogPrediction":
-        """The prediction of exp(z), of one of z."""
+        """Create the prediction of exp(z) from that of z.
+
+        Parameters
+        ----------
+        log : Prediction
+            The prediction of z.
+
+        Returns
+        -------
+        LogPrediction
+            The prediction of exp(z).
+        """
         v, n = log.component_epistemic_var, log.component_noise_var
         mean = log.component_mean + (v + n) / 2
         kept = {each.name: getattr(log, each.name) for each in fields(Prediction)}
@@ -49,18 +60,48 @@ class LogPrediction(Prediction):
 
     @classmethod
     def mixture(cls, members: Sequence[Prediction], weights: Any = None) -> "LogPrediction":
-        """The mixture of several predictions of the same points, all of them of this kind."""
+        """Mix several predictions of the same points, all of them of log targets.
+
+        Parameters
+        ----------
+        members : sequence of LogPrediction
+            The predictions.
+        weights : ndarray of shape (c,) or (c, m), default None
+            Weight of each of them, at each point or for all points; None: equal weights.
+
+        Returns
+        -------
+        LogPrediction
+            The mixture.
+
+        Raises
+        ------
+        InputError
+            If some members are not predictions of log targets.
+        """
         logs = [member.log for member in members if isinstance(member, LogPrediction)]
         if len(logs) < len(members):
-            raise InputError("a mixture of predictions of log y with others: fit all members to log y, or none")
+            raise InputError("some members predict log y and others y: fit all members to log y, or none")
         return cls.of(Prediction.mixture(logs, weights))
 
     def with_output_axis(self) -> "LogPrediction":
-        """The same distribution as one of 2-D targets: results are (m, q), also of a single output."""
+        """Return the same distribution with results of shape (m, q), also for a single output.
+
+        Returns
+        -------
+        LogPrediction
+            The same distribution.
+        """
         return self if self.y_ndim == 2 else LogPrediction.of(self.log.with_output_axis())
 
     def component_cov(self) -> Float[ndarray, "c m q q"]:
-        """Covariance between the outputs at each point by each component: m_i m_j (exp(S_ij) - 1)."""
+        """Compute the covariance between the outputs at each point under each component: m_i m_j (exp(S_ij) - 1).
+
+        Returns
+        -------
+        ndarray of shape (c, m, q, q)
+            The covariance matrices.
+        """
         S, mean = self.log.component_cov(), np.log(self.component_mean)
         size = mean[..., :, None] + mean[..., None, :] + np.maximum(S, 0) + _log_expm1(np.abs(S)) - np.abs(S)
         cov: ndarray = np.sign(S) * _exp(size, 2 * LARGEST_LOG)
@@ -69,7 +110,20 @@ class LogPrediction(Prediction):
     def log_prob(
         self, y: Real[ndarray, "m q"] | Real[ndarray, " m"], *, per_output: bool = False
     ) -> Float[ndarray, "m *q"]:
-        """Log density of y, with the Jacobian of the logarithm; -inf where y is not positive."""
+        """Compute the log density of y, including the Jacobian of the logarithm.
+
+        Parameters
+        ----------
+        y : ndarray of shape (m,) or (m, q)
+            Targets.
+        per_output : bool, default False
+            Whether to return the density of each output alone instead of the joint density.
+
+        Returns
+        -------
+        ndarray of shape (m,) or (m, q)
+            The joint log density, (m,), or that of each output; -inf where y is not positive.
+        """
         y = np.asarray(y, float)
         log_y = np.log(np.where(y > 0, y, 1.0))
         density = self.log.log_prob(log_y, per_output=per_output)
@@ -78,32 +132,95 @@ class LogPrediction(Prediction):
         return np.asarray(density - jacobian.reshape(density.shape))
 
     def standardized_residual(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m *q"]:
-        """(log y - mean of log y) / std of log y."""
+        """Compute (log y - mean of log y) / std of log y.
+
+        Parameters
+        ----------
+        y : ndarray of shape (m,) or (m, q)
+            Targets.
+
+        Returns
+        -------
+        ndarray of shape (m,) or (m, q)
+            The standardised residuals.
+        """
         return self.log.standardized_residual(_log(y))
 
     def cdf(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m *q"]:
-        """Probability that each output lies below y."""
+        """Compute the probability that each output lies below y.
+
+        Parameters
+        ----------
+        y : ndarray of shape (m,) or (m, q)
+            Targets.
+
+        Returns
+        -------
+        ndarray of shape (m,) or (m, q)
+            The probabilities.
+        """
         return self.log.cdf(_log(y))
 
     def quantile(self, level: float | Sequence[float] | ndarray) -> Float[ndarray, "*s"]:
-        """The value that each output stays below with probability `level`; several levels make a leading axis."""
+        """Compute the value that each output lies below with probability `level`.
+
+        Parameters
+        ----------
+        level : float or sequence of float
+            One level, or several.
+
+        Returns
+        -------
+        ndarray
+            Shaped like the targets; several levels add a leading axis.
+        """
         return _exp(self.log.quantile(level))
 
     def interval(
         self, level: float = 0.95, *, method: str = "quantile"
     ) -> tuple[Float[ndarray, "m *q"], Float[ndarray, "m *q"]]:
-        """Lower and upper bound of each output: those of log y, see `Prediction.interval`, exponentiated."""
+        """Compute an interval that contains each output with probability `level`.
+
+        Its bounds are those of the interval of log y, exponentiated.
+
+        Parameters
+        ----------
+        level : float, default 0.95
+            The probability.
+        method : "quantile" or "conformal", default "quantile"
+            See `Prediction.interval`.
+
+        Returns
+        -------
+        lower : ndarray of shape (m,) or (m, q)
+            Lower bounds.
+        upper : ndarray of shape (m,) or (m, q)
+            Upper bounds.
+        """
         lower, upper = self.log.interval(level, method=method)
         with np.errstate(over="ignore"):  # a conformal interval may be infinite
             return np.exp(lower), np.exp(upper)
 
     def sample(self, n: int, *, random_state: int | np.random.Generator | None = None) -> Float[ndarray, "n m *q"]:
-        """Draws of the targets: joint over the outputs of a point, independent between points."""
+        """Draw targets, jointly over the outputs at a point and independently between points.
+
+        Parameters
+        ----------
+        n : int
+            Number of draws.
+        random_state : int, Generator or None, default None
+            Seed of the draws.
+
+        Returns
+        -------
+        ndarray of shape (n, m) or (n, m, q)
+            The draws.
+        """
         return _exp(self.log.sample(n, random_state=random_state))
 
 
 def _log(y: ndarray) -> ndarray:
-    """-inf where y is not positive."""
+    """log y; -inf where y is not positive."""
     y = np.asarray(y, float)
     return np.where(y > 0, np.log(np.where(y > 0, y, 1.0)), -np.inf)
 

@@ -1,7 +1,7 @@
-"""Scores of predictive distributions, Gaussian or mixture. A mean over points; larger or smaller is better as said.
+"""Scores of predictive distributions, Gaussian or mixture, averaged over points.
 
-Targets of a single output may be (m,) or (m, 1); other shapes than the prediction's are refused. For cross-validation
-with scikit-learn there are `lastlayer.scorers`.
+Targets of a single output may be (m,) or (m, 1); any other shape must equal that of the prediction. Scorers for
+cross-validation with scikit-learn are in `lastlayer.scorers`.
 """
 
 from typing import Any
@@ -22,10 +22,23 @@ LEVELS = np.linspace(0.05, 0.95, 19)
 def log_predictive_density(
     prediction: Prediction, y: ndarray, *, scale: Float[ndarray, " q"] | float = 1.0, per_output: bool = False
 ) -> Any:
-    """Mean log predictive density (LPD), larger is better. eq:Mean_predictive_probability
+    """Compute the mean log predictive density (LPD); larger is better. eq:Mean_predictive_probability.
 
-    Joint over the outputs, or with `per_output` one number each. In the units of y; `scale`, the targets' standard
-    deviations, turns it into standardised units: a density of y / scale.
+    Parameters
+    ----------
+    prediction : Prediction
+        The predictive distribution of m points and q outputs.
+    y : ndarray of shape (m,) or (m, q)
+        The targets.
+    scale : float or ndarray of shape (q,), default 1.0
+        Standard deviations of the targets, to convert the LPD to standardised units: the density of y / scale.
+    per_output : bool, default False
+        Whether to return one number per output instead of the joint LPD.
+
+    Returns
+    -------
+    float or ndarray of shape (q,)
+        The LPD, joint over the outputs or of each output, in the units of y unless `scale` is given.
     """
     log_scale = np.log(np.broadcast_to(np.asarray(scale, float), (prediction.n_outputs,)))
     mean = prediction.with_output_axis().log_prob(y, per_output=per_output).mean(0)
@@ -33,7 +46,22 @@ def log_predictive_density(
 
 
 def rmse(prediction: Prediction | ndarray, y: ndarray, *, per_output: bool = False) -> Any:
-    """Root of the mean squared error of the mean, over points and outputs or for each output; smaller is better."""
+    """Compute the root mean squared error of the predicted mean; smaller is better.
+
+    Parameters
+    ----------
+    prediction : Prediction or ndarray of shape (m,) or (m, q)
+        The predictive distribution, or predicted means.
+    y : ndarray of shape (m,) or (m, q)
+        The targets.
+    per_output : bool, default False
+        Whether to return one number per output instead of one over points and outputs.
+
+    Returns
+    -------
+    float or ndarray of shape (q,)
+        The error in the units of y.
+    """
     if isinstance(prediction, Prediction):
         mean = prediction.with_output_axis().mean
     else:
@@ -46,7 +74,24 @@ def rmse(prediction: Prediction | ndarray, y: ndarray, *, per_output: bool = Fal
 
 
 def coverage(prediction: Prediction, y: ndarray, level: float = 0.9, *, per_output: bool = False) -> Any:
-    """Share of targets inside their central interval; right if it equals `level`."""
+    """Compute the share of targets inside their central interval; it should equal `level`.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        The predictive distribution of m points and q outputs.
+    y : ndarray of shape (m,) or (m, q)
+        The targets.
+    level : float, default 0.9
+        Probability of the intervals.
+    per_output : bool, default False
+        Whether to return one number per output instead of one over points and outputs.
+
+    Returns
+    -------
+    float or ndarray of shape (q,)
+        The share.
+    """
     lower, upper = prediction.with_output_axis().interval(level)
     y = align(y, lower.shape)
     inside = (y >= lower) & (y <= upper)
@@ -54,9 +99,9 @@ def coverage(prediction: Prediction, y: ndarray, level: float = 0.9, *, per_outp
 
 
 def interval_score(prediction: Prediction, y: ndarray, level: float = 0.9, *, per_output: bool = False) -> Any:
-    """Mean width of the central intervals plus a penalty for each target outside; smaller is better.
+    """Compute the mean width of the central intervals plus a penalty for each target outside; smaller is better.
 
-    The penalty is 2 / (1 - level) times the distance to the interval, so that the score is smallest on average for the
+    The penalty is 2 / (1 - level) times the distance to the interval, so that the expected score is smallest for the
     true quantiles (Gneiting and Raftery, 2007).
 
     Parameters
@@ -92,15 +137,44 @@ def interval_score(prediction: Prediction, y: ndarray, level: float = 0.9, *, pe
 
 
 def calibration_error(prediction: Prediction, y: ndarray, levels: Float[ndarray, " l"] = LEVELS) -> float:
-    """Mean distance between the levels of central intervals and the share of targets inside them; 0 is perfect."""
+    """Compute the mean distance between levels and the share of targets inside the central intervals; 0 is perfect.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        The predictive distribution of m points and q outputs.
+    y : ndarray of shape (m,) or (m, q)
+        The targets.
+    levels : ndarray of shape (l,), default LEVELS
+        Probabilities of the intervals; by default 0.05, 0.1, ..., 0.95.
+
+    Returns
+    -------
+    float
+        The mean absolute difference over the levels.
+    """
     inside = np.abs(2 * prediction.with_output_axis().cdf(y) - 1)[..., None] <= np.asarray(levels)
     return float(np.abs(inside.mean((0, 1)) - levels).mean())
 
 
 def crps(prediction: Prediction, y: ndarray, *, per_output: bool = False) -> Any:
-    """Continuous ranked probability score in the units of y, averaged over points and outputs; smaller is better.
+    """Compute the continuous ranked probability score (CRPS), averaged over points; smaller is better.
 
     For a mixture: sum_i w_i E|y - X_i| - 1/2 sum_ij w_i w_j E|X_i - X_j|, with X_i of component i.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        The predictive distribution of m points and q outputs.
+    y : ndarray of shape (m,) or (m, q)
+        The targets.
+    per_output : bool, default False
+        Whether to return one number per output instead of their mean.
+
+    Returns
+    -------
+    float or ndarray of shape (q,)
+        The score in the units of y.
     """
     mean, w = prediction.component_mean, prediction.weights[..., None]
     y = prediction.targets(y)
@@ -114,7 +188,7 @@ def crps(prediction: Prediction, y: ndarray, *, per_output: bool = False) -> Any
         to_y = _mean_distance(y - mean, np.sqrt(var))
         between = lambda i: _mean_distance(mean[i] - mean, np.sqrt(var[i] + var))
     score = (w * to_y).sum(0)
-    for i in range(len(w)):  # a row of pairs at a time keeps memory at c m q
+    for i in range(len(w)):  # one row of pairs at a time, to keep memory at c m q
         score = score - 0.5 * w[i] * (w * between(i)).sum(0)
     return score.mean(0) if per_output else float(score.mean())
 
@@ -126,7 +200,7 @@ def _mean_distance(d: ndarray, s: ndarray) -> ndarray:
 
 
 def _log_normal_distance(m1: Any, mu1: Any, v1: Any, m2: Any, mu2: Any, v2: Any) -> ndarray:
-    """E|X - Y| of independent log-normals of means m; the first may be a number, with v1 = 0 and mu1 its logarithm."""
+    """E|X - Y| of independent log-normals with means m; X may be a number, with v1 = 0 and mu1 its logarithm."""
     s = np.sqrt(v1 + v2)
     distance: ndarray = m1 * (2 * ndtr((mu1 - mu2 + v1) / s) - 1) + m2 * (1 - 2 * ndtr((mu1 - mu2 - v2) / s))
     return distance

@@ -1,4 +1,4 @@
-"""The operations that the predictive formula needs, in NumPy, torch, CasADi and plain Python."""
+"""The operations of the predictive formula, in NumPy, torch, CasADi and plain Python."""
 
 import math
 import operator
@@ -10,11 +10,11 @@ import torch
 from numpy import ndarray
 
 BLOCK, MOSTLY = 32, 0.9
-"""Rows of a block of a product in CasADi, and the share of filled entries above which it is taken as a whole."""
+"""Rows per block of a matrix product in CasADi, and the share of nonzero entries above which it is not split."""
 
 
 class NumPyOps:
-    """Arrays whose first axis counts members. An exported model carries a copy of this class: NumPy alone."""
+    """Operations on arrays whose first axis indexes members. Exported models contain a copy of this class."""
 
     matmul, square, exp, log, sqrt, tanh, sin = np.matmul, np.square, np.exp, np.log, np.sqrt, np.tanh, np.sin
     join = np.concatenate
@@ -22,7 +22,7 @@ class NumPyOps:
     at_least, at_most = np.maximum, np.minimum
     affine = staticmethod(lambda x, weight, bias: np.matmul(x, weight) + bias)
     erf = staticmethod(lambda x: np.asarray(np.frompyfunc(math.erf, 1, 1)(x), dtype=float))
-    logaddexp = staticmethod(lambda x, y: np.maximum(x, y) + np.log1p(np.exp(-np.abs(x - y))))  # NumPy's own is slow
+    logaddexp = staticmethod(lambda x, y: np.maximum(x, y) + np.log1p(np.exp(-np.abs(x - y))))  # np.logaddexp is slow
     sigmoid = staticmethod(lambda x: np.exp(np.minimum(x, 0.0)) / (1 + np.exp(-np.abs(x))))
     block_sum = staticmethod(lambda x, n: x.reshape(*x.shape[:-1], n, x.shape[-1] // n).sum(-1))
     row_mean = staticmethod(lambda x: x.sum(-1, keepdims=True) / x.shape[-1])
@@ -33,19 +33,20 @@ class NumPyOps:
 
     @staticmethod
     def softmax(x: ndarray) -> ndarray:
+        """Softmax over the members."""
         shares: ndarray = np.exp(x - x.max(0))
         return shares / shares.sum(0)
 
     @staticmethod
     def beside(a: ndarray, b: ndarray) -> ndarray:
-        """Columns of both, as many rows and members as `a` has."""
+        """Concatenate columns; `b` is broadcast to the rows and members of `a`."""
         both = np.empty((*a.shape[:-1], a.shape[-1] + b.shape[-1]))
         both[..., : a.shape[-1]], both[..., a.shape[-1] :] = a, b
         return both
 
 
 class FloatOps:
-    """Python's own numbers: one point, one member, one output. A tenth of what arrays of one number cost."""
+    """Operations on Python floats: one point, one member, one output; ten times faster than arrays of one number."""
 
     log, sqrt = math.log, math.sqrt
     minimum = at_most = min
@@ -60,7 +61,7 @@ class FloatOps:
 
 
 class TorchOps:
-    """Tensors whose first axis counts members."""
+    """Operations on tensors whose first axis indexes members."""
 
     matmul, square, exp, log, sqrt = torch.matmul, torch.square, torch.exp, torch.log, torch.sqrt
     tanh, sin = torch.tanh, torch.sin
@@ -79,16 +80,16 @@ class TorchOps:
 
 
 class Columns:
-    """A CasADi matrix with one column per member, or one for all: the transpose of what NumPy has at one point.
+    """A CasADi matrix with one column per member, or one for all: the transpose of NumPy's layout at one point.
 
-    Arithmetic broadcasts as NumPy's does. CasADi stores columns, and takes them without a copy.
+    Arithmetic broadcasts as in NumPy. CasADi stores matrices by columns, and slices them without a copy.
     """
 
     def __init__(self, casadi: Any, value: Any) -> None:
         self.casadi, self.value = casadi, value
 
     def map(self, function: Callable[..., Any], *others: Any) -> "Columns":
-        """A function of matrices of one shape, or of numbers."""
+        """Apply a function to matrices, broadcast to one shape, or numbers."""
         values = [other.value if isinstance(other, Columns) else other for other in (self, *others)]
         shapes = [value.shape for value in values if not isinstance(value, float | int)]
         rows, columns = (max(lengths) for lengths in zip(*shapes, strict=True))
@@ -108,10 +109,10 @@ class Columns:
 
 
 class CasADiOps:
-    """Expressions of one point: a column per member in a `Columns`; weights (k, n) are kept as (n, k)."""
+    """Expressions of one point: a `Columns` with one column per member; weights (k, n) are stored as (n, k)."""
 
     def __init__(self, casadi: Any, blas: str = "reference") -> None:
-        """`blas`: what CasADi multiplies matrices with."""
+        """`blas`: the linear algebra backend that CasADi uses for matrix products."""
         ca, self.blas = casadi, blas
         self.casadi = casadi
         self.square = self._of(lambda x: x * x)
@@ -126,6 +127,7 @@ class CasADiOps:
         self.average = self._of(lambda x: ca.sum2(x) / x.shape[1])
 
     def array(self, value: Any) -> Columns:
+        """Wrap a CasADi matrix."""
         return Columns(self.casadi, value)
 
     @staticmethod
@@ -133,18 +135,23 @@ class CasADiOps:
         return lambda x, *others: x.map(function, *others)
 
     def _logaddexp(self, x: Any, y: Any) -> Any:
-        """Nothing can overflow, and at x = y the derivative is right too: there CasADi takes that of fabs for zero."""
+        """Cannot overflow, and has the right derivative at x = y, where CasADi takes that of fabs as zero."""
         ca, apart = self.casadi, self.casadi.fabs(x - y)
         return 0.5 * (x + y + apart) + ca.log1p(ca.exp(-apart))
 
     def join(self, parts: Sequence[Columns]) -> Columns:
+        """Concatenate members."""
         return self.array(self.casadi.horzcat(*[part.value for part in parts]))
 
     def matmul(self, x: Columns, weight: Columns) -> Columns:
+        """Product with weights."""
         return self.affine(x, weight, self.array(self.casadi.DM.zeros(weight.value.shape[0])))
 
     def affine(self, x: Columns, weight: Columns, bias: Columns) -> Columns:
-        """Zeros at the ends of the rows of a block of constant weights, as triangular ones have them, are left out."""
+        """Product with constant weights plus a bias.
+
+        Leading and trailing zeros of blocks of rows, as in triangular matrices, are skipped.
+        """
         ca, W, b = self.casadi, weight.value, bias.value
         blocks = [
             ca.mac(ca.MX(W[rows, columns]), x.value[columns], ca.MX(b[rows]), self.blas)
@@ -153,15 +160,17 @@ class CasADiOps:
         return self.array(ca.vertcat(*blocks))
 
     def block_sum(self, x: Columns, n: int) -> Columns:
+        """Sums over n blocks of rows of equal size."""
         ca = self.casadi
         return self.array(ca.vertcat(*map(ca.sum1, ca.vertsplit(x.value, x.value.shape[0] // n))))
 
     def outer(self, a: Columns, b: Columns) -> Columns:
-        """Row by row: q^2 numbers for each member."""
+        """Outer product of each member's columns, row by row: q^2 numbers per member."""
         ca = self.casadi
         return self.array(ca.vertcat(*[(self.array(row) * b).value for row in ca.vertsplit(a.value)]))
 
     def softmax(self, x: Columns) -> Columns:
+        """Softmax over the members."""
         ca = self.casadi
         if x.value.shape[1] == 1:
             return self.array(ca.DM(1.0))
@@ -169,11 +178,12 @@ class CasADiOps:
         return self.array(shares / ca.sum2(shares))
 
     def pick(self, x: Columns, i: int) -> Columns:
+        """The column of one member."""
         return self.array(x.value[:, i])
 
 
 def _filled_blocks(W: ndarray) -> list[tuple[slice, slice]]:
-    """Blocks of rows, each with the columns from its first to its last number that is not zero."""
+    """Blocks of rows, each with the columns from its first to its last nonzero entry."""
     found = []
     for start in range(0, len(W), BLOCK):
         rows = slice(start, min(start + BLOCK, len(W)))

@@ -1,11 +1,11 @@
-"""Outputs with correlated noise of which each row shows some: statistics by pattern, and the regression they make.
+"""Correlated noise with partly missing targets: statistics by pattern of missing targets, and the resulting regression.
 
 Let Sigma_E = L L', W = V L', and let the rows of pattern g show the outputs o. In V the prior is alpha I~ for every
 output and the noise is white, so that
 
     Lambda = sum_g B_g (x) Phi_g'Phi_g + alpha^-1 I~,     B_g = L[o]' Sigma_E[o, o]^-1 L[o],
 
-which is I (x) Lambda_bar if every row shows every output (Result 3). One matrix for all outputs, (p q) x (p q).
+which is I (x) Lambda_bar if every row shows every output (Result 3). It is one (p q) x (p q) matrix for all outputs.
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,13 @@ from lastlayer.types import BiasPrior
 
 @dataclass(frozen=True)
 class PatternStatistics(Statistics):
-    """Statistics of the rows of each pattern; the last axis of a batch counts the patterns.
+    """Statistics of the rows of each pattern; the last axis of a batch indexes the patterns.
 
-    A target that is missing is zero, as all that it would be in the moments.
+    Missing targets are set to zero, and so are their moments.
     """
 
     patterns: Bool[Tensor, "g q"] = field(default_factory=lambda: torch.ones(1, 1, dtype=torch.bool))
-    """Which outputs the rows of each of them show."""
+    """Which outputs are observed in each pattern."""
 
     @classmethod
     def from_rows(
@@ -42,7 +42,7 @@ class PatternStatistics(Statistics):
         *,
         sample_weight: Float[Tensor, "*#b m"] | None = None,
     ) -> "PatternStatistics":
-        """`present`: 1 where a target is known, 0 where it is missing."""
+        """Compute the statistics of rows; `present` is 1 where a target is known, 0 where it is missing."""
         known = present > 0
         patterns = known.flatten(0, -2).unique(dim=0)
         weight = torch.ones_like(known[..., 0], dtype=torch.float64) if sample_weight is None else sample_weight
@@ -54,17 +54,17 @@ class PatternStatistics(Statistics):
 
     @classmethod
     def of_patterns(cls, patterns: Bool[Tensor, "g q"], parts: Sequence[Statistics]) -> "PatternStatistics":
-        """From those of each pattern."""
+        """Combine the statistics of each pattern."""
         return cls(**vars(Statistics.stacked(parts, parts[0].count.dim())), patterns=patterns)
 
     @classmethod
     def complete(cls, statistics: Statistics) -> "PatternStatistics":
-        """Those of rows that show every output."""
+        """Convert the statistics of rows without missing targets."""
         every = torch.ones(1, statistics.n_outputs, dtype=torch.bool, device=statistics.mean.device)
         return cls.of_patterns(every, [statistics])
 
     def parts(self) -> dict[tuple[bool, ...], Statistics]:
-        """Those of each pattern."""
+        """Statistics of each pattern, by pattern."""
         axis = self.count.dim() - 1
         of_each = [dict(zip(MOMENTS, part, strict=True)) for part in zip(*self._unbound(axis), strict=True)]
         parts = [Statistics(**moments, n_outputs=self.n_outputs) for moments in of_each]
@@ -85,8 +85,8 @@ class PatternStatistics(Statistics):
         for pattern, gone in other.parts().items():
             if pattern not in parts:
                 raise InputError(
-                    f"the rows to take out were not all among those put in: none shows {sum(pattern)} of the "
-                    f"{len(pattern)} outputs as they do; remove only rows that were added"
+                    f"the rows to remove were not all added before: none of those added has targets for the same "
+                    f"{sum(pattern)} of {len(pattern)} outputs; remove only rows that were added"
                 )
             if bool((parts[pattern].count - gone.count <= EPS * gone.count).all()) and len(parts) > 1:
                 del parts[pattern]
@@ -96,7 +96,7 @@ class PatternStatistics(Statistics):
 
     @property
     def n_by_output(self) -> Float[Tensor, "*b q"]:
-        """The number of targets of each output."""
+        """Number of targets of each output."""
         return self.count @ self.patterns.to(self.count)
 
     def _unbound(self, axis: int) -> list[tuple[Tensor, ...]]:
@@ -108,7 +108,7 @@ class PatternStatistics(Statistics):
 
 @dataclass(frozen=True)
 class CoupledEquations:
-    """Moments of [phi_tilde - centre, 1, t - centre] in each pattern; under the shared prior nothing is centred."""
+    """Moments of [phi_tilde - centre, 1, t - centre] in each pattern; not centred under the shared prior."""
 
     gram: Float[Tensor, "*b g p p"]
     cross: Float[Tensor, "*b g p q"]
@@ -122,6 +122,7 @@ class CoupledEquations:
 
     @classmethod
     def of(cls, statistics: PatternStatistics, bias_prior: BiasPrior = "flat") -> "CoupledEquations":
+        """Compute the moments from statistics by pattern."""
         k, count, mean = statistics.n_linear, statistics.count, statistics.mean
         shown = torch.cat([torch.ones_like(mean[..., :k]), statistics.patterns.to(mean).expand_as(mean[..., k:])], -1)
         if bias_prior == "flat":
@@ -149,12 +150,12 @@ class CoupledEquations:
 
     @property
     def resolution(self) -> Float[Tensor, "*b"]:
-        """The smallest eigenvalue that rounding errors of the moments leave meaningful, alpha^-1 included."""
+        """Smallest eigenvalue, alpha^-1 included, that is meaningful given the rounding errors of the moments."""
         return (ROUNDING * self.energy.sum(-1)).clamp_min(TINY)
 
     @property
     def n_penalised(self) -> int:
-        """k: how many weights of an output the prior pulls to zero."""
+        """k: number of weights per output that the prior shrinks towards zero."""
         return self.gram.shape[-1] - (self.bias_prior == "flat")
 
     def rows(self, Phi: Float[Tensor, "... r p"]) -> Float[Tensor, "... r p"]:
@@ -163,7 +164,7 @@ class CoupledEquations:
         return Phi.to(centre) - centre[..., None, :]
 
     def at(self, log_alpha: float | Float[Tensor, "*b"], noise_root: Float[Tensor, "*b q q"]) -> "CoupledPrecision":
-        """`noise_root`: L."""
+        """Factor Lambda at one alpha and noise; `noise_root` is L."""
         alpha_inverse = (-torch.as_tensor(log_alpha, dtype=self.gram.dtype, device=self.gram.device)).exp()
         ridge = torch.maximum(alpha_inverse, self.resolution)
         p, q = self.cross.shape[-2:]
@@ -190,7 +191,7 @@ class CoupledEquations:
 
 @dataclass(frozen=True)
 class CoupledPrecision:
-    """Lambda at one alpha and noise, factored; V stands output after output."""
+    """Lambda at one alpha and noise, factored; V is flattened output by output."""
 
     equations: CoupledEquations
     ridge: Float[Tensor, "*b"]
@@ -204,22 +205,23 @@ class CoupledPrecision:
 
     @cached_property
     def weights(self) -> Float[Tensor, "*b p q"]:
-        """W of centred features and targets."""
+        """W for centred features and targets."""
         q = self.noise_root.shape[-1]
         V = self.factor.solve(self.rhs[..., None])[..., 0].unflatten(-1, (q, -1))
         return V.mT @ self.noise_root.mT
 
     @cached_property
     def roots(self) -> Float[Tensor, "q p pq"]:
-        """R with function = mean + z R[j] e for output j, e standard normal and the same for all outputs."""
+        """R such that the function of output j is mean + z R[j] e, with e standard normal and common to all outputs."""
         q = self.noise_root.shape[-1]
         eye = torch.eye(self.rhs.shape[-1], dtype=self.rhs.dtype, device=self.rhs.device)
         return torch.einsum("jl,lar->jar", self.noise_root, self.factor.whiten(eye).unflatten(0, (q, -1)))
 
     def nlml(self) -> Float[Tensor, "*b"]:
-        """Negative log marginal likelihood, per target of the output that has most. eq:LogMarginalLikelihood (Lemma 2)
+        """Negative log marginal likelihood, per target of the output with most targets.
 
-        Under the flat prior the density of the biases is one for each unit of the targets.
+        eq:LogMarginalLikelihood (Lemma 2). Under the flat prior, the density of the biases is one per unit of the
+        targets.
         """
         eq, q = self.equations, self.noise_root.shape[-1]
         shown = eq.patterns.to(eq.count)

@@ -1,6 +1,6 @@
-"""The precision matrix of the last layer and all that follows from it in closed form: weights, misfit, noise.
+"""The precision matrix of the last layer and what follows from it in closed form: weights, misfit, noise.
 
-Both bias priors become one ridge regression. Under the flat prior the bias is projected out exactly by centring,
+Both bias priors lead to one ridge regression. Under the flat prior the bias is projected out exactly by centring,
 
     Lambda_bar = Phi'Phi + alpha^-1 I~   and   det Lambda_bar = m det(G + alpha^-1 I),   G = centred Gram matrix,
     phi' Lambda_bar^-1 phi = 1/m + z' (G + alpha^-1 I)^-1 z,                             z = phi_tilde - mean,
@@ -23,7 +23,7 @@ from lastlayer.statistics import OutputStatistics, Statistics
 from lastlayer.types import BIAS_PRIORS, NOISE_STRUCTURES, BiasPrior, NoiseStructure
 
 ROUNDING = 8 * EPS
-"""Rounding error of an accumulated moment, relative to the energy that went into it."""
+"""Rounding error of an accumulated moment, relative to the energy that was added to it."""
 
 NOISE_FLOOR = 1e-12
 """Smallest noise variance, as a share of the target variance."""
@@ -31,33 +31,34 @@ NOISE_FLOOR = 1e-12
 
 @dataclass(frozen=True)
 class NormalEquations:
-    """The ridge regression that is left once the bias prior has been taken care of."""
+    """The ridge regression that remains after the bias prior has been accounted for."""
 
     gram: Float[Tensor, "*b k k"]
     cross: Float[Tensor, "*b k q"]
     targets: Float[Tensor, "*b q q"]
     energy: Float[Tensor, "*b k"]
-    """What went into the diagonal of `gram`: the measure of its rounding errors."""
+    """All that was ever added to the diagonal of `gram`; its rounding errors are relative to this."""
     target_energy: Float[Tensor, "*b q"]
     count: Float[Tensor, "*b"]
-    """The precision of the bias, in units of the noise: m, if every row is a value without known noise."""
+    """Precision of the bias in units of the noise: m, if every row is a value without known noise."""
     n_targets: Float[Tensor, "*b"]
-    """m"""
+    """m: the number of targets."""
     dof: Float[Tensor, "*b"]
-    """n = m - 1 under the flat prior, m under the shared one: what the misfit is divided by."""
+    """n = m - 1 under the flat prior, m under the shared one: the divisor of the misfit."""
     feature_mean: Float[Tensor, "*b k1"]
     target_mean: Float[Tensor, "*b q"]
     bias_prior: BiasPrior
     by_output: bool = False
-    """Whether the last axis of a batch counts outputs, which have one alpha in common."""
+    """Whether the last axis of a batch indexes outputs, which share one alpha."""
 
     @classmethod
     def of(cls, statistics: Statistics, bias_prior: BiasPrior = "flat") -> "NormalEquations":
+        """Set up the normal equations of statistics under a bias prior."""
         check_choice("bias_prior", bias_prior, BIAS_PRIORS)
         k, m = statistics.n_linear, statistics.count
         mean, scatter, energy = statistics.mean, statistics.scatter, statistics.energy
         dof = statistics.n - 1 if bias_prior == "flat" else statistics.n
-        if bias_prior == "shared":  # raw moments of [phi_tilde, 1, t] in place of the centred ones
+        if bias_prior == "shared":  # raw moments of [phi_tilde, 1, t] instead of centred ones
             eye = torch.eye(mean.shape[-1] + 1, dtype=mean.dtype, device=mean.device)
             one, rest = eye[k], torch.cat([eye[:k], eye[k + 1 :]])
             raw = mean @ rest + one
@@ -81,31 +82,31 @@ class NormalEquations:
 
     @property
     def n_penalised(self) -> int:
-        """k: how many weights of an output the prior pulls to zero."""
+        """k: number of weights per output that the prior shrinks towards zero."""
         return self.gram.shape[-1]
 
     @property
     def bias_variance(self) -> Float[Tensor, "*b"]:
-        """What the free bias adds to the variance ratio of every point."""
+        """Contribution of the free bias to the variance ratio of every point."""
         return 1 / self.count if self.bias_prior == "flat" else torch.zeros_like(self.count)
 
     @property
     def resolution(self) -> Float[Tensor, "*b"]:
-        """The smallest eigenvalue that rounding errors of the moments leave meaningful, alpha^-1 included."""
+        """Smallest eigenvalue, alpha^-1 included, that is meaningful given the rounding errors of the moments."""
         return (ROUNDING * self.energy.sum(-1)).clamp_min(TINY)
 
     def rows(self, phi_tilde: Float[Tensor, "... r k1"]) -> Float[Tensor, "... r k"]:
-        """z of linear features."""
+        """z for linear features."""
         phi_tilde = phi_tilde.to(self.gram.dtype)
         return phi_tilde - self.feature_mean[..., None, :] if self.bias_prior == "flat" else affine_features(phi_tilde)
 
     def ridge(self, log_alpha: float | Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """alpha^-1, but at least the resolution: an infinite alpha is the largest one that the moments can tell."""
+        """alpha^-1, but at least the resolution: an infinite alpha becomes the largest that the moments can resolve."""
         return torch.maximum(self._alpha_inverse(log_alpha), self.resolution)
 
     @cached_property
     def spectrum(self) -> Spectrum:
-        """Eigenvalues and eigenvectors of the Gram matrix: any alpha at O(k) a point."""
+        """Eigenvalues and eigenvectors of the Gram matrix, for any alpha at O(k) per point."""
         return Spectrum.of(self.gram, self.resolution)
 
     @cached_property
@@ -115,7 +116,7 @@ class NormalEquations:
 
     @cached_property
     def _least_squares_misfit(self) -> Float[Tensor, "*b q q"]:
-        """S as alpha^-1 goes to zero; what cannot be told from rounding is zero."""
+        """S as alpha^-1 goes to zero; entries that cannot be distinguished from rounding errors are zero."""
         values, B = self.spectrum.values[..., None], self.rotated_cross
         S = self.targets - (B / values.clamp_min(TINY)).mT @ B
         scale = self.target_energy.sqrt()
@@ -126,16 +127,18 @@ class NormalEquations:
     def misfit(self, ridge: Float[Tensor, "..."]) -> Float[Tensor, "... q q"]:
         """S = (T - Phi W)'(T - Phi W) + alpha^-1 W~'W~ at the optimal W, from the moments alone.
 
-        T'T - T'Phi Lambda_bar^-1 Phi'T is what least squares leaves and what alpha^-1 adds to it, the sum of
-        b'b ridge / (l (l + ridge)): so a fit without error, where the first part is rounding, still has its digits.
+        T'T - T'Phi Lambda_bar^-1 Phi'T is computed as the misfit of least squares plus the contribution of alpha^-1,
+        the sum of b'b ridge / (l (l + ridge)). The second part keeps its digits where the fit is nearly exact and the
+        first part is rounding error.
         """
         values, ridge, B = self.spectrum.values[..., None], ridge[..., None, None], self.rotated_cross
         return self._least_squares_misfit + (B * (ridge / (values.clamp_min(TINY) * (values + ridge)))).mT @ B
 
     def alpha_range(self, n: int, *, farthest: float = 0.0) -> Float[Tensor, "n *b"]:
-        """The log alphas between which it matters: below, every weight is zero; above, none is held back any more.
+        """Grid over the range of log alpha that matters: below it all weights are zero, above it none is shrunk.
 
-        `farthest`, the largest z'z of points asked about, makes sure that their variance too is gone at the lower end.
+        `farthest`, the largest z'z of the points of interest, ensures that their variance also vanishes at the lower
+        end.
         """
         largest = torch.maximum(self.spectrum.values.amax(-1), self.resolution).clamp_min(farthest)
         first, last = -largest.log() - 12.0, -self.resolution.log()
@@ -145,13 +148,13 @@ class NormalEquations:
         return torch.lerp(first, last, share.reshape(-1, *[1] * first.dim()))
 
     def at(self, log_alpha: float | Float[Tensor, "..."]) -> "Precision":
-        """Factored once, for one alpha."""
+        """Factor the precision matrix for one alpha."""
         alpha_inverse, ridge = self._alpha_inverse(log_alpha), self.ridge(log_alpha)
         eye = torch.eye(self.n_penalised, dtype=self.gram.dtype, device=self.gram.device)
         return Precision(self, alpha_inverse, ridge, Cholesky.of(self.gram + ridge[..., None, None] * eye))
 
     def spectral_at(self, log_alpha: float | Float[Tensor, "..."]) -> "Precision":
-        """From the spectrum, which is computed once for all alpha."""
+        """The precision matrix from the spectrum, which is computed once for all alphas."""
         alpha_inverse, ridge = self._alpha_inverse(log_alpha), self.ridge(log_alpha)
         return Precision(self, alpha_inverse, ridge, self.spectrum.shifted(ridge))
 
@@ -161,12 +164,12 @@ class NormalEquations:
 
 @dataclass(frozen=True)
 class Precision:
-    """Lambda_bar = Phi'Phi + alpha^-1 I~ at one alpha, factored. eq:Lambda_p_bar_alpha"""
+    """Lambda_bar = Phi'Phi + alpha^-1 I~ at one alpha, factored. eq:Lambda_p_bar_alpha."""
 
     equations: NormalEquations
     alpha_inverse: Float[Tensor, "..."]
     ridge: Float[Tensor, "..."]
-    """alpha^-1 as used: not below the resolution."""
+    """alpha^-1 in use, at least the resolution."""
     factor: Factor
 
     def logdet(self) -> Float[Tensor, "..."]:
@@ -176,14 +179,14 @@ class Precision:
 
     @cached_property
     def penalised_weights(self) -> Float[Tensor, "... k q"]:
-        """W~: the rows of W that the prior pulls to zero."""
+        """W~: the rows of W that the prior shrinks towards zero."""
         if isinstance(self.factor, Spectrum):
             return self.factor.vectors @ (self.equations.rotated_cross / self.factor.values[..., None])
         return self.factor.solve(self.equations.cross)
 
     @cached_property
     def weights(self) -> Float[Tensor, "... p q"]:
-        """W = Lambda_bar^-1 Phi'T, the bias in its last row. eq:w_bar_posterior_scalar"""
+        """W = Lambda_bar^-1 Phi'T, with the bias in its last row. eq:w_bar_posterior_scalar."""
         W, eq = self.penalised_weights, self.equations
         if eq.bias_prior == "shared":
             return W
@@ -191,21 +194,21 @@ class Precision:
         return torch.cat([W, bias], dim=-2)
 
     def variance_ratio(self, z: Float[Tensor, "... r k"]) -> Float[Tensor, "... r"]:
-        """phi' Lambda_bar^-1 phi: variance of the function over that of the noise. eq:NN_BLL_distribution_c"""
+        """phi' Lambda_bar^-1 phi: variance of the function over that of the noise. eq:NN_BLL_distribution_c."""
         return self.equations.bias_variance[..., None] + self.factor.whiten(z).square().sum(-1)
 
     @property
     def determined(self) -> Float[Tensor, "..."]:
-        """gamma: the number of features that the data determine, sum lambda / (lambda + alpha^-1)."""
+        """gamma: effective number of features determined by the data, sum lambda / (lambda + alpha^-1)."""
         values = self.equations.spectrum.values
         return (values / (values + self.ridge[..., None])).sum(-1)
 
     @cached_property
     def worst_ratio_error(self) -> float:
-        """`ratio_error` at its largest over all z, for one model."""
+        """Largest `ratio_error` over all z, for one model."""
         eq, k = self.equations, self.equations.n_penalised
         if isinstance(self.factor, Cholesky):
-            if not bool(torch.isfinite(self.factor.L).all()):  # not positive definite any more: no digits at all
+            if not bool(torch.isfinite(self.factor.L).all()):  # not positive definite: no correct digits
                 return math.inf
             d, terms = (eq.energy + self.ridge).rsqrt(), k
             values = eigvalsh(d[:, None] * (self.factor.L @ self.factor.L.mT) * d)
@@ -220,7 +223,7 @@ class Precision:
     def ratio_error(self, z: Float[Tensor, "... r k"]) -> Float[Tensor, "... r"]:
         """First-order bound on the relative error of `variance_ratio`: rounding of the moments, of z, and the ridge.
 
-        A perturbation E of A moves z'A^-1z by u'Eu with u = A^-1 z.
+        A perturbation E of A changes z'A^-1z by u'Eu with u = A^-1 z.
         """
         u = self.factor.solve(z.mT).mT
         moments = ROUNDING * self.factor.perturbation(u, self.equations.energy)
@@ -244,9 +247,9 @@ class Precision:
 def noise_covariance(
     S: Float[Tensor, "... q q"], equations: NormalEquations, noise: NoiseStructure = "diagonal", prior_rows: float = 0.0
 ) -> tuple[Float[Tensor, "... q q"], Bool[Tensor, "..."]]:
-    """The noise at the maximum of the evidence, S / n, and whether the floor had to hold it up.
+    """Noise covariance at the maximum of the evidence, S / n, and whether it was raised to its floor.
 
-    The floor is a share of the targets' variance in every output, and for full noise in every direction of them.
+    The floor is a share of the targets' variance in every output, and for full noise in every direction.
     """
     check_choice("noise", noise, NOISE_STRUCTURES)
     if equations.dof.device.type == "cpu" and not bool((equations.dof > 0).all()):
@@ -259,7 +262,7 @@ def noise_covariance(
     if noise == "diagonal":
         values, vectors = _diagonal(relative), torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
     else:
-        fine = torch.isfinite(relative).all(-1).all(-1)[..., None]  # one nan in a batch would raise for all of it
+        fine = torch.isfinite(relative).all(-1).all(-1)[..., None]  # one NaN would raise an error for the whole batch
         values, vectors = eigh(torch.where(fine[..., None], relative, 0.0))
         values = torch.where(fine, values, torch.nan)
     root = scale[..., :, None] * vectors * values.clamp_min(NOISE_FLOOR).sqrt()[..., None, :]

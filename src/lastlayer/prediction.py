@@ -1,4 +1,4 @@
-"""`Prediction`: what is known of the targets at each point, as a Gaussian or a mixture of Gaussians behind one face."""
+"""`Prediction`: the predictive distribution of the targets at each point, a Gaussian or a mixture of Gaussians."""
 
 import math
 from collections.abc import Sequence
@@ -24,15 +24,27 @@ def gaussian_log_prob(
     var: Float[ndarray, "*b r q"],
     correlation: Float[ndarray, "*#c q q"] | None = None,
 ) -> Float[ndarray, "*b r"]:
-    """Log density of N(0, D C D) with D^2 = var, joint over the outputs.
+    """Compute the log density of N(0, D C D) with D^2 = var, joint over the outputs.
 
-    C is the correlation, one for each point or one for all (then with a single axis less); the identity if not given.
+    Parameters
+    ----------
+    residual : ndarray of shape (..., r, q)
+        Targets minus means.
+    var : ndarray of shape (..., r, q)
+        Variance of each output.
+    correlation : ndarray of shape (..., q, q) or (..., r, q, q), default None
+        C: one matrix for all points, or one per point; None: the identity.
+
+    Returns
+    -------
+    ndarray of shape (..., r)
+        The log density of each point.
     """
     scaled = residual / np.sqrt(var)
     log_det = np.log(var).sum(-1)
     if correlation is not None:
         L = np.linalg.cholesky(correlation)
-        if L.ndim <= var.ndim:  # one for all points
+        if L.ndim <= var.ndim:  # one matrix for all points
             L = L[..., None, :, :]
         scaled = np.linalg.solve(L, np.broadcast_to(scaled, var.shape)[..., None])[..., 0]
         log_det = log_det + 2 * np.log(np.diagonal(L, axis1=-2, axis2=-1)).sum(-1)
@@ -42,31 +54,48 @@ def gaussian_log_prob(
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """The predictive distribution of m points and q outputs; c Gaussian components, one for a single model.
+    """The predictive distribution at m points of q outputs, a mixture of c Gaussian components.
 
-    Everything is of the targets, noise included, unless the noise variance is zero: then it is of the function.
-    Results have the shape of the targets: (m,) if the model was fitted to 1-D targets, (m, q) if they were 2-D. The
-    components and `cov()` always have an axis for the outputs; `with_output_axis()` gives it to everything.
+    A single model has one component. The distribution is that of the targets, noise included; where the noise
+    variance is zero, it is that of the function. Results have the shape of the targets: (m,) if the model was fitted
+    to 1-D targets, (m, q) if they were 2-D. The components and `cov()` always have an axis for the outputs;
+    `with_output_axis()` adds it to all results.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> p = Prediction.gaussian(
+    ...     np.zeros(2), epistemic_var=np.array([0.0, 3.0]), noise_var=np.ones(2), affine_cost=np.array([0.0, 3.0])
+    ... )
+    >>> p.std
+    array([1., 2.])
+    >>> lower, upper = p.interval(0.95)
+    >>> np.round(upper, 2)
+    array([1.96, 3.92])
     """
 
     component_mean: Float[ndarray, "c m q"]
+    """Mean of each component."""
     component_epistemic_var: Float[ndarray, "c m q"]
+    """Epistemic variance of each component."""
     component_noise_var: Float[ndarray, "c m q"]
+    """Noise variance of each component."""
     affine_cost: Float[ndarray, " m"]
     """Degree of extrapolation, before any calibration (Theorem 2)."""
     weights: Float[ndarray, "c m"]
-    """Weights of the components at each point; they add up to one."""
+    """Weights of the components at each point; they sum to one."""
     correlation: Float[ndarray, "c q q"] | None = None
-    """Correlation between the outputs of a point, of the function and of the noise alike; None: independent."""
+    """Correlation between the outputs at a point, the same for the function and for the noise; None: independent."""
     function_correlation: Float[ndarray, "c m q q"] | None = None
-    """That of the function, where it differs from that of the noise: outputs observed at different rows."""
+    """Correlation of the function, where it differs from that of the noise: outputs observed at different rows."""
     conformal_scores: Float[ndarray, "n q"] | None = None
-    """Absolute errors over standard deviations of fresh rows, for conformal intervals."""
+    """Absolute errors divided by standard deviations of new rows, for conformal intervals."""
     beyond_reach: Bool[ndarray, " m"] | None = None
-    """Which points lie farther out than every held-out point that the variance was calibrated on: there it is
-    extrapolated too. None: there was no calibration."""
+    """Whether a point lies farther out than every held-out point that the variance was calibrated on, so that the
+    calibration is extrapolated there. None: no calibration.
+    """
     y_ndim: int = 2
-    """Dimensions of the targets: 1, and results have no axis for the one output; or 2."""
+    """Dimensions of the targets: 1 (results have no axis for the single output) or 2."""
 
     def __post_init__(self) -> None:
         if self.y_ndim not in (1, 2) or (self.y_ndim == 1 and self.component_mean.shape[-1] != 1):
@@ -85,7 +114,26 @@ class Prediction:
         affine_cost: Float[ndarray, " m"],
         correlation: Float[ndarray, "q q"] | None = None,
     ) -> "Prediction":
-        """One Gaussian per point; results are shaped like `mean`, (m,) or (m, q)."""
+        """Create a prediction with one Gaussian per point.
+
+        Parameters
+        ----------
+        mean : ndarray of shape (m,) or (m, q)
+            Means; results are shaped like them.
+        epistemic_var : ndarray of shape (m,) or (m, q)
+            Variance of the function.
+        noise_var : ndarray
+            Variance of the noise, broadcast to the shape of `mean`.
+        affine_cost : ndarray of shape (m,)
+            Degree of extrapolation.
+        correlation : ndarray of shape (q, q), default None
+            Correlation between the outputs; None: independent.
+
+        Returns
+        -------
+        Prediction
+            The prediction with one component.
+        """
         shape = (1, *mean.shape, *[1] * (2 - mean.ndim))
         by_output = lambda values: np.broadcast_to(values, mean.shape).reshape(shape).copy()
         return cls(
@@ -102,7 +150,25 @@ class Prediction:
     def mixture(
         cls, members: "list[Prediction]", weights: Float[ndarray, " c"] | Float[ndarray, "c m"] | None = None
     ) -> "Prediction":
-        """The mixture of several predictions of the same points; equal weights unless given, also for each point."""
+        """Mix several predictions of the same points.
+
+        Parameters
+        ----------
+        members : list of Prediction
+            The predictions.
+        weights : ndarray of shape (c,) or (c, m), default None
+            Weight of each of them, at each point or for all points; None: equal weights.
+
+        Returns
+        -------
+        Prediction
+            The mixture, with the components of all members.
+
+        Raises
+        ------
+        InputError
+            If the members differ in points or outputs, or the weights do not sum to one.
+        """
         if not members:
             raise InputError("a mixture needs at least one member")
         n, m = len(members), len(members[0].affine_cost)
@@ -112,7 +178,7 @@ class Prediction:
         share = np.broadcast_to((share / share.sum(0)).reshape(n, -1), (n, m))
         shapes = [p.shape for p in members]
         if len(set(shapes)) > 1:
-            raise InputError(f"members are of different points or outputs: {shapes}")
+            raise InputError(f"members differ in points or outputs: their shapes are {shapes}")
         q = members[0].component_mean.shape[-1]
         correlations = [
             np.broadcast_to(np.eye(q) if p.correlation is None else p.correlation, (len(p.weights), q, q))
@@ -130,19 +196,27 @@ class Prediction:
 
     @property
     def n_outputs(self) -> int:
+        """Number of outputs q."""
         return int(self.component_mean.shape[-1])
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the targets, and so of `mean`: (m,) or (m, q)."""
+        """Shape of the targets, and therefore of `mean`: (m,) or (m, q)."""
         return tuple(self.component_mean.shape[1 : 1 + self.y_ndim])
 
     def with_output_axis(self) -> "Prediction":
-        """The same distribution as one of 2-D targets: results are (m, q), also of a single output."""
+        """Return the same distribution with results of shape (m, q), also for a single output.
+
+        Returns
+        -------
+        Prediction
+            The same distribution.
+        """
         return self if self.y_ndim == 2 else replace(self, y_ndim=2)
 
     @cached_property
     def mean(self) -> Float[ndarray, "m *q"]:
+        """Mean of the targets."""
         return self._like_targets(self._mean)
 
     @cached_property
@@ -153,22 +227,32 @@ class Prediction:
 
     @cached_property
     def noise_var(self) -> Float[ndarray, "m *q"]:
+        """Variance of the noise."""
         return self._like_targets(self._average(self.component_noise_var))
 
     @cached_property
     def var(self) -> Float[ndarray, "m *q"]:
+        """Variance of the targets: epistemic variance plus noise variance."""
         return self.epistemic_var + self.noise_var
 
     @cached_property
     def std(self) -> Float[ndarray, "m *q"]:
+        """Standard deviation of the targets."""
         return np.sqrt(self.var)
 
     @property
     def component_var(self) -> Float[ndarray, "c m q"]:
+        """Variance of the targets under each component."""
         return self.component_epistemic_var + self.component_noise_var
 
     def component_cov(self) -> Float[ndarray, "c m q q"]:
-        """Covariance between the outputs at each point by each component."""
+        """Compute the covariance between the outputs at each point under each component.
+
+        Returns
+        -------
+        ndarray of shape (c, m, q, q)
+            The covariance matrices.
+        """
         C = np.eye(self.component_mean.shape[-1]) if self.correlation is None else self.correlation[:, None]
         epistemic, noise = self.component_epistemic_var, self.component_noise_var
         if self.function_correlation is None:
@@ -179,7 +263,13 @@ class Prediction:
         return cov
 
     def cov(self) -> Float[ndarray, "m q q"]:
-        """Covariance between the outputs at each point; (m, 1, 1) for a single output, 1-D targets or not."""
+        """Compute the covariance between the outputs at each point.
+
+        Returns
+        -------
+        ndarray of shape (m, q, q)
+            The covariance matrices; (m, 1, 1) for a single output, also for 1-D targets.
+        """
         within = self.component_cov()
         spread = self.component_mean - self._mean
         return self._average(within + spread[..., :, None] * spread[..., None, :])
@@ -187,9 +277,19 @@ class Prediction:
     def log_prob(
         self, y: Real[ndarray, "m q"] | Real[ndarray, " m"], *, per_output: bool = False
     ) -> Float[ndarray, "m *q"]:
-        """Log density of targets at each point: joint over the outputs (m,), or of each alone, shaped like the targets.
+        """Compute the log density of targets at each point.
 
-        A single output's targets may be (m,) or (m, 1), here and wherever targets are given.
+        Parameters
+        ----------
+        y : ndarray of shape (m,) or (m, q)
+            Targets. Those of a single output may be (m,) or (m, 1), here and wherever targets are given.
+        per_output : bool, default False
+            Whether to return the density of each output alone instead of the joint density.
+
+        Returns
+        -------
+        ndarray of shape (m,) or (m, q)
+            The joint log density, (m,), or that of each output, shaped like the targets.
         """
         residual = self.targets(y) - self.component_mean
         if per_output:
@@ -201,17 +301,39 @@ class Prediction:
         return self._like_targets(density) if per_output else density
 
     def standardized_residual(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m *q"]:
-        """(y - mean) / std."""
+        """Compute (y - mean) / std.
+
+        Parameters
+        ----------
+        y : ndarray of shape (m,) or (m, q)
+            Targets.
+
+        Returns
+        -------
+        ndarray of shape (m,) or (m, q)
+            The standardised residuals.
+        """
         residual: ndarray = (self._like_targets(self.targets(y)) - self.mean) / self.std
         return residual
 
     def cdf(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m *q"]:
-        """Probability that each output lies below y."""
+        """Compute the probability that each output lies below y.
+
+        Parameters
+        ----------
+        y : ndarray of shape (m,) or (m, q)
+            Targets.
+
+        Returns
+        -------
+        ndarray of shape (m,) or (m, q)
+            The probabilities.
+        """
         below = ndtr((self.targets(y) - self.component_mean) / np.sqrt(self.component_var))
         return self._like_targets(self._average(below))
 
     def quantile(self, level: float | Sequence[float] | ndarray) -> Float[ndarray, "*s"]:
-        """The value that each output stays below with probability `level`.
+        """Compute the value that each output lies below with probability `level`.
 
         Parameters
         ----------
@@ -221,7 +343,12 @@ class Prediction:
         Returns
         -------
         ndarray
-            Shaped like the targets; several levels have a leading axis.
+            Shaped like the targets; several levels add a leading axis.
+
+        Raises
+        ------
+        InputError
+            If a level does not lie strictly between 0 and 1.
 
         Examples
         --------
@@ -237,11 +364,29 @@ class Prediction:
     def interval(
         self, level: float = 0.95, *, method: str = "quantile"
     ) -> tuple[Float[ndarray, "m *q"], Float[ndarray, "m *q"]]:
-        """Lower and upper bound of each output, `level` of the probability between them.
+        """Compute an interval that contains each output with probability `level`.
 
-        "quantile": the central interval of the distribution. "conformal": mean +- a number of standard deviations that
-        holds for new rows like those given to `conformalize` with at least that probability, whatever the model got
-        wrong (split-conformal); infinite if they were too few for the level.
+        Parameters
+        ----------
+        level : float, default 0.95
+            The probability.
+        method : "quantile" or "conformal", default "quantile"
+            "quantile": the central interval of the distribution. "conformal": mean +- a multiple of the standard
+            deviation that covers new rows exchangeable with those given to `conformalize` with at least that
+            probability, even if the model is wrong (split conformal prediction); infinite if there were too few rows
+            for the level.
+
+        Returns
+        -------
+        lower : ndarray of shape (m,) or (m, q)
+            Lower bounds.
+        upper : ndarray of shape (m,) or (m, q)
+            Upper bounds.
+
+        Raises
+        ------
+        InputError
+            If `level` does not lie strictly between 0 and 1, or conformal scores are missing.
         """
         if not 0 < level < 1:
             raise InputError(f"level={level} must lie strictly between 0 and 1, such as 0.95")
@@ -251,7 +396,20 @@ class Prediction:
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def sample(self, n: int, *, random_state: int | np.random.Generator | None = None) -> Float[ndarray, "n m *q"]:
-        """Draws of the targets: joint over the outputs of a point, independent between points."""
+        """Draw targets, jointly over the outputs at a point and independently between points.
+
+        Parameters
+        ----------
+        n : int
+            Number of draws.
+        random_state : int, Generator or None, default None
+            Seed of the draws.
+
+        Returns
+        -------
+        ndarray of shape (n, m) or (n, m, q)
+            The draws.
+        """
         rng = np.random.default_rng(random_state)
         _, m, q = self.component_mean.shape
         pick = (rng.random((n, 1, m)) > self.weights.cumsum(0)[:-1]).sum(1)
@@ -265,7 +423,7 @@ class Prediction:
         return self._like_targets(draws)
 
     def to_frame(self, index: Any = None, *, level: float = 0.95, outputs: Sequence[str] | None = None) -> Any:
-        """The prediction as a pandas DataFrame with one row per point.
+        """Convert the prediction to a pandas DataFrame with one row per point.
 
         Parameters
         ----------
@@ -274,14 +432,14 @@ class Prediction:
         level : float, default 0.95
             Probability of the central interval between `lower` and `upper`.
         outputs : sequence of str, default None
-            Names of the outputs, put in front of the columns: `NAME_mean`. None: no name for a single output, "y0",
-            "y1" and so on for several.
+            Names of the outputs, which prefix the columns: `NAME_mean`. None: no prefix for a single output, "y0", "y1"
+            and so on for several.
 
         Returns
         -------
         pandas.DataFrame
-            mean, std, epistemic_std, noise_std, lower and upper of each output, then affine_cost and, of a calibrated
-            model, beyond_reach.
+            Columns mean, std, epistemic_std, noise_std, lower and upper of each output, then affine_cost and, for a
+            calibrated model, beyond_reach.
 
         Raises
         ------
@@ -301,18 +459,18 @@ class Prediction:
         return frame(parts, points, outputs=outputs, index=index)
 
     def _point_correlation(self) -> Float[ndarray, "c m q q"] | None:
-        """Of the targets, at each point: the function and the noise may mix differently in each output."""
+        """Correlation of the targets at each point, where function and noise are mixed in different proportions."""
         if self.correlation is None:
             return None
         std = np.sqrt(self.component_var)
         return self.component_cov() / std[..., :, None] / std[..., None, :]
 
     def _conformal_reach(self, level: float) -> Float[ndarray, " q"]:
-        """The ceil((n + 1) level)-th smallest of n scores."""
+        """Return the ceil((n + 1) level)-th smallest of n scores."""
         if self.conformal_scores is None:
             raise InputError(
-                'method="conformal" needs rows that nothing was fitted to: call model.conformalize(X, y) with some '
-                "before predictive(X)"
+                'method="conformal" needs rows that were not used for fitting: call model.conformalize(X, y) with '
+                "such rows before predictive(X)"
             )
         n = len(self.conformal_scores)
         rank = math.ceil(round((n + 1) * level, 9))
@@ -334,38 +492,60 @@ class Prediction:
         return like_targets(values, self.y_ndim)
 
     def targets(self, y: Any) -> Float[ndarray, "m q"]:
-        """Targets of these points, with an axis for the outputs; (m,) and (m, 1) are the same of a single one."""
+        """Convert targets to an array with an axis for the outputs.
+
+        Parameters
+        ----------
+        y : array-like of shape (m,) or (m, q)
+            Targets of these points; (m,) only for a single output.
+
+        Returns
+        -------
+        ndarray of shape (m, q)
+            The targets.
+
+        Raises
+        ------
+        InputError
+            If the shape does not match that of the prediction.
+        """
         return align(y, self.component_mean.shape[1:])
 
 
 @dataclass(frozen=True)
 class JointPrediction:
-    """The Gaussian distribution of m points and q outputs together: of a mixture, the one with the same moments.
+    """The joint Gaussian distribution of m points and q outputs; a mixture is approximated by matching its moments.
 
-    Its covariance is a sum of parts, each a covariance between points times one between outputs, plus how far the
-    members' means lie apart.
+    The covariance is a sum of terms, each a covariance between points times one between outputs, plus the covariance
+    of the members' means.
     """
 
     mean_by_output: Float[ndarray, "m q"]
-    """The mean, with an axis for the outputs also of 1-D targets."""
+    """The mean, with an axis for the outputs, also for 1-D targets."""
     point_cov: Float[ndarray, "t m m"]
-    """Covariances between the points."""
+    """Covariance between the points, for each term."""
     output_cov: Float[ndarray, "t q q"]
-    """Covariances between the outputs that go with them."""
+    """Covariance between the outputs, for each term."""
     spread: Float[ndarray, "c m q"]
-    """Deviations of the members from the mean, times the root of their weight; empty for a single model."""
+    """Deviations of the members from the mean, times the square root of their weights; empty for a single model."""
     noise_cov: Float[ndarray, "m q q"]
-    """Covariance of the noise at each point; it is independent between points."""
+    """Covariance of the noise at each point; noise is independent between points."""
     y_ndim: int = 2
-    """Dimensions of the targets, as `Prediction.y_ndim`."""
+    """Dimensions of the targets, as in `Prediction.y_ndim`."""
 
     @property
     def mean(self) -> Float[ndarray, "m *q"]:
-        """Shaped like the targets."""
+        """The mean, shaped like the targets."""
         return like_targets(self.mean_by_output, self.y_ndim)
 
     def cov(self) -> Float[ndarray, "mq mq"]:
-        """Covariance of all numbers, output by output: the first m rows are the first output at every point."""
+        """Compute the covariance of all points and outputs.
+
+        Returns
+        -------
+        ndarray of shape (m * q, m * q)
+            The covariance, ordered by output: the first m rows are the first output at every point.
+        """
         between = self.spread.swapaxes(1, 2).reshape(len(self.spread), self.mean_by_output.size)
         parts = zip(self.output_cov, self.point_cov, strict=True)
         cov: ndarray = sum(np.kron(output, point) for output, point in parts) + between.T @ between
@@ -374,7 +554,13 @@ class JointPrediction:
         return cov
 
     def cov_of_outputs(self) -> Float[ndarray, "m m *q"]:
-        """Covariance between the points for each output alone: (m, m, q), or (m, m) for 1-D targets."""
+        """Compute the covariance between the points for each output.
+
+        Returns
+        -------
+        ndarray of shape (m, m) or (m, m, q)
+            The covariance; (m, m) for 1-D targets.
+        """
         own = np.diagonal(self.output_cov, axis1=1, axis2=2)
         cov: ndarray = np.einsum("tij,tq->ijq", self.point_cov, own) + np.einsum(
             "ciq,cjq->ijq", self.spread, self.spread
@@ -384,7 +570,20 @@ class JointPrediction:
         return like_targets(cov, self.y_ndim)
 
     def sample(self, n: int, *, random_state: int | np.random.Generator | None = None) -> Float[ndarray, "n m *q"]:
-        """Joint draws over points and outputs."""
+        """Draw jointly over points and outputs.
+
+        Parameters
+        ----------
+        n : int
+            Number of draws.
+        random_state : int, Generator or None, default None
+            Seed of the draws.
+
+        Returns
+        -------
+        ndarray of shape (n, m) or (n, m, q)
+            The draws.
+        """
         rng = np.random.default_rng(random_state)
         draws = self.mean_by_output + np.tensordot(rng.standard_normal((n, len(self.spread))), self.spread, 1)
         for point, output in zip(self.point_cov, self.output_cov, strict=True):
@@ -394,32 +593,78 @@ class JointPrediction:
 
 @dataclass(frozen=True)
 class FunctionalPrediction:
-    """The Gaussian distribution of n functionals of the function together, without noise."""
+    """The joint Gaussian distribution of n functionals of the function, without noise."""
 
     mean: Float[ndarray, " n"]
+    """Mean of each functional."""
     rows: Float[ndarray, "n r"]
-    """The covariance is rows rows'."""
+    """Root of the covariance, which is rows rows'."""
 
     @property
     def var(self) -> Float[ndarray, " n"]:
+        """Variance of each functional."""
         return np.square(self.rows).sum(1)
 
     @property
     def std(self) -> Float[ndarray, " n"]:
+        """Standard deviation of each functional."""
         return np.sqrt(self.var)
 
     def cov(self) -> Float[ndarray, "n n"]:
+        """Compute the covariance between the functionals.
+
+        Returns
+        -------
+        ndarray of shape (n, n)
+            The covariance.
+        """
         return self.rows @ self.rows.T
 
     def interval(self, level: float = 0.95) -> tuple[Float[ndarray, " n"], Float[ndarray, " n"]]:
-        """Central interval of each."""
+        """Compute the central interval of each functional.
+
+        Parameters
+        ----------
+        level : float, default 0.95
+            Probability of the interval.
+
+        Returns
+        -------
+        lower : ndarray of shape (n,)
+            Lower bounds.
+        upper : ndarray of shape (n,)
+            Upper bounds.
+
+        Raises
+        ------
+        InputError
+            If `level` does not lie between 0 and 1.
+        """
         if not 0 < level < 1:
             raise InputError(f"level={level} must lie between 0 and 1")
         half = ndtri((1 + level) / 2) * self.std
         return self.mean - half, self.mean + half
 
     def log_prob(self, y: ndarray, noise_std: float | ndarray = 0.0) -> Float[ndarray, " n"]:
-        """Log density of each functional's measurement, with noise of a known standard deviation."""
+        """Compute the log density of a measurement of each functional.
+
+        Parameters
+        ----------
+        y : ndarray with n numbers
+            The measurements.
+        noise_std : float or ndarray with n numbers, default 0.0
+            Known standard deviation of their noise.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            The log densities.
+
+        Raises
+        ------
+        InputError
+            If `y` or `noise_std` does not have one number per functional.
+        """
         values = np.ravel(y)
         if values.shape != self.mean.shape or np.size(noise_std) not in (1, len(values)):
             raise InputError(
@@ -432,7 +677,20 @@ class FunctionalPrediction:
 
 
 def add_noise(noise_cov: Float[ndarray, "m q q"], standard: Float[ndarray, "n m q"]) -> Float[ndarray, "n m q"]:
-    """Standard normal draws turned into noise of that covariance at each point, of any rank."""
+    """Turn standard normal draws into noise with a given covariance of any rank at each point.
+
+    Parameters
+    ----------
+    noise_cov : ndarray of shape (m, q, q)
+        Covariance of the noise at each point.
+    standard : ndarray of shape (n, m, q)
+        Standard normal draws.
+
+    Returns
+    -------
+    ndarray of shape (n, m, q)
+        Draws of the noise.
+    """
     values, vectors = np.linalg.eigh(noise_cov)
     root = vectors * np.sqrt(values.clip(min=0))[:, None]
     draws: ndarray = np.einsum("mqr,nmr->nmq", root, standard)
@@ -440,7 +698,7 @@ def add_noise(noise_cov: Float[ndarray, "m q q"], standard: Float[ndarray, "n m 
 
 
 def _root(A: Float[ndarray, "n n"]) -> Float[ndarray, "n n"]:
-    """A matrix R with R R' = A, for positive semidefinite A of any rank."""
+    """Return R with R R' = A, for positive semidefinite A of any rank."""
     values, vectors = np.linalg.eigh(A)
     root: ndarray = vectors * np.sqrt(values.clip(min=0))
     return root

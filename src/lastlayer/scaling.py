@@ -1,4 +1,4 @@
-"""Standardisation of inputs and targets, and the way back."""
+"""Standardisation of inputs and targets."""
 
 from dataclasses import dataclass
 
@@ -17,18 +17,18 @@ FARTHEST = {"float64": 1e50, "float32": 1e30}
 
 @dataclass(frozen=True)
 class Standardizer:
-    """x -> (x - mean) / scale, column by column; a constant column keeps its unit."""
+    """x -> (x - mean) / scale, column by column; the scale of a constant column is 1."""
 
     mean: Float[Tensor, " d"]
     scale: Float[Tensor, " d"]
 
     @classmethod
     def fit(cls, X: Float[Tensor, "m d"], *, sample_weight: Float[Tensor, " m"] | None = None) -> "Standardizer":
-        """From the weighted mean and standard deviation of each column; missing numbers (NaN) have no part in them."""
+        """Use the weighted mean and standard deviation of each column; missing values (NaN) are ignored."""
         X, known = X.double().nan_to_num(0.0, torch.inf, -torch.inf), ~X.isnan()
         w = known.double() if sample_weight is None else known * sample_weight.double()[:, None]
         share = w / w.sum(0)
-        # columns are first brought to size one: squares of 1e200 would overflow
+        # columns are first scaled to size one: squares of 1e200 would overflow
         size = X.abs().amax(0)
         unit = torch.where(size > 0, size, torch.ones_like(size))
         mean = (share * (X / unit)).sum(0)
@@ -38,16 +38,17 @@ class Standardizer:
 
     @classmethod
     def of_moments(cls, mean: Float[Tensor, " d"], var: Float[Tensor, " d"], n_rows: int) -> "Standardizer":
-        """From moments that were summed up batch by batch."""
+        """Use moments that were accumulated batch by batch."""
         std = var.clamp_min(0).sqrt()
         constant = (std <= 10 * EPS * n_rows**0.5 * mean.abs()) | (std == 0)
         return cls(mean, torch.where(constant, torch.ones_like(std), std))
 
     def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
+        """Standardise rows."""
         return (X.double() - self.mean) / self.scale
 
     def check_reach(self, values: ndarray, name: str, farthest: float = FARTHEST["float64"]) -> None:
-        """Refuse values so many scales from the mean that squares of what networks make of them overflow."""
+        """Raise an error for rows so far out that predictions would not be finite."""
         with np.errstate(over="ignore"):
             far = np.abs(values - self.mean.numpy(force=True)) / self.scale.numpy(force=True) > farthest
         if far.any():
@@ -58,4 +59,5 @@ class Standardizer:
             )
 
     def to(self, device: torch.device | str) -> "Standardizer":
+        """Move to another device."""
         return Standardizer(self.mean.to(device), self.scale.to(device))

@@ -1,6 +1,6 @@
 """Scorers of predictive distributions for scikit-learn's `cross_val_score`, `cross_validate` and `GridSearchCV`.
 
-Each is a callable of (estimator, X, y), as `scoring=` takes them, and greater is better. The estimator is one of
+Each is a callable of (estimator, X, y) to be passed as `scoring=`; greater is better. The estimator is one of
 lastlayer's, a Pipeline that ends with one, or a search over either.
 """
 
@@ -15,21 +15,21 @@ from lastlayer.prediction import Prediction
 
 
 def predictive(estimator: Any, X: Any, *, noise: bool = True) -> Prediction:
-    """The predictive distribution of an estimator, also at the end of a Pipeline.
+    """Compute the predictive distribution of an estimator, also at the end of a Pipeline.
 
     Parameters
     ----------
     estimator : estimator
         A fitted model with `predictive`, a Pipeline whose last step is one, or a search that kept its best estimator.
     X : array-like
-        Rows as the estimator takes them: of a Pipeline, before its first step.
+        Inputs as the estimator takes them: for a Pipeline, before its first step.
     noise : bool, default True
         Whether to include the noise; False: the distribution of the function.
 
     Returns
     -------
     Prediction
-        Of the targets, in their units and their shape.
+        The distribution, in the units and the shape of the targets.
 
     Raises
     ------
@@ -61,14 +61,14 @@ def predictive(estimator: Any, X: Any, *, noise: bool = True) -> Prediction:
 
 @dataclass(frozen=True)
 class PredictiveScorer:
-    """A metric of predictions as a scorer: `scorer(estimator, X, y)`, greater is better.
+    """Scorer that applies a metric to the predictive distribution: `scorer(estimator, X, y)`, greater is better.
 
     Parameters
     ----------
     metric : callable
         A function of (prediction, y) such as those of `lastlayer.metrics`.
     greater_is_better : bool, default True
-        Whether a larger metric is better; otherwise the score is the metric with its sign changed.
+        Whether a larger metric is better; otherwise the score is the negative metric.
 
     Examples
     --------
@@ -94,8 +94,8 @@ lpd_scorer = PredictiveScorer(metrics.log_predictive_density)
 neg_crps_scorer = PredictiveScorer(metrics.crps, greater_is_better=False)
 """Minus the continuous ranked probability score."""
 neg_interval_score_scorer = PredictiveScorer(partial(metrics.interval_score, level=0.9), greater_is_better=False)
-"""Minus the score of the central 90% intervals: their width, and a penalty for targets outside."""
+"""Minus the interval score of the central 90% intervals: their width, plus a penalty for targets outside."""
 neg_coverage_error_scorer = PredictiveScorer(partial(_coverage_error, level=0.9), greater_is_better=False)
 """Minus the distance between 0.9 and the share of held-out targets inside their central 90% interval."""
 coverage_scorer = PredictiveScorer(partial(metrics.coverage, level=0.9))
-"""The share itself, to be read: the best is 0.9, not the greatest, so do not select by it."""
+"""Share of held-out targets inside their central 90% interval. For reporting only: 0.9 is best, not the maximum."""

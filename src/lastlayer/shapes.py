@@ -1,4 +1,4 @@
-"""Predictions shaped like the targets: the one axis that 1-D targets lack, targets aligned to predictions, frames."""
+"""Shapes of targets and predictions: 1-D targets without an axis for the output, alignment, DataFrames."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,12 +11,12 @@ from lastlayer.errors import InputError, need
 
 
 def like_targets(values: Float[ndarray, "*s q"], y_ndim: int) -> Float[ndarray, "*t"]:
-    """Values of each output in the shape of the targets: 1-D targets have no axis for their one output."""
+    """Values of each output in the shape of the targets: 1-D targets have no axis for their single output."""
     return values[..., 0] if y_ndim == 1 else values
 
 
 def align(y: Any, shape: tuple[int, ...]) -> Float[ndarray, "m q"]:
-    """Targets of m points and q outputs as (m, q), or an error: nothing is broadcast."""
+    """Targets of m points and q outputs as (m, q); an error for any other shape, as nothing is broadcast."""
     given, (m, q) = np.asarray(y, dtype=float), shape
     if given.shape != (m, q) and not (q == 1 and given.shape == (m,)):
         raise InputError(
@@ -33,7 +33,7 @@ def frame(
     outputs: Sequence[str] | None,
     index: Any,
 ) -> Any:
-    """A pandas DataFrame of numbers of each output, then of each point; several outputs have their names in front."""
+    """A pandas DataFrame of values per output, then per point; the names of several outputs prefix the columns."""
     q = next(iter(by_output.values())).shape[1]
     names = ["" if q == 1 else f"y{i}_" for i in range(q)] if outputs is None else [f"{name}_" for name in outputs]
     if isinstance(outputs, str) or len(names) != q:

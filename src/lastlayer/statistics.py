@@ -1,12 +1,12 @@
 """Additive sufficient statistics of a Bayesian linear regression on affine features.
 
-All that the last layer ever needs of m rows are their weighted count, the means, and the centred second moments
-of [phi_tilde, T]: over chunks, machines and time they simply add up. They are kept centred because differences of
-large raw sums lose the digits that the variance lives on; Phi'Phi, Phi'T and T'T follow from them.
+All that the last layer needs to know about m rows are their weighted count, their means, and the centred second
+moments of [phi_tilde, T]. These add up over chunks, machines and time. They are kept centred, because differences of
+large raw sums lose the digits that determine the variance; Phi'Phi, Phi'T and T'T follow from them.
 
-Where outputs are observed at different rows, or with different known noise, each has statistics of its own
+Where outputs are observed at different rows, or with different known noise, each output has its own statistics
 (`OutputStatistics`). A row may also be a linear functional of the function, such as a derivative: its features are
-those of the functional, and so is the number that stands in place of the one (`from_functionals`).
+those of the functional, and the functional of the constant 1 takes the place of the one (`from_functionals`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,23 +23,40 @@ from lastlayer.linalg import EPS, TINY, eigvalsh
 from lastlayer.scaling import Standardizer
 
 MOMENTS = ("count", "mean", "scatter", "energy")
-"""The fields of `Statistics` that are numbers of the rows."""
+"""Fields of `Statistics` that are moments of the rows."""
 CHUNK_ROWS = 16_384
+"""Rows per chunk on the processor."""
 PILOT_ROWS = 256
-"""Rows whose mean is near enough to that of a chunk for the difference to cost no digits."""
+"""Rows whose mean serves as the centre of a chunk; it is close enough to the true mean to cost no digits."""
 GPU_CHUNK = 2**27
-"""Numbers of a chunk on a GPU: large enough that starting its kernels costs nothing beside their work."""
+"""Numbers per chunk on a GPU: large enough that launching kernels takes a negligible share of the time."""
 
 
 def row_chunks(m: int, size: int = CHUNK_ROWS) -> list[slice]:
-    """m rows in pieces of nearly the same number, at most `size`: no small rest at the end."""
+    """Split m rows into slices of nearly equal size.
+
+    Parameters
+    ----------
+    m : int
+        Number of rows.
+    size : int, default CHUNK_ROWS
+        Largest number of rows per slice.
+
+    Returns
+    -------
+    list of slice
+        The slices, in order.
+    """
     n = -(-m // size)
     return [slice(i * m // n, (i + 1) * m // n) for i in range(n)]
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Count, mean and scatter of the rows [phi_tilde, t] seen so far, in float64. `a + b`, `a - b`, `a.scaled(c)`."""
+    """Count, mean and scatter of rows [phi_tilde, t] in float64.
+
+    `a + b` adds rows, `a - b` removes them, `a.scaled(c)` scales their weights.
+    """
 
     count: Float[Tensor, "*b"]
     """m: the sum of the sample weights."""
@@ -48,20 +65,33 @@ class Statistics:
     scatter: Float[Tensor, "*b c c"]
     """Sum of w (row - mean)' (row - mean)."""
     energy: Float[Tensor, "*b c"]
-    """Diagonal of all scatter that ever went in, also what was taken out again: rounding errors are relative to it."""
+    """Diagonal of all scatter ever added, including what was removed again: rounding errors are relative to it."""
     n_outputs: int
-    """q: how many of the last columns are targets."""
+    """q: the number of targets, which are the last columns."""
     observations: Float[Tensor, "*b"] | None = None
-    """n: how many targets they are; None: `count`. A target of known noise counts as one, but weighs less in the
-    moments; a derivative is one too, and says nothing of the bias, which `count` is the precision of."""
+    """n: the number of targets; None: `count`. A target with known noise counts as one but has less weight in the
+    moments. A derivative also counts as one; it carries no information on the bias, whose precision is `count`.
+    """
 
     @classmethod
     def from_functionals(
         cls, Psi: Float[Tensor, "*b n p"], t: Float[Tensor, "*#b n q"], precision: Float[Tensor, "*#b n"] | None = None
     ) -> "Statistics":
-        """Statistics of linear functionals: rows [L phi_tilde, L 1] in place of [phi_tilde, 1].
+        """Compute the statistics of linear functionals, with rows [L phi_tilde, L 1] in place of [phi_tilde, 1].
 
-        `precision` is the variance of the noise of the function over that of each target.
+        Parameters
+        ----------
+        Psi : Tensor of shape (..., n, p)
+            Rows [L phi_tilde, L 1].
+        t : Tensor of shape (..., n, q)
+            Measurements.
+        precision : Tensor of shape (..., n), default None
+            Noise variance of the function over that of each measurement; None: 1.
+
+        Returns
+        -------
+        Statistics
+            The statistics.
         """
         t = t.expand(*Psi.shape[:-2], *t.shape[-2:])
         rows, one = torch.cat([Psi[..., :-1], t], -1).double(), Psi[..., -1:].double()
@@ -81,7 +111,31 @@ class Statistics:
         *,
         sample_weight: Float[Tensor, "*#b m"] | None = None,
     ) -> "Statistics":
-        """Statistics of affine features and targets; a weight of 2 counts as the row given twice."""
+        """Compute the statistics of affine features and targets.
+
+        Parameters
+        ----------
+        Phi : Tensor of shape (..., m, p)
+            Affine features, with a last column of ones.
+        T : Tensor of shape (..., m, q)
+            Targets.
+        sample_weight : Tensor of shape (..., m), default None
+            Weight of each row; a weight of 2 counts as the row given twice.
+
+        Returns
+        -------
+        Statistics
+            The statistics.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from lastlayer.features import affine_features
+        >>> Phi, T = affine_features(torch.tensor([[0.0], [1.0], [2.0]])), torch.tensor([[1.0], [3.0], [5.0]])
+        >>> statistics = Statistics.from_features(Phi[:2], T[:2]) + Statistics.from_features(Phi[2:], T[2:])
+        >>> statistics.count.item(), statistics.mean.tolist()
+        (3.0, [1.0, 3.0])
+        """
         return cls.from_linear_features(linear_features(Phi), T, sample_weight=sample_weight)
 
     @classmethod
@@ -93,13 +147,33 @@ class Statistics:
         sample_weight: Float[Tensor, "*#b m"] | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> "Statistics":
-        """The same from features without the column of ones; rows are converted and centred chunk by chunk.
+        """Compute the statistics from features without the column of ones, chunk by chunk.
 
-        In float32 the products of a chunk are as coarse as that, which `energy` remembers; sums are float64 anyway.
+        Parameters
+        ----------
+        phi_tilde : Tensor of shape (..., m, k)
+            Linear features.
+        T : Tensor of shape (..., m, q)
+            Targets.
+        sample_weight : Tensor of shape (..., m), default None
+            Weight of each row.
+        dtype : torch.dtype, default torch.float64
+            Type of the products within a chunk; float32 is less accurate, which `energy` takes into account. Sums over
+            chunks are always float64.
+
+        Returns
+        -------
+        Statistics
+            The statistics.
+
+        Raises
+        ------
+        InputError
+            If there are no rows, or features and targets differ in their number of rows.
         """
         m = phi_tilde.shape[-2]
         if m == 0 or T.shape[-2] != m:
-            raise InputError(f"{m} rows of features and {T.shape[-2]} of targets: give as many of each, at least one")
+            raise InputError(f"{m} rows of features and {T.shape[-2]} of targets: give equally many, at least one")
         total: Statistics | None = None
         step = chunk_rows(phi_tilde)
         for start in range(0, m, step):
@@ -112,13 +186,29 @@ class Statistics:
 
     @classmethod
     def from_batches(cls, batches: Iterable[tuple[Tensor, ...]]) -> "Statistics":
-        """Statistics of an iterator of (Phi, T) or (Phi, T, sample_weight) batches, one batch in memory at a time."""
+        """Compute the statistics of an iterator of batches, with one batch in memory at a time.
+
+        Parameters
+        ----------
+        batches : iterable of tuple of Tensor
+            Batches (Phi, T) or (Phi, T, sample_weight).
+
+        Returns
+        -------
+        Statistics
+            The statistics.
+
+        Raises
+        ------
+        InputError
+            If there is no batch.
+        """
         total: Statistics | None = None
         for Phi, T, *weight in batches:
             part = cls.from_features(Phi, T, sample_weight=weight[0] if weight else None)
             total = part if total is None else total + part
         if total is None:
-            raise InputError("the iterator of batches gave nothing: at least one batch (Phi, T) is needed")
+            raise InputError("the iterator of batches is empty: at least one batch (Phi, T) is needed")
         return total
 
     @classmethod
@@ -133,15 +223,15 @@ class Statistics:
             weighted = lambda rows: w * rows
 
         def centred(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            """Rows without a centre close to their mean; the centre; the mean that is left in them."""
+            """Rows minus a centre close to their mean, the centre, and the mean of the remainder."""
             mean = lambda rows: weighted(rows).sum(-2) / count.clamp_min(TINY)[..., None]
             rows = rows.to(dtype)
             some = rows[..., :: max(1, rows.shape[-2] // PILOT_ROWS), :]
-            centre = some.mean(-2) if weight is None else mean(rows)  # rows of weight zero have no part in anything
+            centre = some.mean(-2) if weight is None else mean(rows)  # rows of weight zero must have no effect
             rows = rows - centre[..., None, :]
             return rows, centre, mean(rows)
 
-        # features and targets apart: products whose width is a power of two are much faster on a GPU
+        # features and targets separately: products whose width is a power of two are much faster on a GPU
         (Z, z, z_rest), (Y, y, y_rest) = centred(phi_tilde), centred(T)
         wZ, wY = weighted(Z), weighted(Y)
         cross = Z.mT @ wY
@@ -150,7 +240,7 @@ class Statistics:
         scatter = (scatter - count[..., None, None] * _outer(rest)).double()
         energy = _diagonal(scatter).detach()
         if dtype == torch.float32:
-            # rounding errors of features add up like sqrt(k); those of targets only meet a floor
+            # rounding errors of features grow as sqrt(k); those of targets only affect the noise floor
             k = phi_tilde.shape[-1]
             coarse = torch.finfo(dtype).eps / EPS / (4 * max(k, 1) ** 0.5)
             energy = torch.cat([energy[..., :k] * coarse, energy[..., k:]], dim=-1)
@@ -174,13 +264,13 @@ class Statistics:
         )
 
     def __sub__(self, other: "Statistics") -> "Statistics":
-        """Statistics with the rows of `other` taken out again; an error if they cannot have been in."""
+        """Statistics without the rows of `other`; an error if these cannot have been among the rows."""
         self._check_same_columns(other)
         count = self.count - other.count
         if bool((count <= EPS * self.count).any()):
             raise InputError(
-                f"cannot take {other.count.max().item():g} rows (by weight) out of {self.count.min().item():g}: "
-                "some must be left; start from new statistics instead"
+                f"cannot remove {other.count.max().item():g} rows (by weight) from {self.count.min().item():g}: "
+                "some must remain; start from new statistics instead"
             )
         step = (other.mean - self.mean) * (self.count / count)[..., None]
         between = (count * other.count / self.count)[..., None, None] * _outer(step)
@@ -196,25 +286,63 @@ class Statistics:
         lowest = eigvalsh(scale[..., None] * rest.scatter * scale[..., None, :]).min()
         if bool(lowest < -1e-10 * rest.scatter.shape[-1]):
             raise InputError(
-                "the rows to take out were not all among those put in: what would be left has a negative variance "
-                f"({lowest.item():.1e} of the whole); remove only rows that were added, with the same weight"
+                "the rows to remove were not all added before: the remaining rows would have a negative variance "
+                f"({lowest.item():.1e} of the total); remove only rows that were added, with the same weight"
             )
         return rest
 
     def scaled(self, factor: float) -> "Statistics":
-        """Every weight times `factor`; below one, old rows are forgotten."""
+        """Multiply every weight by a factor; below one, it makes old rows count less (exponential forgetting).
+
+        Parameters
+        ----------
+        factor : float
+            The factor.
+
+        Returns
+        -------
+        Statistics
+            The scaled statistics.
+
+        Raises
+        ------
+        InputError
+            If the factor is not positive.
+        """
         if not factor > 0:
             raise InputError(f"factor={factor} must be positive: weights cannot vanish or turn negative")
         return self.weighing(factor * self.count)
 
     def weighing(self, count: Float[Tensor, "*b"]) -> "Statistics":
-        """The same rows with another total weight; where there are none, none."""
+        """Scale the weights of the rows to another total.
+
+        Parameters
+        ----------
+        count : Tensor of shape (...)
+            The new total weight.
+
+        Returns
+        -------
+        Statistics
+            The scaled statistics; zero where there are no rows.
+        """
         factor = torch.where(self.count > 0, count / self.count, 0.0)
         observations = None if self.observations is None else factor * self.observations
         return replace(self.weighted(factor), observations=observations)
 
     def weighted(self, factor: Float[Tensor, "*b"]) -> "Statistics":
-        """Every target weighs so much more, as one of another precision does, and still counts as one."""
+        """Scale the precision of every target; the number of targets does not change.
+
+        Parameters
+        ----------
+        factor : Tensor of shape (...)
+            The factor.
+
+        Returns
+        -------
+        Statistics
+            The scaled statistics.
+        """
         return replace(
             self,
             count=factor * self.count,
@@ -225,7 +353,20 @@ class Statistics:
 
     @staticmethod
     def stacked(parts: "Sequence[Statistics]", dim: int = 0) -> "Statistics":
-        """Those of several models side by side, in a leading dimension; `stack[i]` is one of them again."""
+        """Stack the statistics of several models along a new dimension; `stack[i]` is that of one of them.
+
+        Parameters
+        ----------
+        parts : sequence of Statistics
+            The statistics of each model.
+        dim : int, default 0
+            The new dimension.
+
+        Returns
+        -------
+        Statistics
+            The stacked statistics.
+        """
         first = parts[0]
         moved: dict[str, Any] = {name: torch.stack([getattr(part, name) for part in parts], dim) for name in MOMENTS}
         for part in parts:
@@ -238,7 +379,18 @@ class Statistics:
         return self._each(lambda moment: moment[i])
 
     def with_targets(self, scaling: Standardizer) -> "Statistics":
-        """The same rows with standardised targets: one pass over raw targets is enough."""
+        """Standardise the targets, so that one pass over raw targets is enough.
+
+        Parameters
+        ----------
+        scaling : Standardizer
+            Mean and scale of the targets.
+
+        Returns
+        -------
+        Statistics
+            The statistics of the same rows with standardised targets.
+        """
         k = self.n_linear
         shift = torch.cat([torch.zeros_like(self.mean[..., :k]), scaling.mean.to(self.mean)], dim=-1)
         unit = torch.cat([torch.ones_like(self.mean[..., :k]), 1 / scaling.scale.to(self.mean)], dim=-1)
@@ -250,11 +402,28 @@ class Statistics:
         )
 
     def to(self, device: torch.device | str) -> "Statistics":
-        """The same numbers on another device."""
+        """Move the statistics to another device.
+
+        Parameters
+        ----------
+        device : torch.device or str
+            The device.
+
+        Returns
+        -------
+        Statistics
+            The moved statistics.
+        """
         return self._each(lambda moment: moment.to(device))
 
     def nothing(self) -> "Statistics":
-        """Those of no rows."""
+        """Return the statistics of no rows, with the same columns.
+
+        Returns
+        -------
+        Statistics
+            Zeros.
+        """
         return replace(self._each(torch.zeros_like), observations=torch.zeros_like(self.count))
 
     @property
@@ -269,14 +438,17 @@ class Statistics:
 
     @property
     def feature_mean(self) -> Float[Tensor, "*b k"]:
+        """Mean of the linear features."""
         return self.mean[..., : self.n_linear]
 
     @property
     def target_mean(self) -> Float[Tensor, "*b q"]:
+        """Mean of the targets."""
         return self.mean[..., self.n_linear :]
 
     @property
     def target_scatter(self) -> Float[Tensor, "*b q q"]:
+        """Scatter of the targets."""
         return self.scatter[..., self.n_linear :, self.n_linear :]
 
     def _observations(self, other: "Statistics", sign: float) -> Tensor | None:
@@ -291,20 +463,20 @@ class Statistics:
 
     def _check_same_columns(self, other: "Statistics") -> None:
         if type(self) is not type(other):
-            raise InputError("statistics of each output apart do not go together with those of all: convert these")
+            raise InputError("statistics by output cannot be combined with common ones: convert the latter first")
         mine, theirs = (self.n_linear, self.n_outputs), (other.n_linear, other.n_outputs)
         if mine != theirs:
             raise InputError(
-                f"statistics of {mine[0]} features and {mine[1]} targets do not go together with those of "
+                f"statistics of {mine[0]} features and {mine[1]} targets cannot be combined with those of "
                 f"{theirs[0]} features and {theirs[1]} targets"
             )
 
 
 @dataclass(frozen=True)
 class OutputStatistics(Statistics):
-    """Statistics of each output apart, for targets that are not all observed at the same rows, or not alike.
+    """Statistics of each output, for targets observed at different rows or with different known noise.
 
-    The last axis of a batch counts the outputs; each of them is a regression with one target.
+    The last axis of a batch indexes the outputs; each of them is a regression with one target.
     """
 
     @classmethod
@@ -316,7 +488,24 @@ class OutputStatistics(Statistics):
         *,
         sample_weight: Float[Tensor, "*#b m"] | None = None,
     ) -> "OutputStatistics":
-        """`precision`: of each target beside the noise that is learned; 0: it is missing, 1: there is no other."""
+        """Compute the statistics of each output from rows.
+
+        Parameters
+        ----------
+        Phi : Tensor of shape (..., m, p)
+            Affine features.
+        T : Tensor of shape (..., m, q)
+            Targets.
+        precision : Tensor of shape (..., m, q)
+            Learned noise variance over the total noise variance of each target; 0: missing, 1: no known noise.
+        sample_weight : Tensor of shape (..., m), default None
+            Weight of each row.
+
+        Returns
+        -------
+        OutputStatistics
+            The statistics.
+        """
         weight = torch.ones_like(T[..., 0]) if sample_weight is None else sample_weight.to(T)
         parts = []
         for j in range(T.shape[-1]):
@@ -328,12 +517,34 @@ class OutputStatistics(Statistics):
 
     @classmethod
     def of_outputs(cls, parts: "Sequence[Statistics]") -> "OutputStatistics":
-        """From those of each output."""
+        """Combine the statistics of each output.
+
+        Parameters
+        ----------
+        parts : sequence of Statistics
+            Statistics of each output, with one target each.
+
+        Returns
+        -------
+        OutputStatistics
+            The combined statistics.
+        """
         return cls(**vars(Statistics.stacked(parts, parts[0].count.dim())))
 
     @classmethod
     def split(cls, statistics: Statistics) -> "OutputStatistics":
-        """Those of several outputs at the same rows, taken apart."""
+        """Split the statistics of several outputs at the same rows into those of each output.
+
+        Parameters
+        ----------
+        statistics : Statistics
+            The common statistics.
+
+        Returns
+        -------
+        OutputStatistics
+            The statistics of each output.
+        """
         k, q = statistics.n_linear, statistics.n_outputs
         columns = torch.stack([torch.tensor([*range(k), k + j], device=statistics.mean.device) for j in range(q)])
         rest = statistics.count.shape
@@ -348,11 +559,34 @@ class OutputStatistics(Statistics):
         )
 
     def output(self, j: int) -> Statistics:
-        """Those of one output."""
+        """Return the statistics of one output.
+
+        Parameters
+        ----------
+        j : int
+            Index of the output.
+
+        Returns
+        -------
+        Statistics
+            Its statistics.
+        """
         axis = self.count.dim() - 1
         return Statistics(**vars(self._each(lambda moment: moment.select(axis, j))))
 
     def with_targets(self, scaling: Standardizer) -> "OutputStatistics":
+        """Standardise the targets of each output.
+
+        Parameters
+        ----------
+        scaling : Standardizer
+            Mean and scale of the targets.
+
+        Returns
+        -------
+        OutputStatistics
+            The statistics of the same rows with standardised targets.
+        """
         parts = zip(scaling.mean, scaling.scale, strict=True)
         return self.of_outputs(
             [self.output(j).with_targets(Standardizer(m[None], s[None])) for j, (m, s) in enumerate(parts)]
@@ -360,7 +594,18 @@ class OutputStatistics(Statistics):
 
 
 def check_scatter(scatter: Float[Tensor, "*b c c"]) -> None:
-    """ValueError if it is not that of any rows: not symmetric, or with a covariance beyond what the variances allow."""
+    """Check that a matrix can be the scatter of rows.
+
+    Parameters
+    ----------
+    scatter : Tensor of shape (..., c, c)
+        The matrix.
+
+    Raises
+    ------
+    ValueError
+        If it is not symmetric, or has a covariance larger than the variances allow.
+    """
     size = _diagonal(scatter).clamp_min(0.0).sqrt()
     bound = size[..., :, None] * size[..., None, :]
     loose = 1e-6 * bound + 1e-9 * bound.amax()
@@ -371,7 +616,18 @@ def check_scatter(scatter: Float[Tensor, "*b c c"]) -> None:
 
 
 def chunk_rows(phi_tilde: Float[Tensor, "*b m k"]) -> int:
-    """Rows that are worked on at a time."""
+    """Return the number of rows to process at a time.
+
+    Parameters
+    ----------
+    phi_tilde : Tensor of shape (..., m, k)
+        Linear features.
+
+    Returns
+    -------
+    int
+        Rows per chunk, depending on the device and the number of features.
+    """
     if phi_tilde.device.type == "cpu":
         return CHUNK_ROWS
     width = max(1, phi_tilde[..., :1, :].numel())

@@ -1,17 +1,19 @@
-"""Types that several modules share."""
+"""Types shared by several modules."""
 
 import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 BiasPrior: TypeAlias = Literal["flat", "shared"]
-"""Prior on the bias row of the last layer: improper and flat (Theorem 2 needs it), or that of every other row."""
+"""Prior on the bias row of the last layer: improper and flat (required by Theorem 2), or that of all other rows."""
 
 NoiseStructure: TypeAlias = Literal["diagonal", "full"]
 """Noise covariance between the outputs of one sample."""
 
 NoiseModel: TypeAlias = Literal["auto", "diagonal", "full", "input"]
-"""What a regressor offers: the same, or one noise per output that depends on the input; "auto": where that pays."""
+"""Noise models of a regressor: a `NoiseStructure`; "input": one variance per output that depends on the input;
+"auto": the latter where it improves held-out scores.
+"""
 
 BIAS_PRIORS: tuple[BiasPrior, ...] = ("flat", "shared")
 NOISE_STRUCTURES: tuple[NoiseStructure, ...] = ("diagonal", "full")
@@ -20,31 +22,34 @@ NOISE_MODELS: tuple[NoiseModel, ...] = ("auto", "diagonal", "full", "input")
 
 @dataclass(frozen=True)
 class NoisePrior:
-    """What is known of the noise before data: as much as so many rows would tell (inverse Wishart)."""
+    """Prior on the noise, inverse Wishart, expressed as a number of rows."""
 
     rows: float = 0.0
+    """Number of rows that the prior counts as."""
     share: float = 0.0
-    """Their noise variance over the variance of the targets."""
+    """Noise variance of these rows over the variance of the targets."""
 
 
 NO_NOISE_PRIOR, WEAK_NOISE_PRIOR = NoisePrior(), NoisePrior(2.0, 0.05)
-"""The evidence alone; two rows' worth against a noise that vanishes where features and rows are about as many."""
+"""No prior, the evidence alone; and a prior that counts as two rows, against vanishing noise where there are about as
+many features as rows.
+"""
 
 FeatureKind: TypeAlias = Literal["network", "fourier", "linear"]
-"""Where the features of a member come from: a trained network, random Fourier features, the inputs themselves."""
+"""Source of a member's features: a trained network, random Fourier features, or the inputs themselves."""
 FEATURE_KINDS: tuple[FeatureKind, ...] = ("network", "fourier", "linear")
 
 Encoding: TypeAlias = Literal["raw", "piecewise"]
-"""What features are made of: the inputs, or their piecewise-linear encoding."""
+"""Inputs of the features: raw, or their piecewise-linear encoding."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Members of a mixture that have the same kind of features and, as networks, the same prior; each has its curve."""
+    """Members of a mixture with the same kind of features and prior; each family has its own calibration curve."""
 
     kind: FeatureKind = "network"
     prior_precision: float = 0.0
-    """Of the hidden weights."""
+    """Precision of the prior on hidden weights."""
     encoding: Encoding = "raw"
 
     def __str__(self) -> str:
@@ -53,15 +58,15 @@ class Family:
 
     @classmethod
     def parse(cls, text: str) -> "Family":
-        """What `str` wrote; ValueError if it is something else."""
+        """Inverse of `str`; ValueError if the text is not a family."""
         encoding: Encoding = "piecewise" if text.startswith("piecewise ") else "raw"
         kind, _, number = text.removeprefix("piecewise ").partition(" ")
         family = next((cls(known, float(number or 0.0), encoding) for known in FEATURE_KINDS if known == kind), None)
         if family is None or not 0 <= family.prior_precision < math.inf or str(family) != text:
-            raise ValueError(f"{text!r} is no family of members")
+            raise ValueError(f"{text!r} is not a family of members")
         return family
 
 
 NETWORK, LINEAR, FOURIER = Family(), Family("linear"), Family("fourier")
 ADDITIVE = Family("linear", encoding="piecewise")
-"""A sum of one function of each input."""
+"""A sum of one function per input."""

@@ -1,4 +1,4 @@
-"""What estimators share: validation, scaling, shapes; and everything that can be asked of fitted last layers."""
+"""Base classes of the estimators: validation, scaling, prediction and revision of fitted models."""
 
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -34,7 +34,18 @@ Parameters = ParamSpec("Parameters")
 
 
 def with_gradients(made: Callable[Parameters, Value]) -> Callable[Parameters, Value]:
-    """What makes or changes a model works the same under `torch.no_grad()` and `torch.inference_mode()`."""
+    """Run a function with gradients enabled, also under `torch.no_grad()` and `torch.inference_mode()`.
+
+    Parameters
+    ----------
+    made : callable
+        A function that makes or changes a model.
+
+    Returns
+    -------
+    callable
+        The function with the same signature.
+    """
 
     @wraps(made)
     def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Value:
@@ -45,7 +56,7 @@ def with_gradients(made: Callable[Parameters, Value]) -> Callable[Parameters, Va
 
 
 class BaseRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
-    """Base of the estimators; a subclass has `random_state`, and says how to fit and predict."""
+    """Base of all estimators; subclasses have a `random_state` and implement `fit` and `predictive`."""
 
     n_features_in_: int
     feature_names_in_: ndarray
@@ -53,11 +64,39 @@ class BaseRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     _y_ndim: int
 
     def predictive(self, X: Any, *, noise: bool = True) -> Prediction:
-        """The predictive distribution of the targets, or with `noise=False` of the function behind them."""
+        """Compute the predictive distribution at the rows of X.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Inputs.
+        noise : bool, default True
+            Whether to include the noise; False: the distribution of the function.
+
+        Returns
+        -------
+        Prediction
+            The distribution, in target units.
+        """
         raise NotImplementedError
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """Mean of the targets, shaped like y in fit, and with `return_std` their standard deviation, noise included."""
+        """Predict the mean of the targets, and their standard deviation on request.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Inputs.
+        return_std : bool, default False
+            Whether to return the standard deviation as well, noise included.
+
+        Returns
+        -------
+        mean : ndarray of shape (m,) or (m, q)
+            The mean, shaped like y in `fit`.
+        std : ndarray of shape (m,) or (m, q)
+            The standard deviation; only with `return_std`.
+        """
         p = self.predictive(X)
         return (p.mean, p.std) if return_std else p.mean
 
@@ -67,7 +106,7 @@ class BaseRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def _validate_and_scale(
         self, X: Any, y: Any, sample_weight: Any, *, nd: bool = False, partly: bool = False, noise_std: Any = None
     ) -> "ScaledData":
-        """Checked training data, and the scalers that belong to them; `partly`: some targets may be missing."""
+        """Validated training data with their scalers; `partly`: some targets may be missing."""
         X, y = check_Xy(self, X, y, reset=True, nd=nd, partly=partly, ids=nd)
         if len(X) < 2:
             raise InputError(f"fit needs at least 2 samples, and n_samples = {len(X)} was given")
@@ -85,25 +124,57 @@ class BaseRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
 
 def random_numbers(random_state: Any) -> np.random.RandomState:
-    """scikit-learn's `check_random_state`, but None is a fresh seed: NumPy's global state is neither read nor moved."""
+    """Create a random number generator from a `random_state`.
+
+    As scikit-learn's `check_random_state`, except that None gives a new seed: NumPy's global state is neither read
+    nor changed.
+
+    Parameters
+    ----------
+    random_state : int, RandomState or None
+        The seed or generator.
+
+    Returns
+    -------
+    numpy.random.RandomState
+        The generator.
+    """
     return check_random_state(int(np.random.default_rng().integers(2**32)) if random_state is None else random_state)
 
 
 class ScaledData:
-    """Training rows in original units, and standardised ones made of them."""
+    """Training rows in original units, with the scalers that standardise them.
+
+    Parameters
+    ----------
+    X : Tensor of shape (m, ...)
+        Inputs.
+    y : Tensor of shape (m, q)
+        Targets; NaN where missing.
+    weight : Tensor of shape (m,) or None
+        Sample weights.
+    noise_std : Tensor of shape (m, q) or None, default None
+        Known noise standard deviations.
+    """
 
     def __init__(
         self, X: Tensor, y: Float[Tensor, "m q"], weight: Tensor | None, noise_std: Float[Tensor, "m q"] | None = None
     ) -> None:
         self.X, self.y, self.weight, self.noise_std = X, y, weight, noise_std
         self.place = np.arange(len(X))
-        """Of every given row among these; -1: it has no weight."""
+        """Index of every given row among these rows; -1: its weight is zero."""
         is_table = X.dim() == 2 and X.is_floating_point()
         self.inputs = Standardizer.fit(X, sample_weight=weight) if is_table else None
         self.targets = Standardizer.fit(y, sample_weight=weight)
 
     def check(self) -> None:
-        """An error for numbers whose standardised values, or variances in original units, float64 does not have."""
+        """Check that float64 can represent standardised values and variances in original units.
+
+        Raises
+        ------
+        InputError
+            If numbers lie too far apart, or targets differ by too little.
+        """
         if self.inputs is not None:
             self.inputs.check_reach(self.X.numpy(), "X")
         self.targets.check_reach(self.y.numpy(), "y")
@@ -114,7 +185,13 @@ class ScaledData:
             )
 
     def merged(self) -> "ScaledData":
-        """Each row once, with the weight of its copies."""
+        """Merge identical rows, and add up their weights.
+
+        Returns
+        -------
+        ScaledData
+            The distinct rows; the same object if fewer than two are distinct.
+        """
         weight = None if self.weight is None else self.weight.numpy()
         kept, place, weight = copies.distinct(self.X.numpy(), self.y.numpy(), weight)
         if len(kept) < 2:
@@ -124,11 +201,23 @@ class ScaledData:
         return merged
 
     def logged(self) -> "ScaledData":
-        """With the logarithm of the targets."""
+        """Replace the targets by their logarithms.
+
+        Returns
+        -------
+        ScaledData
+            The same rows with log targets.
+        """
         return ScaledData(self.X, self.y.log(), self.weight, self.noise_std)
 
     def copies(self) -> Int[ndarray, " m"]:
-        """The number of each row's group, of those that are nearly equal."""
+        """Group rows that are nearly equal.
+
+        Returns
+        -------
+        ndarray of shape (m,)
+            Index of each row's group.
+        """
         assert self.inputs is not None
         return copies.near_groups(
             self.inputs.forward(self.X).double().numpy(), self.targets.forward(self.y).double().numpy()
@@ -136,16 +225,31 @@ class ScaledData:
 
     @property
     def known_share(self) -> float:
-        """Of the targets."""
+        """Share of targets that are not missing."""
         return float((~self.y.isnan()).double().mean())
 
     @property
     def alike(self) -> bool:
-        """Whether all targets are known, and none of their noise is."""
+        """Whether no target is missing and no target has known noise."""
         return self.noise_std is None and not bool(self.y.isnan().any())
 
     def to(self, device: torch.device, dtype: torch.dtype, observations: Sequence[Observations] = ()) -> Data:
-        """Rows and functionals as training takes them."""
+        """Standardise rows and observations for training.
+
+        Parameters
+        ----------
+        device : torch.device
+            Where to put them.
+        dtype : torch.dtype
+            Type of the inputs; targets are float64.
+        observations : sequence of Observations, default ()
+            Measurements of functionals.
+
+        Returns
+        -------
+        Data
+            What training reads.
+        """
         Z = self.X if self.inputs is None else self.inputs.forward(self.X)
         weight = None if self.weight is None else self.weight.to(device)
         T, noise_var = self.targets.forward(self.y).to(device), None
@@ -161,7 +265,13 @@ class ScaledData:
 
 
 class FromFitted(Generic[Value]):
-    """An attribute of a regressor that is read from its fitted value."""
+    """Read-only attribute of a regressor that is computed from its fitted value.
+
+    Parameters
+    ----------
+    read : callable
+        Function of the `Fitted` value.
+    """
 
     def __init__(self, read: Callable[[Fitted], Value]) -> None:
         self.read = read
@@ -173,22 +283,43 @@ class FromFitted(Generic[Value]):
         return self.read(model.fitted_)
 
     def __set__(self, model: object, value: object) -> None:
-        raise AttributeError("what fitting found is read-only: revise the model, or hold another value by with_fitted")
+        raise AttributeError("attributes of a fitted model are read-only: use its methods, or with_fitted")
 
 
 class LastLayerRegressor(BaseRegressor):
-    """A regressor whose `fit` sets `fitted_`; revisions such as `update` put a new value in its place."""
+    """Base of regressors with Bayesian last layers: `fit` sets `fitted_`, methods such as `update` replace it."""
 
     fitted_: Fitted
     alpha_curve_: AlphaCurve
 
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
-        """Mean of the targets, shaped like y in fit; with their standard deviation, or covariance over the points.
+        """Predict the mean of the targets, and their standard deviation or covariance on request.
 
-        The covariance is (m, m), or (m, m, q) for several outputs; noise included, as in the standard deviation.
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Inputs.
+        return_std : bool, default False
+            Whether to return the standard deviation as well, noise included.
+        return_cov : bool, default False
+            Whether to return the covariance between the points as well, noise included.
+
+        Returns
+        -------
+        mean : ndarray of shape (m,) or (m, q)
+            The mean, shaped like y in `fit`.
+        std : ndarray of shape (m,) or (m, q)
+            The standard deviation; only with `return_std`.
+        cov : ndarray of shape (m, m) or (m, m, q)
+            The covariance, one matrix per output; only with `return_cov`.
+
+        Raises
+        ------
+        InputError
+            If X does not match the training inputs, or both `return_std` and `return_cov` are set.
         """
         if return_std and return_cov:
-            raise InputError("return_std and return_cov together: ask for one of them, the diagonal is std squared")
+            raise InputError("return_std and return_cov are both set: set one; the diagonal of the covariance is std^2")
         if return_cov:
             joint = self.joint(X)
             return joint.mean, joint.cov_of_outputs()
@@ -199,129 +330,292 @@ class LastLayerRegressor(BaseRegressor):
         return like_targets(mean, fitted.y_ndim), like_targets(np.sqrt(var), fitted.y_ndim)
 
     def predictive(self, X: Any, *, noise: bool = True) -> Prediction:
-        """The predictive distribution of the targets, or with `noise=False` of the function behind them.
+        """Compute the predictive distribution at the rows of X.
 
-        Its results are shaped like y in fit: (m,) for 1-D targets, (m, q) for 2-D ones.
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Inputs.
+        noise : bool, default True
+            Whether to include the noise; False: the distribution of the function.
+
+        Returns
+        -------
+        Prediction
+            The distribution in target units; its results are shaped like y in `fit`, (m,) or (m, q).
+
+        Raises
+        ------
+        InputError
+            If X does not match the training inputs.
         """
         return self._fitted().predictive(self._checked(X), noise=noise)
 
     def joint(self, X: Any, *, noise: bool = True) -> JointPrediction:
-        """The Gaussian over all points and outputs together; O(m^2) numbers per member."""
+        """Compute the joint Gaussian over all points and outputs; O(m^2) numbers per member.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Inputs.
+        noise : bool, default True
+            Whether to include the noise; False: the distribution of the function.
+
+        Returns
+        -------
+        JointPrediction
+            The joint distribution.
+        """
         return self._fitted().joint(self._checked(X), noise=noise)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0, *, noise: bool = True) -> ndarray:
-        """Draws of whole functions, plus noise: (m, n_samples), or (m, q, n_samples) for 2-D targets.
+        """Draw whole functions from `joint`, with noise.
 
-        They are draws of `joint`: each takes one set of weights per member, so it costs O(p) per point.
+        A draw takes one set of weights per member, so it costs O(p) per point.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Inputs.
+        n_samples : int, default 1
+            Number of draws.
+        random_state : int, RandomState or None, default 0
+            Seed of the draws.
+        noise : bool, default True
+            Whether to add noise, independent between points; False: draws of the function.
+
+        Returns
+        -------
+        ndarray of shape (m, n_samples) or (m, q, n_samples)
+            The draws; the second shape for 2-D targets.
         """
         fitted, rng = self._fitted(), random_numbers(random_state)
         draws = fitted.sample(self._checked(X), n_samples, rng, noise=noise)
         return np.moveaxis(like_targets(draws, fitted.y_ndim), 0, -1)
 
     def predictive_of(self, functional: Pointwise | Functionals, X: Any = None) -> FunctionalPrediction:
-        """What the model says of linear functionals of the function (see `lastlayer.observe`), without noise.
+        """Predict linear functionals of the function, such as derivatives, without noise.
 
-        `model.predictive_of(Derivative(0), X)` are the derivatives by the first input at the rows of X.
+        Parameters
+        ----------
+        functional : Pointwise or Functionals
+            A functional of `lastlayer.observe`, such as `Derivative(0)`.
+        X : array-like of shape (m, d), default None
+            Points at which to evaluate a pointwise functional; None if the functional has its points.
+
+        Returns
+        -------
+        FunctionalPrediction
+            The joint Gaussian of the functionals.
+
+        Examples
+        --------
+        >>> model.predictive_of(Derivative(0), X)  # derivatives with respect to the first input  # doctest: +SKIP
         """
         return self._fitted().predictive_of([functionals_at(functional, X)])
 
     def joint_of(self, functionals: Sequence[Functionals]) -> FunctionalPrediction:
-        """The same of several kinds together: values and derivatives, say, in the order in which they are given."""
+        """Predict linear functionals of several kinds jointly, such as values and derivatives, without noise.
+
+        Parameters
+        ----------
+        functionals : sequence of Functionals
+            The functionals, each with its points.
+
+        Returns
+        -------
+        FunctionalPrediction
+            The joint Gaussian of all of them, in the given order.
+        """
         return self._fitted().predictive_of(functionals)
 
     @with_gradients
     def update_observations(self: Self, observations: Sequence[Observations]) -> Self:
-        """Add measurements of functionals in closed form; features, alpha and noise stay."""
+        """Add measurements of functionals in closed form, keeping features, alpha and noise.
+
+        Parameters
+        ----------
+        observations : sequence of Observations
+            The measurements (see `lastlayer.observe`).
+
+        Returns
+        -------
+        LastLayerRegressor
+            The updated estimator itself.
+        """
         self.fitted_ = revisions.with_observations(self._fitted(), check_observations(observations))
         return self
 
     def extrapolation(self, X: Any) -> Extrapolation:
-        """The affine cost of points and its rank among the training points."""
+        """Measure how far points lie outside the training data.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Inputs.
+
+        Returns
+        -------
+        Extrapolation
+            The affine cost of each point, and its quantile among those of the training points.
+        """
         return self._fitted().extrapolation(self._checked(X))
 
     def module(self) -> Predictor:
-        """The fitted model as a `torch.nn.Module`, differentiable in its inputs; ONNX and torch.export start here.
+        """Convert the fitted model to a `torch.nn.Module` that is differentiable in its inputs.
 
-        It maps a batch, original units, to a dictionary of tensors that `predictive` has as arrays: mean, var,
-        epistemic_var, noise_var, affine_cost. It is a copy on the model's device; `.to(...)` moves it.
+        Exports to ONNX and torch.export start from it. It maps a batch in original units to a dictionary of tensors
+        with the quantities of `predictive`: mean, var, epistemic_var, noise_var, affine_cost.
+
+        Returns
+        -------
+        Predictor
+            An independent copy on the model's device; `.to(...)` moves it.
         """
         return self._fitted().module()
 
     members_ = FromFitted(lambda fitted: fitted.members)
-    """The networks with their last layers, in standardised units."""
+    """Networks with their last layers, in standardised units."""
     settings_ = FromFitted(lambda fitted: fitted.settings)
-    """What every "auto" became."""
+    """The settings in use, with every "auto" resolved."""
     network_ = FromFitted(lambda fitted: copied(fitted.members[0].network))
-    """Features of the first member: a copy, so that nothing done to it reaches the model."""
+    """Network of the first member: a copy, so that changing it does not affect the model."""
     posterior_ = FromFitted(lambda fitted: fitted.members[0].layer.posterior)
-    """Last layer of the first member, in standardised units."""
+    """Posterior of the first member's last layer, in standardised units."""
     calibration_ = FromFitted(lambda fitted: fitted.calibration)
-    """The curves from affine cost to variance; None: as the evidence has it."""
+    """Curves from affine cost to variance; None for an uncalibrated model."""
     conformal_scores_ = FromFitted(lambda fitted: fitted.conformal_scores)
-    """What `conformalize` keeps."""
+    """Conformal scores that `conformalize` computed."""
     family_ = FromFitted(lambda fitted: fitted.members[0].family)
-    """The kind of features and the prior of the members that do best alone, if there are several families."""
+    """Family (kind of features and prior) of the members that score best alone."""
     family_scores_ = FromFitted(lambda fitted: fitted.family_scores)
     """Held-out LPD of each family that was tried."""
     nlml_ = FromFitted(lambda fitted: float(np.mean([member.layer.nlml for member in fitted.best])))
-    """Negative log marginal likelihood per sample, standardised targets; the mean over the best members."""
+    """Negative log marginal likelihood per sample, for standardised targets; the mean over the best members."""
     alpha_star_ = FromFitted(lambda fitted: geometric_mean(fitted.stars[: len(fitted.best)]))
     """Signal-to-noise ratio that maximises the evidence; the geometric mean over the best members."""
     alpha_ = FromFitted(lambda fitted: geometric_mean(fitted.log_alphas[: len(fitted.best)]))
-    """The same for the one in use for the variance."""
+    """Signal-to-noise ratio in use for the variance; the geometric mean over the best members."""
     log_alphas_ = FromFitted(lambda fitted: list(fitted.log_alphas))
-    """log of the alpha that each member's variance uses."""
+    """log alpha in use for the variance of each member."""
     noise_std_ = FromFitted(lambda fitted: fitted.noise_std[: len(fitted.best)].mean(0))
-    """Standard deviation of the noise before calibration, target units; the mean over the best members."""
+    """Noise standard deviation before calibration, in target units; the mean over the best members."""
     curve_ = FromFitted(lambda fitted: fitted.curve(0))
-    """From affine cost to variance, of the first member; without calibration, the posterior as it stands."""
+    """Curve from affine cost to variance of the first member; without calibration, that of the posterior."""
 
     def __sklearn_is_fitted__(self) -> bool:
         return "fitted_" in vars(self)
 
     def at_alpha(self: Self, log_alpha: float) -> Self:
-        """A view of the model with another alpha for the variance; members shift together, the mean does not move.
+        """Return a view of the model with another alpha for the variance; the mean is unchanged.
 
-        `log_alpha` means what `alpha_` does. Conformal scores no longer hold, and are not kept.
+        All members are shifted by the same log alpha. Conformal scores do not hold for the view and are dropped.
+
+        Parameters
+        ----------
+        log_alpha : float
+            The logarithm of the new `alpha_`.
+
+        Returns
+        -------
+        LastLayerRegressor
+            The view; the estimator itself is unchanged.
         """
         return self.with_fitted(revisions.at_alpha(self._fitted(), log_alpha))
 
     @with_gradients
     def tune_alpha(self: Self, X: Any, y: Any) -> Self:
-        """Algorithm 1: choose the alpha of the variance by the LPD of validation data; the mean does not move.
+        """Choose the alpha of the variance by the LPD of validation data (Algorithm 1); the mean is unchanged.
 
-        Members shift their log alphas together. A curve stays in force: it maps the new affine costs.
+        All members are shifted by the same log alpha. A calibration curve stays in use and maps the new affine costs.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Inputs of the validation rows.
+        y : array-like of shape (m,) or (m, q)
+            Their targets.
+
+        Returns
+        -------
+        LastLayerRegressor
+            The tuned estimator itself; `alpha_curve_` holds the LPD against alpha.
         """
         self.fitted_, self.alpha_curve_ = revisions.tune_alpha(self._fitted(), self._rows(X, y))
         return self
 
     @with_gradients
     def calibrate(self: Self, X: Any, y: Any) -> Self:
-        """Fit the curve from affine cost to variance to rows that the model has not seen; of a mixture, tails and
-        shrinkage too.
+        """Fit the curve from affine cost to variance to rows that the model was not trained on.
 
-        It maps the costs at alpha*: an alpha that `tune_alpha` chose is given up.
+        For a mixture, the tails and the shrinkage towards the target mean are fitted as well. The curve maps affine
+        costs at alpha*: an alpha chosen by `tune_alpha` is discarded.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Inputs of the held-out rows.
+        y : array-like of shape (m,) or (m, q)
+            Their targets.
+
+        Returns
+        -------
+        LastLayerRegressor
+            The calibrated estimator itself.
         """
         fitted = self._fitted()
         self.fitted_ = revisions.calibrate(fitted, revisions.held_out_points(fitted, self._rows(X, y)))
         return self
 
     def conformalize(self: Self, X: Any, y: Any) -> Self:
-        """Take fresh rows for `interval(level, method="conformal")`: they must not have been used in any other way.
+        """Compute conformal scores for `interval(level, method="conformal")` from new rows.
 
-        The guarantee is for rows exchangeable with these. What changes the model afterwards discards them.
+        The coverage guarantee holds for rows exchangeable with these, provided that they were not used in any other
+        way. Any later change to the model discards the scores.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Inputs of the new rows.
+        y : array-like of shape (m,) or (m, q)
+            Their targets.
+
+        Returns
+        -------
+        LastLayerRegressor
+            The estimator itself.
         """
         self.fitted_ = revisions.conformalize(self._fitted(), *self._checked_rows(X, y))
         return self
 
     @with_gradients
     def update(self: Self, X: Any, y: Any, sample_weight: Any = None, *, forgetting: float = 1.0) -> Self:
-        """Add rows in closed form; features, alpha and noise stay.
+        """Add rows in closed form, keeping features, alpha and noise.
 
-        Their residuals before they are learned are held-out errors: where they are larger than calibration expected,
-        by more than three standard errors, the curves are widened.
-        Old rows are down-weighted by `forgetting`, the prior is not. For rows that come one by one,
-        `lastlayer.online.OnlineModel` does the same much faster.
+        The residuals of the rows before they are added are held-out errors: if they exceed what the calibration
+        predicts by more than three standard errors, the curves are widened. For a stream of single rows,
+        `lastlayer.online.OnlineModel` is much faster.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Inputs.
+        y : array-like of shape (m,) or (m, q)
+            Targets; NaN where missing.
+        sample_weight : array-like of shape (m,), default None
+            Weight of each row.
+        forgetting : float, default 1.0
+            Factor by which old rows, but not the prior, are down-weighted first.
+
+        Returns
+        -------
+        LastLayerRegressor
+            The updated estimator itself.
+
+        Raises
+        ------
+        InputError
+            If the rows do not match the training data, or `forgetting` is not in (0, 1].
         """
         if not 0 < forgetting <= 1:
             raise InputError(f"forgetting={forgetting} must be above 0 and at most 1: the weight that old rows keep")
@@ -331,9 +625,26 @@ class LastLayerRegressor(BaseRegressor):
 
     @with_gradients
     def remove(self: Self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Take rows out again that `fit` or `update` put in, with the weight they have now; all else stays.
+        """Remove rows that `fit` or `update` added; features, alpha and noise are unchanged.
 
-        Rows that cannot have been in are refused, and the model is left as it was.
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Inputs.
+        y : array-like of shape (m,) or (m, q)
+            Targets.
+        sample_weight : array-like of shape (m,), default None
+            The weight that each row has now.
+
+        Returns
+        -------
+        LastLayerRegressor
+            The updated estimator itself.
+
+        Raises
+        ------
+        InputError
+            If the rows cannot have been added before; the model is then unchanged.
         """
         rows = self._rows(X, y, sample_weight)
         self.fitted_ = revisions.without_rows(self._fitted(), rows)
@@ -341,15 +652,31 @@ class LastLayerRegressor(BaseRegressor):
 
     @with_gradients
     def reestimate(self: Self) -> Self:
-        """alpha and noise from the rows that count now, at the maximum of the evidence; the features stay.
+        """Re-estimate alpha and noise from the current rows by maximising the evidence; the features are unchanged.
 
-        The curve is as it was calibrated, in units of the new noise. A tuned alpha keeps its distance from alpha*.
+        The calibration curve is kept, in units of the new noise. A tuned alpha keeps its distance from alpha*.
+
+        Returns
+        -------
+        LastLayerRegressor
+            The updated estimator itself.
         """
         self.fitted_ = revisions.reestimate(self._fitted())
         return self
 
     def with_fitted(self: Self, fitted: Fitted) -> Self:
-        """A model of its own with the same parameters that holds another fitted value."""
+        """Return a model with the same parameters and another fitted value.
+
+        Parameters
+        ----------
+        fitted : Fitted
+            The fitted value.
+
+        Returns
+        -------
+        LastLayerRegressor
+            The new model; the estimator itself is unchanged.
+        """
         view = object.__new__(type(self))
         vars(view).update(vars(self))
         view.fitted_ = fitted

@@ -1,4 +1,4 @@
-"""`BLLRegressor`: the front door, in scikit-learn's conventions."""
+"""`BLLRegressor`, the main estimator, which follows scikit-learn's conventions."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -46,86 +46,152 @@ from lastlayer.training import Data, TrainingHistory, clear_checkpoints
 from lastlayer.types import BiasPrior, Family, NoiseModel
 
 STREAMED_ROWS = 200_000
-"""Above this many rows, a memory map stays on disk without being asked to."""
+"""Memory maps with more rows than this are streamed from disk by default."""
 MAX_HELD_ROWS = 10_000
-"""Of a memory map, kept for calibration."""
+"""Largest number of rows of a memory map that are held out for calibration."""
 
 
 class BLLRegressor(LastLayerRegressor):
-    """Neural network regression with exact Bayesian last layers, trained by the log marginal likelihood.
+    """Neural network regression with exact Bayesian last layers, trained on the log marginal likelihood.
 
-    By default, `fit` trains small networks under weak and stronger priors on their hidden weights, half of them on
-    piecewise-linear encoded inputs, and beside them a linear and an additive model, each leaving some rows out, and a
-    Gaussian process in random features. It calibrates their variance on these rows and on whole regions left out. The
-    model is the mixture: members are weighted by their calibrated precision.
-    On 1,000 rows by 10 columns that takes seconds on two cores. `preset="fast"` has fewer networks and steps,
-    `preset="evidence"` is a single uncalibrated network.
+    By default, `fit` trains an ensemble of small networks, with weak and with stronger priors on their hidden
+    weights and with raw and with piecewise-linear encoded inputs, together with a linear model, an additive model
+    and a Gaussian process in random features. Networks, linear and additive models each hold out some rows; the
+    variance of all members is calibrated on these rows and on whole regions that were held out. The predictive
+    distribution is a mixture in which, at each point, members are weighted by their calibrated precision.
+    Fitting 1,000 rows by 10 columns takes seconds on two cores. `preset="fast"` uses fewer networks and steps,
+    `preset="evidence"` a single uncalibrated network.
 
     Parameters
     ----------
-    hidden : widths of the hidden layers of the built-in network. "auto": two layers, a unit for every six rows that
-        differ, 5 at least and 50 at most.
-    activation : "tanh", "silu", "relu", ... (see lastlayer.features.ACTIVATIONS).
-    input_skip : pass the inputs on to the last layer too, so that the variance grows without bound outside the data.
-        "auto": with the built-in network, not with a backbone.
-    encoding : what networks see: "raw" inputs, or their "piecewise" linear encoding by quantiles, which learns steps
-        and thresholds easily and is constant outside the data. "auto": a mixture of both. "fourier": no network, but
-        random Fourier features with lengths by the evidence: a Gaussian process through 256 frequencies.
-    backbone : an nn.Module that maps a batch to features (m, k), trained from its present weights in a copy, or a
-        callable that returns a fresh one. Integers, such as ids for embeddings, and inputs of more than two dimensions
-        are passed on to it as they are.
-    preset : what the "auto" of the other parameters means: "calibrated"; "fast", the same with a third of the
-        networks and fewer steps; "evidence", one network, no calibration, early stopping from 100 samples on.
-    n_members : networks in the mixture. "auto": five of every family, up to 20 below 250 samples, 10 above 5,000; under
-        one prior precision 10, or 5 above 5,000 samples; 1 with a backbone.
-    calibration : "auto": rows left out at random, in blocks and in shells; with a backbone, 15% of the rows. "alpha":
-        Algorithm 1 on blocks, which moves alpha alone. A scikit-learn splitter such as TimeSeriesSplit: for
-        trajectories, where random rows leak. Whole groups are left out if `fit` gets `groups`. None: as the evidence
-        has it.
-    hidden_prior : precision c of the Gaussian prior N(0, 1 / (c * fan_in)) on hidden weights; 0: none. "auto": several
-        in one mixture; with a number of members or without calibration, the one
-        that does best on rows left out; 0 with a backbone.
-    noise : "diagonal", one noise per output; "full", correlated between the outputs; "input", one per output that
-        depends on the input, by a small network fitted to the errors of rows left out (needs calibration and a table).
-        "auto": "input" where that raises the density of other rows left out, else "diagonal".
-    bias_prior : "flat" (Theorem 2) or "shared" (what reproduces the paper's printed evidence).
-    target_transform : "log": fit the logarithm of targets that are all positive; predictions are mixtures of
-        log-normals in the units of the targets (`lastlayer.log_prediction.LogPrediction`). "auto": "log" if the
-        skewness of each target is above 1 and that of its logarithm less than half as large. Not with noise_std or
-        observations; CasADi, ONNX, BoTorch, `joint` and other uses of a Gaussian refuse such a model.
-    max_epochs : passes over the data; an iteration of L-BFGS counts as one. "auto": 250, or as many as
-        400 to 800 steps of mini-batches take, 10 at least; with early stopping or a backbone 500, of a source 60.
-    batch_size : rows of a mini-batch, which trains in float32 on a running average of the last layer; None: all rows in
-        every step. The last layer of the result is exact either way. "auto": 1,024 above 5,000 samples of a table.
-    training : a `lastlayer.TrainingOptions`: objective, optimizer, learning rate, early stopping and the like.
-    checkpoint : a folder in which mini-batch training keeps its state every minute; a fit that was killed resumes from
-        there, and one that ends leaves nothing behind.
-    device : "auto" (a GPU if there is one), or a torch device.
-    dtype : "float64" or "float32", of the networks; an ensemble of built-in ones is trained in float32. Last layers are
-        always float64.
-    random_state : seed of initialisation and splits. None: another one in every fit, whatever `numpy.random.seed` was.
-    progress : show a progress bar.
-    n_jobs : threads that `fit` may use, in torch, BLAS and OpenMP; networks of an ensemble are shared out among them.
-        None: as many as torch has (`torch.get_num_threads()`), -1: all cores, -2: all but one. Afterwards everything is
-        as before. Another number may change the last digits of the result.
-    verbose : 1 shows the stages of a fit and its summary, 2 also settings and trainings. They are lines of the logger
-        "lastlayer" (info and debug), which go to stderr unless `logging` is configured; with 0, `logging` alone
-        decides.
+    hidden : sequence of int or "auto", default "auto"
+        Widths of the hidden layers of the built-in network. "auto": two layers of one unit per six distinct rows,
+        at least 5 and at most 50.
+    activation : str, default "tanh"
+        Activation of the hidden layers: "tanh", "silu", "relu", ... (see `lastlayer.features.ACTIVATIONS`).
+    input_skip : bool or "auto", default "auto"
+        Whether to pass the inputs on to the last layer as well, so that the variance grows without bound outside
+        the data. "auto": yes with the built-in network, no with a backbone.
+    encoding : "auto", "raw", "piecewise" or "fourier", default "auto"
+        Inputs of the networks: "raw", or "piecewise", a piecewise-linear encoding by quantiles, which learns steps
+        and thresholds easily and is constant outside the data. "auto": a mixture of both. "fourier": no network
+        but random Fourier features whose length scales maximise the evidence, that is, a Gaussian process
+        approximated by 256 frequencies.
+    backbone : torch.nn.Module, callable or None, default None
+        A module that maps a batch to features (m, k); a copy of it is trained from its present weights. Or a
+        callable that returns a new module. Integer inputs, such as ids for embeddings, and inputs of more than two
+        dimensions are passed to it unchanged.
+    preset : "calibrated", "fast" or "evidence", default "calibrated"
+        Meaning of "auto" in the other parameters. "fast": as "calibrated", with a third of the networks and fewer
+        steps. "evidence": one network, no calibration, early stopping from 100 samples on.
+    n_members : int or "auto", default "auto"
+        Number of networks in the mixture. "auto": five per family, up to 20 below 250 samples, 10 above 5,000; with
+        a single prior precision 10, or 5 above 5,000 samples; 1 with a backbone.
+    calibration : "auto", "alpha", splitter or None, default "auto"
+        "auto": on rows held out at random, in blocks and in shells; with a backbone, on 15% of the rows. "alpha":
+        Algorithm 1 on blocks, which adjusts alpha alone. A scikit-learn splitter such as TimeSeriesSplit: for
+        trajectories, where random rows leak. If `fit` is given `groups`, whole groups are held out. None: no
+        calibration, the variance is that of the evidence.
+    hidden_prior : float or "auto", default "auto"
+        Precision c of the Gaussian prior N(0, 1 / (c * fan_in)) on hidden weights; 0: no prior. "auto": several in
+        one mixture; if `n_members` is given or there is no calibration, the one that scores best on held-out rows;
+        0 with a backbone.
+    noise : "auto", "diagonal", "full" or "input", default "auto"
+        "diagonal": one noise variance per output. "full": noise correlated between the outputs. "input": one
+        variance per output that depends on the input, by a small network fitted to the errors of held-out rows
+        (needs calibration and a table). "auto": "input" where that raises the density of other held-out rows, else
+        "diagonal".
+    bias_prior : "flat" or "shared", default "flat"
+        Prior on the bias of the last layer: "flat" (Theorem 2), or "shared", which reproduces the evidence printed
+        in the paper.
+    target_transform : "log", "auto" or None, default None
+        "log": fit the logarithm of the targets, which must all be positive; predictions are mixtures of log-normals
+        in the units of the targets (`lastlayer.log_prediction.LogPrediction`). "auto": "log" if the skewness of
+        each target is above 1 and that of its logarithm less than half as large. Cannot be combined with
+        `noise_std` or `observations`; `joint`, CasADi, ONNX, BoTorch and other uses of a Gaussian reject such a
+        model.
+    max_epochs : int or "auto", default "auto"
+        Passes over the data; an iteration of L-BFGS counts as one. "auto": 250, or as many as 400 to 800
+        mini-batch steps take, at least 10; 500 with early stopping or a backbone, 60 with a source.
+    batch_size : int, "auto" or None, default "auto"
+        Rows per mini-batch; mini-batches train in float32 with a running average of the last layer. None: all rows
+        in every step. The last layer of the fitted model is exact either way. "auto": 1,024 for tables of more than
+        5,000 samples.
+    training : TrainingOptions or None, default None
+        Objective, optimizer, learning rate, early stopping and the like.
+    checkpoint : path or None, default None
+        Folder in which mini-batch training saves its state every minute. A fit that was interrupted resumes from
+        it; a fit that completes deletes what it saved there.
+    device : str, default "auto"
+        A torch device. "auto": a GPU if one is available.
+    dtype : "float64" or "float32", default "float64"
+        Type of the networks; ensembles of built-in networks are trained in float32. Last layers are always float64.
+    random_state : int, Generator, RandomState or None, default None
+        Seed of initialisation and splits. None: a new seed in every fit, whatever the state of `numpy.random`.
+    progress : bool, default False
+        Whether to show a progress bar.
+    n_jobs : int or None, default None
+        Threads that `fit` may use in torch, BLAS and OpenMP; the networks of an ensemble are distributed over them.
+        None: as many as torch uses (`torch.get_num_threads()`); -1: all cores; -2: all but one. The previous
+        settings are restored afterwards. Another number may change the last digits of the result.
+    verbose : int, default 0
+        1 shows the stages of a fit and its summary, 2 also settings and training runs. These are messages of the
+        logger "lastlayer" (levels info and debug), which go to stderr unless `logging` is configured. 0 leaves the
+        choice to `logging`.
 
     Attributes
     ----------
-    fitted_ : the fitted model as a frozen value; everything else that predicts is made from it.
-    settings_ : what every "auto" became.
-    members_ : the networks with their last layers, in standardised units; `network_`, `posterior_` are the first's.
-    calibration_ : the curves from affine cost to variance, the held-out points behind them, and the LPD they promise.
-    family_, family_scores_ : the kind of members that does best alone; the held-out LPD of each that was tried.
-    alpha_star_, alpha_ : signal-to-noise ratio that maximises the evidence, and the one in use for the variance;
-        geometric means over the members under that prior precision, as the next two are means over them.
-    noise_std_ : (q,) standard deviation of the noise at the maximum of the evidence, target units, before calibration;
-        with target_transform="log", that of the logarithm.
-    nlml_ : negative log marginal likelihood per sample, standardised targets.
-    history_ : training history, one list entry per epoch.
-    alpha_curve_ : validation LPD against alpha, after `tune_alpha`.
+    fitted_ : Fitted
+        The fitted model as a frozen value, from which all predictions are computed.
+    settings_ : Settings
+        The settings in use, with every "auto" resolved.
+    members_ : tuple of Member
+        Networks with their last layers, in standardised units. `network_` and `posterior_` are those of the first.
+    calibration_ : Calibration or None
+        Curves from affine cost to variance, the held-out points they were fitted to, and the expected LPD.
+    family_ : Family
+        The family of members that scores best alone.
+    family_scores_ : dict
+        Held-out LPD of each family that was tried.
+    alpha_star_ : float
+        Signal-to-noise ratio that maximises the evidence; the geometric mean over the members of the best family.
+    alpha_ : float
+        Signal-to-noise ratio in use for the variance; the geometric mean over the same members.
+    noise_std_ : ndarray of shape (q,)
+        Noise standard deviation at the maximum of the evidence, before calibration, in target units; with
+        `target_transform="log"`, that of the logarithm. The mean over the same members.
+    nlml_ : float
+        Negative log marginal likelihood per sample, for standardised targets. The mean over the same members.
+    history_ : dict
+        Training history: one entry per epoch, and the reason for stopping.
+    alpha_curve_ : AlphaCurve
+        Validation LPD against alpha, after `tune_alpha`.
+
+    Notes
+    -----
+    Most users need only the common parameters: `preset`, `calibration`, `noise`, `target_transform`, `backbone`,
+    `device`, `n_jobs`, `progress` and `random_state`. All others are for experts: their "auto" is chosen from the
+    size and kind of the data, and `settings_` holds the choice after `fit`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from lastlayer import BLLRegressor
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(-2, 2, (60, 1))
+    >>> y = np.sin(2 * X[:, 0]) + 0.1 * rng.normal(size=60)
+    >>> model = BLLRegressor(preset="fast", n_members=2, max_epochs=30, random_state=0).fit(X, y)
+    >>> mean, std = model.predict(X, return_std=True)
+    >>> mean.shape, std.shape
+    ((60,), (60,))
+
+    The variance has two parts: epistemic variance, which more data would reduce, and noise. Outside the data the
+    first one grows:
+
+    >>> p = model.predictive([[0.0], [6.0]])
+    >>> p.epistemic_var > p.noise_var
+    array([False,  True])
+    >>> lower, upper = p.interval(0.9)
     """
 
     def __init__(
@@ -191,17 +257,42 @@ class BLLRegressor(LastLayerRegressor):
         observations: Sequence[Observations] = (),
         progress: bool | None = None,
     ) -> "BLLRegressor":
-        """Train members that each leave rows out, put exact last layers on them, and calibrate them on these rows.
+        """Train the ensemble, compute exact last layers, and calibrate the variance on held-out rows.
 
-        Of several targets some may be missing (NaN): each output learns from the rows where it is known.
-        `noise_std`, a number, one for each row or one for each target, is noise that is known, beside the noise that is
-        learned and that predictions have. `observations` are measurements of functionals of the same function, such as
-        derivatives (see `lastlayer.observe`): no network leaves them out.
-        `sample_weight` counts copies of a row. `validation_data` (X_val, y_val) takes the place of rows left out in
-        calibration (without calibration: Algorithm 1 on it). `groups`, a label per row, names rows that belong
-        together, such as those of a patient or a run: wherever rows are left out, at random, in blocks or for early
-        stopping, whole groups are. A splitter given as `calibration` gets them as they are.
-        `progress` shows what is being done and how long it will take; None: as the parameter of that name says.
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Inputs; with a backbone, an array of any number of dimensions. A memory map of more than 200,000 rows, or
+            with a given `batch_size`, stays on disk, and one network is trained on it.
+        y : array-like of shape (m,) or (m, q)
+            Targets. Of several targets some may be missing (NaN): each output learns from the rows where it is known.
+        sample_weight : array-like of shape (m,), default None
+            Weight of each row; a weight of 2 counts as the row given twice.
+        validation_data : tuple (X_val, y_val), default None
+            Rows to calibrate on, in place of held-out rows of X; without calibration, rows for Algorithm 1.
+        groups : array-like of shape (m,), default None
+            A label per row. Rows with the same label, such as those of one patient or one run, are held out together,
+            be it at random, in blocks or for early stopping. A splitter given as `calibration` is passed the labels
+            unchanged.
+        noise_std : float or array-like, default None
+            Known standard deviation of the measurement noise: one number, one per row, or an array of the shape of y.
+            It adds to the learned noise, which is the only noise that predictions include.
+
+        observations : sequence of Observations, default ()
+            Measurements of functionals of the same function, such as derivatives (see `lastlayer.observe`). They are
+            never held out.
+        progress : bool, default None
+            Whether to show the stage of the fit and the time left; None: the parameter `progress` of the estimator.
+
+        Returns
+        -------
+        BLLRegressor
+            The fitted estimator itself.
+
+        Raises
+        ------
+        InputError
+            If the data or a parameter cannot be used; the message names it and what to give instead.
         """
         self._forget()
         mapped = isinstance(X, np.memmap) and self.batch_size is not None and self.n_members in ("auto", 1)
@@ -239,7 +330,7 @@ class BLLRegressor(LastLayerRegressor):
             warn_of_copies(n_given, n_groups)
         data = rows.to(settings.torch_device, settings.torch_dtype, observations)
         Z, T = data.X.cpu().numpy(), data.T.cpu().numpy()
-        Z = Z[..., None] if ids else Z  # no points of a space, in which blocks could be left out
+        Z = Z[..., None] if ids else Z  # ids are not points of a space that could be split into blocks
         folds = folds_for(settings, Z, T, together=together, splitter=self.calibration, groups=groups)
         architecture = Architecture(settings, self.backbone)
         trainer = Trainer(
@@ -267,18 +358,38 @@ class BLLRegressor(LastLayerRegressor):
     def fit_source(
         self, source: Source, validation_data: tuple[Any, Any] | None = None, *, progress: bool | None = None
     ) -> "BLLRegressor":
-        """Train one network on a source of batches (see lastlayer.sources), in memory that does not grow with the rows.
+        """Train one network on a source of batches, in memory that does not grow with the number of rows.
 
-        Every process of a torch.distributed group calls it with the same parameters and `validation_data`, and all get
-        the same model: without a `random_state`, by the seed of the first process. Processes that differ are refused
-        at the start (`MismatchError`), and if one fails, so do the others (`ProcessError`).
-        Nothing is held out: give `validation_data` (X_val, y_val), rows that the source does not have, to calibrate.
+        In a torch.distributed group, every process calls it with the same parameters and `validation_data`, and all
+        of them get the same model; without a `random_state`, the seed is that of the first process.
+
+        Parameters
+        ----------
+        source : Source
+            Batches of rows (see `lastlayer.sources`).
+        validation_data : tuple (X_val, y_val), default None
+            Rows to calibrate on, which must not be in the source. No rows of the source are held out: without
+            `validation_data` the model is not calibrated.
+        progress : bool, default None
+            Whether to show a progress bar; None: the parameter `progress` of the estimator.
+
+        Returns
+        -------
+        BLLRegressor
+            The fitted estimator itself.
+
+        Raises
+        ------
+        MismatchError
+            If processes of a group differ in their parameters or validation data; raised at the start.
+        ProcessError
+            If another process of the group has failed.
         """
         with ProcessGroup.current().guarded():
             return self._fit_source(source, validation_data, progress, self._common_seed())
 
     def _common_seed(self) -> int:
-        """Of all processes: the first one's, and a `random_state` must be the same on all."""
+        """Seed of the first process, for all; a given `random_state` must be the same on all processes."""
         group, seed = ProcessGroup.current(), self._seed()
         group.agree({"random_state": "None" if self.random_state is None else f"seed {seed}"})
         return group.gather(seed)[0]
@@ -298,7 +409,7 @@ class BLLRegressor(LastLayerRegressor):
         scales = streamed.scales
         settings = replace(settings, ids=not streamed.sample.X.is_floating_point())
         self.training_, self._y_ndim = streamed.history, 2 if len(scales.targets.mean) > 1 else 1
-        self.n_features_in_ = int(streamed.sample.X.shape[1])  # as scikit-learn counts, also of images
+        self.n_features_in_ = int(streamed.sample.X.shape[1])  # scikit-learn's definition, also for images
         self._hold([streamed.member], streamed.sample, scales.inputs, scales.targets, settings)
         if validation_data is not None:
             self._use_validation(*validation_data)
@@ -313,47 +424,78 @@ class BLLRegressor(LastLayerRegressor):
 
     training_: TrainingHistory
     held_out_: HeldOutRows | None = None
-    """After `fit`, training rows with the networks that never saw them, for honest scores of this fit; None: no network
-    left out single rows. It goes into no file, and not into a pickle either."""
+    """After `fit`, training rows with the networks that were not trained on them, for unbiased scores of this fit. None
+    if no network held out single rows. Not saved with the model, and not pickled.
+    """
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
         return {name: value for name, value in state.items() if name != "held_out_"}
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> "BLLRegressor":
-        """Fit to the rows of the first call; at later ones, `update`: last layers learn the rows, features stay.
+        """Fit on the first call; on later calls, `update` the last layers and keep the features.
 
-        So the first call needs rows enough to train networks on. `fit` starts anew; `lastlayer.online.OnlineModel`
-        takes single rows much faster.
+        The first call therefore needs enough rows to train networks on. `fit` starts from scratch. For single rows,
+        `lastlayer.online.OnlineModel` is much faster.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Inputs.
+        y : array-like of shape (m,) or (m, q)
+            Targets.
+        sample_weight : array-like of shape (m,), default None
+            Weight of each row.
+
+        Returns
+        -------
+        BLLRegressor
+            The fitted estimator itself.
         """
         return self.update(X, y, sample_weight) if hasattr(self, "fitted_") else self.fit(X, y, sample_weight)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted model to one file (safetensors); the old file stays whole until the new one is."""
+        """Write the fitted model to one file (safetensors).
+
+        An existing file is replaced only once the new one is complete.
+
+        Parameters
+        ----------
+        path : str or path
+            The file to write.
+        """
         files.write(path, *self.packed())
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What a model file holds: tensors, and a header for JSON."""
+        """Return the contents of a model file.
+
+        Returns
+        -------
+        tensors : dict of str to Tensor
+            Arrays of the fitted model.
+        header : dict
+            Everything else, as JSON can hold it.
+        """
         kept = set(BLLRegressor._get_param_names()) - {"backbone", "random_state", "checkpoint", "training"}
         parameters = {name: getattr(self, name) for name in sorted(kept)}
         parameters["hidden"] = self.hidden if self.hidden == "auto" else [int(width) for width in self.hidden]
         if not (isinstance(self.calibration, str) or self.calibration is None):
-            parameters["calibration"] = "auto"  # a splitter has done its work
+            parameters["calibration"] = "auto"  # a splitter is not needed after fitting
         options = None if self.training is None else vars(self.training)
         about = {"model": type(self).__name__, "parameters": parameters, "training": options}
         tensors, header = self._packed()
         return tensors, about | header
 
     def _packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What the file holds of the fitted value."""
+        """Tensors and header of the fitted value."""
         return pack(self._fitted())
 
     def _parameters(self) -> dict[str, Any]:
-        """All that settings are resolved from, whatever a subclass calls it."""
+        """Parameters that settings are resolved from, as `BLLRegressor` names them, also in subclasses."""
         return {name: getattr(self, name) for name in BLLRegressor._get_param_names()}
 
     def _forget(self) -> None:
-        """A fit that fails leaves no half of a model."""
+        """Remove results of an earlier fit, so that a fit that fails leaves the estimator unfitted."""
         for name in ("fitted_", "alpha_curve_", "held_out_"):
             vars(self).pop(name, None)
 
@@ -366,7 +508,7 @@ class BLLRegressor(LastLayerRegressor):
         settings: Settings,
         scores: dict[Family, float] | None = None,
     ) -> None:
-        """The trained members as a fitted value, uncalibrated; `data` are training rows, or some of them."""
+        """Store the trained members as an uncalibrated fitted value; `data` holds all or some of the training rows."""
         warn_of_floored_noise(members, varied=data.varied)
         self.fitted_ = Fitted.of(
             members,
@@ -402,7 +544,7 @@ class BLLRegressor(LastLayerRegressor):
         groups: Any,
         progress: bool | None,
     ) -> "BLLRegressor":
-        """A memory map stays on disk; some random rows, or whole groups of them, are kept for calibration."""
+        """Fit a memory map from disk; some random rows, or whole groups of them, are held out for calibration."""
         held, seed = np.empty(0, dtype=np.int64), self._common_seed()
         if validation_data is None and self.preset != "evidence" and self.calibration == "auto":
             fraction = (self.training or TrainingOptions()).validation_fraction
@@ -413,7 +555,7 @@ class BLLRegressor(LastLayerRegressor):
             else:
                 held = whole_groups(labels, n, rng.permutation(labels.max() + 1))
             if not len(held):
-                raise InputError("all rows are of one group: give two groups or more, or leave groups out")
+                raise InputError("all rows belong to one group: give two or more groups, or omit `groups`")
             validation_data = np.asarray(X[held]), np.asarray(y[held])
         source = ArraySource(X, y, sample_weight, left_out=tuple(held.tolist()))
         self._fit_source(source, validation_data, progress, seed)
@@ -424,7 +566,7 @@ class BLLRegressor(LastLayerRegressor):
         return self.progress if progress is None else progress
 
     def _checkpoints(self) -> Path | None:
-        """The folder for states of training."""
+        """Folder for the training state; created if it does not exist."""
         if self.checkpoint is None:
             return None
         folder = Path(self.checkpoint)
@@ -435,7 +577,7 @@ class BLLRegressor(LastLayerRegressor):
         return folder
 
     def _clear_checkpoints(self) -> None:
-        """A training that has ended leaves nothing behind."""
+        """Delete the saved training state, once training has completed."""
         if self.checkpoint is not None and not ProcessGroup.current().rank:
             clear_checkpoints(Path(self.checkpoint))
 
@@ -448,7 +590,7 @@ class BLLRegressor(LastLayerRegressor):
         model = cls(**header["parameters"], backbone=backbone, training=training)
         model.hidden = checked.typed("hidden", model.hidden, Literal["auto"] | tuple[int, ...])
         model.progress = checked.typed("progress", model.progress, bool)
-        own = None if backbone is None else type(backbone)  # one module is enough for trained members
+        own = None if backbone is None else type(backbone)  # restoring trained members takes one module only
         check_parameters(model._parameters() | {"backbone": own})
         settings = Settings.from_json(header["settings"])
         if settings.device.startswith("cuda") and not torch.cuda.is_available():
@@ -461,10 +603,28 @@ class BLLRegressor(LastLayerRegressor):
 
 
 def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> BLLRegressor:
-    """Load a model that `save` wrote; give the `backbone` module if the model had one of yours."""
+    """Load a model that `BLLRegressor.save` wrote.
+
+    Parameters
+    ----------
+    path : str or path
+        The model file.
+    backbone : torch.nn.Module, default None
+        A module of the same architecture, if the model was fitted with a backbone.
+
+    Returns
+    -------
+    BLLRegressor
+        The fitted estimator.
+
+    Raises
+    ------
+    ModelFileError
+        If the file is damaged or does not hold such a model.
+    """
     tensors, header = files.read(path)
     if "online" in header:
-        raise files.ModelFileError(f"{path} holds a model that was saved while it ran: use OnlineModel.load(path)")
+        raise files.ModelFileError(f"{path} holds an OnlineModel: use OnlineModel.load(path)")
     return unpacked(path, tensors, header, backbone)
 
 
@@ -472,27 +632,44 @@ def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> 
 def unpacked(
     path: str | os.PathLike[str], tensors: dict[str, Tensor], header: dict[str, Any], backbone: nn.Module | None
 ) -> BLLRegressor:
-    """The model that `BLLRegressor.packed` gave away, as read from a file."""
-    from lastlayer.estimators.attached import AttachedRegressor  # which is a BLLRegressor
+    """Restore a model from the contents of a file, see `BLLRegressor.packed`.
+
+    Parameters
+    ----------
+    path : str or path
+        The file they were read from, for messages.
+    tensors : dict of str to Tensor
+        Arrays of the fitted model.
+    header : dict
+        Everything else.
+    backbone : torch.nn.Module or None
+        A module of the same architecture, if the model was fitted with a backbone.
+
+    Returns
+    -------
+    BLLRegressor
+        The fitted estimator.
+    """
+    from lastlayer.estimators.attached import AttachedRegressor  # a subclass of BLLRegressor: circular at the top
 
     settings = header.get("settings")
     if backbone is None and isinstance(settings, dict) and settings.get("backbone") is not None:
         raise InputError(
-            f"{path} was fitted with a backbone of yours: pass a module of the same kind, load(path, backbone=...)"
+            f"{path} was fitted with a backbone: pass a module of the same architecture, load(path, backbone=...)"
         )
     try:
         if backbone is None:
             _check_size(tensors, header)
         kind = AttachedRegressor if header["model"] == AttachedRegressor.__name__ else BLLRegressor
         return kind._restore(tensors, header, backbone)
-    except Exception as error:  # a file may be whole and still hold anything
+    except Exception as error:  # an intact file may still hold anything
         raise files.ModelFileError(
             f"{path} does not fit this version of lastlayer or this backbone: {error}"
         ) from error
 
 
 def _check_size(tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-    """The network that the header describes must not be larger than the numbers that are there to fill it."""
+    """Refuse a header that describes a larger network than the file has numbers for."""
     widths = [header["n_features_in"], *header["settings"]["hidden"]]
     wanted = sum(fan_in * fan_out for fan_in, fan_out in pairwise(widths))
     if not all(isinstance(width, int) for width in widths) or wanted > sum(t.numel() for t in tensors.values()):

@@ -1,4 +1,4 @@
-"""`TableRegressor`: a `BLLRegressor` of DataFrames, which reads their columns as the command line does."""
+"""`TableRegressor`: a `BLLRegressor` for DataFrames, which reads their columns as the command line does."""
 
 import inspect
 import os
@@ -24,51 +24,62 @@ from lastlayer.tables.schema import IMPUTE, UNKNOWN, Reading, Schema
 
 
 class TableRegressor(BLLRegressor):
-    """A `BLLRegressor` that is fitted to a DataFrame as it is, with texts, dates, units and missing values.
+    """A `BLLRegressor` that is fitted directly to a DataFrame with text, dates, units and missing values.
 
-    Columns become inputs as on the command line: numbers as they are, each text a 0/1 input, dates as days and
-    calendar parts; what was learned of the columns is used in the same way ever after, and is saved with the model.
-    Every method takes DataFrames of pandas or polars, or dictionaries of columns. A plain array is taken as inputs that
-    are encoded already, in the order of `input_names_`.
+    Columns are encoded as on the command line: numbers unchanged, text as one 0/1 input per distinct value, dates as
+    days and calendar parts. The encoding that was learned in `fit` is used for all later tables, and is saved with the
+    model. Every method takes DataFrames of pandas or polars, or dictionaries of columns. A plain array is taken as
+    encoded inputs, in the order of `input_names_`.
 
     Parameters
     ----------
-    hidden : as in `BLLRegressor`
+    hidden : sequence of int or "auto", default "auto"
+        As in `BLLRegressor`.
     drop : sequence of str, default ()
-        Columns to leave out.
+        Columns to ignore.
     keep : sequence of str, default ()
-        Columns that are inputs even if they look like labels of the rows: texts that all differ, or consecutive whole
-        numbers named id, index or the like, which are left out otherwise.
+        Columns to use even if they look like row labels: text whose values are all distinct, or consecutive integers
+        named id, index or the like. Such columns are ignored by default.
     text : sequence of str, default ()
-        Columns of numbers that are codes, to be taken as text.
+        Columns of numbers that are codes, to be read as text.
     impute : None or "median", default None
-        What missing inputs are filled by: numbers and dates by the median, texts by the most frequent. None: they are
-        an error.
+        How to fill missing inputs. "median": numbers and dates by the median, text by the most frequent value. None:
+        missing inputs are an error.
     decimal : "auto", "." or ",", default "auto"
-        Decimal sign of numbers that are text.
+        Decimal separator of numbers given as text.
     date_order : "auto", "dmy" or "mdy", default "auto"
-        Of dates that are text, if the year comes last.
+        Order of day and month in dates given as text with the year last.
     unknown : "error" or "warn", default "error"
-        A text that no training row had: an error, or predicted as none of the known.
-    **parameters
-        Those of `BLLRegressor`.
+        Text that did not occur in training: "error" raises an error, "warn" predicts with all 0/1 inputs of the
+        column set to 0.
+
+    **parameters : dict
+        The other parameters of `BLLRegressor`.
 
     Attributes
     ----------
     schema_ : Schema
-        What was learned of the columns.
+        The learned encoding of the columns.
     notes_ : list of str
-        What was done to columns, in words, and which were left out.
+        How columns were encoded, and which were ignored.
     input_names_ : list of str
         Names of the model's inputs.
 
     Examples
     --------
-    >>> import pandas as pd
+    >>> import numpy as np
     >>> from lastlayer import TableRegressor
-    >>> frame = pd.read_csv("examples/pump.csv")  # doctest: +SKIP
-    >>> model = TableRegressor(random_state=0).fit(frame, target=["head_m", "power_kw"])  # doctest: +SKIP
-    >>> mean, std = model.predict(frame, return_std=True)  # doctest: +SKIP
+    >>> rng = np.random.default_rng(0)
+    >>> frame = {"fluid": ["oil", "water"] * 30, "speed": rng.uniform(1, 5, 60)}  # or a DataFrame
+    >>> frame["power"] = 2 * frame["speed"] + (np.array(frame["fluid"]) == "oil") + 0.1 * rng.normal(size=60)
+
+    >>> model = TableRegressor(preset="fast", n_members=2, max_epochs=30, random_state=0)
+    >>> model = model.fit(frame, target="power")
+    >>> model.input_names_
+    ['fluid=oil', 'fluid=water', 'speed']
+    >>> mean, std = model.predict({"fluid": ["oil", "water"], "speed": [2.0, 3.0]}, return_std=True)
+    >>> mean.shape
+    (2,)
     """
 
     schema_: Schema
@@ -109,31 +120,38 @@ class TableRegressor(BLLRegressor):
         observations: Sequence[Observations] = (),
         progress: bool | None = None,
     ) -> "TableRegressor":
-        """Learn the columns, then fit as `BLLRegressor` does.
+        """Learn the encoding of the columns, then fit as `BLLRegressor` does.
 
         Parameters
         ----------
         X : DataFrame of pandas or polars, or dictionary of columns
-        y : array, Series or DataFrame, optional
-            The targets, if they are not columns of X. Of a single target, predictions have one dimension.
-        sample_weight, noise_std, observations, progress : as in `BLLRegressor.fit`
-            Observations speak of the encoded inputs.
-        validation_data : (X_val, y_val), optional
-            As in `BLLRegressor.fit`; y_val is None if X_val has the target columns.
-        groups : str or array, optional
-            Which rows belong together: the name of a column, which is no input then, or a label for each row.
-        target : str or sequence of str, optional
+            The table.
+        y : array, Series or DataFrame, default None
+            The targets, if they are not columns of X. For a single target, predictions have one dimension.
+        sample_weight : array-like of shape (m,), default None
+            As in `BLLRegressor.fit`.
+        validation_data : tuple (X_val, y_val), default None
+            As in `BLLRegressor.fit`; y_val is None if X_val contains the target columns.
+        groups : str or array, default None
+            Rows to hold out together: the name of a column, which is then not used as an input, or a label per row.
+        target : str or sequence of str, default None
             Names of the target columns of X.
+        noise_std : float or array-like, default None
+            As in `BLLRegressor.fit`.
+        observations : sequence of Observations, default ()
+            As in `BLLRegressor.fit`; in terms of the encoded inputs.
+        progress : bool, default None
+            As in `BLLRegressor.fit`.
 
         Returns
         -------
         TableRegressor
-            Itself.
+            The fitted estimator itself.
 
         Raises
         ------
         InputError
-            If columns cannot be used; all problems of the table are in one message.
+            If columns cannot be used; the message lists all problems of the table.
         """
         check_choice("unknown", self.unknown, UNKNOWN)
         if self.impute is not None:
@@ -154,24 +172,42 @@ class TableRegressor(BLLRegressor):
         return self
 
     def evaluate(self, X: Any, y: Any = None) -> Scores:
-        """Scores of the predictions of rows that have the true values too; best of rows the model has not seen.
+        """Score the predictions of rows whose targets are known, preferably rows that were not used in training.
 
         Parameters
         ----------
         X : DataFrame, or dictionary of columns
-        y : array, Series or DataFrame, optional
+            The table.
+        y : array, Series or DataFrame, default None
             The targets, if they are not columns of X.
 
         Returns
         -------
         Scores
-            Of each target RMSE, R2, LPD, CRPS, coverage and width of intervals; the joint LPD and calibration error.
+            RMSE, R2, LPD, CRPS, coverage and interval width of each target; the joint LPD and calibration error.
         """
         schema, table = self._schema(), self._with_targets(X, y)
         return score(self.predictive(table), schema.targets_of(table), schema.targets)
 
     def update(self, X: Any, y: Any = None, sample_weight: Any = None, *, forgetting: float = 1.0) -> "TableRegressor":
-        """Add rows in closed form, see `BLLRegressor.update`; the ranges of the columns are widened by theirs."""
+        """Add rows in closed form, see `BLLRegressor.update`, and extend the ranges of the columns.
+
+        Parameters
+        ----------
+        X : DataFrame, or dictionary of columns
+            The table.
+        y : array, Series or DataFrame, default None
+            The targets, if they are not columns of X.
+        sample_weight : array-like of shape (m,), default None
+            Weight of each row.
+        forgetting : float, default 1.0
+            Factor by which old rows are down-weighted first.
+
+        Returns
+        -------
+        TableRegressor
+            The updated estimator itself.
+        """
         super().update(X, y, sample_weight, forgetting=forgetting)
         if is_table(X):
             grown = TableModel(self.schema_, self, self.card_).grown(as_table(X))
@@ -181,25 +217,59 @@ class TableRegressor(BLLRegressor):
     def fit_source(
         self, source: Source, validation_data: tuple[Any, Any] | None = None, *, progress: bool | None = None
     ) -> BLLRegressor:
-        """Refused: a source gives numbers, and has no columns to learn."""
-        raise InputError("a source of batches gives numbers, not a table with columns: take BLLRegressor.fit_source")
+        """Raise an error: a source yields numbers and has no columns to encode.
+
+        Parameters
+        ----------
+        source : Source
+            Ignored.
+        validation_data : tuple, default None
+            Ignored.
+        progress : bool, default None
+            Ignored.
+
+        Raises
+        ------
+        InputError
+            Always; use `BLLRegressor.fit_source`.
+        """
+        raise InputError("a source of batches yields numbers, not a table with columns: use BLLRegressor.fit_source")
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What a model file holds; the same as of a model that the command line made."""
+        """Return the contents of a model file, the same as for a model fitted on the command line.
+
+        Returns
+        -------
+        tensors : dict of str to Tensor
+            Arrays of the fitted model.
+        header : dict
+            Everything else, as JSON can hold it.
+        """
         tensors, header = super().packed()
         table = {"table": self._schema().as_json(), "card": self.card_}
         return tensors, header | {"model": BLLRegressor.__name__} | table
 
     @classmethod
     def of(cls, made: TableModel) -> "TableRegressor":
-        """The model of the command line as an estimator."""
+        """Create an estimator from a model that was fitted on the command line.
+
+        Parameters
+        ----------
+        made : TableModel
+            The model.
+
+        Returns
+        -------
+        TableRegressor
+            The fitted estimator.
+        """
         model = cls(impute=IMPUTE[0] if made.schema.impute else None, **made.model.get_params(deep=False))
         model._adopt(made)
         return model
 
     @property
     def notes_(self) -> list[str]:
-        """What was done to columns, in words, and which were left out."""
+        """How columns were encoded, and which were ignored."""
         return self._schema().notes
 
     @property
@@ -233,18 +303,19 @@ def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> 
     Parameters
     ----------
     path : str or path
-    backbone : torch.nn.Module, optional
-        A module of the same kind, if the model had one of yours.
+        The model file.
+    backbone : torch.nn.Module, default None
+        A module of the same architecture, if the model was fitted with a backbone.
 
     Returns
     -------
     BLLRegressor
-        Of a model of a table, a `TableRegressor`, which takes DataFrames.
+        The fitted estimator; for a model of a table, a `TableRegressor`, which takes DataFrames.
 
     Raises
     ------
     ModelFileError
-        If the file is damaged, or holds something else.
+        If the file is damaged or does not hold such a model.
     """
     if "table" in files.read(path)[1]:
         return TableRegressor.of(TableModel.load(path))
@@ -255,7 +326,7 @@ def _targets(table: Table, y: Any, target: str | Sequence[str] | None) -> tuple[
     """Names of the targets, and the table with them in it."""
     if y is None:
         if target is None:
-            raise InputError('say which columns are to be predicted, fit(frame, target="y"), or give them, fit(X, y)')
+            raise InputError('no target was given: name the target columns, fit(frame, target="y"), or call fit(X, y)')
         return [target] if isinstance(target, str) else list(target), table
     asked = None if target is None else [target] if isinstance(target, str) else list(target)
     if is_table(y):
@@ -268,12 +339,12 @@ def _targets(table: Table, y: Any, target: str | Sequence[str] | None) -> tuple[
         given = {key: column_cells(column, key) for key, column in zip(names, columns, strict=True)}
     cells = list(given.values())
     if asked is not None and len(asked) != len(cells):
-        raise InputError(f"y has {len(cells)} columns, and the targets are {', '.join(asked)}")
+        raise InputError(f"y has {len(cells)} columns, but the targets are {', '.join(asked)}: give one column each")
     names = list(given) if asked is None else asked
     if asked is None and (clash := sorted(given.keys() & table.columns.keys())):
-        raise InputError(f"X has a column {clash[0]!r} as y has: take it out of X, or give target={clash[0]!r} alone")
+        raise InputError(f"X and y both have a column {clash[0]!r}: drop it from X, or give target={clash[0]!r} alone")
     if len(cells[0]) != len(table):
-        raise InputError(f"X has {len(table)} rows and y {len(cells[0])}: give as many")
+        raise InputError(f"X has {len(table)} rows and y has {len(cells[0])}: give equally many")
     return names, replace(table, columns=table.columns | dict(zip(names, cells, strict=True)))
 
 
@@ -285,7 +356,7 @@ def _rows(schema: Schema, X: Any, y: Any, *, partly: bool = True) -> tuple[ndarr
 
 
 def _signature() -> inspect.Signature:
-    """Of the constructor, with the parameters of `BLLRegressor` by name, as scikit-learn wants them."""
+    """Signature of the constructor with the parameters of `BLLRegressor` by name, as scikit-learn expects."""
     own, of_all = (inspect.signature(kind.__init__).parameters for kind in (TableRegressor, BLLRegressor))
     named = [p for p in own.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     return inspect.Signature([*named, *(p for name, p in of_all.items() if name not in own)], return_annotation=None)
