@@ -1,4 +1,4 @@
-"""One-step models of dynamic systems: a regression on lagged outputs and inputs, with scores one and many steps ahead."""
+"""One-step models of dynamic systems, as a regression on lagged outputs and inputs, and their scores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
