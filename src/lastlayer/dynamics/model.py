@@ -49,7 +49,7 @@ class DynamicsModel:
     >>> rng = np.random.default_rng(0)
     >>> u, y = rng.uniform(-1, 1, 40), np.zeros(41)
     >>> for k in range(40):
-    ...     y[k + 1] = 0.8 * y[k] + 0.2 * u[k]
+    ...     y[k + 1] = 0.8 * y[k] + 0.2 * u[k] + 0.01 * rng.normal()
     >>> regressor = BLLRegressor((4,), preset="evidence", max_epochs=10, random_state=0)
     >>> model = DynamicsModel(Lags(), regressor).fit([Episode.of(y, u)])
     >>> model.rollout([0.0], np.ones((5, 1)), by=Unscented()).mean.shape

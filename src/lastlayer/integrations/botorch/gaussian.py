@@ -373,7 +373,7 @@ class Separable(LinearGaussian):
         return new
 
     def _noise(self, parts: formula.Components) -> Float[Tensor, "*b q s"]:
-        """Noise variance over function variance at each point; where it varies, the coordinates of V are the outputs."""
+        """Noise over function variance at each point; where it varies, the coordinates of V are the outputs."""
         if self.predictor.head is None:
             return self.ratio.expand(*parts.mean.shape[1:-1], -1)
         return self.predictor.widening * parts.noise[0][..., self.kept] / self.V.diagonal().square()
