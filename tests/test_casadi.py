@@ -294,7 +294,7 @@ def test_backbones_without_an_expression_are_refused_with_advice():
             nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 2, 3), nn.Flatten()),
             r"conv1d.*no CasADi expression.*hidden=",
         ),
-        (Odd(), "another function"),
+        (Odd(), "other values"),
         (nn.BatchNorm1d(3, track_running_stats=False), "more than 1 value"),
     ):
         with pytest.raises(InputError, match=message):

@@ -369,7 +369,7 @@ def test_scores_tell_a_good_model_from_a_poor_one_and_pictures_draw(tmp_path):
         (lambda: Episode.of([1.0], [1.0]), "at least 2 outputs"),
         (lambda: Episode.of(np.ones(5), np.ones(3)), "as many inputs or one fewer"),
         (lambda: Episode.of([1.0, np.nan], [1.0]), "NaN"),
-        (lambda: Episode.of(np.ones((2, 2, 2)), np.ones(2)), "one row a step"),
+        (lambda: Episode.of(np.ones((2, 2, 2)), np.ones(2)), "one row per step"),
         (lambda: Episode.of(np.ones(5), np.ones(4)).cut(4), "cannot be cut into 4"),
         (lambda: Lags(0, 1), "at least one of each"),
         (lambda: Lags(5, 1).table(numbered(1, 4)), "no episode is longer than its lags"),

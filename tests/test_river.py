@@ -117,7 +117,7 @@ def test_mistakes_are_told_and_change_nothing(fitted):
     np.testing.assert_array_equal(model.online.predict(X), before)
     with pytest.raises(InputError, match="target is nan"):
         RiverRegressor(tiny()).learn_one(ROWS[0], np.nan)
-    with pytest.raises(InputError, match="ask for one of them"):
+    with pytest.raises(InputError, match="cannot be combined"):
         model.predict_one(ROWS[0], with_dist=True, with_interval=True)
     with pytest.raises(InputError, match=r"0 of 200 rows"):
         _ = RiverRegressor(tiny()).drift

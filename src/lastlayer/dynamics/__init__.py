@@ -1,4 +1,4 @@
-"""Learned dynamics with honest uncertainty: from measured episodes to one-step models and many-step predictions.
+"""Learned dynamics with calibrated uncertainty: from measured episodes to one-step models and many-step predictions.
 
 Time is discrete: output y_k is measured at step k, and input u_k acts from step k to k + 1.
 """

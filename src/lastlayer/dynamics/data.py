@@ -1,7 +1,7 @@
-"""Measured episodes, the rows of a regression that they become, and how such rows are split.
+"""Measured episodes, the regression rows made from them, and splits of those rows.
 
 NARX: y_{k+1} = f(y_k, ..., y_{k-l+1}, u_k, ..., u_{k-n+1}). With one lag of each, and outputs that are the whole state,
-it is a state-space model. Rows of one episode share measurements, so they leave together.
+it is a state-space model. Rows of one episode share measurements, so they are held out together.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,14 +21,50 @@ from lastlayer.inputs import as_array, check_finite
 
 @dataclass(frozen=True, eq=False)
 class Episode:
-    """One uninterrupted experiment: outputs y_0 ... y_T, and inputs u_0 ... u_{T-1} that led from one to the next."""
+    """One uninterrupted experiment: outputs y_0 ... y_T and the inputs u_0 ... u_{T-1} applied between them.
+
+    Parameters
+    ----------
+    outputs : ndarray of shape (t + 1, q)
+        Measured outputs, one row per step.
+    inputs : ndarray of shape (t, d)
+        Inputs; row k acts from output k to output k + 1.
+
+    See Also
+    --------
+    Episode.of : Checks and converts arrays first.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> len(Episode.of(np.zeros((5, 2)), np.zeros(4)))
+    4
+    """
 
     outputs: Float[ndarray, "t1 q"]
     inputs: Float[ndarray, "t d"]
 
     @classmethod
     def of(cls, outputs: Any, inputs: Any) -> "Episode":
-        """From arrays with one row (or number) per step; an input of the last step leads nowhere and is left out."""
+        """Build an episode from arrays with one row, or one number, per step.
+
+        Parameters
+        ----------
+        outputs : array-like of shape (t + 1, q) or (t + 1,)
+            Measured outputs.
+        inputs : array-like of shape (t, d) or (t,), or with t + 1 rows
+            Inputs. An input given for the last output is dropped, because it leads to no measurement.
+
+        Returns
+        -------
+        Episode
+            The episode, as float64 tables.
+
+        Raises
+        ------
+        InputError
+            If the lengths do not match, or if values are missing or infinite.
+        """
         y, u = _table(outputs, "outputs"), _table(inputs, "inputs")
         if len(y) < 2 or len(u) not in (len(y), len(y) - 1):
             raise InputError(
@@ -38,11 +74,27 @@ class Episode:
         return cls(y, u[: len(y) - 1])
 
     def __len__(self) -> int:
-        """Steps."""
+        """Return the number of steps."""
         return len(self.inputs)
 
     def cut(self, n: int) -> "list[Episode]":
-        """n episodes of about the same length, none of which shares a measurement with another."""
+        """Cut the episode into n episodes of about the same length that share no measurement.
+
+        Parameters
+        ----------
+        n : int
+            Number of episodes; each needs at least 2 outputs.
+
+        Returns
+        -------
+        list of Episode
+            The parts, in order of time.
+
+        Raises
+        ------
+        InputError
+            If the episode is too short to be cut into n parts.
+        """
         if not 1 <= n <= len(self.outputs) // 2:
             raise InputError(f"an episode of {len(self.outputs)} outputs cannot be cut into {n}: each needs 2 of them")
         ends = np.linspace(0, len(self.outputs), n + 1).round().astype(int)
@@ -50,7 +102,23 @@ class Episode:
 
 
 def check_episodes(episodes: Any) -> list[Episode]:
-    """A list of episodes with the same columns."""
+    """Check that all episodes have the same numbers of outputs and inputs.
+
+    Parameters
+    ----------
+    episodes : Episode or sequence of Episode
+        The episodes to check.
+
+    Returns
+    -------
+    list of Episode
+        The episodes, as a list.
+
+    Raises
+    ------
+    InputError
+        If there are none, or one is not an `Episode`, or their columns differ.
+    """
     listed = [episodes] if isinstance(episodes, Episode) else list(episodes)
     wrong = [type(e).__name__ for e in listed if not isinstance(e, Episode)]
     if wrong or not listed:
@@ -65,42 +133,78 @@ def check_episodes(episodes: Any) -> list[Episode]:
 def _table(values: Any, name: str) -> Float[ndarray, "t n"]:
     array = np.asarray(as_array(values), dtype=float)
     if array.ndim not in (1, 2):
-        raise InputError(f"{name} have shape {array.shape}: give a table, one row a step")
+        raise InputError(f"{name} have shape {array.shape}: give a table, one row per step")
     check_finite(array, name)
     return array[:, None] if array.ndim == 1 else array
 
 
 @dataclass(frozen=True, eq=False)
 class LagTable:
-    """Rows of a one-step regression; no row reaches across the border of its episode."""
+    """Rows of a one-step regression; no row reaches across the border of its episode.
+
+    Parameters
+    ----------
+    X : ndarray of shape (m, d)
+        Lagged outputs and inputs, as `Lags.join` arranges them.
+    next_outputs : ndarray of shape (m, q)
+        The outputs one step later.
+    targets : ndarray of shape (m, q)
+        Regression targets: the next outputs, or with `increments` their differences from the present outputs.
+    episode : ndarray of shape (m,)
+        Index of the episode of each row: the groups for splits by episode.
+    """
 
     X: Float[ndarray, "m d"]
     next_outputs: Float[ndarray, "m q"]
     targets: Float[ndarray, "m q"]
-    """What the regression is of: the next outputs, or what is added to the present ones."""
     episode: Int[ndarray, " m"]
-    """The number of the episode a row is from: the groups of splits by episode."""
 
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """Stretches of episodes to be predicted many steps ahead."""
+    """Segments of episodes to be predicted many steps ahead.
+
+    Parameters
+    ----------
+    starts : ndarray of shape (b, n)
+        State at the start of each segment, as `Lags.state` returns it.
+    inputs : ndarray of shape (b, h, d)
+        Inputs of each segment.
+    outputs : ndarray of shape (b, h, q)
+        Outputs measured after each input.
+    """
 
     starts: Float[ndarray, "b n"]
-    """States."""
     inputs: Float[ndarray, "b h d"]
     outputs: Float[ndarray, "b h q"]
-    """What was measured after each input."""
 
 
 @dataclass(frozen=True)
 class Lags:
-    """How many past outputs and inputs, the present ones included, a step depends on."""
+    """Numbers of outputs and inputs that a step depends on, including the present ones.
+
+    Parameters
+    ----------
+    outputs : int, default 1
+        Number of outputs: y_k and those before it.
+    inputs : int, default 1
+        Number of inputs: u_k and those before it.
+    increments : bool, default False
+        Whether to learn y_{k+1} - y_k instead of y_{k+1}; better where a step changes the outputs little.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> episode = Episode.of(np.arange(5.0), np.zeros(4))
+    >>> Lags(outputs=2).table(episode).X
+    array([[1., 0., 0.],
+           [2., 1., 0.],
+           [3., 2., 0.]])
+    """
 
     outputs: int = 1
     inputs: int = 1
     increments: bool = False
-    """Whether y_{k+1} - y_k is learned in place of y_{k+1}: better where a step changes little."""
 
     def __post_init__(self) -> None:
         if self.outputs < 1 or self.inputs < 1:
@@ -108,11 +212,27 @@ class Lags:
 
     @property
     def first(self) -> int:
-        """The first step of an episode with enough past."""
+        """First step of an episode that has enough history."""
         return max(self.outputs, self.inputs) - 1
 
     def table(self, episodes: Sequence[Episode] | Episode) -> LagTable:
-        """Every step of every episode that has enough past within its own episode."""
+        """Build the regression rows of all steps with enough history in their own episode.
+
+        Parameters
+        ----------
+        episodes : Episode or sequence of Episode
+            Measured episodes.
+
+        Returns
+        -------
+        LagTable
+            One row per step.
+
+        Raises
+        ------
+        InputError
+            If no episode is longer than the lags.
+        """
         listed = check_episodes(episodes)
         steps = [(i, e, k) for i, e in enumerate(listed) for k in range(self.first, len(e))]
         if not steps:
@@ -123,7 +243,27 @@ class Lags:
         return LagTable(X, after, after - X[:, :q] if self.increments else after, np.array([i for i, _, _ in steps]))
 
     def windows(self, episodes: Sequence[Episode] | Episode, horizon: int, *, stride: int | None = None) -> Windows:
-        """All stretches of `horizon` steps that start every `stride` steps, one after the other unless given."""
+        """Cut episodes into segments of `horizon` steps.
+
+        Parameters
+        ----------
+        episodes : Episode or sequence of Episode
+            Measured episodes.
+        horizon : int
+            Steps per segment.
+        stride : int, default None
+            Steps between the starts of two segments. None: `horizon`, so that segments do not overlap.
+
+        Returns
+        -------
+        Windows
+            The segments of all episodes.
+
+        Raises
+        ------
+        InputError
+            If no episode is long enough.
+        """
         listed, stride = check_episodes(episodes), horizon if stride is None else stride
         found = [(e, k) for e in listed for k in range(self.first, len(e) - horizon + 1, stride)]
         if not found:
@@ -138,7 +278,25 @@ class Lags:
         )
 
     def state(self, episode: Episode, step: int | None = None) -> Float[ndarray, " n"]:
-        """[y_k, ..., y_{k-l+1}, u_{k-1}, ..., u_{k-n+1}] at a step, the last one unless given."""
+        """Return the state [y_k, ..., y_{k-l+1}, u_{k-1}, ..., u_{k-n+1}] of an episode at one step.
+
+        Parameters
+        ----------
+        episode : Episode
+            The episode.
+        step : int, default None
+            The step k. None: the last one.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            The state.
+
+        Raises
+        ------
+        InputError
+            If the episode has too little history before this step.
+        """
         k = len(episode) if step is None else step
         if not self.first <= k <= len(episode):
             raise InputError(f"step {k} of an episode of {len(episode)} steps: its lags need a past of {self.first}")
@@ -146,15 +304,59 @@ class Lags:
         return np.concatenate(past + [episode.inputs[k - i] for i in range(1, self.inputs)])
 
     def n_state(self, n_outputs: int, n_inputs: int) -> int:
+        """Return the dimension of the state.
+
+        Parameters
+        ----------
+        n_outputs : int
+            Number of outputs.
+        n_inputs : int
+            Number of inputs.
+
+        Returns
+        -------
+        int
+            Length of the vector that `state` returns.
+        """
         return self.outputs * n_outputs + (self.inputs - 1) * n_inputs
 
     def join(self, state: Float[ndarray, "*b n"], u: Float[ndarray, "*b d"], n_outputs: int) -> Float[ndarray, "*b x"]:
-        """The regression's row: [outputs, u_k, past inputs]."""
+        """Arrange states and inputs as rows of the regression: [outputs, u_k, past inputs].
+
+        Parameters
+        ----------
+        state : ndarray of shape (..., n)
+            States, as `state` returns them.
+        u : ndarray of shape (..., d)
+            Present inputs u_k.
+        n_outputs : int
+            Number of outputs.
+
+        Returns
+        -------
+        ndarray of shape (..., n + d)
+            Rows of the regression.
+        """
         k = self.outputs * n_outputs
         return np.concatenate([state[..., :k], u, state[..., k:]], axis=-1)
 
     def shift(self, n_outputs: int, n_inputs: int) -> tuple[Float[ndarray, "n n"], Float[ndarray, "n d"]]:
-        """Matrices F, G of what a step does to the state apart from the new output: s+ = [y+, 0] + F s + G u."""
+        """Return the matrices F and G of s+ = [y+, 0] + F s + G u, which shift the state by one step.
+
+        Parameters
+        ----------
+        n_outputs : int
+            Number of outputs.
+        n_inputs : int
+            Number of inputs.
+
+        Returns
+        -------
+        F : ndarray of shape (n, n)
+            Moves past outputs and past inputs back by one lag.
+        G : ndarray of shape (n, d)
+            Stores the present input as a past one.
+        """
         n, k = self.n_state(n_outputs, n_inputs), self.outputs * n_outputs
         F, G = np.zeros((n, n)), np.zeros((n, n_inputs))
         F[n_outputs:k, : k - n_outputs] = np.eye(k - n_outputs)
@@ -165,11 +367,19 @@ class Lags:
 
 
 class EpisodeFolds:
-    """A splitter for `BLLRegressor(calibration=...)`: whole episodes are held out, `groups` are their numbers.
+    """Splitter for `BLLRegressor(calibration=...)` that holds out whole episodes.
 
-    Each episode is held out once by chance together with others, which speaks for interpolation. Then those at either
-    end of the direction in which means and spreads of episodes differ most are held out together, which speaks for
-    extrapolation: episodes of the largest amplitude are predicted by networks that never saw such.
+    First, every episode is held out once, in random folds, which measures interpolation. Then the episodes at either
+    end of the direction in which means and standard deviations of episodes vary most are held out together, which
+    measures extrapolation: for example, episodes of the largest amplitude are predicted by networks that saw none like
+    them.
+
+    Parameters
+    ----------
+    n_folds : int, default 5
+        Number of random folds; fewer if there are fewer episodes.
+    random_state : int, default 0
+        Seed of the random folds.
     """
 
     def __init__(self, n_folds: int = 5, *, random_state: int = 0) -> None:
@@ -179,7 +389,29 @@ class EpisodeFolds:
         return f"EpisodeFolds(n_folds={self.n_folds})"
 
     def split(self, X: ndarray, y: Any = None, groups: Any = None) -> Iterator[tuple[ndarray, ndarray]]:
-        """Rows to train on, rows held out."""
+        """Yield the rows to train on and the held-out rows of each fold.
+
+        Parameters
+        ----------
+        X : ndarray of shape (m, d)
+            Rows of the regression.
+        y : object, default None
+            Ignored.
+        groups : array-like of shape (m,)
+            Index of the episode of each row.
+
+        Yields
+        ------
+        train : ndarray
+            Indices of the rows to train on.
+        held_out : ndarray
+            Indices of the held-out rows.
+
+        Raises
+        ------
+        InputError
+            If `groups` is missing or contains only one episode.
+        """
         if groups is None:
             raise InputError("splits by episode need groups=..., the number of the episode of every row")
         episodes, number = np.unique(np.asarray(groups), return_inverse=True)
@@ -194,7 +426,7 @@ class EpisodeFolds:
 
 
 def _place(X: Float[ndarray, "m d"], number: Int[ndarray, " m"]) -> Float[ndarray, "e 1"]:
-    """Where each episode lies along the direction in which their means and spreads differ most."""
+    """Coordinate of each episode along the direction in which means and standard deviations of episodes vary most."""
     Z = StandardScaler().fit_transform(X)
     parts = [Z[number == i] for i in range(number.max() + 1)]
     looks = np.stack([np.concatenate([part.mean(0), part.std(0)]) for part in parts])

@@ -1,4 +1,4 @@
-"""One-step models of dynamic systems, a regression that knows what it does not know behind lags; and their scores."""
+"""One-step models of dynamic systems, as a regression on lagged outputs and inputs, and their scores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,18 +21,39 @@ CANDIDATES: tuple[Propagation, ...] = (SampledWeights(), SampledWeights(calibrat
 
 
 class DynamicsModel:
-    """y_{k+1} = f(lags) + noise, f a Bayesian last layer.
+    """One-step model y_{k+1} = f(lags) + noise, with a Bayesian last layer for f.
 
     Parameters
     ----------
-    lags : on how many past outputs and inputs a step depends, and whether values or increments are learned.
-    regressor : a `BLLRegressor` (or any model with fit(X, Y) and predictive(X)), trained in a copy. Where its
-        calibration is "auto" or not given, whole episodes are held out in place of rows.
+    lags : Lags, default Lags()
+        Numbers of outputs and inputs that a step depends on, and whether values or increments are learned.
+    regressor : BLLRegressor, default BLLRegressor()
+        Regressor that is cloned and fitted; any model with `fit(X, Y)` and `predictive(X)` will do. If the
+        `calibration` of a `BLLRegressor` is "auto", whole episodes are held out instead of single rows.
 
     Attributes
     ----------
-    regressor_ : the fitted copy.
-    state_scale_ : standard deviation of each number of the state in the data.
+    regressor_ : BLLRegressor
+        The fitted clone.
+    state_scale_ : ndarray of shape (n,)
+        Standard deviation of each component of the state in the data.
+    n_outputs_ : int
+        Number of outputs.
+    n_inputs_ : int
+        Number of inputs.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from lastlayer import BLLRegressor
+    >>> rng = np.random.default_rng(0)
+    >>> u, y = rng.uniform(-1, 1, 40), np.zeros(41)
+    >>> for k in range(40):
+    ...     y[k + 1] = 0.8 * y[k] + 0.2 * u[k] + 0.01 * rng.normal()
+    >>> regressor = BLLRegressor((4,), preset="evidence", max_epochs=10, random_state=0)
+    >>> model = DynamicsModel(Lags(), regressor).fit([Episode.of(y, u)])
+    >>> model.rollout([0.0], np.ones((5, 1)), by=Unscented()).mean.shape
+    (1, 5, 1)
     """
 
     def __init__(self, lags: Lags | None = None, regressor: Any = None) -> None:
@@ -40,7 +61,23 @@ class DynamicsModel:
         self.regressor = BLLRegressor() if regressor is None else regressor
 
     def fit(self, episodes: Sequence[Episode]) -> "DynamicsModel":
-        """Fit the one-step map to all episodes."""
+        """Fit the one-step model to all steps of all episodes.
+
+        Parameters
+        ----------
+        episodes : sequence of Episode
+            Measured episodes with the same numbers of outputs and inputs.
+
+        Returns
+        -------
+        DynamicsModel
+            The model itself.
+
+        Raises
+        ------
+        InputError
+            If the episodes are too short for the lags, or if the regressor transforms its targets.
+        """
         listed = check_episodes(episodes)
         table, regressor = self.lags.table(listed), clone(self.regressor)
         groups = {}
@@ -48,7 +85,7 @@ class DynamicsModel:
             if regressor.target_transform is not None:
                 raise InputError(
                     f"target_transform={regressor.target_transform!r} cannot be combined with a DynamicsModel, whose "
-                    "steps add up: leave it at None, and give the logarithm of the outputs if they grow like it"
+                    "steps add up: leave it at None, and pass the logarithms of outputs that grow exponentially"
                 )
             if len(listed) > 1 or regressor.calibration == "auto":  # rows of an episode are held out together
                 groups = {"groups": table.episode}
@@ -62,11 +99,40 @@ class DynamicsModel:
         return self
 
     def next(self, X: Float[ndarray, "m d"]) -> Prediction:
-        """The distribution of the outputs after each row of a table of lags, noise included."""
+        """Predict the outputs one step after each row of a lag table, noise included.
+
+        Parameters
+        ----------
+        X : ndarray of shape (m, d)
+            Rows as `Lags.join` arranges them.
+
+        Returns
+        -------
+        Prediction
+            Distribution of the next outputs.
+
+        Raises
+        ------
+        NotFittedError
+            If `fit` has not been called.
+        """
         return self.shifted(self._fitted().predictive(X), X)
 
     def shifted(self, prediction: Prediction, X: Float[ndarray, "m d"]) -> Prediction:
-        """A prediction of what is learned as one of the next outputs."""
+        """Convert a prediction of the regression targets into one of the next outputs.
+
+        Parameters
+        ----------
+        prediction : Prediction
+            Prediction of the regressor at the rows `X`.
+        X : ndarray of shape (m, d)
+            Rows as `Lags.join` arranges them; their first columns are the present outputs.
+
+        Returns
+        -------
+        Prediction
+            The same prediction, plus the present outputs if increments are learned.
+        """
         if not self.lags.increments:
             return prediction
         return replace(prediction, component_mean=prediction.component_mean + X[:, : self.n_outputs_])
@@ -76,9 +142,28 @@ class DynamicsModel:
     ) -> Rollout:
         """Predict the outputs after each of h inputs, from one state or several.
 
-        `by` a propagation: `SampledWeights` (the default: one draw of the weights for a whole trajectory), `Unscented`
-        or `Linearized`. `noise="process"` feeds the noise back into the dynamics, as the one-step model has it;
-        "measurement" adds it to what is measured alone.
+        Parameters
+        ----------
+        starts : array-like of shape (b, n) or (n,)
+            States to start from, as `lags.state(episode)` returns them.
+        inputs : array-like of shape (b, h, d) or (h, d)
+            Inputs of every trajectory.
+        by : Propagation, default SampledWeights()
+            Propagation method: `SampledWeights` (one draw of the weights per trajectory), `Unscented` or `Linearized`.
+        noise : {"process", "measurement"}, default "process"
+            Whether the noise of a step acts on the state that the next step starts from, or only on the measurement.
+
+        Returns
+        -------
+        Rollout
+            Predicted outputs of every trajectory.
+
+        Raises
+        ------
+        InputError
+            If the shapes of `starts` and `inputs` do not match the model.
+        NotFittedError
+            If `fit` has not been called.
         """
         self._fitted()
         check_choice("noise", noise, get_args(Feedback))
@@ -100,25 +185,54 @@ class DynamicsModel:
 
 @dataclass(frozen=True)
 class StepScores:
-    """Means over steps and trajectories."""
+    """Scores averaged over steps and trajectories."""
 
     lpd: float
     """Log predictive density of each output, summed over the outputs; larger is better."""
     rmse: Float[ndarray, " q"]
-    """Of each output."""
+    """Root mean squared error of each output."""
     coverage: float
-    """Share of measurements inside their central 90% interval."""
+    """Fraction of measurements inside their central 90% interval."""
     lpd_by_step: Float[ndarray, " h"]
-    """The LPD at each step ahead."""
+    """LPD at each number of steps ahead."""
 
     @classmethod
     def of(cls, prediction: Prediction, outputs: Float[ndarray, "m q"]) -> "StepScores":
-        """Of the distribution itself, every point one step ahead."""
+        """Score a prediction one step ahead.
+
+        Parameters
+        ----------
+        prediction : Prediction
+            Distribution of the next outputs.
+        outputs : ndarray of shape (m, q)
+            Measured next outputs.
+
+        Returns
+        -------
+        StepScores
+            The scores.
+        """
         return cls._of(prediction, prediction, outputs[:, None])
 
     @classmethod
     def of_rollout(cls, rollout: Rollout, outputs: Float[ndarray, "b h q"]) -> "StepScores":
-        """Densities are those of the Gaussian of the same moments: with a few hundred draws it is the steadier one."""
+        """Score trajectories many steps ahead.
+
+        Densities are those of the Gaussian with the same mean and covariance, which varies less between runs than a
+        mixture of a few hundred draws.
+
+        Parameters
+        ----------
+        rollout : Rollout
+            Predicted trajectories.
+        outputs : ndarray of shape (b, h, q)
+            Measured outputs.
+
+        Returns
+        -------
+        StepScores
+            The scores.
+        """
         return cls._of(rollout.prediction(), rollout.gaussian().prediction(), outputs)
 
     @classmethod
@@ -129,7 +243,20 @@ class StepScores:
 
 
 def one_step_scores(model: DynamicsModel, episodes: Sequence[Episode]) -> StepScores:
-    """Every step of the episodes predicted from what was measured before it."""
+    """Score the prediction of every step from the measurements before it.
+
+    Parameters
+    ----------
+    model : DynamicsModel
+        A fitted model.
+    episodes : sequence of Episode
+        Episodes to score on, normally ones that the model has not seen.
+
+    Returns
+    -------
+    StepScores
+        Scores one step ahead.
+    """
     table = model.lags.table(episodes)
     return StepScores.of(model.next(table.X), table.next_outputs)
 
@@ -142,7 +269,28 @@ def multi_step_scores(
     by: Propagation | None = None,
     noise: Feedback = "process",
 ) -> tuple[StepScores, Rollout]:
-    """Stretches of the episodes predicted from their starts and inputs alone; and the prediction itself."""
+    """Score the prediction of segments of episodes from their initial states and inputs alone.
+
+    Parameters
+    ----------
+    model : DynamicsModel
+        A fitted model.
+    episodes : sequence of Episode
+        Episodes to score on, normally ones that the model has not seen.
+    horizon : int
+        Steps per segment.
+    by : Propagation, default SampledWeights()
+        Propagation method, as in `DynamicsModel.rollout`.
+    noise : {"process", "measurement"}, default "process"
+        Where the noise acts, as in `DynamicsModel.rollout`.
+
+    Returns
+    -------
+    scores : StepScores
+        Scores over all segments and steps.
+    rollout : Rollout
+        The predicted trajectories.
+    """
     windows = model.lags.windows(episodes, horizon)
     rollout = model.rollout(windows.starts, windows.inputs, by=by, noise=noise)
     return StepScores.of_rollout(rollout, windows.outputs), rollout
@@ -156,6 +304,25 @@ def best_propagation(
     candidates: Sequence[Propagation] = CANDIDATES,
     noise: Feedback = "process",
 ) -> Propagation:
-    """The candidate of largest LPD many steps ahead, on episodes that the model has not seen."""
+    """Choose the propagation method of largest LPD many steps ahead.
+
+    Parameters
+    ----------
+    model : DynamicsModel
+        A fitted model.
+    episodes : sequence of Episode
+        Episodes that the model has not seen.
+    horizon : int
+        Steps per segment.
+    candidates : sequence of Propagation, default CANDIDATES
+        Methods to compare: calibrated and uncalibrated `SampledWeights`, and `Unscented`.
+    noise : {"process", "measurement"}, default "process"
+        Where the noise acts, as in `DynamicsModel.rollout`.
+
+    Returns
+    -------
+    Propagation
+        The best candidate.
+    """
     lpd = [multi_step_scores(model, episodes, horizon, by=by, noise=noise)[0].lpd for by in candidates]
     return candidates[int(np.argmax(lpd))]

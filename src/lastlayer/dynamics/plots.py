@@ -1,4 +1,4 @@
-"""Pictures of predicted trajectories; each function returns a matplotlib figure."""
+"""Plots of predicted trajectories; each function returns a matplotlib figure."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -26,10 +26,32 @@ def trajectories(
     names: Sequence[str] | None = None,
     xlabel: str = "step",
 ) -> "Figure":
-    """One trajectory by several models: one column per model, one row per output; measurements in black.
+    """Plot one trajectory as predicted by several models, with the measurements in black.
 
-    `around_mean` takes the mean off everything, where bands are narrow beside the trajectory. The last row is the
-    affine cost along the way.
+    There is one column per model and one row per output; the last row shows the affine cost of each step.
+
+    Parameters
+    ----------
+    rollouts : mapping of str to Rollout
+        Predictions by the name of their model.
+    outputs : ndarray of shape (b, h, q)
+        Measured outputs.
+    trajectory : int, default 0
+        Index of the trajectory to plot.
+    level : float, default 0.9
+        Probability of the bands.
+    around_mean : bool, default False
+        Whether to subtract the predicted mean from everything; useful where bands are narrow compared with the
+        trajectory.
+    names : sequence of str, default None
+        Names of the outputs. None: "output 1", "output 2" and so on.
+    xlabel : str, default "step"
+        Label of the horizontal axis.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The figure.
     """
     q = outputs.shape[-1]
     names = [f"output {i + 1}" for i in range(q)] if names is None else names
@@ -54,14 +76,25 @@ def trajectories(
     for ax, name in zip(axes[:, 0], [*names, "affine cost"], strict=True):
         ax.set_ylabel(name)
     for i, row in enumerate(axes[:-1]):
-        if not around_mean:  # a band that bursts must not flatten the rest
+        if not around_mean:  # a diverging band must not flatten the rest
             row[0].set_ylim(padded(measured[:, i], 0.8))
     legend_of(figure, axes, ncols=3)
     return figure
 
 
 def density_by_step(lpd: Mapping[str, Float[ndarray, " h"]]) -> "Figure":
-    """The LPD against the number of steps ahead, one line per model."""
+    """Plot the LPD against the number of steps ahead, with one line per model.
+
+    Parameters
+    ----------
+    lpd : mapping of str to ndarray of shape (h,)
+        LPD at each number of steps ahead, by the name of the model.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The figure.
+    """
     figure = new_figure(6.0, 3.2)
     ax = figure.subplots()
     for (name, values), color in zip(lpd.items(), COLORS, strict=False):

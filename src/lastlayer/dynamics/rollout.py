@@ -1,9 +1,9 @@
-"""Predictions along trajectories, and the ways to make them.
+"""Predictions along trajectories, and the methods that propagate them.
 
 `SampledWeights` follows sampled functions: one draw of the weights, and one member of a mixture, for a whole
-trajectory. What a model does not know stays the same from step to step, so its effects add up: that is what epistemic
-means. `Linearized` and `Unscented` carry a Gaussian state from step to step, the first two moments of [y+, s] for
-s ~ N(m, P). There what the model does not know is drawn anew at every step, and its errors average out.
+trajectory. Epistemic errors then stay the same from step to step and add up, as they do in reality. `Linearized` and
+`Unscented` carry a Gaussian state from step to step: the first two moments of [y+, s] for s ~ N(m, P). They treat
+epistemic errors as independent between steps, so that these average out.
 """
 
 from dataclasses import dataclass, replace
@@ -20,91 +20,214 @@ from lastlayer.prediction import Prediction
 from lastlayer.predictor.fitted import Fitted
 
 Feedback: TypeAlias = Literal["process", "measurement"]
-"""Where the noise of a step acts: on the state that the next step starts from, or on what is measured alone."""
+"""Where the noise of a step acts: on the state that the next step starts from, or only on the measurement."""
 STEP = 1e-4
-"""Of a central difference, as a share of the standard deviation in the data: its error is of the order of 1e-8."""
+"""Step of a central difference, as a fraction of the standard deviation in the data: its error is of the order of
+1e-8."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """Predicted outputs of b trajectories over h steps; c components, one for a Gaussian, one a draw for samples."""
+    """Predicted outputs of b trajectories over h steps, as a mixture of c components with equal weights.
+
+    Gaussian propagation has one component, sampling has one per draw.
+
+    Parameters
+    ----------
+    component_mean : ndarray of shape (c, b, h, q)
+        Means of the components.
+    component_var : ndarray of shape (c, b, h, q)
+        Variances within each component, noise included.
+    cov : ndarray of shape (b, h, q, q)
+        Covariance between the outputs of a step, noise included.
+    affine_cost : ndarray of shape (b, h)
+        Degree of extrapolation of each step: at the mean state, or averaged over the draws.
+    """
 
     component_mean: Float[ndarray, "c b h q"]
     component_var: Float[ndarray, "c b h q"]
-    """Within a component, noise included."""
     cov: Float[ndarray, "b h q q"]
-    """Between the outputs of a step, noise included."""
     affine_cost: Float[ndarray, "b h"]
-    """At the mean of the state, or averaged over the draws: how far a step extrapolates."""
 
     @classmethod
     def of_moments(
         cls, mean: Float[ndarray, "b h q"], cov: Float[ndarray, "b h q q"], affine_cost: Float[ndarray, "b h"]
     ) -> "Rollout":
-        """The Gaussian of this mean and covariance at every step."""
+        """Build a Gaussian rollout from the mean and covariance of every step.
+
+        Parameters
+        ----------
+        mean : ndarray of shape (b, h, q)
+            Mean of the outputs.
+        cov : ndarray of shape (b, h, q, q)
+            Covariance of the outputs of a step, noise included.
+        affine_cost : ndarray of shape (b, h)
+            Affine cost of each step.
+
+        Returns
+        -------
+        Rollout
+            A rollout with one component.
+        """
         return cls(mean[None], np.diagonal(cov, axis1=-2, axis2=-1)[None].copy(), cov, affine_cost)
 
     @property
     def mean(self) -> Float[ndarray, "b h q"]:
+        """Mean of the outputs, (b, h, q)."""
         return self.component_mean.mean(0)
 
     @property
     def std(self) -> Float[ndarray, "b h q"]:
+        """Standard deviation of the outputs, (b, h, q), noise included."""
         return np.sqrt(np.diagonal(self.cov, axis1=-2, axis2=-1))
 
     def interval(self, level: float = 0.9) -> tuple[Float[ndarray, "b h q"], Float[ndarray, "b h q"]]:
-        """Lower and upper bound of each output at each step."""
+        """Return central intervals of every output at every step.
+
+        Parameters
+        ----------
+        level : float, default 0.9
+            Probability of the intervals.
+
+        Returns
+        -------
+        lower : ndarray of shape (b, h, q)
+            Lower bounds.
+        upper : ndarray of shape (b, h, q)
+            Upper bounds.
+        """
         lower, upper = self.prediction().interval(level)
         return lower.reshape(self.mean.shape), upper.reshape(self.mean.shape)
 
     def prediction(self) -> Prediction:
-        """All steps of all trajectories as the points of one prediction, outputs independent within a component."""
+        """Return all steps of all trajectories as the points of one `Prediction`.
+
+        Returns
+        -------
+        Prediction
+            Prediction of b h points, whose outputs are independent within a component.
+        """
         c, q = len(self.component_mean), self.component_mean.shape[-1]
         mean, var = (x.reshape(c, -1, q) for x in (self.component_mean, self.component_var))
         weights = np.full(mean.shape[:2], 1 / c)
         return Prediction(mean, np.zeros_like(var), var, self.affine_cost.reshape(-1), weights)
 
     def gaussian(self) -> "Rollout":
-        """The Gaussian of the same mean and covariance at every step."""
+        """Return the Gaussian rollout with the same mean and covariance at every step.
+
+        Returns
+        -------
+        Rollout
+            A rollout with one component.
+        """
         return Rollout.of_moments(self.mean, self.cov, self.affine_cost)
 
     def __getitem__(self, trajectories: slice) -> "Rollout":
-        """Some of the trajectories."""
+        """Select some of the trajectories."""
         components = self.component_mean[:, trajectories], self.component_var[:, trajectories]
         return Rollout(*components, self.cov[trajectories], self.affine_cost[trajectories])
 
 
 @runtime_checkable
 class Propagation(Protocol):
-    """A way to predict many steps ahead."""
+    """Protocol of methods that predict many steps ahead."""
 
     def run(
         self, model: Any, starts: Float[ndarray, "b n"], inputs: Float[ndarray, "b h d"], noise: Feedback
-    ) -> Rollout: ...
+    ) -> Rollout:
+        """Predict trajectories.
+
+        Parameters
+        ----------
+        model : DynamicsModel
+            A fitted model.
+        starts : ndarray of shape (b, n)
+            States to start from.
+        inputs : ndarray of shape (b, h, d)
+            Inputs of every trajectory.
+        noise : {"process", "measurement"}
+            Where the noise acts.
+
+        Returns
+        -------
+        Rollout
+            Predicted outputs.
+        """
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Of the next output before its noise, and with the state it came from."""
+    """First two moments of the next output, before its noise, and its covariance with the present state.
+
+    Parameters
+    ----------
+    mean : ndarray of shape (b, q)
+        Mean of the next output.
+    cov : ndarray of shape (b, q, q)
+        Covariance of the next output without noise.
+    cross : ndarray of shape (b, n, q)
+        Covariance of the present state with the next output.
+    noise_cov : ndarray of shape (b, q, q)
+        Covariance of the noise.
+    affine_cost : ndarray of shape (b,)
+        Affine cost of the step.
+    """
 
     mean: Float[ndarray, "b q"]
     cov: Float[ndarray, "b q q"]
     cross: Float[ndarray, "b n q"]
-    """Covariance with the state."""
     noise_cov: Float[ndarray, "b q q"]
     affine_cost: Float[ndarray, " b"]
 
 
 class Gaussian:
-    """What both have in common: the loop."""
+    """Base of the methods that carry a Gaussian state from step to step."""
 
     def moments(self, model: Any, u: ndarray, m: Float[ndarray, "b n"], P: Float[ndarray, "b n n"]) -> Moments:
+        """Return the moments of the next output for states s ~ N(m, P).
+
+        Parameters
+        ----------
+        model : DynamicsModel
+            A fitted model.
+        u : ndarray of shape (b, d)
+            Inputs of the step.
+        m : ndarray of shape (b, n)
+            Mean of the state.
+        P : ndarray of shape (b, n, n)
+            Covariance of the state.
+
+        Returns
+        -------
+        Moments
+            Moments of the next output and its covariance with the state.
+        """
         raise NotImplementedError
 
     def run(
         self, model: Any, starts: Float[ndarray, "b n"], inputs: Float[ndarray, "b h d"], noise: Feedback
     ) -> Rollout:
-        """From known starts; with noise on the measurement alone, the measured outputs of the start carry it too."""
+        """Predict trajectories from known states.
+
+        With `noise="measurement"` the measured outputs in the initial state are noisy too, and start with that
+        covariance.
+
+        Parameters
+        ----------
+        model : DynamicsModel
+            A fitted model.
+        starts : ndarray of shape (b, n)
+            States to start from.
+        inputs : ndarray of shape (b, h, d)
+            Inputs of every trajectory.
+        noise : {"process", "measurement"}
+            Where the noise acts.
+
+        Returns
+        -------
+        Rollout
+            Predicted outputs, one Gaussian per step.
+        """
         (b, n), q, d = starts.shape, model.n_outputs_, model.n_inputs_
         F, G = model.lags.shift(q, d)
         m, P = starts, np.zeros((b, n, n))
@@ -123,12 +246,12 @@ class Gaussian:
             P[:, :, :q] = between
             P[:, :q, :] = between.swapaxes(1, 2)
             P[:, :q, :q] = measured if noise == "process" else moments.cov
-            P = 0.5 * (P + P.swapaxes(1, 2))  # rounding errors of one side would grow from step to step
+            P = 0.5 * (P + P.swapaxes(1, 2))  # otherwise asymmetric rounding errors would grow from step to step
         return Rollout.of_moments(*(np.stack(part, 1) for part in zip(*steps, strict=True)))
 
 
 def _next_outputs(model: Any, states: Float[ndarray, "p b n"], u: Float[ndarray, "b d"]) -> tuple[ndarray, ...]:
-    """Mean, covariance before noise, covariance of the noise, affine cost: of b trajectories, each from p states."""
+    """Mean, covariance without noise, noise covariance and affine cost of b trajectories, each from p states."""
     shape = states.shape[:2]
     rows = model.lags.join(states, np.broadcast_to(u, (*shape, u.shape[1])), model.n_outputs_)
     prediction = model.next(rows.reshape(-1, rows.shape[2]))
@@ -139,9 +262,30 @@ def _next_outputs(model: Any, states: Float[ndarray, "p b n"], u: Float[ndarray,
 
 @dataclass(frozen=True)
 class Linearized(Gaussian):
-    """P+ = A P A' + what the model does not know at the mean + noise; A by central differences of the mean."""
+    """Linearised propagation: P+ = A P A' + epistemic covariance at the mean + noise.
+
+    A is the Jacobian of the mean, computed by central differences.
+    """
 
     def moments(self, model: Any, u: ndarray, m: Float[ndarray, "b n"], P: Float[ndarray, "b n n"]) -> Moments:
+        """Return the moments of the next output by linearising the model at the mean of the state.
+
+        Parameters
+        ----------
+        model : DynamicsModel
+            A fitted model.
+        u : ndarray of shape (b, d)
+            Inputs of the step.
+        m : ndarray of shape (b, n)
+            Mean of the state.
+        P : ndarray of shape (b, n, n)
+            Covariance of the state.
+
+        Returns
+        -------
+        Moments
+            Moments of the next output and its covariance with the state.
+        """
         n = m.shape[1]
         h = STEP * model.state_scale_
         moves = np.concatenate([np.zeros((1, n)), np.diag(h), -np.diag(h)])
@@ -153,9 +297,14 @@ class Linearized(Gaussian):
 
 @dataclass(frozen=True)
 class Unscented(Gaussian):
-    """2n + 1 points with the moments of the state; what the model does not know and its noise are averaged over them.
+    """Unscented propagation: 2n + 1 sigma points with the mean and covariance of the state.
 
-    `kappa` >= 0 is the weight of the point in the middle, as that of `kappa` dimensions; 0 leaves it out.
+    Epistemic covariance and noise are averaged over the points.
+
+    Parameters
+    ----------
+    kappa : float, default 0.0
+        Weight of the central point, as that of `kappa` dimensions; 0 omits it. It must not be negative.
     """
 
     kappa: float = 0.0
@@ -165,6 +314,24 @@ class Unscented(Gaussian):
             raise InputError(f"kappa={self.kappa} must not be negative: covariances would not stay positive")
 
     def moments(self, model: Any, u: ndarray, m: Float[ndarray, "b n"], P: Float[ndarray, "b n n"]) -> Moments:
+        """Return the moments of the next output from the sigma points of the state.
+
+        Parameters
+        ----------
+        model : DynamicsModel
+            A fitted model.
+        u : ndarray of shape (b, d)
+            Inputs of the step.
+        m : ndarray of shape (b, n)
+            Mean of the state.
+        P : ndarray of shape (b, n, n)
+            Covariance of the state.
+
+        Returns
+        -------
+        Moments
+            Moments of the next output and its covariance with the state.
+        """
         n = m.shape[1]
         values, vectors = np.linalg.eigh(P)
         root = vectors * np.sqrt((n + self.kappa) * values.clip(min=0))[:, None, :]
@@ -180,12 +347,19 @@ class Unscented(Gaussian):
 
 @dataclass(frozen=True)
 class SampledWeights:
-    """n draws of the function, each followed from every start.
+    """Propagation by sampling: each draw of the function is followed from every start.
 
-    With `calibrated` the first step is distributed as `predictive` has it: every draw is stretched as the curve of the
-    calibration says. That curve was fitted one step ahead, where noise and what the model does not know can hardly be
-    told apart if the latter is small; over many steps they differ. `calibrated=False` draws from the posterior as it
-    stands; `best_propagation` decides between them on held-out episodes.
+    Parameters
+    ----------
+    n : int, default 200
+        Number of draws, 2 or more.
+    calibrated : bool, default True
+        Whether the first step is distributed as `predictive` predicts it, with the epistemic variance of every draw
+        scaled by the calibration curve. That curve is fitted one step ahead, where noise and a small epistemic variance
+        can hardly be told apart; over many steps they act differently. With False, weights are drawn from the
+        uncalibrated posterior. `best_propagation` chooses between the two on held-out episodes.
+    random_state : int, default 0
+        Seed of the draws.
     """
 
     n: int = 200
@@ -199,11 +373,34 @@ class SampledWeights:
     def run(
         self, model: Any, starts: Float[ndarray, "b n"], inputs: Float[ndarray, "b h d"], noise: Feedback
     ) -> Rollout:
+        """Predict trajectories, each with its own draws of the weights.
+
+        Parameters
+        ----------
+        model : DynamicsModel
+            A fitted model whose regressor is a Bayesian last layer.
+        starts : ndarray of shape (b, n)
+            States to start from.
+        inputs : ndarray of shape (b, h, d)
+            Inputs of every trajectory.
+        noise : {"process", "measurement"}
+            Where the noise acts.
+
+        Returns
+        -------
+        Rollout
+            Predicted outputs, one component per draw.
+
+        Raises
+        ------
+        InputError
+            If the regressor of the model has no Bayesian last layer.
+        """
         fitted = getattr(model.regressor_, "fitted_", None)
         if not isinstance(fitted, Fitted):
             raise InputError(
-                f"weights can be drawn of Bayesian last layers alone, not of a {type(model.regressor_).__name__}: "
-                "take by=Unscented() or by=Linearized()"
+                f"weights can be drawn only from Bayesian last layers, not from a {type(model.regressor_).__name__}: "
+                "use by=Unscented() or by=Linearized()"
             )
         rng = np.random.default_rng(self.random_state)
         q, d, b = model.n_outputs_, model.n_inputs_, len(starts)
@@ -236,19 +433,45 @@ class SampledWeights:
 
 @dataclass(frozen=True, eq=False)
 class Draws:
-    """n whole functions; draw i started at point j is of member `pick[i, j]`, chosen as it counts at the start."""
+    """Draws of n functions, each started at b points.
+
+    Parameters
+    ----------
+    members : list of Fitted
+        The members of the mixture, each on its own.
+    pick : ndarray of shape (n, b)
+        Member of each draw and point, drawn with the weights of the mixture at the start.
+    tail : ndarray of shape (n, b)
+        Factor on the variance of each draw: 1, or the factor of the tails for some of them.
+    E : ndarray of shape (n, r, q)
+        Standard normal numbers; a member uses as many rows as it has features.
+    """
 
     members: list[Fitted]
-    """Each member alone."""
     pick: Int[ndarray, "n b"]
     tail: Float[ndarray, "n b"]
-    """What the variance of a draw is multiplied with: one, or for a share of them the factor of the tails."""
     E: Float[ndarray, "n r q"]
-    """Standard normal; a member takes as many rows as it has features."""
 
     @classmethod
     def of(cls, fitted: Fitted, weights: Float[ndarray, "c b"], n: int, rng: np.random.Generator) -> "Draws":
-        """`weights` of the components of a prediction at the starts: members, and with tails the members once more."""
+        """Draw members, tails and coefficients.
+
+        Parameters
+        ----------
+        fitted : Fitted
+            A fitted model.
+        weights : ndarray of shape (c, b)
+            Weights of the components of its prediction at the starts: the members, and with tails the members again.
+        n : int
+            Number of draws.
+        rng : numpy.random.Generator
+            Source of random numbers.
+
+        Returns
+        -------
+        Draws
+            The drawn functions.
+        """
         alone = [fitted.alone(i) for i in range(len(fitted.members))]
         component = (rng.random((n, 1, 1)) > weights.cumsum(0)[:-1].T).sum(-1)
         tail = np.where(component >= len(alone), fitted.tails.factor, 1.0)
@@ -258,7 +481,7 @@ class Draws:
     def __call__(
         self, X: Float[ndarray, "n b d"]
     ) -> tuple[Float[ndarray, "n b q"], Float[ndarray, "n b q q"], Float[ndarray, "n b"]]:
-        """Each draw at its own points: the function, the covariance of its noise, the affine cost."""
+        """Evaluate each draw at its points: value of the function, noise covariance, affine cost."""
         q = self.E.shape[-1]
         value, noise, cost = np.empty((*X.shape[:2], q)), np.empty((*X.shape[:2], q, q)), np.empty(X.shape[:2])
         for i, member in enumerate(self.members):
@@ -271,7 +494,7 @@ class Draws:
             for block in blocks:
                 deviation = deviation + block.at(self.E[np.nonzero(at)[0], first : first + block.rows.shape[-1]])
                 first += block.rows.shape[-1]
-            wider = np.sqrt(tail / member.tails.widening)  # a draw is of the tails or not
+            wider = np.sqrt(tail / member.tails.widening)  # each draw is from the tails or not
             C = np.eye(q) if member.correlation is None else member.correlation[0]
             value[at], cost[at] = parts.mean[0] + wider * deviation, parts.cost[0].mean(-1)
             noise[at] = formula.output_cov(NumPyOps, C, np.zeros_like(parts.noise[0]), tail * parts.noise[0])

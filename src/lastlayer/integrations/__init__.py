@@ -1,8 +1,8 @@
 """Models in other languages: CasADi expressions, C source, do-mpc controllers (`pip install lastlayer[control]`).
 
-Importing this package needs nothing, calling it says what is missing. `integrations.onnx`, `integrations.gpytorch`,
-`integrations.lightning` and `integrations.river` are imported by their own names, with the extras of the same names;
-`integrations.batches`, for engines such as Ray and Spark, needs no extra.
+Importing this package needs no extra dependency; its functions name the extra to install if one is missing.
+`integrations.onnx`, `integrations.gpytorch`, `integrations.lightning` and `integrations.river` are imported as modules,
+with the extras of the same names; `integrations.batches`, for engines such as Ray and Spark, needs no extra.
 """
 
 from lastlayer.integrations.c_code import export_c

@@ -18,25 +18,25 @@ from lastlayer.tables.files import Table
 from lastlayer.tables.frames import column_cells
 from lastlayer.tables.model import TableModel, prediction_cells
 
-ADVICE = "fix or leave out these rows before the predictions"
+ADVICE = "fix or drop these rows before predicting"
 
 
 @dataclass(frozen=True)
 class BatchPredictor:
-    """Predictions for a batch of rows, by a model that each worker process loads once, with its first batch.
+    """Predict batches of rows with a model that each worker process loads once, with its first batch.
 
-    A batch is a dictionary of arrays or a pandas DataFrame, and the result is of the same kind, with the rows in the
-    same order and, of a DataFrame, with the same index. Its columns are those of `id_columns`, then for each target
-    NAME_mean, NAME_std, NAME_lower and NAME_upper, then affine_cost. What travels to workers is the path, not the
-    model; a file that was replaced is loaded anew.
+    A batch is a dictionary of arrays or a pandas DataFrame. The result is of the same kind, with the rows in the same
+    order and, for a DataFrame, with the same index. Its columns are those of `id_columns`, then NAME_mean, NAME_std,
+    NAME_lower and NAME_upper for each target, then affine_cost. Only the path is sent to workers, not the model; a file
+    that has been replaced is loaded again.
 
     Parameters
     ----------
     path : str or path
-        A file that `model.save` or `lastlayer fit` wrote; every worker must be able to read it there.
+        File written by `model.save` or `lastlayer fit`; every worker must be able to read it at this path.
     columns : sequence of str, default None
-        Columns of the inputs, in the order in which the model was fitted to them. None: the names that the model knows,
-        from a table or a DataFrame.
+        Input columns, in the order in which the model was fitted to them. None: the names stored in the model, if it
+        was fitted to a table or a DataFrame.
     id_columns : sequence of str, default ()
         Columns to pass on unchanged.
     targets : sequence of str, default None
@@ -44,7 +44,8 @@ class BatchPredictor:
     level : float, default 0.95
         Probability of the intervals.
     unknown : {"error", "warn"}, default "error"
-        For models of tables: whether a text that no training row had is an error, or is predicted as none of the known.
+        For models of tables: whether a category that no training row had is an error, or is predicted, with a warning,
+        as none of the known ones.
 
     Examples
     --------
@@ -68,7 +69,7 @@ class BatchPredictor:
             raise InputError(f"level={self.level} must lie strictly between 0 and 1, such as 0.95")
 
     def __call__(self, batch: Any) -> Any:
-        """The id columns and the predictions of a batch: a dictionary for a dictionary, a DataFrame for a DataFrame."""
+        """Return the id columns and the predictions of a batch, as a dictionary or a DataFrame like the batch."""
         model = self.model()
         names, targets = self._inputs(model), self._targets(model)
         outputs = _output_columns(targets)
@@ -87,11 +88,17 @@ class BatchPredictor:
 
     @property
     def output_columns(self) -> list[str]:
-        """The columns that are added to those of `id_columns`, all of type float64; this loads the model."""
+        """Names of the columns that follow those of `id_columns`, all of type float64; this loads the model."""
         return _output_columns(self._targets(self.model()))
 
     def model(self) -> TableModel | BLLRegressor:
-        """The model of this process."""
+        """Load the model, or return the one that this process has loaded already.
+
+        Returns
+        -------
+        TableModel or BLLRegressor
+            The model in the file.
+        """
         path = Path(self.path)
         version = (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None
         return load_once(str(path), version)
@@ -101,12 +108,12 @@ class BatchPredictor:
             if self.columns is not None:
                 raise InputError(
                     f"columns={list(self.columns)} was given, but {self.path} is the model of a table, which knows its "
-                    "columns: leave them out"
+                    "columns: omit columns=..."
                 )
             return [column.name for column in model.schema.columns]
         names = getattr(model, "feature_names_in_", None) if self.columns is None else self.columns
         if names is None:
-            raise InputError(f"{self.path} does not know the names of its inputs: give columns=[...]")
+            raise InputError(f"{self.path} does not store the names of its inputs: give columns=[...]")
         if len(names) != model.n_features_in_:
             raise InputError(f"columns={list(names)} are {len(names)}, but the model has {model.n_features_in_} inputs")
         return list(names)
@@ -131,7 +138,20 @@ class BatchPredictor:
 
 @lru_cache(maxsize=4)
 def load_once(path: str, version: tuple[int, int] | None) -> TableModel | BLLRegressor:
-    """The model in a file of this version; the last few stay in memory."""
+    """Load a model file, unless this version of it is still in memory.
+
+    Parameters
+    ----------
+    path : str
+        The file.
+    version : tuple of int or None
+        Modification time and size of the file; a change makes it load again.
+
+    Returns
+    -------
+    TableModel or BLLRegressor
+        The model; the last few stay in memory.
+    """
     return TableModel.load(path) if "table" in files.read(path)[1] else load(path)
 
 

@@ -50,7 +50,7 @@ void NAME_dgemm(const char* transa, const char* transb, const int* m, const int*
 
 
 def export_c(model: Any, path: str | os.PathLike[str], *, name: str | None = None) -> Path:
-    """Write C99 source that needs nothing but the standard library's mathematics.
+    """Write C99 source that depends only on the standard mathematics library.
 
     The file has two functions in CasADi's calling convention, in original units and float64::
 
@@ -61,9 +61,22 @@ def export_c(model: Any, path: str | os.PathLike[str], *, name: str | None = Non
 
     Parameters
     ----------
-    model : a fitted regressor or its `fitted_`.
-    path : the file, such as "pump.c".
-    name : of the functions; None: that of the file.
+    model : BLLRegressor or Fitted
+        A fitted regressor, or its `fitted_`.
+    path : str or path
+        The file to write, such as "pump.c".
+    name : str, default None
+        Name of the functions. None: the name of the file without its suffix.
+
+    Returns
+    -------
+    Path
+        The file written.
+
+    Raises
+    ------
+    InputError
+        If the name is not a valid function name for CasADi, or the network cannot be written as an expression.
 
     Examples
     --------
@@ -78,7 +91,7 @@ def export_c(model: Any, path: str | os.PathLike[str], *, name: str | None = Non
     name = path.stem if name is None else name
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name) or "__" in name:
         raise InputError(
-            f"{name!r} cannot name a C function of CasADi's: give name=... of letters, digits and single underscores"
+            f"{name!r} cannot name a CasADi C function: give name=... of letters, digits and single underscores"
         )
     function = variances_to_casadi(model, name=name, blas="classic")
     with replacing(path) as file:
@@ -87,7 +100,20 @@ def export_c(model: Any, path: str | os.PathLike[str], *, name: str | None = Non
 
 
 def c_source(name: str, *functions: "casadi.Function") -> str:
-    """One file of CasADi functions made with `blas="classic"`, and the product that they call."""
+    """Generate the C source of CasADi functions, together with the matrix product that they call.
+
+    Parameters
+    ----------
+    name : str
+        Prefix of the matrix product, and name of the generated file.
+    *functions : casadi.Function
+        Functions created with `blas="classic"`.
+
+    Returns
+    -------
+    str
+        The source of one file.
+    """
     ca = need("casadi", extra="control")
     generator = ca.CodeGenerator(f"{name}.c")
     for function in functions:

@@ -1,4 +1,4 @@
-"""A fitted model as a CasADi function: mean, covariance and affine cost, with CasADi's own derivatives."""
+"""A fitted model as a CasADi function: mean, covariance and affine cost, differentiated by CasADi."""
 
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -24,18 +24,40 @@ Blas = Literal["reference", "classic", "blasfeo"]
 def to_casadi(
     model: Any, noise: bool = True, *, name: str = "predictive", blas: Blas = "reference"
 ) -> "casadi.Function":
-    """x (d) -> mean (q), cov (q, q), affine_cost (1): what `model.predictive` says of one point, in original units.
+    """Build the CasADi function x (d) -> mean (q), cov (q, q), affine_cost (1) of one point, in original units.
 
-    The function takes numbers, MX and SX expressions. Everything is float64: a network of float32 agrees to its own
-    precision.
+    It computes what `model.predictive` does, and takes numbers, MX and SX expressions. All arithmetic is float64; it
+    agrees with a float32 network to float32 precision.
 
     Parameters
     ----------
-    model : a fitted regressor or its `fitted_`; a backbone of yours is read from its `torch.export` graph (see
-        docs/control.md for the layers that are known).
-    noise : with False, the covariance is that of the function.
-    blas : "reference", "classic" or "blasfeo": what CasADi multiplies matrices with. The first is CasADi's own loop,
-        whose C code needs nothing else; the others are faster, and C code made from them must be linked to a library.
+    model : BLLRegressor or Fitted
+        A fitted regressor, or its `fitted_`. A user's backbone is read from its `torch.export` graph; docs/control.md
+        lists the supported layers.
+    noise : bool, default True
+        Whether the covariance includes the noise. With False, it is that of the function.
+    name : str, default "predictive"
+        Name of the function.
+    blas : {"reference", "classic", "blasfeo"}, default "reference"
+        Matrix products that CasADi uses. "reference" is CasADi's own loop, whose C code has no dependencies; the others
+        are faster, and C code generated from them must be linked to a library.
+
+    Returns
+    -------
+    casadi.Function
+        The function.
+
+    Raises
+    ------
+    InputError
+        If the model does not take tables, or its network has no CasADi expression.
+
+    Examples
+    --------
+    ::
+
+        predictive = to_casadi(model)
+        mean, cov, affine_cost = predictive([0.5, 1.0])
     """
     ca = need("casadi", extra="control")
     fitted, ops = (
@@ -61,9 +83,23 @@ def to_casadi(
 
 
 def variances_to_casadi(model: Any, *, name: str = "variances", blas: Blas = "reference") -> "casadi.Function":
-    """x (d) -> mean, epistemic_var, noise_var (q), affine_cost (1): what `model.predictive` says, without covariances.
+    """Build the CasADi function x (d) -> mean, epistemic_var, noise_var (q), affine_cost (1) of one point.
 
-    Parameters as those of `to_casadi`.
+    It computes what `model.predictive` does, in original units, without covariances between outputs.
+
+    Parameters
+    ----------
+    model : BLLRegressor or Fitted
+        A fitted regressor, or its `fitted_`.
+    name : str, default "variances"
+        Name of the function.
+    blas : {"reference", "classic", "blasfeo"}, default "reference"
+        Matrix products that CasADi uses, as in `to_casadi`.
+
+    Returns
+    -------
+    casadi.Function
+        The function.
     """
     ca = need("casadi", extra="control")
     fitted, ops = as_fitted(model), CasADiOps(ca, check_choice("blas", blas, get_args(Blas)))
@@ -75,14 +111,28 @@ def variances_to_casadi(model: Any, *, name: str = "variances", blas: Blas = "re
 
 def _point(ca: Any, fitted: Fitted) -> Any:
     if fitted.inputs is None:
-        raise InputError("the model takes inputs of more than two dimensions: only a model of tables can be written so")
+        raise InputError("the model takes inputs of more than two dimensions: only models of tables have an expression")
     return ca.MX.sym("x", len(fitted.inputs.mean))
 
 
 def functional_to_casadi(model: Any, functional: Pointwise, *, name: str = "functional") -> "casadi.Function":
-    """x (d) -> mean (n), cov (n, n): what `model.predictive_of` says of a functional at one point, without noise.
+    """Build the CasADi function x (d) -> mean (n), cov (n, n) of a functional at one point, without noise.
 
-    `Derivative(0)` has n = 1, `Gradient()` one for each input.
+    It computes what `model.predictive_of` does.
+
+    Parameters
+    ----------
+    model : BLLRegressor or Fitted
+        A fitted regressor, or its `fitted_`.
+    functional : Pointwise
+        The functional: `Derivative(0)` has n = 1 values, `Gradient()` one per input.
+    name : str, default "functional"
+        Name of the function.
+
+    Returns
+    -------
+    casadi.Function
+        The function.
     """
     ca = need("casadi", extra="control")
     fitted = as_fitted(model)
@@ -96,7 +146,7 @@ def functional_to_casadi(model: Any, functional: Pointwise, *, name: str = "func
 
 
 def _linear_map(ca: Any, fitted: Fitted, x: Any, output: int) -> Any:
-    """[mean, G] of one output at a point, as `Predictor.linear_map` has it: (1, r)."""
+    """[mean, G] of one output at a point, (1, r), as in `Predictor.linear_map`."""
     ops = CasADiOps(ca)
     model = expressions(ops, fitted)
     z = formula.standardized(model, ops.array(x))
@@ -119,7 +169,20 @@ def _linear_map(ca: Any, fitted: Fitted, x: Any, output: int) -> Any:
 
 
 def expressions(ops: CasADiOps, fitted: Fitted) -> SimpleNamespace:
-    """The model as the predictive formula takes it: constants in columns, one per member."""
+    """Convert a model into the constants of the predictive formula, with one column per member.
+
+    Parameters
+    ----------
+    ops : CasADiOps
+        CasADi operations.
+    fitted : Fitted
+        A fitted model.
+
+    Returns
+    -------
+    SimpleNamespace
+        What `formula.predict` takes as the model.
+    """
     p, c, DM = fitted.predictor, len(fitted.members), ops.casadi.DM
     columns = lambda values: ops.array(DM(_array(values).reshape(-1, values.shape[-1]).T))
     shared = lambda values: None if values is None else ops.array(DM(np.tile(_array(values)[:, None], c)))
@@ -153,7 +216,7 @@ def _scalars(numbers: nn.Module) -> dict[str, float]:
 
 
 def _features(ops: CasADiOps, network: nn.Module, centre: Columns) -> Any:
-    """(ops, z) -> centred features of one network."""
+    """Function (ops, z) -> centred features of one network."""
     ca, inner, encoding = ops.casadi, inner_network(network), encoding_of(network)
     column = lambda values: ops.array(ca.DM(_array(values)))
 

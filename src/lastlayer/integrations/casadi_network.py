@@ -1,7 +1,7 @@
 """A torch network as a CasADi expression of one point, read from its `torch.export` graph.
 
-A tensor is a column of its numbers, row after row, and a shape. Whatever only moves numbers (views, transposes, slices,
-concatenations) is done by torch itself, on their positions.
+A tensor is represented by a column of its entries, in row-major order, and its shape. Operations that only move entries
+(views, transposes, slices, concatenations) are applied by torch itself, to arrays of positions.
 """
 
 import copy
@@ -22,7 +22,7 @@ from lastlayer.errors import InputError
 from lastlayer.ops import CasADiOps
 
 CLOSE = 1e-10
-"""An expression that is off by more than this share of the largest number is another function."""
+"""Largest accepted difference between expression and network, relative to the largest entry."""
 MOVES = re.compile(
     "alias|cat|chunk|clone|contiguous|detach|dropout|expand|flatten|flip|index_select|narrow|permute|repeat|reshape|select"
     "|slice|split|split_with_sizes|squeeze|stack|swapaxes|t|transpose|unbind|unflatten|unsafe_view|unsqueeze|view"
@@ -33,14 +33,43 @@ BINARY: dict[str, Callable[..., Any]] = {"div": operator.truediv, "mul": operato
 
 @dataclass(frozen=True)
 class Array:
-    """Numbers of a tensor, (n, 1), row after row."""
+    """A tensor as a CasADi column.
+
+    Parameters
+    ----------
+    column : casadi.MX
+        Entries in row-major order, (n, 1).
+    shape : tuple of int
+        Shape of the tensor.
+    """
 
     column: Any
     shape: tuple[int, ...]
 
 
 def to_expression(ops: CasADiOps, network: nn.Module, z: Any) -> Any:
-    """Features (k, 1) of standardised inputs (d, 1), in float64; compared with the network itself at a few points."""
+    """Write the features of a network as an expression, and compare it with the network at a few points.
+
+    Parameters
+    ----------
+    ops : CasADiOps
+        CasADi operations.
+    network : torch.nn.Module
+        The network, evaluated in float64.
+    z : casadi.MX
+        Standardised inputs, (d, 1).
+
+    Returns
+    -------
+    casadi.MX
+        Features, (k, 1).
+
+    Raises
+    ------
+    InputError
+        If torch cannot export the network, if it uses an operation without a CasADi expression, or if the expression
+        does not agree with the network.
+    """
     ca, network = ops.casadi, copy.deepcopy(network).double().eval()
     kind, d = type(network).__name__, z.shape[0]
     points = torch.randn(5, d, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -53,22 +82,22 @@ def to_expression(ops: CasADiOps, network: nn.Module, z: Any) -> Any:
         found = _Reader(ops).read(program, Array(point, (1, d)))
         function = ca.Function("backbone", [point], [found.column])
         values = np.stack([np.array(function(point))[:, 0] for point in points.numpy()])
-    except (
-        Exception
-    ) as error:  # of many kinds: torch cannot trace the network, or an operation has arguments unknown here
+    except Exception as error:  # any kind: torch cannot trace the network, or an operation has unsupported arguments
         if isinstance(error, InputError):
             raise
         raise InputError(
             f"the backbone ({kind}) could not be written as a CasADi expression: {str(error).strip().splitlines()[0]}. "
-            "Take layers that docs/control.md names, or hidden=... for the built-in network"
+            "Use layers that docs/control.md lists, or hidden=... for the built-in network"
         ) from error
     if values.shape != wanted.shape or not np.abs(values - wanted).max() <= CLOSE * np.abs(wanted).max():
-        raise InputError(f"CasADi reads the backbone ({kind}) as another function; give hidden=... instead")
+        raise InputError(
+            f"the CasADi expression of the backbone ({kind}) computes other values; use hidden=... instead"
+        )
     return function(z)
 
 
 class _Reader:
-    """Operations of torch by the names that its graphs have for them."""
+    """Interpreter of an exported graph: one method per torch operation, found by its name."""
 
     def __init__(self, ops: CasADiOps) -> None:
         self.ops, self.ca = ops, ops.casadi
@@ -106,7 +135,7 @@ class _Reader:
             activation = formula.ACTIVATIONS[name]
             return self.map(lambda x: activation(self.ops, self.ops.array(x)).value, args[0])
         raise InputError(
-            f"the backbone uses {target}, which has no CasADi expression here; take layers that docs/control.md names, "
+            f"the backbone uses {target}, which has no CasADi expression here; use layers that docs/control.md lists, "
             "or hidden=... for the built-in network"
         )
 
@@ -115,7 +144,7 @@ class _Reader:
         return Array(column, tuple(values.shape))
 
     def move(self, target: Any, args: Sequence[Any]) -> Any:
-        """What torch does with the positions of the numbers."""
+        """Apply an operation of torch to the positions of the entries."""
         arrays: list[Array] = []
         positions: list[Tensor] = []
 
@@ -135,7 +164,7 @@ class _Reader:
         return taken(moved) if isinstance(moved, Tensor) else [taken(index) for index in moved]
 
     def map(self, function: Callable[..., Any], *args: Any) -> Array:
-        """Number by number, shapes made equal as torch does it."""
+        """Apply a function entry by entry, after broadcasting shapes as torch does."""
         shape = torch.broadcast_shapes(*[arg.shape for arg in args if isinstance(arg, Array)])
         equal = [self.spread(arg, shape).column if isinstance(arg, Array) else arg for arg in args]
         return Array(function(*equal), tuple(shape))
@@ -144,7 +173,7 @@ class _Reader:
         return x if x.shape == tuple(shape) else self.move(torch.Tensor.expand, (x, list(shape)))
 
     def over(self, x: Array, dims: Sequence[int] | int | None, keep: bool, function: Callable[[Any], Any]) -> Array:
-        """A function of the columns of a matrix, one number each: `dims` are in the columns."""
+        """Apply a function that reduces each column of a matrix to one number, where `dims` run along the columns."""
         n = len(x.shape)
         wanted = range(n) if dims is None else [dims] if isinstance(dims, int) else dims
         taken = sorted(dim % n for dim in wanted)
@@ -155,7 +184,7 @@ class _Reader:
         shape = [1 if dim in taken else x.shape[dim] for dim in range(n)] if keep else [x.shape[dim] for dim in others]
         return Array(values, tuple(shape))
 
-    # operations, with the arguments that torch gives them
+    # operations, with the arguments that torch passes
 
     def op_add(self, x: Any, y: Any, alpha: float = 1.0) -> Array:
         return self.map(lambda a, b: a + alpha * b, x, y)
@@ -211,7 +240,7 @@ class _Reader:
         return out if bias is None else self.op_add(out, bias)
 
     def op_matmul(self, x: Array, y: Array) -> Array:
-        """Of stacks of matrices."""
+        """Product of batches of matrices."""
         (m, k), n = x.shape[-2:], y.shape[-1]
         lead = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
         lefts = self.ca.horzsplit(self.ca.reshape(self.spread(x, [*lead, m, k]).column, k, -1), m)

@@ -1,11 +1,11 @@
-"""Learned dynamics in do-mpc: a discrete model, chance constraints from the propagated covariance, and trust.
+"""Learned dynamics in do-mpc: a discrete model, chance constraints from the propagated covariance, and trust regions.
 
-model = to_do_mpc(dynamics)                     # states y (and their past), input u, what the model knows of itself
+model = to_do_mpc(dynamics)                     # states y (and their past), input u, covariance and affine cost
 model.setup()
-mpc = do_mpc.controller.MPC(model)              # horizon, objective, bounds: as ever in do-mpc
+mpc = do_mpc.controller.MPC(model)              # horizon, objective, bounds: as usual in do-mpc
 chance_constraint(mpc, 1, upper=360.0, probability=0.95, penalty=1e3)
 trust_constraint(mpc, trust_limit(dynamics))
-controller = Controller(mpc, dynamics)          # feeds the covariance of each plan to the constraints of the next
+controller = Controller(mpc, dynamics)          # passes the covariance along each plan to the constraints of the next
 u = controller.make_step(state)
 """
 
@@ -29,18 +29,25 @@ SymVarType = Literal["MX", "SX"]
 
 
 def to_do_mpc(dynamics: DynamicsModel, *, symvar_type: SymVarType = "MX") -> "do_mpc.model.Model":
-    """A discrete do-mpc model of fitted dynamics; add what you like to it, then call its `setup()`.
+    """Build a discrete do-mpc model of fitted dynamics; extend it as needed, then call its `setup()`.
 
-    States `y` (the outputs), and with lags `y_past` and `u_past`, newest first: together they are the state that
-    `dynamics.lags.state(episode)` returns. Input `u`. Auxiliary expressions `next_mean`, `next_cov` (column by column)
-    and `affine_cost`, of one step from here. The time-varying parameter `predicted_std` is for chance constraints.
+    The states are `y` (the outputs) and, with more than one lag, `y_past` and `u_past`, newest first; together they are
+    the state that `dynamics.lags.state(episode)` returns. The input is `u`. The auxiliary expressions `next_mean`,
+    `next_cov` (column by column) and `affine_cost` describe the next step. The time-varying parameter `predicted_std`
+    is used by chance constraints.
 
     Parameters
     ----------
-    dynamics : fitted dynamics.
-    symvar_type : as in do-mpc: with "MX" expressions keep their matrices, which is faster for networks; "SX" writes
-        every number out, which do-mpc needs to linearise a model (`get_linear_system_matrices`, `linearize`, LQR) and
-        to pickle it.
+    dynamics : DynamicsModel
+        Fitted dynamics.
+    symvar_type : {"MX", "SX"}, default "MX"
+        Type of the symbols, as in do-mpc. "MX" keeps matrices, which is faster for networks; "SX" expands every entry,
+        which do-mpc needs to linearise a model (`get_linear_system_matrices`, `linearize`, LQR) and to pickle it.
+
+    Returns
+    -------
+    do_mpc.model.Model
+        The model, before `setup()`.
 
     Examples
     --------
@@ -87,11 +94,30 @@ def chance_constraint(
     probability: float = 0.95,
     penalty: float | None = 1e3,
 ) -> None:
-    """An output stays within bounds with that probability at every step of the plan, each step and bound for itself.
+    """Keep an output within bounds with a given probability at every step of the plan.
 
-    The bound moves back by the quantile of a normal distribution times the predicted standard deviation. With a
-    `penalty` an excess costs so much a unit, so that the problem stays solvable from a bad start; None makes it hard.
-    `probability=0.5` is the plain constraint on the mean.
+    Each step and each bound is treated separately. The bound is tightened by a normal quantile times the predicted
+    standard deviation.
+
+    Parameters
+    ----------
+    mpc : do_mpc.controller.MPC
+        The controller, before `setup()`.
+    output : int
+        Index of the output.
+    upper : float, default None
+        Upper bound, if any.
+    lower : float, default None
+        Lower bound, if any.
+    probability : float, default 0.95
+        Probability of each bound, at least 0.5; 0.5 constrains the mean.
+    penalty : float or None, default 1e3
+        Cost per unit of violation, so that the problem stays feasible from a bad start. None: a hard constraint.
+
+    Raises
+    ------
+    InputError
+        If the probability or the output is out of range, or if there is no bound.
     """
     if not 0.5 <= probability < 1:
         raise InputError(f"probability={probability} must be at least 0.5 (the mean alone) and below 1")
@@ -108,37 +134,93 @@ def chance_constraint(
 
 
 def trust_limit(dynamics: DynamicsModel, quantile: float = 0.99, *, factor: float = 1.0) -> float:
-    """The affine cost that this share of the training points would stay below if they were new, times a factor."""
+    """Return a quantile of the affine cost that the training points would have as new points, times a factor.
+
+    Parameters
+    ----------
+    dynamics : DynamicsModel
+        Fitted dynamics.
+    quantile : float, default 0.99
+        Fraction of the training points below the limit.
+    factor : float, default 1.0
+        Factor on the quantile.
+
+    Returns
+    -------
+    float
+        A limit for `trust_constraint` and `trust_cost`.
+
+    Raises
+    ------
+    InputError
+        If the quantile is not between 0 and 1.
+    """
     if not 0 <= quantile <= 1:
         raise InputError(f"quantile={quantile} must lie between 0 and 1")
     return factor * float(np.quantile(as_fitted(dynamics.regressor_).sample_cost.numpy(), quantile))
 
 
 def trust_constraint(mpc: "do_mpc.controller.MPC", limit: float, *, penalty: float | None = None) -> None:
-    """No step of the plan may extrapolate farther than `limit`: its affine cost stays below.
+    """Keep the affine cost of every step of the plan below a limit, so that no step extrapolates farther.
 
-    Hard, or with a `penalty` soft: so much for every factor of e above the limit.
+    Parameters
+    ----------
+    mpc : do_mpc.controller.MPC
+        The controller, before `setup()`.
+    limit : float
+        Largest affine cost, such as `trust_limit(dynamics)`.
+    penalty : float, default None
+        Cost of each factor of e above the limit. None: a hard constraint.
     """
     mpc.set_nl_cons("trust", _log_cost(mpc.model, limit), ub=0.0, **_softness(penalty))
 
 
 def trust_cost(model: "do_mpc.model.Model", limit: float) -> Any:
-    """For the stage cost: the square of how far log affine cost exceeds that of the limit, zero below it."""
+    """Return a term for the stage cost: the squared excess of the log affine cost over that of the limit.
+
+    Parameters
+    ----------
+    model : do_mpc.model.Model
+        A model made by `to_do_mpc`.
+    limit : float
+        Affine cost below which the term is zero.
+
+    Returns
+    -------
+    casadi.MX or casadi.SX
+        The expression.
+    """
     ca = need("casadi", extra="control")
     return ca.fmax(_log_cost(model, limit), 0) ** 2
 
 
 class Controller:
-    """A do-mpc controller whose chance constraints hear of the covariance along its last plan.
+    """A do-mpc controller that updates chance constraints with the covariance along its last plan.
 
-    Make it after the constraints: it calls `mpc.setup()`. Propagating within the optimisation would cost a derivative
-    more of the network at every stage; along the last plan, shifted by a step, it costs one pass. The first plan is
-    made `first_plans` times over.
+    Create it after the constraints: it calls `mpc.setup()`. Propagating the covariance inside the optimisation would
+    need another derivative of the network at every stage; propagating it along the last plan, shifted by one step,
+    needs one pass.
 
     Parameters
     ----------
-    by, noise : how the covariance is propagated (see `DynamicsModel.rollout`).
-    steps : steps over which it grows; the controller measures again after one, so beyond a few it is held constant.
+    mpc : do_mpc.controller.MPC
+        The controller, before `setup()`.
+    dynamics : DynamicsModel
+        Fitted dynamics.
+    by : Propagation, default Linearized()
+        Propagation method of the covariance, as in `DynamicsModel.rollout`.
+    noise : {"process", "measurement"}, default "process"
+        Where the noise acts, as in `DynamicsModel.rollout`.
+    steps : int, default None
+        Number of steps over which the covariance grows before it is held constant; a few are enough, because the
+        controller measures again after one step. None: the whole horizon.
+    first_plans : int, default 3
+        Number of times the first plan is solved, since no covariance is available for the first solution.
+
+    Raises
+    ------
+    InputError
+        If `steps` or `first_plans` is below 1.
     """
 
     def __init__(
@@ -165,7 +247,13 @@ class Controller:
         self.reset()
 
     def reset(self, before: Float[ndarray, " d"] | None = None) -> None:
-        """Forget the last plan: a new run begins; `before` is the input that was applied last."""
+        """Forget the last plan, to begin a new run.
+
+        Parameters
+        ----------
+        before : ndarray of shape (d,), default None
+            Input that was applied last.
+        """
         self.mpc.reset_history()
         self.predicted_std[:] = 0
         self._started = False
@@ -173,7 +261,18 @@ class Controller:
             self.mpc.u0 = np.asarray(before, float).reshape(-1, 1)
 
     def make_step(self, state: Float[ndarray, " n"]) -> Float[ndarray, " d"]:
-        """The input to apply now."""
+        """Solve for the plan from a state, and return its first input.
+
+        Parameters
+        ----------
+        state : ndarray of shape (n,)
+            Measured state, as `dynamics.lags.state(episode)` returns it.
+
+        Returns
+        -------
+        ndarray of shape (d,)
+            The input to apply now.
+        """
         x0 = np.asarray(state, float).reshape(-1, 1)
         if not self._started:
             before = self.mpc.u0.cat.full()
@@ -190,12 +289,12 @@ class Controller:
 
     @property
     def planned_inputs(self) -> Float[ndarray, "h d"]:
-        """Of the last plan."""
+        """Inputs of the last plan, (h, d)."""
         plan = self.mpc.opt_x_num_unscaled
         return np.stack([plan["_u", k, 0].full()[:, 0] for k in range(int(self.mpc.settings.n_horizon))])
 
     def _propagate(self, x0: Float[ndarray, "n 1"], *, ahead: int = 0) -> None:
-        """Standard deviations along the plan; `ahead`: as seen from its next state, which will then be measured."""
+        """Update the standard deviations along the plan, from its step `ahead`, whose state is then known."""
         start = self.mpc.opt_x_num_unscaled["_x", ahead, 0, -1].full()[:, 0] if ahead else x0[:, 0]
         inputs = self.planned_inputs[ahead : ahead + self.steps]
         std = self.dynamics.rollout(start, inputs, by=self.by, noise=self.noise).std[0]
@@ -208,9 +307,9 @@ class Controller:
 
 
 def _log_cost(model: "do_mpc.model.Model", limit: float) -> Any:
-    """The logarithm: a variance far outside the data is larger by many orders, which no solver likes."""
+    """Log affine cost minus that of the limit; the cost itself spans too many orders of magnitude for a solver."""
     if not limit > 0:
-        raise InputError(f"limit={limit} of the affine cost must be positive; trust_limit(dynamics) gives one")
+        raise InputError(f"limit={limit} of the affine cost must be positive, such as trust_limit(dynamics)")
     ca = need("casadi", extra="control")
     return ca.log(model.aux["affine_cost"]) - float(np.log(limit))
 

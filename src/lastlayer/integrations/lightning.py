@@ -1,4 +1,4 @@
-"""A callback for Lightning: the exact last layer of whatever network the trainer has trained."""
+"""A Lightning callback that computes the exact Bayesian last layer of the trained network."""
 
 import importlib.util
 import sys
@@ -12,7 +12,7 @@ from lastlayer.types import BiasPrior, NoiseStructure
 
 
 def _home() -> str:
-    """Lightning goes by two names; the one that the user has imported counts."""
+    """Name of the Lightning package: it has two, and one that is already imported takes precedence."""
     names = ("lightning", "pytorch_lightning")
     there = [n for n in names if n in sys.modules] or [n for n in names if importlib.util.find_spec(n)]
     return "lightning.pytorch" if there[:1] == ["lightning"] else "pytorch_lightning"
@@ -22,17 +22,23 @@ pl: Any = need(_home(), extra="lightning")
 
 
 class AttachLastLayer(pl.Callback):  # type: ignore[misc]
-    """At the end of `trainer.fit`, `lastlayer.attach` on the trained module; the fitted model is `callback.model`.
+    """Call `lastlayer.attach` on the trained module at the end of `trainer.fit`; the fitted model is `callback.model`.
 
-    The module's `forward` must predict the targets, called with a tensor, several, or several by name, as
-    `lastlayer.attach` does it. With several processes the statistics are summed over them.
+    The module's `forward` must predict the targets. It may take one tensor, several, or several by name, as in
+    `lastlayer.attach`. With several processes, the statistics are summed over them.
 
     Parameters
     ----------
-    loader : iterable of batches, optional
-        Training rows, as `lastlayer.attach` takes them. None: the trainer's own.
-    layer, calibration, noise, bias_prior
-        As in `lastlayer.attach`.
+    loader : iterable of batches, default None
+        Training rows, as `lastlayer.attach` takes them. None: the trainer's loader.
+    layer : str or None, default "auto"
+        The linear layer to replace, as in `lastlayer.attach`.
+    calibration : iterable of batches, default None
+        Held-out rows to calibrate on, as in `lastlayer.attach`.
+    noise : {"diagonal", "full"}, default "diagonal"
+        Structure of the noise covariance, as in `lastlayer.attach`.
+    bias_prior : {"flat", "shared"}, default "flat"
+        Prior of the bias, as in `lastlayer.attach`.
 
     Examples
     --------
@@ -58,5 +64,14 @@ class AttachLastLayer(pl.Callback):  # type: ignore[misc]
         self.options = {"layer": layer, "calibration": calibration, "noise": noise, "bias_prior": bias_prior}
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Fit the last layer; Lightning calls this at the end of `trainer.fit`.
+
+        Parameters
+        ----------
+        trainer : Trainer
+            The trainer.
+        pl_module : LightningModule
+            The trained module.
+        """
         loader = trainer.train_dataloader if self.loader is None else self.loader
         self.model = attach(pl_module, loader, **self.options)

@@ -25,11 +25,11 @@ from lastlayer.predictor.module import OUTPUTS
 
 INPUT = "x"
 CLOSE = {"float64": 1e-9, "float32": 1e-4}
-"""A graph whose least exact part has this type, and that is off by more than this share of the largest number, is
-another function."""
+"""Largest accepted difference between graph and model, relative to the largest value, by the least precise type
+used."""
 ADVICE = {
-    "float64": 'onnxruntime has many operators, convolutions among them, in float32 alone: try dtype="float32"',
-    "float32": "Take layers that ONNX knows, and let no Python number depend on that of rows (x.shape[0], not len(x))",
+    "float64": 'onnxruntime has many operators, such as convolutions, only in float32: try dtype="float32"',
+    "float32": "Use layers that ONNX supports, and no Python number that depends on the rows (x.shape[0], not len(x))",
 }
 
 
@@ -44,16 +44,35 @@ def to_onnx(
 ) -> Path:
     """Write the graph x (rows, ...) -> mean, var, epistemic_var, noise_var (rows, q), affine_cost (rows,).
 
-    Original units, noise included in `var`, any number of rows; the names are those of `Prediction`. The file is
-    compared with the model by onnxruntime before it is written.
+    Outputs are in original units and named as in `Prediction`; `var` includes the noise. The number of rows is free.
+    The graph is run by onnxruntime and compared with the model before it is written.
 
     Parameters
     ----------
-    dtype : "float64" or "float32", of inputs and outputs. None: that of the model. Inside, the network is computed in
-        the model's type, or in float32 if that is asked for and onnxruntime has no float64 for it; the last layer
-        always in float64.
-    example : a few inputs, needed where they have more than two dimensions; the graph is compared with the model there.
-    inputs, targets : names of the columns, for the JSON text that the file carries under the key "lastlayer".
+    model : BLLRegressor or Fitted
+        A fitted regressor, or its `fitted_`.
+    path : str or path
+        The file to write.
+    dtype : {"float64", "float32"}, default None
+        Type of inputs and outputs. None: that of the model. The network is computed in the model's type, or in float32
+        if that is requested and onnxruntime has no float64 operators for it; the last layer is always computed in
+        float64.
+    example : array-like, default None
+        Two or more inputs, required if they have more than two dimensions; graph and model are compared there.
+    inputs : sequence of str, default None
+        Names of the input columns, for the JSON metadata stored in the file under the key "lastlayer".
+    targets : sequence of str, default None
+        Names of the targets, for the same metadata.
+
+    Returns
+    -------
+    Path
+        The file written.
+
+    Raises
+    ------
+    InputError
+        If the network cannot be exported, or if onnxruntime computes other values than the model.
     """
     need("onnxscript", extra="onnx")
     runtime = need("onnxruntime", extra="onnx")
@@ -73,7 +92,7 @@ def to_onnx(
             content = program.model_proto.SerializeToString()
             found = runtime.InferenceSession(content, quiet).run(None, {INPUT: points})
             break
-        except Exception as error:  # of many kinds: torch or onnxruntime cannot do with this network
+        except Exception as error:  # any kind: torch or onnxruntime does not support this network
             failures.append(error)
     else:
         raise InputError(
@@ -86,7 +105,7 @@ def to_onnx(
         off = np.abs(value - wanted).max() / np.abs(wanted).max()
         if not off <= CLOSE["float32" if "float32" in (dtype, network) else "float64"]:
             raise InputError(
-                f"onnxruntime computes another {name}, off by {off:.0e} of its largest: nothing was written"
+                f"onnxruntime computes another {name}, off by {off:.0e} of its largest value: nothing was written"
             )
     with replacing(path) as file:
         file.write(content)
@@ -94,7 +113,17 @@ def to_onnx(
 
 
 class OnnxModule(nn.Module):
-    """Inputs and outputs of one type, networks of another, the last layer in float64."""
+    """The predictive formula with inputs and outputs of one type, networks of another, and the last layer in float64.
+
+    Parameters
+    ----------
+    fitted : Fitted
+        A fitted model.
+    dtype : {"float64", "float32"}
+        Type of inputs and outputs.
+    network : {"float64", "float32"}
+        Type of the networks.
+    """
 
     def __init__(self, fitted: Fitted, dtype: str, network: str) -> None:
         super().__init__()
@@ -103,13 +132,41 @@ class OnnxModule(nn.Module):
             layer.group.to(DTYPES[network])
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """One row more is computed and left out: onnxruntime gives sums over arrays without rows a wrong shape."""
+        """Predict rows.
+
+        One row more is computed and dropped, because onnxruntime gives sums over arrays without rows a wrong shape.
+
+        Parameters
+        ----------
+        x : Tensor of shape (m, ...)
+            Inputs in original units.
+
+        Returns
+        -------
+        tuple of Tensor
+            The outputs named by `OUTPUTS`.
+        """
         values = self.predictive(torch.cat([x, x.new_zeros(1, *x.shape[1:])]))
         return tuple(values[name][: x.shape[0]].to(self.dtype) for name in OUTPUTS)
 
 
 def onnx_program(network: nn.Module, example: Tensor, *, dynamic_rows: bool = False) -> Any:
-    """Without what torch has to say about its own parts."""
+    """Export a network, without torch's warnings and log messages.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+        The network.
+    example : Tensor
+        An input to trace with.
+    dynamic_rows : bool, default False
+        Whether the number of rows stays free.
+
+    Returns
+    -------
+    torch.onnx.ONNXProgram
+        The exported program.
+    """
     shapes = ({0: torch.export.Dim("rows")},) if dynamic_rows else None
     logger = logging.getLogger("torch.onnx")
     level = logger.level
@@ -125,26 +182,37 @@ def onnx_program(network: nn.Module, example: Tensor, *, dynamic_rows: bool = Fa
 
 
 def first_line(error: Exception) -> str:
-    """What an error of another package says, in one line."""
+    """Summarise an error of another package in one line.
+
+    Parameters
+    ----------
+    error : Exception
+        The error.
+
+    Returns
+    -------
+    str
+        The informative line of its message, or the name of its type.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[-1] if lines[0].startswith("Error in") else lines[0]
 
 
 def _points(fitted: Fitted, example: Any) -> ndarray:
-    """Where graph and model are compared."""
+    """Points where graph and model are compared."""
     if example is not None:
         points = np.asarray(as_array(example))
         if len(points) < 2:
-            raise InputError(f"example has {len(points)} rows: give 2 or more, so that their number can stay open")
+            raise InputError(f"example has {len(points)} rows: give 2 or more, so that the number of rows stays free")
         return points[:5]
     if fitted.inputs is None:
-        raise InputError("the model takes inputs of more than two dimensions: give to_onnx a few, example=X[:5]")
+        raise InputError("the model takes inputs of more than two dimensions: give to_onnx some, such as example=X[:5]")
     normal = np.random.default_rng(0).standard_normal((5, fitted.n_features_in))
     return np.asarray(fitted.inputs.mean.numpy() + fitted.inputs.scale.numpy() * normal)
 
 
 def _name(graph_model: Any) -> None:
-    """Inputs and outputs by their names, which values inside may have too and must give up."""
+    """Name inputs and outputs; inner values get a prefix, so that no name is used twice."""
     graph = graph_model.graph
     for node in graph:
         for value in node.outputs:
@@ -156,7 +224,7 @@ def _name(graph_model: Any) -> None:
 def _describe(
     graph_model: Any, fitted: Fitted, types: dict[str, str], inputs: Sequence[str] | None, targets: Sequence[str] | None
 ) -> None:
-    """What a stranger should know of the file."""
+    """Store version, types and column names as metadata."""
     names = fitted.feature_names if inputs is None else inputs
     about = {
         "version": __version__,

@@ -1,4 +1,4 @@
-"""An `OnlineModel` in river's protocol: rows are dictionaries, learned and predicted one at a time."""
+"""An `OnlineModel` with river's interface: rows are dictionaries, learned and predicted one at a time."""
 
 import copy
 import math
@@ -21,28 +21,28 @@ proba: Any = need("river.proba", extra="river")
 class RiverRegressor(base.Regressor):  # type: ignore[misc]
     """Regression with exact Bayesian last layers, as a river regressor.
 
-    A regressor that is not fitted yet is fitted to the first `warm_up` rows; the call of `learn_one` that completes
-    them trains its networks, and until then the mean of the targets so far is predicted. From then on every row costs
-    microseconds: features stay, last layers follow.
+    An unfitted regressor is fitted to the first `warm_up` rows: the call of `learn_one` that completes them trains the
+    networks, and until then the mean of the targets so far is predicted. Afterwards each row costs microseconds,
+    because only the last layers are updated.
 
-    Features are known by their names, in any order. A name that is missing or new is an error, because the networks
-    have no place for it: select and impute features in a pipeline before this model.
+    Features are identified by name, in any order. A missing or new name is an error, because the networks have no input
+    for it: select and impute features in a pipeline before this model.
 
     Parameters
     ----------
     model : BLLRegressor or OnlineModel, default BLLRegressor(preset="fast", random_state=0)
-        What learns. If it is fitted, learning goes on from there, in a copy.
+        The model to fit or update. A fitted one is copied and updated from there.
     memory : Memory, default KeepAll()
-        What happens to old rows, as in `OnlineModel`; an `OnlineModel` brings its own.
+        What happens to old rows, as in `OnlineModel`; not allowed with an `OnlineModel`, which has its own.
     warm_up : int, default 200
-        Rows to fit a regressor to that is not fitted yet.
+        Number of rows that an unfitted regressor is fitted to.
     feature_names : sequence of str, default None
-        The columns that a fitted model was given, in their order. None: those it was fitted to by name, or those of
-        the first row.
+        Columns that a fitted model was fitted to, in order. None: the names stored in the model, or those of the first
+        row.
     confidence_level : float, default 0.95
-        Of the interval that `predict_one(x, with_interval=True)` gives.
+        Probability of the interval that `predict_one(x, with_interval=True)` returns.
     monitor : DriftMonitor, default None
-        It is shown the standardised residuals once the model is fitted; `drift` is what it has seen.
+        Monitor of the standardised residuals once the model is fitted; `drift` is its state.
 
     Examples
     --------
@@ -67,25 +67,38 @@ class RiverRegressor(base.Regressor):  # type: ignore[misc]
         self.model, self.memory, self.warm_up, self.monitor = model, memory, warm_up, monitor
         self.feature_names, self.confidence_level = feature_names, confidence_level
         self.online: OnlineModel | None = None
-        """What learns, once it is fitted: to save, to ask for anything else."""
+        """The fitted online model; None before it is fitted. Use it to save, or for any other prediction."""
         self._names = None if feature_names is None else tuple(feature_names)
         self._rows: list[list[float]] = []
         self._targets: list[float] = []
         if isinstance(model, OnlineModel):
             if memory is not None or monitor is not None:
-                raise InputError("an OnlineModel has its own memory and monitor: give both when that is made")
+                raise InputError("an OnlineModel has its own memory and monitor: pass both when you create it")
             self._go_on(copy.deepcopy(model))
         elif model is not None and hasattr(model, "fitted_"):
             self._go_on(OnlineModel(model, memory, monitor=copy.deepcopy(monitor)))
 
     def learn_one(self, x: dict[Any, Any], y: float) -> None:
-        """Learn from the features `x` and the target `y`."""
+        """Learn from one row.
+
+        Parameters
+        ----------
+        x : dict
+            Features by name.
+        y : float
+            Target.
+
+        Raises
+        ------
+        InputError
+            If features are missing, new or not finite, or if the target is not finite.
+        """
         row = self._row(x)
         if self.online is not None:
             self.online.update(row, np.array([y], dtype=float))
             return
         if not math.isfinite(y):
-            raise InputError(f"the target is {y}: leave out rows whose target is not known")
+            raise InputError(f"the target is {y}: drop rows whose target is not known")
         self._names = self._names or _ordered(x)
         self._rows.append(row[0].tolist())
         self._targets.append(float(y))
@@ -93,14 +106,31 @@ class RiverRegressor(base.Regressor):  # type: ignore[misc]
             self._fit()
 
     def predict_one(self, x: dict[Any, Any], *, with_dist: bool = False, with_interval: bool = False) -> Any:
-        """The mean of the target at the features `x`.
+        """Predict the target of one row.
 
-        With `with_dist=True` a `river.proba.Gaussian` of the same mean and standard deviation, noise included, as
-        `river.linear_model.BayesianLinearRegression` has it; with `with_interval=True` a `river.conf.Interval` that
-        holds the target with probability `confidence_level`, as `river.conf.RegressionJackknife` has it.
+        Parameters
+        ----------
+        x : dict
+            Features by name.
+        with_dist : bool, default False
+            Whether to return a `river.proba.Gaussian` with the predictive mean and standard deviation, noise included,
+            as `river.linear_model.BayesianLinearRegression` does.
+        with_interval : bool, default False
+            Whether to return a `river.conf.Interval` that contains the target with probability `confidence_level`, as
+            `river.conf.RegressionJackknife` does.
+
+        Returns
+        -------
+        float, river.proba.Gaussian or river.conf.Interval
+            The mean, the distribution or the interval.
+
+        Raises
+        ------
+        InputError
+            If both are requested, or if features are missing, new or not finite.
         """
         if with_dist and with_interval:
-            raise InputError("with_dist and with_interval together: ask for one of them")
+            raise InputError("with_dist and with_interval cannot be combined: set one of them")
         row = self._row(x)
         if with_interval and self.online is not None:
             lower, upper = self.online.predictive(row).interval(self.confidence_level)
@@ -113,18 +143,18 @@ class RiverRegressor(base.Regressor):  # type: ignore[misc]
 
     @property
     def drift(self) -> Any:
-        """What the monitor has seen since the model was fitted."""
+        """State of the monitor since the model was fitted."""
         if self.online is None:
-            raise InputError(f"nothing was watched yet: {len(self._rows)} of {self.warm_up} rows to fit to have come")
+            raise InputError(f"nothing was monitored yet: {len(self._rows)} of {self.warm_up} rows to fit to so far")
         return self.online.drift
 
     @classmethod
     def _unit_test_params(cls) -> Iterator[dict[str, Any]]:
-        """With which river's own checks run."""
+        """Parameters for river's own checks."""
         yield {"model": BLLRegressor((4,), preset="evidence", max_epochs=5, random_state=0), "warm_up": 30}
 
     def _unit_test_skips(self) -> set[str]:
-        """Features that come and go are refused: networks have no place for them, and zero is no value of theirs."""
+        """Checks with features that appear or disappear: these are refused, because networks have no input for them."""
         return {"check_emerging_features", "check_disappearing_features", "check_radically_disappearing_features"}
 
     def _moments(self, row: ndarray) -> tuple[float, float]:
@@ -152,14 +182,14 @@ class RiverRegressor(base.Regressor):  # type: ignore[misc]
         self._names = self._names or fitted.feature_names
         if self._names is None:
             raise InputError(
-                "the model was fitted to columns without names: give feature_names=[...] in the order of its columns"
+                "the model was fitted to unnamed columns: give feature_names=[...] in the order of its columns"
             )
         if len(self._names) != fitted.n_features_in:
             raise InputError(f"{len(self._names)} feature_names for a model of {fitted.n_features_in} columns")
         self.online = online
 
     def _row(self, x: dict[Any, Any]) -> ndarray:
-        """Numbers in the order of the columns."""
+        """Features as an array, in the order of the columns."""
         names = self._names or _ordered(x)
         try:
             row = np.array([[x[name] for name in names]], dtype=float)
@@ -178,12 +208,12 @@ class RiverRegressor(base.Regressor):  # type: ignore[misc]
 
 
 def _ordered(x: dict[Any, Any]) -> tuple[Any, ...]:
-    """The same columns whatever the order of the first row."""
+    """Names of the columns, in an order that does not depend on that of the first row."""
     return tuple(sorted(x, key=str))
 
 
 def _gaussian(mean: float, std: float) -> Any:
-    """Two samples have any mean and standard deviation that is asked for."""
+    """A `river.proba.Gaussian` with this mean and standard deviation, made by updating it with two samples."""
     gaussian, apart = proba.Gaussian(), std * 0.5**0.5
     for sample in (mean - apart, mean + apart):
         gaussian.update(sample)

@@ -1,1 +1,1 @@
-"""Networks that make features: MLPs, stacks of them, random Fourier features, extractors for users' networks."""
+"""Feature networks: MLPs, stacks of them, random Fourier features, and feature extractors for users' networks."""

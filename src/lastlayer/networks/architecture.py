@@ -1,4 +1,4 @@
-"""Which network a model has: the built-in one of its settings and family, or the user's."""
+"""Construction of a model's network: the built-in one of its settings and family, or the user's."""
 
 import copy
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from lastlayer.types import NETWORK, Family
 
 Backbone = nn.Module | Callable[[], nn.Module]
 ENCODED_SKIP = 0.3
-"""Scale of the inputs passed on beside encoded ones: enough for a variance that grows outside the data, too little for
-the mean to go along."""
+"""Scale of inputs passed on next to encoded ones: enough for a variance that grows outside the data, too small for the
+mean to extrapolate with them."""
 
 
 def encoded(encoding: PiecewiseEncoding, network: nn.Module, n_inputs: int) -> InputSkip:
-    """A network of encoded inputs, with the inputs themselves passed on to the last layer, scaled down."""
+    """Wrap a network with an input encoding; the inputs themselves, scaled down, are passed on to the last layer."""
     return InputSkip(Encoded(encoding, network), torch.full((n_inputs,), ENCODED_SKIP).to(encoding.slope))
 
 
@@ -35,7 +35,7 @@ class Architecture:
     backbone: Backbone | None = None
 
     def seeded(self) -> AbstractContextManager[None]:
-        """Where networks are built and trained: those of users draw from torch's global generators."""
+        """Context in which to build and train networks: users' networks draw from torch's global generators."""
         s = self.settings
         return nullcontext() if self.backbone is None else seeded(s.seed, s.torch_device)
 
@@ -46,7 +46,7 @@ class Architecture:
         family: Family = NETWORK,
         encoding: PiecewiseEncoding | None = None,
     ) -> nn.Module:
-        """One untrained network of a family; within `seeded`, since a callable draws from torch's global generators."""
+        """Build one untrained network of a family, within `seeded`, since callables draw from global generators."""
         if encoding is not None:
             plain = replace(family, encoding="raw")
             inner = Architecture(replace(self.settings, input_skip=False)).build(len(encoding.column), generator, plain)

@@ -1,4 +1,4 @@
-"""Networks of a group as NumPy arrays: what `formula.features` takes, without torch."""
+"""Groups of networks as NumPy arrays, as `formula.features` takes them, without torch."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -15,21 +15,21 @@ from lastlayer.ops import NumPyOps
 
 @dataclass(frozen=True)
 class NetworkArrays:
-    """c MLPs of one shape side by side; all numbers are float64."""
+    """c MLPs of one shape side by side, in float64."""
 
     n_networks: int
     weights: tuple[Float[ndarray, "c _ _"], ...]
     biases: tuple[Float[ndarray, "c 1 _"], ...]
     activation: str | None
-    """None: there are no layers."""
+    """Name of the activation; None if there are no layers."""
     bins: SimpleNamespace | None
     """`column`, `slope` and `shift` of a piecewise-linear encoding."""
     passed: ndarray | float | None
-    """What inputs are multiplied by when they are passed on to the last layer; None: they are not."""
+    """Factor on the inputs that are passed on to the last layer; None: they are not passed on."""
 
     @classmethod
     def of(cls, group: NetworkGroup) -> "NetworkArrays | None":
-        """None where the networks are of another kind."""
+        """Arrays of a group; None if its networks are of another kind."""
         network, inner = group.network, inner_network(group.network)
         stack = inner if isinstance(inner, StackedMLP) else None
         if stack is None and not isinstance(inner, nn.Identity) and not (isinstance(inner, MLP) and len(inner) == 0):
@@ -47,12 +47,12 @@ class NetworkArrays:
         )
 
     def features(self, z: Float[ndarray, "m d"]) -> Float[ndarray, "c m k"]:
-        """By every network."""
+        """Features by every network."""
         phi: ndarray = formula.features(NumPyOps, self, z[None])
         return phi if len(phi) == self.n_networks else np.repeat(phi, self.n_networks, axis=0)
 
 
 def as_array(values: Tensor) -> ndarray:
-    """float64, or whole numbers as they are."""
+    """Convert a tensor to float64, or keep it if it holds integers."""
     array: ndarray = values.detach().cpu().numpy()
     return array.astype(np.float64) if array.dtype.kind == "f" else array

@@ -1,4 +1,4 @@
-"""Piecewise-linear encoding of the inputs: what a network sees in place of a number are the bins it has passed.
+"""Piecewise-linear encoding of inputs: each number becomes its position within each of several bins.
 
     e_j(x) = clip((x - k_j) / (k_j+1 - k_j), 0, 1)        k_0 < k_1 < ...: quantiles of the input
 
@@ -15,15 +15,15 @@ from lastlayer import formula
 from lastlayer.ops import TorchOps
 
 NO_WIDTH = 1e-5
-"""Of a bin, standardised inputs: less cannot be told from rounding in float32."""
+"""Minimum width of a bin, for standardised inputs: less cannot be told from rounding in float32."""
 MOST_ROWS = 2**24
-"""That torch finds quantiles of."""
+"""Maximum number of rows for torch's quantiles."""
 MOST_BINS, MOST_IN_ALL, ROWS_PER_BIN = 8, 400, 10
-"""Bins of an input and of all inputs together; rows of the table for each bin of an input."""
+"""Maximum number of bins per input and of all inputs together; rows of the table per bin of an input."""
 
 
 class PiecewiseEncoding(nn.Module):
-    """x -> the bins of every input side by side; buffers may have a leading dimension, one entry per network."""
+    """Encode inputs by the bins of every input side by side; a leading dimension of the buffers indexes networks."""
 
     column: Tensor
     slope: Tensor
@@ -36,7 +36,7 @@ class PiecewiseEncoding(nn.Module):
 
     @classmethod
     def of(cls, Z: Float[Tensor, "m d"], n_bins: Int[Tensor, " d"]) -> "PiecewiseEncoding":
-        """Bins between quantiles of the rows; those of no width, where values repeat, are zero everywhere."""
+        """Bins between quantiles of the rows; bins of no width, where values repeat, are zero everywhere."""
         slopes, shifts = [], []
         for z, n in zip(Z.double().mT, n_bins.tolist(), strict=True):
             knots = z[:MOST_ROWS].quantile(torch.linspace(0, 1, n + 1, dtype=z.dtype, device=z.device))
@@ -49,28 +49,30 @@ class PiecewiseEncoding(nn.Module):
 
     @classmethod
     def stacked(cls, encodings: "Sequence[PiecewiseEncoding]") -> "PiecewiseEncoding":
-        """Of several networks, each with its own bins of the same inputs."""
+        """Stack the encodings of several networks, each with its own bins of the same inputs."""
         each = lambda name: torch.stack([getattr(encoding, name) for encoding in encodings])[:, None]
         return cls(encodings[0].column, each("slope"), each("shift"))
 
     def forward(self, x: Float[Tensor, "*s m d"]) -> Float[Tensor, "*t m k"]:
+        """Encode inputs."""
         bins: Tensor = formula.encoded(TorchOps, self, x.index_select(-1, self.column))
         return bins
 
 
 class Encoded(nn.Module):
-    """A network of encoded inputs."""
+    """A network applied to encoded inputs."""
 
     def __init__(self, encoding: PiecewiseEncoding, network: nn.Module) -> None:
         super().__init__()
         self.encoding, self.network = encoding, network
 
     def forward(self, x: Float[Tensor, "*s m d"]) -> Float[Tensor, "*t m k"]:
+        """Encode inputs and apply the network."""
         phi: Tensor = self.network(self.encoding(x))
         return phi
 
 
 def bins_of(Z: Float[Tensor, "m d"]) -> Int[Tensor, " d"]:
-    """How many bins each input has: no more than there are steps between its values."""
+    """Number of bins of each input: at most the number of steps between its distinct values."""
     most = max(2, min(MOST_BINS, MOST_IN_ALL // Z.shape[1], len(Z) // ROWS_PER_BIN))
     return torch.tensor([max(1, min(most, len(z.unique()) - 1)) for z in Z.mT])

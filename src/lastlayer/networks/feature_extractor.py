@@ -1,4 +1,4 @@
-"""The features of any trained network: what feeds its last linear layer."""
+"""Features of any trained network: the inputs of its last linear layer."""
 
 import copy
 import math
@@ -12,21 +12,21 @@ from lastlayer.errors import InputError, check_choice
 from lastlayer.networks.structured import Inputs, call
 
 Head = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
-"""Layers that are linear in their features at each position: convolutions with kernels of size 1 are."""
+"""Layers that are linear in their features at each position, including convolutions with kernels of size 1."""
 
 
 class FeatureExtractor(nn.Module):
-    """x -> the inputs of one linear layer of a network, whatever the network does with its outputs.
+    """Map inputs to the inputs of one linear layer of a network, whatever the network does with the layer's outputs.
 
-    The network is copied, with the layer and its weights taken out, and stands still: evaluation mode, no gradients.
-    It is called with whatever the extractor is called with. Features are the last axis, those of a convolution too.
+    The network is copied, without the layer and its weights, and frozen: evaluation mode, no gradients. It is called
+    with the arguments of the extractor. Features are on the last axis, for convolutions too.
 
     Parameters
     ----------
     network : torch.nn.Module
-        The network, which stays as it is.
+        The network, which does not change.
     layer : str
-        The name of an `nn.Linear` layer, or of a convolution with kernels of size 1, as in `network.named_modules()`.
+        Name of an `nn.Linear` layer, or of a convolution with kernels of size 1, as in `network.named_modules()`.
 
     Examples
     --------
@@ -52,7 +52,25 @@ class FeatureExtractor(nn.Module):
         self.eval().requires_grad_(False)
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Float[Tensor, "*s k"]:
-        """Features (m, k), or (m, *positions, k) of a layer that is applied to every position."""
+        """Compute the features of a batch.
+
+        Parameters
+        ----------
+        *args : Tensor
+            Positional arguments of the network.
+        **kwargs : Tensor
+            Keyword arguments of the network.
+
+        Returns
+        -------
+        Tensor of shape (m, k) or (m, *positions, k)
+            Features; with positions if the layer is applied at every position.
+
+        Raises
+        ------
+        InputError
+            If the network does not use the layer exactly once.
+        """
         seen: list[Tensor] = []
         token = _SEEN.set(seen)
         try:
@@ -68,7 +86,7 @@ class FeatureExtractor(nn.Module):
 
 
 class _InputRecorder(nn.Module):
-    """In the place of a layer: hands its inputs to the feature extractor, and nothing on."""
+    """Replacement of a layer that passes its inputs to the feature extractor and returns zeros."""
 
     def __init__(self, n_outputs: int, axis: int) -> None:
         super().__init__()
@@ -82,11 +100,29 @@ class _InputRecorder(nn.Module):
 
 
 _SEEN: ContextVar[list[Tensor]] = ContextVar("seen")
-"""What the recorders of the present call have seen, per thread."""
+"""Inputs recorded in the present call, per thread."""
 
 
 def last_linear(network: nn.Module, inputs: Inputs) -> str:
-    """The name of the linear layer evaluated last, seen in a trial on a batch."""
+    """Find the linear layer that is evaluated last, in a trial run on a batch.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+        The network.
+    inputs : Tensor, tuple of Tensor or dict of str to Tensor
+        A batch of inputs.
+
+    Returns
+    -------
+    str
+        Name of the layer.
+
+    Raises
+    ------
+    InputError
+        If the network has or uses no linear layer, or uses the last one more than once.
+    """
     heads = _heads(network)
     if not heads:
         raise InputError(

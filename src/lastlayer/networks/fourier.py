@@ -1,4 +1,4 @@
-"""Random Fourier features: sines and cosines of random frequencies, a Gaussian process in the eyes of a last layer."""
+"""Random Fourier features, with which a last layer approximates a Gaussian process."""
 
 import math
 
@@ -11,7 +11,7 @@ from lastlayer.networks.mlp import MLP, InputSkip
 
 N_FREQUENCIES, FEW_DIMENSIONS = 256, 10
 JITTER = 1e-9
-"""Added to the kernel between points, which may lie close together."""
+"""Added to the diagonal of the kernel between points, which may lie close together."""
 
 
 def fourier_network(
@@ -23,8 +23,8 @@ def fourier_network(
 ) -> InputSkip:
     """Features [cos(w'a), sin(w'a), sqrt(rho n) a], a = x / length, of n random frequencies w.
 
-    A last layer on them is the Gaussian process of `training.lengths`, seen through n frequencies: a smooth function,
-    of the same variance everywhere before data, on top of a linear one.
+    A last layer on them approximates the Gaussian process of `training.lengths` by n frequencies: a smooth function
+    with the same prior variance everywhere, plus a linear one.
     """
     d, scale = len(log_length), (-log_length).exp()
     waves = (scale[:, None] * frequencies(d, n_frequencies, generator).to(scale)).mT
@@ -35,20 +35,20 @@ def fourier_network(
     assert isinstance(linear, nn.Linear)
     with torch.no_grad():
         linear.weight.copy_(torch.cat([waves, waves]))
-        linear.bias[:n_frequencies] = 0.5 * math.pi  # the sines that are cosines
+        linear.bias[:n_frequencies] = 0.5 * math.pi  # makes these sines cosines
     return InputSkip(network, _linear_scale(log_linear, n_frequencies) * scale)
 
 
 class ProcessFeatures(nn.Module):
-    """Features of the same process that have its kernel exactly between any point and those it was given.
+    """Features of the same process whose kernel is exact between any point and the given points.
 
     With P the points, K = k(P, P) = L L' and r random Fourier features, whose products are about k,
 
         [L^-1 k(P, x), r(x) - r(P)' K^-1 k(P, x)]
 
-    have products k(x, P) K^-1 k(P, x') + the rest, which frequencies alone have to tell, and which is zero at P. So the
-    mean given values at P is that of the process; random frequencies blur no more than the variance between points. In
-    many dimensions that matters: there frequencies miss the kernel by one over the root of their number.
+    have products k(x, P) K^-1 k(P, x') plus a rest, which is approximated by frequencies and is zero at P. So the mean
+    given values at P is that of the process; random frequencies affect only the variance between points. This matters
+    in many dimensions, where the error of the kernel is one over the root of the number of frequencies.
     """
 
     points: Tensor
@@ -80,6 +80,7 @@ class ProcessFeatures(nn.Module):
         self.register_buffer("root", torch.cat([inverse_root, rest], 1))
 
     def forward(self, z: Float[Tensor, "m d"]) -> Float[Tensor, "m p"]:
+        """Features of standardised inputs."""
         a = z * self.scale
         seen, random = self._kernel(a) @ self.root, self._random(a)
         n = len(self.points)
@@ -98,21 +99,22 @@ class ProcessFeatures(nn.Module):
 def fourier_features(
     x: Float[Tensor, "m d"], log_length: Float[Tensor, " d"], log_linear: Float[Tensor, ""], waves: Float[Tensor, "d n"]
 ) -> Float[Tensor, "m p"]:
-    """The same features as a function of the lengths, given standard normal frequencies."""
+    """Features of `fourier_network` as a function of the length scales, given standard normal frequencies."""
     a = x * (-log_length).exp()
     u = a @ waves
     return torch.cat([torch.cos(u), torch.sin(u), _linear_scale(log_linear, waves.shape[1]) * a], -1)
 
 
 def _linear_scale(log_linear: Float[Tensor, ""], n: int) -> Float[Tensor, ""]:
-    """sqrt(rho n)"""
+    """Scale of the linear features, sqrt(rho n)."""
     return (0.5 * (log_linear + math.log(n))).exp()
 
 
 def frequencies(d: int, n: int, generator: torch.Generator | None) -> Float[Tensor, "d n"]:
-    """Standard normal columns that are spread better than independent ones.
+    """Standard normal columns that are spread more evenly than independent ones.
 
-    In few dimensions those of a Sobol sequence, whose error in the kernel is a tenth; in many, orthogonal in groups.
+    In few dimensions they come from a Sobol sequence, with a tenth of the error in the kernel; in many, they are
+    orthogonal in groups.
     """
     if d <= FEW_DIMENSIONS:
         seed = int(torch.randint(2**31 - 1, (), generator=generator))

@@ -1,4 +1,4 @@
-"""Networks whose outputs are the linear features of a last layer: MLPs alone, stacked, and in groups of any kind."""
+"""Networks whose outputs are the linear features of a last layer: single MLPs, stacks, and groups of any kind."""
 
 import copy
 import math
@@ -13,13 +13,14 @@ from lastlayer.networks.encoding import Encoded, PiecewiseEncoding
 from lastlayer.networks.structured import call, converted
 
 LARGEST_FEATURE = 1e100
-"""Features up to this size have finite squares, also summed up over weighted rows."""
+"""Largest feature whose square is finite even when summed over weighted rows."""
 
 
 class Sin(nn.Module):
-    """The sine, of waves."""
+    """Sine activation, for Fourier features."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply the sine."""
         return torch.sin(x)
 
 
@@ -38,14 +39,14 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 class Linear(nn.Linear):
-    """Whose owner sets the weights: none are drawn from torch's own generator."""
+    """Linear layer whose weights are set by its owner: none are drawn from torch's global generator."""
 
     def reset_parameters(self) -> None:
-        pass
+        """Do nothing."""
 
 
 class MLP(nn.Sequential):
-    """Fully connected linear features a_L: every layer, the last one too, ends in the activation. eq:NN_formulation
+    """Fully connected linear features a_L: every layer, the last one too, ends in the activation (eq:NN_formulation).
 
     Weights start uniform in +-sqrt(6 / (fan_in + fan_out)) times the activation's gain, biases at zero.
     """
@@ -61,7 +62,7 @@ class MLP(nn.Sequential):
     ) -> None:
         if n_inputs < 1 or any(int(width) < 1 for width in hidden):
             raise InputError(f"layer widths must be positive: n_inputs={n_inputs}, hidden={tuple(hidden)}")
-        # Glorot's own scale for activations that saturate, He's for those that cut off half of their input
+        # Glorot's scale for activations that saturate, He's for those that zero half of their input
         gain = 1.0 if activation in ("tanh", "sigmoid", "sin") else math.sqrt(2.0)
         make = ACTIVATIONS[check_choice("activation", activation, ACTIVATIONS)]
         layers: list[nn.Module] = []
@@ -100,7 +101,7 @@ class StackedMLP(nn.Module):
 
     @classmethod
     def of(cls, members: Sequence[MLP]) -> "StackedMLP":
-        """Networks that are there already, side by side; all of one shape, with at least one layer."""
+        """Stack existing networks of one shape, with at least one layer."""
         first = members[0]
         linears = [layer for layer in first if isinstance(layer, nn.Linear)]
         widths = [layer.out_features for layer in linears]
@@ -114,7 +115,7 @@ class StackedMLP(nn.Module):
         return stack
 
     def member(self, i: int) -> MLP:
-        """A network of its own with the weights that member i has now."""
+        """Copy member i, with its present weights, into a separate network."""
         network = MLP(*self._shape, activation=self.activation_name, generator=torch.Generator()).to(self.weights[0])
         linears = [layer for layer in network if isinstance(layer, nn.Linear)]
         with torch.no_grad():
@@ -124,7 +125,7 @@ class StackedMLP(nn.Module):
         return network
 
     def forward(self, x: Float[Tensor, "*s m d"]) -> Float[Tensor, "s m k"]:
-        """Features of the same inputs by every member, or of each member's own."""
+        """Features by every member, of shared inputs or of each member's own."""
         a = x.expand(len(self.weights[0]), *x.shape[-2:])
         for W, b in zip(self.weights, self.biases, strict=True):
             a = self.activation(torch.baddbmm(b, a, W))
@@ -132,9 +133,9 @@ class StackedMLP(nn.Module):
 
 
 class InputSkip(nn.Module):
-    """Linear features [network(x), x]: the inputs are passed on to the last layer, times a `scale` if there is one.
+    """Linear features [network(x), x]: inputs are passed on to the last layer, times a `scale` if there is one.
 
-    More features only add constraints to the affine-cost programme, so the variance ratio is never below that of
+    Additional features only add constraints to the affine-cost programme, so the variance ratio is never below that of
     Bayesian linear regression on the inputs alone, and far away it grows with the square of the distance.
     """
 
@@ -146,6 +147,7 @@ class InputSkip(nn.Module):
         self.register_buffer("scale", scale)
 
     def forward(self, x: Float[Tensor, "*b m d"]) -> Float[Tensor, "*s m k"]:
+        """Features of the network, followed by the inputs."""
         x = x if self.scale is None else x.to(self.scale.dtype)
         phi = self.network(x)
         passed = x if self.scale is None else x * self.scale
@@ -153,7 +155,7 @@ class InputSkip(nn.Module):
 
 
 def copied(network: nn.Module) -> nn.Module:
-    """A copy in evaluation mode, without gradients, that shares nothing with the network."""
+    """Copy a network in evaluation mode, without gradients; the copy shares nothing with the original."""
     return copy.deepcopy(network).eval().requires_grad_(False)
 
 
@@ -173,9 +175,9 @@ def neg_log_hidden_prior(network: nn.Module) -> Float[Tensor, "*s"]:
 
 
 class NetworkGroup(nn.Module):
-    """Networks of a mixture whose features have the same shape, by their places in it; a copy, for evaluation only.
+    """Networks of a mixture whose features have the same shape, with their indices in it; a copy for evaluation only.
 
-    Neither `train` nor a parent module's can switch dropout or batch statistics on.
+    Neither its `train` nor that of a parent module enables dropout or batch statistics.
     """
 
     def __init__(self, places: Sequence[int], networks: Sequence[nn.Module]) -> None:
@@ -186,10 +188,11 @@ class NetworkGroup(nn.Module):
         self.train(False).requires_grad_(False)
 
     def train(self, mode: bool = True) -> "NetworkGroup":
+        """Stay in evaluation mode."""
         return super().train(False)
 
     def forward(self, z: Num[Tensor, "m *d"]) -> Float[Tensor, "c m k"]:
-        """Features by every network, in the type of z; the networks compute in their own."""
+        """Features by every network, in the type of z; the networks compute in their own type."""
         dtype = next((p.dtype for p in self.network.parameters()), z.dtype)
         phi = self.network(converted(z, dtype))
         phi = phi.to(z.dtype) if z.is_floating_point() else phi
@@ -197,7 +200,7 @@ class NetworkGroup(nn.Module):
 
 
 def grouped(networks: Sequence[nn.Module]) -> list[NetworkGroup]:
-    """MLPs of one shape together, networks without weights together, every other network alone."""
+    """Group MLPs of one shape and networks without weights; every other network forms its own group."""
     groups: dict[object, list[int]] = {}
     for place, network in enumerate(networks):
         groups.setdefault(_kind(network, place), []).append(place)
@@ -205,13 +208,13 @@ def grouped(networks: Sequence[nn.Module]) -> list[NetworkGroup]:
 
 
 def inner_network(network: nn.Module) -> nn.Module:
-    """The network without its passed-on inputs and their encoding."""
+    """The network without input skip and encoding."""
     within = network.network if isinstance(network, InputSkip) else network
     return within.network if isinstance(within, Encoded) else within
 
 
 def encoding_of(network: nn.Module) -> PiecewiseEncoding | None:
-    """How the inputs are encoded; None: not at all."""
+    """Encoding of the inputs; None if they are not encoded."""
     within = network.network if isinstance(network, InputSkip) else network
     return within.encoding if isinstance(within, Encoded) else None
 
@@ -245,7 +248,7 @@ def _kind(network: nn.Module, place: int) -> object:
 
 
 def features_of(network: nn.Module, Z: Num[Tensor, "m *d"]) -> Float[Tensor, "m k"]:
-    """Linear features of a batch, checked: one row per sample."""
+    """Linear features of a batch, checked to have one row per sample."""
     phi_tilde = call(network, Z)
     if not isinstance(phi_tilde, Tensor) or phi_tilde.dim() != 2 or len(phi_tilde) != len(Z):
         shape = tuple(phi_tilde.shape) if isinstance(phi_tilde, Tensor) else type(phi_tilde).__name__
@@ -257,13 +260,13 @@ def features_of(network: nn.Module, Z: Num[Tensor, "m *d"]) -> Float[Tensor, "m 
 
 
 def finite_features(network: nn.Module, Z: Num[Tensor, "m *d"]) -> Float[Tensor, "m k"]:
-    """Linear features of a batch, checked: one row per sample, of numbers whose squares are finite."""
+    """Linear features of a batch, checked to have one row per sample and finite squares."""
     phi_tilde = features_of(network, Z)
     fine = (phi_tilde.detach().double().abs() <= LARGEST_FEATURE).all(1)
     if not bool(fine.all()):
         raise InputError(
             f"the network turned {int((~fine).sum())} of {len(Z)} rows (first: row {int((~fine).nonzero()[0])}) into "
-            f"features that are NaN, infinite or beyond {LARGEST_FEATURE:g}: let it return finite numbers, such as "
-            "those after a normalisation layer"
+            f"features that are NaN, infinite or beyond {LARGEST_FEATURE:g}: let it return finite numbers, for example "
+            "by a normalisation layer"
         )
     return phi_tilde

@@ -12,7 +12,7 @@ Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 
 
 def as_inputs(given: Any) -> Inputs:
-    """What a loader or a user gives, as tensors; integers, such as ids, stay integers."""
+    """Convert what a loader or a user gives to tensors; integers, such as ids, stay integers."""
     if isinstance(given, Mapping):
         return {str(name): _tensor(values, f"the input {name!r}") for name, values in given.items()}
     if isinstance(given, (tuple, list)) and any(hasattr(part, "shape") for part in given):
@@ -21,19 +21,19 @@ def as_inputs(given: Any) -> Inputs:
 
 
 def named(inputs: Inputs) -> dict[str, Tensor]:
-    """The tensors, by names for messages."""
+    """Tensors by the names used in messages."""
     if isinstance(inputs, Tensor):
         return {"X": inputs}
     return inputs if isinstance(inputs, dict) else {f"X[{i}]": part for i, part in enumerate(inputs)}
 
 
 def converted(x: Tensor, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """In another floating-point type, on another device; integers, such as ids, stay integers."""
+    """Convert to another floating-point type and device; integers, such as ids, stay integers."""
     return x.to(device=device, dtype=dtype if x.is_floating_point() else x.dtype)
 
 
 def moved(inputs: Inputs, like: Tensor) -> Inputs:
-    """On the device of a tensor; floating-point numbers in its type, while ids and masks keep their own."""
+    """Move inputs to the device of a tensor; floating-point inputs take its type, ids and masks keep their own."""
     there = lambda x: converted(x, like.dtype, like.device)
     if isinstance(inputs, Tensor):
         return there(inputs)
@@ -43,7 +43,7 @@ def moved(inputs: Inputs, like: Tensor) -> Inputs:
 
 
 def call(network: nn.Module, inputs: Inputs) -> Any:
-    """network(X), network(X1, X2, ...) or network(name=X, ...)."""
+    """Call a network: network(X), network(X1, X2, ...) or network(name=X, ...)."""
     try:
         if isinstance(inputs, Tensor):
             return network(inputs)
@@ -53,13 +53,13 @@ def call(network: nn.Module, inputs: Inputs) -> Any:
         if not integers:
             raise
         raise InputError(
-            f"the network failed on {', '.join(integers)}, given as integers ({error}): integers are passed on as they "
-            "are, for embeddings; convert those that are quantities, X.float()"
+            f"the network failed on {', '.join(integers)}, given as integers ({error}): integers are passed on "
+            "unchanged, for embeddings; convert those that are quantities, X.float()"
         ) from error
 
 
 def output_tensor(output: Any) -> Tensor:
-    """What a network returns as a tensor: itself, or `logits` or `last_hidden_state` of an object or dictionary."""
+    """Output of a network as a tensor: itself, or `logits` or `last_hidden_state` of an object or dictionary."""
     if isinstance(output, Tensor):
         return output
     entries = output if isinstance(output, Mapping) else getattr(output, "__dict__", {})
@@ -77,4 +77,4 @@ def _tensor(values: Any, name: str) -> Tensor:
     try:
         return torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{name} is a {type(values).__name__}, not a tensor or an array: leave it out") from error
+        raise InputError(f"{name} is a {type(values).__name__}, not a tensor or an array: omit it") from error

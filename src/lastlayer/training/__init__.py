@@ -1,4 +1,4 @@
-"""Fitting a feature network by the marginal likelihood. Tensors and modules only."""
+"""Training of feature networks by the marginal likelihood, on tensors and modules."""
 
 from lastlayer.training.bound import FrozenLayer
 from lastlayer.training.checkpoint import Checkpoint, clear_checkpoints

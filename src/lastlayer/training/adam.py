@@ -1,4 +1,4 @@
-"""Adam, without the second that `torch.optim` takes to import a compiler when it is first used."""
+"""Adam, without the second that `torch.optim` takes to import a compiler at its first use."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ BETAS, EPS = (0.9, 0.999), 1e-8
 
 
 class Adam:
-    """What `torch.optim.Adam` does with its defaults, entry by entry; `state` and `param_groups` as there."""
+    """Adam with the defaults of `torch.optim.Adam`, and `state` and `param_groups` as there."""
 
     def __init__(self, parameters: Sequence[Tensor], learning_rate: float) -> None:
         self.param_groups = [{"lr": learning_rate}]
@@ -20,11 +20,13 @@ class Adam:
         self.scratch = [torch.empty_like(p) for p in parameters]
 
     def zero_grad(self) -> None:
+        """Reset the gradients of all parameters to None."""
         for p in self.state:
             p.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
+        """Update all parameters that have a gradient."""
         rate = self.param_groups[0]["lr"]
         for (p, state), scratch in zip(self.state.items(), self.scratch, strict=True):
             if p.grad is None:

@@ -1,4 +1,4 @@
-"""A last layer held fixed while the features move: one loss per sample, so that rows can come in any number of pieces.
+"""A bound with a fixed last layer: one loss per sample, so that rows can be processed in any number of parts.
 
 For any W and any posterior covariance Sigma_E (x) Lambda_0^-1 of the weights, the evidence lower bound says
 
@@ -7,8 +7,8 @@ For any W and any posterior covariance Sigma_E (x) Lambda_0^-1 of the weights, t
                     + alpha^-1 (tr Sigma_E^-1 W~'W~ + q tr_k Lambda_0^-1) ],
 
 with equality where W and Lambda_0 are those of the rows' own statistics: there the gradient of the right-hand side,
-with Lambda_0, W and Sigma_E held fixed, is the gradient of the profiled evidence (envelope theorem). p counts the
-weights of an output, k those that the prior pulls to zero.
+with Lambda_0, W and Sigma_E held fixed, is the gradient of the profiled evidence (envelope theorem). p is the number of
+weights per output, k the number of those that the prior shrinks to zero.
 """
 
 import math
@@ -28,25 +28,25 @@ from lastlayer.types import BiasPrior, NoiseStructure
 
 @dataclass(frozen=True)
 class BoundTerms:
-    """What some rows add to the bound."""
+    """Contribution of some rows to the bound."""
 
     loss: Float[Tensor, "*b"]
     """Their share of 1/m sum_i w_i l_i."""
     gradient: Float[Tensor, "*b r k"]
-    """Of that loss in the linear features: pass it to `features.backward`."""
+    """Gradient of that loss in the linear features: pass it to `features.backward`."""
     residual: Float[Tensor, "*b r q"]
 
 
 @dataclass(frozen=True)
 class FrozenLayer:
-    """W, Lambda_0 and Sigma_E at the time they were computed; leading dimensions are networks of a stack."""
+    """W, Lambda_0 and Sigma_E at the time they were computed; leading dimensions index networks of a stack."""
 
     weights: Float[Tensor, "*b p q"]
-    """W, the bias in its last row."""
+    """W, with the bias in its last row."""
     centre: Float[Tensor, "*b k1"]
     """Mean of the linear features under the flat prior; unused under the shared one."""
     inverse: Float[Tensor, "*b k k"]
-    """A^-1: Lambda_0^-1 once the bias prior has been taken care of (see `precision`)."""
+    """A^-1: Lambda_0^-1 after elimination of the bias (see `precision`)."""
     noise_cov: Float[Tensor, "*b q q"]
     noise_precision: Float[Tensor, "*b q q"]
     ridge: Float[Tensor, "*b"]
@@ -67,19 +67,19 @@ class FrozenLayer:
         logdet_from: "FrozenLayer | None" = None,
         seen: float = 1.0,
     ) -> "FrozenLayer":
-        """The last layer that touches the evidence of these statistics.
+        """Compute the last layer at which the bound equals the evidence of these statistics.
 
-        Given `logdet_from`, Lambda_0 is taken from there and only W and Sigma_E are new: a bound too, for less work.
-        Where the statistics stand for all rows but come from a share `seen` of them, W is the posterior mean of that
-        share: the prior weighs more against fewer rows.
+        Given `logdet_from`, Lambda_0 is taken from there and only W and Sigma_E are new: still a bound, for less work.
+        Where the statistics stand for all rows but come from a fraction `seen` of them, W is the posterior mean given
+        that fraction: the prior has more weight against fewer rows.
         """
         equations = NormalEquations.of(statistics, bias_prior)
         mean = equations.at(log_alpha + math.log(seen))
         assert isinstance(mean.factor, Cholesky)
-        # from moments alone: a fit better than about 1e-6 of the targets' deviation has no digits here
+        # moments cannot resolve residuals below about 1e-6 of the targets' standard deviation
         S = equations.targets - equations.cross.mT @ mean.penalised_weights
         Sigma_E = noise_covariance((S + S.mT) / 2, equations, noise)[0]
-        failed = 0 * mean.logdet()[..., None, None]  # nan where the factorisation stopped half-way
+        failed = 0 * mean.logdet()[..., None, None]  # nan where the factorisation failed
         if logdet_from is None:
             precision = mean if seen == 1.0 else equations.at(log_alpha)
             assert isinstance(precision.factor, Cholesky)
@@ -101,28 +101,28 @@ class FrozenLayer:
 
     @property
     def _n_free(self) -> int:
-        """Weights of an output that the prior leaves alone: the bias under the flat prior."""
+        """Weights per output that the prior does not shrink: the bias under the flat prior."""
         return int(self.bias_prior == "flat")
 
     @property
     def penalised(self) -> Float[Tensor, "*b k q"]:
-        """W~"""
+        """The weights that the prior shrinks, W~."""
         return self.weights[..., : self.inverse.shape[-1], :]
 
     @property
     def weight_size(self) -> Float[Tensor, "*b"]:
-        """tr Sigma_E^-1 W~'W~"""
+        """Size of the weights in units of the noise, tr Sigma_E^-1 W~'W~."""
         W = self.penalised
         return (W @ self.noise_precision * W).sum((-2, -1))
 
     @property
     def shrinkage(self) -> Float[Tensor, "*b"]:
-        """alpha^-1 (tr Sigma_E^-1 W~'W~ + q tr_k Lambda_0^-1): what the prior pulls with."""
+        """Penalty of the prior, alpha^-1 (tr Sigma_E^-1 W~'W~ + q tr_k Lambda_0^-1)."""
         return self.ridge * (self.weight_size + self.weights.shape[-1] * _trace(self.inverse))
 
     @property
     def offset(self) -> Float[Tensor, "*b"]:
-        """The part of the bound that no row changes."""
+        """The part of the bound that does not depend on the rows."""
         k, q = self.penalised.shape[-2:]
         n = self.count - self._n_free
         prior = q * (n * LOG_2PI - k * self.ridge.log() + self.logdet - k - self._n_free)
@@ -130,7 +130,7 @@ class FrozenLayer:
 
     @property
     def nlml(self) -> Float[Tensor, "*b"]:
-        """Per sample, of the statistics that all of it comes from, unless the noise was held up by its floor."""
+        """NLML per sample of the statistics that the layer came from, unless the noise was raised to its floor."""
         k, q = self.penalised.shape[-2:]
         return self.offset + (q * (self.count + k) - self.shrinkage) / (2 * self.count)
 
@@ -144,7 +144,7 @@ class FrozenLayer:
     def fixed_point(self) -> Float[Tensor, "*b"]:
         """MacKay's next log alpha: that of tr(Sigma_E^-1 W~'W~) / (q (k - alpha^-1 tr_k Lambda_0^-1)).
 
-        It stays where the slope is zero.
+        It equals log alpha where the slope is zero.
         """
         k, q = self.penalised.shape[-2:]
         effective = q * (k - self.ridge * _trace(self.inverse))
@@ -160,10 +160,10 @@ class FrozenLayer:
         logdet_rows: int | None = None,
         logdet_scale: float = 1.0,
     ) -> BoundTerms:
-        """Loss and gradient of some rows, each of which stands for `scale` of them.
+        """Loss and gradient of some rows, each of which stands for `scale` rows.
 
-        The term of the log-determinant costs k^2 per row, in float64: it is taken on the first `logdet_rows`, each of
-        which then stands for `logdet_scale` of them. Residuals are computed in the type of T.
+        The log-determinant term costs k^2 per row, in float64: it is computed on the first `logdet_rows` rows, each of
+        which then stands for `logdet_scale` rows. Residuals are computed in the type of T.
         """
         k, r = phi_tilde.shape[-2:][::-1]
         q = self.weights.shape[-1]
@@ -183,8 +183,10 @@ class FrozenLayer:
         return BoundTerms((fit + (each * ratio).sum(-1)) / 2, gradient, residual)
 
     def gradient_map(self, centre: Float[Tensor, "*b c"], columns: int, scale: float = 1.0) -> Float[Tensor, "*b c1 h"]:
-        """Rows [phi_tilde - x, t - y, 1], with [x, y] = `centre`, times this are the gradient of their own loss in the
-        first `columns` of phi_tilde: what `rows` says of rows of weight one, as a single product."""
+        """Matrix that maps rows [phi_tilde - x, t - y, 1], with [x, y] = `centre`, to the gradient of their own loss.
+
+        The gradient is in the first `columns` of phi_tilde, as in `rows` for rows of weight one, as a single product.
+        """
         q, share = self.weights.shape[-1], (scale / self.count)[..., None, None]
         k = centre.shape[-1] - q
         W, b = self.weights[..., :k, :], self.weights[..., k:, :]
@@ -196,9 +198,10 @@ class FrozenLayer:
         return torch.cat([_outer(W, pull) + inverse[..., :k, :], -pull, offset], dim=-2)
 
     def bound(self, statistics: Statistics) -> Float[Tensor, "*b"]:
-        """The bound on the NLML per sample of the rows behind `statistics`: never below it, equal where they are ours.
+        """Bound on the NLML per sample of the rows behind `statistics`.
 
-        All rows enter through their moments: R'R = B' scatter B + m d d' with B = [-W~; I], d the mean residual.
+        It is never below the NLML, and equal to it for the statistics that the layer came from. All rows enter through
+        their moments: R'R = B' scatter B + m d d' with B = [-W~; I], d the mean residual.
         """
         k, q = statistics.n_linear, statistics.n_outputs
         eye = torch.eye(q, dtype=self.weights.dtype, device=self.weights.device)
@@ -219,5 +222,5 @@ def _trace(A: Tensor) -> Tensor:
 
 
 def _outer(a: Float[Tensor, "*b r q"], B: Float[Tensor, "*b q k"]) -> Float[Tensor, "*b r k"]:
-    """a B; for one output much faster as a plain product."""
+    """Product a B; elementwise for a single output, which is much faster."""
     return a * B if a.shape[-1] == 1 else a @ B

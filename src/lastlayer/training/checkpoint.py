@@ -1,4 +1,4 @@
-"""Stops and starts: the whole state of a mini-batch training in one file, written aside and moved into place."""
+"""Checkpoints: the whole state of mini-batch training in one file, written to a temporary file and moved into place."""
 
 import json
 import re
@@ -17,36 +17,36 @@ from lastlayer.training.problems import MiniBatches
 from lastlayer.training.running_posterior import Snapshot
 
 EVERY_SECONDS = 60.0
-"""Between two states on disk."""
+"""Seconds between two checkpoints."""
 OWN_NAME = re.compile(r"training(-\d+-\d+)?\.safetensors")
 STATE_KEYS = {"training", "updates", "history"}
-"""How the file of a state is called, and what its header has."""
+"""Pattern of the names of checkpoint files, and keys that their headers contain."""
 
 
 @dataclass
 class Checkpoint:
-    """Where to keep the state, and of which training it is."""
+    """File of a checkpoint, and the training that it belongs to."""
 
     path: Path
     training: dict[str, Any]
-    """What the state belongs to: settings and data. A file of another training is refused."""
+    """Settings and data that the checkpoint belongs to; a file of another training is refused."""
     draws: bool = False
-    """Whether training draws from torch's global generators, as networks of users may."""
+    """Whether training draws from torch's global generators, as user-defined networks may."""
     _last: float = field(default_factory=time.monotonic)
 
     def keep(self, engine: Engine, *, at_once: bool = False) -> None:
-        """Write the state if it is time; the first process writes for all."""
+        """Write the state if enough time has passed; the first process writes for all."""
         if engine.problem.process_group.rank or not (at_once or time.monotonic() - self._last >= EVERY_SECONDS):
             return
         tensors, numbers = _state(engine)
         if self.draws:
             tensors |= _random_states(engine.loss.device)
-        tensors = {name: tensor.clone() for name, tensor in tensors.items()}  # safetensors takes no shared memory
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}  # safetensors allows no shared memory
         files.write(self.path, tensors, {"training": self.training, **numbers})
         self._last = time.monotonic()
 
     def restore(self, engine: Engine) -> None:
-        """Resume from the file, if there is one; all processes from the same state."""
+        """Resume from the file, if there is one; all processes resume from the same state."""
         tensors, header = files.read(self.path) if self.path.exists() else ({}, {})
         place = [header["epoch"], header["step"]] if "epoch" in header and "step" in header else None
         engine.problem.process_group.agree({f"epoch and step of the state in {self.path}": place})
@@ -65,7 +65,7 @@ class Checkpoint:
 
 
 def clear_checkpoints(folder: Path) -> None:
-    """Delete the states of trainings, which the library wrote; whatever else lies in the folder stays."""
+    """Delete the checkpoints that the library wrote; other files in the folder stay."""
     for path in folder.iterdir():
         if OWN_NAME.fullmatch(path.name) and path.is_file() and STATE_KEYS <= files.header_of(path).keys():
             path.unlink()

@@ -1,4 +1,4 @@
-"""Rows as training takes them: targets that may be missing, noise that may be known, functionals beside them."""
+"""Rows as training takes them: targets may be missing, their noise may be known, and functionals may be observed."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -18,39 +18,39 @@ from lastlayer.types import NoiseStructure
 
 @dataclass(frozen=True)
 class Data:
-    """Inputs, standardised targets and sample weights: (m,), or (s, m) for a stack of networks."""
+    """Inputs, standardised targets and sample weights; weights are (m,), or (s, m) for a stack of networks."""
 
     X: Tensor
     T: Tensor
     weight: Tensor | None = None
     present: Tensor | None = None
-    """Like T: 1 where a target is known, 0 where it is missing; None: all are known."""
+    """In the shape of T: 1 where a target is known, 0 where it is missing. None: all are known."""
     noise_var: Tensor | None = None
-    """Like T: known variances of their noise, beside the one that is learned; None: there are none."""
+    """In the shape of T: known noise variances, in addition to the learned noise. None: there are none."""
     observations: tuple[StandardObservations, ...] = ()
-    """Functionals of the same function."""
+    """Observed functionals of the same function."""
 
     @classmethod
     def partly(
         cls, X: Tensor, T: Tensor, weight: Tensor | None = None, noise_var: Tensor | None = None, **more: Any
     ) -> "Data":
-        """Targets of which some may be missing (NaN)."""
+        """Build data from targets of which some may be missing (NaN)."""
         missing = T.isnan()
         present = (~missing).to(T) if bool(missing.any()) else None
         return cls(X, T.nan_to_num(0.0), weight, present, noise_var, **more)
 
     @property
     def alike(self) -> bool:
-        """Whether all targets of all rows are known, with the same noise, and nothing else is."""
+        """Whether all targets are known and have the same noise, and no functionals are observed."""
         return self.present is None and self.noise_var is None and not self.observations
 
     @property
     def learned_noise(self) -> bool:
-        """Whether the noise is what is learned, everywhere."""
+        """Whether all noise is learned."""
         return self.noise_var is None and not self.observations
 
     def rows(self, rows: Tensor | slice) -> "Data":
-        """Some of the rows."""
+        """Select rows."""
         rows = rows.to(self.X.device) if isinstance(rows, Tensor) else rows
         names = ("X", "T", "weight", "present", "noise_var")
         return replace(self, **{n: getattr(self, n)[rows] for n in names if getattr(self, n) is not None})
@@ -61,7 +61,7 @@ class Data:
         return replace(self, X=converted(self.X, torch.float32), T=self.T.float(), weight=weight)
 
     def sampled(self, at: Int[Tensor, " n"]) -> "Data":
-        """Some rows, each with the weight of all that it stands for; of a stack, those of every network."""
+        """Select rows, each weighted for all rows that it stands for; for a stack, the same rows of every network."""
         m = self.X.shape[-2]
         weight = torch.ones(m, dtype=torch.float64, device=self.X.device) if self.weight is None else self.weight
         rows = {
@@ -71,7 +71,7 @@ class Data:
 
     @property
     def varied(self) -> bool:
-        """Whether every target has at least two values."""
+        """Whether every target takes at least two values."""
         return all(bool(len(t[~t.isnan()].unique()) > 1) for t in self.known.T)
 
     @property
@@ -82,10 +82,10 @@ class Data:
     def statistics(
         self, linear: Callable[[Tensor], Tensor], learned: Tensor | None = None, *, noise: NoiseStructure = "diagonal"
     ) -> Statistics:
-        """Of linear features, some rows after the others; where rows show different outputs, of each output apart, or
-        if the noise is correlated, of each pattern.
+        """Statistics of linear features, computed chunk by chunk.
 
-        `learned`: (q,) variances of the noise that is learned, where some of it is known.
+        Where rows show different outputs, they are statistics of each output, or of each pattern of observed outputs if
+        the noise is correlated. `learned`, (q,), are the variances of the learned noise, where some noise is known.
         """
         total: Statistics | None = None
         for part in self.chunks():
@@ -106,7 +106,7 @@ class Data:
         return total + self.of_observations(linear, learned)
 
     def precision(self, learned: Float[Tensor, "*b q"] | None) -> Float[Tensor, "*b m q"]:
-        """Of each target: the variance of the noise that is learned over all that it has; 0 where it is missing."""
+        """Relative precision of each target: learned over total noise variance; 0 where it is missing."""
         whole = torch.ones_like(self.T)
         if self.noise_var is not None:
             assert learned is not None
@@ -114,7 +114,7 @@ class Data:
         return whole if self.present is None else whole * self.present
 
     def log_variances(self, learned: Float[Tensor, "*b q"]) -> Float[Tensor, "*b q"]:
-        """Sums over the targets of each output of the log of their noise's variance."""
+        """Sums of the log noise variances over the targets of each output."""
         v = learned[..., None, :].expand(*learned.shape[:-1], *self.T.shape[-2:])
         v = (v if self.noise_var is None else v + self.noise_var).log()
         v = v if self.present is None else v * self.present
@@ -126,7 +126,7 @@ class Data:
         return total
 
     def of_observations(self, linear: Callable[[Tensor], Tensor], learned: Float[Tensor, "*b q"]) -> OutputStatistics:
-        """Statistics of the functionals."""
+        """Statistics of the observed functionals."""
         parts: dict[int, Statistics] = {}
         for seen in self.observations:
             j = seen.functionals.output
@@ -138,5 +138,5 @@ class Data:
         return OutputStatistics.of_outputs([parts.get(j, nothing) for j in range(learned.shape[-1])])
 
     def chunks(self, size: int = CHUNK_ROWS) -> "Iterator[Data]":
-        """All rows, in pieces that fit into memory with their features."""
+        """Split the rows into chunks that fit into memory with their features."""
         return (self.rows(rows) for rows in row_chunks(len(self.X), size))

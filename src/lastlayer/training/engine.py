@@ -1,7 +1,8 @@
 """The training engine: schedule, early stopping, setbacks, progress, interruption and checkpoints, for any `Problem`.
 
-A problem is one network or a stack of them, on full batches, chunks or mini-batches (see `problems`). Adam works entry
-by entry, so a network of a stack moves as if it were alone, and one that fails or stops leaves the others undisturbed.
+A problem is one network or a stack of them, on full batches, chunks or mini-batches (see `problems`). Adam updates
+each entry separately, so a network in a stack is trained as if it were alone, and one that fails or stops does not
+affect the others.
 """
 
 import math
@@ -25,18 +26,18 @@ if TYPE_CHECKING:
     from lastlayer.training.checkpoint import Checkpoint
 
 MAX_SETBACKS = 10
-"""Per network, before training gives up."""
+"""Setbacks per network before training gives up."""
 KEEP_EVERY = 10
-"""Epochs between two states that a single network can go back to."""
+"""Epochs between two states that a single network can return to."""
 
 
 SMALL_STEP = 20_000_000
-"""Multiplications of a step below which one thread is faster, on an idle machine and even more on a busy one."""
+"""Number of multiplications per step below which one thread is faster, even more so on a busy machine."""
 
 
 @contextmanager
 def threads_for(multiplications: int) -> Iterator[None]:
-    """Within it torch uses one thread if a step is small; afterwards as many as before."""
+    """Use one thread of torch if a step is small, and restore the number of threads afterwards."""
     before = torch.get_num_threads()
     if multiplications < SMALL_STEP:
         torch.set_num_threads(1)
@@ -48,7 +49,7 @@ def threads_for(multiplications: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """How to descend: "adam" (a cosine from `learning_rate` to 1% of it, or constant) or "lbfgs" (line search)."""
+    """Optimizer: "adam" (cosine schedule from `learning_rate` to 1% of it, or constant) or "lbfgs" (line search)."""
 
     name: str = "adam"
     learning_rate: float = 1e-2
@@ -59,7 +60,7 @@ class Optimizer:
         check_choice("optimizer", self.name, ("adam", "lbfgs"))
 
     def build(self, parameters: list[Tensor], scale: float = 1.0) -> Adam | torch.optim.LBFGS:
-        """`scale` shrinks the steps of L-BFGS after setbacks."""
+        """Create the optimizer; `scale` shrinks the steps of L-BFGS after setbacks."""
         if self.name == "lbfgs":
             return torch.optim.LBFGS(
                 parameters, lr=scale, max_iter=1, max_eval=25, history_size=20, line_search_fn="strong_wolfe"
@@ -67,6 +68,7 @@ class Optimizer:
         return Adam(parameters, self.learning_rate)
 
     def rate(self, epoch: float | int) -> float:
+        """Learning rate at an epoch, or a fraction of one."""
         if self.name == "lbfgs" or not self.cosine:
             return self.learning_rate
         return self.learning_rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * epoch / max(self.max_epochs, 1))))
@@ -74,12 +76,12 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Validation:
-    """When to stop: `score` (smaller is better) has not improved by `min_delta` for `patience` epochs."""
+    """Early stopping once `score` (smaller is better) has not improved by `min_delta` for `patience` epochs."""
 
     score: Callable[[], Float[Tensor, "*s"]]
-    """Of each network."""
+    """Returns the score of each network."""
     first: int = 0
-    """First epoch that counts: with few held-out rows an untrained network can win by chance."""
+    """First epoch to validate: with few held-out rows an untrained network can score best by chance."""
     every: int = 10
     patience: int = 200
     min_delta: float = 1e-5
@@ -87,7 +89,7 @@ class Validation:
 
 @dataclass
 class TrainingHistory:
-    """One entry per epoch (validation scores only where evaluated), and the reason for stopping."""
+    """Training history: one entry per epoch (validation scores only where evaluated), and the reason for stopping."""
 
     nlml: list[float] = field(default_factory=list)
     log_alpha: list[float] = field(default_factory=list)
@@ -97,54 +99,55 @@ class TrainingHistory:
     best_epoch: int = 0
     setbacks: int = 0
     gap: float | None = None
-    """Of the last bound of mini-batch training above the exact evidence, per sample."""
+    """Difference per sample between the last bound of mini-batch training and the exact evidence."""
     stopped: str = "max_epochs"
-    """ "max_epochs", "early_stopping", "converged", "interrupted" or "diverged"."""
+    """One of "max_epochs", "early_stopping", "converged", "interrupted" and "diverged"."""
 
 
 class Problem:
-    """What is minimised: the parameters of one network, or of a stack whose parameters have a leading dimension."""
+    """Training problem: the parameters of one network, or of a stack whose parameters have a leading dimension."""
 
     check_every = 1
-    """Steps between two looks at numbers."""
+    """Steps between two checks for finite values."""
     n_steps = 1
-    """In an epoch, as far as it is known in advance."""
+    """Steps per epoch, as far as known in advance."""
     multiplications = 0
-    """Of a step, roughly: small ones are faster on one thread."""
+    """Approximate number of multiplications per step: small steps are faster on one thread."""
     process_group: ProcessGroup = ONE
 
     def __init__(self, module: nn.Module, shape: torch.Size, parameters: list[Tensor] | None = None) -> None:
-        """`module` is all that is trained, and `shape` () for one network, (s,) for a stack.
+        """Set what is trained: `module`, with `shape` () for one network and (s,) for a stack.
 
-        `parameters` are those of the module; given, the state to return to has no buffers.
+        `parameters` are those of the module; if given, buffers are not part of the state to return to.
         """
         self.module, self.shape = module, shape
         own: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
         self.parameters = own if parameters is None else parameters
         self.state = self.parameters if shape or parameters is not None else own + list(module.buffers())
-        """What a network returns to after a setback."""
+        """State that a network returns to after a setback."""
 
     def steps(self, epoch: int, first: int) -> Iterator[Any]:
-        """The batches of an epoch, from number `first` on; one for full batches."""
+        """Yield the batches of an epoch, from number `first` on; full-batch training has one."""
         yield None
 
     def gradient(self, batch: Any, speed: float) -> Float[Tensor, "*s"]:
         """Add the gradient to the parameters and return the NLML of each network, or this process's share of it.
 
-        `speed` is the learning rate over its first value.
+        `speed` is the learning rate over its initial value.
         """
         raise NotImplementedError
 
     def evaluate(self) -> Float[Tensor, "*s"]:
-        """The NLML of the present state; finite where a network is sound."""
+        """NLML in the present state; not finite where a network has failed."""
         raise NotImplementedError
 
     def penalty(self) -> Float[Tensor, "*s"]:
-        """What is minimised beyond the NLML, such as the prior of the hidden weights."""
+        """Terms minimised in addition to the NLML, such as the prior of the hidden weights."""
         return torch.zeros(self.shape, dtype=torch.float64)
 
     @property
     def log_alpha(self) -> Tensor:
+        """Present log alpha of each network."""
         raise NotImplementedError
 
 
@@ -160,8 +163,8 @@ def train(
 ) -> TrainingHistory:
     """Train the problem's networks in place; each ends in its best state, whatever happened on the way.
 
-    `stop` ends training after the present step. With a checkpoint that holds a state of the same training, it resumes
-    from there.
+    `stop` ends training after the present step. If the checkpoint contains a state of the same training, training
+    resumes from there.
     """
     engine = Engine(problem, optimizer, validation, checkpoint)
     with (
@@ -182,7 +185,7 @@ def train(
 
 
 class Engine:
-    """The state of one training."""
+    """State of one training run."""
 
     def __init__(
         self,
@@ -197,27 +200,28 @@ class Engine:
         self.steps: Any = optimizer.build(self.parameters)
         self.history = TrainingHistory()
         self.epoch, self.step, self.n_steps = 0, 0, problem.n_steps
-        """Epochs done, steps of the present one, and how many it has."""
+        """Completed epochs, completed steps of the present epoch, and its number of steps."""
         device = self.parameters[0].device if self.parameters else torch.device("cpu")
         self.loss = torch.zeros(shape, dtype=torch.float64, device=device)
-        """Sum over the steps of the present epoch."""
+        """Sum of the losses over the steps of the present epoch."""
         self.nlml: list[Tensor] = []
         self.log_alpha: list[Tensor] = []
         self.pace = torch.ones_like(self.loss)
-        """Share of the optimizer's step that each network takes."""
+        """Fraction of the optimizer's step that each network takes."""
         self.good = self.best = [t.detach().clone() for t in problem.state]
         self.candidate: list[Tensor] | None = None
-        """A state that becomes good once its own loss has turned out finite."""
+        """State that becomes `good` once its own loss has turned out finite."""
         self.best_score = torch.full(shape, math.inf, dtype=torch.float64)
         self.best_epoch = torch.zeros(shape, dtype=torch.long)
         self.running = torch.ones(shape, dtype=torch.bool)
         """Networks that have not stopped early."""
         self._seen: tuple[Tensor, float, Tensor] | None = None
-        """L-BFGS: where it is, what it minimises there, and the NLML."""
+        """L-BFGS: last point, its objective value and its NLML."""
         self.value, self.gain = math.inf, math.inf
-        """L-BFGS: what it minimises, before the last step, and what the step before that one gained."""
+        """L-BFGS: objective value before the last step, and the decrease achieved by the step before that."""
 
     def run(self, bar: Any, stop: Event | None) -> None:
+        """Run epochs until one of the stopping rules applies, resuming from the checkpoint if there is one."""
         if self.checkpoint is not None:
             self.checkpoint.restore(self)
             bar.update(self.epoch)
@@ -242,7 +246,7 @@ class Engine:
             self._end_of_epoch(bar)
 
     def _take(self, batch: Any) -> None:
-        """One step."""
+        """Take one step."""
         rate = self.optimizer.rate(self.epoch + min(self.step / self.n_steps, 1.0))
         shortened = self.history.setbacks and self.optimizer.name == "adam"
         before = [p.detach().clone() for p in self.parameters] if shortened else []
@@ -263,9 +267,9 @@ class Engine:
         self.step += 1
 
     def _value(self, batch: Any) -> tuple[float, Tensor]:
-        """What L-BFGS minimises, of the rows of all processes, and the NLML; the gradient is left in the parameters.
+        """Objective of L-BFGS, over the rows of all processes, and the NLML; the gradient is left in the parameters.
 
-        A step begins where the line search of the last one ended: value and gradient are still there.
+        A step begins where the line search of the last one ended: value and gradient are still available.
         """
         here = torch.cat([p.detach().flatten() for p in self.parameters])
         if self._seen is None or not torch.equal(here, self._seen[0]):
@@ -277,7 +281,7 @@ class Engine:
         return self._seen[1], self._seen[2]
 
     def look(self) -> Bool[Tensor, "*s"]:
-        """Networks that are not finite any more return to their last good state and take smaller steps."""
+        """Return networks that are no longer finite to their last good state, and shorten their steps."""
         with torch.no_grad():
             value = self.loss if self.problem.check_every == 1 else self.problem.evaluate()
         lost = ~(torch.isfinite(value) & finite(self.parameters, len(self.problem.shape)).to(value.device))
@@ -287,7 +291,7 @@ class Engine:
             self.pace = torch.where(lost, 0.3, 1.0) * self.pace
             if self.optimizer.name == "lbfgs":
                 self.steps, self._seen = self.optimizer.build(self.parameters, float(self.pace)), None
-            for p in self.parameters:  # the optimizer forgets what it knew of them
+            for p in self.parameters:  # reset the optimizer's moments of these networks
                 for name in {"exp_avg", "exp_avg_sq"} & self.steps.state[p].keys():
                     self.steps.state[p][name][lost] = 0
             self.history.setbacks += n_lost
@@ -301,7 +305,7 @@ class Engine:
         return lost
 
     def _put(self, states: list[Tensor], chosen: Bool[Tensor, "*s"]) -> None:
-        """Some networks into an earlier state."""
+        """Reset some networks to an earlier state."""
         with torch.no_grad():
             for t, state in zip(self.problem.state, states, strict=True):
                 t.copy_(torch.where(_over(chosen, t), state, t))
@@ -325,7 +329,7 @@ class Engine:
         bar.update()
 
     def _validate(self, v: Validation, min_delta: float) -> None:
-        """Score the present state and keep what is best; networks without progress for long stop running."""
+        """Score the present state and keep the best one; networks without improvement for long stop running."""
         score = torch.full(self.problem.shape, math.inf, dtype=torch.float64)
         self.problem.module.eval()
         with torch.no_grad(), suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]
@@ -345,7 +349,7 @@ class Engine:
         self.running = self.running & (better | (self.epoch - self.best_epoch < v.patience))
 
     def finish(self) -> None:
-        """Every network into its best state, in evaluation mode; the history as numbers."""
+        """Put every network into its best state, in evaluation mode, and complete the history."""
         self.problem.module.eval()
         with torch.no_grad():
             fine = torch.isfinite(self.problem.evaluate()).to(self.loss.device)
@@ -362,7 +366,7 @@ class Engine:
             self.checkpoint.keep(self, at_once=True)
 
     def flush(self) -> None:
-        """Tensors of the history become numbers; until then nothing waits for the device."""
+        """Convert tensors of the history to numbers; until then nothing waits for the device."""
         self.history.nlml += [float(x) for x in self.nlml]
         self.history.log_alpha += [float(x) for x in self.log_alpha]
         self.nlml, self.log_alpha = [], []
@@ -377,7 +381,7 @@ def finite(parameters: list[Tensor], lead: int = 1) -> Bool[Tensor, "*s"]:
 
 
 def warn(history: TrainingHistory) -> None:
-    """Warn of what a user should know."""
+    """Warn about interruptions and setbacks."""
     if history.stopped == "interrupted":
         done = len(history.nlml)
         warnings.warn(f"interrupted after {done} epochs: the best state so far is kept and usable", stacklevel=4)

@@ -1,4 +1,4 @@
-"""The last step of every training: the exact last layer at the maximum of the evidence of fixed features."""
+"""The final step of every training: the exact last layer at the maximum of the evidence of fixed features."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,38 +23,38 @@ from lastlayer.training.objectives import root_of
 from lastlayer.types import NO_NOISE_PRIOR, BiasPrior, NoisePrior, NoiseStructure
 
 STARTS, LIMITS = ((-2.0, 2.0, 6.0), (-0.5, -2.0, -4.0)), ((-25.0, 25.0), (-13.8, 5.0))
-"""Of log alpha and the log of the noise's standard deviation: the search begins at the best of these; its limits."""
+"""Starting values and limits of log alpha and the log noise standard deviation; the search begins at the best pair."""
 STEEPEST = 30.0
-"""Limit of the entries of the noise's root beside its diagonal."""
+"""Limit of the off-diagonal entries of the noise's root."""
 SEARCH = {"ftol": 1e-9, "maxiter": 60}
 STACKED = 2**22
-"""Numbers of the Gram matrices in a batch: wide models go one by one."""
+"""Maximum number of entries of the Gram matrices in a batch: wide models are processed one by one."""
 
 
 @dataclass(frozen=True)
 class LastLayer:
-    """Posterior at alpha* with the noise that belongs to it."""
+    """Posterior at alpha*, with the corresponding noise."""
 
     posterior: Posterior
     nlml: float
     """Negative log marginal likelihood per sample."""
     noise_floored: bool
-    """The features fit the targets without error."""
+    """Whether the features fit the targets without error, so that the noise was raised to its floor."""
     determined: float = math.nan
-    """The number of features that the data determine."""
+    """Number of features that the data determine."""
 
 
 def last_layer(
     statistics: Statistics, *, noise: NoiseStructure = "diagonal", bias_prior: BiasPrior = "flat"
 ) -> LastLayer:
-    """alpha, noise and weights at the maximum of the evidence."""
+    """Compute alpha, noise and weights at the maximum of the evidence."""
     return last_layers([statistics], noise=noise, bias_prior=bias_prior)[0]
 
 
 def known_noise_layer(data: Data, linear: Callable[[Tensor], Tensor], *, bias_prior: BiasPrior = "flat") -> LastLayer:
-    """The last layer at the maximum of the evidence where targets have noise of their own that is known.
+    """Compute the last layer at the maximum of the evidence for targets whose noise is partly known.
 
-    alpha and the noise that is learned are found together: the weight of a target depends on both kinds of noise.
+    alpha and the learned noise are optimised together, because the weight of a target depends on both kinds of noise.
     """
     statistics, q = StatisticsByNoise.of(data, linear), data.T.shape[-1]
     fewer = statistics.reduced()
@@ -77,7 +77,7 @@ def known_noise_layer(data: Data, linear: Callable[[Tensor], Tensor], *, bias_pr
 
 
 def coupled_layer(statistics: PatternStatistics, *, bias_prior: BiasPrior = "flat") -> LastLayer:
-    """The last layer at the maximum of the evidence where noise is correlated and targets are partly missing."""
+    """Compute the last layer at the maximum of the evidence for correlated noise and partly missing targets."""
     equations, q = CoupledEquations.of(statistics, bias_prior), statistics.n_outputs
     places = torch.tril_indices(q, q, device=statistics.mean.device)
 
@@ -104,7 +104,7 @@ def coupled_layer(statistics: PatternStatistics, *, bias_prior: BiasPrior = "fla
 
 
 def minimum(value: Callable[[Tensor], Tensor], start: Tensor, limits: list[tuple[float, float]]) -> OptimizeResult:
-    """Within limits, by L-BFGS with the gradient of torch."""
+    """Minimise a function within limits by L-BFGS, with gradients by torch."""
 
     def value_and_slope(x: ndarray) -> tuple[float, ndarray]:
         numbers = torch.tensor(x, device=start.device, requires_grad=True)
@@ -123,7 +123,7 @@ def last_layers(
     bias_prior: BiasPrior = "flat",
     noise_prior: NoisePrior = NO_NOISE_PRIOR,
 ) -> list[LastLayer]:
-    """The same for each of several models; those with as many features go in batches."""
+    """Compute the last layers of several models; those with the same number of features are batched."""
     layers: dict[int, LastLayer] = {}
     for k in {statistics.n_linear for statistics in models}:
         same = [i for i, statistics in enumerate(models) if statistics.n_linear == k]
@@ -132,7 +132,7 @@ def last_layers(
             with threads_for(20 * k**3):
                 found = optimal_alphas(stack, noise=noise, bias_prior=bias_prior, noise_prior=noise_prior)
             for i, best in zip(places, found, strict=True):
-                # rounding reaches the variance of far points only, where its size is all that matters
+                # rounding affects only the variance of far points, of which only the magnitude matters
                 posterior = posterior_of(models[i], best.log_alpha, best.noise_cov, noise, bias_prior, rtol=math.inf)
                 layers[i] = LastLayer(posterior, best.nlml, best.noise_floored, best.determined)
     return [layers[i] for i in range(len(models))]

@@ -1,12 +1,12 @@
-"""Lengths of a Gaussian process by its evidence: over which distance along each input a function changes.
+"""Length scales of a Gaussian process by its evidence: the distance along each input over which a function changes.
 
-The process has k(x, x') = exp(-|a - a'|^2 / 2) + rho a'a', a = x / length: a smooth function on top of a linear one.
-With noise of variance sigma^2, a function of variance alpha sigma^2, C = I + alpha k and a flat prior on the bias,
-targets t have
+The process has k(x, x') = exp(-|a - a'|^2 / 2) + rho a'a', a = x / length: a smooth function plus a linear one. With
+noise of variance sigma^2, a function of variance alpha sigma^2, C = I + alpha k and a flat prior on the bias, targets t
+have
 
     NLML = 1/2 sum_j n log(t_j' P t_j) + q/2 log |C| + q/2 log(1' C^-1 1),    P = C^-1 - C^-1 1 1' C^-1 / (1' C^-1 1)
 
-up to a constant, sigma^2 at its best. The weak prior on the noise keeps it from vanishing.
+up to a constant, with sigma^2 at its optimum. A weak prior on the noise keeps it from vanishing.
 """
 
 import math
@@ -27,22 +27,23 @@ from lastlayer.training.last_layer import minimum
 from lastlayer.types import WEAK_NOISE_PRIOR, BiasPrior, NoisePrior
 
 LENGTH, LOG_LENGTH_STD = 2.0, 1.0
-"""Most likely length over the root of the number of inputs, standardised inputs; standard deviation of its log."""
+"""Prior mode of a length scale over the root of the number of inputs, for standardised inputs; standard deviation of
+its log."""
 START = 1.0
-"""Where the descent begins, in the same unit: from long lengths it may end where all is noise."""
+"""Initial length scales, in the same unit: a descent from long ones may end where everything is explained as noise."""
 COMMON = 3.0
-"""Variance of what the log lengths of a table have in common, over that of what each has on its own."""
+"""Prior variance of the part that the log length scales of a table share, over that of each one's own part."""
 LOG_ALPHA, LOG_ALPHA_STD = 4.0, 4.0
 LOG_LINEAR, LOG_LINEAR_STD = -2.0, 2.0
-"""log rho before data."""
+"""Prior mean and standard deviation of log rho."""
 STEPS, RATE = 60, 0.3
 MOST_ROWS = 160
-"""More rows would tell little more of the lengths."""
+"""Maximum number of rows to fit length scales to; more add little."""
 MOST_FUNCTIONALS = 480
 FEWER_FREQUENCIES = 96
-"""Of the features that lengths are found with where noise is known, or functionals are."""
+"""Number of random frequencies for length scales with known noise or functionals."""
 STARTS = (LOG_ALPHA, 12.0), (-2.0, -4.0)
-"""Of log alpha and the log of the noise's standard deviation: the search begins at the best of these."""
+"""Starting values of log alpha and of the log noise standard deviation: the search begins at the best pair."""
 
 
 def fit_lengths(
@@ -55,7 +56,7 @@ def fit_lengths(
     length_std: float = LOG_LENGTH_STD,
     steps: int = STEPS,
 ) -> tuple[Float[Tensor, "b d"], Float[Tensor, " b"]]:
-    """Log lengths and log rho of each of several tables side by side; rows of weight zero do not count."""
+    """Fit log length scales and log rho of several tables side by side; rows of weight zero are ignored."""
     b, _, d = Z.shape
     log_length = torch.full((b, d), math.log(START * math.sqrt(d)), dtype=Z.dtype, device=Z.device)
     log_alpha = torch.full((b,), LOG_ALPHA, dtype=Z.dtype, device=Z.device)
@@ -74,6 +75,7 @@ def fit_lengths(
 
 
 def likely_log_length(d: int, length: float = LENGTH) -> float:
+    """Prior mode of the log length scale for d inputs."""
     return math.log(length * math.sqrt(d))
 
 
@@ -85,9 +87,9 @@ def refine_lengths(
     bias_prior: BiasPrior = "flat",
     generator: torch.Generator | None = None,
 ) -> tuple[Float[Tensor, " d"], Float[Tensor, ""]]:
-    """The same from targets with known noise and from functionals too, beginning at what values alone tell.
+    """Refit log length scales and log rho to targets with known noise and to functionals, starting from given values.
 
-    By the evidence of random Fourier features, of which a functional is as easy to take as of a network's.
+    It maximises the evidence of random Fourier features, of which functionals are as easy to compute as of a network's.
     """
     d, q = len(log_length), data.T.shape[-1]
     waves = frequencies(d, FEWER_FREQUENCIES, generator).to(log_length)
@@ -125,7 +127,7 @@ def neg_log_prior(
     length: float = LENGTH,
     length_std: float = LOG_LENGTH_STD,
 ) -> Float[Tensor, "*b"]:
-    """Of lengths, of the linear part and of alpha, up to a constant."""
+    """Negative log prior of length scales, linear part and alpha, up to a constant."""
     d = log_length.shape[-1]
     away = (log_length - likely_log_length(d, length)) / length_std
     lengths = (away * _uncommon(away)).sum(-1)
@@ -134,7 +136,7 @@ def neg_log_prior(
 
 
 def _uncommon(away: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-    """The inverse of their covariance, which is that of a common part beside one for each, times deviations."""
+    """Precision matrix of the log length scales, which have a shared part and one part each, times their deviations."""
     return away - COMMON / (1 + COMMON * away.shape[-1]) * away.sum(-1, keepdim=True)
 
 
@@ -151,7 +153,7 @@ def value_and_slopes(
     length: float = LENGTH,
     length_std: float = LOG_LENGTH_STD,
 ) -> tuple[Float[Tensor, " b"], list[Tensor]]:
-    """Negative log of evidence times prior of each table, up to a constant, and its slopes by the three arguments."""
+    """Negative log of evidence times prior of each table, up to a constant, and its gradient in the log parameters."""
     q, d = T.shape[-1], Z.shape[-1]
     a = Z * (-log_length).exp()[:, None]
     inner = a @ a.mT
@@ -179,12 +181,12 @@ def value_and_slopes(
     away = _uncommon(away)
     prior = neg_log_prior(log_length, log_linear, log_alpha, length=length, length_std=length_std)
     value = 0.5 * ((n * misfit.log()).sum(-1) + q * logdet) + prior
-    G = 0.5 * (q * P - (u * (n / misfit)[:, None]) @ u.mT)  # slope by C
+    G = 0.5 * (q * P - (u * (n / misfit)[:, None]) @ u.mT)  # gradient in C
     by_alpha = (G * K).sum((-2, -1)) + away_alpha / LOG_ALPHA_STD
     G = G * both * alpha
     by_smooth, rho = G * smooth, log_linear.exp()[:, None, None]
     by_linear = (G * linear).sum((-2, -1)) + away_linear / LOG_LINEAR_STD
-    # sum_ik W_ik (a_ij - a_kj)^2 = 2 sum_i a_ij^2 sum_k W_ik - 2 a_j' W a_j; the linear part falls with the square
+    # sum_ik W_ik (a_ij - a_kj)^2 = 2 sum_i a_ij^2 sum_k W_ik - 2 a_j' W a_j; the linear part falls as length^-2
     by_length = 2 * ((by_smooth.sum(-1)[..., None] * a - (by_smooth + rho * G) @ a) * a).sum(1) + away / length_std
     fine = (failed == 0) & torch.isfinite(value)
     zero = lambda x: torch.where(fine.reshape(-1, *[1] * (x.dim() - 1)), x, torch.zeros_like(x))

@@ -1,4 +1,4 @@
-"""`BLLLoss`: the evidence as a loss for a training loop of one's own, on one process or several."""
+"""`BLLLoss`: the evidence as a loss for a user's own training loop, on one process or several."""
 
 import torch
 from jaxtyping import Float
@@ -13,19 +13,40 @@ from lastlayer.types import BIAS_PRIORS, NOISE_STRUCTURES, BiasPrior, NoiseStruc
 
 
 class BLLLoss(nn.Module):
-    """(features, targets) of a mini-batch -> an upper bound on the negative log marginal likelihood per sample.
+    """Loss of a mini-batch: an upper bound on the negative log marginal likelihood per sample.
 
-    The features are what a last layer would take; the layer itself lives here, as running statistics, and is never
-    trained: its weights, noise and alpha follow from them in closed form. In training mode a call takes the batch in;
-    in evaluation mode it only says the bound for these rows. `state_dict` holds the statistics.
+    It is called with the features that a last layer would take, and the targets. The last layer itself is part of the
+    loss, in the form of running statistics, and is not trained: its weights, noise and alpha follow in closed form. In
+    training mode a call adds the batch to the statistics; in evaluation mode it only returns the bound for these rows.
+    `state_dict` contains the statistics.
 
-    With an initialised torch.distributed group the statistics are those of all processes, and the mean over them of
-    losses and gradients, as DistributedDataParallel takes it, is what one process would have got from the rows of all:
-    row i of the whole batch on process i modulo their number, as many rows on each.
+    With an initialised torch.distributed group, the statistics are those of all processes, and the mean of losses and
+    gradients over processes, as DistributedDataParallel computes it, equals that of a single process with all rows: row
+    i of the whole batch belongs to process i modulo their number, with as many rows on each.
 
     Parameters
     ----------
-    n_rows : samples in one pass over the data, on all processes; weights average to one.
+    n_rows : int
+        Number of samples in one pass over the data, on all processes; sample weights average to one.
+    noise : {"diagonal", "full"}, default "diagonal"
+        Structure of the noise covariance between outputs.
+    bias_prior : {"flat", "shared"}, default "flat"
+        Prior of the bias: flat, or the same as that of the weights.
+
+    Raises
+    ------
+    InputError
+        If `n_rows` is not a whole number of 2 or more.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> X, network = torch.rand(64, 2), nn.Sequential(nn.Linear(2, 8), nn.Tanh())
+    >>> loss = BLLLoss(n_rows=len(X))
+    >>> loss(network(X), X.sum(1)).backward()
+    >>> type(loss.posterior()).__name__
+    'Posterior'
     """
 
     def __init__(self, n_rows: int, *, noise: NoiseStructure = "diagonal", bias_prior: BiasPrior = "flat") -> None:
@@ -46,12 +67,35 @@ class BLLLoss(nn.Module):
         *,
         drift: float = 1.0,
     ) -> Float[Tensor, ""]:
-        """`drift`: how fast the features move, say the learning rate over its first value: slower, longer memory."""
+        """Compute the bound for a batch; in training mode, update the running statistics first.
+
+        Parameters
+        ----------
+        phi_tilde : Tensor of shape (r, k)
+            Features, without a constant column.
+        targets : Tensor of shape (r, q) or (r,)
+            Targets.
+        sample_weight : Tensor of shape (r,), default None
+            Weights of the rows. None: 1 for each.
+        drift : float, default 1.0
+            How fast the features change, such as the learning rate over its initial value: the slower, the longer the
+            memory.
+
+        Returns
+        -------
+        Tensor of shape ()
+            The bound, with its gradient in the features.
+
+        Raises
+        ------
+        InputError
+            If shapes do not match, or if it is called in evaluation mode before the first batch.
+        """
         T = (targets[:, None] if targets.dim() == 1 else targets).to(phi_tilde)
         if phi_tilde.dim() != 2 or T.dim() != 2 or len(T) != len(phi_tilde):
             raise InputError(
                 f"features of shape {tuple(phi_tilde.shape)} and targets of shape {tuple(targets.shape)}: give (r, k) "
-                "and (r, q) or (r,), one row a sample"
+                "and (r, q) or (r,), one row per sample"
             )
         running = self._running_on(phi_tilde.device)
         running.process_group = ProcessGroup.current()
@@ -62,27 +106,52 @@ class BLLLoss(nn.Module):
             else:
                 rows = self._started().rows(phi_tilde.detach(), T, sample_weight, scale=self.n_rows / total)
             value = running.now.frozen.offset + running.process_group.world_size * rows.loss
-        # a loss whose gradient in the features is known, and whose value is the bound
+        # its value is the bound, and its gradient in the features is the one computed above
         carrier = running.process_group.world_size * (phi_tilde * rows.gradient).sum().double()
         return value + carrier - carrier.detach()
 
     def posterior(self) -> Posterior:
-        """What the running statistics say of the last layer's weights, in the units of the targets."""
+        """Return the posterior of the last layer's weights given the running statistics, in the units of the targets.
+
+        Returns
+        -------
+        Posterior
+            The posterior.
+
+        Raises
+        ------
+        InputError
+            If no batch has been seen.
+        """
         self._started()
         return self.running.posterior()
 
     def get_extra_state(self) -> dict[str, Tensor]:
+        """Return the running statistics for `state_dict`.
+
+        Returns
+        -------
+        dict of str to Tensor
+            The statistics; empty before the first batch.
+        """
         snapshot = self.running.snapshot
         return {} if snapshot is None else snapshot.tensors() | {"steps": torch.tensor(self.running.steps)}
 
     def set_extra_state(self, state: dict[str, Tensor]) -> None:
+        """Restore the running statistics from `state_dict`.
+
+        Parameters
+        ----------
+        state : dict of str to Tensor
+            What `get_extra_state` returned.
+        """
         if state:
             here = {name: value.to(self.running.count.device) for name, value in state.items()}
             self.running.snapshot = Snapshot.of(here, self.running.bias_prior)
             self.running.steps = int(state["steps"])
 
     def _running_on(self, device: torch.device) -> RunningPosterior:
-        """Statistics live where the features do."""
+        """The running posterior, moved to the device of the features if necessary."""
         if self.running.count.device != device:
             state = self.get_extra_state()
             self.running.count = self.running.count.to(device)

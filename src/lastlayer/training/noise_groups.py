@@ -1,4 +1,4 @@
-"""Statistics of targets whose noise is known in part, as a function of the noise that is learned."""
+"""Statistics of targets whose noise is partly known, as a function of the learned noise."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,36 +12,36 @@ from lastlayer.statistics import OutputStatistics, Statistics
 from lastlayer.training.data import Data
 
 MOST_LEVELS = 8
-"""Of noise, up to which the moments of each are summed up once."""
+"""Number of noise levels up to which the moments of each are computed once."""
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Targets of one output: values or functionals, each with noise of the variance `known`, plus what is learned if
-    `learned`."""
+    """Targets of one output, values or functionals, with known and, if `learned`, additional learned noise."""
 
     output: int
     Psi: Float[Tensor, "n p"]
-    """[L phi_tilde, L 1]"""
+    """Features of the targets, [L phi_tilde, L 1]."""
     t: Float[Tensor, " n"]
     weight: Float[Tensor, " n"]
     known: Float[Tensor, "*n"]
-    """Of each, or of all of them."""
+    """Known variance of each target, or one for all of them."""
     learned: bool
 
     def share(self, learned: Float[Tensor, " q"]) -> Float[Tensor, "*n"]:
-        """What a target weighs beside one whose noise is learned alone."""
+        """Weight of a target relative to one that has only learned noise."""
         own = learned[self.output]
         return own / (self.known + own if self.learned else self.known)
 
     def moments(self, share: Float[Tensor, " n"] | None = None) -> Statistics:
+        """Statistics of the targets, each weighted by `share`."""
         precision = self.weight if share is None else self.weight * share
         return replace(
             Statistics.from_functionals(self.Psi, self.t[:, None], precision), observations=self.weight.sum()
         )
 
     def by_level(self) -> "list[Targets]":
-        """Targets of equal noise apart, if there are few kinds of them."""
+        """Split into targets of equal noise, if there are few noise levels."""
         levels = self.known.unique()
         if len(levels) > MOST_LEVELS or self.known.dim() == 0:
             return [self]
@@ -53,10 +53,10 @@ class Targets:
 
 
 class StatisticsByNoise:
-    """Statistics of each output, given the variances that are learned, (q,).
+    """Statistics of each output, given the learned noise variances, (q,).
 
-    Targets of equal known noise weigh the same, so their moments are summed up once; with more than `MOST_LEVELS`
-    levels of noise, all targets are summed up each time.
+    Targets of equal known noise have the same weight, so their moments are summed once; with more than `MOST_LEVELS`
+    noise levels, all targets are summed in every call.
     """
 
     def __init__(self, targets: Sequence[Targets]) -> None:
@@ -67,13 +67,15 @@ class StatisticsByNoise:
     @classmethod
     @torch.no_grad()
     def of(cls, data: Data, linear: Callable[[Tensor], Tensor]) -> "StatisticsByNoise":
+        """Build from data and a function that computes linear features."""
         return cls(_targets(data, linear))
 
     @torch.no_grad()
     def reduced(self) -> "StatisticsByNoise":
-        """The same for features of as many dimensions as there are targets, if these are fewer.
+        """The same with at most as many features as there are targets.
 
-        The prior has no direction, so the evidence stays what it is: alpha cancels in directions that no target sees.
+        The prior is rotation invariant, so the evidence does not change: alpha cancels in directions that no target
+        depends on.
         """
         rows = torch.cat([part.Psi[:, :-1] for part in self.targets])
         if len(rows) >= rows.shape[1]:

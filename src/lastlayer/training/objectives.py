@@ -1,4 +1,4 @@
-"""What training minimises: the evidence, profiled, exact or augmented (Theorem 1), or with noise that is known."""
+"""Training objectives: the evidence, profiled, exact, augmented (Theorem 1) or with known noise; and squared error."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from lastlayer.types import BiasPrior, NoiseStructure
 INITIAL_LOG_ALPHA = 4.0
 INITIAL_LOG_SIGMA_E = -1.0
 Generators: TypeAlias = torch.Generator | Sequence[torch.Generator]
-"""Of one network, or of each in a stack."""
+"""Generator of one network, or of each network in a stack."""
 
 
 class Objective(nn.Module):
@@ -45,14 +45,15 @@ class Objective(nn.Module):
         T: Float[Tensor, "*s m q"],
         sample_weight: Float[Tensor, "*s m"] | None,
     ) -> Float[Tensor, "*s"]:
+        """NLML of linear features."""
         return self.of_features(affine_features(phi_tilde), T, sample_weight)
 
     def of_features(self, Phi: Tensor, T: Tensor, weight: Tensor | None) -> Tensor:
-        """Of affine features."""
+        """NLML of affine features."""
         raise NotImplementedError
 
     def of_data(self, linear: Callable[[Tensor], Tensor], data: Data) -> Tensor:
-        """Of a network that maps rows to linear features; some targets may be missing."""
+        """NLML of a network that maps rows to linear features; some targets may be missing."""
         if data.alike:
             return self(linear(data.X), data.T, data.weight)
         Phi = affine_features(linear(data.X)).double()
@@ -61,11 +62,11 @@ class Objective(nn.Module):
 
     @property
     def learned_noise_cov(self) -> Float[Tensor, "q q"] | None:
-        """Of one network, where it is a parameter and no closed form has it."""
+        """Noise covariance of one network, if it is a parameter; None if it follows in closed form."""
         return None
 
     def held_out_score(self, phi: Tensor, rest: Data, phi_held: Tensor, held: Data) -> Float[Tensor, ""]:
-        """What early stopping minimises: the negative LPD of held-out rows under the posterior of the others."""
+        """Score for early stopping: the negative LPD of held-out rows under the posterior given the other rows."""
         noise_cov = self.learned_noise_cov
         rows = replace(rest, X=phi.double().detach(), observations=())
         learned = None if noise_cov is None else noise_cov.diagonal()
@@ -77,14 +78,15 @@ class Objective(nn.Module):
 
 
 class Profiled(Objective):
-    """Weights and noise at their optimum at every step; only alpha is left to learn."""
+    """Weights and noise at their optimum at every step; only alpha is learned."""
 
     def of_features(self, Phi: Tensor, T: Tensor, weight: Tensor | None) -> Tensor:
+        """NLML of affine features."""
         return profiled_nlml(Phi, T, self.log_alpha, noise=self.noise, bias_prior=self.bias_prior, sample_weight=weight)
 
 
 class KnownNoise(Objective):
-    """Weights at their optimum; the noise that is learned, beside what is known of it, is a parameter."""
+    """Weights at their optimum; the learned noise, in addition to the known noise, is a parameter."""
 
     def __init__(self, n_outputs: int, *, bias_prior: BiasPrior, shape: tuple[int, ...] = ()) -> None:
         super().__init__(bias_prior=bias_prior, shape=shape)
@@ -92,9 +94,11 @@ class KnownNoise(Objective):
 
     @property
     def learned_noise_cov(self) -> Float[Tensor, "q q"]:
+        """Covariance of the learned noise."""
         return torch.diag(torch.exp(2 * self.log_sigma_e.detach()))
 
     def of_data(self, linear: Callable[[Tensor], Tensor], data: Data) -> Tensor:
+        """NLML of a network on rows whose noise may be known, and on observed functionals."""
         learned = torch.exp(2 * self.log_sigma_e)
         Phi, precision = affine_features(linear(data.X)).double(), data.precision(learned)
         statistics: Statistics = OutputStatistics.from_rows(Phi, data.T, precision, sample_weight=data.weight)
@@ -105,7 +109,7 @@ class KnownNoise(Objective):
 
 
 class CoupledNoise(Objective):
-    """Targets partly missing, noise correlated between the outputs: its root is a parameter."""
+    """Partly missing targets with noise correlated between outputs; the root of its covariance is a parameter."""
 
     def __init__(self, n_outputs: int, *, bias_prior: BiasPrior, shape: tuple[int, ...] = ()) -> None:
         super().__init__(bias_prior=bias_prior, noise="full", shape=shape)
@@ -113,20 +117,22 @@ class CoupledNoise(Objective):
         self.log_root = nn.Parameter(start.expand(*shape, -1, -1).clone())
 
     def of_data(self, linear: Callable[[Tensor], Tensor], data: Data) -> Tensor:
+        """NLML of a network on rows with partly missing targets."""
         if data.present is None:
-            raise InputError("CoupledNoise is for targets that are partly missing: take Profiled for others")
+            raise InputError("CoupledNoise is for targets that are partly missing: use Profiled for others")
         Phi = affine_features(linear(data.X)).double()
         statistics = PatternStatistics.from_rows(Phi, data.T, data.present, sample_weight=data.weight)
         return CoupledEquations.of(statistics, self.bias_prior).at(self.log_alpha, root_of(self.log_root)).nlml()
 
     @property
     def learned_noise_cov(self) -> Float[Tensor, "q q"]:
+        """Covariance of the learned noise."""
         L = root_of(self.log_root.detach())
         return L @ L.mT
 
 
 def root_of(log_root: Float[Tensor, "*b q q"]) -> Float[Tensor, "*b q q"]:
-    """L with the logarithm of its diagonal in place of the diagonal."""
+    """Lower triangular root L from a matrix that holds the logarithms of its diagonal."""
     return log_root.tril(-1) + torch.diag_embed(log_root.diagonal(dim1=-2, dim2=-1).exp())
 
 
@@ -140,6 +146,7 @@ class Exact(Objective):
         self.W = W
 
     def of_features(self, Phi: Tensor, T: Tensor, weight: Tensor | None) -> Tensor:
+        """NLML of affine features."""
         log_alpha, log_sigma_e = self.log_alpha, self.log_sigma_e
         return nlml(Phi, T, log_alpha, log_sigma_e, W=self.W, bias_prior=self.bias_prior, sample_weight=weight)
 
@@ -154,7 +161,7 @@ class Augmented(Exact):
 
 
 class MeanSquaredError(Objective):
-    """No evidence at all: a plain output layer on the squared error, as networks are commonly trained."""
+    """Squared error of a plain output layer, without evidence, as networks are commonly trained."""
 
     def __init__(
         self,
@@ -171,15 +178,17 @@ class MeanSquaredError(Objective):
         self.W = W
 
     def of_features(self, Phi: Tensor, T: Tensor, weight: Tensor | None) -> Tensor:
+        """Weighted mean squared error."""
         error = (T - Phi.to(self.W.dtype) @ self.W).square().mean(-1)
         return error.mean(-1) if weight is None else (weight * error).sum(-1) / weight.sum(-1)
 
     def held_out_score(self, phi: Tensor, rest: Data, phi_held: Tensor, held: Data) -> Float[Tensor, ""]:
+        """Score for early stopping: the mean squared error on held-out rows."""
         return self(phi_held, held.T, held.weight)
 
 
 def output_layer(n_features: int, n_outputs: int, generator: Generators | None) -> nn.Parameter:
-    """Initial weights of a last layer that is trained, with a bias of zero in the last row; a stack of several."""
+    """Initial weights of a trained last layer, with a zero bias in the last row; stacked for several generators."""
     if isinstance(generator, Sequence):
         return nn.Parameter(torch.stack([output_layer(n_features, n_outputs, g).detach() for g in generator]))
     W = torch.zeros(n_features + 1, n_outputs, dtype=torch.float64)
@@ -196,7 +205,7 @@ def make_objective(
     bias_prior: BiasPrior,
     generator: torch.Generator | None = None,
 ) -> Objective:
-    """The objective of that name."""
+    """Create an objective by name."""
     makers: dict[str, Callable[[], Objective]] = {
         "profiled": lambda: Profiled(bias_prior=bias_prior, noise=noise),
         "exact": lambda: Exact(n_outputs, bias_prior=bias_prior),

@@ -1,4 +1,4 @@
-"""What the engine trains: networks on all rows at every step, whole or in chunks, or on mini-batches."""
+"""Problems for the training engine: networks on all rows at every step, whole or in chunks, or on mini-batches."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -22,14 +22,14 @@ from lastlayer.training.objectives import Objective, Profiled
 from lastlayer.training.running_posterior import RunningPosterior
 
 STACK_CHECK, BATCH_CHECK = 25, 100
-"""Steps between two looks at the numbers of a stack, and of mini-batches."""
+"""Steps between two checks for finite values, for stacks and for mini-batches."""
 
 
 class FullBatch(Problem):
-    """One network, or a stack of them, by an objective of all rows.
+    """One network, or a stack, trained by an objective of all rows.
 
-    `prior_precision` is that of the hidden weights: -log p / m is added to the loss. `chunk_size` rows are in memory at
-    a time, with the same gradient; with several processes, `data` are the rows of this one.
+    `prior_precision` is that of the hidden weights: -log p / m is added to the loss. With `chunk_size`, that many rows
+    are in memory at a time, with the same gradient. With several processes, `data` are the rows of this one.
     """
 
     def __init__(
@@ -51,11 +51,12 @@ class FullBatch(Problem):
         precision = torch.as_tensor(prior_precision, dtype=torch.float64, device=data.T.device)
         self.prior_share = precision / process_group.sum_(count.double())
         self.with_prior = bool((precision > 0).any()) and any(True for _ in network.parameters())
-        # for a table every weight serves every row about three times; other inputs may reuse weights
+        # on a table each weight is used about three times per row; other inputs may reuse weights
         work = 3 * len(data.X) * sum(p.numel() for p in self.parameters)
         self.multiplications = work if data.X.dim() == 2 else SMALL_STEP
 
     def gradient(self, batch: Any, speed: float) -> Float[Tensor, "*s"]:
+        """Add the gradient of NLML and penalty to the parameters, and return the NLML."""
         if self.chunk_size is not None:
             nlml = chunked_nlml(
                 self.network, self.objective, self.data, self.chunk_size, process_group=self.process_group
@@ -68,6 +69,7 @@ class FullBatch(Problem):
         return nlml
 
     def evaluate(self) -> Float[Tensor, "*s"]:
+        """NLML in the present state."""
         if self.chunk_size is None:
             return self.objective.of_data(self.network, self.data)
         return chunked_nlml(
@@ -76,18 +78,20 @@ class FullBatch(Problem):
 
     @property
     def log_alpha(self) -> Tensor:
+        """Present log alpha."""
         return self.objective.log_alpha
 
     def penalty(self) -> Float[Tensor, "*s"]:
+        """Negative log prior of the hidden weights, per sample."""
         if not self.with_prior:
             return super().penalty()
         return self.prior_share * neg_log_hidden_prior(self.network)
 
 
 class SampledRows(FullBatch):
-    """The same on mini-batches, each of which stands for all rows, with a last layer of its own.
+    """Full-batch objectives on mini-batches, each with its own last layer, as if its rows stood for all.
 
-    For data whose last layers cannot be averaged over steps: targets partly missing, noise partly known, functionals.
+    For data whose last layers cannot be averaged over steps: partly missing targets, partly known noise, functionals.
     """
 
     def __init__(
@@ -98,23 +102,25 @@ class SampledRows(FullBatch):
         self.n_steps = -(-self.n_rows // batch_size)
 
     def steps(self, epoch: int, first: int) -> Iterator[Tensor]:
-        """Rows in another order in every epoch, in batches of nearly the same size."""
+        """Yield batches of nearly equal size, in a new order in every epoch."""
         generator = torch.Generator().manual_seed((self.seed + 1_000_003 * epoch) % 2**63)
         order = torch.randperm(self.n_rows, generator=generator).to(self.data.X.device)
         yield from order.tensor_split(self.n_steps)[first:]
 
     def gradient(self, batch: Any, speed: float) -> Float[Tensor, "*s"]:
+        """Add the gradient on a batch to the parameters, and return its NLML."""
         nlml = self.objective.of_data(self.network, self.data.sampled(batch))
         (nlml + self.penalty() if self.with_prior else nlml).sum().backward()
         return nlml
 
 
 class MiniBatches(Problem):
-    """One network, or a stack of them, by the bound of a running posterior, in which no step waits for the device.
+    """One network, or a stack, trained by the bound of a running posterior; no step waits for the device.
 
-    Rows come standardised, in the type and on the device of the network. The running posterior ends as the average of
-    the last batches. `refresh`: steps from one pass over all rows, in which it restarts from exact statistics, to the
-    next, counted from the beginning of an epoch, where there always is one; None: it knows mini-batches alone.
+    Rows are standardised, in the type and on the device of the network. The running posterior ends as the average of
+    the last batches. `refresh` is the number of steps between passes over all rows that restart it from exact
+    statistics, counted from the beginning of an epoch, where there always is one; with None, it is computed from
+    mini-batches only.
     """
 
     check_every = BATCH_CHECK
@@ -139,10 +145,14 @@ class MiniBatches(Problem):
         self.prior = torch.as_tensor(prior_precision, dtype=torch.float64, device=running.count.device) / running.count
         self.with_prior = bool((self.prior > 0).any())
         work = 3 * batch_size * sum(p.numel() for p in self.parameters)
-        self.multiplications = work if is_table else SMALL_STEP  # other inputs may use a weight many times
+        self.multiplications = work if is_table else SMALL_STEP  # other inputs may reuse weights
 
     def steps(self, epoch: int, first: int) -> Iterator[Batch]:
-        """A refresh is a pass of its own, and a source gives one at a time: it is asked again after each."""
+        """Yield batches, with refreshes in between.
+
+        A refresh is a separate pass, and a source supports one pass at a time, so batches are requested again after
+        each.
+        """
         seed = (self.seed + 1_000_003 * epoch) % 2**63
         while True:
             done, left = 0, sys.maxsize
@@ -159,6 +169,7 @@ class MiniBatches(Problem):
                 return
 
     def gradient(self, batch: Any, speed: float) -> Float[Tensor, "*s"]:
+        """Add the gradient of the bound on a batch to the parameters, and return the bound."""
         phi = self.network(batch.X)
         with torch.no_grad():
             rows = self.running.step(phi.detach(), batch.T, batch.weight, total=batch.total, drift=speed)
@@ -170,15 +181,16 @@ class MiniBatches(Problem):
         return self.running.now.frozen.offset / self.process_group.world_size + rows.loss
 
     def evaluate(self) -> Float[Tensor, "*s"]:
-        """Mini-batches are judged by their parameters alone."""
+        """Return zeros: mini-batch training is checked by its parameters only."""
         return torch.zeros_like(self.running.count)
 
     @property
     def log_alpha(self) -> Tensor:
+        """Present log alpha of the running posterior."""
         return self.running.now.log_alpha
 
     def _statistics(self) -> Statistics:
-        """Of all rows, at the present features."""
+        """Statistics of all rows, with the present features."""
         self.network.eval()
         parts = (Data(batch.X, batch.T, batch.weight) for batch in self._batches(None, 0))
         total = streamed_statistics(self.network, parts, process_group=self.process_group)
@@ -198,10 +210,10 @@ def chunked_nlml(
     process_group: ProcessGroup = ONE,
     backward: bool = True,
 ) -> Float[Tensor, ""]:
-    """The profiled NLML; with `backward`, its gradient is added to the parameters of network and objective.
+    """Profiled NLML; with `backward`, its gradient is added to the parameters of network and objective.
 
-    The first pass sums up statistics, the second sends the gradient of each sample back with the last layer frozen at
-    them. Equal to one evaluation on all rows, of all processes, as long as a row's features depend on that row alone.
+    The first pass sums statistics; the second backpropagates the gradient of each sample with the last layer fixed at
+    them. It equals one evaluation on all rows, of all processes, if a row's features depend on that row alone.
     """
     if not isinstance(objective, Profiled):
         name = type(objective).__name__.lower()
@@ -221,12 +233,12 @@ def chunked_nlml(
 
 
 def streamed_statistics(network: nn.Module, parts: Iterable[Data], *, process_group: ProcessGroup = ONE) -> Statistics:
-    """Exact statistics of the network's features, one part in memory at a time; of the rows of all processes."""
+    """Exact statistics of the network's features over the rows of all processes, with one part in memory at a time."""
     total: Statistics | None = None
     with torch.no_grad():
         for part in parts:
             more = Statistics.from_linear_features(network(part.X), part.T, sample_weight=part.weight)
             total = more if total is None else total + more
     if total is None:
-        raise InputError("there are no rows to pass over: the source of data gave no batch")
+        raise InputError("there are no rows: the source of data yielded no batch")
     return process_group.reduce(total)

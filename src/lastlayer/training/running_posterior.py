@@ -1,4 +1,4 @@
-"""The last layer of mini-batch training: statistics as a running average, everything else from them in closed form."""
+"""The last layer of mini-batch training: running averages of the statistics, and everything else in closed form."""
 
 import math
 from dataclasses import dataclass, fields, replace
@@ -16,44 +16,44 @@ from lastlayer.training.objectives import INITIAL_LOG_ALPHA
 from lastlayer.types import BiasPrior, NoiseStructure
 
 MOST_SHARE = 0.7
-"""Of a new batch in the running average."""
+"""Largest weight of a new batch in the running average."""
 REFRESH_ROUNDS = 10
-"""Of MacKay's fixed point for alpha, once the statistics of all rows are there."""
+"""Iterations of MacKay's fixed point for alpha after a refresh with the statistics of all rows."""
 
 Kept = TypeVar("Kept", FrozenLayer, Statistics)
 
 
 @dataclass(frozen=True)
 class UpdateSchedule:
-    """What a step spends on the last layer. Features move fast: a short memory beats a long one."""
+    """Cost of the last layer per step, and its memory, which is short because features change fast."""
 
     rows: int = 16
-    """Rows per feature whose products are taken in a step: k^2 numbers per row are what statistics cost."""
+    """Rows per feature that enter the statistics in a step: their cost is k^2 per row."""
     at_least: int = 1_024
-    """Rows that are always taken if the batch has them."""
+    """Minimum number of rows to use, if the batch has them."""
     memory: int = 15
-    """Rows per feature that the running average reaches back to, or the weights would follow single batches."""
+    """Rows per feature that the running average covers; with fewer, the weights would follow single batches."""
     logdet_share: int = 16
-    """One row in so many bears the term of the log-determinant, but not fewer than there are features."""
+    """One row in this many enters the log-determinant term, but at least as many rows as there are features."""
     every: int = 8
-    """Steps from one Lambda_0 and alpha to the next; W and noise are new in each."""
+    """Steps between updates of Lambda_0 and alpha; W and noise are updated in every step."""
     settle: int = 16
-    """First steps, in which all is new every time."""
+    """Number of initial steps in which everything is updated."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The last layer after some step."""
+    """The last layer after a step."""
 
     statistics: Statistics
     """Running average, with the total weight of all rows."""
     frozen: FrozenLayer
     log_alpha: Float[Tensor, "*b"]
     effective_rows: float
-    """Rows that the running average is worth: one over the sum of squares of their shares."""
+    """Effective number of rows of the running average: one over the sum of their squared shares."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that a file needs of it."""
+        """Tensors to save."""
         tensors = {f"statistics.{name}": v for name, v in tensors_of(self.statistics).items()}
         tensors |= {f"frozen.{name}": v for name, v in tensors_of(self.frozen).items()}
         effective_rows = torch.tensor(self.effective_rows, dtype=torch.float64)
@@ -61,7 +61,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, tensors: dict[str, Tensor], bias_prior: BiasPrior) -> "Snapshot":
-        """Back from a file; other entries are left alone."""
+        """Restore from saved tensors; other entries are ignored."""
 
         def under(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): v for name, v in tensors.items() if name.startswith(prefix)}
@@ -73,15 +73,15 @@ class Snapshot:
 
 @dataclass
 class RunningPosterior:
-    """The last layer while networks train; leading dimensions are networks of a stack.
+    """The last layer while networks are trained; leading dimensions index networks of a stack.
 
-    Nothing here waits for the device: numbers are looked at by whoever asks for them.
+    Nothing here waits for the device.
     """
 
     count: Float[Tensor, "*b"]
-    """Total weight of all rows, of each network."""
+    """Total weight of all rows, per network."""
     n_rows: int
-    """Rows in a pass, on all processes."""
+    """Rows per pass, on all processes."""
     noise: NoiseStructure = "diagonal"
     bias_prior: BiasPrior = "flat"
     schedule: UpdateSchedule = UpdateSchedule()
@@ -92,6 +92,7 @@ class RunningPosterior:
 
     @property
     def now(self) -> Snapshot:
+        """Present state; only after the first step."""
         assert self.snapshot is not None, "asked before the first step"
         return self.snapshot
 
@@ -104,10 +105,11 @@ class RunningPosterior:
         total: int | None = None,
         drift: float = 1.0,
     ) -> BoundTerms:
-        """Take in a batch, and return its loss and gradient in the features.
+        """Add a batch to the statistics, and return its loss and gradient in the features.
 
-        `total`: its rows on all processes. `drift`: how fast features move, over their speed at first; the slower, the
-        longer the memory (the weights lag by drift / share and jitter by share: the best share goes with the root).
+        `total` is its number of rows on all processes. `drift` is the speed at which features change, relative to the
+        beginning; the slower, the longer the memory (the weights lag by drift / share and fluctuate by share, so the
+        best share is proportional to the root of the drift).
         """
         r, k = phi_tilde.shape[-2:]
         total = r if total is None else total
@@ -131,7 +133,7 @@ class RunningPosterior:
         )
 
     def absorb(self, part: Statistics, used: int, *, drift: float = 1.0) -> FrozenLayer:
-        """Take in the statistics of `used` rows of a batch, and return the layer that follows."""
+        """Add the statistics of `used` rows of a batch, and return the resulting layer."""
         share = min(2 / (1 + self.schedule.memory * part.n_linear / used), MOST_SHARE) * drift**0.5
         if self.snapshot is not None:  # a row of the batch counts no less than an old one
             share = max(share, used / (used + self.snapshot.effective_rows))
@@ -140,7 +142,7 @@ class RunningPosterior:
         return self.snapshot.frozen
 
     def refresh(self, statistics: Statistics) -> None:
-        """Begin anew from the statistics of all rows at the present features: there the bound touches the evidence."""
+        """Restart from the statistics of all rows with the present features, where the bound equals the evidence."""
         old = self.snapshot
         log_alpha = torch.full_like(self.count, INITIAL_LOG_ALPHA) if old is None else old.log_alpha
         frozen = self._frozen(statistics, log_alpha, None, float(self.n_rows))
@@ -154,26 +156,26 @@ class RunningPosterior:
         self.snapshot = Snapshot(statistics, frozen, log_alpha, float(self.n_rows))
 
     def posterior(self) -> Posterior:
-        """What the running average says of the weights, of a single network."""
+        """Posterior of the weights given the running average, for a single network."""
         now = self.now
         return Posterior(
             now.statistics, float(now.log_alpha), noise=self.noise, bias_prior=self.bias_prior, rtol=math.inf
         )
 
     def gap(self, statistics: Statistics) -> Float[Tensor, "*b"]:
-        """How far the present bound lies above the evidence of these statistics, per sample, at the same alpha."""
+        """Difference per sample between the present bound and the evidence of these statistics, at the same alpha."""
         exact = self._frozen(statistics, self.now.log_alpha, None, float(self.n_rows))
         return self.now.frozen.bound(statistics) - exact.bound(statistics)
 
     def _after(self, part: Statistics, share: float, used: int) -> Snapshot:
-        """The layer once the statistics of a batch have come in with that share of the whole."""
+        """The last layer after adding the statistics of a batch with the given share."""
         if self.snapshot is None:
             log_alpha = torch.full_like(self.count, INITIAL_LOG_ALPHA)
             return Snapshot(part, self._frozen(part, log_alpha, None, float(used)), log_alpha, float(used))
         old, log_alpha = self.snapshot.frozen, self.snapshot.log_alpha
         both = self.snapshot.statistics.weighing((1 - share) * self.count) + part.weighing(share * self.count)
         effective_rows = 1 / ((1 - share) ** 2 / self.snapshot.effective_rows + share**2 / used)
-        # a network that failed and went back to an older state starts with this batch alone
+        # a network that failed and returned to an older state restarts with this batch alone
         statistics = _where(_finite(both.scatter), both, part)
         due = self.steps < self.schedule.settle or self.steps % self.schedule.every == 0
         new = self._frozen(statistics, log_alpha, None if due else old, effective_rows)
@@ -197,28 +199,28 @@ class RunningPosterior:
 
 
 def tensors_of(value: FrozenLayer | Statistics) -> dict[str, Tensor]:
-    """The fields that are tensors."""
+    """Fields that are tensors, by name."""
     return {f.name: v for f in fields(value) if isinstance(v := getattr(value, f.name), Tensor)}
 
 
 def _moved(log_alpha: Float[Tensor, "*b"], frozen: FrozenLayer) -> Float[Tensor, "*b"]:
-    """Towards the fixed point, one unit at most."""
+    """log alpha moved towards the fixed point, by at most one unit."""
     change = (frozen.fixed_point - log_alpha).clamp(-1.0, 1.0)
     return log_alpha + torch.where(torch.isfinite(change), change, 0.0)
 
 
 def _sound(frozen: FrozenLayer) -> Bool[Tensor, "*b"]:
-    """Which networks have a layer that can be used."""
+    """Mask of networks with a usable layer."""
     return _finite(frozen.weights) & _finite(frozen.noise_precision)
 
 
 def _finite(matrix: Float[Tensor, "*b c d"]) -> Bool[Tensor, "*b"]:
-    """Which networks have a finite one."""
+    """Mask of networks with a finite matrix."""
     return torch.isfinite(matrix.sum((-2, -1)))
 
 
 def _where(fine: Bool[Tensor, "*b"], new: Kept, old: Kept) -> Kept:
-    """Network by network the new or the old one."""
+    """Network by network, the new value where `fine`, otherwise the old one."""
     was, chosen = tensors_of(old), tensors_of(new)
     for name, v in chosen.items():
         at = fine.reshape(*fine.shape, *[1] * (v.dim() - fine.dim())) if v.dim() else fine

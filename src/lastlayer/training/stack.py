@@ -1,8 +1,7 @@
-"""A stack of built-in networks by the profiled evidence: `FullBatch` and `MiniBatches` with the passes written out.
+"""A stack of built-in networks by the profiled evidence: `FullBatch` and `MiniBatches` with explicit passes.
 
-Small networks cost less than the memory that a step of them asks for and gives back, so the forward and the backward
-pass write into buffers made once. Networks compute in their own type; moments, and all that follows from them, are
-float64.
+For small networks, allocating memory costs more than computing, so the forward and backward passes write into buffers
+allocated once. Networks compute in their own type; moments, and everything derived from them, are float64.
 """
 
 from collections.abc import Callable
@@ -23,13 +22,13 @@ from lastlayer.training.problems import STACK_CHECK, MiniBatches
 
 
 class StackPass:
-    """Moments of features, and the way back from their gradient, for a stack of MLPs with or without `InputSkip`.
+    """Moments of features, and backpropagation of their gradient, for a stack of MLPs with or without `InputSkip`.
 
     A row has the columns [features - centre, inputs passed on, targets, 1], times the root of its weight.
     """
 
     def __init__(self, network: nn.Module, n_rows: int, n_outputs: int) -> None:
-        """`n_rows` at most at a time."""
+        """Allocate buffers for at most `n_rows` rows at a time."""
         stack = inner_network(network)
         assert isinstance(stack, StackedMLP)
         self.stack, self.skips, self.n_outputs = stack, isinstance(network, InputSkip), n_outputs
@@ -48,14 +47,14 @@ class StackPass:
         self.moments = buffer(columns, columns, like=torch.float64)
         self.products = buffer(self.width, columns, like=torch.float64)
         self.centre = buffer(columns - 1)
-        """Near the means of the features, which is taken off before they are multiplied; zero in the other columns."""
+        """Approximate means of the features, subtracted before products are taken; zero in the other columns."""
         self.gradients = [torch.zeros_like(p) for p in (*stack.weights, *stack.biases)]
-        """In the order of the stack's parameters."""
+        """Gradients in the order of the stack's parameters."""
         tanh = isinstance(stack.activation, nn.Tanh)
         self.activations = [Tanh() if tanh else Elementwise(stack.activation) for _ in widths]
 
     def load(self, X: Float[Tensor, "*s r d"], T: Float[Tensor, "*s r q"], weight: Tensor | None) -> None:
-        """Rows of the whole stack, or of each network its own."""
+        """Set the rows: shared by all networks of the stack, or separate for each."""
         h, r = self.width, X.shape[-2]
         inputs = X.to(self.rows.dtype) if self.encoding is None else self.encoding(X.to(self.rows.dtype))
         self.n_rows, self.inputs = r, inputs.expand(len(self.rows), r, inputs.shape[-1])
@@ -68,7 +67,7 @@ class StackPass:
         torch.bmm(exact.mT, exact, out=self.moments[:, h:, h:])
 
     def statistics(self) -> Statistics:
-        """The forward pass; what is returned lives until the next one."""
+        """Run the forward pass and return the statistics, which are valid until the next one."""
         a, h, r = self.inputs, self.width, self.n_rows
         for W, b, out, act in zip(self.stack.weights, self.stack.biases, self.layers, self.activations, strict=True):
             a = act.forward(torch.baddbmm(b, a, W, out=out[:, :r]))
@@ -86,7 +85,7 @@ class StackPass:
         return Statistics(count.clone(), self.centre.double() + rest, scatter, energy, self.n_outputs)
 
     def backward(self, frozen: FrozenLayer, scale: float = 1.0) -> None:
-        """The gradient of the rows of the last forward pass, each of which stands for `scale` of them."""
+        """Compute the gradient for the rows of the last forward pass, each of which stands for `scale` rows."""
         r, n = self.n_rows, len(self.layers)
         slopes = frozen.gradient_map(self.centre.double(), self.width, scale).to(self.rows.dtype)
         g = torch.bmm(self.rows[:, :r], slopes, out=self.slopes[-1][:, :r])
@@ -101,14 +100,14 @@ class StackPass:
                 g = torch.bmm(g, self.stack.weights[i].mT, out=self.slopes[i - 1][:, :r])
 
     def follow(self, statistics: Statistics) -> None:
-        """Bring the centre to the present mean of the features."""
+        """Set the centre to the present mean of the features."""
         self.centre[:, : self.width] = statistics.mean[:, : self.width]
 
 
 class StackedNetworks(Problem):
-    """MLPs of one shape, each on rows of its own: X (s, m, d), T (s, m, q), weights (s, m), zero for padding.
+    """MLPs of one shape, each with its own rows: X (s, m, d), T (s, m, q), weights (s, m), zero for padding.
 
-    `prior_precision` (s,) is that of the hidden weights. A GPU replays a step as one graph.
+    `prior_precision`, (s,), is that of the hidden weights. On a GPU, a step is replayed as one graph.
     """
 
     check_every = STACK_CHECK
@@ -129,6 +128,7 @@ class StackedNetworks(Problem):
         self.step = Replayed(self._step, data.X.device)
 
     def gradient(self, batch: Any, speed: float) -> Float[Tensor, " s"]:
+        """Compute the gradient of NLML and penalty, and return the NLML."""
         nlml = self.step()
         for p, gradient in zip(self.parameters, self.gradients, strict=True):
             p.grad = gradient
@@ -150,28 +150,32 @@ class StackedNetworks(Problem):
 
     @torch.no_grad()
     def evaluate(self) -> Float[Tensor, " s"]:
+        """NLML in the present state."""
         statistics, frozen = self._last_layers()
         return frozen.bound(statistics)
 
     def penalty(self) -> Float[Tensor, " s"]:
+        """Negative log prior of the hidden weights, per sample."""
         return self.prior_share * neg_log_hidden_prior(self.network)
 
     @property
     def log_alpha(self) -> Tensor:
+        """Present log alpha of each network."""
         return self.objective.log_alpha
 
     def _last_layers(self) -> tuple[Statistics, FrozenLayer]:
-        """At their optimum for the present features."""
+        """Statistics and last layers at their optimum for the present features."""
         statistics, o = self.rows.statistics(), self.objective
         return statistics, FrozenLayer.of(statistics, o.log_alpha.detach(), noise=o.noise, bias_prior=o.bias_prior)
 
 
 class StackedBatches(MiniBatches):
-    """The same networks on mini-batches that all of them share, with weights (s, m) for which rows are whose."""
+    """A stack on mini-batches shared by all networks; weights (s, m) assign rows to networks."""
 
     rows: StackPass | None = None
 
     def gradient(self, batch: Any, speed: float) -> Float[Tensor, " s"]:
+        """Compute the gradient of the bound on a batch, and return the bound."""
         if self.rows is None:
             self.rows = StackPass(self.network, self.batch_size, batch.T.shape[-1])
         with torch.no_grad():
@@ -189,8 +193,10 @@ class StackedBatches(MiniBatches):
 
 
 class Replayed:
-    """A function without arguments that works in memory of its own: on a GPU its kernels are recorded once, and then
-    started together. They are so small that starting them one by one would take longer than they do."""
+    """A function without arguments that works in its own memory, replayed as a CUDA graph on a GPU.
+
+    Its kernels are so small that launching them one by one would take longer than running them.
+    """
 
     def __init__(self, function: Callable[[], Tensor], device: torch.device) -> None:
         self.function, self.on_gpu = function, device.type == "cuda"
@@ -207,7 +213,7 @@ class Replayed:
     def _recorded(self) -> torch.cuda.CUDAGraph:
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # what libraries set up on first use cannot be recorded
+        with torch.cuda.stream(aside):  # libraries are initialised at first use, which cannot be recorded
             for _ in range(3):
                 self.function()
         torch.cuda.current_stream().wait_stream(aside)
@@ -218,18 +224,20 @@ class Replayed:
 
 
 class Tanh:
-    """In place."""
+    """Tanh, in place."""
 
     out: Tensor
 
     def forward(self, z: Tensor) -> Tensor:
-        if z.dtype == torch.float32 and z.device.type == "cpu":  # as exact as training needs, in a third of the time
+        """Apply the activation."""
+        if z.dtype == torch.float32 and z.device.type == "cpu":  # accurate enough for training, in a third of the time
             self.out = z.mul_(2).sigmoid_().mul_(2).sub_(1)
         else:
             self.out = z.tanh_()
         return self.out
 
     def backward(self, g: Tensor) -> Tensor:
+        """Backpropagate a gradient."""
         return torch.ops.aten.tanh_backward.grad_input(g, self.out, grad_input=g)
 
 
@@ -242,6 +250,7 @@ class Elementwise:
         self.activation = activation
 
     def forward(self, z: Tensor) -> Tensor:
+        """Apply the activation."""
         with torch.enable_grad():
             self.z = z.detach().requires_grad_()
             self.graph = self.activation(self.z)
@@ -249,4 +258,5 @@ class Elementwise:
         return self.out
 
     def backward(self, g: Tensor) -> Tensor:
+        """Backpropagate a gradient."""
         return torch.autograd.grad(self.graph, self.z, g)[0]

@@ -1,17 +1,17 @@
 """Fitted models in BoTorch, and a model made for Bayesian optimisation. It needs `pip install lastlayer[botorch]`.
 
-model = SingleTaskBLL(train_X, train_Y)                  # in place of SingleTaskGP: BoTorch's tutorials, Ax
+model = SingleTaskBLL(train_X, train_Y)                  # replaces SingleTaskGP in BoTorch's tutorials and in Ax
 model = fit_model(X, Y)                                  # the same, fitted at once
 model = BLLModel(regressor)                              # any fitted BLLRegressor
 acquisition = qLogExpectedImprovement(model, best_f=Y.max())
-drawn = model.draw(16, seed=0)                           # functions of the posterior, for Thompson sampling
+drawn = model.draw(16, seed=0)                           # functions drawn from the posterior, for Thompson sampling
 """
 
 import warnings
 
 from lastlayer.errors import need
 
-with warnings.catch_warnings():  # linear_operator uses what torch is about to give up
+with warnings.catch_warnings():  # linear_operator uses deprecated parts of torch
     warnings.simplefilter("ignore", DeprecationWarning)
     need("botorch", extra="botorch")
 

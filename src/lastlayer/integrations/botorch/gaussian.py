@@ -1,9 +1,9 @@
-"""A fitted model as Gaussians that are linear in unknown coefficients, as torch: differentiable, batched, conditioned.
+"""A fitted model as Gaussians that are linear in random coefficients, in torch: differentiable, batched, conditioned.
 
     f(x) = mean(x) + sum_o V_o h(x) e_o,        e_o ~ N(M_o, R_o R_o')
 
 h(x) are a member's stretched rows (`Predictor.stretched`). Before any new observation M = 0 and R = I, which are not
-written down. V makes the outputs independent of each other, noise included, so that each is conditioned alone; without
+stored. V makes the outputs independent of each other, noise included, so that each is conditioned separately; without
 calibration all have the same R, and the covariance is a Kronecker product. New observations of rows H = h(X), noise N,
 in closed form:
 
@@ -27,43 +27,69 @@ from lastlayer.ops import TorchOps
 from lastlayer.predictor.fitted import Fitted
 
 JITTER = 1e-10
-"""Added to every covariance, as a share of its mean variance: a low rank has no Cholesky factor."""
+"""Added to the diagonal of every covariance, relative to its mean variance, because low-rank matrices have no Cholesky
+factor."""
 
 Own = TypeVar("Own", bound="LinearGaussian")
 
 
 @dataclass(frozen=True)
 class LinearRows:
-    """What the coefficients meet at n rows: points, or points times outputs."""
+    """Mean, coefficients' design matrix and noise at n rows: points, or points times outputs.
+
+    Parameters
+    ----------
+    mean : Tensor of shape (..., q, o)
+        Mean before any new observation.
+    H : Tensor of shape (..., n, r)
+        Rows that multiply the coefficients.
+    noise : Tensor of shape (..., s, n, n)
+        Noise covariance between rows, in each of the s coordinates of V, or once if all are alike.
+    point_noise : Tensor of shape (..., q, o, o)
+        Noise covariance between the outputs at each point.
+    """
 
     mean: Float[Tensor, "*b q o"]
     H: Float[Tensor, "*b n r"]
     noise: Float[Tensor, "*b s n n"]
-    """Covariance of the noise between rows, in each of the s coordinates of V, or once if all are alike."""
     point_noise: Float[Tensor, "*b q o o"]
-    """Of the outputs at each point."""
 
 
 @dataclass(frozen=True)
 class JointMoments:
-    """The joint Gaussian of q points and o outputs, point by point: the first o numbers are of the first point."""
+    """Joint Gaussian of q points and o outputs, ordered by point: the first o entries belong to the first point.
+
+    Parameters
+    ----------
+    mean : Tensor of shape (..., q, o)
+        Mean.
+    cov : LinearOperator of shape (..., q o, q o)
+        Covariance without noise.
+    noise : Tensor of shape (..., q, o, o)
+        Noise covariance at each point, not included in `cov`.
+    """
 
     mean: Float[Tensor, "*b q o"]
     cov: LinearOperator
     noise: Float[Tensor, "*b q o o"]
-    """Of the noise at each point, not part of `cov`."""
 
 
 class LinearGaussian(nn.Module):
-    """A Gaussian over functions; `condition` gives the one after new observations, and never changes this one."""
+    """A Gaussian distribution over functions; `condition` returns the one after new observations.
+
+    Parameters
+    ----------
+    fitted : Fitted
+        A fitted model.
+    """
 
     M: Float[Tensor, "*b s r"] | None
     R: Float[Tensor, "*b s r r"] | None
-    """None, and M too: no new observation yet."""
+    """None, like M, before any new observation."""
     n_coefficients: int
     V: Float[Tensor, "o s"]
     kept: list[int]
-    """Which of the model's outputs it is of."""
+    """Indices of the model's outputs that are kept."""
 
     def __init__(self, fitted: Fitted) -> None:
         super().__init__()
@@ -73,18 +99,53 @@ class LinearGaussian(nn.Module):
         self.register_buffer("R", None)
 
     def rows(self, X: Float[Tensor, "*b q d"]) -> LinearRows:
-        """Before any new observation."""
+        """Return mean, design matrix and noise at some points, before any new observation.
+
+        Parameters
+        ----------
+        X : Tensor of shape (..., q, d)
+            Points.
+
+        Returns
+        -------
+        LinearRows
+            The linear model at the points.
+        """
         raise NotImplementedError
 
     def outputs(self: Own, kept: list[int]) -> Own:
-        """Of some outputs alone."""
+        """Select outputs.
+
+        Parameters
+        ----------
+        kept : list of int
+            Indices of the outputs.
+
+        Returns
+        -------
+        LinearGaussian
+            The distribution of these outputs.
+        """
         raise NotImplementedError
 
     @property
     def batch_shape(self) -> torch.Size:
+        """Shape of the batch of distributions: () before any batched observation."""
         return torch.Size() if self.M is None else self.M.shape[:-2]
 
     def moments(self, X: Float[Tensor, "*b q d"]) -> JointMoments:
+        """Return the joint distribution at some points.
+
+        Parameters
+        ----------
+        X : Tensor of shape (..., q, d)
+            Points.
+
+        Returns
+        -------
+        JointMoments
+            Mean, covariance and noise.
+        """
         rows = self.rows(X)
         half = self._whitened(rows.H)
         between = half @ half.mT
@@ -105,7 +166,27 @@ class LinearGaussian(nn.Module):
     def condition(
         self: Own, X: Float[Tensor, "*c n d"], Y: Float[Tensor, "*b n o"], noise: Tensor | None = None
     ) -> Own:
-        """After observations Y at X; `noise` are variances in the shape of Y, where they are known."""
+        """Condition on observations, and return the new distribution.
+
+        Parameters
+        ----------
+        X : Tensor of shape (..., n, d)
+            Points.
+        Y : Tensor of shape (..., n, o)
+            Observed values.
+        noise : Tensor, default None
+            Known noise variances, in the shape of Y. None: the learned noise.
+
+        Returns
+        -------
+        LinearGaussian
+            The distribution given the observations; this one does not change.
+
+        Raises
+        ------
+        InputError
+            If outputs with correlated noise are observed in part, or with known noise variances.
+        """
         rows = self.rows(X)
         residual = self._coordinates(Y - rows.mean)
         N = rows.noise if noise is None else torch.diag_embed(self._own_noise(noise))
@@ -122,7 +203,18 @@ class LinearGaussian(nn.Module):
         return new
 
     def repeated(self: Own, batch_shape: torch.Size) -> Own:
-        """A batch of them that are all this one."""
+        """Repeat the distribution over a batch shape.
+
+        Parameters
+        ----------
+        batch_shape : torch.Size
+            Shape of the batch.
+
+        Returns
+        -------
+        LinearGaussian
+            A batch of identical distributions.
+        """
         eye = torch.eye(self.n_coefficients, dtype=self.V.dtype, device=self.V.device)
         M = torch.zeros_like(eye[:1]) if self.M is None else self.M
         R = eye[None] if self.R is None else self.R
@@ -134,7 +226,20 @@ class LinearGaussian(nn.Module):
     def draw(
         self, generator: torch.Generator | None = None, sample_shape: tuple[int, ...] = ()
     ) -> Float[Tensor, "*b s r"]:
-        """Coefficients of one function, or of many, in leading dimensions."""
+        """Sample the coefficients of one function, or of many in leading dimensions.
+
+        Parameters
+        ----------
+        generator : torch.Generator, default None
+            Source of random numbers. None: torch's global generator.
+        sample_shape : tuple of int, default ()
+            Shape of the draws.
+
+        Returns
+        -------
+        Tensor of shape (..., s, r)
+            Coefficients for `function`.
+        """
         shape = torch.Size([self.V.shape[1], self.n_coefficients])
         if self.M is not None and self.R is not None:
             shape = torch.broadcast_shapes(shape, self.M.shape, self.R.shape[:-1])
@@ -144,26 +249,45 @@ class LinearGaussian(nn.Module):
         return self.M + (self.R @ e[..., None])[..., 0]
 
     def function(self, X: Float[Tensor, "*b q d"], coefficients: Float[Tensor, "*c s r"]) -> Float[Tensor, "*d q o"]:
-        """The function that has these coefficients."""
+        """Evaluate the function with the given coefficients.
+
+        Parameters
+        ----------
+        X : Tensor of shape (..., q, d)
+            Points.
+        coefficients : Tensor of shape (..., s, r)
+            Coefficients, as `draw` returns them.
+
+        Returns
+        -------
+        Tensor of shape (..., q, o)
+            Values of the function.
+        """
         rows = self.rows(X)
         return rows.mean + self._move(rows, coefficients)
 
     def _said(self, X: Float[Tensor, "*b q d"]) -> tuple[formula.Components, list[Float[Tensor, "*b q r"]]]:
-        """What the members say of batches of points: (c, *b, q, ...), and their rows."""
+        """Components of the mixture for batches of points, (c, *b, q, ...), and the rows of each member."""
         parts, rows = self.predictor.stretched(X.reshape(-1, X.shape[-1]))
         m = X.shape[:-1].numel()
         shaped = (x.expand(len(x), m, x.shape[-1]).reshape(len(x), *X.shape[:-1], -1) for x in vars(parts).values())
         return formula.Components(*shaped), [row.reshape(*X.shape[:-1], -1) for row in rows]
 
     def separate(self: Own) -> Own:
-        """A copy that shares no state: what is done to it does not reach this one."""
+        """Copy the distribution; the copy shares no state with the original.
+
+        Returns
+        -------
+        LinearGaussian
+            The copy.
+        """
         new = copy.copy(self)
         new._buffers = dict(self._buffers)
         new._modules = {"predictor": copy.deepcopy(self.predictor)}
         return new
 
     def _whitened(self, H: Float[Tensor, "*b n r"]) -> Float[Tensor, "*c s n r"]:
-        """Rows whose products are the covariance of the function."""
+        """Rows whose inner products are the covariance of the function."""
         H = H[..., None, :, :]
         return H if self.R is None else H @ self.R
 
@@ -175,22 +299,28 @@ class LinearGaussian(nn.Module):
         """Residuals in the coordinates of V, row by row."""
         if self.V.shape[0] < self.V.shape[1]:
             raise InputError(
-                "some of several outputs were observed alone, but their noise is correlated: condition on all outputs, "
-                "then pick some"
+                "only some of the outputs were observed, but their noise is correlated: condition on all outputs, "
+                "then select some"
             )
         return torch.linalg.solve(self.V, residual.mT)
 
     def _own_noise(self, noise: Float[Tensor, "*b n o"]) -> Float[Tensor, "*b s n"]:
         if not _is_diagonal(self.V):
-            raise InputError("a noise of its own for each observation needs outputs whose noise is not correlated")
+            raise InputError("noise variances for each observation need outputs whose noise is not correlated")
         return noise.mT / self.V.diagonal().square()[:, None]
 
 
 class Separable(LinearGaussian):
-    """One network: its outputs share the covariance between points."""
+    """One network, whose outputs share the covariance between points.
+
+    Parameters
+    ----------
+    fitted : Fitted
+        A fitted model with one member.
+    """
 
     ratio: Float[Tensor, " s"]
-    """Noise over function, in the coordinates of V; where it depends on the input, at its usual value."""
+    """Noise variance over function variance in the coordinates of V; if it depends on the input, its typical value."""
 
     def __init__(self, fitted: Fitted) -> None:
         super().__init__(fitted)
@@ -203,6 +333,18 @@ class Separable(LinearGaussian):
         self.n_coefficients = p.groups()[0].root.shape[-1]
 
     def rows(self, X: Float[Tensor, "*b q d"]) -> LinearRows:
+        """Return mean, design matrix and noise at some points, before any new observation.
+
+        Parameters
+        ----------
+        X : Tensor of shape (..., q, d)
+            Points.
+
+        Returns
+        -------
+        LinearRows
+            The linear model at the points.
+        """
         parts, (H,) = self._said(X)
         noise = self._noise(parts)
         at_points = torch.einsum("as,...s,bs->...ab", self.V, noise, self.V)
@@ -210,6 +352,18 @@ class Separable(LinearGaussian):
         return LinearRows(parts.mean[0][..., self.kept], H, each, at_points)
 
     def outputs(self, kept: list[int]) -> "Separable":
+        """Select outputs.
+
+        Parameters
+        ----------
+        kept : list of int
+            Indices of the outputs.
+
+        Returns
+        -------
+        Separable
+            The distribution of these outputs.
+        """
         new = self.separate()
         new.kept, new.V = [self.kept[i] for i in kept], self.V[kept]
         if self.V.shape[0] == self.V.shape[1] and _is_diagonal(self.V):
@@ -219,16 +373,22 @@ class Separable(LinearGaussian):
         return new
 
     def _noise(self, parts: formula.Components) -> Float[Tensor, "*b q s"]:
-        """Noise over function at each point, coordinate by coordinate: if it varies, these are the outputs."""
+        """Noise over function variance at each point; where it varies, the coordinates of V are the outputs."""
         if self.predictor.head is None:
             return self.ratio.expand(*parts.mean.shape[1:-1], -1)
         return self.predictor.widening * parts.noise[0][..., self.kept] / self.V.diagonal().square()
 
 
 class MomentMatched(LinearGaussian):
-    """A mixture of members as the one Gaussian that has its mean and covariance: that of `model.joint`.
+    """A mixture of members as the single Gaussian with its mean and covariance, as in `model.joint`.
 
-    The coefficients are those of every member for every output, and one for how far each mean lies from the mixture's.
+    The coefficients are those of every member for every output, and one per member for the deviation of its mean from
+    that of the mixture.
+
+    Parameters
+    ----------
+    fitted : Fitted
+        A fitted model with several members.
     """
 
     roots: Float[Tensor, "c o o"]
@@ -245,6 +405,18 @@ class MomentMatched(LinearGaussian):
         self.n_coefficients = q * sum(widths) + len(widths)
 
     def rows(self, X: Float[Tensor, "*b q d"]) -> LinearRows:
+        """Return mean, design matrix and noise at some points, before any new observation.
+
+        Parameters
+        ----------
+        X : Tensor of shape (..., q, d)
+            Points.
+
+        Returns
+        -------
+        LinearRows
+            The linear model at the points.
+        """
         parts, rows = self._said(X)
         mean = (parts.weights * parts.mean).sum(0)
         columns = [
@@ -257,6 +429,18 @@ class MomentMatched(LinearGaussian):
         return LinearRows(mean[..., self.kept], G.flatten(-3, -2), block_diagonal(noise)[..., None, :, :], noise)
 
     def outputs(self, kept: list[int]) -> "MomentMatched":
+        """Select outputs.
+
+        Parameters
+        ----------
+        kept : list of int
+            Indices of the outputs.
+
+        Returns
+        -------
+        MomentMatched
+            The distribution of these outputs.
+        """
         new = self.separate()
         new.kept = [self.kept[i] for i in kept]
         return new
@@ -276,7 +460,13 @@ class MomentMatched(LinearGaussian):
 
 
 class Independent(nn.Module):
-    """Outputs that know nothing of each other, each by a Gaussian of its own."""
+    """Independent outputs, with one Gaussian distribution each.
+
+    Parameters
+    ----------
+    parts : sequence of LinearGaussian
+        The distribution of each output.
+    """
 
     def __init__(self, parts: Sequence[LinearGaussian]) -> None:
         super().__init__()
@@ -284,38 +474,126 @@ class Independent(nn.Module):
 
     @property
     def kept(self) -> list[int]:
+        """Indices of the outputs."""
         return list(range(len(self.parts)))
 
     @property
     def batch_shape(self) -> torch.Size:
+        """Shape of the batch of distributions."""
         return self._each()[0].batch_shape
 
     def outputs(self, kept: list[int]) -> "Independent":
+        """Select outputs.
+
+        Parameters
+        ----------
+        kept : list of int
+            Indices of the outputs.
+
+        Returns
+        -------
+        Independent
+            The distributions of these outputs.
+        """
         each = self._each()
         return Independent([each[i].separate() for i in kept])
 
     def separate(self) -> "Independent":
+        """Copy the distributions; the copy shares no state with the original.
+
+        Returns
+        -------
+        Independent
+            The copy.
+        """
         return Independent([part.separate() for part in self._each()])
 
     def moments_of_outputs(self, X: Float[Tensor, "*b q d"]) -> list[JointMoments]:
-        """One joint Gaussian per output."""
+        """Return the joint distribution of each output at some points.
+
+        Parameters
+        ----------
+        X : Tensor of shape (..., q, d)
+            Points.
+
+        Returns
+        -------
+        list of JointMoments
+            One joint Gaussian per output.
+        """
         return [part.moments(X) for part in self._each()]
 
     def condition(
         self, X: Float[Tensor, "*c n d"], Y: Float[Tensor, "*b n o"], noise: Tensor | None = None
     ) -> "Independent":
+        """Condition every output on its observations.
+
+        Parameters
+        ----------
+        X : Tensor of shape (..., n, d)
+            Points.
+        Y : Tensor of shape (..., n, o)
+            Observed values.
+        noise : Tensor, default None
+            Known noise variances, in the shape of Y. None: the learned noise.
+
+        Returns
+        -------
+        Independent
+            The distributions given the observations.
+        """
         column = lambda values, j: None if values is None else values[..., j : j + 1]
         return Independent(
             [part.condition(X, Y[..., j : j + 1], column(noise, j)) for j, part in enumerate(self._each())]
         )
 
     def repeated(self, batch_shape: torch.Size) -> "Independent":
+        """Repeat the distributions over a batch shape.
+
+        Parameters
+        ----------
+        batch_shape : torch.Size
+            Shape of the batch.
+
+        Returns
+        -------
+        Independent
+            A batch of identical distributions.
+        """
         return Independent([part.repeated(batch_shape) for part in self._each()])
 
     def draw(self, generator: torch.Generator | None = None, sample_shape: tuple[int, ...] = ()) -> list[Tensor]:
+        """Sample the coefficients of one function, or of many in leading dimensions.
+
+        Parameters
+        ----------
+        generator : torch.Generator, default None
+            Source of random numbers. None: torch's global generator.
+        sample_shape : tuple of int, default ()
+            Shape of the draws.
+
+        Returns
+        -------
+        list of Tensor
+            Coefficients of each output.
+        """
         return [part.draw(generator, sample_shape) for part in self._each()]
 
     def function(self, X: Float[Tensor, "*b q d"], coefficients: Sequence[Tensor]) -> Float[Tensor, "*d q o"]:
+        """Evaluate the function with the given coefficients.
+
+        Parameters
+        ----------
+        X : Tensor of shape (..., q, d)
+            Points.
+        coefficients : sequence of Tensor
+            Coefficients of each output, as `draw` returns them.
+
+        Returns
+        -------
+        Tensor of shape (..., q, o)
+            Values of the function.
+        """
         return torch.cat([part.function(X, e) for part, e in zip(self._each(), coefficients, strict=True)], -1)
 
     def _each(self) -> list[LinearGaussian]:
@@ -326,7 +604,18 @@ Gaussian: TypeAlias = LinearGaussian | Independent
 
 
 def block_diagonal(blocks: Float[Tensor, "*b q o o"]) -> Float[Tensor, "*b qo qo"]:
-    """One block per point."""
+    """Build a block-diagonal matrix with one block per point.
+
+    Parameters
+    ----------
+    blocks : Tensor of shape (..., q, o, o)
+        The blocks.
+
+    Returns
+    -------
+    Tensor of shape (..., q o, q o)
+        The matrix.
+    """
     q, o = blocks.shape[-3:-1]
     full = torch.zeros(*blocks.shape[:-3], q, o, q, o, dtype=blocks.dtype, device=blocks.device)
     every = torch.arange(q, device=blocks.device)
@@ -337,9 +626,9 @@ def block_diagonal(blocks: Float[Tensor, "*b q o o"]) -> Float[Tensor, "*b qo qo
 def _output_coordinates(
     function_cov: Float[Tensor, "o o"], ratio: Float[Tensor, " o"]
 ) -> tuple[Float[Tensor, "o o"], Float[Tensor, " o"]]:
-    """V and ratio: function_cov = V V', and the covariance of the noise is V diag(ratio) V'.
+    """V and ratio such that function_cov = V V' and the noise covariance is V diag(ratio) V'.
 
-    `ratio` is that of noise over function for each output, the correlation between outputs being the same in both.
+    `ratio` is given as noise over function variance of each output; both have the same correlation between outputs.
     """
     if _is_diagonal(function_cov):
         return torch.diag(function_cov.diagonal().sqrt()), ratio

@@ -1,4 +1,4 @@
-"""Acquisition functions of the members of a mixture, averaged."""
+"""Averages over the acquisition functions of the members of a mixture."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,14 +11,15 @@ from torch import Tensor
 from lastlayer.integrations.botorch.model import BLLMixture, BLLModel
 
 
-class MemberAverage(AcquisitionFunction):  # type: ignore[misc]  # BoTorch is not looked into
-    """The mean over members of an acquisition function that takes no mixture itself.
+class MemberAverage(AcquisitionFunction):  # type: ignore[misc]  # mypy skips BoTorch
+    """Mean over members of an acquisition function that does not support mixtures itself.
 
     Parameters
     ----------
     model : BLLMixture
+        The mixture.
     make : callable
-        From the `BLLModel` of a member to its acquisition function.
+        Builds the acquisition function of a member from its `BLLModel`.
 
     Examples
     --------
@@ -30,10 +31,28 @@ class MemberAverage(AcquisitionFunction):  # type: ignore[misc]  # BoTorch is no
         self.functions = torch.nn.ModuleList([make(member) for member in model.members()])
 
     def set_X_pending(self, X_pending: Float[Tensor, "n d"] | None = None) -> None:
-        """Points that are being evaluated, for each member."""
+        """Set the points that are being evaluated, for each member.
+
+        Parameters
+        ----------
+        X_pending : Tensor of shape (n, d), default None
+            The points.
+        """
         for function in self.functions:
             function.set_X_pending(X_pending)  # type: ignore[operator]
 
     def forward(self, X: Float[Tensor, "*b q d"]) -> Float[Tensor, "*b"]:
+        """Compute the mean of the members' acquisition values.
+
+        Parameters
+        ----------
+        X : Tensor of shape (..., q, d)
+            Candidates.
+
+        Returns
+        -------
+        Tensor of shape (...)
+            Acquisition values.
+        """
         values: list[Any] = [function(X) for function in self.functions]
         return torch.stack(values).mean(0)

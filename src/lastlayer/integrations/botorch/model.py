@@ -32,20 +32,30 @@ from lastlayer.predictor.fitted import Fitted, as_fitted
 Own = TypeVar("Own", bound="BLLModel")
 
 
-class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
+class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
     """A fitted model for BoTorch: the joint Gaussian over points and outputs of `model.joint`, differentiable.
 
-    Mixtures count as the one Gaussian that has their mean and covariance (`BLLMixture` keeps them apart). Conditioning,
-    and with it every fantasy, conditions this Gaussian in closed form at fixed features and noise: without calibration
-    that is the posterior of the last layer after `model.update`.
+    A mixture is replaced by the Gaussian with the same mean and covariance (`BLLMixture` keeps its members apart).
+    Conditioning, and with it every fantasy, conditions this Gaussian in closed form at fixed features and noise:
+    without calibration that is the posterior of the last layer after `model.update`.
 
     Parameters
     ----------
-    fitted : a fitted `BLLRegressor` of a table, or its `fitted_`: fitted to inputs as the input transform returns
-        them and to targets as the outcome transform does. What it learns later does not reach this model.
-    train_X : the points it was fitted to, in original units. The model does without, but BoTorch's search for the best
-        point begins around them.
-    input_transform, outcome_transform : BoTorch's, already fitted; the model's posterior is in original units.
+    fitted : BLLRegressor or Fitted
+        A regressor fitted to a table, or its `fitted_`: fitted to inputs as the input transform returns them, and to
+        targets as the outcome transform does. Later updates of the regressor do not change this model.
+    train_X : Tensor of shape (n, d), default None
+        The points it was fitted to, in original units. The model does not need them, but BoTorch's search for the best
+        point starts around them.
+    input_transform : InputTransform, default None
+        BoTorch input transform, already fitted.
+    outcome_transform : OutcomeTransform, default None
+        BoTorch outcome transform, already fitted; the posterior is in original units.
+
+    Examples
+    --------
+    >>> model = BLLModel(regressor)  # doctest: +SKIP
+    >>> acquisition = qLogExpectedImprovement(model, best_f=Y.max())  # doctest: +SKIP
     """
 
     def __init__(
@@ -73,10 +83,12 @@ class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
 
     @property
     def num_outputs(self) -> int:
+        """Number of outputs."""
         return len(self.parts[0].kept)
 
     @property
     def batch_shape(self) -> torch.Size:
+        """Shape of the batch of models."""
         return self.parts[0].batch_shape
 
     def posterior(
@@ -86,7 +98,24 @@ class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
         observation_noise: bool | Tensor = False,
         posterior_transform: PosteriorTransform | None = None,
     ) -> Posterior:
-        """The joint distribution at q points, batched; `observation_noise`: with the noise, or with these variances."""
+        """Return the joint posterior at q points, batched.
+
+        Parameters
+        ----------
+        X : Tensor of shape (..., q, d)
+            Points in original units.
+        output_indices : list of int, default None
+            Outputs to return. None: all.
+        observation_noise : bool or Tensor, default False
+            Whether to include the learned noise; a tensor holds the noise variances to include.
+        posterior_transform : PosteriorTransform, default None
+            Transform to apply to the posterior.
+
+        Returns
+        -------
+        Posterior
+            The posterior, in original units.
+        """
         self.eval()
         shown = self if output_indices is None else self._of(output_indices)
         posterior = shown._posterior(self.transform_inputs(X), observation_noise)
@@ -97,21 +126,50 @@ class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
         return posterior if posterior_transform is None else posterior_transform(posterior=posterior, X=X)
 
     def forward(self, X: Float[Tensor, "*b q d"]) -> MultivariateNormal:
-        """The distribution of `posterior`, which a GPyTorch model is called for."""
+        """Return the distribution of `posterior`, as calling a GPyTorch model does.
+
+        Parameters
+        ----------
+        X : Tensor of shape (..., q, d)
+            Points.
+
+        Returns
+        -------
+        MultivariateNormal
+            The joint distribution without noise.
+        """
         return self.posterior(X).distribution
 
     def condition_on_observations(
         self: Own, X: Float[Tensor, "*c n d"], Y: Float[Tensor, "*b n o"], noise: Tensor | None = None, **_: Any
     ) -> Own:
-        """The model after more observations, in closed form; features, alpha and noise stay as they are.
+        """Condition on more observations in closed form; features, alpha and noise stay as they are.
 
-        `noise`: variances of these observations, as the outcome transform has them; the model's own if left out. A
-        batch of Y is a batch of models: every member of a mixture learns all of them.
+        Parameters
+        ----------
+        X : Tensor of shape (..., n, d)
+            Points.
+        Y : Tensor of shape (..., n, o)
+            Observed values. A batch of Y returns a batch of models; every member of a mixture learns all of them.
+        noise : Tensor, default None
+            Noise variances of these observations, on the scale of the outcome transform. None: the learned noise.
+        **_ : dict
+            Ignored.
+
+        Returns
+        -------
+        BLLModel
+            The model given the observations; this one does not change.
+
+        Raises
+        ------
+        InputError
+            If the shapes of X and Y do not match.
         """
         if Y.shape[-1] != self.num_outputs or Y.shape[-2] != X.shape[-2]:
             raise InputError(
                 f"X has shape {tuple(X.shape)} and Y {tuple(Y.shape)}: Y must be (..., {X.shape[-2]}, "
-                f"{self.num_outputs}), a row for each of X and a column for each output"
+                f"{self.num_outputs}), one row per row of X and one column per output"
             )
         if hasattr(self, "outcome_transform"):
             Y, _ = self.outcome_transform(Y, X=X)
@@ -120,7 +178,24 @@ class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
     def fantasize(
         self: Own, X: Float[Tensor, "*b n d"], sampler: MCSampler, observation_noise: Tensor | None = None, **_: Any
     ) -> Own:
-        """The model after draws of its own noisy posterior at X: a batch of models, one for each draw."""
+        """Condition on draws of the model's own noisy posterior at X.
+
+        Parameters
+        ----------
+        X : Tensor of shape (..., n, d)
+            Points.
+        sampler : MCSampler
+            Sampler of the draws.
+        observation_noise : Tensor, default None
+            Noise variances of the draws. None: the learned noise.
+        **_ : dict
+            Ignored.
+
+        Returns
+        -------
+        BLLModel
+            A batch of models, one per draw.
+        """
         if not X.shape[-2]:
             return self._repeated(sampler.sample_shape + X.shape[:-2])
         noise = True if observation_noise is None else observation_noise
@@ -131,15 +206,41 @@ class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
             return self._with(self._fantasies(self.transform_inputs(X), Y, observation_noise))
 
     def subset_output(self: Own, idcs: list[int]) -> Own:
+        """Select outputs.
+
+        Parameters
+        ----------
+        idcs : list of int
+            Indices of the outputs.
+
+        Returns
+        -------
+        BLLModel
+            The model of these outputs.
+        """
         new = self._of(idcs)
         if hasattr(self, "outcome_transform"):
             new.outcome_transform = self.outcome_transform.subset_output(idcs)
         return new
 
     def draw(self, n: int | tuple[int, ...] = (), *, seed: int | None = None) -> "DrawnFunctions":
-        """One function of the posterior, or n: weights are drawn once, so that they can be optimised.
+        """Sample one function from the posterior, or n functions.
 
-        n functions are a batch of models: X (q, d) gives (n, q, o), X (n, q, d) each function at points of its own.
+        The weights are drawn once, so that the functions can be optimised. n functions are a batch of models: X of
+        shape (q, d) gives values of shape (n, q, o), and X of shape (n, q, d) evaluates each function at its own
+        points.
+
+        Parameters
+        ----------
+        n : int or tuple of int, default ()
+            Number, or shape, of the functions.
+        seed : int, default None
+            Seed of the draws. None: torch's global generator.
+
+        Returns
+        -------
+        DrawnFunctions
+            The functions, as a deterministic model.
         """
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         return DrawnFunctions(self, (n,) if isinstance(n, int) else n, generator)
@@ -154,17 +255,17 @@ class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
         return [part.condition(X, Y, noise) for part in self.parts]
 
     def _fantasies(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> list[Gaussian]:
-        """After draws of the posterior."""
+        """Condition on draws of the posterior."""
         return self._conditioned(X, Y, None if noise is None else noise.expand(Y.shape[1:]))
 
     def _repeated(self: Own, batch_shape: torch.Size) -> Own:
-        """A batch of models that are all this one."""
+        """A batch of models identical to this one."""
         return self._with([part.repeated(batch_shape) for part in self.parts])
 
     def _of(self: Own, idcs: list[int]) -> Own:
         n = self.num_outputs
         if any(not -n <= i < n for i in idcs) or not idcs:
-            raise InputError(f"outputs {list(idcs)} were asked for, but the model has outputs 0 to {n - 1}")
+            raise InputError(f"outputs {list(idcs)} were requested, but the model has outputs 0 to {n - 1}")
         return self._with([part.outputs([i % n for i in idcs]) for part in self.parts])
 
     parts: Any
@@ -182,17 +283,19 @@ class BLLModel(Model):  # type: ignore[misc]  # BoTorch is not looked into
         return new
 
     def _set_transformed_inputs(self) -> None:
-        """The training inputs stay as they are: nothing is computed from them."""
+        """Do nothing: the training inputs stay as they are, because nothing is computed from them."""
 
     _revert_to_original_inputs = _set_transformed_inputs
 
 
 class BLLMixture(BLLModel):
-    """A mixture as BoTorch has it: members in a batch dimension of their own, over which acquisition values average.
+    """A mixture in BoTorch's form: members in their own batch dimension, over which acquisition values are averaged.
 
-    `posterior` is a `GaussianMixturePosterior`, exact for members that count alike. Each member is conditioned
-    alone, and a drawn function is one member's. Acquisition functions that take no mixture (entropy search, knowledge
-    gradient) take its `members`: `MemberAverage` is the mean of theirs.
+    `posterior` is a `GaussianMixturePosterior`, which is exact for members of equal weight. Each member is conditioned
+    separately, and a drawn function comes from one member. Acquisition functions that do not support mixtures (entropy
+    search, knowledge gradient) can be applied to each of its `members`; `MemberAverage` averages them.
+
+    Parameters are those of `BLLModel`; `fitted` must be a model without calibration.
     """
 
     _is_ensemble = True
@@ -201,13 +304,14 @@ class BLLMixture(BLLModel):
     def _gaussians(fitted: Fitted) -> Sequence[Gaussian]:
         if fitted.calibration is not None and len(fitted.members) > 1:
             raise InputError(
-                "calibrated members count by their precision at each point, which a batch dimension cannot say: use "
+                "calibrated members are weighted at each point, which a batch dimension cannot represent: use "
                 "BLLModel, which matches their moments, or fit with calibration=None"
             )
         return [Separable(fitted.alone(i)) for i in range(len(fitted.members))]
 
     @property
     def batch_shape(self) -> torch.Size:
+        """Shape of the batch of models; its last dimension indexes members."""
         return self.parts[0].batch_shape + torch.Size([len(self.parts)])
 
     def _posterior(self, X: Tensor, noise: bool | Tensor) -> GaussianMixturePosterior:
@@ -220,18 +324,35 @@ class BLLMixture(BLLModel):
         return GaussianMixturePosterior(_distribution(JointMoments(mean, cov, own), noise))
 
     def members(self) -> list[BLLModel]:
-        """Each member as a model of its own."""
+        """Return each member as a separate model.
+
+        Returns
+        -------
+        list of BLLModel
+            The members.
+        """
         return [self._with([part], BLLModel) for part in self.parts]
 
     def _fantasies(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> list[Gaussian]:
-        """Draws have a dimension of members, of which each learns its own."""
+        """Condition each member on its own draws: these have a dimension of members."""
         own = None if noise is None else noise.expand(Y.select(MCMC_DIM, 0).shape[1:])
         return [part.condition(X, Y.select(MCMC_DIM, i), own) for i, part in enumerate(self.parts)]
 
 
 class DrawnFunctions(DeterministicModel):  # type: ignore[misc]
-    """Functions with fixed weights, in original units: X (*b, q, d) -> (*c, q, o), c the shape of the draws and b
-    broadcast. Of a mixture, each is one member's."""
+    """Functions with fixed weights, in original units: X (*b, q, d) -> (*c, q, o).
+
+    c is the shape of the draws, broadcast with b. For a mixture, each function comes from one member.
+
+    Parameters
+    ----------
+    model : BLLModel
+        The model to draw from.
+    shape : tuple of int
+        Shape of the draws.
+    generator : torch.Generator or None
+        Source of random numbers. None: torch's global generator.
+    """
 
     def __init__(self, model: BLLModel, shape: tuple[int, ...], generator: torch.Generator | None) -> None:
         super().__init__()
@@ -246,9 +367,22 @@ class DrawnFunctions(DeterministicModel):  # type: ignore[misc]
 
     @property
     def batch_shape(self) -> torch.Size:
+        """Shape of the batch of functions."""
         return self.shape + self.own_batch
 
     def forward(self, X: Float[Tensor, "*b q d"]) -> Float[Tensor, "*c q o"]:
+        """Evaluate the functions.
+
+        Parameters
+        ----------
+        X : Tensor of shape (..., q, d)
+            Points.
+
+        Returns
+        -------
+        Tensor of shape (..., q, o)
+            Values of every function.
+        """
         each = [part.function(X, e) for part, e in zip(self.parts, self.coefficients, strict=True)]  # type: ignore[operator]
         if len(each) == 1:
             return each[0]
@@ -257,7 +391,7 @@ class DrawnFunctions(DeterministicModel):  # type: ignore[misc]
 
 
 def _distribution(moments: JointMoments, noise: bool | Tensor) -> MultivariateNormal:
-    """With the noise that was asked for."""
+    """Distribution of the points, with the requested noise."""
     mean, cov = moments.mean, moments.cov
     if isinstance(noise, Tensor) or noise:
         added = torch.diag_embed(noise.expand(mean.shape)) if isinstance(noise, Tensor) else moments.noise
@@ -268,7 +402,7 @@ def _distribution(moments: JointMoments, noise: bool | Tensor) -> MultivariateNo
 
 
 def _independent_distribution(each: Sequence[JointMoments], noise: bool | Tensor) -> MultivariateNormal:
-    """Block diagonal, as that of `SingleTaskGP`: BoTorch decomposes each output alone."""
+    """Block-diagonal distribution, as in `SingleTaskGP`: BoTorch decomposes each output separately."""
     own = lambda j: noise[..., j : j + 1] if isinstance(noise, Tensor) else noise
     outputs = [_distribution(moments, own(j)) for j, moments in enumerate(each)]
     return outputs[0] if len(outputs) == 1 else MultitaskMultivariateNormal.from_independent_mvns(outputs)

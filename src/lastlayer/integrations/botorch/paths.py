@@ -1,4 +1,4 @@
-"""Draws of the posterior as BoTorch's sample paths: `draw_matheron_paths`, `get_optimal_samples` and all that use them.
+"""Draws of the posterior as BoTorch's sample paths, for `draw_matheron_paths`, `get_optimal_samples` and their users.
 
 A Bayesian last layer needs no update of a prior path: a function of the posterior is a draw of its weights.
 """
@@ -15,11 +15,18 @@ from torch import Tensor
 from lastlayer.integrations.botorch.model import BLLMixture, BLLModel
 
 
-class FunctionPaths(SamplePath):  # type: ignore[misc]  # BoTorch is not looked into
+class FunctionPaths(SamplePath):  # type: ignore[misc]  # mypy skips BoTorch
     """Functions of a model's posterior in BoTorch's layout: (*b, n, d) -> (*s, n), or (*s, o, n) for several outputs.
 
-    The shape of the draws is broadcast with b, as that of BoTorch's own paths is. Those of a mixture have the members
-    as a dimension before the points.
+    The shape of the draws is broadcast with b, as in BoTorch's own paths. Paths of a mixture have a dimension of
+    members before the points.
+
+    Parameters
+    ----------
+    model : BLLModel
+        The model to draw from.
+    sample_shape : torch.Size
+        Shape of the draws.
     """
 
     def __init__(self, model: BLLModel, sample_shape: torch.Size) -> None:
@@ -30,10 +37,30 @@ class FunctionPaths(SamplePath):  # type: ignore[misc]  # BoTorch is not looked 
         self.of_mixture, self.members_have_points = is_mixture(model), False
 
     def set_ensemble_as_batch(self, ensemble_as_batch: bool) -> None:
-        """Whether each member is asked at points of its own: X (*b, members, n, d)."""
+        """Choose whether each member is evaluated at its own points, X (*b, members, n, d).
+
+        Parameters
+        ----------
+        ensemble_as_batch : bool
+            Whether the points have a dimension of members.
+        """
         self.members_have_points = ensemble_as_batch
 
     def forward(self, x: Float[Tensor, "*b n d"], **_: Any) -> Tensor:
+        """Evaluate the paths.
+
+        Parameters
+        ----------
+        x : Tensor of shape (..., n, d)
+            Points.
+        **_ : dict
+            Ignored.
+
+        Returns
+        -------
+        Tensor of shape (..., n) or (..., o, n)
+            Values of every path.
+        """
         if not self.of_mixture:
             return self._values(self.members[0], x)
         own = self.members_have_points and x.dim() > 2
@@ -49,10 +76,22 @@ class FunctionPaths(SamplePath):  # type: ignore[misc]  # BoTorch is not looked 
 
 
 def is_mixture(model: Model) -> bool:
+    """Tell whether a model keeps its members in a batch dimension.
+
+    Parameters
+    ----------
+    model : Model
+        A BoTorch model.
+
+    Returns
+    -------
+    bool
+        True for a `BLLMixture`.
+    """
     return isinstance(model, BLLMixture)
 
 
 @DrawMatheronPaths.register(BLLModel)  # type: ignore[untyped-decorator]
 def _draw_paths(model: BLLModel, *, sample_shape: torch.Size, **_: Any) -> FunctionPaths:
-    """Prior paths and updates of them are not needed."""
+    """Draw functions from the posterior directly; no prior paths are updated."""
     return FunctionPaths(model, sample_shape)

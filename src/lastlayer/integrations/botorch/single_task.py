@@ -1,4 +1,4 @@
-"""`SingleTaskBLL`: in the place of BoTorch's `SingleTaskGP`, in its tutorials and in Ax."""
+"""`SingleTaskBLL`: a replacement for BoTorch's `SingleTaskGP`, in its tutorials and in Ax."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,26 +21,33 @@ from lastlayer.integrations.botorch.surrogate import Surrogate
 from lastlayer.predictor.fitted import as_fitted
 
 
-class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # BoTorch is not looked into
-    """A Bayesian last layer on random Fourier features as BoTorch's `SingleTaskGP` is used, of one output or several.
+class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # mypy skips BoTorch
+    """A Bayesian last layer on random Fourier features, used like BoTorch's `SingleTaskGP`, for one or more outputs.
 
-    Constructed from data, then fitted: by `fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))`, by
-    `fit()`, or when it is first asked. Outputs are independent, each with lengths and noise of its own.
+    It is constructed from data and then fitted: by `fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood,
+    model))`, by `fit()`, or at the first posterior. Outputs are independent, each with its own length scales and noise.
 
     Parameters
     ----------
-    train_X : Tensor, (n, d)
+    train_X : Tensor of shape (n, d)
         Points, in original units.
-    train_Y : Tensor, (n, o)
-        Their values, a column for each output.
-    train_Yvar : Tensor, (n, o), optional
-        Known variances of the noise of each value, beside what is learned.
-    outcome_transform, input_transform : optional
-        BoTorch's; values and inputs are standardised without them too.
-    bounds : Tensor, (2, d), optional
-        The box that lengths are measured by, as the input transform returns points; if left out, their range.
+    train_Y : Tensor of shape (n, o)
+        Their values, one column per output.
+    train_Yvar : Tensor of shape (n, o), default None
+        Known noise variances of the values, in addition to the learned noise.
+    outcome_transform : OutcomeTransform, default None
+        BoTorch outcome transform; values are standardised without it too.
+    input_transform : InputTransform, default None
+        BoTorch input transform; inputs are standardised without it too.
+    bounds : Tensor of shape (2, d), default None
+        Box that sets the unit of the length scales, in the units of the input transform. None: the range of the points.
     random_state : int, default 0
-        Seed of the random frequencies; keep it over the steps of a run, so that data alone change the model.
+        Seed of the random frequencies; keep it fixed during a run, so that only the data change the model.
+
+    Raises
+    ------
+    InputError
+        If the shapes of the data do not match.
 
     Examples
     --------
@@ -87,14 +94,22 @@ class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # BoTor
 
     @property
     def num_outputs(self) -> int:
+        """Number of outputs."""
         return self.data[0].shape[1] if not len(self.parts) else super().num_outputs
 
     @property
     def batch_shape(self) -> torch.Size:
+        """Shape of the batch of models."""
         return super().batch_shape if len(self.parts) else torch.Size()
 
     def fit(self) -> "SingleTaskBLL":
-        """Learn lengths, amplitude and noise of every output; the last layer is exact."""
+        """Learn length scales, amplitude and noise of every output; the last layer is exact.
+
+        Returns
+        -------
+        SingleTaskBLL
+            The model itself.
+        """
         Y, Yvar = self.data
         with torch.no_grad():
             points = self.transform_inputs(self.train_inputs[0]).detach().cpu().double().numpy()
@@ -111,37 +126,113 @@ class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # BoTor
         return self.eval()
 
     def custom_fit(self, mll: Any, **_: Any) -> Any:
-        """What `fit_gpytorch_mll` calls: lengths by the evidence, the rest in closed form, no optimizer."""
+        """Fit the model; `fit_gpytorch_mll` calls this instead of an optimizer.
+
+        Length scales maximise the evidence, and the rest follows in closed form.
+
+        Parameters
+        ----------
+        mll : MarginalLogLikelihood
+            The marginal log likelihood of this model.
+        **_ : dict
+            Optimizer options, ignored.
+
+        Returns
+        -------
+        MarginalLogLikelihood
+            The same, in evaluation mode.
+        """
         self.fit()
         return mll.eval()
 
     def posterior(self, X: Tensor, *arguments: Any, **named: Any) -> Any:
+        """Return the joint posterior at q points, after fitting the model if necessary.
+
+        Parameters
+        ----------
+        X : Tensor of shape (..., q, d)
+            Points in original units.
+        *arguments : tuple
+            Positional arguments of `BLLModel.posterior`.
+        **named : dict
+            Keyword arguments of `BLLModel.posterior`.
+
+        Returns
+        -------
+        Posterior
+            The posterior, in original units.
+        """
         if not len(self.parts):
             self.fit()
         return super().posterior(X, *arguments, **named)
 
     def forward(self, X: Float[Tensor, "*b q d"]) -> Any:
+        """Return the distribution of `posterior`, as calling a GPyTorch model does.
+
+        Parameters
+        ----------
+        X : Tensor of shape (..., q, d)
+            Points.
+
+        Returns
+        -------
+        MultivariateNormal
+            The joint distribution without noise.
+        """
         return BLLModel.forward(self, X)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **_: Any) -> Any:
-        """The numbers of another model of the same shape."""
+        """Load the parameters and buffers of another model of the same shape.
+
+        Parameters
+        ----------
+        state_dict : mapping of str to Tensor
+            Parameters and buffers.
+        strict : bool, default True
+            Whether the keys must match exactly.
+        **_ : dict
+            Ignored.
+
+        Returns
+        -------
+        NamedTuple
+            Missing and unexpected keys.
+        """
         if not len(self.parts):
             self.fit()
         return torch.nn.Module.load_state_dict(self, state_dict, strict)  # BoTorch's also restores training targets
 
     def condition_on_observations(self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **named: Any) -> Any:
+        """Condition on more observations in closed form, after fitting the model if necessary.
+
+        Parameters
+        ----------
+        X : Tensor of shape (..., n, d)
+            Points.
+        Y : Tensor of shape (..., n, o)
+            Observed values.
+        noise : Tensor, default None
+            Noise variances of these observations. None: the learned noise.
+        **named : dict
+            Keyword arguments of `BLLModel.condition_on_observations`.
+
+        Returns
+        -------
+        BLLModel
+            The model given the observations.
+        """
         if not len(self.parts):
             self.fit()
         return BLLModel.condition_on_observations(self, X, Y, noise, **named)
 
     def _learned_noise(self, X: Float[Tensor, "*b q d"]) -> Float[Tensor, "*b q o"]:
-        """Variances at inputs as the input transform returns them."""
+        """Noise variances at inputs as the input transform returns them."""
         own: Gaussian = self.parts[0]
         each = own.moments_of_outputs(X) if isinstance(own, Independent) else [own.moments(X)]
         return torch.cat([moments.noise[..., 0] for moments in each], -1)
 
     def _posterior(self, X: Tensor, noise: bool | Tensor) -> Any:
-        """Noise that is asked for without saying how much is what is learned and the mean of what is known."""
+        """Posterior; `noise=True` includes the learned noise and the mean of the known variances."""
         if noise is True and self.data[1] is not None:
             learned = self._learned_noise(X)
             noise = learned + self.data[1].mean(0).to(learned)
@@ -160,5 +251,24 @@ def fit_model(
     bounds: Float[Tensor, "2 d"] | None = None,
     random_state: int = 0,
 ) -> SingleTaskBLL:
-    """A fitted `SingleTaskBLL` of values Y at points X of the box `bounds`."""
+    """Fit a `SingleTaskBLL` to values Y at points X.
+
+    Parameters
+    ----------
+    X : Tensor of shape (n, d)
+        Points, in original units.
+    Y : Tensor of shape (n, o)
+        Their values, one column per output.
+    Yvar : Tensor of shape (n, o), default None
+        Known noise variances of the values, in addition to the learned noise.
+    bounds : Tensor of shape (2, d), default None
+        Box that sets the unit of the length scales. None: the range of the points.
+    random_state : int, default 0
+        Seed of the random frequencies.
+
+    Returns
+    -------
+    SingleTaskBLL
+        The fitted model.
+    """
     return SingleTaskBLL(X, Y, Yvar, bounds=bounds, random_state=random_state).fit()

@@ -1,7 +1,7 @@
-"""`Surrogate`: a regressor for Bayesian optimisation, fitted within a step to some hundred values of little noise.
+"""`Surrogate`: a regressor for Bayesian optimisation, for some hundred values of little noise.
 
-It is the Fourier member of the default mixture on its own: lengths and amplitude by the evidence under weak priors, an
-exact last layer on random frequencies, and a prior of little noise.
+It is the Fourier member of the default mixture on its own: length scales and amplitude by the evidence under weak
+priors, an exact last layer on random frequencies, and a prior of little noise.
 """
 
 import math
@@ -30,38 +30,68 @@ from lastlayer.training.lengths import fit_lengths, refine_lengths
 from lastlayer.types import NoisePrior
 
 LITTLE_NOISE = NoisePrior(rows=2.0, share=1e-4)
-"""The noise before data: what two rows with a ten-thousandth of the targets' variance would tell."""
+"""Prior of the noise, as informative as two rows whose noise variance is a ten-thousandth of the targets' variance."""
 MANY_INPUTS = 40
-"""With so many inputs, or more, their lengths stay closer together: nothing checks them on rows left out."""
+"""From about this many inputs on, the prior of the length scales is narrower: no held-out rows check them here."""
 MOST_ROWS = 400
-"""More rows would tell little more of the lengths; the kernel is exact at as many."""
+"""Number of rows that length scales are fitted to and at which the kernel is exact; more add little."""
 LENGTH = 1.0
-"""Most likely length over the root of the number of inputs; half of that of tables, whose functions are smoother."""
+"""Prior mode of a length scale, over the root of the number of inputs; half of that for tables, whose functions are
+smoother."""
 UNIT = 1 / math.sqrt(12)
-"""Standard deviation of inputs that fill the unit interval: what standardised inputs are divided by."""
+"""Standard deviation of inputs uniform on the unit interval, by which standardised inputs are divided."""
 
 
 class Surrogate(LastLayerRegressor):
-    """A Gaussian process seen through random frequencies, with one learned length per input.
+    """A Gaussian process approximated by random frequencies, with one learned length scale per input.
 
-    One output; `SingleTaskBLL` joins several. `predictive`, `joint`, `update` and so on are a `BLLRegressor`'s.
-    There is no `save`: a Surrogate is fitted in a second, so keep X and y in place of it.
+    It has one output; `SingleTaskBLL` joins several. `predictive`, `joint`, `update` and so on work as in
+    `BLLRegressor`. There is no `save`: a Surrogate is fitted within a second, so save X and y instead.
 
     Parameters
     ----------
-    n_frequencies : random frequencies; twice as many features. More are closer to the Gaussian process behind them.
-    max_steps : of the search for the lengths.
-    random_state : seed of the frequencies; keep it over the steps of a run, so that data alone change the model.
+    n_frequencies : int, default 256
+        Number of random frequencies, half the number of features. More approximate the Gaussian process better.
+    max_steps : int, default 100
+        Maximum number of steps of the search for the length scales.
+    random_state : int, default None
+        Seed of the frequencies; keep it fixed during a run, so that only the data change the model.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> X = np.linspace(0, 1, 8)[:, None]
+    >>> model = Surrogate(32, max_steps=5, random_state=0).fit(X, np.sin(6 * X[:, 0]))
+    >>> model.predictive(X).mean.shape
+    (8,)
     """
 
     def __init__(self, n_frequencies: int = 256, *, max_steps: int = 100, random_state: Any = None) -> None:
         self.n_frequencies, self.max_steps, self.random_state = n_frequencies, max_steps, random_state
 
     def fit(self, X: Any, y: Any, *, bounds: Any = None, noise_std: Any = None) -> "Surrogate":
-        """Learn lengths, amplitude and noise, and put the exact last layer on every row.
+        """Learn length scales, amplitude and noise, and compute the exact last layer from all rows.
 
-        `bounds` (2, d) is the box that the lengths are measured by; the range of X if left out. `noise_std` is known
-        noise of each value, beside what is learned.
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Points.
+        y : array-like of shape (n,)
+            Their values.
+        bounds : array-like of shape (2, d), default None
+            Box that sets the unit of the length scales. None: the range of X.
+        noise_std : array-like of shape (n,), default None
+            Known noise standard deviation of each value, in addition to the learned noise.
+
+        Returns
+        -------
+        Surrogate
+            The model itself.
+
+        Raises
+        ------
+        InputError
+            If there are several outputs, or if the bounds are not a box.
         """
         vars(self).pop("fitted_", None)
         seed, rows = self._seed(), self._validate_and_scale(X, y, None, noise_std=noise_std)
@@ -108,7 +138,7 @@ class Surrogate(LastLayerRegressor):
 
     @staticmethod
     def _layer(data: Data, network: nn.Module) -> LastLayer:
-        """On every row; of one output, so that outputs need not be told apart where their noise is known."""
+        """Last layer of all rows; with known noise, the posterior of the single output."""
         if data.learned_noise:
             statistics = Statistics.from_features(affine_features(network(data.X)), data.T)
             return last_layers([statistics], noise_prior=LITTLE_NOISE)[0]
@@ -118,7 +148,25 @@ class Surrogate(LastLayerRegressor):
 
 
 def box_scaler(X: Float[Tensor, "m d"], bounds: Any) -> Standardizer:
-    """Inputs standardised as if they filled the box: points that gather around the best change nothing."""
+    """Build a scaler that standardises inputs as if they filled a box, wherever the points are.
+
+    Parameters
+    ----------
+    X : Tensor of shape (m, d)
+        Points.
+    bounds : array-like of shape (2, d) or None
+        Lower and upper bounds. None: the range of the points.
+
+    Returns
+    -------
+    Standardizer
+        The scaler.
+
+    Raises
+    ------
+    InputError
+        If the bounds have the wrong shape, or are reversed or not numbers.
+    """
     d = X.shape[1]
     box = torch.stack([X.amin(0), X.amax(0)]) if bounds is None else torch.as_tensor(np.asarray(bounds, float))
     if box.shape != (2, d):
