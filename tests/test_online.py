@@ -350,7 +350,7 @@ def test_mistakes_are_told_and_change_nothing(single, as_a_user):
         with pytest.raises(ValueError, match=words):
             online.update(*wrong)
     np.testing.assert_array_equal(online.predictive(NEW).std, before)
-    with pytest.raises(InputError, match=r"SlidingWindow\(rows=9\) must start from rows"):
+    with pytest.raises(InputError, match=r"SlidingWindow\(rows=9\) needs initial rows"):
         OnlineModel(single, SlidingWindow(9))
     with pytest.raises(InputError, match="rows=1"):
         SlidingWindow(1)
