@@ -356,7 +356,7 @@ def test_mistakes_are_told_and_change_nothing(single, as_a_user):
         SlidingWindow(1)
     with pytest.raises(InputError, match="memory=0"):
         ExponentialForgetting(0)
-    with pytest.raises(InputError, match="by itself"):
+    with pytest.raises(InputError, match="drops rows itself"):
         OnlineModel(single, SlidingWindow(9), start=(X[:9], Y[:9, 0])).remove(X[:1], Y[:1, 0])
     with pytest.raises(InputError, match=r"forgetting=1\.5"):
         copy.deepcopy(single).update(X[:1], Y[:1, 0], forgetting=1.5)

@@ -428,7 +428,7 @@ class OnlineModel:
             self._layers = [LayerStack.unpack(tensors, *own) for tensors, own in zip(packed, parts, strict=True)]
 
     def _look(self, X: ndarray) -> Look:
-        """Evaluate rows, reusing the single row evaluated last: predicting and then learning it costs one evaluation."""
+        """Evaluate rows; the row evaluated last is reused, so that predicting and learning it costs one evaluation."""
         if len(X) != 1:
             return Look(self._arrays, self._layers, X)
         key = X.tobytes()
