@@ -299,8 +299,7 @@ class LoaderSource:
         return Samples(as_inputs(X), torch.as_tensor(y), torch.as_tensor(weights[0]) if weights else None)
 
     def _seeded(self, seed: int | None) -> Iterator[Any]:
-        """Iterate with seeded generators; samplers draw from the loader's or torch's default one, and both are
-        restored."""
+        """Iterate with seeded generators, the loader's and torch's default one, and restore both."""
         seed = 0 if seed is None else seed
         generator = getattr(self.loader, "generator", None)
         items = isolated(self.loader, torch.default_generator, seed)
