@@ -26,9 +26,7 @@ from lastlayer.types import FOURIER, Family
 HEAD_UNITS = 10
 CURVE_NUMBERS = ("power", "reach", "trust", "seen", "squares")
 BELIEVED_ROWS, SURE = 50.0, 3.0
-"""Rows that the calibration counts as, beside those learned later; and the excess of the latter's squared residuals,
-in standard errors, from which on the variance is widened.
-"""
+"""Rows that a curve is worth beside those learned later; standard errors by which these must exceed it to widen it."""
 OWN_OUTSIDE = -1.5
 """Log of the fraction of `Outside.factor` applied to the process itself, whose own curve covers most of it."""
 
