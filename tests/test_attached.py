@@ -258,7 +258,7 @@ def test_what_is_wrong_with_batches_is_said(text, as_a_user):
         attach(network, split(text, y[:, 0], size=M))
     with tell("gives 2 numbers, and the targets have 3"):
         attach(network, split(text, torch.cat([y, y[..., :1]], -1)))
-    with tell("a part is missing"):
+    with tell("only a part of their targets"):
         attach(network, split(text, y.where(torch.tensor([True, False]), torch.nan)))
     with tell("y has NaN or infinite"):
         attach(network, split(text, y / 0))

@@ -623,12 +623,12 @@ HOSTILE = {
     "a model that is a folder": (fit_with("--model", "."), "is a folder"),
     # models
     "no model": (lambda f, m: ["predict", f / "m", NEW], "is not a file"),
-    "a model of words": (model_of(b"hello " * 100), "not a whole lastlayer model file"),
-    "a pickle": (model_of(pickle.dumps(Bomb())), "not a whole lastlayer model file"),
-    "a zip": (model_of(b"PK\x03\x04" + bytes(200)), "not a whole lastlayer model file"),
-    "half a model": (truncated_model, "take an older copy"),
+    "a model of words": (model_of(b"hello " * 100), "not a complete lastlayer model file"),
+    "a pickle": (model_of(pickle.dumps(Bomb())), "not a complete lastlayer model file"),
+    "a zip": (model_of(b"PK\x03\x04" + bytes(200)), "not a complete lastlayer model file"),
+    "half a model": (truncated_model, "use an older copy"),
     "a model without columns": (plain_model, "saved without the columns"),
-    "arguments in the wrong order": (lambda f, m: ["predict", NEW, m], "not a whole lastlayer model file"),
+    "arguments in the wrong order": (lambda f, m: ["predict", NEW, m], "not a complete lastlayer model file"),
     # new rows
     "a column that is not there": (rows_of(lambda t: t.replace("fluid", "liquid")), "needs column 'fluid'"),
     "a word where numbers were": (rows_of(lambda t: t.replace("23.80", "much")), "row 1 has 'much'"),

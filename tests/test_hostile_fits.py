@@ -113,7 +113,7 @@ def test_a_network_without_an_answer_is_no_answer():
     model = quick(backbone=network).fit(X, Y)
     assert np.isfinite(model.predict(X)).all()
     for ask in (model.predict, model.predictive, model.joint, model.sample_y, model.extrapolation):
-        with pytest.raises(InputError, match="no finite answer"):
+        with pytest.raises(InputError, match="no finite prediction"):
             ask(1e6 + X)
     with pytest.raises(InputError, match="NaN, infinite"):
         finite_features(model.network_, torch.full((1, 2), 1e6, dtype=torch.float64))

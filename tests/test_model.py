@@ -561,7 +561,11 @@ def test_groups_that_go_together_are_held_out_together():
         ({"hidden_prior": math.nan}, {}, "hidden_prior=nan"),
         ({"hidden_prior": "strong"}, {}, "hidden_prior='strong'"),
         ({"preset": "fats"}, {}, "did you mean 'fast'"),
-        ({"backbone": nn.Linear(1, 3), "n_members": 2}, {}, "n_members=2 needs networks that start apart"),
+        (
+            {"backbone": nn.Linear(1, 3), "n_members": 2},
+            {},
+            "n_members=2 needs networks with different initial weights",
+        ),
         ({"noise": "input", "calibration": None}, {}, 'noise="input" is fitted to rows left out'),
         ({"noise": "input", "preset": "evidence"}, {}, 'noise="input" is fitted to rows left out'),
     ],

@@ -350,13 +350,13 @@ def test_mistakes_are_told_and_change_nothing(single, as_a_user):
         with pytest.raises(ValueError, match=words):
             online.update(*wrong)
     np.testing.assert_array_equal(online.predictive(NEW).std, before)
-    with pytest.raises(InputError, match=r"SlidingWindow\(rows=9\) must start from rows"):
+    with pytest.raises(InputError, match=r"SlidingWindow\(rows=9\) needs initial rows"):
         OnlineModel(single, SlidingWindow(9))
     with pytest.raises(InputError, match="rows=1"):
         SlidingWindow(1)
     with pytest.raises(InputError, match="memory=0"):
         ExponentialForgetting(0)
-    with pytest.raises(InputError, match="by itself"):
+    with pytest.raises(InputError, match="drops rows itself"):
         OnlineModel(single, SlidingWindow(9), start=(X[:9], Y[:9, 0])).remove(X[:1], Y[:1, 0])
     with pytest.raises(InputError, match=r"forgetting=1\.5"):
         copy.deepcopy(single).update(X[:1], Y[:1, 0], forgetting=1.5)

@@ -1,4 +1,4 @@
-"""Regression with neural networks that know what they do not know."""
+"""Regression with neural networks that quantify their uncertainty: a Bayesian last layer, in PyTorch."""
 
 from importlib import import_module
 from pkgutil import iter_modules
@@ -36,7 +36,7 @@ _MODULES = frozenset(module.name for module in iter_modules(__path__) if not mod
 
 
 def __getattr__(name: str) -> Any:
-    """Public names and modules are imported when they are asked for: `lastlayer --help` does not wait for torch."""
+    """Import public names and modules on first use, so that `lastlayer --help` does not wait for torch."""
     if name in _HOMES:
         value: Any = getattr(import_module(f"lastlayer.{_HOMES[name]}"), name)
     elif name in _MODULES:

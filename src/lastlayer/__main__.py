@@ -1,9 +1,10 @@
-"""The command `lastlayer`, also `python -m lastlayer`: it needs an extra, and says so where that is missing."""
+"""The command `lastlayer`, or `python -m lastlayer`; it needs the extra "cli"."""
 
 import sys
 
 
 def main() -> None:
+    """Run the command-line interface."""
     try:
         from lastlayer.cli import app
     except ModuleNotFoundError as error:

@@ -1,4 +1,7 @@
-"""What a file holds, checked: a digest tells that a file is whole, not that it makes sense: else ValueError."""
+"""Validation of the content of model files: a digest shows that a file is intact, not that its content is valid.
+
+All functions raise ValueError for invalid content.
+"""
 
 import math
 import types
@@ -22,18 +25,20 @@ def tensor(
     infinite: bool = False,
     missing: bool = False,
 ) -> Tensor:
-    """A tensor of the shape (None: any length) and type that are expected.
+    """Return a tensor after checking its shape (None: any length), type and values.
 
     Parameters
     ----------
     tensors : mapping of str to Tensor
+        Tensors of the file.
     name : str
-        Of the tensor.
+        Name of the tensor.
     *shape : int or None
-        Its dimensions.
+        Expected dimensions.
     dtype : torch.dtype, default torch.float64
+        Expected type.
     low : float
-        The smallest value that is allowed.
+        Smallest value allowed.
     infinite : bool, default False
         Whether values may be infinite.
     missing : bool, default False
@@ -42,11 +47,12 @@ def tensor(
     Returns
     -------
     Tensor
+        The tensor.
 
     Raises
     ------
     ValueError
-        If it is not there, or another one.
+        If it is missing or does not match.
     """
     found = tensors.get(name)
     fits = found is not None and found.dim() == len(shape) and found.dtype == dtype
@@ -65,7 +71,7 @@ def tensor(
 
 
 def covariance(name: str, matrix: Tensor) -> Tensor:
-    """A symmetric, positive definite matrix."""
+    """Return a matrix after checking that it is symmetric and positive definite."""
     if not torch.allclose(matrix, matrix.mT, rtol=1e-6, atol=0.0):
         raise ValueError(f"{name} is not symmetric")
     if bool(torch.linalg.cholesky_ex(matrix).info.any()):
@@ -76,7 +82,7 @@ def covariance(name: str, matrix: Tensor) -> Tensor:
 def number(
     name: str, value: Any, *, low: float | int = -math.inf, high: float = math.inf, infinite: bool = False
 ) -> float:
-    """A number, or the text of one: JSON knows no infinity."""
+    """Return a number, given as such or as text, since JSON has no infinity, after checking its range."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"{name} is {value!r}, and a number is needed")
     try:
@@ -89,7 +95,7 @@ def number(
 
 
 def typed(name: str, value: Any, annotation: Any) -> Any:
-    """A JSON value as the annotation has it: lists become tuples where these are wanted, whole numbers floats.
+    """Return a JSON value of the annotated type: lists become tuples and integers floats where the annotation says so.
 
     Raises
     ------
@@ -124,7 +130,7 @@ def typed(name: str, value: Any, annotation: Any) -> Any:
 
 
 def instance(cls: type[Value], content: Any, name: str = "") -> Value:
-    """A dataclass from the JSON object of its fields, each of the type that is declared."""
+    """Build a dataclass from a JSON object of its fields, after checking the type of each."""
     if not isinstance(content, dict):
         raise ValueError(f"{name or cls.__name__} is {_shortened(content)}, and an object is needed")
     known = {field.name: hint for field in fields(cls) for hint in [typing.get_type_hints(cls)[field.name]]}  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Digests of data and networks: two trainings are of the same data if every byte is the same."""
+"""Digests of data and networks, by which equal data are recognised: every byte counts."""
 
 import hashlib
 import re
@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 
 CHUNK_BYTES = 2**24
-"""Bytes of a memory map that are in memory at a time."""
+"""Bytes of a memory map in memory at a time."""
 
 
 class Digest:
-    """Of arrays, one after the other: their types, shapes and bytes."""
+    """Digest of a sequence of arrays: their types, shapes and bytes."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
 
     def add(self, *arrays: Any) -> "Digest":
-        """Take in arrays, tensors and texts; None counts as one that is not there."""
+        """Add arrays, tensors and texts; None counts as well."""
         for array in arrays:
             if array is None or isinstance(array, str):
                 self._hash.update(f"{array!r};".encode())
@@ -38,12 +38,12 @@ class Digest:
 
 
 def digest_of(*arrays: Any) -> str:
-    """Of all bytes of the arrays, their types and shapes."""
+    """Digest of the arrays' bytes, types and shapes."""
     return str(Digest().add(*arrays))
 
 
 def digest_of_parameters(network: nn.Module, *, buffers: bool = True) -> str:
-    """Of all weights, which of them are trained, and the buffers."""
+    """Digest of all weights, which of them are trained, and the buffers."""
     digest = Digest()
     for name, p in network.named_parameters():
         digest.add(name, str(p.requires_grad), p)
@@ -53,18 +53,18 @@ def digest_of_parameters(network: nn.Module, *, buffers: bool = True) -> str:
 
 
 def layout_of(network: nn.Module) -> str:
-    """The network as it prints, with names, shapes and types of all that it holds."""
+    """Printed form of the network, with names, shapes and types of all its parameters and buffers."""
     held = [f"{name} {tuple(x.shape)} {x.dtype}" for name, x in _held(network)]
     return "\n".join([printed(network), *held])
 
 
 def printed(network: nn.Module) -> str:
-    """The network as it prints, without addresses in memory, which are others in every process."""
+    """Printed form of the network without memory addresses, which differ between processes."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", str(network))
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Module and qualified name of a function or class; of another callable, those of its class."""
+    """Module and qualified name of a function or class, or of the class of any other callable."""
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}.{named.__qualname__}"
 
@@ -75,8 +75,8 @@ def _held(network: nn.Module) -> Iterable[tuple[str, Tensor]]:
 
 
 def _bytes(values: Any) -> Any:
-    """Of some rows, in an order that does not depend on how they lie in memory."""
-    if isinstance(values, Tensor):  # NumPy does not know every type of torch
+    """Bytes of some rows, in an order that does not depend on their memory layout."""
+    if isinstance(values, Tensor):  # NumPy lacks some of torch's types
         return values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     if values.dtype.hasobject:
         return repr(values.tolist()).encode()

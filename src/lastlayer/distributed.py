@@ -1,8 +1,8 @@
-"""Several processes that train one model: statistics and gradients are summed over them, and everything else is local.
+"""Training one model in several processes: statistics and gradients are summed over them, everything else is local.
 
-Started by torchrun, every process holds the same network and sees its own rows; since statistics are additive, one
-all-reduce of (k + q)^2 numbers gives each of them the last layer of all rows. Marginal likelihoods of shards do not add
-up: averaging their gradients, as plain data-parallel training would, is wrong.
+torchrun starts the processes; each holds the same network and its share of the rows. Statistics are additive, so one
+all-reduce of (k + q)^2 numbers gives every process the last layer of all rows. Marginal likelihoods of shards do not
+add up: averaging their gradients, as plain data-parallel training would, is wrong.
 """
 
 import os
@@ -23,44 +23,44 @@ from lastlayer.statistics import Statistics
 Value = TypeVar("Value")
 
 TIMEOUT = 600.0
-"""Seconds that a process waits for the others, unless `join` is told otherwise."""
+"""Default number of seconds that a process waits for the others."""
 SHOWN = 200
-"""Characters of a value that an error shows."""
+"""Characters of a value that an error message shows."""
 LOOK_EVERY = 0.5
-"""Seconds of waiting after which a process looks whether another has failed."""
+"""Seconds of waiting between checks for failures of other processes."""
 
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """This process among all of them. Row i of a batch belongs to process i modulo `world_size`."""
+    """This process within its group; row i of a batch belongs to process i modulo `world_size`."""
 
     rank: int = 0
     world_size: int = 1
 
     @classmethod
     def current(cls) -> "ProcessGroup":
-        """Of the group that torch.distributed has been initialised with; a single process without one."""
+        """The group that torch.distributed was initialised with, or a single process."""
         if not (distributed.is_available() and distributed.is_initialized()):
             return ONE
         return cls(distributed.get_rank(), distributed.get_world_size())
 
     def local_count(self, n: int) -> int:
-        """How many of the first n rows of a batch are here."""
+        """Count how many of the first n rows of a batch belong to this process."""
         return max(0, -(-(n - self.rank) // self.world_size))
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """The sum over all processes, in place."""
+        """Sum a tensor over all processes, in place."""
         if self.world_size > 1:
             with self._waiting():
                 work = distributed.all_reduce(tensor, async_op=True)
-                if tensor.is_cuda:  # no step waits for the device; torch ends a process that waits too long there
+                if tensor.is_cuda:  # steps do not wait for the device; torch ends a process that waits too long there
                     work.wait()
                 else:
                     self._wait(work)
         return tensor
 
     def reduce(self, statistics: Statistics) -> Statistics:
-        """Statistics of the rows of all processes together: Chan's rule, around the mean of all."""
+        """Combine the statistics of all processes' rows: Chan's rule, around the mean of all."""
         if self.world_size == 1:
             return statistics
         c = statistics.mean.shape[-1]
@@ -73,7 +73,7 @@ class ProcessGroup:
         return replace(statistics, count=count, mean=mean, scatter=rest[..., :c, :], energy=rest[..., c, :])
 
     def gather(self, value: Value) -> "list[Value]":
-        """The small values of all processes, in their order."""
+        """Collect small values from all processes, in order of rank."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -83,7 +83,7 @@ class ProcessGroup:
         return values
 
     def broadcast_state(self, network: nn.Module) -> None:
-        """Weights and buffers of the first process's network, which is built like all others, for all of them."""
+        """Copy weights and buffers of the first process's network to all others, which have the same architecture."""
         if self.world_size == 1:
             return
         held = {name: value.detach() for name, value in (*network.named_parameters(), *network.named_buffers())}
@@ -95,17 +95,17 @@ class ProcessGroup:
             value.copy_(sent[0][name])
 
     def agree(self, own: Mapping[str, Any]) -> None:
-        """Raise on all processes if these values are not the same on all of them.
+        """Raise an error on all processes if these values differ between them.
 
         Parameters
         ----------
         own : dict
-            Names, as a user knows them, and small values of this process.
+            Names, as users know them, and small values of this process.
 
         Raises
         ------
         MismatchError
-            Names the first process that differs from the process of rank 0, and in what.
+            Names the first process that differs from rank 0, and the differences.
         """
         first, *others = self.gather(dict(own))
         for rank, theirs in enumerate(others, 1):
@@ -120,9 +120,9 @@ class ProcessGroup:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """What fails within it on one process fails on all of them, soon, with an error that names the process.
+        """Context in which a failure of one process promptly fails all of them, with an error that names the process.
 
-        Afterwards the group cannot be used again: its processes are at different places.
+        Afterwards the group cannot be used again, because its processes are in different states.
         """
         if self.world_size == 1:
             yield
@@ -130,14 +130,14 @@ class ProcessGroup:
         self._check_sound()
         try:
             yield
-        except (MismatchError, ProcessError):  # all of them have it
+        except (MismatchError, ProcessError):  # raised on all processes
             raise
         except BaseException as error:
             self._tell(error)
             raise
 
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Every gradient becomes the sum over all processes, by one message."""
+        """Replace every gradient by its sum over all processes, in one message."""
         if self.world_size == 1:
             return
         grads = [p.grad for p in parameters if p.grad is not None]
@@ -146,9 +146,9 @@ class ProcessGroup:
             grad.copy_(part.view_as(grad))
 
     def shutdown(self) -> None:
-        """Wait for all processes, then end the group: one that leaves early can take others down with it.
+        """Wait for all processes, then end the group: a process that leaves early can bring down others.
 
-        After a failure nobody is waited for.
+        After a failure, the others are not waited for.
         """
         if self.world_size == 1:
             return
@@ -160,7 +160,7 @@ class ProcessGroup:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Errors of the network between processes, in words."""
+        """Context that turns communication errors into a `ProcessError` with an explanation."""
         began = time.monotonic()
         try:
             yield
@@ -178,24 +178,24 @@ class ProcessGroup:
             raise failure from error
 
     def _tell(self, error: BaseException) -> None:
-        """Note for the others that this process has failed."""
-        with suppress(Exception):  # the first process, which keeps the notes, may be gone
+        """Record for the other processes that this one has failed."""
+        with suppress(Exception):  # the first process, which hosts the store, may be gone
             _notes().set(_failure(self.rank), f"{type(error).__name__}: {error}")
 
     def _wait(self, work: Any) -> None:
-        """For all processes to come, as long as none of them has failed."""
+        """Wait for all processes, as long as none of them has failed."""
         while True:
             try:
                 work.wait(timedelta(seconds=LOOK_EVERY))
                 return
             except RuntimeError:
-                if work.is_completed():  # it may have ended just after the time was over
+                if work.is_completed():  # it may have ended just after the timeout
                     work.wait()
                     return
             self._check_sound()
 
     def _barrier(self) -> None:
-        """All processes are here. By polling: NCCL would abort the group after a wait that ends early."""
+        """Wait until all processes are here, by polling: NCCL would abort the group after a wait that ends early."""
         work, looked = distributed.barrier(async_op=True), time.monotonic()
         while not work.is_completed():
             time.sleep(1e-3)
@@ -205,7 +205,7 @@ class ProcessGroup:
         work.wait()
 
     def _check_sound(self) -> None:
-        """Raise if another process has failed."""
+        """Raise an error if another process has failed."""
         for rank in range(self.world_size):
             try:
                 failed = _notes().check([_failure(rank)])
@@ -223,20 +223,20 @@ ONE = ProcessGroup()
 
 
 def join(*, timeout: float | int = TIMEOUT) -> ProcessGroup:
-    """Join the group that torchrun has started this process for: nccl with a GPU each, otherwise gloo.
+    """Join the group for which torchrun started this process, with nccl if there are GPUs, otherwise gloo.
 
     Parameters
     ----------
     timeout : float, default 600
-        Seconds that a process waits for the others wherever they exchange numbers. A process that has ended or raised
+        Seconds that a process waits for the others whenever they exchange numbers. A process that has ended or raised
         an error in `fit_source` or `attach` is noticed within seconds; the timeout is for one that hangs. It must
-        exceed the difference in time that the processes need to pass over their rows. A group that exists already
-        keeps its own.
+        exceed the differences between the times that the processes need for a pass over their rows. An existing group
+        keeps its timeout.
 
     Returns
     -------
     ProcessGroup
-        Of this process alone where torchrun has not started it.
+        The group; a single process if torchrun did not start this one.
 
     Raises
     ------
@@ -245,9 +245,10 @@ def join(*, timeout: float | int = TIMEOUT) -> ProcessGroup:
 
     Examples
     --------
-    >>> group = lastlayer.distributed.join(timeout=60)  # doctest: +SKIP
-    >>> model = BLLRegressor().fit_source(source)  # doctest: +SKIP
-    >>> group.shutdown()  # doctest: +SKIP
+    >>> import lastlayer
+    >>> group = lastlayer.distributed.join(timeout=60)
+    >>> model = lastlayer.BLLRegressor().fit_source(source)  # doctest: +SKIP
+    >>> group.shutdown()
     """
     if not timeout > 0:
         raise InputError(f"timeout={timeout!r} must be a positive number of seconds")
@@ -262,16 +263,16 @@ def join(*, timeout: float | int = TIMEOUT) -> ProcessGroup:
 
 
 def _short(value: Any) -> str:
-    """As much of it as an error should have."""
+    """Text of a value, truncated for error messages."""
     text = str(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def _notes() -> Any:
-    """The store through which the processes of the group have found each other."""
+    """The store through which the processes of the group found each other."""
     return distributed.distributed_c10d._get_default_store()
 
 
 def _failure(rank: int) -> str:
-    """Where a process notes that it has failed."""
+    """Key under which a process records its failure."""
     return f"lastlayer/failure/{rank}"

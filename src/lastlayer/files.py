@@ -1,6 +1,6 @@
-"""Model files: safetensors with a JSON header, checked by a digest, written aside and moved into place. No pickle.
+"""Model files: safetensors with a JSON header and a digest, written to a temporary file and renamed. No pickle.
 
-Also which existing files an output may replace: `check_output`, which every command asks before it begins.
+`check_output` decides which existing files an output may replace; every command calls it before it starts.
 """
 
 import hashlib
@@ -21,17 +21,17 @@ from torch import Tensor
 from lastlayer.errors import InputError, LastLayerError, check_writable
 
 FORMAT = 5
-"""Raised whenever a file of today could not be read by the code of yesterday."""
+"""Increased whenever older code could not read a new file."""
 
 
 class ModelFileError(LastLayerError, ValueError):
-    """A model file that cannot be read, and why."""
+    """A model file cannot be read; the message gives the reason."""
 
 
 def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-    """Write tensors and a JSON header to one file; until it is whole on disk, an older file stays what it was."""
+    """Write tensors and a JSON header to one file; an older file stays until the new one is complete."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    plain = lambda value: value.item() if hasattr(value, "item") else str(value)  # a number of NumPy; a device, say
+    plain = lambda value: value.item() if hasattr(value, "item") else str(value)  # a NumPy number; a device
     text = json.dumps({"format": FORMAT, **header}, sort_keys=True, default=plain)
     metadata = {"lastlayer": text, "digest": _digest(tensors, text)}
     content = safetensors.torch.save(tensors, metadata)
@@ -41,9 +41,9 @@ def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], header: dict
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write to, moved to `path` once it is whole on disk; if anything fails, an older file stays.
+    """Context with a file to write to, which replaces `path` once it is complete; on failure an older file stays.
 
-    Through a symbolic link, its target is replaced and the link stays; an older file's mode is kept.
+    If `path` is a symbolic link, its target is replaced and the link stays; the mode of an older file is kept.
     """
     path = Path(os.path.realpath(path))
     mode = path.stat().st_mode if path.exists() else None
@@ -51,7 +51,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         raise InputError(f"{path} is neither a file nor a folder: give the name of a file")
     aside = path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}.part")
     try:
-        # not tempfile: its files are closed to everyone else, whatever the umask
+        # not tempfile, whose files only the owner may read, whatever the umask
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         handle = os.open(aside, flags, 0o666 if mode is None else stat.S_IMODE(mode))
         with os.fdopen(handle, "wb") as file:
@@ -67,12 +67,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and header of a file that `write` wrote; anything else is refused with its reason."""
+    """Read tensors and header of a file that `write` wrote; raises `ModelFileError` for any other file."""
     path = Path(path)
     try:
         if not path.is_file():
             raise ModelFileError(f"{path} is not a file: give the path of a model that was saved with model.save(path)")
-        content = path.read_bytes()  # once: between two looks the file may have been replaced by a newer one
+        content = path.read_bytes()  # once: the file may be replaced between two reads
         tensors = {name: tensor.clone() for name, tensor in safetensors.torch.load(content).items()}  # aligned
         length = int.from_bytes(content[:8], "little")
         metadata = json.loads(content[8 : 8 + length]).get("__metadata__") or {}
@@ -87,15 +87,15 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
         raise ModelFileError(f"{path} is a safetensors file, but not one that lastlayer wrote") from error
     except Exception as error:  # the parsers below raise their own kinds of errors on damaged files
         raise ModelFileError(
-            f"{path} is not a whole lastlayer model file (truncated, damaged or foreign): {error}; "
-            "take an older copy or fit and save again"
+            f"{path} is not a complete lastlayer model file (truncated, damaged or foreign): {error}; "
+            "use an older copy, or fit and save again"
         ) from error
     if not isinstance(version, int) or isinstance(version, bool) or version > FORMAT:
         raise ModelFileError(
             f"{path} has file format {version}, and this version of lastlayer reads up to {FORMAT}: upgrade lastlayer"
         )
     if metadata.get("digest") != _digest(tensors, text):
-        raise ModelFileError(f"{path} is damaged: its content does not match its digest; take an older copy")
+        raise ModelFileError(f"{path} is damaged: its content does not match its digest; use an older copy")
     return tensors, header
 
 
@@ -113,7 +113,7 @@ def _digest(tensors: dict[str, Tensor], text: str) -> str:
 
 @dataclass(frozen=True)
 class OutputKind:
-    """A kind of file that commands write, and how an older one of that kind is told from a user's own file."""
+    """A kind of output file, and how to recognise an older file of that kind."""
 
     name: str
     recognizes: Callable[[Path], bool]
@@ -122,24 +122,24 @@ class OutputKind:
 def check_output(
     path: Path, kind: OutputKind, *, inputs: Iterable[Path] = (), force: bool = False, advice: str = "another name"
 ) -> None:
-    """Refuse, before any work, an output that would cost the user a file.
+    """Raise an error, before any work, if an output would destroy a user's file.
 
     An output never replaces an input of the same command, by whatever path, symbolic or hard link. It replaces an
-    existing file only if that is empty, or of the kind that is written: a model a model, a report a report, a table of
-    predictions a table that has the columns of one.
+    existing file only if that is empty or of the same kind: a model a model, a report a report, a table of predictions
+    a table with the columns of one.
 
     Parameters
     ----------
     path : Path
         The file to be written.
     kind : OutputKind
-        Of the file to be written.
+        Kind of the file to be written.
     inputs : iterable of Path
         Files that the command reads.
     force : bool, default False
-        Allow both.
+        Allow the output to replace any file.
     advice : str
-        What the user can give instead.
+        What the user can give instead, for the message.
 
     Raises
     ------
@@ -169,7 +169,7 @@ def _has(mark: bytes, within: int) -> Callable[[Path], bool]:
 
 
 def header_of(path: Path) -> dict[str, Any]:
-    """The header of a file that `write` wrote, without its digest being checked; {} of any other file."""
+    """Return the header of a file that `write` wrote, without checking its digest; {} for any other file."""
     length = int.from_bytes(_begins(path, 8), "little")
     if not 2 <= length <= path.stat().st_size - 8:
         return {}
@@ -204,11 +204,11 @@ def _is_bundle(path: Path) -> bool:
 
 LONGEST_HEADER = 10_000_000
 PREDICTED_COLUMNS = ("affine_cost", "extrapolation", "outside_range")
-"""Columns that every table of predictions has, whatever its targets are called."""
+"""Columns of every table of predictions, whatever its targets are called."""
 GENERATOR = '<meta name="generator" content="lastlayer">'
-"""What every page of HTML begins with, by which it is known again."""
+"""Tag at the start of every HTML page, by which it is recognised."""
 SOFTWARE = "lastlayer"
-"""What pictures say of the software that made them."""
+"""Name of the software in the metadata of pictures."""
 MODEL = OutputKind("a lastlayer model", lambda path: "model" in header_of(path))
 PAGE = OutputKind("a page that lastlayer wrote", _has(GENERATOR.encode(), 1_000))
 PREDICTIONS = OutputKind("a table of predictions", _is_predictions)

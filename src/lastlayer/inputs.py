@@ -1,4 +1,4 @@
-"""What users hand in, turned into checked arrays; errors say which rows are at fault."""
+"""Validation of users' arrays; errors name the rows at fault."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,19 +14,19 @@ from sklearn.utils.validation import _check_sample_weight, validate_data
 from lastlayer.errors import InputError
 
 FLOATS = {"dtype": [np.float64, np.float32], "ensure_all_finite": False}
-"""What scikit-learn leaves as it is; finiteness is checked here, with the rows named."""
+"""Arguments of scikit-learn's validation for floats; finiteness is checked here, with the rows named."""
 
 
 IDS = {"dtype": [np.int64], "ensure_all_finite": False}
-"""What integers are, where they are passed on as they are."""
+"""Arguments of scikit-learn's validation for integer inputs."""
 LARGEST_INPUT, LARGEST_TARGET = 1e300, 1e100
-"""Sizes up to which differences of inputs, and variances of targets, are numbers of float64."""
+"""Magnitudes up to which differences of inputs, and variances of targets, do not overflow in float64."""
 LARGEST_WEIGHT = 2.0**53
-"""Counts up to here are exact in float64."""
+"""Counts up to this are exact in float64."""
 
 
 def as_array(values: Any) -> Any:
-    """Torch tensors become NumPy arrays, in float32 where NumPy lacks their type; everything else stays as it is."""
+    """Convert torch tensors to NumPy arrays, in float32 where NumPy lacks the type; return anything else unchanged."""
     if not isinstance(values, torch.Tensor):
         return values
     values = values.detach().cpu()
@@ -34,14 +34,14 @@ def as_array(values: Any) -> Any:
 
 
 def contiguous(a: ndarray) -> ndarray:
-    """As torch takes arrays: in order, and without negative strides, which those of a single column may keep."""
+    """Return an array that torch accepts: contiguous, without the negative strides that a single column may have."""
     return np.ascontiguousarray(a) if all(step >= 0 for step in a.strides) else a.copy()
 
 
 def check_X(estimator: BaseEstimator, X: Any, *, reset: bool, nd: bool, ids: bool = False) -> ndarray:
-    """A finite float array of inputs: a table, or with `nd` of more dimensions; columns as they were in fit.
+    """Return the inputs as a finite float array with the columns of `fit`: a table, or with `nd` more dimensions.
 
-    `ids`: integers, of any dimensions.
+    With `ids`, integers of any number of dimensions stay integers.
     """
     with _refusing():
         checked: ndarray = validate_data(estimator, as_array(X), reset=reset, allow_nd=nd, **_kept(X, ids, reset=reset))
@@ -52,9 +52,10 @@ def check_X(estimator: BaseEstimator, X: Any, *, reset: bool, nd: bool, ids: boo
 def check_Xy(
     estimator: BaseEstimator, X: Any, y: Any, *, reset: bool, nd: bool, partly: bool = False, ids: bool = False
 ) -> tuple[ndarray, ndarray]:
-    """Inputs and targets of the same length, both finite; the targets as given, 1-D or 2-D.
+    """Return inputs and targets of equal length, both finite; targets are 1-D or 2-D as given.
 
-    `partly`: of several targets some may be missing (NaN), but not all of a row. `ids`: integer inputs stay integers.
+    With `partly`, some of several targets may be missing (NaN), but not all of a row. With `ids`, integer inputs stay
+    integers.
     """
     given = np.asarray(y := as_array(y))
     missing = None
@@ -74,7 +75,7 @@ def check_Xy(
 
 
 def _kept(X: Any, ids: bool, *, reset: bool) -> dict[str, Any]:
-    """What scikit-learn leaves as it is of these inputs."""
+    """Arguments of scikit-learn's validation for these inputs."""
     if not ids:
         return FLOATS
     given = np.asarray(as_array(X)).dtype
@@ -86,7 +87,7 @@ def _kept(X: Any, ids: bool, *, reset: bool) -> dict[str, Any]:
 
 
 def check_rows(missing: ndarray) -> None:
-    """An error where all targets of a row are missing: nothing can be learned from it."""
+    """Raise an error if all targets of a row are missing."""
     empty = np.flatnonzero(missing.all(1))
     if len(empty):
         raise InputError(
@@ -96,7 +97,7 @@ def check_rows(missing: ndarray) -> None:
 
 
 def check_weight(sample_weight: Any, X: ndarray) -> ndarray | None:
-    """Non-negative weights, one a row; None stays None."""
+    """Return non-negative weights, one per row; None stays None."""
     if sample_weight is None:
         return None
     with _refusing():
@@ -112,7 +113,7 @@ def check_weight(sample_weight: Any, X: ndarray) -> ndarray | None:
 
 
 def check_groups(groups: Any, n_rows: int) -> Int[ndarray, " m"] | None:
-    """The number of each row's group, from 0 on; None stays None."""
+    """Return the index of each row's group, from 0; None stays None."""
     if groups is None:
         return None
     labels = np.asarray(as_array(groups))
@@ -120,13 +121,13 @@ def check_groups(groups: Any, n_rows: int) -> Int[ndarray, " m"] | None:
         raise InputError(f"groups has shape {labels.shape}: give one label for each of the {n_rows} rows")
     if missing := int(sum(label is None or label != label for label in labels.tolist())):
         raise InputError(
-            f"groups has {missing} missing labels: give every row one, of its own if it belongs to no other"
+            f"groups has {missing} missing labels: give every row a label, a unique one if it belongs to no group"
         )
     return np.unique(labels.astype(str) if labels.dtype == object else labels, return_inverse=True)[1]
 
 
 def check_noise_std(noise_std: Any, y: ndarray) -> ndarray:
-    """Known standard deviations of the targets' noise: one number, one a row, or one for each target."""
+    """Return known noise standard deviations in the shape of y, from one number, one per row, or one per target."""
     with _refusing():
         std = np.asarray(as_array(noise_std), dtype=float)
     std = std[:, None] if std.ndim == 1 and len(std) == len(y) else std
@@ -142,7 +143,7 @@ def check_noise_std(noise_std: Any, y: ndarray) -> ndarray:
 
 
 def check_finite(values: ndarray, name: str, *, largest: float | None = None) -> None:
-    """An error that counts NaN and infinite values and names the first row with one; or the first beyond `largest`."""
+    """Raise an error that counts the values that are not finite, or too large, and names the first such row."""
     bad = ~np.isfinite(values)
     if not bad.any():
         if largest is not None and float(np.abs(values).max(initial=0)) > largest:
@@ -160,13 +161,13 @@ def check_finite(values: ndarray, name: str, *, largest: float | None = None) ->
 
 
 def _rows_with(bad: ndarray) -> ndarray:
-    """The rows in which something is bad."""
+    """Indices of the rows with a bad value."""
     return np.flatnonzero(bad.reshape(len(bad), -1).any(1))
 
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """What scikit-learn and NumPy refuse, as an error of this library; sparse matrices remain a TypeError."""
+    """Context that turns errors of scikit-learn and NumPy into `InputError`; sparse matrices remain a TypeError."""
     try:
         yield
     except InputError:

@@ -1,11 +1,11 @@
-"""Linear functionals of a function: what can be observed of it, and asked of a model, beside its values.
+"""Linear functionals of the unknown function, which can be observed and predicted like its values.
 
     L f = sum_s c_s f(x_s) + g_s . grad f(x_s)
 
-A derivative, a difference, a sum or an integral over points is linear in the function, and so in the weights of the
-last layer: its row of features is L applied to the features, and the posterior stays exact. `Derivative(0).at(X)` are
-functionals at points, `.observed(y, noise_std=...)` are measurements of them; `BLLRegressor.fit`, `update_observations`
-and `predictive_of` take them.
+Derivatives, differences, sums and integrals over points are linear in the function, and therefore in the weights of the
+last layer: the feature row of a functional is L applied to the features, and the posterior stays exact.
+`Derivative(0).at(X)` evaluates a functional at points, and `.observed(y, noise_std=...)` attaches measurements;
+`BLLRegressor.fit`, `update_observations` and `predictive_of` accept them.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,22 +25,50 @@ from lastlayer.scaling import Standardizer
 
 @dataclass(frozen=True)
 class Functionals:
-    """n functionals of one output, in original units, each of at most s points."""
+    """n linear functionals of one output, in original units, each over at most s points.
+
+    Examples
+    --------
+    >>> from lastlayer.observe import Derivative
+    >>> slopes = Derivative(0).at([[0.0], [1.0]])
+    >>> len(slopes)
+    2
+    >>> slopes.observed([1.0, 0.5], noise_std=0.1).y
+    array([1. , 0.5])
+    """
 
     points: Float[ndarray, "n s d"]
+    """The points x_s of each functional."""
     weights: Float[ndarray, "n s"]
-    """c: of the values."""
+    """Coefficients c_s of the function values."""
     directions: Float[ndarray, "n s d"] | None = None
-    """g: of the gradients; None: there are none."""
+    """Coefficients g_s of the gradients; None if no functional involves a derivative."""
     output: int = 0
+    """Index of the output, from 0."""
 
     def __len__(self) -> int:
         return len(self.points)
 
     def observed(self, y: Any, noise_std: Any = None) -> "Observations":
-        """Measurements of them, of any shape with n numbers; `noise_std`: known, one number or one for each.
+        """Attach measurements to the functionals.
 
-        None: as noisy as a value of the function is, which is learned.
+        Parameters
+        ----------
+        y : array-like of any shape with n numbers
+            One measured value per functional.
+        noise_std : float or array-like, default None
+            Known standard deviation of the measurement noise: one number, or one per functional. None: the same noise
+            as that of a function value, which is learned.
+
+        Returns
+        -------
+        Observations
+            The functionals with their measurements.
+
+        Raises
+        ------
+        InputError
+            If `y` or `noise_std` has the wrong size, `y` is not finite, or `noise_std` is not positive and finite.
         """
         values = np.asarray(as_array(y), dtype=float).reshape(-1)
         if len(values) != len(self):
@@ -60,7 +88,18 @@ class Functionals:
         return Observations(self, values, std)
 
     def standardized(self, inputs: Standardizer) -> "StandardFunctionals":
-        """The same of standardised inputs."""
+        """Convert the functionals to standardised inputs.
+
+        Parameters
+        ----------
+        inputs : Standardizer
+            Scaler of the inputs.
+
+        Returns
+        -------
+        StandardFunctionals
+            The same functionals as tensors, of standardised inputs.
+        """
         d = self.points.shape[-1]
         if d != len(inputs.mean):
             raise InputError(f"the points have {d} inputs, but the model takes {len(inputs.mean)}")
@@ -71,14 +110,35 @@ class Functionals:
 
 @dataclass(frozen=True)
 class Observations:
-    """Functionals and what was measured of them."""
+    """Measurements of linear functionals; made by `Functionals.observed`."""
 
     functionals: Functionals
+    """The functionals that were measured."""
     y: Float[ndarray, " n"]
+    """One measured value per functional."""
     noise_std: Float[ndarray, " n"] | None
+    """Known standard deviations of the noise; None if the noise is learned."""
 
     def standardized(self, inputs: Standardizer, targets: Standardizer) -> "StandardObservations":
-        """As the last layer takes them: L t = (L y - mean L 1) / scale."""
+        """Standardise the measurements: L t = (L y - mean L 1) / scale.
+
+        Parameters
+        ----------
+        inputs : Standardizer
+            Scaler of the inputs.
+        targets : Standardizer
+            Scaler of the targets.
+
+        Returns
+        -------
+        StandardObservations
+            The measurements as tensors, in standardised units.
+
+        Raises
+        ------
+        InputError
+            If the functionals' output is not an output of the model.
+        """
         j, q = self.functionals.output, len(targets.mean)
         if not 0 <= j < q:
             raise InputError(f"output={j} is not one of the {q} outputs: they are counted from 0")
@@ -90,15 +150,32 @@ class Observations:
 
 @dataclass(frozen=True)
 class StandardFunctionals:
-    """Functionals as tensors, of standardised inputs."""
+    """Linear functionals as tensors, of standardised inputs."""
 
     points: Float[Tensor, "n s d"]
+    """The points x_s of each functional."""
     weights: Float[Tensor, "n s"]
+    """Coefficients c_s of the function values."""
     directions: Float[Tensor, "n s d"] | None
+    """Coefficients g_s of the gradients; None if there are none."""
     output: int
+    """Index of the output, from 0."""
 
     def apply(self, function: Callable[[Tensor], Tensor], like: Tensor | None = None) -> Float[Tensor, "*b n c"]:
-        """L of a function that maps points (r, d) to (*b, r, c), in the type and on the device of `like`."""
+        """Apply the functionals to a function.
+
+        Parameters
+        ----------
+        function : callable
+            Maps points (r, d) to values (*b, r, c).
+        like : Tensor, default None
+            The points are converted to the dtype and device of this tensor. None: they stay as they are.
+
+        Returns
+        -------
+        Tensor of shape (*b, n, c)
+            L of each of the c components of the function.
+        """
         like = self.points if like is None else like
         n, s, d = self.points.shape
         x = self.points.reshape(n * s, d).to(like)
@@ -111,7 +188,20 @@ class StandardFunctionals:
         return whole.unflatten(-2, (n, s)).sum(-2)
 
     def features(self, linear: Callable[[Tensor], Tensor], like: Tensor | None = None) -> Float[Tensor, "*b n p"]:
-        """Rows [L phi_tilde, L 1]."""
+        """Build the feature rows [L phi_tilde, L 1] of the functionals.
+
+        Parameters
+        ----------
+        linear : callable
+            Feature map without the column of ones: maps points (r, d) to features (*b, r, p - 1).
+        like : Tensor, default None
+            The points are converted to the dtype and device of this tensor. None: they stay as they are.
+
+        Returns
+        -------
+        Tensor of shape (*b, n, p)
+            One row per functional.
+        """
         rows = self.apply(linear, like)
         one = self.weights.sum(1).to(rows).expand(rows.shape[:-1])
         return torch.cat([rows, one[..., None]], -1)
@@ -119,15 +209,28 @@ class StandardFunctionals:
 
 @dataclass(frozen=True)
 class StandardObservations:
-    """Observations as tensors, standardised."""
+    """Measurements of linear functionals as tensors, in standardised units."""
 
     functionals: StandardFunctionals
+    """The functionals that were measured."""
     t: Float[Tensor, " n"]
+    """One standardised measurement per functional."""
     noise_var: Float[Tensor, " n"] | None
-    """Known; None: that of the values, which is learned."""
+    """Known noise variances; None: the learned noise variance of a function value."""
 
     def variances(self, learned: Float[Tensor, "*b"]) -> Float[Tensor, "*b n"]:
-        """Of each target's noise, given that of a value."""
+        """Return the noise variance of each measurement.
+
+        Parameters
+        ----------
+        learned : Tensor of shape (*b)
+            Learned noise variance of a function value.
+
+        Returns
+        -------
+        Tensor of shape (*b, n)
+            `noise_var` where it is known, otherwise `learned`.
+        """
         if self.noise_var is None:
             return learned[..., None].expand(*learned.shape, len(self.t))
         return self.noise_var.to(learned).expand(*learned.shape, -1)
@@ -136,7 +239,22 @@ class StandardObservations:
 def some_of(
     observations: "Sequence[StandardObservations]", most: int, generator: torch.Generator | None = None
 ) -> "tuple[StandardObservations, ...]":
-    """At most so many of them in all, drawn at random from each."""
+    """Draw a random subset of the measurements, in proportion from each set.
+
+    Parameters
+    ----------
+    observations : sequence of StandardObservations
+        Sets of measurements.
+    most : int
+        Number of measurements to keep in all; every set keeps at least one.
+    generator : torch.Generator, default None
+        Source of randomness; None: torch's default generator.
+
+    Returns
+    -------
+    tuple of StandardObservations
+        The subsets, or all measurements if there are no more than `most`.
+    """
     n = sum(len(seen.t) for seen in observations)
     if n <= most:
         return tuple(observations)
@@ -152,34 +270,89 @@ def some_of(
 
 
 class Pointwise:
-    """A functional that every point has: `at` points it is asked for, or observed."""
+    """A functional of one point: `at` evaluates it at the rows of a table."""
 
     output: int
+    """Index of the output, from 0."""
 
     def at(self, X: Any) -> Functionals:
-        """One functional for each row of X."""
+        """Place the functional at points.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            One point per row.
+
+        Returns
+        -------
+        Functionals
+            One functional per row of X; `Gradient` gives d per row.
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Value(Pointwise):
-    """f(x)"""
+    """The value f(x)."""
 
     output: int = 0
+    """Index of the output, from 0."""
 
     def at(self, X: Any) -> Functionals:
+        """Place the functional at points.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            One point per row.
+
+        Returns
+        -------
+        Functionals
+            One value per row of X.
+        """
         points = _points(X)
         return Functionals(points[:, None], np.ones((len(points), 1)), None, self.output)
 
 
 @dataclass(frozen=True)
 class Derivative(Pointwise):
-    """df/dx_j at x."""
+    """The partial derivative df/dx_j at x.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from lastlayer import BLLRegressor
+    >>> from lastlayer.observe import Derivative
+    >>> X = np.linspace(-1, 1, 20)[:, None]
+    >>> model = BLLRegressor(preset="evidence", hidden=(5,), max_epochs=20, random_state=0).fit(X, X[:, 0] ** 2)
+    >>> model.predictive_of(Derivative(0), X).mean.shape
+    (20,)
+    """
 
     j: int
+    """Index of the input, from 0."""
     output: int = 0
+    """Index of the output, from 0."""
 
     def at(self, X: Any) -> Functionals:
+        """Place the functional at points.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            One point per row.
+
+        Returns
+        -------
+        Functionals
+            One derivative per row of X.
+
+        Raises
+        ------
+        InputError
+            If the points have no input `j`.
+        """
         points = _points(X)
         if not 0 <= self.j < points.shape[1]:
             raise InputError(f"Derivative({self.j}) of points with {points.shape[1]} inputs: they are counted from 0")
@@ -190,11 +363,24 @@ class Derivative(Pointwise):
 
 @dataclass(frozen=True)
 class Gradient(Pointwise):
-    """All derivatives at x: point by point, those by every input; y is (m, d)."""
+    """The gradient at x, as d partial derivatives per point; measurements have shape (m, d)."""
 
     output: int = 0
+    """Index of the output, from 0."""
 
     def at(self, X: Any) -> Functionals:
+        """Place the functional at points.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            One point per row.
+
+        Returns
+        -------
+        Functionals
+            m d derivatives: for each row of X, those with respect to every input.
+        """
         points = _points(X)
         m, d = points.shape
         directions = np.tile(np.eye(d), (m, 1))[:, None]
@@ -202,7 +388,33 @@ class Gradient(Pointwise):
 
 
 def Sum(points: Any, weights: Any = None, *, output: int = 0) -> Functionals:
-    """sum_s c_s f(x_s) over points (s, d), or (n, s, d) for n sums; `weights` c, 1 if not given."""
+    """Weighted sum over points, sum_s c_s f(x_s).
+
+    Parameters
+    ----------
+    points : array-like of shape (s, d) or (n, s, d)
+        Points of one sum, or of n sums.
+    weights : float or array-like of shape (s,) or (n, s), default None
+        Coefficients c_s; None: 1.
+    output : int, default 0
+        Index of the output.
+
+    Returns
+    -------
+    Functionals
+        The n sums.
+
+    Raises
+    ------
+    InputError
+        If points or weights have the wrong shape or are not finite.
+
+    Examples
+    --------
+    >>> from lastlayer.observe import Sum
+    >>> Sum([[0.0], [1.0]], weights=[0.25, 0.75]).weights
+    array([[0.25, 0.75]])
+    """
     X = np.asarray(as_array(points), dtype=float)
     X = X[None] if X.ndim == 2 else X
     if X.ndim != 3:
@@ -218,7 +430,27 @@ def Sum(points: Any, weights: Any = None, *, output: int = 0) -> Functionals:
 
 
 def Difference(x: Any, other: Any, *, output: int = 0) -> Functionals:
-    """f(x) - f(x') for each pair of rows of two tables of points."""
+    """Difference f(x) - f(x') for each pair of rows of two tables.
+
+    Parameters
+    ----------
+    x : array-like of shape (m, d)
+        First points.
+    other : array-like of shape (m, d)
+        Second points x'.
+    output : int, default 0
+        Index of the output.
+
+    Returns
+    -------
+    Functionals
+        m differences.
+
+    Raises
+    ------
+    InputError
+        If the two tables differ in shape.
+    """
     X, other = _points(x), _points(other)
     if X.shape != other.shape:
         raise InputError(f"points of shapes {X.shape} and {other.shape}: a difference needs pairs")
@@ -227,43 +459,92 @@ def Difference(x: Any, other: Any, *, output: int = 0) -> Functionals:
 
 
 def Integral(points: Any, volume: float = 1.0, *, output: int = 0) -> Functionals:
-    """The integral over a region of that volume: the mean over points (s, d) that fill it evenly; or of n regions."""
+    """Integral over a region: its volume times the mean over points that fill it evenly.
+
+    Parameters
+    ----------
+    points : array-like of shape (s, d) or (n, s, d)
+        Evenly distributed points of one region, or of n regions.
+    volume : float, default 1.0
+        Volume of each region.
+    output : int, default 0
+        Index of the output.
+
+    Returns
+    -------
+    Functionals
+        One integral per region.
+    """
     sums = Sum(points, output=output)
     return Functionals(sums.points, sums.weights * (volume / sums.points.shape[1]), None, output)
 
 
 def functionals_at(functional: "Pointwise | Functionals", X: Any = None) -> Functionals:
-    """A functional with its points: those of X if it is one that every point has."""
+    """Return functionals with their points.
+
+    Parameters
+    ----------
+    functional : Pointwise or Functionals
+        A functional of one point, which needs `X`, or functionals that have their points.
+    X : array-like of shape (m, d), default None
+        Points for a `Pointwise` functional.
+
+    Returns
+    -------
+    Functionals
+        `functional.at(X)`, or `functional` itself.
+
+    Raises
+    ------
+    InputError
+        If `functional` is of another type, or `X` is missing or superfluous.
+    """
     if isinstance(functional, Functionals):
         if X is not None:
-            raise InputError("the functionals have their points already: leave X out")
+            raise InputError("these functionals already have points: omit X")
         return functional
     if not isinstance(functional, Pointwise):
-        raise InputError(f"{functional!r} is no functional: give one of lastlayer.observe, such as Derivative(0)")
+        raise InputError(f"{functional!r} is not a functional: give one of lastlayer.observe, such as Derivative(0)")
     if X is None:
         raise InputError(f"{functional!r} needs points: give X, or functional.at(X)")
     return functional.at(X)
 
 
 def check_observations(observations: Any) -> "list[Observations]":
-    """A list of measurements, each of them made by `observed`."""
+    """Check that measurements were made by `Functionals.observed`.
+
+    Parameters
+    ----------
+    observations : iterable of Observations
+        The measurements.
+
+    Returns
+    -------
+    list of Observations
+        The same, as a list.
+
+    Raises
+    ------
+    InputError
+        If an entry is not an `Observations`.
+    """
     if isinstance(observations, Observations | Functionals):
-        raise InputError("observations must be a list: put the one that you have into [...]")
+        raise InputError("observations must be a list: wrap a single one in [...]")
     found = list(observations)
     for one in found:
         if not isinstance(one, Observations):
-            raise InputError(f"{type(one).__name__} is no measurement: say what was measured, functional.observed(y)")
+            raise InputError(f"{type(one).__name__} is not a measurement: attach values, functional.observed(y)")
     return found
 
 
 def _tensor(values: ndarray) -> Tensor:
-    """A copy: arrays may be read-only or of any layout, tensors may not."""
+    """Copy an array, which may be read-only or of any memory layout, into a tensor."""
     return torch.tensor(np.ascontiguousarray(values))
 
 
 def _points(X: Any) -> Float[ndarray, "m d"]:
     points = np.asarray(as_array(X), dtype=float)
     if points.ndim != 2 or not len(points):
-        raise InputError(f"points have shape {points.shape}: give a table with a row for each of them")
+        raise InputError(f"points have shape {points.shape}: give a table with one row per point")
     check_finite(points, "X")
     return points

@@ -1,4 +1,4 @@
-"""The parameters of an estimator: what they may be, each for itself and beside the others, before any data is seen."""
+"""Validation of an estimator's parameters, each on its own and in combination, before any data is seen."""
 
 import math
 import numbers
@@ -13,7 +13,7 @@ from lastlayer.types import BIAS_PRIORS, NOISE_MODELS
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 PRESETS = ("calibrated", "fast", "evidence")
-"""All of it; the same with fewer networks and steps; one network as the evidence has it, uncalibrated."""
+"""Full calibrated mixture; the same with fewer networks and steps; one uncalibrated network at its evidence."""
 TRANSFORMS = ("auto", "log")
 OBJECTIVES = ("profiled", "exact", "augmented", "mse")
 OPTIMIZERS = ("adam", "lbfgs")
@@ -21,21 +21,35 @@ OPTIMIZERS = ("adam", "lbfgs")
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """What only training reads: pass it as `BLLRegressor(training=TrainingOptions(...))`.
+    """Options of training; pass them as `BLLRegressor(training=TrainingOptions(...))`.
 
     Parameters
     ----------
-    objective : "profiled" (weights and noise in closed form at every step), "exact" or "augmented" (the paper's).
-    optimizer : "adam" with a cosine schedule, or "lbfgs".
-    learning_rate : first step size of Adam. "auto": 0.04; 0.02 with early stopping, a backbone, a source of
-        batches or another objective than "profiled".
-    early_stopping : hold rows out, score them under the posterior of the others, and keep the best network.
-        "auto": with a backbone or preset="evidence", from 100 rows on.
-    validation_fraction : share of the rows held out for early stopping, or for calibration with a backbone.
-    patience : epochs without improvement before stopping.
-    statistics_refresh : where mini-batches get their last layer from. None: a running average of recent batches.
-        "epoch", or a number of steps: how often it restarts from the exact statistics of a pass over all rows.
-    chunk_size : rows in memory at a time, with the gradient of all of them, at the price of a second forward pass.
+    objective : {"profiled", "exact", "augmented", "mse"}, default "profiled"
+        Loss. "profiled": evidence with weights and noise in closed form at every step; "exact" and "augmented": the
+        paper's objectives; "mse": mean squared error.
+    optimizer : {"adam", "lbfgs"}, default "adam"
+        Adam with a cosine schedule, or L-BFGS.
+    learning_rate : float or "auto", default "auto"
+        Initial step size of Adam. "auto": 0.04; 0.02 with early stopping, a backbone, a source of batches or an
+        objective other than "profiled".
+    early_stopping : bool or "auto", default "auto"
+        Whether to hold out rows, score them under the posterior of the others, and keep the best network. "auto": with
+        a backbone or preset="evidence", from 100 rows on.
+    validation_fraction : float, default 0.15
+        Fraction of the rows held out for early stopping, or for calibration with a backbone.
+    patience : int, default 200
+        Epochs without improvement before stopping.
+    statistics_refresh : "epoch", int or None, default None
+        How mini-batches get their last layer. None: from a running average over recent batches. "epoch", or a number of
+        steps: the average is restarted at this interval from the exact statistics of a pass over all rows.
+    chunk_size : int or None, default None
+        Rows in memory at a time. The gradient is still that of all rows, at the price of a second forward pass.
+
+    Examples
+    --------
+    >>> from lastlayer import BLLRegressor, TrainingOptions
+    >>> model = BLLRegressor(training=TrainingOptions(optimizer="lbfgs", patience=50))
     """
 
     objective: str = "profiled"
@@ -49,7 +63,18 @@ class TrainingOptions:
 
 
 def check(p: Mapping[str, Any]) -> None:
-    """Every parameter for itself, and combinations that no data could make possible."""
+    """Check every parameter, and combinations that are invalid for any data.
+
+    Parameters
+    ----------
+    p : mapping of str to Any
+        Parameters of the estimator.
+
+    Raises
+    ------
+    InputError
+        If a parameter or combination is invalid.
+    """
     options = p["training"]
     if options is not None and not isinstance(options, TrainingOptions):
         raise InputError(f"training={options!r} must be None or a lastlayer.TrainingOptions")
@@ -91,8 +116,8 @@ def check(p: Mapping[str, Any]) -> None:
         raise InputError(f"validation_fraction={options.validation_fraction} must lie strictly between 0 and 1")
     if p["n_members"] not in ("auto", 1) and isinstance(p["backbone"], torch.nn.Module):
         raise InputError(
-            f"n_members={p['n_members']} needs networks that start apart: give backbone a callable that returns a "
-            "fresh module, such as backbone=lambda: MyNetwork(), in place of a module"
+            f"n_members={p['n_members']} needs networks with different initial weights: give backbone a callable "
+            "that returns a new module, such as backbone=lambda: MyNetwork(), in place of a module"
         )
     if p["encoding"] in ("piecewise", "fourier") and (p["backbone"] is not None or p["input_skip"] is False):
         given = "backbone=..." if p["backbone"] is not None else "input_skip=False"
@@ -108,7 +133,7 @@ def check(p: Mapping[str, Any]) -> None:
         )
     if by_rows and options.optimizer != "adam":
         raise InputError(
-            f'optimizer="{options.optimizer}" needs the whole gradient at every step: take chunk_size in place of '
+            f'optimizer="{options.optimizer}" needs the full gradient at every step: use chunk_size in place of '
             'batch_size, or optimizer="adam"'
         )
     if options.chunk_size is not None and options.objective != "profiled":
@@ -122,7 +147,20 @@ def check(p: Mapping[str, Any]) -> None:
 
 
 def check_running(n_jobs: Any, verbose: Any) -> None:
-    """What a fit may use and say."""
+    """Check the parameters that control how a fit runs.
+
+    Parameters
+    ----------
+    n_jobs : int or None
+        Number of threads.
+    verbose : int or bool
+        Verbosity.
+
+    Raises
+    ------
+    InputError
+        If either is invalid.
+    """
     whole = lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if n_jobs is not None and not (whole(n_jobs) and n_jobs):
         raise InputError(f"n_jobs={n_jobs!r} must be None, a number of threads, or -1 for all cores")
@@ -131,7 +169,22 @@ def check_running(n_jobs: Any, verbose: Any) -> None:
 
 
 def check_source(p: Mapping[str, Any], options: TrainingOptions, *, validation: bool) -> None:
-    """A source is passed over in mini-batches by one network, and none of its rows is held out."""
+    """Check the parameters for a source of batches: one network, trained in mini-batches, without held-out rows.
+
+    Parameters
+    ----------
+    p : mapping of str to Any
+        Parameters of the estimator.
+    options : TrainingOptions
+        Options of training.
+    validation : bool
+        Whether validation data are given.
+
+    Raises
+    ------
+    InputError
+        If a parameter needs rows held out, a table, or all rows in every step.
+    """
     whole = "needs rows held out of training, and a source of batches is passed over as a whole"
     for name, given, allowed, advice in (
         ("n_members", p["n_members"], ("auto", 1), "cannot be combined with a source of batches: leave it at 'auto'"),

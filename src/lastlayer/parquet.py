@@ -1,4 +1,4 @@
-"""Rows from Parquet files, a folder of them, or a bucket: read row group by row group, each process its own."""
+"""Rows from Parquet files, folders or buckets, read row group by row group; each process reads its share."""
 
 import glob
 from collections.abc import Iterator, Sequence
@@ -20,18 +20,20 @@ from lastlayer.sources import Batch, Columns, Order, Pooled, batch_lengths
 class ParquetSource(Pooled):
     """Columns of Parquet files as a source for `fit_source`; needs pyarrow (`pip install "lastlayer[parquet]"`).
 
-    Of each pass, a process reads the row groups that hold its rows; only a row group at the border between two
-    processes is read by both. Memory is that of a pool of row groups, and of one row group at least: write files with
-    row groups of up to some 100,000 rows.
+    In each pass, a process reads only the row groups that hold its rows; a row group at the border between two
+    processes is read by both. Memory holds a pool of row groups, at least one: write files with row groups of at most
+    about 100,000 rows.
 
     Parameters
     ----------
     paths : str, Path or a sequence of them
-        A file, a folder (folders in it too), a pattern such as `"data/2024-*.parquet"`, or several files. One string
-        may be an address that pyarrow knows, such as "s3://bucket/folder". In a folder, names that begin with "." or
-        "_" are ignored, and folders called "name=value" make a column "name".
-    inputs, targets : sequence of str
-        Names of columns. Integers, floats, decimals and booleans are read as float64.
+        A file, a folder (searched recursively), a pattern such as `"data/2024-*.parquet"`, or several files. A single
+        string may also be a URI that pyarrow supports, such as "s3://bucket/folder". In a folder, names that begin with
+        "." or "_" are ignored, and folders called "name=value" become a column "name".
+    inputs : sequence of str
+        Names of the input columns. Integers, floats, decimals and booleans are read as float64.
+    targets : sequence of str
+        Names of the target columns.
     sample_weight : str, default None
         Name of the column of weights.
 
@@ -54,7 +56,24 @@ class ParquetSource(Pooled):
     def batches(
         self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
     ) -> Iterator[Batch]:
-        """One pass: consecutive rows of the order of row groups belong to each process, as many as of other sources."""
+        """One pass, in which each process reads consecutive rows of the order of row groups.
+
+        Parameters
+        ----------
+        size : int
+            Rows per batch, over all processes.
+        seed : int, default None
+            Seed of the order; None: rows come in their stored order.
+        first : int, default 0
+            Number of the first batch to yield; earlier ones are skipped.
+        process_group : ProcessGroup, default ONE
+            Processes that share the pass.
+
+        Yields
+        ------
+        Batch
+            The rows of this process in each batch.
+        """
         totals = batch_lengths(self.n_rows, size)
         own = [process_group.local_count(total) for total in totals]
         start = sum(_rows_of(rank, process_group.world_size, totals) for rank in range(process_group.rank))
@@ -64,12 +83,12 @@ class ParquetSource(Pooled):
 
     @property
     def columns(self) -> list[str]:
-        """Inputs, targets and the weight, in this order."""
+        """Names of the inputs, the targets and the weight, in this order."""
         return [*self.inputs, *self.targets, *([] if self.sample_weight is None else [self.sample_weight])]
 
     @cached_property
     def _row_groups(self) -> list[Any]:
-        """Fragments of one row group each, in the order of paths."""
+        """One fragment per row group, ordered by path."""
         pa, dataset = need("pyarrow", extra="parquet"), need("pyarrow.dataset", extra="parquet")
         try:
             files = dataset.dataset(_files(self.paths), format="parquet", partitioning="hive")
@@ -84,7 +103,7 @@ class ParquetSource(Pooled):
         return groups
 
     def _check(self, fragment: Any) -> None:
-        """Refuse a file that does not have the columns, or not as numbers."""
+        """Raise an error if a file lacks a column or a column is not numeric."""
         types = need("pyarrow.types", extra="parquet")
         kinds = _kinds(fragment)
         if missing := [name for name in self.columns if name not in kinds]:
@@ -94,18 +113,37 @@ class ParquetSource(Pooled):
             if not any(is_kind(kinds[name]) for is_kind in is_number):
                 raise InputError(
                     f"column {name!r} of {fragment.path} is of type {kinds[name]}: a column must hold numbers in every "
-                    "file; convert it, or encode texts as numbers, before fit_source"
+                    "file; convert it, or encode text as numbers, before fit_source"
                 )
 
     @cached_property
     def unit_rows(self) -> Int[ndarray, " u"]:
+        """Rows in each row group."""
         return np.array([group.row_groups[0].num_rows for group in self._row_groups], dtype=np.int64)
 
     @property
     def n_inputs(self) -> int:
+        """Number of input columns."""
         return len(self.inputs)
 
     def read(self, unit: int) -> Columns:
+        """Read one row group.
+
+        Parameters
+        ----------
+        unit : int
+            Index of the row group.
+
+        Returns
+        -------
+        tuple of three arrays
+            Inputs, targets and weights (or None) of its rows.
+
+        Raises
+        ------
+        InputError
+            If a column has nulls.
+        """
         group, pa = self._row_groups[unit], need("pyarrow", extra="parquet")
         kinds = _kinds(group)
         table = group.to_table(schema=pa.schema([(name, kinds[name]) for name in dict.fromkeys(self.columns)]))
@@ -130,7 +168,7 @@ def _rows_of(rank: int, world_size: int, totals: list[int]) -> int:
 
 
 def _files(paths: str | Path | Sequence[str | Path]) -> str | list[str]:
-    """What pyarrow takes for a dataset: a folder or an address as it is, otherwise files."""
+    """Convert paths to what pyarrow accepts for a dataset: a folder or URI unchanged, otherwise a list of files."""
     if isinstance(paths, (str, Path)):
         text = str(paths)
         if "://" in text or Path(text).exists():
@@ -145,7 +183,7 @@ def _files(paths: str | Path | Sequence[str | Path]) -> str | list[str]:
 
 
 def _kinds(fragment: Any) -> dict[str, Any]:
-    """Types of the columns of a file, those that its folders name included."""
+    """Column types of a file, including the columns named by its folders."""
     pa, dataset = need("pyarrow", extra="parquet"), need("pyarrow.dataset", extra="parquet")
     keys = dataset.get_partition_keys(fragment.partition_expression)
     named = {name: pa.scalar(value).type for name, value in keys.items()}

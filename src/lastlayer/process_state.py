@@ -1,4 +1,4 @@
-"""What torch has once per process: global random generators, which are left as they were, and threads after a fork."""
+"""Global state of torch in a process: random generators, which are restored after use, and threads after a fork."""
 
 import os
 import threading
@@ -11,15 +11,15 @@ import torch
 Item = TypeVar("Item")
 
 _turn = threading.RLock()
-"""Held by the thread that has a global generator in a state of its own."""
+"""Held by the thread that has temporarily changed a global generator."""
 
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Within it, torch's global generators start from `seed`; afterwards they are where they were before.
+    """Context in which torch's global generators start from `seed`; afterwards their state is restored.
 
-    For networks of users, which draw their weights and dropout masks from these generators; the library's own networks
-    have a generator each. There is one global generator per device, so threads take turns.
+    For users' networks, which draw their weights and dropout masks from these generators; the library's networks have a
+    generator each. There is one global generator per device, so threads take turns.
     """
     generators = [torch.default_generator]
     if device.type == "cuda":
@@ -38,10 +38,10 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def isolated(items: Iterable[Item], generator: torch.Generator, seed: int) -> Iterator[Item]:
-    """Iterate over `items` while `generator` is in a state of its own, which starts from `seed`.
+    """Iterate over `items` while `generator` has a separate state that starts from `seed`.
 
-    What the items draw (the order of a sampler, random augmentations) depends on the seed alone, and between two items
-    the generator is as everyone else left it.
+    What the items draw (the order of a sampler, random augmentations) depends on the seed alone; between two items the
+    generator has its usual state.
     """
     own = torch.Generator().manual_seed(seed).get_state()
     iterator: Iterator[Item] | None = None
@@ -61,9 +61,9 @@ def isolated(items: Iterable[Item], generator: torch.Generator, seed: int) -> It
 
 
 def _start_of_child() -> None:
-    """OpenMP's threads do not survive a fork, and the child would wait for them forever: it works on one thread.
+    """Restrict a forked child to one thread: it would wait forever for OpenMP's threads, which a fork does not copy.
 
-    The lock may have been held by a thread that the child does not have.
+    The lock is replaced, because it may have been held by a thread that the child does not have.
     """
     global _turn
     _turn = threading.RLock()

@@ -1,4 +1,4 @@
-"""Progress bars: at a terminal as tqdm draws them; elsewhere, such as in a log file, one line per minute at most."""
+"""Progress bars: drawn by tqdm at a terminal; elsewhere, such as in a log file, at most one line per minute."""
 
 import sys
 import time
@@ -10,7 +10,7 @@ SECONDS_PER_LINE = 60.0
 
 
 class _Log:
-    """What tqdm writes to where no terminal is: of all bars together, one line per minute, the first after a minute."""
+    """Output of tqdm without a terminal: one line per minute for all bars together, the first after a minute."""
 
     encoding = "utf-8"
 
@@ -36,7 +36,7 @@ def at_terminal() -> bool:
 
 
 def progress_bar(*args: Any, **options: Any) -> Any:
-    """A `tqdm` on stderr."""
+    """Return a `tqdm` progress bar on stderr."""
     global _log
     if options.get("disable") or at_terminal():
         return tqdm(*args, mininterval=0.5, **options)

@@ -1,4 +1,4 @@
-"""What every "auto" means: the parameters of an estimator, resolved for given data."""
+"""The settings of a fit: an estimator's parameters with every "auto" resolved for the given data."""
 
 import math
 from collections.abc import Mapping
@@ -30,37 +30,42 @@ from lastlayer.types import (
 
 N_FOLDS = 5
 FOLDS_OF_FEW = {100: 20, 250: 10}
-"""More folds of a mixture below so many rows: the fewer there are, the more each network must see of them. Large
-tables have `N_MEMBERS` folds."""
+"""Folds of a mixture below each number of rows: the fewer rows, the more of them each network must see.
+
+Large tables have `N_MEMBERS` folds.
+"""
 N_MEMBERS = 10
 LARGE_TABLE = 5_000
 """Above this many rows, one network per fold is enough, and mini-batches cost less than full batches."""
 FULL_STEPS, BATCH_STEPS, PASSES = 250, (400, 800), 10
-"""Steps on all rows; on mini-batches twice as many passes as these, within limits, and at least these."""
+"""Full-batch steps; limits of the number of mini-batch steps; smallest number of passes over mini-batches.
+
+Within the limits, training on mini-batches makes twice as many passes.
+"""
 FEW_ROWS = 20
-"""Below this many rows no network is trained, and each row is held out alone."""
+"""Below this many rows, no network is trained, and each row is held out alone."""
 ROWS_PER_UNIT, LEAST_UNITS, MOST_UNITS = 6, 5, 50
-"""Width of the hidden layers: so many rows for each unit, within limits."""
+"""Width of the hidden layers: rows per unit, and limits of the number of units."""
 LEAST_ROWS = 5
 """Below this many rows, none can be spared for calibration."""
 MANY_COLUMNS = 100
-"""Above this many columns, inputs are not encoded unless that is asked for."""
+"""Above this many columns, inputs are encoded only on request."""
 STOPPED_ROWS = 100
 """Below this many rows, none can be spared for early stopping."""
 PRIOR_PRECISIONS = (0.03, 0.3)
 FAST_PRECISIONS, FAST_SHARE = (0.3,), 0.3
-"""Of preset="fast", and its share of the steps."""
+"""Prior precisions of preset="fast", and its fraction of the steps."""
 FAST_BLOCKS, LARGE_TABLE_BLOCKS = 3, 2
-"""Blocks held out by preset="fast", and of large tables: each of these holds many rows."""
+"""Number of blocks held out with preset="fast" and for large tables, whose blocks hold many rows each."""
 SKEWED = 1.0
-"""Above this skewness, and if that of its logarithm is half as large, a positive target is fitted by its logarithm."""
+"""Skewness above which a positive target is modelled by its logarithm, if that of the logarithm is less than half."""
 TABLE_BATCH, SOURCE_BATCH = 1_024, 4_096
-"""Rows of a mini-batch, of a table in memory and of a source."""
+"""Rows per mini-batch, for a table in memory and for a source."""
 
 Ensemble: TypeAlias = Literal["mixture", "selected prior"]
-"""Members of every family, or networks under the prior precision given or selected on rows left out."""
+"""Members of every family, or networks with one prior precision, given or selected on held-out rows."""
 CURVE_FOLDS = ("random and blocked folds", "given folds", "holdout")
-"""Calibrations that fit curves to training rows left out by some networks."""
+"""Calibrations that fit curves to training rows held out from some networks."""
 CURVES = (*CURVE_FOLDS, "curve on validation data")
 
 
@@ -75,13 +80,13 @@ class Settings:
     """Description of the user's network; None: the built-in one."""
     ensemble: Ensemble
     n_members: int
-    """Per family in a mixture, in all otherwise."""
+    """Networks per family in a mixture, in total otherwise."""
     n_blocks: int
-    """Blocks that are held out to calibrate extrapolation, and two shells fewer."""
+    """Blocks held out to calibrate extrapolation; there are two fewer shells."""
     families: tuple[Family, ...]
-    """Kinds of members of a mixture; or candidates, of which the best is taken."""
+    """Kinds of members of a mixture, or candidates from which the best is selected."""
     calibration: str | None
-    """How the variance is calibrated; None: as the evidence has it."""
+    """How the variance is calibrated; None: not at all."""
     noise: NoiseModel
     bias_prior: BiasPrior
     objective: str
@@ -98,27 +103,28 @@ class Settings:
     dtype: str
     seed: int
     ids: bool = False
-    """Whether the inputs are integers, which the backbone takes as they are."""
+    """Whether the inputs are integers, which are passed to the backbone unchanged."""
     target_transform: str | None = None
-    """"log": the model is one of the targets' logarithm."""
+    """Transform of the targets that is modelled: "log", or None."""
 
     @property
     def noise_structure(self) -> NoiseStructure:
-        """Of the evidence: noise that depends on the input is a matter of calibration."""
+        """Noise structure in the evidence; noise that depends on the input is a matter of calibration."""
         return "full" if self.noise == "full" else "diagonal"
 
     @property
     def noise_prior(self) -> NoisePrior:
-        """Of the last layers; the paper's evidence stands alone where no mixture is calibrated."""
+        """Prior of the last layers' noise; without a calibrated mixture there is none, as in the paper."""
         return WEAK_NOISE_PRIOR if self.ensemble == "mixture" else NO_NOISE_PRIOR
 
     @property
     def torch_device(self) -> torch.device:
+        """Device as torch has it."""
         return torch.device(self.device)
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Of the networks; the last layer is always float64."""
+        """Floating-point type of the networks; the last layer is always float64."""
         return DTYPES[self.dtype]
 
     @property
@@ -128,13 +134,14 @@ class Settings:
         return plain and not self.early_stopping and self.backbone is None and bool(self.hidden)
 
     def to_json(self) -> dict[str, Any]:
+        """Convert the settings to a JSON object."""
         content = asdict(self)
         content["families"] = [str(family) for family in self.families]
         return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Settings":
-        """Raises ValueError if `content` does not come from `to_json`."""
+        """Restore settings from `to_json`; raises ValueError for any other content."""
         families = checked.typed("families", content.get("families"), tuple[str, ...])
         plain = {name: value for name, value in content.items() if name != "families"}
         hints = get_type_hints(cls)
@@ -158,33 +165,33 @@ class Settings:
 
 @dataclass(frozen=True)
 class DataShape:
-    """What settings depend on in the data."""
+    """Properties of the data that the settings depend on."""
 
     shape: tuple[int, ...] | None
-    """Of X; None: a source of batches, whose rows are not counted in advance."""
+    """Shape of X; None: a source of batches, whose rows are not counted in advance."""
     validation: bool = False
     """Whether validation data were given."""
     n_groups: int | None = None
-    """Rows that differ by more than a little, or as many of them as have an output on average; None: all of them."""
+    """Number of clearly different rows, or of those per output on average; None: all rows differ."""
     n_together: int | None = None
-    """Groups of rows that are held out together, where the user named them; None: rows are held out one by one."""
+    """Number of groups, given by the user, that are held out together; None: rows are held out individually."""
     alike: bool = True
-    """Whether all targets are known, with the same noise, and nothing else is observed."""
+    """Whether all targets are known and equally noisy, and there are no other observations."""
     learned_noise: bool = True
-    """Whether the noise is what is learned, everywhere."""
+    """Whether the noise of all targets is learned."""
     n_observations: int = 0
-    """Functionals observed beside the rows."""
+    """Number of functionals observed besides the rows."""
     ids: bool = False
-    """Whether the inputs are integers, which a backbone takes as they are."""
+    """Whether the inputs are integers, which are passed to the backbone unchanged."""
 
     @property
     def is_table(self) -> bool:
-        """Whether the inputs are columns of numbers, as far as is known."""
+        """Whether the inputs are columns of numbers, as far as known."""
         return not self.ids and (self.shape is None or len(self.shape) == 2)
 
 
 def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Settings:
-    """Check the parameters of a `BLLRegressor` against each other and the data, and decide every "auto"."""
+    """Check the parameters of a `BLLRegressor` against each other and the data, and resolve every "auto"."""
     p, options = parameters, parameters["training"] or TrainingOptions()
     check(p)
     source, n_rows = data.shape is None, math.inf if data.shape is None else data.shape[0]
@@ -227,7 +234,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
         large = n_rows > LARGE_TABLE if data.alike else n_rows > TABLE_BATCH and not early
         large = large and plain and options.chunk_size is None
         batch_size = SOURCE_BATCH if source else TABLE_BATCH if large else None
-    brisk = plain and not source and not early  # what stops early goes slowly
+    brisk = plain and not source and not early  # early stopping needs small steps
     if rate == "auto":
         rate = 4e-2 if brisk else 2e-2
     if epochs == "auto":
@@ -270,7 +277,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
 
 
 def target_transform(given: str | None, y: Float[ndarray, "m q"]) -> str | None:
-    """ "log" or None: what `target_transform` means for these targets, of which some may be missing (NaN).
+    """Resolve `target_transform` for these targets, some of which may be missing (NaN): "log" or None.
 
     "auto" is "log" if all targets are positive, the skewness of each is above 1, and that of its logarithm is less than
     half as large.
@@ -303,7 +310,7 @@ def _skewness(x: Float[ndarray, " m"]) -> float:
 
 
 def _mixed(networks: tuple[Family, ...], n_groups: float | int, encoding: str, *, skip: bool) -> tuple[Family, ...]:
-    """The families of a mixture. Few rows cannot train a network, very many need no process."""
+    """The families of a mixture: too few rows cannot train a network, and very many need no Gaussian process."""
     if encoding == "fourier":
         return (FOURIER,)
     few, many = n_groups < FEW_ROWS, n_groups > LARGE_TABLE
@@ -316,32 +323,32 @@ def _mixed(networks: tuple[Family, ...], n_groups: float | int, encoding: str, *
 
 
 def _n_folds(n_groups: float | int, n_rows: float | int, fast: bool) -> int:
-    """Of a mixture; each row alone where they are few."""
+    """Number of folds of a mixture; very few rows are held out one by one."""
     if n_groups < FEW_ROWS:
         return int(n_groups)
     if n_groups > LARGE_TABLE and not fast:
         return N_MEMBERS
     wanted = N_FOLDS if fast else next((k for rows, k in FOLDS_OF_FEW.items() if n_groups < rows), N_FOLDS)
     *_, (many, k) = FOLDS_OF_FEW.items()
-    return wanted if n_rows < many else min(wanted, k)  # copies cost as other rows do
+    return wanted if n_rows < many else min(wanted, k)  # copies cost as much as other rows
 
 
 def _passes(steps_of_one: float, share: float) -> int:
-    """Over the rows, in mini-batches."""
+    """Number of passes over the rows in mini-batches."""
     least, most = BATCH_STEPS
     steps = min(max(2 * PASSES * steps_of_one, least), most)
     return max(round(share * PASSES), math.ceil(share * steps / steps_of_one))
 
 
 def _hidden(given: Any, n_groups: float | int) -> tuple[int, ...]:
-    """Widths of the layers: the more rows, the more units they can tell apart."""
+    """Widths of the hidden layers, which grow with the number of distinct rows."""
     if given == "auto":
         return (int(min(MOST_UNITS, max(LEAST_UNITS, n_groups / ROWS_PER_UNIT))),) * 2
     return tuple(int(width) for width in given)
 
 
 def device_name(device: str) -> str:
-    """A GPU if there is one, where it is left to us."""
+    """Resolve "auto" to a GPU if there is one, otherwise the CPU."""
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else str(device)
 
 
@@ -362,12 +369,12 @@ def _calibration(p: Mapping[str, Any], data: DataShape, spare: bool) -> str | No
 
 
 def _check_together(settings: Settings, p: Mapping[str, Any], data: DataShape) -> None:
-    """What the data, or what "auto" became, make impossible."""
+    """Raise an error for settings that are incompatible with the data or with each other."""
     if settings.input_skip and not data.is_table:
         given = "integers" if data.ids else f"shape {data.shape}"
         raise InputError(f"input_skip=True needs a table, but X has {given}: leave it at 'auto' or False")
     if settings.batch_size is None and p["checkpoint"] is not None:
-        raise InputError("checkpoint keeps the state of mini-batch training: give a batch_size with it")
+        raise InputError("checkpoint stores the state of mini-batch training: give a batch_size with it")
     if settings.batch_size is None and settings.statistics_refresh is not None:
         raise InputError(
             f"statistics_refresh={settings.statistics_refresh!r} is for mini-batch training: give a batch_size with it"

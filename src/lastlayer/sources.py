@@ -1,8 +1,8 @@
-"""Where rows come from, when they do not all fit into memory: passes over batches, in an order that a seed decides.
+"""Sources of rows that may not fit into memory: passes over batches, in an order determined by a seed.
 
-One small protocol, `Source`, and what speaks it. Rows on disk (memory maps; Parquet files, in `parquet`) are read unit
-by unit: a pass reads its units in random order, a pool of them at a time, and shuffles the rows of the pool. So what is
-read lies together on disk, and memory is that of a pool.
+`Source` is a small protocol; the other classes implement it. Rows on disk (memory maps, and Parquet files in `parquet`)
+are read unit by unit: a pass reads its units in random order, a pool of them at a time, and shuffles the rows of the
+pool. Reads are therefore contiguous on disk, and memory holds one pool.
 """
 
 import itertools
@@ -27,26 +27,29 @@ from lastlayer.scaling import Standardizer
 from lastlayer.statistics import Statistics, row_chunks
 
 POOL_NUMBERS = 2**20
-"""Inputs that a pool holds, unless batches are large: 8 MB in float64."""
+"""Input values in a pool, unless batches are large: 8 MB in float64."""
 BLOCK_ROWS = 1_024
 
 Columns = tuple[ndarray, ndarray, ndarray | None]
-"""Inputs, targets, weights of some rows."""
+"""Inputs, targets and weights of some rows."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some rows: inputs, targets (r, q), and weights (r,) or, for a stack of networks, (s, r)."""
+    """A batch of rows."""
 
     X: Tensor
+    """Inputs, one row per sample."""
     T: Tensor
+    """Targets (r, q)."""
     weight: Tensor | None = None
+    """Weights (r,), or (s, r) for a stack of networks; None: 1."""
     total: int = 0
-    """Rows of this batch on all processes."""
+    """Rows of this batch over all processes."""
 
     @property
     def kind(self) -> dict[str, Any]:
-        """What all batches have in common, on all processes."""
+        """Properties that all batches of all processes must share."""
         return {
             "shape of a row of X": tuple(self.X.shape[1:]),
             "dtype of X": str(self.X.dtype),
@@ -56,18 +59,34 @@ class Batch:
 
     @classmethod
     def of(cls, parts: Iterable[Any], total: int) -> "Batch":
-        """From arrays or tensors: X, y and, where there are any, weights."""
+        """Build a batch from arrays or tensors.
+
+        Parameters
+        ----------
+        parts : iterable of array-like or None
+            X, y and optionally weights; None entries are skipped.
+        total : int
+            Rows of this batch over all processes.
+
+        Returns
+        -------
+        Batch
+            The batch; a one-dimensional y becomes a column.
+        """
         X, y, *weight = (torch.as_tensor(part) for part in parts if part is not None)
         return cls(X, y[:, None] if y.dim() == 1 else y, weight[0] if weight else None, total)
 
 
 @dataclass(frozen=True)
 class Samples:
-    """What a loader gives at a time: inputs of any structure, targets of any shape, and weights of the samples."""
+    """A batch from a loader: inputs of any structure, targets of any shape."""
 
     inputs: Inputs
+    """A tensor, a tuple of tensors or a dictionary of tensors."""
     y: Tensor
+    """Targets."""
     weight: Tensor | None = None
+    """Weights of the samples; None: 1."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -75,22 +94,50 @@ class Samples:
 
 @runtime_checkable
 class Source(Protocol):
-    """Rows that can be passed over again and again. The same seed must give the same batches."""
+    """Rows that can be passed over repeatedly; the same seed must give the same batches."""
 
     @property
     def n_rows(self) -> int | None:
-        """In a pass, on all processes; None: not known before the first."""
+        """Rows in a pass over all processes; None if unknown before the first pass."""
         ...
 
     def batches(
         self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
     ) -> Iterator[Batch]:
-        """One pass, in order or shuffled by `seed`, from batch number `first` on; the rows of this process."""
+        """One pass over the rows, in order or shuffled.
+
+        Parameters
+        ----------
+        size : int
+            Rows per batch, over all processes.
+        seed : int, default None
+            Seed of the order; None: rows come in their stored order.
+        first : int, default 0
+            Number of the first batch to yield; earlier ones are skipped.
+        process_group : ProcessGroup, default ONE
+            Processes that share the pass.
+
+        Yields
+        ------
+        Batch
+            The rows of this process in each batch.
+        """
         ...
 
 
 def common_of(source: Source) -> dict[str, Any]:
-    """What the sources of all processes have in common, as far as it is known before rows are read."""
+    """Describe what the sources of all processes must have in common, before any row is read.
+
+    Parameters
+    ----------
+    source : Source
+        The source of this process.
+
+    Returns
+    -------
+    dict
+        Class, rows, columns and a digest of the row groups, as far as they are known.
+    """
     units = digest_of(source.unit_rows) if isinstance(source, Pooled) else None
     columns = getattr(source, "columns", None)
     return {"source": type(source).__name__, "rows": source.n_rows, "columns": columns, "digest of row groups": units}
@@ -98,20 +145,41 @@ def common_of(source: Source) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Rows that lie in memory as they are needed, on the device of the network."""
+    """Rows in memory, prepared for training, on the device of the network."""
 
     X: Tensor
+    """Inputs."""
     T: Tensor
+    """Targets (m, q)."""
     weight: Tensor | None = None
-    """(m,), or (s, m) for a stack of networks."""
+    """Weights (m,), or (s, m) for a stack of networks; None: 1."""
 
     @property
     def n_rows(self) -> int:
+        """Rows in a pass."""
         return len(self.X)
 
     def batches(
         self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
     ) -> Iterator[Batch]:
+        """One pass over the rows, in order or shuffled.
+
+        Parameters
+        ----------
+        size : int
+            Rows per batch, over all processes.
+        seed : int, default None
+            Seed of the order; None: rows come in their stored order.
+        first : int, default 0
+            Number of the first batch to yield; earlier ones are skipped.
+        process_group : ProcessGroup, default ONE
+            Processes that share the pass.
+
+        Yields
+        ------
+        Batch
+            The rows of this process in each batch.
+        """
         order: Tensor | None = None
         if seed is not None:
             generator = torch.Generator(self.X.device).manual_seed(seed)
@@ -125,18 +193,31 @@ class TensorSource:
 
 @dataclass(frozen=True)
 class LoaderSource:
-    """A DataLoader, or anything that can be iterated again and again.
+    """A DataLoader, or any iterable that can be iterated repeatedly.
 
-    Batches are (X, y) or (X, y, weight), where X is a tensor, a tuple of tensors or a dictionary of them; or
-    dictionaries that hold the targets too. Only `lastlayer.attach` takes inputs other than one tensor. Batches are
-    taken as they come, whatever size was asked for; the loader decides whether they are shuffled. With several
-    processes each of them has a loader of its own rows, such as one with a DistributedSampler.
+    Batches are (X, y) or (X, y, weight), where X is a tensor, a tuple of tensors or a dictionary of them, or
+    dictionaries that hold the targets too. Only `lastlayer.attach` accepts inputs other than one tensor. Batches keep
+    the loader's size, whatever size is requested, and the loader decides whether they are shuffled. With several
+    processes, each has a loader for its share of the rows, for example with a DistributedSampler.
 
     Parameters
     ----------
     loader : iterable of batches
-    targets, weight : str, default "labels" and "sample_weight"
-        The entries of a dictionary that are no inputs.
+        The loader.
+    targets : str, default "labels"
+        Key of the targets in dictionaries.
+    weight : str, default "sample_weight"
+        Key of the weights in dictionaries.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch.utils.data import DataLoader, TensorDataset
+    >>> from lastlayer.sources import LoaderSource
+    >>> X = torch.linspace(-1, 1, 64)[:, None]
+    >>> source = LoaderSource(DataLoader(TensorDataset(X, X[:, 0] ** 2), batch_size=16))
+    >>> len(list(source.batches(16)))
+    4
     """
 
     loader: Iterable[Any]
@@ -145,21 +226,58 @@ class LoaderSource:
 
     @property
     def n_rows(self) -> int | None:
-        return None  # what samplers, workers and dropped batches leave is known after a pass
+        """None: samplers, workers and dropped batches make the number unknown before a pass."""
+        return None
 
     def batches(
         self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
     ) -> Iterator[Batch]:
+        """One pass over the loader.
+
+        Parameters
+        ----------
+        size : int
+            Ignored: batches have the size of the loader's.
+        seed : int, default None
+            Seed of the loader's sampler; None: 0.
+        first : int, default 0
+            Number of the first batch to yield; earlier ones are skipped.
+        process_group : ProcessGroup, default ONE
+            Processes that share the pass, each with its own loader.
+
+        Yields
+        ------
+        Batch
+            The batches of this process.
+
+        Raises
+        ------
+        InputError
+            If the inputs are not one tensor, or a batch has another form.
+        """
         for some in self.samples(seed=seed, first=first):
             if not isinstance(some.inputs, Tensor):
                 raise InputError(
                     f"the loader gave {len(some.inputs)} inputs ({', '.join(named(some.inputs))}), and training takes "
-                    "one tensor: train the network in a loop of your own, then lastlayer.attach(network, loader)"
+                    "one tensor: train the network in your own loop, then call lastlayer.attach(network, loader)"
                 )
             yield Batch.of((some.inputs, some.y, some.weight), len(some) * process_group.world_size)
 
     def samples(self, *, seed: int | None = None, first: int = 0) -> Iterator[Samples]:
-        """One pass over the batches as they are, in the loader's order: the same for the same seed, or without one."""
+        """Iterate over the batches once, in the loader's order, with inputs of any structure.
+
+        Parameters
+        ----------
+        seed : int, default None
+            Seed of the loader's sampler; None: 0.
+        first : int, default 0
+            Number of the first batch; earlier ones are skipped.
+
+        Returns
+        -------
+        iterator of Samples
+            The batches; the same for the same seed.
+        """
         return map(self._parsed, itertools.islice(self._seeded(seed), first, None))
 
     def _parsed(self, item: Any) -> Samples:
@@ -181,7 +299,7 @@ class LoaderSource:
         return Samples(as_inputs(X), torch.as_tensor(y), torch.as_tensor(weights[0]) if weights else None)
 
     def _seeded(self, seed: int | None) -> Iterator[Any]:
-        """Samplers draw from the loader's generator, or else from torch's own; both are left as they were."""
+        """Iterate with seeded generators, the loader's and torch's default one, and restore both."""
         seed = 0 if seed is None else seed
         generator = getattr(self.loader, "generator", None)
         items = isolated(self.loader, torch.default_generator, seed)
@@ -192,27 +310,50 @@ class LoaderSource:
             return items
         before = getattr(sampler, "epoch", 0)
         sampler.set_epoch(seed)
-        first = list(itertools.islice(items, 1))  # samplers decide on their order with the first batch
+        first = list(itertools.islice(items, 1))  # samplers fix their order at the first batch
         sampler.set_epoch(before)
         return itertools.chain(first, items)
 
 
 @dataclass(frozen=True)
 class Scales:
-    """What one pass over raw rows tells."""
+    """Means and standard deviations found in one pass over the raw rows."""
 
     inputs: Standardizer | None
-    """None: integers, or inputs of more than two dimensions, which are passed on as they are."""
+    """Scaler of the inputs; None for integers and inputs of more than two dimensions, which are not scaled."""
     targets: Standardizer
+    """Scaler of the targets."""
     n_rows: int
+    """Rows in a pass over all processes."""
     count: float
     """Sum of the weights."""
 
 
 def scales_of(source: Source, size: int, *, process_group: ProcessGroup = ONE, digest: Digest | None = None) -> Scales:
-    """Means and standard deviations of the columns, of all processes' rows; refuses rows that are not finite.
+    """Compute the scalers from one pass over the rows of all processes.
 
-    Processes whose rows are not of the same kind, or not in as many batches, are refused. `digest` takes in the rows.
+    Parameters
+    ----------
+    source : Source
+        The raw rows.
+    size : int
+        Rows per batch.
+    process_group : ProcessGroup, default ONE
+        Processes that share the pass.
+    digest : Digest, default None
+        If given, it is updated with the rows.
+
+    Returns
+    -------
+    Scales
+        Means and standard deviations of the columns, and the number of rows.
+
+    Raises
+    ------
+    InputError
+        If a value is not finite, or there are fewer than 2 rows.
+    MismatchError
+        If the rows of the processes differ in kind or number of batches.
     """
     total: Statistics | None = None
     n_rows, is_table, common = 0, True, Digest()
@@ -240,20 +381,43 @@ def scales_of(source: Source, size: int, *, process_group: ProcessGroup = ONE, d
 
 @dataclass(frozen=True)
 class StandardizedSource:
-    """A source whose batches come standardised, in one type, on one device."""
+    """A source whose batches are standardised and converted to one dtype and device."""
 
     source: Source
+    """The raw rows."""
     scales: Scales
+    """Scalers of inputs and targets."""
     device: torch.device
+    """Device of the batches."""
     dtype: torch.dtype
+    """Floating-point type of the batches."""
 
     @property
     def n_rows(self) -> int:
+        """Rows in a pass over all processes."""
         return self.scales.n_rows
 
     def batches(
         self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
     ) -> Iterator[Batch]:
+        """One pass over the standardised rows.
+
+        Parameters
+        ----------
+        size : int
+            Rows per batch, over all processes.
+        seed : int, default None
+            Seed of the order; None: rows come in their stored order.
+        first : int, default 0
+            Number of the first batch to yield; earlier ones are skipped.
+        process_group : ProcessGroup, default ONE
+            Processes that share the pass.
+
+        Yields
+        ------
+        Batch
+            The rows of this process in each batch.
+        """
         scales, inputs = self.scales, self.scales.inputs
         for batch in self.source.batches(size, seed=seed, first=first, process_group=process_group):
             X = batch.X if inputs is None else inputs.forward(batch.X)
@@ -265,7 +429,20 @@ class StandardizedSource:
 
 
 def check_finite(tensors: dict[str, Tensor], seen: int) -> None:
-    """An error that names the first row with a value that is not finite or has no square, after so many before."""
+    """Check that all values are finite and that their squares do not overflow.
+
+    Parameters
+    ----------
+    tensors : dict of str to Tensor
+        Tensors of a batch by name.
+    seen : int
+        Rows in earlier batches, for the message.
+
+    Raises
+    ------
+    InputError
+        If a value is not finite or too large; the message names the first such row.
+    """
     for name, values in tensors.items():
         fine = torch.isfinite(values) & (values.double().abs() <= LARGEST_TARGET)
         if not bool(fine.all()):
@@ -277,7 +454,7 @@ def check_finite(tensors: dict[str, Tensor], seen: int) -> None:
 
 
 class Pooled:
-    """What sources on disk share: a subclass knows its units and how to read one."""
+    """Base class of sources on disk; a subclass defines its units and how to read one."""
 
     @property
     def unit_rows(self) -> Int[ndarray, " u"]:
@@ -286,33 +463,79 @@ class Pooled:
 
     @property
     def n_inputs(self) -> int:
-        """Numbers in a row of inputs."""
+        """Number of input values per row."""
         raise NotImplementedError
 
     def read(self, unit: int) -> Columns:
-        """The rows of one unit."""
+        """Read one unit.
+
+        Parameters
+        ----------
+        unit : int
+            Index of the unit.
+
+        Returns
+        -------
+        tuple of three arrays
+            Inputs, targets and weights (or None) of its rows.
+        """
         raise NotImplementedError
 
     @property
     def n_rows(self) -> int:
+        """Rows in a pass."""
         return int(self.unit_rows.sum())
 
     def batches(
         self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
     ) -> Iterator[Batch]:
-        """One pass; every process reads the same pools and keeps its own rows of each batch."""
+        """One pass; every process reads the same pools and keeps its share of each batch.
+
+        Parameters
+        ----------
+        size : int
+            Rows per batch, over all processes.
+        seed : int, default None
+            Seed of the order; None: rows come in their stored order.
+        first : int, default 0
+            Number of the first batch to yield; earlier ones are skipped.
+        process_group : ProcessGroup, default ONE
+            Processes that share the pass.
+
+        Yields
+        ------
+        Batch
+            The rows of this process in each batch.
+        """
         order = Order.of(self.unit_rows, seed)
         totals = batch_lengths(self.n_rows, size)
         for total, rows in zip(totals[first:], self.pieces(order, totals, size=size, first=first), strict=True):
             yield Batch.of(_taken(rows, slice(process_group.rank, None, process_group.world_size)), total)
 
     def pieces(self, order: "Order", lengths: list[int], *, size: int, first: int) -> Iterator[Columns]:
-        """The rows in pieces of these lengths, from piece number `first` on; a pool of units in memory at a time."""
+        """Read the rows in pieces of given lengths, with one pool of units in memory at a time.
+
+        Parameters
+        ----------
+        order : Order
+            Units and rows of the pass.
+        lengths : list of int
+            Rows in each piece.
+        size : int
+            Rows per batch, which sets the smallest size of a pool.
+        first : int
+            Number of the first piece to yield.
+
+        Yields
+        ------
+        tuple of three arrays
+            Inputs, targets and weights (or None) of each piece.
+        """
         at_least = max(4 * size, POOL_NUMBERS // max(self.n_inputs, 1))
         ends = np.cumsum(lengths)
         todo = [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)][first:]
         position = 0  # rows before the pool
-        held: Columns | None = None  # rows that wait for their piece to be full
+        held: Columns | None = None  # rows waiting for their piece to be complete
         for pool in order.pools(at_least):
             n = int(order.rows[pool].sum())
             shuffled = np.arange(n) if order.rng is None else order.rng.permutation(n)  # drawn also for skipped pools
@@ -332,61 +555,138 @@ class Pooled:
 
 @dataclass(frozen=True)
 class Order:
-    """The units of a pass in the order in which they are read, and which of their rows are wanted."""
+    """The units of a pass in reading order, and the range of rows used from each."""
 
     units: Int[ndarray, " u"]
+    """Indices of the units."""
     starts: Int[ndarray, " u"]
+    """First row used of each unit."""
     stops: Int[ndarray, " u"]
+    """End of the rows used of each unit."""
     rng: np.random.Generator | None
-    """Shuffles the rows of a pool; None: rows come in order."""
+    """Generator that shuffles the rows of a pool; None: rows come in order."""
 
     @classmethod
     def of(cls, rows: Int[ndarray, " u"], seed: int | None) -> "Order":
-        """All rows of all units."""
+        """Order of a pass over all rows of all units.
+
+        Parameters
+        ----------
+        rows : ndarray of int
+            Rows in each unit.
+        seed : int or None
+            Seed of the order; None: stored order.
+
+        Returns
+        -------
+        Order
+            All units, each with all its rows.
+        """
         rng = None if seed is None else np.random.default_rng(seed)
         units = np.arange(len(rows)) if rng is None else rng.permutation(len(rows))
         return cls(units, np.zeros_like(rows), rows[units], rng)
 
     def within(self, start: int, stop: int) -> "Order":
-        """Rows `start` to `stop` of the pass; units outside are not read."""
+        """Restrict the pass to a range of rows; units outside it are not read.
+
+        Parameters
+        ----------
+        start : int
+            First row.
+        stop : int
+            End of the range.
+
+        Returns
+        -------
+        Order
+            The units that hold these rows.
+        """
         before = np.cumsum(self.rows) - self.rows
         starts, stops = (np.clip(at - before, 0, self.rows) for at in (start, stop))
         wanted = stops > starts
-        wanted[0] |= not wanted.any()  # no row of it, but the columns are known
+        wanted[0] |= not wanted.any()  # no rows, but the columns are known
         return Order(self.units[wanted], starts[wanted], stops[wanted], self.rng)
 
     @property
     def rows(self) -> Int[ndarray, " u"]:
+        """Rows used of each unit."""
         return self.stops - self.starts
 
     def kept(self, i: int) -> slice:
-        """The wanted rows of the i-th unit."""
+        """Return the range of rows used from a unit.
+
+        Parameters
+        ----------
+        i : int
+            Position of the unit in the order.
+
+        Returns
+        -------
+        slice
+            Its rows.
+        """
         return slice(int(self.starts[i]), int(self.stops[i]))
 
     def pools(self, at_least: int) -> "list[Int[ndarray, ' n']]":
-        """Positions of units that are in memory together: about `at_least` rows."""
+        """Group the units into pools that are in memory together.
+
+        Parameters
+        ----------
+        at_least : int
+            Approximate number of rows per pool.
+
+        Returns
+        -------
+        list of ndarray
+            Positions of the units of each pool.
+        """
         pool_of = np.cumsum(self.rows) // at_least
         return np.split(np.arange(len(self.units)), np.flatnonzero(np.diff(pool_of)) + 1)
 
 
 def batch_lengths(n_rows: int, size: int) -> list[int]:
-    """Rows in each batch of a pass."""
+    """Compute the number of rows in each batch of a pass.
+
+    Parameters
+    ----------
+    n_rows : int
+        Rows in the pass.
+    size : int
+        Largest number of rows per batch.
+
+    Returns
+    -------
+    list of int
+        Rows in each batch.
+    """
     return [cut.stop - cut.start for cut in row_chunks(n_rows, size)]
 
 
 @dataclass(frozen=True)
 class ArraySource(Pooled):
-    """NumPy arrays, memory maps among them, which stay on disk."""
+    """NumPy arrays, including memory maps, which stay on disk.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from lastlayer.sources import ArraySource
+    >>> source = ArraySource(np.zeros((100, 3)), np.ones(100))
+    >>> [len(batch.X) for batch in source.batches(40, seed=0)]
+    [33, 33, 34]
+    """
 
     X: Any
+    """Inputs, one row per sample."""
     y: Any
+    """Targets (m,) or (m, q)."""
     sample_weight: Any = None
+    """Weights (m,); None: 1."""
     left_out: tuple[int, ...] = ()
-    """Rows never given out, in rising order."""
+    """Rows to leave out of every pass, in ascending order."""
 
     def __post_init__(self) -> None:
         if len(self.X) != len(self.y) or not len(self.X):
-            raise InputError(f"X has {len(self.X)} rows and y has {len(self.y)}: give as many of each, at least one")
+            raise InputError(f"X has {len(self.X)} rows and y has {len(self.y)}: give equally many, at least one")
 
     @cached_property
     def _left_out(self) -> Int[ndarray, " n"]:
@@ -394,14 +694,28 @@ class ArraySource(Pooled):
 
     @cached_property
     def unit_rows(self) -> Int[ndarray, " u"]:
+        """Rows in each unit."""
         starts = np.append(np.arange(0, len(self.X), BLOCK_ROWS), len(self.X))
         return np.diff(starts) - np.diff(np.searchsorted(self._left_out, starts))
 
     @property
     def n_inputs(self) -> int:
+        """Number of input values per row."""
         return int(np.prod(self.X.shape[1:]))
 
     def read(self, unit: int) -> Columns:
+        """Read one unit.
+
+        Parameters
+        ----------
+        unit : int
+            Index of the unit.
+
+        Returns
+        -------
+        tuple of three arrays
+            Inputs, targets and weights (or None) of its rows.
+        """
         rows = slice(unit * BLOCK_ROWS, (unit + 1) * BLOCK_ROWS)
         first, last = np.searchsorted(self._left_out, [rows.start, rows.stop])
         kept = lambda values: np.delete(values[rows], self._left_out[first:last] - rows.start, axis=0)

@@ -1,4 +1,4 @@
-"""How far to believe a network: held-out points, and the curve from affine cost to variance fitted to them."""
+"""Calibration of the variance: held-out points, and the curve from affine cost to variance fitted to them."""
 
 from lastlayer.calibration.curve import Calibration, CalibrationPoints, Curve, NoiseHead, Outside, Shrinkage, Tails
 from lastlayer.calibration.fit import SHARPNESS, fit_curves

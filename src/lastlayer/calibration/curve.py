@@ -1,11 +1,11 @@
-"""From affine cost to variance: one monotone curve, calibrated on points that the features never saw.
+"""Calibration curves from affine cost to variance, fitted to held-out points.
 
     var = sigma^2 (a + b v^gamma),        v = phi' Lambda_bar^-1 phi (Theorem 2)
 
-v orders points by how far they extrapolate; what the evidence gets wrong is the scale. a = b = gamma = 1 is the
-Bayesian last layer as it stands, and Algorithm 1, which moves alpha alone, moves v in it. Each family of members
-extrapolates differently, so each has its own curve. In a mixture, means are shrunk towards the
-mean of the targets where the variance is large (`Shrinkage`). How curves enter a prediction: `lastlayer.formula`.
+v ranks points by how far they extrapolate; the scale is what the evidence gets wrong. a = b = gamma = 1 is the
+uncalibrated Bayesian last layer; Algorithm 1, which changes alpha alone, changes v. Families of members extrapolate
+differently, so each has its own curve. In a mixture, means are shrunk towards the target mean where the variance is
+large (`Shrinkage`). `lastlayer.formula` applies the curves.
 """
 
 import math
@@ -26,53 +26,87 @@ from lastlayer.types import FOURIER, Family
 HEAD_UNITS = 10
 CURVE_NUMBERS = ("power", "reach", "trust", "seen", "squares")
 BELIEVED_ROWS, SURE = 50.0, 3.0
-"""Rows that a curve is worth beside those learned later; standard errors by which these must miss it to widen it."""
+"""Rows that a curve is worth beside those learned later; standard errors by which these must exceed it to widen it."""
 OWN_OUTSIDE = -1.5
-"""Log of what the process counts for in its own variance, beside that of others: its curve has most of it."""
+"""Log of the fraction of `Outside.factor` applied to the process itself, whose own curve covers most of it."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """var = sigma^2 (a + b v^gamma) for each output."""
+    """Calibrated variance var = sigma^2 (a + b v^gamma), per output."""
 
     noise: Float[ndarray, " q"]
-    """a"""
+    """Coefficient a."""
     slope: Float[ndarray, " q"]
-    """b"""
+    """Coefficient b."""
     power: float = 1.0
-    """gamma"""
+    """Exponent gamma."""
     reach: float = math.inf
-    """The largest v that was calibrated. Beyond it the variance grows as the posterior's own, proportional to v."""
+    """Largest v in the calibration; beyond it the variance grows in proportion to v, as that of the posterior does."""
     trust: float = 1.0
-    """What members of this family count for in a mixture beside others of the same variance."""
+    """Weight of this family's members in a mixture, relative to others of the same variance."""
     seen: float = 0.0
-    """Rows that were learned after calibration."""
+    """Number of rows learned after calibration."""
     squares: float = 0.0
-    """Sum of their squared residuals before they were learned, over the variance that the curve gave them."""
+    """Sum of their squared residuals before they were learned, relative to the variance the curve predicted."""
 
     @property
     def widening(self) -> float:
-        """What the variance is multiplied by since rows were learned that it had not expected; 1: as calibrated."""
+        """Factor on the variance due to unexpectedly large residuals of rows learned since; 1: as calibrated."""
         if self.squares <= self.seen + SURE * math.sqrt(2 * self.seen):
             return 1.0
         return (BELIEVED_ROWS + self.squares) / (BELIEVED_ROWS + self.seen)
 
     @classmethod
     def identity(cls, n_outputs: int) -> "Curve":
-        """The posterior as it stands: var = sigma^2 (1 + v)."""
+        """Curve of the uncalibrated posterior, var = sigma^2 (1 + v).
+
+        Parameters
+        ----------
+        n_outputs : int
+            Number of outputs.
+
+        Returns
+        -------
+        Curve
+            The curve with a = b = gamma = 1.
+        """
         return cls(np.ones(n_outputs), np.ones(n_outputs))
 
     @property
     def log_reach(self) -> float:
+        """Logarithm of `reach`."""
         return math.log(self.reach) if self.reach > 0 else -math.inf
 
     def epistemic(self, cost: Float[ndarray, "*s"]) -> Float[ndarray, "*s q"]:
-        """b v^gamma: inside the data."""
+        """Evaluate b v^gamma, the epistemic variance over that of the noise, inside the data.
+
+        Parameters
+        ----------
+        cost : ndarray of any shape
+            Affine cost v.
+
+        Returns
+        -------
+        ndarray with one more axis
+            Variance ratio; the last axis indexes the outputs.
+        """
         shape = np.exp(log_shape(NumPyOps, self, np.log(np.maximum(cost, TINY)), None))
         return np.asarray(shape)[..., None] * self.widening * self.slope
 
     def factor(self, cost: Float[ndarray, "*s"]) -> Float[ndarray, "*s q"]:
-        """a + b v^gamma: the variance over that of the noise."""
+        """Evaluate a + b v^gamma, the variance over that of the noise.
+
+        Parameters
+        ----------
+        cost : ndarray of any shape
+            Affine cost v.
+
+        Returns
+        -------
+        ndarray with one more axis
+            Variance ratio; the last axis indexes the outputs.
+        """
         return self.widening * self.noise + self.epistemic(cost)
 
     def __str__(self) -> str:
@@ -82,15 +116,16 @@ class Curve:
 
 @dataclass(frozen=True)
 class Tails:
-    """A share of the probability has a larger variance."""
+    """Heavy tails: a fraction of the probability has a larger variance."""
 
     share: float = 0.0
+    """Fraction of the probability with the larger variance."""
     factor: float = 1.0
-    """Its variance over that of the rest."""
+    """Its variance relative to the rest."""
 
     @property
     def widening(self) -> float:
-        """The variance of the whole over that of the rest."""
+        """Variance of the whole relative to that of the rest."""
         return 1 + self.share * (self.factor - 1)
 
     def __str__(self) -> str:
@@ -99,7 +134,7 @@ class Tails:
 
 @dataclass(frozen=True)
 class Shrinkage:
-    """Members' means are shrunk towards the mean of the targets where their variance is large."""
+    """Members' means are shrunk towards the target mean where their variance is large."""
 
     precision: float = 0.0
     """Prior precision of a standardised target around the mean of all targets; 0: no shrinkage."""
@@ -110,25 +145,48 @@ class Shrinkage:
 
 
 def log_fraction(family: Family) -> float:
-    """Log of the fraction of that factor which counts for a family: less for the process itself."""
+    """Log of the fraction of `Outside.factor` that applies to a family.
+
+    Parameters
+    ----------
+    family : Family
+        The family.
+
+    Returns
+    -------
+    float
+        0, or less for the process itself.
+    """
     return OWN_OUTSIDE if family == FOURIER else 0.0
 
 
 @dataclass(frozen=True)
 class Outside:
-    """Outside the data every member is as unsure as a Gaussian process would be.
+    """Outside the data, every member is at least as uncertain as a Gaussian process.
 
-    A network that extrapolates well on the few regions left out has been lucky as often as right. So the variance that
-    the process has beyond its largest one inside joins that of every member: `factor` times, and a fraction of that
-    for the process itself.
+    A network that extrapolates well to the few held-out regions may merely have been lucky. Therefore the variance of
+    the process beyond its largest value inside the data, times `factor`, is added to that of every member; the process
+    itself receives a fraction of it.
     """
 
     factor: float
+    """Factor on the variance of the process."""
     inside: float
-    """The affine cost of the process up to which a point counts as inside."""
+    """Affine cost of the process up to which a point counts as inside the data."""
 
     def of(self, family: Family) -> float:
-        """What the variance of the process is multiplied by, for members of a family."""
+        """Factor on the variance of the process, for members of a family.
+
+        Parameters
+        ----------
+        family : Family
+            The family.
+
+        Returns
+        -------
+        float
+            `factor`, or a fraction of it for the process itself.
+        """
         return self.factor * math.exp(log_fraction(family))
 
     def __str__(self) -> str:
@@ -137,21 +195,43 @@ class Outside:
 
 @dataclass(frozen=True)
 class NoiseHead:
-    """Log of the noise variance over its usual value: V' tanh(U'x + u), x clipped to the range of the data.
+    """Log of the noise variance relative to its typical value: V' tanh(U'x + u), with x clipped to the data range.
 
     `lastlayer.formula.log_noise_factor` evaluates it. Outside the range, the noise is that of the nearest edge: only
-    the epistemic part grows with the distance.
+    the epistemic variance grows with distance.
     """
 
     low: Float[Tensor, " d"]
+    """Smallest value of each standardised input."""
     high: Float[Tensor, " d"]
+    """Largest value of each standardised input."""
     U: Float[Tensor, "d h"]
+    """Weights of the hidden units."""
     u: Float[Tensor, " h"]
+    """Biases of the hidden units."""
     V: Float[Tensor, "h q"]
+    """Weights of the outputs."""
 
     @classmethod
     def initial(cls, Z: Float[Tensor, "n d"], n_outputs: int, seed: int = 0, *, units: int = HEAD_UNITS) -> "NoiseHead":
-        """Units in all directions, no effect yet."""
+        """Initialise a head with random hidden units and zero output.
+
+        Parameters
+        ----------
+        Z : Tensor of shape (n, d)
+            Standardised inputs, which set the data range.
+        n_outputs : int
+            Number of outputs.
+        seed : int, default 0
+            Seed of the hidden units.
+        units : int, default HEAD_UNITS
+            Number of hidden units.
+
+        Returns
+        -------
+        NoiseHead
+            The head.
+        """
         generator = torch.Generator().manual_seed(seed)
         d = Z.shape[1]
         U = torch.randn(d, units, generator=generator, dtype=torch.float64) / d**0.5
@@ -160,52 +240,81 @@ class NoiseHead:
         return cls(Z.amin(0), Z.amax(0), U, u, torch.zeros(units, n_outputs, dtype=torch.float64))
 
     def numbers(self) -> Float[Tensor, " n"]:
-        """What is learned of it."""
+        """Flatten the trainable parameters.
+
+        Returns
+        -------
+        Tensor of shape (n,)
+            U, u and V in one vector.
+        """
         return torch.cat([self.U.flatten(), self.u, self.V.flatten()])
 
     def with_numbers(self, numbers: Float[Tensor, " n"]) -> "NoiseHead":
+        """Return a head with other trainable parameters.
+
+        Parameters
+        ----------
+        numbers : Tensor of shape (n,)
+            U, u and V in one vector.
+
+        Returns
+        -------
+        NoiseHead
+            The head with these parameters and the same data range.
+        """
         U, u, V = numbers.split([self.U.numel(), self.u.numel(), self.V.numel()])
         return NoiseHead(self.low, self.high, U.reshape(self.U.shape), u, V.reshape(self.V.shape))
 
     def neg_log_prior(self) -> Float[Tensor, ""]:
-        """-log density under N(0, 1 / fan_in) of the weights and N(0, 1) of the biases, up to a constant."""
+        """Compute -log density under N(0, 1 / fan_in) of the weights and N(0, 1) of the biases, up to a constant.
+
+        Returns
+        -------
+        Tensor
+            A scalar.
+        """
         d, h = self.U.shape
         return 0.5 * (d * self.U.square().sum() + self.u.square().sum() + h * self.V.square().sum())
 
 
 @dataclass(frozen=True)
 class CalibrationPoints:
-    """The held-out points, as plots show them: by the first network of the best family."""
+    """Held-out points as predicted by the first network of the best family, for plots."""
 
     cost: Float[ndarray, " n"]
+    """Affine cost."""
     squared_error: Float[ndarray, "n q"]
-    """Of the shrunk mean, over the noise variance."""
+    """Squared error of the shrunk mean, relative to the noise variance."""
     kind: ndarray
+    """How each point was held out."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """One curve per family of members, what they were fitted to, and the LPD they promise."""
+    """One curve per family of members, the points they were fitted to, and the LPD of these points."""
 
     curves: dict[Family, Curve]
-    """The first is that of the family that does best alone."""
+    """Curve of each family; the first is that of the family that is best on its own."""
     points: CalibrationPoints
+    """Held-out points."""
     lpd: float
     """Mean log predictive density of the held-out points, standardised units, joint over the outputs."""
     lpd_before: float
-    """The same by the uncalibrated mixture, whose families count equally."""
+    """The same for the uncalibrated mixture with equal weights for all families."""
     tails: Tails = Tails()
+    """Heavy tails of the mixture."""
     shrinkage: Shrinkage = Shrinkage()
+    """Shrinkage of the means towards the target mean."""
     outside: Outside | None = None
-    """None: no member is a process."""
+    """Variance added outside the data; None: no member is a Gaussian process."""
     head: NoiseHead | None = None
-    """What multiplies the noise at each input, if it depends on it."""
+    """Factor on the noise variance at each input; None: the noise does not depend on the input."""
     alone: dict[Family, float] = field(default_factory=dict)
-    """LPD of the same points by each family alone, not widened: a curve, but no tails and no shrinkage."""
+    """LPD of the same points by each family alone, with its curve but without widening, tails and shrinkage."""
 
     @property
     def curve(self) -> Curve:
-        """Of the best family."""
+        """Curve of the best family."""
         return next(iter(self.curves.values()))
 
     def __str__(self) -> str:
@@ -215,8 +324,22 @@ class Calibration:
         return f"{self.curve}{self.tails}{self.shrinkage}{self.outside or ''}{more}; {seen}"
 
     def after(self, squares: dict[Family, float], n: float, kept: float = 1.0) -> "Calibration":
-        """Once n rows were learned, given the sums of their squared standardised residuals under this calibration
-        before that; those learned earlier keep so much of their weight."""
+        """Update the curves with rows that were learned.
+
+        Parameters
+        ----------
+        squares : dict of Family to float
+            Sum of the rows' squared standardised residuals under this calibration, before they were learned.
+        n : float
+            Number of rows.
+        kept : float, default 1.0
+            Fraction of their weight that rows learned earlier keep.
+
+        Returns
+        -------
+        Calibration
+            The calibration with updated curves.
+        """
         curves = {
             family: replace(c, seen=kept * c.seen + n, squares=kept * c.squares + c.widening * squares[family])
             if family in squares
@@ -226,11 +349,25 @@ class Calibration:
         return replace(self, curves=curves)
 
     def forgotten(self) -> "Calibration":
-        """As it was calibrated, whatever rows were learned since."""
+        """Reset the curves to their state after calibration.
+
+        Returns
+        -------
+        Calibration
+            The calibration without the effect of rows learned since.
+        """
         return replace(self, curves={f: replace(c, seen=0.0, squares=0.0) for f, c in self.curves.items()})
 
     def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and JSON for a model file; numbers that may be infinite or NaN are strings."""
+        """Convert the calibration to tensors and JSON for a model file.
+
+        Numbers that may be infinite or NaN are stored as strings.
+
+        Returns
+        -------
+        tuple of dict and dict
+            Tensors and header.
+        """
         kinds = sorted(set(self.points.kind.tolist()))
         curves = [
             {"noise": c.noise.tolist(), "slope": c.slope.tolist()}
@@ -259,12 +396,34 @@ class Calibration:
 
     @classmethod
     def unpack(cls, tensors: dict[str, Tensor], header: dict[str, Any], n_inputs: int, n_outputs: int) -> "Calibration":
-        """What was packed; KeyError, TypeError or ValueError if the parts do not fit."""
+        """Restore a calibration that `pack` converted.
+
+        Parameters
+        ----------
+        tensors : dict of str to Tensor
+            Tensors of the model file.
+        header : dict
+            Header of the model file.
+        n_inputs : int
+            Number of inputs.
+        n_outputs : int
+            Number of outputs.
+
+        Returns
+        -------
+        Calibration
+            The calibration.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            If the parts are missing or inconsistent.
+        """
         n, q = len(tensors["calibration.cost"]), n_outputs
         kinds = checked.typed("kinds", header["kinds"], tuple[str, ...])
         places = checked.tensor(tensors, "calibration.kind", n, dtype=torch.int64).tolist()
         if any(not 0 <= place < len(kinds) for place in places):
-            raise ValueError("calibration.kind has places that are none of the kinds")
+            raise ValueError("calibration.kind has indices outside the list of kinds")
         points = CalibrationPoints(
             checked.tensor(tensors, "calibration.cost", n, low=0.0).numpy(),
             checked.tensor(tensors, "calibration.squared_error", n, q, low=0.0, missing=True).numpy(),
@@ -291,7 +450,7 @@ class Calibration:
 
 
 def _curve(saved: dict[str, Any], n_outputs: int) -> Curve:
-    """One that was packed."""
+    """Restore a packed curve."""
     noise, slope = (np.array(checked.typed(name, saved[name], tuple[float, ...])) for name in ("noise", "slope"))
     if any(len(values) != n_outputs or min(values) <= 0 for values in (noise, slope)):
         raise ValueError(f"a curve has noise {noise} and slope {slope}: {n_outputs} positive numbers each are needed")
@@ -304,7 +463,7 @@ def _curve(saved: dict[str, Any], n_outputs: int) -> Curve:
 
 
 def _outside(saved: dict[str, Any]) -> Outside:
-    """`inside` is infinite where no point was held out alone."""
+    """Restore the packed variance outside the data; `inside` is infinite where no point was held out on its own."""
     inside = checked.number("outside.inside", saved["inside"], low=0.0, infinite=True)
     return Outside(checked.number("outside.factor", saved["factor"], low=TINY), inside)
 

@@ -1,6 +1,6 @@
-"""Fitting the curves: the largest held-out log predictive density, under a weak prior around the posterior itself.
+"""Fitting the curves: maximum held-out log predictive density, under a weak prior around the uncalibrated posterior.
 
-The likelihood is that of `lastlayer.formula`, members mixed and outputs correlated as they will be in a prediction.
+The likelihood is that of `lastlayer.formula`: members are mixed and outputs correlated as in a prediction.
 """
 
 import math
@@ -44,34 +44,36 @@ PRIOR = {
     "shrinkage": (0.0, 2.0),
     "outside": (3.0, 1.0),
 }
-"""Mean and standard deviation of the same before any held-out point was seen: with few of them the curve stays near."""
+"""Prior mean and standard deviation of the same: with few held-out points the curve stays near the mean."""
 NO_FACTOR = torch.zeros(())
 OF_MIXTURES = ("share", "factor", "shrinkage", "outside")
 STARTS = ((0.0, 0.0, 0.0), (-1.0, 1.0, -0.5), (0.0, 3.0, 0.0))
 SHARPNESS = 1.0
 """Members are weighted by this power of their precision."""
 FIRST_POINTS, MOST_POINTS = 1_000, 5_000
-"""Of a kind, that descents begin with and end on; more would add less than 0.001 to the LPD of new points."""
+"""Points of each kind in the first and in the last descent; more would add less than 0.001 to the LPD of new points."""
 AT_ONCE = 10_000
-"""Numbers of an array that is worked on: it stays in the processor's cache."""
+"""Numbers per array in a chunk, so that it stays in the processor's cache."""
 UNKNOWN, MANY_UNKNOWN = 3, 8.0
-"""Numbers of a curve that are found from the points, and the fewest points of which it is believed."""
+"""Parameters of a curve that are found from the points, and the smallest number of points assumed for widening it."""
 DECIDING_POINTS, DECIDING_UNITS, WORTH = 150, 3, 0.01
-"""Fewest points by which noise may be found to depend on the input (four times as many are enough), units of the head
-that finds it, and the least gain in their log density."""
+"""Points, units and gain in log density required to find that the noise depends on the input.
+
+At least so many points (at most four times as many are used), a head of so many units, and at least so large a gain.
+"""
 DENSE = 200
-"""Numbers to be found up to which a dense matrix of curvatures costs little."""
+"""Number of parameters up to which a dense matrix of curvatures is cheap."""
 
 
 def fit_curves(points: HeldOutPoints, *, mixture: bool, input_noise: bool | None = False) -> Calibration:
-    """The curves of largest held-out LPD, held near the posterior as it stands by a weak prior.
+    """Fit the curves of largest held-out LPD, under a weak prior around the uncalibrated posterior.
 
-    A smooth problem of 2 q + 2 parameters per family (in a `mixture` four more, see `OF_MIXTURES`): each family
-    alone from the best of several starts, then all together from there and from the posterior as it stands; no grid, so
-    no edge of one. With `input_noise`, a network for the noise at each input joins in; None: where it pays. Of very
-    many points a random part is fitted to, and what is said of the fit is said of all.
+    A smooth problem of 2 q + 2 parameters per family (in a `mixture` four more, see `OF_MIXTURES`): each family alone
+    from the best of several starts, then all together from there and from the uncalibrated posterior. There is no grid,
+    so the optimum cannot lie at its edge. With `input_noise`, a network for the noise at each input is fitted too;
+    None: where it pays. Of very many points a random subset is fitted; the scores are those of all points.
     """
-    with threadpool_limits(1, "blas"):  # products so small that a second core would only wait
+    with threadpool_limits(1, "blas"):  # the products are too small for a second thread to help
         return _fit_curves(points.usable(), mixture, input_noise)
 
 
@@ -101,8 +103,10 @@ def _fit_curves(points: HeldOutPoints, mixture: bool, input_noise: bool | None) 
 
 
 def noise_depends_on_input(points: HeldOutPoints, families: list[Family], mixture: bool, x: ndarray) -> bool:
-    """Whether a small network for the noise, fitted to half of the points, raises the density of the other half: by
-    more than two standard errors, and by enough to be worth its weights."""
+    """Test whether a small network for the noise, fitted to half of the points, raises the density of the other half.
+
+    The gain must exceed two standard errors and `WORTH`.
+    """
     single = np.flatnonzero(points.single)
     if len(single) < DECIDING_POINTS or points.inputs.dim() != 2:
         return False
@@ -120,9 +124,12 @@ def noise_depends_on_input(points: HeldOutPoints, families: list[Family], mixtur
 
 
 class CurveProblem:
-    """Negative held-out LPD plus prior, of the parameters [log a, log b, log gamma, log trust] of each family in turn,
-    then (logit share, log factor) of the tails, the log precision of the shrinkage, the log factor of the process
-    outside the data, and the weights of the noise head, where there are such."""
+    """Negative held-out LPD plus prior, as a function of all calibration parameters.
+
+    These are [log a, log b, log gamma, log trust] of each family in turn, then (logit share, log factor) of the tails,
+    the log precision of the shrinkage, the log factor of the process outside the data, and the weights of the noise
+    head, where there are any.
+    """
 
     def __init__(
         self,
@@ -145,22 +152,22 @@ class CurveProblem:
     def start(
         self, noise: float = 0.0, slope: float = 0.0, power: float = 0.0, *, curves: list[ndarray] | None = None
     ) -> ndarray:
-        """The parameters of each curve, and those of the mixture at their prior means."""
+        """Starting values: the parameters of each curve, and those of the mixture at their prior means."""
         alike = [np.array([noise] * self.q + [slope] * self.q + [power, 0.0])] * len(self.families)
         return np.concatenate([*(curves or alike), [PRIOR[name][0] for name in self.of_mixture]])
 
     def lowest(self, xs: list[ndarray]) -> ndarray:
-        """Where the value is lowest; the first of them if it is finite nowhere."""
+        """Return the candidate with the lowest value; the first one if none is finite."""
         return min(xs, key=lambda x: np.nan_to_num(self.value(x)[0], nan=np.inf))
 
     def parts(self, x: ndarray) -> tuple[Float[ndarray, "s p"], Float[ndarray, " t"], NoiseHead | None]:
-        """The parameters of the curves, of the mixture, and the noise head."""
+        """Split the vector into the parameters of the curves, those of the mixture, and the noise head."""
         n, of_mixture = len(self.names), len(self.of_mixture)
         head = self.initial_head and self.initial_head.with_numbers(torch.tensor(x[n:]))
         return x[: n - of_mixture].reshape(len(self.families), -1), x[n - of_mixture : n], head
 
     def said(self, x: ndarray, head: NoiseHead | None) -> Iterator[tuple[Said, Likelihood, Tensor]]:
-        """What the mixture says of the points, piece by piece, and the log factor of their noise."""
+        """Evaluate the mixture chunk by chunk, and the log factor of the noise."""
         curves, of_mixture, _ = self.parts(x)
         for piece in self.pieces:
             factor = NO_FACTOR if head is None else log_noise_factor(TorchOps, head, piece.inputs.to(head.low))
@@ -168,14 +175,15 @@ class CurveProblem:
             yield piece.at(*numbers), piece, factor
 
     def log_density(self, x: ndarray) -> Float[ndarray, " n"]:
-        """Of each point under the mixture of its networks."""
+        """Log density of each point under the mixture of its networks."""
         return np.concatenate([said[0] for said, _, _ in self.said(x, self.parts(x)[2])])
 
     def lpd(self, x: ndarray) -> float:
+        """Weighted mean log density of the points."""
         return float(np.average(self.log_density(x), weights=self.points.weight.numpy()))
 
     def value(self, x: ndarray) -> tuple[float, ndarray]:
-        """To be minimised, and its gradient."""
+        """Objective to be minimised, and its gradient."""
         away, head = (x[: len(self.names)] - self.centre) / self.width, self.parts(x)[2]
         loss, slope = 0.5 * float(away @ away), away / self.width
         learned = [] if head is None else [number.requires_grad_() for number in (head.U, head.u, head.V)]
@@ -191,10 +199,11 @@ class CurveProblem:
         return loss, np.concatenate([slope, *(number.grad.flatten() for number in learned)])  # type: ignore[union-attr]
 
     def best(self, starts: list[ndarray]) -> ndarray:
-        """The lowest of the minima that lie below the starts.
+        """Minimise from several starts, and return the lowest minimum.
 
-        Curvatures differ by factors of 10^5, so that a descent has to know them all: SLSQP does, in a dense matrix.
-        L-BFGS ends it, and does all of it where SLSQP cannot: slopes too steep to begin, or very many numbers.
+        Curvatures differ by factors of 10^5, so a descent needs all of them: SLSQP keeps a dense matrix. L-BFGS
+        finishes the descent, and does all of it where SLSQP cannot: gradients too steep at the start, or very many
+        parameters.
         """
         limits = [LIMITS[name] for name in self.names] + [(-np.inf, np.inf)] * (len(starts[0]) - len(self.names))
         given = {"jac": True, "bounds": limits}
@@ -206,10 +215,10 @@ class CurveProblem:
         return found
 
     def widened(self, x: ndarray) -> ndarray:
-        """a and b of every curve times (n + p) / (n - p - 2), for n points and the p = 3 numbers of a curve.
+        """Multiply a and b of every curve by (n + p) / (n - p - 2), for n points and the p = 3 parameters of a curve.
 
-        So much larger than the likeliest variance is that of the Student-t by which a regression of p unknowns predicts
-        once its noise is unknown too; with a dozen points it is twice as large.
+        This is the ratio of the variance of the Student-t predictive distribution of a regression with p unknowns and
+        unknown noise to the maximum-likelihood variance; with a dozen points it is about 2.
         """
         n = max(float(self.points.weight[torch.from_numpy(self.points.single)].sum()), MANY_UNKNOWN)
         of_variance = np.isin(self.names, ["noise", "slope"])
@@ -218,7 +227,7 @@ class CurveProblem:
         return wider
 
     def calibration(self, x: ndarray, alone: dict[Family, float], lpd_before: float) -> Calibration:
-        """What was found, and the points as plots show them."""
+        """Assemble the calibration, and the points for plots."""
         points, (curves, of_mixture, head) = self.points, self.parts(x)
         reach = [float(points.of(s).cost.max()) for s in self.families]
         first = points.families.index(self.families[0])

@@ -1,11 +1,11 @@
 """Log density of held-out points under the mixture of their networks, and its gradient in closed form.
 
-The mixture is that of `lastlayer.formula`, with the tails of a prediction. What network j says of a point alone is l_j,
-its weight w_j goes with var_j^-sharpness, and its share in the density of the point is rho_j:
+The mixture is that of `lastlayer.formula`, with the tails of a prediction. Network j alone gives a point the log
+density l_j; its weight w_j is proportional to var_j^-sharpness, and its share in the density of the point is rho_j:
 
     d log p = sum_j rho_j dl_j - sharpness (rho_j - w_j) dlog var_j
 
-What is left are the slopes of Gaussians by their mean and by the logs of their two variances.
+What remains are the derivatives of Gaussians with respect to their mean and the logs of their two variances.
 """
 
 import math
@@ -26,11 +26,12 @@ Said: TypeAlias = tuple[ndarray, ndarray, tuple[ndarray, ndarray, ndarray]]
 """See `Likelihood.at`."""
 NO_MIXTURE = np.array([-math.inf, 0.0, -math.inf, -math.inf])
 """Logit of the tails' share, log of their factor, log precision of the shrinkage, log factor of the process outside the
-data: none of them."""
+data, at values that switch all of them off.
+"""
 
 
 class Likelihood:
-    """Some held-out points, as arrays; `curve_of` says by which curve each network goes."""
+    """Likelihood of held-out points; `curve_of` is the index of each network's curve."""
 
     def __init__(self, points: HeldOutPoints, curve_of: Int[ndarray, " c"], sharpness: float) -> None:
         self.log_fraction = np.array([log_fraction(family) for family in points.families])[:, None, None]
@@ -38,7 +39,7 @@ class Likelihood:
         self.log_share = -np.log([points.families.count(family) for family in points.families])[:, None, None]
         self.log_far = None if points.log_far is None else points.log_far.numpy()[:, None]
         log_cost = (points.cost if points.cost.dim() > 2 else points.cost[..., None]).log().expand_as(points.mean)
-        # what is missing is worth nothing: neither an error nor a logarithm
+        # missing targets contribute neither an error nor a logarithm
         known = ~points.targets.isnan()
         self.known = None if bool(known.all()) else known.numpy().astype(float)
         self.n_known = known.sum(-1).numpy()
@@ -54,8 +55,10 @@ class Likelihood:
 
     @np.errstate(all="ignore")
     def at(self, curves: Float[ndarray, "s p"], of_mixture: Float[ndarray, " 4"], log_factor: ndarray | float) -> Said:
-        """What the mixture says, given rows [log a, log b, log gamma, log trust], numbers as in `NO_MIXTURE`, and the
-        noise's log factor: log density of each point, mean by each network, slopes of the weighted sum by all three.
+        """Evaluate the mixture: log density of each point, mean by each network, and gradients of the weighted sum.
+
+        Takes rows [log a, log b, log gamma, log trust], numbers as in `NO_MIXTURE`, and the log factor of the noise;
+        the gradients are with respect to all three.
         """
         ops, q, C = NumPyOps, self.mean.shape[-1], self.correlation
         own, (share, wider, log_precision, log_outside) = curves[self.curve_of][:, None], of_mixture
@@ -71,16 +74,16 @@ class Likelihood:
         inside, shape = (log_shape(ops, curve, self.log_cost, far) for far in (None, self.log_far))
         log_var = self.log_noise_var + log_variance(ops, curve, shape, log_factor)
         epistemic, noise = self.log_noise_var + log_b + shape, self.log_noise_var + log_a + log_factor
-        part = np.exp(epistemic - log_var)  # of the variance that is epistemic
-        own_var = self.log_noise_var + log_variance(ops, curve, inside, log_factor)  # what the process adds left out
+        part = np.exp(epistemic - log_var)  # epistemic fraction of the variance
+        own_var = self.log_noise_var + log_variance(ops, curve, inside, log_factor)  # without what the process adds
         own_part = np.exp(self.log_noise_var + log_b + inside - own_var)
-        kept = shrunk(ops, 1.0, own_var, 0.0, log_precision)  # of the mean
+        kept = shrunk(ops, 1.0, own_var, 0.0, log_precision)  # fraction of the mean
         mean = kept * self.mean
         residual = self.targets - mean if self.known is None else self.known * (self.targets - mean)
         of_target, of_model = log_var, np.ones(())
         if self.log_known_var is not None:
             of_target = ops.logaddexp(log_var, self.log_known_var)
-            of_model = np.exp(log_var - of_target)  # of the variance of the target, what is not known
+            of_model = np.exp(log_var - of_target)  # fraction of the target's variance that is not known
         if C is None and self.known is not None:
             pull, logdet = residual * np.exp(-of_target), (self.known * of_target).sum(-1)
         elif C is None:
@@ -90,7 +93,7 @@ class Likelihood:
             inverse, logdet = np.linalg.inv(cov), np.linalg.slogdet(cov)[1]
             pull = (inverse @ residual[..., None])[..., 0]
         distance = (residual * pull).sum(-1)
-        less = 1 - math.exp(-wider)  # of the distance, in the tails
+        less = 1 - math.exp(-wider)  # reduction of the distance in the tails
         odds = share + 0.5 * (less * distance - self.n_known * wider)
         either = ops.logaddexp(0.0, odds)
         weights = member_weights(ops, log_var, self.sharpness, log_trust + self.log_share)[..., 0]
@@ -99,7 +102,7 @@ class Likelihood:
         )
         top = joint.max(0)
         log_density = top + np.log(np.exp(joint - top).sum(0))
-        # slopes, named after what they are by; h: how much of the distance counts, R: rho for every output
+        # gradients, named after their variable; h: factor on the distance, R: rho for every output
         rho, tail = self.weight * np.exp(joint - log_density), np.exp(odds - either)
         R, h = rho[..., None], (1 - less * tail)[..., None]
         by_shrinkage = R * h * pull * mean * (kept - 1)

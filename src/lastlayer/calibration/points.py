@@ -1,4 +1,4 @@
-"""Held-out points: what networks that never saw them say of them."""
+"""Held-out points, with the predictions of networks that never saw them."""
 
 import math
 from collections.abc import Callable
@@ -20,40 +20,40 @@ from lastlayer.training.last_layer import LastLayer
 from lastlayer.types import FOURIER, Family
 
 REGIONS = ("blocked", "shell", "outside")
-"""Kinds of points that were held out with all their neighbours."""
+"""Kinds of points that were held out together with all their neighbours."""
 REGION_WEIGHT = 0.1
-"""Weight of such a point in calibration, beside one held out at random: the points of a region err together."""
+"""Weight of such a point in calibration, relative to one held out at random: errors within a region are correlated."""
 BY_NETWORK = ("mean", "cost", "noise_var", "correlation")
 
 
 @dataclass(frozen=True)
 class HeldOutPoints:
-    """What c networks that did not see a point say of it, in standardised units."""
+    """Predictions of c networks for points that they did not see, in standardised units."""
 
     mean: Float[Tensor, "c n q"]
     cost: Float[Tensor, "c n *q"]
-    """v: the affine cost; of each output, where these were observed at different rows."""
+    """The affine cost v; one per output, where outputs were observed at different rows."""
     noise_var: Float[Tensor, "c n q"]
     correlation: Float[Tensor, "c n q q"] | None
-    """Of the noise between the outputs; None: independent."""
+    """Noise correlation between the outputs; None: independent."""
     inputs: Num[Tensor, "n ..."]
     targets: Float[Tensor, "n q"]
-    """NaN: missing."""
+    """Targets; NaN: missing."""
     weight: Float[Tensor, " n"]
     kind: ndarray
-    """(n,) strings: where the point was held out, such as "random" or "blocked"."""
+    """(n,) strings: how the point was held out, such as "random" or "blocked"."""
     families: tuple[Family, ...]
-    """That each network belongs to."""
+    """Family of each network."""
     known_var: Float[Tensor, "n q"] | None = None
-    """Of the targets' noise that is known, beside the one that is learned; None: nothing is."""
+    """Known noise variance of the targets, in addition to the learned one; None: there is none."""
     log_far: Float[Tensor, " n"] | None = None
-    """`lastlayer.formula.log_far`; None: no network is a process."""
+    """`lastlayer.formula.log_far`; None: no network is a Gaussian process."""
     inside: float = math.nan
-    """The affine cost of the process up to which a point counts as inside."""
+    """Affine cost of the process up to which a point counts as inside the data."""
 
     @classmethod
     def by(cls, layer: LastLayer, Phi: Float[Tensor, "n p"], data: Data, kind: str, family: Family) -> "HeldOutPoints":
-        """What one last layer says of points that it has not seen, given their affine features."""
+        """Predict unseen points by one last layer, given their affine features."""
         with torch.no_grad():
             marginals = layer.posterior.predict(Phi)
         mean, var = marginals.mean, marginals.noise_cov.diagonal()
@@ -77,14 +77,14 @@ class HeldOutPoints:
 
     @classmethod
     def joined(cls, parts: "list[HeldOutPoints]") -> "HeldOutPoints":
-        """All points of several sets, each with as many networks."""
+        """Concatenate the points of several sets with equally many networks."""
         every = cls._each(parts, lambda xs: torch.cat(xs, 1), torch.cat)
         kind = np.concatenate([part.kind for part in parts])
         return cls(**every, kind=kind, families=parts[0].families)
 
     @classmethod
     def stacked(cls, parts: "list[HeldOutPoints]") -> "HeldOutPoints":
-        """The same points by all networks of several sets."""
+        """Combine the networks of several sets of the same points."""
         every = cls._each(parts, torch.cat, lambda xs: xs[0])
         families = tuple(family for part in parts for family in part.families)
         return cls(**every, kind=parts[0].kind, families=families)
@@ -93,7 +93,7 @@ class HeldOutPoints:
     def _each(
         cls, parts: "list[HeldOutPoints]", by_network: Callable[[list[Any]], Any], by_point: Callable[[list[Any]], Any]
     ) -> dict[str, Any]:
-        """The tensors of several sets put together, field by field."""
+        """Combine the tensors of several sets, field by field."""
         names = [field.name for field in fields(cls) if field.name not in ("kind", "families", "inside")]
         values = {name: [getattr(part, name) for part in parts] for name in names}
         return {
@@ -102,13 +102,13 @@ class HeldOutPoints:
         }
 
     def __getitem__(self, points: ndarray) -> "HeldOutPoints":
-        """Some of the points, by their indices."""
+        """Select points by their indices."""
         at = torch.from_numpy(points).to(self.mean.device)
         every = self._each([self], lambda xs: xs[0][:, at], lambda xs: xs[0][at])
         return replace(self, **every, kind=self.kind[points])
 
     def of(self, family: Family) -> "HeldOutPoints":
-        """What the networks of one family say."""
+        """Select the networks of one family."""
         same = [i for i, own in enumerate(self.families) if own == family]
         at = torch.tensor(same, device=self.mean.device)
         every = self._each([self], lambda xs: xs[0][at], lambda xs: xs[0])
@@ -116,14 +116,15 @@ class HeldOutPoints:
 
     @property
     def single(self) -> Bool[ndarray, " n"]:
-        """Which points were held out without their neighbours."""
+        """Mask of points that were held out without their neighbours."""
         return ~np.isin(self.kind, REGIONS)
 
     def beside_process(self, inside: float | None = None) -> "HeldOutPoints":
-        """The same, knowing how far outside the data the process sees each of them.
+        """Add how far outside the data each point is according to the Gaussian process.
 
-        Without a cost up to which points lie `inside`, those that were held out without their neighbours do. With it,
-        the others count as points of a region, whoever held them out: the future of a series errs together too.
+        If no cost `inside` is given, its largest value over points held out without their neighbours is used. If it is
+        given, points beyond it count as points of a region, however they were held out: the future of a series has
+        correlated errors too.
         """
         process = [i for i, family in enumerate(self.families) if family == FOURIER]
         if not process or not len(self.targets):
@@ -143,7 +144,7 @@ class HeldOutPoints:
         return replace(self, log_far=far, inside=inside, weight=weight, kind=kind)
 
     def some(self, most: int) -> "HeldOutPoints":
-        """At most as many of a kind, picked at random but always the same; each kind keeps its total weight."""
+        """Select at most `most` points of each kind at random, with a fixed seed; each kind keeps its total weight."""
         rng, weight, picked = np.random.default_rng(0), self.weight.clone(), []
         for rows in (np.flatnonzero(self.kind == kind) for kind in dict.fromkeys(self.kind.tolist())):
             part = np.sort(rng.permutation(rows)[:most]) if len(rows) > most else rows
@@ -152,7 +153,7 @@ class HeldOutPoints:
         return replace(self, weight=weight)[np.sort(np.concatenate(picked))]
 
     def usable(self) -> "HeldOutPoints":
-        """Without points at which a network failed altogether; on the processor, where small problems are quick."""
+        """Drop points at which a network failed, and move the others to the CPU, where small problems are fast."""
         known = ~self.targets.isnan()
         error = torch.where(known, (self.targets - self.mean).square() / self.noise_var, 0.0)
         cost = self.cost if self.cost.dim() > 2 else self.cost[..., None]

@@ -1,4 +1,4 @@
-"""A last layer on batches of any structure, with any number of rows per sample."""
+"""A Bayesian last layer on batches of any structure, with any number of rows per sample."""
 
 import math
 from typing import Any
@@ -19,19 +19,19 @@ from lastlayer.sources import Samples
 from lastlayer.training import Data
 
 IGNORED = -100
-"""The integer target of a position that has none, as in `torch.nn.functional.cross_entropy`."""
+"""Integer target of a position without a target, as in `torch.nn.functional.cross_entropy`."""
 MASK = "attention_mask"
-"""The input that is 0 where a position is padding."""
+"""Name of the input that is 0 at padded positions."""
 
 
 class AttachedRegressor(BLLRegressor):
-    """What `lastlayer.attach` makes of inputs other than one floating-point tensor, or of several rows per sample.
+    """A model made by `lastlayer.attach` for structured inputs, or for several rows per sample.
 
-    X is whatever the network is called with: a tensor, a tuple of them, or a dictionary. Each position that the last
-    layer is applied to, such as a token, a node or a pixel, is a row: `predict` returns the shape that the targets
-    had; `predictive`, `joint`, `sample_y` and `extrapolation` speak of the rows, in the order of the flattened
-    positions. Targets may be NaN where a position has none. `fitted_` is a model of the features, a table: ONNX,
-    CasADi, `OnlineModel` and functionals take `model.features(X)`.
+    X is whatever the network is called with: a tensor, a tuple of tensors, or a dictionary. Each position that the last
+    layer is applied to, such as a token, a node or a pixel, is a row: `predict` returns arrays shaped like the targets;
+    `predictive`, `joint`, `sample_y` and `extrapolation` return one row per position, in the order of the flattened
+    positions. Targets may be NaN at positions without a target. `fitted_` is a model of the features, a table: for
+    ONNX, CasADi, `OnlineModel` and functionals, use `model.features(X)`.
 
     Examples
     --------
@@ -42,24 +42,74 @@ class AttachedRegressor(BLLRegressor):
     """
 
     def fit(self, *_: Any, **__: Any) -> "AttachedRegressor":
-        """Refused: the network was trained elsewhere."""
+        """Raise an error: the network was trained elsewhere.
+
+        Parameters
+        ----------
+        *_ : Any
+            Ignored.
+        **__ : Any
+            Ignored.
+
+        Raises
+        ------
+        InputError
+            Always; call `lastlayer.attach` again instead.
+        """
         raise InputError("an attached model is not trained: call lastlayer.attach(network, loader) again")
 
     def features(self, X: Any) -> Float[ndarray, "n k"]:
-        """What the network makes of a batch: one row per position."""
+        """Compute the features of a batch, one row per position.
+
+        Parameters
+        ----------
+        X : Tensor, tuple of Tensor or dict of str to Tensor
+            Inputs of the network.
+
+        Returns
+        -------
+        ndarray of shape (n, k)
+            Features, in the order of the flattened positions.
+        """
         return _rows(self._features(as_inputs(X)))
 
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
-        """Mean of the targets, shaped like them, and with `return_std` their standard deviation, noise included."""
+        """Predict the mean of the targets, and optionally their standard deviation.
+
+        Parameters
+        ----------
+        X : Tensor, tuple of Tensor or dict of str to Tensor
+            Inputs of the network.
+        return_std : bool, default False
+            Whether to return the standard deviation, noise included, as well.
+        return_cov : bool, default False
+            Not supported; use `joint`.
+
+        Returns
+        -------
+        ndarray, or tuple of two of them
+            Mean, or mean and standard deviation, shaped like the targets.
+
+        Raises
+        ------
+        InputError
+            If `return_cov` is set.
+        """
         if return_cov:
-            raise InputError("return_cov of several rows per sample: ask for joint(X), whose rows are the positions")
+            raise InputError("return_cov needs one row per sample: use joint(X), whose rows are the positions")
         phi_tilde, fitted = self._features(as_inputs(X)), self._fitted()
         mean, var = fitted.mean_and_var(_rows(phi_tilde))
         mean, std = (self._at_positions(x, phi_tilde.shape[:-1]) for x in (mean, np.sqrt(var)))
         return (mean, std) if return_std else mean
 
     def module(self) -> "AttachedPredictor":  # type: ignore[override]
-        """The fitted model as a `torch.nn.Module`, called as the network is; the last axis counts the outputs."""
+        """Return network and predictive formula as a `torch.nn.Module`, called as the network is.
+
+        Returns
+        -------
+        AttachedPredictor
+            A copy; the last axis of its outputs indexes the targets.
+        """
         return AttachedPredictor(copied(self._network), self._fitted().module())
 
     def _packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -88,7 +138,7 @@ class AttachedRegressor(BLLRegressor):
             return features_at(self._network, moved(inputs, place))
 
     def _at_positions(self, values: Float[ndarray, "n q"], where: tuple[int, ...]) -> ndarray:
-        """Numbers of all rows, in the shape of the targets."""
+        """Reshape values of all rows to the shape of the targets."""
         if self._fitted().y_ndim == 1:
             return values.reshape(where)
         return np.moveaxis(values.reshape(*where, -1), -1, outputs_axis(self._network))
@@ -116,17 +166,51 @@ class AttachedRegressor(BLLRegressor):
 
 
 class AttachedPredictor(nn.Module):
-    """The network and the predictive formula of its last layer, as one module."""
+    """The network and the predictive formula of its last layer, as one module.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+        Feature extractor.
+    predictor : Predictor
+        Predictive formula on its features.
+    """
 
     def __init__(self, network: nn.Module, predictor: Predictor) -> None:
         super().__init__()
         self.network, self.predictor = network, predictor
 
     def train(self, mode: bool = True) -> "AttachedPredictor":
+        """Keep the module in evaluation mode.
+
+        Parameters
+        ----------
+        mode : bool, default True
+            Ignored.
+
+        Returns
+        -------
+        AttachedPredictor
+            The module itself.
+        """
         return super().train(False)
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> dict[str, Tensor]:
-        """mean, var, epistemic_var, noise_var: (*positions, q); affine_cost: (*positions)."""
+        """Predict the moments of the targets at every position.
+
+        Parameters
+        ----------
+        *args : Tensor
+            Positional inputs of the network.
+        **kwargs : Tensor
+            Named inputs of the network.
+
+        Returns
+        -------
+        dict of str to Tensor
+            "mean", "var", "epistemic_var" and "noise_var" of shape (*positions, q), "affine_cost" of shape
+            (*positions).
+        """
         phi_tilde = output_tensor(self.network(*args, **kwargs))
         where = phi_tilde.shape[:-1]
         said = self.predictor(phi_tilde.flatten(0, -2))
@@ -134,12 +218,41 @@ class AttachedPredictor(nn.Module):
 
 
 def outputs_axis(network: nn.Module) -> int:
-    """Of the targets: the last, or the second where the layer that the network ends in is a convolution."""
+    """Return the axis of the targets that indexes the outputs.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+        Feature extractor.
+
+    Returns
+    -------
+    int
+        -1, or 1 where the replaced layer is a convolution.
+    """
     return 1 if isinstance(network, FeatureExtractor) and network.channels_first else -1
 
 
 def features_at(network: nn.Module, inputs: Inputs) -> Float[Tensor, "*s k"]:
-    """Linear features of every position of a batch."""
+    """Compute the linear features of every position of a batch.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+        Feature extractor.
+    inputs : Tensor, tuple of Tensor or dict of str to Tensor
+        Inputs of the network.
+
+    Returns
+    -------
+    Tensor of shape (*positions, k)
+        Features without the column of ones.
+
+    Raises
+    ------
+    InputError
+        If the network returns fewer than two dimensions.
+    """
     phi_tilde = output_tensor(call(network, inputs))
     if phi_tilde.dim() < 2:
         raise InputError(
@@ -150,10 +263,28 @@ def features_at(network: nn.Module, inputs: Inputs) -> Float[Tensor, "*s k"]:
 
 
 def labelled_rows(phi_tilde: Float[Tensor, "*s k"], samples: Samples, *, axis: int = -1) -> Data:
-    """A row for each position that has a target: its features, targets in float64 and weight.
+    """Collect one row per position that has a target.
 
-    Positions without a target are NaN, or -100 among integers, or hidden by an input named attention_mask. `axis`
-    is that of the outputs in the targets.
+    Positions without a target are NaN, or -100 in integer targets, or masked by an input named attention_mask.
+
+    Parameters
+    ----------
+    phi_tilde : Tensor of shape (*positions, k)
+        Features of a batch.
+    samples : Samples
+        The batch.
+    axis : int, default -1
+        Axis of the targets that indexes the outputs.
+
+    Returns
+    -------
+    Data
+        Features, targets in float64 and weights.
+
+    Raises
+    ------
+    InputError
+        If features and targets do not match, or only some targets of a position are missing.
     """
     T, weight, where = samples.y, samples.weight, phi_tilde.shape[:-1]
     T = T.movedim(axis, -1) if T.dim() > len(where) else T
@@ -174,8 +305,8 @@ def labelled_rows(phi_tilde: Float[Tensor, "*s k"], samples: Samples, *, axis: i
         kept &= mask.to(kept.device) != 0
     if bool(missing[kept].any()):
         raise InputError(
-            "some positions have targets of which a part is missing (NaN): leave out such positions, all of their "
-            "targets NaN, or attach a model for each output"
+            "some positions have only a part of their targets (the others are NaN): set all targets of such positions "
+            "to NaN, or attach one model per output"
         )
     kept = kept.to(phi_tilde.device)
     there = lambda values: values.to(phi_tilde.device)[kept]

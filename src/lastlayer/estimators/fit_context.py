@@ -1,4 +1,4 @@
-"""What a fit runs in: the threads that `n_jobs` allows, and the log lines that `verbose` asks for."""
+"""The context of a fit: the number of threads (`n_jobs`) and the log lines shown (`verbose`)."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ LEVELS = {1: logging.INFO, 2: logging.DEBUG}
 
 @runtime_checkable
 class Running(Protocol):
-    """What an estimator says of how it runs."""
+    """Parameters of an estimator that control how a fit runs."""
 
     n_jobs: int | None
     verbose: int
@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 
 def in_fit_context(method: Callable[Concatenate[Estimator, P], Result]) -> Callable[Concatenate[Estimator, P], Result]:
-    """A fitting method that runs with the threads of `n_jobs` and shows what `verbose` asks for."""
+    """Decorate a fitting method so that it runs with `n_jobs` threads and shows the log lines of `verbose`."""
 
     @wraps(method)
     def within(self: Estimator, /, *args: P.args, **kwargs: P.kwargs) -> Result:
@@ -43,7 +43,7 @@ def in_fit_context(method: Callable[Concatenate[Estimator, P], Result]) -> Calla
 
 @contextmanager
 def threads(n_jobs: int | None) -> Iterator[None]:
-    """Within it torch, BLAS and OpenMP use so many threads, afterwards as many as before; None changes nothing.
+    """Context in which torch, BLAS and OpenMP use `n_jobs` threads; None changes nothing.
 
     Negative numbers count down from all cores, as in joblib: -1 is all of them, -2 all but one.
     """
@@ -62,7 +62,7 @@ def threads(n_jobs: int | None) -> Iterator[None]:
 
 @contextmanager
 def shown(verbose: int) -> Iterator[None]:
-    """Within it the logger "lastlayer" lets info (1) or debug lines (2) through, to stderr if nobody handles them."""
+    """Context in which the logger "lastlayer" passes info (1) or debug lines (2), to stderr if it has no handler."""
     if not verbose:
         yield
         return

@@ -1,4 +1,4 @@
-"""Training rows that were left out in turn, each with a model of networks that never saw it."""
+"""Predictions of training rows by networks that were not trained on them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,21 +22,22 @@ BY_POINT = ("affine_cost", "beyond_reach")
 
 @dataclass(frozen=True, eq=False)
 class HeldOutFold:
-    """Some rows of the training table, by their place in it, and a model that was not fitted to them."""
+    """Held-out rows of the training table, and a model that was not fitted to them."""
 
     held: Int[ndarray, " h"]
+    """Indices of the held-out rows."""
     train: Int[ndarray, " t"]
-    """The rows that the model was fitted to."""
+    """Indices of the rows the model was fitted to."""
     model: Fitted
-    """One network per family, calibrated as the whole model."""
+    """One network per family, with the calibration of the whole model."""
 
 
 @dataclass(frozen=True, eq=False)
 class HeldOutRows:
     """Predictions of training rows by networks that never saw them: cross-validation without a second fit.
 
-    They are those of one network per family, where the whole model has several: scores are a little worse than those of
-    new rows would be. The curves from affine cost to variance were fitted to these rows.
+    Each prediction comes from one network per family, while the whole model has several: scores are slightly worse than
+    those of new rows would be. The curves from affine cost to variance were fitted to these rows.
 
     Examples
     --------
@@ -50,16 +51,17 @@ class HeldOutRows:
     """
 
     folds: tuple[HeldOutFold, ...]
+    """Folds with their models."""
     rows: Int[ndarray, " m"]
-    """Rows of the training table, as it was given, that some network left out."""
+    """Indices of the rows of the training table, as given to `fit`, that were held out."""
     fold: Int[ndarray, " m"]
-    """The fold of each."""
+    """Fold of each of these rows."""
 
     @classmethod
     def of(cls, fitted: Fitted, fits: Sequence[FoldFit], place: Int[ndarray, " n"]) -> "HeldOutRows | None":
-        """From the networks that left rows out; None if none of them left out single rows, apart from regions.
+        """Collect the held-out rows of the fold fits; None if no fold held out single rows as opposed to regions.
 
-        `place`: where each row of the table stands among those that the networks were given, -1 if nowhere.
+        `place` maps each row of the table to its index among the rows that the networks were given, -1 if it was not.
         """
         parts: dict[int, list[FoldFit]] = {}
         for fit in fits:
@@ -76,16 +78,16 @@ class HeldOutRows:
         return cls(tuple(folds), rows, fold[rows]) if len(rows) else None
 
     def take(self, places: Int[ndarray, " k"]) -> "HeldOutRows":
-        """Some of the rows."""
+        """Select some of the rows."""
         return replace(self, rows=self.rows[places], fold=self.fold[places])
 
     def predictive(self, X: Any) -> Prediction:
-        """What is said of the rows, each by networks that never saw it.
+        """Predict the held-out rows, each by networks that never saw it.
 
         Parameters
         ----------
         X : array of shape (m, d)
-            The inputs of `rows`, one by one; some of them may be changed, as permutation importance does.
+            The inputs of `rows`, in order; values may be changed, as permutation importance does.
 
         Returns
         -------
@@ -102,7 +104,7 @@ class HeldOutRows:
 
 
 def joined(parts: Sequence[Prediction], order: Int[ndarray, " m"]) -> Prediction:
-    """The points of several predictions, with as many components each, in another order."""
+    """Concatenate the points of several predictions with equally many components, and reorder them."""
     changed: dict[str, Any] = {}
     for name, axis in [*dict.fromkeys(BY_COMPONENT, 1).items(), *dict.fromkeys(BY_POINT, 0).items()]:
         values = [getattr(part, name) for part in parts]
@@ -113,7 +115,7 @@ def joined(parts: Sequence[Prediction], order: Int[ndarray, " m"]) -> Prediction
 
 
 def _model(fitted: Fitted, fits: Sequence[FoldFit]) -> Fitted:
-    """The networks of one fold in place of all, calibrated as these are."""
+    """A model of one fold's networks, with the calibration of the whole model."""
     order = [member.family for member in fitted.members]
     order += [] if fitted.calibration is None else list(fitted.calibration.curves)
     members = sorted((fit.member for fit in fits), key=lambda member: order.index(member.family))

@@ -1,4 +1,4 @@
-"""What a user should know of a table or a fit: warnings, once for each fit, and log lines."""
+"""Warnings and log lines about a table or a fit; warnings are issued once per fit."""
 
 import logging
 import warnings
@@ -17,12 +17,12 @@ logger = logging.getLogger(__name__)
 
 
 def warn_of_missing_targets(y: Float[Tensor, "m q"]) -> None:
-    """Once for each fit."""
+    """Warn once per fit if targets are missing."""
     missing = y.isnan()
     if bool(missing.any()):
         each = ", ".join(f"{n:,}" for n in (~missing).sum(0).tolist())
         warnings.warn(
-            f"{int(missing.sum()):,} of {y.numel():,} targets are missing: each output learns from the rows where it "
+            f"{int(missing.sum()):,} of {y.numel():,} targets are missing: each output is fitted to the rows where it "
             f"is known ({each})",
             MissingTargetsWarning,
             stacklevel=4,
@@ -30,18 +30,18 @@ def warn_of_missing_targets(y: Float[Tensor, "m q"]) -> None:
 
 
 def warn_of_copies(n_rows: int, n_groups: int | None) -> None:
-    """Once for each fit: rows that are no news to each other count as one where the model is judged."""
+    """Warn once per fit if many rows are equal or nearly equal; such rows are held out together."""
     if n_groups is not None and n_groups <= (1 - SHARE) * n_rows:
         warnings.warn(
             f"{n_rows} rows are equal or nearly equal to one of {n_groups}: copies are held out together, so that the "
-            "model is judged on rows that are new to it",
+            "model is evaluated on rows that are new to it",
             CopiesWarning,
             stacklevel=4,
         )
 
 
 def warn_of_floored_noise(members: Sequence[Member], *, varied: bool) -> None:
-    """Targets that never `varied` need no warning."""
+    """Warn if the noise is at its floor, unless the targets are constant (`varied` is False)."""
     if varied and any(member.layer.noise_floored for member in members):
         warnings.warn(
             "the network fits the targets without error: the noise was set to its floor, 1e-6 of their standard "
@@ -52,7 +52,7 @@ def warn_of_floored_noise(members: Sequence[Member], *, varied: bool) -> None:
 
 
 def log_start(settings: Settings, shape: Sequence[int], n_outputs: int) -> None:
-    """What is fitted to what."""
+    """Log what is fitted, and the settings."""
     logger.info(
         "fit to %s rows, %s inputs, %d outputs on %s; calibration: %s",
         f"{shape[0]:,}",
@@ -65,6 +65,6 @@ def log_start(settings: Settings, shape: Sequence[int], n_outputs: int) -> None:
 
 
 def log_summary(fitted: Fitted) -> None:
-    """What a fit has found."""
+    """Log the result of a fit."""
     logger.info("fitted %d members; best alone: %s", len(fitted.members), fitted.members[0].family)
     logger.info("%s", "not calibrated" if fitted.calibration is None else fitted.calibration)

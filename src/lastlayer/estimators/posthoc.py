@@ -1,4 +1,4 @@
-"""`attach`: the exact last layer for a network that was trained elsewhere, by whatever loop."""
+"""`attach`: an exact Bayesian last layer for a network that was trained elsewhere."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -45,44 +45,59 @@ def attach(
     bias_prior: BiasPrior = "flat",
     process_group: ProcessGroup | None = None,
 ) -> BLLRegressor:
-    """The exact Bayesian last layer on the features of a trained network, as a fitted model: nothing is trained.
+    """Put an exact Bayesian last layer on the features of a trained network, without training.
 
-    One pass over the loader sums up the statistics; alpha, noise and weights follow in closed form at the maximum of
-    the evidence. The network, which is copied and left as it is, sees the inputs as the loader gives them, in
-    evaluation mode: floating-point numbers in its own type, ids and masks as they are.
+    One pass over the loader accumulates the statistics; alpha, noise and weights follow in closed form at the maximum
+    of the evidence. The network is copied and not changed. It receives the inputs as the loader yields them, in
+    evaluation mode: floating-point numbers in the network's dtype, ids and masks unchanged.
 
     Parameters
     ----------
     network : torch.nn.Module
-        Called with X, with the tensors of a tuple X in their order, or with those of a dictionary X by name.
+        Called with X, with the tensors of a tuple X as positional arguments, or with those of a dictionary X by name.
     loader : iterable of batches, or Source
         Batches (X, y) or (X, y, weight); dictionaries with the targets as "labels"; or a source of them (see
         lastlayer.sources, where `LoaderSource` takes other names). Where the layer is applied to many positions per
-        sample, such as tokens, the targets have as many, and each is a row: NaN, -100 among integers, or a 0 in the
-        input "attention_mask" says that a position has no target.
+        sample, such as tokens, the targets have one entry per position, and each position is a row. NaN, -100 in
+        integer targets, or a 0 in the input "attention_mask" marks a position without a target.
     layer : str or None, default "auto"
-        The linear layer, or convolution with kernels of size 1, that the new one stands in for. "auto": the one
-        evaluated last. Or its name, as in `network.named_modules()`. None: the network has no such layer, what it
-        returns are the features.
-    calibration : iterable of batches, or Source, optional
-        Rows that the network was not trained on; they fit the curve from affine cost to variance.
-    noise, bias_prior : str
+        The linear layer, or convolution with kernels of size 1, to replace: its name, as in `network.named_modules()`.
+        "auto": the one evaluated last. None: the network has no such layer and returns the features.
+    calibration : iterable of batches, or Source, default None
+        Rows that the network was not trained on, to fit the curve from affine cost to variance.
+    noise : {"diagonal", "full"}, default "diagonal"
         As in `BLLRegressor`.
-    process_group : ProcessGroup, optional
-        Processes that call `attach` together, each with a loader of its own rows: all get one model of all rows.
-        None: those of the present torch.distributed group. `lastlayer.distributed.ONE`: this process alone, whatever
-        the others do. All have the same network and columns, or they are refused (`MismatchError`); buffers, such as
-        those of batch norm, are the first process's.
+    bias_prior : str, default "flat"
+        As in `BLLRegressor`.
+    process_group : ProcessGroup, default None
+        Processes that call `attach` together, each with a loader for its share of the rows; all get one model of all
+        rows. None: those of the current torch.distributed group. `lastlayer.distributed.ONE`: this process alone.
+        Network and columns must be the same on all processes; buffers, such as those of batch norm, are taken from the
+        first process.
 
     Returns
     -------
     BLLRegressor
-        Of inputs other than one floating-point tensor, or with several rows per sample, an `AttachedRegressor`.
+        The fitted model; an `AttachedRegressor` for inputs other than one floating-point tensor, or for several rows
+        per sample.
+
+    Raises
+    ------
+    InputError
+        If the loader yields no batch, values are not finite, or no layer matches the targets.
+    MismatchError
+        If network or columns differ between processes.
 
     Examples
     --------
-    >>> model = lastlayer.attach(network, loader, calibration=held_out)  # doctest: +SKIP
-    >>> mean, std = model.predict(X, return_std=True)  # doctest: +SKIP
+    >>> import torch
+    >>> import lastlayer
+    >>> from torch import nn
+    >>> X = torch.linspace(-1, 1, 60)[:, None]
+    >>> loader = [(X, X[:, 0] ** 2 + 0.1 * torch.sin(50 * X[:, 0]))]
+    >>> network = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1))  # trained elsewhere
+    >>> model = lastlayer.attach(network, loader)
+    >>> mean, std = model.predict([[0.5]], return_std=True)
     """
     process_group = process_group or ProcessGroup.current()
     with process_group.guarded():
@@ -104,7 +119,7 @@ def _attached(
     samples = _samples(loader, place, process_group)
     first = next(samples, None)
     if first is None:
-        raise InputError("the loader gave no batch: at least one of (X, y) is needed")
+        raise InputError("the loader gave no batch: it must yield at least one (X, y)")
     extractor = _extractor(network, layer, first)
     form = _Form.of(extractor, first)
     process_group.agree(
@@ -120,7 +135,7 @@ def _attached(
             "digest of the network's weights": digest_of_parameters(extractor, buffers=False),
         }
     )
-    process_group.broadcast_state(extractor)  # buffers, such as those of batch norm, are a process's own
+    process_group.broadcast_state(extractor)  # buffers, such as those of batch norm, may differ between processes
     some: list[Tensor] = []
 
     def features() -> Iterator[tuple[Tensor, ...]]:
@@ -171,7 +186,7 @@ def _attached(
 
 @dataclass(frozen=True)
 class _Form:
-    """What kind of model the first batch asks for."""
+    """The kind of model that the first batch requires."""
 
     kind: type[BLLRegressor]
     n_inputs: int
@@ -189,12 +204,12 @@ class _Form:
 
 
 def _unit(d: int) -> Standardizer:
-    """That changes nothing."""
+    """A scaler that changes nothing."""
     return Standardizer(torch.zeros(d, dtype=torch.float64), torch.ones(d, dtype=torch.float64))
 
 
 def _unwrapped(network: nn.Module) -> nn.Module:
-    """Without what processes and compilers have wrapped it in."""
+    """The network without the wrappers of data-parallel training and compilation."""
     if isinstance(network, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         return _unwrapped(network.module)
     inner = getattr(network, "_orig_mod", None)
@@ -202,7 +217,7 @@ def _unwrapped(network: nn.Module) -> nn.Module:
 
 
 def _extractor(network: nn.Module, layer: str | None, first: Samples) -> nn.Module:
-    """A copy that gives the features, tried on the first batch."""
+    """A copy of the network that returns the features, tested on the first batch."""
     strange = {p.dtype for p in network.parameters()} - _NAMES.keys()
     if strange:
         raise InputError(f"the network has weights of {', '.join(map(str, strange))}: convert it, network.float()")
@@ -216,14 +231,14 @@ def _extractor(network: nn.Module, layer: str | None, first: Samples) -> nn.Modu
     if extractor.n_outputs != q:
         raise InputError(
             f"the linear layer evaluated last, {extractor.layer!r}, gives {extractor.n_outputs} numbers, and the "
-            f"targets have {q}: name the output layer, layer=..., or give layer=None if what the network returns are "
-            "the features"
+            f"targets have {q}: name the output layer, layer=..., or give layer=None if the network returns the "
+            "features"
         )
     return extractor
 
 
 def _samples(loader: Iterable[Any] | Source, place: Tensor, process_group: ProcessGroup) -> Iterator[Samples]:
-    """Batches as the network takes them, where it is."""
+    """Batches with inputs converted to the network's dtype and device."""
     if isinstance(loader, Source) and not isinstance(loader, LoaderSource):
         batches = loader.batches(SOURCE_BATCH, process_group=process_group)
         samples: Iterator[Samples] = (Samples(batch.X, batch.T, batch.weight) for batch in batches)
@@ -233,7 +248,7 @@ def _samples(loader: Iterable[Any] | Source, place: Tensor, process_group: Proce
 
 
 def _rows(extractor: nn.Module, samples: Iterable[Samples]) -> Iterator[Data]:
-    """Affine features in place of inputs, one row per position that has targets; both in float64."""
+    """Rows with affine features as inputs, one per position that has a target; both in float64."""
     seen = 0
     for some in samples:
         check_finite(named(some.inputs), seen)

@@ -1,4 +1,4 @@
-"""Models that learn while they run: what happens to old rows, and when to fit a new model."""
+"""Online learning: models that are updated row by row, memories for old rows, and drift detection."""
 
 from lastlayer.online.drift import Drift, DriftMonitor
 from lastlayer.online.memory import ExponentialForgetting, KeepAll, Memory, SlidingWindow

@@ -1,4 +1,4 @@
-"""A fitted model as NumPy arrays, and what its last layers say of rows: one row costs microseconds."""
+"""A fitted model as NumPy arrays, and the predictions of its last layers: microseconds per row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,13 +27,14 @@ from lastlayer.scaling import FARTHEST, Standardizer
 
 @dataclass(frozen=True)
 class TorchFeatures:
-    """Networks of any kind, on any device."""
+    """Features of networks of any kind, on any device."""
 
     group: NetworkGroup
     device: torch.device
     dtype: torch.dtype
 
     def features(self, z: Float[ndarray, "m *d"]) -> Float[ndarray, "c m k"]:
+        """Compute the features of standardised inputs."""
         with torch.no_grad():
             phi = self.group(torch.tensor(z, device=self.device, dtype=self.dtype))
         array: ndarray = phi.double().cpu().numpy()
@@ -41,7 +42,7 @@ class TorchFeatures:
 
 
 def networks_of(groups: Sequence[NetworkGroup], fitted: Fitted) -> list[NetworkArrays | TorchFeatures]:
-    """In NumPy where that computes the same numbers: MLPs in float64."""
+    """Feature maps of the groups: in NumPy where that gives the same numbers (MLPs in float64), otherwise in torch."""
     device, dtype = fitted.settings.torch_device, fitted.settings.torch_dtype
     networks: list[NetworkArrays | TorchFeatures] = []
     for group in groups:
@@ -53,7 +54,7 @@ def networks_of(groups: Sequence[NetworkGroup], fitted: Fitted) -> list[NetworkA
 
 @dataclass(frozen=True)
 class ModelArrays:
-    """What rows need of a fitted model beside its last layers."""
+    """A fitted model without its last layers, as arrays."""
 
     networks: list[NetworkArrays | TorchFeatures]
     input_mean: ndarray | float
@@ -61,16 +62,17 @@ class ModelArrays:
     target_mean: Float[ndarray, " q"]
     target_scale: Float[ndarray, " q"]
     formula: SimpleNamespace
-    """By the names that `lastlayer.formula` has for them."""
+    """Arrays under the names that `lastlayer.formula` uses."""
     input_reach: ndarray | float
-    """Distances from the means up to which inputs ..."""
+    """Distances from the mean up to which inputs need no further check."""
     target_reach: Float[ndarray, " q"]
-    """... and targets are certainly fine."""
+    """Distances from the mean up to which targets need no further check."""
     numbers: SimpleNamespace | None
-    """The same as Python's numbers; None: there are several members or outputs, or the noise depends on the input."""
+    """`formula` as Python numbers; None if there are several members or outputs, or the noise depends on the input."""
 
     @classmethod
     def of(cls, fitted: Fitted, networks: list[NetworkArrays | TorchFeatures]) -> "ModelArrays":
+        """Convert a fitted model."""
         inputs, targets, p = fitted.inputs, fitted.targets, fitted.predictor
         return cls(
             networks,
@@ -85,7 +87,7 @@ class ModelArrays:
         )
 
     def calibrated(self, fitted: Fitted, calibration: Calibration) -> "ModelArrays":
-        """With other curves for the same members."""
+        """Replace the calibration curves of the members."""
         noise_cov = torch.from_numpy(self.formula.noise_cov)
         curve = curves_of([member.family for member in fitted.members], calibration, noise_cov)
         swapped = lambda model, convert: SimpleNamespace(**(vars(model) | {"curve": _buffers(curve, convert)}))
@@ -93,19 +95,20 @@ class ModelArrays:
         return replace(self, formula=swapped(self.formula, as_array), numbers=numbers)
 
     def near(self, X: Float[ndarray, "m d"]) -> bool:
-        """Whether all inputs are finite and none is too far out; False: they need a closer look."""
+        """Whether all inputs are finite and close enough; if False, they need a full check."""
         return bool((np.abs(X - self.input_mean) <= self.input_reach).all())
 
     def near_targets(self, y: Float[ndarray, "m q"]) -> bool:
-        """The same for targets."""
+        """Whether all targets are finite and close enough; if False, they need a full check."""
         return bool((np.abs(y - self.target_mean) <= self.target_reach).all())
 
     def standardized_targets(self, y: Float[ndarray, "m q"]) -> Float[ndarray, "m q"]:
+        """Standardise targets."""
         return (y - self.target_mean) / self.target_scale
 
 
 class Look:
-    """Rows before they are learned: features, and what is asked of them, each computed once."""
+    """Rows before they are learned: features and predictions, each computed once on demand."""
 
     def __init__(self, arrays: ModelArrays, layers: Sequence[LayerStack], X: Float[ndarray, "m *d"]) -> None:
         self._arrays, self._layers = arrays, layers
@@ -113,25 +116,25 @@ class Look:
         self.features = [network.features(self.z) for network in arrays.networks]
         if not all((np.abs(phi) <= LARGEST_FEATURE).all() for phi in self.features):
             raise InputError(
-                f"the network turned some of these rows into features that are NaN, infinite or beyond "
+                f"the network mapped some of these rows to features that are NaN, infinite or beyond "
                 f"{LARGEST_FEATURE:g}: drop these rows, or let it return finite numbers"
             )
 
     @cached_property
     def whitened(self) -> list[list[Whitened]]:
-        """By each group of layers, at every alpha."""
+        """Whitened rows for each group of layers, at every alpha."""
         return [layers.whitened(phi) for layers, phi in zip(self._layers, self.features, strict=True)]
 
     @cached_property
     def _said(self) -> list[ndarray]:
-        """Mean (c, m, q) in original units; cost (c, m, 1) at the alpha in use, and at alpha* where that is another."""
+        """Mean (c, m, q) in original units; cost (c, m, 1) at the alpha in use, and at alpha* where that differs."""
         said = [layers.said(rows) for layers, rows in zip(self._layers, self.whitened, strict=True)]
         mean, *costs = said[0] if len(said) == 1 else formula.joined(NumPyOps, self._arrays.formula, said)
         return [mean * self._arrays.target_scale + self._arrays.target_mean, *costs]
 
     @cached_property
     def _single(self) -> formula.Components | None:
-        """Of one row by one member, in Python's numbers; None: there are more."""
+        """Components of one row and one member as Python numbers; None if there are more."""
         numbers = self._arrays.numbers
         if numbers is None or len(self.z) > 1:
             return None
@@ -140,7 +143,7 @@ class Look:
 
     @cached_property
     def components(self) -> formula.Components:
-        """What the members say, calibrated: arrays with a row for each point."""
+        """Calibrated predictions of the members, as arrays with one row per point."""
         if self._single is not None:
             return formula.Components(*(np.full((1, 1, 1), x) for x in vars(self._single).values()))
         parts = formula.components(NumPyOps, self._arrays.formula, self._said, self.z)

@@ -1,21 +1,21 @@
-"""When to fit a new model: a sequential test on standardised residuals whose rate of false alarms is bounded.
+"""Drift detection: a sequential test on standardised residuals with a bounded rate of false alarms.
 
-Each residual becomes its rank among all residuals before it (a conformal p-value, ties broken at random). As long as
-the rows are exchangeable, whatever the model got wrong about its own errors, these u_1, u_2, ... are independent and
-uniform, so x = ndtri(u) are independent standard normal numbers, and for a density f of x after a change
+Each residual is replaced by its rank among all residuals before it (a conformal p-value, ties broken at random). As
+long as the rows are exchangeable, these u_1, u_2, ... are independent and uniform, however badly the model estimates
+its own errors. So x = ndtri(u) are independent standard normal numbers, and for a density f of x after a change
 
     M_t = (M_{t-1} + 1) f(x_t) / phi(x_t),    E[M_t] = t        (Shiryaev and Roberts)
 
-grows by one a row on average. M is the mean over several f (errors that move up or down, or become larger) and over
-the outputs, so E[M_t] = t for it too, and Doob's inequality gives P(max_{t <= n} M_t >= c) <= n / c for every n.
+grows by one per row on average. M is the mean over several f (errors that shift up or down, or become larger) and over
+the outputs, so E[M_t] = t holds for it too, and Doob's inequality gives P(max_{t <= n} M_t >= c) <= n / c for every n.
 
-Residuals of neighbouring rows may be dependent, as if x were a stationary Gaussian process with a memory of one row:
+Residuals of neighbouring rows may be dependent, as if x were a stationary first-order autoregressive Gaussian process:
 
     p_r(x_t | x_{t-1}) = N(x_t; r x_{t-1}, 1 - r^2).
 
-Then f is of the innovations (x_t - r x_{t-1}) / sqrt(1 - r^2), with the autocorrelation r of the rows before t, and
-divided by the largest of p_r over 0, r, and r by one standard error less and more. As 0 is among them, E[M_t] <= t for
-exchangeable rows exactly, and the bound stands. For dependent rows it holds as far as r is known.
+Then f is a density of the innovations (x_t - r x_{t-1}) / sqrt(1 - r^2), with the autocorrelation r of the rows before
+t, and is divided by the largest of p_r over 0, r, and r minus and plus one standard error. As 0 is among them, E[M_t]
+<= t holds exactly for exchangeable rows, and so does the bound. For dependent rows it holds as far as r is known.
 """
 
 import math
@@ -35,43 +35,57 @@ from lastlayer import checked
 from lastlayer.errors import InputError
 
 SHIFTS = np.array([-2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 0.0, 0.0])
-"""Means of x after a change, ..."""
+"""Means of x under each alternative, ..."""
 SCALES = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.5, 2.5])
-"""... and their standard deviations."""
+"""... and standard deviations."""
 KINDS = {
     "up": "targets lie above the predictions",
     "down": "targets lie below the predictions",
-    "larger": "errors have become larger than the model says",
+    "larger": "errors have become larger than the model predicts",
 }
-"""What can have changed, in words."""
+"""Kinds of change, with a description of each."""
 
 PRIOR_ROWS = 20
-"""Rows without autocorrelation that its estimate begins with."""
+"""Number of uncorrelated rows that the estimate of the autocorrelation starts with."""
 STRONGEST = 0.95
-"""Limit of the autocorrelation: a residual that the last one explains altogether would be no evidence at all."""
+"""Limit of the autocorrelation: a residual fully explained by the previous one would carry no evidence."""
 
 
 def log_ratios(x: Float[ndarray, " *s"]) -> Float[ndarray, "*s a"]:
-    """log f(x) / phi(x) of every alternative N(shift, scale^2)."""
+    """Log likelihood ratio log f(x) / phi(x) of each alternative N(shift, scale^2).
+
+    Parameters
+    ----------
+    x : ndarray of any shape
+        Normal scores.
+
+    Returns
+    -------
+    ndarray with one more axis
+        The log ratios; the last axis indexes the alternatives.
+    """
     x = np.asarray(x)[..., None]
     return 0.5 * (np.square(x) - np.square((x - SHIFTS) / SCALES)) - np.log(SCALES)
 
 
 @dataclass(frozen=True)
 class Drift:
-    """What a monitor has seen."""
+    """State of a drift monitor."""
 
     alarm: bool
+    """Whether the evidence has exceeded the threshold."""
     n_rows: int
     """Rows seen since the monitor was started."""
     evidence: float
-    """M at its largest; under no drift it exceeds c within n rows with probability n / c at most."""
+    """Largest M so far; without drift it exceeds c within n rows with probability at most n / c."""
     threshold: float
+    """Evidence at which the alarm is raised."""
     since: int
-    """The row (from 0) from which on the residuals are best explained by a change."""
+    """Most likely first row of the change, from 0."""
     output: int
+    """The output with the strongest evidence, from 0."""
     kind: str
-    """What has changed most likely: "up", "down" or "larger"."""
+    """The most likely change: "up", "down" or "larger"."""
 
     def __str__(self) -> str:
         seen = f"{self.n_rows:,} rows seen, evidence {self.evidence:.3g} of {self.threshold:.3g}"
@@ -87,19 +101,40 @@ class Drift:
 
 
 STATE = ("log_M", "log_cusum", "reset", "scores")
-"""What a monitor carries from row to row, beside the residuals before."""
+"""State of a monitor besides the earlier residuals."""
 
 
 class DriftMonitor:
     """Watches standardised residuals, `predictive(X).standardized_residual(y)`, taken before the rows are learned.
 
     The probability of a false alarm within n rows is at most n / false_alarm_every, for any n, as long as rows are
-    exchangeable: calibration errors of the model do no harm. Where neighbouring residuals are correlated, the monitor
-    estimates how much, and watches what each residual adds to the one before: the bound then holds as far as the
-    dependence is on the row before and its estimate is good. A longer memory, such as a season, breaks it: thin the
-    rows, or let the model explain the season.
-    Residuals are compared with those before them, so `reference`, residuals of rows held back when the model was
-    fitted, lets the monitor see a change in the very first rows too.
+    exchangeable; errors in the model's calibration do not matter. Where neighbouring residuals are correlated, the
+    monitor estimates the correlation and tests the part of each residual that the previous one does not explain: the
+    bound then holds as far as the dependence is on the previous row and its estimate is good. Longer dependence, such
+    as a season, breaks it: thin the rows, or let the model explain the season.
+
+    Parameters
+    ----------
+    false_alarm_every : float, default 10_000
+        Evidence at which the alarm is raised: false alarms come at most once in this many rows on average.
+    reference : array-like of shape (n,) or (n, q), default None
+        Residuals of rows held out when the model was fitted. Residuals are compared with earlier ones, so a reference
+        lets the monitor detect a change from the very first rows.
+    n_outputs : int, default 1
+        Number of outputs, if no `reference` is given.
+    random_state : int, default 0
+        Seed for breaking ties.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from lastlayer.online import DriftMonitor
+    >>> rng = np.random.default_rng(0)
+    >>> monitor = DriftMonitor(reference=rng.normal(size=200))
+    >>> monitor.update(rng.normal(size=100)).alarm
+    False
+    >>> monitor.update(rng.normal(3.0, 1.0, size=100)).kind
+    'up'
     """
 
     def __init__(
@@ -118,26 +153,59 @@ class DriftMonitor:
         self.restart(reference)
 
     def restart(self, reference: Any = None) -> "DriftMonitor":
-        """Forget everything, as after a new fit."""
+        """Reset the monitor, as after fitting a new model.
+
+        Parameters
+        ----------
+        reference : array-like of shape (n,) or (n, q), default None
+            Residuals of rows held out when the model was fitted.
+
+        Returns
+        -------
+        DriftMonitor
+            The monitor itself.
+        """
         past = np.empty((0, self._q)) if reference is None else self._table(reference, self._q)
         self._before = [array("d", np.sort(column)) for column in past.T]
         shape = (self._q, len(SHIFTS))
         self._log_M = np.full(shape, -math.inf)
         self._log_cusum, self._reset = np.zeros(shape), np.zeros(shape, dtype=int)
         self._scores = np.zeros((5, self._q))
-        """The first and the last normal score of each output, and sums of scores, squares and neighbours' products."""
+        """First and last normal score of each output, and sums of scores, squares and products of neighbours."""
         self.drift = Drift(False, 0, 0.0, self.false_alarm_every, 0, 0, "larger")
-        """What has been seen so far; an alarm stays until `restart`."""
+        """State so far; an alarm stays until `restart`."""
         return self
 
     def update(self, residuals: Any) -> Drift:
-        """Look at more residuals, one row after the other."""
+        """Test more residuals, row by row.
+
+        Parameters
+        ----------
+        residuals : array-like of shape (n,) or (n, q)
+            Standardised residuals in the order of the rows.
+
+        Returns
+        -------
+        Drift
+            State after these rows.
+
+        Raises
+        ------
+        InputError
+            If the residuals are not finite, or have another number of outputs.
+        """
         for row in self._table(residuals, self._q):
             self._look(row)
         return self.drift
 
     def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and JSON for a model file; `unpack` goes on where this one is."""
+        """Convert the monitor to tensors and JSON for a model file.
+
+        Returns
+        -------
+        tuple of dict and dict
+            Tensors and header, from which `unpack` restores the monitor.
+        """
         tensors = {f"before.{j}": torch.tensor(before, dtype=torch.float64) for j, before in enumerate(self._before)}
         tensors |= {name: torch.tensor(getattr(self, f"_{name}")) for name in STATE}
         header = {"false_alarm_every": self.false_alarm_every, "drift": asdict(self.drift)}
@@ -145,10 +213,28 @@ class DriftMonitor:
 
     @classmethod
     def unpack(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> "DriftMonitor":
-        """KeyError, TypeError or ValueError if the parts do not fit."""
+        """Restore a monitor that `pack` converted.
+
+        Parameters
+        ----------
+        tensors : dict of str to Tensor
+            Tensors of the model file.
+        header : dict
+            Header of the model file.
+
+        Returns
+        -------
+        DriftMonitor
+            The monitor in the state in which it was packed.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            If the parts are missing or inconsistent.
+        """
         shape = q, _ = tuple(tensors["log_M"].shape)
         if shape != (q, len(SHIFTS)):
-            raise ValueError(f"evidence of shape {shape} is none of {len(SHIFTS)} alternatives")
+            raise ValueError(f"evidence of shape {shape} does not match the {len(SHIFTS)} alternatives")
         monitor = cls(
             false_alarm_every=checked.typed("false_alarm_every", header["false_alarm_every"], float), n_outputs=q
         )
@@ -175,7 +261,7 @@ class DriftMonitor:
         log_f = self._bets(x)
         self._remember(x)
         self._log_M = np.logaddexp(self._log_M, 0.0) + log_f
-        fresh = self._log_cusum <= 0  # a change that began before explains less than one that begins here
+        fresh = self._log_cusum <= 0  # a change that starts here explains more than one that started earlier
         self._reset[fresh] = n
         self._log_cusum = np.maximum(self._log_cusum, 0.0) + log_f
         top = float(self._log_M.max())
@@ -196,7 +282,7 @@ class DriftMonitor:
         )
 
     def _bets(self, x: Float[ndarray, " q"]) -> Float[ndarray, "q a"]:
-        """log f over the largest density that exchangeable or dependent rows have at x, given the last scores."""
+        """Log ratio of f to the largest density of exchangeable or dependent rows at x, given the previous scores."""
         r, last, n = self._autocorrelation(), self._scores[1], self.drift.n_rows
         log_p = lambda r: -0.5 * (np.square(x - r * last) / (1 - np.square(r)) + np.log1p(-np.square(r)))
         error = 1 / math.sqrt(n + PRIOR_ROWS)
@@ -205,7 +291,7 @@ class DriftMonitor:
         return log_ratios((x - r * last) / np.sqrt(1 - np.square(r))) - penalty[:, None]
 
     def _autocorrelation(self) -> Float[ndarray, " q"]:
-        """Of the scores of each output around their mean, in the rows seen so far."""
+        """Autocorrelation of each output's scores around their mean, over the rows seen so far."""
         n, (first, last, total, squares, products) = self.drift.n_rows, self._scores
         mean = total / max(n, 1)
         cov = products - mean * (2 * total - first - last) + max(n - 1, 0) * np.square(mean)
@@ -217,7 +303,7 @@ class DriftMonitor:
         self._scores = np.array([first, x, *np.add(sums, [x, np.square(x), x * last])])
 
     def _rank(self, before: "array[float]", z: float) -> float:
-        """Uniform on (0, 1) if z and those before are exchangeable; z joins them."""
+        """Randomised rank of z, uniform on (0, 1) if z and the earlier values are exchangeable; z is added to them."""
         below, ties = bisect_left(before, z), bisect_right(before, z) - bisect_left(before, z) + 1
         insort(before, z)
         chance = max(self._rng.random(), 1e-12)

@@ -1,4 +1,4 @@
-"""Last layers of the same width side by side, while rows come and go: statistics now and then, a recursion between."""
+"""Last layers of equal width that follow a stream: occasional factorisations, and a recursion in between."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -18,17 +18,19 @@ from lastlayer.statistics import MOMENTS, Statistics, check_scatter
 from lastlayer.types import BiasPrior
 
 SMALLEST_PIVOT = 1e-4
-"""Of a row that goes: below it, too many digits would go with it, and the layers are factored anew."""
+"""Smallest pivot of a row that is dropped; below it too many digits are lost, and the layers are factorised again."""
 LARGEST_PIVOT = 1e8
-"""Of a row that comes: the root of the covariance shrinks by the root of it, and loses as many digits."""
+"""Largest pivot of a row that is added: the root of the covariance shrinks by its root, and loses as many digits."""
 LARGEST_DROP, LEAST_WEIGHT = 1e4, 1e-6
-"""Of the weights, since they were factored: rows of huge targets that go leave as many digits less; and the size below
-which weights of standardised targets are as good as zero."""
+"""Largest factor by which weights may fall since the factorisation, and the size below which they count as zero.
+
+Dropping rows with huge targets loses as many digits as the weights fall by. Weights are those of standardised targets.
+"""
 
 
 @dataclass(frozen=True)
 class FeatureRows:
-    """Rows as c networks see them."""
+    """Rows as features of c networks."""
 
     phi: Float[ndarray, "c n k"]
     T: Float[ndarray, "n q"]
@@ -36,25 +38,29 @@ class FeatureRows:
 
     @classmethod
     def joined(cls, parts: "Sequence[FeatureRows]") -> "FeatureRows":
+        """Concatenate several sets of rows."""
         if len(parts) == 1:
             return parts[0]
         each = ([part.phi for part in parts], [part.T for part in parts], [part.weight for part in parts])
         return cls(np.concatenate(each[0], axis=1), np.concatenate(each[1]), np.concatenate(each[2]))
 
     def at(self, rows: slice) -> "FeatureRows":
+        """Select a range of rows."""
         return FeatureRows(self.phi[:, rows], self.T[rows], self.weight[rows])
 
     def pack(self) -> dict[str, Tensor]:
+        """Convert the rows to tensors for a model file."""
         return {name: torch.tensor(values) for name, values in vars(self).items()}
 
     @classmethod
     def unpack(cls, tensors: dict[str, Tensor], like: Statistics) -> "FeatureRows":
-        """Rows that were packed, of layers with such statistics."""
+        """Restore packed rows of layers with such statistics."""
         n, (c, k, q) = len(tensors["T"]), widths(like)
         checked.tensor(tensors, "weight", n, low=0.0)
         return cls(**arrays_of(tensors, phi=(c, n, k), T=(n, q), weight=(n,)))
 
     def statistics(self) -> Statistics:
+        """Statistics of the rows, for every network."""
         phi, T = torch.from_numpy(self.phi), torch.from_numpy(self.T)
         weight = None if (self.weight == 1).all() else torch.from_numpy(self.weight).expand(len(phi), -1)
         return Statistics.from_linear_features(phi, T.expand(len(phi), -1, -1), sample_weight=weight)
@@ -62,23 +68,23 @@ class FeatureRows:
 
 @dataclass
 class LayerStack:
-    """c last layers after a factorisation and the rows that came since."""
+    """c last layers after a factorisation, and the rows added since."""
 
     log_alphas: tuple[Float[Tensor, " c"], ...]
-    """alpha*, and the alpha of the variance if that is another."""
+    """Log of alpha*, and of the alpha of the variance if that differs."""
     bias_prior: BiasPrior
     statistics: Statistics
-    """At the last factorisation."""
+    """Statistics at the last factorisation."""
     recursions: tuple[Recursion, ...] = ()
-    """Now, at every alpha."""
+    """Current state of the recursion, at every alpha."""
     since: list[FeatureRows] = field(default_factory=list)
-    """Rows that came after the statistics were taken."""
+    """Rows added after the last factorisation."""
     peak: Float[ndarray, "a c q"] | None = None
-    """Largest weights of each output, at every alpha, when rows went; None: none has gone."""
+    """Largest weights of each output, at every alpha, while rows were dropped; None: none was."""
 
     @classmethod
     def of(cls, posteriors: Sequence[Posterior], log_alphas: Sequence[float] | None = None) -> "LayerStack":
-        """`log_alphas` of the variance, where they were tuned."""
+        """Build a stack from posteriors, and the `log_alphas` of the variance where they were tuned."""
         start = cls._unfactored(posteriors, log_alphas)
         return start.factored(start.statistics)
 
@@ -91,12 +97,12 @@ class LayerStack:
         return cls(alphas, posteriors[0].bias_prior, statistics)
 
     def factored(self, statistics: Statistics) -> "LayerStack":
-        """With these statistics and nothing since."""
+        """Return a stack factorised from these statistics, without rows since."""
         recursions = tuple(Recursion.of(statistics, log_alpha, self.bias_prior) for log_alpha in self.log_alphas)
         return LayerStack(self.log_alphas, self.bias_prior, statistics, recursions)
 
     def pack(self) -> dict[str, Tensor]:
-        """All that `of` does not find in the posteriors: tensors for a model file."""
+        """Convert all that the posteriors do not hold to tensors for a model file."""
         tensors = {f"statistics.{name}": getattr(self.statistics, name) for name in MOMENTS}
         for i, recursion in enumerate(self.recursions):
             tensors |= {f"recursion.{i}.{name}": torch.tensor(values) for name, values in vars(recursion).items()}
@@ -109,7 +115,7 @@ class LayerStack:
     def unpack(
         cls, tensors: dict[str, Tensor], posteriors: Sequence[Posterior], log_alphas: Sequence[float] | None
     ) -> "LayerStack":
-        """The stack that was packed; KeyError or ValueError if the parts do not fit."""
+        """Restore a packed stack; raises KeyError or ValueError if the parts are inconsistent."""
         start = cls._unfactored(posteriors, log_alphas)
         c, k, q = widths(start.statistics)
         shapes: dict[str, tuple[int, ...]] = {name: getattr(start.statistics, name).shape for name in MOMENTS}
@@ -129,7 +135,7 @@ class LayerStack:
         return cls(start.log_alphas, start.bias_prior, statistics, recursions, rows, peak)
 
     def total(self, kept: float = 1.0) -> Statistics:
-        """Statistics of all rows up to now; those of before the last factorisation keep that share of their weight."""
+        """Statistics of all rows so far; those before the last factorisation keep a fraction `kept` of their weight."""
         old = self.statistics if kept == 1.0 else self.statistics.scaled(kept)
         return old + FeatureRows.joined(self.since).statistics() if self.since else old
 
@@ -140,11 +146,11 @@ class LayerStack:
         return max(float(np.abs(a - b).max() / max(np.abs(b).max(), TINY)) for a, b in pairs)
 
     def whitened(self, phi: Float[ndarray, "c n k"]) -> list[Whitened]:
-        """Rows at every alpha."""
+        """Whiten rows at every alpha."""
         return [recursion.whitened(phi) for recursion in self.recursions]
 
     def add(self, rows: FeatureRows, seen: list[Whitened]) -> bool:
-        """By the recursion; `seen` are the rows at every alpha, as they are before. False where that loses digits."""
+        """Add rows by the recursion, given as features and whitened at every alpha; False if that would lose digits."""
         for recursion, whitened in zip(self.recursions, seen, strict=True):
             for i in range(len(rows.T)):
                 row = whitened if len(rows.T) == 1 else recursion.whitened(rows.phi[:, i : i + 1])
@@ -155,9 +161,9 @@ class LayerStack:
         return True
 
     def drop(self, row: FeatureRows) -> bool:
-        """One row that is known to be in goes, by the recursion; False where that would lose digits.
+        """Drop one row that was added before, by the recursion; False where that would lose digits.
 
-        The statistics stay behind: whoever drops rows factors the next time from the rows that are left.
+        The statistics are not changed: after dropping rows, the next factorisation must start from the remaining rows.
         """
         weight, before = row.weight.item(0), self._largest_weights()
         gone = all(
@@ -173,21 +179,21 @@ class LayerStack:
         return np.stack([np.abs(recursion.W).max(1) for recursion in self.recursions])
 
     def said(self, seen: list[Whitened]) -> list[ndarray]:
-        """Mean (c, n, q), cost (c, n, 1) at the alpha of the variance, and at alpha* if that is another."""
+        """Mean (c, n, q), cost (c, n, 1) at the alpha of the variance, and at alpha* if that differs."""
         mean, costs = self.recursions[0].mean(seen[0]), [rows.variance_ratio[..., None] for rows in seen]
         return [mean, *reversed(costs)]
 
 
 def widths(statistics: Statistics) -> tuple[int, int, int]:
-    """Layers, features and outputs."""
+    """Number of layers, features and outputs."""
     return len(statistics.count), statistics.n_linear, statistics.n_outputs
 
 
 def within(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Those whose names begin so, by the rest of their names."""
+    """Select tensors by a prefix of their names, and remove it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def arrays_of(tensors: dict[str, Tensor], **shapes: tuple[int, ...]) -> dict[str, Any]:
-    """Arrays of the names and shapes that are expected; ValueError for others."""
+    """Convert tensors to arrays after checking names and shapes; raises ValueError otherwise."""
     return {name: checked.tensor(tensors, name, *shape).numpy() for name, shape in shapes.items()}

@@ -1,4 +1,4 @@
-"""What happens to old rows: all are kept, they lose weight, or only the last ones count."""
+"""What happens to old rows: keep all of them, down-weight them exponentially, or keep a sliding window."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -8,40 +8,84 @@ from lastlayer import checked
 from lastlayer.errors import InputError
 
 FEWEST_ROWS = 200
-"""Between two factorisations, unless rows lose weight; the recursion loses no digits over so many."""
+"""Rows between two factorisations, unless rows lose weight earlier; over so many the recursion loses no digits."""
 FADING = 0.05
-"""Share of their weight that old rows lose at a time."""
+"""Fraction of their weight that old rows lose at a time."""
 
 
 class Memory:
-    """What happens to old rows."""
+    """Base class: how the weight of old rows changes as new ones are learned."""
 
     def interval(self, p: int) -> int:
-        """Rows between two factorisations: after p rows one costs no more than the recursion did, O(p^2) a row.
+        """Return the number of rows between two factorisations.
 
-        Of narrow layers, one costs what many rows do, whatever p is.
+        After p rows, a factorisation costs no more than the recursion did, O(p^2) per row. For narrow layers the fixed
+        cost of a factorisation dominates, so the interval is at least `FEWEST_ROWS`.
+
+        Parameters
+        ----------
+        p : int
+            Number of features.
+
+        Returns
+        -------
+        int
+            Rows between two factorisations.
         """
         return max(p, FEWEST_ROWS)
 
     def kept(self, n: int) -> float:
-        """Weight that the rows of before keep when n more have come."""
+        """Return the fraction of their weight that old rows keep.
+
+        Parameters
+        ----------
+        n : int
+            Number of rows learned since.
+
+        Returns
+        -------
+        float
+            Factor between 0 and 1.
+        """
         return 1.0
 
     def remembered(self, n: int) -> float:
-        """Weight that their residuals keep."""
+        """Return the fraction of their weight that the residuals of old rows keep in the calibration.
+
+        Parameters
+        ----------
+        n : int
+            Number of rows learned since.
+
+        Returns
+        -------
+        float
+            Factor between 0 and 1.
+        """
         return self.kept(n)
 
 
 @dataclass(frozen=True)
 class KeepAll(Memory):
-    """Every row counts for ever: what the function is does not change."""
+    """Every row keeps its full weight, for a function that does not change."""
 
 
 @dataclass(frozen=True)
 class ExponentialForgetting(Memory):
-    """A row that `memory` rows came after has 1/e of its weight; the prior does not fade.
+    """Old rows lose weight exponentially; the prior does not.
 
-    Weights fall in steps of about 5%, each with a factorisation: O(p^2) a row if the memory is several times p.
+    Weights fall in steps of about 5%, each with a factorisation: O(p^2) per row if the memory is several times p.
+
+    Parameters
+    ----------
+    memory : float
+        Number of rows after which a row has 1/e of its weight.
+
+    Examples
+    --------
+    >>> from lastlayer.online import ExponentialForgetting
+    >>> round(ExponentialForgetting(memory=1000).kept(1000), 3)
+    0.368
     """
 
     memory: float | int
@@ -53,15 +97,45 @@ class ExponentialForgetting(Memory):
             )
 
     def interval(self, p: int) -> int:
+        """Return the number of rows between two factorisations.
+
+        Parameters
+        ----------
+        p : int
+            Number of features.
+
+        Returns
+        -------
+        int
+            Rows between two factorisations.
+        """
         return max(1, min(super().interval(p), round(FADING * self.memory)))
 
     def kept(self, n: int) -> float:
+        """Return the fraction of their weight that old rows keep, exp(-n / memory).
+
+        Parameters
+        ----------
+        n : int
+            Number of rows learned since.
+
+        Returns
+        -------
+        float
+            Factor between 0 and 1.
+        """
         return math.exp(-n / self.memory)
 
 
 @dataclass(frozen=True)
 class SlidingWindow(Memory):
-    """The last `rows` rows count, those before not at all."""
+    """Only the last `rows` rows count.
+
+    Parameters
+    ----------
+    rows : int
+        Length of the window, at least 2.
+    """
 
     rows: int
 
@@ -70,10 +144,35 @@ class SlidingWindow(Memory):
             raise InputError(f"rows={self.rows}: a window needs at least 2 rows, such as SlidingWindow(500)")
 
     def interval(self, p: int) -> int:
-        """A factorisation goes through the whole window, so it is as rare as that costs O(p^2) a row."""
+        """Return the number of rows between two factorisations.
+
+        A factorisation reads the whole window; at this interval it costs O(p^2) per row.
+
+        Parameters
+        ----------
+        p : int
+            Number of features.
+
+        Returns
+        -------
+        int
+            Rows between two factorisations.
+        """
         return max(p, self.rows)
 
     def remembered(self, n: int) -> float:
+        """Return the fraction of their weight that the residuals of old rows keep in the calibration.
+
+        Parameters
+        ----------
+        n : int
+            Number of rows learned since.
+
+        Returns
+        -------
+        float
+            Factor between 0 and 1.
+        """
         return max(0.0, 1 - n / self.rows)
 
 
@@ -81,14 +180,46 @@ MEMORIES: dict[str, type[Memory]] = {kind.__name__: kind for kind in (KeepAll, E
 
 
 def pack_memory(memory: Memory) -> dict[str, Any]:
-    """For the header of a model file."""
+    """Convert a memory to an entry of a model file's header.
+
+    Parameters
+    ----------
+    memory : Memory
+        One of the classes of this module.
+
+    Returns
+    -------
+    dict
+        Class name and parameters.
+
+    Raises
+    ------
+    InputError
+        If the memory is of another class.
+    """
     if type(memory) not in MEMORIES.values():
         raise InputError(
-            f"a {type(memory).__name__} cannot be saved: take one of {', '.join(MEMORIES)}, or save online.model()"
+            f"a {type(memory).__name__} cannot be saved: use one of {', '.join(MEMORIES)}, or save online.model()"
         )
     return {"kind": type(memory).__name__, **asdict(memory)}  # type: ignore[call-overload]
 
 
 def unpack_memory(saved: dict[str, Any]) -> Memory:
-    """What was packed; KeyError, TypeError or ValueError if it is something else."""
+    """Restore a memory that `pack_memory` converted.
+
+    Parameters
+    ----------
+    saved : dict
+        Class name and parameters.
+
+    Returns
+    -------
+    Memory
+        The memory.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        If `saved` does not describe a memory.
+    """
     return checked.instance(MEMORIES[saved["kind"]], {name: value for name, value in saved.items() if name != "kind"})

@@ -1,4 +1,4 @@
-"""`OnlineModel`: a fitted model that learns from rows as they come, in O(p^2) per row, and answers in between."""
+"""`OnlineModel`: updates the last layers of a fitted model row by row, in O(p^2) per row, and predicts in between."""
 
 import math
 import os
@@ -35,27 +35,29 @@ from lastlayer.statistics import Statistics, row_chunks
 
 CHUNK_ROWS = 1_024
 LARGE_BATCH = 0.25
-"""Of the rows between two factorisations: above it, a batch is better factored than taken in by the recursion."""
+"""Fraction of the rows between two factorisations above which a batch is factorised instead of added recursively."""
 NOTICED = 0.05
-"""Change of a curve's logarithm at which predictions follow it."""
+"""Predictions adopt a new calibration curve once its logarithm has changed by this much."""
 
 
 class OnlineModel:
-    """A fitted model whose last layers follow a stream; the features, and the curve, stay as fitted.
+    """A fitted model whose last layers follow a stream of rows; features and calibration curve stay as fitted.
 
-    Between two factorisations a recursion carries the layers from row to row; each factorisation measures its error.
-    A row that is predicted and then learned passes the networks once.
+    Between two factorisations, a recursion updates the layers row by row; each factorisation measures the recursion's
+    error. A row that is predicted and then learned passes through the networks once. Residuals of new rows that are
+    larger than the calibration expects widen the predicted variance.
 
     Parameters
     ----------
     model : fitted regressor, or `Fitted`
-        It is copied, and stays as it is.
+        The model to start from; it is copied and not changed.
     memory : Memory, default KeepAll()
         What happens to old rows: `KeepAll()`, `ExponentialForgetting(memory=1000)` or `SlidingWindow(500)`.
     start : (X, y), default None
-        Rows that replace those of `fit`; a window needs them, the others go on from the fitted model.
+        Rows that replace those of `fit`. A sliding window requires them; the other memories continue from the fitted
+        model if they are not given.
     monitor : DriftMonitor, default None
-        It is shown the standardised residuals of rows before they are learned; `drift` is what it has seen.
+        Monitor that receives the standardised residuals of new rows before they are learned; `drift` returns its state.
 
     Examples
     --------
@@ -72,13 +74,13 @@ class OnlineModel:
     """
 
     _fitted: Fitted
-    """As adopted, with the curves that are in use."""
+    """The model as adopted, with the calibration curves in use."""
     _calibration: Calibration | None
-    """The curves as they are now."""
+    """The calibration curves as updated by the rows seen so far."""
     _arrays: ModelArrays
     _layers: list[LayerStack]
     _last: tuple[bytes, Look] | None
-    """The row that was asked about last."""
+    """The row predicted last, so that learning it does not compute its features again."""
     _n_since: int
     _n_adopted: int
 
@@ -91,7 +93,7 @@ class OnlineModel:
         monitor: DriftMonitor | None = None,
     ) -> None:
         fitted = self._begin(model, KeepAll() if memory is None else memory, monitor)
-        if start is not None:  # nothing of the table that was fitted to is left
+        if start is not None:  # no row of the training table remains
             fitted = replace(fitted, members=tuple(replace(member, unseen=NOTHING) for member in fitted.members))
         self._adopt(replace(fitted, conformal_scores=None))
         if start is not None:
@@ -101,11 +103,11 @@ class OnlineModel:
             self._factor(self._totals() if self._window else [r.statistics() for r in rows])
         elif isinstance(self.memory, SlidingWindow):
             raise InputError(
-                f"{self.memory} must start from rows: give start=(X, y), such as the last ones the model was fitted to"
+                f"{self.memory} needs initial rows: give start=(X, y), such as the last rows of the training data"
             )
 
     def _begin(self, model: Any, memory: Memory, monitor: DriftMonitor | None) -> Fitted:
-        """All but the last layers and their rows; what the model holds, if it can follow a stream."""
+        """Set up all but the last layers and their rows; return the fitted value if it can be updated online."""
         fitted, self._estimator = as_fitted(model).with_shared_rows("OnlineModel"), model
         if not all(math.isfinite(log_alpha) for log_alpha in fitted.log_alphas):
             raise InputError(
@@ -119,9 +121,9 @@ class OnlineModel:
             )
         self.memory, self.monitor = memory, monitor
         self.error = 0.0
-        """Of the weights that the recursion had when they were last factored: the largest difference, relative."""
+        """Error of the recursion at the last factorisation: the largest relative difference of the weights."""
         self.n_rows = 0
-        """Rows taken in since the start."""
+        """Rows learned since the start."""
         self._groups = grouped([member.network for member in fitted.members])
         self._networks = networks_of(self._groups, fitted)
         width = max(member.layer.posterior.statistics.n_linear for member in fitted.members)
@@ -130,21 +132,68 @@ class OnlineModel:
         return fitted
 
     def predictive(self, X: Any, *, noise: bool = True) -> Prediction:
-        """The predictive distribution given the rows that count now, as `BLLRegressor.predictive`."""
+        """Predictive distribution given the rows in memory, as in `BLLRegressor.predictive`.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Inputs.
+        noise : bool, default True
+            Whether to include the noise; False gives the distribution of the function.
+
+        Returns
+        -------
+        Prediction
+            Mixture over the members, at every point and for every output.
+        """
         each = [vars(look.components).values() for look in self._looks(self._inputs(X))]
         parts = each[0] if len(each) == 1 else (np.concatenate(part, axis=1) for part in zip(*each, strict=True))
         return self._fitted.prediction(formula.Components(*parts), noise=noise)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """Mean of the targets, shaped like y in fit; with their standard deviation, noise included."""
+        """Predict the mean of the targets, and optionally their standard deviation.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Inputs.
+        return_std : bool, default False
+            Whether to return the standard deviation, noise included, as well.
+
+        Returns
+        -------
+        ndarray, or tuple of two of them
+            Mean, or mean and standard deviation, shaped like `y` in `fit`.
+        """
         each = [look.moments for look in self._looks(self._inputs(X))]
         mean, var = each[0] if len(each) == 1 else (np.concatenate(part) for part in zip(*each, strict=True))
         y_ndim = self._fitted.y_ndim
-        mean = like_targets(mean, y_ndim).copy()  # what is kept of a row for its update must not change
+        mean = like_targets(mean, y_ndim).copy()  # the cached values of a row must not change before its update
         return (mean, np.sqrt(like_targets(var, y_ndim))) if return_std else mean
 
     def update(self, X: Any, y: Any, sample_weight: Any = None) -> "OnlineModel":
-        """Add rows, and drop or down-weight old ones as the memory prescribes."""
+        """Add rows, and drop or down-weight old ones as the memory prescribes.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Inputs.
+        y : array-like of shape (m,) or (m, q)
+            Targets.
+        sample_weight : array-like of shape (m,), default None
+            Weights of the rows; None: 1.
+
+        Returns
+        -------
+        OnlineModel
+            The model itself.
+
+        Raises
+        ------
+        InputError
+            If shapes do not match, values are not finite, or rows lie too far from the training data to give finite
+            predictions.
+        """
         X, y, weight = self._rows(X, y, sample_weight)
         look, n = self._look(X), len(X)
         rows = self._seen(look, y, weight)
@@ -161,39 +210,82 @@ class OnlineModel:
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> "OnlineModel":
-        """`update`, by scikit-learn's name for it: the model was fitted before it came here, so that every call adds
-        rows. `BLLRegressor.partial_fit` fits at its first call."""
+        """Add rows, as `update` does, under scikit-learn's name.
+
+        Every call adds rows, because the model was fitted beforehand; `BLLRegressor.partial_fit`, in contrast, fits at
+        its first call.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Inputs.
+        y : array-like of shape (m,) or (m, q)
+            Targets.
+        sample_weight : array-like of shape (m,), default None
+            Weights of the rows; None: 1.
+
+        Returns
+        -------
+        OnlineModel
+            The model itself.
+        """
         return self.update(X, y, sample_weight)
 
     def remove(self, X: Any, y: Any, sample_weight: Any = None) -> "OnlineModel":
-        """Take rows out that are in, with the weight they have now; rows that cannot be in are refused.
+        """Remove rows that were learned before, at the weight they have now.
 
-        So are rows so large that the moments have lost the digits of the others (`PrecisionError`): the model stays as
-        it was. A sliding window has no such rows, since it is factored anew from those it holds.
+        The model is unchanged if the rows are refused.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Inputs of the rows.
+        y : array-like of shape (m,) or (m, q)
+            Their targets.
+        sample_weight : array-like of shape (m,), default None
+            Weights of the rows; None: 1.
+
+        Returns
+        -------
+        OnlineModel
+            The model itself.
+
+        Raises
+        ------
+        InputError
+            If the memory is a sliding window, which drops rows itself, or if the rows cannot be among those learned.
+        PrecisionError
+            If the rows are so large that the statistics have lost the digits of the other rows.
         """
         if isinstance(self.memory, SlidingWindow):
             raise InputError(
-                "a sliding window drops its rows by itself: take KeepAll() or ExponentialForgetting() to remove rows"
+                "a sliding window drops rows itself: use KeepAll() or ExponentialForgetting() to remove rows"
             )
         X, y, weight = self._rows(X, y, sample_weight)
         self._adopt(revisions.without_rows(self.fitted_, self._fitted.data(X, y, weight)))
         return self
 
     def reestimate(self) -> "OnlineModel":
-        """alpha and noise from the rows that count now, as `BLLRegressor.reestimate`."""
+        """Estimate alpha and the noise from the rows in memory, as in `BLLRegressor.reestimate`.
+
+        Returns
+        -------
+        OnlineModel
+            The model itself.
+        """
         self._adopt(revisions.reestimate(self.fitted_))
         return self
 
     @property
     def drift(self) -> Drift:
-        """What the monitor has seen."""
+        """State of the drift monitor."""
         if self.monitor is None:
             raise InputError("this OnlineModel has no monitor: give OnlineModel(model, monitor=DriftMonitor())")
         return self.monitor.drift
 
     @property
     def fitted_(self) -> Fitted:
-        """The model as it is now, as a value of its own."""
+        """The current model as a frozen value."""
         faded, device = self.memory.kept(self._n_adopted), self._fitted.settings.torch_device
         members = [replace(member, unseen=member.unseen.scaled(faded)) for member in self._fitted.members]
         for group, total in zip(self._groups, self._totals(), strict=True):
@@ -204,15 +296,36 @@ class OnlineModel:
         return replace(self._fitted, members=tuple(members), calibration=self._calibration)
 
     def model(self) -> LastLayerRegressor:
-        """A regressor with the last layers as they are now: to save, to plot, to ask anything else."""
+        """Return a regressor with the current last layers, to save, plot or use like any fitted regressor.
+
+        Returns
+        -------
+        LastLayerRegressor
+            A copy of the estimator given at the start, with the current fitted value.
+
+        Raises
+        ------
+        InputError
+            If this model was made from a `Fitted` value instead of a regressor.
+        """
         if not isinstance(self._estimator, LastLayerRegressor):
             raise InputError("this OnlineModel was made from a fitted value, not from a regressor: use `fitted_`")
         return self._estimator.with_fitted(self.fitted_)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the running model to one file (safetensors): last layers, the rows that count, the monitor.
+        """Write the running model to one safetensors file: last layers, rows in memory and drift monitor.
 
-        `OnlineModel.load` goes on where this one is, to the last bit.
+        `OnlineModel.load` resumes from it with bitwise equal predictions.
+
+        Parameters
+        ----------
+        path : str or path-like
+            File to write.
+
+        Raises
+        ------
+        InputError
+            If the model was not made from a `BLLRegressor`, or its memory is of a type that cannot be saved.
         """
         if not isinstance(self._estimator, BLLRegressor):
             raise InputError("only an OnlineModel of a BLLRegressor can be saved: it was made from another model")
@@ -232,17 +345,35 @@ class OnlineModel:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> "OnlineModel":
-        """Go on with a model that `save` wrote; give the `backbone` module if the model had one of yours."""
+        """Resume a running model that `save` wrote.
+
+        Parameters
+        ----------
+        path : str or path-like
+            File to read.
+        backbone : torch.nn.Module, default None
+            Module with the architecture of the model's backbone, if it was fitted with one.
+
+        Returns
+        -------
+        OnlineModel
+            The model in the state in which it was saved.
+
+        Raises
+        ------
+        ModelFileError
+            If the file is damaged, or does not hold a running model.
+        """
         tensors, header = files.read(path)
         if "online" not in header:
             raise files.ModelFileError(
-                f"{path} holds a model that was not saved while it ran: OnlineModel(lastlayer.load(path)) starts it"
+                f"{path} was not written by OnlineModel.save: start one with OnlineModel(lastlayer.load(path))"
             )
         own = {name: tensor for name, tensor in tensors.items() if not name.startswith("online.")}
         model = unpacked(path, own, header, backbone)
         try:
             return cls._restored(model, within(tensors, "online."), header["online"])
-        except Exception as error:  # a file may be whole and still hold anything
+        except Exception as error:  # an intact file may still hold anything
             raise files.ModelFileError(f"{path} does not fit this version of lastlayer: {error!r}") from error
 
     @classmethod
@@ -280,7 +411,7 @@ class OnlineModel:
         return online
 
     def _adopt(self, fitted: Fitted, packed: Sequence[dict[str, Tensor]] | None = None) -> None:
-        """Take over the last layers of a model, or those that were packed."""
+        """Adopt the last layers of a fitted model, or packed ones."""
         self._fitted, self._n_since, self._n_adopted, self._last = fitted, 0, 0, None
         self._calibration, self._arrays = fitted.calibration, ModelArrays.of(fitted, self._networks)
         tuned = fitted.log_alphas != fitted.stars
@@ -297,7 +428,7 @@ class OnlineModel:
             self._layers = [LayerStack.unpack(tensors, *own) for tensors, own in zip(packed, parts, strict=True)]
 
     def _look(self, X: ndarray) -> Look:
-        """A row that was asked about last is not computed again when it is learned."""
+        """Evaluate rows; the row evaluated last is reused, so that predicting and learning it costs one evaluation."""
         if len(X) != 1:
             return Look(self._arrays, self._layers, X)
         key = X.tobytes()
@@ -309,12 +440,12 @@ class OnlineModel:
         return [self._look(X[rows]) for rows in row_chunks(len(X), CHUNK_ROWS)] if len(X) > 1 else [self._look(X)]
 
     def _seen(self, look: Look, y: Float[ndarray, "m q"], weight: Float[ndarray, " m"] | None) -> list[FeatureRows]:
-        """Features and standardised targets, one set per group."""
+        """Features and standardised targets of the rows, one set per group of networks."""
         T, weight = self._arrays.standardized_targets(y), np.ones(len(y)) if weight is None else weight
         return [FeatureRows(phi, T, weight) for phi in look.features]
 
     def _remember(self, rows: list[FeatureRows]) -> None:
-        """Rows enter the window, if there is one; the oldest leave it."""
+        """Append rows to the sliding window, if there is one; the oldest rows leave it."""
         n = len(rows[0].T)
         if isinstance(self.memory, SlidingWindow) and n == 1:
             self._window.append(rows)
@@ -322,7 +453,7 @@ class OnlineModel:
             self._window.extend([r.at(slice(i, i + 1)) for r in rows] for i in range(max(0, n - self.memory.rows), n))
 
     def _carry(self, rows: list[FeatureRows], look: Look) -> bool:
-        """By the recursion; False where it would lose digits, and is of no use until the layers are factored."""
+        """Update by the recursion; False where it would lose digits and the layers must be factorised."""
         gone = len(self._window) + len(rows[0].T) - self.memory.rows if isinstance(self.memory, SlidingWindow) else 0
         if gone > len(self._window):
             return False
@@ -332,20 +463,20 @@ class OnlineModel:
         return True
 
     def _totals(self, kept: float = 1.0) -> list[Statistics]:
-        """Statistics of the rows that count now, one per group."""
+        """Statistics of the rows in memory, one per group of networks."""
         if isinstance(self.memory, SlidingWindow):
             return [FeatureRows.joined(parts).statistics() for parts in zip(*self._window, strict=True)]
         return [layers.total(kept) for layers in self._layers]
 
     def _factor(self, totals: list[Statistics], *, carried: bool = False) -> None:
-        """Factor from statistics; where the recursion was carried on and no row lost weight, measure its error."""
+        """Factorise from statistics; if the recursion was applied and no row lost weight, measure its error."""
         layers = [old.factored(total) for old, total in zip(self._layers, totals, strict=True)]
         if carried and self.memory.kept(self._n_since) == 1.0:
             self.error = max(old.error(new) for old, new in zip(self._layers, layers, strict=True))
         self._layers, self._n_since, self._last = layers, 0, None
 
     def _judge(self, look: Look, y: Float[ndarray, "m q"], weight: Float[ndarray, " m"] | None) -> None:
-        """What new rows say of the calibration and of drift, before they are learned."""
+        """Update the calibration and the drift monitor with new rows before they are learned."""
         if self.monitor is not None:
             mean, var = look.moments
             self.monitor.update((y - mean) / np.sqrt(var))
@@ -354,7 +485,7 @@ class OnlineModel:
         squares = revisions.squared_residuals(self._fitted, look.components, y, weight=weight)
         assert self._fitted.calibration is not None
         in_use = {family: curve.widening for family, curve in self._fitted.calibration.curves.items()}
-        # residuals are over the variance in use, those of the calibration over its own
+        # residuals are relative to the variance in use, those of the calibration relative to its own
         own = {f: total * in_use[f] / self._calibration.curves[f].widening for f, total in squares.items()}
         n = float(len(y) if weight is None else weight.sum())
         self._calibration = self._calibration.after(own, n, self.memory.remembered(len(y)))
@@ -364,7 +495,7 @@ class OnlineModel:
             self._arrays = self._arrays.calibrated(self._fitted, self._calibration)
 
     def _inputs(self, X: Any) -> ndarray:
-        """Plain arrays without fault take the short way, all else that of scikit-learn."""
+        """Check inputs: valid float64 arrays take a short path, everything else scikit-learn's validation."""
         d, is_table = self._fitted.n_features_in, self._fitted.inputs is not None
         plain = type(X) is ndarray and X.dtype == np.float64 and X.shape == (len(X), d)
         if plain and len(X) and is_table and self._arrays.near(X):
@@ -381,7 +512,7 @@ class OnlineModel:
     def _rows(
         self, X: Any, y: Any, sample_weight: Any = None
     ) -> tuple[ndarray, Float[ndarray, "m q"], Float[ndarray, " m"] | None]:
-        """Checked rows in original units."""
+        """Check rows, in original units."""
         x, q = self._inputs(X), self._fitted.n_outputs
         targets = np.asarray(as_array(y), dtype=float)
         targets = targets[:, None] if targets.ndim == 1 else targets

@@ -1,1 +1,1 @@
-"""What a fitted model is, and the predictive formula: everything that predicts holds a `Fitted`."""
+"""Fitted models and their predictions: everything that predicts holds a `Fitted`."""

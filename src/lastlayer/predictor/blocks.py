@@ -1,4 +1,4 @@
-"""Parts of a member's function at some points: what its covariance is made of, and draws of it."""
+"""Parts of a member's function at some points, which make up its covariance and can be drawn from."""
 
 from dataclasses import dataclass
 
@@ -15,32 +15,34 @@ class FunctionBlock:
     rows: Float[ndarray, "m r"]
     root: Float[ndarray, "q q"]
     last: bool = True
-    """Of its member."""
+    """Whether this is the last block of its member."""
 
     @property
     def cov(self) -> Float[ndarray, "q q"]:
-        """Between the outputs."""
+        """Covariance between the outputs."""
         return self.root @ self.root.T
 
     def draw(self, n: int, rng: np.random.RandomState) -> Float[ndarray, "n m q"]:
-        """Of this part alone."""
+        """Draw from this part."""
         return self.rows @ (rng.standard_normal((n, self.rows.shape[1], len(self.root))) @ self.root.T)
 
     def at(self, E: Float[ndarray, "m r q"]) -> Float[ndarray, "m q"]:
-        """Each point in a function of its own, given standard normal numbers."""
+        """Evaluate each point with separate standard normal numbers, as if each had its own draw of the function."""
         return np.einsum("mr,mrq->mq", self.rows, E) @ self.root.T
 
 
 @dataclass(frozen=True)
 class CoupledBlock:
-    """The same where the outputs share what is unknown: mean plus rows e, e standard normal."""
+    """A part whose outputs share their random numbers: mean plus rows e, e standard normal."""
 
     member: int
     rows: Float[ndarray, "m q r"]
     last: bool = True
 
     def draw(self, n: int, rng: np.random.RandomState) -> Float[ndarray, "n m q"]:
+        """Draw from this part."""
         return np.moveaxis(self.rows @ rng.standard_normal((self.rows.shape[-1], n)), -1, 0)
 
     def at(self, E: Float[ndarray, "m r q"]) -> Float[ndarray, "m q"]:
+        """Evaluate each point with separate standard normal numbers, as if each had its own draw of the function."""
         return np.einsum("mqr,mr->mq", self.rows, E[..., 0])

@@ -1,4 +1,4 @@
-"""`Fitted`: what a fitted model is, as a frozen value, and all that can be asked of it in original units."""
+"""`Fitted`: a fitted model as a frozen value, with its predictions in original units."""
 
 import copy
 import math
@@ -37,50 +37,72 @@ from lastlayer.training.engine import threads_for
 from lastlayer.types import FOURIER, Family
 
 KEPT_COSTS = 1001
-"""Quantiles of the training rows' affine costs that a model keeps."""
+"""Number of quantiles of the training rows' affine costs that a model keeps."""
 
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """How far points lie outside what the features were trained on."""
+    """How far points lie outside the training data, as measured in feature space."""
 
     affine_cost: Float[ndarray, " m"]
-    """At alpha*: the variance of the function over that of the noise (Theorem 2); the mean over the members."""
+    """Affine cost at alpha*, the variance of the function over that of the noise (Theorem 2); mean over the members."""
     quantile: Float[ndarray, " m"]
-    """Share of the training points that would cost less if they were new; 1: farther out than all of them."""
+    """Fraction of training points that would cost less if they were new; 1: farther out than all of them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """Scalers, members, calibration, the alphas in use, costs of the training rows and settings.
+    """A fitted model: scalers, members, calibration, alphas in use, costs of the training rows and settings.
 
-    Networks are copies in evaluation mode, without gradients. Whatever revises a model makes a new value
-    (`predictor.revisions`), so models, modules and controllers that hold this one go on predicting the same.
+    Networks are copies in evaluation mode, without gradients. Revisions make a new value (`predictor.revisions`), so
+    the predictions of models, modules and controllers that hold this one do not change.
     """
 
     inputs: Standardizer | None
-    """None: ids, or inputs of more than two dimensions, which are passed on unscaled."""
+    """Scaler of the inputs; None for integer ids and inputs of more than two dimensions, which are not scaled."""
     targets: Standardizer
+    """Scaler of the targets."""
     members: tuple[Member, ...]
+    """Members of the mixture; those of the best family come first."""
     log_alphas: tuple[float, ...]
-    """Of each member's variance; alpha* unless tuned."""
+    """Log alpha of each member's variance; alpha* unless tuned."""
     sample_cost: Float[Tensor, " n"]
-    """Quantiles, evenly spaced from 0 to 1, of what training points would cost if they were new."""
+    """Quantiles, evenly spaced from 0 to 1, of the affine costs that training points would have if they were new."""
     settings: Settings
+    """Resolved settings of the fit."""
     n_features_in: int
+    """Number of inputs."""
     y_ndim: int = 2
-    """Dimensions of the targets, which predictions have as well."""
+    """Number of dimensions of the targets, and so of predictions."""
     feature_names: tuple[str, ...] | None = None
+    """Names of the inputs, if the training table had any."""
     calibration: Calibration | None = None
+    """Calibration of the variance; None if uncalibrated."""
     family_scores: dict[Family, float] = field(default_factory=dict)
     """Held-out LPD of each family that was tried."""
     conformal_scores: Float[ndarray, "r q"] | None = None
+    """Scores that set the width of conformal intervals; None if there are none."""
     process: Member | None = None
-    """Where it is needed, and no member."""
+    """The Gaussian process that gives the variance outside the data, where it is needed but is not a member."""
 
     @classmethod
     def of(cls, members: "list[Member]", data: Data, **parts: Any) -> "Fitted":
-        """An uncalibrated model; `data` are training rows, or some of them."""
+        """Build an uncalibrated model.
+
+        Parameters
+        ----------
+        members : list of Member
+            Trained members; their networks are copied.
+        data : Data
+            Training rows, or a sample of them.
+        **parts : Any
+            The remaining fields.
+
+        Returns
+        -------
+        Fitted
+            The model at alpha*.
+        """
         kept = tuple(replace(m, network=copied(m.network)) for m in members)
         costs = torch.cat([_costs(kept, data.X[rows]) for rows in row_chunks(len(data.X))], 1)
         new = torch.stack([torch.from_numpy(member.unseen.has(data)) for member in kept])
@@ -89,58 +111,129 @@ class Fitted:
 
     @cached_property
     def predictor(self) -> Predictor:
-        """The model as arrays for the predictive formula. It belongs to this value: `module` gives copies."""
+        """The model as tensors for the predictive formula; it is not copied, in contrast to `module()`."""
         widest = max(member.layer.posterior.statistics.n_linear for member in self.members)
-        # threads as in calibration, so that a loaded model answers to the last bit; outlives torch.inference_mode
+        # threads as in calibration, so that a loaded model predicts bitwise the same; outlives torch.inference_mode
         with threads_for(widest**3 // 20), torch.inference_mode(False):
             return Predictor(self.inputs, self.targets, self.members, self.log_alphas, self.calibration, self.process)
 
     def module(self) -> Predictor:
-        """A `torch.nn.Module` of its own, on the model's device."""
+        """Return the model as a `torch.nn.Module`.
+
+        Returns
+        -------
+        Predictor
+            A copy, on the model's device.
+
+        Raises
+        ------
+        InputError
+            If the targets were transformed by the logarithm.
+        """
         self.of_targets("module()")
         return copy.deepcopy(self.predictor)
 
     def alone(self, i: int) -> "Fitted":
-        """Member i without the others, calibrated as it is among them."""
+        """Return a single member with the calibration it has in the mixture.
+
+        Parameters
+        ----------
+        i : int
+            Index of the member.
+
+        Returns
+        -------
+        Fitted
+            A model of this member only.
+        """
         process = next((member for member in self.members if member.family == FOURIER), self.process)
         return replace(self, members=(self.members[i],), log_alphas=(self.log_alphas[i],), process=process)
 
     @property
     def n_outputs(self) -> int:
+        """Number of outputs."""
         return len(self.targets.mean)
 
     @property
     def by_output(self) -> bool:
-        """Whether outputs were observed at different rows, so that each has variances of its own."""
+        """Whether outputs were observed at different rows, so that each has its own variance."""
         return self.members[0].layer.posterior.ratio_by_output
 
     @property
     def coupled(self) -> bool:
-        """Whether the noise is correlated between outputs that were observed at different rows."""
+        """Whether noise is correlated between outputs that were observed at different rows."""
         return isinstance(self.members[0].layer.posterior, CoupledPosterior)
 
     def uncoupled(self, use: str) -> "Fitted":
-        """Itself, for uses in which function and noise have the same correlation between the outputs."""
+        """Check that function and noise have the same correlation between outputs.
+
+        Parameters
+        ----------
+        use : str
+            The intended use, for the error message.
+
+        Returns
+        -------
+        Fitted
+            The value itself.
+
+        Raises
+        ------
+        InputError
+            If the outputs are coupled.
+        """
         if self.coupled:
-            raise InputError(f'{use} needs noise="diagonal", or targets that are all known: fit such a model')
+            raise InputError(f'{use} needs noise="diagonal", or targets without missing values: fit such a model')
         return self
 
     @property
     def of_log(self) -> bool:
-        """Whether the members are models of the targets' logarithm; what they say is in its units."""
+        """Whether the members model the logarithm of the targets; their predictions are then in its units."""
         return self.settings.target_transform == "log"
 
     def of_targets(self, use: str) -> "Fitted":
-        """Itself, for uses that need Gaussian predictions of the targets themselves."""
+        """Check that predictions of the targets are Gaussian.
+
+        Parameters
+        ----------
+        use : str
+            The intended use, for the error message.
+
+        Returns
+        -------
+        Fitted
+            The value itself.
+
+        Raises
+        ------
+        InputError
+            If the members model the logarithm of the targets.
+        """
         if self.of_log:
             raise InputError(
                 f'{use} needs Gaussian predictions of the targets, and this model has target_transform="log": fit '
-                "one to log y, with target_transform=None, and exponentiate what comes out"
+                "one to log y, with target_transform=None, and exponentiate its predictions"
             )
         return self
 
     def with_shared_rows(self, use: str) -> "Fitted":
-        """Itself, for uses that need every output at the same rows."""
+        """Check that all outputs were observed at the same rows.
+
+        Parameters
+        ----------
+        use : str
+            The intended use, for the error message.
+
+        Returns
+        -------
+        Fitted
+            The value itself.
+
+        Raises
+        ------
+        InputError
+            If they were not.
+        """
         if self.by_output:
             raise InputError(
                 f"{use} needs a model fitted to targets that are all known, without noise_std and observations: fit one"
@@ -149,11 +242,12 @@ class Fitted:
 
     @property
     def tails(self) -> Tails:
+        """Heavy tails of the calibrated distribution."""
         return Tails() if self.calibration is None else self.calibration.tails
 
     @property
     def best(self) -> tuple[Member, ...]:
-        """The members of the first family, the one that does best alone."""
+        """Members of the first family, the best one on its own."""
         first = self.members[0].family
         return tuple(member for member in self.members if member.family == first)
 
@@ -169,37 +263,87 @@ class Fitted:
 
     @property
     def noise_std(self) -> Float[ndarray, "c q"]:
-        """The same for each output alone; a product of variances could underflow."""
+        """Noise standard deviation of each member and output before calibration."""
         return np.sqrt(np.diagonal(self.noise_cov, axis1=1, axis2=2))
 
     @property
     def correlation(self) -> Float[ndarray, "c q q"] | None:
-        """Of the noise between the outputs; None: independent."""
+        """Noise correlation between the outputs; None: independent."""
         if self.settings.noise != "full":
             return None
         return self.noise_cov / self.noise_std[:, :, None] / self.noise_std[:, None, :]
 
     def curve(self, i: int) -> Curve:
-        """From affine cost to variance, of member i; without calibration, the posterior as it stands."""
+        """Return the curve from affine cost to variance of a member.
+
+        Parameters
+        ----------
+        i : int
+            Index of the member.
+
+        Returns
+        -------
+        Curve
+            Its family's curve; without calibration, the variance of the posterior.
+        """
         if self.calibration is None:
             return Curve.identity(self.n_outputs)
         return self.calibration.curves[self.members[i].family]
 
     def standardized(self, X: ndarray) -> Tensor:
-        """Inputs as the networks take them."""
+        """Scale inputs and convert them to the networks' dtype and device.
+
+        Parameters
+        ----------
+        X : ndarray of shape (m, d)
+            Inputs in original units.
+
+        Returns
+        -------
+        Tensor
+            Inputs of the networks.
+        """
         Z = _tensor(X)
         Z = Z if self.inputs is None else self.inputs.forward(Z)
         return converted(Z, self.settings.torch_dtype, self.settings.torch_device)
 
     def check_reach(self, X: ndarray, y: Float[ndarray, "m q"] | None = None) -> None:
-        """An error for rows so far from those of fit that answers about them would not be finite."""
+        """Check that rows are close enough to the training data for finite predictions.
+
+        Parameters
+        ----------
+        X : ndarray of shape (m, d)
+            Inputs in original units.
+        y : ndarray of shape (m, q), default None
+            Targets in original units.
+
+        Raises
+        ------
+        InputError
+            If a value is too far away.
+        """
         if self.inputs is not None:
             self.inputs.check_reach(X, "X", FARTHEST[self.settings.dtype])
         if y is not None:
             self.targets.check_reach(y, "y")
 
     def data(self, X: ndarray, y: ndarray, sample_weight: ndarray | None = None) -> Data:
-        """Rows as training takes them."""
+        """Convert rows to training data.
+
+        Parameters
+        ----------
+        X : ndarray of shape (m, d)
+            Inputs in original units.
+        y : ndarray of shape (m,) or (m, q)
+            Targets in original units.
+        sample_weight : ndarray of shape (m,), default None
+            Weights of the rows; None: 1.
+
+        Returns
+        -------
+        Data
+            Standardised rows as tensors.
+        """
         if self.of_log:
             target_transform("log", y.reshape(len(y), -1))
             y = np.log(y)
@@ -209,17 +353,52 @@ class Fitted:
         return Data.partly(self.standardized(X), self.targets.forward(T).to(device), weight)
 
     def features(self, i: int, Z: Tensor) -> Float[Tensor, "m p"]:
-        """Affine features of member i."""
+        """Compute the affine features of a member.
+
+        Parameters
+        ----------
+        i : int
+            Index of the member.
+        Z : Tensor
+            Standardised inputs.
+
+        Returns
+        -------
+        Tensor of shape (m, p)
+            Features, the last of which is 1.
+        """
         return member_features(self.members[i], Z)
 
     def mean(self, X: ndarray) -> Float[ndarray, "m q"]:
-        """Of the targets."""
+        """Predict the mean of the targets.
+
+        Parameters
+        ----------
+        X : ndarray of shape (m, d)
+            Inputs in original units.
+
+        Returns
+        -------
+        ndarray of shape (m, q)
+            Means.
+        """
         if self.of_log:
             return self.predictive(X).with_output_axis().mean
         return _array(torch.cat(self._in_chunks(X, self.predictor.mean)))
 
     def mean_and_var(self, X: ndarray) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:
-        """Of the targets, noise included."""
+        """Predict the mean and variance of the targets, noise included.
+
+        Parameters
+        ----------
+        X : ndarray of shape (m, d)
+            Inputs in original units.
+
+        Returns
+        -------
+        tuple of two arrays of shape (m, q)
+            Means and variances.
+        """
         if self.of_log:
             p = self.predictive(X).with_output_axis()
             return p.mean, p.var
@@ -228,7 +407,20 @@ class Fitted:
         return _array(mean), _array(epistemic + noise)
 
     def predictive(self, X: ndarray, *, noise: bool = True) -> Prediction:
-        """The predictive distribution of the targets, or with `noise=False` of the function behind them."""
+        """Predict the distribution of the targets, or of the function.
+
+        Parameters
+        ----------
+        X : ndarray of shape (m, d)
+            Inputs in original units.
+        noise : bool, default True
+            Whether to include the noise; False gives the distribution of the function.
+
+        Returns
+        -------
+        Prediction
+            Mixture over the members, at every point and for every output.
+        """
         parts = self._in_chunks(X, lambda x: vars(as_arrays(self.predictor.components(x))).values())
         together = [each[0] if len(parts) == 1 else np.concatenate(each, axis=1) for each in zip(*parts, strict=True)]
         prediction = self.prediction(formula.Components(*together), noise=noise)
@@ -239,10 +431,23 @@ class Fitted:
         return LogPrediction.of(prediction) if self.of_log else prediction
 
     def prediction(self, parts: formula.Components, *, noise: bool = True) -> Prediction:
-        """The mixture of calibrated members, with its tails; of log y, if they are models of that."""
+        """Assemble the mixture of calibrated members and its tails.
+
+        Parameters
+        ----------
+        parts : formula.Components
+            Means, variances, costs and weights of the members; of log y if the members model that.
+        noise : bool, default True
+            Whether to include the noise; False gives the distribution of the function.
+
+        Returns
+        -------
+        Prediction
+            Mixture over the members.
+        """
         share, factor = self.tails.share, self.tails.factor
         shares, widths = ([1 - share, share], [1.0, factor]) if share else ([1.0], [1.0])
-        # every member once for each share
+        # one component per member and share
         each = lambda factors, x: np.multiply.outer(factors, x).reshape(-1, *x.shape[1:])
         return Prediction(
             component_mean=each(np.ones(len(shares)), parts.mean),
@@ -257,13 +462,13 @@ class Fitted:
         )
 
     def _function_correlation(self, X: ndarray) -> Float[ndarray, "c m q q"]:
-        """Between the outputs of each member's function, where it is not that of the noise."""
+        """Correlation between the outputs of each member's function, where it differs from that of the noise."""
         with torch.no_grad():
             each = [rows / rows.norm(dim=-1, keepdim=True) for rows in self.predictor.stretched(_tensor(X))[1]]
         return _array(torch.stack([rows @ rows.mT for rows in each]))
 
     def _beyond_reach(self, cost_star: Float[ndarray, "c m"]) -> Bool[ndarray, " m"] | None:
-        """By the process, which sees distance best, or by the first family."""
+        """Points beyond the calibrated range, judged by the Gaussian process, or else by the first family."""
         if self.calibration is None:
             return None
         families = [member.family for member in self.members]
@@ -272,7 +477,20 @@ class Fitted:
         return beyond
 
     def joint(self, X: ndarray, *, noise: bool = True) -> JointPrediction:
-        """The Gaussian over all points and outputs together; O(m^2) numbers per member."""
+        """Predict the Gaussian over all points and outputs jointly; O(m^2) numbers per member.
+
+        Parameters
+        ----------
+        X : ndarray of shape (m, d)
+            Inputs in original units.
+        noise : bool, default True
+            Whether to include the noise; False gives the distribution of the function.
+
+        Returns
+        -------
+        JointPrediction
+            Mean and covariance.
+        """
         parts, blocks = self.of_targets("joint").stretched(X)
         mean = self.prediction(parts).with_output_axis().mean  # summed in the same order, to the last bit
         root, (m, q) = np.sqrt(parts.weights), mean.shape
@@ -295,7 +513,24 @@ class Fitted:
         )
 
     def sample(self, X: ndarray, n: int, rng: np.random.RandomState, *, noise: bool = True) -> Float[ndarray, "n m q"]:
-        """Draws of `joint`: each takes one set of weights per member, so it costs O(p) per point."""
+        """Draw from `joint`; a draw takes one set of weights per member and costs O(p) per point.
+
+        Parameters
+        ----------
+        X : ndarray of shape (m, d)
+            Inputs in original units.
+        n : int
+            Number of draws.
+        rng : RandomState
+            Random number generator.
+        noise : bool, default True
+            Whether to include the noise; False gives the distribution of the function.
+
+        Returns
+        -------
+        ndarray of shape (n, m, q)
+            Draws of the targets, or of the function.
+        """
         parts, blocks = self.stretched(X)
         mean = self.prediction(parts).with_output_axis().mean
         draws = np.broadcast_to(mean, (n, *mean.shape))
@@ -309,8 +544,26 @@ class Fitted:
         return np.exp(draws) if self.of_log else draws
 
     def predictive_of(self, functionals: Sequence[Functionals]) -> FunctionalPrediction:
-        """The functionals of the Gaussian that `joint` has over the function: L of its mean, and L of the rows whose
-        products are its covariance. So derivatives are those of the calibrated model, mixture and scalers included."""
+        """Predict linear functionals of the function.
+
+        The functionals are applied to the Gaussian of `joint`: L of its mean, and L of the rows whose products are its
+        covariance. Derivatives are therefore those of the calibrated model, including mixture and scalers.
+
+        Parameters
+        ----------
+        functionals : sequence of Functionals
+            Functionals in original units.
+
+        Returns
+        -------
+        FunctionalPrediction
+            Joint Gaussian of all functionals, in order.
+
+        Raises
+        ------
+        InputError
+            If the inputs are not a table, or a functional refers to an output that does not exist.
+        """
         means, rows = [], []
         self.of_targets("a linear functional")
         with torch.no_grad():
@@ -326,14 +579,36 @@ class Fitted:
         return FunctionalPrediction(np.concatenate(means), np.concatenate(rows))
 
     def extrapolation(self, X: ndarray) -> Extrapolation:
-        """The affine cost of points at alpha*, and its rank among the training points."""
+        """Compute the affine cost of points at alpha*, and its rank among the training points.
+
+        Parameters
+        ----------
+        X : ndarray of shape (m, d)
+            Inputs in original units.
+
+        Returns
+        -------
+        Extrapolation
+            Costs and ranks.
+        """
         costs = self._in_chunks(X, lambda x: self.predictor.components(x).cost_star.mean(-1).mean(0))
         cost = torch.cat(costs).to(self.sample_cost)
         return Extrapolation(_array(cost), _array(cost_quantile(cost, self.sample_cost)))
 
     def stretched(self, X: ndarray) -> "tuple[formula.Components, list[FunctionBlock | CoupledBlock]]":
-        """What `Predictor.stretched` and `Predictor.function_cov` say, as arrays: a block for each member, or for each
-        of its outputs where these were observed at different rows and are not coupled."""
+        """Compute the factors of the function's covariance, as arrays.
+
+        Parameters
+        ----------
+        X : ndarray of shape (m, d)
+            Inputs in original units.
+
+        Returns
+        -------
+        tuple of formula.Components and list of FunctionBlock or CoupledBlock
+            Components of the members as in `Predictor.stretched`, and one block of covariance per member, or per output
+            of it where outputs were observed at different rows and are not coupled.
+        """
         with torch.no_grad():
             parts, rows = self.predictor.stretched(_tensor(X))
         _check_answer(parts.mean)
@@ -350,7 +625,7 @@ class Fitted:
         return as_arrays(parts), blocks
 
     def _in_chunks(self, X: ndarray, say: Callable[[Tensor], Any]) -> list[Any]:
-        """What is said of points, some after the others."""
+        """Evaluate a function of the inputs in chunks of rows."""
         size = min(CHUNK_ROWS, rows_in_cache(len(self.members) * self.n_outputs))
         with torch.no_grad():
             said = [say(_tensor(X[rows])) for rows in row_chunks(len(X), size)]
@@ -370,16 +645,32 @@ class Fitted:
 
 
 def _check_answer(values: Tensor | ndarray) -> None:
-    """An error for an answer that is not finite, which only a network of the user's can cause."""
+    """Raise an error for predictions that are not finite, which only a user's network can cause."""
     if not bool(np.isfinite(_array(values) if isinstance(values, Tensor) else values).all()):
         raise InputError(
-            "the model has no finite answer about these rows: its network turns some of them into features that are "
+            "the model has no finite prediction for these rows: its network maps some of them to features that are "
             "NaN, infinite or huge; drop these rows, or let the network return finite numbers"
         )
 
 
 def as_fitted(model: Any) -> Fitted:
-    """The fitted value that a model holds, or the value itself, for uses of its Gaussian predictions."""
+    """Return the fitted value of a model, for uses that need Gaussian predictions.
+
+    Parameters
+    ----------
+    model : fitted regressor, or Fitted
+        The model.
+
+    Returns
+    -------
+    Fitted
+        Its `fitted_`, or the value itself.
+
+    Raises
+    ------
+    NotFittedError
+        If the model is not fitted, or has no Bayesian last layer.
+    """
     found = model if isinstance(model, Fitted) else getattr(model, "fitted_", None)
     if not isinstance(found, Fitted):
         raise NotFittedError(f"this {type(model).__name__} holds no fitted Bayesian last layer: call fit first")
@@ -387,18 +678,57 @@ def as_fitted(model: Any) -> Fitted:
 
 
 def member_features(member: Member, Z: Tensor) -> Float[Tensor, "m p"]:
-    """Affine features, float64."""
+    """Compute the affine features of a member in float64.
+
+    Parameters
+    ----------
+    member : Member
+        The member.
+    Z : Tensor
+        Standardised inputs.
+
+    Returns
+    -------
+    Tensor of shape (m, p)
+        Features, the last of which is 1.
+    """
     return affine_features(linear_features(member, Z)).double()
 
 
 def linear_features(member: Member, Z: Tensor) -> Float[Tensor, "m k"]:
-    """Without the column of ones."""
+    """Compute the features of a member without the column of ones.
+
+    Parameters
+    ----------
+    member : Member
+        The member.
+    Z : Tensor
+        Standardised inputs.
+
+    Returns
+    -------
+    Tensor of shape (m, k)
+        Features.
+    """
     with torch.no_grad():
         return finite_features(member.network, Z)
 
 
 def cost_quantiles(cost: Float[Tensor, "c m"], new: Bool[Tensor, "c m"] | None = None) -> Float[Tensor, " n"]:
-    """Quantiles of what training points would cost if they were new, as some are to some members."""
+    """Compute quantiles of the affine costs that training points would have if they were new.
+
+    Parameters
+    ----------
+    cost : Tensor of shape (c, m)
+        Affine cost of each training point by each member.
+    new : Tensor of bool of shape (c, m), default None
+        Points that a member was not trained on, whose cost needs no leave-one-out correction.
+
+    Returns
+    -------
+    Tensor of shape (n,)
+        Quantiles at evenly spaced levels from 0 to 1.
+    """
     left_out = leave_one_out_cost(cost)
     costs = (left_out if new is None else torch.where(new, cost, left_out)).mean(0)
     levels = torch.linspace(0, 1, min(KEPT_COSTS, len(costs)), dtype=costs.dtype)
@@ -406,12 +736,24 @@ def cost_quantiles(cost: Float[Tensor, "c m"], new: Bool[Tensor, "c m"] | None =
 
 
 def geometric_mean(logs: "list[float] | tuple[float, ...]") -> float:
+    """Compute the geometric mean from logarithms.
+
+    Parameters
+    ----------
+    logs : sequence of float
+        Logarithms of the numbers.
+
+    Returns
+    -------
+    float
+        Geometric mean; infinite if the mean of the logarithms is.
+    """
     mean = float(np.mean(logs))
     return math.exp(min(mean, 700.0)) if mean < math.inf else math.inf
 
 
 def _costs(members: "tuple[Member, ...]", Z: Tensor) -> Float[Tensor, "c m"]:
-    """Affine cost at alpha* by each member."""
+    """Affine cost at alpha* for each member."""
     with torch.no_grad():
         costs = [member.layer.posterior.variance_ratio(member_features(member, Z)) for member in members]
     costs = [cost if cost.dim() == 1 else cost.mean(-1) for cost in costs]
@@ -419,12 +761,23 @@ def _costs(members: "tuple[Member, ...]", Z: Tensor) -> Float[Tensor, "c m"]:
 
 
 def as_arrays(parts: formula.Components) -> formula.Components:
-    """Tensors as arrays, with a row for each point."""
+    """Convert components from tensors to arrays with one row per point.
+
+    Parameters
+    ----------
+    parts : formula.Components
+        Components as tensors.
+
+    Returns
+    -------
+    formula.Components
+        Components as arrays.
+    """
     return formula.Components(*(_array(x.expand(-1, parts.mean.shape[1], -1)) for x in vars(parts).values()))
 
 
 def _tensor(X: ndarray) -> Tensor:
-    """A copy: arrays may be read-only or of any layout, tensors may not."""
+    """Copy an array, which may be read-only or of any memory layout, into a tensor."""
     return torch.tensor(contiguous(X))
 
 

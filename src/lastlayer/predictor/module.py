@@ -1,7 +1,7 @@
-"""A fitted model as one `torch.nn.Module`: everything that the predictive formula needs, as buffers.
+"""A fitted model as one `torch.nn.Module`, with everything that the predictive formula needs as buffers.
 
-`.to(...)` and `.float()` move all of it, and factors are inverted beforehand, so that nothing but products is left for
-`torch.export` and ONNX to write down.
+`.to(...)` and `.float()` convert all of it. Factors are inverted beforehand, so that `torch.export` and ONNX meet
+products only.
 """
 
 import math
@@ -30,9 +30,10 @@ from lastlayer.types import FOURIER, NETWORK, Family
 
 CACHED = 2**16
 """Numbers of an intermediate array per thread: half a megabyte stays in the cache, and in the memory of the process.
-Larger blocks go back to the system and are asked for again at every step, which can cost more than their arithmetic."""
+Larger blocks are returned to the system and requested again at every step, which can cost more than their arithmetic.
+"""
 OUTPUTS = ("mean", "var", "epistemic_var", "noise_var", "affine_cost")
-"""What a prediction holds, by the names that `Prediction` has for it."""
+"""Entries of a prediction, under the names of `Prediction`."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Member:
     layer: LastLayer
     family: Family = NETWORK
     unseen: Unseen = NOTHING
-    """Rows of the training table that neither the network nor its last layer has seen."""
+    """Rows of the training table that neither the network nor its last layer was fitted to."""
 
 
 class LayerGroup(nn.Module):
@@ -64,7 +65,7 @@ class LayerGroup(nn.Module):
         log_alphas: Sequence[float] | None,
         targets: Standardizer,
     ) -> None:
-        """`log_alphas` of the variance, where they were tuned."""
+        """Build a group; `log_alphas` are those of the variance, where they were tuned."""
         super().__init__()
         self.group = group
         mean = [p.affine_map() for p in posteriors]
@@ -76,7 +77,7 @@ class LayerGroup(nn.Module):
                 for own, p, a, (centre, _, _) in zip(star, posteriors, log_alphas, mean, strict=True)
             ]
         self.n_costs = len(targets.mean) if posteriors[0].ratio_by_output else 1
-        """Affine costs of a point: one for each output, where these were observed at different rows."""
+        """Affine costs per point: one, or one per output where outputs were observed at different rows."""
         scale, middle = targets.scale.to(mean[0][1]), targets.mean.to(mean[0][1])
         for name, value in (
             ("centre", torch.stack([centre for centre, _, _ in mean])[:, None]),
@@ -89,7 +90,7 @@ class LayerGroup(nn.Module):
         ):
             self.register_buffer(name, None if value is None else value.detach().clone())
         self.width = len(posteriors) * max(w.shape[-1] for w in (self.root, *group.parameters()) if w.dim())
-        """Numbers per row of the widest intermediate array, as far as the shapes of the weights tell."""
+        """Numbers per row of the widest intermediate array, as far as the shapes of the weights show."""
 
     def features(self, _: object, z: Num[Tensor, "m *d"]) -> Float[Tensor, "c m k"]:
         """Centred linear features of standardised inputs."""
@@ -97,12 +98,12 @@ class LayerGroup(nn.Module):
 
 
 class Buffers(nn.Module):
-    """Numbers as float64 buffers: single ones too, since ONNX would keep those of Python in float32."""
+    """Numbers as float64 buffers, scalars included, since ONNX would keep Python's numbers in float32."""
 
     log_noise: Tensor
     log_slope: Tensor
     place: int | None = None
-    """Of the process among the members."""
+    """Index of the Gaussian process among the members."""
 
     def __init__(self, **numbers: Tensor | ndarray | float) -> None:
         super().__init__()
@@ -111,10 +112,10 @@ class Buffers(nn.Module):
 
 
 class Predictor(nn.Module):
-    """x -> {mean, var, epistemic_var, noise_var: (m, q), affine_cost: (m,)}, original units in and out.
+    """Maps x to {mean, var, epistemic_var, noise_var: (m, q), affine_cost: (m,)}, in original units.
 
-    What `predictive` says of the targets, members and calibration included. Gradients reach the inputs; the numbers of
-    the model are frozen. It is a copy, always in evaluation mode: nothing that is done to it reaches the model.
+    The moments are those of `predictive`, members and calibration included. Gradients flow to the inputs; the model's
+    parameters are frozen. The module is a copy and always in evaluation mode: changing it does not change the model.
     """
 
     input_mean: Tensor
@@ -136,7 +137,7 @@ class Predictor(nn.Module):
         calibration: Calibration | None,
         process: Member | None = None,
     ) -> None:
-        """`process` if it is needed and no member."""
+        """Build the module; `process` is the Gaussian process, if it is needed and is not a member."""
         super().__init__()
         posteriors = [member.layer.posterior for member in members]
         tuned = any(a != float(p.log_alpha) for a, p in zip(log_alphas, posteriors, strict=True))
@@ -191,13 +192,15 @@ class Predictor(nn.Module):
         self.to(device).requires_grad_(False).eval()
 
     def train(self, mode: bool = True) -> "Predictor":
+        """Keep the module in evaluation mode."""
         return super().train(False)
 
     def groups(self) -> list[LayerGroup]:
+        """Groups of members whose features have the same shape."""
         return [layer for layer in self.layers if isinstance(layer, LayerGroup)]
 
     def last_layers(self, z: Num[Tensor, "m *d"], say: Callable[..., Any] = formula.last_layer) -> list[Tensor]:
-        """What the last layers say of standardised inputs, some rows after the others."""
+        """Outputs of the last layers for standardised inputs, computed in chunks of rows."""
         said = []
         for layer in self.groups():
             size = rows_in_cache(layer.width) if z.device.type == "cpu" else CHUNK_ROWS // len(layer.root) + 1
@@ -206,25 +209,25 @@ class Predictor(nn.Module):
         return list(formula.joined(TorchOps, self, said))
 
     def converted(self, x: Num[Tensor, "m *d"]) -> Num[Tensor, "m *d"]:
-        """Numbers in the type of the model, ids as they are, both on its device."""
+        """Convert inputs to the model's device, and floating-point ones to its dtype."""
         return converted(x, self.input_mean.dtype, self.input_mean.device)
 
     def standardized(self, x: Num[Tensor, "m *d"]) -> Num[Tensor, "m *d"]:
-        """Inputs as the networks take them; ids as they are."""
+        """Standardise inputs; integer ids stay unchanged."""
         x = self.converted(x)
         z: Tensor = formula.standardized(self, x) if x.is_floating_point() else x
         return z
 
     def components(self, x: Num[Tensor, "m *d"]) -> formula.Components:
-        """What each member says, calibrated."""
+        """Calibrated predictions of each member."""
         return self.components_of(self.standardized(x))
 
     def components_of(self, z: Num[Tensor, "m *d"]) -> formula.Components:
-        """The same of standardised inputs."""
+        """Calibrated predictions of each member for standardised inputs."""
         return formula.components(TorchOps, self, self.last_layers(z), z, self._far(z))
 
     def _far(self, z: Num[Tensor, "m *d"]) -> Float[Tensor, "m 1"] | None:
-        """`formula.log_far` by a process that is no member."""
+        """`formula.log_far` by a Gaussian process that is not a member."""
         if self.process is None:
             return None
         said = formula.last_layer(TorchOps, self.process, self.process.features(TorchOps, z))
@@ -232,7 +235,7 @@ class Predictor(nn.Module):
         return far
 
     def mean(self, x: Num[Tensor, "m *d"]) -> Float[Tensor, "m q"]:
-        """Of the mixture; without the costs where these neither weigh nor shrink what the members say."""
+        """Mean of the mixture; costs are not computed where they affect neither weights nor shrinkage."""
         if self.log_precision is None and not self.sharpness:
             z = self.standardized(x)
             return self.last_layers(z, formula.layer_mean)[0].mean(0)
@@ -240,22 +243,24 @@ class Predictor(nn.Module):
         return TorchOps.total(parts.weights * parts.mean)
 
     def stretched(self, x: Num[Tensor, "m *d"]) -> tuple[formula.Components, list[Float[Tensor, "m *q r"]]]:
-        """Components, and whitened features of each member stretched to its calibrated variance, tails included.
+        """Components, and whitened features of each member scaled to its calibrated variance, tails included.
 
-        The function of member i is its mean plus rows[i] E, the columns of E with covariance `function_cov[i]`. Where
-        outputs were observed at different rows, each has features of its own, (m, q, r), and a column of E of its own,
-        or if they are `coupled`, the same.
+        The function of member i is its mean plus rows[i] E, where the columns of E have covariance `function_cov[i]`.
+        Where outputs were observed at different rows, each has its own features, (m, q, r), and its own column of E; if
+        they are `coupled`, they share one.
         """
         return self._stretched(self.standardized(x))
 
     def linear_map(self, z: Float[Tensor, "m d"], output: int) -> Float[Tensor, "m r"]:
-        """[mean, G] of one output at standardised inputs: the function is mean + G e, e standard normal, with the
-        covariance of the mixture: that of its members, and how far their means lie apart."""
+        """[mean, G] of one output at standardised inputs, such that the function is mean + G e, e standard normal.
+
+        The covariance is that of the mixture: that of its members, and the spread of their means.
+        """
         parts, rows = self._stretched(z)
         mean = (parts.weights * parts.mean).sum(0)[:, output, None]
         columns = []
         for weight, cov, H in zip(parts.weights, self.function_cov, rows, strict=True):
-            if H.dim() == 2:  # e has a part for each output, which the outputs mix
+            if H.dim() == 2:  # e has one part per output, which the outputs mix
                 own = torch.kron(torch.linalg.cholesky(cov)[output], H)
             else:
                 own = cov[output, output].sqrt() * H[:, output]
@@ -267,7 +272,7 @@ class Predictor(nn.Module):
         return torch.cat([mean, *columns], 1)
 
     def _stretched(self, z: Num[Tensor, "m *d"]) -> tuple[formula.Components, list[Float[Tensor, "m *q r"]]]:
-        """The same of standardised inputs."""
+        """`stretched` for standardised inputs."""
         said, rows = [], dict[int, Tensor]()
         for layer in self.groups():
             phi = layer.features(TorchOps, z)
@@ -284,13 +289,14 @@ class Predictor(nn.Module):
 
     @property
     def function_cov(self) -> Float[Tensor, "c q q"]:
-        """Between the outputs of each member's function, before it is stretched."""
+        """Covariance between the outputs of each member's function, before scaling."""
         root = (0.5 * self.curve.log_slope).exp()
         return self.noise_cov * root * root.mT
 
     def forward(self, x: Num[Tensor, "m *d"]) -> dict[str, Tensor]:
+        """Predict the moments of the targets."""
         x = self.converted(x)
-        # at once: graphs are for any number of rows
+        # without chunks, since exported graphs take any number of rows
         at_once = self.process is None and x.is_floating_point()
         parts = formula.predict(TorchOps, self, x) if at_once else self.components(x)
         mean, epistemic, noise, cost = formula.moments(TorchOps, self, parts)
@@ -298,7 +304,7 @@ class Predictor(nn.Module):
 
 
 def rows_in_cache(width: int) -> int:
-    """How many rows of so many numbers are worked on at a time."""
+    """Number of rows of `width` numbers to process at a time."""
     return CACHED * torch.get_num_threads() // width + 1
 
 

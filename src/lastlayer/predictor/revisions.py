@@ -1,4 +1,4 @@
-"""New fitted models from old ones: tuned, calibrated, with more rows or fewer. Each returns a value of its own."""
+"""Revisions of a fitted model: tuned, calibrated, with rows added or removed. Each returns a new value."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,9 +28,9 @@ from lastlayer.types import Family
 
 
 def at_alpha(fitted: Fitted, log_alpha: float) -> Fitted:
-    """Another alpha for the variance; members shift together, and the mean does not move.
+    """Set another alpha for the variance; all members shift together, and the mean does not change.
 
-    `log_alpha` is that of the best members on average, as `alpha_` is. Conformal scores no longer hold and are dropped.
+    `log_alpha` is the average over the best members, as `alpha_` is. Conformal scores become invalid and are dropped.
     """
     start, centre = _start(fitted)
     shifted = tuple(log_alpha - centre + own for own in start) if len(start) > 1 else (log_alpha,)
@@ -38,9 +38,9 @@ def at_alpha(fitted: Fitted, log_alpha: float) -> Fitted:
 
 
 def tune_alpha(fitted: Fitted, data: Data) -> tuple[Fitted, AlphaCurve]:
-    """Algorithm 1: choose the alpha of the variance by the LPD of validation data; the mean does not move.
+    """Algorithm 1: choose the alpha of the variance by the LPD of validation data; the mean does not change.
 
-    A curve stays in force: it maps the new affine costs.
+    A calibration curve stays in force: it maps the new affine costs.
     """
     start, centre = _start(fitted)
     p = fitted.predictor
@@ -74,15 +74,15 @@ def tune_alpha(fitted: Fitted, data: Data) -> tuple[Fitted, AlphaCurve]:
 
 
 def tune_alpha_on_folds(fitted: Fitted, folds: "list[HeldOut]") -> tuple[Fitted, AlphaCurve]:
-    """Algorithm 1 on rows left out: one alpha for all members."""
+    """Algorithm 1 on held-out rows: one alpha for all members."""
     found = tune_alpha_on(folds, float(np.mean(fitted.log_alphas)))
     return replace(fitted, log_alphas=(found.log_alpha,) * len(fitted.members), conformal_scores=None), found
 
 
 def calibrate(fitted: Fitted, points: HeldOutPoints) -> Fitted:
-    """Fit the curves from affine cost to variance; of a mixture, tails and shrinkage too.
+    """Fit the curves from affine cost to variance, and for a mixture tails and shrinkage.
 
-    They map the costs at alpha*: a tuned alpha is given up. Members of the best family come first.
+    The curves map the costs at alpha*, so a tuned alpha is discarded. Members of the best family come first.
     """
     asked = fitted.settings.noise
     input_noise = None if asked == "auto" else asked == "input"
@@ -102,7 +102,7 @@ def calibrate(fitted: Fitted, points: HeldOutPoints) -> Fitted:
 
 
 def held_out_points(fitted: Fitted, data: Data, kind: str = "validation") -> HeldOutPoints:
-    """What the members say of rows that the model has not seen."""
+    """Predictions of the members for rows that the model has not seen."""
     return HeldOutPoints.stacked(
         [
             HeldOutPoints.by(member.layer, member_features(member, data.X), data, kind, member.family)
@@ -112,13 +112,13 @@ def held_out_points(fitted: Fitted, data: Data, kind: str = "validation") -> Hel
 
 
 def conformalize(fitted: Fitted, X: ndarray, y: ndarray) -> Fitted:
-    """Keep the scores of fresh rows for conformal intervals."""
+    """Store the scores of new rows for conformal intervals."""
     residuals = fitted.predictive(X).with_output_axis().standardized_residual(y)
     return replace(fitted, conformal_scores=np.abs(residuals))
 
 
 def with_rows(fitted: Fitted, data: Data, *, forgetting: float = 1.0) -> Fitted:
-    """New rows in every last layer, and old ones down-weighted; curves are widened if the rows were unexpected."""
+    """Add rows to every last layer and down-weight old ones; the curves are widened if the rows were unexpected."""
     if fitted.calibration is not None:
         squares = dict.fromkeys(fitted.calibration.curves, 0.0)
         for rows in row_chunks(len(data.X)):
@@ -144,7 +144,7 @@ def with_rows(fitted: Fitted, data: Data, *, forgetting: float = 1.0) -> Fitted:
 
 
 def with_observations(fitted: Fitted, observations: Sequence[Observations]) -> Fitted:
-    """Measurements of functionals in every last layer: the posterior given them too, alpha and noise as they are."""
+    """Add measurements of functionals to every last layer; alpha and noise stay the same."""
     inputs = fitted.of_targets("an observation").inputs
     if inputs is None:
         raise InputError("observations need a table: the inputs of this model have more than two dimensions")
@@ -169,8 +169,10 @@ def squared_residuals(
     weight: Float[ndarray, " m"] | None = None,
     present: Float[ndarray, "m q"] | None = None,
 ) -> dict[Family, float]:
-    """Sums over rows of squared residuals over their calibrated variance, the mean over outputs and over the members of
-    each family; in place of infinite ones, the largest that a sum can hold."""
+    """Sum over rows of squared residuals over their calibrated variance, for each family.
+
+    Averaged over outputs and over the members of the family. Each term is capped, so that the sum stays finite.
+    """
     variance = fitted.tails.widening * (parts.epistemic + parts.noise)
     each = np.fmin(np.square(target - parts.mean) / variance, 1e6)  # of NaN too
     squares = each.sum(-1) / each.shape[-1] if present is None else (present * each).sum(-1) / present.sum(-1)
@@ -181,7 +183,7 @@ def squared_residuals(
 
 
 def without_rows(fitted: Fitted, data: Data) -> Fitted:
-    """Old rows out of every last layer that has seen them."""
+    """Remove rows from every last layer that was fitted to them."""
 
     def changed(member: Member) -> Member:
         unseen, weight = member.unseen.without(data)
@@ -196,9 +198,9 @@ def without_rows(fitted: Fitted, data: Data) -> Fitted:
 
 
 def reestimate(fitted: Fitted) -> Fitted:
-    """alpha and noise from the rows that count now, at the maximum of the evidence; the features stay.
+    """Estimate alpha and noise from the rows in memory, at the maximum of the evidence; the features stay the same.
 
-    The curve is as it was calibrated, in units of the new noise. A tuned alpha keeps its distance from alpha*.
+    The curve is reset to its calibrated state, in units of the new noise. A tuned alpha keeps its distance from alpha*.
     """
     posteriors = [member.layer.posterior for member in fitted.members]
     first = posteriors[0]
@@ -211,8 +213,8 @@ def reestimate(fitted: Fitted) -> Fitted:
         return _with_layers(fitted, layers)
     if not torch.allclose(first.statistics.count, first.statistics.n):
         raise InputError(
-            "the model knows the noise of some targets, or functionals: how much they weigh depends on the noise that "
-            "is learned, so alpha and noise cannot be found from sums; fit again with all rows"
+            "the model has targets with known noise, or functionals: their weight depends on the learned noise, so "
+            "alpha and noise cannot be estimated from sums; fit again with all rows"
         )
     prior = fitted.settings.noise_prior
     layers = last_layers(
@@ -236,7 +238,7 @@ def _with_layers(fitted: Fitted, layers: Sequence[LastLayer]) -> Fitted:
 
 
 def _matched(member: Member, data: Data) -> tuple[Posterior, Statistics]:
-    """The posterior and the statistics of new rows, both of all outputs together, or both as one of them has to be."""
+    """The posterior and the statistics of new rows, both converted to the same kind of statistics."""
     posterior = member.layer.posterior
     statistics = data.statistics(partial(linear_features, member), noise=posterior.noise)
     if type(statistics) is type(posterior.statistics):
@@ -252,6 +254,6 @@ def _matched(member: Member, data: Data) -> tuple[Posterior, Statistics]:
 
 
 def _start(fitted: Fitted) -> tuple[tuple[float, ...], float]:
-    """Finite log alphas to shift, and the mean of the best members'."""
+    """Finite log alphas to shift, and the mean over the best members."""
     own = fitted.log_alphas if np.isfinite(fitted.log_alphas).all() else fitted.stars
     return own, float(np.mean(own[: len(fitted.best)]))

@@ -1,4 +1,4 @@
-"""A fitted model as tensors and a JSON header, and back: the content of a model file."""
+"""Conversion of a fitted model to tensors and a JSON header, the content of a model file, and back."""
 
 import math
 from collections.abc import Callable
@@ -27,13 +27,13 @@ from lastlayer.training.last_layer import LastLayer
 from lastlayer.types import FOURIER, Family
 
 PROBES = 13
-"""Points that a model from a file is asked about."""
+"""Number of random points at which a model from a file is tested."""
 SMALLEST, FARTHEST = float(np.finfo(float).tiny), 1e150
-"""Of a scale, and of a mean over its scale."""
+"""Smallest scale, and largest ratio of mean to scale."""
 
 
 def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Everything that fitting found out; numbers that may be infinite are strings."""
+    """Convert a fitted model to tensors and a header; numbers that may be infinite are strings."""
     tensors = {"sample_cost": fitted.sample_cost}
     for i, member in enumerate(fitted.members):
         posterior = member.layer.posterior
@@ -69,9 +69,9 @@ def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Architecture) -> Fitted:
-    """The model that was packed; KeyError, TypeError, ValueError or RuntimeError if the parts do not fit.
+    """Restore a packed model; raises KeyError, TypeError, ValueError or RuntimeError if the parts are inconsistent.
 
-    Shapes, types and finiteness of all numbers are checked, and the model is tried: what is returned predicts.
+    Shapes, types and finiteness of all numbers are checked, and the model is tested on a few points.
     """
     settings = architecture.settings
     n_inputs = checked.typed("n_features_in", header["n_features_in"], int)
@@ -79,7 +79,7 @@ def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Arc
     inputs = _scaler(tensors, "inputs", n_inputs) if {"inputs.mean", "inputs.scale"} & tensors.keys() else None
     q = len(targets.mean)
     if n_inputs < 1 or q < 1 or (y_ndim == 1 and q > 1):
-        raise ValueError(f"{n_inputs} inputs, {q} outputs and targets of {y_ndim} dimensions make no model")
+        raise ValueError(f"{n_inputs} inputs, {q} outputs and targets of {y_ndim} dimensions are inconsistent")
     if inputs is None and settings.backbone is None:
         raise ValueError("inputs.mean is missing")
     stars, nlml = (checked.typed(name, header[name], tuple[float, ...]) for name in ("log_alpha_star", "nlml"))
@@ -122,9 +122,9 @@ def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Arc
 
 
 def check_predictions(fitted: Fitted, predictive: Callable[[ndarray], Prediction]) -> None:
-    """Ask a model about a few points inside its data, and raise ValueError if it does not answer in finite numbers.
+    """Raise ValueError if a model's predictions at a few points inside its data are not finite.
 
-    A model of inputs that are no table is not asked: what they look like is not known.
+    Models whose inputs are not a table are not tested, since the form of their inputs is unknown.
     """
     if fitted.inputs is None:
         return
@@ -149,7 +149,7 @@ def _scaler(tensors: dict[str, Tensor], name: str, n: int | None) -> Standardize
 
 @dataclass(frozen=True)
 class _Members:
-    """The members that the tensors of a file hold."""
+    """The members in the tensors of a file."""
 
     tensors: dict[str, Tensor]
     architecture: Architecture
@@ -180,10 +180,10 @@ class _Members:
         settings = self.architecture.settings
         own = {k.removeprefix(prefix): v for k, v in self.tensors.items() if k.startswith(prefix)}
         encoding = None
-        if family.encoding != "raw":  # of the right width, for the numbers to be filled in
+        if family.encoding != "raw":  # of the right width; its numbers are loaded below
             numbers = own["encoding.slope" if "encoding.slope" in own else "network.encoding.slope"]
             encoding = PiecewiseEncoding(torch.zeros(len(numbers), dtype=torch.long), numbers.clone(), numbers.clone())
-        # the type before the numbers: a float32 module would round float64 weights
+        # convert the type before loading: a float32 module would round float64 weights
         with self.architecture.seeded():
             network = self.architecture.build(self.n_inputs, torch.Generator(), family, encoding)
         network = network.to(settings.torch_device)

@@ -1,4 +1,4 @@
-"""Rows of the training table that a member was held back from: it cannot forget what it never saw."""
+"""Training rows held out from a member, which therefore must not be removed from its last layer."""
 
 from dataclasses import dataclass
 
@@ -15,27 +15,27 @@ SHIFT = np.uint64(31)
 
 @dataclass(frozen=True, eq=False)
 class Unseen:
-    """Fingerprints of rows in ascending order, and the weight that each has now."""
+    """Fingerprints of rows in ascending order, and the current weight of each."""
 
     keys: Int64[ndarray, " r"]
     weight: Float[ndarray, " r"]
 
     @classmethod
     def of(cls, data: Data) -> "Unseen":
-        """Standardised rows, counted as often as they occur."""
+        """Collect standardised rows; equal ones are counted together."""
         keys, place = np.unique(fingerprints(data), return_inverse=True)
         return cls(keys, np.bincount(place, _weights(data), len(keys)))
 
     def has(self, data: Data) -> Bool[ndarray, " m"]:
-        """Which rows are among them."""
+        """Mask of the rows that are among these."""
         return np.isin(fingerprints(data), self.keys) if len(self.keys) else np.zeros(len(data.X), dtype=bool)
 
     def scaled(self, factor: float) -> "Unseen":
-        """Down-weighted together with the rows that were seen."""
+        """Down-weight these rows as the seen ones are."""
         return Unseen(self.keys, factor * self.weight)
 
     def without(self, data: Data) -> 'tuple[Unseen, Float[ndarray, " m"]]':
-        """What is left after some rows are taken out, and the weight with which each must be taken from the others."""
+        """Remove rows; return the rest, and the weight of each row that is still to be removed from the seen ones."""
         rest, weight, own = self.weight.copy(), _weights(data), fingerprints(data)
         for row in np.flatnonzero(np.isin(own, self.keys)):
             place = np.searchsorted(self.keys, own[row])
@@ -50,9 +50,9 @@ NOTHING = Unseen(np.empty(0, dtype=np.int64), np.empty(0))
 
 
 def fingerprints(data: Data) -> Int64[ndarray, " m"]:
-    """64 bits of each row, inputs and targets: two rows that differ share them once in 10^19."""
+    """64-bit hash of each row, inputs and targets: two different rows collide once in 10^19."""
     columns = [x.detach().cpu().double().flatten(1).numpy() for x in (data.X, data.known)]
-    bits = np.ascontiguousarray(np.concatenate(columns, 1) + 0.0).view(np.uint64)  # + 0.0: there is one zero
+    bits = np.ascontiguousarray(np.concatenate(columns, 1) + 0.0).view(np.uint64)  # + 0.0 turns -0.0 into 0.0
     key = np.zeros(len(bits), dtype=np.uint64)
     for column in bits.T:
         key = (key ^ column) * ODD
