@@ -206,7 +206,7 @@ def test_strange_rows_are_refused(exported):
     for change, message in (
         ({"flow_m3h": [None]}, "no value"),
         ({"flow_m3h": ["many"]}, "many"),
-        ({"fluid": ["beer"]}, "known are"),
+        ({"fluid": ["beer"]}, "known values are"),
         ({"speed_rpm": [float("inf")]}, "not finite"),
     ):
         with pytest.raises(ValueError, match=message):
