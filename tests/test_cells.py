@@ -127,7 +127,7 @@ def test_all_problems_are_said_at_once():
     for words in (
         "'a' contains numbers except in 1",
         "'b' has 1 missing",
-        "'d' holds dates, but 2",
+        "'d' contains dates, but 2",
         "'y' must be a number",
     ):
         assert words in str(error.value)

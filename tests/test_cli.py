@@ -190,7 +190,7 @@ def test_fit_keeps_rows_back_on_request(here):
         assert words in said(fit)
     assert TableModel.load("pump.lastlayer").card["rows"] == 320
     none = run("fit", PUMP, *TARGETS, *SMALL)
-    assert "no rows were held out by this fit: --holdout 0.2" in said(none)
+    assert "no held-out rows to score on: use --holdout 0.2" in said(none)
     assert "give rows with --data" in said(run("explain", "pump.lastlayer"))
     refused = run("explain", "pump.lastlayer", "--importance", "i.png")
     assert refused.exit_code == 1
@@ -325,7 +325,7 @@ def test_a_table_as_it_comes_from_a_spreadsheet(here):
     found = [float(line.split(";")[4].replace(",", ".")) for line in lines[1:]]
     np.testing.assert_array_equal(found, expected)
     Path("new.csv").write_text("day,mass\n2024-01-05,3.5\n")
-    assert "with a decimal comma" in said(run("predict", "t.lastlayer", "new.csv"))
+    assert "a decimal comma" in said(run("predict", "t.lastlayer", "new.csv"))
     result = run("predict", "t.lastlayer", "new.csv", "--decimal", ".", "--out", "new.tsv")
     assert result.exit_code == 0, result.output
     assert Path("new.tsv").read_text().splitlines()[1].startswith("2024-01-05\t3.5\t-")
@@ -364,6 +364,11 @@ def test_help_is_quick_and_whole():
     for command in ("fit", "predict", "evaluate", "report", "explain", "update", "export", "study"):
         assert f" {command} " in done.stdout
         assert run(command, "--help").exit_code == 0
+
+
+def test_help_is_wrapped_by_the_terminal_alone():
+    for command in app.registered_commands:
+        assert all("\n" not in paragraph for paragraph in command.callback.__doc__.split("\n\n"))
 
 
 # what is written ----------------------------------------------------------------------------------------------------
@@ -582,7 +587,7 @@ HOSTILE = {
     "missing texts": (table_of("a,y\nx,1\n,2\nx,3\n"), "--impute median"),
     "an empty column": (table_of("a,y\n,1\n,2\n"), "is empty"),
     "numbers with a word among them": (table_of("a,y\n1,1\n2,2\nx,3\n4,4\n"), "row 3, 'x'"),
-    "names of persons": (table_of("a,y\n" + "".join(f"p{i},{i}\n" for i in range(30))), "every row has a different text"),
+    "names of persons": (table_of("a,y\n" + "".join(f"p{i},{i}\n" for i in range(30))), "every row has a different"),
     "names of many persons": (table_of("a,y\n" + "".join(f"p{i % 29},{i}\n" for i in range(30))), "different texts"),
     "infinite inputs": (table_of("a,y\n1,1\n1e999,2\n3,3\n"), "infinite"),
     "one row": (table_of("a,y\n1,2\n"), "nothing to learn"),
@@ -628,12 +633,12 @@ HOSTILE = {
     "a model that is a folder": (fit_with("--model", "."), "is a folder"),
     # models
     "no model": (lambda f, m: ["predict", f / "m", NEW], "is not a file"),
-    "a model of words": (model_of(b"hello " * 100), "not a complete lastlayer model file"),
-    "a pickle": (model_of(pickle.dumps(Bomb())), "not a complete lastlayer model file"),
-    "a zip": (model_of(b"PK\x03\x04" + bytes(200)), "not a complete lastlayer model file"),
+    "a model of words": (model_of(b"hello " * 100), "not a whole lastlayer model file"),
+    "a pickle": (model_of(pickle.dumps(Bomb())), "not a whole lastlayer model file"),
+    "a zip": (model_of(b"PK\x03\x04" + bytes(200)), "not a whole lastlayer model file"),
     "half a model": (truncated_model, "take an older copy"),
     "a model without columns": (plain_model, "saved without the columns"),
-    "arguments in the wrong order": (lambda f, m: ["predict", NEW, m], "not a complete lastlayer model file"),
+    "arguments in the wrong order": (lambda f, m: ["predict", NEW, m], "not a whole lastlayer model file"),
     # new rows
     "a column that is not there": (rows_of(lambda t: t.replace("fluid", "liquid")), "needs column 'fluid'"),
     "a word where numbers were": (rows_of(lambda t: t.replace("23.80", "much")), "row 1 has 'much'"),

@@ -89,7 +89,7 @@ def test_what_cannot_be_explained_is_refused():
     X = rows(20)
     with pytest.raises(InputError, match=r"X has 20 rows, y has 3"):
         permutation_importance(Linear(), X, np.zeros(3))
-    with pytest.raises(InputError, match=r"'far' stands in columns \(4,\), but X has 4"):
+    with pytest.raises(InputError, match=r"'far' has columns \(4,\), counted from 0, but X has 4"):
         permutation_importance(Linear(), X, X @ WEIGHTS, inputs=[Input("far", (4,))])
     with pytest.raises(InputError, match="give it a grid"):
         partial_dependence(Linear(), X, inputs=[Input("kind", (2, 3))])

@@ -211,7 +211,7 @@ def test_strange_rows_are_refused(exported):
     ):
         with pytest.raises(ValueError, match=message):
             bundle.predict(bundle.inputs(row | change))
-    with pytest.raises(ValueError, match="not there"):
+    with pytest.raises(ValueError, match="is missing"):
         bundle.inputs({})
     with pytest.raises(ValueError, match="takes"):
         bundle.predict(np.zeros((2, 3)))

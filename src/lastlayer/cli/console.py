@@ -1,6 +1,7 @@
 """Output of the commands: text for people, or one JSON object for programs. Errors and notes go to stderr."""
 
 import functools
+import inspect
 import json
 import signal
 import threading
@@ -98,6 +99,8 @@ def helpful(command: Callable[..., None]) -> Callable[..., None]:
                 Console(stderr=True).print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
                 raise typer.Exit(interrupted() if isinstance(error, KeyboardInterrupt) else 1) from error
 
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    run.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)  # typer keeps line breaks
     return run
 
 
