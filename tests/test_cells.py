@@ -88,10 +88,10 @@ def test_targets_are_read_so_too():
     ("cells", "new", "words"),
     [
         (["70 kg", "80 kg"], "900 g", "in kg, not in g; convert"),
-        (["70", "80"], "900 g", "no number of this column had a unit.*'g'"),
-        (["7%", "8%"], "0.07", "had the sign %"),
-        (["1,5", "2,5"], "1.75", "with a decimal comma, no thousands signs"),
-        (["1.5", "2.5"], "1,75", "with a decimal point, no thousands signs.*--decimal ','"),
+        (["70", "80"], "900 g", "this column had no unit in training.*'g'"),
+        (["7%", "8%"], "0.07", "had the unit %"),
+        (["1,5", "2,5"], "1.75", "a decimal comma, no thousands separators"),
+        (["1.5", "2.5"], "1,75", "a decimal point, no thousands separators.*--decimal ','"),
         (["1.5", "2.5"], "much", "fix it"),
         (["2024-01-01", "2024-02-01"], "soon", "write it as.*2024-12-31"),
     ],
@@ -124,7 +124,12 @@ def test_all_problems_are_said_at_once():
     with pytest.raises(InputError) as error:
         Schema.infer(t, ["y"])
     assert str(error.value).startswith("the table has 4 problems:\n  - column 'a'")
-    for words in ("'a' holds numbers but for 1", "'b' has 1 missing", "'d' holds dates, but 2", "'y' must be a number"):
+    for words in (
+        "'a' contains numbers except in 1",
+        "'b' has 1 missing",
+        "'d' contains dates, but 2",
+        "'y' must be a number",
+    ):
         assert words in str(error.value)
     schema = learned(["1", "2"])
     both = Schema((*schema.columns, NumberColumn("z", 0.0, 1.0, 0.0)), ("y",), impute=False)
@@ -223,7 +228,7 @@ def test_columns_that_count_the_rows_are_left_out(name):
     t = table(**{name: counting, "x": [i % 7 for i in counting], "y": counting})
     schema = Schema.infer(t, ["y"])
     assert [column.name for column in schema.columns] == ["x"]
-    assert schema.notes == [f"column {name!r} is left out: it counts the rows; --keep it if it matters"]
+    assert schema.notes == [f"column {name!r} is excluded: it counts the rows; use --keep if it matters"]
     assert len(Schema.infer(t, ["y"], keep=[name]).columns) == 2
 
 
@@ -248,7 +253,7 @@ def test_other_columns_stay(name, cells):
 
 def test_texts_that_all_differ_are_left_out():
     t = table(name=[f"p{i}" for i in range(20)], x=list(range(20)), y=list(range(20)))
-    assert Schema.infer(t, ["y"]).dropped == {"name": "every row has another text"}
+    assert Schema.infer(t, ["y"]).dropped == {"name": "every row has a different text"}
 
 
 # files --------------------------------------------------------------------------------------------------------------
@@ -277,7 +282,7 @@ def test_packed_files_are_read(tmp_path):
     assert (csv.stem, csv.suffix) == ("t", ".csv")
     whole = (tmp_path / "t.csv.gz").read_bytes()
     (tmp_path / "half.csv.gz").write_bytes(whole[:-12])
-    with pytest.raises(InputError, match="not a whole gzip file"):
+    with pytest.raises(InputError, match="not a complete gzip file"):
         TableFile(tmp_path / "half.csv.gz").read()
 
 

@@ -149,7 +149,7 @@ def test_fit_says_how_good_it_is_on_held_out_rows_and_what_matters(here):
     Path("few.csv").write_text("\n".join(lines[:61]))
     fit = run("fit", "few.csv", *TARGETS, *FAST)
     assert fit.exit_code == 0, fit.output
-    assert "60 rows, each predicted by networks that never saw it" in said(fit)
+    assert "60 rows, each predicted by networks that were not trained on it" in said(fit)
     for method in ("lastlayer", "linear regression", "mean"):
         assert said(fit).count(f" {method} ") >= 2
     assert "head_m depends most on speed_rpm" in said(fit)
@@ -181,15 +181,20 @@ def test_fit_says_how_good_it_is_on_held_out_rows_and_what_matters(here):
 def test_fit_keeps_rows_back_on_request(here):
     fit = run("fit", PUMP, *TARGETS, *SMALL, "--holdout", "0.2", "--verbose")
     assert fit.exit_code == 0, fit.output
-    for words in ("320 rows, 1 network,", "on 80 rows that were kept back", "held-out LPD", "80 held-out rows"):
+    for words in (
+        "320 rows, 1 network,",
+        "on 80 rows that were kept out of the fit",
+        "held-out LPD",
+        "80 held-out rows",
+    ):
         assert words in said(fit)
     assert TableModel.load("pump.lastlayer").card["rows"] == 320
     none = run("fit", PUMP, *TARGETS, *SMALL)
-    assert "no rows were held out by this fit: --holdout 0.2" in said(none)
+    assert "no held-out rows to score on: use --holdout 0.2" in said(none)
     assert "give rows with --data" in said(run("explain", "pump.lastlayer"))
     refused = run("explain", "pump.lastlayer", "--importance", "i.png")
     assert refused.exit_code == 1
-    assert "by --data" in said(refused)
+    assert "with --data" in said(refused)
     assert not Path("i.png").exists()
     assert run("fit", PUMP, *TARGETS, *SMALL, "--holdout", "2").exit_code == 1
 
@@ -241,7 +246,7 @@ def test_an_onnx_file_says_what_the_model_says(here, model):
     np.testing.assert_allclose(var, p.var, rtol=1e-11)
     both = run("export", model, "pump.onnx", "--out", "folder")
     assert both.exit_code == 1
-    assert "one place" in said(both)
+    assert "give only one of them" in said(both)
 
 
 def test_c_source_is_written_for_names_that_c_allows(here, model):
@@ -303,12 +308,12 @@ def test_a_table_as_it_comes_from_a_spreadsheet(here):
     result = run("fit", "t.csv", "-t", "y", *SMALL)
     assert result.exit_code == 0, result.output
     for words in (
-        "note: column 'nr' is left out: it counts the rows",
+        "note: column 'nr' is excluded: it counts the rows",
         "note: numbers have a decimal comma",
         "note: column 'mass' is read as numbers in kg",
         "note: column 'day' is read as dates, day before month; inputs: days, day of the week",
         "day date 2024-01-01 to 2024-02-09",
-        "nr left out",
+        "nr excluded",
     ):
         assert said(result).count(words) == 1, said(result)
     assert run("predict", "t.lastlayer", "t.csv").exit_code == 0
@@ -320,7 +325,7 @@ def test_a_table_as_it_comes_from_a_spreadsheet(here):
     found = [float(line.split(";")[4].replace(",", ".")) for line in lines[1:]]
     np.testing.assert_array_equal(found, expected)
     Path("new.csv").write_text("day,mass\n2024-01-05,3.5\n")
-    assert "with a decimal comma" in said(run("predict", "t.lastlayer", "new.csv"))
+    assert "a decimal comma" in said(run("predict", "t.lastlayer", "new.csv"))
     result = run("predict", "t.lastlayer", "new.csv", "--decimal", ".", "--out", "new.tsv")
     assert result.exit_code == 0, result.output
     assert Path("new.tsv").read_text().splitlines()[1].startswith("2024-01-05\t3.5\t-")
@@ -359,6 +364,11 @@ def test_help_is_quick_and_whole():
     for command in ("fit", "predict", "evaluate", "report", "explain", "update", "export", "study"):
         assert f" {command} " in done.stdout
         assert run(command, "--help").exit_code == 0
+
+
+def test_help_is_wrapped_by_the_terminal_alone():
+    for command in app.registered_commands:
+        assert all("\n" not in paragraph for paragraph in command.callback.__doc__.split("\n\n"))
 
 
 # what is written ----------------------------------------------------------------------------------------------------
@@ -433,7 +443,7 @@ def test_an_interrupted_fit_leaves_a_usable_model(here, monkeypatch):
     monkeypatch.chdir(here)
     assert result.exit_code == 130, result.output
     assert "interrupted after 3 epochs" in said(result)
-    assert "pump.lastlayer is usable" in said(result)
+    assert "pump.lastlayer can be used" in said(result)
     assert TableModel.load("pump.lastlayer").card["interrupted"]
     assert run("evaluate", "pump.lastlayer", NEW).exit_code == 0
 
@@ -447,7 +457,7 @@ def test_an_interrupt_outside_training_leaves_the_old_model(here, monkeypatch):
     monkeypatch.setattr(TableModel, "of", interrupted)
     result = run("fit", PUMP, *TARGETS, "--model", "m", "--force")
     assert result.exit_code == 130
-    assert "older files are as they were" in said(result)
+    assert "existing files are unchanged" in said(result)
     assert Path("m").read_text() == "old"
 
 
@@ -546,9 +556,9 @@ HOSTILE = {
     "a name too long": (lambda f, m: ["fit", f / ("x" * 5000), "-t", "y"], "name too long"),
     "an empty file": (table_of(""), "begins with an empty line"),
     "a header alone": (table_of("a,y\n"), "has no rows"),
-    "no spreadsheet": (table_of(b"PK\x03\x04", "t.xlsx"), "not a whole Excel file"),
+    "no spreadsheet": (table_of(b"PK\x03\x04", "t.xlsx"), "not a complete Excel file"),
     "an old spreadsheet": (table_of(b"PK\x03\x04", "t.xls"), "ends in '.xls'"),
-    "no gzip": (table_of(b"a,y\n1,2\n", "t.csv.gz"), "not a whole gzip file"),
+    "no gzip": (table_of(b"a,y\n1,2\n", "t.csv.gz"), "not a complete gzip file"),
     "an unknown encoding": (fit_with("--encoding", "utf-9"), "cp1252"),
     "the wrong encoding": (fit_with("--encoding", "utf-16"), "is not utf-16 text"),
     "no suffix": (table_of(GOOD, "table"), "a table is CSV"),
@@ -565,10 +575,10 @@ HOSTILE = {
     "a name twice": (table_of("a,a,y\n1,2,3\n"), "two columns called 'a'"),
     "a column without name": (table_of("a,,y\n0,1,2\n"), "column 2 of"),
     "control characters in a name": (table_of("a\x1b[2J,y\n1,2\n"), "control characters"),
-    "no header": (table_of("1,2\n3,4\n"), "names of the columns"),
+    "no header": (table_of("1,2\n3,4\n"), "column names"),
     "a blank first line": (table_of("\na,y\n1,2\n"), "begins with an empty line"),
     "dates that say nothing of their order": (table_of("d,y\n01/02/2024,1\n03/04/2024,2\n"), "--date-order"),
-    "a day that is not": (table_of("d,y\n2024-02-30,1\n2024-02-01,2\n"), "no day of the calendar"),
+    "a day that is not": (table_of("d,y\n2024-02-30,1\n2024-02-01,2\n"), "not valid dates"),
     "two units": (table_of("a,y\n1 kg,1\n20 g,2\n3 kg,3\n"), "kg in 2 rows, g in 1 rows"),
     "an unknown decimal sign": (fit_with("--decimal", ";"), "decimal=';'"),
     "an unknown order of dates": (fit_with("--date-order", "ydm"), "date_order='ydm'"),
@@ -577,7 +587,7 @@ HOSTILE = {
     "missing texts": (table_of("a,y\nx,1\n,2\nx,3\n"), "--impute median"),
     "an empty column": (table_of("a,y\n,1\n,2\n"), "is empty"),
     "numbers with a word among them": (table_of("a,y\n1,1\n2,2\nx,3\n4,4\n"), "row 3, 'x'"),
-    "names of persons": (table_of("a,y\n" + "".join(f"p{i},{i}\n" for i in range(30))), "every row has another text"),
+    "names of persons": (table_of("a,y\n" + "".join(f"p{i},{i}\n" for i in range(30))), "every row has a different"),
     "names of many persons": (table_of("a,y\n" + "".join(f"p{i % 29},{i}\n" for i in range(30))), "different texts"),
     "infinite inputs": (table_of("a,y\n1,1\n1e999,2\n3,3\n"), "infinite"),
     "one row": (table_of("a,y\n1,2\n"), "nothing to learn"),
@@ -585,18 +595,18 @@ HOSTILE = {
     "a target with holes": (table_of("a,y\n1,\n2,2\n3,3\n"), "cannot be imputed"),
     "an infinite target": (table_of("a,y\n1,inf\n2,2\n3,3\n"), "infinite"),
     "a constant target": (table_of("a,y\n1,5\n2,5\n3,5\n"), "nothing to learn"),
-    "giants": (table_of("a,y\n1,1\n1e200,2\n3,3\n"), "in another unit"),
-    "a target of atoms": (table_of("a,y\n1,1e-200\n2,2e-200\n3,0\n"), "in another unit"),
+    "giants": (table_of("a,y\n1,1\n1e200,2\n3,3\n"), "another unit"),
+    "a target of atoms": (table_of("a,y\n1,1e-200\n2,2e-200\n3,0\n"), "another unit"),
     "targets alone": (table_of("y\n1\n2\n"), "no column is left"),
     # JSON lines and Parquet
     "broken JSON": (lines('{"a": 1, "y": 2}', '{"a": 1'), "line 2 of"),
     "a JSON array": (lines("[1, 2]"), "not an object"),
     "nested JSON": (lines('{"a": {"b": 1}, "y": 2}'), "is a dict"),
     "JSON without bottom": (lines("[" * 100_000), "is not JSON"),
-    "a new name in JSON": (lines('{"a": 1, "y": 2}', '{"c": 1, "y": 2}'), "'c', which the first line has not"),
+    "a new name in JSON": (lines('{"a": 1, "y": 2}', '{"c": 1, "y": 2}'), "'c', which is not in the first line"),
     "a number beyond all": (lines('{"a": 1, "y": 1}', f'{{"a": 1{"0" * 400}, "y": 2}}', '{"a": 3, "y": 3}'), "row 2"),
-    "no Parquet": (table_of(b"PAR1 but not really PAR1", "t.parquet"), "not a whole Parquet file"),
-    "half a Parquet": (cut_parquet, "not a whole Parquet file"),
+    "no Parquet": (table_of(b"PAR1 but not really PAR1", "t.parquet"), "not a complete Parquet file"),
+    "half a Parquet": (cut_parquet, "not a complete Parquet file"),
     "lists in Parquet": (odd_parquet, "numbers, texts or dates"),
     # options of fit
     "no target": (lambda f, m: ["fit", PUMP], "--target"),
@@ -643,12 +653,12 @@ HOSTILE = {
     "output of no kind": (rows_of(str, "--out", "o.xlsx"), "can be written as"),
     "output that is a folder": (rows_of(str, "--out", "."), "is a folder"),
     "scores without truth": (rows_of(lambda t: t.replace("head_m", "h"), command="evaluate"), "'head_m' is not in"),
-    "scores of one row": (rows_of(lambda t: "\n".join(t.split("\n")[:2]), command="evaluate"), "two rows or more"),
-    "too few names of targets": (rows_of(str, "--target", "head_m", command="evaluate"), "name as many"),
+    "scores of one row": (rows_of(lambda t: "\n".join(t.split("\n")[:2]), command="evaluate"), "at least two rows"),
+    "too few names of targets": (rows_of(str, "--target", "head_m", command="evaluate"), "but --target gives 1"),
     "to forget everything": (rows_of(str, "--forgetting", "0", command="update"), "--forgetting 0"),
     "to remember more than all": (rows_of(str, "--forgetting", "2", command="update"), "at most 1"),
     "a report in no folder": (rows_of(str, "--out", "none/r.html", command="report"), "there is no folder"),
-    "an export over a file": (lambda f, m: ["export", m, "--out", m], "cannot make the folder"),
+    "an export over a file": (lambda f, m: ["export", m, "--out", m], "cannot create the folder"),
 }  # fmt: skip
 
 

@@ -87,9 +87,9 @@ def test_missing_targets_are_left_out():
 
 def test_what_cannot_be_explained_is_refused():
     X = rows(20)
-    with pytest.raises(InputError, match=r"X has 20 rows, y 3"):
+    with pytest.raises(InputError, match=r"X has 20 rows, y has 3"):
         permutation_importance(Linear(), X, np.zeros(3))
-    with pytest.raises(InputError, match=r"'far' stands in columns \(4,\), but X has 4"):
+    with pytest.raises(InputError, match=r"'far' has columns \(4,\), counted from 0, but X has 4"):
         permutation_importance(Linear(), X, X @ WEIGHTS, inputs=[Input("far", (4,))])
     with pytest.raises(InputError, match="give it a grid"):
         partial_dependence(Linear(), X, inputs=[Input("kind", (2, 3))])
@@ -262,7 +262,7 @@ def test_rows_kept_back_are_scored_and_not_learned(fitted):
     assert len(kept) == 18
     assert not set(train.columns["run"]) & set(kept.columns["run"])
     for share in (0.001, 1.0, -0.5):
-        with pytest.raises(InputError, match=r"--holdout .* would keep \d+ of 60 rows back"):
+        with pytest.raises(InputError, match=r"--holdout .* would keep \d+ of 60 rows out of the fit"):
             keep_back(table(), share)
 
 

@@ -206,12 +206,12 @@ def test_strange_rows_are_refused(exported):
     for change, message in (
         ({"flow_m3h": [None]}, "no value"),
         ({"flow_m3h": ["many"]}, "many"),
-        ({"fluid": ["beer"]}, "known are"),
+        ({"fluid": ["beer"]}, "known values are"),
         ({"speed_rpm": [float("inf")]}, "not finite"),
     ):
         with pytest.raises(ValueError, match=message):
             bundle.predict(bundle.inputs(row | change))
-    with pytest.raises(ValueError, match="not there"):
+    with pytest.raises(ValueError, match="is missing"):
         bundle.inputs({})
     with pytest.raises(ValueError, match="takes"):
         bundle.predict(np.zeros((2, 3)))

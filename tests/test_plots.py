@@ -517,9 +517,9 @@ def test_targets_of_another_shape_are_refused(judge: Any, shape: tuple[int, ...]
 
 def test_the_model_that_does_not_fit_the_targets_is_named() -> None:
     p = prediction()
-    with pytest.raises(InputError, match="prediction 'other' is of 59 points"):
+    with pytest.raises(InputError, match="prediction 'other' has 59 points"):
         plots.calibration_curve({"one": p, "other": prediction(m=59)}, targets(p))
-    with pytest.raises(InputError, match="no prediction in the dict"):
+    with pytest.raises(InputError, match="the mapping has no prediction"):
         plots.calibration_curve({}, targets(p))
 
 

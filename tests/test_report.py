@@ -72,7 +72,7 @@ def test_the_verdict_warns_of_rows_outside_on_which_intervals_fail():
     outside = np.arange(200) >= 180
     inside = ~outside[:, None] | (np.arange(200)[:, None] % 2 == 0)
     said, warning = verdict(evaluation(inside, outside))
-    assert "20 rows lie outside the training data: there they hold 50% of y." in said
+    assert "20 rows lie outside the training data: there the intervals contain 50% of the true values of y." in said
     assert "hold: 190 of 200" in said or "wider" in said
     assert warning
 
@@ -82,12 +82,12 @@ def test_coverage_by_fifth_and_by_group():
     rows = evaluation(inside, np.zeros(100, dtype=bool))
     head, *fifths = by_fifth(rows)
     assert [line[:4] for line in fifths[:2]] == [["y", "0 to 19", "20", "0%"], ["", "20 to 39", "20", "100%"]]
-    assert [line[5] for line in fifths] == ["too narrow"] + ["as they should"] * 4
+    assert [line[5] for line in fifths] == ["too narrow"] + ["as expected"] * 4
     assert head[1] == "prediction"
     head, *groups = by_group(rows, "kind")
     assert [line[:4] for line in groups] == [["y", "right", "75", "100%"], ["", "left", "25", "20%"]]
     assert groups[0][6] == "0"
-    assert judged(0.9, 1000) == "as they should"
+    assert judged(0.9, 1000) == "as expected"
 
 
 @pytest.fixture(scope="module")

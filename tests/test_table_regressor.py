@@ -38,7 +38,7 @@ def test_columns_of_every_kind_become_inputs(fitted):
     assert fitted.input_names_[:4] == ["x", "kind=a", "kind=b", "kind=c"]
     assert fitted.n_features_in_ == len(fitted.input_names_)
     assert [note.split(":")[0] for note in fitted.notes_] == [
-        "column 'id' is left out",
+        "column 'id' is excluded",
         "column 'when' is read as dates; inputs",
     ]
 
@@ -170,7 +170,7 @@ def test_rows_that_belong_together_and_rows_for_validation(monkeypatch):
         (lambda f: TableRegressor().fit(f.to_numpy(), f["y"]), "X is a ndarray"),
         (lambda f: TableRegressor().fit(f, f["y"]), "X and y both have a column 'y'"),
         (lambda f: TableRegressor().fit(f.drop(columns="y"), f["y"][:9]), "X has 60 rows and y has 9"),
-        (lambda f: TableRegressor().fit(f.rename(columns={"x": 3}), target="y"), "column 3 has no text as its name"),
+        (lambda f: TableRegressor().fit(f.rename(columns={"x": 3}), target="y"), "column name 3 is not a text"),
         (lambda f: TableRegressor().fit(f.assign(x=[[1]] * 60), target="y"), "'x' holds a list"),
         (lambda f: TableRegressor().fit(f.assign(x=pd.to_timedelta(f["x"], unit="D")), target="y"), "timedelta64"),
         (lambda f: TableRegressor().fit(f.iloc[:0], target="y"), "no rows"),

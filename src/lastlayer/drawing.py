@@ -1,4 +1,4 @@
-"""What the pictures of `plots` and `dynamics.plots` share: colours, panels, axes, bins, and what chance allows."""
+"""What the figures of `plots` and `dynamics.plots` share: colours, panels, axes, bins, and bands of sampling noise."""
 
 import math
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ BLUE, ORANGE, GREY = "#1f5fa8", "#d9731a", "#8a8a8a"
 GREEN, PURPLE = "#3a8a4d", "#7d4f9e"
 COLUMNS = 4
 SHOWN = 2000
-"""Points drawn one by one; of more, so many are picked. Shares, means and quantiles are of all points."""
+"""Most points that are drawn one by one; of more, a random subset. Statistics are always those of all points."""
 AT_LEAST = 15
-"""Points in a bin."""
+"""Fewest points in a bin."""
 IN_95_PERCENT = np.array([0.025, 0.975])
 
 
@@ -28,6 +28,7 @@ IN_95_PERCENT = np.array([0.025, 0.975])
 
 
 def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure, size in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained", dpi=150)
@@ -48,7 +49,7 @@ def panels(q: int, heights: Sequence[float] = (3.0,)) -> tuple["Figure", ndarray
 def finish(
     figure: "Figure", axes: ndarray, headline: str, xlabel: str, *ylabels: str, titles: Sequence[str] = ()
 ) -> "Figure":
-    """Words around the panels, and one legend for all of them."""
+    """Add titles and labels, and one legend for all panels."""
     for i, stack in enumerate(axes.T):
         stack[0].set_title(": ".join([f"output {i + 1}"] * (len(axes.T) > 1) + [*titles[i : i + 1]]), fontsize=9)
         stack[-1].set_xlabel(xlabel)
@@ -59,13 +60,13 @@ def finish(
     widest = max(map(len, axes[0, 0].get_legend_handles_labels()[1]))
     legend_of(figure, axes, ncols=max(1, int(figure.get_figwidth() / (0.6 + 0.056 * widest))))
     for line in figure.legends[0].get_lines():
-        if line.get_marker() == ".":  # one point alone would be too faint to be recognised
+        if line.get_marker() == ".":  # a single point in the legend would be too faint
             line.set(alpha=0.8, markersize=7)
     return figure
 
 
 def legend_of(figure: "Figure", axes: ndarray, ncols: int, loc: Any = "outside lower center") -> None:
-    """The legend of the first panel, outside all of them; the panels are open above and to the right."""
+    """Add the legend of the first panel outside all panels; remove the top and right spines."""
     words = axes.flat[0].get_legend_handles_labels()
     figure.legend(*words, ncols=ncols, loc=loc, fontsize=8, frameon=False)
     for ax in axes.flat:
@@ -73,6 +74,7 @@ def legend_of(figure: "Figure", axes: ndarray, ncols: int, loc: Any = "outside l
 
 
 def faint(ax: "Axes", x: ndarray, y: ndarray, color: str, label: str) -> None:
+    """Draw many points, more transparent the more there are."""
     alpha = float(np.clip(150 / max(len(x), 1), 0.25, 0.6))
     ax.plot(x, y, ".", color=color, ms=4, alpha=alpha, mew=0, label=label, rasterized=True)
 
@@ -88,23 +90,24 @@ def padded(values: Float[ndarray, " n"], margin: float = 0.06) -> tuple[float, f
 
 
 def log_padded(values: Float[ndarray, " n"]) -> tuple[float, float]:
+    """Limits of a logarithmic axis, with a margin."""
     return float(values.min()) / 1.2, float(values.max()) * 1.2
 
 
 def central(values: Float[ndarray, " n"]) -> Float[ndarray, " r"]:
-    """Without the few that lie so far out that the others would shrink to a dot."""
+    """Values without extreme outliers, for the limits of an axis."""
     low, high = np.quantile(values, [0.005, 0.995])
     reach = 0.5 * (high - low)
     return values[(values >= low - reach) & (values <= high + reach)]
 
 
 def errors_axis(ax: "Axes", drawn: Float[ndarray, " d"], errors: Float[ndarray, " m"]) -> None:
-    """A vertical axis for all that is drawn and the large errors; small ones, down to zero, are cut off."""
+    """Logarithmic vertical axis for what is drawn and the large errors; the smallest errors are cut off."""
     log_axis(ax, "y", 0.2 * float(drawn[drawn > 0].min()), 1.3 * float(max(drawn.max(), errors.max())))
 
 
 def log_axis(ax: "Axes", name: str, lowest: float, highest: float) -> None:
-    """A logarithmic axis whose ticks can be read, however many or few decades it spans."""
+    """Make an axis logarithmic, with readable ticks for any number of decades."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
     ax.set(**{f"{name}scale": "log", f"{name}lim": (lowest, highest)})
@@ -117,7 +120,7 @@ def log_axis(ax: "Axes", name: str, lowest: float, highest: float) -> None:
 
 
 def positive(cost: Float[ndarray, " m"]) -> Float[ndarray, " m"]:
-    """Costs fit for a logarithmic axis: none is zero, or so small that the axis would show nothing else."""
+    """Costs for a logarithmic axis: zeros and tiny values are raised to a millionth of the median."""
     above = cost[cost > 0]
     return np.maximum(cost, 1e-6 * np.median(above) if len(above) else 1.0)
 
@@ -126,34 +129,35 @@ def positive(cost: Float[ndarray, " m"]) -> Float[ndarray, " m"]:
 
 
 def binomial_band(m: int, levels: Float[ndarray, " l"]) -> tuple[Float[ndarray, " l"], Float[ndarray, " l"]]:
-    """Shares of m independent targets that lie inside an interval of each level, in 95% of samples."""
-    within = levels.clip(1e-12, 1 - 1e-12)  # where the inverse is defined
+    """Range of the share of m independent targets inside an interval of each level, in 95% of samples."""
+    within = levels.clip(1e-12, 1 - 1e-12)  # the inverse is defined there
     lower, upper = np.ceil(bdtrik(IN_95_PERCENT[:, None], m, within)) / m
     return lower, upper
 
 
 def half_normal(level: float | ndarray) -> Any:
-    """The value that |z| stays below with probability `level`, z standard Gaussian."""
+    """Quantile of |z| at `level`, z standard Gaussian."""
     return ndtri((1 + level) / 2)
 
 
 def quantile_band(n: int, level: float) -> Float[ndarray, "2"]:
-    """Where the quantile of n values of |z| lies in 95% of samples: the k-th of n uniforms is Beta(k, n + 1 - k)."""
+    """Range of the quantile of n values of |z| in 95% of samples: the k-th of n uniforms is Beta(k, n + 1 - k)."""
     k = 1 + level * (n - 1)  # as numpy.quantile interpolates
     return half_normal(betaincinv(k, n + 1 - k, IN_95_PERCENT))
 
 
 def some(m: int, n: int = SHOWN) -> tuple[Int[ndarray, " s"], str]:
-    """At most n of m rows to draw one by one, always the same, and words for the label if these are not all."""
+    """At most n of m rows to draw, the same in every call, and a remark for the label if these are not all."""
     if m <= n:
         return np.arange(m), ""
     return np.sort(np.random.default_rng(0).choice(m, n, replace=False)), f" ({n:,} of {m:,} shown)"
 
 
 def bins(x: Float[ndarray, " m"], n: int = 12) -> list[Int[ndarray, " r"]]:
-    """Rows in at most n bins of equal width in log x, ascending, widened until each holds AT_LEAST points.
+    """Indices of the rows in at most n bins of equal width in log x, ascending, widened to AT_LEAST points each.
 
-    An edge with fewer points beyond it moves inwards, so that the few farthest points do not drown among many others.
+    The outermost edges move inwards until AT_LEAST points are beyond them, so that the farthest points have a bin of
+    that size rather than being merged into a large one.
     """
     m, order = len(x), np.argsort(x, kind="stable")
     log_x = np.log(x[order])
@@ -174,10 +178,11 @@ class BinnedCoverage:
     edges: Float[ndarray, "b 2"]
     share: Float[ndarray, "b q"]
     band: Float[ndarray, "2 b"]
-    """What a perfect model shows in 95% of samples of this size."""
+    """Range of the share of a perfectly calibrated model in 95% of samples of the size of the bin."""
 
     @classmethod
     def of(cls, cost: Float[ndarray, " m"], inside: Bool[ndarray, "m q"], level: float) -> "BinnedCoverage":
+        """Bin the rows by their affine cost."""
         cost = positive(cost)
         rows = bins(cost)
         bands = [binomial_band(len(r), np.array([level])) for r in rows]
@@ -192,16 +197,16 @@ class BinnedCoverage:
 def binned_mean(
     ax: "Axes", x: ndarray, squares: ndarray, color: str, word: str, *, exponent: float, power: float = 1.0
 ) -> Float[ndarray, " b"]:
-    """Means of squares in bins of x, to a power, with bars of 2 standard errors; returns the heights.
+    """Draw means of squares in bins of x, to a power, with bars of 2 standard errors; return the heights.
 
-    A bin stands at the power mean of its x: there a + b x^exponent equals its own mean over the bin, however wide that
-    is. The errors are those of the logarithm, so that bars stay positive.
+    A bin is drawn at the power mean of its x, where a + b x^exponent equals its own mean over the bin, however wide
+    that is. The standard errors are those of the logarithm, so that bars stay positive.
     """
     kept = [r for r in bins(x) if squares[r].any()]
     mean = np.array([squares[r].mean() for r in kept])
     error = np.array([squares[r].std() / math.sqrt(len(r)) for r in kept]) / mean
     heights, factor = mean**power, np.exp(2 * power * error)
-    largest = [x[r].max() for r in kept]  # powers are taken of x over it, so that none overflows
+    largest = [x[r].max() for r in kept]  # powers are those of x over it, so that none overflows
     centres = [top * np.mean((x[r] / top) ** exponent) ** (1 / exponent) for r, top in zip(kept, largest, strict=True)]
     label, bars = f"{word} in bins ± 2 standard errors", [heights - heights / factor, heights * factor - heights]
     ax.errorbar(centres, heights, bars, fmt="o", color=color, ms=4, lw=1.2, label=label)

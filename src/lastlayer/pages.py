@@ -1,4 +1,4 @@
-"""Pages of HTML that need nothing from outside: plotly inside, readable in light and dark, safe with any text."""
+"""Self-contained HTML pages: plotly included, readable in light and dark mode, safe with any text."""
 
 import html
 import json
@@ -74,7 +74,7 @@ say($start);
 
 
 def page(title: str, body: str, script: str = "") -> str:
-    """A whole page; `body` and `script` are trusted, the title is not."""
+    """A complete page; `body` and `script` are trusted, the title is escaped."""
     return PAGE.substitute(
         generator=GENERATOR, title=html.escape(title), plotly=get_plotlyjs(), body=body, script=script
     )
@@ -87,15 +87,14 @@ def figure_html(picture: go.Figure, name: str) -> str:
 
 
 def side_by_side(pictures: Sequence[go.Figure], name: str) -> str:
-    """Figures beside each other where there is room, below each other on a phone."""
+    """Figures next to each other on wide screens, below each other on a phone."""
     parts = [f"<div>{figure_html(picture, f'{name}-{i}')}</div>" for i, picture in enumerate(pictures)]
     many = " many" if len(parts) > 1 else ""
     return f'<div class="panels{many}" id="{html.escape(name)}">{"".join(parts)}</div>'
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> str:
-    """A table of texts, whatever they contain; columns in which every cell begins as a number does stand to the
-    right."""
+    """A table of texts, which are escaped; columns of numbers are right-aligned."""
     numbers = [all(row[i][:1] in "-0123456789" for row in rows) for i in range(len(head))]
     styles = ["" if number else ' class="text"' for number in numbers]
     line = lambda tag, cells: "".join(
@@ -106,23 +105,26 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> str:
 
 
 def panels(rows: int, columns: int, *, height: int, titles: Sequence[str] | None = None, **words: Any) -> go.Figure:
-    """A figure with a grid of panels in the colours of the page."""
+    """A figure with a grid of panels, in the colours of the page."""
     shown = None if titles is None else [html.escape(title) for title in titles]
     return make_subplots(rows, columns, subplot_titles=shown, **words).update_layout(template=TEMPLATE, height=height)
 
 
 def points(x: ndarray, y: ndarray, color: str, name: str = "", *, size: int = 5, **words: Any) -> go.Scatter:
+    """A trace of points."""
     marker = {"color": color, "size": size, "symbol": words.pop("symbol", "circle")}
     words = {"showlegend": bool(name)} | words
     return go.Scatter(x=x, y=y, mode="markers", marker=marker, name=html.escape(name), **words)
 
 
 def line(x: Any, y: Any, color: str, name: str = "", *, dash: str = "solid", **words: Any) -> go.Scatter:
+    """A trace of a line."""
     words = {"showlegend": bool(name), "mode": "lines"} | words
     return go.Scatter(x=x, y=y, line={"color": color, "dash": dash}, name=html.escape(name), **words)
 
 
 def band(x: ndarray, lower: ndarray, upper: ndarray, **words: Any) -> go.Scatter:
+    """A trace of a filled band, numbers rounded to six digits."""
     words = {"fillcolor": "rgba(59,125,216,0.3)", "showlegend": False} | words
     rounded = lambda *parts: [float(f"{v:.6g}") for v in np.concatenate(parts)]
     x_round, y_round = rounded(x, x[::-1]), rounded(upper, lower[::-1])
@@ -130,9 +132,9 @@ def band(x: ndarray, lower: ndarray, upper: ndarray, **words: Any) -> go.Scatter
 
 
 def sliding(figure: go.Figure, log_alphas: ndarray, readings: Sequence[str], start: int, name: str) -> str:
-    """A figure with a slider over alpha: its first traces, two for each alpha, are shown one alpha at a time.
+    """A figure with a slider over alpha: its first traces, two per alpha, are visible for one alpha at a time.
 
-    The element #reading above it shows a sentence for every alpha.
+    The element #reading above it shows the sentence of the current alpha.
     """
     n = 2 * len(log_alphas)
     shows = lambda step: [t // 2 == step for t in range(n)] + [True] * (len(figure.data) - n)

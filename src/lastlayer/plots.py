@@ -1,7 +1,7 @@
-"""Pictures for people who want to see what a model knows; each function returns a matplotlib figure.
+"""Plots of a model and of its predictions; each function returns a matplotlib figure.
 
-`one_input` shows a model over its input. The others judge predictions by targets that the model has not seen, with one
-panel per output, and say above the panels what good looks like.
+`one_input` draws a model over its input. The other functions compare predictions with targets that the model has not
+seen, draw one panel per output, and state above the panels what a good result looks like.
 """
 
 import math
@@ -41,9 +41,30 @@ def one_input(
     truth: Callable[[ndarray], ndarray] | None = None,
     n: int = 400,
 ) -> "Figure":
-    """Mean and bands of every output over one input, the data, and below them the affine cost that tells where to stop.
+    """Plot a model over its single input: mean, bands and data of each output, and the affine cost below.
 
-    The dark band holds the function, the light one the targets, both with 95% probability.
+    The dark band contains the function and the light band the targets, each with 95% probability. The affine cost is
+    the degree of extrapolation: it rises where the data end.
+
+    Parameters
+    ----------
+    model : BLLRegressor
+        Fitted model with one input.
+    X : array of shape (m, 1)
+        Training inputs; their range is shaded.
+    y : array of shape (m,) or (m, q)
+        Training targets.
+    span : tuple of two floats
+        Smallest and largest input to draw.
+    truth : callable, optional
+        True function, from inputs of shape (n, 1) to outputs of shape (n,) or (n, q), drawn as a dashed line.
+    n : int, default 400
+        Number of points of the grid.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        One panel per output, and a last one for the affine cost.
     """
     grid = np.linspace(*span, n)[:, None]
     targets, function = (model.predictive(grid, noise=noise).with_output_axis() for noise in (True, False))
@@ -69,9 +90,38 @@ def one_input(
 
 
 def parity(prediction: Prediction, y: ndarray, *, level: float = 0.9) -> "Figure":
-    """Predictions with their central intervals against the targets; those that miss their target stand out.
+    """Plot predictions with their central intervals against the targets; misses are coloured.
 
-    The shares that the titles call good are what a perfect model shows in 95% of samples of this size.
+    The range that each title calls good contains the share of a perfectly calibrated model in 95% of samples of this
+    size.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Predictive distribution of m points, noise included.
+    y : array of shape (m,) or (m, q)
+        Targets of the same points, not used in the fit.
+    level : float, default 0.9
+        Probability of the intervals.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        One panel per output.
+
+    Raises
+    ------
+    InputError
+        If y does not have the shape of the prediction, or a standard deviation is zero or infinite.
+
+    Examples
+    --------
+    >>> from lastlayer import Prediction
+    >>> rng = np.random.default_rng(0)
+    >>> mean, y = np.zeros((50, 1)), rng.standard_normal((50, 1))
+    >>> spread = {"epistemic_var": 0.1 + 0 * mean, "noise_var": np.array([0.9])}
+    >>> prediction = Prediction.gaussian(mean, **spread, affine_cost=rng.uniform(0.1, 1, 50))
+    >>> figure = parity(prediction, y)
     """
     prediction, y = _aligned(prediction, y)
     lower, upper = prediction.interval(level)
@@ -96,14 +146,42 @@ def parity(prediction: Prediction, y: ndarray, *, level: float = 0.9) -> "Figure
 
 
 def calibration_curve(prediction: Prediction | Mapping[str, Prediction], y: ndarray) -> "Figure":
-    """Share of targets inside central intervals against the intervals' level; several models by their names.
+    """Plot the share of targets inside central intervals against the level of the intervals.
 
-    The band is what a perfect model shows in 95% of samples of this size, level by level, if errors at different points
-    are independent; far out neighbours err together.
+    The band contains the curve of a perfectly calibrated model, level by level, in 95% of samples of this size,
+    provided that errors at different points are independent; far from the data, errors of neighbouring points are
+    correlated.
+
+    Parameters
+    ----------
+    prediction : Prediction or mapping of str to Prediction
+        Predictive distribution of m points, noise included; several models by name.
+    y : array of shape (m,) or (m, q)
+        Targets of the same points, not used in the fit.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        One panel per output, one line per model.
+
+    Raises
+    ------
+    InputError
+        If there is no prediction, y does not have the shape of the predictions, or a standard deviation is zero or
+        infinite.
+
+    Examples
+    --------
+    >>> from lastlayer import Prediction
+    >>> rng = np.random.default_rng(0)
+    >>> mean, y = np.zeros((50, 1)), rng.standard_normal((50, 1))
+    >>> spread = {"epistemic_var": 0.1 + 0 * mean, "noise_var": np.array([0.9])}
+    >>> prediction = Prediction.gaussian(mean, **spread, affine_cost=rng.uniform(0.1, 1, 50))
+    >>> figure = calibration_curve(prediction, y)
     """
     models = prediction if isinstance(prediction, Mapping) else {"": prediction}
     if not models:
-        raise InputError("there is no prediction in the dict: pass name -> prediction, or a prediction alone")
+        raise InputError("the mapping has no prediction: pass {name: prediction}, or a single prediction")
     aligned = {name: _aligned(p, y, name) for name, p in models.items()}
     y = next(iter(aligned.values()))[1]
     levels = np.concatenate([[0], LEVELS, [1]])
@@ -117,7 +195,7 @@ def calibration_curve(prediction: Prediction | Mapping[str, Prediction], y: ndar
     good = "Good: in the band; below it intervals are too narrow, above too wide"
     for (name, (p, _)), (style, color) in zip(aligned.items(), looks, strict=False):
         error = f"calibration error {calibration_error(p, y):.3f}"
-        distance = np.abs(2 * p.cdf(y) - 1)  # the level from which on the intervals hold the target
+        distance = np.abs(2 * p.cdf(y) - 1)  # the smallest level whose interval contains the target
         for i, ax in enumerate(axes[0]):
             shares = (distance[:, i, None] <= LEVELS).mean(0)
             label = f"{name}: {error}" if name else "prediction"
@@ -128,7 +206,25 @@ def calibration_curve(prediction: Prediction | Mapping[str, Prediction], y: ndar
 
 
 def sharpness(prediction: Prediction, y: ndarray) -> "Figure":
-    """Errors against the standard deviations predicted for them, and the distribution of these below."""
+    """Plot absolute errors against predicted standard deviations, and the distribution of the latter below.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Predictive distribution of m points, noise included.
+    y : array of shape (m,) or (m, q)
+        Targets of the same points, not used in the fit.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Two panels per output: errors with their RMSE in bins, and a histogram of the standard deviations.
+
+    Raises
+    ------
+    InputError
+        If y does not have the shape of the prediction, or a standard deviation is zero or infinite.
+    """
     prediction, y = _aligned(prediction, y)
     std, error = prediction.std, np.abs(y - prediction.mean)
     rows, shown = some(len(y))
@@ -150,9 +246,26 @@ def sharpness(prediction: Prediction, y: ndarray) -> "Figure":
 
 
 def alpha_curve(curve: AlphaCurve, *, alpha_star: float | None = None) -> "Figure":
-    """Validation LPD against log alpha, with alpha^max, the limit of infinite alpha, and alpha* (`model.alpha_star_`).
+    """Plot the validation LPD against log alpha, with alpha^max, the limit of infinite alpha, and alpha*.
 
-    What lies beyond the curve stands as an arrow at its end, where alpha has ceased to matter.
+    An alpha beyond the ends of the curve is drawn as an arrow at its end, where the LPD no longer depends on alpha.
+
+    Parameters
+    ----------
+    curve : AlphaCurve
+        Result of tuning alpha on validation points (Algorithm 1).
+    alpha_star : float, optional
+        The alpha that maximises the evidence: `model.alpha_star_`.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        A single panel.
+
+    Raises
+    ------
+    InputError
+        If alpha_star is negative.
     """
     if alpha_star is not None and not alpha_star >= 0:
         raise InputError(f"alpha_star={alpha_star} must not be negative: pass model.alpha_star_")
@@ -172,7 +285,7 @@ def alpha_curve(curve: AlphaCurve, *, alpha_star: float | None = None) -> "Figur
 
 
 def _mark(ax: "Axes", curve: AlphaCurve, log_alpha: float, lpd: float, *, color: str, label: str) -> None:
-    """A point of the curve; one beyond its ends stands there as an arrow."""
+    """Mark a point of the curve; an alpha beyond its ends is drawn as an arrow at the end."""
     first, last = curve.log_alphas[[0, -1]]
     marker = "<" if log_alpha < first else ">" if log_alpha > last else "o"
     x = float(np.clip(log_alpha, first, last))
@@ -181,9 +294,27 @@ def _mark(ax: "Axes", curve: AlphaCurve, log_alpha: float, lpd: float, *, color:
 
 
 def extrapolation_error(prediction: Prediction, y: ndarray) -> "Figure":
-    """Absolute errors in predicted standard deviations against the affine cost: do the error bars hold far out?
+    """Plot absolute errors in predicted standard deviations against the affine cost.
 
-    Quantiles run over bins of the cost; the bands around their Gaussian values are what sampling noise alone allows.
+    The figure shows whether error bars hold far from the data: quantiles in bins of the cost, and around their Gaussian
+    values the bands that sampling noise alone explains.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Predictive distribution of m points, noise included.
+    y : array of shape (m,) or (m, q)
+        Targets of the same points, not used in the fit.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        One panel per output.
+
+    Raises
+    ------
+    InputError
+        If y does not have the shape of the prediction, or a standard deviation is zero or infinite.
     """
     prediction, y = _aligned(prediction, y)
     check_finite(prediction.affine_cost, "affine_cost")
@@ -212,9 +343,29 @@ def extrapolation_error(prediction: Prediction, y: ndarray) -> "Figure":
 
 
 def coverage_by_cost(prediction: Prediction, y: ndarray, *, level: float = 0.9) -> "Figure":
-    """Share of targets inside their central intervals against the affine cost: do the intervals hold far out?
+    """Plot the share of targets inside their central intervals against the affine cost.
 
-    The band is what a perfect model shows in 95% of samples of a bin's size; far out, neighbours err together.
+    The figure shows whether intervals hold far from the data. The band contains the share of a perfectly calibrated
+    model in 95% of samples of a bin's size; far from the data, errors of neighbouring points are correlated.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        Predictive distribution of m points, noise included.
+    y : array of shape (m,) or (m, q)
+        Targets of the same points, not used in the fit.
+    level : float, default 0.9
+        Probability of the intervals.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        One panel per output.
+
+    Raises
+    ------
+    InputError
+        If y does not have the shape of the prediction, or a standard deviation is zero or infinite.
     """
     prediction, y = _aligned(prediction, y)
     check_finite(prediction.affine_cost, "affine_cost")
@@ -233,10 +384,26 @@ def coverage_by_cost(prediction: Prediction, y: ndarray, *, level: float = 0.9) 
 
 
 def cost_to_variance(calibration: Calibration | None) -> "Figure":
-    """The calibrated map from affine cost to variance over noise, and the held-out errors that it was fitted to.
+    """Plot the calibrated map from affine cost to variance over noise variance, with the held-out errors.
 
-    With tails, a thinner line adds their variance, as the squared errors do. In a mixture of several strengths of the
-    prior it is the curve and the networks of the best one; where it is wide, others speak in its place.
+    With tails, a thinner line adds their variance, which the squared errors contain as well. In a mixture of several
+    prior precisions, curve and points are those of the best family alone; at points where its variance is large, other
+    families have more weight in the mixture.
+
+    Parameters
+    ----------
+    calibration : Calibration or None
+        `model.calibration_` of a fitted model.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        One panel per output.
+
+    Raises
+    ------
+    InputError
+        If there is no calibration, or it has no held-out points.
     """
     if calibration is None or not len(calibration.points.cost):
         raise InputError(
@@ -251,7 +418,7 @@ def cost_to_variance(calibration: Calibration | None) -> "Figure":
     figure, axes = panels(errors.shape[1])
     for i, ax in enumerate(axes[0]):
         drawn = [calibrated[:, i]]
-        for kind in np.unique(points.kind)[::-1]:  # blocked ones last, on top: there are fewer of them far out
+        for kind in np.unique(points.kind)[::-1]:  # blocked points last, on top: they are fewer far out
             color, of_kind = KINDS.get(kind, GREY), points.kind == kind
             r = rows[of_kind[rows]]
             faint(ax, cost[r], errors[r, i], color, f"{kind} held-out{shown}")
@@ -274,12 +441,12 @@ def cost_to_variance(calibration: Calibration | None) -> "Figure":
 
 
 def importance(found: Sequence[Importance], *, targets: Sequence[str] | None = None) -> "Figure":
-    """How much RMSE each input saves: what predictions lose when it is shuffled, with two standard deviations.
+    """Plot the permutation importance of each input: the RMSE added by shuffling it, and two standard deviations.
 
     Parameters
     ----------
     found : sequence of Importance
-        What `lastlayer.explain.permutation_importance` returns.
+        Result of `lastlayer.explain.permutation_importance`.
     targets : sequence of str, optional
         Names of the targets.
 
@@ -288,13 +455,18 @@ def importance(found: Sequence[Importance], *, targets: Sequence[str] | None = N
     matplotlib.figure.Figure
         One panel per target, the most important input on top.
 
+    Raises
+    ------
+    InputError
+        If there is no input.
+
     Examples
     --------
     >>> from lastlayer.explain import Importance
     >>> figure = importance([Importance("speed", np.array([2.0]), np.array([0.1]), np.array([1.0]))])
     """
     if not found:
-        raise InputError("there is no input to draw: pass what permutation_importance returned")
+        raise InputError("there is no input to draw: pass the result of permutation_importance")
     names = _names_of(targets, len(found[0].rmse))
     figure = drawing.new_figure(max(5.0, 4.0 * len(names)), 1.2 + 0.3 * len(found))
     for j, (ax, name) in enumerate(zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True)):
@@ -310,12 +482,12 @@ def importance(found: Sequence[Importance], *, targets: Sequence[str] | None = N
 def partial_dependence(
     found: Sequence[Dependence], *, targets: Sequence[str] | None = None, level: float = 0.9
 ) -> "Figure":
-    """Predictions as one input varies: the average, the band of the function, and the band of single measurements.
+    """Plot how predictions depend on each input: average, band of the function, band of single measurements.
 
     Parameters
     ----------
     found : sequence of Dependence
-        What `lastlayer.explain.partial_dependence` returns.
+        Result of `lastlayer.explain.partial_dependence`.
     targets : sequence of str, optional
         Names of the targets.
     level : float, default 0.9
@@ -324,7 +496,12 @@ def partial_dependence(
     Returns
     -------
     matplotlib.figure.Figure
-        A row of panels per target, a column per input; the panels of a target have the same axis.
+        One row of panels per target, one column per input; the panels of a target share the range of their axis.
+
+    Raises
+    ------
+    InputError
+        If there is no input.
 
     Examples
     --------
@@ -334,7 +511,7 @@ def partial_dependence(
     >>> figure = partial_dependence([one])
     """
     if not found:
-        raise InputError("there is no input to draw: pass what partial_dependence returned")
+        raise InputError("there is no input to draw: pass the result of partial_dependence")
     names = _names_of(targets, found[0].mean.shape[1])
     columns = min(len(found), drawing.COLUMNS)
     lines = -(-len(found) // columns)
@@ -366,7 +543,7 @@ def partial_dependence(
 
 
 def _evenly(n: int, most: int) -> Int[ndarray, " k"]:
-    """At most so many of n places, evenly spaced."""
+    """At most `most` evenly spaced indices below n."""
     return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int))
 
 
@@ -375,7 +552,7 @@ def _names_of(targets: Sequence[str] | None, q: int) -> list[str]:
 
 
 def _aligned(prediction: Prediction, y: ndarray, name: str = "") -> tuple[Prediction, Float[ndarray, "m q"]]:
-    """Prediction and targets, both with an axis for the outputs, once they are known to fit each other."""
+    """Check that prediction and targets belong together, and return both with an axis for the outputs."""
     prediction = prediction.with_output_axis()
     m, q = prediction.shape
     which = f"prediction {name!r}" if name else "prediction"
@@ -383,8 +560,8 @@ def _aligned(prediction: Prediction, y: ndarray, name: str = "") -> tuple[Predic
     y = y[:, None] if y.ndim == 1 and q == 1 else y
     if y.shape != (m, q) or m == 0:
         raise InputError(
-            f"y has shape {y.shape}, but the {which} is of {m} points and {q} outputs: "
-            f"pass the targets of the points that were predicted, shape ({m}, {q}) and at least one"
+            f"y has shape {y.shape}, but the {which} has {m} points and {q} outputs: "
+            f"pass the targets of the predicted points, shape ({m}, {q}), at least one"
         )
     check_finite(y, "y")
     check_finite(prediction.mean, f"the mean of the {which}")
@@ -392,6 +569,6 @@ def _aligned(prediction: Prediction, y: ndarray, name: str = "") -> tuple[Predic
     if len(bad):
         raise InputError(
             f"the {which} has a zero or infinite standard deviation at {len(bad)} points (first: row {bad[0]}): "
-            "predict targets with their noise, or leave these points out"
+            "predict targets with noise, or drop these points"
         )
     return prediction, y

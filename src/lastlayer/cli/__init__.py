@@ -1,4 +1,4 @@
-"""The command line. Commands import what they need when they run, so that `lastlayer --help` is quick."""
+"""The command line. Commands import what they need when they run, so that `lastlayer --help` is fast."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +11,9 @@ from lastlayer.cli import tables
 from lastlayer.cli.console import Force, Json, Output, helpful
 
 app = typer.Typer(
-    help="Regression with neural networks that know what they do not know.\n\n"
-    "Begin with a table: [bold]lastlayer fit data.csv --target y[/bold], then [bold]predict[/bold] and "
-    "[bold]report[/bold]. Exit codes: 0 fine, 1 a problem to fix, 2 wrong usage, 130 interrupted, 143 terminated.",
+    help="Regression with neural networks that report how uncertain their predictions are.\n\n"
+    "Start with a table: [bold]lastlayer fit data.csv --target y[/bold], then [bold]predict[/bold] and "
+    "[bold]report[/bold]. Exit codes: 0 success, 1 error, 2 wrong usage, 130 interrupted, 143 terminated.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -26,15 +26,15 @@ for command in tables.COMMANDS:
 @app.command(rich_help_panel="Built-in data")
 @helpful
 def study(
-    seeds: Annotated[int, Option(min=1, max=1000, help="How many initialisations.")] = 1,
-    data_seed: Annotated[list[int] | None, Option(help="Seed of the data; give it again for more.")] = None,
+    seeds: Annotated[int, Option(min=1, max=1000, help="Number of initialisations.")] = 1,
+    data_seed: Annotated[list[int] | None, Option(help="Seed of the data; repeat the option for several.")] = None,
     out: Annotated[Path, Option(help="Folder for tables, figures and the report.")] = Path("results"),
-    max_epochs: Annotated[int | None, Option(min=1, help="Upper limit for BLL and BLR.")] = None,
+    max_epochs: Annotated[int | None, Option(min=1, help="Maximum number of epochs for BLL and BLR.")] = None,
     bnn_epochs: Annotated[int, Option(min=1, help="Epochs of the Bayesian neural network.")] = 10_000,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """The paper's simulation study: Table 1, Figures 1 to 5 and a report with a slider for alpha."""
+    """Run the paper's simulation study: Table 1, Figures 1 to 5 and a report with a slider for alpha."""
     import torch
 
     from lastlayer.studies import figures, paper
@@ -43,7 +43,7 @@ def study(
     from lastlayer.studies.report import report
 
     paper.check_results(out, force=force)
-    torch.set_num_threads(1)  # many small products: a second thread only waits for the first
+    torch.set_num_threads(1)  # many small matrix products: a second thread would not help
     budget = BUDGET if max_epochs is None else Budget(max_epochs=max_epochs)
     studies = [
         paper.run(list(range(seeds)), data_seed=data, budget=budget, bnn_epochs=bnn_epochs, progress=True)
@@ -72,9 +72,11 @@ def _version(asked: bool | None) -> None:
         raise typer.Exit
 
 
-Version = Annotated[bool | None, Option("--version", callback=_version, is_eager=True, help="Print the version.")]
+Version = Annotated[
+    bool | None, Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+]
 
 
 @app.callback()
 def options(version: Version = None) -> None:
-    pass
+    """Options of `lastlayer` itself, without a command."""

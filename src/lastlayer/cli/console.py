@@ -1,6 +1,7 @@
-"""What commands say: words for people, or one JSON object for machines. Errors and notes go to stderr."""
+"""Output of the commands: text for people, or one JSON object for programs. Errors and notes go to stderr."""
 
 import functools
+import inspect
 import json
 import signal
 import threading
@@ -17,34 +18,37 @@ from rich.text import Text
 
 from lastlayer.errors import LastLayerError
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, for machines.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace a file that lastlayer did not write, or an input.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text, for programs.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Overwrite a file even if lastlayer did not write it, or if it is an input.")
+]
 INTERRUPTED, TERMINATED = 130, 143
-"""Exit codes after Ctrl-C and SIGTERM, as shells have them."""
+"""Exit codes after Ctrl-C and SIGTERM, as in shells."""
 LONGEST_MESSAGE, MOST_LINES = 3_000, 200
-"""Characters of a message and lines of a table that are shown: a name in a broken file may have megabytes."""
+"""Limits for the characters of a message and the lines of a table: a name in a broken file may have megabytes."""
 NO_NUMBERS = {"NaN": None, "Infinity": "inf", "-Infinity": "-inf"}
 
 
 @dataclass(frozen=True)
 class Output:
-    """Words if a person listens, JSON if not."""
+    """Prints text, or collects one JSON object."""
 
     as_json: bool
     notes: list[str] = field(default_factory=list)
-    """What the user should know, as it came."""
+    """Notes for the user, in the order in which they were printed."""
 
     def words(self, text: str = "", style: str = "") -> None:
+        """Print a line of text, unless the output is JSON."""
         if not self.as_json:
             Console().print(Text(shown(text)), style=style, soft_wrap=True)
 
     def note(self, text: str) -> None:
-        """On stderr in any case, and in the JSON."""
+        """Print a note to stderr, and add it to the JSON."""
         self.notes.append(text)
         Console(stderr=True).print(Text(f"note: {shown(text)}"), style="yellow", soft_wrap=True)
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
-        """Columns in which every cell begins as a number does stand to the right, all others to the left."""
+        """Print a table, unless the output is JSON; columns of numbers are right-aligned."""
         if self.as_json:
             return
         table = Table(title=Text(shown(title)) if title else None, title_justify="left", box=None, pad_edge=False)
@@ -58,14 +62,14 @@ class Output:
             self.words(f"... and {len(rows) - MOST_LINES:,} more")
 
     def result(self, **values: Any) -> None:
-        """The JSON, which knows neither infinity nor NaN."""
+        """Print the JSON object; infinities become texts, and NaN becomes null."""
         if self.as_json:
             text = json.dumps(values | {"notes": self.notes}, default=lambda v: getattr(v, "tolist", lambda: str(v))())
             _echo_json(json.loads(text, parse_constant=NO_NUMBERS.get))
 
     @contextmanager
     def heeding(self) -> Iterator[None]:
-        """The library's warnings become notes, as they come."""
+        """Turn warnings of the library into notes."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.filterwarnings("always", category=UserWarning)
@@ -74,7 +78,7 @@ class Output:
 
 
 def helpful(command: Callable[..., None]) -> Callable[..., None]:
-    """A user's mistake ends a command with one message and exit code 1, an interrupt with 130, SIGTERM with 143."""
+    """Make a command exit with one message and code 1 on errors of the user, 130 on Ctrl-C, 143 on SIGTERM."""
 
     @functools.wraps(command)
     def run(*args: Any, **options: Any) -> None:
@@ -84,7 +88,7 @@ def helpful(command: Callable[..., None]) -> Callable[..., None]:
             except typer.Exit as end:  # an interrupted training is saved first
                 raise typer.Exit(interrupted() if end.exit_code == INTERRUPTED else end.exit_code) from end
             except BrokenPipeError:
-                raise  # whoever read the output has seen enough: typer ends quietly
+                raise  # the reader of the output has closed it: typer exits quietly
             except (KeyboardInterrupt, LastLayerError, OSError, MemoryError, RuntimeError, UnicodeError) as error:
                 message = _message(error)
                 if message is None:
@@ -95,11 +99,13 @@ def helpful(command: Callable[..., None]) -> Callable[..., None]:
                 Console(stderr=True).print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
                 raise typer.Exit(interrupted() if isinstance(error, KeyboardInterrupt) else 1) from error
 
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    run.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)  # typer keeps line breaks
     return run
 
 
 def shown(text: str, longest: int = LONGEST_MESSAGE) -> str:
-    """A text as a terminal may show it: neither control characters nor what UTF-8 cannot hold, and not without end."""
+    """A text that is safe to print: control characters escaped, and at most `longest` characters."""
     if len(text) > longest:
         text = f"{text[: longest // 2]} ... ({len(text):,} characters) ... {text[-longest // 4 :]}"
     if text.isprintable():
@@ -110,7 +116,7 @@ def shown(text: str, longest: int = LONGEST_MESSAGE) -> str:
 
 @contextmanager
 def _sigterm_interrupts() -> Iterator[Callable[[], int]]:
-    """SIGTERM takes the way of Ctrl-C, so that files are left whole; the exit code of an interrupted command."""
+    """Handle SIGTERM like Ctrl-C, so that files stay complete; yield a function that returns the exit code."""
     came = []
 
     def interrupt(*_: object) -> None:
@@ -129,7 +135,7 @@ def _sigterm_interrupts() -> Iterator[Callable[[], int]]:
 
 
 def _echo_json(content: Any) -> None:
-    """Text as it is, or escaped where UTF-8 cannot hold it."""
+    """Print JSON, with escapes only if the text cannot be encoded as UTF-8."""
     text = json.dumps(content, ensure_ascii=False)
     try:
         text.encode()
@@ -139,19 +145,19 @@ def _echo_json(content: Any) -> None:
 
 
 def _message(error: BaseException) -> str | None:
-    """None for an error that is not the user's."""
+    """Message for the user; None for an error that the user cannot fix."""
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted: nothing was written by what was going on, older files are as they were"
+        return "interrupted: nothing was written, and existing files are unchanged"
     if isinstance(error, LastLayerError):
         return str(error)
     if isinstance(error, UnicodeError):
         return (
-            f"a name or a text cannot be written as UTF-8 ({error}): nothing was written; take such characters, "
-            "halves of surrogate pairs, out of the table"
+            f"a name or text cannot be written as UTF-8 ({error}): nothing was written; remove such characters "
+            "(halves of surrogate pairs) from the table"
         )
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
-        return f"{error.strerror or error}{where}: nothing was written, an older file is as it was"
-    if isinstance(error, MemoryError) or "allocate memory" in str(error):  # torch has no error of its own for it
-        return "there is not enough memory for that: take fewer rows or a smaller network"
+        return f"{error.strerror or error}{where}: nothing was written, and an existing file is unchanged"
+    if isinstance(error, MemoryError) or "allocate memory" in str(error):  # torch raises a RuntimeError
+        return "not enough memory: use fewer rows or a smaller network"
     return None

@@ -1,4 +1,4 @@
-"""The command `explain`, and how a ranking of inputs is said."""
+"""The command `explain`, and the printing of a ranking of inputs."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -17,23 +17,29 @@ if TYPE_CHECKING:
 def explain(
     model: Model,
     data: Annotated[
-        Path | None, Option(help="Rows with the true values to explain by.", show_default="held-out rows of the fit")
+        Path | None,
+        Option(help="Table with the true values to measure importance on.", show_default="held-out rows of the fit"),
     ] = None,
-    importance: Annotated[Path | None, Option(help="PNG file: how much each input matters.")] = None,
-    dependence: Annotated[Path | None, Option(help="PNG file: predictions as each input varies, with bands.")] = None,
-    curves: Annotated[Path | None, Option(help="PNG file: what each input adds, by the additive members.")] = None,
+    importance: Annotated[Path | None, Option(help="PNG file to write: how much each input matters.")] = None,
+    dependence: Annotated[
+        Path | None, Option(help="PNG file to write: predictions as each input varies, with bands.")
+    ] = None,
+    curves: Annotated[
+        Path | None, Option(help="PNG file to write: the effect of each input in the additive members.")
+    ] = None,
     target: Target = None,
     decimal: Decimal = "auto",
     encoding: Encoding = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Which inputs matter, what predictions do as each of them varies, and what was learned.
+    """Show which inputs matter, how predictions depend on each of them, and what the model has learned.
 
-    Importance is what predictions lose when the values of one input are shuffled among the rows. As an input varies,
-    the others stay as they are in DATA, or without it, as they are in a typical row. Below it: noise, alpha,
-    calibration, training range of every input, and the settings, what every "auto" became. Some members of the
-    default mixture are additive, a sum of one function of each input: --curves draws these functions with their bands.
+    The importance of an input is the accuracy that is lost when its values are shuffled among the rows. To show how
+    predictions depend on an input, it is varied while the others keep their values in DATA or, without DATA, those of
+    a typical row. Then follow noise, alpha, calibration, the training range of each input, and all settings, with the
+    values that were chosen for "auto". Some members of the default mixture are additive, a sum of one function per
+    input: --curves plots these functions with their bands.
     """
     from lastlayer import plots
     from lastlayer.explain import additive_curves
@@ -47,7 +53,7 @@ def explain(
     for option, path in {"importance": importance, "dependence": dependence, "curves": curves}.items():
         if path is not None:
             if path.suffix.lower() != ".png":
-                raise InputError(f"--{option} {path} must be the name of a PNG file, such as {option}.png")
+                raise InputError(f"--{option} {path} must be a PNG file, such as {option}.png")
             given = [model] if data is None else [model, data]
             check_output(path, PICTURE, inputs=given, force=force, advice=f"another --{option}")
     say, fitted = Output(as_json), TableModel.load(model)
@@ -59,15 +65,17 @@ def explain(
     varied = vary(fitted, table)
     say.words(model.name, "bold")
     say_ranking(say, ranking)
-    others = "other inputs typical" if table is None else "averaged over the rows given"
-    say.words(f"\nPredictions as one input varies over its training range, {others}; ±: 90% of the function", "bold")
+    others = "other inputs at typical values" if table is None else "averaged over the given rows"
+    say.words(
+        f"\nPredictions as one input varies over its training range, {others}; ±: 90% band of the function", "bold"
+    )
     head, *rows = extremes_table(varied, fitted.schema.targets)
     say.table(head, rows)
     say.words("\nThe model", "bold")
     for subject, words in facts(fitted).items():
         say.words(f"{subject:17}{words}")
     say.words()
-    filled = lambda column: str(column.fill) if fitted.schema.impute else "refused"
+    filled = lambda column: str(column.fill) if fitted.schema.impute else "rejected"
     rows = [[column.name, column.kind, str(column), filled(column)] for column in fitted.schema.columns]
     say.table(["input", "kind", "training range", "if missing"], rows)
     say.words("\nsettings", "bold")
@@ -88,14 +96,15 @@ def explain(
 
 def _measured(ranking: "Ranking | None") -> "Ranking":
     if ranking is None:
-        raise InputError("this model file does not say which inputs matter: give rows with the true values by --data")
+        raise InputError("this model file has no importance of inputs: give rows with the true values with --data")
     return ranking
 
 
 def say_ranking(say: Output, found: "Ranking | None") -> None:
+    """Print the importance of inputs."""
     if found is None:
-        say.words("which inputs matter was not measured when this model was fitted: give rows with --data", "dim")
+        say.words("the importance of inputs was not measured when this model was fitted: give rows with --data", "dim")
         return
-    say.words(f"\nWhich inputs matter: what predictions of {found.caption} lose when an input is shuffled", "bold")
+    say.words(f"\nWhich inputs matter: loss of accuracy on {found.caption} when an input is shuffled", "bold")
     head, *rows = found.table()
     say.table(head, rows)

@@ -1,4 +1,4 @@
-"""Commands for a user's own table: fit, predict, evaluate, report, explain, update, export."""
+"""The commands for a user's table: fit, predict, evaluate, report, explain, update, export."""
 
 import time
 from collections import Counter
@@ -24,25 +24,25 @@ WIDEST = 10_000
 
 def fit(
     data: Data,
-    target: Annotated[list[str], Option("--target", "-t", help="Column to predict; several with commas.")],
+    target: Annotated[list[str], Option("--target", "-t", help="Column to predict; separate several with commas.")],
     model: Annotated[
         Path | None, Option("--model", "-m", help="Model file to write.", show_default="DATA's name.lastlayer")
     ] = None,
-    drop: Annotated[list[str] | None, Option(help="Columns to leave out, with commas.")] = None,
+    drop: Annotated[list[str] | None, Option(help="Columns to exclude, separated by commas.")] = None,
     keep: Annotated[
-        list[str] | None, Option(help="Columns to keep that look like mere labels of the rows, with commas.")
+        list[str] | None, Option(help="Columns to keep although they look like row labels, separated by commas.")
     ] = None,
-    text: Annotated[list[str] | None, Option(help="Columns of numbers that are codes: take them as text.")] = None,
+    text: Annotated[list[str] | None, Option(help="Columns to read as text, such as numeric codes.")] = None,
     impute: Annotated[
-        str | None, Option(help="'median': fill missing numbers by it, texts by the most frequent.")
+        str | None, Option(help="'median': fill missing numbers with the median, texts with the most frequent one.")
     ] = None,
     groups: Annotated[
-        str | None, Option(help="Column that says which rows belong together, such as a patient.")
+        str | None, Option(help="Column that identifies rows which belong together, such as a patient.")
     ] = None,
     preset: Annotated[
         str | None,
         Option(
-            help="'calibrated': a mixture; 'fast': fewer networks and steps; 'evidence': one network, uncalibrated.",
+            help="'calibrated': a mixture; 'fast': fewer networks and epochs; 'evidence': one network, uncalibrated.",
             show_default="calibrated",
         ),
     ] = None,
@@ -52,37 +52,46 @@ def fit(
     noise: Annotated[
         str | None,
         Option(
-            help="'diagonal', 'full' (correlated targets), 'input' (it depends on the inputs) or 'auto'.",
+            help="Noise model: 'diagonal', 'full' (correlated targets), 'input' (depends on the inputs) or 'auto'.",
             show_default="auto",
         ),
     ] = None,
     target_transform: Annotated[
-        str, Option(help="'log': fit the logarithm of positive targets; 'auto': if they are skewed and it is less so.")
+        str,
+        Option(
+            help="'log': fit the logarithm of positive targets; 'auto': only if this reduces their skewness; or 'none'."
+        ),
     ] = "none",
-    members: Annotated[int | None, Option(min=1, max=100, help="Networks in the mixture.", show_default="auto")] = None,
-    max_epochs: Annotated[
-        int | None, Option(min=0, max=10**6, help="Passes over the data.", show_default="auto")
+    members: Annotated[
+        int | None, Option(min=1, max=100, help="Number of networks in the mixture.", show_default="auto")
     ] = None,
-    decimal: Annotated[str, Option(help="Decimal sign of numbers: '.', ',' or 'auto', as the table shows.")] = "auto",
+    max_epochs: Annotated[
+        int | None, Option(min=0, max=10**6, help="Maximum number of passes over the data.", show_default="auto")
+    ] = None,
+    decimal: Annotated[
+        str, Option(help="Decimal sign of numbers: '.', ',' or 'auto' (inferred from the table).")
+    ] = "auto",
     date_order: Annotated[
-        str, Option(help="Of dates with the year last: 'dmy', 'mdy' or 'auto', as the table shows.")
+        str, Option(help="Order of dates with the year last: 'dmy', 'mdy' or 'auto' (inferred from the table).")
     ] = "auto",
     encoding: Encoding = None,
     holdout: Annotated[
         float | None,
-        Option(help="Keep this share of the rows back, at random, and score on them.", show_default="left out in turn"),
+        Option(
+            help="Share of rows, chosen at random, to keep out of the fit for scoring.", show_default="cross-validation"
+        ),
     ] = None,
-    seed: Annotated[int, Option(min=0, max=2**32 - 1, help="The same seed gives the same model.")] = 0,
+    seed: Annotated[int, Option(min=0, max=2**32 - 1, help="Random seed; the same seed gives the same model.")] = 0,
     force: Force = False,
-    verbose: Annotated[bool, Option("--verbose", "-v", help="Also noise, LPD and calibration curves.")] = False,
+    verbose: Annotated[bool, Option("--verbose", "-v", help="Also print noise, LPD and calibration curves.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Learn to predict columns of a table from the others, and say how good the predictions are on held-out rows.
+    """Learn to predict columns of a table from the others, and score the predictions on held-out rows.
 
-    Numbers are taken as they are, also with units, per cent and thousands signs; texts become 0/1 inputs, dates become
-    days and calendar parts; missing values are refused with advice. All problems of the table are said at once. Of
-    several targets some may be missing: each learns from the rows where it is known. Ctrl-C stops training early and
-    saves the model as it is then.
+    Numbers may have units, percent signs and thousands separators; texts become 0/1 inputs, dates become days and
+    calendar parts; missing values are rejected with advice. All problems of the table are reported at once. With
+    several targets, some may be missing: each is learned from the rows where it is known. Ctrl-C stops training early
+    and saves the model in its current state.
     """
     from lastlayer.files import MODEL, check_output
     from lastlayer.tables import (
@@ -114,7 +123,7 @@ def fit(
         "max_epochs": max_epochs,
     }
     given["target_transform"] = None if target_transform == "none" else target_transform
-    asked = {name: value for name, value in given.items() if value is not None}  # the estimator decides the rest
+    asked = {name: value for name, value in given.items() if value is not None}  # the estimator chooses the rest
     dropped, started = {*names_in(drop, table), *([groups] if groups else [])}, time.monotonic()
     with say.heeding():
         reading = Reading(
@@ -154,7 +163,7 @@ def fit(
     say.words(f"\nsaved {path} ({path.stat().st_size / 1024:,.0f} kB)", "bold")
     say.words(f"next: lastlayer predict {path} NEW_ROWS.csv, lastlayer report {path} TEST_ROWS.csv", "dim")
     if interrupted:
-        say.note(f"training was interrupted: {path} is usable, but a full fit would be better")
+        say.note(f"training was interrupted: {path} can be used, but a complete fit would be better")
     say.result(model=str(path), seconds=seconds, interrupted=interrupted, rows=len(table), **facts)
     if interrupted:
         raise Exit(INTERRUPTED)
@@ -165,7 +174,12 @@ def predict(
     data: Data,
     out: Annotated[
         Path | None,
-        Option("--out", "-o", help=".csv, .tsv, .jsonl or .parquet.", show_default="DATA's name.predicted.csv"),
+        Option(
+            "--out",
+            "-o",
+            help="File to write: .csv, .tsv, .jsonl or .parquet.",
+            show_default="DATA's name.predicted.csv",
+        ),
     ] = None,
     level: Annotated[float, Option(help="Probability of the intervals.")] = 0.95,
     unknown: Unknown = "error",
@@ -174,9 +188,10 @@ def predict(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Add mean, standard deviation, interval and degree of extrapolation to every row.
+    """Predict each row: add mean, standard deviation, interval and degree of extrapolation as columns.
 
-    Rows go through in pieces, so the table may be larger than memory. A CSV has the separator and decimal sign of DATA.
+    Rows are processed in chunks, so the table may be larger than memory. A CSV file is written with the separator and
+    decimal sign of DATA.
     """
     from lastlayer.files import PREDICTIONS, check_output
     from lastlayer.tables import TableFile, TableModel
@@ -198,15 +213,15 @@ def predict(
             strange.update(forecast.unknown)
     seconds = time.monotonic() - started
     for text, count in strange.most_common(10):
-        say.note(f"{count} rows have {text!r}, which no training row had: predicted without knowing it")
+        say.note(f"{count} rows have {text!r}, which no training row had: predicted as no known category")
     say.words(f"{rows:,} rows in {seconds:.1f} s ({rows / max(seconds, 1e-9):,.0f} per second)")
     for name, count in (+outside).items():
         say.words(f"{_rows(count)} outside the training range of {name}", "yellow")
     if beyond:
-        say.words(f"{_rows(beyond)} farther out than every training row: look at the column affine_cost", "yellow")
+        say.words(f"{_rows(beyond)} farther out than every training row: see the column affine_cost", "yellow")
     if far:
         say.words(
-            f"{_rows(far)} farther out than any on which the intervals were checked: there they are a guess", "yellow"
+            f"{_rows(far)} farther out than the rows that intervals were calibrated on: do not rely on them", "yellow"
         )
     say.words(f"saved {path}", "bold")
     found = {"outside_range": outside, "beyond": beyond, "beyond_reach": far}
@@ -222,7 +237,7 @@ def evaluate(
     encoding: Encoding = None,
     as_json: Json = False,
 ) -> None:
-    """Scores of predictions for a table that has the true values too; best for rows the model has not seen."""
+    """Score predictions for a table with the true values, preferably rows that the model has not seen."""
     from lastlayer.tables import TableFile, TableModel, score
 
     say, fitted, table = Output(as_json), TableModel.load(model), TableFile(data, encoding, decimal).read()
@@ -236,9 +251,9 @@ def report(
     model: Model,
     data: Data,
     out: Annotated[
-        Path | None, Option("--out", "-o", help="HTML file.", show_default="MODEL's name.report.html")
+        Path | None, Option("--out", "-o", help="HTML file to write.", show_default="MODEL's name.report.html")
     ] = None,
-    group: Annotated[str | None, Option(help="Column of texts by which intervals are checked too.")] = None,
+    group: Annotated[str | None, Option(help="Column of texts: intervals are also checked for each of them.")] = None,
     target: Target = None,
     unknown: Unknown = "error",
     decimal: Decimal = "auto",
@@ -246,11 +261,11 @@ def report(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """One HTML page to show a colleague: whether intervals hold, which inputs matter, pictures, rows to look at.
+    """Write an HTML page for colleagues: whether intervals hold, which inputs matter, plots, rows to look at.
 
-    It opens offline, also on a phone.
+    The page works offline and on a phone.
 
-    DATA are rows with the true values, best ones the model has not seen.
+    DATA is a table with the true values, preferably rows that the model has not seen.
     """
     from lastlayer.files import PAGE, check_output, replacing
     from lastlayer.report import make_report
@@ -274,15 +289,18 @@ def update(
     model: Model,
     data: Data,
     out: Annotated[Path | None, Option("--out", "-o", help="Model file to write.", show_default="MODEL")] = None,
-    forgetting: Annotated[float, Option(help="Weight that the old rows keep, up to 1.")] = 1.0,
+    forgetting: Annotated[float, Option(help="Factor for the weight of the old rows, at most 1.")] = 1.0,
     target: Target = None,
     decimal: Decimal = "auto",
     encoding: Encoding = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Take in more rows in closed form, without training: features and alpha stay. Rows that lie farther from their
-    predictions than calibration expected widen the intervals."""
+    """Update the model with more rows in closed form, without training.
+
+    Features and alpha do not change. Rows that are farther from their predictions than the calibration expects widen
+    the intervals.
+    """
     from lastlayer.files import MODEL, check_output
     from lastlayer.tables import TableFile, TableModel
 
@@ -302,20 +320,23 @@ def export(
     to: Annotated[
         Path | None,
         Argument(
-            help="FILE.onnx for an ONNX graph, FILE.c for C source, or a folder.", show_default="MODEL's name-numpy"
+            help="FILE.onnx for an ONNX graph, FILE.c for C source, or a folder for NumPy.",
+            show_default="MODEL's name-numpy",
         ),
     ] = None,
-    out: Annotated[Path | None, Option("--out", "-o", help="The same, as an option.")] = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="The same as TO, as an option.")] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """For places without torch: an ONNX graph, C source, or a folder that predicts with NumPy alone (model.npz,
-    predict.py)."""
+    """Export the model for use without torch.
+
+    The result is an ONNX graph, C source, or a folder with model.npz and predict.py that needs NumPy alone.
+    """
     from lastlayer.files import BUNDLE, BUNDLE_READER, C_SOURCE, ONNX_GRAPH, check_output
     from lastlayer.tables import TableModel
 
     if to is not None and out is not None:
-        raise InputError(f"{to} and --out {out}: give one place to write to")
+        raise InputError(f"{to} and --out {out}: give only one of them")
     place = to or out or Path(f"{model.stem}-numpy")
     single = {".onnx": ONNX_GRAPH, ".c": C_SOURCE}.get(place.suffix)
     if single is not None:
@@ -354,7 +375,9 @@ def _rows(count: int) -> str:
 def _widths(text: str) -> tuple[int, ...]:
     parts = [part for part in text.split(",") if part.strip()]
     if not all(part.strip().isdecimal() and 1 <= int(part) <= WIDEST for part in parts):
-        raise InputError(f"--hidden {text!r} must be whole numbers from 1 to {WIDEST} with commas, such as 50,50")
+        raise InputError(
+            f"--hidden {text!r} must be whole numbers from 1 to {WIDEST}, separated by commas, such as 50,50"
+        )
     return tuple(int(part) for part in parts)
 
 
@@ -362,23 +385,25 @@ def _describe(say: Output, data: Path, table: "Table", schema: "Schema") -> None
     say.words(f"{data}: {len(table):,} rows, {len(table.columns)} columns", "bold")
     taken = dict.fromkeys(schema.targets, ("target", ""))
     taken |= {column.name: (column.kind, str(column)) for column in schema.columns}
-    rows = [[name, *taken.get(name, ("left out", ""))] for name in table.columns]
-    say.table(["column", "taken as", "range"], rows)
+    rows = [[name, *taken.get(name, ("excluded", ""))] for name in table.columns]
+    say.table(["column", "used as", "range"], rows)
     say.words()
 
 
 def _say_comparison(say: Output, found: "Comparison | None") -> None:
     if found is None:
-        say.words("no rows were held out by this fit: --holdout 0.2 keeps some back to score on", "dim")
+        say.words("this fit had no held-out rows to score on: use --holdout 0.2 to keep some out", "dim")
         return
-    say.words(f"How good it is {found.caption}", "bold")
+    say.words(f"Scores {found.caption}", "bold")
     head, *rows = found.table()
     say.table(head, rows)
-    say.words("RMSE, the typical error, and widths are in the units of the target; 90% inside is right\n", "dim")
+    say.words(
+        "RMSE (the typical error) and widths are in the units of the target; ideally 90% are in the intervals\n", "dim"
+    )
 
 
 def _say_details(say: Output, facts: dict[str, Any], found: "Comparison | None") -> None:
-    """For those who want to know: noise, LPD, the curves from affine cost to variance."""
+    """Print further details: noise, LPD, and the calibration curves from affine cost to variance."""
     densities = {} if found is None else {s.target: s.lpd for s in found.methods if s.lpd is not None}
     cell = lambda target: f"{densities[target]:.4f}" if target in densities else "n/a"
     rows = [[row["target"], f"{row['noise_std']:.4g}", cell(row["target"])] for row in facts["targets"]]

@@ -1,4 +1,4 @@
-"""What a fitted model says of single inputs: how much each matters, and what predictions do as it varies."""
+"""Explanations of a fitted model: how much each input matters, and how predictions depend on it."""
 
 from lastlayer.explain.additive import Effect, additive_curves, additive_effects
 from lastlayer.explain.dependence import Dependence, partial_dependence

@@ -1,7 +1,7 @@
-"""The curves of the additive members of a mixture: what each input adds.
+"""The effect of each input, read from the additive members of a mixture.
 
-The last layer on piecewise-linear encoded inputs is an additive model: its mean is a sum of one function per input. So
-it can be looked at, one curve for each input, with the band that the exact posterior of its weights gives.
+The last layer on piecewise-linear encoded inputs is an additive model: its mean is a sum of one function per input.
+Each of these functions can be drawn as a curve, with a band from the exact posterior of the weights.
 """
 
 from collections.abc import Sequence
@@ -28,23 +28,63 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Effect:
-    """What one input adds to the targets, in their units; zero on average over the training rows."""
+    """Contribution of one input to the targets, in their units; its mean over the training rows is zero.
+
+    Parameters
+    ----------
+    name : str
+        Name of the input.
+    x : array of shape (n,)
+        Values of the input.
+    mean : array of shape (n, q)
+        Contribution to each target, averaged over the additive members.
+    std : array of shape (n, q)
+        Epistemic standard deviation, within the additive members and between them.
+    """
 
     name: str
     x: Float[ndarray, " n"]
     mean: Float[ndarray, "n q"]
     std: Float[ndarray, "n q"]
-    """Of the function, within the additive members and between them."""
 
 
 def additive_effects(model: Any, *, names: Sequence[str] | None = None, n: int = 101) -> list[Effect]:
-    """The curve of every input over its range in the training rows, by the additive members of a mixture."""
+    """Compute the effect of each input over its range in the training rows, by the additive members.
+
+    Parameters
+    ----------
+    model : fitted regressor
+        A model whose mixture has additive members, as the default mixture does.
+    names : sequence of str, optional
+        Names of the inputs; by default, those of the training table.
+    n : int, default 101
+        Number of values of each input.
+
+    Returns
+    -------
+    list of Effect
+        One effect per input, in the order of the inputs.
+
+    Raises
+    ------
+    InputError
+        If the model has no additive members.
+
+    Examples
+    --------
+    >>> from lastlayer import BLLRegressor
+    >>> X = np.random.default_rng(0).uniform(-1, 1, (60, 2))
+    >>> model = BLLRegressor(max_epochs=5, random_state=0).fit(X, 3 * X[:, 0])
+    >>> first, second = additive_effects(model, names=["speed", "load"])
+    >>> first.name, first.mean.shape
+    ('speed', (101, 1))
+    """
     fitted = as_fitted(model)
     groups = [layer for layer in fitted.predictor.groups() if _is_additive(fitted, layer)]
     if not groups:
         raise InputError(
-            "this model has no additive members: they are part of the default mixture from 20 rows on "
-            '(encoding="auto" or "piecewise", up to 100 columns with "auto")'
+            "this model has no additive members: the default mixture has them if there are at least 20 rows "
+            '(encoding="auto" or "piecewise"; with "auto", at most 100 columns)'
         )
     (layer,), d = groups, fitted.n_features_in
     names = names or fitted.feature_names or [f"input {j + 1}" for j in range(d)]
@@ -52,7 +92,27 @@ def additive_effects(model: Any, *, names: Sequence[str] | None = None, n: int =
 
 
 def additive_curves(model: Any, *, names: Sequence[str] | None = None, output: int = 0) -> "Figure":
-    """A panel for every input: its curve, and the band that holds the function with 95% probability."""
+    """Plot the effect of each input, with a band that contains the function with 95% probability.
+
+    Parameters
+    ----------
+    model : fitted regressor
+        A model whose mixture has additive members, as the default mixture does.
+    names : sequence of str, optional
+        Names of the inputs; by default, those of the training table.
+    output : int, default 0
+        Which target, counted from 0.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        One panel per input.
+
+    Raises
+    ------
+    InputError
+        If the model has no additive members.
+    """
     effects = additive_effects(model, names=names)
     columns = min(4, len(effects))
     lines = -(-len(effects) // columns)
@@ -96,5 +156,5 @@ def _effect(fitted: Fitted, layer: LayerGroup, j: int, name: str, n: int) -> Eff
 
 
 def _least(knots: Tensor, live: Tensor) -> float:
-    """Of the bins that have a width; an input that never changed stays where it was."""
+    """Smallest knot of the bins with positive width; 0 for a constant input."""
     return float(knots[live].min()) if bool(live.any()) else 0.0

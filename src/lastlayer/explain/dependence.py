@@ -1,4 +1,4 @@
-"""Partial dependence: what predictions do on average as one input varies, with bands."""
+"""Partial dependence: predictions as one input varies, averaged over rows, with bands."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,22 +17,50 @@ BACKGROUND = 100
 
 @dataclass(frozen=True)
 class Dependence:
-    """The prediction as one input varies, averaged over rows that keep all their other inputs."""
+    """The prediction as one input varies, averaged over rows whose other inputs keep their values.
+
+    Parameters
+    ----------
+    name : str
+        Name of the input.
+    x : array of shape (n,)
+        Values of the input; 0, 1, 2, ... if they have labels.
+    labels : tuple of str or None
+        Labels of the values, such as categories; None for numbers.
+    mean : array of shape (n, q)
+        Average of the predictions, in the units of the targets.
+    epistemic_std : array of shape (n, q)
+        Root of the average epistemic variance: the uncertainty about the function at a single row.
+    std : array of shape (n, q)
+        The same with noise: the uncertainty about a single measurement.
+    """
 
     name: str
     x: Float[ndarray, " n"]
-    """Values of the input; where these have names, 0, 1, 2, ..."""
     labels: tuple[str, ...] | None
     mean: Float[ndarray, "n q"]
-    """Average of the predictions, in the units of the targets."""
     epistemic_std: Float[ndarray, "n q"]
-    """Root of the average epistemic variance: how unsure the model is of its function at a single row."""
     std: Float[ndarray, "n q"]
-    """The same with noise: how far a single measurement may lie from its prediction."""
 
     def band(self, level: float = 0.9, *, noise: bool = True) -> tuple[Float[ndarray, "n q"], Float[ndarray, "n q"]]:
-        """Mean less and plus as many standard deviations as hold `level` of a Gaussian; of a single row, not of the
-        average, which would be narrower."""
+        """Return a central Gaussian band around the mean.
+
+        The band is that of a single row; the band of the average would be narrower.
+
+        Parameters
+        ----------
+        level : float, default 0.9
+            Probability of the band.
+        noise : bool, default True
+            Whether the band is that of measurements (True) or of the function (False).
+
+        Returns
+        -------
+        lower : array of shape (n, q)
+            Lower end of the band.
+        upper : array of shape (n, q)
+            Upper end of the band.
+        """
         half = ndtri((1 + level) / 2) * (self.std if noise else self.epistemic_std)
         return self.mean - half, self.mean + half
 
@@ -40,32 +68,33 @@ class Dependence:
 def partial_dependence(
     model: Any, X: Any, *, inputs: Sequence[Input] | None = None, n: int = 25, max_rows: int = BACKGROUND
 ) -> list[Dependence]:
-    """What predictions do on average when one input varies and the others stay as they are in rows of X.
+    """Compute average predictions as one input varies and the others keep their values in the rows of X.
 
-    Where inputs vary together, some of these rows are combinations that never occur: the epistemic band is wide there.
+    If inputs are correlated, some of the rows made in this way are combinations that never occur; the epistemic band is
+    wide there.
 
     Parameters
     ----------
     model : fitted regressor
         Anything with a method `predictive`.
     X : array of shape (m, d)
-        Rows to average over; a single typical row gives its own curve.
+        Rows to average over; a single row gives the curve of that row.
     inputs : sequence of Input, optional
-        Which columns of X belong together, and the values to go through.
+        Which columns of X belong together, and the values to evaluate; by default, each column is an input.
     n : int, default 25
-        Values of an input that has no grid of its own.
+        Number of values of an input without a grid.
     max_rows : int, default 100
-        Of more rows, so many are picked at random, always the same.
+        If X has more rows, a random subset of this size is used, the same in every call.
 
     Returns
     -------
     list of Dependence
-        In the order of the inputs.
+        One item per input, in the order of the inputs.
 
     Raises
     ------
     InputError
-        If X is no table of finite numbers, or an input of several columns has no grid.
+        If X is not a table of finite numbers, or an input of several columns has no grid.
 
     Examples
     --------
@@ -98,5 +127,5 @@ def partial_dependence(
 
 
 def _average(each: ndarray, n: int) -> Float[ndarray, "n q"]:
-    """Over the rows of each of n values."""
+    """Average over the rows of each of n values."""
     return each.reshape(n, -1, each.shape[1] if each.ndim > 1 else 1).mean(1)

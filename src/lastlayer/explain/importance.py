@@ -1,4 +1,4 @@
-"""Permutation importance: what predictions lose when the values of one input are shuffled among the rows."""
+"""Permutation importance: the loss of accuracy when the values of one input are shuffled among the rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,50 +16,59 @@ from lastlayer.prediction import Prediction
 
 @dataclass(frozen=True)
 class Importance:
-    """What predictions of each target lose without one input."""
+    """Loss of accuracy for each target without one input.
+
+    Parameters
+    ----------
+    name : str
+        Name of the input.
+    rmse : array of shape (q,)
+        RMSE after shuffling minus RMSE before, in the units of the target; about zero if the input does not matter.
+    rmse_std : array of shape (q,)
+        Standard deviation of this difference over the shuffles.
+    lpd : array of shape (q,)
+        Mean log predictive density before shuffling minus after, in nats; it judges mean and uncertainty together.
+    """
 
     name: str
     rmse: Float[ndarray, " q"]
-    """RMSE after shuffling less RMSE before, in the units of the target; about zero: the input does not matter."""
     rmse_std: Float[ndarray, " q"]
-    """Standard deviation of that over the shuffles."""
     lpd: Float[ndarray, " q"]
-    """Mean log predictive density before less after, in nats: mean and uncertainty judged together."""
 
 
 def permutation_importance(
     model: Any, X: Any, y: Any, *, inputs: Sequence[Input] | None = None, n_repeats: int = 5, random_state: int = 0
 ) -> list[Importance]:
-    """How much worse predictions of rows become when one input's values are shuffled among them.
+    """Measure how much worse predictions become when the values of one input are shuffled among the rows.
 
-    Use rows that the model has not seen, or the held-out rows of its own fit: pass `model.held_out_` as the model and
-    the rows `model.held_out_.rows` of the training table. Inputs that vary together share their importance: each alone
-    may look unimportant, since the other one still tells what it told.
+    Use rows that the model has not seen, or the held-out rows of its fit: pass `model.held_out_` as the model and the
+    rows `model.held_out_.rows` of the training table. Correlated inputs share their importance: each of them may look
+    unimportant, since the others carry the same information.
 
     Parameters
     ----------
     model : fitted regressor, or its `held_out_`
         Anything with a method `predictive`.
     X : array of shape (m, d)
-        Inputs, as the model takes them.
+        Inputs, in the format of the training inputs.
     y : array of shape (m,) or (m, q)
-        True values; NaN where one is missing.
+        True values; NaN where a value is missing.
     inputs : sequence of Input, optional
-        Which columns of X belong together; by default, every column is an input.
+        Which columns of X belong together; by default, each column is an input.
     n_repeats : int, default 5
-        Shuffles of each input; the result is their mean.
+        Number of shuffles of each input; the result is their mean.
     random_state : int, default 0
-        The same seed gives the same shuffles.
+        Seed of the shuffles.
 
     Returns
     -------
     list of Importance
-        In the order of the inputs.
+        One item per input, in the order of the inputs.
 
     Raises
     ------
     InputError
-        If X and y do not belong together, or an input names columns that X does not have.
+        If X and y differ in their numbers of rows, or an input has columns that X does not have.
 
     Examples
     --------
@@ -74,8 +83,8 @@ def permutation_importance(
     table, targets = table_of(X), np.asarray(as_array(y), dtype=float)
     if len(targets) != len(table) or len(table) < 2 or n_repeats < 1:
         raise InputError(
-            f"X has {len(table)} rows, y {len(targets)}, and n_repeats is {n_repeats}: importance needs the true value "
-            "of every row, two rows or more, and one repeat or more"
+            f"X has {len(table)} rows, y has {len(targets)}, and n_repeats={n_repeats}: importance needs the true "
+            "value of every row, at least two rows, and at least one repeat"
         )
     targets = targets.reshape(len(targets), -1)
     say, rng = predictor_of(model), np.random.default_rng(random_state)

@@ -1,4 +1,4 @@
-"""Inputs as a user knows them: one or several columns of X that belong together."""
+"""Inputs as a user knows them: one column of X, or several columns that belong together."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from lastlayer.predictor.fitted import Fitted
 
 @dataclass(frozen=True)
 class Input:
-    """One input of a user, such as a category that stands in several 0/1 columns of X.
+    """One input of the user, such as a category that is encoded in several 0/1 columns of X.
 
     Parameters
     ----------
     name : str
-        As it is called in tables and pictures.
+        Name in tables and plots.
     columns : tuple of int
-        Its columns in X: they are permuted and varied together.
+        Its columns in X; they are shuffled and varied together.
     grid : array of shape (n, len(columns)), optional
-        Values for partial dependence. Without them, a single column varies evenly over its range in X.
+        Values for partial dependence. Without a grid, a single column varies evenly over its range in X.
     labels : tuple of str, optional
-        Names of these values, where they are no numbers.
+        Labels of these values if they are not numbers.
 
     Examples
     --------
@@ -41,17 +41,52 @@ class Input:
     labels: tuple[str, ...] | None = None
 
     def values(self, X: ndarray, n: int) -> Float[ndarray, "n k"]:
-        """The values to go through, in X's units: those that are there if they are few, or n evenly spaced ones."""
+        """Return the values for partial dependence, in the units of X.
+
+        Parameters
+        ----------
+        X : array of shape (m, d)
+            Table whose column gives the range.
+        n : int
+            Number of values.
+
+        Returns
+        -------
+        array of shape (n, len(columns))
+            The grid if there is one; else the distinct values in X if there are at most n of them; else n evenly
+            spaced values.
+
+        Raises
+        ------
+        InputError
+            If the input has several columns and no grid.
+        """
         if self.grid is not None:
             return np.asarray(self.grid, dtype=float)
         if len(self.columns) > 1:
-            raise InputError(f"input {self.name!r} stands in {len(self.columns)} columns: give it a grid of values")
+            raise InputError(f"input {self.name!r} has {len(self.columns)} columns: give it a grid of values")
         there = np.unique(X[:, self.columns[0]])
         return (there if len(there) <= n else np.linspace(there[0], there[-1], n))[:, None]
 
 
 def table_of(X: Any) -> Float[ndarray, "m d"]:
-    """A table of finite numbers, from arrays, frames and tensors."""
+    """Convert arrays, data frames and tensors to a table of finite numbers.
+
+    Parameters
+    ----------
+    X : array, data frame or tensor of shape (m, d)
+        The table.
+
+    Returns
+    -------
+    array of shape (m, d)
+        The same numbers as float64.
+
+    Raises
+    ------
+    InputError
+        If X is not two-dimensional, has no rows, or has a value that is not finite.
+    """
     table = np.asarray(as_array(X), dtype=float)
     if table.ndim != 2 or not len(table):
         raise InputError(f"X has shape {table.shape}: importance and dependence need a table with at least one row")
@@ -60,7 +95,27 @@ def table_of(X: Any) -> Float[ndarray, "m d"]:
 
 
 def inputs_of(model: Any, X: Any, inputs: Sequence[Input] | None) -> list[Input]:
-    """Those that were given, or every column of X under its name."""
+    """Return the given inputs, or one input per column of X.
+
+    Parameters
+    ----------
+    model : fitted regressor
+        Its feature names are used if X has no column names.
+    X : array or data frame of shape (m, d)
+        The table.
+    inputs : sequence of Input or None
+        Inputs of the user; None for one per column.
+
+    Returns
+    -------
+    list of Input
+        The inputs.
+
+    Raises
+    ------
+    InputError
+        If an input has no columns, or columns that X does not have.
+    """
     d = np.shape(as_array(X))[1]
     if inputs is None:
         fitted = model if isinstance(model, Fitted) else getattr(model, "fitted_", None)
@@ -70,12 +125,25 @@ def inputs_of(model: Any, X: Any, inputs: Sequence[Input] | None) -> list[Input]
         return [Input(str(name), (j,)) for j, name in enumerate(names)]
     for one in inputs:
         if not one.columns or min(one.columns) < 0 or max(one.columns) >= d:
-            raise InputError(f"input {one.name!r} stands in columns {one.columns}, but X has {d}: counted from 0")
+            raise InputError(f"input {one.name!r} has columns {one.columns}, counted from 0, but X has {d} columns")
     return list(inputs)
 
 
 def predictor_of(model: Any) -> Callable[[ndarray], Prediction]:
-    """The model's `predictive`; a fitted value is asked itself, so that arrays pass where frames were fitted."""
+    """Return the `predictive` method of a model.
+
+    The method is that of the fitted value, which accepts arrays even if the model was fitted to a data frame.
+
+    Parameters
+    ----------
+    model : fitted regressor, or its `held_out_`
+        Anything with a method `predictive`.
+
+    Returns
+    -------
+    callable
+        From an array of inputs to a `Prediction`.
+    """
     fitted = getattr(model, "fitted_", model)
     predictive: Callable[[ndarray], Prediction] = fitted.predictive
     return predictive

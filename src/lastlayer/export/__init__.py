@@ -1,4 +1,4 @@
-"""A fitted model for places without torch: numbers in an .npz file, and one module that reads it with NumPy alone."""
+"""Export of a fitted model for use without torch: an .npz file, and a Python module that reads it with NumPy alone."""
 
 import inspect
 import json
@@ -20,12 +20,32 @@ from lastlayer.tables import Schema, TableModel, cells
 
 
 def export_bundle(fitted: TableModel, folder: Path) -> list[Path]:
-    """Write model.npz and predict.py into a folder; older ones stay as they were until the new ones are whole."""
+    """Write model.npz and predict.py into a folder.
+
+    Files of an earlier export are replaced only once the new ones are complete.
+
+    Parameters
+    ----------
+    fitted : TableModel
+        Fitted model, with the columns of its table.
+    folder : Path
+        Folder to write to; it is created if it does not exist.
+
+    Returns
+    -------
+    list of Path
+        The two files.
+
+    Raises
+    ------
+    InputError
+        If the folder cannot be created, or the model has a backbone of the user.
+    """
     arrays = to_arrays(fitted.model, fitted.schema)
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise InputError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
+        raise InputError(f"cannot create the folder {folder}: {error.strerror}; choose another --out") from error
     paths = [folder / "model.npz", folder / "predict.py"]
     with replacing(paths[0]) as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
@@ -35,8 +55,16 @@ def export_bundle(fitted: TableModel, folder: Path) -> list[Path]:
 
 
 def reader() -> str:
-    """The module that reads exported models: `bundle`, with the predictive formula, its NumPy operations
-    and the reading of cells inside."""
+    """Return the source of predict.py, the module that reads exported models.
+
+    It is the module `bundle` with the predictive formula, its NumPy operations and the parsing of cells in place of the
+    imports from lastlayer.
+
+    Returns
+    -------
+    str
+        Python source.
+    """
     source = inspect.getsource(bundle)
     first, last = source.index("# the code of the library:"), source.index("# the reader:")
     parts = [inspect.getsource(part) for part in (formula, NumPyOps, cells)]
@@ -44,10 +72,28 @@ def reader() -> str:
 
 
 def to_arrays(model: Any, schema: Schema | None = None) -> dict[str, Any]:
-    """All that `bundle` needs; with a schema also how to read raw columns."""
+    """Collect all arrays that an exported model needs.
+
+    Parameters
+    ----------
+    model : fitted regressor
+        Model with the built-in network.
+    schema : Schema, optional
+        Columns of the table that the model was fitted to, so that the exported model reads raw columns.
+
+    Returns
+    -------
+    dict of str to array
+        Contents of model.npz.
+
+    Raises
+    ------
+    InputError
+        If the model has a backbone of the user.
+    """
     fitted = as_fitted(model)
     if fitted.settings.backbone is not None or fitted.inputs is None:
-        raise InputError("only the built-in network can be exported to NumPy, and this model has a backbone of yours")
+        raise InputError("this model has a custom backbone: only the built-in network can be exported to NumPy")
     p = fitted.predictor
     arrays: dict[str, Any] = {f"model.{name}": as_array(v) for name, v in p.named_buffers(recurse=False)}
     arrays |= {f"curve.{name}": as_array(v) for name, v in p.curve.named_buffers()}

@@ -1,6 +1,6 @@
 """Predictions of an exported lastlayer model with Python and NumPy alone.
 
-Copy this file and the model.npz beside it to wherever it is needed:
+Copy this file and the model.npz next to it to the place where they are needed:
 
     from predict import Bundle
 
@@ -9,7 +9,7 @@ Copy this file and the model.npz beside it to wherever it is needed:
     p = bundle.predict(X)
     p.mean, p.std, p.affine_cost, p.extrapolation, p.interval(0.95)
 
-or `python predict.py rows.csv > predictions.csv`. Loading model.npz cannot run code: it holds numbers and a JSON text.
+or `python predict.py rows.csv > predictions.csv`. Loading model.npz cannot run code: it contains numbers and JSON text.
 """
 
 import csv
@@ -41,32 +41,32 @@ ROWS = 4096
 
 @dataclass(frozen=True)
 class BundlePrediction:
-    """What is known of the targets at each row: a mixture of Gaussians, in the units of the targets.
+    """The predictive distribution of the targets at each row: a mixture of Gaussians, in the units of the targets.
 
-    Arrays are shaped like the targets that the model was fitted to: (m,), or (m, q) if these had two dimensions.
+    Arrays have the shape of the training targets: (m,), or (m, q) if these had two dimensions.
     """
 
     mean: ndarray
     std: ndarray
     affine_cost: ndarray
-    """(m,) degree of extrapolation: the variance of the function over that of the noise."""
+    """(m,) degree of extrapolation: epistemic variance over noise variance, before calibration."""
     extrapolation: ndarray
-    """(m,) share of the training rows that would cost less; 1: farther out than all of them."""
+    """(m,) share of the training rows with a smaller affine cost; 1: farther out than all of them."""
     component_mean: ndarray
-    """(c, m, q), as the variances."""
+    """(c, m, q), like the variances."""
     component_var: ndarray
     weights: ndarray
     """(c, m, 1)"""
     y_ndim: int
 
     def interval(self, level: float = 0.95) -> tuple[ndarray, ndarray]:
-        """Lower and upper bound, `level` of the probability between them."""
+        """Lower and upper bound of the central interval with probability `level`."""
         if not 0 < level < 1:
             raise ValueError(f"level={level} must lie strictly between 0 and 1, such as 0.95")
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def quantile(self, level: float) -> ndarray:
-        """The value that each target stays below with probability `level`."""
+        """The value below which each target lies with probability `level`."""
         ndtr = lambda z: 0.5 * (1 + NumPyOps.erf(z / math.sqrt(2)))
         std = np.sqrt(self.component_var)
         found = mixture_quantile(np, ndtr, NormalDist().inv_cdf, level, self.component_mean, std, self.weights)
@@ -74,14 +74,14 @@ class BundlePrediction:
 
 
 class Bundle:
-    """An exported model."""
+    """An exported model, read from its .npz file."""
 
     def __init__(self, path: str | Path) -> None:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         self.about: dict[str, Any] = json.loads(str(arrays["about"]))
         if self.about["format"] != FORMAT:
-            raise ValueError(f"{path} has format {self.about['format']}: take the predict.py that was written with it")
+            raise ValueError(f"{path} has format {self.about['format']}: use the predict.py that was written with it")
         self.targets: list[str] = self.about["targets"]
         under = lambda prefix: {n[len(prefix) :]: a for n, a in arrays.items() if n.startswith(prefix)}
         layers = [self._layer(about, under(f"{i}.")) for i, about in enumerate(self.about["layers"])]
@@ -93,7 +93,7 @@ class Bundle:
         self._model.head = SimpleNamespace(**under("head.")) if "head.U" in arrays else None
 
     def _layer(self, about: dict[str, Any], arrays: dict[str, ndarray]) -> SimpleNamespace:
-        """Members whose features have the same shape."""
+        """A group of members whose features have the same shape."""
         layer = SimpleNamespace(**{"root_star": None, "shift_star": None, **arrays, "n_costs": about["n_costs"]})
         weights = [arrays[f"W{i}"] for i in range(about["depth"])]
         biases = [arrays[f"b{i}"] for i in range(about["depth"])]
@@ -109,31 +109,31 @@ class Bundle:
         return layer
 
     def inputs(self, columns: Mapping[str, Sequence[Any]]) -> ndarray:
-        """Raw columns, by the names of the training table, as the numbers that `predict` takes."""
+        """Convert raw columns, named as in the training table, to the array that `predict` takes."""
         if self.about["columns"] is None:
-            raise ValueError("this model was exported without the columns of its table: give predict an array")
+            raise ValueError("this model was exported without the columns of its table: pass an array to predict")
         parts = []
         for column in self.about["columns"]:
             if column["name"] not in columns:
-                raise ValueError(f"column {column['name']!r} is not there: {sorted(columns)}")
+                raise ValueError(f"column {column['name']!r} is missing; the given columns are {sorted(columns)}")
             cells = np.empty(len(columns[column["name"]]), dtype=object)
             cells[:] = list(columns[column["name"]])
             parts.append(self._inputs(column, cells))
         return np.hstack(parts)
 
     def _inputs(self, column: dict[str, Any], cells: ndarray) -> ndarray:
-        """The inputs of one column."""
+        """Convert one column to numbers."""
         if column["kind"] == "text":
             texts, known = as_texts(cells), column["categories"]
             texts = self._filled(texts, texts == "", column)
-            self._check(column, cells, ~np.isin(texts.astype(str), known), f"known are {known}")
+            self._check(column, cells, ~np.isin(texts.astype(str), known), f"the known values are {known}")
             return np.eye(len(known))[[known.index(text) for text in texts]].reshape(len(texts), -1)
         if column["kind"] == "date":
             dates, wrong = DateFormat(column["order"]).dates(cells)
             self._check(column, cells, wrong, "it must be a date or time")
             return calendar(days(self._filled(dates, np.isnat(dates), column)), column["parts"])
         values, wrong = NumberFormat(**column["format"]).numbers(cells)
-        self._check(column, cells, wrong, "it must be a number as in the training table")
+        self._check(column, cells, wrong, "it must be a number, written as in the training table")
         return self._filled(values, np.isnan(values), column)[:, None]
 
     def _check(self, column: dict[str, Any], cells: ndarray, wrong: ndarray, advice: str) -> None:
@@ -150,10 +150,10 @@ class Bundle:
         return values
 
     def predict(self, X: Any) -> BundlePrediction:
-        """The predictive distribution of rows of numbers, (m, d)."""
+        """Return the predictive distribution at each row of an array of shape (m, d)."""
         X, model = np.asarray(X, dtype=float), self._model
         if X.ndim != 2 or X.shape[1] != len(model.input_mean):
-            raise ValueError(f"X has shape {X.shape}, and the model takes (m, {len(model.input_mean)})")
+            raise ValueError(f"X has shape {X.shape}, but the model takes (m, {len(model.input_mean)})")
         if not np.isfinite(X).all():
             raise ValueError("X has values that are not finite")
         parts = predict(NumPyOps, model, X)
@@ -177,15 +177,14 @@ def _blocks(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, list[Any]]]:
 
 
 def main(arguments: list[str]) -> int:
+    """Print the predictions for a CSV file as CSV; return the exit status."""
     if not 1 <= len(arguments) <= 2:
-        print(
-            "usage: python predict.py ROWS.csv [MODEL.npz]   (without it, model.npz beside this file)", file=sys.stderr
-        )
+        print("usage: python predict.py ROWS.csv [MODEL.npz]   (default: model.npz next to this file)", file=sys.stderr)
         return 2
     try:
         _predict(arguments[0], arguments[1] if len(arguments) == 2 else Path(__file__).with_name("model.npz"))
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read the predictions has seen enough, as in `predict.py rows.csv | head`
+    except BrokenPipeError:  # the reader of the output has closed it, as in `predict.py rows.csv | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the last flush
     except (ValueError, KeyError, OSError, csv.Error, zipfile.BadZipFile) as error:
         print(f"error: {error}", file=sys.stderr)

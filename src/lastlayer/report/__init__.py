@@ -1,4 +1,4 @@
-"""A model evaluated on a table, as one HTML page to show a colleague."""
+"""The report: a model evaluated on a table, as one HTML page for colleagues."""
 
 import html
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from lastlayer.tables.columns import TextColumn
 from lastlayer.tables.numbers import written
 
 LISTED = 50
-"""Rows in each of the two lists."""
+"""Number of rows in each of the two lists."""
 INPUTS_SHOWN = 12
 SEARCH = """for (const box of document.querySelectorAll("input[type=search]")) {
   const rows = [...document.getElementById(box.dataset.for).querySelectorAll("tr")].slice(1);
@@ -30,12 +30,12 @@ SEARCH = """for (const box of document.querySelectorAll("input[type=search]")) {
 
 @dataclass(frozen=True)
 class Report:
-    """The page, and what it says."""
+    """The page, its scores and its verdict."""
 
     html: str
     scores: Scores
     verdict: str
-    """Whether intervals hold, in one line."""
+    """Whether the intervals hold, in one line."""
 
 
 def make_report(
@@ -48,22 +48,22 @@ def make_report(
     unknown: str = "error",
     group: str | None = None,
 ) -> Report:
-    """The page; the same model and table give the same text.
+    """Make the page; the same model and table give the same text.
 
     Parameters
     ----------
     fitted : TableModel
         The model.
     table_ : Table
-        Rows with the true values, best ones that the model has not seen.
+        Rows with the true values, preferably rows that the model has not seen.
     model_name, data_name : str
-        What they are called in the title.
+        Names of model and table in the title.
     targets : sequence of str, optional
-        Columns with the true values, if they are not called as in fit.
+        Columns with the true values, if their names differ from those in training.
     unknown : str, default "error"
-        A text no training row had: "error", or "warn" to predict as if it were none of the known.
+        For texts that no training row had: "error", or "warn" to predict anyway, as no known category.
     group : str, optional
-        Column of the table by which coverage is shown too.
+        Column of texts; coverage is also shown for each of them.
 
     Returns
     -------
@@ -85,57 +85,59 @@ def make_report(
     varied = figures.dependence(dependence(fitted, table_), ranking)
     body = f"""<h1>{model} on {data}</h1>
 <p class="verdict{" warning" if failing else ""}" id="verdict">{html.escape(said)}</p>
-<p>Predictions of {", ".join(names)} for {m:,} rows, held against the true values. Intervals and scores say something of
-new rows only if the model has not been fitted to these.</p>
+<p>Predictions of {", ".join(names)} for {m:,} rows, compared with the true values. Intervals and scores are
+meaningful for new rows only if the model was not fitted to these rows.</p>
 <h2>Scores</h2>{table(head, lines, "scores")}
-<p class="note">RMSE, the typical error, CRPS and width are in the units of the target, smaller is better. R2 is the
-share of the target's variance that predictions explain. LPD, the mean log predictive density, judges mean and
-uncertainty together: larger is better. Of {m:,} rows, a perfect model has between {low[0]:.0%} and {high[0]:.0%} in its
-50% intervals and between {low[1]:.0%} and {high[1]:.0%} in its 95% intervals. Joint LPD {scores.lpd:.4f}, calibration
-error {scores.calibration_error:.4f}.</p>
-<h2>Predictions</h2><p class="note">Prediction with its 90% interval against the true value. Good: nine of ten bars
-cross the line.</p>{side_by_side(figures.parity(evaluation), "parity")}
-<h2>Where intervals hold</h2><p class="note">Rows in fifths, from small to large predictions. Shares that chance allows
-are those of a perfect model in 95% of samples of this size.</p>
+<p class="note">RMSE (the typical error), CRPS and width are in the units of the target; smaller is better. R2 is the
+share of the variance of the target that the predictions explain. LPD, the mean log predictive density, judges mean and
+uncertainty together; larger is better. With {m:,} rows, a perfectly calibrated model has between {low[0]:.0%} and
+{high[0]:.0%} of the true values in its 50% intervals and between {low[1]:.0%} and {high[1]:.0%} in its 95% intervals.
+Joint LPD {scores.lpd:.4f}, calibration error {scores.calibration_error:.4f}.</p>
+<h2>Predictions</h2><p class="note">Predictions with their 90% intervals against the true values. Good: nine of ten
+bars cross the line.</p>{side_by_side(figures.parity(evaluation), "parity")}
+<h2>Where intervals hold</h2><p class="note">Five groups of rows, from small to large predictions. The
+expected range contains the share of a perfectly calibrated model in 95% of samples of this size.</p>
 {table(fifths_head, fifths, "fifths")}{_groups(evaluation, group)}
 <h2>Which inputs matter</h2><p>{html.escape("; ".join(ranking.sentences()))}.</p>
-<p class="note">What predictions of {ranking.rows:,} of these rows lose when the values of one input are shuffled among
-them. Inputs that vary together share their importance. Bars: two standard deviations over the shuffles.</p>
+<p class="note">Loss of accuracy on {ranking.rows:,} of these rows when the values of one input are shuffled among them.
+Correlated inputs share their importance. Error bars: two standard deviations over the shuffles.</p>
 {side_by_side(figures.importance(ranking), "importance")}{table(matter_head, matter, "ranking")}
-<h3>Predictions as one input varies</h3><p class="note">Over its training range, averaged over these rows. Dark: 90% of
-the function; light: 90% of single measurements.</p>{side_by_side(varied, "dependence")}
+<h3>Predictions as one input varies</h3><p class="note">Over its training range, averaged over these rows. Dark: 90%
+band of the function; light: 90% band of single measurements.</p>{side_by_side(varied, "dependence")}
 <h2>Calibration</h2><p class="note">Share of true values inside central intervals against their level. Good: in the grey
-band, where a perfect model stays 95% of the time; below it intervals are too narrow, above too wide.</p>
+band, where a perfectly calibrated model is 95% of the time. Below the band, intervals are too narrow; above it, too
+wide.</p>
 {figure_html(figures.calibration(evaluation), "calibration")}
 <h2>Residuals</h2><p class="note">Error over predicted standard deviation. Good: no pattern, 95% of the points between
 the dashed lines.</p>{side_by_side(figures.residuals(evaluation), "residuals")}
-<h2>Inputs that leave the training range</h2>{_ranges(evaluation)}
-<p>{int((evaluation.where.quantile == 1).sum()):,} of {m:,} rows cost more than every training row: there the model
-extrapolates in its features, whatever the range of single inputs says.{_beyond(evaluation)}</p>
-<p class="note">First: errors against the affine cost. Second: share of true values inside their 90% intervals, in bins
-of it. Good: in the grey band, where a perfect model stays 95% of the time, also far to the right.</p>
+<h2>Inputs outside the training range</h2>{_ranges(evaluation)}
+<p>{int((evaluation.where.quantile == 1).sum()):,} of {m:,} rows have a larger affine cost than every training row:
+there the model extrapolates, even if each single input is within its range.{_beyond(evaluation)}</p>
+<p class="note">First plot: errors against the affine cost, a measure of how far a row is from the training rows.
+Second plot: share of true values inside their 90% intervals, in bins of the affine cost. Good: in the grey band, where
+a perfectly calibrated model is 95% of the time, even far to the right.</p>
 {side_by_side(figures.extrapolation(evaluation), "extrapolation")}
 <h2>Rows to look at</h2>
-<h3>Most wrong</h3><p class="note">By error over predicted standard deviation, the largest over the targets.</p>
-<input type="search" data-for="wrong" placeholder="search these rows" aria-label="search the most wrong rows">
+<h3>Largest errors</h3><p class="note">By error over predicted standard deviation, the largest of all targets.</p>
+<input type="search" data-for="wrong" placeholder="search these rows" aria-label="search rows with the largest errors">
 <div class="rows">{_rows(evaluation, most_wrong, "wrong")}</div>
-<h3>Most uncertain</h3><p class="note">By predicted standard deviation over that of the noise.</p>
+<h3>Most uncertain</h3><p class="note">By predicted standard deviation over noise standard deviation.</p>
 <input type="search" data-for="uncertain" placeholder="search these rows" aria-label="search the most uncertain rows">
 <div class="rows">{_rows(evaluation, most_uncertain, "uncertain")}</div>
 <h2>Model card</h2><ul id="card">{card}</ul>
-<p class="note">Regression with Gaussian noise and calibrated tails. Do not use it for classes or counts. Where the
-affine cost is far above that of the training rows nobody has measured how wrong the model can be: trust none.
-Imputed cells count as if they had been measured.</p>
-<h2>Alpha and the width of the intervals</h2><p class="note">Alpha is the prior variance of the last layer's weights
-over the noise: a larger one widens intervals where the training rows leave things open. The mean does not move. Above:
-what each alpha scores on {min(m, figures.ALPHA_ROWS):,} rows; below: errors of {names[0]} and their 90% intervals, rows
-in the order of their affine cost.</p>
+<p class="note">Regression with Gaussian noise and calibrated tails; not suitable for classes or counts. Do not rely on
+predictions whose affine cost is far above that of the training rows: the error there has not been measured. Imputed
+cells are treated as if they had been measured.</p>
+<h2>Alpha and the width of the intervals</h2><p class="note">Alpha is the prior variance of the weights of the last
+layer over the noise variance. A larger alpha widens intervals where there are few training rows; the mean does not
+change. Above: score of each alpha on {min(m, figures.ALPHA_ROWS):,} rows. Below: errors of {names[0]} with their 90%
+intervals, rows ordered by their affine cost.</p>
 {figures.alpha(evaluation)}"""
     return Report(page(f"lastlayer: {model_name} on {data_name}", body, SEARCH), scores, said)
 
 
 def _groups(evaluation: Evaluation, column: str | None) -> str:
-    """Coverage by the texts of a column, if one was asked for."""
+    """Coverage for each text of a column, if one is given."""
     if column is None:
         return ""
     head, *lines = by_group(evaluation, column)
@@ -143,11 +145,13 @@ def _groups(evaluation: Evaluation, column: str | None) -> str:
 
 
 def _beyond(evaluation: Evaluation) -> str:
-    """How many rows lie farther out than any by which intervals were calibrated."""
+    """Number of rows farther out than every row that intervals were calibrated on, as a sentence."""
     beyond = evaluation.p.beyond_reach
     if beyond is None or not beyond.any():
         return ""
-    return f" {int(beyond.sum()):,} lie farther out than every row that intervals were calibrated on: trust none there."
+    return (
+        f" {int(beyond.sum()):,} are farther out than every row that intervals were calibrated on: do not rely on them."
+    )
 
 
 def _ranges(evaluation: Evaluation) -> str:
@@ -161,7 +165,7 @@ def _ranges(evaluation: Evaluation) -> str:
 
 
 def _rows(evaluation: Evaluation, key: np.ndarray, name: str) -> str:
-    """The rows of largest key: what was predicted beside the row's name, then its inputs."""
+    """The rows with the largest key: name of the row, predictions, then inputs."""
     columns = np.array([column.name for column in evaluation.fitted.schema.columns], dtype=object)
     inputs, named = columns[:INPUTS_SHOWN], _named(evaluation)
     head = ["row", *([] if named is None else [named])]
@@ -179,7 +183,7 @@ def _rows(evaluation: Evaluation, key: np.ndarray, name: str) -> str:
 
 
 def _named(evaluation: Evaluation) -> str | None:
-    """The first column that is no input and has a text of its own for every row: their names."""
+    """The first column that is not an input and has a different text in every row: names of the rows."""
     known = {column.name for column in evaluation.fitted.schema.columns}
     for name, cells in evaluation.table.columns.items():
         if name not in known and NumberFormat().numbers(cells)[1].all() and len(set(as_texts(cells))) == len(cells):

@@ -1,4 +1,4 @@
-"""Predictions for a table beside its true values, and the pictures of them that a report shows."""
+"""Predictions for a table with the true values, and the figures of a report."""
 
 import copy
 import html
@@ -25,16 +25,16 @@ COLORS = (BLUE, ORANGE, "#3a9a5d", "#9d6fc0", "#c0504d", "#4bacc6")
 BARS, POINTS, ALPHA_ROWS, BAND_ROWS = 400, 2000, 1000, 200
 N_STEPS = 41
 LEVEL = 0.9
-"""Of the intervals that the page judges."""
+"""Level of the intervals that the page checks."""
 INPUTS, VARIED = 20, 6
-"""Inputs in the picture of importance; of these, how many are varied."""
+"""Number of inputs in the figure of importance, and of those in the figures of partial dependence."""
 DEEPEST = 8.0
-"""How far below its top the LPD is drawn."""
+"""Range of the LPD that is drawn, below its maximum."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A model, rows, what it says of them, and what is true."""
+    """A model, a table, the predictions for its rows, and the true values."""
 
     fitted: TableModel
     table: Table
@@ -48,6 +48,7 @@ class Evaluation:
     def of(
         cls, fitted: TableModel, table: Table, *, targets: Sequence[str] | None = None, unknown: str = "error"
     ) -> "Evaluation":
+        """Predict the rows of a table, and score the predictions."""
         y = fitted.schema.targets_of(table, targets)
         encoded, p = fitted.predictive(table, unknown=unknown)
         p = p.with_output_axis()
@@ -56,48 +57,53 @@ class Evaluation:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Names of the targets."""
         return self.fitted.schema.targets
 
     @property
     def mean(self) -> Float[ndarray, "m q"]:
+        """Predictive means."""
         return self.p.mean.reshape(self.y.shape)
 
     @property
     def std(self) -> Float[ndarray, "m q"]:
+        """Predictive standard deviations."""
         return self.p.std.reshape(self.y.shape)
 
     @property
     def error(self) -> Float[ndarray, "m q"]:
-        """In predicted standard deviations."""
+        """Errors in predicted standard deviations."""
         error: ndarray = (self.y - self.mean) / self.std
         return error
 
     @property
     def outside(self) -> Bool[ndarray, " m"]:
-        """Which rows lie outside the training data: an input leaves its range, or the row costs more than all."""
+        """Mask of rows outside the training data: an input is out of range, or the affine cost exceeds all."""
         outside: ndarray = self.encoded.outside.any(1) | (self.where.quantile == 1)
         return outside
 
     def interval(self, level: float) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:
+        """Lower and upper bounds of the central intervals."""
         lower, upper = self.p.interval(level)
         return lower.reshape(self.y.shape), upper.reshape(self.y.shape)
 
     def inside(self, level: float) -> Bool[ndarray, "m q"]:
-        """Which true values lie inside their intervals."""
+        """Mask of true values inside their intervals."""
         lower, upper = self.interval(level)
         inside: ndarray = (lower <= self.y) & (self.y <= upper)
         return inside
 
     def some(self, n: int) -> Int[ndarray, " s"]:
-        """At most n rows, always the same."""
+        """Indices of at most n random rows, the same in every call."""
         return some(len(self.y), n)[0]
 
     def labels(self, rows: Int[ndarray, " s"]) -> list[str]:
+        """Labels of rows: their numbers in the table."""
         return [f"row {self.table.row(k)}" for k in rows]
 
 
 def _panel(height: int, xtitle: str, ytitle: str, title: str = "") -> go.Figure:
-    """One figure of its own, with its legend below."""
+    """A figure with one panel, and its legend below."""
     figure = panels(1, 1, height=height, titles=[title] if title else None)
     below = {"orientation": "h", "yref": "container", "y": 0.0, "yanchor": "bottom"}
     figure.update_layout(legend=below, margin={"l": 55, "r": 10, "t": 40 if title else 15, "b": 85})
@@ -105,6 +111,7 @@ def _panel(height: int, xtitle: str, ytitle: str, title: str = "") -> go.Figure:
 
 
 def parity(evaluation: Evaluation) -> list[go.Figure]:
+    """Predictions with 90% intervals against true values, one figure per target."""
     (lower, upper), inside, rows = evaluation.interval(LEVEL), evaluation.inside(LEVEL), evaluation.some(BARS)
     figures = []
     for i, name in enumerate(evaluation.names):
@@ -112,7 +119,7 @@ def parity(evaluation: Evaluation) -> list[go.Figure]:
         y, mean = evaluation.y[:, i], evaluation.mean[:, i]
         ends = [float(y[rows].min()), float(y[rows].max())]
         figure.add_trace(line(ends, ends, GREY, dash="dash"))
-        for hit, color, word in ((inside, BLUE, "interval holds the true value"), (~inside, ORANGE, "misses")):
+        for hit, color, word in ((inside, BLUE, "interval contains the true value"), (~inside, ORANGE, "misses")):
             r = rows[hit[rows, i]]
             ends_of_bars = {"array": upper[r, i] - mean[r], "arrayminus": mean[r] - lower[r, i]}
             bars = {"type": "data", "symmetric": False, "color": color, "width": 0, "thickness": 1, **ends_of_bars}
@@ -122,6 +129,7 @@ def parity(evaluation: Evaluation) -> list[go.Figure]:
 
 
 def calibration(evaluation: Evaluation) -> go.Figure:
+    """Share of true values inside central intervals against the level, one line per target."""
     figure = _panel(440, "level of the interval", "share of true values inside")
     levels = np.concatenate([[0.0], LEVELS, [1.0]])
     figure.add_trace(band(levels, *binomial_band(len(evaluation.y), levels), fillcolor="rgba(128,128,128,0.25)"))
@@ -134,6 +142,7 @@ def calibration(evaluation: Evaluation) -> go.Figure:
 
 
 def residuals(evaluation: Evaluation) -> list[go.Figure]:
+    """Errors in standard deviations against predictions, one figure per target."""
     figures, far, rows = [], evaluation.where.quantile == 1, evaluation.some(POINTS)
     for i, name in enumerate(evaluation.names):
         figure = _panel(360, "prediction", "error / std", name)
@@ -168,7 +177,7 @@ def extrapolation(evaluation: Evaluation) -> list[go.Figure]:
 
 
 def importance(ranking: Ranking) -> list[go.Figure]:
-    """What predictions of each target lose without each input."""
+    """RMSE lost without each input, one figure per target."""
     figures = []
     for j, target in enumerate(ranking.targets):
         ranked = ranking.ranked(j)[:INPUTS][::-1]
@@ -181,7 +190,7 @@ def importance(ranking: Ranking) -> list[go.Figure]:
 
 
 def dependence(found: Sequence[Dependence], ranking: Ranking) -> list[go.Figure]:
-    """Predictions as one input varies, the most important inputs of each target."""
+    """Partial dependence on the most important inputs of each target, one figure each."""
     figures, by_name = [], {one.name: one for one in found}
     for j, target in enumerate(ranking.targets):
         for name in [one.name for one in ranking.ranked(j) if one.name in by_name][:VARIED]:
@@ -207,7 +216,7 @@ def dependence(found: Sequence[Dependence], ranking: Ranking) -> list[go.Figure]
 
 
 def alpha(evaluation: Evaluation) -> str:
-    """LPD against alpha, and what alpha makes of the intervals of the first target."""
+    """LPD against alpha, and the intervals of the first target, with a slider over alpha."""
     model, rows = evaluation.fitted.model, evaluation.some(ALPHA_ROWS)
     X, y = evaluation.encoded.X[rows], evaluation.y[rows]
     curve = copy.deepcopy(model).tune_alpha(X, y if y.shape[1] > 1 else y[:, 0]).alpha_curve_
@@ -230,7 +239,7 @@ def alpha(evaluation: Evaluation) -> str:
         figure.add_trace(dot, 1, 1).add_trace(band(place, lower - mean, upper - mean, visible=step == start), 2, 1)
         share, width = ((truth >= lower) & (truth <= upper)).mean(), written((upper - lower).mean())
         readings.append(
-            f"log alpha {log_alpha:.2f}{' (in use)' if log_alpha == own else ''}: LPD {lpd[0]:.3f}; of the rows shown "
+            f"log alpha {log_alpha:.2f}{' (in use)' if log_alpha == own else ''}: LPD {lpd[0]:.3f}; of the rows shown, "
             f"{share:.0%} are inside, mean width {width}"
         )
     figure.add_trace(line(curve.log_alphas, curve.lpds, BLUE, "LPD of these rows"), 1, 1)
@@ -247,7 +256,7 @@ def alpha(evaluation: Evaluation) -> str:
 
 
 def _where_it_matters(log_alphas: ndarray, lpds: ndarray, own: float) -> tuple[float, float]:
-    """The part of the curve where the LPD is not lost in depths, with the alpha in use."""
+    """Range of log alpha where the LPD is near its maximum, including the alpha in use."""
     near = np.flatnonzero(lpds >= lpds.max() - DEEPEST)
     low, high = float(log_alphas[near[0]]), float(log_alphas[near[-1]])
     if math.isfinite(own):

@@ -1,4 +1,4 @@
-"""Whether intervals hold, in plain words: on all rows, by fifth of the prediction, by group, outside the data."""
+"""Verdict on the intervals in plain English: on all rows, by fifth of the prediction, by group, outside the data."""
 
 import numpy as np
 from jaxtyping import Int
@@ -10,17 +10,17 @@ from lastlayer.tables.cells import as_texts
 from lastlayer.tables.numbers import percent, written
 
 FIFTHS, MOST_GROUPS = 5, 20
-NARROW, WIDE, RIGHT = "too narrow", "wider than needed", "as they should"
+NARROW, WIDE, RIGHT = "too narrow", "wider than needed", "as expected"
 
 
 def judged(share: float, m: int) -> str:
-    """What a share of m rows inside 90% intervals says of these, if errors are independent."""
+    """Judge 90% intervals by the share of m true values inside, assuming independent errors."""
     low, high = _allowed(m)
     return NARROW if share < low else WIDE if share > high else RIGHT
 
 
 def verdict(evaluation: Evaluation) -> tuple[str, bool]:
-    """One line that says whether intervals hold and how many rows lie outside; and whether it is a warning."""
+    """Return a line on whether intervals hold and how many rows are outside, and whether it is a warning."""
     inside, outside, m = evaluation.inside(LEVEL), evaluation.outside, len(evaluation.y)
     said: dict[str, list[str]] = {}
     for name, share in zip(evaluation.names, inside.mean(0), strict=True):
@@ -31,25 +31,25 @@ def verdict(evaluation: Evaluation) -> tuple[str, bool]:
     if not (n := int(outside.sum())):
         return " ".join([*words, "No row lies outside the training data."]), NARROW in said
     there = dict(zip(evaluation.names, inside[outside].mean(0), strict=True))
-    shares = " and ".join(f"{percent(share)} of {name}" for name, share in there.items())
+    shares = " and ".join(f"{percent(share)} of the true values of {name}" for name, share in there.items())
     count = "1 row lies" if n == 1 else f"{n:,} rows lie"
-    words.append(f"{count} outside the training data: there they hold {shares}.")
+    words.append(f"{count} outside the training data: there the intervals contain {shares}.")
     return " ".join(words), NARROW in said or any(judged(share, n) == NARROW for share in there.values())
 
 
 def by_fifth(evaluation: Evaluation) -> list[list[str]]:
-    """Coverage in fifths of the rows, from small to large predictions; a head and one line each."""
+    """Coverage in fifths of the rows, from small to large predictions; a header and one line each."""
     lines, inside = [], evaluation.inside(LEVEL)
     for j, name in enumerate(evaluation.names):
         mean = evaluation.mean[:, j]
         for i, rows in enumerate(np.array_split(np.argsort(mean, kind="stable"), min(FIFTHS, len(mean)))):
             ends = f"{written(mean[rows].min(), 3)} to {written(mean[rows].max(), 3)}"
             lines.append([name if i == 0 else "", ends, *_cells(evaluation, inside, rows, j)])
-    return [["target", "prediction", "rows", "in 90% intervals", "chance allows", "intervals are", "RMSE"], *lines]
+    return [["target", "prediction", "rows", "in 90% intervals", "expected range", "intervals are", "RMSE"], *lines]
 
 
 def by_group(evaluation: Evaluation, column: str) -> list[list[str]]:
-    """The same for each text of a column, the most frequent first."""
+    """Coverage for each text of a column, the most frequent one first; a header and one line each."""
     texts, inside = as_texts(evaluation.table.cells(column, "--group")).astype(str), evaluation.inside(LEVEL)
     groups, counts = np.unique(texts, return_counts=True)
     lines = []
@@ -57,7 +57,7 @@ def by_group(evaluation: Evaluation, column: str) -> list[list[str]]:
         for i, k in enumerate(np.argsort(-counts, kind="stable")[:MOST_GROUPS]):
             rows = np.flatnonzero(texts == groups[k])
             lines.append([name if i == 0 else "", groups[k] or "(missing)", *_cells(evaluation, inside, rows, j)])
-    return [["target", column, "rows", "in 90% intervals", "chance allows", "intervals are", "RMSE"], *lines]
+    return [["target", column, "rows", "in 90% intervals", "expected range", "intervals are", "RMSE"], *lines]
 
 
 def _cells(evaluation: Evaluation, inside: ndarray, rows: Int[ndarray, " r"], j: int) -> list[str]:
@@ -68,6 +68,6 @@ def _cells(evaluation: Evaluation, inside: ndarray, rows: Int[ndarray, " r"], j:
 
 
 def _allowed(m: int) -> tuple[float, float]:
-    """Shares of m rows that a perfect model has inside in 95% of samples."""
+    """Range of the share inside for a perfectly calibrated model, in 95% of samples of m rows."""
     low, high = binomial_band(m, np.array([LEVEL]))
     return float(low[0]), float(high[0])

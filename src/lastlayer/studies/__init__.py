@@ -1,1 +1,1 @@
-"""The paper's simulation study, on built-in data. It calls the mathematics and has no numerics of its own."""
+"""The paper's simulation study on built-in data; the mathematics is that of the library."""

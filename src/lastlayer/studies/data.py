@@ -1,4 +1,4 @@
-"""The data of the paper's simulation study, draw for draw (Section "Simulation study")."""
+"""The data of the paper's simulation study, with the same random draws (Section "Simulation study")."""
 
 from dataclasses import dataclass
 
@@ -31,13 +31,13 @@ class PaperData:
 
 
 def truth(x: Float[ndarray, "m 1"]) -> Float[ndarray, "m 2"]:
-    """The two functions behind the data."""
+    """The two true functions."""
     wave = np.sin(4 * np.pi * x)
     return np.hstack([x**2 * wave, wave])
 
 
 def draw(m: int, span: tuple[float, float], seed: int) -> Samples:
-    """Noisy samples as the authors drew them: the legacy generator, inputs in single precision and sorted."""
+    """Draw noisy samples as the authors did: legacy generator, inputs sorted and in single precision."""
     rng = np.random.RandomState(seed)
     unit = np.sort(rng.uniform(size=(m, 1)).astype(np.float32), axis=0)
     x = span[0] + (span[1] - span[0]) * unit.astype(np.float64)
@@ -46,7 +46,7 @@ def draw(m: int, span: tuple[float, float], seed: int) -> Samples:
 
 
 def paper_data(seed: int = SEED) -> PaperData:
-    """200 samples split 80/20 into training and validation, and 100 test samples from a fresh generator."""
+    """Draw 200 samples, split 80/20 into training and validation, and 100 test samples from a new generator."""
     inside, test = draw(200, TRAIN_RANGE, seed), draw(100, TEST_RANGE, seed)
     X, X_val, y, y_val = train_test_split(inside.X, inside.y, test_size=0.2, random_state=42)
     return PaperData(Samples(X, y), Samples(X_val, y_val), test)

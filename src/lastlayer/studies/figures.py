@@ -1,4 +1,4 @@
-"""Figures 1 to 5 of the paper, drawn from our own runs, fit for print."""
+"""Figures 1 to 5 of the paper from new runs, in print quality."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ X = np.linspace(*TEST_RANGE, 300)[:, None]
 
 
 def draw_all(study: Study, three: ThreeSamples, folder: Path) -> None:
-    """Write every figure as PNG and PDF; the same study gives the same bytes."""
+    """Write all figures as PNG and PDF; the same study gives the same bytes."""
     with mpl.rc_context(STYLE):
         figures = hulls(), alpha_and_features(three), alpha_curves(three), two_outputs(study), bnn(study)
         for i, figure in enumerate(figures, 1):
@@ -76,8 +76,8 @@ def hulls() -> Figure:
 def alpha_and_features(three: ThreeSamples) -> Figure:
     """Figure 2: mean, band and feature space of three samples for three values of alpha.
 
-    The feature space is turned so that the line through the training features is horizontal. Test features leave it by
-    a hundredth of its length or less, so the two axes have scales of their own.
+    The feature space is rotated so that the line through the training features is horizontal. Test features deviate
+    from it by at most a hundredth of its length, so the two axes have different scales.
     """
     own, best = three.log_alphas
     figure = Figure(figsize=(7.2, 3.8), layout="constrained")
@@ -108,7 +108,7 @@ def alpha_and_features(three: ThreeSamples) -> Figure:
 def alpha_curves(three: ThreeSamples) -> Figure:
     """Figure 3: log predictive density and NLML against log alpha.
 
-    The density falls by thousands: its axis is linear near zero and logarithmic far from it, with no corner between.
+    The density falls by thousands: its axis is linear near zero and logarithmic far from it (asinh).
     """
     own, best = three.log_alphas
     log_alphas = np.linspace(own - 6, max(own, best) + 8, 120)

@@ -1,7 +1,7 @@
-"""The study's networks: the paper's recipe for many initialisations and hold-out blocks, trained as one batch.
+"""The networks of the study: the paper's recipe for many initialisations and held-out blocks, trained as one batch.
 
-Member (seed, fold) sees every training row except block `fold` of the training range; fold 0 holds nothing back. The
-last layer of each is then put at the maximum of its evidence in closed form.
+Network (seed, fold) is trained on all training rows except block `fold` of the training range; fold 0 holds out
+nothing. The last layer of each network is then set to the maximum of its evidence in closed form.
 """
 
 from dataclasses import dataclass, replace
@@ -32,13 +32,14 @@ N_BLOCKS = 5
 
 @dataclass(frozen=True)
 class Scalers:
-    """From samples in their own units to standardised ones."""
+    """Standardisation of inputs and targets."""
 
     inputs: Standardizer
     targets: Standardizer
 
     @classmethod
     def of(cls, samples: Samples) -> "Scalers":
+        """Fit the scalers to samples."""
         return cls(Standardizer.fit(torch.from_numpy(samples.X)), Standardizer.fit(torch.from_numpy(samples.y)))
 
     def __call__(self, samples: Samples) -> Data:
@@ -48,31 +49,31 @@ class Scalers:
 
 @dataclass(frozen=True)
 class FittedNetwork:
-    """One initialisation: features, last layer, and alpha tuned honestly and with a leak."""
+    """One initialisation: features, last layer, and alpha tuned on held-out blocks and, as a leak, on the test set."""
 
     network: StackedMLP
     member: int
-    """Its place in the stack."""
+    """Index in the stack of networks."""
     scale: Scalers
     posterior: Posterior
     nlml: float
-    """Per sample, at the evidence's maximum over alpha and noise."""
+    """NLML per sample at the maximum of the evidence over alpha and noise."""
     honest: AlphaCurve
-    """alpha^max on blocks of the training range that the features never saw."""
+    """alpha^max on blocks of the training range that the features were not trained on."""
     leak: AlphaCurve
-    """alpha^max on the test set itself, as in the published notebook."""
+    """alpha^max on the test set, as in the published notebook."""
 
     @property
     def noise_std(self) -> Float[ndarray, " q"]:
-        """In target units."""
+        """Noise standard deviation in target units."""
         return (self.posterior.Sigma_E.diagonal().sqrt() * self.scale.targets.scale).numpy()
 
     def nlml_at(self, log_alphas: Float[ndarray, " a"]) -> Float[ndarray, " a"]:
-        """NLML per sample at other alphas, the noise at its optimum for each."""
+        """NLML per sample at other alphas, each with its optimal noise."""
         return profile(self.posterior.statistics, torch.from_numpy(log_alphas), bias_prior=BIAS_PRIOR).nlml.numpy()
 
     def predict(self, X: Float[ndarray, "m 1"], log_alpha: float) -> Prediction:
-        """In target units, the mean at alpha*, the variance at the alpha given."""
+        """Predict in target units, with the mean at alpha* and the variance at the given alpha."""
         with torch.no_grad():
             Phi = affine_features(self.network(self.scale.inputs.forward(torch.from_numpy(X)))[self.member])
         ratio = self.posterior.variance_ratio(Phi, log_alpha).numpy()
@@ -93,16 +94,17 @@ class Budget:
 
 BUDGET = Budget()
 PRIOR_PRECISION = 0.1
-"""Of the hidden weights in the library's own training, chosen by the LPD of blocks left out (data seed 99)."""
+"""Prior precision of the hidden weights in the training of the library, chosen by the LPD of held-out blocks (data
+seed 99)."""
 
 
 def fit_networks(
     data: PaperData, seeds: list[int], *, loss: str, budget: Budget = BUDGET, progress: bool = False
 ) -> list[FittedNetwork]:
-    """Train every (seed, fold), then finish the last layers.
+    """Train all networks (seed, fold), then compute the last layers.
 
-    "evidence" (BLL) and "mse" (BLR with NN features) are the paper's recipe; "profiled" is the library's own training:
-    the profiled evidence with a prior on the hidden weights, no validation rows.
+    "evidence" (BLL) and "mse" (BLR with NN features) are the paper's recipe; "profiled" is the training of the
+    library: the profiled evidence with a prior on the hidden weights, without validation rows.
     """
     scale = Scalers.of(data.train)
     rows, held, test = scale(data.train), scale(data.validation), scale(data.test)
@@ -112,7 +114,7 @@ def fit_networks(
     held_weight = torch.ones(s, len(held.X), dtype=torch.float64)
     for i, block in enumerate(blocks * len(seeds)):
         weight[i, block] = 0
-        if len(block):  # validation points inside a block would tell the stopping rule about it
+        if len(block):  # validation points inside a block would leak into the stopping rule
             lo, hi = rows.X[block].min(), rows.X[block].max()
             held_weight[i, ((held.X >= lo) & (held.X <= hi))[:, 0]] = 0
     rows, held = replace(rows, weight=weight), replace(held, weight=held_weight)
@@ -147,13 +149,14 @@ def fit_networks(
     return fitted
 
 
-# the example of Figures 2 and 3: three samples of a line, and what alpha does to the uncertainty between them
+# the example of Figures 2 and 3: three samples of a line, and the effect of alpha on the uncertainty between them
 
 X_TRAIN = np.array([[0.2], [0.5], [0.8]])
 X_TEST = np.linspace(0, 1, 100)[:, None]
 
 
 def line(x: Float[ndarray, "m 1"]) -> Float[ndarray, "m 1"]:
+    """The true function of the example."""
     return 3 * x + 2
 
 
@@ -162,7 +165,7 @@ TRAIN = Samples(X_TRAIN, line(X_TRAIN))
 
 @dataclass(frozen=True)
 class ThreeSamples:
-    """A network 1-3(tanh)-2(linear)-1 with its last layer at the evidence's optimum, standardised units inside."""
+    """A network 1-3(tanh)-2(linear)-1 with its last layer at the maximum of the evidence, in standardised units."""
 
     network: nn.Module
     posterior: Posterior
@@ -172,18 +175,19 @@ class ThreeSamples:
 
     @property
     def log_alphas(self) -> tuple[float, float]:
-        """Of alpha*, and of alpha^max as far as it can be drawn."""
+        """Logarithms of alpha* and of alpha^max, the latter at most 30 so that it can be drawn."""
         return float(self.posterior.log_alpha), min(self.curve.log_alpha, 30.0)
 
     def features(self, X: Float[ndarray, "m 1"]) -> Float[Tensor, "m k"]:
+        """Features of inputs in their units."""
         with torch.no_grad():
             return self.network(self.scale.inputs.forward(torch.from_numpy(X)))
 
     def turned_features(self, X: Float[ndarray, "m 1"]) -> Float[ndarray, "m 2"]:
-        """Features along the line through those of the training samples, from their mean, and off it.
+        """Features in coordinates along the line through the training features, from their mean, and off it.
 
-        The evidence makes the training features one line in the plane of features (the log determinant of the
-        precision matrix asks for a low rank); what leaves this line extrapolates.
+        The evidence draws the training features onto a line in the plane of features (the log determinant of the
+        precision matrix favours a low rank); points off this line extrapolate.
         """
         train = self.features(X_TRAIN)
         directions = torch.linalg.svd(train - train.mean(0)).Vh
@@ -210,7 +214,7 @@ class ThreeSamples:
 
 
 def fit_three_samples(seed: int = 1, *, max_epochs: int = 5000, progress: bool = False) -> ThreeSamples:
-    """Adam 5e-3 on the augmented evidence, as in the paper.
+    """Fit the example by Adam with learning rate 5e-3 on the augmented evidence, as in the paper.
 
     Of initialisations 0 to 5, number 1 has the log alpha* nearest to the printed 7.2: 7.4, NLML -1.12 (printed -1.23).
     """

@@ -1,4 +1,4 @@
-"""The paper's simulation study, controlled: Table 1 with one definition of every score for all rows, and its files."""
+"""The paper's simulation study: Table 1, with the same definition of each score in all rows, and its files."""
 
 import csv
 import io
@@ -41,24 +41,24 @@ PUBLISHED: dict[str, dict[str, float]] = {
     "BLR, alpha*": {"lpd_train": 0.29, "lpd_test": -19.20, "nlml": 0.14, "mse_train": 0.047, "mse_test": 2.20},
     "BLR, alpha^max leak": {"lpd_train": 0.29, "lpd_test": -1.95},
 }
-"""Figures of the paper's Table 1 and text; its alpha^max was tuned on the test set, so it stands beside the leak.
+"""Numbers from the paper's Table 1 and text. Its alpha^max was tuned on the test set, hence it is listed with the leak.
 
-Those of its BNN are averaged over outputs and stem from another test range, so they belong beside nothing here.
+The scores of its BNN are averaged over outputs and come from another test range: they cannot be compared.
 """
 BNN_EPOCHS = 10_000
-"""Enough for the training MSE to come near that of BLL."""
+"""Enough for a training MSE close to that of BLL."""
 NOTES = (
-    "LPD: mean log predictive density, joint over the two outputs, of targets standardised by the training part.",
+    "LPD: mean log predictive density, joint over the two outputs, of targets standardised on the training set.",
     f"Test: 100 points on [-0.4, 1.4]; inside: those on [{TRAIN_RANGE[0]:g}, {TRAIN_RANGE[1]:g}]; outside: the rest.",
     "NLML: negative log marginal likelihood per training sample, standardised targets. MSE: standardised targets.",
     "Noise: standard deviation in target units; true values 0.05 and 0.2. Coverage: share of test targets inside.",
-    "honest: alpha tuned on blocks of the training range that the features never saw. leak: tuned on the test set.",
-    "BNN: Bayes by Backprop. The paper averages its scores over outputs, on another range: no figures in brackets.",
+    "honest: alpha tuned on blocks of the training range that were held out. leak: alpha tuned on the test set.",
+    "BNN: Bayes by Backprop. The paper averages its scores over outputs, on another range: no published values here.",
 )
 RECORD = "study.json"
 FIGURES = tuple(f"figure{i}.{end}" for i in range(1, 6) for end in ("png", "pdf"))
 FILES = (RECORD, "report.html", "table1.csv", "table1.md", "table1.tex", *FIGURES)
-"""What a study writes."""
+"""Files that a study writes."""
 Scores: TypeAlias = dict[str, float]
 """One row of the table for one initialisation, by the names of COLUMNS."""
 
@@ -76,6 +76,7 @@ class Study:
     scores: dict[str, list[Scores]]
 
     def column(self, row: str, name: str) -> ndarray:
+        """One score of one row for all initialisations."""
         return np.array([s[name] for s in self.scores[row]])
 
 
@@ -112,7 +113,7 @@ def run(
 def score(
     data: PaperData, train: Prediction, test: Prediction, noise_std: ndarray, nlml: float, log_alpha: float
 ) -> Scores:
-    """One definition for all rows."""
+    """Scores of one fitted model; the same definitions hold for all rows of the table."""
     scale = Scalers.of(data.train).targets.scale.numpy()
     inside = ((data.test.X >= TRAIN_RANGE[0]) & (data.test.X <= TRAIN_RANGE[1]))[:, 0]
     lpd_each = test.log_prob(data.test.y) + np.log(scale).sum()
@@ -132,13 +133,13 @@ def score(
     }
 
 
-# what a study leaves behind: all of it or nothing
+# the files of a study: written completely or not at all
 
 
 def write_all(studies: list[Study], folder: Path, draw: Callable[[Path], object]) -> list[Path]:
-    """Write into a folder aside, then move file by file into place: a broken run leaves the old results as they were.
+    """Write all files to a temporary folder, then move them into place: a failed run leaves old results unchanged.
 
-    `draw(folder)` adds the figures and the report.
+    `draw(folder)` writes the figures and the report.
     """
     check_folder(folder)
     texts = {"table1.csv": as_csv, "table1.md": as_markdown, "table1.tex": as_latex, RECORD: as_json}
@@ -151,7 +152,7 @@ def write_all(studies: list[Study], folder: Path, draw: Callable[[Path], object]
 
 
 def check_folder(folder: Path) -> None:
-    """Make the folder, or say why it cannot be written."""
+    """Create the folder; raise InputError if it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -161,24 +162,24 @@ def check_folder(folder: Path) -> None:
 
 
 def check_results(folder: Path, *, force: bool = False) -> None:
-    """Make the folder for a study, and refuse one in which it would replace files that no study wrote."""
+    """Create the folder for a study; raise InputError if files would be replaced that no study wrote."""
     check_folder(folder)
     theirs = [folder / name for name in FILES if (folder / name).exists()]
     if theirs and not force and not (folder / RECORD).is_file():
         raise InputError(
-            f"{theirs[0]} exists, and {folder} holds no {RECORD} of an earlier study: choose another --out, or --force "
+            f"{theirs[0]} exists, and {folder} has no {RECORD} of an earlier study: choose another --out, or --force "
             "to replace it"
         )
     check_output(folder / RECORD, STUDY, force=force, advice="another --out")
 
 
 def pooled(studies: list[Study], row: str, column: str) -> ndarray:
-    """One number for every initialisation and data seed."""
+    """One score of one row for all initialisations and data seeds."""
     return np.concatenate([study.column(row, column) for study in studies])
 
 
 def cells(studies: list[Study], *, digits: int = 2) -> list[list[str]]:
-    """The table as text: medians, quartiles in square brackets if there is more than one run, published in round."""
+    """The table as text: medians, quartiles in square brackets if there are several runs, published values in round."""
     places = {column: digits + (column[:5] in ("noise", "mse_t")) for column in COLUMNS}
     return [[row, *(_cell(studies, row, column, places[column]) for column in COLUMNS)] for row in ROWS]
 
@@ -195,13 +196,15 @@ def _cell(studies: list[Study], row: str, column: str, digits: int) -> str:
 
 
 def caption(studies: list[Study]) -> str:
+    """Caption of the table: runs, seeds, and the meaning of brackets."""
     n, seeds = len(studies[0].seeds), [study.data_seed for study in studies]
     runs = "median and quartiles over " if n * len(seeds) > 1 else ""
     data = f"data seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-    return f"{runs}{n} initialisation{'s' * (n > 1)}, {data}; published figures in round brackets"
+    return f"{runs}{n} initialisation{'s' * (n > 1)}, {data}; published values in round brackets"
 
 
 def as_csv(studies: list[Study]) -> str:
+    """All scores as CSV, one line per row of the table and run."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["row", "data_seed", "initialisation", *COLUMNS])
@@ -213,6 +216,7 @@ def as_csv(studies: list[Study]) -> str:
 
 
 def as_markdown(studies: list[Study]) -> str:
+    """The table in Markdown, with caption and notes."""
     head = ["", *COLUMNS.values()]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     lines += ["| " + " | ".join(line) + " |" for line in cells(studies)]
@@ -220,6 +224,7 @@ def as_markdown(studies: list[Study]) -> str:
 
 
 def as_latex(studies: list[Study]) -> str:
+    """The table in LaTeX, with caption and notes as comments."""
     names = {"alpha*": r"$\alpha^*$", "alpha^max": r"$\alpha^{\max}$", "%": r"\%", "log alpha": r"$\log\alpha$"}
 
     def tex(text: str) -> str:
@@ -234,7 +239,7 @@ def as_latex(studies: list[Study]) -> str:
 
 
 def as_json(studies: list[Study]) -> str:
-    """Every number, the seeds, and the versions that made them; infinities and gaps as text, so that any reader can."""
+    """All scores, seeds and package versions as JSON; infinities and NaN as text, for strict readers."""
     packages = {name: version(name) for name in ("lastlayer", "torch", "numpy", "scipy", "scikit-learn")}
     content = {
         "studies": [

@@ -1,4 +1,4 @@
-"""The study's report: one HTML file that needs nothing from outside, with a slider for alpha."""
+"""The report of the study: one self-contained HTML file with a slider for alpha."""
 
 import html
 from base64 import b64encode
@@ -16,12 +16,12 @@ N_STEPS = 41
 
 
 def report(studies: list[Study], folder: Path) -> str:
-    """The page, with the figures that `draw_all` wrote into the folder; the same studies give the same text."""
+    """Make the page with the figures that `draw_all` wrote to the folder; the same studies give the same text."""
     data = [b64encode((folder / f"figure{i}.png").read_bytes()).decode() for i in range(1, 6)]
     pictures = [f'<img alt="Figure {i}" src="data:image/png;base64,{text}">' for i, text in enumerate(data, 1)]
     body = f"""<h1>A neural network with Bayesian last layer: the simulation study</h1>
 <p>After Fiedler and Lucia, "Improved uncertainty quantification for neural networks with Bayesian last layer" (2023),
-run anew with one definition of every score.</p>
+repeated with the same definition of each score in all rows.</p>
 <h2>Table 1</h2><p class="note">{html.escape(caption(studies))}</p>
 {table(["", *COLUMNS.values()], cells(studies), "table1")}
 <ul class="note">{"".join(f"<li>{html.escape(note)}</li>" for note in NOTES)}</ul>
@@ -34,7 +34,7 @@ run anew with one definition of every score.</p>
 
 
 def _figure4(study: Study) -> str:
-    """Figure 4 with one hidden band for every alpha, and what each alpha scores."""
+    """Figure 4 with one hidden band per alpha, and the scores of each alpha."""
     network, X = study.bll[0], np.linspace(*TEST_RANGE, 200)[:, None]
     scale = Scalers.of(study.data.train).targets.scale.numpy()
     log_alphas = np.linspace(-2.0, 18.0, N_STEPS)

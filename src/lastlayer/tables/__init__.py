@@ -1,4 +1,4 @@
-"""Tables of users: read in pieces, encoded the same way ever after, predicted in bounded memory, written safely."""
+"""Tables of users: read in chunks, encoded as in training, predicted in bounded memory, written safely."""
 
 from lastlayer.tables.comparison import Comparison, compare, keep_back
 from lastlayer.tables.facts import Scores, explain, facts, score

@@ -1,4 +1,4 @@
-"""Cells of a table as numbers, texts and dates. NumPy alone: exported models carry a copy of this file."""
+"""Parsing of table cells as numbers, texts and dates. NumPy only: exported models contain a copy of this file."""
 
 import math
 import re
@@ -11,11 +11,11 @@ import numpy as np
 from numpy import ndarray
 
 MISSING = frozenset(["", "na", "n/a", "#n/a", "nan", "null", "none", "-", "?"])
-"""In a column of numbers or dates, in capitals or not; in one of texts only an empty cell is missing: "NA" may be a
-country."""
+"""Missing values of a column of numbers or dates, in any case. In a column of texts only an empty cell is missing: "NA"
+may be a country."""
 PERCENT = "%"
 SPACES = "\u00a0\u202f\u2009"
-"""Kinds of blanks that spreadsheets put between thousands."""
+"""Spaces that spreadsheets use as thousands separators."""
 CURRENCY = "$€£¥"
 UNIT = rf"[^\W\d_]\S*(?: [^\W\d_]\S*)?|[°µ‰{PERCENT}{CURRENCY}]\S*"
 TIME = r"(\d{1,2}):(\d{2})(?::(\d{2})(?:[.,](\d{1,6})\d*)?)?\s*([AaPp]\.?[Mm]\.?)?"
@@ -26,21 +26,21 @@ TIME_ALONE = re.compile(TIME)
 DAY = np.timedelta64(1, "D")
 FIRST_DAY = np.datetime64("1970-01-01", "us")
 PERIODS = {"hour": 1.0, "weekday": 7.0, "season": 365.2425}
-"""Calendar parts and their periods in days: time of the day, day of the week, day of the year."""
+"""Calendar parts and their periods in days: time of day, day of the week, day of the year."""
 
 
 def is_missing(cell: Any) -> bool:
-    """Of a number or a date."""
+    """Whether a cell of a column of numbers or dates is missing."""
     return cell is None or cell != cell or (isinstance(cell, str) and cell.strip().lower() in MISSING)
 
 
 def looks_like_date(text: str) -> bool:
-    """Or like a time."""
+    """Whether a text is a date or a time."""
     return any(pattern.fullmatch(text) for pattern in (YEAR_FIRST, YEAR_LAST, TIME_ALONE))
 
 
 def as_text(cell: Any) -> str:
-    """Without blanks around it; "" where it is missing."""
+    """The cell as text without surrounding spaces; "" if it is missing."""
     if isinstance(cell, str):
         return cell.strip()
     if cell is None or cell != cell:
@@ -49,26 +49,27 @@ def as_text(cell: Any) -> str:
 
 
 def as_texts(cells: ndarray) -> ndarray:
-    """The cells as texts, "" where one is missing."""
+    """The cells as texts without surrounding spaces; "" where a cell is missing."""
     return np.array([as_text(cell) for cell in cells], dtype=object)
 
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """How the numbers of a column are written."""
+    """The format of the numbers of a column."""
 
     decimal: str = "."
     thousands: bool = False
-    """Whether the other one of point and comma stands between thousands; blanks and apostrophes always may."""
+    """Whether the other one of point and comma separates thousands; spaces and apostrophes are always allowed."""
     unit: str = ""
-    """What follows each number, or a sign of currency before it."""
+    """Unit after each number, or currency sign before it."""
 
     @property
     def other(self) -> str:
+        """The one of point and comma that is not the decimal sign."""
         return "," if self.decimal == "." else "."
 
     def numbers(self, cells: ndarray) -> tuple[ndarray, ndarray]:
-        """The cells as numbers, NaN where one is missing, and which of them are neither."""
+        """Return the cells as numbers (NaN if missing), and a mask of cells that are neither numbers nor missing."""
         values, wrong = np.full(len(cells), math.nan), np.zeros(len(cells), dtype=bool)
         if cells.dtype.kind in "fiub":
             return cells.astype(float), wrong
@@ -77,7 +78,7 @@ class NumberFormat:
                 if "_" not in "".join(cells.tolist()):  # Python reads 1_0 as ten
                     return cells.astype(float), wrong
             except (TypeError, ValueError):
-                pass  # cells of several kinds, missing or wrong ones: one by one
+                pass  # mixed types, missing or invalid cells: parse one by one
         for i, cell in enumerate(cells):
             if is_missing(cell):
                 continue
@@ -90,7 +91,7 @@ class NumberFormat:
         return values, wrong
 
     def split(self, cell: str) -> tuple[float, str]:
-        """The number of a cell and its unit, whatever that is; ValueError if it begins with no such number."""
+        """Return the number of a cell and its unit; raise ValueError if the cell does not begin with a number."""
         text = cell.strip()
         try:
             if self.decimal == "." and "_" not in text:
@@ -120,15 +121,15 @@ class NumberFormat:
 
 @dataclass(frozen=True)
 class DateFormat:
-    """How the dates of a column are written: "ymd", "dmy", "mdy", or "time" for times of the day alone.
+    """The format of the dates of a column: "ymd", "dmy", "mdy", or "time" for times of day without a date.
 
-    Dates with the year first are read whatever the order. Times are those of the clock: a time zone is ignored.
+    Dates with the year first are accepted with any order. Times are local: a time zone is ignored.
     """
 
     order: str = "ymd"
 
     def dates(self, cells: ndarray) -> tuple[ndarray, ndarray]:
-        """The cells as dates, NaT where one is missing, and which of them are neither."""
+        """Return the cells as dates (NaT if missing), and a mask of cells that are neither dates nor missing."""
         if cells.dtype.kind == "M":
             return cells.astype("datetime64[us]"), np.zeros(len(cells), dtype=bool)
         values, wrong = np.full(len(cells), "NaT", dtype="datetime64[us]"), np.zeros(len(cells), dtype=bool)
@@ -142,7 +143,7 @@ class DateFormat:
         return values, wrong
 
     def iso(self, cell: str) -> str:
-        """As in ISO 8601, without a time zone; ValueError if it is no date."""
+        """Convert a cell to ISO 8601 without a time zone; raise ValueError if it is not a date."""
         text = cell.strip()
         if self.order == "time" and (found := TIME_ALONE.fullmatch(text)):
             return f"1970-01-01{_clock(*found.groups())}"
@@ -165,12 +166,12 @@ def _clock(hour: str | None, minute: str | None, second: str | None, part: str |
 
 
 def days(dates: ndarray) -> ndarray:
-    """Days since 1970, with their fraction."""
+    """Days since 1970-01-01, including the fraction of the day."""
     return np.asarray((dates - FIRST_DAY) / DAY, dtype=float)
 
 
 def place_in_period(since: ndarray, part: str) -> ndarray:
-    """From 0 to 1: time of the day, day of the week, or time of the year."""
+    """Position in a period, from 0 to 1: time of the day, day of the week, or time of the year."""
     if part == "season":
         dates = FIRST_DAY + (since * 86_400e6).astype("timedelta64[us]")
         start = dates.astype("datetime64[Y]")
@@ -180,7 +181,7 @@ def place_in_period(since: ndarray, part: str) -> ndarray:
 
 
 def calendar(since: ndarray, parts: Sequence[str]) -> ndarray:
-    """Inputs of a model: "days" as a number, every other part as the sine and cosine of its place in the period."""
+    """Encode dates: "days" as a number, every other part as the sine and cosine of its position in the period."""
     columns = []
     for part in parts:
         angle = 2 * np.pi * place_in_period(since, part) if part in PERIODS else None

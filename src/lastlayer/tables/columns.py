@@ -1,4 +1,4 @@
-"""Columns of a table as inputs of a model: numbers, texts and dates. What is learned of one is plain data."""
+"""Encoding of table columns as inputs of a model: numbers, texts and dates. A learned column is plain data."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,31 +19,31 @@ from lastlayer.tables.numbers import plain
 
 MOST_CATEGORIES = 50
 LARGEST = LARGEST_TARGET
-"""What a table may hold, inputs and targets alike."""
+"""Largest absolute value in a table, for inputs and targets alike."""
 PERIODS_SEEN = 2
-"""A calendar part is an input if the training rows cover so many of its periods."""
+"""A calendar part becomes an input if the training rows cover at least this many of its periods."""
 PLAIN = NumberFormat()
 SECOND = 1 / 86_400
-"""In days: ranges of dates are kept to the second."""
-ADVICE = 'fix or leave out these rows, or fit with --impute median (in Python: impute="median") to fill them'
+"""One second in days: ranges of dates are stored to the second."""
+ADVICE = 'fix or remove these rows, or fit with --impute median (in Python: impute="median") to fill them'
 
 
 @dataclass
 class Problems:
-    """What is wrong with a table, all of it in one error."""
+    """Collects all problems of a table, to report them in one error."""
 
     found: list[str] = field(default_factory=list)
 
     @contextmanager
     def collected(self) -> Iterator[None]:
-        """Keep an error for later."""
+        """Collect an error instead of raising it."""
         try:
             yield
         except InputError as error:
             self.found.append(str(error))
 
     def check(self) -> None:
-        """Raise the error, if there is one."""
+        """Raise one error with all problems, if there are any."""
         if len(self.found) > 1:
             raise InputError("\n  - ".join([f"the table has {len(self.found)} problems:", *self.found]))
         if self.found:
@@ -59,16 +59,16 @@ def finite_numbers(
     what: str = "the model needs",
     advice: str = ADVICE,
 ) -> Float[ndarray, " m"]:
-    """A column of finite numbers; missing ones are filled, or refused with advice if there is nothing to fill in."""
+    """Read a column of finite numbers; missing values are replaced by `fill`, or rejected with advice if it is None."""
     format, cells = format or PLAIN, table.cells(name, what)
     format = format if table.decimal == "auto" else replace(format, decimal=table.decimal)
     values, wrong = format.numbers(cells)
     if wrong.any():
         i = int(wrong.argmax())
-        reason = "lastlayer does regression, its targets are numbers" if what == "target" else "fix it"
-        others = f", {int(wrong.sum()) - 1} more rows as well" if wrong.sum() > 1 else ""
+        reason = "lastlayer does regression: its targets are numbers" if what == "target" else "fix it"
+        others = f" ({int(wrong.sum()) - 1} more rows are affected)" if wrong.sum() > 1 else ""
         raise InputError(
-            f"column {name!r} must be a number, and row {table.row(i)} has {shortened(cells[i])}{others}: "
+            f"column {name!r} must be a number, but row {table.row(i)} has {shortened(cells[i])}{others}: "
             f"{_misfit(cells[i], format) or reason}"
         )
     if fill is None:
@@ -77,25 +77,23 @@ def finite_numbers(
         values = np.where(np.isnan(values), fill, values)
     if (large := np.abs(values) > LARGEST).any():
         raise InputError(
-            f"column {name!r} is infinite, or beyond {LARGEST:g}, in {large.sum()} rows "
-            f"(first: row {table.row(large.argmax())}): fix them, or give the column in another unit"
+            f"column {name!r} is infinite, or larger than {LARGEST:g}, in {large.sum()} rows "
+            f"(first: row {table.row(large.argmax())}): fix them, or use another unit for the column"
         )
     return values
 
 
 def _misfit(cell: Any, learned: NumberFormat) -> str:
-    """Why a cell that is a number to a person is none in this column; "" if it is none at all."""
+    """Explain why a cell that looks like a number is not valid in this column; "" if it is not a number at all."""
     if not isinstance(cell, str):
         return ""
     try:
         unit = learned.split(cell)[1]
         if unit and learned.unit:
-            return f"the model knows this column in {learned.unit}, not in {unit}; convert the cell"
+            return f"the model was fitted with this column in {learned.unit}, not in {unit}; convert the cell"
         if learned.unit:
-            return f"every number of this column had the sign {learned.unit}, write it here too"
-        return (
-            f"no number of this column had a unit when the model was fitted; take {unit!r} away if it is the same one"
-        )
+            return f"every number of this column had the unit {learned.unit} in training; add it here"
+        return f"the numbers of this column had no unit in training; remove {unit!r} if it is the same unit"
     except ValueError:
         pass
     for decimal in ".,":
@@ -105,14 +103,14 @@ def _misfit(cell: Any, learned: NumberFormat) -> str:
             continue
         sign = "comma" if learned.decimal == "," else "point"
         return (
-            f"the model knows this column with a decimal {sign}{'' if learned.thousands else ', no thousands signs'}; "
-            "write it so, or say how this file writes numbers, such as --decimal ','"
+            f"in training this column had a decimal {sign}{'' if learned.thousands else ', no thousands separators'}; "
+            "write it that way, or give the decimal sign of this file, such as --decimal ','"
         )
     return ""
 
 
 def whole_texts(name: str, table: Table, *, fill: str | None) -> ndarray:
-    """A column of texts; missing ones are filled, or refused if there is nothing to fill in."""
+    """Read a column of texts; missing values are replaced by `fill`, or rejected if it is None."""
     texts = as_texts(table.cells(name, "the model needs"))
     if fill is None:
         _refuse_missing(name, table, texts == "", ADVICE)
@@ -120,13 +118,13 @@ def whole_texts(name: str, table: Table, *, fill: str | None) -> ndarray:
 
 
 def whole_dates(name: str, table: Table, format: DateFormat, *, fill: str | None) -> Float[ndarray, " m"]:
-    """A column of dates as days since 1970; missing ones are filled, or refused if there is nothing to fill in."""
+    """Read a column of dates as days since 1970; missing values are replaced by `fill`, or rejected if it is None."""
     cells = table.cells(name, "the model needs")
     dates, wrong = format.dates(cells)
     if wrong.any():
         i = int(wrong.argmax())
         raise InputError(
-            f"column {name!r} must be a date or time, and row {table.row(i)} has {shortened(cells[i])}: write it as in "
+            f"column {name!r} must be a date or time, but row {table.row(i)} has {shortened(cells[i])}: write it as in "
             "the training table, or as 2024-12-31 or 2024-12-31 23:59"
         )
     if fill is None:
@@ -143,24 +141,25 @@ def _refuse_missing(name: str, table: Table, missing: Bool[ndarray, " m"], advic
 
 
 def shortened(cell: Any) -> str:
-    """A cell as it may stand in a message: quoted, no control characters, not too long."""
+    """A cell for use in a message: quoted, without control characters, at most 40 characters long."""
     return repr(cell) if len(repr(cell)) <= 40 else repr(cell)[:40] + "..."
 
 
 @dataclass(frozen=True)
 class NumberColumn:
-    """An input that is a number."""
+    """A column of numbers: one input."""
 
     kind: ClassVar[str] = "number"
     name: str
     low: float
     high: float
     fill: float
-    """The median of the training rows."""
+    """Median of the training rows."""
     format: NumberFormat = PLAIN
 
     @classmethod
     def learn(cls, name: str, table: Table, impute: bool, format: NumberFormat | None = None) -> "NumberColumn":
+        """Learn range, median and format from the training table."""
         format = format or PLAIN
         finite_numbers(name, table, format=format, fill=0.0 if impute else None)
         values = format.numbers(table.columns[name])[0]
@@ -169,6 +168,7 @@ class NumberColumn:
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "NumberColumn":
+        """Read a column from JSON; raise KeyError, TypeError or ValueError if it is invalid."""
         low, high, fill = (checked.typed(word, saved[word], float) for word in ("low", "high", "fill"))
         column = cls(checked.typed("name", saved["name"], str), low, high, fill, format_from_json(saved["format"]))
         if not low <= high:
@@ -177,31 +177,36 @@ class NumberColumn:
 
     @property
     def features(self) -> list[str]:
+        """Names of the model's inputs that the column becomes."""
         return [self.name]
 
     @property
     def note(self) -> str:
-        """What was done to its cells, in words; "" if they are plain numbers."""
+        """How the cells are read, as a sentence for the user; "" for plain numbers."""
         return f"column {self.name!r} is read as numbers {self.format}" if str(self.format) else ""
 
     def typical(self) -> ndarray:
-        """A cell."""
+        """A typical cell: the median of the training rows."""
         return np.array([self.fill])
 
     def read(self, table: Table, impute: bool) -> ndarray:
+        """Read and check the cells of a table; fill missing ones if `impute`."""
         return finite_numbers(self.name, table, format=self.format, fill=self.fill if impute else None)
 
     def of_rows(self, values: ndarray) -> "NumberColumn":
-        """With the range of some rows."""
+        """The same column with the range of the given values."""
         return replace(self, low=float(values.min()), high=float(values.max()))
 
     def outside(self, values: ndarray) -> Bool[ndarray, " m"]:
+        """Mask of values outside the training range."""
         return (values < self.low) | (values > self.high)
 
     def encode(self, values: ndarray) -> Float[ndarray, "m k"]:
+        """Values as inputs of the model."""
         return values[:, None]
 
     def widened(self, values: ndarray) -> "NumberColumn":
+        """The column after more rows, with a range that includes them."""
         new = self.of_rows(values)
         return replace(self, low=min(self.low, new.low), high=max(self.high, new.high))
 
@@ -211,58 +216,67 @@ class NumberColumn:
 
 @dataclass(frozen=True)
 class TextColumn:
-    """An input that is one of several texts; each becomes a 0/1 input of its own."""
+    """A column of categories: one 0/1 input per category."""
 
     kind: ClassVar[str] = "text"
     name: str
     categories: tuple[str, ...]
     fill: str
-    """The most frequent of the training rows."""
+    """Most frequent text of the training rows."""
 
     @classmethod
     def learn(cls, name: str, table: Table, impute: bool) -> "TextColumn":
+        """Learn the categories and the most frequent one from the training table."""
         texts = whole_texts(name, table, fill="" if impute else None)
         counts = Counter(texts[texts != ""].tolist())
         if not counts:
-            raise InputError(f"column {name!r} is empty: leave it out with --drop")
+            raise InputError(f"column {name!r} is empty: exclude it with --drop")
         if len(counts) > min(MOST_CATEGORIES, max(2, len(texts) // 2)):
             raise InputError(
                 f"column {name!r} has {len(counts)} different texts in {len(texts)} rows (such as "
-                f"{shortened(texts[0])}): too many to learn from. Leave it out with --drop, or group them; at most "
-                f"{MOST_CATEGORIES}, and half as many as rows"
+                f"{shortened(texts[0])}): too many to learn from. Exclude it with --drop, or group the texts; the "
+                f"limit is {MOST_CATEGORIES}, and half the number of rows"
             )
         return cls(name, tuple(sorted(counts)), counts.most_common(1)[0][0])
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "TextColumn":
+        """Read a column from JSON; raise KeyError, TypeError or ValueError if it is invalid."""
         column = checked.instance(cls, {name: value for name, value in saved.items() if name != "kind"})
         if len(set(column.categories)) < len(column.categories) or column.fill not in column.categories:
             raise ValueError(
-                f"the texts of column {column.name!r} are {column}, and {column.fill!r} where one is missing"
+                f"the texts of column {column.name!r} are {column}, and missing ones are filled with {column.fill!r}"
             )
         return column
 
     @property
     def features(self) -> list[str]:
+        """Names of the model's inputs that the column becomes."""
         return [f"{self.name}={category}" for category in self.categories]
 
     @property
     def note(self) -> str:
+        """Empty: texts need no explanation."""
         return ""
 
     def typical(self) -> ndarray:
+        """A typical cell: the most frequent text of the training rows."""
         return np.array([self.fill], dtype=object)
 
     def read(self, table: Table, impute: bool) -> ndarray:
+        """Read and check the cells of a table; fill missing ones if `impute`."""
         return whole_texts(self.name, table, fill=self.fill if impute else None)
 
     def outside(self, values: ndarray) -> Bool[ndarray, " m"]:
+        """Mask of texts that no training row had."""
         return ~np.isin(values.astype(str), self.categories)
 
     def encode(self, values: ndarray) -> Float[ndarray, "m k"]:
+        """Values as 0/1 inputs of the model."""
         return (values[:, None] == np.array(self.categories, dtype=object)).astype(float)
 
     def widened(self, values: ndarray) -> "TextColumn":
+        """The column after more rows: the same, since these have no new texts."""
         return self
 
     def __str__(self) -> str:
@@ -272,23 +286,25 @@ class TextColumn:
 
 @dataclass(frozen=True)
 class DateColumn:
-    """An input that is a date or a time: days since 1970 and calendar parts, each as sine and cosine.
+    """A column of dates or times: days since 1970, and calendar parts as sine and cosine.
 
-    A part is an input if the training rows cover two of its periods, and differ in it. Of times alone: the hour.
+    A calendar part becomes an input if it varies in the training rows and these cover two of its periods. Times without
+    a date have one part, the time of day.
     """
 
     kind: ClassVar[str] = "date"
     name: str
     order: str
-    """How dates are written, see `DateFormat`."""
+    """Format of the dates, see `DateFormat`."""
     parts: tuple[str, ...]
     low: str
     high: str
     fill: str
-    """The median of the training rows; all three as in ISO 8601."""
+    """Median of the training rows; `low`, `high` and `fill` are in ISO 8601."""
 
     @classmethod
     def learn(cls, name: str, table: Table, impute: bool, format: DateFormat) -> "DateColumn":
+        """Learn range, median and calendar parts from the training table."""
         whole_dates(name, table, format, fill="1970-01-01" if impute else None)
         dates = format.dates(table.columns[name])[0]
         known = np.sort(dates[~np.isnat(dates)])
@@ -303,6 +319,7 @@ class DateColumn:
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "DateColumn":
+        """Read a column from JSON; raise KeyError, TypeError or ValueError if it is invalid."""
         parts = tuple(check_choice("part", part, ("days", *PERIODS)) for part in saved["parts"])
         ends = (str(np.datetime64(saved[word], "s")) for word in ("low", "high", "fill"))
         order = check_choice("order", saved["order"], ("ymd", "dmy", "mdy", "time"))
@@ -310,6 +327,7 @@ class DateColumn:
 
     @property
     def features(self) -> list[str]:
+        """Names of the model's inputs that the column becomes."""
         words: Callable[[str], list[str]] = lambda part: (
             [f"{self.name} (days)"] if part == "days" else [f"{self.name} ({part}, {of})" for of in ("sine", "cosine")]
         )
@@ -317,6 +335,7 @@ class DateColumn:
 
     @property
     def note(self) -> str:
+        """How the cells are read and which inputs they become, as a sentence for the user."""
         said = {"days": "days", "hour": "time of the day", "weekday": "day of the week", "season": "day of the year"}
         written = {"dmy": ", day before month", "mdy": ", month before day"}.get(self.order, "")
         what = "times" if self.order == "time" else "dates"
@@ -325,24 +344,29 @@ class DateColumn:
         )
 
     def typical(self) -> ndarray:
+        """A typical cell: the median of the training rows."""
         return np.array([self.fill], dtype="datetime64[us]")
 
     def read(self, table: Table, impute: bool) -> ndarray:
+        """Read and check the cells of a table; fill missing ones if `impute`."""
         return whole_dates(self.name, table, DateFormat(self.order), fill=self.fill if impute else None)
 
     def of_rows(self, values: ndarray) -> "DateColumn":
-        """With the range of some rows, to the second."""
+        """The same column with the range of the given values, to the second."""
         seconds = np.floor(np.array([values.min(), values.max()]) * 86_400 + 1e-3).astype("datetime64[s]")
         return replace(self, low=str(seconds[0]), high=str(seconds[1]))
 
     def outside(self, values: ndarray) -> Bool[ndarray, " m"]:
+        """Mask of values outside the training range, to the second."""
         low, high = days(np.array([self.low, self.high], dtype="datetime64[us]"))
         return (values < low - SECOND) | (values > high + SECOND)
 
     def encode(self, values: ndarray) -> Float[ndarray, "m k"]:
+        """Values as inputs of the model: days, and calendar parts as sine and cosine."""
         return calendar(values, self.parts)
 
     def widened(self, values: ndarray) -> "DateColumn":
+        """The column after more rows, with a range that includes them."""
         new = self.of_rows(values)
         return replace(self, low=min(self.low, new.low), high=max(self.high, new.high))
 
@@ -358,7 +382,7 @@ KINDS: dict[str, type[Column]] = {kind.kind: kind for kind in (NumberColumn, Tex
 
 
 def format_from_json(saved: dict[str, Any]) -> NumberFormat:
-    """Raises KeyError, TypeError or ValueError if it is not the JSON of a format."""
+    """Read a format from JSON; raise KeyError, TypeError or ValueError if it is invalid."""
     decimal = check_choice("decimal", saved["decimal"], (".", ","))
     thousands, unit = checked.typed("thousands", saved["thousands"], bool), checked.typed("unit", saved["unit"], str)
     return NumberFormat(decimal, thousands, unit)

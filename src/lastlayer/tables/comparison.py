@@ -1,4 +1,4 @@
-"""How good a fit is on rows that it was not fitted to, beside the simplest methods there are."""
+"""Scores of a fit on rows that it was not fitted to, next to those of linear regression and the mean."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,38 +22,39 @@ OURS, LINEAR, MEAN = "lastlayer", "linear regression", "mean"
 
 @dataclass(frozen=True)
 class MethodScores:
-    """Of one method and one target, in its units, on held-out rows."""
+    """Scores of one method for one target on held-out rows, in the units of the target."""
 
     target: str
     method: str
     r2: float
-    """Share of the target's variance that predictions explain; 0 is as good as the mean of these rows."""
+    """Share of the variance of the target that the predictions explain; 0 for the mean of these rows."""
     rmse: float
     coverage_90: float
     """Share of true values inside their 90% intervals."""
     width_90: float
-    """Mean width of these."""
+    """Mean width of these intervals."""
     lpd: float | None = None
-    """Mean log predictive density, larger is better; of this model alone."""
+    """Mean log predictive density; larger is better. Only for lastlayer."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A model beside linear regression and the mean, on the same held-out rows."""
+    """Scores of a model, of linear regression and of the mean on the same held-out rows."""
 
     rows: int
     kept_back: bool
-    """Whether the rows were kept back from the fit; otherwise networks of the fit left them out in turn."""
+    """Whether the rows were kept out of the whole fit; otherwise they are the held-out rows of its folds."""
     methods: tuple[MethodScores, ...]
 
     @property
     def caption(self) -> str:
+        """Which rows were scored, as part of a sentence."""
         if self.kept_back:
-            return f"on {self.rows:,} rows that were kept back"
-        return f"on {self.rows:,} rows, each predicted by networks that never saw it"
+            return f"on {self.rows:,} rows that were kept out of the fit"
+        return f"on {self.rows:,} rows, each predicted by networks that were not trained on it"
 
     def table(self) -> list[list[str]]:
-        """A head and one line per target and method; a target is named in its first line."""
+        """A header and one line per target and method; the target is named in the first of its lines."""
         head = ["target", "method", "R2", "RMSE", "in 90% intervals", "their width"]
         lines, last = [], ""
         for s in self.methods:
@@ -65,7 +66,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Said:
-    """What one method says of rows."""
+    """Predictions of one method, with intervals."""
 
     mean: Float[ndarray, "m q"]
     lower: Float[ndarray, "m q"]
@@ -73,22 +74,22 @@ class _Said:
 
 
 def compare(fitted: TableModel, table: Table, kept: Table | None = None) -> Comparison | None:
-    """Scores on held-out rows.
+    """Compare the model with linear regression and the mean on held-out rows.
 
     Parameters
     ----------
     fitted : TableModel
-        Just fitted: its regressor still has its `held_out_`.
+        Model that was just fitted: its regressor still has its `held_out_`.
     table : Table
-        The rows that it was fitted to.
+        The training rows.
     kept : Table, optional
-        Rows that were kept back from the fit. Without them, rows of `table` are predicted by those networks of the
-        fit that left them out.
+        Rows that were kept out of the fit. Without them, each row of `table` is predicted by the networks that were
+        not trained on it.
 
     Returns
     -------
     Comparison or None
-        None if nothing was held out: no rows kept back, and no network that left any out.
+        Scores; None if there are no held-out rows.
     """
     X, y = regression(fitted.schema, table)
     y = y.reshape(len(y), -1)
@@ -141,7 +142,7 @@ def _compared(
 def _baselines(
     X: Float[ndarray, "m d"], y: Float[ndarray, "m q"], new: Float[ndarray, "n d"]
 ) -> Iterator[tuple[str, _Said]]:
-    """Linear regression and the mean, with intervals of the width that residuals of the training rows have."""
+    """Predict by linear regression and by the mean, with Gaussian intervals from their training residuals."""
     reach = float(ndtri((1 + LEVEL) / 2))
     linear, constant = np.empty((2, len(new), y.shape[1])), np.empty((2, len(new), y.shape[1]))
     for j in range(y.shape[1]):
@@ -157,23 +158,23 @@ def _baselines(
 
 
 def keep_back(table: Table, share: float, *, groups: str | None = None, seed: int = 0) -> tuple[Table, Table]:
-    """The rows to fit to and those kept back, picked at random; whole groups (a column) where rows belong together.
+    """Split a table at random into rows to fit and rows to keep out of the fit.
 
     Parameters
     ----------
     table : Table
         All rows.
     share : float
-        Of the rows, or of the groups, to keep back.
+        Share of the rows, or of the groups, to keep out.
     groups : str, optional
-        Column that says which rows belong together.
+        Column whose values define groups of rows; a group is never split.
     seed : int, default 0
-        The same seed keeps the same rows back.
+        Seed of the random split.
 
     Returns
     -------
     tuple of two Tables
-        In the order of the file.
+        Rows to fit and rows kept out, in the order of the file.
 
     Raises
     ------
@@ -186,8 +187,8 @@ def keep_back(table: Table, share: float, *, groups: str | None = None, seed: in
     picked = np.isin(labels, np.random.default_rng(seed).permutation(every)[:n])
     if not 2 <= picked.sum() <= len(table) - 2:
         raise InputError(
-            f"--holdout {share} would keep {picked.sum()} of {len(table)} rows back: give a share between 0 and 1, "
-            "such as 0.2, that leaves two rows or more on both sides"
+            f"--holdout {share} would keep {picked.sum()} of {len(table)} rows out of the fit: give a share between 0 "
+            "and 1, such as 0.2, with at least two rows on both sides"
         )
     part = lambda rows: Table({name: cells[rows] for name, cells in table.columns.items()})
     return part(~picked), part(picked)

@@ -1,4 +1,4 @@
-"""What a model has learned and how good its predictions of a table are, as plain data and in words."""
+"""Facts about a fitted model and scores of its predictions of a table, as plain data and as text."""
 
 import math
 from collections.abc import Sequence
@@ -17,40 +17,40 @@ from lastlayer.tables.model import TableModel
 from lastlayer.tables.numbers import percent, written
 
 MEASURED = ("held_out", "importance")
-"""What `lastlayer fit` measures on held-out rows and writes into the card."""
+"""Entries of the card that `lastlayer fit` measures on held-out rows."""
 
 
 @dataclass(frozen=True)
 class TargetScores:
-    """Of one target, in its units; LPD and CRPS judge mean and uncertainty together."""
+    """Scores of one target, in its units; LPD and CRPS judge mean and uncertainty together."""
 
     target: str
     rmse: float
     r2: float
-    """Share of the target's variance that the mean explains."""
+    """Share of the variance of the target that the mean explains."""
     lpd: float
-    """Mean log predictive density, larger is better."""
+    """Mean log predictive density; larger is better."""
     crps: float
     coverage_50: float
     coverage_95: float
-    """Share of targets inside their intervals."""
+    """Share of true values inside their intervals, like `coverage_50`."""
     width_95: float
-    """Mean width of these."""
+    """Mean width of the 95% intervals."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Of all targets."""
+    """Scores of all targets."""
 
     rows: int
     targets: tuple[TargetScores, ...]
     lpd: float
-    """Joint over the targets."""
+    """Mean log predictive density, joint over the targets."""
     calibration_error: float
-    """Mean distance between the level of intervals and the share of targets inside."""
+    """Mean absolute difference between the level of intervals and the share of targets inside."""
 
     def table(self) -> list[list[str]]:
-        """A head and one line per target."""
+        """A header and one line per target."""
         head = ["target", "RMSE", "R2", "LPD", "CRPS", "in 50%", "in 95%", "width of 95%"]
         words = ("rmse", "r2", "lpd", "crps", "coverage_50", "coverage_95", "width_95")
         shown = lambda s, word: (percent if word.startswith("coverage") else written)(getattr(s, word))
@@ -58,8 +58,9 @@ class Scores:
 
 
 def score(p: Prediction, y: Float[ndarray, "m q"], names: Sequence[str]) -> Scores:
+    """Score predictions against the true values of all targets."""
     if len(y) < 2:
-        raise InputError(f"scores need two rows or more, and {len(y)} is there")
+        raise InputError(f"scores need at least two rows, but the table has {len(y)}")
     p = p.with_output_axis()
     each_rmse, (lower, upper) = rmse(p, y, per_output=True), p.interval(0.95)
     columns = {
@@ -77,7 +78,7 @@ def score(p: Prediction, y: Float[ndarray, "m q"], names: Sequence[str]) -> Scor
 
 
 def explain(table_model: TableModel) -> dict[str, Any]:
-    """Settings, noise, alpha, calibration, the training range of every input and the condition of the features."""
+    """Collect settings, noise, alpha, calibration, training ranges of the inputs and condition of the features."""
     model, schema = table_model.model, table_model.schema
     noise = zip(schema.targets, model.noise_std_.tolist(), strict=True)
     return {
@@ -98,7 +99,7 @@ def explain(table_model: TableModel) -> dict[str, Any]:
 
 
 def facts(table_model: TableModel) -> dict[str, str]:
-    """The model card: the same in words, by subject."""
+    """The model card: the same facts as text, by subject."""
     found, card = explain(table_model), table_model.card
     settings, features = table_model.model.settings_, found["features"]
     of_log = " of its logarithm" if settings.target_transform == "log" else ""
@@ -108,13 +109,13 @@ def facts(table_model: TableModel) -> dict[str, str]:
             f"{row['target']} (noise std{of_log} {written(row['noise_std'])})" for row in found["targets"]
         ),
         "inputs": ", ".join(table_model.schema.features),
-        "missing values": "filled by median or most frequent" if found["impute"] else "refused",
+        "missing values": "filled with the median or the most frequent text" if found["impute"] else "rejected",
         "training rows": str(card.get("rows", "unknown")),
-        "fitted": "{}, to {}, by lastlayer {}".format(*(card.get(k, "unknown") for k in ("fitted", "data", "version"))),
-        "training": "interrupted before its end" if card.get("interrupted") else "ran to its end",
-        "networks": f"{found['members']} of {list(settings.hidden)}, {settings.activation}",
+        "fitted": "{}, on {}, by lastlayer {}".format(*(card.get(k, "unknown") for k in ("fitted", "data", "version"))),
+        "training": "interrupted" if card.get("interrupted") else "complete",
+        "networks": f"{found['members']}, hidden layers {list(settings.hidden)}, {settings.activation}",
         "noise": settings.noise,
-        "best alone": found["family"],
+        "best family": found["family"],
         "features": f"{features['count']}, of which the data determine {features['determined']:.1f}; "
         f"condition {features['condition']:.1e}",
         "log alpha": f"{log_star:.3f} by the evidence, {log_alpha:.3f} in use",
@@ -126,14 +127,14 @@ def facts(table_model: TableModel) -> dict[str, str]:
 
 
 def _held_out(saved: Any) -> str:
-    """What `lastlayer fit` measured of its own predictions, the baselines left out."""
+    """Scores of the model that `lastlayer fit` measured on held-out rows, without the baselines."""
     try:
         own = [row for row in saved["methods"] if row["lpd"] is not None]
         words = "{}: R2 {:.3f}, RMSE {}, {} in 90% intervals"
         return "; ".join(
             words.format(row["target"], row["r2"], written(row["rmse"], 3), percent(row["coverage_90"])) for row in own
         )
-    except (KeyError, TypeError, ValueError):  # nothing was held out, or a file says anything
+    except (KeyError, TypeError, ValueError):  # nothing was held out, or the file is damaged
         return "not scored"
 
 
@@ -155,7 +156,7 @@ def _calibration(model: BLLRegressor) -> dict[str, Any] | None:
 
 
 def _features(model: BLLRegressor) -> dict[str, Any]:
-    """Of the worst member: how many features, how many of them the data determine, and their condition."""
+    """Facts about the worst-conditioned member: features, how many of them the data determine, condition."""
     rows = []
     for posterior in (member.layer.posterior for member in model.members_):
         values = posterior.eigenvalues().cpu().numpy()

@@ -1,4 +1,4 @@
-"""Tables read a piece at a time: CSV, JSON lines, Parquet and Excel. Cells stay what they were in the file."""
+"""Reading of tables in chunks: CSV, JSON lines, Parquet and Excel. Cells keep their types."""
 
 import codecs
 import csv
@@ -22,44 +22,44 @@ from lastlayer.tables.cells import PERCENT
 
 CHUNK_ROWS = 16_384
 BLOCK = 4 * 2**20
-"""Bytes of a CSV that are parsed at a time; no line may be longer."""
+"""Bytes of a CSV file that are parsed at a time; no line may be longer."""
 MOST_COLUMNS = 20_000
 DECIMALS = ("auto", ".", ",")
 SEPARATORS = ";\t|,"
-"""The one that makes most columns of the first line; if two do, the rarer one: names contain commas."""
+"""Candidates for the separator; the one that gives most columns in the first line is used, the earlier one in a tie."""
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
-"""First bytes that tell the encoding of a text; that of UTF-8 is skipped."""
+"""Byte-order marks and the encodings they stand for; that of UTF-8 is skipped."""
 SHOWN = 5
-"""Rows of the wrong length that a message shows."""
+"""Number of rows of the wrong length that a message lists."""
 Cells = dict[str, ndarray]
-"""Column by column: numbers, dates (datetime64), or texts and numbers as objects; None for a missing cell."""
+"""Columns by name: numbers, dates (datetime64), or texts and numbers as objects, with None for a missing cell."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Some rows of a table."""
+    """A table, or a chunk of one."""
 
     columns: Cells
     first: int = 0
-    """How many rows of the file come before these."""
+    """Number of rows of the file before these."""
     skipped: tuple[int, ...] = ()
     """Rows of the file that could not be read, counted from one."""
     decimal: str = "auto"
-    """Decimal sign of numbers that are texts, if it is not that of the training table."""
+    """Decimal sign of numbers that are written as text; "auto" for that of the training table."""
     separator: str = ","
-    """Between the cells of its CSV; with semicolons, commas are decimal signs rather than thousands signs."""
+    """Separator of the cells in a CSV file; with semicolons, commas are taken as decimal signs if in doubt."""
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
 
     def __str__(self) -> str:
-        """The names of its columns, as in a message."""
+        """The names of the columns, for messages."""
         shown, n = ", ".join(map(repr, islice(self.columns, 20))), len(self.columns)
         return f"{shown}, ... ({n} columns)" if n > 20 else shown
 
     def cells(self, name: str, what: str) -> ndarray:
-        """One column; the error for a column that is missing begins with `what` it was wanted for."""
+        """Return one column; `what` begins the error message if the table does not have it."""
         if name not in self.columns:
             near = {known.lower(): known for known in self.columns}.get(name.strip().lower())
             hint = f"; did you mean {near!r}?" if near else ""
@@ -67,7 +67,7 @@ class Table:
         return self.columns[name]
 
     def row(self, i: SupportsInt) -> int:
-        """The number of row i in messages: counted from one, without the header."""
+        """The number of row i in messages, counted from one without the header."""
         row = self.first + int(i) + 1
         for skipped in self.skipped:
             row += skipped <= row
@@ -76,13 +76,13 @@ class Table:
 
 @dataclass(frozen=True)
 class TableFile:
-    """A file that holds a table: .csv, .tsv, .jsonl (.ndjson, .json), these with .gz behind it, .parquet or .xlsx."""
+    """A table in a file: .csv, .tsv, .jsonl (.ndjson, .json), any of these with .gz appended, .parquet or .xlsx."""
 
     path: Path
     encoding: str | None = None
-    """Of the text in it; None: UTF-8, or UTF-16 if its first bytes say so."""
+    """Encoding of the text; None for UTF-8, or UTF-16 if the file begins with a byte-order mark."""
     decimal: str = "auto"
-    """Its decimal sign, if it is not that of the training table."""
+    """Decimal sign; "auto" for that of the training table."""
 
     def __post_init__(self) -> None:
         check_choice("decimal", self.decimal, DECIMALS)
@@ -91,27 +91,29 @@ class TableFile:
                 codecs.lookup(self.encoding)
             except LookupError as error:
                 raise InputError(
-                    f"--encoding {self.encoding!r} is not known: Western Excel files are often cp1252, old ones latin-1"
+                    f"--encoding {self.encoding!r} is unknown: Western Excel files are often cp1252, old ones latin-1"
                 ) from error
 
     @property
     def suffix(self) -> str:
-        """Of what it holds, packed or not."""
+        """Suffix of the table, without .gz."""
         return (self.path.with_suffix("") if self.packed else self.path).suffix.lower()
 
     @property
     def packed(self) -> bool:
+        """Whether the file is compressed by gzip."""
         return self.path.suffix.lower() == ".gz"
 
     @property
     def stem(self) -> str:
-        """Its name without suffixes."""
+        """Name of the file without suffixes."""
         return Path(self.path.stem).stem if self.packed else self.path.stem
 
     def chunks(self, rows: int = CHUNK_ROWS, *, problems: list[str] | None = None) -> Iterator[Table]:
-        """The table in pieces of `rows` rows; there is at least one row.
+        """Yield the table in chunks of `rows` rows, at least one row in all.
 
-        Rows of the wrong length are an error at the end, or are left out and added to `problems` if these are given.
+        Rows with the wrong number of cells are skipped. In the end they raise an error, or are reported in `problems`
+        if this list is given.
         """
         self._check()
         first, skipped, separator = 0, list[tuple[int, str]](), ","
@@ -125,9 +127,9 @@ class TableFile:
         except UnicodeError as error:
             raise InputError(self._not_decoded(error)) from error
         except PermissionError as error:
-            raise InputError(f"{self.path} may not be read: {error.strerror}") from error
+            raise InputError(f"{self.path} cannot be read: {error.strerror}") from error
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise InputError(f"{self.path} is not a whole gzip file: {error}") from error
+            raise InputError(f"{self.path} is not a complete gzip file: {error}") from error
         found = (
             [f"{len(skipped)} rows of {self.path} have the wrong number of cells: {_listed(skipped)}"]
             if skipped
@@ -138,16 +140,16 @@ class TableFile:
         if problems is not None:
             problems += found
         if not first:
-            raise InputError(found[0] if found else f"{self.path} has no rows: there is nothing below its header")
+            raise InputError(found[0] if found else f"{self.path} has no rows below its header")
 
     def read(self, *, problems: list[str] | None = None) -> Table:
-        """The whole table."""
+        """Read the whole table."""
         parts = list(self.chunks(problems=problems))
         columns = {name: _joined([part.columns[name] for part in parts]) for name in parts[0].columns}
         return replace(parts[-1], columns=columns, first=0)
 
     def separator(self) -> str:
-        """Between the cells of a CSV; a comma for every other kind."""
+        """Separator of the cells in a CSV file; a comma for every other format."""
         if self.suffix not in TEXTS[:2]:
             return ","
         self._check()
@@ -184,12 +186,12 @@ class TableFile:
         if self.encoding is not None:
             return f"{self.path} is not {self.encoding} text{byte}: give another --encoding"
         return (
-            f"{self.path} is not UTF-8 text{byte}: say how it is encoded, such as --encoding cp1252 (Western Excel), "
-            "or save the table as UTF-8, in Excel as 'CSV UTF-8'"
+            f"{self.path} is not UTF-8 text{byte}: give its encoding, such as --encoding cp1252 (Western Excel), "
+            "or save the table as UTF-8 (in Excel: 'CSV UTF-8')"
         )
 
     def _line(self, file: io.TextIOWrapper) -> str:
-        """The next line, but none that fills the memory."""
+        """The next line; an overlong line is an error, so that it cannot fill the memory."""
         line = file.readline(BLOCK + 1)
         if len(line) > BLOCK:
             raise InputError(self._too_long)
@@ -200,7 +202,7 @@ class TableFile:
         return f"{self.path} has a line of more than {BLOCK:,} characters: that is not a table"
 
     def _csv(self, skipped: list[tuple[int, str]]) -> Callable[[int], Iterator[Cells]]:
-        """Rows of a CSV; those of another length than the header are skipped."""
+        """Reader of a CSV file; rows with another number of cells than the header are skipped."""
 
         def cells_of(rows: int) -> Iterator[Cells]:
             pa = need("pyarrow", extra="cli")
@@ -218,7 +220,7 @@ class TableFile:
             encoding = self._encoding()
             reader = {
                 "read_options": arrow.ReadOptions(
-                    use_threads=False,  # for the numbers of rows
+                    use_threads=False,  # threads would lose the row numbers
                     block_size=BLOCK,
                     skip_rows=first,
                     column_names=places,
@@ -245,7 +247,7 @@ class TableFile:
         return cells_of
 
     def _header(self) -> tuple[list[str], str, int]:
-        """The names of the columns, what separates them, and how many lines they fill."""
+        """Names of the columns, their separator, and the number of lines of the header."""
         with self._text() as file:
             separator = _separator(first := self._line(file))
             lines = chain([first] if first else [], iter(lambda: self._line(file), ""))
@@ -255,11 +257,11 @@ class TableFile:
             except csv.Error as error:
                 raise InputError(f"the first line of {self.path} is not CSV: {error}") from error
         if not any(names):
-            raise InputError(f"{self.path} begins with an empty line: its first line must name the columns")
+            raise InputError(f"{self.path} begins with an empty line: the first line must contain the column names")
         if all(NUMBER.fullmatch(name) for name in names):
             raise InputError(
-                f"the first line of {self.path} is {separator.join(names)!r}, numbers only: put a line with the names "
-                "of the columns above it"
+                f"the first line of {self.path} is {separator.join(names)!r}, numbers only: add a line with the column "
+                "names above it"
             )
         if not names[0] and "index" not in names:
             names[0] = "index"  # as pandas writes it
@@ -277,7 +279,7 @@ class TableFile:
                     names.extend(() if names else row)
                     if strange := [name for name in row if name not in names]:
                         raise InputError(
-                            f"line {number} of {self.path} has the name {strange[0]!r}, which the first line has not"
+                            f"line {number} of {self.path} has the name {strange[0]!r}, which is not in the first line"
                         )
                     yield [row.get(name) for name in names]
 
@@ -297,15 +299,15 @@ class TableFile:
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, PermissionError):
                 raise
-            raise InputError(f"{self.path} is not a whole Parquet file: {error}") from error
+            raise InputError(f"{self.path} is not a complete Parquet file: {error}") from error
 
     def _excel(self, rows: int) -> Iterator[Cells]:
-        """The first sheet; its first row names the columns."""
+        """Read the first sheet, whose first row contains the column names."""
         openpyxl = need("openpyxl", extra="cli")
         try:
             book = openpyxl.load_workbook(self.path, read_only=True, data_only=True)
-        except Exception as error:  # zip, XML and openpyxl have errors of their own
-            raise InputError(f"{self.path} is not a whole Excel file: {error}") from error
+        except Exception as error:  # zip, XML and openpyxl raise different errors
+            raise InputError(f"{self.path} is not a complete Excel file: {error}") from error
         try:
             sheet = iter(book.worksheets[0].iter_rows())
             names = ["" if cell.value is None else str(cell.value).strip() for cell in next(sheet, ())]
@@ -326,17 +328,17 @@ TEXTS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
 
 
 def chunks(path: Path, rows: int = CHUNK_ROWS) -> Iterator[Table]:
-    """The table in a file, in pieces of `rows` rows."""
+    """Yield the table in a file in chunks of `rows` rows."""
     return TableFile(path).chunks(rows)
 
 
 def read(path: Path) -> Table:
-    """The whole table in a file."""
+    """Read the whole table in a file."""
     return TableFile(path).read()
 
 
 def typed(cells: Sequence[Any]) -> ndarray:
-    """A column of Python objects: dates if all of them are, otherwise as they are; truth values become texts."""
+    """Convert Python objects to a column: dates if all are dates, else objects; Booleans and times become texts."""
     known = [cell for cell in cells if cell is not None]
     if known and all(hasattr(cell, "year") for cell in known):
         naive = [
@@ -351,7 +353,7 @@ def typed(cells: Sequence[Any]) -> ndarray:
 
 
 def _joined(parts: list[ndarray]) -> ndarray:
-    """Pieces of a column; dates in one and texts in another stay what they are."""
+    """Concatenate chunks of a column; if their types differ, the cells keep theirs."""
     if len({part.dtype for part in parts}) > 1:
         parts = [part.astype(object) for part in parts]
     return np.concatenate(parts)
@@ -361,7 +363,7 @@ def _separator(line: str) -> str:
     def columns(separator: str) -> int:
         try:
             return len(next(csv.reader([line], delimiter=separator), []))
-        except csv.Error:  # a cell without end
+        except csv.Error:  # an unclosed quote
             return 0
 
     return max(SEPARATORS, key=columns)
@@ -370,7 +372,7 @@ def _separator(line: str) -> str:
 def _listed(skipped: list[tuple[int, str]]) -> str:
     shown = "; ".join(words for _, words in skipped[:SHOWN])
     more = f"; and {len(skipped) - SHOWN} more" if len(skipped) > SHOWN else ""
-    return f"{shown}{more}. A cell that contains the separator must stand in double quotes"
+    return f"{shown}{more}. A cell that contains the separator must be in double quotes"
 
 
 def _json_row(line: str, where: str) -> dict[str, Any]:
@@ -386,14 +388,14 @@ def _json_row(line: str, where: str) -> dict[str, Any]:
     for name, value in row.items():
         if not isinstance(value, str | int | float | None):
             raise InputError(
-                f"{name!r} in {where} is a {type(value).__name__}: a cell is a number, a text or null; spread it over "
-                "columns of its own"
+                f"{name!r} in {where} is a {type(value).__name__}: a cell is a number, a text or null; split it into "
+                "several columns"
             )
     return row
 
 
 def _excel_cell(cell: Any) -> Any:
-    """A number that is shown as per cent is written as such, as in a CSV of the same sheet."""
+    """A number that is displayed as a percentage becomes such a text, as in a CSV file of the same sheet."""
     value = cell.value
     if isinstance(value, int | float) and not isinstance(value, bool) and PERCENT in (cell.number_format or ""):
         return f"{100 * value:.15g}{PERCENT}"
@@ -401,12 +403,12 @@ def _excel_cell(cell: Any) -> Any:
 
 
 def arrow_modules() -> tuple[Any, Any]:
-    """pyarrow and its Parquet module."""
+    """Import pyarrow and its Parquet module."""
     return need("pyarrow", extra="cli"), need("pyarrow.parquet", extra="cli")
 
 
 def arrow_cells(column: Any, name: str) -> ndarray:
-    """A column of an Arrow table."""
+    """Convert a column of an Arrow table."""
     pa = arrow_modules()[0]
     types = pa.types
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type
@@ -418,22 +420,22 @@ def arrow_cells(column: Any, name: str) -> ndarray:
         return column.cast(pa.timestamp("us"), safe=False).to_numpy(zero_copy_only=False)
     known = (types.is_integer, types.is_string, types.is_large_string, types.is_boolean, types.is_null, types.is_time)
     if not any(is_kind(kind) for is_kind in known):
-        raise InputError(f"column {name!r} is of type {kind}: a column holds numbers, texts or dates")
+        raise InputError(f"column {name!r} is of type {kind}: columns contain numbers, texts or dates")
     return typed(column.to_pylist())
 
 
 def _check_names(names: list[str], path: Path) -> None:
     if len(names) > MOST_COLUMNS:
         raise InputError(
-            f"{path} has {len(names):,} columns, and at most {MOST_COLUMNS:,} are read: is the table transposed? Keep "
+            f"{path} has {len(names):,} columns, but the limit is {MOST_COLUMNS:,}: is the table transposed? Keep only "
             "the columns that are needed"
         )
     seen: set[str] = set()
     for i, name in enumerate(names, 1):
         if not name.strip():
-            raise InputError(f"column {i} of {path} has no name: give it one or take the column out")
+            raise InputError(f"column {i} of {path} has no name: name it or remove it")
         if not name.isprintable():
-            raise InputError(f"column {i} of {path} is called {name!r}: give it a name without control characters")
+            raise InputError(f"column {i} of {path} is called {name!r}: rename it, without control characters")
         if name in seen:
-            raise InputError(f"{path} has two columns called {name!r}: give each its own name")
+            raise InputError(f"{path} has two columns called {name!r}: rename one of them")
         seen.add(name)

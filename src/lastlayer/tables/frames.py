@@ -1,4 +1,4 @@
-"""Tables from DataFrames of pandas and polars, and from dictionaries of columns."""
+"""Tables from pandas and polars DataFrames, and from dictionaries of columns."""
 
 from collections.abc import Mapping
 from datetime import date, time
@@ -13,7 +13,7 @@ from lastlayer.errors import InputError
 from lastlayer.tables.files import Table, typed
 
 CELLS = (str, Real, Decimal, date, time, type(None), np.bool_)
-"""What a cell may be."""
+"""Allowed types of a cell."""
 
 
 def is_table(X: Any) -> bool:
@@ -22,27 +22,27 @@ def is_table(X: Any) -> bool:
 
 
 def as_table(X: Any) -> Table:
-    """A DataFrame of pandas or polars, a dictionary of columns, or a table that is one already."""
+    """Convert a pandas or polars DataFrame or a dictionary of columns; a `Table` is returned as it is."""
     if isinstance(X, Table):
         return X
     if not is_table(X):
-        raise InputError(f"a table with named columns is needed, such as a DataFrame, and X is a {type(X).__name__}")
+        raise InputError(f"X must be a table with named columns, such as a DataFrame, but it is a {type(X).__name__}")
     names = list(X if isinstance(X, Mapping) else X.columns)
     if strange := [name for name in names if not isinstance(name, str) or not name.strip()]:
-        raise InputError(f"the column {strange[0]!r} has no text as its name: rename it, such as to 'x{strange[0]}'")
+        raise InputError(f"the column name {strange[0]!r} is not a text: rename it, for instance to 'x{strange[0]}'")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"there are two columns called {twice!r}: give each its own name")
+        raise InputError(f"there are two columns called {twice!r}: rename one of them")
     columns = {name: column_cells(X[name], name) for name in names}
     if len({len(cells) for cells in columns.values()}) != 1 or not len(next(iter(columns.values()))):
-        raise InputError(f"the table has {len(names)} columns and no rows, or columns of different lengths")
+        raise InputError(f"the table has {len(names)} columns, but no rows, or columns of different lengths")
     return Table(columns)
 
 
 def column_cells(column: Any, name: str) -> ndarray:
-    """A column as tables have them: numbers, truth values, dates, or objects with None where one is missing.
+    """Convert a pandas or polars column, a NumPy array or a sequence to a column of a table.
 
-    Of pandas or polars, a NumPy array or a sequence.
+    The result contains numbers, Booleans, dates, or objects with None for a missing cell.
     """
     library = type(column).__module__.split(".")[0]
     if library == "polars":
@@ -56,7 +56,7 @@ def column_cells(column: Any, name: str) -> ndarray:
     if values.ndim != 1 or values.dtype.kind not in "biufMO" or strange:
         what = f"holds a {min(kind.__name__ for kind in strange)}" if strange else f"is {values.dtype}"
         shape = f" of shape {values.shape}" if values.ndim != 1 else ""
-        raise InputError(f"column {name!r} {what}{shape}: a column holds numbers, texts or dates")
+        raise InputError(f"column {name!r} {what}{shape}: columns contain numbers, texts or dates")
     if values.dtype.kind in "iuf":
         return values.astype(float)
     return values.astype("datetime64[us]") if values.dtype.kind == "M" else values

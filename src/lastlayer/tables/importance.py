@@ -1,4 +1,4 @@
-"""Which columns of a table matter to a model, and what its predictions do as one of them varies."""
+"""Importance of the columns of a table for a model, and partial dependence of its predictions on them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,25 +24,26 @@ LOSSES = ("rmse", "rmse_std", "lpd")
 
 @dataclass(frozen=True)
 class Ranking:
-    """What predictions of each target lose without each column of the table."""
+    """Importance of each column of a table: the loss of accuracy without it, for each target."""
 
     targets: tuple[str, ...]
     inputs: tuple[Importance, ...]
     rows: int
-    """On which it was found."""
+    """Number of rows that it was measured on."""
     held_out: bool
-    """Whether they were held out by the fit, or kept back from it; otherwise they were given."""
+    """Whether these rows were held out by the fit or kept out of it; otherwise they were given by the user."""
 
     def ranked(self, j: int) -> list[Importance]:
-        """The most important column for target j first."""
+        """Columns by their importance for target j, the most important one first."""
         return sorted(self.inputs, key=lambda one: -one.rmse[j])
 
     @property
     def caption(self) -> str:
+        """Which rows were used, as part of a sentence."""
         return f"{self.rows:,} {'held-out' if self.held_out else 'given'} rows"
 
     def table(self) -> list[list[str]]:
-        """A head and one line per target and column; a target is named in its first line."""
+        """A header and one line per target and column; the target is named in the first of its lines."""
         lines = []
         for j, target in enumerate(self.targets):
             for i, one in enumerate(self.ranked(j)):
@@ -51,7 +52,7 @@ class Ranking:
         return [["target", "input", "RMSE lost without it", "LPD lost"], *lines]
 
     def sentences(self, most: int = 4) -> list[str]:
-        """For each target, the columns it depends on; losses within two standard deviations of zero do not count."""
+        """One sentence per target with the columns it depends on: those whose loss exceeds two standard deviations."""
         found = []
         for j, target in enumerate(self.targets):
             real = [one.name for one in self.ranked(j) if one.rmse[j] > 2 * one.rmse_std[j]][:most]
@@ -60,12 +61,13 @@ class Ranking:
         return found
 
     def as_json(self) -> dict[str, Any]:
+        """The ranking as plain JSON."""
         inputs = [{"input": one.name} | {word: getattr(one, word).tolist() for word in LOSSES} for one in self.inputs]
         return {"targets": list(self.targets), "rows": self.rows, "held_out": self.held_out, "inputs": inputs}
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "Ranking":
-        """Raises KeyError, TypeError or ValueError if it is not the JSON of a ranking."""
+        """Read a ranking from JSON; raise KeyError, TypeError or ValueError if it is invalid."""
         inputs = [
             Importance(str(one["input"]), *(np.array(one[word], dtype=float) for word in LOSSES))
             for one in saved["inputs"]
@@ -74,9 +76,9 @@ class Ranking:
 
 
 def columns_of(schema: Schema, table: Table | None = None) -> list[Input]:
-    """The columns of a table as inputs to explain: a category or a date is one of them, however it is encoded."""
+    """The columns of a table as inputs to explain; a category or a date is one input, however it is encoded."""
     found, first = [], 0
-    columns: Iterable[Any] = schema.columns  # of these kinds, or of any that has features
+    columns: Iterable[Any] = schema.columns  # these types, or any with features
     for column in columns:
         places = tuple(range(first, first + len(column.features)))
         first += len(places)
@@ -85,7 +87,7 @@ def columns_of(schema: Schema, table: Table | None = None) -> list[Input]:
             grid = np.linspace(column.low, column.high, STEPS)[:, None]
         elif isinstance(column, TextColumn):
             grid, labels = np.eye(len(places)), column.categories
-        elif table is not None:  # of other kinds, values that are there, in their order
+        elif table is not None:  # other types: values of the table, sorted
             texts, rows = np.unique(as_texts(table.columns[column.name]).astype(str), return_index=True)
             kept = np.unique(np.linspace(0, len(texts) - 1, STEPS).round().astype(int))
             grid = schema.encode(table, unknown="warn").X[rows[kept]][:, places]
@@ -95,7 +97,7 @@ def columns_of(schema: Schema, table: Table | None = None) -> list[Input]:
 
 
 def saved_ranking(fitted: TableModel) -> Ranking | None:
-    """What `lastlayer fit` measured and wrote into the model file; None if it did not."""
+    """The ranking that `lastlayer fit` wrote into the model file; None if there is none."""
     saved = fitted.card.get("importance")
     try:
         return None if saved is None else Ranking.from_json(saved)
@@ -108,32 +110,32 @@ def saved_ranking(fitted: TableModel) -> Ranking | None:
 def importance(
     fitted: TableModel, table: Table, *, targets: Sequence[str] | None = None, kept_back: bool = False
 ) -> Ranking:
-    """Permutation importance of every column, on at most 500 rows that were given.
+    """Measure the permutation importance of each column on given rows, at most 500 of them.
 
     Parameters
     ----------
     fitted : TableModel
         The model.
     table : Table
-        Rows with the true values, best ones that the model has not seen.
+        Rows with the true values, preferably rows that the model has not seen.
     targets : sequence of str, optional
-        Columns with the true values, if they are not called as in fit.
+        Columns with the true values, if their names differ from those in training.
     kept_back : bool, default False
-        Whether the rows were kept back from the fit.
+        Whether the rows were kept out of the fit.
 
     Returns
     -------
     Ranking
-        What is lost without each column: `Importance` has the units.
+        Importance of each column.
     """
     X, y = regression(fitted.schema, table, targets, unknown="warn")
     return _ranking(fitted, fitted.model, X, y, some(len(X), ROWS)[0], held_out=kept_back)
 
 
 def held_out_importance(fitted: TableModel, table: Table) -> Ranking | None:
-    """The same on the rows that a model was just fitted to, each predicted by networks that never saw it.
+    """Measure the importance on the training rows, each predicted by networks that were not trained on it.
 
-    None if no network left rows out.
+    None if the fit had no held-out rows.
     """
     held_out = fitted.model.held_out_
     if held_out is None:
@@ -152,10 +154,10 @@ def _ranking(
 
 
 def dependence(fitted: TableModel, table: Table | None = None) -> list[Dependence]:
-    """Partial dependence of every column over its training range.
+    """Compute the partial dependence on each column over its training range.
 
-    Averaged over rows of a table, or without one, the curve of a typical row: medians, and the most frequent text.
-    Columns whose values are not known without a table are left out.
+    The average is over the rows of the table. Without a table, the curve is that of a typical row (medians and most
+    frequent texts), and columns whose values are known from a table only, such as dates, are omitted.
     """
     inputs = [one for one in columns_of(fitted.schema, table) if one.grid is not None]
     typical = {column.name: np.array([column.fill], dtype=object) for column in fitted.schema.columns}
@@ -164,7 +166,7 @@ def dependence(fitted: TableModel, table: Table | None = None) -> list[Dependenc
 
 
 def extremes_table(found: Sequence[Dependence], targets: Sequence[str]) -> list[list[str]]:
-    """Where the prediction of each target is lowest and highest as a column varies, with 90% of the function."""
+    """Lowest and highest prediction of each target as a column varies, with 90% bands of the function."""
     lines = []
     for j, target in enumerate(targets):
         for i, one in enumerate(found):

@@ -1,4 +1,4 @@
-"""What the columns of a training table are: numbers and how they are written, dates, texts, or mere row labels."""
+"""Inference of column types from a training table: numbers and their format, dates, texts, or row labels."""
 
 import re
 from collections import Counter
@@ -27,19 +27,19 @@ UNITS = re.compile(
     r"[%‰$€£¥]|EUR|USD|GBP|CHF|[kmµ]?g|t|lbs?|oz|[kcmµn]?m|in|ft|yd|mi|m?s|min|h|d|[mcd]?[lL]|gal|°?[CF]|K|[kM]?W|"
     r"[mk]?V|m?A|[hkM]?Pa|m?bar|psi|[kMG]?Hz|k?N|[kM]?J|[kM]Wh|m/s|km/h|mph"
 )
-"""Units that cannot be categories: a column that has two of them is refused."""
+"""Units that cannot be categories: a column with two of them is rejected."""
 LABEL = re.compile(r"(.*[\W_])?(id|idx|index|key|nr|no|row|rownum|rownumber|unnamed)(\W*\d*)", re.I)
 CAMEL_LABEL = re.compile(r".*[a-z](ID|Id|Index|Key|Nr|No)")
 FEWEST_LABELS = 10
-"""Below so many rows, texts that all differ may still be categories."""
+"""With fewer rows, texts that all differ may still be categories."""
 
 
 def number_formats(table: Table, names: Iterable[str], *, decimal: str = "auto") -> dict[str, NumberFormat]:
-    """The columns that hold numbers, and how they are written.
+    """Find the columns of numbers, and their formats.
 
-    With "auto", a column that can be read in one way only is read so. One that can be read in both, such as 1,234 and
-    5,678, is read as the others are; if these do not say either, with a decimal point, but with a decimal comma if the
-    cells of the file are separated by semicolons.
+    With "auto", a column that is valid with one decimal sign only is read with it. An ambiguous column, such as 1,234
+    and 5,678, is read like the others; if all are ambiguous, with a decimal point, or with a decimal comma if the cells
+    of the file are separated by semicolons.
     """
     if decimal != "auto":
         one = {name: _format(table.columns[name], decimal) for name in names}
@@ -54,7 +54,7 @@ def number_formats(table: Table, names: Iterable[str], *, decimal: str = "auto")
 
 
 def _format(cells: ndarray, decimal: str) -> NumberFormat | None:
-    """None: these are no numbers if the decimal sign is that."""
+    """Format of the cells with this decimal sign; None if they are not numbers."""
     if cells.dtype.kind in "fiu":
         return NumberFormat()
     if cells.dtype.kind in "Mb":
@@ -78,7 +78,7 @@ def _format(cells: ndarray, decimal: str) -> NumberFormat | None:
 
 
 def unit_of(cell: Any, format: NumberFormat) -> str:
-    """Of a number; ValueError, TypeError or OverflowError if it is none."""
+    """Unit of a number; raise ValueError, TypeError or OverflowError if the cell is not a number."""
     if isinstance(cell, str):
         return format.split(cell)[1]
     float(cell)
@@ -86,7 +86,7 @@ def unit_of(cell: Any, format: NumberFormat) -> str:
 
 
 def date_format(name: str, cells: ndarray, *, order: str = "auto") -> DateFormat | None:
-    """How the dates of a column are written; None if it holds none."""
+    """Format of the dates of a column; None if it does not contain dates."""
     if cells.dtype.kind == "M":
         return DateFormat()
     texts = [text for text in as_texts(cells) if text.lower() not in MISSING]
@@ -101,8 +101,8 @@ def date_format(name: str, cells: ndarray, *, order: str = "auto") -> DateFormat
         day_first, month_first = (any(int(pair[i]) > 12 for pair in days) for i in (0, 1))
         if order == "auto" and not day_first and not month_first and "." not in texts[0]:
             raise InputError(
-                f"column {name!r} has dates such as {texts[0]!r}, and none of them says whether day or month comes "
-                "first: say --date-order dmy or mdy, or write them as 2024-12-31"
+                f"column {name!r} has dates such as {texts[0]!r}, and none of them shows whether day or month comes "
+                "first: use --date-order dmy or mdy, or write them as 2024-12-31"
             )
         found = DateFormat(("mdy" if month_first else "dmy") if order == "auto" else order)
     else:
@@ -111,18 +111,18 @@ def date_format(name: str, cells: ndarray, *, order: str = "auto") -> DateFormat
     if wrong.any():
         i = int(wrong.argmax())
         raise InputError(
-            f"column {name!r} holds dates, but {wrong.sum()} of {len(cells)} cells are no day of the calendar, such as "
-            f"{shortened(cells[i])}: fix these cells, or leave the column out with --drop {quoted(name)}"
+            f"column {name!r} contains dates, but {wrong.sum()} of {len(cells)} cells are not valid dates, such as "
+            f"{shortened(cells[i])}: fix these cells, or exclude the column with --drop {quoted(name)}"
         )
     return found
 
 
 def refuse_mixed(name: str, table: Table) -> None:
-    """Refuse a column that is no number, no date and no text either, with advice."""
+    """Reject, with advice, a column that mixes numbers with other cells or has several units."""
     cells = table.columns[name]
     texts = [text for text in as_texts(cells) if text]
     if not texts:
-        raise InputError(f"column {name!r} is empty: leave it out with --drop {quoted(name)}")
+        raise InputError(f"column {name!r} is empty: exclude it with --drop {quoted(name)}")
     units, wrong = min((_units(cells, decimal) for decimal in ".,"), key=lambda found: sum(found[1]))
     if len(units) > 1 and not any(wrong) and all(not unit or UNITS.fullmatch(unit) for unit in units):
         counted = ", ".join(f"{unit or 'no unit'} in {n} rows" for unit, n in units.most_common())
@@ -130,13 +130,14 @@ def refuse_mixed(name: str, table: Table) -> None:
     if any(wrong) and len(units) <= 2 and sum(units.values()) > 0.5 * len(cells):
         i = wrong.index(True)
         raise InputError(
-            f"column {name!r} holds numbers but for {sum(wrong)} of {len(cells)} cells (first: row {table.row(i)}, "
-            f"{shortened(cells[i])}): fix these cells, or if the numbers are codes, say so with --text {quoted(name)}"
+            f"column {name!r} contains numbers except in {sum(wrong)} of {len(cells)} cells (first: row "
+            f"{table.row(i)}, {shortened(cells[i])}): fix these cells, or use "
+            f"--text {quoted(name)} if the numbers are codes"
         )
 
 
 def _units(cells: ndarray, decimal: str) -> tuple[Counter[str], list[bool]]:
-    """How often each unit stands behind a number, and which cells are no numbers."""
+    """Count the units of the numbers, and mark the cells that are not numbers."""
     units, wrong, format = Counter[str](), [], NumberFormat(decimal, thousands=True)
     for cell in cells:
         try:
@@ -149,7 +150,7 @@ def _units(cells: ndarray, decimal: str) -> tuple[Counter[str], list[bool]]:
 
 
 def row_labels(table: Table, names: Iterable[str], formats: Mapping[str, NumberFormat]) -> dict[str, str]:
-    """Columns that only number or name the rows, and why they were taken for that."""
+    """Columns that only number or name the rows, each with the reason."""
     found = {}
     for name in names:
         if name in formats:
@@ -162,10 +163,10 @@ def row_labels(table: Table, names: Iterable[str], formats: Mapping[str, NumberF
             texts = as_texts(table.columns[name]).tolist()
             differ = len(texts) >= FEWEST_LABELS and all(texts) and len(set(texts)) == len(texts)
             if differ and not all(map(looks_like_date, texts)):
-                found[name] = "every row has another text"
+                found[name] = "every row has a different text"
     return found
 
 
 def quoted(name: str) -> str:
-    """As in a command."""
+    """A column name as an argument of a command, quoted if needed."""
     return name if re.fullmatch(r"[\w.-]+", name) else f"'{name}'"

@@ -1,4 +1,4 @@
-"""A model that knows the columns of its table: raw rows in, predictions out, one file."""
+"""A fitted model with the columns of its table: raw rows in, predictions out, one file."""
 
 import os
 from collections import Counter
@@ -24,23 +24,23 @@ from lastlayer.tables.schema import Encoded, Reading, Schema
 GROUP_FOLDS = 5
 CARD: dict[str, Any] = dict.fromkeys(("data", "fitted", "version"), str)
 CARD |= {"rows": int, "seed": int, "interrupted": bool, "notes": list[str]}
-"""Types of what a card says."""
+"""Types of the entries of a card."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is said of some rows."""
+    """Predictions for some rows, with warnings about them."""
 
     cells: Cells
-    """The columns that are added to the rows."""
+    """Columns to add to the rows."""
     outside: Counter[str]
-    """How many rows leave the training range of each input column."""
+    """Number of rows outside the training range of each input column."""
     beyond: int
-    """How many rows cost more than every training row."""
+    """Number of rows with a larger affine cost than every training row."""
     beyond_reach: int
-    """How many rows lie farther out than every held-out row that the intervals were calibrated on."""
+    """Number of rows farther out than every held-out row that the intervals were calibrated on."""
     unknown: Counter[str]
-    """How many rows have a text that no training row had, as column=text."""
+    """Number of rows with a text that no training row had, by column=text."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class TableModel:
     schema: Schema
     model: BLLRegressor
     card: dict[str, Any] = field(default_factory=dict)
-    """What is worth knowing of its making; plain JSON."""
+    """Facts about the fit, as plain JSON."""
 
     @classmethod
     def fit(
@@ -64,7 +64,7 @@ class TableModel:
         groups: str | None = None,
         **parameters: Any,
     ) -> "TableModel":
-        """Columns by `Schema.infer`, then `BLLRegressor(**parameters)`; rows of one group (a column) stay together."""
+        """Infer the columns by `Schema.infer`, then fit `BLLRegressor(**parameters)`; folds do not split groups."""
         drop = drop if groups is None else {*drop, groups}
         schema = Schema.infer(table, targets, Reading(drop=drop, text=text, impute=impute))
         return cls.of(schema, table, groups=groups, **parameters)
@@ -79,11 +79,11 @@ class TableModel:
         given: Mapping[str, Any] | None = None,
         **parameters: Any,
     ) -> "TableModel":
-        """Fit to the columns of a schema; `given` are further arguments of `BLLRegressor.fit`."""
+        """Fit with the columns of a schema; `given` are further arguments of `BLLRegressor.fit`."""
         labels = None if groups is None else as_texts(table.cells(groups, "--groups"))
         if labels is not None:
             if (n := len(set(labels))) < 2:
-                raise InputError(f"--groups {groups}: all rows are of one group, and two or more are needed")
+                raise InputError(f"--groups {groups}: all rows are in one group, but at least two groups are needed")
             parameters |= {"calibration": GroupKFold(min(GROUP_FOLDS, n))}
         X, y = regression(schema, table)
         return cls(
@@ -91,41 +91,46 @@ class TableModel:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """One model file that also holds the columns; `lastlayer.load` makes a `TableRegressor` of it."""
+        """Write one model file with the columns; `lastlayer.load` reads it as a `TableRegressor`."""
         tensors, header = self.model.packed()
         files.write(path, tensors, header | {"table": self.schema.as_json(), "card": self.card})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "TableModel":
+        """Read a model file with columns; raise ModelFileError if it is invalid or cannot predict."""
         model, header = load(path), files.read(path)[1]
         if "table" not in header:
             raise ModelFileError(
                 f"{path} was saved without the columns of its table: use it in Python with lastlayer.load, "
-                "or make a model with `lastlayer fit`"
+                "or fit a model with `lastlayer fit`"
             )
         try:
             schema = Schema.from_json(header["table"])
             found, wanted = (len(schema.features), len(schema.targets)), (model.n_features_in_, model.fitted_.n_outputs)
             if found != wanted:
-                raise ValueError(f"they make {found[0]} inputs and {found[1]} targets, and the model has {wanted}")
+                raise ValueError(f"they give {found[0]} inputs and {found[1]} targets, but the model has {wanted}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ModelFileError(f"{path} does not fit this version of lastlayer: {error!r} in its columns") from error
+            raise ModelFileError(
+                f"{path} is not compatible with this version of lastlayer: {error!r} in its columns"
+            ) from error
         fitted = cls(schema, model, _card(header.get("card")))
         try:
             row = Table({column.name: column.typical() for column in fitted.schema.columns})
             numbers = [cells.item() for cells in fitted.forecast(row).cells.values() if cells.dtype.kind == "f"]
             check_finite(np.array(numbers), "its prediction")
-        except Exception as error:  # a file may be whole and still hold anything
-            raise ModelFileError(f"{path} is damaged or no model of a table: it cannot predict ({error!r})") from error
+        except Exception as error:  # a file may be complete and still contain anything
+            raise ModelFileError(
+                f"{path} is damaged or not a model of a table: it cannot predict ({error!r})"
+            ) from error
         return fitted
 
     def predictive(self, table: Table, *, unknown: str = "error") -> tuple[Encoded, Prediction]:
-        """Inputs and predictive distribution of raw rows."""
+        """Encode raw rows, and return their predictive distribution."""
         encoded = self.schema.encode(table, unknown=unknown)
         return encoded, self.model.predictive(encoded.X)
 
     def forecast(self, table: Table, *, level: float = 0.95, unknown: str = "error") -> Forecast:
-        """Mean, standard deviation and interval of every target, and how far each row extrapolates."""
+        """Predict mean, standard deviation and interval of each target, and how far each row extrapolates."""
         encoded, p = self.predictive(table, unknown=unknown)
         where, cells = self.model.extrapolation(encoded.X), prediction_cells(p, self.schema.targets, level)
         names = np.array([column.name for column in self.schema.columns], dtype=object)
@@ -139,28 +144,29 @@ class TableModel:
     def stream(
         self, tables: Iterator[Table], *, level: float = 0.95, unknown: str = "error"
     ) -> Iterator[tuple[Table, Forecast]]:
-        """Forecasts piece by piece; memory is that of one piece."""
+        """Predict chunk by chunk, in the memory of one chunk."""
         for table in tables:
             forecast = self.forecast(table, level=level, unknown=unknown)
             if clash := sorted(table.columns.keys() & forecast.cells.keys()):
-                raise InputError(f"the table already has a column {clash[0]!r}: rename it, predict adds one so called")
+                raise InputError(
+                    f"the table already has a column {clash[0]!r}: rename it, since predict adds a column of this name"
+                )
             yield table, forecast
 
     def update(self, table: Table, *, targets: Sequence[str] | None = None, forgetting: float = 1.0) -> "TableModel":
-        """The model after more rows; the regressor is changed in place."""
+        """Update the model with more rows; the regressor is changed in place."""
         X, y = regression(self.schema, table, targets)
         self.model.update(X, y, forgetting=forgetting)
         return self.grown(table)
 
     def grown(self, table: Table) -> "TableModel":
-        """With the ranges and the number of rows as they are after more rows."""
+        """The same model, with training ranges and number of rows that include more rows."""
         rows = int(self.card.get("rows", 0)) + len(table)
         return replace(self, schema=self.schema.widened(table), card=self.card | {"rows": rows})
 
 
 def _card(saved: Any) -> dict[str, Any]:
-    """What is known of a model's making, without entries of another type than `lastlayer fit` writes: no prediction
-    depends on them."""
+    """Entries of a card that have the types that `lastlayer fit` writes; no prediction depends on them."""
     found = dict(saved) if isinstance(saved, dict) else {}
     for name, kind in CARD.items():
         try:
@@ -171,7 +177,7 @@ def _card(saved: Any) -> dict[str, Any]:
 
 
 def prediction_cells(p: Prediction, targets: Sequence[str], level: float) -> Cells:
-    """The columns NAME_mean, NAME_std, NAME_lower and NAME_upper of each target."""
+    """Columns NAME_mean, NAME_std, NAME_lower and NAME_upper of each target."""
     p = p.with_output_axis()
     lower, upper = p.interval(level)
     parts = {"mean": p.mean, "std": p.std, "lower": lower, "upper": upper}
@@ -181,6 +187,6 @@ def prediction_cells(p: Prediction, targets: Sequence[str], level: float) -> Cel
 def regression(
     schema: Schema, table: Table, targets: Sequence[str] | None = None, *, unknown: str = "error"
 ) -> tuple[Float[ndarray, "m d"], ndarray]:
-    """Inputs and targets as a regressor takes them: a single target has one dimension."""
+    """Inputs and targets of a table as arrays for a regressor; a single target is one-dimensional."""
     y = schema.targets_of(table, targets, partly=True)
     return schema.encode(table, unknown=unknown).X, y[:, 0] if y.shape[1] == 1 else y

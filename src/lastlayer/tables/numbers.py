@@ -1,4 +1,4 @@
-"""Numbers as people write them."""
+"""Numbers formatted for people."""
 
 import math
 
@@ -6,7 +6,7 @@ LARGEST, SMALLEST = 1e15, 1e-4
 
 
 def written(value: float, digits: int = 4) -> str:
-    """A number with so many significant digits: commas between thousands, no exponent where none is needed.
+    """Format a number with so many significant digits, with commas between thousands and an exponent only if needed.
 
     Examples
     --------
@@ -27,7 +27,7 @@ def written(value: float, digits: int = 4) -> str:
 
 
 def plain(value: float) -> str:
-    """A number of a table, up to seven digits of it, without zeros at the end.
+    """Format a number of a table with up to seven digits, without trailing zeros.
 
     Examples
     --------
@@ -41,5 +41,5 @@ def plain(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share in percent; whole numbers are enough for shares of rows."""
+    """Format a share in percent, as a whole number."""
     return "n/a" if math.isnan(share) else f"{share:.0%}"

@@ -1,4 +1,4 @@
-"""From the columns of a table to the inputs of a model, the same way in fit and ever after. It is plain data: JSON."""
+"""The map from the columns of a table to the inputs of a model, the same in training and prediction; plain JSON."""
 
 import math
 from collections import Counter
@@ -35,38 +35,38 @@ DATE_ORDERS = ("auto", "dmy", "mdy")
 
 @dataclass(frozen=True)
 class Encoded:
-    """Rows as a model wants them, and what was strange about them."""
+    """Encoded rows, and what is unusual about them."""
 
     X: Float[ndarray, "m d"]
     outside: Bool[ndarray, "m c"]
-    """For every column: whether the row leaves the range of the training rows, or has a text that they did not."""
+    """For each column: whether the row is outside the training range, or has a text that no training row had."""
     unknown: dict[str, Counter[str]]
-    """Texts that no training row had, and how often."""
+    """Texts that no training row had, with their counts, by column."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a user says of the columns of a table, beside its targets."""
+    """Options for reading the columns of a table."""
 
     drop: Collection[str] = ()
-    """Columns to leave out."""
+    """Columns to exclude."""
     keep: Collection[str] = ()
-    """Columns to keep, even if they look like mere labels of the rows."""
+    """Columns to keep even if they look like row labels."""
     text: Collection[str] = ()
-    """Columns of numbers that are codes, to be taken as text."""
+    """Columns to read as text, such as codes that look like numbers."""
     impute: bool = False
-    """Whether missing cells are filled."""
+    """Whether to fill missing cells."""
     decimal: str = "auto"
-    """The decimal sign of numbers that are written as text."""
+    """Decimal sign of numbers that are written as text."""
     date_order: str = "auto"
-    """Of dates whose year comes last: "dmy" or "mdy"."""
+    """Order of dates whose year comes last: "dmy" or "mdy"."""
 
     def __post_init__(self) -> None:
         check_choice("decimal", self.decimal, DECIMALS)
         check_choice("date_order", self.date_order, DATE_ORDERS)
 
     def check(self, table: Table, targets: Sequence[str]) -> None:
-        """Refuse names that are not in the table, and contradictions."""
+        """Reject names that are not in the table, and contradictory options."""
         asked = {"--target": targets, "--drop": self.drop, "--keep": self.keep, "--text": self.text}
         for word, names in asked.items():
             for name in names:
@@ -87,9 +87,9 @@ class Schema:
     impute: bool
     """Whether missing cells are filled."""
     target_formats: tuple[NumberFormat, ...] = ()
-    """How each target is written; plain numbers if not given."""
+    """Format of each target; plain numbers if empty."""
     dropped: dict[str, str] = field(default_factory=dict)
-    """Columns that were left out unasked, and why."""
+    """Columns that were excluded automatically, and why."""
 
     @classmethod
     def infer(
@@ -101,9 +101,9 @@ class Schema:
         problems: Problems | None = None,
         **words: Any,
     ) -> "Schema":
-        """Look at the training table; all that cannot be used is refused in one error, with advice.
+        """Infer the schema from the training table; all problems are reported in one error, with advice.
 
-        `reading`, or the keywords of one, say how; `problems` are those found before.
+        Options are given as a `Reading` or as its keyword arguments; `problems` are those found so far.
         """
         reading, problems = reading or Reading(**words), problems or Problems()
         try:
@@ -120,7 +120,7 @@ class Schema:
             with problems.collected():
                 columns.append(_column(name, table, reading, formats))
         if not asked or (not columns and not problems.found):
-            left_out = "".join(f"; {name!r} was left out, since {why}" for name, why in dropped.items())
+            left_out = "".join(f"; {name!r} was excluded, since {why}" for name, why in dropped.items())
             problems.found.append(
                 f"no column is left to predict {', '.join(targets)} from: the table has {table}{left_out}"
             )
@@ -135,8 +135,8 @@ class Schema:
 
     @property
     def notes(self) -> list[str]:
-        """What was done to the columns that a user should know of, a line for each."""
-        lines = [f"column {name!r} is left out: {why}; --keep it if it matters" for name, why in self.dropped.items()]
+        """What a user should know about how the columns are read, one line each."""
+        lines = [f"column {name!r} is excluded: {why}; use --keep if it matters" for name, why in self.dropped.items()]
         lines += ["numbers have a decimal comma"] if self.decimal == "," else []
         lines += [column.note for column in self.columns if column.note]
         formats = zip(self.targets, self._formats, strict=True)
@@ -158,7 +158,7 @@ class Schema:
         return [feature for column in self.columns for feature in column.features]
 
     def encode(self, table: Table, *, unknown: str = "error") -> Encoded:
-        """Rows of a table as inputs. A text that no training row had is an error, or with "warn" none of the known."""
+        """Encode rows. A text that no training row had is an error, or with "warn", no known category."""
         check_choice("unknown", unknown, UNKNOWN)
         parts, outside, strange, problems = [], [], dict[str, Counter[str]](), Problems()
         for column in self.columns:
@@ -173,7 +173,7 @@ class Schema:
                         raise InputError(
                             f"column {column.name!r} has the text {shortened(values[out.argmax()])} in row "
                             f"{table.row(out.argmax())}, which no training row had ({column}): fix it, fit again with "
-                            'such rows, or predict without knowing it, --unknown warn (in Python: unknown="warn")'
+                            'such rows, or predict anyway with --unknown warn (in Python: unknown="warn")'
                         )
         problems.check()
         return Encoded(np.hstack(parts), np.stack(outside, 1), strange)
@@ -181,14 +181,16 @@ class Schema:
     def targets_of(
         self, table: Table, names: Sequence[str] | None = None, *, partly: bool = False
     ) -> Float[ndarray, "m q"]:
-        """The targets of a table, all there and finite; `names` if they are called otherwise in it.
+        """Read the targets of a table; `names` if they have other names there.
 
-        `partly`: of several targets some may be missing (NaN), but not all of a row.
+        `partly`: of several targets, some may be missing (NaN), but not all in one row.
         """
         names = self.targets if names is None else names
         if len(names) != len(self.targets):
-            raise InputError(f"the model has {len(self.targets)} targets, {', '.join(self.targets)}: name as many")
-        advice = "leave these rows out: a target cannot be imputed"
+            raise InputError(
+                f"the model has {len(self.targets)} targets, {', '.join(self.targets)}, but --target gives {len(names)}"
+            )
+        advice = "remove these rows: a target cannot be imputed"
         fill, problems, read = math.nan if partly and len(names) > 1 else None, Problems(), list[ndarray]()
         for name, format in zip(names, self._formats, strict=True):
             with problems.collected():
@@ -199,21 +201,22 @@ class Schema:
         empty = np.isnan(y).all(1)
         if empty.any():
             raise InputError(
-                f"all targets are missing in {empty.sum()} rows (first: row {table.row(empty.argmax())}): leave these "
-                "rows out"
+                f"all targets are missing in {empty.sum()} rows (first: row {table.row(empty.argmax())}): remove these "
+                "rows"
             )
         return y
 
     def widened(self, table: Table) -> "Schema":
-        """After more rows: their ranges belong to the training range."""
+        """The schema after more rows, with training ranges that include them."""
         return replace(self, columns=tuple(column.widened(column.read(table, self.impute)) for column in self.columns))
 
     def as_json(self) -> dict[str, Any]:
+        """The schema as plain JSON."""
         return asdict(self) | {"columns": [{"kind": column.kind, **asdict(column)} for column in self.columns]}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Schema":
-        """Raises KeyError, TypeError or ValueError if it is not the JSON of a schema."""
+        """Read a schema from JSON; raise KeyError, TypeError or ValueError if it is invalid."""
         columns = tuple(KINDS[saved["kind"]].from_json(saved) for saved in content["columns"])
         formats = tuple(map(format_from_json, content["target_formats"]))
         dropped = {str(name): str(why) for name, why in content["dropped"].items()}
@@ -225,7 +228,7 @@ class Schema:
 
 
 def _column(name: str, table: Table, reading: Reading, formats: dict[str, NumberFormat]) -> Column:
-    """One input, as its cells look."""
+    """Learn one column; its type is inferred from the cells."""
     if name in formats:
         return NumberColumn.learn(name, table, reading.impute, formats[name])
     if name not in reading.text:
@@ -244,4 +247,4 @@ def _check_targets(schema: Schema, y: Float[ndarray, "m q"]) -> None:
         if (values == values[0]).all():
             raise InputError(f"target {name!r} is {values[0]:g} in every row: there is nothing to learn")
         if np.ptp(values) < 1 / LARGEST:
-            raise InputError(f"target {name!r} differs by less than {1 / LARGEST:g}: give it in another unit")
+            raise InputError(f"target {name!r} varies by less than {1 / LARGEST:g}: use another unit")

@@ -1,4 +1,4 @@
-"""Tables written a piece at a time. They stand there whole or not at all, and are safe to open in a spreadsheet."""
+"""Writing of tables in chunks. A file is complete or not there at all, and is safe to open in a spreadsheet."""
 
 import csv
 import io
@@ -17,13 +17,13 @@ from lastlayer.files import replacing
 from lastlayer.tables.files import NUMBER, Cells, arrow_modules
 
 FORMULA = tuple("=+-@\t\r\n＝＋－＠")
-"""What a spreadsheet may take for the beginning of a formula."""
+"""Characters that a spreadsheet may take for the beginning of a formula."""
 Write: TypeAlias = Callable[[Cells], None]
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a CSV is written; numbers that are texts already stay as they are."""
+    """Format of a CSV file; numbers that are already texts are not changed."""
 
     separator: str = ","
     decimal: str = "."
@@ -31,7 +31,7 @@ class Dialect:
 
 @contextmanager
 def writing(path: Path, dialect: Dialect | None = None) -> Iterator[Write]:
-    """A function that takes rows; they stand in `path` once all are there, and until then an older file does."""
+    """Yield a function that writes rows; `path` is replaced once all rows are written, and not before."""
     dialect = dialect or Dialect()
     dialect = replace(dialect, separator="\t") if path.suffix.lower() == ".tsv" else dialect
     check_writable(path)
@@ -42,8 +42,8 @@ def writing(path: Path, dialect: Dialect | None = None) -> Iterator[Write]:
 
 
 def guarded(cell: str) -> str:
-    """A text that a spreadsheet would run as a formula gets an apostrophe in front; numbers stay as they are."""
-    if "\r" in cell:  # csv.writer would not quote it, and readers begin a new row there
+    """Prefix a text that a spreadsheet would run as a formula with an apostrophe; numbers are not changed."""
+    if "\r" in cell:  # csv.writer would not quote it, and readers would start a new row there
         cell = cell.replace("\r\n", "\n").replace("\r", "\n")
     number = NUMBER.fullmatch(cell.replace(",", ".", 1))  # with a decimal point or comma
     return f"'{cell}" if cell.startswith(FORMULA) and not number else cell
@@ -63,7 +63,7 @@ def _to_csv(file: BinaryIO, dialect: Dialect) -> Iterator[Write]:
         rows.writerows(zip(*columns, strict=True))
 
     yield write
-    text.detach()  # flushes, and leaves the file open for its owner
+    text.detach()  # flush, and leave the file open for the caller
 
 
 def _written(column: ndarray, dialect: Dialect) -> list[Any]:
@@ -100,7 +100,7 @@ def _to_parquet(file: BinaryIO, _: Dialect) -> Iterator[Write]:
             writer = parquet.ParquetWriter(file, batch.schema) if writer is None else writer
             writer.write_table(batch.cast(writer.schema))
         except pa.ArrowException as error:
-            raise InputError(f"these rows do not fit one Parquet table, write CSV in its place: {error}") from error
+            raise InputError(f"these rows do not fit into one Parquet table ({error}): write CSV instead") from error
 
     try:
         yield write
