@@ -1,7 +1,6 @@
-"""A run in the terminal as a page: `python -m benchmarks.terminal` writes docs/learn/terminal.md.
+"""Page with a terminal session: `python -m benchmarks.terminal` writes docs/learn/terminal.md.
 
-It runs the commands and takes down what they print, draws docs/explain.png, and where Chromium is installed,
-docs/report.png.
+It runs the commands and records their output, draws docs/explain.png and, if Chromium is installed, docs/report.png.
 """
 
 import os
@@ -17,7 +16,7 @@ from PIL import Image  # which matplotlib brings
 ROOT = Path(__file__).parents[1]
 WIDTH = 100
 COLORS = 64
-"""Enough for pictures of lines and text, and a third of the bytes."""
+"""Palette size: enough for figures of lines and text, at a third of the file size."""
 STEPS = (
     (
         "Fit",
@@ -56,7 +55,7 @@ PICTURE = "\n![Predictions as each input varies, with bands](../explain.png)\n"
 
 
 def run(command: str, folder: Path) -> str:
-    """What a command prints on a terminal of that width, without bars of progress."""
+    """Run a command and return its output on a terminal of that width, without progress bars."""
     environment = os.environ | {"COLUMNS": str(WIDTH), "OMP_NUM_THREADS": "1", "TERM": "dumb"}
     program, *words = shlex.split(command)
     assert program == "lastlayer"
@@ -76,9 +75,9 @@ def shown(output: str) -> str:
 
 
 def screenshot(page: Path, out: Path) -> None:
-    """The top of a page, as wide as a desk shows it."""
+    """Take a screenshot of the top of a page at desktop width."""
     if (browser := shutil.which("chromium")) is None:
-        print("there is no Chromium: docs/report.png stays as it is")
+        print("Chromium is not installed: docs/report.png is left unchanged")
         return
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=8000"]
     size = ["--window-size=1150,1180", f"--screenshot={out}"]
