@@ -161,7 +161,7 @@ def _print(function: str, method: str, scores: Float[ndarray, "r 3"], seconds: f
 
 
 def picture(found: dict[str, Float[ndarray, "f r 3"]], out: Path) -> None:
-    """Draw coverage, LPD and CRPS against distance: means over functions, and faintly the coverage of every function."""
+    """Draw coverage, LPD and CRPS against distance: means over functions, and faint lines for each function."""
     figure = new_figure(9.0, 3.0)
     axes = figure.subplots(1, 3)
     for method, scores in found.items():

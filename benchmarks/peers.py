@@ -217,9 +217,7 @@ def compare(n_outputs: int, seed: int, budget: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="lastlayer beside vbll and laplace-torch.")
     parser.add_argument("--seed", type=int, default=0, help="seed of data and networks")
-    parser.add_argument(
-        "--budget", type=float, default=400.0, help="largest expected processor seconds of one fit"
-    )
+    parser.add_argument("--budget", type=float, default=400.0, help="largest expected processor seconds of one fit")
     parser.add_argument("--outputs", type=int, nargs="+", default=[1, 2], choices=[1, 2])
     options = parser.parse_args()
     torch.set_num_threads(1)

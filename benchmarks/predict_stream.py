@@ -83,7 +83,9 @@ def main() -> None:
         make_table(large, rows)
         make_table(small, rows // 10)
         print(f"{rows:,} rows, {large.stat().st_size / 2**20:.0f} MiB of CSV\n")
-        print(f"{'':28} {'rows':>8} {'bare network':>14} {'ratio':>6}      wall time   peak memory (a tenth of the rows)")
+        print(
+            f"{'':28} {'rows':>8} {'bare network':>14} {'ratio':>6}      wall time   peak memory (a tenth of the rows)"
+        )
         for preset in ("evidence", "calibrated"):
             parameters: dict[str, Any] = {"preset": preset, "max_epochs": 50, "random_state": 0}
             fitted = TableModel.fit(read(ROOT / "examples" / "pump.csv"), ["head_m", "power_kw"], **parameters)

@@ -42,7 +42,7 @@ LOOKS = 8
 """Evaluations of the test rows per epoch, not timed."""
 SHORTER = 0.65
 """Share of the epochs in "shorter" runs, which show whether a method reaches the MSE's final score in fewer epochs. The
-learning rate falls until the end of training, so a faster method shows its advantage only if its training ends earlier."""
+learning rate falls until the end of training, so a method that is ahead shows it only if its training ends earlier."""
 
 
 def make_rows(m: int, seed: int, device: str = "cpu") -> tuple[Tensor, Tensor]:

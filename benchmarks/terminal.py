@@ -20,36 +20,36 @@ COLORS = 64
 STEPS = (
     (
         "Fit",
-        "Which columns there are, how good the model is on rows that it did not see, and what predictions depend on.",
+        "Lists the columns, the scores on held-out rows, and the inputs that predictions depend on.",
         "lastlayer fit examples/pump.csv --target head_m,power_kw",
     ),
     (
         "Predict",
-        "New rows, each with mean, standard deviation, interval and degree of extrapolation.",
+        "Predicts new rows, each with mean, standard deviation, interval and degree of extrapolation.",
         "lastlayer predict pump.lastlayer examples/pump_new.csv",
     ),
     (
         "Evaluate",
-        "The new rows have true values too, so that the predictions can be scored.",
+        "Scores the predictions; the new rows contain the true values.",
         "lastlayer evaluate pump.lastlayer examples/pump_new.csv",
     ),
     (
         "Explain",
-        "Which inputs matter, and what predictions do as one of them varies; a model card and the settings follow.",
+        "Reports which inputs matter and how predictions vary with each of them; a model card and the settings follow.",
         "lastlayer explain pump.lastlayer --data examples/pump_new.csv --dependence explain.png",
     ),
     (
         "Report",
-        "All of it as one HTML page that opens offline.",
+        "Writes everything to one HTML page that opens offline.",
         "lastlayer report pump.lastlayer examples/pump_new.csv --group fluid",
     ),
 )
 END_OF_EXPLAIN = "The model"
-HEAD = """# A run in the terminal
+HEAD = """# A terminal session
 
-What the commands print, from a table to a report: `make terminal` runs them and writes this page. The pump and its
-table are those of [From a table to a report](../cli.md). Bars of progress are left out, and so is what `explain` prints
-below its second table.
+Output of the commands, from a table to a report: `make terminal` runs them and writes this page. The pump and its
+table are those of [From a table to a report](../cli.md). Progress bars, and the output of `explain` below its second
+table, are omitted.
 """
 PICTURE = "\n![Predictions as each input varies, with bands](../explain.png)\n"
 
