@@ -1,4 +1,4 @@
-"""What the commands of the benchmarks share: lists of names and numbers, files, printed tables."""
+"""Helpers shared by the benchmark commands: lists of names and numbers, files, printed tables."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ Thing = TypeVar("Thing")
 
 
 def split_list(text: str) -> list[str]:
-    """Names with commas between them."""
+    """Split comma-separated names."""
     found = [part.strip() for part in text.split(",") if part.strip()]
     if not found:
         raise InputError("an empty list was given: name at least one, with commas between them")
@@ -26,7 +26,7 @@ def split_list(text: str) -> list[str]:
 
 
 def whole_numbers(name: str, text: str, least: int = 0, example: str = "0,1,2") -> list[int]:
-    """Numbers with commas between them, each once and in order."""
+    """Parse comma-separated whole numbers; the result is sorted and without duplicates."""
     try:
         numbers = [int(part) for part in split_list(text)]
     except ValueError:
@@ -37,7 +37,7 @@ def whole_numbers(name: str, text: str, least: int = 0, example: str = "0,1,2") 
 
 
 def named(kind: str, text: str, every: Mapping[str, Thing]) -> list[Thing]:
-    """Things by their names, with commas between them; a name may hold a comma itself."""
+    """Look up objects by comma-separated names; a name may itself contain a comma."""
     names = {name.replace(", ", ","): name for name in every}
     found, parts = [], split_list(text)
     while parts:
@@ -49,7 +49,7 @@ def named(kind: str, text: str, every: Mapping[str, Thing]) -> list[Thing]:
 
 
 def write_files(folder: Path, texts: Mapping[str, str], figures: Mapping[str, Figure]) -> None:
-    """Whole files or none."""
+    """Write texts and figures; each file is replaced as a whole or not at all."""
     for name, text in texts.items():
         with replacing(folder / name) as file:
             file.write(text.encode())
@@ -59,26 +59,26 @@ def write_files(folder: Path, texts: Mapping[str, str], figures: Mapping[str, Fi
 
 
 def run_benchmark(study: Any, asked: Any, picture: str, show: Callable[[Any], None], as_json: bool) -> None:
-    """A `study` has `run` and `write`; what it finds is printed, as tables or as JSON."""
+    """Run a `study` (with `run` and `write`) and print its results as tables or as JSON."""
     output, out = Output(as_json), asked.out
     for message in asked.messages:
         output.note(message) if as_json else console.print(message, style="yellow", highlight=False)
     try:
         failures = study.run(asked, progress=True)
-    finally:  # an interrupted run too leaves its tables
+    finally:  # an interrupted run also writes its tables
         summary = study.write(out)
     output.result(tables=str(out / "tables.md"), picture=str(out / picture), failures=[str(f) for f in failures])
     if not as_json:
         show(summary)
         for failure in failures:
             console.print(f"[bold red]failed:[/bold red] {failure}", highlight=False)
-        console.print(f"\nall tables, and how each method is tuned: {out / 'tables.md'}; picture: {out / picture}")
+        console.print(f"\nall tables, and the tuning of each method: {out / 'tables.md'}; figure: {out / picture}")
     if failures:
         raise typer.Exit(1)
 
 
 def print_rows(rows: list[list[str]]) -> None:
-    """Head and rows; the first entry of the head is the title."""
+    """Print a table from a header and rows; the first entry of the header is the title."""
     (title, *head), *body = rows
     table = Table(title=title, title_justify="left", caption_justify="left")
     table.add_column("", no_wrap=True)

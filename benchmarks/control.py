@@ -1,10 +1,10 @@
-"""What uncertainty costs in CasADi: `to_casadi` beside a hand-written expression of the bare mean.
+"""Cost of uncertainty in CasADi: `to_casadi` compared with a hand-written expression of the bare mean.
 
 `python -m benchmarks.control` evaluates both at the same points in CasADi's own loop and prints their ratio: for one
-network and for the mixture that a plain `BLLRegressor()` fits, interpreted and as C code that gcc compiled; for one
-network the Jacobian of the mean, too. The bare mean of a mixture is the average of its members' means, none of which
-needs a variance; the mean that the mixture predicts weighs them by their precision. The C code of `export_c` brings a
-matrix product of its own, faster than CasADi's: the last line of each block gives it to the bare mean, too.
+network and for the mixture that a plain `BLLRegressor()` fits, interpreted and as C code compiled by gcc; for one
+network also the Jacobian of the mean. The bare mean of a mixture is the average of its members' means, which needs no
+variances; the mean that the mixture predicts weights them by their precision. The C code of `export_c` contains its own
+matrix product, faster than CasADi's: the last line of each block uses it for the bare mean, too.
 """
 
 import subprocess
@@ -32,7 +32,7 @@ AT_MOST = 2.0
 
 
 def bare_mean(model: BLLRegressor, blas: str = "reference", name: str = "bare") -> Any:
-    """The mean alone, as one would write it by hand: layers, last layer, units; members averaged."""
+    """Build the mean alone, as written by hand: layers, last layer, units; members averaged."""
     times = lambda W, column: casadi.mtimes(casadi.MX(casadi.DM(W)), column, blas)
     x = casadi.MX.sym("x", model.n_features_in_)
     inputs, targets = model.fitted_.inputs, model.fitted_.targets
@@ -69,7 +69,7 @@ def plain_source(function: Any) -> str:
 
 
 def compiled(name: str, text: str, folder: str) -> Any:
-    """From C code, by gcc."""
+    """Compile C code with gcc and load the function."""
     source = Path(folder) / f"{name}.c"
     source.write_text(text)
     library = source.with_suffix(".so")
@@ -94,7 +94,7 @@ def main() -> None:
     Y = np.stack([np.sin(X[:, 0]) + X[:, 1], X[:, 2] * X[:, 3]], 1) + 0.1 * rng.normal(size=(300, 2))
     points = rng.normal(size=(POINTS, 8))
     print(describe_machine())
-    print(f"{'microseconds per point':<50} {'ours':>8} {'bare':>8} {'ratio':>8}")
+    print(f"{'microseconds per point':<50} {'full':>8} {'bare':>8} {'ratio':>8}")
     for hidden in ((20, 20), (50, 50), (100, 100)):
         single = BLLRegressor(hidden=hidden, max_epochs=50, preset="evidence", random_state=0).fit(X, Y)
         name = f"{len(hidden)} layers of {hidden[0]}"
@@ -110,7 +110,7 @@ def main() -> None:
 
 
 def evaluations(name: str, model: BLLRegressor, points: ndarray) -> None:
-    """Mean and variance beside the bare mean, by each kind of product, and as C code."""
+    """Compare mean and variance with the bare mean, for each kind of matrix product and as C code."""
     bare = bare_mean(model)
     compare(f"{name}: mean, covariance, cost", points, to_casadi(model), bare, target=AT_MOST)
     if casadi.has_blas("blasfeo"):

@@ -1,10 +1,10 @@
-"""How fast the closed forms are: ratios against the obvious way, measured in the same run.
+"""Speed of the closed forms: ratios to the straightforward implementation, measured in the same run.
 
     python -m benchmarks.core [--threads 1]
 
-Both sides of a ratio get the same dtype (float64), the same chunks and the same threads, take turns, and are compared
-by their medians. Only the peak memory comes from processes of their own. One thread is the default because several
-wait for each other: on a machine with other work to do, that wait is all that would be measured.
+Both sides of a ratio use the same dtype (float64), chunks and threads, take turns, and are compared by their medians.
+Only the peak memory is measured in separate processes. One thread is the default because several threads wait for each
+other: on a busy machine, the benchmark would measure little but that wait.
 """
 
 import argparse
@@ -33,23 +33,24 @@ from lastlayer.predictor.module import rows_in_cache
 from lastlayer.statistics import Statistics
 
 CHUNK = 2_000
-"""Rows at a time, in every loop over points."""
+"""Rows per chunk, in every loop over points."""
 
 EVIDENCE_ROWS = 10_000
 
 
 def relative_difference(a: Tensor, b: Tensor) -> float:
-    """In the Euclidean norm."""
+    """Relative difference in the Euclidean norm."""
     return float(torch.linalg.vector_norm(a - b) / torch.linalg.vector_norm(b))
 
 
 def pinv_ratios(
     gram: Float[Tensor, "p p"], Phi: Float[Tensor, "r p"], log_alphas: Float[Tensor, " a"]
 ) -> Float[Tensor, "a r"]:
-    """phi' pinv(Lambda_bar) phi, alpha by alpha.
+    """Compute phi' pinv(Lambda_bar) phi for one alpha after the other.
 
-    The authors' loop at its best: theirs also forms Phi'Phi again for every alpha, takes the pseudo-inverse and a
-    condition number from an SVD each, and the quadratic form for all pairs of points, of which it keeps the diagonal.
+    An optimised version of the authors' loop: theirs also forms Phi'Phi again for every alpha, takes the pseudo-inverse
+    and a condition number from one SVD each, and computes the quadratic form for all pairs of points to keep the
+    diagonal.
     """
     penalised = torch.ones_like(gram[0])
     penalised[-1] = 0  # flat prior on the bias
@@ -63,13 +64,13 @@ def pinv_ratios(
 def spectral_ratios(
     moments: Statistics, Phi: Float[Tensor, "r p"], log_alphas: Float[Tensor, " a"]
 ) -> Float[Tensor, "a r"]:
-    """The same from one eigendecomposition, which a fresh posterior makes again at every call."""
+    """Compute the same from one eigendecomposition, which a fresh posterior repeats at every call."""
     posterior = Posterior(moments, 0.0)
     return torch.cat([posterior.variance_ratios(phi, log_alphas) for phi in Phi.split(CHUNK)], dim=-1)
 
 
 def alpha_sweep(m: int = 10_000, n_test: int = 10_000, k: int = 255, n_alphas: int = 200, n_timed: int = 5) -> Ratio:
-    """The variance ratio of many points for many alphas."""
+    """Time the variance ratio of many points for many alphas."""
     generator = torch.Generator().manual_seed(0)
     network = MLP(10, (k,), generator=generator).requires_grad_(False)
     X = torch.randn(m + n_test, 10, dtype=torch.float64, generator=generator)
@@ -90,7 +91,7 @@ def alpha_sweep(m: int = 10_000, n_test: int = 10_000, k: int = 255, n_alphas: i
 
 
 def evidence_problem(m: int, p: int = 256, q: int = 2) -> tuple[Tensor, Tensor, Tensor]:
-    """Affine features, targets and log alpha, the first and the last of them waiting for a gradient."""
+    """Make affine features, targets and log alpha; features and log alpha require gradients."""
     generator = torch.Generator().manual_seed(1)
     Phi = torch.randn(m, p, dtype=torch.float64, generator=generator)
     Phi[:, -1] = 1
@@ -101,7 +102,7 @@ def evidence_problem(m: int, p: int = 256, q: int = 2) -> tuple[Tensor, Tensor, 
 def autograd_nlml(
     Phi: Float[Tensor, "m p"], T: Float[Tensor, "m q"], log_alpha: Float[Tensor, ""]
 ) -> Float[Tensor, ""]:
-    """The profiled NLML per sample under the flat prior, in operations that autograd differentiates one by one."""
+    """Profiled NLML per sample under the flat prior, in operations that autograd differentiates one by one."""
     (m, p), q, n = Phi.shape, T.shape[-1], len(Phi) - 1
     ridge = torch.exp(-log_alpha) * torch.cat([Phi.new_ones(p - 1), Phi.new_zeros(1)])
     L = torch.linalg.cholesky(Phi.mT @ Phi + torch.diag(ridge))
@@ -116,7 +117,7 @@ EVIDENCE_FORMS: dict[str, EvidenceForm] = {"closed": profiled_nlml, "autograd": 
 
 
 def value_and_gradient(form: EvidenceForm, Phi: Tensor, T: Tensor, log_alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """J, dJ/dphi_tilde and dJ/dlog alpha."""
+    """Compute J, dJ/dphi_tilde and dJ/dlog alpha."""
     J = form(Phi, T, log_alpha)
     d_Phi, d_log_alpha = torch.autograd.grad(J, (Phi, log_alpha))
     return J.detach(), d_Phi[:, :-1], d_log_alpha
@@ -129,7 +130,7 @@ def resident_peak() -> float:
 
 
 def report_peak(form: EvidenceForm) -> None:
-    """In a process of its own: print by how much one evaluation raises the resident peak."""
+    """Print by how much one evaluation raises the resident peak; runs in a separate process."""
     problem = evidence_problem(EVIDENCE_ROWS)
     value_and_gradient(form, *evidence_problem(300))  # loads the libraries
     before = resident_peak()
@@ -145,7 +146,7 @@ def peak_bytes(form: str) -> float:
 
 
 def evidence() -> list[Ratio]:
-    """Value and gradient of the profiled evidence."""
+    """Time value and gradient of the profiled evidence."""
     problem = Phi, T, _ = evidence_problem(EVIDENCE_ROWS)
     closed, autograd = (partial(value_and_gradient, form, *problem) for form in EVIDENCE_FORMS.values())
     times = time_in_turns(closed, autograd, repeats=9)
@@ -154,7 +155,7 @@ def evidence() -> list[Ratio]:
     print(f"evidence: value and gradient, m = {len(Phi):,}, p = {Phi.shape[1]}, q = {T.shape[1]}")
     for form, timing, peak in zip(EVIDENCE_FORMS, times, peaks, strict=True):
         print(f"  {form:<20} {timing}, peak memory {peak / 1e6:.1f} MB, {peak / Phi.nbytes:.1f} times the features")
-    print("  peak memory: growth of VmHWM in a fresh process, inputs in place, the BLAS's own buffers included")
+    print("  peak memory: growth of VmHWM in a fresh process, without the inputs, with the buffers of the BLAS")
     print("  relative differences in value, features' gradient, log alpha's gradient:", *differences)
     return [
         Ratio.of_times("evidence, time", "autograd / closed form", times[1], times[0], at_least=1),
@@ -163,7 +164,7 @@ def evidence() -> list[Ratio]:
 
 
 def predict(network: nn.Module, posterior: Posterior, X: Float[Tensor, "r d"]) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of the targets."""
+    """Compute mean and standard deviation of the targets."""
     means, stds = [], []
     for x in X.split(CHUNK):
         marginals = posterior.predict(affine_features(network(x)))
@@ -173,7 +174,7 @@ def predict(network: nn.Module, posterior: Posterior, X: Float[Tensor, "r d"]) -
 
 
 def prediction(n_points: int = 100_000, d: int = 10, width: int = 50, q: int = 2, m: int = 10_000) -> list[Ratio]:
-    """Mean and standard deviation against the bare network, for a small and a large alpha."""
+    """Time mean and standard deviation against the bare network, for a small and a large alpha."""
     generator = torch.Generator().manual_seed(2)
     network = MLP(d, (width, width), generator=generator).requires_grad_(False)
     bare = nn.Sequential(network, nn.Linear(width, q, dtype=torch.float64)).requires_grad_(False)
@@ -199,7 +200,7 @@ def prediction(n_points: int = 100_000, d: int = 10, width: int = 50, q: int = 2
 
 
 def default_mixture(d: int = 10) -> list[Ratio]:
-    """A row through the default mixture against the forward pass of its networks: same rows, same chunks."""
+    """Time the default mixture against the forward pass of its networks, on the same rows in the same chunks."""
     rng = np.random.default_rng(3)
     X = rng.standard_normal((300, d))
     model = BLLRegressor(max_epochs=3, random_state=0).fit(X, X[:, 0] + np.sin(X[:, 1]))  # shapes as after a long fit
@@ -213,14 +214,14 @@ def default_mixture(d: int = 10) -> list[Ratio]:
         X = rng.standard_normal((n, d))
         Z = model.fitted_.standardized(X).split(chunk)
         sides = (
-            lambda: deque(map(stack, Z), maxlen=0),  # nothing is kept of the features
+            lambda: deque(map(stack, Z), maxlen=0),  # features are discarded
             lambda: model.predictive(X),
             lambda: model.predict(X),
         )
         repeated = [partial(timeit.timeit, side, number=times) for side in sides]
         bare, *said = time_in_turns(*repeated, clock=time.process_time)
         micro = [1e6 * timing.median / times / n for timing in (bare, *said)]
-        print("  {:>6,} rows at once, us a row: forward {:.1f}, predictive {:.1f}, predict {:.1f}".format(n, *micro))
+        print("  {:>6,} rows at once, us per row: forward {:.1f}, predictive {:.1f}, predict {:.1f}".format(n, *micro))
         names = (f"{name} / bare forward pass, rows: {n:,}" for name in ("predictive", "predict"))
         return [
             Ratio.of_times("default mixture", name, timing, bare, at_least=None)
@@ -231,13 +232,13 @@ def default_mixture(d: int = 10) -> list[Ratio]:
 
 
 def compare() -> None:
-    """Everything, and the table at the end."""
+    """Run all parts and print the table of ratios."""
     print(f"{describe_machine()}; float64\n")
     print_ratios([alpha_sweep(), *evidence(), *prediction(), *default_mixture()])
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Ratios of the closed forms against the obvious way.")
+    parser = argparse.ArgumentParser(description="Ratios of the closed forms to the straightforward implementation.")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--peak", choices=EVIDENCE_FORMS, help="only print the peak memory of one form of the evidence")
     arguments = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Which last layers of peers are the exact posterior: standard deviations at a far point, side by side.
+"""Comparison of the peers' last layers with the exact posterior: standard deviations at a far point, side by side.
 
     python -m benchmarks.exactness    (in the environment of requirements-peers.lock)
 
 Features are fixed (8 tanh features of 40 rows), the noise is known and the same for all outputs, the prior is known.
 Then the posterior of the last layer is that of Bayesian linear regression, and the standard deviation of the function
-at a point far outside the rows says how close an approximation comes to it.
+at a point far outside the rows shows how accurate an approximation is.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ ROWS, FEATURES, NOISE_STD, PRIOR_PRECISION, FAR = 40, 8, 0.3, 1.0, 3.0
 
 
 def problem(q: int) -> tuple[nn.Sequential, Tensor, Tensor, Tensor]:
-    """A network with fixed features, rows with q targets, and a point far outside them."""
+    """Make a network with fixed features, rows with q targets, and a point far outside them."""
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     X = torch.linspace(-1, 1, ROWS)[:, None]
@@ -31,7 +31,7 @@ def problem(q: int) -> tuple[nn.Sequential, Tensor, Tensor, Tensor]:
 
 
 def exact_precision(network: nn.Sequential, X: Tensor) -> Tensor:
-    """Of the weights and the bias of one output: Phi' Phi / sigma^2 + I times the prior's precision."""
+    """Precision of weights and bias of one output: Phi' Phi / sigma^2 + I times the prior's precision."""
     Phi = affine(network, X)
     return Phi.T @ Phi / NOISE_STD**2 + PRIOR_PRECISION * torch.eye(FEATURES + 1)
 
@@ -47,7 +47,7 @@ def exact_std(network: nn.Sequential, X: Tensor, far: Tensor) -> float:
 
 
 def laplace_std(network: nn.Sequential, X: Tensor, Y: Tensor, far: Tensor, structure: str) -> list[float]:
-    """Of the function at the far point, one for each output."""
+    """Standard deviation of the function at the far point, for each output."""
     model: Any = Laplace(
         network,
         "regression",
@@ -62,7 +62,7 @@ def laplace_std(network: nn.Sequential, X: Tensor, Y: Tensor, far: Tensor, struc
 
 
 def vbll_std(network: nn.Sequential, X: Tensor, Y: Tensor, far: Tensor) -> list[float]:
-    """The prior of the last layer, updated by vbll's recursion with all rows one after the other."""
+    """Standard deviation after updating the last layer's prior by vbll's recursion, row by row."""
     q = Y.shape[1]
     prior = DenseNormalPrec(
         torch.zeros(q, FEATURES + 1), torch.eye(FEATURES + 1).expand(q, -1, -1) * PRIOR_PRECISION**0.5

@@ -1,10 +1,10 @@
-"""How cost grows: seconds and memory of the parts of training against rows m, features p and outputs q, log-log.
+"""Growth of cost: seconds and memory of the parts of training against rows m, features p and outputs q, log-log.
 
     python -m benchmarks.growth --out docs/scale-growth.png      (--device cuda on a GPU)
 
-Every point is the fastest of a few repeats, memory is what one call adds to the process at its peak. The slope of the
-last points is printed and drawn: what is linear in m has slope 1, the products of p features have slope 2, their
-factorisation 3.
+Every point is the fastest of a few repeats; memory is the increase of the process's peak during one call. The slope of
+the last points is printed and drawn: a cost linear in m has slope 1, products of p features have slope 2, their
+factorisation slope 3.
 """
 
 import argparse
@@ -28,7 +28,7 @@ REPEATS = 3
 
 @dataclass(frozen=True)
 class Line:
-    """One part of the work against one size."""
+    """Cost of one part of training against one size."""
 
     name: str
     size: str
@@ -37,14 +37,14 @@ class Line:
     megabytes: list[float]
 
     def slope(self, values: list[float]) -> float:
-        """Of the last two thirds of the points, by least squares in the logarithms."""
+        """Slope of the last two thirds of the points, by least squares in the logarithms."""
         keep = max(2, 2 * len(self.sizes) // 3)
         x, y = (torch.tensor([math.log(v) for v in part[-keep:]]) for part in (self.sizes, values))
         return float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum())
 
 
 def measure(work: Callable[[], object], device: str) -> tuple[float, float]:
-    """Seconds and megabytes."""
+    """Measure seconds (fastest repeat) and megabytes (peak) of a call."""
     best = math.inf
     for _ in range(REPEATS):
         start = _now(device)
@@ -95,7 +95,7 @@ def layer(m: int, k: int, q: int, device: str) -> Callable[[], object]:
 
 
 def batch_step(m: int, k: int, q: int, device: str) -> Callable[[], object]:
-    """The last layer's part of a step of mini-batches of m rows."""
+    """Last layer's part of a mini-batch step of m rows."""
     phi, T = rows(m, k, q, device)
     running = RunningPosterior(torch.tensor(float(m), dtype=torch.float64, device=device), m)
     running.step(phi, T)
@@ -103,7 +103,7 @@ def batch_step(m: int, k: int, q: int, device: str) -> Callable[[], object]:
 
 
 def exact_step(m: int, k: int, q: int, device: str) -> Callable[[], object]:
-    """The exact gradient of m rows, 4,096 in memory at a time, for one hidden layer of k units."""
+    """Exact gradient of m rows, 4,096 in memory at a time, for one hidden layer of k units."""
     X, T = rows(m, 16, q, device)
     network = MLP(16, (k,), dtype=torch.float32).to(device)
     objective = Profiled(bias_prior="flat", noise="diagonal").to(device)
@@ -113,7 +113,7 @@ def exact_step(m: int, k: int, q: int, device: str) -> Callable[[], object]:
 PARTS: dict[str, Callable[[int, int, int, str], Callable[[], object]]] = {
     "statistics pass": statistics_pass,
     "last layer from statistics": layer,
-    "step of mini-batches": batch_step,
+    "mini-batch step": batch_step,
     "exact gradient in chunks": exact_step,
 }
 
@@ -166,7 +166,10 @@ def draw(found: list[Line], options: argparse.Namespace) -> None:
 
 
 def return_freed_memory_at_once() -> None:
-    """Or the next call would take what the last one has left, and seem to need nothing: glibc's M_MMAP_THRESHOLD."""
+    """Make glibc return freed memory at once (M_MMAP_THRESHOLD).
+
+    Otherwise a call would reuse the memory that the previous one freed, and seem to need none.
+    """
     ctypes.CDLL("libc.so.6").mallopt(-3, 65_536)
 
 
@@ -174,9 +177,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/scale-growth.png"))
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--m", type=int, default=8_192, help="rows, where another size changes")
-    parser.add_argument("--p", type=int, default=128)
-    parser.add_argument("--q", type=int, default=1)
+    parser.add_argument("--m", type=int, default=8_192, help="rows while another size varies")
+    parser.add_argument("--p", type=int, default=128, help="features while another size varies")
+    parser.add_argument("--q", type=int, default=1, help="outputs while another size varies")
     parser.add_argument("--ms", type=int, nargs="+", default=[4_096, 16_384, 65_536, 262_144])
     parser.add_argument("--ps", type=int, nargs="+", default=[64, 128, 256, 512, 1_024, 2_048, 4_096])
     parser.add_argument("--qs", type=int, nargs="+", default=[1, 4, 16, 64])

@@ -1,7 +1,7 @@
-"""What importing lastlayer adds to importing torch: processor seconds of fresh processes, in turns.
+"""Import time of lastlayer relative to torch: processor seconds of fresh processes, which take turns.
 
-`import lastlayer` brings nothing with it until a name is asked for; that is the line with a target. The other lines say
-what the first use of the mathematics and of the estimator brings, the latter mostly scikit-learn.
+`import lastlayer` loads nothing until a name is used; this line has a target. The other lines show the cost of first
+using the mathematics and the estimator, most of which is scikit-learn for the latter.
 """
 
 import resource
@@ -11,7 +11,7 @@ import sys
 from benchmarks.timing import Timing, describe_machine
 
 ALLOWED = 1.2
-"""Importing torch and lastlayer over importing torch."""
+"""Allowed ratio of importing torch and lastlayer to importing torch."""
 PROGRAMS = {
     "torch": "import torch",
     "torch, lastlayer": "import torch, lastlayer",
@@ -22,7 +22,7 @@ PROGRAMS = {
 
 
 def processor_seconds(program: str) -> float:
-    """Of a fresh process, which has its files in the cache of the machine already."""
+    """Processor seconds of a fresh process whose files are already in the disk cache."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -43,7 +43,7 @@ def main(repeats: int = 7) -> int:
         print(f"{name:<24} {timing}  {timing.median / torch:5.2f} times torch alone")
     ratio = timings["torch, lastlayer"].median / torch
     verdict = "PASS" if ratio <= ALLOWED else "short"
-    print(f"importing torch and lastlayer over importing torch: {ratio:.3f}, at most {ALLOWED:g} {verdict}")
+    print(f"importing torch and lastlayer / importing torch: {ratio:.3f}, at most {ALLOWED:g} {verdict}")
     return int(ratio > ALLOWED)
 
 

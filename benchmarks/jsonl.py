@@ -1,4 +1,4 @@
-"""A file of results that survives an interruption: lines of JSON, written at once; broken ones are skipped."""
+"""A file of results that survives interruptions: JSON lines, written immediately; broken lines are skipped."""
 
 import json
 import platform
@@ -12,7 +12,7 @@ PACKAGES = ("lastlayer", "torch", "numpy", "scipy", "scikit-learn")
 
 
 class Lines:
-    """Iterates over the contents of its file, which need not be there yet."""
+    """JSON lines of a file, which need not exist yet; iterating yields their contents."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -32,14 +32,14 @@ class Lines:
             try:
                 content = json.loads(line)
             except ValueError:
-                continue  # cut off: its task is done again
+                continue  # cut off: its task is repeated
             if isinstance(content, dict):
                 yield content
 
 
 @runtime_checkable
 class Keyed(Protocol):
-    """A result, a dataclass, that knows what it is the result of."""
+    """A result (a dataclass) with a key that identifies its task."""
 
     @property
     def key(self) -> Hashable: ...
@@ -49,7 +49,7 @@ Result = TypeVar("Result", bound=Keyed)
 
 
 class Store(Generic[Result]):
-    """The results of a file. A later line of the same key takes the place of an earlier one."""
+    """Results of a file; a later line replaces an earlier one with the same key."""
 
     def __init__(self, path: Path, read: Callable[[dict[str, Any]], Result]) -> None:
         self.lines = Lines(path)
@@ -58,20 +58,20 @@ class Store(Generic[Result]):
             try:
                 result = read(content)
             except (TypeError, KeyError):
-                continue  # of another version: its task is done again
+                continue  # of another version: its task is repeated
             self.results[result.key] = result
 
     def __contains__(self, key: object) -> bool:
         return key in self.results
 
     def append(self, result: Result) -> None:
-        """Write one line, at once."""
+        """Write one line immediately."""
         self.lines.append(asdict(result))  # type: ignore[call-overload]
         self.results[result.key] = result
 
 
 def versions(packages: Sequence[str] = ()) -> dict[str, str]:
-    """Of Python, of what every run needs, and of these packages."""
+    """Versions of Python, of the packages that every run needs, and of the packages given."""
     found = {"python": platform.python_version()}
     for name in (*PACKAGES, *packages):
         try:

@@ -1,7 +1,7 @@
-"""What members and calibration cost: processor seconds of fits in one run, as ratios.
+"""Cost of members and calibration: processor seconds of fits in one run, as ratios.
 
-`python -m benchmarks.members` prints, for a small network (three layers of 20, 160 rows) and for the default on a table
-of 1,000 rows by 10 columns, ten members against one, and what calibration adds to a single plain fit.
+`python -m benchmarks.members` compares ten members with one, for a small network (three layers of 20, 160 rows) and for
+the default on a table of 1,000 rows by 10 columns, and prints the cost that calibration adds to a single plain fit.
 """
 
 import time
@@ -24,7 +24,7 @@ def table(m: int, d: int) -> tuple[ndarray, ndarray]:
 
 
 def seconds(X: ndarray, y: ndarray, **parameters: Any) -> tuple[float, float]:
-    """Processor time and time on the clock of one fit."""
+    """Measure processor time and wall time of one fit."""
     cpu, clock = time.process_time(), time.perf_counter()
     BLLRegressor(random_state=0, **parameters).fit(X, y)
     return time.process_time() - cpu, time.perf_counter() - clock
@@ -33,7 +33,7 @@ def seconds(X: ndarray, y: ndarray, **parameters: Any) -> tuple[float, float]:
 def main() -> None:
     data = paper_data().train
     X, y = table(1_000, 10)
-    print(f"threads {torch.get_num_threads()}; processor seconds (clock)")
+    print(f"threads {torch.get_num_threads()}; processor seconds (wall seconds)")
     small, cases = (20, 20, 20), {}
     for name, (inputs, targets, parameters) in {
         "small, one member, evidence alone": (data.X, data.y, {**PLAIN, "hidden": small, "n_members": 1}),

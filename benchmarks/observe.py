@@ -1,9 +1,9 @@
-"""Observing more than values: targets that are partly missing, and an energy that is learned from its gradients.
+"""Observations other than values: partly missing targets, and an energy learned from its gradients.
 
 `python -m benchmarks.observe` has two parts. The first fits a table with four outputs, half of whose targets are
-missing, beside what one does otherwise: drop rows, fill in means, one model for each output. The second learns an
-energy of three distances from a few energies and gradients, beside a Gaussian process with derivatives (GPyTorch, left
-out where it is not installed). Both are scored on new rows. `--out` is the folder for results.json and tables.md.
+missing, and compares with the alternatives: dropping rows, filling in means, one model per output. The second learns an
+energy of three distances from a few energies and gradients, beside a Gaussian process with derivatives (GPyTorch;
+skipped if not installed). Both are scored on new rows. `--out` is the folder for results.json and tables.md.
 """
 
 import json
@@ -38,7 +38,7 @@ app = typer.Typer(pretty_exceptions_enable=False)
 
 @dataclass(frozen=True)
 class Run:
-    """One method on one draw of the data: its scores on new rows, and the seconds of its fit."""
+    """Scores of one method on new rows for one draw of the data, and the seconds of its fit."""
 
     method: str
     size: int
@@ -63,7 +63,7 @@ def outputs(X: Float[ndarray, "m 5"]) -> Float[ndarray, "m 4"]:
 
 
 def draw_known(shape: tuple[int, int], rng: np.random.Generator) -> Bool[ndarray, "m q"]:
-    """Which targets are there: at least one in every row."""
+    """Draw the mask of known targets, with at least one in every row."""
     known = rng.random(shape) >= MISSING
     empty = np.flatnonzero(~known.any(1))
     known[empty, rng.integers(shape[1], size=len(empty))] = True
@@ -97,7 +97,7 @@ WAYS: dict[str, Callable[[Fit, ndarray, ndarray], list[BLLRegressor]]] = {
 
 
 def score_targets(models: Sequence[BLLRegressor], X: ndarray, Y: ndarray) -> dict[str, float]:
-    """LPD summed over the outputs, each output alone, so that models of one output compare with those of all."""
+    """Score predictions; the LPD is summed over outputs scored separately, so that models per output compare."""
     predictions = [model.predictive(X) for model in models]
     columns = np.split(Y, np.cumsum([p.n_outputs for p in predictions])[:-1], axis=1)
 
@@ -144,7 +144,7 @@ def missing_table(runs: Sequence[Run]) -> list[list[str]]:
 
 ENERGIES, GRADIENTS, TIMES = 30, 50, 10
 NOISES = np.array([0.01, 0.05, 0.05, 0.05])
-"""Of an energy and of the three numbers of a gradient; all methods are told."""
+"""Noise of an energy and of the three components of a gradient; known to all methods."""
 DEPTH, STIFFNESS, REST = np.array([1.0, 0.8, 0.6]), np.array([1.2, 1.5, 1.3]), np.array([1.0, 1.1, 1.6])
 HIDDEN, STEPS, STEP_SIZE = (50, 50), 200, 0.05
 ALONE, EVIDENCE, FAST = (f"lastlayer, {seen}" for seen in ("energies alone", "both", "both, preset fast"))
@@ -154,7 +154,7 @@ Predict = Callable[[ndarray], tuple[Float[ndarray, "m 4"], Float[ndarray, "m 4"]
 
 
 def surface(X: Float[ndarray, "m 3"]) -> Float[ndarray, "m 4"]:
-    """Energy and gradient of three atoms by their distances: a Morse term for each pair, and one of all three."""
+    """Energy and gradient of three atoms from their distances: a Morse term for each pair, and one of all three."""
     decay, triple = np.exp(-STIFFNESS * (X - REST)), 0.5 / X.prod(1)
     energy = (DEPTH * np.square(1 - decay)).sum(1) + triple
     gradient = 2 * DEPTH * STIFFNESS * (1 - decay) * decay - triple[:, None] / X
@@ -177,7 +177,7 @@ class Measured:
 
 
 def draw_points(m: int, rng: np.random.Generator) -> tuple[Float[ndarray, "m 3"], Float[ndarray, "m 4"]]:
-    """Points, and energies and gradients there with noise."""
+    """Draw points, with noisy energies and gradients."""
     X = rng.uniform(0.8, 2.2, (m, 3))
     return X, surface(X) + NOISES * rng.normal(size=(m, 4))
 
@@ -207,12 +207,12 @@ def network(
 
 
 def process(data: Measured, seed: int, steps: int | None = None) -> Predict:
-    """GPyTorch's kernel of values and derivatives, a length for each input; the noise is known."""
+    """Fit GPyTorch's kernel of values and derivatives with one length scale per input and known noise."""
     X = torch.tensor(np.vstack([data.X, data.X_gradients]))
     at, unit = X.mean(0), X.std(0)
     mean, scale = data.energies.mean(), data.energies.std()
     units = torch.cat([torch.ones(1).double(), 1 / unit]) * scale  # of a standardised energy and its gradient
-    Y = torch.full((len(X), 4), torch.nan).double()  # a point has the one or the other
+    Y = torch.full((len(X), 4), torch.nan).double()  # a point has either an energy or a gradient
     Y[: len(data.X), 0] = torch.tensor(data.energies - mean)
     Y[len(data.X) :, 1:] = torch.tensor(data.gradients)
     trained = trained_process((X - at) / unit, Y / units, (torch.tensor(NOISES) / units).square(), steps or STEPS)
@@ -227,7 +227,7 @@ def process(data: Measured, seed: int, steps: int | None = None) -> Predict:
 def trained_process(
     Z: Float[Tensor, "n 3"], T: Float[Tensor, "n 4"], noise_var: Float[Tensor, " 4"], steps: int
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Of standardised points and targets, NaN where there are none: Adam on the exact marginal likelihood."""
+    """Maximise the exact marginal likelihood by Adam, for standardised points and targets (NaN: missing)."""
     import gpytorch  # type: ignore[import-not-found, unused-ignore]
 
     class Process(gpytorch.models.ExactGP):  # type: ignore[misc, unused-ignore]
@@ -259,9 +259,9 @@ def trained_process(
 def conditioned(
     mean: Any, kernel: Any, Z: Tensor, T: Tensor, noise_var: Tensor
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Mean and variance at new points, given the targets that are not NaN.
+    """Condition on the targets that are not NaN; return a function for mean and variance at new points.
 
-    Here and not in GPyTorch, whose predictive covariance counts missing targets as seen.
+    GPyTorch is not used for this, since its predictive covariance counts missing targets as observed.
     """
     seen = ~T.isnan().flatten()
     cov = kernel(Z).to_dense() + torch.diag(noise_var.repeat(len(Z)))
@@ -288,7 +288,7 @@ METHODS: dict[str, Callable[[Measured, int], Predict]] = {
 
 
 def score_surface(predict: Predict, X: Float[ndarray, "m 3"], Y: Float[ndarray, "m 4"]) -> dict[str, float]:
-    """RMSE of the function itself, LPD of measurements; the LPD of a gradient is the sum of its numbers'."""
+    """Compute RMSE of the function and LPD of measurements, summed over the components of a gradient."""
     mean, var = predict(X)
     square, var = np.square(mean - surface(X)).mean(0), var + np.square(NOISES)
     density = -0.5 * (np.square(Y - mean) / var + np.log(2 * np.pi * var)).mean(0)
@@ -301,7 +301,7 @@ def score_surface(predict: Predict, X: Float[ndarray, "m 3"], Y: Float[ndarray, 
 
 
 def asked_of(points: int, seed: int, quick: bool) -> list[str]:
-    """More points go to single models, and for the first seed to the process: others would take too long."""
+    """Methods to run: with many points only single models, and for the first seed the exact process."""
     absent = find_spec("gpytorch") is None
     large = [EVIDENCE, WAVES] if quick or seed else [EVIDENCE, WAVES, PROCESS]
     return [name for name in (METHODS if points == GRADIENTS else large) if not (absent and name == PROCESS)]
@@ -329,19 +329,19 @@ def gradient_table(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def rows_in_the_same_time(runs: Sequence[Run]) -> str:
-    """How many gradients Fourier features take in the time of the process for the fewest."""
+    """Number of gradients that Fourier features handle in the time that the process needs for the fewest."""
     times: dict[tuple[str, int], float] = {
         key: float(np.mean([run.cpu for run in runs if (run.method, run.size) == key]))
         for key in {(run.method, run.size) for run in runs}
     }
     limit = times.get((PROCESS, GRADIENTS))
     if limit is None:
-        return "left out: the exact process needs gpytorch; make bench-observe installs it"
+        return "skipped: the exact process needs gpytorch; make bench-observe installs it"
     few, many = times[WAVES, GRADIENTS], times[WAVES, TIMES * GRADIENTS]
     slope = math.log(TIMES) / math.log(max(many / few, 1.01))
     count = f"about {GRADIENTS * (limit / few) ** slope:,.0f}" if limit < many else f"more than {TIMES * GRADIENTS:,}"
     return (
-        f"in the {limit:.1f} cpu s that the exact process takes for {GRADIENTS} gradients, Fourier features take "
+        f"in the {limit:.1f} cpu s that the exact process takes for {GRADIENTS} gradients, Fourier features handle "
         f"{count} ({GRADIENTS}: {few:.1f} s, {TIMES * GRADIENTS}: {many:.1f} s)"
     )
 
@@ -350,7 +350,7 @@ def rows_in_the_same_time(runs: Sequence[Run]) -> str:
 
 
 def scores_of(runs: Sequence[Run], digits: dict[str, int]) -> list[str]:
-    """Means over the seeds, and their standard errors."""
+    """Format means over the seeds and their standard errors."""
     cells = []
     for name, places in digits.items():
         values = np.array([run.scores[name] for run in runs])
@@ -370,7 +370,7 @@ def markdown(rows: list[list[str]]) -> str:
 
 
 def warm_up() -> None:
-    """Load what a first fit loads, so that no method pays for it."""
+    """Run small fits, so that one-time costs are not counted for any method."""
     data = Measured.draw(12, 4, np.random.default_rng(0))
     BLLRegressor((5,), preset="fast", max_epochs=2).fit(data.X, data.energies)
     network(data, 0, hidden=(5,))(data.X)
@@ -390,9 +390,9 @@ def told(runs: Iterable[Run]) -> Iterable[Run]:
 def observe(
     out: Annotated[Path, typer.Option(help="Folder for results and tables.")] = Path("results/observe"),
     seeds: Annotated[int, typer.Option(min=1, help="Draws of the data, averaged.")] = 3,
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller mixtures, no process of many points.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller mixtures, no exact process at many points.")] = False,
 ) -> None:
-    """Partly missing targets beside the ways around them, and energies from gradients beside a Gaussian process."""
+    """Compare fits to partly missing targets with alternatives, and energies from gradients with a Gaussian process."""
     torch.set_num_threads(1)
     check_folder(out)
     machine = describe_machine()

@@ -1,11 +1,11 @@
-"""What a row costs that is learned as it comes, and what is learned: microseconds and errors in one run.
+"""Cost and accuracy of online learning: microseconds per row and errors, measured in one run.
 
-`python -m benchmarks.online` streams rows one by one through last layers that follow by the recursion, through
-`BLLRegressor.update`, through a last layer made anew from all rows so far, through river's Bayesian linear regression
-on the same features, and through scikit-learn's incremental regressors; first a function that stays as it is, then one
-whose gain and offset creep away. Rows are learned alone, predicted alone (mean and standard deviation where there is
-one), and predicted first and learned after. Beside them stands the floor: a rank-one update of a matrix by BLAS.
-Every method starts from the same fitted rows; step sizes of the linear ones are chosen on rows of their own beforehand.
+`python -m benchmarks.online` streams rows one by one through last layers updated by the recursion, through
+`BLLRegressor.update`, through a last layer recomputed from all rows so far, through river's Bayesian linear regression
+on the same features, and through scikit-learn's incremental regressors; first for a constant function, then for one
+whose gain and offset drift. Rows are only learned, only predicted (mean, and standard deviation if available), or
+predicted first and then learned. For reference, the table has a lower bound: a rank-one update of a matrix by BLAS.
+Every method starts from the same fitted rows; step sizes of the linear ones are chosen beforehand on separate rows.
 """
 
 import argparse
@@ -47,17 +47,17 @@ def rows(m: int, seed: int, creep: float) -> tuple[ndarray, ndarray]:
 
 @dataclass(frozen=True)
 class Learner:
-    """One way of learning."""
+    """A method of online learning."""
 
     name: str
     state: Any
-    """What is copied before each stream."""
+    """Initial state, copied before each stream."""
     predict: Callable[[Any, Any], Any]
     """(state, row) -> mean, or mean and standard deviation."""
     learn: Callable[[Any, Any, Any], object]
     """(state, row, target)"""
     form: Callable[[ndarray, ndarray], tuple[list[Any], list[Any]]]
-    """Rows and targets as it takes them, outside the time."""
+    """Converts rows and targets to the method's format; not timed."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def as_dicts(X: ndarray, y: ndarray, names: tuple[str, ...]) -> tuple[list[Any],
 
 
 def run(learner: Learner, X: ndarray, y: ndarray, passes: tuple[str, ...] = ("learn", "predict", "both")) -> Result:
-    """Means over the rows, factorisations now and then included; processor time, so that other work hardly counts."""
+    """Run one stream per pass; times are means over the rows, in processor time, occasional factorisations included."""
     form, taken, said = learner.form(X, y), dict.fromkeys(("learn", "predict", "both"), float("nan")), []
     for way in passes:
         state, predict, learn = copy.deepcopy(learner.state), learner.predict, learner.learn
@@ -95,7 +95,7 @@ def run(learner: Learner, X: ndarray, y: ndarray, passes: tuple[str, ...] = ("le
 
 
 def floor(p: int) -> float:
-    """Microseconds of R <- R - v'g by BLAS, nothing else."""
+    """Microseconds of R <- R - v'g by BLAS alone."""
     ger, rng = get_blas_funcs("ger", dtype=np.float64), np.random.default_rng(0)
     R, v, g = rng.normal(size=(p, p)), rng.normal(size=p), rng.normal(size=p)
     n = 20_000
@@ -106,7 +106,7 @@ def floor(p: int) -> float:
 
 
 class Anew:
-    """All rows so far go into new statistics, which are factored: features are kept, only the algebra is done anew."""
+    """Recomputes statistics and factorisation from all rows so far; features are kept."""
 
     def __init__(self, model: BLLRegressor, X: ndarray, y: ndarray) -> None:
         self.fitted, self.posterior = model.fitted_, model.posterior_
@@ -148,7 +148,7 @@ def by_river(name: str, model: Any, form: Callable[[ndarray, ndarray], tuple[lis
 
 
 def bayesian_linear(model: BLLRegressor, X: ndarray, y: ndarray) -> Learner:
-    """river's, on the features of the network and a constant; they are computed outside the time. Noise as it is."""
+    """Make river's regression on the network's features and a constant, computed outside the timing; noise is known."""
     fitted = model.fitted_
     features = lambda Z: fitted.features(0, fitted.standardized(Z)).numpy()
     names = tuple(f"phi{i}" for i in range(features(X[:1]).shape[1]))
@@ -160,7 +160,7 @@ def bayesian_linear(model: BLLRegressor, X: ndarray, y: ndarray) -> Learner:
 
 
 class Scaled:
-    """A regressor of scikit-learn on standardised inputs, or features, and targets."""
+    """A scikit-learn regressor on standardised inputs, or features, and targets."""
 
     def __init__(self, regressor: Any, features: Callable[[ndarray], ndarray], X: ndarray, y: ndarray) -> None:
         self.features, self.regressor = features, regressor
@@ -181,7 +181,7 @@ class Scaled:
 
 
 def incremental(X: ndarray, y: ndarray, creep: float, model: BLLRegressor) -> list[Learner]:
-    """Each with the step size that did best on another stream of the same kind."""
+    """Make scikit-learn's regressors, each with the best step size on another stream of the same kind."""
     other = rows(500, 77, creep)
     plain: Callable[[ndarray], ndarray] = lambda Z: Z
     fitted = model.fitted_
@@ -222,11 +222,11 @@ def incremental(X: ndarray, y: ndarray, creep: float, model: BLLRegressor) -> li
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=2_000, help="of each stream")
-    parser.add_argument("--epochs", type=int, default=500)
+    parser.add_argument("--rows", type=int, default=2_000, help="rows of each stream")
+    parser.add_argument("--epochs", type=int, default=500, help="epochs of the initial fits")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore", ConvergenceWarning)  # of MLPRegressor, which is to go on learning anyway
+    warnings.simplefilter("ignore", ConvergenceWarning)  # of MLPRegressor, which continues to learn anyway
     print(describe_machine())
     X, y = rows(FITTED, 0, 0.0)
     single = BLLRegressor(preset="evidence", max_epochs=options.epochs, random_state=0).fit(X, y)
@@ -234,7 +234,7 @@ def main() -> None:
     mixture = BLLRegressor(max_epochs=options.epochs, random_state=0).fit(X, y)
     c, p = len(mixture.members_), single.posterior_.statistics.n_linear
     names = tuple(f"x{i}" for i in range(D))
-    for title, creep in (("a function that stays", 0.0), ("a function that creeps away", 1.0)):
+    for title, creep in (("constant function", 0.0), ("drifting function", 1.0)):
         stream, start = rows(options.rows, 1, creep), (X, y)
         of = OnlineModel
         dicts = partial(as_dicts, names=names)
@@ -247,7 +247,7 @@ def main() -> None:
             by_river("one network: RiverRegressor", RiverRegressor(single, feature_names=names), dicts),
             ours("one network, calibrated: OnlineModel, all rows", of(calibrated)),
             ours("one network: BLLRegressor.update", single),
-            theirs("one network: last layer of all rows anew", Anew(single, X, y)),
+            theirs("one network: last layer recomputed from all rows", Anew(single, X, y)),
             ours(f"mixture of {c}: OnlineModel, all rows", of(mixture)),
             ours(f"mixture of {c}: OnlineModel, ExponentialForgetting(300)", of(mixture, ExponentialForgetting(300))),
             bayesian_linear(single, X, y),
@@ -255,7 +255,7 @@ def main() -> None:
         ]
         print(f"\n{title}: {options.rows:,} rows, {p} features, noise {NOISE}; microseconds per row")
         print(f"{'':<58}{'learn':>9}{'predict':>9}{'both':>9}{'/ first':>9}{'RMSE':>8}{'/ first':>9}")
-        print(f"{f'floor: a rank-one update of {p + 1} x {p + 1} by BLAS':<58}{floor(p + 1):9.1f}")
+        print(f"{f'lower bound: a rank-one update of {p + 1} x {p + 1} by BLAS':<58}{floor(p + 1):9.1f}")
         base: Result | None = None
         for way in ways:
             r = run(way, *stream)

@@ -1,8 +1,8 @@
-"""How honest models stay as points leave the training range: coverage, LPD and CRPS against distance.
+"""Calibration outside the training range: coverage, LPD and CRPS against distance.
 
-`python -m benchmarks.outside` fits the default, an exact Gaussian process (scikit-learn, one length per input), NGBoost
-and a deep ensemble to 150 rows uniform on [-1, 1]^d with noise 0.1, and scores them on the surface of the cube of
-half-width r. A good model covers 90% at every r. `--out` draws coverage against distance.
+`python -m benchmarks.outside` fits the default, an exact Gaussian process (scikit-learn, one length scale per input),
+NGBoost and a deep ensemble to 150 rows uniform on [-1, 1]^d with noise 0.1, and scores them on the surface of the cube
+of half-width r. A calibrated model covers 90% at every r. `--out` draws coverage against distance.
 """
 
 import argparse
@@ -28,11 +28,11 @@ from lastlayer.drawing import BLUE, GREEN, GREY, ORANGE, new_figure
 
 ROWS, TEST_ROWS, NOISE, RADII = 150, 300, 0.1, (1.0, 1.25, 1.5, 2.0)
 COUNTED = -20.0
-"""The lowest LPD of a function that counts in the mean over functions."""
+"""Lower bound of a function's LPD in the mean over functions."""
 
 
 def drawn(length: float) -> Callable[[ndarray, int], ndarray]:
-    """A function of a stationary process, another for every seed."""
+    """Make a function drawn from a stationary process, a different one for every seed."""
 
     def function(X: ndarray, seed: int) -> ndarray:
         rng = np.random.default_rng(seed + 10_000)
@@ -87,7 +87,7 @@ class Run:
     seed: int
 
     def scores(self) -> tuple[Float[ndarray, "r 3"], float]:
-        """Coverage, LPD and CRPS at every radius; processor seconds of the fit."""
+        """Compute coverage, LPD and CRPS at every radius, and processor seconds of the fit."""
         torch.set_num_threads(1)
         d, f = FUNCTIONS[self.function]
         with warnings.catch_warnings():
@@ -108,7 +108,7 @@ class Run:
 
 
 def surface(d: int, n: int, radius: float, seed: int) -> Float[ndarray, "n d"]:
-    """Points on the surface of the cube of half-width r, or for r = 1 within it."""
+    """Draw points on the surface of the cube of half-width r, or inside it for r = 1."""
     rng = np.random.default_rng(seed)
     X = rng.uniform(-radius, radius, (n, d))
     if radius > 1:
@@ -118,11 +118,11 @@ def surface(d: int, n: int, radius: float, seed: int) -> Float[ndarray, "n d"]:
 
 def main(arguments: list[str] | None = None) -> dict[str, Float[ndarray, "f r 3"]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--methods", default=",".join(METHODS), help="with commas")
-    parser.add_argument("--functions", default=",".join(FUNCTIONS), help="with commas")
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="a PNG file for the picture")
+    parser.add_argument("--seeds", type=int, default=10, help="seeds per method and function")
+    parser.add_argument("--methods", default=",".join(METHODS), help="comma-separated methods")
+    parser.add_argument("--functions", default=",".join(FUNCTIONS), help="comma-separated functions")
+    parser.add_argument("--processes", type=int, default=1, help="fits that run in parallel")
+    parser.add_argument("--out", type=Path, help="PNG file for the figure")
     asked = parser.parse_args(arguments)
     methods, functions = asked.methods.split(","), asked.functions.split(",")
     runs = [Run(m, f, seed) for f in functions for m in methods for seed in range(asked.seeds)]
@@ -136,7 +136,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Float[ndarray, "f r 3"
     for method in methods:
         capped = np.maximum(found[method], [-np.inf, COUNTED, -np.inf])
         _print("mean of all", method, capped.mean(0), np.nan)
-    print(f"(mean LPD: each function's counts at least {COUNTED:g})")
+    print(f"(mean LPD: the LPD of each function is clipped at {COUNTED:g})")
     result = {method: np.array(each) for method, each in found.items()}
     if asked.out is not None:
         picture(result, asked.out)
@@ -144,7 +144,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Float[ndarray, "f r 3"
 
 
 def _grouped(runs: Sequence[Run], processes: int, size: int) -> Iterator[list[tuple[ndarray, float]]]:
-    """Scores of all seeds of a method and function together, as they come."""
+    """Yield the scores of all seeds of one method and function together, as they finish."""
     if processes == 1:
         for i in range(0, len(runs), size):
             yield [run.scores() for run in runs[i : i + size]]
@@ -161,7 +161,7 @@ def _print(function: str, method: str, scores: Float[ndarray, "r 3"], seconds: f
 
 
 def picture(found: dict[str, Float[ndarray, "f r 3"]], out: Path) -> None:
-    """Coverage, LPD and CRPS against distance: the mean over functions, and coverage of every function in faint."""
+    """Draw coverage, LPD and CRPS against distance: means over functions, and faint lines for each function."""
     figure = new_figure(9.0, 3.0)
     axes = figure.subplots(1, 3)
     for method, scores in found.items():
@@ -173,12 +173,12 @@ def picture(found: dict[str, Float[ndarray, "f r 3"]], out: Path) -> None:
     axes[0].axhline(0.9, color="black", lw=0.8, ls=":")
     axes[0].set_ylim(0, 1.02)
     for ax, name in zip(axes, ("coverage of 90% intervals", "LPD", "CRPS"), strict=True):
-        ax.set_xlabel("half-width r of the cube (1: data end)")
+        ax.set_xlabel("half-width r of the cube (1: edge of the data)")
         ax.set_title(name, fontsize=9)
     axes[2].set_yscale("log")
     axes[1].legend(fontsize=7)
     figure.savefig(out, dpi=150)
-    print(f"picture: {out}")
+    print(f"figure: {out}")
 
 
 if __name__ == "__main__":

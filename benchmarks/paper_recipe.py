@@ -1,10 +1,10 @@
-"""The paper's own recipe, step for step, beside the figures it printed: `python -m benchmarks.paper_recipe`.
+"""The paper's own recipe, step by step, beside its printed figures: `python -m benchmarks.paper_recipe`.
 
 Three layers of 20 tanh units, augmented evidence with a prior on the bias too, Adam at 1e-3, at most 10,000 full-batch
-epochs, early stopping on the validation rows' NLML (patience 1,000, improvement 1e-5). When it stops, the weights go
-back to the best epoch while alpha and noise stay where they are, and the NLML is that of the last epoch: the published
-code's callback knew of the network alone, and so the printed figures are matched best. Scores are in standardised
-target units and joint over the two outputs, as the paper's are.
+epochs, early stopping on the validation rows' NLML (patience 1,000, improvement 1e-5). On stopping, the weights are
+restored to the best epoch while alpha and noise are not, and the NLML is that of the last epoch: the callback of the
+published code handled only the network, and this matches the printed figures best. Scores are in standardised
+target units and joint over the two outputs, as in the paper.
 """
 
 import argparse
@@ -30,7 +30,7 @@ RANGES = {
     "noise 2": (0.85 * 0.1786, 1.15 * 0.1786),
     "LPD train": (0.35, 0.55),
 }
-"""What a faithful run must land in: around the published figures, as wide as initialisations differ."""
+"""Ranges for a faithful run: around the published figures, as wide as the variation between initialisations."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Recipe:
     targets: Standardizer
     history: TrainingHistory
     nlml: float
-    """Of the training rows, in the last epoch."""
+    """NLML of the training rows in the last epoch."""
 
     def features(self, samples: Samples) -> Tensor:
         with torch.no_grad():
@@ -67,7 +67,7 @@ class Recipe:
 
 
 def run(data: PaperData, seed: int, *, max_epochs: int = 10_000, progress: bool = False) -> Recipe:
-    """Train once from one initialisation."""
+    """Train from one initialisation."""
     generator = torch.Generator().manual_seed(seed)
     inputs = Standardizer.fit(torch.from_numpy(data.train.X))
     targets = Standardizer.fit(torch.from_numpy(data.train.y))
@@ -100,15 +100,15 @@ def run(data: PaperData, seed: int, *, max_epochs: int = 10_000, progress: bool 
 
 def main(arguments: list[str] | None = None) -> dict[str, ndarray]:
     parser = argparse.ArgumentParser(description="The paper's recipe beside its printed figures.")
-    parser.add_argument("--initialisations", type=int, default=5)
-    parser.add_argument("--max-epochs", type=int, default=10_000)
+    parser.add_argument("--initialisations", type=int, default=5, help="number of initialisations")
+    parser.add_argument("--max-epochs", type=int, default=10_000, help="maximum number of epochs")
     options = parser.parse_args(arguments)
     data = paper_data(SEED)
     seeds = range(options.initialisations)
     rows = [run(data, seed, max_epochs=options.max_epochs, progress=True).scores(data) for seed in seeds]
     table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     print(f"\nThe paper's recipe, data seed {SEED}, {len(rows)} initialisations")
-    print(f"{'':12} {'published':>10} {'median':>10} {'lowest':>10} {'highest':>10}   must lie in")
+    print(f"{'':12} {'published':>10} {'median':>10} {'lowest':>10} {'highest':>10}   required range")
     for name, values in table.items():
         printed = f"{PUBLISHED[name]:10.4f}" if name in PUBLISHED else " " * 10
         verdict = ""

@@ -1,7 +1,7 @@
-"""How the study's figures vary with the data and with members: `python -m benchmarks.paper_seeds`.
+"""Variation of the study's figures with the data and with mixtures: `python -m benchmarks.paper_seeds`.
 
-For each seed of the data, networks from many initialisations, alpha^max tuned on blocks of the training range that the
-features never saw; the test LPD of one network, and of mixtures of ten of them.
+For each data seed, networks are trained from many initialisations, with alpha^max tuned on held-out blocks of the
+training range. The table has the test LPD of single networks and of mixtures of ten.
 """
 
 import argparse
@@ -21,18 +21,18 @@ MEMBERS = 10
 
 @dataclass(frozen=True)
 class Row:
-    """Test LPD for one seed of the data, standardised units, joint over the outputs; a number an initialisation."""
+    """Test LPD for one data seed, in standardised units and joint over the outputs: one number per initialisation."""
 
     data_seed: int
     star: Float[ndarray, " s"]
     honest: Float[ndarray, " s"]
     leak: Float[ndarray, " s"]
     ten_members: Float[ndarray, " s"]
-    """Of the mixture of ten networks that starts at each initialisation and goes round."""
+    """LPD of the mixture of ten successive networks that starts at each initialisation, cyclically."""
 
 
 def run(data_seed: int, n: int, *, loss: str = "profiled", budget: Budget = BUDGET, progress: bool = False) -> Row:
-    """Fit n initialisations and score them alone and ten at a time."""
+    """Fit n initialisations and score them singly and in mixtures of ten."""
     data = paper_data(data_seed)
     networks = fit_networks(data, list(range(n)), loss=loss, budget=budget, progress=progress)
     unit = float(np.log(Scalers.of(data.train).targets.scale.numpy()).sum())
@@ -53,11 +53,13 @@ def run(data_seed: int, n: int, *, loss: str = "profiled", budget: Budget = BUDG
 
 
 def main(arguments: list[str] | None = None) -> list[Row]:
-    parser = argparse.ArgumentParser(description="Test LPD over data seeds, alone and ten members at a time.")
-    parser.add_argument("--data-seeds", type=int, nargs="+", default=[SEED, *range(10)])
-    parser.add_argument("--initialisations", type=int, default=20)
-    parser.add_argument("--loss", choices=("profiled", "evidence"), default="profiled", help="evidence: the paper's")
-    parser.add_argument("--max-epochs", type=int, default=BUDGET.max_epochs)
+    parser = argparse.ArgumentParser(description="Test LPD over data seeds, of single networks and mixtures of ten.")
+    parser.add_argument("--data-seeds", type=int, nargs="+", default=[SEED, *range(10)], help="seeds of the data")
+    parser.add_argument("--initialisations", type=int, default=20, help="initialisations per data seed")
+    parser.add_argument(
+        "--loss", choices=("profiled", "evidence"), default="profiled", help="evidence: the paper's recipe"
+    )
+    parser.add_argument("--max-epochs", type=int, default=BUDGET.max_epochs, help="maximum number of epochs")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # many small products: a second thread only waits for the first
     names = ("star", "honest", "leak", "ten_members")

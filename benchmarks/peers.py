@@ -1,18 +1,18 @@
-"""lastlayer beside vbll and laplace-torch: what a user writes, how long it takes, how good it is.
+"""lastlayer beside vbll and laplace-torch: lines of code, time and scores.
 
     make bench-peers    (or: python -m benchmarks.peers, in the environment of requirements-peers.lock)
 
 Every method gets the same rows, the same two hidden layers of 50 and one thread, and is used as its own documentation
 shows: lastlayer with its defaults, vbll as in its regression tutorial, laplace-torch as in its regression example with
-the last layer in place of all weights. All three train for 1,000 epochs there, lastlayer with early stopping. The
-functions that do it are what a user has to write, and their lines are counted.
+the last layer instead of all weights. All three train for 1,000 epochs there, lastlayer with early stopping. The
+functions below are the code that a user has to write; their lines are counted.
 
-Each method is fitted from scratch for 5, 10, 20, 50, ... up to 1,000 epochs; the climb ends early where the next fit
-would take longer than the budget. The last fit is the one that is scored. The best test RMSE of the three, plus 5%,
-is the goal, and the seconds to it are those of the shortest complete fit and prediction that gets there. So test rows
-choose where the peers stop, which they have no rule for: that is in their favour. lastlayer's own stopping rule, and
-the 1,000 steps with which laplace-torch learns its prior and its noise, are in their seconds.
-Seconds are the processor's, on one thread: other work on the machine lengthens those on the clock.
+Each method is fitted from scratch for 5, 10, 20, 50, ... up to 1,000 epochs; the series ends early if the next fit
+would exceed the budget. The last fit is scored. The goal is the best test RMSE of the three, plus 5%; the time to it
+is that of the shortest complete fit and prediction that reaches it. So test rows decide where the peers, which have no
+stopping rule, stop: that is in their favour. The seconds include lastlayer's own stopping rule, and the 1,000 steps
+with which laplace-torch learns its prior and its noise. They are processor seconds on one thread, since other work on
+the machine lengthens wall times.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from numpy import ndarray
 from benchmarks.timing import describe_machine
 
 LADDER = (5, 10, 20, 50, 100, 200, 500, 1_000)
-"""Epochs; the last is what all three documents say."""
+"""Numbers of epochs; the last is the one in the documentation of all three."""
 
 SLACK = 1.05
 NOISE_STD = 0.2
@@ -150,11 +150,11 @@ def make_table(n_outputs: int, seed: int) -> Table:
 
 @dataclass(frozen=True)
 class Fit:
-    """One complete fit and prediction: what it cost and how good it was on the test rows."""
+    """Cost and test scores of one complete fit and prediction."""
 
     epochs: int
     seconds: float
-    """Of the processor, which other work on the machine does not lengthen as it does those on the clock."""
+    """Processor seconds, which other work on the machine lengthens less than wall time."""
     wall: float
     rmse: float
     lpd: float
@@ -174,7 +174,7 @@ def fit(snippet: Snippet, table: Table, epochs: int, seed: int) -> Fit:
 
 
 def climb(snippet: Snippet, table: Table, seed: int, budget: float) -> list[Fit]:
-    """Fits of more and more epochs, while the next one can be expected to stay inside the budget."""
+    """Fit with more and more epochs, as long as the next fit is expected to stay within the budget."""
     fits = [fit(snippet, table, LADDER[0], seed)]
     for epochs in LADDER[1:]:
         if fits[-1].seconds * epochs / fits[-1].epochs > budget:
@@ -184,7 +184,7 @@ def climb(snippet: Snippet, table: Table, seed: int, budget: float) -> list[Fit]
 
 
 def compare(n_outputs: int, seed: int, budget: float) -> None:
-    """One table of data, three methods."""
+    """Compare the three methods on one table."""
     table = make_table(n_outputs, seed)
     for snippet in METHODS.values():
         snippet(table.X[:100], table.y[:100], table.X_test, 1, seed)  # loads the libraries
@@ -194,14 +194,14 @@ def compare(n_outputs: int, seed: int, budget: float) -> None:
     lines = {name: count_lines(snippet) for name, snippet in METHODS.items()}
     oracle = n_outputs * (-0.5 - math.log(NOISE_STD) - math.log(2 * math.pi) / 2)
     print(f"{N_TRAIN:,} training and {N_TEST} test rows, {N_INPUTS} inputs, {n_outputs} output(s), seed {seed}")
-    print(f"an oracle would have RMSE {NOISE_STD}, LPD {oracle:.3f}; goal: RMSE {goal:.4f}")
+    print(f"the true function has RMSE {NOISE_STD}, LPD {oracle:.3f}; goal: RMSE {goal:.4f}")
     print(
         f"{'':24}{'lines':>6}{'epochs':>8}{'RMSE':>9}{'LPD':>9}{'90% in':>8}{'wall s':>8}{'cpu s':>8}   cpu s to goal"
     )
     ours = firsts["lastlayer"]
     for name in METHODS:
         last, first = climbs[name][-1], firsts[name]
-        cut = "" if last.epochs == LADDER[-1] else ": cut off by the budget, before the epochs its document says"
+        cut = "" if last.epochs == LADDER[-1] else ": stopped by the budget, before the epochs of its documentation"
         reached = f"not reached{cut}" if first is None else f"{first.seconds:8.2f}  ({first.epochs} epochs)"
         ratio = "" if first is None or ours is None else f"  ratio to lastlayer {first.seconds / ours.seconds:.2f}"
         print(
@@ -216,15 +216,13 @@ def compare(n_outputs: int, seed: int, budget: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="lastlayer beside vbll and laplace-torch.")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--budget", type=float, default=400.0, help="processor seconds that one fit may be expected to take"
-    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of data and networks")
+    parser.add_argument("--budget", type=float, default=400.0, help="largest expected processor seconds of one fit")
     parser.add_argument("--outputs", type=int, nargs="+", default=[1, 2], choices=[1, 2])
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{describe_machine()}; at most {options.budget:g} cpu s per fit")
-    print("laplace-torch knows one noise for all outputs; both outputs have the same here\n")
+    print("laplace-torch models one noise level for all outputs; both outputs have the same here\n")
     for n_outputs in options.outputs:
         compare(n_outputs, options.seed, options.budget)
 

@@ -1,10 +1,10 @@
-"""Rows per second and memory of `lastlayer predict` on a large CSV, against the bare networks in memory.
+"""Rows per second and memory of `lastlayer predict` on a large CSV, compared with the bare networks in memory.
 
-`python -m benchmarks.predict_stream` makes a table of the example's kind, fits a single network (`--preset evidence`)
-and the default mixture, and predicts the table with each. The bare network is the forward pass of the same networks
-alone, on inputs that are already numbers in memory: no file, no variance, no interval. Memory is the peak of the
-process that predicts, also for a tenth of the rows: it must not grow with the table. Rows are per processor second,
-since other work on the machine does not change that, and on the clock.
+`python -m benchmarks.predict_stream` makes a table like the example, fits a single network (`--preset evidence`) and
+the default mixture, and predicts the table with each. "Bare network" is the forward pass of the same networks alone, on
+numeric inputs in memory: no file, no variance, no interval. Memory is the peak of the predicting process, also for a
+tenth of the rows: it must not grow with the table. Rows are counted per processor second, which other work on the
+machine hardly affects, and per second of wall time.
 """
 
 import argparse
@@ -36,7 +36,7 @@ print(json.dumps({"cpu": time.process_time() - start, "memory": memory}))
 
 
 def make_table(path: Path, rows: int) -> None:
-    """The example's rows over and over: what they hold does not change what they cost."""
+    """Write the example's rows repeatedly; their values do not affect the cost."""
     head, *lines = (ROOT / "examples" / "pump.csv").read_text().splitlines(keepends=True)
     with path.open("w") as file:
         file.write(head)
@@ -45,7 +45,7 @@ def make_table(path: Path, rows: int) -> None:
 
 
 def bare_seconds(fitted: TableModel, path: Path) -> float:
-    """The forward pass of every network, piece by piece, for each row once."""
+    """Processor seconds of the forward pass of every network over all rows, chunk by chunk."""
     seconds = 0.0
     with torch.no_grad():
         for table in chunks(path):
@@ -60,7 +60,7 @@ def bare_seconds(fitted: TableModel, path: Path) -> float:
 
 
 def predict(model: Path, data: Path, out: Path) -> dict[str, Any]:
-    """In a process of its own; what it says, its processor seconds and its peak memory in MiB."""
+    """Predict in a separate process; return its output, processor seconds and peak memory in MiB."""
     done = subprocess.run(
         [sys.executable, "-c", PREDICT, str(model), str(data), "--out", str(out)],
         capture_output=True,
@@ -74,7 +74,7 @@ def predict(model: Path, data: Path, out: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the table")
     rows = parser.parse_args().rows
     print(describe_machine())
     with tempfile.TemporaryDirectory() as name:
@@ -83,7 +83,9 @@ def main() -> None:
         make_table(large, rows)
         make_table(small, rows // 10)
         print(f"{rows:,} rows, {large.stat().st_size / 2**20:.0f} MiB of CSV\n")
-        print(f"{'':28} {'rows':>8} {'bare network':>14} {'ratio':>6}   on the clock   peak memory (of a tenth)")
+        print(
+            f"{'':28} {'rows':>8} {'bare network':>14} {'ratio':>6}      wall time   peak memory (a tenth of the rows)"
+        )
         for preset in ("evidence", "calibrated"):
             parameters: dict[str, Any] = {"preset": preset, "max_epochs": 50, "random_state": 0}
             fitted = TableModel.fit(read(ROOT / "examples" / "pump.csv"), ["head_m", "power_kw"], **parameters)

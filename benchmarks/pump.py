@@ -1,7 +1,7 @@
-"""How far outside the pump's table intervals hold: `python -m benchmarks.pump`, beside a Gaussian process.
+"""Coverage outside the pump's training table, beside a Gaussian process: `python -m benchmarks.pump`.
 
-Training rows end at 2,900 rpm. Several tables are drawn and fitted; coverage of the 90% intervals is of new rows in
-bins of the speed, the mean over the tables.
+Training rows end at 2,900 rpm. Several tables are drawn and fitted; the coverage of 90% intervals is measured on new
+rows in bins of the speed and averaged over the tables.
 """
 
 import warnings
@@ -26,12 +26,12 @@ def table(lines: list[list[str]]) -> Table:
 
 
 def process(X: ndarray, y: ndarray, new: ndarray) -> tuple[ndarray, ndarray]:
-    """Bounds of an exact Gaussian process, one for each target, lengths by the evidence."""
+    """Interval bounds of exact Gaussian processes, one per target, with length scales by the evidence."""
     mean, std = X.mean(0), X.std(0)
     kernel = ConstantKernel() * RBF(np.ones(X.shape[1])) + WhiteKernel()
     parts = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # lengths at their limits
+        warnings.simplefilter("ignore")  # length scales at their bounds
         for target in y.T:
             model = GaussianProcessRegressor(kernel, normalize_y=True).fit((X - mean) / std, target)
             parts.append(model.predict((new - mean) / std, return_std=True))

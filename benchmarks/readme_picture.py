@@ -1,4 +1,4 @@
-"""A short job on built-in data: fit, draw, score inside and outside the training range, tune alpha, score again."""
+"""Figure and scores of the README: fit built-in data, score inside and outside the range, tune alpha, score again."""
 
 import argparse
 from pathlib import Path
@@ -38,7 +38,7 @@ def run(folder: Path, *, progress: bool = True) -> str:
     lines += [
         f"noise: {noise}",
         f"default: {model.calibration_}",
-        f"Algorithm 1 on {len(validation.X)} validation points that reach outside: {model.alpha_curve_}",
+        f"Algorithm 1 on {len(validation.X)} validation points inside and outside: {model.alpha_curve_}",
         "LPD is joint over the two outputs, in target units; affine cost: median of the points",
     ]
     table = "\n".join(lines)
@@ -49,14 +49,14 @@ def run(folder: Path, *, progress: bool = True) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.readme_picture", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results"), help="folder for picture and scores")
+    parser.add_argument("--out", type=Path, default=Path("results"), help="folder for figure and scores")
     options = parser.parse_args(arguments)
     try:
         print(run(options.out))
     except InputError as error:
         print(f"error: {error}")
         return 1
-    print(f"picture: {options.out / 'prediction.png'}")
+    print(f"figure: {options.out / 'prediction.png'}")
     return 0
 
 

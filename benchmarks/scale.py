@@ -1,17 +1,17 @@
-"""What scale costs: mini-batches against plain MSE training, memory against rows, the statistics pass, two processes.
+"""Benchmarks of scale: mini-batches against plain MSE training, memory against rows, statistics pass, two processes.
 
-    make bench-scale                                   (peers where their environment is there)
+    make bench-scale                                   (with peers if their environment exists)
     python -m benchmarks.scale epochs --rows 10000000 --width 512 --batch 65536 --rate 4e-3 --device cuda
 
 Sections, all of them by default:
-    epochs     seconds of an epoch, and to the test RMSE that MSE training ends with, as ratios; test LPD after as many
-               epochs: mini-batches of the evidence, the MSE followed by Bayesian linear regression, vbll, a deep-kernel
-               Gaussian process. One network, one optimizer, one order of batches; the methods take turns, so that a
-               busy machine slows all of them.
+    epochs     seconds per epoch, and seconds to the final test RMSE of MSE training, as ratios; test LPD after the same
+               number of epochs: mini-batches of the evidence, the MSE followed by Bayesian linear regression, vbll, a
+               deep-kernel Gaussian process. All use one network, optimizer and order of batches; the methods take
+               turns, so that other work on the machine slows all of them.
     memory     peak memory of a fit from a memory map, or with --memory-from parquet from a folder of Parquet files,
                against the number of rows
-    statistics the exact statistics pass, as a share of the machine's own matrix product in the same precision
-    processes  two processes against one: seconds and the difference in the answer
+    statistics speed of the exact statistics pass, relative to the machine's matrix product in the same precision
+    processes  two processes against one: seconds and the difference of the trained parameters
 """
 
 import argparse
@@ -39,14 +39,14 @@ from lastlayer.training import Data, LastLayer, RunningPosterior, last_layer, st
 SECTIONS = ("epochs", "memory", "statistics", "processes")
 N_INPUTS, NOISE_STD = 16, 0.3
 LOOKS = 8
-"""Looks at the test rows per epoch, off the clock."""
+"""Evaluations of the test rows per epoch, not timed."""
 SHORTER = 0.65
-"""Of the epochs: who reaches in fewer of them what the MSE reaches in all? The rate falls to the end of a training, so
-a method that is ahead shows it only if its training ends earlier."""
+"""Share of the epochs in "shorter" runs, which show whether a method reaches the MSE's final score in fewer epochs. The
+learning rate falls until the end of training, so a method that is ahead shows it only if its training ends earlier."""
 
 
 def make_rows(m: int, seed: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """Inputs and standardised targets of a smooth function of all inputs, plus noise."""
+    """Draw inputs and standardised targets of a smooth function of all inputs, plus noise."""
     g = torch.Generator().manual_seed(5)
     U = 1.5 * torch.randn(N_INPUTS, 32, generator=g) / N_INPUTS**0.5
     v = torch.randn(32, 1, generator=g) / 32**0.5
@@ -60,7 +60,7 @@ def make_rows(m: int, seed: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
 
 
 def features(width: int, depth: int, device: str) -> nn.Sequential:
-    """The same network, from the same start, for every method."""
+    """Make the network, with the same initial weights for every method."""
     torch.manual_seed(1)
     widths = [N_INPUTS, *[width] * depth]
     layers = [part for a, b in itertools.pairwise(widths) for part in (nn.Linear(a, b), nn.SiLU())]
@@ -71,13 +71,13 @@ def features(width: int, depth: int, device: str) -> nn.Sequential:
 
 
 class Method:
-    """One way to train: `loss` is called in every step, before the optimizer's."""
+    """A training method: `backward` is called in every step, before the optimizer's step."""
 
     name = ""
     share = 1.0
-    """Of the epochs that it trains for, its rate falling to the end of them."""
+    """Share of the epochs for which it trains; the learning rate falls until their end."""
     most_steps = sys.maxsize
-    """Steps after which only the time of one is known: a method too slow to be trained here."""
+    """Maximum number of steps; methods too slow to train here are only timed."""
 
     def __init__(self, options: argparse.Namespace, n_rows: int) -> None:
         self.options, self.n_rows = options, n_rows
@@ -91,11 +91,11 @@ class Method:
         raise NotImplementedError
 
     def mean(self, X: Tensor) -> Tensor:
-        """What it would predict now."""
+        """Predict with the current parameters."""
         raise NotImplementedError
 
     def score(self, train: Data, test: Data) -> tuple[float, float]:
-        """Test LPD and RMSE at the end: by default with the exact last layer of all rows on its features."""
+        """Compute final test LPD and RMSE: by default with the exact last layer of all rows on its features."""
         layer = exact_layer(self.network, train)
         lpds, errors = [], []
         for part in _pieces(test):
@@ -179,7 +179,7 @@ class VBLL(Method):
 
 
 class DeepKernel(Method):
-    """A variational Gaussian process with 128 inducing points on the network's features, as in GPyTorch's examples."""
+    """Variational Gaussian process with 128 inducing points on the network's features, as in GPyTorch's examples."""
 
     name = "GPyTorch deep kernel"
     most_steps = 6
@@ -225,21 +225,21 @@ def _pieces(data: Data) -> Iterator[Data]:
 
 @dataclass
 class Run:
-    """One method on its way."""
+    """State of one method during training."""
 
     method: Method
     adam: torch.optim.Optimizer
     n_steps: int
-    """Of the whole training."""
+    """Number of steps of the whole training."""
     wall: float = 0.0
     cpu: float = 0.0
     steps: int = 0
     curve: list[tuple[float, float]] = field(default_factory=list)
-    """Seconds so far and test RMSE."""
+    """Elapsed seconds and test RMSE."""
 
     @property
     def trained(self) -> bool:
-        """To the end, not just for some steps."""
+        """Whether the method is trained to the end, not only timed."""
         return self.method.most_steps == sys.maxsize
 
     @property
@@ -255,7 +255,7 @@ class Run:
 
 
 def epochs(options: argparse.Namespace) -> list[Ratio]:
-    """Section (a) and (c)."""
+    """Run the section "epochs"."""
     train, test = (Data(*make_rows(m, seed, options.device)) for m, seed in ((options.rows, 0), (options.test_rows, 1)))
     mean, std = train.T.mean(), train.T.std()
     train, test = (Data(data.X, (data.T - mean) / std) for data in (train, test))
@@ -288,7 +288,7 @@ def epochs(options: argparse.Namespace) -> list[Ratio]:
                 run.curve.append((run.wall, float(error.square().mean().sqrt())))
     goal = runs[0].curve[-1][1]
     print(
-        f"\n{'':22} {'s/epoch':>9} {'ratio':>6} {'cpu':>6} {'test RMSE of its head':>22} {'s to that of MSE':>17} "
+        f"\n{'':22} {'s/epoch':>9} {'ratio':>6} {'cpu':>6} {'test RMSE of its head':>22} {'s to RMSE of MSE':>17} "
         f"{'ratio':>6} {'exact LPD':>10} {'exact RMSE':>11}"
     )
     ratios, scores = [], {}
@@ -391,7 +391,7 @@ print(seconds, peak[0] - before, resource.getrusage(resource.RUSAGE_SELF).ru_max
 
 
 def write_map(folder: str, m: int) -> None:
-    """Rows as two memory maps."""
+    """Write rows as two memory maps."""
     X = np.lib.format.open_memmap(f"{folder}/X.npy", "w+", np.float32, (m, N_INPUTS))
     y = np.lib.format.open_memmap(f"{folder}/y.npy", "w+", np.float32, (m,))
     for i, start in enumerate(range(0, m, 2**18)):
@@ -403,7 +403,7 @@ def write_map(folder: str, m: int) -> None:
 
 
 def write_parquet(folder: str, m: int) -> None:
-    """Rows as Parquet files of up to four row groups of 65,536 rows each."""
+    """Write rows as Parquet files of up to four row groups of 65,536 rows each."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -414,7 +414,7 @@ def write_parquet(folder: str, m: int) -> None:
 
 
 def memory(options: argparse.Namespace) -> list[Ratio]:
-    """Section (b): own memory of a fit from disk; pages of a mapped file are the system's cache, and not counted."""
+    """Run the section "memory": anonymous memory of a fit from disk; mapped pages belong to the system's cache."""
     print(f"\n{'rows':>12} {'seconds':>9} {'own memory, MB':>15} {'with mapped pages, MB':>22}")
     own = []
     for m in options.memory_rows:
@@ -434,7 +434,7 @@ def memory(options: argparse.Namespace) -> list[Ratio]:
 
 
 def statistics(options: argparse.Namespace) -> list[Ratio]:
-    """Section (d)."""
+    """Run the section "statistics"."""
     k, m, device = options.statistics_width, options.statistics_rows, options.device
     g = torch.Generator(device).manual_seed(0)
     phi = torch.randn(m, k, generator=g, dtype=torch.float64, device=device)
@@ -493,7 +493,7 @@ group.shutdown()
 
 
 def processes(options: argparse.Namespace) -> list[Ratio]:
-    """Section (e), on the processor, one thread each."""
+    """Run the section "processes", on the CPU with one thread per process."""
     print(f"\none epoch of {options.process_rows:,} rows, batch {options.batch:,}, one thread per process")
     ratios = []
     for dtype in ("float64", "float32"):
@@ -513,7 +513,7 @@ def processes(options: argparse.Namespace) -> list[Ratio]:
                 found.append(torch.load(out, weights_only=True))
         one, two = found
         off = float((one["end"] - two["end"]).abs().max() / one["end"].abs().max())
-        print(f"  {dtype}: {one['seconds']:.1f} s alone, {two['seconds']:.1f} s by two; largest difference {off:.1e}")
+        print(f"  {dtype}: {one['seconds']:.1f} s by one, {two['seconds']:.1f} s by two; largest difference {off:.1e}")
         ratios.append(Ratio("processes", f"one / two, {dtype}", one["seconds"] / two["seconds"]))
     return ratios
 
@@ -528,14 +528,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4_096)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument(
-        "--rate", type=float, default=8e-3, help="Adam's, for every method; the default is the best for the MSE here"
+        "--rate", type=float, default=8e-3, help="Adam's learning rate for every method; the default suits the MSE best"
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=None)
     names = [kind.name for kind in KINDS]
     parser.add_argument("--methods", nargs="+", choices=names, default=names)
     parser.add_argument(
-        "--vbll-steps", type=int, default=12, help="its full covariance is slow on a processor; 0: train to the end"
+        "--vbll-steps", type=int, default=12, help="steps of vbll, which is slow on a CPU; 0: train to the end"
     )
     parser.add_argument("--memory-rows", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000])
     parser.add_argument("--memory-from", choices=["map", "parquet"], default="map")

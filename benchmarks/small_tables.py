@@ -1,8 +1,8 @@
-"""Small, wide, copied and awkward tables: what the model promises of new rows, and what they get.
+"""Small, wide, duplicated and otherwise difficult tables: LPD promised by calibration and LPD achieved on new rows.
 
 `python -m benchmarks.small_tables` fits the default, preset="fast" and an exact Gaussian process (scikit-learn, one
-length per input) to 20 made tables and scores each on 1,000 new rows: LPD, the LPD that calibration promised, and the
-coverage of 90% intervals. `--out` draws them.
+length scale per input) to 20 synthetic tables and scores each on 1,000 new rows: LPD, the LPD that calibration
+promised, and the coverage of 90% intervals. `--out` draws them.
 """
 
 import argparse
@@ -27,7 +27,7 @@ Rows = tuple[ndarray, ndarray]
 
 @dataclass(frozen=True)
 class Made:
-    """A made table: rows, columns, and the distribution that both training and test rows come from."""
+    """A synthetic table: rows, columns, and the distribution of training and test rows."""
 
     rows: int
     columns: int
@@ -129,9 +129,9 @@ METHODS = {"default": lastlayer("calibrated"), "fast": lastlayer("fast"), "exact
 
 def main(arguments: list[str] | None = None) -> dict[str, dict[str, Score]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3, help="tables of each kind, averaged")
-    parser.add_argument("--tables", type=int, default=len(TABLES), help="only the first so many")
-    parser.add_argument("--out", type=Path, help="a PNG file for the picture")
+    parser.add_argument("--seeds", type=int, default=3, help="draws of each table, averaged")
+    parser.add_argument("--tables", type=int, default=len(TABLES), help="number of tables, from the first on")
+    parser.add_argument("--out", type=Path, help="PNG file for the figure")
     asked = parser.parse_args(arguments)
     found: dict[str, dict[str, Score]] = {}
     print(f"{'':30s}" + "".join(f"{name + ': 90%   LPD  promised  cpu s':>38s}" for name in METHODS))
@@ -150,10 +150,10 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, Score]]:
         gap = lpd - promised
         print(f"{method}: coverage {coverage.min():.2f} to {coverage.max():.2f}, mean LPD {lpd.mean():.2f}", end="")
         close = f"within {CLOSE} nats in {int((np.abs(gap) <= CLOSE).sum())} of {len(gap)}"
-        print(f", achieved over promised {gap.min():+.2f} to {gap.max():+.2f}, {close}" if (gap == gap).all() else "")
+        print(f", achieved - promised {gap.min():+.2f} to {gap.max():+.2f}, {close}" if (gap == gap).all() else "")
     if asked.out is not None:
         draw(found, asked.out)
-        print(f"drawn into {asked.out}")
+        print(f"figure: {asked.out}")
     return found
 
 
@@ -165,7 +165,7 @@ def draw(found: dict[str, dict[str, Score]], path: Path) -> None:
     )
     ends = np.array([min(promised.min(), lpd.min()) - 0.2, max(promised.max(), lpd.max()) + 0.2])
     left.fill_between(ends, ends - CLOSE, ends + CLOSE, color=GREY, alpha=0.3, label=f"within {CLOSE} nats")
-    left.plot(promised, lpd, "o", color=BLUE, label="a table")
+    left.plot(promised, lpd, "o", color=BLUE, label="one table")
     left.set(xlabel="LPD promised by calibration", ylabel="LPD of 1,000 new rows", xlim=ends, ylim=ends)
     left.legend(loc="upper left")
     places = np.arange(len(found))

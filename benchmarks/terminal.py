@@ -1,7 +1,6 @@
-"""A run in the terminal as a page: `python -m benchmarks.terminal` writes docs/learn/terminal.md.
+"""Page with a terminal session: `python -m benchmarks.terminal` writes docs/learn/terminal.md.
 
-It runs the commands and takes down what they print, draws docs/explain.png, and where Chromium is installed,
-docs/report.png.
+It runs the commands and records their output, draws docs/explain.png and, if Chromium is installed, docs/report.png.
 """
 
 import os
@@ -17,46 +16,46 @@ from PIL import Image  # which matplotlib brings
 ROOT = Path(__file__).parents[1]
 WIDTH = 100
 COLORS = 64
-"""Enough for pictures of lines and text, and a third of the bytes."""
+"""Palette size: enough for figures of lines and text, at a third of the file size."""
 STEPS = (
     (
         "Fit",
-        "Which columns there are, how good the model is on rows that it did not see, and what predictions depend on.",
+        "Lists the columns, the scores on held-out rows, and the inputs that predictions depend on.",
         "lastlayer fit examples/pump.csv --target head_m,power_kw",
     ),
     (
         "Predict",
-        "New rows, each with mean, standard deviation, interval and degree of extrapolation.",
+        "Predicts new rows, each with mean, standard deviation, interval and degree of extrapolation.",
         "lastlayer predict pump.lastlayer examples/pump_new.csv",
     ),
     (
         "Evaluate",
-        "The new rows have true values too, so that the predictions can be scored.",
+        "Scores the predictions; the new rows contain the true values.",
         "lastlayer evaluate pump.lastlayer examples/pump_new.csv",
     ),
     (
         "Explain",
-        "Which inputs matter, and what predictions do as one of them varies; a model card and the settings follow.",
+        "Reports which inputs matter and how predictions vary with each of them; a model card and the settings follow.",
         "lastlayer explain pump.lastlayer --data examples/pump_new.csv --dependence explain.png",
     ),
     (
         "Report",
-        "All of it as one HTML page that opens offline.",
+        "Writes everything to one HTML page that opens offline.",
         "lastlayer report pump.lastlayer examples/pump_new.csv --group fluid",
     ),
 )
 END_OF_EXPLAIN = "The model"
-HEAD = """# A run in the terminal
+HEAD = """# A terminal session
 
-What the commands print, from a table to a report: `make terminal` runs them and writes this page. The pump and its
-table are those of [From a table to a report](../cli.md). Bars of progress are left out, and so is what `explain` prints
-below its second table.
+Output of the commands, from a table to a report: `make terminal` runs them and writes this page. The pump and its
+table are those of [From a table to a report](../cli.md). Progress bars, and the output of `explain` below its second
+table, are omitted.
 """
 PICTURE = "\n![Predictions as each input varies, with bands](../explain.png)\n"
 
 
 def run(command: str, folder: Path) -> str:
-    """What a command prints on a terminal of that width, without bars of progress."""
+    """Run a command and return its output on a terminal of that width, without progress bars."""
     environment = os.environ | {"COLUMNS": str(WIDTH), "OMP_NUM_THREADS": "1", "TERM": "dumb"}
     program, *words = shlex.split(command)
     assert program == "lastlayer"
@@ -76,9 +75,9 @@ def shown(output: str) -> str:
 
 
 def screenshot(page: Path, out: Path) -> None:
-    """The top of a page, as wide as a desk shows it."""
+    """Take a screenshot of the top of a page at desktop width."""
     if (browser := shutil.which("chromium")) is None:
-        print("there is no Chromium: docs/report.png stays as it is")
+        print("Chromium is not installed: docs/report.png is left unchanged")
         return
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=8000"]
     size = ["--window-size=1150,1180", f"--screenshot={out}"]

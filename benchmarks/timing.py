@@ -1,4 +1,4 @@
-"""What the benchmarks share: timing in turns, ratios with their targets, and a word on the machine."""
+"""Helpers shared by the benchmarks: timing in turns, ratios with targets, a description of the machine."""
 
 import os
 import platform
@@ -13,12 +13,12 @@ import torch
 Done = TypeVar("Done")
 
 STEADY = 1.5
-"""Slowest over fastest repeat, above which a time says more of the machine than of the code."""
+"""Ratio of slowest to fastest repeat above which a timing is reported as unsteady."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one side over its repeats."""
+    """Median time of one side over its repeats, in seconds."""
 
     median: float
     spread: float
@@ -34,14 +34,14 @@ class Timing:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One line of the table: what was divided by what, what came out, and what it should be."""
+    """One line of the table: the two sides, their ratio, and its target."""
 
     subject: str
     measured: str
     value: float
     at_least: float | None = None
     spread: float = 1.0
-    """The larger one of the two sides."""
+    """The larger spread of the two sides."""
 
     @classmethod
     def of_times(cls, subject: str, measured: str, above: Timing, below: Timing, at_least: float | None) -> "Ratio":
@@ -57,9 +57,9 @@ class Ratio:
 def time_in_turns(
     *sides: Callable[[], object], repeats: int = 7, clock: Callable[[], float] = time.perf_counter
 ) -> list[Timing]:
-    """Time each side; the sides take turns, so that a busy machine slows all of them.
+    """Time each side; the sides take turns, so that other work on the machine slows all of them.
 
-    With `clock=time.process_time` other work on the machine hardly counts.
+    With `clock=time.process_time` other work has little effect.
     """
     seconds: list[list[float]] = [[] for _ in sides]
     for turn in range(repeats + 1):
@@ -72,7 +72,7 @@ def time_in_turns(
 
 
 def timed(work: Callable[[], Done]) -> tuple[Done, float, float]:
-    """What the work gives, the processor seconds of all threads of this process, and seconds on the clock."""
+    """Run a function; return its result, the processor seconds of all threads of this process, and wall seconds."""
     wall, cpu = time.perf_counter(), time.process_time()
     done = work()
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
@@ -80,7 +80,7 @@ def timed(work: Callable[[], Done]) -> tuple[Done, float, float]:
 
 
 def describe_machine() -> str:
-    """Processor, load and threads: what the seconds depend on."""
+    """Describe what timings depend on: processor, load, torch version and threads."""
     return (
         f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; torch {torch.__version__}, "
         f"threads in use: {torch.get_num_threads()}"

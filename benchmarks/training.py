@@ -1,20 +1,20 @@
-"""How much sooner the profiled evidence gets where the paper's recipe ends, on the paper's own data.
+"""Time for the profiled evidence to reach the final NLML of the paper's recipe, on the paper's own data.
 
     python -m benchmarks.training [--initialisations 5] [--steps 10000] [--threads 1]
 
-The recipe: the augmented evidence of Theorem 1, weights and noise among the variables, Adam at a constant 1e-3 for
-10,000 full-batch steps, by lastlayer.training.train; its NLML at the end is the target. The contenders start from the
-same network with weights and noise profiled out: L-BFGS as lastlayer.training.train runs it, and L-BFGS in one call of
-torch's own loop. The clock stops at the first evaluation at or below the
-target, and what was reached is evaluated once more from the weights it stopped with. No early stopping, the 160
-training rows, standardised, a prior on the bias too.
+The recipe: the augmented evidence of Theorem 1, with weights and noise as variables, Adam at a constant 1e-3 for
+10,000 full-batch steps, by lastlayer.training.train; its final NLML is the target. The contenders start from the same
+network with weights and noise profiled out: L-BFGS as lastlayer.training.train runs it, and L-BFGS in one call of
+torch's own loop. The clock stops at the first evaluation at or below the target; the NLML is then evaluated once more
+with the final weights. There is no early stopping; the data are the 160 training rows, standardised; the bias has a
+prior too.
 
-The ratio with the target is that of processor seconds on one thread. The recipe and a contender run one after the
-other, so that a change in the machine's other work between them would be all that the clock on the wall compares.
+The ratio with a target is that of processor seconds on one thread. The recipe and a contender run one after the other,
+so wall times would mostly compare the machine's other work during the two runs.
 
 L-BFGS was chosen on initialisations 100 to 102 over Adam at 1e-2 with a cosine (2e-2, 3e-2 and a constant 1e-2 were
-tried on 100 alone, and fell short); the ones measured are others. The augmented evidence under the same L-BFGS is timed
-too: it tells how much of the ratio is the optimizer's.
+tried on 100 alone, and fell short); other initialisations are measured. The augmented evidence under the same L-BFGS is
+timed too: it shows how much of the ratio is due to the optimizer.
 """
 
 import argparse
@@ -37,7 +37,7 @@ HIDDEN = (20, 20, 20)
 RECIPE_RATE = 1e-3
 MAX_ITERATIONS = 3_000
 REPEATS = 3
-"""Of the first contender, whose ratio has a target; everything else runs once."""
+"""Repeats of the first contender, whose ratio has a target; everything else runs once."""
 
 
 class _Reached(Exception):
@@ -45,7 +45,7 @@ class _Reached(Exception):
 
 
 class Watched(Objective):
-    """An objective that ends its training at the first value at or below a target."""
+    """Objective that stops training at the first value at or below a target."""
 
     def __init__(self, inner: Objective, target: float) -> None:
         nn.Module.__init__(self)
@@ -62,7 +62,7 @@ class Watched(Objective):
 
 @dataclass(frozen=True)
 class Run:
-    """One training: seconds on the clock and on the processor, where it ended, how many evaluations that took."""
+    """One training run: wall and processor seconds, final NLML, and number of evaluations."""
 
     wall: float
     processor: float
@@ -71,12 +71,12 @@ class Run:
     reached: bool = True
 
     def __str__(self) -> str:
-        seconds = f"{self.wall:7.2f} s ({self.processor:5.2f} cpu)" if self.reached else "never reached it   "
+        seconds = f"{self.wall:7.2f} s ({self.processor:5.2f} cpu)" if self.reached else "target not reached "
         return f"{seconds}, {self.evaluations:>6,} evaluations, NLML {self.nlml:8.4f}"
 
 
 def load() -> Data:
-    """The training part of the paper's data, standardised."""
+    """Load the standardised training part of the paper's data."""
     samples = paper_data().train
     X, T = torch.from_numpy(samples.X), torch.from_numpy(samples.y)
     return Data(Standardizer.fit(X).forward(X), Standardizer.fit(T).forward(T))
@@ -95,7 +95,7 @@ def library_lbfgs(network: nn.Module, objective: Objective, data: Data) -> objec
 
 
 def one_call_lbfgs(network: nn.Module, objective: Objective, data: Data) -> object:
-    """The same history and line search, in one call of torch's own loop."""
+    """Run L-BFGS with the same history and line search, in one call of torch's own loop."""
     parameters = [*network.parameters(), *objective.parameters()]
     steps = torch.optim.LBFGS(
         parameters,
@@ -117,7 +117,7 @@ def one_call_lbfgs(network: nn.Module, objective: Objective, data: Data) -> obje
 
 
 def timed(loop: Loop, network: nn.Module, objective: Objective, data: Data, target: float) -> Run:
-    """Train copies until the target is met."""
+    """Train copies until the target is reached, and time it."""
     network, objective = copy.deepcopy(network), copy.deepcopy(objective)
     watched = Watched(objective, target)
     wall, processor, reached = time.perf_counter(), time.process_time(), False
@@ -130,7 +130,7 @@ def timed(loop: Loop, network: nn.Module, objective: Objective, data: Data, targ
 
 
 def recipe(network: nn.Module, objective: Objective, data: Data, steps: int) -> Run:
-    """Train in place, as the paper does."""
+    """Train in place by the paper's recipe."""
     wall, processor = time.perf_counter(), time.process_time()
     optimizer = Optimizer("adam", RECIPE_RATE, max_epochs=steps, cosine=False)
     history = train(FullBatch(network, objective, data), optimizer)
@@ -146,7 +146,7 @@ CONTENDERS: dict[str, tuple[str, Loop]] = {
 
 
 def compare(seed: int, data: Data, steps: int) -> tuple[Run, dict[str, Run]]:
-    """Recipe and contenders from one initialisation."""
+    """Run the recipe and the contenders from one initialisation."""
     generator = torch.Generator().manual_seed(seed)
     initial = MLP(1, HIDDEN, generator=generator)
     objectives: dict[str, Objective] = {
@@ -175,16 +175,16 @@ def compare(seed: int, data: Data, steps: int) -> tuple[Run, dict[str, Run]]:
 
 
 def ratio(paper: Run, run: Run, clock: str) -> float:
-    """Nothing is gained by never getting there."""
+    """Ratio of the recipe's time to that of a run; zero if the run never reached the target."""
     return float(getattr(paper, clock) / getattr(run, clock)) if run.reached else 0.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Seconds to the NLML that the paper's recipe ends with.")
-    parser.add_argument("--initialisations", type=int, default=5)
-    parser.add_argument("--first", type=int, default=0, help="the first initialisation's seed")
-    parser.add_argument("--steps", type=int, default=10_000, help="of the recipe")
-    parser.add_argument("--threads", type=int, default=1)
+    parser = argparse.ArgumentParser(description="Seconds to the final NLML of the paper's recipe.")
+    parser.add_argument("--initialisations", type=int, default=5, help="number of initialisations")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first initialisation")
+    parser.add_argument("--steps", type=int, default=10_000, help="steps of the recipe")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     data = load()

@@ -1,13 +1,13 @@
-"""How much code a first call goes through: functions, files, and ways from one file to another.
+"""Amount of code that a first call executes: functions, files, and switches between files.
 
     python -m benchmarks.walk                      the installed package
-    python -m benchmarks.walk --src other/src      another source tree, to compare the two line by line
+    python -m benchmarks.walk --src other/src      another source tree, for a line-by-line comparison
 
-Each line is one call, on 60 x 3 rows: `fit`, a first `predictive` and any later one, of `BLLRegressor(max_epochs=2)`
+Each line is one call, on 60 x 3 rows: `fit`, a first `predictive` and a later one, of `BLLRegressor(max_epochs=2)`
 and of the same with `preset="evidence"`. Only code of the package counts. Functions are distinct by file and qualified
-name, lambdas and comprehensions left out; switches are distinct ordered pairs of files, such that a function of the
-second was the next to be called in its thread after one of the first. It is what a reader has to follow, whatever the
-data make of it.
+name, without lambdas and comprehensions; switches are distinct ordered pairs of files such that a function of the
+second was called directly after one of the first in the same thread. The counts measure how much code a reader has to
+follow.
 """
 
 import argparse
@@ -32,7 +32,7 @@ PRESETS: dict[str, dict[str, str]] = {"default": {}, "evidence": {"preset": "evi
 
 @dataclass
 class Walk:
-    """The functions of the package that were called, in the order of each thread."""
+    """Functions of the package that were called, in the order of each thread."""
 
     root: str
     threads: dict[int, list[CodeType]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Walk:
 
 
 def walk(root: str, work: Callable[[], object]) -> Walk:
-    """Follow a call, in threads that it starts too."""
+    """Record the functions that a call executes, including those in threads that it starts."""
     found = Walk(root)
     threading.setprofile(found)
     sys.setprofile(found)

@@ -1,1 +1,1 @@
-"""Bayesian optimisation: lastlayer beside BoTorch's models and random points. `python -m benchmarks.bo`."""
+"""Bayesian optimisation with lastlayer, BoTorch's models and random points: `python -m benchmarks.bo`."""

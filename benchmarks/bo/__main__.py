@@ -1,4 +1,4 @@
-"""`python -m benchmarks.bo`. What it needs is imported when it runs, so that `--help` is quick."""
+"""Command `python -m benchmarks.bo`. Dependencies are imported when it runs, so that `--help` is fast."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,16 +16,16 @@ app = typer.Typer(pretty_exceptions_enable=False)
 @app.command()
 @helpful
 def bo(
-    problems: Annotated[str | None, typer.Option(help="Problems, with commas; all if left out.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Methods, with commas; all if left out.")] = None,
+    problems: Annotated[str | None, typer.Option(help="Comma-separated problems; default: all.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Comma-separated methods; default: all.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each method on each problem.")] = 10,
-    steps: Annotated[int | None, typer.Option(min=1, help="At most so many steps a run, for a try.")] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Runs at a time, a thread each.")] = 1,
-    out: Annotated[Path, typer.Option(help="Folder for results, tables and the picture.")] = Path("results/bo"),
-    again: Annotated[bool, typer.Option("--again", help="Do anew what is already there.")] = False,
+    steps: Annotated[int | None, typer.Option(min=1, help="Maximum number of steps per run, for a trial.")] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Runs in parallel, with one thread each.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for results, tables and the figure.")] = Path("results/bo"),
+    again: Annotated[bool, typer.Option("--again", help="Repeat runs that already have results.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Bayesian optimisation: every run is kept as soon as it is done, and a second call does what is missing."""
+    """Bayesian optimisation: every run is saved when it is done, and a second call runs only what is missing."""
     from lastlayer.errors import need
 
     need("botorch", extra="botorch")

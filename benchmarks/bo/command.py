@@ -1,4 +1,4 @@
-"""What stands behind `python -m benchmarks.bo`: from options of the command line to runs and files."""
+"""Implementation of `python -m benchmarks.bo`: from command-line options to runs and files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +19,14 @@ SEEDS, TIMING_SEEDS, OUT = 10, 3, Path("results/bo")
 
 @dataclass(frozen=True)
 class Asked:
-    """A benchmark as asked for: everything checked, nothing run."""
+    """Checked options of a benchmark, before anything is run."""
 
     tasks: list[Task]
     out: Path
     processes: int
     again: bool
     messages: list[str]
-    """What the user should know before it starts."""
+    """Messages for the user before the start."""
 
     @classmethod
     def parse(
@@ -52,7 +52,7 @@ class Asked:
         tasks = [
             Task(p.name, m.name, seed, min(p.n_steps, steps or p.n_steps))
             for seed in range(seeds)
-            for p in sorted(asked, key=lambda p: -p.n_steps)  # long runs first, so that no core waits at the end
+            for p in sorted(asked, key=lambda p: -p.n_steps)  # long runs first, so that no core is idle at the end
             for m in present
             if not p.timing or (seed < TIMING_SEEDS and not m.slow)
         ]
@@ -67,7 +67,7 @@ def run(asked: Asked, *, progress: bool = False) -> list[Failure]:
 
 
 def write(out: Path) -> tables.Summary:
-    """Tables and picture of all that the folder's results hold; whole files or none."""
+    """Write tables and figure of all results in the folder; each file is replaced as a whole or not at all."""
     results = list(open_store(out).results.values())
     summary = tables.Summary(results)
     texts = {"tables.md": tables.as_markdown(summary), "scores.csv": tables.as_csv(results)}

@@ -1,4 +1,4 @@
-"""Who proposes the next point: lastlayer, BoTorch's Gaussian process, its community's VBLL, and Sobol points."""
+"""Methods that propose the next point: lastlayer, BoTorch's Gaussian process and community VBLL, and Sobol points."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,30 +25,30 @@ from benchmarks.bo.problems import Problem
 from lastlayer.integrations.botorch import fit_model
 
 RESTARTS, RAW_SAMPLES, DRAWS = 4, 256, 64
-"""Of every acquisition function; Monte Carlo draws where it needs them."""
+"""Restarts and raw samples for every acquisition function, and Monte Carlo draws where needed."""
 VBLL_EPOCHS = {"first": 3000, "later": 300}
 
 
 class Optimizer(Protocol):
-    """Proposes one point from all that was seen; values are maximised."""
+    """Proposes one point from all observations; values are maximised."""
 
     def propose(self, X: Float[Tensor, "n d"], Y: Float[Tensor, "n o"]) -> Float[Tensor, "1 d"]: ...
 
 
 @dataclass(frozen=True)
 class Method:
-    """A line of the picture."""
+    """A method of the benchmark: one line of the figure."""
 
     name: str
     note: str
-    """What it does, for the page."""
+    """Description for tables.md."""
     make: Callable[[Problem, int], Optimizer] = field(repr=False)
     config: str = "1"
-    """A change of it makes earlier results those of another method."""
+    """Version of the configuration; results of other versions are not reused."""
     packages: tuple[str, ...] = ("botorch", "gpytorch", "linear_operator")
     modules: tuple[str, ...] = ("botorch", "gpytorch")
     slow: bool = False
-    """Takes no part where a run would take hours."""
+    """Whether to skip problems on which a run would take hours."""
 
     def missing(self) -> list[str]:
         return [module for module in self.modules if find_spec(module) is None]
@@ -61,7 +61,7 @@ def initial_points(problem: Problem, seed: int, n: int) -> Float[Tensor, "n d"]:
 
 @dataclass
 class ByModel:
-    """Fit a model to standardised values, then maximise LogEI, or qLogNEHVI for several objectives."""
+    """Fits a model to standardised values, then maximises LogEI, or qLogNEHVI for several objectives."""
 
     problem: Problem
     fit: Callable[[Tensor, Tensor], Model]
@@ -93,10 +93,10 @@ def gaussian_process(X: Tensor, T: Tensor) -> Model:
 
 @dataclass
 class Vbll:
-    """Thompson sampling with BoTorch's community VBLL, features reused from step to step (its authors' advice).
+    """Thompson sampling with BoTorch's community VBLL; features are reused from step to step, as its authors advise.
 
-    Its posterior takes one output or single points, so for several objectives a drawn network is maximised under a
-    random Chebyshev scalarisation.
+    Its posterior supports one output or single points only, so for several objectives a sampled network is maximised
+    under a random Chebyshev scalarisation.
     """
 
     problem: Problem
@@ -125,7 +125,7 @@ class Vbll:
 
 @dataclass
 class Sobol:
-    """The next point of the sequence that the initial design began."""
+    """Continues the Sobol sequence of the initial design."""
 
     problem: Problem
     seed: int
@@ -135,7 +135,7 @@ class Sobol:
 
 
 def maximised(acquisition: AcquisitionFunction, problem: Problem, raw_samples: int) -> Float[Tensor, "1 d"]:
-    """The best point found: the same search for everyone."""
+    """Maximise an acquisition function, with the same search for all methods."""
     options = {"batch_limit": RESTARTS, "maxiter": 100, "sample_around_best": True}
     found, _ = optimize_acqf(
         acquisition, _box(problem), q=1, num_restarts=RESTARTS, raw_samples=raw_samples, options=options

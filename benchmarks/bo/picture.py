@@ -1,4 +1,4 @@
-"""One picture: regret against evaluations on every problem, median and quartiles, and what a step costs."""
+"""Figure: regret against evaluations on every problem, median and quartiles, and the cost of a step."""
 
 import matplotlib as mpl
 import numpy as np
@@ -12,7 +12,7 @@ from lastlayer.studies.figures import STYLE
 
 COLOURS = {"lastlayer": BLUE, "SingleTaskGP": GREEN, "VBLL": ORANGE, "random": GREY}
 FLOOR = 1e-6
-"""Regret below it is drawn as it."""
+"""Smallest regret drawn; smaller values are drawn here."""
 
 
 def picture(summary: Summary) -> Figure:

@@ -1,4 +1,4 @@
-"""What is maximised, on the unit cube, and how far from the best the points of a run have stayed."""
+"""Functions to maximise on the unit cube, and the regret of a run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,22 +14,22 @@ Evaluate = Callable[[Float[Tensor, "n d"]], Float[Tensor, "n o"]]
 
 @dataclass(frozen=True)
 class Problem:
-    """A function of the unit cube, free of noise, and the budget of a run."""
+    """A noise-free function on the unit cube, and the budget of a run."""
 
     name: str
     note: str
     n_inputs: int
     n_initial: int
-    """Sobol points, the same for every method."""
+    """Number of initial Sobol points, the same for every method."""
     n_steps: int
     make: Callable[[int], Evaluate]
     """The function for one seed."""
     best: float
-    """The largest value, or the hypervolume of the whole front."""
+    """The maximum, or the hypervolume of the true Pareto front."""
     reference: tuple[float, ...] = ()
-    """Of the hypervolume, in the values' signs; empty for one objective."""
+    """Reference point of the hypervolume, with the signs of the values; empty for one objective."""
     timing: bool = False
-    """Whether it is there for the time of a step: then three seeds are enough, and its regret is not ranked."""
+    """Whether the problem only measures the time of a step: it then has three seeds, and its regret is not ranked."""
 
     @property
     def ranked(self) -> bool:
@@ -40,7 +40,7 @@ class Problem:
         return max(1, len(self.reference))
 
     def regret(self, Y: Float[Tensor, "n o"]) -> list[float]:
-        """After every evaluation: what is missing to the best value, or to the hypervolume of the front."""
+        """Regret after every evaluation: distance to the maximum, or missing hypervolume."""
         if not self.reference:
             return (self.best - Y[:, 0].cummax(0).values).tolist()
         volume = Hypervolume(torch.tensor(self.reference, dtype=Y.dtype))
@@ -48,7 +48,7 @@ class Problem:
 
 
 def _front(Y: Float[Tensor, "n o"]) -> Float[Tensor, "k o"]:
-    """The points that no other dominates."""
+    """Points that no other point dominates."""
     better = (Y[:, None] >= Y).all(-1) & (Y[:, None] > Y).any(-1)
     return Y[~better.any(0)]
 
@@ -100,7 +100,7 @@ PROBLEMS = {
         ),
         Problem(
             "BraninCurrin",
-            "two objectives; regret is the hypervolume that is missing",
+            "two objectives; regret is the missing hypervolume",
             2,
             10,
             30,

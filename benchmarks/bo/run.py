@@ -1,4 +1,4 @@
-"""The runs, one problem, method and seed each: what is missing is done, in several processes if asked, and kept."""
+"""Runs of one problem, method and seed each: missing ones are run, optionally in several processes, and saved."""
 
 import multiprocessing
 import sys
@@ -20,7 +20,7 @@ Key = tuple[str, str, int, str]
 
 @dataclass(frozen=True)
 class Task:
-    """One run. Names alone, so that any process can take it."""
+    """One run, identified by names only so that any process can execute it."""
 
     problem: str
     method: str
@@ -37,16 +37,16 @@ class Task:
 
 @dataclass(frozen=True)
 class Result:
-    """One line."""
+    """Result of one run: one line of the file."""
 
     problem: str
     method: str
     seed: int
     config: str
     regret: list[float]
-    """After every evaluation, the initial ones included."""
+    """Regret after every evaluation, including the initial ones."""
     seconds: list[float]
-    """Of the processor, in each step: fit and search for the next point. Other work on the machine does not count."""
+    """Processor seconds of each step: fit and search for the next point."""
     versions: dict[str, str]
 
     @property
@@ -56,7 +56,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that broke off."""
+    """A run that raised an error."""
 
     task: Task
     error: str
@@ -70,12 +70,12 @@ def open_store(folder: Path) -> Store[Result]:
 
 
 def config(problem: Problem, method: Method, n_steps: int) -> str:
-    """A change of it makes earlier results those of another run."""
+    """Configuration of a run; results of another configuration are not reused."""
     return f"{problem.n_initial} + {n_steps}, {method.config}"
 
 
 def evaluate(task: Task) -> Result:
-    """One run from its first point to its last."""
+    """Execute one run."""
     problem, method = PROBLEMS[task.problem], METHODS[task.method]
     function = problem.make(task.seed)
     optimiser = method.make(problem, task.seed)
@@ -83,7 +83,7 @@ def evaluate(task: Task) -> Result:
     X = initial_points(problem, task.seed, problem.n_initial)
     Y, seconds = function(X), []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of packages that are not ours to fix
+        warnings.simplefilter("ignore")  # warnings of other packages
         for _ in range(task.n_steps):
             start = time.process_time()
             x = optimiser.propose(X, Y)
@@ -101,7 +101,7 @@ def evaluate(task: Task) -> Result:
 
 
 def run(tasks: Sequence[Task], store: Store[Result], *, processes: int = 1, progress: bool = False) -> list[Failure]:
-    """Do these; what failed is returned and written nowhere."""
+    """Execute the tasks; failures are returned and not written."""
     failures = []
     with tqdm(total=len(tasks), disable=not progress, file=sys.stderr, unit="run") as bar:
         for task, outcome in _outcomes(tasks, processes):
@@ -119,7 +119,7 @@ def _outcomes(tasks: Sequence[Task], processes: int) -> Iterator[tuple[Task, Res
         for task in tasks:
             yield _outcome(task)
         return
-    # processes of their own, not forks: those would share locks of torch's threads
+    # spawned processes, since forks would share locks of torch's threads
     with multiprocessing.get_context("spawn").Pool(processes, _one_thread) as pool:
         yield from pool.imap_unordered(_outcome, tasks)
 
@@ -127,7 +127,7 @@ def _outcomes(tasks: Sequence[Task], processes: int) -> Iterator[tuple[Task, Res
 def _outcome(task: Task) -> tuple[Task, Result | Failure]:
     try:
         return task, evaluate(task)
-    except Exception as error:  # whatever a method breaks with, the others go on
+    except Exception as error:  # an error of one method does not stop the others
         return task, Failure(task, f"{type(error).__name__}: {error}")
 
 

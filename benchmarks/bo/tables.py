@@ -17,7 +17,7 @@ from benchmarks.ranking import rank
 
 @dataclass(frozen=True)
 class Curves:
-    """All runs of one method on one problem, seed by seed."""
+    """All runs of one method on one problem, in the order of seeds."""
 
     seeds: tuple[int, ...]
     regret: Float[ndarray, "s n"]
@@ -29,7 +29,7 @@ class Curves:
 
     @property
     def final(self) -> dict[int, float]:
-        """The last regret of each seed."""
+        """Final regret of each seed."""
         return dict(zip(self.seeds, self.regret[:, -1].tolist(), strict=True))
 
     @property
@@ -38,7 +38,7 @@ class Curves:
 
 
 class Summary:
-    """Curves by problem and method; of several lengths of run, the longest."""
+    """Curves by problem and method; if runs differ in length, only the longest are used."""
 
     def __init__(self, results: Iterable[Result]) -> None:
         found: dict[tuple[str, str], list[Result]] = {}
@@ -64,7 +64,7 @@ class Summary:
         return self.curves.get((problem.name, method.name))
 
     def ranks(self, problem: Problem) -> dict[str, float]:
-        """Rank of the last regret among the methods, averaged over the seeds that all of them have; 1 is best."""
+        """Rank of the final regret among the methods, averaged over the seeds that all of them have; 1 is best."""
         finals = {m.name: c.final for m in self.methods if (c := self.of(problem, m)) is not None}
         seeds = set.intersection(*(set(final) for final in finals.values())) if finals else set()
         if not seeds:
@@ -73,14 +73,14 @@ class Summary:
         return dict(zip(finals, np.mean(each, axis=0).tolist(), strict=True))
 
     def average_ranks(self) -> dict[str, float]:
-        """Over the ranked problems that every method has finished."""
+        """Average the ranks over the ranked problems that every method has finished."""
         rows = [self.ranks(p) for p in self.problems if p.ranked]
         complete = [row for row in rows if len(row) == len(self.methods)]
         return {m.name: float(np.mean([row[m.name] for row in complete])) for m in self.methods} if complete else {}
 
 
 def regret_table(summary: Summary) -> list[list[str]]:
-    """Median of the last regret and its quartiles; the average rank at the end."""
+    """Make a table of median and quartiles of the final regret, with the average rank in the last column."""
     shown = [problem for problem in summary.problems if problem.ranked]
     average = summary.average_ranks()
     table = [["last regret", *(problem.name for problem in shown), "rank"]]
@@ -94,7 +94,7 @@ def regret_table(summary: Summary) -> list[list[str]]:
 
 
 def rank_table(summary: Summary) -> list[list[str]]:
-    """Rank of the last regret, averaged over the seeds."""
+    """Make a table of ranks of the final regret, averaged over the seeds."""
     shown = [problem for problem in summary.problems if problem.ranked]
     table = [["rank", *(problem.name for problem in shown)]]
     ranks = [summary.ranks(problem) for problem in shown]
@@ -106,7 +106,7 @@ def rank_table(summary: Summary) -> list[list[str]]:
 
 
 def seconds_table(summary: Summary) -> list[list[str]]:
-    """Median seconds of a step."""
+    """Make a table of median seconds per step."""
     table = [["seconds per step", *(problem.name for problem in summary.problems)]]
     for method in summary.methods:
         each = [summary.of(problem, method) for problem in summary.problems]
@@ -115,13 +115,13 @@ def seconds_table(summary: Summary) -> list[list[str]]:
 
 
 def as_markdown(summary: Summary) -> str:
-    """The three tables, and what stands behind their rows and columns."""
+    """Format the three tables, followed by descriptions of problems and methods."""
     seeds = {len(c.seeds) for c in summary.curves.values()}
     count = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(max(seeds, default=0))
     lines = [
         "# Bayesian optimisation",
         "",
-        f"Median (quartiles) over {count} seeds. Ranks are of the last regret, seed by seed, averaged over seeds "
+        f"Median (quartiles) over {count} seeds. Ranks are of the final regret, per seed, averaged over seeds "
         "and then over problems; 1 is best.",
     ]
     for table in (regret_table(summary), rank_table(summary), seconds_table(summary)):
@@ -135,7 +135,7 @@ def as_markdown(summary: Summary) -> str:
 
 
 def as_csv(results: Iterable[Result]) -> str:
-    """A line for every run."""
+    """Format one line per run."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["problem", "method", "seed", "last regret", "median seconds per step", "config"])

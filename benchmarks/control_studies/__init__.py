@@ -1,1 +1,1 @@
-"""Studies of learned dynamics: `python -m benchmarks.control_studies.spring`, `...control_studies.mpc`."""
+"""Studies of learned dynamics: `python -m benchmarks.control_studies.spring` and `...control_studies.mpc`."""

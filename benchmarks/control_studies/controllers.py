@@ -1,4 +1,4 @@
-"""The controllers of the study: one optimisation problem, four states of knowledge."""
+"""Controllers of the study: one optimisation problem with four levels of knowledge about the plant."""
 
 import time
 from collections.abc import Sequence
@@ -17,27 +17,27 @@ from lastlayer.integrations.do_mpc import Controller, chance_constraint, to_do_m
 
 HORIZON = 20
 PENALTY = 1e3
-"""Of a kelvin above the bound, at every stage."""
+"""Penalty per kelvin above the bound, at every stage."""
 MARGIN = 0.1
-"""Of the controller that knows the plant: its integrator is the coarser one."""
+"""Safety margin of the controller that knows the plant, since its integrator is coarser."""
 PROBABILITY = 0.95
 BACK_OFF_STEPS = 5
-"""Over which the covariance of a plan grows."""
+"""Number of steps over which the covariance of a plan grows."""
 TRUST_QUANTILE = 0.95
-"""Of the affine cost of the training points: where trust ends."""
+"""Quantile of the training points' affine cost that is the trust limit."""
 TRUST_PENALTY = 1e3
 KINDS = ("true plant", "plain network", "chance constraint", "chance and trust")
 
 
 def learn(episodes: Sequence[Episode], *, max_epochs: int = 500) -> DynamicsModel:
-    """One network on the experiments, increments of concentration and temperature, calibrated by episode."""
+    """Fit one network to the experiments: increments of concentration and temperature, calibrated by episode."""
     regressor = BLLRegressor((20, 20), n_members=1, max_epochs=max_epochs, random_state=0)
     return DynamicsModel(Lags(1, 1, increments=True), regressor).fit(episodes)
 
 
 @dataclass
 class Timed:
-    """A controller with a clock: called with a measurement, it returns the coolant temperature."""
+    """A timed controller: called with a measurement, it returns the coolant temperature."""
 
     controller: Any
     seconds: list[float] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Timed:
 
 
 def make_controller(kind: str, dynamics: DynamicsModel, *, horizon: int = HORIZON) -> Timed:
-    """One of KINDS. The plain network takes its mean for the truth; the true plant knows everything, its state too."""
+    """Make one of KINDS. The plain network uses its mean only; the true plant knows the plant and its state."""
     model = true_model() if kind == "true plant" else to_do_mpc(dynamics)
     model.setup()
     mpc = need("do_mpc", extra="control").controller.MPC(model)
@@ -84,7 +84,7 @@ def make_controller(kind: str, dynamics: DynamicsModel, *, horizon: int = HORIZO
 
 
 class Certain:
-    """A controller that takes its model for the truth."""
+    """A controller that treats its model as exact."""
 
     def __init__(self, mpc: Any) -> None:
         self.mpc, self._started = mpc, False
@@ -107,7 +107,7 @@ class Certain:
 
 
 def true_model(substeps: int = 10) -> Any:
-    """The plant itself in the place of the learned model."""
+    """Make a model from the plant itself instead of the learned dynamics."""
     ca, plant = need("casadi", extra="control"), Reactor()
     model = need("do_mpc", extra="control").model.Model("discrete", "MX")
     y, u = model.set_variable("_x", "y", (2, 1)), model.set_variable("_u", "u", (1, 1))

@@ -10,7 +10,7 @@ from scipy.linalg import expm
 from lastlayer.dynamics import Episode
 
 NOISE_STD = (0.1, 0.05, 0.01)
-"""Of the three measured angles, rad."""
+"""Noise of the three measured angles, rad."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Discs:
         return A, np.vstack([np.zeros((3, 2)), np.linalg.solve(J, ends)])
 
     def discrete(self) -> tuple[Float[ndarray, "6 6"], Float[ndarray, "6 2"]]:
-        """The same over one step with the motors held: exact, by one matrix exponential."""
+        """Discretise exactly over one step with the motors held, by one matrix exponential."""
         A, B = self.continuous()
         both = expm(self.step_s * np.block([[A, B], [np.zeros((2, 8))]]))
         return both[:6, :6], both[:6, 6:]
 
     def episode(self, amplitude: float, steps: int, seed: int) -> Episode:
-        """Motors that jump to new angles at random times, uniform within the amplitude; angles measured with noise."""
+        """Simulate motors that jump to uniform angles at random times; angles are measured with noise."""
         rng = np.random.default_rng(seed)
         F, G = self.discrete()
         jumps = rng.random((steps, 2)) < 0.25

@@ -1,7 +1,7 @@
-"""Predictive control of a reactor that was identified below 350 K and pays best near its limit of 360 K.
+"""Predictive control of a reactor identified below 350 K, whose best operating point is near its limit of 360 K.
 
 `python -m benchmarks.control_studies.mpc` runs four controllers from 20 starts, prints the table and writes it with its
-pictures into a folder.
+figures into a folder.
 """
 
 import argparse
@@ -44,7 +44,7 @@ class Result:
 
     runs: list[Run]
     seconds: ndarray
-    """Of every step, propagation of the covariance included."""
+    """Wall seconds of every step, including propagation of the covariance."""
     unsolved: int
 
     @property
@@ -65,7 +65,7 @@ class Result:
 
 
 def run_controller(kind: str, controller: Timed, numbers: Sequence[int], steps: int) -> Result:
-    """Closed loops from the starts of these numbers; all meet the same noise, but the one that knows the truth."""
+    """Run closed loops from the given starts; all controllers get the same noise, except the true plant's."""
     noise_std, runs = np.zeros(2) if kind == "true plant" else NOISE_STD, []
     for i in numbers:
         controller.reset()
@@ -82,7 +82,7 @@ def run(
     max_epochs: int = 500,
     horizon: int = HORIZON,
 ) -> str:
-    """Learn, control, write table and pictures; return the table."""
+    """Learn, control, write table and figures; return the table."""
     check_folder(folder)
     episodes = experiments(n_experiments)
     dynamics = learn(episodes, max_epochs=max_epochs)
@@ -100,8 +100,8 @@ def run(
 
 
 def report(results: dict[str, Result]) -> str:
-    """The table, as Markdown."""
-    columns = ("controller", "cost a run", "steps above the limit", "runs with any", "hottest / K")
+    """Format the table as Markdown."""
+    columns = ("controller", "cost per run", "steps above the limit", "runs with any", "hottest / K")
     lines = [[*columns, "median ms per step", "slowest ms", "unsolved steps"]]
     lines.append(["---"] * len(lines[0]))
     for kind, result in results.items():
@@ -120,17 +120,17 @@ def report(results: dict[str, Result]) -> str:
         )
     runs = next(iter(results.values())).runs
     notes = (
-        f"{len(runs)} runs of {len(runs[0].coolant)} steps of {STEP_MIN} min, limit {LIMIT:.0f} K, wanted "
-        f"concentration {WANTED} mol/l. All meet the same starts and noise; the true plant's controller knows the "
-        f"plant and its state exactly. Chance constraints at "
-        f"{controllers.PROBABILITY:.0%}, back-off over {controllers.BACK_OFF_STEPS} steps; trust ends at the "
+        f"{len(runs)} runs of {len(runs[0].coolant)} steps of {STEP_MIN} min, limit {LIMIT:.0f} K, target "
+        f"concentration {WANTED} mol/l. All controllers get the same starts and noise; the true plant's controller "
+        f"knows the plant and its state exactly. Chance constraints at "
+        f"{controllers.PROBABILITY:.0%}, back-off over {controllers.BACK_OFF_STEPS} steps; trust limit at the "
         f"{controllers.TRUST_QUANTILE:.0%} quantile of the training points' affine cost."
     )
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{notes}"
 
 
 def over_time(results: dict[str, Result]) -> "Figure":
-    """Temperature and concentration of all runs, a column a controller."""
+    """Draw temperature and concentration of all runs, one column per controller."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(3.0 * len(results), 5.2), layout="constrained", dpi=150)
@@ -150,12 +150,12 @@ def over_time(results: dict[str, Result]) -> "Figure":
     axes[1, 0].set(ylabel="concentration / mol/l", ylim=(0, 1))
     for ax in axes.flat:
         ax.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("black: limit; grey: no data above; green: wanted; orange: runs that exceed the limit", fontsize=9)
+    figure.suptitle("black: limit; grey: no data above; green: target; orange: runs that exceed the limit", fontsize=9)
     return figure
 
 
 def in_the_plane(results: dict[str, Result], dynamics: DynamicsModel, episodes: Sequence[Episode]) -> "Figure":
-    """Where data were taken, where trust ends, and where the controllers went."""
+    """Draw data, trust limit and runs in the plane of the two states."""
     from matplotlib.figure import Figure
 
     measured = np.concatenate([episode.outputs for episode in episodes])
@@ -176,15 +176,15 @@ def in_the_plane(results: dict[str, Result], dynamics: DynamicsModel, episodes: 
         ax.title.set_fontsize(9)
     axes[0].set_ylabel("temperature / K")
     figure.colorbar(shade, ax=axes, label="log10 affine cost at 300 K coolant")
-    figure.suptitle("blue: data; orange: runs; green: where trust ends; black: limit", fontsize=9)
+    figure.suptitle("blue: data; orange: runs; green: trust limit; black: temperature limit", fontsize=9)
     return figure
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.control_studies.mpc", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results/mpc"), help="folder for table and pictures")
-    parser.add_argument("--starts", type=int, default=20, choices=range(1, 21), metavar="1..20", help="how many runs")
-    parser.add_argument("--max-epochs", type=int, default=500, help="of the networks")
+    parser.add_argument("--out", type=Path, default=Path("results/mpc"), help="folder for table and figures")
+    parser.add_argument("--starts", type=int, default=20, choices=range(1, 21), metavar="1..20", help="number of runs")
+    parser.add_argument("--max-epochs", type=int, default=500, help="maximum number of epochs of the networks")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     try:
@@ -192,7 +192,7 @@ def main(arguments: list[str] | None = None) -> int:
     except LastLayerError as error:
         print(f"error: {error}")
         return 1
-    print(f"\n{text}\n\npictures: {options.out}")
+    print(f"\n{text}\n\nfigures: {options.out}")
     return 0
 
 

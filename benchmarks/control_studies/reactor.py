@@ -1,7 +1,8 @@
-"""The plant, the data, the constraint, the cost and the 20 starts of the control study.
+"""Plant, data, constraint, cost and the 20 starts of the control study.
 
-A stirred tank in which A turns into B and heats it; the coolant is the input. Above some temperature the reaction runs
-away within seconds. All of this file was fixed before the first controller was made.
+The plant is a stirred tank in which A turns into B and heats it; the coolant temperature is the input. Above some
+temperature the reaction runs away within seconds. The contents of this file were fixed before the first controller was
+written.
 """
 
 from collections.abc import Callable
@@ -18,15 +19,15 @@ STEP_MIN = 0.1
 COOLANT = (280.0, 320.0)
 """Lowest and highest coolant temperature, K."""
 COOLANT_START = 295.0
-"""Before the first step of a run."""
+"""Coolant temperature before the first step of a run, K."""
 LIMIT = 360.0
-"""The constraint: the temperature of the reactor must not exceed it, K."""
+"""Constraint: upper limit of the reactor temperature, K."""
 INTERLOCK = 350.0
-"""Experiments for identification end when this temperature is measured: above it, nothing is known, K."""
+"""Measured temperature at which identification experiments end, so that there are no data above it, K."""
 WANTED = 0.35
-"""The concentration of A that the controller is to reach, mol/l; at rest the reactor is then at about 359 K."""
+"""Target concentration of A, mol/l; the reactor's steady state is then at about 359 K."""
 NOISE_STD = np.array([0.005, 0.3])
-"""Of the measured concentration and temperature."""
+"""Noise of the measured concentration and temperature."""
 RUN_STEPS = 50
 N_STARTS = 20
 
@@ -41,7 +42,7 @@ class Reactor:
     activation_k: float = 8750.0
     feed_k: float = 350.0
     heat_k_l_per_mol: float = 5e4 / 239.0
-    """Reaction heat over density and heat capacity."""
+    """Heat of reaction divided by density and heat capacity."""
     cooling_per_min: float = 5e4 / (100.0 * 239.0)
     substeps: int = 40
 
@@ -52,7 +53,7 @@ class Reactor:
         return np.stack([(1 - c) - rate, dT], axis=-1)
 
     def step(self, x: State, coolant: float | Float[ndarray, "*b"]) -> State:
-        """One sample on, by Runge-Kutta steps of fourth order."""
+        """Advance by one sample with fourth-order Runge-Kutta steps."""
         h = STEP_MIN / self.substeps
         for _ in range(self.substeps):
             a = self.slope(x, coolant)
@@ -69,7 +70,7 @@ def measure(x: State, rng: np.random.Generator, noise_std: Float[ndarray, "2"] =
 
 
 def experiments(n: int = 30, steps: int = 40, seed: int = 0) -> list[Episode]:
-    """Episodes to learn from: random starts, coolant in random steps, each ended by the interlock."""
+    """Simulate identification episodes: random starts and coolant steps, each ended by the interlock."""
     rng, reactor = np.random.default_rng(seed), Reactor()
     episodes: list[Episode] = []
     while len(episodes) < n:
@@ -88,19 +89,19 @@ def experiments(n: int = 30, steps: int = 40, seed: int = 0) -> list[Episode]:
 
 
 def starts() -> Float[ndarray, "20 2"]:
-    """Where the runs start: states from which full cooling holds the constraint."""
+    """Initial states of the runs, from which full cooling can keep the constraint."""
     return np.random.default_rng(2024).uniform([0.6, 315.0], [0.95, 340.0], (N_STARTS, 2))
 
 
 def stage_cost(c: Float[ndarray, "*b"], coolant_change: Float[ndarray, "*b"]) -> Float[ndarray, "*b"]:
-    """What the controllers minimise and are judged by."""
+    """Stage cost that the controllers minimise and that is reported."""
     cost: ndarray = 100 * np.square(c - WANTED) + 1e-3 * np.square(coolant_change)
     return cost
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One closed loop, true states."""
+    """True states and inputs of one closed loop."""
 
     states: Float[ndarray, "t1 2"]
     coolant: Float[ndarray, " t"]
@@ -112,7 +113,7 @@ class Run:
 
     @property
     def violations(self) -> Float[ndarray, " t"]:
-        """Steps at whose end the reactor is too hot: one, otherwise zero."""
+        """One for each step that ends above the limit, otherwise zero."""
         return (self.states[1:, 1] > LIMIT).astype(float)
 
 
@@ -124,7 +125,7 @@ def closed_loop(
     steps: int = RUN_STEPS,
     noise_std: Float[ndarray, "2"] = NOISE_STD,
 ) -> Run:
-    """The controller sees noisy measurements; every controller sees the same noise for a seed."""
+    """Run a controller on noisy measurements; for the same seed, all controllers get the same noise."""
     rng, reactor = np.random.default_rng(seed), Reactor()
     x, states, inputs = start, [start], []
     for _ in range(steps):

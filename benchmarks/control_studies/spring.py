@@ -1,6 +1,6 @@
 """Three discs on springs, learned from motor amplitudes up to pi and tested up to 2 pi: one step and 100 steps ahead.
 
-`python -m benchmarks.control_studies.spring` prints the table and writes it with its pictures into a folder.
+`python -m benchmarks.control_studies.spring` prints the tables and writes them with their figures into a folder.
 """
 
 import argparse
@@ -46,7 +46,7 @@ NAMES = ("angle 1 - mean / rad", "angle 2 - mean / rad", "angle 3 - mean / rad")
 
 @dataclass(frozen=True)
 class Budget:
-    """How much is spent."""
+    """Sizes of data, networks and training."""
 
     train_episodes: int = 12
     train_steps: int = 80
@@ -58,17 +58,17 @@ class Budget:
 
     @property
     def validation_horizon(self) -> int:
-        """A validation episode gives one stretch."""
+        """Horizon on validation episodes, such that each gives one window."""
         return self.train_steps - LAGS.first
 
 
 @dataclass(frozen=True)
 class Data:
-    """Episodes of one seed; the motors' amplitude is pi, and 2 pi outside."""
+    """Episodes of one seed; the amplitude of the motors is pi, and 2 pi for the test outside."""
 
     train: list[Episode]
     validation: list[Episode]
-    """Of the training amplitude: for alpha^max, and for the choice of a propagation."""
+    """Validation episodes of the training amplitude, for alpha^max and the choice of a propagation."""
     inside: list[Episode]
     outside: list[Episode]
 
@@ -85,19 +85,19 @@ class Data:
 
 @dataclass(frozen=True)
 class Row:
-    """One model on the data of one seed."""
+    """Scores of one model on the data of one seed."""
 
     one_inside: StepScores
     one_outside: StepScores
     many_inside: StepScores
     many_outside: StepScores
     rollout: Rollout
-    """Outside."""
+    """Rollout of a test episode outside the training amplitude."""
     by: Propagation
 
 
 def models(budget: Budget, seed: int) -> dict[str, tuple[Any, bool]]:
-    """Name, regressor, and whether alpha is tuned on the validation episodes (Algorithm 1)."""
+    """Regressors by name, and whether alpha is tuned on the validation episodes (Algorithm 1)."""
     parameters: dict[str, Any] = {"hidden": budget.hidden, "max_epochs": budget.max_epochs, "random_state": seed}
     return {
         "BLL": (BLLRegressor(n_members=budget.n_members, **parameters), False),
@@ -117,7 +117,7 @@ def fit(regressor: Any, tuned: bool, data: Data) -> DynamicsModel:
 
 
 def score(model: DynamicsModel, data: Data, budget: Budget, by: Propagation) -> Row:
-    """The noise of this plant is in its measurements, and does not move the discs."""
+    """Score one step and many steps ahead; this plant has measurement noise, which does not move the discs."""
     many = lambda episodes: multi_step_scores(model, episodes, budget.horizon, by=by, noise="measurement")
     (inside, _), (outside, rollout) = many(data.inside), many(data.outside)
     one = lambda episodes: one_step_scores(model, episodes)
@@ -125,7 +125,7 @@ def score(model: DynamicsModel, data: Data, budget: Budget, by: Propagation) -> 
 
 
 def run(folder: Path, *, seeds: Sequence[int] = (0, 1, 2), budget: Budget | None = None) -> str:
-    """Fit and score all models on the data of every seed; write tables and pictures; return the tables."""
+    """Fit and score all models on the data of every seed; write tables and figures; return the tables."""
     check_folder(folder)
     budget = Budget() if budget is None else budget
     rows: dict[str, list[Row]] = {}
@@ -156,7 +156,7 @@ def run(folder: Path, *, seeds: Sequence[int] = (0, 1, 2), budget: Budget | None
 
 
 def report(rows: dict[str, list[Row]], ways: dict[str, list[Row]], budget: Budget) -> str:
-    """Both tables, as Markdown; a mean over the seeds, and where it matters every seed."""
+    """Format both tables as Markdown, with means over the seeds or one value per seed."""
     seeds = len(next(iter(rows.values())))
     h = budget.horizon
     mean = lambda of: lambda row: f"{np.mean([of(r) for r in row]):.3g}"
@@ -173,9 +173,10 @@ def report(rows: dict[str, list[Row]], ways: dict[str, list[Row]], budget: Budge
     }
     chosen = lambda row: " / ".join(next(name for name, by in WAYS.items() if by == r.by) for r in row)
     notes = [
-        f"Means over {seeds} seeds of data and networks, or one number a seed. LPD: summed over the angles, in rad.",
-        f"Noise of the angles {NOISE_STD} rad; {budget.train_episodes} episodes of {budget.train_steps} steps to learn "
-        f"from, {budget.test_episodes} of {h} to test, 3 of {budget.validation_horizon} to choose the propagation.",
+        f"Means over {seeds} seeds of data and networks, or one number per seed. LPD: summed over the angles, in rad.",
+        f"Noise of the angles {NOISE_STD} rad; {budget.train_episodes} episodes of {budget.train_steps} steps for "
+        f"training, {budget.test_episodes} of {h} for testing, 3 of {budget.validation_horizon} to choose the "
+        "propagation.",
     ]
     parts = [_markdown("model", rows, columns | {"propagation": chosen}), f"BLL, {h} steps ahead, by propagation:"]
     later = {name: of for name, of in columns.items() if f"{h} steps" in name}
@@ -190,9 +191,11 @@ def _markdown(head: str, rows: dict[str, list[Row]], columns: dict[str, Callable
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.control_studies.spring", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results/spring"), help="folder for tables and pictures")
-    parser.add_argument("--seeds", type=int, default=3, help="how many seeds of data and networks")
-    parser.add_argument("--max-epochs", type=int, default=Budget.max_epochs, help="of every network")
+    parser.add_argument("--out", type=Path, default=Path("results/spring"), help="folder for tables and figures")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds of data and networks")
+    parser.add_argument(
+        "--max-epochs", type=int, default=Budget.max_epochs, help="maximum number of epochs of every network"
+    )
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     try:
@@ -200,7 +203,7 @@ def main(arguments: list[str] | None = None) -> int:
     except LastLayerError as error:
         print(f"error: {error}")
         return 1
-    print(f"\n{text}\n\npictures: {options.out}")
+    print(f"\n{text}\n\nfigures: {options.out}")
     return 0
 
 

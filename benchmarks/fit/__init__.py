@@ -1,1 +1,1 @@
-"""What a fit costs against the number of rows, beside peers: seconds and scores in one run on one machine."""
+"""Cost of a fit against the number of rows, beside peers: seconds and scores from one run on one machine."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.fit`. What it needs is imported when it runs, so that `--help` is quick."""
+"""Command `python -m benchmarks.fit`. Dependencies are imported when it runs, so that `--help` is fast."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,16 +13,16 @@ app = typer.Typer(pretty_exceptions_enable=False)
 @app.command()
 @helpful
 def fit(
-    rows: Annotated[str, typer.Option(help="Sizes, with commas.")] = "300,1000,3000,10000,100000",
-    methods: Annotated[str | None, typer.Option(help="Methods, with commas; all if left out.")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Of each method.")] = 2,
+    rows: Annotated[str, typer.Option(help="Comma-separated numbers of rows.")] = "300,1000,3000,10000,100000",
+    methods: Annotated[str | None, typer.Option(help="Comma-separated methods; default: all.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each method.")] = 2,
     limit: Annotated[
-        float, typer.Option(min=0, help="Seconds of a fit, beyond which its method is not asked for more rows.")
+        float, typer.Option(min=0, help="Seconds; a method whose fit takes longer is not run with more rows.")
     ] = 1800,
-    out: Annotated[Path, typer.Option(help="Folder for results, table and picture.")] = Path("results"),
-    again: Annotated[bool, typer.Option("--again", help="Do anew what is already there.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for results, table and figure.")] = Path("results"),
+    again: Annotated[bool, typer.Option("--again", help="Repeat fits that already have results.")] = False,
 ) -> None:
-    """Cost of a fit against rows, beside peers: every fit is kept once it is done, and a second run does the rest."""
+    """Cost of a fit against rows, beside peers: every fit is saved when done, and a second run computes the rest."""
     from benchmarks.commands import named, whole_numbers, write_files
     from benchmarks.fit.measure import WARM_UP_ROWS, open_store
     from benchmarks.fit.methods import METHODS
@@ -39,12 +39,12 @@ def fit(
         for outcome in run(chosen, sizes, open_store(out), threads=threads, limit=limit, again=again, progress=True):
             print(outcome, flush=True)
             outcomes.append(outcome)
-    finally:  # an interrupted run too leaves its table
+    finally:  # an interrupted run also writes its table
         text = table(outcomes)
         print(f"\n{text}\n")
         results = [outcome.result for outcome in outcomes if outcome.result is not None]
         write_files(out, {"fit.txt": text + "\n"}, {"fit.png": picture(results)} if results else {})
-        print(f"table: {out / 'fit.txt'}; picture: {out / 'fit.png'}")
+        print(f"table: {out / 'fit.txt'}; figure: {out / 'fit.png'}")
     if any(outcome.failed for outcome in outcomes):
         raise typer.Exit(1)
 

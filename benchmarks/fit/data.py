@@ -1,4 +1,4 @@
-"""Rows of a function of ten columns: smooth parts that interact, a threshold, columns that do nothing, and noise."""
+"""Rows of a function of ten columns: smooth interacting terms, a threshold, irrelevant columns, and noise."""
 
 import math
 
@@ -11,18 +11,18 @@ NOISE = 1.0
 """Standard deviation, the same everywhere."""
 ORACLE_LPD = -0.5 * math.log(2 * math.pi * math.e * NOISE**2)
 ORACLE_CRPS = NOISE / math.sqrt(math.pi)
-"""What the function itself with its noise would score on average."""
+"""Expected scores of the true function with its noise."""
 
 
 def function(X: Float[ndarray, "m 10"]) -> Float[ndarray, " m"]:
-    """Friedman's first function, with a step along the sixth column; the last four columns do nothing."""
+    """Friedman's first function, with a step along the sixth column; the last four columns are irrelevant."""
     interaction = 10 * np.sin(np.pi * X[:, 0] * X[:, 1])
     smooth: ndarray = interaction + 20 * (X[:, 2] - 0.5) ** 2 + 10 * X[:, 3] + 5 * X[:, 4]
     return smooth + 5.0 * (X[:, 5] > 0.6)
 
 
 def make_rows(m: int, seed: int) -> tuple[Float[ndarray, "m 10"], Float[ndarray, " m"]]:
-    """Uniform inputs; fewer rows of a seed are the first ones of more."""
+    """Draw uniform inputs and noisy targets; for the same seed, smaller tables are prefixes of larger ones."""
     inputs, noise = (np.random.default_rng([seed, part]) for part in range(2))
     X = inputs.random((m, N_INPUTS))
     return X, function(X) + NOISE * noise.standard_normal(m)

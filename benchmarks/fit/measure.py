@@ -1,7 +1,7 @@
-"""One method, one size: `python -m benchmarks.fit.measure METHOD ROWS THREADS` prints a line of JSON.
+"""Measurement of one method at one size: `python -m benchmarks.fit.measure METHOD ROWS THREADS` prints a line of JSON.
 
-A process of its own for each, so that its processor time is that of this method alone. A small fit comes first:
-imports, and whatever else is done only once, count for nobody.
+Each measurement runs in a separate process, so that the processor time is that of this method alone. A small warm-up
+fit comes first, so that imports and other one-time costs are not counted.
 """
 
 import json
@@ -28,14 +28,14 @@ TEST_ROWS, WARM_UP_ROWS = 2_000, 60
 TRAINING, TESTING, WARM_UP = range(3)
 """Seeds."""
 CALLS = 30
-"""Predictions of a single row, of which the median counts."""
+"""Number of single-row predictions; the median is reported."""
 
 Key = tuple[str, str, int, int, str]
 
 
 @dataclass(frozen=True)
 class Result:
-    """One line."""
+    """Result of one measurement: one line of the file."""
 
     method: str
     config: str
@@ -43,15 +43,15 @@ class Result:
     threads: int
     machine: str
     load: float
-    """Of the machine when it began."""
+    """Load of the machine at the start."""
     cpu_seconds: float
-    """Of the fit, all threads; other work on the machine hardly lengthens them."""
+    """Processor seconds of the fit, all threads."""
     seconds: float
-    """Of the fit, on the clock."""
+    """Wall seconds of the fit."""
     row_us: float
-    """Processor microseconds for each row of a prediction of all test rows."""
+    """Processor microseconds per row for a prediction of all test rows."""
     single_us: float
-    """The same of a prediction of one row."""
+    """Processor microseconds for a prediction of one row."""
     scores: Scores
     versions: dict[str, str]
 
@@ -77,13 +77,13 @@ def open_store(folder: Path) -> Store[Result]:
 
 
 def measure(method: Method, rows: int, threads: int) -> Result:
-    """Fit, prediction and scores in this process."""
+    """Fit, predict and score in this process."""
     load = os.getloadavg()[0]
     torch.set_num_threads(threads)
     task = Task("fit", "given", 0)
     X_test, y_test = make_rows(TEST_ROWS, TESTING)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of packages that are not ours to fix
+        warnings.simplefilter("ignore")  # warnings of other packages
         method.fit(*make_rows(WARM_UP_ROWS, WARM_UP), task)(X_test)
         X, y = make_rows(rows, TRAINING)
         predict, cpu, wall = timed(lambda: method.fit(X, y, task))
@@ -107,7 +107,7 @@ def measure(method: Method, rows: int, threads: int) -> Result:
 
 
 def in_a_process(method: Method, rows: int, threads: int) -> Result:
-    """The same in a process of its own; an error says what it ended with."""
+    """Measure in a separate process; an error has the last line of its output."""
     kinds = ("OMP", "MKL", "OPENBLAS")
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.fit.measure", method.name, str(rows), str(threads)],

@@ -1,4 +1,4 @@
-"""Who takes part, as the tables of `benchmarks.uci` have them, and what they cannot do."""
+"""Methods of the benchmark, configured as in `benchmarks.uci`, and their limits."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,16 +9,16 @@ from benchmarks.uci.peers import PEERS
 from benchmarks.uci.protocol import Method
 
 TARGET = "make bench-fit"
-"""What sets up the environment of the peers."""
+"""Make target that sets up the environment of the peers."""
 OWN, EXACT = "lastlayer", "exact GP"
 MATRICES = 17
-"""Of all pairs of rows: what fit and prediction hold at their peak, as measured."""
+"""Number of m x m matrices that fit and prediction hold at their peak, as measured."""
 
 _UCI = {method.name: method for method in (*OURS, *PEERS)}
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        replace(_UCI["lastlayer, own network"], name=OWN, tuning="BLLRegressor(), nothing chosen"),
+        replace(_UCI["lastlayer, own network"], name=OWN, tuning="BLLRegressor(), untuned"),
         replace(_UCI["Gaussian process"], name=EXACT),
         _UCI["deep ensemble"],
         _UCI["NGBoost"],
@@ -28,7 +28,7 @@ METHODS: dict[str, Method] = {
 
 
 def unable(method: Method, rows: int) -> str | None:
-    """Why a method cannot be fitted to so many rows, if it cannot."""
+    """Reason why a method cannot be fitted to that many rows, or None."""
     if method.missing():
         return f"needs {', '.join(method.missing())}; {TARGET} installs it"
     need, free = MATRICES * 8 * rows**2 / 1e9, free_memory()
@@ -38,6 +38,6 @@ def unable(method: Method, rows: int) -> str | None:
 
 
 def free_memory() -> float:
-    """In GB: what the machine can give without swapping."""
+    """Memory available without swapping, in GB."""
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return int(lines["MemAvailable"].split()[0]) * 1024 / 1e9

@@ -1,4 +1,4 @@
-"""One picture: processor seconds of a fit against rows, a line for each method with its name at the end."""
+"""Figure: processor seconds of a fit against rows, one labelled line per method."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from lastlayer.studies.figures import STYLE
 
 COLOURS = {"lastlayer": BLUE, "exact GP": GREEN, "deep ensemble": ORANGE, "NGBoost": PURPLE, "CatBoost": GREY}
 APART = 0.055
-"""Least distance between two names, as a share of the height."""
+"""Smallest distance between two labels, as a share of the height."""
 
 
 def picture(results: Sequence[Result]) -> Figure:
@@ -41,7 +41,7 @@ def picture(results: Sequence[Result]) -> Figure:
 
 
 def _name(ax: Axes, ends: dict[str, tuple[int, float]]) -> None:
-    """Names beside the last points, moved up where they would lie over one another."""
+    """Put labels next to the last points, moved up where they would overlap."""
     to_axes = ax.transScale + ax.transLimits
     heights: dict[int, float] = {}
     for name, end in sorted(ends.items(), key=lambda item: item[1]):

@@ -1,4 +1,4 @@
-"""The loop over sizes and methods: what is there is taken, what cannot be done is told, the rest is measured."""
+"""Loop over sizes and methods: existing results are reused, impossible cases reported, the rest measured."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from benchmarks.jsonl import Store
 from benchmarks.uci.protocol import Method
 
 Measure = Callable[[Method, int, int], Result]
-"""(method, rows, threads) to what was measured."""
+"""Function from (method, rows, threads) to a result."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A line of the table: a result, or why there is none."""
+    """A line of the table: a result, or the reason why there is none."""
 
     rows: int
     method: str
     result: Result | None = None
     why_not: str = ""
     failed: bool = False
-    """It was tried."""
+    """Whether the measurement was tried and failed."""
 
     def __str__(self) -> str:
         if self.result is None:
@@ -41,10 +41,10 @@ def run(
     progress: bool = False,
     measure: Measure = in_a_process,
 ) -> Iterator[Outcome]:
-    """Size by size, the smallest first, so that methods are compared under much the same load.
+    """Measure size by size, the smallest first, so that methods are compared under similar load.
 
-    A method whose fit took longer than `limit` seconds on the clock is not asked for more rows. What failed is written
-    nowhere, and tried again by the next run. With `progress`, what is begun is printed.
+    A method whose fit took longer than `limit` seconds of wall time is not run with more rows. Failures are not
+    written, so the next run tries them again. With `progress`, each measurement is announced.
     """
     taken: list[Result] = []
     for rows, method in product(sorted(sizes), methods):
@@ -67,7 +67,7 @@ def run(
 def _attempt(method: Method, rows: int, threads: int, measure: Measure) -> Outcome:
     try:
         return Outcome(rows, method.name, measure(method, rows, threads))
-    except Exception as error:  # whatever a method breaks with, the others go on
+    except Exception as error:  # an error of one method does not stop the others
         return Outcome(rows, method.name, why_not=f"{type(error).__name__}: {error}", failed=True)
 
 

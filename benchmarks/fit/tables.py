@@ -1,4 +1,4 @@
-"""The table: a line for each size and method, costs also as a ratio to lastlayer's at the same size."""
+"""Table with one line per size and method; costs also as a ratio to lastlayer's at the same size."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ HEAD = (
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """All of it as text: what it was measured on, the lines, and what the columns mean."""
+    """Format machine, lines and the meaning of the columns as text."""
     own = {o.rows: o.result.cpu_seconds for o in outcomes if o.method == OWN and o.result is not None}
     lines = [_heading([o.result for o in outcomes if o.result is not None]), "", HEAD]
     for before, outcome in zip([None, *outcomes], outcomes, strict=False):
@@ -25,9 +25,10 @@ def table(outcomes: Sequence[Outcome]) -> str:
             *lines,
             "",
             f"cpu s, wall s: of the fit, tuning included; cpu ratio: to {OWN} at the same size",
-            f"LPD (larger is better), CRPS (smaller is better): {TEST_ROWS:,} fresh rows; the function itself with its "
+            f"LPD (larger is better), CRPS (smaller is better): {TEST_ROWS:,} fresh rows; the true function with its "
             f"noise has {ORACLE_LPD:.3f} and {ORACLE_CRPS:.3f}",
-            f"us/row: processor microseconds for each row of a prediction of {TEST_ROWS:,}; us, one: of a single row",
+            f"us/row: processor microseconds per row for a prediction of {TEST_ROWS:,} rows; us, one: for a prediction "
+            "of one row",
         ]
     )
 

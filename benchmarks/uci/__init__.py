@@ -1,1 +1,1 @@
-"""The library beside its peers on tables of the user's, by one protocol: `python -m benchmarks.uci --data DIR`."""
+"""The library beside its peers on your own tables, by one protocol: `python -m benchmarks.uci --data DIR`."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.uci`. What it needs is imported when it runs, so that `--help` is quick."""
+"""Command `python -m benchmarks.uci`. Dependencies are imported when it runs, so that `--help` is fast."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,17 +16,19 @@ app = typer.Typer(pretty_exceptions_enable=False)
 @app.command()
 @helpful
 def uci(
-    data: Annotated[Path, typer.Option(help="Folder of .npz or .csv tables; docs/uci.md says what they hold.")],
-    methods: Annotated[str, typer.Option(help="Rows, with commas; 'ours', 'peers' or 'all'.")] = "all",
-    sets: Annotated[str | None, typer.Option(help="Tables, with commas; all of the folder if left out.")] = None,
-    splits: Annotated[str, typer.Option(help="Given splits, with commas; the outer ones are two.")] = "0,1,2,3,4",
-    kinds: Annotated[str | None, typer.Option(help="Kinds of splits, with commas; all if left out.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for results, tables and the picture.")] = Path("results/uci"),
+    data: Annotated[Path, typer.Option(help="Folder of .npz or .csv tables in the format of docs/uci.md.")],
+    methods: Annotated[str, typer.Option(help="Comma-separated methods, or 'ours', 'peers', 'all'.")] = "all",
+    sets: Annotated[str | None, typer.Option(help="Comma-separated tables; default: all in the folder.")] = None,
+    splits: Annotated[
+        str, typer.Option(help="Comma-separated given splits; outer splits are always 0,1.")
+    ] = "0,1,2,3,4",
+    kinds: Annotated[str | None, typer.Option(help="Comma-separated kinds of splits; default: all.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for results, tables and the figure.")] = Path("results/uci"),
     device: Annotated[str, typer.Option(help="'cpu', 'cuda', or 'auto'.")] = "auto",
-    again: Annotated[bool, typer.Option("--again", help="Do anew what is already there.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Repeat fits that already have results.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Standard splits, one protocol: every fit is kept as soon as it is done, and a second run does what is missing."""
+    """Standard splits, one protocol: every fit is saved when it is done, and a second run computes what is missing."""
     import torch
 
     from benchmarks.commands import run_benchmark

@@ -1,4 +1,4 @@
-"""Quantiles by gradient boosting: one model a level, scikit-learn's histogram trees."""
+"""Quantiles by gradient boosting: one model per level, with scikit-learn's histogram trees."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +12,11 @@ from benchmarks.uci.protocol import Predict, Quantiles, Task, hold_out, pinball
 
 LEVELS = np.array([0.025, *np.linspace(0.05, 0.95, 19), 0.975])
 TRIED_LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
-"""Those by which the configuration is chosen."""
+"""Levels by which the configuration is chosen."""
 TREES = 500
 SHRINKAGE = 0.05
 SHAPES = ((8, 5), (8, 20), (31, 5), (31, 20))
-"""Configurations: leaves of a tree and fewest rows of a leaf."""
+"""Configurations: leaves per tree and minimum number of rows per leaf."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class _Part:
 
 
 def boosting(X: ndarray, y: ndarray, task: Task) -> Predict:
-    """Shape of the trees and their number by held-out rows, then every level fitted to all rows."""
+    """Choose shape and number of trees on held-out rows, then fit every level to all rows."""
     fit, held = (_Part(X[rows], y[rows]) for rows in hold_out(len(X), task.seed))
     searches = [[_staged(fit, held, shape, task.seed, level) for level in (*TRIED_LEVELS, None)] for shape in SHAPES]
     chosen = int(np.argmin([sum(loss for loss, _ in losses[:-1]) for losses in searches]))
@@ -61,7 +61,7 @@ def _model(shape: tuple[int, int], trees: int, seed: int, level: float | None) -
 
 
 def _staged(fit: _Part, held: _Part, shape: tuple[int, int], seed: int, level: float | None) -> tuple[float, int]:
-    """Lowest held-out loss and the number of trees that has it."""
+    """Lowest held-out loss and the corresponding number of trees."""
     model = _model(shape, TREES, seed, level).fit(fit.X, fit.y)
     losses = [_loss(np.asarray(p, float), held.y, level) for p in model.staged_predict(held.X)]
     best = int(np.argmin(losses))

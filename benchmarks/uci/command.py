@@ -1,4 +1,4 @@
-"""What stands behind `python -m benchmarks.uci`: from options of the command line to tables, methods and files."""
+"""Implementation of `python -m benchmarks.uci`: from command-line options to tables, methods and files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ GROUPS = {"all": (*OURS, *PEERS), "ours": OURS, "peers": PEERS}
 
 @dataclass(frozen=True)
 class Asked:
-    """A benchmark as asked for: everything checked, nothing run."""
+    """Checked options of a benchmark, before anything is run."""
 
     tables: list[Table]
     methods: list[Method]
@@ -33,7 +33,7 @@ class Asked:
     device: str
     again: bool
     messages: list[str]
-    """What the user should know before it starts."""
+    """Messages for the user before the start."""
 
     @classmethod
     def parse(
@@ -56,7 +56,7 @@ class Asked:
 
 
 def choose_methods(text: str) -> list[Method]:
-    """Methods by a group's name or by their own; names with a comma inside are found too."""
+    """Look up methods by the name of a group or by their own names, which may contain commas."""
     if text.strip() in GROUPS:
         return list(GROUPS[text.strip()])
     return named("method", text, METHODS)
@@ -76,7 +76,7 @@ def run(asked: Asked, *, progress: bool = False) -> list[Failure]:
 
 
 def write(out: Path) -> tables.Summary:
-    """Tables and picture of all that the folder's results hold, whichever run they stem from; whole files or none."""
+    """Write tables and figure of all results in the folder, from any run; each file is replaced as a whole."""
     results = list(open_store(out).results.values())
     summary = tables.Summary(results, list(METHODS.values()))
     texts = {"tables.md": tables.as_markdown(summary), "scores.csv": tables.as_csv(results)}

@@ -1,4 +1,4 @@
-"""Tables from a folder, and the splits of their rows: those given with the data, and the outer ones."""
+"""Tables of a folder and the splits of their rows: those given with the data, and the outer ones."""
 
 import csv
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ KINDS = {"given": "splits that come with the data", "outer": "test rows from the
 OUTER_SPLITS = (0, 1)
 TEST_SHARE = 0.1
 WIDE = {"protein": 100}
-"""Hidden units of the sets that get more than `HIDDEN`, as is the custom on these tables."""
+"""Hidden units of tables with more than `HIDDEN`, as is customary on these tables."""
 HIDDEN = 50
 
 
@@ -33,13 +33,13 @@ class Table:
         return WIDE.get(self.name, HIDDEN)
 
     def splits(self, kind: str, asked: Sequence[int]) -> list[int]:
-        """Those of the splits asked for that there are; the outer ones are two, whatever was asked."""
+        """Requested splits that exist; there are always two outer splits."""
         if kind == "outer":
             return list(OUTER_SPLITS)
         return [split for split in asked if self.given is None or split in self.given]
 
     def test_rows(self, kind: str, split: int) -> Int[ndarray, " t"]:
-        """Row numbers of the test part; the rest is for training."""
+        """Row numbers of the test part; the other rows are for training."""
         check_choice("kind", kind, KINDS)
         if kind == "outer":
             return outer_rows(self.X, highest=bool(split))
@@ -52,9 +52,9 @@ class Table:
 
 
 def outer_rows(X: Float[ndarray, "m d"], *, highest: bool) -> Int[ndarray, " t"]:
-    """The tenth of the rows at one end of the first principal direction of the standardised inputs.
+    """Select the tenth of the rows at one end of the first principal direction of the standardised inputs.
 
-    The direction points to where its largest entry is positive, so that low and high mean the same on every machine.
+    The sign of the direction is such that its largest entry is positive, so that low and high are reproducible.
     """
     scale = X.std(0)
     Z = (X - X.mean(0)) / np.where(scale > 0, scale, 1.0)
@@ -66,7 +66,7 @@ def outer_rows(X: Float[ndarray, "m d"], *, highest: bool) -> Int[ndarray, " t"]
 
 
 def load_folder(folder: Path, names: Sequence[str] | None = None) -> list[Table]:
-    """Every .npz and .csv file of a folder, or those named, from the smallest to the largest."""
+    """Load every .npz and .csv file of a folder, or those named, ordered by number of rows."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder: give one with .npz or .csv files as --data")
     files = {path.stem: path for path in sorted(folder.iterdir()) if path.suffix in (".npz", ".csv")}
@@ -96,7 +96,7 @@ def _load_npz(path: Path) -> Table:
 
 
 def _load_csv(path: Path) -> Table:
-    """The last column is the target; a first line that is not numbers is a header."""
+    """Load a CSV file; the last column is the target, a non-numeric first line is a header."""
     with path.open(newline="") as file:
         lines = [line for line in csv.reader(file) if line]
     try:
@@ -106,7 +106,7 @@ def _load_csv(path: Path) -> Table:
     try:
         values = np.array(lines, dtype=float)
     except ValueError as error:
-        raise InputError(f"{path.name} must hold numbers alone, a header apart: {error}") from error
+        raise InputError(f"{path.name} must contain only numbers below an optional header: {error}") from error
     if values.ndim != 2 or values.shape[1] < 2:
         raise InputError(f"{path.name} needs rows of at least two columns, the last of them the target")
     _check(path.name, values[:, :-1], values[:, -1])

@@ -12,16 +12,16 @@ from sklearn.tree import DecisionTreeRegressor
 from benchmarks.uci.protocol import Gaussians, Predict, Task, hold_out
 
 TREES, SHRINKAGE, PATIENCE = 2_000, 0.05, 50
-"""Most trees, learning rate, and how many trees may follow the best number on held-out rows."""
+"""Maximum number of trees, learning rate, and patience of early stopping on held-out rows, in trees."""
 NGBOOST_DEPTHS, CATBOOST_DEPTHS = (3, 5), (4, 6)
-"""Configurations, among which held-out rows choose."""
+"""Configurations to choose from on held-out rows."""
 
 HeldOutLosses = Callable[[int, Int[ndarray, " f"], Int[ndarray, " h"]], Sequence[float]]
 """(depth, rows to fit, rows held out) to a loss after each tree."""
 
 
 def ngboost(X: ndarray, y: ndarray, task: Task) -> Predict:
-    """Natural gradients of the likelihood, trees for mean and logarithm of the standard deviation."""
+    """Fit NGBoost: natural gradients of the likelihood, trees for mean and log standard deviation."""
     from ngboost import NGBRegressor
 
     def model(depth: int, trees: int) -> Any:
@@ -45,7 +45,7 @@ def ngboost(X: ndarray, y: ndarray, task: Task) -> Predict:
 
 
 def catboost(X: ndarray, y: ndarray, task: Task) -> Predict:
-    """The likelihood of mean and variance (RMSEWithUncertainty), symmetric trees."""
+    """Fit CatBoost: likelihood of mean and variance (RMSEWithUncertainty), symmetric trees."""
     from catboost import CatBoostRegressor
 
     def model(depth: int, trees: int, **parameters: Any) -> Any:
@@ -76,7 +76,7 @@ def catboost(X: ndarray, y: ndarray, task: Task) -> Predict:
 
 
 def _chosen(losses: HeldOutLosses, depths: Sequence[int], m: int, task: Task) -> tuple[int, int]:
-    """The depth and the number of trees with the lowest loss on held-out rows."""
+    """Find depth and number of trees with the lowest loss on held-out rows."""
     rows = hold_out(m, task.seed)
     tried = {depth: losses(depth, *rows) for depth in depths}
     best = min(depths, key=lambda depth: min(tried[depth]))

@@ -1,4 +1,4 @@
-"""Gaussian processes by GPyTorch: exact where the rows allow it, with inducing points beyond."""
+"""Gaussian processes by GPyTorch: exact up to a number of rows, with inducing points above."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +12,12 @@ from benchmarks.uci.protocol import Gaussians, Predict, Task
 from benchmarks.uci.stacks import Scaler
 
 EXACT_ROWS = 10_000
-"""Above: inducing points."""
+"""Above this many rows: inducing points."""
 PRETRAINING_ROWS = 3_000
-"""Above: most iterations on so many random rows, the last few on all (Wang et al., 2019)."""
+"""Above this many rows: most iterations on as many random rows, the last few on all (Wang et al., 2019)."""
 ITERATIONS, FULL_ITERATIONS, RATE = 200, 5, 0.1
 LEAST_NOISE = 1e-6
-"""Variance, of standardised targets: the default of 1e-4 is more than the noise of some tables."""
+"""Smallest noise variance of standardised targets: the default of 1e-4 exceeds the noise of some tables."""
 INDUCING, SPARSE_EPOCHS, SPARSE_BATCH, SPARSE_RATE = 500, 100, 1024, 1e-2
 
 
@@ -26,7 +26,7 @@ Process = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def gaussian_process(X: ndarray, y: ndarray, task: Task) -> Predict:
-    """Constant mean, Matern 5/2 with a length for each input; all by the marginal likelihood."""
+    """Fit a constant mean and Matern 5/2 with one length scale per input by the marginal likelihood."""
     import gpytorch  # type: ignore[import-not-found, unused-ignore]
 
     dtype = torch.float64
@@ -42,7 +42,7 @@ def gaussian_process(X: ndarray, y: ndarray, task: Task) -> Predict:
             mean, var = process(scaler.inputs(X, task.device, dtype))
         return Gaussians(scaler.mean(mean)[None], scaler.var(var)[None])
 
-    predict(X[:1])  # what the first prediction factorises for all others is a part of the fit
+    predict(X[:1])  # the factorisation of the first prediction counts as part of the fit
     return predict
 
 
@@ -88,7 +88,7 @@ def _exact(x: Float[Tensor, "m d"], t: Float[Tensor, " m"]) -> Process:
 
 
 def _sparse(x: Float[Tensor, "m d"], t: Float[Tensor, " m"]) -> Process:
-    """Stochastic variational inference over inducing points that start at random rows (Hensman et al., 2015)."""
+    """Fit by stochastic variational inference; inducing points start at random rows (Hensman et al., 2015)."""
     import gpytorch
 
     class Model(gpytorch.models.ApproximateGP):  # type: ignore[misc, unused-ignore]

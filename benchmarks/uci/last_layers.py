@@ -22,7 +22,7 @@ MARGLIK_STEPS = 1000
 
 
 def vbll(X: ndarray, y: ndarray, task: Task) -> Predict:
-    """A variational last layer: AdamW, weight decay on the features alone, clipped gradients."""
+    """Fit a variational last layer: AdamW, weight decay on the features only, clipped gradients."""
     scaler = Scaler.fit(X, y)
     x, t = scaler.inputs(X, task.device), scaler.targets(y, task.device)[:, None]
     fit, held = hold_out(len(x), task.seed)
@@ -85,7 +85,7 @@ def _train_vbll(
 
 
 def laplace(X: ndarray, y: ndarray, task: Task) -> Predict:
-    """A network trained by squared error and weight decay, then a full Laplace approximation of its last layer."""
+    """Train a network by squared error and weight decay, then fit a full Laplace approximation of its last layer."""
     scaler = Scaler.fit(X, y)
     x, t = scaler.inputs(X, task.device), scaler.targets(y, task.device)
     fit, held = hold_out(len(x), task.seed)
@@ -119,7 +119,7 @@ def _as_network(weights: dict[str, Tensor], activation: type[nn.Module]) -> nn.M
 def _laplace(
     network: nn.Module, x: Float[Tensor, "m d"], t: Float[Tensor, " m"]
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Prior precision and noise by the marginal likelihood, in the steps of the package's regression example."""
+    """Tune prior precision and noise by the marginal likelihood, as in the package's regression example."""
     from laplace import Laplace  # type: ignore[import-not-found, unused-ignore]
     from torch.utils.data import DataLoader, TensorDataset
 

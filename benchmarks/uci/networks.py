@@ -1,4 +1,4 @@
-"""Neural peers that need no package: deep ensemble, Monte Carlo dropout, a plain network with conformal intervals."""
+"""Neural peers without a package: deep ensemble, Monte Carlo dropout, a plain network with conformal intervals."""
 
 import math
 from dataclasses import replace
@@ -37,7 +37,7 @@ PLAIN = Recipe(1e-2, batch_size=100, max_epochs=800, decays=DECAYS)
 
 
 def deep_ensemble(X: ndarray, y: ndarray, task: Task) -> Predict:
-    """Five networks with a mean and a variance each, trained by the likelihood from different starts."""
+    """Fit five networks with mean and variance, trained by the likelihood from different initialisations."""
     scaler = Scaler.fit(X, y)
     x, t = scaler.inputs(X, task.device), scaler.targets(y, task.device)
 
@@ -60,7 +60,7 @@ def deep_ensemble(X: ndarray, y: ndarray, task: Task) -> Predict:
 
 
 def mc_dropout(X: ndarray, y: ndarray, task: Task) -> Predict:
-    """Dropout left on: each pass is a component, the noise is 1 / tau."""
+    """Fit MC dropout: each pass with dropout is a component, the noise is 1 / tau."""
     scaler = Scaler.fit(X, y)
     x, t = scaler.inputs(X, task.device), scaler.targets(y, task.device)
     recipe = replace(DROPOUT, decays=tuple(LENGTHSCALE**2 * (1 - rate) / (2 * len(x)) for rate in DROPOUT_RATES))
@@ -88,7 +88,7 @@ def mc_dropout(X: ndarray, y: ndarray, task: Task) -> Predict:
 
 
 def conformal(X: ndarray, y: ndarray, task: Task) -> Predict:
-    """A plain network; the absolute errors of rows it never saw give symmetric intervals with a guarantee."""
+    """Fit a plain network; absolute errors on held-out rows give symmetric intervals with a guarantee."""
     proper, calibration = hold_out(len(X), task.seed + 1)
     scaler = Scaler.fit(X[proper], y[proper])
     x, t = scaler.inputs(X[proper], task.device), scaler.targets(y[proper], task.device)
@@ -103,7 +103,7 @@ def conformal(X: ndarray, y: ndarray, task: Task) -> Predict:
 
 
 def plain_network(x: Float[Tensor, "m d"], t: Float[Tensor, " m"], task: Task) -> Stack:
-    """One network by squared error; weight decay and epoch by held-out rows, then fitted to all."""
+    """Train one network by squared error: weight decay and epoch by held-out rows, then fitted to all."""
     found = search(x, t, squared_error, PLAIN, held_out_error, task)
     chosen = best_of(found)
     return refit(x, t, squared_error, PLAIN, chosen, found[chosen].epoch, task)
@@ -119,7 +119,7 @@ def passes(stack: Stack, x: Float[Tensor, "m d"], n: int) -> Float[Tensor, "n e 
 
 
 def _noise_nll(squared: Float[Tensor, "n e m"], tau: float) -> Float[Tensor, " e"]:
-    """Of a mixture of n Gaussians with variance 1 / tau, from the squared distances to their means."""
+    """Log density of a mixture of n Gaussians with variance 1 / tau, from squared distances to their means."""
     log_prob = (-0.5 * tau * squared).logsumexp(0) - math.log(len(squared)) + 0.5 * math.log(tau / (2 * math.pi))
     return -log_prob.mean(-1)
 
@@ -129,7 +129,7 @@ def best_of(found: list[Found]) -> int:
 
 
 def conformal_quantiles(mean: Float[ndarray, " m"], errors: Float[ndarray, " n"]) -> Quantiles:
-    """Around the mean, the ceil((n + 1) level)-th smallest error to both sides; the largest where that is beyond n."""
+    """Intervals of mean +- the ceil((n + 1) level)-th smallest error, or the largest if that rank exceeds n."""
     ranked = np.sort(errors)
     halves = np.abs(2 * CONFORMAL_LEVELS - 1)
     rank = np.ceil((len(ranked) + 1) * halves - 1e-9).astype(int)

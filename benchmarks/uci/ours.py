@@ -1,4 +1,4 @@
-"""lastlayer's own rows: the default, and what each of its parts adds to the bare method."""
+"""Rows of lastlayer: the default, and variants without some of its parts."""
 
 from typing import Any
 
@@ -20,11 +20,11 @@ PAPER: dict[str, Any] = {
 }
 ROWS: dict[str, tuple[dict[str, Any], str]] = {
     "lastlayer": ({}, "defaults"),
-    "lastlayer, own network": ({"hidden": None}, "defaults, with the network that BLLRegressor() has"),
+    "lastlayer, own network": ({"hidden": None}, "defaults, with the network of BLLRegressor()"),
     "lastlayer, one member": ({"n_members": 1}, "defaults, but a single network"),
     "lastlayer, evidence alone": (
         {**BARE, "training": TrainingOptions(early_stopping=False)},
-        "a single network by the evidence, without calibration, prior on the hidden weights and early stopping",
+        "a single network trained by the evidence, without calibration, prior on the hidden weights or early stopping",
     ),
 }
 
@@ -37,7 +37,7 @@ def _with(parameters: dict[str, Any]) -> Fit:
 
 
 def paper_recipe(X: ndarray, y: ndarray, task: Task) -> Predict:
-    """Algorithm 1: the evidence on most rows, then alpha by the held-out ones."""
+    """Fit by Algorithm 1: train by the evidence on most rows, then tune alpha on the held-out ones."""
     fit, held = hold_out(len(X), task.seed)
     model = _regressor(PAPER, task).fit(X[fit], y[fit])
     return model.tune_alpha(X[held], y[held]).predictive
@@ -69,7 +69,7 @@ OURS = (
         "paper's recipe",
         "neural",
         "augmented evidence with a prior on the bias, Adam at 1e-3 for at most 10,000 epochs with early stopping, no "
-        f"inputs at the last layer; then alpha by the {HELD_OUT:.0%} of the training rows held out (Algorithm 1)",
+        f"inputs in the last layer; then alpha tuned on {HELD_OUT:.0%} held-out training rows (Algorithm 1)",
         paper_recipe,
         _config(PAPER),
     ),

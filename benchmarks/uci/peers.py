@@ -1,10 +1,10 @@
-"""The rows beside lastlayer's own: who they are, how each is tuned, what it needs."""
+"""Rows of the peers: their tuning and the packages they need."""
 
 from benchmarks.uci import boosting, gaussian_boosting, gaussian_processes, last_layers, networks
 from benchmarks.uci.protocol import Method
 
 TARGET = "make bench-uci"
-"""What sets up the environment of the peers."""
+"""Make target that sets up the environment of the peers."""
 
 _TREES = (
     f"at most {gaussian_boosting.TREES:,} trees, learning rate {gaussian_boosting.SHRINKAGE:g}; held-out likelihood "
@@ -15,8 +15,8 @@ PEERS = (
         "vbll",
         "neural",
         "variational last layer (dense covariance, prior scale 1, Wishart scale 0.1) as in its regression tutorial: "
-        "AdamW, weight decay 1e-4 on the features, gradients clipped at 1; batches of 64 at 1e-2 falling by a "
-        "cosine, at most 600 epochs or, if that is more, 8,000 steps; held-out likelihood chooses the epoch and ReLU "
+        "AdamW, weight decay 1e-4 on the features, gradients clipped at 1; batches of 64 at 1e-2 with a cosine "
+        "schedule, at most 600 epochs or, if that is more, 8,000 steps; held-out likelihood chooses the epoch and ReLU "
         "or the tutorial's ELU",
         last_layers.vbll,
         packages=("vbll",),
@@ -60,8 +60,8 @@ PEERS = (
     Method(
         "Gaussian process",
         "other",
-        "GPyTorch, Matern 5/2 with a length for each input, 200 steps of Adam (0.1, cosine) on the exact marginal "
-        "likelihood; above 3,000 rows these on 3,000 random ones and then 5 on all; above 10,000 rows SVGP with 500 "
+        "GPyTorch, Matern 5/2 with one length scale per input, 200 steps of Adam (0.1, cosine) on the exact marginal "
+        "likelihood; above 3,000 rows these on 3,000 random rows and then 5 on all; above 10,000 rows SVGP with 500 "
         "inducing points, 100 epochs of 1,024 rows, Adam 1e-2",
         gaussian_processes.gaussian_process,
         packages=("gpytorch", "linear_operator"),
@@ -72,7 +72,7 @@ PEERS = (
         "other",
         "scikit-learn's histogram gradient boosting, one model for each of 21 levels and one for the mean, learning "
         "rate 0.05, at most 500 trees; held-out pinball loss chooses the number of trees, the leaves (8, 31) and "
-        "the fewest rows of a leaf (5, 20); no density, so no LPD",
+        "the minimum number of rows per leaf (5, 20); no density, so no LPD",
         boosting.boosting,
     ),
     Method(

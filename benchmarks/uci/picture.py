@@ -1,4 +1,4 @@
-"""One picture of the benchmark: a panel for each data set and kind of split, a line for each method."""
+"""Figure of the benchmark: one panel per data set and kind of split, one line per method."""
 
 import matplotlib as mpl
 import numpy as np
@@ -11,11 +11,11 @@ from lastlayer.studies.figures import STYLE
 
 SHOWN = ("lpd", "crps")
 SPAN = 3.0
-"""Interquartile ranges shown beyond the quartiles; what lies farther sits at the edge, with its value."""
+"""Interquartile ranges shown beyond the quartiles; points farther out are drawn at the edge, with their value."""
 
 
 def picture(summary: Summary) -> Figure:
-    """LPD and CRPS with standard errors; right is better in LPD, left in CRPS."""
+    """Draw LPD and CRPS with standard errors; right is better for LPD, left for CRPS."""
     panels = [
         (score, kind, data)
         for kind in summary.kinds

@@ -1,4 +1,4 @@
-"""What every method gets and gives, and how it is scored: the protocol of the benchmark."""
+"""Protocol of the benchmark: inputs and outputs of every method, and scores."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,21 +15,21 @@ HELD_OUT = 0.2
 """Share of the training rows that a method may hold out to choose an epoch or a configuration."""
 
 FULL_BUDGET_ROWS = 2_000
-"""Above so many training rows the most epochs fall, so that the number of steps stays what it is there."""
+"""Above this many training rows the maximum number of epochs falls, so that the number of steps stays constant."""
 
 RULES = (
     "One hidden layer of 50 units (100 for protein) for every neural method, except where the name says otherwise.",
-    "Inputs and targets are standardised by the training rows; scores are in the units of the targets.",
-    f"Tuning sees the training rows alone: a random {HELD_OUT:.0%} of them choose the epoch and one of a handful of "
-    "configurations, by the method's own score; then the method is fitted anew to all training rows.",
-    f"Mini-batch methods: above {FULL_BUDGET_ROWS:,} training rows the most epochs fall in proportion.",
-    "One seed per split, the same for all; whatever tuning costs is in the seconds.",
+    "Inputs and targets are standardised with the training rows; scores are in the units of the targets.",
+    f"Tuning uses training rows only: a random {HELD_OUT:.0%} of them are held out to choose the epoch and one of a "
+    "handful of configurations, by the method's own score; then the method is refitted to all training rows.",
+    f"Mini-batch methods: above {FULL_BUDGET_ROWS:,} training rows the maximum number of epochs falls in proportion.",
+    "One seed per split, the same for all methods; seconds include the tuning.",
 )
 
 
 @dataclass(frozen=True)
 class Task:
-    """One data set, one split, one method to come."""
+    """One split of one data set, to be fitted by a method."""
 
     data: str
     kind: str
@@ -44,14 +44,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Quantiles:
-    """A prediction by quantiles and a mean; between its levels linear, beyond them all mass at the outermost."""
+    """A prediction by quantiles and a mean: linear between levels, with the mass beyond placed at the outermost."""
 
     levels: Float[ndarray, " l"]
     values: Float[ndarray, "l m"]
     mean: Float[ndarray, " m"]
 
     def at(self, level: float) -> Float[ndarray, " m"]:
-        """The quantile of one level at every point."""
+        """Quantile of one level at every point."""
         right = int(np.searchsorted(self.levels, level).clip(1, len(self.levels) - 1))
         lo, hi = self.levels[right - 1], self.levels[right]
         share = float(np.clip((level - lo) / (hi - lo), 0, 1))
@@ -67,7 +67,7 @@ class Gaussians:
     var: Float[ndarray, "c m"]
 
     def prediction(self) -> Prediction:
-        """The same with all of its variance as noise, since only the sum is scored."""
+        """Convert to a `Prediction` with all variance as noise, since only the sum is scored."""
         return Prediction.mixture([self._one(mean, var) for mean, var in zip(self.mean, self.var, strict=True)])
 
     @staticmethod
@@ -78,7 +78,7 @@ class Gaussians:
 
 @dataclass(frozen=True)
 class Scores:
-    """How good a prediction is. LPD: larger is better, None where there is no density; the rest as in `metrics`."""
+    """Scores of a prediction. LPD: larger is better, None without a density; the others are as in `metrics`."""
 
     lpd: float | None
     rmse: float
@@ -89,7 +89,7 @@ class Scores:
 
 Predicted = Prediction | Gaussians | Quantiles
 Predict = Callable[[ndarray], Predicted]
-"""A fitted method: what it says of new rows."""
+"""A fitted method: predicts new rows."""
 Fit = Callable[[ndarray, ndarray, Task], Predict]
 
 
@@ -99,23 +99,23 @@ class Method:
 
     name: str
     family: str
-    """"neural": a network of the size that the protocol sets; "other": anything else."""
+    """"neural": a network of the size set by the protocol; "other": anything else."""
     tuning: str
-    """How it is tuned, for the tables' notes."""
+    """Description of the tuning, for the notes of the tables."""
     fit: Fit = field(repr=False)
     config: str = "1"
-    """A change of it makes earlier results those of another method."""
+    """Version of the configuration; results of other versions are not reused."""
     packages: tuple[str, ...] = ()
-    """Distributions that it needs beyond lastlayer's own."""
+    """Distributions needed in addition to those of lastlayer."""
     modules: tuple[str, ...] = ()
-    """The same, by the names they are imported by."""
+    """Import names of the same packages."""
 
     def missing(self) -> list[str]:
         return [module for module in self.modules if find_spec(module) is None]
 
 
 def score(prediction: Predicted, y: Float[ndarray, " m"]) -> Scores:
-    """All scores of one prediction, in the units of y; an error if they are not finite."""
+    """Compute all scores of a prediction, in the units of y; raises an error if they are not finite."""
     if isinstance(prediction, Gaussians):
         prediction = prediction.prediction()
     scores = _quantile_scores(prediction, y) if isinstance(prediction, Quantiles) else _density_scores(prediction, y)
@@ -147,13 +147,13 @@ def _density_scores(prediction: Prediction, y: Float[ndarray, " m"]) -> Scores:
 
 
 def quantile_crps(prediction: Quantiles, y: Float[ndarray, " m"], n: int = 400) -> float:
-    """CRPS as twice the pinball loss averaged over the levels: the midpoints of n parts of (0, 1)."""
+    """Compute the CRPS as twice the pinball loss, averaged over the midpoints of n parts of (0, 1)."""
     levels = (np.arange(n) + 0.5) / n
     return float(2 * np.mean([pinball(prediction.at(level), y, level) for level in levels]))
 
 
 def pinball(quantile: Float[ndarray, " m"], y: Float[ndarray, " m"], level: float) -> float:
-    """The loss whose minimum is the quantile of that level."""
+    """Pinball loss, which is minimised by the quantile of that level."""
     d = y - quantile
     return float(np.maximum(level * d, (level - 1) * d).mean())
 
@@ -164,12 +164,12 @@ def _inside(prediction: Quantiles, y: ndarray, level: float) -> ndarray:
 
 
 def most_epochs(epochs: int, m: int) -> int:
-    """The budget of epochs for m training rows."""
+    """Maximum number of epochs for m training rows."""
     return max(1, round(epochs * min(1.0, FULL_BUDGET_ROWS / m)))
 
 
 def hold_out(m: int, seed: int, share: float = HELD_OUT) -> tuple[Int[ndarray, " f"], Int[ndarray, " h"]]:
-    """Random rows to fit on and rows to hold out."""
+    """Split the rows at random into rows to fit and held-out rows."""
     order = np.random.default_rng(seed).permutation(m)
     n = max(1, round(share * m))
     return order[n:], order[:n]

@@ -1,4 +1,4 @@
-"""The loop over splits, tables and methods: what is missing is done, what fails is told, the rest goes on."""
+"""Loop over splits, tables and methods: missing results are computed, and failures reported without stopping."""
 
 import sys
 import warnings
@@ -17,7 +17,7 @@ from benchmarks.uci.store import Result, key_of, versions_of
 
 @dataclass(frozen=True)
 class Failure:
-    """A method that broke off on a task."""
+    """A method that raised an error on a task."""
 
     task: Task
     method: str
@@ -30,7 +30,7 @@ class Failure:
 def tasks(
     tables: Sequence[Table], kinds: Sequence[str], splits: Sequence[int], device: str
 ) -> Iterator[tuple[Task, Table]]:
-    """Split by split, so that whatever is finished is balanced over tables and methods."""
+    """List tasks split by split, so that partial results are balanced over tables and methods."""
     found = [
         (Task(table.name, kind, split, table.hidden, device), table)
         for kind in kinds
@@ -51,7 +51,7 @@ def run(
     again: bool = False,
     progress: bool = False,
 ) -> list[Failure]:
-    """Do what is not in the store, or with `again` everything; what failed is returned and written nowhere."""
+    """Compute what is not in the store, or with `again` everything; failures are returned and not written."""
     asked = [(task, table, m) for task, table in tasks(tables, kinds, splits, device) for m in methods]
     missing = [one for one in asked if again or key_of(one[0], one[2]) not in store]
     failures = []
@@ -60,7 +60,7 @@ def run(
             bar.set_description(f"{task.data} {task.kind} {task.split}, {method.name}")
             try:
                 store.append(evaluate(task, table, method))
-            except Exception as error:  # whatever a method breaks with, the others go on
+            except Exception as error:  # an error of one method does not stop the others
                 failures.append(Failure(task, method.name, f"{type(error).__name__}: {error}"))
     return failures
 
@@ -70,7 +70,7 @@ def evaluate(task: Task, table: Table, method: Method) -> Result:
     test = table.test_rows(task.kind, task.split)
     train = np.setdiff1d(np.arange(len(table.X)), test)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of packages that are not ours to fix
+        warnings.simplefilter("ignore")  # warnings of other packages
         prediction, cpu, wall = timed(lambda: method.fit(table.X[train], table.y[train], task)(table.X[test]))
     return Result(
         data=task.data,

@@ -1,4 +1,4 @@
-"""Networks with one hidden layer trained side by side as one batched product: ensembles and configurations at once."""
+"""Networks with one hidden layer, trained in parallel as one batched product: ensembles and configurations at once."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Scaler:
-    """Inputs and targets standardised by the training rows; predictions back in their units."""
+    """Inputs and targets standardised with the training rows; converts predictions back to original units."""
 
     x_mean: Float[ndarray, " d"]
     x_scale: Float[ndarray, " d"]
@@ -78,14 +78,14 @@ class Stack(nn.Module):
         return torch.baddbmm(self.last_bias, self._drop(self.features(x)), self.last)
 
     def spread(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "e m d"]:
-        """The same rows for every member."""
+        """Apply every member to the same rows."""
         return x.expand(len(self.first), *x.shape)
 
     def squared_norm(self) -> Float[Tensor, " e"]:
         return torch.stack([p.square().sum((1, 2)) for p in self.parameters()]).sum(0)
 
     def _drop(self, x: Tensor) -> Tensor:
-        """Dropout with a rate for each member, at training and prediction alike."""
+        """Apply dropout with one rate per member, in training and prediction."""
         if self.dropout is None:
             return x
         keep = 1 - self.dropout[:, None, None]
@@ -94,13 +94,13 @@ class Stack(nn.Module):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How stacks are trained by Adam: the budget, and the configurations among which held-out rows choose."""
+    """Training of stacks by Adam: the budget, and the configurations to choose from on held-out rows."""
 
     learning_rate: float
     batch_size: int
     max_epochs: int
     decays: tuple[float, ...] = (0.0,)
-    """Weight decay of each configuration: a factor of the squared norm beside the mean loss of a row."""
+    """Weight decay of each configuration: factor of the squared norm, added to the mean loss per row."""
     members: int = 1
     """Networks of each configuration."""
     dropout: tuple[float, ...] | None = None
@@ -108,10 +108,10 @@ class Recipe:
     n_outputs: int = 1
     activation: Callable[[Tensor], Tensor] = torch.relu
     checks: int = 40
-    """How many times the held-out rows are looked at."""
+    """Number of evaluations of the held-out rows."""
 
     def stack(self, configurations: Sequence[int], n_inputs: int, task: Task) -> Stack:
-        """Fresh networks for some of the configurations, member after member."""
+        """Make newly initialised networks for some of the configurations, member by member."""
         rates = None
         if self.dropout is not None:
             rates = torch.tensor([self.dropout[i] for i in configurations for _ in range(self.members)])
@@ -128,15 +128,15 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Found:
-    """The best moment of one configuration."""
+    """Best epoch of one configuration."""
 
     score: float
-    """Of the held-out rows; smaller is better."""
+    """Score on the held-out rows; smaller is better."""
     note: float
-    """Whatever came with the score."""
+    """Note returned with the score."""
     epoch: int
     weights: dict[str, Tensor]
-    """Of the configuration's own members."""
+    """Parameters of the configuration's members."""
 
 
 HeldOut = Callable[[Stack, Tensor, Tensor], list[tuple[float, float]]]
@@ -146,7 +146,7 @@ HeldOut = Callable[[Stack, Tensor, Tensor], list[tuple[float, float]]]
 def search(
     x: Float[Tensor, "m d"], t: Float[Tensor, " m"], loss: Loss, recipe: Recipe, held_out: HeldOut, task: Task
 ) -> list[Found]:
-    """Train all configurations on a part of the rows; the best epoch of each by the rows held out."""
+    """Train all configurations on a part of the rows; find the best epoch of each on the held-out rows."""
     recipe = replace(recipe, max_epochs=most_epochs(recipe.max_epochs, len(x)))
     fit, held = hold_out(len(x), task.seed)
     every = range(len(recipe.decays))
@@ -167,7 +167,7 @@ def search(
 def refit(
     x: Float[Tensor, "m d"], t: Float[Tensor, " m"], loss: Loss, recipe: Recipe, chosen: int, epochs: int, task: Task
 ) -> Stack:
-    """One configuration from a fresh start on all rows, for as many epochs as were found best."""
+    """Train one configuration from scratch on all rows, for the best number of epochs."""
     recipe = replace(recipe, max_epochs=most_epochs(recipe.max_epochs, len(x)))
     stack = recipe.stack([chosen], x.shape[1], task)
     return train(stack, x, t, loss, recipe, [chosen], seed=task.seed, epochs=epochs)
@@ -185,9 +185,9 @@ def train(
     epochs: int | None = None,
     look: Callable[[int], None] | None = None,
 ) -> Stack:
-    """Mini-batches drawn anew for each network; `look(epoch)` is called `checks` times in the whole of the budget.
+    """Train with separate mini-batches for each network; `look(epoch)` is called `checks` times in the full budget.
 
-    The learning rate falls by a cosine over all of max_epochs, so that `epochs` of them repeat the beginning of a run.
+    The cosine schedule spans all of max_epochs, so that a shorter training repeats the beginning of a full run.
     """
     decay = torch.tensor([recipe.decays[i] for i in configurations for _ in range(recipe.members)], device=x.device)
     optimizer = torch.optim.Adam(stack.parameters(), lr=recipe.learning_rate, fused=True)
@@ -215,7 +215,7 @@ def squared_error(output: Float[Tensor, "e b o"], t: Float[Tensor, "*e b"]) -> F
 
 
 def gaussian_nll(output: Float[Tensor, "e b two"], t: Float[Tensor, "*e b"]) -> Float[Tensor, " e"]:
-    """Of a mean and a variance that is the softplus of the second output, as in Lakshminarayanan et al."""
+    """Gaussian negative log likelihood; the variance is the softplus of the second output (Lakshminarayanan et al.)."""
     mean, var = mean_and_variance(output)
     return 0.5 * (var.log() + (t - mean).square() / var).mean(-1)
 

@@ -1,4 +1,4 @@
-"""Results as lines of JSON, one for each data set, split and method; a broken run is taken up where it stopped."""
+"""Results as JSON lines, one per data set, split and method, so that an interrupted run can be continued."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ Key = tuple[str, str, int, str, str]
 
 @dataclass(frozen=True)
 class Result:
-    """One line."""
+    """Result of one fit: one line of the file."""
 
     data: str
     kind: str
@@ -20,7 +20,7 @@ class Result:
     config: str
     scores: Scores
     cpu_seconds: float
-    """Of the processor, tuning included: other work on the machine does not lengthen them."""
+    """Processor seconds, tuning included."""
     seconds: float
     device: str
     versions: dict[str, str]

@@ -1,4 +1,4 @@
-"""The summary: mean and standard error over splits, ranks over data sets, as text, Markdown and CSV."""
+"""Summary: mean and standard error over splits, ranks over data sets, as text, Markdown and CSV."""
 
 import csv
 import io
@@ -16,7 +16,7 @@ from benchmarks.uci.store import Result
 
 @dataclass(frozen=True)
 class Score:
-    """A column of the results: how it is called, read, written and compared."""
+    """A score of the results: its name, and how to read, format and compare it."""
 
     name: str
     of: Callable[[Result], float | None]
@@ -25,7 +25,7 @@ class Score:
     """"larger", "smaller", or "0.9": nearest to it."""
 
     def cost(self, value: float) -> float:
-        """Smaller is better, whatever the score."""
+        """Convert to a cost, of which smaller values are better."""
         return {"larger": -value, "smaller": value}.get(self.better, abs(value - 0.9))
 
 
@@ -61,7 +61,7 @@ class Cell:
 
 
 class Summary:
-    """Cells by kind, data set, method and score, of the present configurations of the methods given."""
+    """Cells by kind, data set, method and score, for the current configurations of the given methods."""
 
     def __init__(self, results: Iterable[Result], methods: Sequence[Method]) -> None:
         configs = {method.name: method.config for method in methods}
@@ -84,19 +84,19 @@ class Summary:
         return self._cells.get((kind, data, method, score))
 
     def row(self, kind: str, data: str, score: str) -> dict[str, Cell]:
-        """The cells of all methods that have one."""
+        """Cells of all methods that have one."""
         cells = {m.name: self.cell(kind, data, m.name, score) for m in self.methods}
         return {name: cell for name, cell in cells.items() if cell is not None}
 
     def best(self, kind: str, data: str, score: str) -> str | None:
-        """The method with the best mean."""
+        """Name of the method with the best mean."""
         row = self.row(kind, data, score)
         return min(row, key=lambda name: SCORES[score].cost(row[name].mean)) if row else None
 
     def ranks(self, kind: str, score: str, *, family: str | None = None) -> dict[str, float]:
-        """Rank by the mean, averaged over the data sets on which all of these methods have the score; 1 is best.
+        """Rank methods by the mean, averaged over the data sets on which all of them have the score; 1 is best.
 
-        Equal means share their ranks. Methods without the score anywhere, such as an LPD, take no part.
+        Equal means share their ranks. Methods that never have the score, such as an LPD, are excluded.
         """
         names = [m.name for m in self.methods if family in (None, m.family)]
         rows = {data: self.row(kind, data, score) for data in self.sets}
@@ -114,7 +114,7 @@ class Summary:
 
 
 def score_table(summary: Summary, kind: str, score: str) -> list[list[str]]:
-    """Head and rows: one row per method, one column per data set, ranks at the end; the best mean has a star."""
+    """Make a table: one row per method, one column per data set, ranks at the end; the best mean has a star."""
     ranked = score in RANKED
     every = summary.ranks(kind, score) if ranked else {}
     neural = summary.ranks(kind, score, family="neural") if ranked else {}
@@ -133,7 +133,7 @@ def score_table(summary: Summary, kind: str, score: str) -> list[list[str]]:
 
 
 def splits_note(summary: Summary, kind: str) -> str:
-    """Over how many splits, for each data set."""
+    """Describe the number of splits for each data set."""
     counts = []
     for data in summary.sets:
         ns = sorted({cell.n for cell in summary.row(kind, data, "crps").values()})
@@ -143,7 +143,7 @@ def splits_note(summary: Summary, kind: str) -> str:
 
 
 def as_markdown(summary: Summary) -> str:
-    """All tables and the rules by which they came about."""
+    """Format all tables and the rules of the protocol."""
     lines = ["# The library beside its peers", "", *(f"- {rule}" for rule in RULES)]
     lines += ["- A star marks the best mean. Ranks are by the mean, over data sets that every method has finished."]
     for kind in summary.kinds:
@@ -157,13 +157,13 @@ def as_markdown(summary: Summary) -> str:
             head, *rows = score_table(summary, kind, score)
             lines += ["", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
             lines += ["| " + " | ".join(row) + " |" for row in rows]
-    lines += ["", "## How each is tuned", ""]
+    lines += ["", "## Tuning", ""]
     lines += [f"- {method.name} ({method.family}): {method.tuning}." for method in summary.methods]
     return "\n".join([*lines, ""])
 
 
 def as_csv(results: Iterable[Result]) -> str:
-    """A line for every result."""
+    """Format one line per result."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["data", "kind", "split", "method", *SCORES, "config"])
