@@ -167,7 +167,7 @@ def test_rows_that_belong_together_and_rows_for_validation(monkeypatch):
     ("act", "words"),
     [
         (lambda f: TableRegressor().fit(f), r'fit\(frame, target="y"\)'),
-        (lambda f: TableRegressor().fit(f.to_numpy(), f["y"]), "X is a ndarray"),
+        (lambda f: TableRegressor().fit(f.to_numpy(), f["y"]), "it is a ndarray"),
         (lambda f: TableRegressor().fit(f, f["y"]), "X and y both have a column 'y'"),
         (lambda f: TableRegressor().fit(f.drop(columns="y"), f["y"][:9]), "X has 60 rows and y has 9"),
         (lambda f: TableRegressor().fit(f.rename(columns={"x": 3}), target="y"), "column name 3 is not a text"),
