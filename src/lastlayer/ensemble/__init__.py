@@ -1,1 +1,1 @@
-"""An ensemble of networks: which rows each leaves out, training them, and what they say of the rows left out."""
+"""Ensembles of networks: held-out rows of each network, training, and predictions of the held-out rows."""

@@ -1,4 +1,4 @@
-"""Rows that are held out together: copies, of which equal ones become one row with more weight, and given groups."""
+"""Rows that are held out together: duplicates, which become one row of larger weight, near copies, and given groups."""
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -9,22 +9,22 @@ from scipy.spatial import KDTree
 from scipy.spatial.distance import pdist
 
 NEAR, NEAR_TARGET = 0.1, 1e-3
-"""Of the usual distance between neighbours, and of the standard deviation of a target: rows that are closer in both may
-be copies, and tell of each other what they should not."""
+"""Distances relative to the typical distance between neighbours and to the standard deviation of a target: rows closer
+in both may be copies, through which training rows would leak into held-out rows."""
 SEARCHED_ROWS = 5_000
-"""In larger tables only equal rows are looked for."""
+"""In larger tables only rows with equal inputs are grouped."""
 SAMPLE = 500
 SHARE = 0.5
-"""Of the rows that have copies: where they are exceptions, a new row may be a copy as well, and nothing is grouped."""
+"""Fraction of rows with copies above which rows are grouped: if copies are exceptions, a new row may be one as well."""
 
 
 def distinct(
     X: Float[ndarray, "m d"], y: Float[ndarray, "m q"], weight: Float[ndarray, " m"] | None
 ) -> tuple[Int[ndarray, " k"], Int[ndarray, " m"], Float[ndarray, " k"] | None]:
-    """Each row once, in an order that does not depend on the given one; `weight` counts copies, and rows of weight zero
-    are left out. So a row twice, and one of weight two, are the same from here on.
+    """Merge duplicate rows, in an order that does not depend on the given one.
 
-    Returns the rows that are kept, the place of every given row among them (-1: left out), and their weights.
+    `weight` counts copies, and rows of weight zero are dropped, so that a row given twice is the same as one of weight
+    two. Returns the rows that are kept, the index of every given row among them (-1: dropped), and their weights.
     """
     count = np.ones(len(X)) if weight is None else weight
     rows = np.flatnonzero(count > 0)
@@ -39,16 +39,16 @@ def distinct(
 
 
 def near_groups(Z: Float[ndarray, "m d"], T: Float[ndarray, "m q"]) -> Int[ndarray, " m"]:
-    """The number of each standardised row's group: those with equal inputs, or nearly equal inputs and targets.
+    """Group index of each standardised row: rows with equal inputs, or with nearly equal inputs and targets.
 
-    A group is what lies close to its first row, so that a long trajectory is not one group.
+    A group contains the rows close to its first row, so that a long trajectory does not become one group.
     """
     m, group = len(Z), _near(Z, T)
     return group if (np.bincount(group)[group] > 1).mean() > SHARE else np.arange(m)
 
 
 def joined(copies: Int[ndarray, " m"], groups: Int[ndarray, " m"]) -> Int[ndarray, " m"]:
-    """The number of each row's group once rows that share either number are in one."""
+    """Group index of each row after merging groups that share rows."""
     n, m = int(copies.max()) + 1, len(copies)
     size = n + int(groups.max()) + 1
     links = coo_array((np.ones(m), (copies, n + groups)), shape=(size, size))
@@ -57,7 +57,7 @@ def joined(copies: Int[ndarray, " m"], groups: Int[ndarray, " m"]) -> Int[ndarra
 
 
 def whole_groups(groups: Int[ndarray, " m"], n: int, order: Int[ndarray, " g"]) -> Int[ndarray, " r"]:
-    """Rows of whole groups, taken in this order until there are n; at least one group stays, or none is taken."""
+    """Rows of whole groups, taken in this order until there are n; at least one group remains."""
     rows = np.bincount(groups, minlength=len(order))[order].cumsum()
     taken = order[: min(int(np.searchsorted(rows, n)) + 1, len(order) - 1)]
     return np.flatnonzero(np.isin(groups, taken))

@@ -1,8 +1,8 @@
-"""Networks that each leave rows out: the rows calibrate them, the networks are the members of the mixture.
+"""Cross-fitting: networks are calibrated on the rows they did not see, and become the members of the mixture.
 
-Network i does not see fold i of a random partition, and neither does its last layer: what was judged on those rows is
-what predicts. So nothing is trained for calibration alone, except the networks that leave a whole block out: they tell
-how errors grow with distance.
+Network i does not see fold i of a random partition, and neither does its last layer: the network that is evaluated on
+those rows is the one that predicts. So no network is trained for calibration alone, except those that hold out a whole
+block, which measure how errors grow with distance.
 """
 
 import math
@@ -29,12 +29,12 @@ from lastlayer.training import Data, LastLayer, coupled_layer, known_noise_layer
 from lastlayer.types import FOURIER, Family
 
 ROWS_PER_FEATURE = 10
-"""So many rows for each feature that the data determine, and a last layer may learn the rows that it was judged on."""
+"""With this many rows per feature that the data determine, a last layer may learn the rows it was evaluated on."""
 
 
 @dataclass(frozen=True)
 class FoldFit:
-    """A network with the last layer of the rows it was trained on."""
+    """A network with the last layer fitted to its training rows."""
 
     task: FitTask
     network: nn.Module
@@ -42,12 +42,13 @@ class FoldFit:
 
     @property
     def member(self) -> Member:
+        """The network and its last layer as a member."""
         return Member(self.network, self.layer, self.task.family)
 
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Members, and the networks whose held-out rows tell how far to believe them."""
+    """Members, and the networks whose held-out rows calibrate them."""
 
     members: list[Member]
     folds: list[FoldFit]
@@ -57,20 +58,20 @@ class Ensemble:
 
 @dataclass(frozen=True)
 class CrossFit:
-    """From folds to an ensemble."""
+    """Trains an ensemble on folds."""
 
     trainer: Trainer
 
     def run(self, folds: Folds) -> Ensemble:
-        """As the settings say, members of every family or of the best one."""
+        """Train members of every family, or of the best one, as the settings prescribe."""
         mixture = self.trainer.settings.ensemble == "mixture"
         return self.mixture(folds.partitions[0]) if mixture else self.selected_prior(folds)
 
     def mixture(self, splits: Sequence[Split]) -> Ensemble:
-        """Networks of every family as one batch, each of them leaving out one split.
+        """Train networks of every family as one batch, each of them with one split held out.
 
-        Members are those of random splits, or where there are none, networks trained on every row. The process is one
-        member, of every row: it has nothing to gain from others of its kind.
+        Members are the networks of random splits, or if there are none, networks trained on all rows. The Gaussian
+        process is one member, fitted to all rows: it gains nothing from others of its kind.
         """
         settings = self.trainer.settings
         every = self._every(splits, settings.n_members)
@@ -83,9 +84,9 @@ class CrossFit:
         return self._ensemble(self._fit(tasks, f"training {to_train} networks"), None, {})
 
     def selected_prior(self, folds: Folds) -> Ensemble:
-        """Select the prior precision on trial splits, train the rest, and put the members together.
+        """Select the prior precision on trial splits, train the remaining networks, and assemble the members.
 
-        Members are the networks of random splits, or where there are none, networks trained on every row.
+        Members are the networks of random splits, or if there are none, networks trained on all rows.
         """
         settings = self.trainer.settings
         wanted = [FitTask(split, r, i) for r, splits in enumerate(folds.partitions) for i, split in enumerate(splits)]
@@ -101,7 +102,7 @@ class CrossFit:
         return self._ensemble([trained[task.key] for task in wanted], settings.n_members, scores)
 
     def held_out(self, fits: Sequence[FoldFit]) -> HeldOutPoints:
-        """What each network says of the rows it left out; networks of several partitions meet at the same rows."""
+        """Predictions of each network for its held-out rows; networks of several partitions share the same rows."""
         kinds: dict[str, dict[tuple[Family, int], list[FoldFit]]] = {}
         for fit in fits:
             partitions = kinds.setdefault(fit.task.split.kind, {})
@@ -110,7 +111,7 @@ class CrossFit:
         return HeldOutPoints.joined(points).beside_process(None if "random" in kinds else self._inside(fits))
 
     def alpha_folds(self, fits: Sequence[FoldFit]) -> list[HeldOut]:
-        """The rows left out, for Algorithm 1."""
+        """The held-out rows, for Algorithm 1."""
         held = [self._rows(fit.task.split.held) for fit in fits]
         return [
             HeldOut(fit.layer.posterior, member_features(fit.member, rows.X), rows.T)
@@ -118,9 +119,9 @@ class CrossFit:
         ]
 
     def _inside(self, fits: Sequence[FoldFit]) -> float | None:
-        """The largest cost of a row for the process that saw most of them, had it not seen that one.
+        """Largest leave-one-out cost among the training rows of the Gaussian process with the most rows.
 
-        Splits that were given may lie outside altogether, as the future does.
+        Held-out rows of given splits may all lie outside the data, such as the future.
         """
         processes = [fit for fit in fits if fit.task.family == FOURIER]
         if not processes:
@@ -133,13 +134,13 @@ class CrossFit:
         return float((leave_one_out_cost(weight * cost) / weight).max())
 
     def _every(self, splits: Sequence[Split], n: int) -> list[Split]:
-        """n times every row, unless networks of random splits can be members."""
+        """n splits that train on all rows, unless networks of random splits can be members."""
         crossed = any(split.kind == "random" for split in splits)
         return [] if crossed else [Split.everything(len(self.trainer.data.X))] * n
 
     def _ensemble(self, fits: Sequence[FoldFit], n_members: int | None, scores: dict[Family, float]) -> Ensemble:
         whole = [fit for fit in fits if fit.task.split.kind == "all"]
-        # the process of every row, where there is one, stands for those of random splits
+        # the process fitted to all rows, if there is one, replaces those of random splits
         crossed = [f for f in fits if f.task.split.kind == "random" and not (whole and f.task.family == FOURIER)]
         members = crossed + whole
         held = [fit for fit in fits if len(fit.task.split.held)]
@@ -148,7 +149,7 @@ class CrossFit:
     def _select(
         self, trials: Sequence[FitTask]
     ) -> tuple[Family, dict[Family, float], dict[tuple[str, int, int], FoldFit]]:
-        """The prior precision of largest held-out LPD, each with a curve of its own, and its networks."""
+        """Prior precision of largest held-out LPD, each with its own curve; all scores; the networks of the best."""
         families = self.trainer.settings.families
         tasks = [replace(task, family=family) for family in families for task in trials]
         fits = self._fit(tasks, f"training {len(tasks)} networks, prior")
@@ -177,7 +178,7 @@ class CrossFit:
         networks: Sequence[nn.Module],
         layer: Callable[[nn.Module, np.ndarray], LastLayer],
     ) -> list[FoldFit]:
-        """Last layers one by one: how much a target weighs depends on the noise that each of them finds."""
+        """Last layers one by one: the weight of a target depends on the noise that each of them finds."""
         with self.trainer.stage("last layers"):
             layers = [layer(network, task.split.train) for task, network in zip(tasks, networks, strict=True)]
         return [FoldFit(*fit) for fit in zip(tasks, networks, layers, strict=True)]
@@ -192,8 +193,11 @@ class CrossFit:
         return coupled_layer(seen, bias_prior=self.trainer.settings.bias_prior)
 
     def _member(self, fit: FoldFit) -> Member:
-        """As it was judged, unless the rows it left out change little: then they join its last layer, alpha and noise
-        as they were found, since the curve was calibrated on them."""
+        """The member of a fit, which learns its held-out rows only if they change it little.
+
+        Then they are added to its last layer, with alpha and noise unchanged, because the curve was calibrated with
+        them.
+        """
         held, posterior = fit.task.split.held, fit.layer.posterior
         if not len(held):
             return fit.member
@@ -207,7 +211,7 @@ class CrossFit:
         parts = []
         for fit in partition:
             rows, split = self._rows(fit.task.split.held), fit.task.split
-            with torch.no_grad():  # not checked: networks that fail at rows left out are told by their scores
+            with torch.no_grad():  # not checked: networks that fail at held-out rows show it in their scores
                 Phi = affine_features(features_of(fit.network, rows.X)).double()
             parts.append(HeldOutPoints.by(fit.layer, Phi, rows, split.kind, fit.task.family))
         order = np.argsort(np.concatenate([fit.task.split.held for fit in partition]), kind="stable")
@@ -218,6 +222,6 @@ class CrossFit:
 
     @torch.no_grad()
     def _statistics(self, network: nn.Module, rows: np.ndarray, learned: torch.Tensor | None = None) -> Statistics:
-        """Of rows, without what was observed beside them."""
+        """Statistics of rows, without observed functionals."""
         data, noise = replace(self._rows(rows), observations=()), self.trainer.settings.noise_structure
         return data.statistics(partial(finite_features, network), learned, noise=noise)

@@ -1,4 +1,4 @@
-"""From settings to what the training engine takes."""
+"""Training problems, optimizers and checkpoints from settings."""
 
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from lastlayer.training import Checkpoint, MiniBatches, Optimizer, RunningPoster
 
 
 def optimizer_of(settings: Settings) -> Optimizer:
+    """Optimizer that the settings describe."""
     return Optimizer(settings.optimizer, settings.learning_rate, settings.max_epochs)
 
 
@@ -29,7 +30,7 @@ def mini_batches(
     is_table: bool,
     process_group: ProcessGroup = ONE,
 ) -> MiniBatches:
-    """Mini-batch training as the settings have it; `count` is the total weight of all rows, by each network."""
+    """Mini-batch problem that the settings describe; `count` is the total weight of all rows, per network."""
     assert settings.batch_size is not None
     structure, prior = settings.noise_structure, settings.bias_prior
     running = RunningPosterior(count, n_rows, noise=structure, bias_prior=prior, process_group=process_group)
@@ -48,10 +49,11 @@ def mini_batches(
 def checkpoint_of(
     path: Path, architecture: Architecture, network: nn.Module, prior_precisions: Any, data: dict[str, Any]
 ) -> Checkpoint:
-    """Of a training that has not begun: it belongs to all settings but the device, the user's network, and the data.
+    """Checkpoint of a new training, identified by all settings but the device, the user's network, and the data.
 
-    A module of the user's is known by its weights too. A callable is known by its module and name, and by the layout of
-    the network that it returns, so that a lambda or a closure that returns the same kind of network is the same.
+    A user's module is identified by its weights as well. A callable is identified by its module and name, and by the
+    layout of the network that it returns, so that a lambda or a closure that returns the same kind of network is the
+    same.
     """
     backbone = architecture.backbone
     content = {name: value for name, value in architecture.settings.to_json().items() if name != "device"}

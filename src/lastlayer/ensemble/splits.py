@@ -1,4 +1,4 @@
-"""Which rows a network is trained on and which it never sees."""
+"""Splits into training rows and held-out rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,37 +17,41 @@ SHELLS = (0.4, 0.6, 0.8)
 
 @dataclass(frozen=True)
 class Split:
-    """Rows to train on, rows held out, and what the latter speak for: "random" rows for interpolation, "blocked" ones
-    and those of a "shell" for extrapolation, "given" ones for whatever the user's splitter has in mind."""
+    """Training rows, held-out rows, and the kind of the split.
+
+    "random" rows measure interpolation, "blocked" rows and those of a "shell" measure extrapolation, and "given" rows
+    come from the user's splitter.
+    """
 
     train: Int[ndarray, " r"]
     held: Int[ndarray, " h"]
     kind: str
     n_groups: int
-    """Rows to train on that differ by more than a little."""
+    """Number of groups of training rows; near copies form one group."""
 
     @classmethod
     def everything(cls, m: int) -> "Split":
+        """Train on all m rows, with none held out."""
         return cls(np.arange(m), np.empty(0, dtype=int), "all", m)
 
 
 def random_splits(groups: Int[ndarray, " m"], k: int, rng: np.random.Generator) -> list[Split]:
-    """Each group of rows is held out once, together with others picked at random."""
+    """Hold out each group of rows once, together with others picked at random."""
     return _leave_out(groups, np.array_split(rng.permutation(groups.max() + 1), k), "random")
 
 
 def blocked_splits(X: Float[ndarray, "m d"], groups: Int[ndarray, " m"], k: int) -> list[Split]:
-    """Each group of rows is held out once, together with its neighbours."""
+    """Hold out each group of rows once, together with its neighbours."""
     return _leave_out(groups, blocked_folds(_centres(X, groups), k), "blocked")
 
 
 def shell_splits(X: Float[ndarray, "m d"], groups: Int[ndarray, " m"], inner: Sequence[float] = SHELLS) -> list[Split]:
-    """The rows farthest from the middle are held out, in standardised inputs; `inner`: the shares that stay."""
+    """Hold out the rows farthest from the centre, in standardised inputs; `inner` are the fractions that remain."""
     return _leave_out(groups, outer_folds(_centres(X, groups), inner), "shell")
 
 
 def given_splits(splitter: Any, X: ndarray, y: ndarray, groups: Any = None) -> list[Split]:
-    """The splits of a scikit-learn splitter, such as GroupKFold or TimeSeriesSplit."""
+    """Splits of a scikit-learn splitter, such as GroupKFold or TimeSeriesSplit."""
     if not hasattr(splitter, "split"):
         raise InputError(
             f"calibration={splitter!r} is not a splitter: give an object with split(X, y, groups), such as "
@@ -61,7 +65,7 @@ def given_splits(splitter: Any, X: ndarray, y: ndarray, groups: Any = None) -> l
     except (TypeError, ValueError) as error:
         raise InputError(f"calibration={splitter!r} could not split {len(X)} rows: {error}") from error
     if not splits or any(len(split.train) < 2 or not len(split.held) for split in splits):
-        raise InputError(f"calibration={splitter!r} gave a split with fewer than 2 training rows or none held out")
+        raise InputError(f"calibration={splitter!r} gave a split with fewer than 2 training rows or no held-out rows")
     for split in splits:
         rows = np.concatenate([split.train, split.held])
         if rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= len(X):
@@ -72,7 +76,7 @@ def given_splits(splitter: Any, X: ndarray, y: ndarray, groups: Any = None) -> l
 
 
 def _centres(X: Float[ndarray, "m d"], groups: Int[ndarray, " m"]) -> Float[ndarray, "g d"]:
-    """The mean of each group's rows."""
+    """Mean of each group's rows."""
     count = np.bincount(groups)
     total = np.zeros((len(count), X.shape[1]))
     np.add.at(total, groups, X)
@@ -87,12 +91,12 @@ def _leave_out(groups: Int[ndarray, " m"], folds: list[ndarray], kind: str) -> l
 
 @dataclass(frozen=True)
 class Folds:
-    """Which rows networks leave out."""
+    """Splits of the networks of an ensemble."""
 
     partitions: list[list[Split]]
-    """Networks of the ensemble leave out the splits of these."""
+    """Splits held out by networks of the ensemble, one list per partition."""
     trials: list[Split]
-    """Where the prior precision is selected."""
+    """Splits on which the prior precision is selected."""
 
 
 def folds_for(
@@ -104,8 +108,10 @@ def folds_for(
     splitter: Any = None,
     groups: Any = None,
 ) -> Folds:
-    """The rows left out that the settings ask for; `together` numbers the groups of rows that are never split,
-    `groups` are for the user's splitter."""
+    """Splits that the settings prescribe.
+
+    `together` is the index of each row's group, which is never split; `groups` are passed to the user's splitter.
+    """
     rng, calibration = np.random.default_rng(settings.seed), settings.calibration
     together = np.arange(len(X)) if together is None else together
     m = int(together.max()) + 1
@@ -119,7 +125,7 @@ def folds_for(
     if m < 2:
         raise InputError(
             f"all {len(X)} rows are of one group, or copies of each other: none can be held out. Give two groups or "
-            "more, or leave groups out"
+            "more, or omit groups"
         )
     if calibration == "holdout":
         n_held = min(m - 1, max(min(2, m // 2), round(settings.validation_fraction * m)))

@@ -1,4 +1,4 @@
-"""One network trained on a source of batches, its last layer exact for every row of it."""
+"""One network trained on a source of batches, with the exact last layer of all its rows."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,9 +33,10 @@ class Streamed:
 def train_on_source(
     source: Source, architecture: Architecture, *, checkpoint: Path | None = None, progress: bool = False
 ) -> Streamed:
-    """One pass for the scales, `max_epochs` for the network, one for the exact last layer.
+    """Train one network on a source of batches.
 
-    Processes that do not agree are refused before training, and all of them end with the first one's network.
+    There is one pass for the scales, `max_epochs` passes for the network and one for the exact last layer. Processes
+    whose settings or data differ are refused before training, and all of them end with the network of the first.
     """
     s, process_group = architecture.settings, ProcessGroup.current()
     assert s.batch_size is not None
@@ -69,7 +70,7 @@ def train_on_source(
         data = {"rows": scales.n_rows, "digest": digests, "processes": process_group.world_size}
         kept = checkpoint_of(checkpoint / "training.safetensors", architecture, network, family.prior_precision, data)
     history = train(problem, optimizer_of(s), checkpoint=kept, progress=progress and process_group.rank == 0)
-    process_group.broadcast_state(network)  # buffers, such as those of batch norm, have seen a process's own rows
+    process_group.broadcast_state(network)  # buffers, such as those of batch norm, depend on the rows of each process
     network = network.to(s.torch_dtype)
     exact = StandardizedSource(source, scales, device, s.torch_dtype)
     batches = exact.batches(s.batch_size, process_group=process_group)
@@ -81,5 +82,5 @@ def train_on_source(
 
 
 def _common(settings: Settings) -> dict[str, Any]:
-    """The settings that all processes share: each may have a device of its own."""
+    """Settings that all processes share: each may have its own device."""
     return settings.to_json() | {"device": settings.torch_device.type}

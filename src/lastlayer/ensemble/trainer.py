@@ -1,4 +1,4 @@
-"""Training the networks of a table: as one batch where they allow it, otherwise one after the other."""
+"""Training of the networks of a table: as one batch where possible, otherwise one after the other."""
 
 import logging
 import math
@@ -56,7 +56,7 @@ from lastlayer.types import NETWORK, Family
 
 logger = logging.getLogger(__name__)
 WORK_PER_ROW = 4_000
-"""Multiplications for the statistics of a row of one network: features squared, roughly."""
+"""Approximate number of multiplications for the statistics of one row of one network: features squared."""
 ROWS_PER_CORE = 2_000
 """Rows times networks below which a second core costs more than it gains."""
 
@@ -68,42 +68,44 @@ class FitTask:
     split: Split
     partition: int
     number: int
-    """Within its partition."""
+    """Index within its partition."""
     family: Family = NETWORK
 
     @property
     def key(self) -> tuple[str, int, int]:
+        """Kind of the split, partition and number."""
         return self.split.kind, self.partition, self.number
 
     def generator(self, seed: int) -> torch.Generator:
-        """Of the initialisation: the same for every family, another for every network of it."""
+        """Generator of the initialisation: the same for every family, different for every network of a family."""
         return torch.Generator().manual_seed(seed + 1000 * self.partition + self.number)
 
 
 @dataclass
 class Trainer:
-    """Trains networks on rows of one table."""
+    """Trains networks on the rows of one table."""
 
     architecture: Architecture
     data: Data
     checkpoint: Path | None = None
-    """A folder for the state of trainings that have not ended."""
+    """Folder for checkpoints."""
     progress: bool = False
     digest: str = ""
-    """Of the data as they were given, for the states in that folder."""
+    """Digest of the data as given, stored in the checkpoints."""
     together: Int[np.ndarray, " m"] | None = None
-    """The number of each row's group: early stopping does not split one; None: rows stand alone."""
+    """Index of each row's group, which early stopping does not split; None: every row is its own group."""
     history: TrainingHistory = field(default_factory=TrainingHistory)
-    """Of the last training."""
+    """History of the last training."""
     _stage: int = 0
 
     @property
     def settings(self) -> Settings:
+        """Settings of the architecture."""
         return self.architecture.settings
 
     @contextmanager
     def stage(self, label: str) -> Iterator[None]:
-        """What is being done once networks are trained; tables on which a second core would only wait have one."""
+        """Show and time a stage that follows training; small tables use one thread."""
         start = time.perf_counter()
         with self._shown(label), threads_for(WORK_PER_ROW * len(self.data.X)):
             yield
@@ -113,7 +115,7 @@ class Trainer:
         return progress_bar(total=1, disable=not self.progress, desc=label, bar_format="{desc}: {elapsed}", leave=False)
 
     def networks(self, tasks: Sequence[FitTask], label: str) -> list[nn.Module]:
-        """One network per task, trained where there is something to train."""
+        """Return one network per task, trained if it has anything to train."""
         ways: dict[str, Callable[[list[FitTask]], list[nn.Module]]] = {
             "network": lambda of_kind: self._trained(of_kind, label),
             "fourier": self._fourier,
@@ -130,7 +132,7 @@ class Trainer:
         return [made[i] for i in range(len(tasks))]
 
     def encoding(self, task: FitTask) -> PiecewiseEncoding | None:
-        """Of the rows that the network is trained on, so that others lie outside it as they will in use."""
+        """Encoding fitted to the network's training rows, so that held-out rows lie outside it as new rows will."""
         if task.family.encoding == "raw":
             return None
         rows = torch.from_numpy(task.split.train).to(self.data.X.device)
@@ -147,7 +149,7 @@ class Trainer:
     def _trained(self, tasks: list[FitTask], label: str) -> list[nn.Module]:
         if len(tasks) == 1 or not self.settings.stackable or self.data.X.dim() > 2:
             return [self._alone(task, i) for i, task in enumerate(tasks)]
-        over = self._interrupted  # what comes after an interrupt stays as it is initialised
+        over = self._interrupted  # networks after an interrupt keep their initial weights
         networks = self._together(tasks, lambda group, i, stop: self._stack(group, label, i, stop, over))
         if self._interrupted and not over:
             epochs = len(self.history.nlml)
@@ -155,7 +157,7 @@ class Trainer:
         return networks
 
     def _fourier(self, tasks: list[FitTask]) -> list[nn.Module]:
-        """Random frequencies, and lengths by the evidence of at most so many of the rows.
+        """Random frequencies, with length scales by the evidence of at most `MOST_ROWS` rows.
 
         Always float64: there may be more features than rows.
         """
@@ -186,7 +188,7 @@ class Trainer:
     def _refined(
         self, log_length: torch.Tensor, log_linear: torch.Tensor, rows: np.ndarray, generator: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Lengths by the functionals too, or some of them."""
+        """Length scales fitted to functionals as well, or to some of them."""
         device = self.data.X.device
         data = self.data.rows(torch.from_numpy(rows).to(device))
         data = replace(data, X=data.X.double(), observations=some_of(data.observations, MOST_FUNCTIONALS, generator))
@@ -196,7 +198,7 @@ class Trainer:
 
     @cached_property
     def _lengths_by(self) -> tuple[np.ndarray, slice]:
-        """Rows and targets that tell lengths: rows with all targets, or if these are few, the target that most have."""
+        """Rows and targets to fit length scales to: complete rows, or if these are few, the most frequent target."""
         m = len(self.data.T)
         if self.data.present is None:
             return np.ones(m, dtype=bool), slice(None)
@@ -210,7 +212,7 @@ class Trainer:
     def _together(
         self, tasks: list[FitTask], work: Callable[[list[FitTask], int, Event], list[nn.Module]]
     ) -> list[nn.Module]:
-        """A part of the tasks per processor core: threads that never wait for each other, unlike those of a product."""
+        """Divide the tasks among processor cores: threads that never wait for each other, unlike those of a product."""
         cores = torch.get_num_threads() if self.data.X.device.type == "cpu" else 1
         stop = Event()
         if cores == 1 or len(tasks) * len(self.data.X) < ROWS_PER_CORE:
@@ -272,7 +274,7 @@ class Trainer:
         self._in_batches(network, Data(self.data.X, self.data.T, weight), tasks, group, stop=stop, label=label)
 
     def _objective(self, shape: tuple[int, ...] = ()) -> Objective:
-        """Of rows whose targets are missing in part, or have noise that is known, or with functionals beside them."""
+        """Objective for the data: with partly missing targets, partly known noise or functionals, if there are any."""
         s = self.settings
         if self.data.present is not None and s.noise_structure == "full":
             return CoupledNoise(self.data.T.shape[-1], bias_prior=s.bias_prior, shape=shape)
@@ -281,7 +283,7 @@ class Trainer:
         return KnownNoise(self.data.T.shape[-1], bias_prior=s.bias_prior, shape=shape)
 
     def _own_rows(self, parts: Sequence[np.ndarray]) -> Data:
-        """The rows of each network side by side, filled up with rows of weight zero."""
+        """Rows of each network side by side, padded with rows of weight zero."""
         longest = max(len(part) for part in parts)
         index = torch.from_numpy(np.stack([np.resize(part, longest) for part in parts])).to(self.data.X.device)
         weight = None if self.data.weight is None else self.data.weight[index]
@@ -312,7 +314,7 @@ class Trainer:
         stop: Event | None = None,
         label: str = "fit",
     ) -> None:
-        """Mini-batches train in float32; everything afterwards has the type that was asked for."""
+        """Train on mini-batches in float32; the network is then converted to the type of the settings."""
         s = self.settings
         precisions = _precisions(tasks, data.X.device)
         count = data.T.new_tensor(len(data.X)) if data.weight is None else data.weight.sum(-1)
@@ -331,7 +333,7 @@ class Trainer:
             validation = Validation(score, first=1, every=1, patience=s.patience)
         checkpoint = self._checkpoint(network, tasks, group)
         self._train(problem, group, validation=validation, checkpoint=checkpoint, stop=stop, label=label)
-        # otherwise the running posterior is of another network, or there is none
+        # otherwise the running posterior belongs to another state of the network, or there is none
         if self.history.best_epoch == len(self.history.nlml) and problem.running.snapshot is not None:
             parts = (Data(b.X, b.T, b.weight) for b in source.batches(CHUNK_ROWS))
             self.history.gap = float(problem.running.gap(streamed_statistics(network, parts)).nanmean())
@@ -347,7 +349,7 @@ class Trainer:
         return checkpoint_of(path, self.architecture, network, precisions, data)
 
     def _alone(self, task: FitTask, number: int = 0) -> nn.Module:
-        """Any network, objective and optimizer, with early stopping."""
+        """Train one network of any kind, with any objective and optimizer, and early stopping."""
         s, X = self.settings, self.data.X
         everything = len(task.split.train) == len(X)
         data = self.data if everything else self.data.rows(torch.from_numpy(task.split.train).to(X.device))
@@ -385,7 +387,7 @@ class Trainer:
         return network
 
     def _for_stopping(self, train: np.ndarray, n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Places among the rows to train on: about n to stop by, and the others; of one group, none to stop by."""
+        """Indices into the training rows: about n for early stopping (none if there is one group), and the others."""
         if self.together is None:
             order = torch.randperm(len(train), generator=generator)
             return order[:n], order[n:]
