@@ -98,6 +98,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tests/docstrings.py --count
 
 test-browser: $(READY)
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { \
