@@ -1,7 +1,6 @@
 """A run in the terminal as a page: `python -m benchmarks.terminal` writes docs/learn/terminal.md.
 
-It runs the commands and takes down what they print, draws docs/explain.png, and where Chromium is installed,
-docs/report.png.
+It runs the commands, records what they print, and draws docs/explain.png and, if Chromium is installed, docs/report.png.
 """
 
 import os
@@ -17,31 +16,31 @@ from PIL import Image  # which matplotlib brings
 ROOT = Path(__file__).parents[1]
 WIDTH = 100
 COLORS = 64
-"""Enough for pictures of lines and text, and a third of the bytes."""
+"""Enough for figures of lines and text, at a third of the file size."""
 STEPS = (
     (
         "Fit",
-        "Which columns there are, how good the model is on rows that it did not see, and what predictions depend on.",
+        "How each column is used, how good the model is on held-out rows, and which inputs matter.",
         "lastlayer fit examples/pump.csv --target head_m,power_kw",
     ),
     (
         "Predict",
-        "New rows, each with mean, standard deviation, interval and degree of extrapolation.",
+        "Predictions for new rows: mean, standard deviation, interval and degree of extrapolation.",
         "lastlayer predict pump.lastlayer examples/pump_new.csv",
     ),
     (
         "Evaluate",
-        "The new rows have true values too, so that the predictions can be scored.",
+        "The new rows also have true values, so the predictions can be scored.",
         "lastlayer evaluate pump.lastlayer examples/pump_new.csv",
     ),
     (
         "Explain",
-        "Which inputs matter, and what predictions do as one of them varies; a model card and the settings follow.",
+        "Which inputs matter, and how predictions depend on each of them; a model card and the settings follow.",
         "lastlayer explain pump.lastlayer --data examples/pump_new.csv --dependence explain.png",
     ),
     (
         "Report",
-        "All of it as one HTML page that opens offline.",
+        "Everything on one HTML page that works offline.",
         "lastlayer report pump.lastlayer examples/pump_new.csv --group fluid",
     ),
 )
@@ -49,14 +48,14 @@ END_OF_EXPLAIN = "The model"
 HEAD = """# A run in the terminal
 
 What the commands print, from a table to a report: `make terminal` runs them and writes this page. The pump and its
-table are those of [From a table to a report](../cli.md). Bars of progress are left out, and so is what `explain` prints
-below its second table.
+table are those of [From a table to a report](../cli.md). Progress bars are not shown, nor what `explain` prints below its
+second table.
 """
 PICTURE = "\n![Predictions as each input varies, with bands](../explain.png)\n"
 
 
 def run(command: str, folder: Path) -> str:
-    """What a command prints on a terminal of that width, without bars of progress."""
+    """What a command prints on a terminal of WIDTH columns, without progress bars."""
     environment = os.environ | {"COLUMNS": str(WIDTH), "OMP_NUM_THREADS": "1", "TERM": "dumb"}
     program, *words = shlex.split(command)
     assert program == "lastlayer"
@@ -76,7 +75,7 @@ def shown(output: str) -> str:
 
 
 def screenshot(page: Path, out: Path) -> None:
-    """The top of a page, as wide as a desk shows it."""
+    """Take a picture of the top of a page at the width of a desktop screen."""
     if (browser := shutil.which("chromium")) is None:
         print("there is no Chromium: docs/report.png stays as it is")
         return
