@@ -170,7 +170,11 @@ def test_a_refusal_leaves_the_group_usable(told):
 @pytest.mark.parametrize(
     ("name", "own", "expected"),
     [
-        ("raises", "ValueError: no such row", "ProcessError: rank 1 failed, .* Error of rank 1: ValueError: no such row"),
+        (
+            "raises",
+            "ValueError: no such row",
+            "ProcessError: rank 1 failed, .* Error of rank 1: ValueError: no such row",
+        ),
         ("interrupted", "KeyboardInterrupt", "ProcessError: rank 1 failed, .* Error of rank 1: KeyboardInterrupt"),
     ],
 )
