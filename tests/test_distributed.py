@@ -170,8 +170,12 @@ def test_a_refusal_leaves_the_group_usable(told):
 @pytest.mark.parametrize(
     ("name", "own", "expected"),
     [
-        ("raises", "ValueError: no such row", "ProcessError: rank 1 failed, .* Rank 1 said: ValueError: no such row"),
-        ("interrupted", "KeyboardInterrupt", "ProcessError: rank 1 failed, .* Rank 1 said: KeyboardInterrupt"),
+        (
+            "raises",
+            "ValueError: no such row",
+            "ProcessError: rank 1 failed, .* Error of rank 1: ValueError: no such row",
+        ),
+        ("interrupted", "KeyboardInterrupt", "ProcessError: rank 1 failed, .* Error of rank 1: KeyboardInterrupt"),
     ],
 )
 def test_a_process_that_fails_takes_the_others_along(told, name, own, expected):

@@ -566,8 +566,8 @@ def test_groups_that_go_together_are_held_out_together():
             {},
             "n_members=2 needs networks with different initial weights",
         ),
-        ({"noise": "input", "calibration": None}, {}, 'noise="input" is fitted to rows left out'),
-        ({"noise": "input", "preset": "evidence"}, {}, 'noise="input" is fitted to rows left out'),
+        ({"noise": "input", "calibration": None}, {}, 'noise="input" is fitted to held-out rows'),
+        ({"noise": "input", "preset": "evidence"}, {}, 'noise="input" is fitted to held-out rows'),
     ],
     ids=str,
 )

@@ -95,7 +95,7 @@ def number(
 
 
 def typed(name: str, value: Any, annotation: Any) -> Any:
-    """Return a JSON value of the annotated type: lists become tuples and integers floats where the annotation says so.
+    """Return a JSON value of the annotated type; lists become tuples, and integers floats, where that is annotated.
 
     Raises
     ------

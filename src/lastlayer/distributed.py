@@ -172,7 +172,7 @@ class ProcessGroup:
             failure = ProcessError(
                 f"rank {self.rank} waited {waited:.0f} s in vain for one of {self.world_size} processes: it has "
                 "ended, it hangs, or it is slower than lastlayer.distributed.join(timeout=...) allows. See what it "
-                f"printed. torch says: {error}"
+                f"printed. Error of torch: {error}"
             )
             self._tell(failure)
             raise failure from error
@@ -215,7 +215,7 @@ class ProcessGroup:
                 told = _notes().get(_failure(rank)).decode(errors="replace")
                 raise ProcessError(
                     f"rank {rank} failed, so rank {self.rank} stops too; a new fit needs a new process group. "
-                    f"Rank {rank} said: {told}"
+                    f"Error of rank {rank}: {told}"
                 )
 
 

@@ -357,7 +357,7 @@ def _calibration(p: Mapping[str, Any], data: DataShape, spare: bool) -> str | No
     if given is not None and not isinstance(given, str):
         if data.validation:
             raise InputError(
-                f"calibration={given!r} and validation_data both say which rows calibrate the model: give one of them"
+                f"calibration={given!r} and validation_data both select the rows for calibration: give one of them"
             )
         return "given folds"
     if data.validation:
@@ -382,27 +382,27 @@ def _check_together(settings: Settings, p: Mapping[str, Any], data: DataShape) -
     if not data.alike and (settings.chunk_size is not None or p["checkpoint"] is not None):
         raise InputError(
             f"chunk_size={settings.chunk_size} and checkpoint={p['checkpoint']} need targets that are all known and "
-            "equally noisy, and no observations: take None for both, and batch_size for many rows"
+            "equally noisy, and no observations: use None for both, and batch_size for many rows"
         )
     if not data.alike and settings.objective != "profiled":
         raise InputError(
             f'objective="{settings.objective}" needs targets that are all known and equally noisy, and no '
-            'observations: take objective="profiled"'
+            'observations: use objective="profiled"'
         )
     if not data.learned_noise and settings.target_transform is not None:
         raise InputError(
-            'target_transform="log" cannot be combined with noise_std or observations, which speak of the targets '
-            "themselves: leave it at None"
+            'target_transform="log" cannot be combined with noise_std or observations, which are in units of the '
+            "targets themselves: leave it at None"
         )
     if not data.learned_noise and settings.noise == "full":
         raise InputError(
             'noise="full" cannot be combined with noise_std or observations, whose noise is independent between the '
-            'outputs: take noise="diagonal"'
+            'outputs: use noise="diagonal"'
         )
     if settings.noise == "input" and not (settings.calibration in CURVES and data.is_table):
         rows = "a source without validation_data" if data.shape is None else f"X of shape {data.shape}"
         raise InputError(
-            'noise="input" is fitted to rows left out in calibration, of a table: it cannot be combined with '
+            'noise="input" is fitted to held-out rows of a table: it cannot be combined with '
             f"calibration={p['calibration']!r}, preset={p['preset']!r} and {rows}"
         )
 
