@@ -1,6 +1,7 @@
 """A run in the terminal as a page: `python -m benchmarks.terminal` writes docs/learn/terminal.md.
 
-It runs the commands, records what they print, and draws docs/explain.png and, if Chromium is installed, docs/report.png.
+It runs the commands, records what they print, and draws docs/explain.png and,
+if Chromium is installed, docs/report.png.
 """
 
 import os
@@ -48,8 +49,8 @@ END_OF_EXPLAIN = "The model"
 HEAD = """# A run in the terminal
 
 What the commands print, from a table to a report: `make terminal` runs them and writes this page. The pump and its
-table are those of [From a table to a report](../cli.md). Progress bars are not shown, nor what `explain` prints below its
-second table.
+table are those of [From a table to a report](../cli.md). Progress bars are not shown, nor what `explain` prints below
+its second table.
 """
 PICTURE = "\n![Predictions as each input varies, with bands](../explain.png)\n"
 
