@@ -1,11 +1,11 @@
-"""A small ResNet, trained by a plain loop, gets an exact last layer that knows pictures unlike those of training.
+"""A small ResNet, trained by a plain loop, gets an exact last layer that recognises pictures unlike those of training.
 
     python examples/attach_resnet.py
 
-Pictures of a bright disc, made here, and the target is its radius. The network is trained on the mean squared error;
-`lastlayer.attach` then takes one pass over the pictures. What it says of new discs, of discs larger than all of
-training, and of pictures of something else is printed: the error, the standard deviation that was promised, and the
-share of training pictures that would cost less.
+The pictures, made here, show a bright disc, and the target is its radius. The network is trained on the mean squared
+error; `lastlayer.attach` then needs one pass over the pictures. For new discs, for discs larger than any in training,
+and for pictures of something else, the script prints the error, the predicted standard deviation, and the mean share of
+training pictures with a smaller affine cost.
 """
 
 import argparse
@@ -23,7 +23,7 @@ SIZE = 16
 
 
 def discs(n: int, rng: np.random.Generator, *, radius: tuple[float, float] = (2.0, 4.0)) -> tuple[Tensor, Tensor]:
-    """Noisy pictures (n, 1, 16, 16) of a disc somewhere, with a soft edge, and its radius."""
+    """Noisy pictures (n, 1, 16, 16) of a disc at a random place, with a soft edge, and its radius."""
     r, place = rng.uniform(*radius, n), rng.uniform(6, SIZE - 7, (n, 2))
     rows, columns = np.mgrid[0:SIZE, 0:SIZE]
     distance = np.hypot(rows - place[:, :1, None], columns - place[:, 1:, None])
@@ -31,14 +31,14 @@ def discs(n: int, rng: np.random.Generator, *, radius: tuple[float, float] = (2.
 
 
 def bars(n: int, rng: np.random.Generator) -> Tensor:
-    """Pictures of a bar in any direction: nothing that has a radius."""
+    """Pictures of a bar in a random direction: they have no radius."""
     angle, rows = rng.uniform(0, np.pi, n), np.mgrid[0:SIZE, 0:SIZE] - (SIZE - 1) / 2
     across = rows[0] * np.cos(angle)[:, None, None] + rows[1] * np.sin(angle)[:, None, None]
     return _picture(np.abs(across) < 1.5, rng)
 
 
 def inverted(pictures: Tensor) -> Tensor:
-    """Dark discs on a bright ground."""
+    """Dark discs on a bright background."""
     return 1 - pictures
 
 
@@ -74,7 +74,7 @@ class ResNet(nn.Module):
 
 
 def train(network: nn.Module, loader: DataLoader, epochs: int) -> None:
-    """A plain loop on the squared error."""
+    """A plain training loop on the squared error."""
     optimiser = torch.optim.Adam(network.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, epochs)
     for _ in range(epochs):

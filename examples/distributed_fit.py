@@ -3,10 +3,10 @@
     torchrun --nproc-per-node 2 examples/distributed_fit.py --out model.lastlayer
     torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint host:29500 examples/distributed_fit.py
 
-Every process runs the same script. With GPUs each takes its own (nccl), without them they share the processor (gloo).
-Give --X and --y, two .npy files that all of them can read, or built-in data are made. Every process reads its own rows
-of each batch; statistics and gradients are summed over the processes, so the model is the one that a single process
-would have fitted, up to float32's rounding. The first process saves it.
+Every process runs the same script. With GPUs, each process uses its own (nccl); without GPUs, they share the processor
+(gloo). Pass --X and --y, two .npy files that all processes can read, or the script makes its own data. Every process
+reads its own rows of each batch; statistics and gradients are summed over the processes, so the model equals that of a
+single process up to float32 rounding. The first process saves it.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from lastlayer.sources import ArraySource
 
 
 def example_rows(m: int, seed: int) -> tuple[ndarray, ndarray]:
+    """m rows of four inputs and one target."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(m, 4)).astype(np.float32)
     return X, np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] + 0.1 * rng.normal(size=m)
@@ -31,9 +32,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--X", type=Path, help=".npy file of inputs")
     parser.add_argument("--y", type=Path, help=".npy file of targets")
-    parser.add_argument("--rows", type=int, default=20_000, help="of the built-in data")
+    parser.add_argument("--rows", type=int, default=20_000, help="rows of the built-in data")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch", type=int, default=1_024, help="rows of a batch, on all processes together")
+    parser.add_argument("--batch", type=int, default=1_024, help="rows per batch, over all processes")
     parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "model.lastlayer")
     options = parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""Makes the example tables: `python examples/make_pump.py` writes pump.csv and pump_new.csv beside itself.
+"""Makes the example tables: `python examples/make_pump.py` writes pump.csv and pump_new.csv next to itself.
 
 A centrifugal pump by its affinity laws: head and shaft power from flow, speed, temperature and fluid, with measurement
 noise. The new rows contain some from a pump that runs a little faster and hotter than any in pump.csv.
@@ -11,7 +11,7 @@ import numpy as np
 
 DENSITY = {"water": 1000.0, "glycol": 1080.0, "oil": 870.0}
 VISCOSITY = {"water": 1.0, "glycol": 6.0, "oil": 30.0}
-"""At 20 degrees, millipascal seconds."""
+"""Viscosity at 20 degrees Celsius, in millipascal seconds."""
 COLUMNS = ("flow_m3h", "speed_rpm", "temperature_c", "fluid", "head_m", "power_kw")
 
 

@@ -1,10 +1,10 @@
-"""A sensor that drifts: a model that learns while it runs, and a monitor that says when to fit a new model.
+"""A sensor that drifts: a model that learns while it runs, and a monitor that recommends when to fit a new model.
 
     python examples/sensor_drift.py --out sensor_drift.png
 
-A sensor's voltage depends on pressure and temperature. In the first phase all is as it was when the model was fitted;
-in the second its gain and offset creep away, which the last layer can follow; in the third it is replaced by another
-type, whose curve the features never saw. Each row is predicted first and learned after.
+The voltage of a sensor depends on pressure and temperature. In the first phase nothing changes; in the second, gain and
+offset of the sensor drift slowly, which the last layer can follow; in the third, the sensor is replaced by another type
+with a curve that the features were not trained on. Each row is predicted first and learned afterwards.
 
 The table gives, for each phase, the root mean square error and the share of rows inside the 95% interval.
 """
@@ -34,7 +34,7 @@ def sensor(rows: int, seed: int = 0) -> tuple[ndarray, ndarray, ndarray]:
 
 @dataclass
 class Record:
-    """What a way of learning said of each row before it saw the target."""
+    """Errors and coverage of one method, each row predicted before its target is learned."""
 
     errors: list[float] = field(default_factory=list)
     inside: list[bool] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Record:
 
 def main(arguments: list[str] | None = None) -> dict[str, Record]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1_800, help="of the stream")
+    parser.add_argument("--rows", type=int, default=1_800, help="rows of the stream")
     parser.add_argument("--fitted", type=int, default=300, help="rows that the model is fitted to beforehand")
     parser.add_argument("--memory", type=int, default=60)
     parser.add_argument("--epochs", type=int, default=500)
@@ -69,11 +69,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Record]:
     ways = {
         "all rows": OnlineModel(model),
         f"window of {2 * options.memory}": OnlineModel(model, SlidingWindow(2 * options.memory), start=(X_fit, y_fit)),
-        f"fading, memory {options.memory}": OnlineModel(model, ExponentialForgetting(options.memory)),
+        f"forgetting, memory {options.memory}": OnlineModel(model, ExponentialForgetting(options.memory)),
     }
     refits = OnlineModel(model, ExponentialForgetting(options.memory))
     monitor, began, alarms = DriftMonitor(false_alarm_every=100 * options.rows), 0, []
-    records = {name: Record() for name in ("as fitted", *ways, "fading, fitted anew when told")}
+    records = {name: Record() for name in ("as fitted", *ways, "forgetting, refitted on alarm")}
     for i in range(options.rows):
         row, target = X[i : i + 1], y[i : i + 1]
         records["as fitted"].add(model.predictive(row), target)
@@ -81,7 +81,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Record]:
             records[name].add(way.predictive(row), target)
             way.update(row, target)
         prediction = refits.predictive(row)
-        records["fading, fitted anew when told"].add(prediction, target)
+        records["forgetting, refitted on alarm"].add(prediction, target)
         refits.update(row, target)
         drift = monitor.update(prediction.standardized_residual(target))
         changed = began + drift.since
@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Record]:
 
 
 def picture(records: dict[str, Record], alarms: list[tuple[int, int]], path: Path) -> None:
-    """Running error of each way of learning; a line where the monitor saw a change begin, one where it was fitted."""
+    """Plot the running error of each method; lines mark the detected start of a change and the refit."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), layout="constrained")
@@ -113,7 +113,7 @@ def picture(records: dict[str, Record], alarms: list[tuple[int, int]], path: Pat
     for began, fitted in alarms:
         axes.axvline(began, color="0.6", ls=":", lw=1)
         axes.axvline(fitted, color="0.3", ls="--", lw=1)
-    axes.set(xlabel="row", ylabel="running RMSE", yscale="log", title="dotted: change seen; dashed: fitted anew")
+    axes.set(xlabel="row", ylabel="running RMSE", yscale="log", title="dotted: start of the change; dashed: refit")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=150)

@@ -1,4 +1,4 @@
-"""The examples of `examples/` that users copy: each runs small, and what it claims holds; all are listed in the docs."""
+"""The examples of `examples/` that users copy: each runs small, its claims hold, and all are listed in the docs."""
 
 import re
 from importlib import import_module

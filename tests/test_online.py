@@ -468,7 +468,7 @@ def test_the_sensor_that_drifts_runs(tmp_path, capsys, as_a_user):
     assert all(name in table for name in records)
     assert (tmp_path / "drift.png").stat().st_size > 10_000
     rmse = {name: np.sqrt(np.mean(np.square(record.errors[40:80]))) for name, record in records.items()}
-    assert rmse["fading, memory 15"] < rmse["all rows"] < rmse["as fitted"]  # while it creeps
+    assert rmse["forgetting, memory 15"] < rmse["all rows"] < rmse["as fitted"]  # while it creeps
 
 
 def test_partial_fit_fits_and_then_updates(single):

@@ -1,12 +1,12 @@
-"""Clusters of atoms as graphs: the energy is a sum over nodes, forces are its slopes, and all of them are observed.
+"""Clusters of atoms as graphs: energies are sums over nodes, forces are their gradients, and both are observed.
 
     python examples/clients/atoms.py
 
-Nodes are atoms, edges are pairs closer than a cutoff. What a node sees of its neighbours is a handful of sums over its
-edges, and its share of the energy is a function of these. No calculation gives that share; but the energy of a cluster
-is its sum over the nodes, and a force is a sum over nodes of its gradient along the motion of an atom. Both are linear
-functionals of the function (`lastlayer.observe`), for clusters of any size. In dimers, triangles and tetrahedra all
-atoms are alike, so that there the share is known too: the energy over the number of atoms.
+Nodes are atoms, edges are pairs closer than a cutoff. A node is described by a few sums over its edges, and its share
+of the energy is a function of these. No calculation gives this share, but the energy of a cluster is its sum over the
+nodes, and a force is a sum over nodes of its gradient along the motion of an atom. Both are linear functionals of the
+function (`lastlayer.observe`), for clusters of any size. In dimers, triangles and tetrahedra all atoms are equivalent,
+so there the share is known: the energy divided by the number of atoms.
 """
 
 import argparse
@@ -23,11 +23,11 @@ from lastlayer.observe import Functionals
 ENERGY_NOISE, FORCE_NOISE = 0.005, 0.02
 """In eV and eV/A."""
 CUTOFF, CENTRES, MOST = 3.5, torch.linspace(0.8, 3.2, 8, dtype=torch.float64), 6
-"""Of the edges, in A; of the shells that a node counts its neighbours in; atoms of the largest cluster."""
+"""Cutoff of edges in A; centres of the shells in which a node counts its neighbours; atoms in the largest cluster."""
 
 
 def edges(places: Tensor) -> tuple[Tensor, Tensor]:
-    """Lengths of all pairs (n, n), and how much each counts: smoothly nothing at the cutoff, and none with itself."""
+    """Distances of all pairs (n, n) and their weights: smoothly zero at the cutoff, and zero on the diagonal."""
     n = len(places)
     apart = places[:, None] - places + torch.eye(n, dtype=places.dtype)[..., None]
     r = apart.square().sum(-1).sqrt()
@@ -36,13 +36,13 @@ def edges(places: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def nodes(places: Tensor) -> Tensor:
-    """What each atom sees (n, d): the neighbours in shells."""
+    """Description of each atom (n, d): weighted counts of neighbours in shells."""
     r, share = edges(places)
     return (share[..., None] * torch.exp(-4 * (r[..., None] - CENTRES).square())).sum(1)
 
 
 def energy(places: Tensor) -> Tensor:
-    """The truth, made up, in eV: every atom repels its neighbours and is bound by the root of their density."""
+    """True energy in eV (artificial): each atom repels its neighbours and is bound by the root of their density."""
     r, share = edges(places)
     repulsion = (share * 2.0 * torch.exp(-3.0 * (r - 1.2))).sum(1)
     density = (share * torch.exp(-1.5 * (r - 1.2))).sum(1)
@@ -50,7 +50,7 @@ def energy(places: Tensor) -> Tensor:
 
 
 def cluster(n: int, rng: np.random.Generator) -> Tensor:
-    """Atoms around each other, none too close."""
+    """A random cluster of atoms, none of them too close."""
     while True:
         places = rng.normal(0, 0.55 * n ** (1 / 3), (n, 3))
         r = np.linalg.norm(places[:, None] - places, axis=-1)[np.triu_indices(n, 1)]
@@ -65,7 +65,7 @@ def regular(n: int, length: float) -> Tensor:
 
 
 def energies_of(clusters: Sequence[Tensor]) -> Functionals:
-    """The sum over the nodes of each cluster; small clusters are filled up with nodes of weight zero."""
+    """Sum over the nodes of each cluster; small clusters are padded with nodes of weight zero."""
     points, weights = np.zeros((len(clusters), MOST, len(CENTRES))), np.zeros((len(clusters), MOST))
     for i, places in enumerate(clusters):
         points[i, : len(places)], weights[i, : len(places)] = nodes(places), 1.0
@@ -95,7 +95,7 @@ def true_forces(clusters: Sequence[Tensor]) -> ndarray:
 def main(arguments: Sequence[str] | None = None) -> dict[str, tuple[float, float]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clusters", type=int, default=30)
-    parser.add_argument("--new", type=int, default=100, help="clusters that are predicted")
+    parser.add_argument("--new", type=int, default=100, help="clusters to predict")
     parser.add_argument("--members", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=150)
     options = parser.parse_args(arguments)

@@ -1,10 +1,10 @@
-"""An Ax experiment whose surrogate is a Bayesian last layer.
+"""An Ax experiment with a Bayesian last layer as surrogate.
 
     python examples/clients/ax_loop.py
 
-Ax builds, transforms and fits the model itself: `SingleTaskBLL` takes the place of BoTorch's `SingleTaskGP` in a
-`ModelConfig`, and everything else is Ax's own. The script minimizes Branin's function, over a box that Ax knows in its
-original units, and prints the best value found beside that of the same experiment with `SingleTaskGP`.
+Ax builds, transforms and fits the model: `SingleTaskBLL` replaces BoTorch's `SingleTaskGP` in a `ModelConfig`, and
+everything else is standard Ax. The script minimizes Branin's function over a box in its original units, and prints the
+best value found next to that of the same experiment with `SingleTaskGP`.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from botorch.models.model import Model
 from lastlayer.integrations.botorch import SingleTaskBLL
 
 SMALLEST = 0.397887
-"""Branin's smallest value."""
+"""Minimum of Branin's function."""
 
 
 def branin(x: float, y: float) -> float:
@@ -38,7 +38,7 @@ def branin(x: float, y: float) -> float:
 
 
 def strategy(model_class: type[Model], n_sobol: int, seed: int) -> GenerationStrategy:
-    """Sobol points, then acquisition by a model of this class."""
+    """Sobol points, then acquisition with a model of this class."""
     sobol = GenerationNode(
         "Sobol",
         [GeneratorSpec(Generators.SOBOL, generator_kwargs={"seed": seed})],
@@ -50,7 +50,7 @@ def strategy(model_class: type[Model], n_sobol: int, seed: int) -> GenerationStr
 
 
 def best_value(model_class: type[Model], trials: int, seed: int = 0) -> float:
-    """Run an experiment; the smallest value that it saw."""
+    """Run an experiment; return the smallest value found."""
     client = Client(random_seed=seed)
     client.configure_experiment(
         [

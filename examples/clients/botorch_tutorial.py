@@ -1,10 +1,10 @@
-"""BoTorch's closed loop with noisy constraints, as its tutorial has it, with the class of the model exchanged.
+"""BoTorch's closed loop with noisy constraints, as in its tutorial, with another class of model.
 
     python examples/clients/botorch_tutorial.py
 
 Batches of q points maximize Hartmann's function of six inputs subject to |x|_1 <= 3. Objective and constraint are
-measured with noise of known variance. One `SingleTaskBLL` models both outputs, and qLogNEI picks the batch. The script
-prints the best feasible value found beside that of `SingleTaskGP` and of Sobol points; 3.32 is the largest.
+measured with noise of known variance. One `SingleTaskBLL` models both outputs, and qLogNEI selects the batch. The
+script prints the best feasible value found next to those of `SingleTaskGP` and of Sobol points; the maximum is 3.32.
 """
 
 import argparse
@@ -32,7 +32,7 @@ hartmann = Hartmann(negate=True).double()
 
 
 def outcomes(X: Tensor) -> Tensor:
-    """The objective, and what must not be positive."""
+    """The objective, and the constraint, which must not be positive."""
     return torch.stack([hartmann(X), X.sum(-1) - 3], -1)
 
 
@@ -43,7 +43,7 @@ def best_feasible(X: Tensor) -> float:
 
 
 def optimized(model_class: type[Model] | None, batches: int, q: int, seed: int) -> float:
-    """The best feasible value after so many batches; no model: Sobol points."""
+    """Best feasible value after so many batches; Sobol points if there is no model."""
     torch.manual_seed(seed)
     noise = torch.Generator().manual_seed(seed)
     X = draw_sobol_samples(BOX, n=10, q=1, seed=seed)[:, 0]

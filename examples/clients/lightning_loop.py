@@ -1,9 +1,9 @@
-"""PyTorch Lightning trains a network on batches that are dictionaries; a callback puts the last layer on it.
+"""PyTorch Lightning trains a network on batches that are dictionaries; a callback attaches the last layer.
 
     python examples/clients/lightning_loop.py
 
-The network and the sentences are those of `transformer.py`. `AttachLastLayer` runs when the training has ended, on the
-trainer's own loader: `callback.model` is a fitted model that predicts every token.
+The network and the sentences are those of `transformer.py`. `AttachLastLayer` runs at the end of training on the
+loader of the trainer: `callback.model` is a fitted model that predicts every token.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from lastlayer.integrations.lightning import AttachLastLayer, pl
 
 
 class Tokens(pl.LightningModule):  # type: ignore[misc]
-    """What Lightning wants to know: how to call the network, its loss, its optimizer."""
+    """The Lightning module: forward pass, loss and optimizer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,12 +1,12 @@
-"""MAPIE around a lastlayer model, and its intervals beside those that the model gives itself.
+"""Conformal intervals by MAPIE around a lastlayer model, compared with those of the model itself.
 
     python examples/clients/mapie_intervals.py
 
-Rows whose noise grows with the first input. A model is fitted to some of them; MAPIE and `model.conformalize` take the
-same fresh rows. MAPIE's absolute residuals give every row an interval of one width; ours are as wide as the model's
-standard deviation says, times one factor. Both cover 90% of all new rows, as conformal intervals must; the table shows
-who covers the quiet and who the noisy third of them, and the interval score (the width, plus 20 times what a target
-lies outside), which rewards both.
+The noise grows with the first input. A model is fitted to some rows; MAPIE and `model.conformalize` use the same
+other rows for calibration. MAPIE's absolute residuals give all rows intervals of the same width; those of the model are
+proportional to its predicted standard deviation. Both cover 90% of all new rows, as conformal intervals must. The table
+shows how they cover the third of the rows with the least and with the most noise, and the interval score (width plus 20
+times the distance of a target outside its interval), which rewards narrow intervals that cover.
 """
 
 import argparse
@@ -22,13 +22,13 @@ LEVEL = 0.9
 
 
 def rows(n: int, rng: np.random.Generator) -> tuple[ndarray, ndarray]:
-    """Two inputs; the standard deviation of the noise goes from 0.05 to 0.6 with the first."""
+    """Two inputs; the standard deviation of the noise grows from 0.05 to 0.6 with the first."""
     X = rng.uniform(0, 1, (n, 2))
     return X, np.sin(4 * X[:, 0]) + X[:, 1] ** 2 + (0.05 + 0.55 * X[:, 0]) * rng.standard_normal(n)
 
 
 def scores(lower: ndarray, upper: ndarray, X: ndarray, y: ndarray) -> dict[str, float]:
-    """Shares of the targets inside, widths and the interval score."""
+    """Shares of the targets inside their intervals, widths, and the interval score."""
     inside = (lower <= y) & (y <= upper)
     outside = np.maximum(lower - y, 0) + np.maximum(y - upper, 0)
     return {

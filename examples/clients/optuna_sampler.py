@@ -2,10 +2,10 @@
 
     python examples/clients/optuna_sampler.py
 
-`study = optuna.create_study(sampler=LastLayerSampler(seed=0))` is all that a user writes; the search space may hold
-floats, integers, logarithmic scales, steps and categories. After some random trials, every trial fits a Bayesian last
-layer to all that is known and takes the candidate with the largest expected improvement over the best value so far. The
-script minimises a made-up validation loss, and prints the best value found beside two of Optuna's own samplers.
+A user writes `study = optuna.create_study(sampler=LastLayerSampler(seed=0))`; the search space may contain floats,
+integers, logarithmic scales, steps and categories. After some random trials, each trial fits a Bayesian last layer to
+all results so far and selects the candidate with the largest expected improvement over the best value. The script
+minimises an artificial validation loss, and prints the best value found next to those of two samplers of Optuna.
 """
 
 import argparse
@@ -52,7 +52,7 @@ class LastLayerSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]
         self.space = optuna.search_space.IntersectionSearchSpace()
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """What all trials so far have in common; a value that is the only one possible needs no model."""
+        """Search space that all trials share, without parameters that have a single possible value."""
         return {name: d for name, d in self.space.calculate(study).items() if not d.single()}
 
     def sample_relative(
@@ -88,7 +88,7 @@ class LastLayerSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]
     def _candidates(
         self, space: Mapping[str, BaseDistribution], best: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        """Half of them anywhere, half of them the best ones with each parameter kept or moved a little."""
+        """Candidates: half of them random, half of them the best trials with each parameter kept or moved a little."""
         anywhere = [
             {name: decoded(self.rng.random(), d) for name, d in space.items()} for _ in range(self.n_candidates // 2)
         ]
@@ -106,7 +106,7 @@ class LastLayerSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]
 
 
 def limits(d: FloatDistribution | IntDistribution) -> tuple[float, float]:
-    """Of a number; integers have half a step on either side."""
+    """Range of a number; integers have half a step on either side."""
     half = 0.5 * (d.step or 0) if isinstance(d, IntDistribution) or d.step else 0.0
     low, high = d.low - half, d.high + half
     return (float(np.log(low)), float(np.log(high))) if d.log else (low, high)
@@ -133,7 +133,7 @@ def decoded(share: float, d: BaseDistribution) -> Any:
 
 
 def encoded(params: Mapping[str, Any], space: Mapping[str, BaseDistribution]) -> ndarray:
-    """A row of inputs: numbers between 0 and 1, a column for each category."""
+    """A row of inputs: numbers between 0 and 1, and one column per category."""
     columns: list[float] = []
     for name, d in space.items():
         if isinstance(d, CategoricalDistribution):
@@ -145,7 +145,7 @@ def encoded(params: Mapping[str, Any], space: Mapping[str, BaseDistribution]) ->
 
 
 def drawn_in(y: ndarray) -> ndarray:
-    """Values with the large ones drawn in: a diverged trial must not flatten the others."""
+    """Values with large ones compressed: a diverged trial must not dominate the others."""
     scale = np.median(y) - y.min() + 1e-12
     return np.arcsinh((y - y.min()) / scale)
 
@@ -157,7 +157,7 @@ def expected_improvement(mean: ndarray, std: ndarray, best: float) -> ndarray:
 
 
 def objective(trial: optuna.Trial) -> float:
-    """A made-up validation loss: 0 at a rate of 0.003, 3 layers, 96 units, the second optimizer and little dropout."""
+    """An artificial loss: 0 at a rate of 0.003, 3 layers, 96 units, the second optimizer and little dropout."""
     rate = np.log10(trial.suggest_float("learning_rate", 1e-5, 1e-1, log=True))
     layers, units = trial.suggest_int("layers", 1, 6), trial.suggest_int("units", 16, 256, step=16)
     kind, dropout = (

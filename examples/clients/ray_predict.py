@@ -2,8 +2,8 @@
 
     python examples/clients/ray_predict.py model.lastlayer rows/ predictions/ --ids id --columns flow speed
 
-Each of the --workers processes loads the model once and predicts batch after batch; no process holds more than a few
-batches. Rows keep their order and their ids. On a cluster the paths must be readable from every machine.
+Each of the --workers processes loads the model once and predicts batch after batch, with a few batches in memory.
+Rows keep their order and their ids. On a cluster the paths must be readable from every machine.
 """
 
 import argparse
@@ -46,13 +46,13 @@ def predict_folder(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="file that model.save or `lastlayer fit` wrote")
+    parser.add_argument("model", type=Path, help="model file of model.save or `lastlayer fit`")
     parser.add_argument("rows", type=Path, help="folder of Parquet files")
     parser.add_argument("out", type=Path, help="folder to write")
-    parser.add_argument("--ids", nargs="+", required=True, help="columns to pass on")
-    parser.add_argument("--columns", nargs="+", help="inputs, if the model does not know their names")
-    parser.add_argument("--workers", type=int, default=1, help="processes that predict, fewer than cores")
-    parser.add_argument("--batch", type=int, default=8_192, help="rows of a batch")
+    parser.add_argument("--ids", nargs="+", required=True, help="columns to copy to the output")
+    parser.add_argument("--columns", nargs="+", help="input columns, if the model has no names for them")
+    parser.add_argument("--workers", type=int, default=1, help="processes that predict; fewer than cores")
+    parser.add_argument("--batch", type=int, default=8_192, help="rows per batch")
     options = parser.parse_args()
     ray.init(include_dashboard=False, log_to_driver=False)
     predict_folder(

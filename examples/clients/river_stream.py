@@ -1,10 +1,11 @@
-"""A stream in river's protocol: each row is predicted first, scored, and learned after.
+"""A stream in river's protocol: each row is predicted, scored, and then learned.
 
     python examples/clients/river_stream.py
 
 The stream is a heat exchanger whose walls foul: inputs are two flows and two temperatures, the target is the outlet
-temperature. After half of the rows fouling sets in. `RiverRegressor` fits its networks to the first rows and follows
-from then on; beside it stands river's own Bayesian linear regression on scaled inputs and targets, of the same memory.
+temperature. Fouling begins after half of the rows. `RiverRegressor` fits its networks to the first rows and is updated
+row by row afterwards; it is compared with river's Bayesian linear regression on scaled inputs and targets, with the
+same memory.
 
 The table gives, before and after fouling begins, the mean absolute error, the root mean square error, the share of rows
 inside the 95% interval, and its mean width.
@@ -24,7 +25,7 @@ from lastlayer.online import DriftMonitor, ExponentialForgetting
 
 
 def exchanger(rows: int, seed: int = 0) -> Iterator[tuple[dict[str, float], float]]:
-    """Flows, temperatures at the inlets, and the temperature of the hot stream at its outlet."""
+    """Flows, inlet temperatures, and the outlet temperature of the hot stream."""
     rng = np.random.default_rng(seed)
     for i in range(rows):
         x = {
@@ -43,7 +44,7 @@ def exchanger(rows: int, seed: int = 0) -> Iterator[tuple[dict[str, float], floa
 
 
 class Scores:
-    """river's metrics of one half of the stream."""
+    """river's metrics for one half of the stream."""
 
     def __init__(self) -> None:
         self.errors = metrics.MAE(), metrics.RMSE()
@@ -62,7 +63,7 @@ class Scores:
 
 def main(arguments: list[str] | None = None) -> dict[str, tuple[Scores, Scores]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=4_000, help="of the stream")
+    parser.add_argument("--rows", type=int, default=4_000, help="rows of the stream")
     parser.add_argument("--warm-up", type=int, default=400, help="rows that the networks are fitted to")
     parser.add_argument("--memory", type=int, default=300, help="rows after which a row has 1/e of its weight")
     parser.add_argument("--preset", default="fast")
@@ -86,7 +87,7 @@ def main(arguments: list[str] | None = None) -> dict[str, tuple[Scores, Scores]]
         ),
     }
     scores = {name: (Scores(), Scores()) for name in models}
-    print(f"{'':<26}{'steady: MAE, RMSE, inside, width':>36}{'fouling: the same':>36}{'us a row':>10}")
+    print(f"{'':<26}{'steady: MAE, RMSE, inside, width':>36}{'fouling: the same':>36}{'us/row':>10}")
     for name, model in models.items():
         taken = 0.0
         for i, (x, y) in enumerate(exchanger(options.rows)):
@@ -95,7 +96,7 @@ def main(arguments: list[str] | None = None) -> dict[str, tuple[Scores, Scores]]
             mean, interval = model.predict_one(x), model.predict_one(x, with_interval=True)
             model.learn_one(x, y)
             taken += (time.process_time() - start) * scored
-            if scored:  # rows that the networks are fitted to count for neither
+            if scored:  # rows that the networks are fitted to are not scored
                 scores[name][2 * i >= options.rows].update(y, mean, interval)
         halves = "".join(f"    {half}" for half in scores[name])
         print(f"{name:<26}{halves}{1e6 * taken / (options.rows - options.warm_up):10.0f}")

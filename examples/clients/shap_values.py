@@ -1,10 +1,10 @@
-"""SHAP values of what a model predicts, and of how sure it is.
+"""SHAP values of the mean and of the standard deviation of a prediction.
 
     python examples/clients/shap_values.py
 
-SHAP explains any function of the inputs: the mean of the prediction, and its standard deviation just as well. Here the
-first input moves the mean, the second the noise, the third nothing at all; the table has the mean absolute SHAP value
-of each input for both. `lastlayer explain` and `lastlayer.explain` give a picture of single inputs without SHAP.
+SHAP explains any function of the inputs: the mean of a prediction, and also its standard deviation. Here, the first
+input moves the mean, the second the noise, and the third nothing; the table gives the mean absolute SHAP value of each
+input for both. `lastlayer explain` and `lastlayer.explain` give a picture of single inputs without SHAP.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     python examples/clients/spark_predict.py model.lastlayer rows/ predictions/ --ids id --columns flow speed
 
-Every Python worker of Spark loads the model once and predicts batch after batch; memory is that of a batch. On a
+Each Python worker of Spark loads the model once and predicts batch after batch, in the memory of one batch. On a
 cluster, lastlayer must be installed on the workers, and the paths must be readable from all of them.
 """
 
@@ -40,13 +40,13 @@ def predict_folder(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="file that model.save or `lastlayer fit` wrote")
+    parser.add_argument("model", type=Path, help="model file of model.save or `lastlayer fit`")
     parser.add_argument("rows", type=Path, help="folder of Parquet files")
     parser.add_argument("out", type=Path, help="folder to write")
-    parser.add_argument("--ids", nargs="+", required=True, help="columns to pass on")
-    parser.add_argument("--columns", nargs="+", help="inputs, if the model does not know their names")
-    parser.add_argument("--batch", type=int, default=8_192, help="rows of a batch")
-    parser.add_argument("--master", default="local[2]", help="where Spark runs")
+    parser.add_argument("--ids", nargs="+", required=True, help="columns to copy to the output")
+    parser.add_argument("--columns", nargs="+", help="input columns, if the model has no names for them")
+    parser.add_argument("--batch", type=int, default=8_192, help="rows per batch")
+    parser.add_argument("--master", default="local[2]", help="master URL of Spark")
     options = parser.parse_args()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers run this Python, which has lastlayer
     spark = SparkSession.builder.master(options.master).appName("lastlayer").getOrCreate()

@@ -3,8 +3,8 @@
     python examples/clients/transformer.py
 
 Batches are dictionaries as tokenizers make them: `input_ids`, `attention_mask`, and `labels`, one number per token.
-Each word moves a level that decays from word to word, and the network is to tell the level after each of them.
-Sentences differ in length; padding has no part in the statistics. Words that training never had have a larger variance.
+Each word changes a level that decays from word to word, and the network predicts the level after each word. Sentences
+differ in length; padding does not enter the statistics. Words that were not in training have a larger variance.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import lastlayer
 
 WORDS, LENGTH, DECAY, NOISE = 12, 10, 0.6, 0.05
 KNOWN = (1, 9)
-"""Words of training: from 1 to 8. 0 is padding, 9 to 11 are unknown."""
+"""Words in training are 1 to 8; 0 is padding, and 9 to 11 are unknown."""
 Batch = dict[str, Tensor]
 
 
@@ -39,13 +39,13 @@ def sentences(n: int, rng: np.random.Generator, words: tuple[int, int] = KNOWN) 
 
 
 def batches(data: Batch, size: int = 64) -> DataLoader:
-    """Shuffled batches, dictionaries again."""
+    """Shuffled batches, each a dictionary."""
     rows = [{name: values[i] for name, values in data.items()} for i in range(len(data["labels"]))]
     return DataLoader(rows, batch_size=size, shuffle=True)  # type: ignore[arg-type]
 
 
 class Block(nn.Module):
-    """Attention to earlier tokens, and a small network at every one."""
+    """Attention to earlier tokens, and a small network at each token."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -63,9 +63,9 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Words and their places, blocks of attention, and a linear layer at every token.
+    """Embeddings of words and positions, blocks of attention, and a linear layer at each token.
 
-    No norm stands before the linear layer: it would bring the features of unknown words back to where the others are.
+    There is no normalisation before the linear layer: it would hide that features of unknown words differ.
     """
 
     def __init__(self, width: int = 24, blocks: int = 2, heads: int = 2) -> None:
@@ -76,7 +76,7 @@ class Encoder(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
         earlier = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=input_ids.device).tril()
-        itself = torch.eye(LENGTH, dtype=torch.bool, device=input_ids.device)  # padding must see something
+        itself = torch.eye(LENGTH, dtype=torch.bool, device=input_ids.device)  # padding must attend to something
         seen = (earlier & attention_mask[:, None].bool()) | itself
         x = self.words(input_ids) + self.places.weight
         for block in self.blocks:
@@ -85,7 +85,7 @@ class Encoder(nn.Module):
 
 
 def loss_of(network: nn.Module, batch: Batch) -> Tensor:
-    """Mean squared error over the tokens that are there."""
+    """Mean squared error over the tokens that are not padding."""
     inputs = {name: values for name, values in batch.items() if name != "labels"}
     error = network(**inputs)["logits"] - batch["labels"]
     return error[batch["attention_mask"] > 0].square().mean()
@@ -103,7 +103,7 @@ def train(network: nn.Module, loader: DataLoader, epochs: int) -> None:
 
 
 def scores(model: lastlayer.BLLRegressor, data: Batch) -> dict[str, float]:
-    """Of the tokens that are there: error, promised standard deviation, share of the labels inside 90% intervals."""
+    """Scores of the tokens that are not padding: error, predicted standard deviation, share inside 90% intervals."""
     inputs = {name: values for name, values in data.items() if name != "labels"}
     there, y = data["attention_mask"].numpy() > 0, data["labels"].numpy()
     mean, std = (values[there] for values in model.predict(inputs, return_std=True))

@@ -1,7 +1,7 @@
 """A double well from eight energies and forty noisy forces: `python examples/physics/energy_from_forces.py`.
 
-A force is minus the derivative of the energy, so `Derivative` observes it, with the sign turned. The script fits the
-energies alone, then energies and forces, and scores what both say of energy and force on a grid.
+A force is minus the derivative of the energy, so `Derivative` observes it with the opposite sign. The script fits the
+energies alone, then energies and forces, and scores both predictions of energy and force on a grid.
 """
 
 import sys

@@ -1,10 +1,10 @@
 """Velocity in a pipe, measured near the wall: `python examples/physics/flat_at_boundary.py`.
 
-By symmetry the profile is flat on the axis, where the probe does not reach. That is an observation like any other: a
+By symmetry the profile is flat on the axis, which the probe does not reach. This is an observation like any other: a
 `Derivative` of zero, with a small standard deviation. At the wall the fluid is at rest: a `Value` of zero. The script
-fits twelve velocities and the wall, then with the flat axis too, and scores what both say of the whole radius. A
-shear-thinning fluid has a broad flat core, and there the slope helps. The profile of water bends all the way, and there
-it does harm: the networks take the core to be flat, since one slope does not say how fast the profile bends.
+fits twelve velocities and the wall, then the flat axis as well, and scores both predictions over the whole radius. A
+shear-thinning fluid has a broad flat core, and there the slope helps. The profile of water is curved everywhere, and
+there the slope does harm: the networks make the core flat, since one slope does not determine the curvature.
 """
 
 import sys
@@ -19,13 +19,13 @@ from lastlayer import BLLRegressor
 from lastlayer.observe import Derivative, Value
 
 VELOCITY_NOISE, WALL_NOISE, SLOPE_NOISE = 0.02, 0.01, 0.1
-"""In m/s, m/s and m/s per radius: slopes at the wall are 2 and 3."""
+"""Standard deviations in m/s, m/s and m/s per radius; slopes at the wall are 2 and 3."""
 FLUIDS = {"shear-thinning": 3, "water": 2}
 """Powers of the radius: 1 + 1/n of a power-law fluid of index n."""
 
 
 def velocity(r: ndarray, power: int) -> ndarray:
-    """In m/s, of the distance from the axis over the radius of the pipe."""
+    """Velocity in m/s at a distance from the axis, relative to the radius of the pipe."""
     return 1 - r**power
 
 

@@ -2,8 +2,8 @@
 
 The function is the volume in the tank, read from its level at eight times. A meter counted what flowed out in each of
 eight windows: a `Difference` of two volumes. A gauge measured the flow at twenty times: minus the `Derivative` of the
-volume. The script fits the levels alone, then levels and totals, then all three, and scores what each fit says of the
-flow on a grid.
+volume. The script fits the levels alone, then levels and totals, then all three, and scores the flow that each fit
+predicts on a grid.
 """
 
 import sys
@@ -18,16 +18,16 @@ from lastlayer import BLLRegressor
 from lastlayer.observe import Derivative, Difference
 
 LEVEL_NOISE, TOTAL_NOISE, RATE_NOISE = 1.0, 0.5, 0.5
-"""In m3, m3 and m3/h."""
+"""Standard deviations in m3, m3 and m3/h."""
 
 
 def flow(t: ndarray) -> ndarray:
-    """In m3/h: a base flow with a peak in the morning and one in the evening."""
+    """Flow in m3/h: a base flow with a peak in the morning and one in the evening."""
     return 6 + 10 * np.exp(-(((t - 8) / 3) ** 2)) + 8 * np.exp(-(((t - 19) / 3) ** 2))
 
 
 def volume(t: ndarray) -> ndarray:
-    """In m3: 400 at midnight, less what has flowed out since."""
+    """Volume in m3: 400 at midnight, minus what has flowed out since."""
     fine = np.linspace(0, 24, 2401)
     out = np.concatenate([[0.0], np.cumsum(flow((fine[1:] + fine[:-1]) / 2)) * 0.01])
     return 400 - np.interp(t, fine, out)

@@ -1,9 +1,9 @@
 """The energy of three atoms from forty geometries: `python examples/physics/molecule_from_forces.py`.
 
-The potential is made up: a Morse term for each pair of atoms and a repulsion of all three. Its inputs are the three
-distances. A calculation of an energy often gives the forces too. In these inputs they are minus the gradient, so
+The potential is artificial: a Morse term for each pair of atoms and a repulsion of all three. Its inputs are the three
+distances. A calculation of an energy often gives the forces as well. In these inputs they are minus the gradient, so
 `Gradient` observes three more numbers for each geometry. The script fits the energies alone, then energies and forces,
-and scores what both say of new geometries.
+and scores both predictions for new geometries.
 """
 
 import sys
@@ -18,12 +18,12 @@ from lastlayer import BLLRegressor
 from lastlayer.observe import Gradient, Value
 
 ENERGY_NOISE, FORCE_NOISE = 0.005, 0.02
-"""In eV and eV/A."""
+"""Standard deviations in eV and eV/A."""
 DEPTH, WIDTH, LENGTH, REPULSION = 1.5, 1.8, 1.2, 0.3
 
 
 def energy(r: ndarray) -> ndarray:
-    """In eV, of the distances (m, 3) in A."""
+    """Energy in eV at distances (m, 3) in A."""
     pairs = DEPTH * (1 - np.exp(-WIDTH * (r - LENGTH))) ** 2
     return pairs.sum(1) + REPULSION * np.exp(-(r - LENGTH).sum(1))
 

@@ -1,8 +1,8 @@
-"""What one flat uses, from meters of whole buildings: `python examples/physics/parts_from_totals.py`.
+"""Heat of single flats from the meters of whole buildings: `python examples/physics/parts_from_totals.py`.
 
-The function is the heat that a flat uses in a day, by floor area and outside temperature. Eight flats have a meter of
-their own. Thirty buildings have one meter each for six flats of known area: a `Sum` of six values. The script fits the
-flats alone, then flats and buildings, and scores what both say of new flats.
+The function is the heat that a flat uses in a day, by floor area and outside temperature. Eight flats have their
+own meter. Thirty buildings have one meter each for six flats of known area: a `Sum` of six values. The script fits the
+flats alone, then flats and buildings, and scores both predictions for new flats.
 """
 
 import sys
@@ -17,11 +17,11 @@ from lastlayer import BLLRegressor
 from lastlayer.observe import Sum, Value
 
 FLAT_NOISE, BUILDING_NOISE = 2.0, 3.0
-"""In kWh per day."""
+"""Standard deviations in kWh per day."""
 
 
 def heat(X: ndarray) -> ndarray:
-    """In kWh per day, of area in m2 and outside temperature in degrees Celsius."""
+    """Heat in kWh per day, from area in m2 and outside temperature in degrees Celsius."""
     area, outside = X.T
     return 0.12 * area**0.9 * np.log1p(np.exp((17 - outside) / 2))
 

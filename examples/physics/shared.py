@@ -1,6 +1,6 @@
 """What the examples in this folder share: scores of a prediction, their table, and a curve with its band.
 
-Each example writes its picture to the folder that is its argument, or to the present one.
+Each example writes its figure to the folder given as its argument, or to the current folder.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from numpy import ndarray
 from lastlayer.prediction import FunctionalPrediction
 
 Table = dict[str, tuple[float, float, float]]
-"""Rows with their scores."""
+"""Rows of scores by name."""
 
 
 def scores(prediction: FunctionalPrediction, truth: ndarray) -> tuple[float, float, float]:
@@ -24,6 +24,7 @@ def scores(prediction: FunctionalPrediction, truth: ndarray) -> tuple[float, flo
 
 
 def report(table: Table) -> None:
+    """Print the table in Markdown."""
     width = max(map(len, table))
     print(f"| {'':<{width}} | RMSE  | LPD   | inside 90% |\n|{'-' * (width + 2)}|------:|------:|-----------:|")
     for name, (rmse, lpd, inside) in table.items():
@@ -31,14 +32,14 @@ def report(table: Table) -> None:
 
 
 def band(axes: Axes, x: ndarray, prediction: FunctionalPrediction, label: str, color: str, sign: int = 1) -> None:
-    """Mean and 90% interval; with sign=-1 of minus the prediction."""
+    """Draw mean and 90% interval; with sign=-1, those of minus the prediction."""
     lower, upper = prediction.interval(0.9)
     axes.plot(x, sign * prediction.mean, color, label=label)
     axes.fill_between(x, sign * lower, sign * upper, color=color, alpha=0.2, lw=0)
 
 
 def save(figure: Figure, path: Path) -> None:
-    """With legends."""
+    """Add legends and save the figure."""
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=7)
