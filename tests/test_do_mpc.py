@@ -75,6 +75,24 @@ def test_a_step_of_the_model_is_a_step_of_the_dynamics(lags):
     np.testing.assert_allclose(found["affine_cost"], p.affine_cost, rtol=1e-9)
 
 
+def test_a_model_of_one_output_and_one_lag_steps():
+    rng = np.random.default_rng(0)
+    u, y = rng.uniform(-1, 1, (30, 1)), np.zeros((31, 1))
+    for i in range(30):
+        y[i + 1] = 0.9 * y[i] + 0.5 * u[i] + 0.02 * rng.standard_normal()
+    dynamics = DynamicsModel(Lags(1, 1), BLLRegressor((4,), preset="evidence", max_epochs=20, random_state=0))
+    model = to_do_mpc(dynamics.fit([Episode.of(y, u)]))
+    model.setup()
+    simulator = do_mpc().simulator.Simulator(model)
+    simulator.set_param(t_step=1.0)
+    template = simulator.get_tvp_template()
+    simulator.set_tvp_fun(lambda _: template)
+    simulator.setup()
+    simulator.x0 = np.array([[0.3]])
+    expected = dynamics.regressor_.predict(np.array([[0.3, 0.2]]))
+    np.testing.assert_allclose(simulator.make_step(np.array([[0.2]])).ravel(), expected.ravel(), rtol=1e-9)
+
+
 @pytest.mark.parametrize("lags", [Lags(1, 1, increments=True), Lags(2, 2)])
 def test_a_model_of_scalars_linearises(lags):
     """A and B are the derivatives of a step, by differences; do-mpc's own linear model and LQR take them."""

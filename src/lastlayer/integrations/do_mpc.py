@@ -71,7 +71,7 @@ def to_do_mpc(dynamics: DynamicsModel, *, symvar_type: SymVarType = "MX") -> "do
     model.set_variable("_tvp", "predicted_std", (q, 1))
     k = lags.outputs * q
     state = ca.vertcat(*parts.values())
-    change, cov, cost = one_step(ca.vertcat(state[:k], u, state[k:]))
+    change, cov, cost = one_step(ca.vertcat(state[:k, 0], u, state[k:, 0]))
     mean = y + change if lags.increments else change
     F, G = lags.shift(q, d)
     moved = ca.mtimes(ca.DM(F), state) + ca.mtimes(ca.DM(G), u)
