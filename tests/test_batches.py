@@ -132,7 +132,7 @@ def test_models_of_tables_and_of_frames_know_their_columns(tmp_path):
         ({"id_columns": ["key"]}, {}, r"no columns \['key'\]"),
         ({}, {"a": np.array([0.0, np.nan, 1.0])}, r"'a' has 1 missing values \(first: row 2\): .* before predicting"),
         ({}, {"a": pd.Series([1, None, 2], dtype="Int64")}, r"'a' has 1 missing values \(first: row 2\)"),
-        ({}, {"b": np.array(["1", "x", "2"])}, r"'b' must be a number, and row 2 has .*'x'"),
+        ({}, {"b": np.array(["1", "x", "2"])}, r"'b' must be a number, but row 2 has .*'x'"),
         ({}, {"b": np.zeros((3, 2))}, r"'b' is float64 of shape \(3, 2\)"),
         ({}, {"b": np.zeros(3, dtype="M8[s]")}, r"'b' must be a number"),
         ({"columns": None}, {}, "does not store the names of its inputs"),

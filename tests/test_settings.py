@@ -360,5 +360,5 @@ def test_families_are_told_apart_by_their_encoding():
     ],
 )
 def test_what_is_no_family_is_refused(text):
-    with pytest.raises(ValueError, match=r"no family of members|could not convert"):
+    with pytest.raises(ValueError, match=r"not a family of members|could not convert"):
         Family.parse(text)

@@ -98,7 +98,7 @@ def test_several_outputs_have_no_targets_of_one_dimension():
         replace(prediction(2), y_ndim=1)
     with pytest.raises(InputError, match=r"\(m,\) or \(m, q\)"):
         metrics.rmse(np.zeros((2, M, 1)), np.zeros(M))
-    with pytest.raises(InputError, match="different points or outputs"):
+    with pytest.raises(InputError, match="differ in points or outputs"):
         Prediction.mixture([prediction(0), prediction(1)])
     assert align([1, 2], (2, 1)).tolist() == [[1.0], [2.0]]
 
