@@ -19,7 +19,8 @@ author = "The lastlayer developers"
 copyright = author
 release = version = lastlayer.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "numpydoc"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "numpydoc"]
+autosummary_generate = False  # tables on the pages of the reference link to entries of the same page
 exclude_patterns = ["conf.py"]
 nitpicky = False  # types from torch and NumPy are named in signatures, not linked: that would need their inventories
 
@@ -42,7 +43,6 @@ nb_execution_timeout = 300
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
 default_role = "code"  # docstrings are written with single backticks, as in Markdown
 numpydoc_show_class_members = False  # the pages of the reference say which members they show
 
