@@ -47,10 +47,13 @@ class Cholesky:
 
     def inverse(self) -> Float[Tensor, "*b k k"]:
         """A^-1."""
-        if self.L.is_cuda:
-            H = self.whiten(torch.eye(self.L.shape[-1], dtype=self.L.dtype, device=self.L.device))
-            return H @ H.mT
-        return torch.cholesky_inverse(self.L)
+        if not self.L.is_cuda:
+            try:
+                return torch.cholesky_inverse(self.L)
+            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+                pass  # a pivot of zero: below, only the inverse of that matrix of the batch is not finite
+        H = self.whiten(torch.eye(self.L.shape[-1], dtype=self.L.dtype, device=self.L.device))
+        return H @ H.mT
 
     def logdet(self) -> Float[Tensor, "*b"]:
         """log det A."""
