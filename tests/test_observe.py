@@ -28,7 +28,7 @@ from lastlayer.scaling import Standardizer
 from lastlayer.statistics import OutputStatistics, Statistics
 from lastlayer.tables import TableModel, read
 from lastlayer.training import Data, KnownNoise, Profiled, SampledRows, known_noise_layer
-from lastlayer.training.noise_groups import StatisticsByNoise
+from lastlayer.training.noise_groups import StatisticsByNoise, Targets
 from lastlayer.types import FOURIER, LINEAR, NETWORK
 
 pytestmark = pytest.mark.usefixtures("small_process")
@@ -731,3 +731,12 @@ def test_moments_of_levels_of_noise_are_those_of_all_rows(levels: int) -> None:
     say = lambda some: known_noise_nlml(some(learned), log_alpha, 0.5 * learned.log(), log_variances)
     assert wide.reduced()(learned).n_linear == len(T) * 2 - int((present == 0).sum())
     close(say(wide.reduced()), say(wide))
+
+
+def test_a_fold_may_know_no_target_of_an_output() -> None:
+    g = torch.Generator().manual_seed(0)
+    Psi, t = affine_features(torch.randn(5, 2, generator=g).double()), torch.randn(5, generator=g).double()
+    known, ones = torch.linspace(0.1, 0.5, 5).double(), torch.ones(5).double()
+    none = Targets(0, Psi[:0], t[:0], ones[:0], known[:0], True)
+    statistics = StatisticsByNoise([none, Targets(1, Psi, t, ones, known, True)])(torch.ones(2).double())
+    assert statistics.observations.tolist() == [0.0, 5.0]

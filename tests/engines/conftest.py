@@ -40,7 +40,7 @@ class Job:
         lower, upper = self.prediction.interval(0.95)
         expected = {"mean": self.prediction.mean, "std": self.prediction.std, "lower": lower, "upper": upper}
         for word, values in expected.items():
-            np.testing.assert_allclose(found[f"y_{word}"][at], values[:, 0], rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(found[f"y_{word}"][at], values, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(found["affine_cost"][at], self.prediction.affine_cost, rtol=1e-9)
 
     def written(self) -> dict[str, np.ndarray]:

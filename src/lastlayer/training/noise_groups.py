@@ -43,7 +43,7 @@ class Targets:
     def by_level(self) -> "list[Targets]":
         """Split into targets of equal noise, if there are few noise levels."""
         levels = self.known.unique()
-        if len(levels) > MOST_LEVELS or self.known.dim() == 0:
+        if not 0 < len(levels) <= MOST_LEVELS or self.known.dim() == 0:  # a fold may know no target of an output
             return [self]
         parts = [self.known == level for level in levels]
         return [
