@@ -150,7 +150,7 @@ def test_reports_fit_a_desk_and_a_phone(model_page, page, browser, width):
     tops = browser.execute_script(
         "return ['parity-0', 'parity-1'].map(id => document.getElementById(id).getBoundingClientRect().top)"
     )
-    assert (tops[0] == tops[1]) == (width > 600)  # beside each other where there is room
+    assert (tops[0] == tops[1]) == (width > 600)  # side by side on wide screens only
     wide = browser.execute_script("const t = document.getElementById('wrong'); return [t.scrollWidth, t.clientWidth]")
     assert wide[0] > wide[1] or width > 600
 

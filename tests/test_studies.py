@@ -208,7 +208,7 @@ def test_the_command_writes_everything_and_twice_the_same(tmp_path, monkeypatch)
     for name, cheaper in {"savefig.dpi": 40, "pdf.fonttype": 3}.items():
         monkeypatch.setitem(figures.STYLE, name, cheaper)
     monkeypatch.setattr(report, "N_STEPS", 5)
-    monkeypatch.setattr(figures, "Figure", lambda layout, **words: Figure(**words))  # making room takes the most time
+    monkeypatch.setattr(figures, "Figure", lambda layout, **words: Figure(**words))  # layout takes the most time
     for folder in ("a", "b"):
         run = runner.invoke(cli.app, ["study", *SMALL, "--out", str(tmp_path / folder)])
         assert run.exit_code == 0, run.output
