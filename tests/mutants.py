@@ -359,6 +359,8 @@ MUTANTS = [
     Mutant(
         "mixture-without-spread", "prediction.py", "epistemic_var + np.square(spread)", "epistemic_var + 0 * spread", Y
     ),
+    Mutant("merged-outputs-apart", "prediction.py", "cov = cov + share[..., None] *", "cov = cov + 0 *", Y),
+    Mutant("merged-functions-lost", "prediction.py", "function_correlation=functions,\n", "\n", Y),
     Mutant("interval-wrong-level", "prediction.py", "quantile((1 - level) / 2), ", "quantile(1 - level), ", Y),
     Mutant("correlation-det-halved", "prediction.py", "log_det + 2 * np.log", "log_det + np.log", Y),
     Mutant("lpd-scale-wrong-sign", "metrics.py", "float(mean + log_scale.sum())", "float(mean - log_scale.sum())", M),
@@ -755,6 +757,9 @@ MUTANTS = [
                 "shape = log_shape(ops, curve, ops.log(ops.at_least(cost_star, TINY)), far)\n    log_star",
                 HAND,
             ),
+            ("means-drawn-in-too-far", "np.sqrt(1.0 - fraction) * apart", "(1.0 - fraction) * apart", Y),
+            ("merged-without-its-variance", "fraction * (weights * np.square(apart))", "0.0 * (weights * apart)", Y),
+            ("merged-inside-the-data", "np.minimum(cost, inside) / cost", "np.maximum(cost, inside) / cost", HAND),
             ("no-shrinkage", "if model.log_precision is not None:", "if False:", MIXTURE),
             ("shrinkage-by-the-deviation", "-log_precision - log_var", "-log_precision - log_var / 2", HAND),
             ("cost-without-shift", "layer.root, layer.shift)", "layer.root, 0 * layer.shift)", HAND),
@@ -949,6 +954,7 @@ MUTANTS = [
     Mutant("cov-of-one-sign", "log_prediction.py", "np.sign(S) * _exp", "_exp", LOG),
     Mutant("log-distance-of-sums", "metrics.py", "(mu1 - mu2 - v2) / s", "(mu1 - mu2 + v2) / s", LOG),
     Mutant("log-rows-raw", "predictor/fitted.py", "y = np.log(y)", "y = y + 0", LOG),
+    Mutant("numpy-members-apart", "export/bundle.py", "var = var + between", "var = var + 0 * between", EXPORT),
     Mutant("numpy-thin-tails", "export/bundle.py", "factor * var", "var", EXPORT),
     Mutant("newton-half-way", "formula.py", "1e-8 * narrowest", "1e-3 * narrowest", Y),
     # --- control

@@ -156,20 +156,27 @@ def test_the_formula_by_hand(kind):
         trusted.append(trust * np.prod(total, axis=1) ** (-SHARPNESS / 2 * (calibration is not None)))
     weights = np.stack(trusted) / np.sum(trusted, axis=0)
     p, c, tails = model.predictive(X), len(means), value.tails
+    mean = (weights[..., None] * means).sum(0)
+    between = (weights[..., None] * np.square(np.stack(means) - mean)).sum(0)
+    within = (weights[..., None] * (np.stack(epistemics) + noises)).sum(0) * (1 + tails.share * (tails.factor - 1))
+    # outside the data, the spread of the means is part of every member's variance
+    outer = np.zeros((len(X), 1))
+    if outside is not None:
+        u = process.variance_ratio(value.features(families.index(FOURIER), Z)).numpy()
+        outer = np.maximum(0.0, 1 - outside.inside / u)[:, None]
+        assert (outer > 0).any()
     # with tails, every member stands twice: as it is, and wider
     share = (1 - tails.share) if tails.share else 1.0
     close = lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-7)
-    np.testing.assert_allclose(p.component_mean[:c], means, rtol=1e-7, atol=1e-7 * np.abs(means).max())
-    close(p.component_epistemic_var[:c], epistemics)
+    drawn_in = mean + np.sqrt(1 - outer) * (np.stack(means) - mean)
+    np.testing.assert_allclose(p.component_mean[:c], drawn_in, rtol=1e-7, atol=1e-7 * np.abs(means).max())
+    close(p.component_epistemic_var[:c], np.stack(epistemics) + outer * between)
     close(p.component_noise_var[:c], noises)
     close(p.weights[:c], share * weights)
     close(p.affine_cost, np.mean(costs, axis=0))
     if tails.share:
         np.testing.assert_array_equal(p.component_mean[c:], p.component_mean[:c])
-        close(p.component_var[c:], tails.factor * p.component_var[:c])
+        close(p.component_var[c:], tails.factor * (np.stack(epistemics) + noises) + outer * between)
         close(p.weights[c:], tails.share * weights)
-    mean = (weights[..., None] * means).sum(0)
-    between = (weights[..., None] * np.square(np.stack(means) - mean)).sum(0)
-    within = (weights[..., None] * (np.stack(epistemics) + noises)).sum(0) * (1 + tails.share * (tails.factor - 1))
     np.testing.assert_allclose(p.mean, mean, rtol=1e-7, atol=1e-7 * np.abs(means).max())
     close(p.var, within + between)

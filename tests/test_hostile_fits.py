@@ -66,6 +66,7 @@ REFUSED = {
         "farther than 1e.50 standard deviations",
     ),
     "complex numbers": (lambda: (X + 1j, Y), "Complex"),
+    "complex objects": (lambda: ((X + 1j).astype(object), Y), "real number"),
 }
 
 
@@ -73,6 +74,12 @@ def _far(X: np.ndarray) -> np.ndarray:
     X = X.copy()
     X[0] = 1e200
     return X
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_complex_halves_are_refused_as_other_complex_numbers_are():
+    with pytest.raises(InputError, match="Complex"):
+        quick().fit(torch.tensor(X + 1j).to(torch.complex32), Y)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -163,6 +163,22 @@ def by_members(
     )
 
 
+def merged(model: LastLayerRegressor, X: np.ndarray, *, noise: bool = True) -> tuple[np.ndarray, ...]:
+    """`by_members`, where outside the data the spread of the means is part of the variance of every component."""
+    w, mean, cov = by_members(model, X, noise=noise)
+    outside = None if model.calibration_ is None else model.calibration_.outside
+    if outside is None:
+        return w, mean, cov
+    (process,) = (member for member in model.members_ if member.family == FOURIER)
+    Z = (X - model.fitted_.inputs.mean.numpy()) / model.fitted_.inputs.scale.numpy()
+    u = process.layer.posterior.variance_ratio(affine(process, Z)).numpy()
+    g = np.where(u > outside.inside, 1 - outside.inside / u, 0.0)[:, None]
+    centre = (w[..., None] * mean).sum(0)
+    spread = mean - centre
+    between = np.einsum("cm,cmp,cmq->mpq", w, spread, spread)
+    return w, centre + np.sqrt(1 - g) * spread, cov + g[..., None] * between
+
+
 def slow_joint_cov(model: LastLayerRegressor, X: np.ndarray, *, noise: bool) -> np.ndarray:
     """(q, m, q, m): Phi Lambda^-1 Phi' of every member, stretched to the curve at both points, noise, and spread."""
     Z, tails = model.fitted_.standardized(X), Tails() if model.calibration_ is None else model.calibration_.tails
@@ -213,7 +229,7 @@ def test_the_prediction_is_the_mixture_of_its_members(which, tuned, request):
         np.testing.assert_allclose(p.cov(), total, rtol=1e-6)
         np.testing.assert_allclose(p.var, np.einsum("mqq->mq", total), rtol=1e-6)
         np.testing.assert_allclose(p.weights.sum(0), 1, rtol=1e-12)
-    w, mean, cov = by_members(model, NEW)
+    w, mean, cov = merged(model, NEW)
     y = p.mean + 0.3
     each = np.array(
         [
@@ -296,7 +312,10 @@ def test_outside_the_data_every_member_is_as_unsure_as_the_process(mixed):
     within = dataclasses.replace(calibration, outside=None)
     without = mixed.with_fitted(dataclasses.replace(mixed.fitted_, calibration=within)).predictive(NEW)
     p, c = mixed.predictive(NEW), len(mixed.members_)
-    more, inside = (p.component_epistemic_var - without.component_epistemic_var)[:c], np.array([1, 2, 3])
+    inside = np.array([1, 2, 3])
+    disagreement = merged(mixed, NEW)[2] - by_members(mixed, NEW)[2]
+    own = p.component_epistemic_var - np.einsum("cmqq->cmq", disagreement)
+    more = (own - without.component_epistemic_var)[:c]
     np.testing.assert_array_equal(p.component_epistemic_var[:, inside], without.component_epistemic_var[:, inside])
     np.testing.assert_array_equal(p.mean[inside], without.mean[inside])
     # as a mean over the outputs, the same for every member but the process
@@ -735,7 +754,7 @@ def test_rows_that_were_not_expected_widen_the_curves(which, error, request):
             assert (curve.seen, curve.squares) == (pytest.approx(seen), pytest.approx(squares[family], rel=1e-6))
             assert curve.widening == pytest.approx(widening(curve))
             assert (curve.widening > 1.5) == (error > 0)
-    w, mean, cov = by_members(model, NEW)
+    w, mean, cov = merged(model, NEW)
     p = model.predictive(NEW)
     np.testing.assert_allclose(p.mean, (w[..., None] * mean).sum(0).reshape(p.shape), rtol=1e-7)
     np.testing.assert_allclose(p.component_var, np.einsum("cmqq->cmq", cov), rtol=1e-6)

@@ -85,7 +85,7 @@ def test_inside_the_data_the_process_adds_nothing_and_outside_it_does(model):
     X = np.concatenate([rows(200, seed=3)[0], rows(50, 1.5, 3, seed=4)[0]])
     with torch.no_grad():
         cost = fitted.predictor.components(torch.tensor(X)).cost_star[place, :, 0].numpy()
-    own, with_process = (f.prediction(_components(f, X)).component_epistemic_var for f in (alone, fitted))
+    own, with_process = (_components(f, X).epistemic for f in (alone, fitted))
     inside = cost <= outside.inside
     assert inside.any()
     assert not inside.all()
@@ -114,6 +114,44 @@ def test_a_member_alone_keeps_the_process(model):
         np.testing.assert_allclose(_components(alone, X).epistemic[0], together.epistemic[i])
         joint = alone.joint(X, noise=False)
         np.testing.assert_allclose(np.diag(joint.cov()), alone.predictive(X, noise=False).var)
+
+
+def test_outside_the_data_members_that_disagree_widen_the_intervals_and_inside_nothing_changes(model):
+    """Merged by 1 - inside / u, u the cost of the process: the slow form, with components as the formula has them."""
+    fitted, outside = model.fitted_, model.fitted_.calibration.outside
+    X = np.concatenate([rows(50, seed=3)[0], rows(50, 1.5, 3, seed=4)[0]])
+    parts = _components(fitted, X)
+    cost = parts.cost_star[[member.family for member in fitted.members].index(FOURIER), :, 0]
+    g = np.array([max(0.0, 1 - outside.inside / u) for u in cost])
+    assert (g == 0).any()
+    assert (g > 0.5).any()
+    p, w = model.predictive(X), parts.weights[..., 0]
+    middle = (w * parts.mean[..., 0]).sum(0)
+    apart, c = parts.mean[..., 0] - middle, len(fitted.members)
+    np.testing.assert_allclose(p.component_mean[:c, :, 0], middle + np.sqrt(1 - g) * apart, rtol=1e-9, atol=1e-12)
+    between = (w * apart**2).sum(0)
+    np.testing.assert_allclose(p.component_epistemic_var[:c, :, 0], parts.epistemic[..., 0] + g * between, rtol=1e-9)
+    np.testing.assert_allclose(p.epistemic_var, np.diag(model.joint(X, noise=False).cov()), rtol=1e-9)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_along_a_ray_intervals_grow_too(model, seed):
+    direction = np.random.default_rng(seed).normal(size=2)
+    X = 2.0 ** np.arange(3, 14)[:, None] * direction / np.linalg.norm(direction)
+    lower, upper = model.predictive(X).interval(0.9)
+    assert (np.diff(upper - lower) > 0).all()
+
+
+def test_outputs_that_members_disagree_on_together_stay_correlated():
+    X, y = rows(60)
+    model = fast(max_epochs=60).fit(X, np.c_[y, 2 * y])
+    far = rows(20, 2, 4, seed=4)[0]
+    p, joint = model.predictive(far), model.joint(far)
+    np.testing.assert_allclose(p.var, np.diagonal(joint.cov_of_outputs()).T, rtol=1e-8)
+    parts = _components(model.fitted_, far)
+    apart = parts.mean - (parts.weights * parts.mean).sum(0)
+    between = (parts.weights[..., 0] * apart[..., 0] * apart[..., 1]).sum(0)  # noise and functions are independent
+    np.testing.assert_allclose(p.cov()[:, 0, 1], between, rtol=1e-8)
 
 
 def test_points_beyond_what_was_calibrated_are_flagged(model):

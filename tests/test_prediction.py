@@ -231,6 +231,68 @@ def test_law_of_total_variance() -> None:
     close(p.std**2, p.var)
 
 
+# --- merging
+
+
+@given(seed=st.integers(0, 100), c=st.integers(2, 4), q=st.integers(1, 3), correlated=st.booleans())
+def test_merging_leaves_the_moments_as_they_are(seed: int, c: int, q: int, correlated: bool) -> None:
+    members = [gaussian(4, q, 100 * seed + i, correlated=correlated) for i in range(c)]
+    p = Prediction.mixture(members, np.random.default_rng(seed).dirichlet(np.ones(c), 4).T)
+    fraction = np.array([0.0, 0.3, 0.9, 1.0])
+    merged = p.merged(fraction)
+    for name in QUESTIONS:
+        close(*(np.array(getattr(each, name)) for each in (p, merged)))
+    close(p.cov(), merged.cov())
+    apart = [each.component_mean - each.mean for each in (p, merged)]
+    np.testing.assert_allclose(apart[1], np.sqrt(1 - fraction)[:, None] * apart[0], atol=1e-12)
+
+
+@pytest.mark.parametrize("correlated", [True, False])
+def test_a_merged_density_is_that_of_the_mixture_written_down(correlated: bool) -> None:
+    """Component i has mean m + sqrt(1 - g) (m_i - m) and covariance S_i + g D, D the covariance between the means."""
+    p, fraction = mixture(), np.array([0.0, 0.3, 0.9, 1.0])
+    if not correlated:
+        p = replace(p, correlation=None)
+    y, within = targets(p), component_covs(p)
+    density = []
+    for j, g in enumerate(fraction):
+        w, means = p.weights[:, j], p.component_mean[:, j]
+        middle = w @ means
+        between = sum(w[i] * np.outer(means[i] - middle, means[i] - middle) for i in range(3))
+        each = [
+            stats.multivariate_normal(middle + np.sqrt(1 - g) * (means[i] - middle), within[i, j] + g * between)
+            for i in range(3)
+        ]
+        density.append(np.log(sum(w[i] * each[i].pdf(y[j]) for i in range(3))))
+    close(p.merged(fraction).log_prob(y), np.array(density))
+
+
+def test_what_is_merged_inside_the_data_is_what_it_was() -> None:
+    p = mixture()
+    assert p.merged(np.zeros(4)) is p
+    assert gaussian().merged(np.ones(4)).component_mean.shape == (1, 4, 2)
+
+
+def test_members_that_contradict_the_others_widen_a_merged_interval() -> None:
+    """A tenth of the weight far off: nothing in a 90% interval of the mixture, everything in its variance."""
+    near, far = (
+        Prediction.gaussian(
+            np.full(1, mean), epistemic_var=np.full(1, 0.01), noise_var=np.full(1, 0.01), affine_cost=np.ones(1)
+        )
+        for mean in (0.0, 10.0)
+    )
+    p = Prediction.mixture([near, far], np.array([0.96, 0.04]))
+    widths = [np.ptp(each.interval(0.9), axis=0)[0] for each in (p, p.merged(np.full(1, 0.5)), p.merged(np.ones(1)))]
+    assert widths[0] < 1 < 3 < widths[1] < widths[2]
+    assert widths[2] == pytest.approx(2 * 1.645 * p.std[0], rel=1e-3)
+
+
+def test_correlations_of_functions_survive_a_mixture() -> None:
+    merged = mixture().merged(np.full(4, 0.5))
+    close(Prediction.mixture([merged, merged]).cov(), merged.cov())
+    same(Prediction.mixture([merged]), merged)
+
+
 # --- draws
 
 

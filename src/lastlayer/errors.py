@@ -17,6 +17,10 @@ class InputError(LastLayerError, ValueError):
     """Data or an argument cannot be used as given."""
 
 
+class InputTypeError(InputError, TypeError):
+    """Data are of a type that cannot be used, such as a sparse matrix or objects that are not real numbers."""
+
+
 class PrecisionError(LastLayerError, ArithmeticError):
     """A result cannot be computed to the required accuracy from float64 moments of these features."""
 

@@ -10,7 +10,8 @@ For each member of the mixture, with z the standardised inputs and phi its centr
     mean'  = centre + (mean - centre) / (1 + precision (e* + n))     shrunk to the targets' mean; e* without far
     weight ~ trust (e* + n)^-sharpness                               geometric mean over outputs; e* = e(v at alpha*)
 
-and a draw of the function is mean' + stretch(v) h E, the columns of E normal with covariance `noise_cov` times b.
+Outside the data the means are then `merged`: disagreement between members counts as variance of each of them.
+A draw of the function is mean' + stretch(v) h E, the columns of E normal with covariance `noise_cov` times b.
 The process is a Gaussian process in random features, which need not be a member. Rows are the last axis but one,
 outputs the last; the first axis indexes members where the library has such an axis. Variances are kept as logarithms,
 the form in which calibration fits them. The names on `model` and `layer` are those of `module.Predictor`. This module
@@ -164,6 +165,23 @@ def stretch(ops, curve, cost, far):  # type: ignore[no-untyped-def]
     """Standard deviation of the calibrated function over that of the posterior at each point, before the factor b."""
     log_cost = ops.log(ops.at_least(cost, TINY))
     return ops.exp(0.5 * (log_shape(ops, curve, log_cost, far) - log_cost))
+
+
+def outside_fraction(np, cost, inside):  # type: ignore[no-untyped-def]
+    """How far outside the data a point is, given the affine cost u of the process: max(0, 1 - inside / u)."""
+    cost = np.maximum(cost, TINY)
+    return 1.0 - np.minimum(cost, inside) / cost
+
+
+def merged(np, mean, weights, fraction):  # type: ignore[no-untyped-def]
+    """Means (c, m, q) of a mixture drawn towards their average, and the variance that this takes away from them.
+
+    Added to the variance of every component, that variance leaves mean and variance of the mixture unchanged. Fraction
+    1 gives all components the same mean; `weights` and `fraction` are (c, m, 1) and (m, 1).
+    """
+    centre = (weights * mean).sum(0)
+    apart = mean - centre
+    return centre + np.sqrt(1.0 - fraction) * apart, fraction * (weights * np.square(apart)).sum(0)
 
 
 def mixture_quantile(np, ndtr, ndtri, level, mean, std, weights):  # type: ignore[no-untyped-def]

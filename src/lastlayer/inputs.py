@@ -11,14 +11,14 @@ from numpy import ndarray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
-from lastlayer.errors import InputError
+from lastlayer.errors import InputError, InputTypeError
 
 FLOATS = {"dtype": [np.float64, np.float32], "ensure_all_finite": False}
 """Arguments of scikit-learn's validation for floats; finiteness is checked here, with the rows named."""
-
-
 IDS = {"dtype": [np.int64], "ensure_all_finite": False}
 """Arguments of scikit-learn's validation for integer inputs."""
+WIDENED = {torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+"""Types of torch that NumPy lacks, and what they are converted to."""
 LARGEST_INPUT, LARGEST_TARGET = 1e300, 1e100
 """Magnitudes up to which differences of inputs, and variances of targets, do not overflow in float64."""
 LARGEST_WEIGHT = 2.0**53
@@ -26,11 +26,11 @@ LARGEST_WEIGHT = 2.0**53
 
 
 def as_array(values: Any) -> Any:
-    """Convert torch tensors to NumPy arrays, in float32 where NumPy lacks the type; return anything else unchanged."""
+    """Convert torch tensors to NumPy arrays, widened where NumPy lacks the type; return anything else unchanged."""
     if not isinstance(values, torch.Tensor):
         return values
     values = values.detach().cpu()
-    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    return values.to(WIDENED.get(values.dtype, values.dtype)).numpy()
 
 
 def contiguous(a: ndarray) -> ndarray:
@@ -167,10 +167,12 @@ def _rows_with(bad: ndarray) -> ndarray:
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """Context that turns errors of scikit-learn and NumPy into `InputError`; sparse matrices remain a TypeError."""
+    """Context that turns errors of scikit-learn and NumPy into `InputError`; those of types remain a TypeError too."""
     try:
         yield
     except InputError:
         raise
+    except TypeError as error:
+        raise InputTypeError(str(error)) from error
     except (ValueError, OverflowError) as error:
         raise InputError(str(error)) from error

@@ -12,7 +12,7 @@ from numpy import ndarray
 from scipy.special import logsumexp, ndtr, ndtri
 
 from lastlayer.errors import InputError, check_choice
-from lastlayer.formula import mixture_quantile, output_cov
+from lastlayer.formula import TINY, merged, mixture_quantile, output_cov
 from lastlayer.ops import NumPyOps
 from lastlayer.shapes import align, frame, like_targets
 
@@ -184,6 +184,9 @@ class Prediction:
             np.broadcast_to(np.eye(q) if p.correlation is None else p.correlation, (len(p.weights), q, q))
             for p in members
         ]
+        functions = None
+        if any(p.function_correlation is not None for p in members):
+            functions = np.concatenate([p.correlation_of_function() for p in members])
         return cls(
             component_mean=np.concatenate([p.component_mean for p in members]),
             component_epistemic_var=np.concatenate([p.component_epistemic_var for p in members]),
@@ -191,6 +194,7 @@ class Prediction:
             affine_cost=(share * np.stack([p.affine_cost for p in members])).sum(0),
             weights=np.concatenate([s * p.weights for s, p in zip(share, members, strict=True)]),
             correlation=None if all(p.correlation is None for p in members) else np.concatenate(correlations),
+            function_correlation=functions,
             y_ndim=members[0].y_ndim,
         )
 
@@ -262,6 +266,19 @@ class Prediction:
             cov = cov + output_cov(NumPyOps, C, 0 * epistemic, noise)
         return cov
 
+    def correlation_of_function(self) -> Float[ndarray, "c m q q"]:
+        """Return the correlation between the outputs of the function, under each component and at each point.
+
+        Returns
+        -------
+        ndarray of shape (c, m, q, q)
+            `function_correlation` where it is given, else `correlation` at every point.
+        """
+        if self.function_correlation is not None:
+            return self.function_correlation
+        shape = (*self.component_mean.shape, self.n_outputs)
+        return np.broadcast_to(np.eye(self.n_outputs) if self.correlation is None else self.correlation[:, None], shape)
+
     def cov(self) -> Float[ndarray, "m q q"]:
         """Compute the covariance between the outputs at each point.
 
@@ -273,6 +290,39 @@ class Prediction:
         within = self.component_cov()
         spread = self.component_mean - self._mean
         return self._average(within + spread[..., :, None] * spread[..., None, :])
+
+    def merged(self, fraction: Float[ndarray, " m"]) -> "Prediction":
+        """Count disagreement between the components as variance of each of them.
+
+        Means of the components are drawn towards the mean of the mixture, and the variance that this takes away is
+        added to every component, so that `mean`, `var` and `cov()` do not change. Intervals and densities do: a few
+        components that contradict the others widen the intervals, however small their weights. Outside the data,
+        predictions of a mixture are merged.
+
+        Parameters
+        ----------
+        fraction : ndarray of shape (m,)
+            Fraction of the variance between the components that is merged at each point: 0 changes nothing, 1 gives all
+            components the same mean.
+
+        Returns
+        -------
+        Prediction
+            A mixture with the same moments.
+        """
+        if len(self.weights) == 1 or not fraction.any():
+            return self
+        weights, share = self.weights[..., None], fraction[:, None]
+        mean, between = merged(np, self.component_mean, weights, share)
+        epistemic, functions = self.component_epistemic_var + between, self.function_correlation
+        if self.n_outputs > 1:
+            apart = np.sqrt(weights) * (self.component_mean - self._mean)
+            std = np.sqrt(self.component_epistemic_var)
+            cov = self.correlation_of_function() * NumPyOps.outer(std, std)
+            cov = cov + share[..., None] * np.einsum("cmi,cmj->mij", apart, apart)
+            std = np.sqrt(np.maximum(epistemic, TINY))
+            functions = cov / NumPyOps.outer(std, std)
+        return replace(self, component_mean=mean, component_epistemic_var=epistemic, function_correlation=functions)
 
     def log_prob(
         self, y: Real[ndarray, "m q"] | Real[ndarray, " m"], *, per_output: bool = False
@@ -460,7 +510,7 @@ class Prediction:
 
     def _point_correlation(self) -> Float[ndarray, "c m q q"] | None:
         """Correlation of the targets at each point, where function and noise are mixed in different proportions."""
-        if self.correlation is None:
+        if self.correlation is None and self.function_correlation is None:
             return None
         std = np.sqrt(self.component_var)
         return self.component_cov() / std[..., :, None] / std[..., None, :]

@@ -16,7 +16,7 @@ from lastlayer.networks.mlp import copied
 from lastlayer.prediction import Prediction
 from lastlayer.predictor.fitted import Fitted
 
-BY_COMPONENT = ("component_mean", "component_epistemic_var", "component_noise_var", "weights", "function_correlation")
+BY_COMPONENT = ("component_mean", "component_epistemic_var", "component_noise_var", "weights")
 BY_POINT = ("affine_cost", "beyond_reach")
 
 
@@ -109,6 +109,9 @@ def joined(parts: Sequence[Prediction], order: Int[ndarray, " m"]) -> Prediction
     for name, axis in [*dict.fromkeys(BY_COMPONENT, 1).items(), *dict.fromkeys(BY_POINT, 0).items()]:
         values = [getattr(part, name) for part in parts]
         changed[name] = None if values[0] is None else np.concatenate(values, axis).take(order, axis)
+    if any(part.function_correlation is not None for part in parts):
+        functions = np.concatenate([part.correlation_of_function() for part in parts], 1)
+        changed["function_correlation"] = functions.take(order, 1)
     correlations = [part.correlation for part in parts if part.correlation is not None]
     changed["correlation"] = np.mean(correlations, axis=0) if correlations else None
     return replace(parts[0], **changed)

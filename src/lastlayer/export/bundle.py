@@ -30,7 +30,7 @@ import numpy as np
 from numpy import ndarray
 
 # the code of the library:
-from lastlayer.formula import features, mixture_quantile, predict
+from lastlayer.formula import features, merged, mixture_quantile, outside_fraction, predict
 from lastlayer.ops import NumPyOps
 from lastlayer.tables.cells import DateFormat, NumberFormat, as_texts, calendar, days
 
@@ -163,6 +163,10 @@ class Bundle:
         if share:
             mean, var = np.concatenate([mean, mean]), np.concatenate([var, factor * var])
             weights = np.concatenate([(1 - share) * weights, share * weights])
+        if model.outside is not None:
+            cost = parts.cost_star[model.outside.place].mean(-1, keepdims=True)
+            mean, between = merged(np, mean, weights, outside_fraction(np, cost, model.outside.inside))
+            var = var + between
         average = (weights * mean).sum(0)
         std = np.sqrt((weights * (var + np.square(mean - average))).sum(0))
         quantile = np.searchsorted(model.sample_cost, parts.cost_star.mean(-1).mean(0)) / len(model.sample_cost)

@@ -423,15 +423,18 @@ class Fitted:
         """
         parts = self._in_chunks(X, lambda x: vars(as_arrays(self.predictor.components(x))).values())
         together = [each[0] if len(parts) == 1 else np.concatenate(each, axis=1) for each in zip(*parts, strict=True)]
-        prediction = self.prediction(formula.Components(*together), noise=noise)
-        if self.coupled:
-            n = len(prediction.weights) // len(self.members)
-            correlation = np.concatenate([self._function_correlation(X)] * n)
-            prediction = replace(prediction, function_correlation=correlation)
+        correlation = self._function_correlation(X) if self.coupled else None
+        prediction = self.prediction(formula.Components(*together), noise=noise, function_correlation=correlation)
         return LogPrediction.of(prediction) if self.of_log else prediction
 
-    def prediction(self, parts: formula.Components, *, noise: bool = True) -> Prediction:
-        """Assemble the mixture of calibrated members and its tails.
+    def prediction(
+        self,
+        parts: formula.Components,
+        *,
+        noise: bool = True,
+        function_correlation: Float[ndarray, "c m q q"] | None = None,
+    ) -> Prediction:
+        """Assemble the mixture of calibrated members and its tails, merged outside the data.
 
         Parameters
         ----------
@@ -439,6 +442,8 @@ class Fitted:
             Means, variances, costs and weights of the members; of log y if the members model that.
         noise : bool, default True
             Whether to include the noise; False gives the distribution of the function.
+        function_correlation : ndarray of shape (c, m, q, q), default None
+            Correlation between the outputs of each member's function, where it differs from that of the noise.
 
         Returns
         -------
@@ -449,17 +454,21 @@ class Fitted:
         shares, widths = ([1 - share, share], [1.0, factor]) if share else ([1.0], [1.0])
         # one component per member and share
         each = lambda factors, x: np.multiply.outer(factors, x).reshape(-1, *x.shape[1:])
-        return Prediction(
+        alike = lambda x: None if x is None else np.concatenate([x] * len(shares))
+        prediction = Prediction(
             component_mean=each(np.ones(len(shares)), parts.mean),
             component_epistemic_var=each(widths, parts.epistemic),
             component_noise_var=each(np.multiply(widths, float(noise)), parts.noise),
             affine_cost=parts.cost.mean(-1).mean(0),
             weights=each(shares, parts.weights[..., 0]),
-            correlation=None if self.correlation is None else np.concatenate([self.correlation] * len(shares)),
+            correlation=alike(self.correlation),
+            function_correlation=alike(function_correlation),
             conformal_scores=self.conformal_scores if noise else None,
             beyond_reach=self._beyond_reach(parts.cost_star.mean(-1)),
             y_ndim=self.y_ndim,
         )
+        outside = self._outside(parts.cost_star.mean(-1))
+        return prediction if outside is None else prediction.merged(outside)
 
     def _function_correlation(self, X: ndarray) -> Float[ndarray, "c m q q"]:
         """Correlation between the outputs of each member's function, where it differs from that of the noise."""
@@ -475,6 +484,17 @@ class Fitted:
         judge = FOURIER if FOURIER in families else families[0]
         beyond: ndarray = cost_star[[f == judge for f in families]].mean(0) > self.calibration.curves[judge].reach
         return beyond
+
+    def _outside(self, cost_star: Float[ndarray, "c m"]) -> Float[ndarray, " m"] | None:
+        """How far outside the data each point is according to the Gaussian process among the members, if there is one.
+
+        See `lastlayer.formula.outside_fraction`.
+        """
+        places = [i for i, member in enumerate(self.members) if member.family == FOURIER]
+        if not places or self.calibration is None or self.calibration.outside is None:
+            return None
+        fraction: ndarray = formula.outside_fraction(np, cost_star[places[0]], self.calibration.outside.inside)
+        return fraction
 
     def joint(self, X: ndarray, *, noise: bool = True) -> JointPrediction:
         """Predict the Gaussian over all points and outputs jointly; O(m^2) numbers per member.
