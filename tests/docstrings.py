@@ -38,7 +38,15 @@ REFERENCE = tuple(
         *("estimators/regressor.py", "evidence.py", "explain", "export/__init__.py", "extrapolation.py", "features.py"),
         *("integrations", "log_prediction.py", "metrics.py", "observe.py", "online/drift.py", "online/memory.py"),
         *("online/model.py", "parameters.py", "parquet.py", "plots.py", "posterior.py", "prediction.py"),
-        *("predictor/fitted.py", "recursion.py", "scorers.py", "sources.py", "statistics.py", "tables/regressor.py"),
+        *(
+            "joint_prediction.py",
+            "predictor/fitted.py",
+            "recursion.py",
+            "scorers.py",
+            "sources.py",
+            "statistics.py",
+            "tables/regressor.py",
+        ),
         *("calibration/curve.py", "networks/feature_extractor.py", "training/loss.py"),
     )
 )

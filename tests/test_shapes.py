@@ -13,8 +13,9 @@ from lastlayer.baselines import BayesByBackpropRegressor, BLRRegressor
 from lastlayer.errors import InputError, MissingPackageError
 from lastlayer.export import to_arrays
 from lastlayer.export.bundle import Bundle
+from lastlayer.joint_prediction import JointPrediction
 from lastlayer.online import OnlineModel
-from lastlayer.prediction import JointPrediction, Prediction
+from lastlayer.prediction import Prediction
 from lastlayer.shapes import align
 
 M = 7

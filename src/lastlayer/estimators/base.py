@@ -17,10 +17,11 @@ from lastlayer.ensemble import copies
 from lastlayer.errors import InputError
 from lastlayer.extrapolation import AlphaCurve
 from lastlayer.inputs import LARGEST_TARGET, check_noise_std, check_weight, check_X, check_Xy
+from lastlayer.joint_prediction import FunctionalPrediction, JointPrediction
 from lastlayer.networks.mlp import copied
 from lastlayer.networks.structured import converted
 from lastlayer.observe import Functionals, Observations, Pointwise, check_observations, functionals_at
-from lastlayer.prediction import FunctionalPrediction, JointPrediction, Prediction
+from lastlayer.prediction import Prediction
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Extrapolation, Fitted, geometric_mean
 from lastlayer.predictor.module import Predictor

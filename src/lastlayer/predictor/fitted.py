@@ -20,13 +20,14 @@ from lastlayer.errors import InputError
 from lastlayer.extrapolation import cost_quantile, leave_one_out_cost
 from lastlayer.features import affine_features
 from lastlayer.inputs import contiguous
+from lastlayer.joint_prediction import FunctionalPrediction, JointPrediction, add_noise
 from lastlayer.log_prediction import LogPrediction
 from lastlayer.networks.mlp import copied, finite_features
 from lastlayer.networks.structured import converted
 from lastlayer.observe import Functionals
 from lastlayer.ops import NumPyOps, TorchOps
 from lastlayer.partial_posterior import CoupledPosterior
-from lastlayer.prediction import FunctionalPrediction, JointPrediction, Prediction, add_noise
+from lastlayer.prediction import Prediction
 from lastlayer.predictor.blocks import CoupledBlock, FunctionBlock
 from lastlayer.predictor.module import Member, Predictor, rows_in_cache
 from lastlayer.scaling import FARTHEST, Standardizer
