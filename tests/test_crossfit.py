@@ -673,7 +673,7 @@ def test_the_fewer_the_rows_the_more_folds_a_mixture_has():
 
 def test_processes_are_for_tables_that_are_not_large():
     assert plan(5000)[0].families == EVERY
-    assert plan(5001)[0].families == EVERY[:-1]
+    assert [family.kind for family in plan(5001)[0].families] == [family.kind for family in EVERY[:-1]]
     assert plan(5001, n_groups=5000)[0].families == EVERY
 
 

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -287,8 +288,19 @@ def test_many_columns_are_encoded_only_if_that_is_asked_for():
 
 def test_very_many_rows_are_encoded_too_and_need_no_process():
     assert resolved(5_000).families == (*NETWORKS, *ENCODED, *LINEARS, FOURIER)
-    assert resolved(5_001).families == (*NETWORKS, *ENCODED, *LINEARS)
+    many = (NETWORKS[0], replace(NETWORKS[1], activation="silu"))
+    assert resolved(5_001).families == (*many, *ENCODED, *LINEARS)
     assert resolved(5_001, encoding="piecewise").families == (*ENCODED, ADDITIVE)
+
+
+def test_an_activation_that_was_given_is_that_of_every_network():
+    for rows in (60, 5_001):
+        given, own = resolved(rows, activation="relu"), resolved(rows)
+        assert (given.activation, own.activation) == ("relu", "tanh")
+        assert {family.activation for family in given.families} == {None}
+    assert resolved(5_001, n_members=2).families == NETWORKS  # no mixture
+    fast = resolved(5_001, preset="fast").families
+    assert fast == (replace(FAST[0], activation="silu"), *FAST_ENCODED, *LINEARS)
 
 
 def test_without_inputs_passed_on_nothing_is_encoded():
@@ -330,6 +342,8 @@ def test_members_are_of_the_encoding_that_was_asked_for(options, families):
         Family("network", 0.1 + 0.2),
         Family("network", 5e-324),
         Family("network", 0.1 + 0.2, "piecewise"),
+        Family("network", 0.3, "raw", "silu"),
+        Family("network", 0.3, "piecewise", "silu"),
     ],
     ids=str,
 )
@@ -348,6 +362,8 @@ def test_families_are_told_apart_by_their_encoding():
         "",
         "tree",
         "Network 0.3",
+        "silu linear",
+        "relu network 0.3",
         "network -1.0",
         "network nan",
         "network inf",

@@ -53,6 +53,8 @@ MANY_COLUMNS = 100
 STOPPED_ROWS = 100
 """Below this many rows, none can be spared for early stopping."""
 PRIOR_PRECISIONS = (0.03, 0.3)
+STRONG_NETWORK = Family("network", 0.3)
+"""Networks of a mixture that use SiLU where there are many rows: smooth functions gain, and others lose nothing."""
 FAST_PRECISIONS, FAST_SHARE = (0.3,), 0.3
 """Prior precisions of preset="fast", and its fraction of the steps."""
 FAST_BLOCKS, LARGE_TABLE_BLOCKS = 3, 2
@@ -213,6 +215,8 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
         skips, wide = p["input_skip"] is not False, (data.shape or (0, 0))[1] > MANY_COLUMNS
         encoding = "raw" if p["encoding"] == "auto" and (wide or not skips) else p["encoding"]
         families = _mixed(families, n_groups + data.n_observations, encoding, skip=skips)
+        if p["activation"] == "auto" and n_groups > LARGE_TABLE:
+            families = tuple(replace(f, activation="silu") if f == STRONG_NETWORK else f for f in families)
     elif p["encoding"] == "fourier":
         families = (FOURIER,)
     elif p["encoding"] == "piecewise":
@@ -246,7 +250,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
             epochs = 60 if source or own_network else passes
     settings = Settings(
         hidden=_hidden(p["hidden"], n_groups + data.n_observations),
-        activation=p["activation"],
+        activation="tanh" if p["activation"] == "auto" else p["activation"],
         input_skip=skip,
         backbone=_name(p["backbone"]) if own_network else None,
         ensemble="mixture" if mixture else "selected prior",

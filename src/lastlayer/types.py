@@ -51,18 +51,25 @@ class Family:
     prior_precision: float = 0.0
     """Precision of the prior on hidden weights."""
     encoding: Encoding = "raw"
+    activation: Literal["silu"] | None = None
+    """Activation of its networks; None: that of the settings."""
 
     def __str__(self) -> str:
         kind = f"network {self.prior_precision!r}" if self.kind == "network" else self.kind
+        kind = kind if self.activation is None else f"{self.activation} {kind}"
         return kind if self.encoding == "raw" else f"{self.encoding} {kind}"
 
     @classmethod
     def parse(cls, text: str) -> "Family":
         """Inverse of `str`; ValueError if the text is not a family."""
         encoding: Encoding = "piecewise" if text.startswith("piecewise ") else "raw"
-        kind, _, number = text.removeprefix("piecewise ").partition(" ")
-        family = next((cls(known, float(number or 0.0), encoding) for known in FEATURE_KINDS if known == kind), None)
-        if family is None or not 0 <= family.prior_precision < math.inf or str(family) != text:
+        rest = text.removeprefix("piecewise ")
+        activation: Literal["silu"] | None = "silu" if rest.startswith("silu ") else None
+        kind, _, number = rest.removeprefix("silu ").partition(" ")
+        parts = float(number or 0.0), encoding, activation
+        family = next((cls(known, *parts) for known in FEATURE_KINDS if known == kind), None)
+        plain = family is not None and (family.kind == "network" or activation is None)
+        if family is None or not plain or not 0 <= family.prior_precision < math.inf or str(family) != text:
             raise ValueError(f"{text!r} is not a family of members")
         return family
 

@@ -122,9 +122,10 @@ class Trainer:
             "linear": lambda of_kind: [self._linear(task) for task in of_kind],
         }
         made: dict[int, nn.Module] = {}
-        for kind, encoding in dict.fromkeys((task.family.kind, task.family.encoding) for task in tasks):
+        alike = lambda task: (task.family.kind, task.family.encoding, task.family.activation)
+        for kind, encoding, activation in dict.fromkeys(map(alike, tasks)):
             self._stage += 1
-            places = [i for i, t in enumerate(tasks) if (t.family.kind, t.family.encoding) == (kind, encoding)]
+            places = [i for i, task in enumerate(tasks) if alike(task) == (kind, encoding, activation)]
             start = time.perf_counter()
             made |= zip(places, ways[kind]([tasks[i] for i in places]), strict=True)
             seconds = time.perf_counter() - start
@@ -235,7 +236,8 @@ class Trainer:
         generators, d = [task.generator(s.seed) for task in tasks], self.data.X.shape[1]
         encodings = [e for e in map(self.encoding, tasks) if e is not None]
         n_inputs = len(encodings[0].column) if encodings else d
-        stack = StackedMLP(n_inputs, s.hidden, generators=generators, activation=s.activation)
+        activation = tasks[0].family.activation or s.activation
+        stack = StackedMLP(n_inputs, s.hidden, generators=generators, activation=activation)
         stack = stack.to(device=device, dtype=s.torch_dtype)
         network: nn.Module = InputSkip(stack) if s.input_skip else stack
         if encodings:

@@ -67,8 +67,9 @@ class BLLRegressor(LastLayerRegressor):
     hidden : sequence of int or "auto", default "auto"
         Widths of the hidden layers of the built-in network. "auto": two layers of one unit per six distinct rows,
         at least 5 and at most 50.
-    activation : str, default "tanh"
-        Activation of the hidden layers: "tanh", "silu", "relu", ... (see `lastlayer.features.ACTIVATIONS`).
+    activation : str, default "auto"
+        Activation of the hidden layers: "tanh", "silu", "relu", ... (see `lastlayer.features.ACTIVATIONS`). "auto":
+        "tanh"; above 5,000 rows, "silu" for those networks of a mixture that have raw inputs and the strong prior.
     input_skip : bool or "auto", default "auto"
         Whether to pass the inputs on to the last layer as well, so that the variance grows without bound outside
         the data. "auto": yes with the built-in network, no with a backbone.
@@ -198,7 +199,7 @@ class BLLRegressor(LastLayerRegressor):
         self,
         hidden: Sequence[int] | str = "auto",
         *,
-        activation: str = "tanh",
+        activation: str = "auto",
         input_skip: bool | str = "auto",
         encoding: str = "auto",
         backbone: nn.Module | Callable[[], nn.Module] | None = None,

@@ -58,7 +58,9 @@ class Architecture:
             return fourier_network(lengths[1:], lengths[0], generator=generator)
         s = self.settings
         if self.backbone is None:
-            network: nn.Module = MLP(n_inputs, s.hidden, activation=s.activation, generator=generator)
+            network: nn.Module = MLP(
+                n_inputs, s.hidden, activation=family.activation or s.activation, generator=generator
+            )
         elif isinstance(self.backbone, nn.Module):
             network = copy.deepcopy(self.backbone)
         else:

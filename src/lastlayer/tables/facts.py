@@ -13,6 +13,7 @@ from lastlayer.errors import InputError
 from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.metrics import calibration_error, coverage, crps, log_predictive_density, rmse
 from lastlayer.prediction import Prediction
+from lastlayer.settings import Settings
 from lastlayer.tables.model import TableModel
 from lastlayer.tables.numbers import percent, written
 
@@ -113,7 +114,7 @@ def facts(table_model: TableModel) -> dict[str, str]:
         "training rows": str(card.get("rows", "unknown")),
         "fitted": "{}, on {}, by lastlayer {}".format(*(card.get(k, "unknown") for k in ("fitted", "data", "version"))),
         "training": "interrupted" if card.get("interrupted") else "complete",
-        "networks": f"{found['members']}, hidden layers {list(settings.hidden)}, {settings.activation}",
+        "networks": f"{found['members']}, hidden layers {list(settings.hidden)}, {_activations(settings)}",
         "noise": settings.noise,
         "best family": found["family"],
         "features": f"{features['count']}, of which the data determine {features['determined']:.1f}; "
@@ -124,6 +125,12 @@ def facts(table_model: TableModel) -> dict[str, str]:
         "held-out rows": _held_out(found["held_out"]),
         "notes": "; ".join(card.get("notes", [])) or "none",
     }
+
+
+def _activations(settings: Settings) -> str:
+    """The activations of the networks."""
+    networks = [family for family in settings.families if family.kind == "network"]
+    return " and ".join(dict.fromkeys(family.activation or settings.activation for family in networks)) or "none"
 
 
 def _held_out(saved: Any) -> str:
