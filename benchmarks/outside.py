@@ -129,13 +129,15 @@ def main(arguments: list[str] | None = None) -> dict[str, Float[ndarray, "f r 3"
     print(" " * 32 + "".join(f"{f'r = {r:g}':>22s}" for r in RADII))
     print(f"{'':27s}cpu s" + "   90%    LPD   CRPS  " * len(RADII))
     found: dict[str, list[ndarray]] = {m: [] for m in methods}
+    seconds: dict[str, list[float]] = {m: [] for m in methods}
     for i, group in enumerate(_grouped(runs, asked.processes, asked.seeds)):
         function, method = functions[i // len(methods)], methods[i % len(methods)]
         found[method].append(np.mean([scores for scores, _ in group], 0))
-        _print(function, method, found[method][-1], float(np.mean([seconds for _, seconds in group])))
+        seconds[method].append(float(np.mean([each for _, each in group])))
+        _print(function, method, found[method][-1], seconds[method][-1])
     for method in methods:
         capped = np.maximum(found[method], [-np.inf, COUNTED, -np.inf])
-        _print("mean of all", method, capped.mean(0), np.nan)
+        _print("mean of all", method, capped.mean(0), float(np.mean(seconds[method])))
     print(f"(mean LPD: the LPD of each function is clipped at {COUNTED:g})")
     result = {method: np.array(each) for method, each in found.items()}
     if asked.out is not None:
@@ -173,7 +175,7 @@ def picture(found: dict[str, Float[ndarray, "f r 3"]], out: Path) -> None:
     axes[0].axhline(0.9, color="black", lw=0.8, ls=":")
     axes[0].set_ylim(0, 1.02)
     for ax, name in zip(axes, ("coverage of 90% intervals", "LPD", "CRPS"), strict=True):
-        ax.set_xlabel("half-width r of the cube (1: edge of the data)")
+        ax.set_xlabel("half-width r (1: edge of the data)", fontsize=8)
         ax.set_title(name, fontsize=9)
     axes[2].set_yscale("log")
     axes[1].legend(fontsize=7)
