@@ -1,4 +1,4 @@
-"""Coverage outside the pump's training table, beside a Gaussian process: `python -m benchmarks.pump`.
+"""Coverage outside the pump's training table, compared with a Gaussian process: `python -m benchmarks.pump`.
 
 Training rows end at 2,900 rpm. Several tables are drawn and fitted; the coverage of 90% intervals is measured on new
 rows in bins of the speed and averaged over the tables.

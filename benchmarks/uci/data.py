@@ -15,7 +15,7 @@ KINDS = {"given": "splits that come with the data", "outer": "test rows from the
 OUTER_SPLITS = (0, 1)
 TEST_SHARE = 0.1
 WIDE = {"protein": 100}
-"""Hidden units of tables with more than `HIDDEN`, as is customary on these tables."""
+"""Number of hidden units for tables that use more than `HIDDEN`, as is customary for them."""
 HIDDEN = 50
 
 

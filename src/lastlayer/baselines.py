@@ -31,8 +31,8 @@ from lastlayer.settings import device_name
 from lastlayer.types import BiasPrior, NoiseModel
 
 INITIAL_STD = 0.003
-"""Initial standard deviation of the weights. It should be small: with 0.05, the bound of the study's network, seed 0,
-ended 0.33 nats per sample lower.
+"""Initial standard deviation of the weights. Keep it small: with 0.05, the bound of the study's network (seed 0) ended
+0.33 nats per sample lower.
 """
 
 

@@ -49,7 +49,7 @@ class Whitened:
 
 @dataclass(frozen=True)
 class Recursion:
-    """Weights of c last layers, and a root of their posterior covariance over the noise; `move` updates them."""
+    """Weights of c last layers, and a square root of their posterior covariance over the noise; `move` updates them."""
 
     R: Float[ndarray, "c p p"]
     """Root of Lambda_bar^-1 = R'R."""

@@ -40,7 +40,7 @@ class BatchPredictor:
     id_columns : sequence of str, default ()
         Columns to pass on unchanged.
     targets : sequence of str, default None
-        Names of the targets. None: those of the model's table, otherwise "y", or "y0", "y1" and so on.
+        Names of the targets; None: as in the model's table, or if it has none, "y", or "y0", "y1" and so on.
     level : float, default 0.95
         Probability of the intervals.
     unknown : {"error", "warn"}, default "error"

@@ -8,7 +8,7 @@ from lastlayer import checked
 from lastlayer.errors import InputError
 
 FEWEST_ROWS = 200
-"""Rows between two factorisations, unless rows lose weight earlier; over so many the recursion loses no digits."""
+"""Rows between two factorisations, unless rows lose weight earlier; the recursion loses no digits over that many."""
 FADING = 0.05
 """Fraction of their weight that old rows lose at a time."""
 

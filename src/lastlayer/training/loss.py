@@ -1,4 +1,4 @@
-"""`BLLLoss`: the evidence as a loss for a user's own training loop, on one process or several."""
+"""`BLLLoss`: the evidence as a loss for your own training loop, in one process or several."""
 
 import torch
 from jaxtyping import Float
