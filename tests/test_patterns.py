@@ -60,6 +60,14 @@ def conditioned(new, big, t, E, W):
     return gain @ t, at_new @ W @ at_new.T - gain @ big @ W @ at_new.T
 
 
+def test_what_stands_in_the_place_of_a_missing_target_does_not_matter():
+    Phi, T, present = rows()
+    found = PatternStatistics.from_rows(Phi, T, present)
+    other = PatternStatistics.from_rows(Phi, torch.where(present > 0, T, 1e3), present)
+    for name in ("count", "mean", "scatter"):
+        torch.testing.assert_close(getattr(other, name), getattr(found, name), rtol=0, atol=0)
+
+
 @given(seed=st.integers(0, 10_000), share=st.floats(0.0, 0.8))
 def test_the_posterior_is_the_dense_gaussian_over_what_was_observed(seed, share):
     Phi, T, present = rows(seed, share)
