@@ -712,6 +712,17 @@ MUTANTS = [
         "precision / len(data.X)",
         N,
     ),
+    Mutant("one-activation-for-all", TRAINER, "tasks[0].family.activation or s.activation", "s.activation", SETTINGS),
+    Mutant(
+        "one-activation-for-each",
+        "networks/architecture.py",
+        "family.activation or s.activation",
+        "s.activation",
+        SETTINGS,
+    ),
+    Mutant(
+        "silu-for-few-rows", "settings.py", '"auto" and n_groups > LARGE_TABLE', '"auto" and n_groups > 0', SETTINGS
+    ),
     Mutant("setback-for-all", ENGINE, "self._put(self.good, lost)", "self._put(self.good, torch.ones_like(lost))", N),
     Mutant("smaller-steps-for-all", ENGINE, "torch.where(lost, 0.3, 1.0)", "torch.where(lost.any(), 0.3, 1.0)", N),
     Mutant(

@@ -16,7 +16,7 @@ from torch import nn
 import lastlayer
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.errors import InputError
-from lastlayer.networks.mlp import encoding_of
+from lastlayer.networks.mlp import encoding_of, inner_network
 from lastlayer.settings import FAST_PRECISIONS, PRIOR_PRECISIONS, DataShape, Settings, resolve
 from lastlayer.sources import TensorSource
 from lastlayer.types import ADDITIVE, FOURIER, LINEAR, NETWORK, Family
@@ -291,6 +291,23 @@ def test_very_many_rows_are_encoded_too_and_need_no_process():
     many = (NETWORKS[0], replace(NETWORKS[1], activation="silu"))
     assert resolved(5_001).families == (*many, *ENCODED, *LINEARS)
     assert resolved(5_001, encoding="piecewise").families == (*ENCODED, ADDITIVE)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])  # trained as one batch, or one by one
+def test_networks_have_the_activation_of_their_family_in_memory_and_in_files(optimizer, monkeypatch, tmp_path):
+    monkeypatch.setattr("lastlayer.settings.LARGE_TABLE", 50)
+    X, y = sine(60)
+    options = TrainingOptions(optimizer=optimizer)
+    model = BLLRegressor(preset="fast", hidden=(3,), max_epochs=1, training=options, random_state=0).fit(X, y)
+    model.save(tmp_path / "m.lastlayer")
+    loaded = lastlayer.load(tmp_path / "m.lastlayer")
+    for each in (model, loaded):
+        networks = [member for member in each.members_ if member.family.kind == "network"]
+        wanted = {"raw": "silu", "piecewise": "tanh"}
+        assert {member.family.encoding for member in networks} == set(wanted)
+        for member in networks:
+            assert inner_network(member.network).activation == wanted[member.family.encoding]
+    np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
 
 
 def test_an_activation_that_was_given_is_that_of_every_network():

@@ -356,7 +356,7 @@ class Trainer:
         everything = len(task.split.train) == len(X)
         data = self.data if everything else self.data.rows(torch.from_numpy(task.split.train).to(X.device))
         generator = task.generator(s.seed)
-        network = self.architecture.build(data.X.shape[1], generator, encoding=self.encoding(task))
+        network = self.architecture.build(data.X.shape[1], generator, task.family, self.encoding(task))
         network = network.to(device=X.device, dtype=s.torch_dtype)
         with torch.no_grad():
             n_features = finite_features(network.eval(), data.X[:2]).shape[1]
