@@ -81,6 +81,13 @@ def test_moments_densities_and_draws_of_a_mixture_agree():
     np.testing.assert_allclose(crps(p, y, per_output=True), distance.mean(0), rtol=0.02)
 
 
+def test_what_is_merged_are_the_components_of_the_logarithm():
+    log, fraction, y = log_mixture(), np.array([0.0, 0.4, 1.0]), np.full((3, 2), 1.3)
+    p = LogPrediction.of(log).merged(fraction)
+    np.testing.assert_allclose(p.log_prob(y), log.merged(fraction).log_prob(np.log(y)) - np.log(y).sum(1))
+    np.testing.assert_allclose(p.quantile(0.9), np.exp(log.merged(fraction).quantile(0.9)))
+
+
 def test_epistemic_variance_is_that_of_the_mean_given_the_function():
     """Law of total variance: Var y = Var E[y | f] + E Var(y | f), by draws of f."""
     log = log_mixture(1)

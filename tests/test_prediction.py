@@ -268,6 +268,12 @@ def test_a_merged_density_is_that_of_the_mixture_written_down(correlated: bool) 
     close(p.merged(fraction).log_prob(y), np.array(density))
 
 
+@pytest.mark.parametrize("fraction", [np.zeros(3), np.full(4, 1.1), np.full(4, -0.1), np.full(4, np.nan)])
+def test_fractions_that_are_none_are_refused(fraction: ndarray) -> None:
+    with pytest.raises(InputError, match="from 0 to 1 for each of 4 points"):
+        mixture().merged(fraction)
+
+
 def test_what_is_merged_inside_the_data_is_what_it_was() -> None:
     p = mixture()
     assert p.merged(np.zeros(4)) is p

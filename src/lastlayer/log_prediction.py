@@ -94,6 +94,21 @@ class LogPrediction(Prediction):
         """
         return self if self.y_ndim == 2 else LogPrediction.of(self.log.with_output_axis())
 
+    def merged(self, fraction: Float[ndarray, " m"]) -> "LogPrediction":
+        """Count disagreement between the components of log y as variance of each of them.
+
+        Parameters
+        ----------
+        fraction : ndarray of shape (m,)
+            Fraction of the variance between the components that is merged at each point.
+
+        Returns
+        -------
+        LogPrediction
+            A mixture with the same moments of log y.
+        """
+        return LogPrediction.of(self.log.merged(fraction))
+
     def component_cov(self) -> Float[ndarray, "c m q q"]:
         """Compute the covariance between the outputs at each point under each component: m_i m_j (exp(S_ij) - 1).
 

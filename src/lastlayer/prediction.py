@@ -309,7 +309,14 @@ class Prediction:
         -------
         Prediction
             A mixture with the same moments.
+
+        Raises
+        ------
+        InputError
+            If `fraction` is not one number from 0 to 1 per point.
         """
+        if fraction.shape != self.affine_cost.shape or not ((fraction >= 0) & (fraction <= 1)).all():
+            raise InputError(f"fraction must hold a number from 0 to 1 for each of {len(self.affine_cost)} points")
         if len(self.weights) == 1 or not fraction.any():
             return self
         weights, share = self.weights[..., None], fraction[:, None]
