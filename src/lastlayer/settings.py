@@ -53,7 +53,7 @@ MANY_COLUMNS = 100
 STOPPED_ROWS = 100
 """Below this many rows, none can be spared for early stopping."""
 PRIOR_PRECISIONS = (0.03, 0.3)
-STRONG_NETWORK = Family("network", 0.3)
+STRONG_NETWORK = Family("network", PRIOR_PRECISIONS[-1])
 """Networks of a mixture that use SiLU where there are many rows: smooth functions gain, and others lose nothing."""
 FAST_PRECISIONS, FAST_SHARE = (0.3,), 0.3
 """Prior precisions of preset="fast", and its fraction of the steps."""
