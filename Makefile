@@ -127,7 +127,7 @@ test-lowest: $(LOWEST)/.ready
 $(LOWEST)/.ready: pyproject.toml tests/lowest.py
 	$(PYTHON) -m venv $(LOWEST)
 	$(LOWEST_PIP) install $(TORCH)
-	$(LOWEST_PIP) install $$($(PYTHON) tests/lowest.py) pandas==2.2 scoringrules==0.7 pytest==8.0 pytest-xdist==3.6.1 \
+	$(LOWEST_PIP) install $$($(PYTHON) tests/lowest.py) pandas==2.2.1 scoringrules==0.8 pytest==8.0 pytest-xdist==3.6.1 \
 		beartype==0.20 hypothesis==6.100 mpmath==1.3 editables hatchling
 	$(LOWEST_PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@

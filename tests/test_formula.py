@@ -85,6 +85,7 @@ def test_three_array_libraries_say_what_the_model_says(kind, tmp_path):
     by_torch = model.module()(torch.tensor(X))
     for name, value in by_torch.items():
         same(value, getattr(exact, name))
+    pytest.importorskip("casadi")
     function = to_casadi(model)
     by_casadi = [[np.array(part) for part in function(x)] for x in X]
     mean, cov, cost = (np.stack(parts) for parts in zip(*by_casadi, strict=True))
@@ -96,6 +97,7 @@ def test_three_array_libraries_say_what_the_model_says(kind, tmp_path):
 @pytest.mark.parametrize("kind", [*KINDS, *ACTIVATIONS])
 def test_derivatives_of_the_mean_are_the_same_in_casadi_and_torch(kind):
     model, X = fitted(kind), far(data()[0], 6)
+    pytest.importorskip("casadi")
     function = to_casadi(model)
     jacobian = function.jacobian()
     x = torch.tensor(X, requires_grad=True)

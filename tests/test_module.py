@@ -1,7 +1,7 @@
 """`model.module()` says what `predictive` says, differentiably; so do the torch.export program and the ONNX graph."""
 
 import copy
-import importlib
+import importlib.util
 import json
 import sys
 from functools import cache
@@ -28,6 +28,7 @@ NAMES = (
     "single, calibrated by groups",
 )
 ROWS = torch.export.Dim("rows")
+needs_onnx = pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="onnxscript is not installed")
 
 
 def agrees(values, prediction, rtol):
@@ -123,6 +124,7 @@ def off(values, prediction):
     return {name: np.max(np.abs(values[name] - exact[name]).max(0) / np.abs(exact[name]).max(0)) for name in OUTPUTS}
 
 
+@needs_onnx
 @pytest.mark.parametrize(
     ("name", "dtype", "rtol"),
     [
@@ -142,6 +144,7 @@ def test_onnxruntime_says_what_predictive_says(name, dtype, rtol, tmp_path, as_a
         assert max(errors.values()) <= rtol, errors
 
 
+@needs_onnx
 def test_a_network_of_float32_takes_and_gives_float64(tmp_path, as_a_user):
     """Inputs are standardised before they are rounded, and the last layer is not rounded at all."""
     X, y = data()
@@ -152,6 +155,7 @@ def test_a_network_of_float32_takes_and_gives_float64(tmp_path, as_a_user):
     assert max(errors.values()) <= 3e-6, errors  # tanh of single precision is not the same everywhere
 
 
+@needs_onnx
 def test_what_onnxruntime_has_in_float32_alone_is_computed_so(tmp_path, as_a_user):
     X, y = data(q=1, d=2)
     model = BLLRegressor((5,), activation="gelu", **FAST | {"max_epochs": 2}).fit(X, y)
@@ -174,6 +178,7 @@ class Residual(nn.Module):
         return self.norm(h + torch.tanh(self.second(h))) * var + mean
 
 
+@needs_onnx
 def test_backbones_of_the_users_own(tmp_path, as_a_user):
     X, y = data()
     torch.manual_seed(0)
@@ -182,6 +187,7 @@ def test_backbones_of_the_users_own(tmp_path, as_a_user):
     assert max(errors.values()) <= 1e-12, errors
 
 
+@needs_onnx
 def test_images_need_an_example(tmp_path, as_a_user):
     rng = np.random.default_rng(0)
     images, y = rng.normal(size=(40, 1, 6, 6)), rng.normal(size=40)
@@ -218,6 +224,7 @@ def test_the_file_says_what_it_is(tmp_path, as_a_user, one_graph):
     onnx.checker.check_model(found)
 
 
+@needs_onnx
 def test_a_graph_that_says_something_else_is_not_written(tmp_path, as_a_user, one_graph):
     (X, y), path = data(), tmp_path / "m.onnx"
     path.write_text("old")
@@ -227,6 +234,7 @@ def test_a_graph_that_says_something_else_is_not_written(tmp_path, as_a_user, on
     assert path.read_text() == "old"
 
 
+@needs_onnx
 def test_what_cannot_be_a_graph_is_refused_with_advice(tmp_path, as_a_user, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no such operator\nand a long story")

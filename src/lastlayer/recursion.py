@@ -112,7 +112,7 @@ class Recursion:
         k = phi_tilde.shape[-1]
         np.subtract(phi_tilde, self.centre, out=Phi[..., :k])
         Phi[..., k] = 1.0
-        return Whitened(Phi, Phi @ self.R.mT)
+        return Whitened(Phi, Phi @ self.R.swapaxes(-1, -2))
 
     def mean(self, rows: Whitened) -> Float[ndarray, "c n q"]:
         """Compute the mean at whitened rows.
