@@ -95,7 +95,7 @@ def held_out(
         kind=kind,
         families=families,
     )
-    return points.beside_process() if outside else points
+    return points.beside_references() if outside else points
 
 
 def slow_far(
@@ -317,7 +317,8 @@ def test_member_weights_are_trusted_precisions_that_add_up_to_one(c: int, n: int
 def test_value_and_gradient_are_those_of_the_slow_form(
     q: int, families: tuple[Family, ...], mixture: bool, correlated: bool
 ) -> None:
-    """Correlated outputs are judged by their joint density; in a mixture the process has its say outside."""
+    """Correlated outputs are judged by their joint density; in a mixture the process has its say outside, and the cost
+    of the additive model up to which points are inside is kept."""
     process = FOURIER in families
     points = held_out(12, q, len(families), families=families, outside=3.0 * process, correlated=correlated and q > 1)
     problem = problem_of(points.usable(), mixture)
@@ -326,6 +327,10 @@ def test_value_and_gradient_are_those_of_the_slow_form(
     found, w = problem.calibration(x, {}, lpd_before=0.0), points.weight.numpy()
     curves, tails, shrinkage, outside = found.curves, found.tails, found.shrinkage, 0.0
     assert (found.outside is not None) == (process and mixture)
+    additive = points.inside.get(ADDITIVE) if mixture else None
+    assert found.additive_inside == additive
+    assert found.inside.get(ADDITIVE) == additive
+    assert found.inside.get(FOURIER) == (found.outside.inside if found.outside else None)
     if found.outside is not None:
         far, inside = slow_far(points.cost.numpy(), points.noise_var.numpy(), points.kind, families)
         assert 3 <= (far > 0).sum() <= 9  # some outside, some inside
@@ -455,7 +460,7 @@ def test_a_known_factor_of_the_process_is_found_again(factor: float, families: t
     found = fit_curves(points, mixture=True)
     assert found.outside is not None
     assert found.outside.factor == pytest.approx(factor, rel=0.25)
-    assert found.outside.inside == points.inside
+    assert found.outside.inside == points.inside[FOURIER]
     assert found.tails.factor == pytest.approx(9.0, rel=0.25)
     v = np.array([0.1, 1.0, 10.0])
     for curve in narrow(found, points).values():
@@ -764,7 +769,7 @@ def test_where_the_process_failed_says_nothing_of_what_is_inside(bad: float) -> 
     cost = points.cost.clone()
     cost[1, 0] = bad
     points, rest = replace(points, cost=cost), np.arange(1, 50)
-    found, expected = points.beside_process(), points[rest].beside_process()
+    found, expected = points.beside_references(), points[rest].beside_references()
     assert found.inside == expected.inside
     assert torch.equal(found[rest].log_far, expected.log_far)
     found, expected = fit_curves(found, mixture=True), fit_curves(expected, mixture=True)
@@ -916,7 +921,7 @@ def test_members_of_a_family_keep_their_places_in_sets_of_points() -> None:
     """Families of the same prior precision differ by their kind, those of the same kind by their prior precision."""
     families = (NETWORK, LINEAR, WEAK, NETWORK)
     a, b = held_out(5, 2, 4, seed=1, families=families, correlated=True), held_out(4, 2, 4, seed=2, families=families)
-    a = replace(a, log_far=torch.arange(5.0).double(), inside=0.5)
+    a = replace(a, log_far=torch.arange(5.0).double(), inside={FOURIER: 0.5})
     assert HeldOutPoints.joined([replace(a, correlation=None, log_far=None), b]).families == families
     assert HeldOutPoints.stacked([a, replace(a, families=families[::-1])]).families == families + families[::-1]
     assert a[np.arange(2)].families == a.usable().families == a.some(1).families == families
@@ -932,7 +937,8 @@ def test_members_of_a_family_keep_their_places_in_sets_of_points() -> None:
 
 @pytest.mark.parametrize("families", [(FOURIER,), (NETWORK, FOURIER, LINEAR), (FOURIER, NETWORK, ADDITIVE, FOURIER)])
 def test_the_process_says_how_far_outside_the_data_points_are(families: tuple[Family, ...]) -> None:
-    """Its mean cost beyond the largest of points held out without their neighbours, in units of its noise."""
+    """Its mean cost beyond the largest of points held out without their neighbours, in units of its noise. The additive
+    model says up to which cost points are inside, too."""
     rng = np.random.default_rng(0)
     points = held_out(40, 2, len(families), families=families)
     assert points.log_far is None
@@ -942,10 +948,13 @@ def test_the_process_says_how_far_outside_the_data_points_are(families: tuple[Fa
     cost = points.cost.clone()
     cost[own] *= torch.from_numpy(np.where(np.arange(40) % 2, 100.0, 1.0))
     points = replace(points, noise_var=noise_var, cost=cost, kind=kind)
-    beside = points.beside_process()
+    beside = points.beside_references()
     far, inside = slow_far(cost.numpy(), noise_var.numpy(), kind, families)
     assert beside.single.tolist() == [True, False] * 20
-    assert beside.inside == pytest.approx(inside, rel=1e-12)
+    assert beside.inside[FOURIER] == pytest.approx(inside, rel=1e-12)
+    assert set(beside.inside) == {FOURIER, ADDITIVE} & set(families)
+    if ADDITIVE in families:
+        assert beside.inside[ADDITIVE] == float(cost[families.index(ADDITIVE)][beside.single].max())
     assert 5 <= (far > 0).sum() <= 15
     assert not (far > 0)[beside.single].any()
     found = np.exp(beside.log_far.numpy())
@@ -957,10 +966,10 @@ def test_the_process_says_how_far_outside_the_data_points_are(families: tuple[Fa
 def test_points_beyond_a_cost_that_is_given_count_as_a_region() -> None:
     points = replace(held_out(20, 1, 2, families=(NETWORK, FOURIER)), kind=np.array(["given", "shell"] * 10))
     inside = float(points.cost[1].median())
-    beside = points.beside_process(inside)
+    beside = points.beside_references({FOURIER: inside})
     beyond = (points.cost[1].numpy() > inside) & (points.kind == "given")
     assert 0 < beyond.sum() < 10
-    assert beside.inside == inside
+    assert beside.inside == {FOURIER: inside}
     assert beside.kind.tolist() == np.where(beyond, "outside", points.kind).tolist()
     np.testing.assert_allclose(beside.weight, points.weight.numpy() * np.where(beyond, REGION_WEIGHT, 1.0))
     assert ((beside.log_far > -200).numpy() == (points.cost[1].numpy() > inside)).all()
@@ -968,16 +977,16 @@ def test_points_beyond_a_cost_that_is_given_count_as_a_region() -> None:
 
 def test_where_all_points_were_held_out_in_regions_all_are_inside() -> None:
     points = held_out(12, 1, 2, families=(NETWORK, FOURIER))
-    beside = replace(points, kind=np.array(["blocked", "shell"] * 6)).beside_process()
-    assert beside.inside == float(points.cost[1].max())
+    beside = replace(points, kind=np.array(["blocked", "shell"] * 6)).beside_references()
+    assert beside.inside == {FOURIER: float(points.cost[1].max())}
     assert (beside.log_far < -200).all()
 
 
 def test_without_a_process_or_points_nothing_is_outside() -> None:
     points = held_out(4, 1, 2, families=(NETWORK, LINEAR))
-    assert points.beside_process() is points
+    assert points.beside_references() is points
     none = held_out(4, 1, 1, families=(FOURIER,))[np.arange(0)]
-    assert none.beside_process().log_far is None
+    assert none.beside_references().log_far is None
 
 
 # --- splits

@@ -255,17 +255,21 @@ def test_rows_that_several_shells_hold_out_are_points_of_each(data):
 def test_points_know_how_far_outside_the_data_the_process_sees_them(data, crossed):
     """Beyond its largest cost at points held out alone, where there are such."""
     splits = [*(partitions(4, 1)[0] if crossed else []), *blocks(data, 3), *shell_splits(data.X.numpy(), np.arange(M))]
-    fit = crossfit(data, LINEAR, FOURIER, ensemble="mixture")
+    fit = crossfit(data, LINEAR, FOURIER, ADDITIVE, ensemble="mixture")
     points = fit.held_out(fit.mixture(splits).folds)
     cost, noise = points.cost[1].numpy(), points.noise_var[1].numpy()
-    inside = max((v for v, kind in zip(cost, points.kind, strict=True) if kind == "random"), default=points.inside)
-    assert points.inside == inside
+    if crossed:
+        single = points.kind == "random"
+        assert points.inside == {FOURIER: cost[single].max(), ADDITIVE: points.cost[2].numpy()[single].max()}
+    inside = points.inside[FOURIER]
     far = [math.sqrt(math.prod(own)) * max(0.0, v - inside) for own, v in zip(noise, cost, strict=True)]
     # where it sees none, the logarithm of zero is that of a tiny number
     torch.testing.assert_close(points.log_far.exp(), torch.tensor(far, dtype=torch.float64), rtol=1e-9, atol=1e-100)
     assert any(far)
-    without = crossfit(data, LINEAR, ensemble="mixture")
-    assert without.held_out(without.mixture(splits).folds).log_far is None
+    without = crossfit(data, LINEAR, ADDITIVE, ensemble="mixture")
+    points = without.held_out(without.mixture(splits).folds)
+    assert points.log_far is None
+    assert set(points.inside) == {ADDITIVE}
 
 
 def test_of_splits_that_were_given_those_rows_lie_outside_that_cost_more_than_any_left_out_alone(data):
@@ -274,20 +278,23 @@ def test_of_splits_that_were_given_those_rows_lie_outside_that_cost_more_than_an
     What lies outside counts as a region, whoever held it out: the future of a series errs together."""
     order = np.argsort(data.X[:, 0].numpy())
     splits = [Split(order[:n], order[n : n + 10], "given", n) for n in (15, 25, 30)]
-    fit = crossfit(data, LINEAR, FOURIER, ensemble="mixture")
+    fit = crossfit(data, LINEAR, FOURIER, ADDITIVE, ensemble="mixture")
     folds = fit.mixture(splits).folds
     points = fit.held_out(folds)
-    process = next(f for f in folds if f.task.family == FOURIER and len(f.task.split.train) == 30)
-    rows, costs = data.rows(torch.from_numpy(order[:30])), []
-    for i in range(30):
-        rest = [j for j in range(30) if j != i]
-        left = Statistics.from_features(
-            features(process.network, rows.X[rest]), rows.T[rest], sample_weight=rows.weight[rest]
-        )
-        one = Posterior(left, process.layer.posterior.log_alpha, noise_cov=process.layer.posterior.Sigma_E)
-        costs.append(float(one.variance_ratio(features(process.network, rows.X[[i]]))))
-    assert points.inside == pytest.approx(max(costs), rel=1e-8)
-    beyond = points.cost[1].numpy() > points.inside
+    rows, largest = data.rows(torch.from_numpy(order[:30])), {}
+    for family in (FOURIER, ADDITIVE):
+        found = next(f for f in folds if f.task.family == family and len(f.task.split.train) == 30)
+        costs, posterior = [], found.layer.posterior
+        for i in range(30):
+            rest = [j for j in range(30) if j != i]
+            left = Statistics.from_features(
+                features(found.network, rows.X[rest]), rows.T[rest], sample_weight=rows.weight[rest]
+            )
+            one = Posterior(left, posterior.log_alpha, noise_cov=posterior.Sigma_E)
+            costs.append(float(one.variance_ratio(features(found.network, rows.X[[i]]))))
+        largest[family] = max(costs)
+    assert points.inside == pytest.approx(largest, rel=1e-8)
+    beyond = points.cost[1].numpy() > points.inside[FOURIER]
     assert 0 < beyond.sum() < len(beyond)
     assert points.kind.tolist() == np.where(beyond, "outside", "given").tolist()
     assert not points.single[beyond].any()

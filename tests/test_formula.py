@@ -164,9 +164,12 @@ def test_the_formula_by_hand(kind):
     # outside the data, the spread of the means is part of every member's variance
     outer = np.zeros((len(X), 1))
     if outside is not None:
-        u = process.variance_ratio(value.features(families.index(FOURIER), Z)).numpy()
-        outer = np.maximum(0.0, 1 - outside.inside / u)[:, None]
-        assert (outer > 0).any()
+        for family, inside in ((FOURIER, outside.inside), (ADDITIVE, calibration.additive_inside)):
+            own = [i for i, other in enumerate(families) if other == family]
+            u = np.mean([value.members[i].layer.posterior.variance_ratio(value.features(i, Z)) for i in own], axis=0)
+            fraction = np.maximum(0.0, 1 - inside / u)[:, None]
+            assert (fraction > outer).any()  # each of them sees some point farther outside than the other
+            outer = np.maximum(outer, fraction)
     # with tails, every member stands twice: as it is, and wider
     share = (1 - tails.share) if tails.share else 1.0
     close = lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-7)

@@ -166,13 +166,15 @@ def by_members(
 def merged(model: LastLayerRegressor, X: np.ndarray, *, noise: bool = True) -> tuple[np.ndarray, ...]:
     """`by_members`, where outside the data the spread of the means is part of the variance of every component."""
     w, mean, cov = by_members(model, X, noise=noise)
-    outside = None if model.calibration_ is None else model.calibration_.outside
-    if outside is None:
+    calibration = model.calibration_
+    if calibration is None or calibration.outside is None:
         return w, mean, cov
-    (process,) = (member for member in model.members_ if member.family == FOURIER)
     Z = (X - model.fitted_.inputs.mean.numpy()) / model.fitted_.inputs.scale.numpy()
-    u = process.layer.posterior.variance_ratio(affine(process, Z)).numpy()
-    g = np.where(u > outside.inside, 1 - outside.inside / u, 0.0)[:, None]
+    g = np.zeros((len(X), 1))
+    for family, inside in ((FOURIER, calibration.outside.inside), (ADDITIVE, calibration.additive_inside)):
+        own = [member for member in model.members_ if member.family == family]
+        u = sum(member.layer.posterior.variance_ratio(affine(member, Z)).numpy() for member in own) / len(own)
+        g = np.maximum(g, np.where(u > inside, 1 - inside / u, 0.0)[:, None])
     centre = (w[..., None] * mean).sum(0)
     spread = mean - centre
     between = np.einsum("cm,cmp,cmq->mpq", w, spread, spread)
@@ -309,7 +311,7 @@ def test_draws_have_the_moments_of_the_joint_distribution(which, noise, request)
 
 def test_outside_the_data_every_member_is_as_unsure_as_the_process(mixed):
     calibration = mixed.calibration_
-    within = dataclasses.replace(calibration, outside=None)
+    within = dataclasses.replace(calibration, outside=None, additive_inside=None)
     without = mixed.with_fitted(dataclasses.replace(mixed.fitted_, calibration=within)).predictive(NEW)
     p, c = mixed.predictive(NEW), len(mixed.members_)
     inside = np.array([1, 2, 3])

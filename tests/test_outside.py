@@ -117,12 +117,16 @@ def test_a_member_alone_keeps_the_process(model):
 
 
 def test_outside_the_data_members_that_disagree_widen_the_intervals_and_inside_nothing_changes(model):
-    """Merged by 1 - inside / u, u the cost of the process: the slow form, with components as the formula has them."""
-    fitted, outside = model.fitted_, model.fitted_.calibration.outside
-    X = np.concatenate([rows(50, seed=3)[0], rows(50, 1.5, 3, seed=4)[0]])
-    parts = _components(fitted, X)
-    cost = parts.cost_star[[member.family for member in fitted.members].index(FOURIER), :, 0]
-    g = np.array([max(0.0, 1 - outside.inside / u) for u in cost])
+    """Merged by the larger 1 - inside / u, u the costs of the process and of the additive model: the slow form, with
+    components as the formula has them."""
+    fitted, calibration = model.fitted_, model.fitted_.calibration
+    X = np.concatenate([rows(50, seed=3)[0], rows(50, 1.5, 3, seed=4)[0], [[0.0, 2.0]]])
+    parts, g = _components(fitted, X), np.zeros(101)
+    for family, inside in ((FOURIER, calibration.outside.inside), (ADDITIVE, calibration.additive_inside)):
+        cost = parts.cost_star[[member.family == family for member in fitted.members], :, 0].mean(0)
+        own = np.array([max(0.0, 1 - inside / u) for u in cost])
+        assert (own > g).any()
+        g = np.maximum(g, own)
     assert (g == 0).any()
     assert (g > 0.5).any()
     p, w = model.predictive(X), parts.weights[..., 0]
@@ -132,6 +136,23 @@ def test_outside_the_data_members_that_disagree_widen_the_intervals_and_inside_n
     between = (w * apart**2).sum(0)
     np.testing.assert_allclose(p.component_epistemic_var[:c, :, 0], parts.epistemic[..., 0] + g * between, rtol=1e-9)
     np.testing.assert_allclose(p.epistemic_var, np.diag(model.joint(X, noise=False).cov()), rtol=1e-9)
+
+
+def test_a_new_value_of_an_input_that_did_not_matter_lies_outside_the_data():
+    """Learned features and length scales ignore such an input, the fixed features of the additive model do not."""
+    rng = np.random.default_rng(0)
+    X = np.c_[rng.uniform(-1, 1, 120), rng.choice([0.0, 1.0, 2.0], 120)]
+    model = fast(max_epochs=150).fit(X, np.sin(3 * X[:, 0]) + 0.05 * rng.normal(size=120))
+    new, calibration = np.c_[np.linspace(-0.8, 0.8, 20), np.full(20, 3.0)], model.calibration_
+    families = [member.family for member in model.members_]
+    cost = _components(model.fitted_, new).cost_star[..., 0]
+    assert (cost[families.index(FOURIER)] < calibration.outside.inside).all()
+    assert (cost[[family == ADDITIVE for family in families]].mean(0) > 2 * calibration.additive_inside).all()
+    without = replace(model.fitted_, calibration=replace(calibration, additive_inside=None)).predictive(new)
+    p = model.predictive(new)
+    assert (p.component_mean.std(0) < 0.75 * without.component_mean.std(0)).all()  # drawn together
+    np.testing.assert_allclose(p.mean, without.mean, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(p.var, without.var, rtol=1e-9)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

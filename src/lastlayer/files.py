@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lastlayer.errors import InputError, LastLayerError, check_writable
 
-FORMAT = 5
+FORMAT = 6
 """Increased whenever older code could not read a new file."""
 
 

@@ -167,10 +167,16 @@ def stretch(ops, curve, cost, far):  # type: ignore[no-untyped-def]
     return ops.exp(0.5 * (log_shape(ops, curve, log_cost, far) - log_cost))
 
 
-def outside_fraction(np, cost, inside):  # type: ignore[no-untyped-def]
-    """How far outside the data a point is, given the affine cost u of the process: max(0, 1 - inside / u)."""
-    cost = np.maximum(cost, TINY)
-    return 1.0 - np.minimum(cost, inside) / cost
+def outside_fraction(np, references, cost):  # type: ignore[no-untyped-def]
+    """How far outside the data a point is: the largest max(0, 1 - inside / u) over the references.
+
+    A reference is the places of its members and its largest affine cost inside the data; u is their mean cost.
+    """
+    fraction = 0.0
+    for places, inside in references:
+        u = np.maximum(cost[places].mean(0).mean(-1, keepdims=True), TINY)
+        fraction = np.maximum(fraction, 1.0 - np.minimum(u, inside) / u)
+    return fraction
 
 
 def merged(np, mean, weights, fraction):  # type: ignore[no-untyped-def]

@@ -21,7 +21,7 @@ from torch import Tensor
 from lastlayer import checked
 from lastlayer.formula import TINY, log_shape
 from lastlayer.ops import NumPyOps
-from lastlayer.types import FOURIER, Family
+from lastlayer.types import ADDITIVE, FOURIER, Family
 
 HEAD_UNITS = 10
 CURVE_NUMBERS = ("power", "reach", "trust", "seen", "squares")
@@ -307,6 +307,8 @@ class Calibration:
     """Shrinkage of the means towards the target mean."""
     outside: Outside | None = None
     """Variance added outside the data; None: no member is a Gaussian process."""
+    additive_inside: float | None = None
+    """Affine cost of the additive model up to which a point counts as inside the data; None: there is no such model."""
     head: NoiseHead | None = None
     """Factor on the noise variance at each input; None: the noise does not depend on the input."""
     alone: dict[Family, float] = field(default_factory=dict)
@@ -316,6 +318,16 @@ class Calibration:
     def curve(self) -> Curve:
         """Curve of the best family."""
         return next(iter(self.curves.values()))
+
+    @property
+    def inside(self) -> dict[Family, float]:
+        """Affine cost up to which a point counts as inside the data, for each family that can tell.
+
+        The length scales of the Gaussian process say over which distance the function changes. The features of the
+        additive model are fixed, so it also notices new values of inputs that learned features ignore.
+        """
+        process = {} if self.outside is None else {FOURIER: self.outside.inside}
+        return process if self.additive_inside is None else process | {ADDITIVE: self.additive_inside}
 
     def __str__(self) -> str:
         n, others = len(self.points.cost), len(self.curves) - 1
@@ -380,6 +392,7 @@ class Calibration:
             "tails": asdict(self.tails),
             "shrinkage": asdict(self.shrinkage),
             "outside": None if self.outside is None else asdict(self.outside),
+            "additive_inside": None if self.additive_inside is None else str(self.additive_inside),
             "alone": [[str(family), str(lpd)] for family, lpd in self.alone.items()],
             "lpd": str(self.lpd),
             "lpd_before": str(self.lpd_before),
@@ -435,6 +448,9 @@ class Calibration:
         shrinkage = checked.instance(Shrinkage, header["shrinkage"])
         checked.number("shrinkage.precision", shrinkage.precision, low=0.0)
         outside = None if header["outside"] is None else _outside(header["outside"])
+        additive_inside = header["additive_inside"]
+        if additive_inside is not None:
+            additive_inside = checked.number("additive_inside", additive_inside, low=0.0, infinite=True)
         families = [Family.parse(text) for text in header["families"]]
         return cls(
             dict(zip(families, [_curve(saved, q) for saved in header["curves"]], strict=True)),
@@ -444,6 +460,7 @@ class Calibration:
             tails=tails,
             shrinkage=shrinkage,
             outside=outside,
+            additive_inside=additive_inside,
             head=_head(tensors, n_inputs, q) if any(name.startswith("head.") for name in tensors) else None,
             alone={Family.parse(text): float(lpd) for text, lpd in header["alone"]},
         )

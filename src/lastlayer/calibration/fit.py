@@ -20,7 +20,7 @@ from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.formula import log_noise_factor
 from lastlayer.ops import TorchOps
 from lastlayer.statistics import row_chunks
-from lastlayer.types import Family
+from lastlayer.types import ADDITIVE, FOURIER, Family
 
 LIMITS = {
     "noise": (-7.0, 7.0),
@@ -234,11 +234,12 @@ class CurveProblem:
         mean = np.concatenate([said[1][first] for said, _, _ in self.said(x, head)])
         squared = (points.targets.numpy() - mean) ** 2 / points.noise_var[first].numpy()
         cost = points.cost[first] if points.cost.dim() == 2 else points.cost[first].mean(-1)
-        tails, shrinkage, outside = Tails(), Shrinkage(), None
+        tails, shrinkage, outside, additive_inside = Tails(), Shrinkage(), None, None
         if self.of_mixture:
             odds, factor, precision, of_process = np.exp(of_mixture).tolist()
             tails, shrinkage = Tails(odds / (1 + odds), factor), Shrinkage(precision)
-            outside = None if points.log_far is None else Outside(of_process, points.inside)
+            outside = None if points.log_far is None else Outside(of_process, points.inside[FOURIER])
+            additive_inside = points.inside.get(ADDITIVE)
         return Calibration(
             {
                 s: Curve(own[: self.q], own[self.q : -2], float(own[-2]), farthest, float(own[-1]))
@@ -250,6 +251,7 @@ class CurveProblem:
             tails,
             shrinkage,
             outside,
+            additive_inside,
             head,
             alone,
         )

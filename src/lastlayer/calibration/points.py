@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +17,7 @@ from lastlayer.linalg import TINY
 from lastlayer.ops import TorchOps
 from lastlayer.training.data import Data
 from lastlayer.training.last_layer import LastLayer
-from lastlayer.types import FOURIER, Family
+from lastlayer.types import ADDITIVE, FOURIER, Family
 
 REGIONS = ("blocked", "shell", "outside")
 """Kinds of points that were held out together with all their neighbours."""
@@ -48,8 +48,8 @@ class HeldOutPoints:
     """Known noise variance of the targets, in addition to the learned one; None: there is none."""
     log_far: Float[Tensor, " n"] | None = None
     """`lastlayer.formula.log_far`; None: no network is a Gaussian process."""
-    inside: float = math.nan
-    """Affine cost of the process up to which a point counts as inside the data."""
+    inside: dict[Family, float] = field(default_factory=dict)
+    """Affine cost up to which a point counts as inside the data, for the process and the additive model."""
 
     @classmethod
     def by(cls, layer: LastLayer, Phi: Float[Tensor, "n p"], data: Data, kind: str, family: Family) -> "HeldOutPoints":
@@ -119,29 +119,38 @@ class HeldOutPoints:
         """Mask of points that were held out without their neighbours."""
         return ~np.isin(self.kind, REGIONS)
 
-    def beside_process(self, inside: float | None = None) -> "HeldOutPoints":
-        """Add how far outside the data each point is according to the Gaussian process.
+    def beside_references(self, inside: dict[Family, float] | None = None) -> "HeldOutPoints":
+        """Add what the Gaussian process and the additive model say of which points lie outside the data.
 
-        If no cost `inside` is given, its largest value over points held out without their neighbours is used. If it is
-        given, points beyond it count as points of a region, however they were held out: the future of a series has
-        correlated errors too.
+        If no costs `inside` are given, the largest ones over points held out without their neighbours are used. If they
+        are given, points beyond that of the process count as points of a region, however they were held out: the future
+        of a series has correlated errors too.
         """
-        process = [i for i, family in enumerate(self.families) if family == FOURIER]
-        if not process or not len(self.targets):
+        costs = {family: self._cost_of(family) for family in (FOURIER, ADDITIVE) if family in self.families}
+        if not costs or not len(self.targets):
             return self
-        cost, weight, kind = self.cost[process].mean(0), self.weight, self.kind
-        cost = cost if cost.dim() == 1 else cost.mean(-1)
-        if inside is None:
-            finite = torch.isfinite(cost)
-            single = finite & torch.from_numpy(self.single).to(cost.device)
-            inside = float(cost[single if single.any() else finite].max()) if finite.any() else math.inf
-        else:
-            beyond = (cost > inside).cpu().numpy() & self.single
+        given, inside = inside is not None, inside or {f: self._largest_single(cost) for f, cost in costs.items()}
+        if FOURIER not in costs:
+            return replace(self, inside=inside)
+        cost, weight, kind = costs[FOURIER], self.weight, self.kind
+        if given:
+            beyond = (cost > inside[FOURIER]).cpu().numpy() & self.single
             kind = np.where(beyond, "outside", kind)
             weight = torch.where(torch.from_numpy(beyond).to(cost.device), REGION_WEIGHT * weight, weight)
-        outside = SimpleNamespace(log_noise=self.noise_var[process].log().mean((0, -1)), inside=inside)
-        far = log_far(TorchOps, outside, cost)
+        log_noise = self.of(FOURIER).noise_var.log().mean((0, -1))
+        far = log_far(TorchOps, SimpleNamespace(log_noise=log_noise, inside=inside[FOURIER]), cost)
         return replace(self, log_far=far, inside=inside, weight=weight, kind=kind)
+
+    def _cost_of(self, family: Family) -> Float[Tensor, " n"]:
+        """Mean affine cost over the networks of a family and over the outputs."""
+        cost = self.of(family).cost.mean(0)
+        return cost if cost.dim() == 1 else cost.mean(-1)
+
+    def _largest_single(self, cost: Float[Tensor, " n"]) -> float:
+        """Largest finite cost of points held out without their neighbours; of all points if there are no such."""
+        finite = torch.isfinite(cost)
+        single = finite & torch.from_numpy(self.single).to(cost.device)
+        return float(cost[single if single.any() else finite].max()) if finite.any() else math.inf
 
     def some(self, most: int) -> "HeldOutPoints":
         """Select at most `most` points of each kind at random, with a fixed seed; each kind keeps its total weight."""

@@ -26,7 +26,7 @@ from lastlayer.predictor.module import Member
 from lastlayer.predictor.unseen import Unseen
 from lastlayer.statistics import Statistics
 from lastlayer.training import Data, LastLayer, coupled_layer, known_noise_layer, last_layers
-from lastlayer.types import FOURIER, Family
+from lastlayer.types import ADDITIVE, FOURIER, Family
 
 ROWS_PER_FEATURE = 10
 """With this many rows per feature that the data determine, a last layer may learn the rows it was evaluated on."""
@@ -108,7 +108,7 @@ class CrossFit:
             partitions = kinds.setdefault(fit.task.split.kind, {})
             partitions.setdefault((fit.task.family, fit.task.partition), []).append(fit)
         points = [HeldOutPoints.stacked([self._points(fits) for fits in kind.values()]) for kind in kinds.values()]
-        return HeldOutPoints.joined(points).beside_process(None if "random" in kinds else self._inside(fits))
+        return HeldOutPoints.joined(points).beside_references(None if "random" in kinds else self._inside(fits))
 
     def alpha_folds(self, fits: Sequence[FoldFit]) -> list[HeldOut]:
         """The held-out rows, for Algorithm 1."""
@@ -118,15 +118,16 @@ class CrossFit:
             for fit, rows in zip(fits, held, strict=True)
         ]
 
-    def _inside(self, fits: Sequence[FoldFit]) -> float | None:
-        """Largest leave-one-out cost among the training rows of the Gaussian process with the most rows.
+    def _inside(self, fits: Sequence[FoldFit]) -> dict[Family, float]:
+        """Largest leave-one-out costs of training rows, by the Gaussian process and the additive model with most rows.
 
         Held-out rows of given splits may all lie outside the data, such as the future.
         """
-        processes = [fit for fit in fits if fit.task.family == FOURIER]
-        if not processes:
-            return None
-        fit = max(processes, key=lambda fit: len(fit.task.split.train))
+        groups = {family: [fit for fit in fits if fit.task.family == family] for family in (FOURIER, ADDITIVE)}
+        return {family: self._largest_cost(own) for family, own in groups.items() if own}
+
+    def _largest_cost(self, fits: Sequence[FoldFit]) -> float:
+        fit = max(fits, key=lambda fit: len(fit.task.split.train))
         rows = self._rows(fit.task.split.train)
         weight = torch.ones_like(rows.T[:, 0]) if rows.weight is None else rows.weight
         cost = fit.layer.posterior.variance_ratio(member_features(fit.member, rows.X))

@@ -108,6 +108,7 @@ def to_arrays(model: Any, schema: Schema | None = None) -> dict[str, Any]:
         "format": FORMAT,
         "layers": [about for about, _ in described],
         "process": None if p.outside is None else p.outside.place,
+        "references": fitted.references,
         "columns": None if schema is None else schema.as_json()["columns"],
         "y_ndim": fitted.y_ndim,
         "targets": [f"y{i + 1}" for i in range(fitted.n_outputs)] if schema is None else list(schema.targets),

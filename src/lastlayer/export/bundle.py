@@ -35,7 +35,7 @@ from lastlayer.ops import NumPyOps
 from lastlayer.tables.cells import DateFormat, NumberFormat, as_texts, calendar, days
 
 # the reader:
-FORMAT = 9
+FORMAT = 10
 ROWS = 4096
 
 
@@ -163,9 +163,8 @@ class Bundle:
         if share:
             mean, var = np.concatenate([mean, mean]), np.concatenate([var, factor * var])
             weights = np.concatenate([(1 - share) * weights, share * weights])
-        if model.outside is not None:
-            cost = parts.cost_star[model.outside.place].mean(-1, keepdims=True)
-            mean, between = merged(np, mean, weights, outside_fraction(np, cost, model.outside.inside))
+        if references := self.about["references"]:
+            mean, between = merged(np, mean, weights, outside_fraction(np, references, parts.cost_star))
             var = var + between
         average = (weights * mean).sum(0)
         std = np.sqrt((weights * (var + np.square(mean - average))).sum(0))

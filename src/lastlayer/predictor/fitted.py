@@ -468,8 +468,9 @@ class Fitted:
             beyond_reach=self._beyond_reach(parts.cost_star.mean(-1)),
             y_ndim=self.y_ndim,
         )
-        outside = self._outside(parts.cost_star.mean(-1))
-        return prediction if outside is None else prediction.merged(outside)
+        if not self.references:
+            return prediction
+        return prediction.merged(formula.outside_fraction(np, self.references, parts.cost_star)[:, 0])
 
     def _function_correlation(self, X: ndarray) -> Float[ndarray, "c m q q"]:
         """Correlation between the outputs of each member's function, where it differs from that of the noise."""
@@ -486,16 +487,15 @@ class Fitted:
         beyond: ndarray = cost_star[[f == judge for f in families]].mean(0) > self.calibration.curves[judge].reach
         return beyond
 
-    def _outside(self, cost_star: Float[ndarray, "c m"]) -> Float[ndarray, " m"] | None:
-        """How far outside the data each point is according to the Gaussian process among the members, if there is one.
+    @cached_property
+    def references(self) -> list[tuple[list[int], float]]:
+        """Members that can tell points outside the data, and their largest cost inside.
 
         See `lastlayer.formula.outside_fraction`.
         """
-        places = [i for i, member in enumerate(self.members) if member.family == FOURIER]
-        if not places or self.calibration is None or self.calibration.outside is None:
-            return None
-        fraction: ndarray = formula.outside_fraction(np, cost_star[places[0]], self.calibration.outside.inside)
-        return fraction
+        inside = {} if self.calibration is None else self.calibration.inside
+        places = {family: [i for i, member in enumerate(self.members) if member.family == family] for family in inside}
+        return [(own, inside[family]) for family, own in places.items() if own]
 
     def joint(self, X: ndarray, *, noise: bool = True) -> JointPrediction:
         """Predict the Gaussian over all points and outputs jointly; O(m^2) numbers per member.

@@ -108,7 +108,7 @@ def held_out_points(fitted: Fitted, data: Data, kind: str = "validation") -> Hel
             HeldOutPoints.by(member.layer, member_features(member, data.X), data, kind, member.family)
             for member in fitted.members
         ]
-    ).beside_process()
+    ).beside_references()
 
 
 def conformalize(fitted: Fitted, X: ndarray, y: ndarray) -> Fitted:

@@ -24,7 +24,7 @@ from lastlayer.predictor.unseen import Unseen
 from lastlayer.scaling import Standardizer
 from lastlayer.statistics import MOMENTS, OutputStatistics, Statistics, check_scatter
 from lastlayer.training.last_layer import LastLayer
-from lastlayer.types import FOURIER, Family
+from lastlayer.types import Family
 
 PROBES = 13
 """Number of random points at which a model from a file is tested."""
@@ -97,8 +97,8 @@ def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Arc
         calibration = Calibration.unpack(tensors, header["calibration"], n_inputs, q)
         if not set(families) <= calibration.curves.keys():
             raise ValueError("a family of members has no curve")
-        if calibration.outside is not None and FOURIER not in families:
-            raise ValueError("the process is missing")
+        if not calibration.inside.keys() <= set(families):
+            raise ValueError("the process or the additive model is missing")
     if "conformal_scores" in tensors:
         scores = checked.tensor(tensors, "conformal_scores", None, q, low=0.0).numpy()
     fitted = Fitted(
