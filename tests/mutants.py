@@ -372,6 +372,13 @@ MUTANTS = [
     Mutant("one-output-keeps-its-axis", "shapes.py", "if y_ndim == 1 else", "if y_ndim == 0 else", "test_shapes.py"),
     Mutant("targets-broadcast", "shapes.py", "not (q == 1 and", "not (q >= 1 and", "test_shapes.py"),
     Mutant("crps-without-half", "metrics.py", "score - 0.5 * w[i]", "score - w[i]", M),
+    Mutant(
+        "crps-of-wide-log-normals-by-their-means",
+        "metrics.py",
+        "log_ndtr((mu2 - mu1 - v1) / s)",
+        "0.0",
+        "test_log_prediction.py",
+    ),
     # --- extrapolation
     Mutant(
         "programme-without-sum",

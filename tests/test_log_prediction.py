@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.integrate import quad
+from scipy.special import ndtr
 from scipy.stats import lognorm
 
 import lastlayer
@@ -110,6 +111,18 @@ def test_what_is_not_positive_has_no_density():
     assert np.isneginf(p.log_prob(y)).tolist() == [True, True, False]
     assert p.cdf(y)[:2, 0].tolist() == [0, 0]
     np.testing.assert_allclose(crps(p, np.full(3, -2.0)) - crps(p, np.zeros(3)), 2)  # as far as it is below
+
+
+@pytest.mark.parametrize("std", [0.1, 3.0, 20.0])
+def test_crps_is_exact_however_wide_the_distribution(std):
+    """Against the squared distance between distribution functions, integrated over u = log t; the mean is exp(200) for
+    a standard deviation of 20, and would swallow every digit."""
+    var = np.array([[std**2], [std**2 / 4]])[..., None]
+    log = Prediction(np.zeros((2, 1, 1)), var, 0 * var, np.zeros(1), np.array([[0.7], [0.3]]))
+    apart = lambda u: 0.7 * ndtr(-abs(u) / std) + 0.3 * ndtr(-2 * abs(u) / std)  # of the distribution functions; y = 1
+    squared = lambda u: np.exp(u) * apart(u) ** 2
+    lower, upper = (quad(squared, *limits, limit=1000)[0] for limits in ((-20 * std, 0), (0, 30 * std)))
+    assert crps(LogPrediction.of(log), np.ones((1, 1))) == pytest.approx(lower + upper, rel=1e-6)
 
 
 def test_far_outside_moments_stay_numbers():

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
-from scipy.special import ndtr
+from scipy.special import log_ndtr, ndtr
 
 from lastlayer.errors import InputError
-from lastlayer.log_prediction import LogPrediction
+from lastlayer.log_prediction import LARGEST_LOG, LogPrediction
 from lastlayer.prediction import Prediction
 from lastlayer.shapes import align
 
@@ -160,7 +160,9 @@ def calibration_error(prediction: Prediction, y: ndarray, levels: Float[ndarray,
 def crps(prediction: Prediction, y: ndarray, *, per_output: bool = False) -> Any:
     """Compute the continuous ranked probability score (CRPS), averaged over points; smaller is better.
 
-    For a mixture: sum_i w_i E|y - X_i| - 1/2 sum_ij w_i w_j E|X_i - X_j|, with X_i of component i.
+    For a mixture: sum_i w_i E|y - X_i| - 1/2 sum_ij w_i w_j E|X_i - X_j|, with X_i of component i. For a mixture of
+    log-normals the same without their means, which may be astronomical, since |a - b| = a + b - 2 min(a, b):
+    y - 2 sum_i w_i E min(y, X_i) + sum_ij w_i w_j E min(X_i, X_j).
 
     Parameters
     ----------
@@ -176,20 +178,18 @@ def crps(prediction: Prediction, y: ndarray, *, per_output: bool = False) -> Any
     float or ndarray of shape (q,)
         The score in the units of y.
     """
-    mean, w = prediction.component_mean, prediction.weights[..., None]
-    y = prediction.targets(y)
+    y, w = prediction.targets(y), prediction.weights[..., None]
     if isinstance(prediction, LogPrediction):
         mu, var = prediction.log.component_mean, prediction.log.component_var
-        with np.errstate(divide="ignore"):
-            to_y = _log_normal_distance(y, np.log(np.maximum(y, 0)), 0.0, mean, mu, var)
-        between = lambda i: _log_normal_distance(mean[i], mu[i], var[i], mean, mu, var)
+        positive = np.where(y > 0, y, 1.0)
+        score = y - 2 * np.where(y > 0, (w * _smaller_log_normal(np.log(positive), 0.0, mu, var)).sum(0), y)
+        pairs = lambda i: -2 * _smaller_log_normal(mu[i], var[i], mu, var)
     else:
-        var = prediction.component_var
-        to_y = _mean_distance(y - mean, np.sqrt(var))
-        between = lambda i: _mean_distance(mean[i] - mean, np.sqrt(var[i] + var))
-    score = (w * to_y).sum(0)
+        mean, var = prediction.component_mean, prediction.component_var
+        score = (w * _mean_distance(y - mean, np.sqrt(var))).sum(0)
+        pairs = lambda i: _mean_distance(mean[i] - mean, np.sqrt(var[i] + var))
     for i in range(len(w)):  # one row of pairs at a time, to keep memory at c m q
-        score = score - 0.5 * w[i] * (w * between(i)).sum(0)
+        score = score - 0.5 * w[i] * (w * pairs(i)).sum(0)
     return score.mean(0) if per_output else float(score.mean())
 
 
@@ -199,8 +199,10 @@ def _mean_distance(d: ndarray, s: ndarray) -> ndarray:
     return d * (2 * ndtr(r) - 1) + 2 * s * np.exp(-0.5 * np.square(r)) / np.sqrt(2 * np.pi)
 
 
-def _log_normal_distance(m1: Any, mu1: Any, v1: Any, m2: Any, mu2: Any, v2: Any) -> ndarray:
-    """E|X - Y| of independent log-normals with means m; X may be a number, with v1 = 0 and mu1 its logarithm."""
+def _smaller_log_normal(mu1: Any, v1: Any, mu2: Any, v2: Any) -> ndarray:
+    """E min(X, Y) of independent log-normals; X may be a number, with v1 = 0 and mu1 its logarithm."""
     s = np.sqrt(v1 + v2)
-    distance: ndarray = m1 * (2 * ndtr((mu1 - mu2 + v1) / s) - 1) + m2 * (1 - 2 * ndtr((mu1 - mu2 - v2) / s))
-    return distance
+    of_X = mu1 + v1 / 2 + log_ndtr((mu2 - mu1 - v1) / s)
+    of_Y = mu2 + v2 / 2 + log_ndtr((mu1 - mu2 - v2) / s)
+    smaller: ndarray = np.exp(np.minimum(of_X, LARGEST_LOG)) + np.exp(np.minimum(of_Y, LARGEST_LOG))
+    return smaller
