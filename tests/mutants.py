@@ -791,6 +791,7 @@ MUTANTS = [
             ),
             ("means-drawn-in-too-far", "np.sqrt(1.0 - fraction) * apart", "(1.0 - fraction) * apart", Y),
             ("merged-without-its-variance", "fraction * (weights * np.square(apart))", "0.0 * (weights * apart)", Y),
+            ("outside-by-the-mean-cost-alone", "cost)[:, 0] > 0, 1.0, share)", "cost)[:, 0] > 2, 1.0, share)", FM),
             ("merged-inside-the-data", "np.minimum(u, inside) / u)", "np.maximum(u, inside) / u)", HAND),
             ("merged-by-the-last-reference", "np.maximum(fraction, 1.0 -", "np.maximum(0.0, 1.0 -", HAND),
             ("merged-by-one-member-of-a-reference", "cost[places].mean(0)", "cost[places][0]", HAND),

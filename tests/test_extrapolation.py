@@ -19,7 +19,6 @@ from lastlayer.extrapolation import (
     affine_cost,
     affine_cost_program,
     blocked_folds,
-    cost_quantile,
     distance_to_affine_hull,
     distance_to_convex_hull,
     distance_to_span,
@@ -322,19 +321,6 @@ def test_leave_one_out_cost_is_the_cost_without_the_sample(gamma: float, rank: i
     X = samples(12, 4, rank, 0)
     without = [affine_cost(X[i : i + 1], torch.cat([X[:i], X[i + 1 :]]), gamma) for i in range(12)]
     close(leave_one_out_cost(affine_cost(X, X, gamma)), torch.cat(without), loose=100)  # 1 - c cancels
-
-
-def test_cost_quantile_is_the_share_of_samples_that_cost_less() -> None:
-    sample_cost = torch.tensor([0.3, 0.1, 0.2, 0.2, 0.7], dtype=F64)
-    cost = torch.tensor([0.05, 0.1, 0.2, 0.25, 0.7, 9.0], dtype=F64)
-    share = (cost[:, None] > sample_cost).double().mean(-1)
-    close(cost_quantile(cost, sample_cost), share)
-    assert share.tolist() == [0.0, 0.0, 0.2, 0.6, 0.8, 1.0]
-
-
-def test_cost_quantile_takes_a_column_of_a_table() -> None:
-    table = points(6, 2).abs()
-    close(cost_quantile(table[:, 0], table[:, 1]), cost_quantile(table[:, 0].clone(), table[:, 1].clone()))
 
 
 # --- blocks

@@ -9,7 +9,7 @@ import pytest
 import torch
 from models import data, far
 
-from lastlayer import BLLRegressor
+from lastlayer import BLLRegressor, formula
 from lastlayer.calibration import SHARPNESS
 from lastlayer.export import to_arrays
 from lastlayer.export.bundle import Bundle
@@ -185,3 +185,16 @@ def test_the_formula_by_hand(kind):
         close(p.weights[c:], tails.share * weights)
     np.testing.assert_allclose(p.mean, mean, rtol=1e-7, atol=1e-7 * np.abs(means).max())
     close(p.var, within + between)
+
+
+def test_extrapolation_is_the_share_of_training_rows_that_cost_less_or_one_where_a_reference_sees_a_point_outside():
+    sample_cost = np.array([0.1, 0.2, 0.2, 0.3, 0.7])
+    mean = np.array([0.05, 0.1, 0.2, 0.25, 0.7, 9.0])
+    cost = np.stack([mean, mean])[..., None]  # two members that agree
+    share = [sum(other < own for other in sample_cost) / 5 for own in mean]
+    assert share == [0.0, 0.0, 0.2, 0.6, 0.8, 1.0]
+    np.testing.assert_array_equal(formula.extrapolation(np, [], sample_cost, cost), share)
+    apart = cost + 0.08 * np.array([1.0, -1.0])[:, None, None]  # the same on average
+    found = formula.extrapolation(np, [([0], 0.3), ([1], 0.15)], sample_cost, apart)
+    np.testing.assert_array_equal(found, [0.0, 0.0, 0.2, 1.0, 1.0, 1.0])  # the fourth costs 0.33 and 0.17
+    np.testing.assert_array_equal(formula.extrapolation(np, [([0, 1], 0.26)], sample_cost, apart), [*share[:4], 1, 1])

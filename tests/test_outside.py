@@ -148,8 +148,10 @@ def test_a_new_value_of_an_input_that_did_not_matter_lies_outside_the_data():
     cost = _components(model.fitted_, new).cost_star[..., 0]
     assert (cost[families.index(FOURIER)] < calibration.outside.inside).all()
     assert (cost[[family == ADDITIVE for family in families]].mean(0) > 2 * calibration.additive_inside).all()
-    without = replace(model.fitted_, calibration=replace(calibration, additive_inside=None)).predictive(new)
-    p = model.predictive(new)
+    without = replace(model.fitted_, calibration=replace(calibration, additive_inside=None))
+    assert (model.extrapolation(new).quantile == 1).all()
+    assert (model.extrapolation(X).quantile == 1).mean() < 0.05
+    p, without = model.predictive(new), without.predictive(new)
     assert (p.component_mean.std(0) < 0.75 * without.component_mean.std(0)).all()  # drawn together
     np.testing.assert_allclose(p.mean, without.mean, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(p.var, without.var, rtol=1e-9)

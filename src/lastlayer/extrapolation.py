@@ -356,25 +356,6 @@ def leave_one_out_cost(cost: Float[Tensor, "*b m"]) -> Float[Tensor, "*b m"]:
     return cost / (1 - cost).clamp_min(torch.finfo(cost.dtype).eps)
 
 
-def cost_quantile(cost: Float[Tensor, " r"], sample_cost: Float[Tensor, " m"]) -> Float[Tensor, " r"]:
-    """Compute the share of samples whose cost is below that of each point.
-
-    Parameters
-    ----------
-    cost : Tensor of shape (r,)
-        Affine costs of the points.
-    sample_cost : Tensor of shape (m,)
-        Affine costs of the samples.
-
-    Returns
-    -------
-    Tensor of shape (r,)
-        The shares; 1: farther out than every sample.
-    """
-    ordered = sample_cost.sort().values
-    return torch.searchsorted(ordered, cost.contiguous()).to(cost.dtype) / len(ordered)
-
-
 def _check_gamma(gamma: float) -> None:
     if not gamma > 0:
         raise InputError(f"gamma={gamma} must be positive: it is the price of leaving the affine hull")

@@ -172,11 +172,20 @@ def outside_fraction(np, references, cost):  # type: ignore[no-untyped-def]
 
     A reference is the places of its members and its largest affine cost inside the data; u is their mean cost.
     """
-    fraction = 0.0
+    fraction = np.zeros((cost.shape[1], 1))
     for places, inside in references:
         u = np.maximum(cost[places].mean(0).mean(-1, keepdims=True), TINY)
         fraction = np.maximum(fraction, 1.0 - np.minimum(u, inside) / u)
     return fraction
+
+
+def extrapolation(np, references, sample_cost, cost):  # type: ignore[no-untyped-def]
+    """Share of training rows that cost less, given their mean costs in ascending order; 1 outside the data.
+
+    A point lies outside if its mean cost is larger than that of all of them, or if a reference finds it there.
+    """
+    share = np.searchsorted(sample_cost, cost.mean(-1).mean(0)) / len(sample_cost)
+    return np.where(outside_fraction(np, references, cost)[:, 0] > 0, 1.0, share)
 
 
 def merged(np, mean, weights, fraction):  # type: ignore[no-untyped-def]

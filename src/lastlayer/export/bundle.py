@@ -30,7 +30,7 @@ import numpy as np
 from numpy import ndarray
 
 # the code of the library:
-from lastlayer.formula import features, merged, mixture_quantile, outside_fraction, predict
+from lastlayer.formula import extrapolation, features, merged, mixture_quantile, outside_fraction, predict
 from lastlayer.ops import NumPyOps
 from lastlayer.tables.cells import DateFormat, NumberFormat, as_texts, calendar, days
 
@@ -51,7 +51,7 @@ class BundlePrediction:
     affine_cost: ndarray
     """(m,) degree of extrapolation: epistemic variance over noise variance, before calibration."""
     extrapolation: ndarray
-    """(m,) share of the training rows with a smaller affine cost; 1: farther out than all of them."""
+    """(m,) share of the training rows with a smaller affine cost; 1: outside the training data."""
     component_mean: ndarray
     """(c, m, q), like the variances."""
     component_var: ndarray
@@ -168,7 +168,7 @@ class Bundle:
             var = var + between
         average = (weights * mean).sum(0)
         std = np.sqrt((weights * (var + np.square(mean - average))).sum(0))
-        quantile = np.searchsorted(model.sample_cost, parts.cost_star.mean(-1).mean(0)) / len(model.sample_cost)
+        quantile = extrapolation(np, self.about["references"], model.sample_cost, parts.cost_star)
         y_ndim = self.about["y_ndim"]
         average, std = (values[:, 0] if y_ndim == 1 else values for values in (average, std))
         return BundlePrediction(average, std, parts.cost.mean(-1).mean(0), quantile, mean, var, weights, y_ndim)

@@ -17,7 +17,7 @@ from torch import Tensor
 from lastlayer import formula
 from lastlayer.calibration import Calibration, Curve, Tails
 from lastlayer.errors import InputError
-from lastlayer.extrapolation import cost_quantile, leave_one_out_cost
+from lastlayer.extrapolation import leave_one_out_cost
 from lastlayer.features import affine_features
 from lastlayer.inputs import contiguous
 from lastlayer.joint_prediction import FunctionalPrediction, JointPrediction, add_noise
@@ -48,7 +48,11 @@ class Extrapolation:
     affine_cost: Float[ndarray, " m"]
     """Affine cost at alpha*, the variance of the function over that of the noise (Theorem 2); mean over the members."""
     quantile: Float[ndarray, " m"]
-    """Fraction of training points that would cost less if they were new; 1: farther out than all of them."""
+    """Fraction of training points that would cost less if they were new; 1: the point lies outside the data.
+
+    It does if it costs more than all of them, or if the Gaussian process or the additive model of a mixture finds it
+    farther out than every held-out row: averaged over all members, a new value of one input may look familiar.
+    """
 
 
 @dataclass(frozen=True, eq=False)
@@ -612,9 +616,13 @@ class Fitted:
         Extrapolation
             Costs and ranks.
         """
-        costs = self._in_chunks(X, lambda x: self.predictor.components(x).cost_star.mean(-1).mean(0))
-        cost = torch.cat(costs).to(self.sample_cost)
-        return Extrapolation(_array(cost), _array(cost_quantile(cost, self.sample_cost)))
+        sample_cost = _array(self.sample_cost.sort().values)
+
+        def look(x: Tensor) -> tuple[ndarray, ndarray]:
+            cost = _array(self.predictor.components(x).cost_star)
+            return cost.mean(-1).mean(0), formula.extrapolation(np, self.references, sample_cost, cost)
+
+        return Extrapolation(*map(np.concatenate, zip(*self._in_chunks(X, look), strict=True)))
 
     def stretched(self, X: ndarray) -> "tuple[formula.Components, list[FunctionBlock | CoupledBlock]]":
         """Compute the factors of the function's covariance, as arrays.
