@@ -21,6 +21,7 @@ import torch
 from benchmarks.timing import describe_machine
 from lastlayer.features import MLP
 from lastlayer.statistics import Statistics
+from lastlayer.studies.paper import check_folder
 from lastlayer.training import Data, FrozenLayer, Profiled, RunningPosterior, chunked_nlml
 
 REPEATS = 3
@@ -184,6 +185,7 @@ def main() -> None:
     parser.add_argument("--ps", type=int, nargs="+", default=[64, 128, 256, 512, 1_024, 2_048, 4_096])
     parser.add_argument("--qs", type=int, nargs="+", default=[1, 4, 16, 64])
     options = parser.parse_args()
+    check_folder(options.out.parent)
     if options.device == "cpu":
         return_freed_memory_at_once()
     print(f"{describe_machine()}, {options.device}")

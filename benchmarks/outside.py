@@ -25,6 +25,7 @@ from benchmarks.uci.ours import OURS
 from benchmarks.uci.peers import PEERS
 from benchmarks.uci.protocol import Fit, Gaussians, Predict, Task, score
 from lastlayer.drawing import BLUE, GREEN, GREY, ORANGE, new_figure
+from lastlayer.studies.paper import check_folder
 
 ROWS, TEST_ROWS, NOISE, RADII = 150, 300, 0.1, (1.0, 1.25, 1.5, 2.0)
 COUNTED = -20.0
@@ -124,6 +125,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Float[ndarray, "f r 3"
     parser.add_argument("--processes", type=int, default=1, help="fits that run in parallel")
     parser.add_argument("--out", type=Path, help="PNG file for the figure")
     asked = parser.parse_args(arguments)
+    if asked.out is not None:
+        check_folder(asked.out.parent)
     methods, functions = asked.methods.split(","), asked.functions.split(",")
     runs = [Run(m, f, seed) for f in functions for m in methods for seed in range(asked.seeds)]
     print(" " * 32 + "".join(f"{f'r = {r:g}':>22s}" for r in RADII))

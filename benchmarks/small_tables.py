@@ -20,6 +20,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from lastlayer import BLLRegressor, metrics
 from lastlayer.drawing import BLUE, GREY, ORANGE, new_figure
+from lastlayer.studies.paper import check_folder
 
 TEST_ROWS, LEVEL, CLOSE = 1_000, 0.9, 0.15
 Rows = tuple[ndarray, ndarray]
@@ -133,6 +134,8 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, Score]]:
     parser.add_argument("--tables", type=int, default=len(TABLES), help="number of tables, from the first on")
     parser.add_argument("--out", type=Path, help="PNG file for the figure")
     asked = parser.parse_args(arguments)
+    if asked.out is not None:
+        check_folder(asked.out.parent)
     found: dict[str, dict[str, Score]] = {}
     print(f"{'':30s}" + "".join(f"{name + ': 90%   LPD  promised  cpu s':>38s}" for name in METHODS))
     with warnings.catch_warnings():
@@ -176,7 +179,6 @@ def draw(found: dict[str, dict[str, Score]], path: Path) -> None:
     right.tick_params(axis="y", labelsize=7)
     right.invert_yaxis()
     right.legend(loc="lower left")
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
 
 

@@ -436,11 +436,11 @@ def test_small_tables_are_scored_beside_a_process_and_drawn(tmp_path, capsys, mo
 
 def test_points_that_leave_the_data_are_scored_by_distance_and_drawn(tmp_path, capsys):
     asked = ["--seeds", "2", "--functions", "linear,smooth draw", "--methods", "exact process"]
-    found = outside.main([*asked, "--out", str(tmp_path / "outside.png")])["exact process"]
+    found = outside.main([*asked, "--out", str(tmp_path / "new" / "outside.png")])["exact process"]
     assert found.shape == (2, len(outside.RADII), 3)
     assert found[:, 0, 0] == pytest.approx(0.9, abs=0.08)  # inside it covers as it should
     assert (np.diff(found[..., 2], axis=1) > 0).all()  # errors grow with the distance
-    assert (tmp_path / "outside.png").stat().st_size > 10_000
+    assert (tmp_path / "new" / "outside.png").stat().st_size > 10_000
     assert capsys.readouterr().out.count("exact process") == 3
 
 
