@@ -180,9 +180,9 @@ def outside_fraction(np, references, cost):  # type: ignore[no-untyped-def]
 
 
 def extrapolation(np, references, sample_cost, cost):  # type: ignore[no-untyped-def]
-    """Share of training rows that cost less, given their mean costs in ascending order; 1 outside the data.
+    """Share of training rows that cost less than a point, given their mean costs in ascending order.
 
-    A point lies outside if its mean cost is larger than that of all of them, or if a reference finds it there.
+    It is 1 where the point costs more than all of them, on average over the members or for one of the references.
     """
     share = np.searchsorted(sample_cost, cost.mean(-1).mean(0)) / len(sample_cost)
     return np.where(outside_fraction(np, references, cost)[:, 0] > 0, 1.0, share)

@@ -218,7 +218,7 @@ def predict(
     for name, count in (+outside).items():
         say.words(f"{_rows(count)} outside the training range of {name}", "yellow")
     if beyond:
-        say.words(f"{_rows(beyond)} outside the training data: see the column extrapolation", "yellow")
+        say.words(f"{_rows(beyond)} farther out than every training row: see the column extrapolation", "yellow")
     if far:
         say.words(
             f"{_rows(far)} farther out than the rows that intervals were calibrated on: do not rely on them", "yellow"

@@ -51,7 +51,7 @@ class BundlePrediction:
     affine_cost: ndarray
     """(m,) degree of extrapolation: epistemic variance over noise variance, before calibration."""
     extrapolation: ndarray
-    """(m,) share of the training rows with a smaller affine cost; 1: outside the training data."""
+    """(m,) share of the training rows with a smaller affine cost; 1: farther out than all of them."""
     component_mean: ndarray
     """(c, m, q), like the variances."""
     component_var: ndarray

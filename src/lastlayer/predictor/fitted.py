@@ -48,10 +48,10 @@ class Extrapolation:
     affine_cost: Float[ndarray, " m"]
     """Affine cost at alpha*, the variance of the function over that of the noise (Theorem 2); mean over the members."""
     quantile: Float[ndarray, " m"]
-    """Fraction of training points that would cost less if they were new; 1: the point lies outside the data.
+    """Fraction of training points that would cost less if they were new; 1: farther out than all of them.
 
-    It does if it costs more than all of them, or if the Gaussian process or the additive model of a mixture finds it
-    farther out than every held-out row: averaged over all members, a new value of one input may look familiar.
+    That is judged by the mean cost of the members, and in a mixture by the Gaussian process and the additive model
+    alone, too: on average over all members, a new value of one input may look familiar.
     """
 
 

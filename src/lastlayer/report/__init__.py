@@ -111,8 +111,8 @@ wide.</p>
 <h2>Residuals</h2><p class="note">Error over predicted standard deviation. Good: no pattern, 95% of the points between
 the dashed lines.</p>{side_by_side(figures.residuals(evaluation), "residuals")}
 <h2>Inputs outside the training range</h2>{_ranges(evaluation)}
-<p>{int((evaluation.where.quantile == 1).sum()):,} of {m:,} rows lie outside the training data: there the
-model extrapolates, even if each single input is within its range.{_beyond(evaluation)}</p>
+<p>{int((evaluation.where.quantile == 1).sum()):,} of {m:,} rows are farther out than every training row:
+there the model extrapolates, even if each single input is within its range.{_beyond(evaluation)}</p>
 <p class="note">First plot: errors against the affine cost, a measure of how far a row is from the training rows.
 Second plot: share of true values inside their 90% intervals, in bins of the affine cost. Good: in the grey band, where
 a perfectly calibrated model is 95% of the time, even far to the right.</p>

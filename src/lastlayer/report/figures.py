@@ -78,7 +78,7 @@ class Evaluation:
 
     @property
     def outside(self) -> Bool[ndarray, " m"]:
-        """Mask of rows outside the training data: an input is out of range, or the model finds them there."""
+        """Mask of rows outside the training data: an input is out of range, or they are farther out than all."""
         outside: ndarray = self.encoded.outside.any(1) | (self.where.quantile == 1)
         return outside
 
@@ -146,10 +146,7 @@ def residuals(evaluation: Evaluation) -> list[go.Figure]:
     figures, far, rows = [], evaluation.where.quantile == 1, evaluation.some(POINTS)
     for i, name in enumerate(evaluation.names):
         figure = _panel(360, "prediction", "error / std", name)
-        for outside, color, word in (
-            (False, BLUE, "like the training rows"),
-            (True, ORANGE, "outside the training data"),
-        ):
+        for outside, color, word in ((False, BLUE, "like the training rows"), (True, ORANGE, "farther out than all")):
             r = rows[far[rows] == outside]
             mean, error = evaluation.mean[r, i], evaluation.error[r, i]
             figure.add_trace(points(mean, error, color, word, text=evaluation.labels(r)))

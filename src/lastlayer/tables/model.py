@@ -36,7 +36,7 @@ class Forecast:
     outside: Counter[str]
     """Number of rows outside the training range of each input column."""
     beyond: int
-    """Number of rows outside the training data."""
+    """Number of rows farther out than every training row."""
     beyond_reach: int
     """Number of rows farther out than every held-out row that the intervals were calibrated on."""
     unknown: Counter[str]
