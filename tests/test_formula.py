@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -92,6 +93,27 @@ def test_three_array_libraries_say_what_the_model_says(kind, tmp_path):
     same(mean[..., 0], exact.mean)
     same(cov, exact.cov())
     same(cost[:, 0, 0], exact.affine_cost)
+
+
+def test_where_no_member_is_a_process_the_additive_model_tells_what_lies_outside(tmp_path):
+    """As for large tables: nothing is added to the variance, and disagreement counts where it says so."""
+    value, X = fitted("mixture of families").fitted_, far(data()[0])
+    value = replace(value, calibration=replace(value.calibration, outside=None))
+    ((places, inside),) = value.references
+    Z = value.standardized(X)
+    u = np.mean([value.members[i].layer.posterior.variance_ratio(value.features(i, Z)) for i in places], axis=0)
+    outside, where, p = u > inside, value.extrapolation(X), value.predictive(X)
+    assert outside.any()
+    assert not outside.all()
+    assert (where.quantile[outside] == 1).all()
+    apart = replace(value, calibration=replace(value.calibration, additive_inside=None)).predictive(X)
+    change = np.abs(p.component_mean - apart.component_mean).max((0, 2))
+    np.testing.assert_array_equal(change > 1e-9 * np.abs(p.component_mean).max(), outside)
+    np.savez(tmp_path / "m.npz", **to_arrays(value))
+    by_numpy = Bundle(tmp_path / "m.npz").predict(X)
+    for name in ("mean", "std", "component_mean", "component_var"):
+        same(getattr(by_numpy, name), getattr(p, name))
+    np.testing.assert_array_equal(by_numpy.extrapolation, where.quantile)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *ACTIVATIONS])

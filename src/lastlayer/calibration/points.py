@@ -129,17 +129,17 @@ class HeldOutPoints:
         costs = {family: self._cost_of(family) for family in (FOURIER, ADDITIVE) if family in self.families}
         if not costs or not len(self.targets):
             return self
-        given, inside = inside is not None, inside or {f: self._largest_single(cost) for f, cost in costs.items()}
+        edge = {family: self._largest_single(cost) for family, cost in costs.items()} if inside is None else inside
         if FOURIER not in costs:
-            return replace(self, inside=inside)
+            return replace(self, inside=edge)
         cost, weight, kind = costs[FOURIER], self.weight, self.kind
-        if given:
-            beyond = (cost > inside[FOURIER]).cpu().numpy() & self.single
+        if inside is not None:
+            beyond = (cost > edge[FOURIER]).cpu().numpy() & self.single
             kind = np.where(beyond, "outside", kind)
             weight = torch.where(torch.from_numpy(beyond).to(cost.device), REGION_WEIGHT * weight, weight)
         log_noise = self.of(FOURIER).noise_var.log().mean((0, -1))
-        far = log_far(TorchOps, SimpleNamespace(log_noise=log_noise, inside=inside[FOURIER]), cost)
-        return replace(self, log_far=far, inside=inside, weight=weight, kind=kind)
+        far = log_far(TorchOps, SimpleNamespace(log_noise=log_noise, inside=edge[FOURIER]), cost)
+        return replace(self, log_far=far, inside=edge, weight=weight, kind=kind)
 
     def _cost_of(self, family: Family) -> Float[Tensor, " n"]:
         """Mean affine cost over the networks of a family and over the outputs."""
