@@ -161,7 +161,7 @@ def crps(prediction: Prediction, y: ndarray, *, per_output: bool = False) -> Any
     """Compute the continuous ranked probability score (CRPS), averaged over points; smaller is better.
 
     For a mixture: sum_i w_i E|y - X_i| - 1/2 sum_ij w_i w_j E|X_i - X_j|, with X_i of component i. For a mixture of
-    log-normals the same without their means, which may be astronomical, since |a - b| = a + b - 2 min(a, b):
+    log-normals the same without their means, which may be astronomical, since abs(a - b) = a + b - 2 min(a, b):
     y - 2 sum_i w_i E min(y, X_i) + sum_ij w_i w_j E min(X_i, X_j).
 
     Parameters
