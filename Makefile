@@ -48,7 +48,7 @@ help:
 	@echo "make bench-peers lines, seconds and scores beside vbll and laplace-torch"
 	@echo "make bench-fit   cost and scores of a default fit against rows, beside four peers: hours (docs/benchmarks.md)"
 	@echo "make bench-small  small, wide and copied tables: promised and achieved LPD, coverage (docs/honesty.md)"
-	@echo "make bench-outside  coverage, LPD and CRPS as points leave the data, beside three peers: an hour (docs/honesty.md)"
+	@echo "make bench-outside  coverage, LPD and CRPS as points leave the data, beside three peers: ten minutes (docs/honesty.md)"
 	@echo "make bench-observe  missing targets and energies from gradients, beside the ways around them and a Gaussian process"
 	@echo "make bench-predict  a million rows through lastlayer predict: rows per second, memory"
 	@echo "make bench-control  what uncertainty costs in CasADi, beside the bare network's mean"
