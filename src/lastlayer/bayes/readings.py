@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Readings:
-    """Working targets with their noise; leading dimensions index members, a last axis of length 1 serves all outputs."""
+    """Working targets with their noise; leading dimensions index members, a last axis of 1 serves all outputs."""
 
     t: Float[Tensor, "*b m q"]
     """Working targets; 0 where a target is not read."""
