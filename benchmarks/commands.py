@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from lastlayer._internal.files import replacing
 from lastlayer.cli.console import Output
 from lastlayer.errors import InputError, check_choice
-from lastlayer.files import replacing
 
 console = Console()
 Thing = TypeVar("Thing")

@@ -25,12 +25,12 @@ from torch import Tensor, nn
 
 from benchmarks.timing import Ratio, Timing, describe_machine, print_ratios, time_in_turns
 from lastlayer import BLLRegressor
-from lastlayer.evidence import LOG_2PI, profiled_nlml
-from lastlayer.features import MLP, affine_features
-from lastlayer.networks.mlp import StackedMLP, inner_network
-from lastlayer.posterior import Posterior
+from lastlayer.bayes.evidence import LOG_2PI, profiled_nlml
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.networks.mlp import MLP, StackedMLP, inner_network
 from lastlayer.predictor.module import rows_in_cache
-from lastlayer.statistics import Statistics
 
 CHUNK = 2_000
 """Rows per chunk, in every loop over points."""

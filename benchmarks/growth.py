@@ -19,10 +19,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.timing import describe_machine
-from lastlayer.features import MLP
-from lastlayer.statistics import Statistics
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.data.rows import Data
+from lastlayer.networks.mlp import MLP
 from lastlayer.studies.paper import check_folder
-from lastlayer.training import Data, FrozenLayer, Profiled, RunningPosterior, chunked_nlml
+from lastlayer.training import FrozenLayer, Profiled, RunningPosterior, chunked_nlml
 
 REPEATS = 3
 

@@ -29,7 +29,7 @@ from benchmarks.jsonl import versions
 from benchmarks.timing import describe_machine, timed
 from lastlayer import BLLRegressor, metrics
 from lastlayer.cli.console import helpful
-from lastlayer.observe import Gradient, Value
+from lastlayer.data.observe import Gradient, Value
 from lastlayer.studies.paper import check_folder
 
 TEST_ROWS, LEVEL, WIDTH = 1_000, 0.9, 160

@@ -28,10 +28,10 @@ from sklearn.neural_network import MLPRegressor
 
 from benchmarks.timing import describe_machine
 from lastlayer import BLLRegressor
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.statistics import Statistics
 from lastlayer.integrations.river import RiverRegressor
 from lastlayer.online import DriftMonitor, ExponentialForgetting, OnlineModel, SlidingWindow
-from lastlayer.posterior import Posterior
-from lastlayer.statistics import Statistics
 
 FITTED, D, NOISE = 1_000, 8, 0.1
 STEPS = (1e-4, 1e-3, 1e-2, 1e-1)

@@ -24,7 +24,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from benchmarks.uci.ours import OURS
 from benchmarks.uci.peers import PEERS
 from benchmarks.uci.protocol import Fit, Gaussians, Predict, Task, score
-from lastlayer.drawing import BLUE, GREEN, GREY, ORANGE, new_figure
+from lastlayer.plots.drawing import BLUE, GREEN, GREY, ORANGE, new_figure
 from lastlayer.studies.paper import check_folder
 
 ROWS, TEST_ROWS, NOISE, RADII = 150, 300, 0.1, (1.0, 1.25, 1.5, 2.0)

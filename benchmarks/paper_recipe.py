@@ -15,13 +15,15 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
-from lastlayer.extrapolation import held_out_lpd
-from lastlayer.features import MLP, affine_features
-from lastlayer.posterior import Posterior
-from lastlayer.scaling import Standardizer
-from lastlayer.statistics import Statistics
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.held_out import held_out_lpd
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.data.rows import Data
+from lastlayer.data.scaling import Standardizer
+from lastlayer.networks.mlp import MLP
 from lastlayer.studies.data import SEED, PaperData, Samples, paper_data
-from lastlayer.training import Augmented, Data, FullBatch, Optimizer, TrainingHistory, Validation, train
+from lastlayer.training import Augmented, FullBatch, Optimizer, TrainingHistory, Validation, train
 
 PUBLISHED = {"NLML train": -0.09, "noise 1": 0.0507, "noise 2": 0.1786, "LPD train": 0.42, "LPD test": -18.14}
 RANGES = {

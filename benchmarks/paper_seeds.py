@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from numpy import ndarray
 
-from lastlayer.prediction import Prediction
+from lastlayer.predictions.prediction import Prediction
 from lastlayer.studies.data import SEED, paper_data
 from lastlayer.studies.networks import BUDGET, Budget, Scalers, fit_networks
 

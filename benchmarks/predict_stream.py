@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.timing import describe_machine
-from lastlayer.statistics import row_chunks
+from lastlayer._internal.chunks import row_chunks
 from lastlayer.tables import TableModel, chunks, read
 
 ROOT = Path(__file__).parents[1]

@@ -7,8 +7,8 @@ import numpy as np
 
 from lastlayer.errors import InputError
 from lastlayer.estimators.regressor import BLLRegressor
-from lastlayer.metrics import coverage, crps, log_predictive_density, rmse
-from lastlayer.plots import one_input
+from lastlayer.plots.figures import one_input
+from lastlayer.predictions.metrics import coverage, crps, log_predictive_density, rmse
 from lastlayer.studies.data import NOISE_STD, TEST_RANGE, TRAIN_RANGE, Samples, draw, paper_data, truth
 from lastlayer.studies.paper import check_folder
 

@@ -31,10 +31,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.timing import Ratio, describe_machine, print_ratios, time_in_turns
-from lastlayer.features import affine_features
-from lastlayer.sources import TensorSource
-from lastlayer.statistics import Statistics
-from lastlayer.training import Data, LastLayer, RunningPosterior, last_layer, streamed_statistics
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.data.rows import Data
+from lastlayer.data.sources import TensorSource
+from lastlayer.training import LastLayer, RunningPosterior, last_layer, streamed_statistics
 
 SECTIONS = ("epochs", "memory", "statistics", "processes")
 N_INPUTS, NOISE_STD = 16, 0.3

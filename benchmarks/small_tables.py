@@ -19,7 +19,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from lastlayer import BLLRegressor, metrics
-from lastlayer.drawing import BLUE, GREY, ORANGE, new_figure
+from lastlayer.plots.drawing import BLUE, GREY, ORANGE, new_figure
 from lastlayer.studies.paper import check_folder
 
 TEST_ROWS, LEVEL, CLOSE = 1_000, 0.9, 0.15

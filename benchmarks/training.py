@@ -28,10 +28,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.timing import Ratio, Timing, describe_machine, print_ratios
-from lastlayer.features import MLP
-from lastlayer.scaling import Standardizer
+from lastlayer.data.rows import Data
+from lastlayer.data.scaling import Standardizer
+from lastlayer.networks.mlp import MLP
 from lastlayer.studies.data import paper_data
-from lastlayer.training import Augmented, Data, FullBatch, Objective, Optimizer, Profiled, train
+from lastlayer.training import Augmented, FullBatch, Objective, Optimizer, Profiled, train
 
 HIDDEN = (20, 20, 20)
 RECIPE_RATE = 1e-3

@@ -17,8 +17,8 @@ import numpy as np
 from numpy import ndarray
 
 from lastlayer import BLLRegressor
-from lastlayer.distributed import join
-from lastlayer.sources import ArraySource
+from lastlayer.data.distributed import join
+from lastlayer.data.sources import ArraySource
 
 
 def example_rows(m: int, seed: int) -> tuple[ndarray, ndarray]:

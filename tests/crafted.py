@@ -23,7 +23,7 @@ from models import data, fitted
 from torch import Tensor
 
 import lastlayer
-from lastlayer import files
+from lastlayer._internal import files
 from lastlayer.errors import LastLayerError
 from lastlayer.online import DriftMonitor, OnlineModel, SlidingWindow
 from lastlayer.report import make_report

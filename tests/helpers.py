@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lastlayer.bayes.features import affine_features
 from lastlayer.estimators.base import LastLayerRegressor
-from lastlayer.features import affine_features
 from lastlayer.networks.fourier import fourier_network
 from lastlayer.training import Problem
 

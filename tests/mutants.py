@@ -1103,7 +1103,7 @@ MUTANTS = [
         "energy=self.energy * unit",
         SCALED,
     ),
-    Mutant("attach-units", "estimators/posthoc.py", "raw.with_targets(targets)", "raw", BY_HAND),
+    Mutant("attach-units", "estimators/posthoc.py", "raw.with_targets(targets.mean, targets.scale)", "raw", BY_HAND),
     Mutant("attach-shares", "estimators/posthoc.py", "process_group.reduce(Statistics", "(Statistics", TWO),
     Mutant("attach-padding", ATTACHED, "kept &= mask.to(kept.device) != 0", "pass", EVERY_TOKEN),
     Mutant("attach-ids", "networks/structured.py", " if x.is_floating_point() else x.dtype", "", EVERY_TOKEN),

@@ -10,18 +10,18 @@ from torch import Tensor, nn
 
 import lastlayer
 from lastlayer import BLLRegressor, attach
+from lastlayer.bayes.evidence import optimal_alpha
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.data.observe import Sum
+from lastlayer.data.scaling import Standardizer
+from lastlayer.data.sources import LoaderSource
 from lastlayer.errors import InputError
 from lastlayer.estimators.attached import AttachedRegressor
-from lastlayer.evidence import optimal_alpha
-from lastlayer.features import affine_features
 from lastlayer.integrations.casadi import to_casadi
 from lastlayer.networks.feature_extractor import FeatureExtractor
-from lastlayer.observe import Sum
 from lastlayer.online import OnlineModel
-from lastlayer.posterior import Posterior
-from lastlayer.scaling import Standardizer
-from lastlayer.sources import LoaderSource
-from lastlayer.statistics import Statistics
 
 M, TOKENS, WORDS, K = 40, 5, 11, 6
 

@@ -8,12 +8,12 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
 from lastlayer import TrainingOptions
-from lastlayer.baselines import BayesByBackpropRegressor, BayesianNetwork, BLRRegressor, VariationalLinear
+from lastlayer.bayes.evidence import general_nlml, optimal_alpha
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.data.sources import TensorSource
 from lastlayer.errors import InputError
-from lastlayer.evidence import general_nlml, optimal_alpha
-from lastlayer.features import affine_features
-from lastlayer.sources import TensorSource
-from lastlayer.statistics import Statistics
+from lastlayer.studies.baselines import BayesByBackpropRegressor, BayesianNetwork, BLRRegressor, VariationalLinear
 
 
 def wave(m=60, seed=0):

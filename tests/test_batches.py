@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from lastlayer import BLLRegressor
+from lastlayer._internal.files import ModelFileError
 from lastlayer.errors import InputError
-from lastlayer.files import ModelFileError
 from lastlayer.integrations.batches import BatchPredictor, load_once
 from lastlayer.tables import Table, TableModel
 

@@ -390,7 +390,8 @@ def test_the_command_writes_tables_and_picture_and_fails_softly(folder, tmp_path
 
 
 def test_a_walk_counts_named_functions_of_the_package_and_ways_between_files(monkeypatch, capsys):
-    from lastlayer import linalg, scaling
+    from lastlayer.bayes import linalg
+    from lastlayer.data import scaling
 
     X = torch.arange(6.0)[:, None]
 

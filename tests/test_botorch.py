@@ -35,8 +35,8 @@ from scipy.special import logsumexp
 
 import lastlayer.errors
 from lastlayer import BLLRegressor
+from lastlayer.bayes.features import affine_features
 from lastlayer.errors import FlooredNoiseWarning, InputError
-from lastlayer.features import affine_features
 from lastlayer.integrations.botorch import BLLMixture, BLLModel, MemberAverage, SingleTaskBLL, Surrogate, fit_model
 from lastlayer.integrations.botorch.surrogate import LITTLE_NOISE
 from lastlayer.networks.fourier import ProcessFeatures

@@ -29,8 +29,8 @@ from lastlayer.calibration.fit import LIMITS, PRIOR, STARTS, CurveProblem
 from lastlayer.calibration.points import REGION_WEIGHT
 from lastlayer.ensemble.splits import blocked_splits, given_splits, random_splits, shell_splits
 from lastlayer.errors import InputError
-from lastlayer.ops import NumPyOps, TorchOps
-from lastlayer.types import ADDITIVE, FOURIER, LINEAR, NETWORK, Family
+from lastlayer.formula.ops import NumPyOps, TorchOps
+from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR, NETWORK, Family
 
 TRUTH = Curve(np.array([0.6, 2.0]), np.array([1.5, 0.4]), power=0.7)
 TAILS = Tails(0.1, 9.0)

@@ -15,13 +15,13 @@ from models import FAST, MODELS, data, far, fitted
 from torch import nn
 
 from lastlayer import BLLRegressor
+from lastlayer.data.observe import Derivative, Gradient, Value
 from lastlayer.errors import InputError, MissingPackageError
-from lastlayer.features import ACTIVATIONS
+from lastlayer.formula.ops import CasADiOps
 from lastlayer.integrations import export_c, functional_to_casadi, to_casadi, variances_to_casadi
 from lastlayer.integrations.c_code import PRODUCT
 from lastlayer.integrations.casadi_network import to_expression
-from lastlayer.observe import Derivative, Gradient, Value
-from lastlayer.ops import CasADiOps
+from lastlayer.networks.mlp import ACTIVATIONS
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
 

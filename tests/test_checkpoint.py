@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lastlayer import BLLRegressor, TrainingOptions
-from lastlayer.digests import digest_of, digest_of_parameters, layout_of, name_of
+from lastlayer._internal.digests import digest_of, digest_of_parameters, layout_of, name_of
+from lastlayer.data.sources import ArraySource, LoaderSource
 from lastlayer.errors import InputError
-from lastlayer.sources import ArraySource, LoaderSource
 
 RNG = np.random.default_rng(0)
 X = RNG.integers(0, 2, size=(16, 2)).astype(float)  # few values: sums of squares coincide
@@ -190,7 +190,7 @@ def test_digests_tell_bytes_types_and_shapes_apart():
 def test_digests_of_large_arrays_are_taken_in_pieces(monkeypatch):
     a = RNG.normal(size=(50, 3))
     whole = digest_of(a, torch.from_numpy(a))
-    monkeypatch.setattr("lastlayer.digests.CHUNK_BYTES", 100)
+    monkeypatch.setattr("lastlayer._internal.digests.CHUNK_BYTES", 100)
     assert digest_of(a, torch.from_numpy(a)) == whole
 
 

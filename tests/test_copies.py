@@ -9,7 +9,7 @@ from numpy import ndarray
 from sklearn.model_selection import KFold
 
 from lastlayer import BLLRegressor
-from lastlayer.ensemble.copies import SEARCHED_ROWS, distinct, near_groups
+from lastlayer.data.copies import SEARCHED_ROWS, distinct, near_groups
 from lastlayer.errors import CopiesWarning
 
 pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")

@@ -14,18 +14,20 @@ from sklearn.model_selection import KFold
 from torch import nn
 
 from lastlayer import BLLRegressor, TrainingOptions
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration import HeldOutPoints, fit_curves
+from lastlayer.data.rows import Data
 from lastlayer.ensemble.crossfit import CrossFit
 from lastlayer.ensemble.splits import SHELLS, Folds, Split, blocked_splits, folds_for, random_splits, shell_splits
 from lastlayer.ensemble.trainer import FitTask, Trainer
-from lastlayer.features import MLP, affine_features
 from lastlayer.networks.architecture import Architecture
-from lastlayer.posterior import Posterior
+from lastlayer.networks.mlp import MLP
 from lastlayer.predictor.module import Member
-from lastlayer.settings import FAST_PRECISIONS, PRIOR_PRECISIONS, DataShape, Settings, resolve
-from lastlayer.statistics import Statistics
-from lastlayer.training import Data, last_layer, last_layers
-from lastlayer.types import ADDITIVE, FOURIER, LINEAR, NETWORK, NO_NOISE_PRIOR, WEAK_NOISE_PRIOR, Family
+from lastlayer.settings.resolve import FAST_PRECISIONS, PRIOR_PRECISIONS, DataShape, Settings, resolve
+from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR, NETWORK, NO_NOISE_PRIOR, WEAK_NOISE_PRIOR, Family
+from lastlayer.training import last_layer, last_layers
 
 pytestmark = pytest.mark.usefixtures("small_process")
 

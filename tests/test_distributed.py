@@ -7,7 +7,7 @@ import torch
 from helpers import by_two_processes
 from torch import nn
 
-from lastlayer.distributed import ONE, ProcessGroup, join
+from lastlayer.data.distributed import ONE, ProcessGroup, join
 from lastlayer.errors import InputError
 
 SCRIPT = """

@@ -11,6 +11,7 @@ from helpers import sine
 from sklearn.exceptions import NotFittedError
 
 from lastlayer import BLLRegressor, Prediction
+from lastlayer.data.scaling import Standardizer
 from lastlayer.dynamics import (
     DynamicsModel,
     Episode,
@@ -25,7 +26,6 @@ from lastlayer.dynamics import (
 )
 from lastlayer.dynamics.plots import density_by_step, trajectories
 from lastlayer.dynamics.rollout import Draws
-from lastlayer.scaling import Standardizer
 
 pytestmark = pytest.mark.usefixtures("small_process")
 

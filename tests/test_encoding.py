@@ -15,14 +15,15 @@ from torch import nn
 
 import lastlayer
 from lastlayer import BLLRegressor
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.data.rows import Data
 from lastlayer.networks.architecture import Architecture, encoded
 from lastlayer.networks.encoding import PiecewiseEncoding, bins_of
 from lastlayer.networks.mlp import MLP, InputSkip, StackedMLP, encoding_of, grouped, inner_network
-from lastlayer.settings import DataShape, resolve
-from lastlayer.statistics import Statistics
-from lastlayer.training import Data, FullBatch, Profiled, StackedNetworks
+from lastlayer.settings.resolve import DataShape, resolve
+from lastlayer.settings.types import ADDITIVE, NETWORK
+from lastlayer.training import FullBatch, Profiled, StackedNetworks
 from lastlayer.training.stack import StackPass
-from lastlayer.types import ADDITIVE, NETWORK
 
 pytestmark = pytest.mark.usefixtures("small_process")
 

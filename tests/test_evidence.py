@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal
 
+from lastlayer.bayes.evidence import general_nlml, nlml, optimal_alpha, optimal_alphas, profile, profiled_nlml
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.precision import NOISE_FLOOR, NormalEquations
+from lastlayer.bayes.statistics import Statistics
 from lastlayer.errors import InputError
-from lastlayer.evidence import general_nlml, nlml, optimal_alpha, optimal_alphas, profile, profiled_nlml
-from lastlayer.features import affine_features
-from lastlayer.precision import NOISE_FLOOR, NormalEquations
-from lastlayer.statistics import Statistics
 from lastlayer.training import last_layer, last_layers
 
 PRIORS = ("flat", "shared")
@@ -129,7 +129,7 @@ def test_the_gradient_does_not_depend_on_its_chunks(bias_prior, monkeypatch):
         return torch.autograd.grad(J, p)[0]
 
     whole = gradient()
-    monkeypatch.setattr("lastlayer.evidence.GRADIENT_ROWS", 5)
+    monkeypatch.setattr("lastlayer.bayes.evidence.GRADIENT_ROWS", 5)
     close(gradient(), whole)
 
 
@@ -306,7 +306,7 @@ def test_last_layers_of_models_of_any_shape_come_in_their_order(numbers, monkeyp
 def test_a_scan_in_pieces_is_the_scan(monkeypatch):
     stack = Statistics.stacked(all_sorts())
     whole = optimal_alphas(stack)
-    monkeypatch.setattr("lastlayer.evidence.SCANNED", {"cpu": 1})
+    monkeypatch.setattr("lastlayer.bayes.evidence.SCANNED", {"cpu": 1})
     for a, b in zip(optimal_alphas(stack), whole, strict=True):
         assert a.log_alpha == pytest.approx(b.log_alpha, abs=1e-12)
 

@@ -9,10 +9,10 @@ from helpers import close
 from numpy import ndarray
 
 from lastlayer import plots
+from lastlayer._internal.files import ModelFileError
 from lastlayer.errors import InputError
 from lastlayer.explain import Input, partial_dependence, permutation_importance
-from lastlayer.files import ModelFileError
-from lastlayer.prediction import Prediction
+from lastlayer.predictions.prediction import Prediction
 from lastlayer.tables import Table, TableModel, compare, dependence, held_out_importance, importance, keep_back
 from lastlayer.tables.importance import Ranking, columns_of, extremes_table, saved_ranking
 from lastlayer.tables.schema import Schema

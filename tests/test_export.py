@@ -11,11 +11,11 @@ import pytest
 
 from lastlayer import BLLRegressor
 from lastlayer.errors import InputError
-from lastlayer.export import export_bundle, reader, to_arrays
-from lastlayer.export.bundle import Bundle
-from lastlayer.features import ACTIVATIONS
+from lastlayer.integrations.export import export_bundle, reader, to_arrays
+from lastlayer.integrations.export.bundle import Bundle
+from lastlayer.networks.mlp import ACTIVATIONS
+from lastlayer.settings.types import FOURIER
 from lastlayer.tables import Table, TableModel, read
-from lastlayer.types import FOURIER
 
 pytestmark = pytest.mark.usefixtures("small_process")
 

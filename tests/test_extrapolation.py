@@ -13,26 +13,22 @@ from scipy.optimize import nnls
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from lastlayer.errors import InputError
-from lastlayer.extrapolation import (
-    HeldOut,
-    affine_cost,
-    affine_cost_program,
-    blocked_folds,
+from lastlayer.bayes.affine_cost import affine_cost, affine_cost_program, leave_one_out_cost
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.held_out import HeldOut, held_out_lpd
+from lastlayer.bayes.hulls import (
     distance_to_affine_hull,
     distance_to_convex_hull,
     distance_to_span,
-    held_out_lpd,
-    leave_one_out_cost,
     nearest_in_affine_hull,
     nearest_in_convex_hull,
     nearest_in_span,
-    tune_alpha,
-    tune_alpha_on,
 )
-from lastlayer.features import affine_features
-from lastlayer.posterior import Posterior
-from lastlayer.statistics import Statistics
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.calibration.alpha import tune_alpha, tune_alpha_on
+from lastlayer.ensemble.folds import blocked_folds
+from lastlayer.errors import InputError
 
 F64 = torch.float64
 GAMMAS = [1e-2, 3.0, 1e4]

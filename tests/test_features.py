@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lastlayer.bayes.features import affine_features, linear_features
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.statistics import Statistics
 from lastlayer.errors import InputError
-from lastlayer.features import ACTIVATIONS, MLP, affine_features, linear_features
-from lastlayer.networks.mlp import InputSkip
-from lastlayer.posterior import Posterior
-from lastlayer.statistics import Statistics
+from lastlayer.networks.mlp import ACTIVATIONS, MLP, InputSkip
 
 
 def test_affine_features_are_the_linear_ones_and_a_one():

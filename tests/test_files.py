@@ -20,9 +20,10 @@ import torch
 from torch import nn
 
 import lastlayer
-from lastlayer import BLLRegressor, TrainingOptions, files
+from lastlayer import BLLRegressor, TrainingOptions
+from lastlayer._internal import files
+from lastlayer._internal.files import ModelFileError
 from lastlayer.errors import InputError
-from lastlayer.files import ModelFileError
 
 NEW = np.linspace(-6, 6, 9)[:, None]
 

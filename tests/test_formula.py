@@ -12,11 +12,11 @@ from models import data, far
 
 from lastlayer import BLLRegressor, formula
 from lastlayer.calibration import SHARPNESS
-from lastlayer.export import to_arrays
-from lastlayer.export.bundle import Bundle
-from lastlayer.features import ACTIVATIONS
 from lastlayer.integrations import to_casadi
-from lastlayer.types import ADDITIVE, FOURIER
+from lastlayer.integrations.export import to_arrays
+from lastlayer.integrations.export.bundle import Bundle
+from lastlayer.networks.mlp import ACTIVATIONS
+from lastlayer.settings.types import ADDITIVE, FOURIER
 
 pytestmark = pytest.mark.usefixtures("small_process")
 

@@ -7,8 +7,8 @@ from helpers import sine
 from torch import nn
 
 from lastlayer import BLLRegressor, TrainingOptions
+from lastlayer.data.copies import joined, whole_groups
 from lastlayer.ensemble import trainer as trainer_module
-from lastlayer.ensemble.copies import joined, whole_groups
 from lastlayer.ensemble.splits import Split
 from lastlayer.errors import InputError
 from lastlayer.estimators import regressor

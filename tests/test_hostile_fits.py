@@ -7,8 +7,9 @@ from helpers import sine
 from hostile_fits import BACKBONES, Answer, generated, outcome
 
 from lastlayer import BLLRegressor, TrainingOptions
+from lastlayer._internal.arrays import as_array
+from lastlayer.data.validation import LARGEST_TARGET
 from lastlayer.errors import InputError, MissingTargetsWarning
-from lastlayer.inputs import LARGEST_TARGET, as_array
 from lastlayer.networks.mlp import finite_features
 
 pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")

@@ -9,10 +9,11 @@ import torch
 from helpers import close
 from scipy.linalg import null_space
 
-from lastlayer.evidence import optimal_alphas, profile
-from lastlayer.features import affine_features
+from lastlayer.bayes.evidence import optimal_alphas, profile
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.statistics import Statistics
 from lastlayer.networks.fourier import fourier_network, frequencies
-from lastlayer.statistics import Statistics
+from lastlayer.settings.types import WEAK_NOISE_PRIOR, NoisePrior
 from lastlayer.training import last_layers
 from lastlayer.training.lengths import (
     COMMON,
@@ -25,7 +26,6 @@ from lastlayer.training.lengths import (
     likely_log_length,
     value_and_slopes,
 )
-from lastlayer.types import WEAK_NOISE_PRIOR, NoisePrior
 
 
 def tables(generator, b=2, m=9, d=3, q=2):

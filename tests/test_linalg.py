@@ -3,7 +3,7 @@
 import torch
 from helpers import close
 
-from lastlayer.linalg import Cholesky
+from lastlayer.bayes.linalg import Cholesky
 
 
 def test_a_pivot_of_zero_spoils_its_own_matrix_alone():

@@ -9,15 +9,15 @@ from scipy.stats import lognorm
 
 import lastlayer
 from lastlayer import BLLRegressor
+from lastlayer.data.observe import Derivative
 from lastlayer.dynamics import DynamicsModel, Episode
 from lastlayer.errors import InputError
 from lastlayer.integrations.batches import BatchPredictor
-from lastlayer.log_prediction import LogPrediction
-from lastlayer.metrics import coverage, crps, log_predictive_density
-from lastlayer.observe import Derivative
 from lastlayer.online import OnlineModel
-from lastlayer.prediction import Prediction
-from lastlayer.settings import target_transform
+from lastlayer.predictions.lognormal import LogPrediction
+from lastlayer.predictions.metrics import coverage, crps, log_predictive_density
+from lastlayer.predictions.prediction import Prediction
+from lastlayer.settings.resolve import target_transform
 
 FAST = {"preset": "evidence", "hidden": (6,), "max_epochs": 30, "random_state": 0}
 

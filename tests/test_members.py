@@ -9,8 +9,9 @@ import torch
 from helpers import Losses, close
 from torch import Tensor, nn
 
+from lastlayer.data.rows import Data
 from lastlayer.networks.mlp import MLP, InputSkip, StackedMLP, grouped, neg_log_hidden_prior
-from lastlayer.training import Data, FullBatch, Optimizer, Profiled, TrainingHistory, Validation, train
+from lastlayer.training import FullBatch, Optimizer, Profiled, TrainingHistory, Validation, train
 
 SEEDS = (3, 1, 4)
 HIDDEN = (5, 4)

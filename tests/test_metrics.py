@@ -14,8 +14,8 @@ from scipy.integrate import quad
 from sklearn.metrics import root_mean_squared_error
 
 from lastlayer.errors import InputError
-from lastlayer.metrics import LEVELS, calibration_error, coverage, crps, log_predictive_density, rmse
-from lastlayer.prediction import Prediction
+from lastlayer.predictions.metrics import LEVELS, calibration_error, coverage, crps, log_predictive_density, rmse
+from lastlayer.predictions.prediction import Prediction
 
 SCORES = (log_predictive_density, rmse, coverage, crps)
 

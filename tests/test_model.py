@@ -17,16 +17,16 @@ from torch import nn
 
 import lastlayer
 from lastlayer import BLLRegressor, TrainingOptions
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration import Curve, Tails, fit_curves
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
-from lastlayer.posterior import Posterior
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Member
-from lastlayer.settings import PRIOR_PRECISIONS
-from lastlayer.statistics import Statistics
+from lastlayer.settings.resolve import PRIOR_PRECISIONS
+from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR, Family
 from lastlayer.training import StackedNetworks
-from lastlayer.types import ADDITIVE, FOURIER, LINEAR, Family
 
 pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")
 

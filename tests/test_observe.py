@@ -16,20 +16,21 @@ from test_calibration import held_out, problem_of
 from torch import Tensor, nn
 
 from lastlayer import BLLRegressor, TrainingOptions, load
+from lastlayer.bayes.evidence import known_noise_nlml, optimal_alpha, optimal_alphas, profile, statistics_nlml
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.partial_posterior import by_output, posterior_of
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.statistics import OutputStatistics, Statistics
+from lastlayer.data.observe import Derivative, Difference, Functionals, Gradient, Integral, Sum, Value
+from lastlayer.data.rows import Data
+from lastlayer.data.scaling import Standardizer
 from lastlayer.errors import InputError, MissingTargetsWarning
-from lastlayer.evidence import known_noise_nlml, optimal_alpha, optimal_alphas, profile, statistics_nlml
-from lastlayer.features import affine_features
 from lastlayer.networks.fourier import fourier_features, fourier_network, frequencies
 from lastlayer.networks.mlp import MLP
-from lastlayer.observe import Derivative, Difference, Functionals, Gradient, Integral, Sum, Value
-from lastlayer.partial_posterior import by_output, posterior_of
-from lastlayer.posterior import Posterior
-from lastlayer.scaling import Standardizer
-from lastlayer.statistics import OutputStatistics, Statistics
+from lastlayer.settings.types import FOURIER, LINEAR, NETWORK
 from lastlayer.tables import TableModel, read
-from lastlayer.training import Data, KnownNoise, Profiled, SampledRows, known_noise_layer
+from lastlayer.training import KnownNoise, Profiled, SampledRows, known_noise_layer
 from lastlayer.training.noise_groups import StatisticsByNoise, Targets
-from lastlayer.types import FOURIER, LINEAR, NETWORK
 
 pytestmark = pytest.mark.usefixtures("small_process")
 

@@ -11,11 +11,12 @@ from models import FAST, data, fitted
 from torch import nn
 
 import lastlayer
-from lastlayer import BLLRegressor, files
+from lastlayer import BLLRegressor
+from lastlayer._internal import files
+from lastlayer._internal.files import ModelFileError
 from lastlayer.errors import InputError
-from lastlayer.files import ModelFileError
 from lastlayer.online import DriftMonitor, ExponentialForgetting, KeepAll, Memory, OnlineModel, SlidingWindow
-from lastlayer.types import FOURIER
+from lastlayer.settings.types import FOURIER
 
 pytestmark = pytest.mark.usefixtures("small_process")
 

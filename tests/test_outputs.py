@@ -21,10 +21,11 @@ from hostile_cli import run as run_hostile
 from typer.testing import CliRunner
 
 import lastlayer
-from lastlayer import BLLRegressor, files, progress
+from lastlayer import BLLRegressor
+from lastlayer._internal import files, progress
+from lastlayer._internal.files import ModelFileError
 from lastlayer.cli import app, console
 from lastlayer.errors import InputError
-from lastlayer.files import ModelFileError
 from lastlayer.studies import paper
 from lastlayer.tables import TableModel
 from lastlayer.training.adam import Adam

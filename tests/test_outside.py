@@ -11,9 +11,10 @@ import lastlayer
 from lastlayer import BLLRegressor, metrics
 from lastlayer.calibration import Curve
 from lastlayer.errors import InputError
-from lastlayer.explain import additive_curves, additive_effects
+from lastlayer.explain import additive_effects
 from lastlayer.online import ExponentialForgetting, OnlineModel, SlidingWindow
-from lastlayer.types import ADDITIVE, FOURIER
+from lastlayer.plots import additive_curves
+from lastlayer.settings.types import ADDITIVE, FOURIER
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
 

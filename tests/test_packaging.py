@@ -100,7 +100,7 @@ def test_importing_is_quiet_and_brings_nothing_heavy():
     """In fresh processes, warnings being errors; the mathematics must do without estimators and pictures."""
     program = f"import sys, lastlayer; print([name for name in {HEAVY} if name in sys.modules])"
     assert _run(program) == "[]"
-    modules = "lastlayer.evidence, lastlayer.posterior, lastlayer.extrapolation, lastlayer.metrics"
+    modules = "lastlayer.bayes.evidence, lastlayer.posterior, lastlayer.extrapolation, lastlayer.metrics"
     program = f"import sys, {modules}; print([name for name in {(*OUTSIDE, 'scipy.optimize')} if name in sys.modules])"
     assert _run(program) == "[]"
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lastlayer import BLLRegressor, sources
-from lastlayer.distributed import ProcessGroup
+from lastlayer.data.distributed import ProcessGroup
+from lastlayer.data.parquet import ParquetSource
+from lastlayer.data.sources import ArraySource, scales_of
 from lastlayer.errors import InputError, MissingPackageError
-from lastlayer.parquet import ParquetSource
-from lastlayer.sources import ArraySource, scales_of
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lastlayer import BLLRegressor, load
+from lastlayer.bayes.coupled import CoupledEquations, PatternStatistics
+from lastlayer.bayes.evidence import general_nlml, profiled_nlml
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.partial_posterior import by_pattern, posterior_of
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.data.observe import Value
 from lastlayer.errors import InputError
-from lastlayer.evidence import general_nlml, profiled_nlml
-from lastlayer.features import affine_features
-from lastlayer.observe import Value
-from lastlayer.partial_posterior import by_pattern, posterior_of
-from lastlayer.patterns import CoupledEquations, PatternStatistics
-from lastlayer.posterior import Posterior
-from lastlayer.statistics import Statistics
 from lastlayer.training import coupled_layer
 
 Q, K, M = 3, 4, 14

@@ -21,12 +21,13 @@ from matplotlib.lines import Line2D
 from numpy import ndarray
 from scipy import stats
 
-from lastlayer import drawing, plots
+from lastlayer import plots
 from lastlayer.calibration import Calibration, CalibrationPoints, Curve, Tails
+from lastlayer.calibration.alpha import AlphaCurve
 from lastlayer.errors import InputError
-from lastlayer.extrapolation import AlphaCurve
-from lastlayer.metrics import LEVELS, calibration_error, coverage, rmse
-from lastlayer.prediction import Prediction
+from lastlayer.plots import drawing
+from lastlayer.predictions.metrics import LEVELS, calibration_error, coverage, rmse
+from lastlayer.predictions.prediction import Prediction
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
 

@@ -10,11 +10,11 @@ from helpers import close, precision_matrix, problem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastlayer import linalg
+from lastlayer.bayes import linalg
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.statistics import Statistics
 from lastlayer.errors import InputError, PrecisionError
-from lastlayer.features import affine_features
-from lastlayer.posterior import Posterior
-from lastlayer.statistics import Statistics
 
 PRIORS = ("flat", "shared")
 

@@ -16,14 +16,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lastlayer
 from lastlayer import BLLLoss, attach
+from lastlayer.bayes.evidence import optimal_alpha, profiled_nlml
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.data.scaling import Standardizer
+from lastlayer.data.sources import ArraySource
 from lastlayer.errors import InputError
-from lastlayer.evidence import optimal_alpha, profiled_nlml
-from lastlayer.features import affine_features
 from lastlayer.networks.feature_extractor import FeatureExtractor
-from lastlayer.posterior import Posterior
-from lastlayer.scaling import Standardizer
-from lastlayer.sources import ArraySource
-from lastlayer.statistics import Statistics
 from lastlayer.training.objectives import INITIAL_LOG_ALPHA
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -196,7 +196,7 @@ def test_strange_loaders_are_refused(as_a_user):
 def test_statistics_of_scaled_targets_follow_from_those_of_raw_ones(scale, shift, seed):
     P, T = problem(seed=seed)
     scaler = Standardizer(torch.tensor([shift, 1.0]).double(), torch.tensor([scale, 2.0]).double())
-    after = Statistics.from_linear_features(P, T).with_targets(scaler)
+    after = Statistics.from_linear_features(P, T).with_targets(scaler.mean, scaler.scale)
     before = Statistics.from_linear_features(P, scaler.forward(T))
     for name in ("mean", "scatter", "energy"):
         close(getattr(after, name), getattr(before, name))

@@ -14,8 +14,8 @@ from scipy import stats
 from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal, Normal
 
 from lastlayer.errors import InputError
-from lastlayer.joint_prediction import JointPrediction
-from lastlayer.prediction import Prediction
+from lastlayer.predictions.joint import JointPrediction
+from lastlayer.predictions.prediction import Prediction
 
 LEVELS = [1e-4, 0.025, 0.5, 0.9]
 QUESTIONS = ("mean", "epistemic_var", "noise_var", "var", "std", "affine_cost")

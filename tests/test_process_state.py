@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lastlayer import BLLRegressor, attach, load
-from lastlayer.process_state import isolated, seeded
-from lastlayer.sources import ArraySource, LoaderSource
+from lastlayer._internal.process_state import isolated, seeded
+from lastlayer.data.sources import ArraySource, LoaderSource
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 2))

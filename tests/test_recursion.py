@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy import ndarray
 
-from lastlayer.features import affine_features
-from lastlayer.posterior import Posterior
-from lastlayer.recursion import Recursion
-from lastlayer.statistics import Statistics
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.recursion import Recursion
+from lastlayer.bayes.statistics import Statistics
 
 LOG_ALPHA = torch.tensor([0.0, 1.0, 4.0], dtype=torch.float64)
 PRIORS = ("flat", "shared")

@@ -21,10 +21,10 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 from lastlayer import BLLRegressor, TrainingOptions
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.calibration.alpha import search_alpha
 from lastlayer.errors import InputError
-from lastlayer.extrapolation import search_alpha
-from lastlayer.posterior import Posterior
-from lastlayer.statistics import Statistics
 from lastlayer.training import Validation, train
 
 pytestmark = pytest.mark.usefixtures("as_a_user")

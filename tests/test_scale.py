@@ -16,17 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lastlayer import BLLRegressor, TrainingOptions
-from lastlayer.distributed import ONE, ProcessGroup
+from lastlayer.bayes.evidence import profiled_nlml
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.data.distributed import ONE, ProcessGroup
+from lastlayer.data.rows import Data
+from lastlayer.data.sources import TensorSource
 from lastlayer.errors import InputError
-from lastlayer.evidence import profiled_nlml
-from lastlayer.features import MLP, affine_features
-from lastlayer.networks.mlp import StackedMLP
-from lastlayer.posterior import Posterior
-from lastlayer.sources import TensorSource
-from lastlayer.statistics import Statistics
+from lastlayer.networks.mlp import MLP, StackedMLP
 from lastlayer.training import (
     Augmented,
-    Data,
     FrozenLayer,
     FullBatch,
     MiniBatches,

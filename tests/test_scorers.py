@@ -13,7 +13,7 @@ from sklearn.preprocessing import MinMaxScaler
 
 from lastlayer import BLLRegressor, metrics, scorers
 from lastlayer.errors import InputError
-from lastlayer.prediction import Prediction
+from lastlayer.predictions.prediction import Prediction
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
 

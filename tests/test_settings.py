@@ -15,11 +15,11 @@ from torch import nn
 
 import lastlayer
 from lastlayer import BLLRegressor, TrainingOptions
+from lastlayer.data.sources import TensorSource
 from lastlayer.errors import InputError
 from lastlayer.networks.mlp import encoding_of, inner_network
-from lastlayer.settings import FAST_PRECISIONS, PRIOR_PRECISIONS, DataShape, Settings, resolve
-from lastlayer.sources import TensorSource
-from lastlayer.types import ADDITIVE, FOURIER, LINEAR, NETWORK, Family
+from lastlayer.settings.resolve import FAST_PRECISIONS, PRIOR_PRECISIONS, DataShape, Settings, resolve
+from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR, NETWORK, Family
 
 pytestmark = pytest.mark.usefixtures("small_process")
 
@@ -295,7 +295,7 @@ def test_very_many_rows_are_encoded_too_and_need_no_process():
 
 @pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])  # trained as one batch, or one by one
 def test_networks_have_the_activation_of_their_family_in_memory_and_in_files(optimizer, monkeypatch, tmp_path):
-    monkeypatch.setattr("lastlayer.settings.LARGE_TABLE", 50)
+    monkeypatch.setattr("lastlayer.settings.resolve.LARGE_TABLE", 50)
     X, y = sine(60)
     options = TrainingOptions(optimizer=optimizer)
     model = BLLRegressor(preset="fast", hidden=(3,), max_epochs=1, training=options, random_state=0).fit(X, y)

@@ -9,14 +9,14 @@ from helpers import sine
 
 import lastlayer
 from lastlayer import BLLRegressor, metrics
-from lastlayer.baselines import BayesByBackpropRegressor, BLRRegressor
 from lastlayer.errors import InputError, MissingPackageError
-from lastlayer.export import to_arrays
-from lastlayer.export.bundle import Bundle
-from lastlayer.joint_prediction import JointPrediction
+from lastlayer.integrations.export import to_arrays
+from lastlayer.integrations.export.bundle import Bundle
 from lastlayer.online import OnlineModel
-from lastlayer.prediction import Prediction
-from lastlayer.shapes import align
+from lastlayer.predictions.joint import JointPrediction
+from lastlayer.predictions.prediction import Prediction
+from lastlayer.predictions.shapes import align
+from lastlayer.studies.baselines import BayesByBackpropRegressor, BLRRegressor
 
 M = 7
 TARGETS = {0: (M,), 1: (M, 1), 2: (M, 2)}

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lastlayer import BLLRegressor, sources
-from lastlayer.distributed import ProcessGroup
+from lastlayer.data.distributed import ProcessGroup
+from lastlayer.data.scaling import Standardizer
+from lastlayer.data.sources import ArraySource, LoaderSource, Source, StandardizedSource, TensorSource, scales_of
 from lastlayer.errors import InputError
-from lastlayer.scaling import Standardizer
-from lastlayer.sources import ArraySource, LoaderSource, Source, StandardizedSource, TensorSource, scales_of
 
 
 def table(m: int) -> tuple[np.ndarray, np.ndarray]:

@@ -6,11 +6,11 @@ import pytest
 import torch
 from helpers import close
 
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.data.rows import Data
+from lastlayer.data.sources import TensorSource
 from lastlayer.networks.mlp import ACTIVATIONS, InputSkip, StackedMLP
-from lastlayer.sources import TensorSource
-from lastlayer.statistics import Statistics
 from lastlayer.training import (
-    Data,
     FrozenLayer,
     FullBatch,
     MiniBatches,

@@ -4,10 +4,10 @@ from helpers import close, problem
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.precision import NormalEquations
+from lastlayer.bayes.statistics import Statistics
 from lastlayer.errors import InputError
-from lastlayer.features import affine_features
-from lastlayer.precision import NormalEquations
-from lastlayer.statistics import Statistics
 
 
 def same(a: Statistics, b: Statistics, *, loose: float = 1.0) -> None:

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from benchmarks import paper_recipe, readme_picture
 from lastlayer import BLLRegressor, cli
 from lastlayer.__main__ import main
-from lastlayer.evidence import nlml
-from lastlayer.extrapolation import blocked_folds
-from lastlayer.features import MLP, affine_features
-from lastlayer.networks.mlp import StackedMLP
+from lastlayer.bayes.evidence import nlml
+from lastlayer.bayes.features import affine_features
+from lastlayer.ensemble.folds import blocked_folds
+from lastlayer.networks.mlp import MLP, StackedMLP
 from lastlayer.studies import data, figures, networks, paper, report
 from lastlayer.training import Augmented, Optimizer, Validation, train
 

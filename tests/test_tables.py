@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 import lastlayer
-from lastlayer import files
+from lastlayer._internal import files
+from lastlayer._internal.files import ModelFileError
 from lastlayer.errors import InputError
-from lastlayer.files import ModelFileError
 from lastlayer.tables import Schema, Table, TableModel, chunks, read, score
 from lastlayer.tables.schema import NumberColumn, TextColumn
 from lastlayer.tables.writing import guarded, writing

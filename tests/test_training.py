@@ -8,11 +8,11 @@ import torch
 from helpers import close, problem
 from torch import nn
 
+from lastlayer.data.rows import Data
+from lastlayer.data.scaling import Standardizer
 from lastlayer.errors import InputError
-from lastlayer.features import MLP
-from lastlayer.networks.mlp import neg_log_hidden_prior
-from lastlayer.scaling import Standardizer
-from lastlayer.training import Data, FullBatch, Optimizer, Profiled, TrainingHistory, Validation, make_objective, train
+from lastlayer.networks.mlp import MLP, neg_log_hidden_prior
+from lastlayer.training import FullBatch, Optimizer, Profiled, TrainingHistory, Validation, make_objective, train
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from numpy import ndarray
 
 import lastlayer
 from lastlayer import BLLRegressor
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.data.rows import Data
 from lastlayer.errors import InputError
-from lastlayer.posterior import Posterior
 from lastlayer.predictor.unseen import NOTHING, Unseen, fingerprints
-from lastlayer.statistics import Statistics
-from lastlayer.training import Data
-from lastlayer.types import ADDITIVE, FOURIER, LINEAR
+from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR
 
 pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")
 

@@ -10,12 +10,12 @@ from torch.utils.data import DataLoader
 
 import lastlayer
 from lastlayer import BLLRegressor, Prediction
-from lastlayer.evidence import optimal_alpha, profiled_nlml
-from lastlayer.extrapolation import affine_cost
-from lastlayer.features import affine_features
-from lastlayer.metrics import calibration_error
-from lastlayer.posterior import Marginals, Posterior
-from lastlayer.statistics import Statistics
+from lastlayer.bayes.affine_cost import affine_cost
+from lastlayer.bayes.evidence import optimal_alpha, profiled_nlml
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.posterior import Marginals, Posterior
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.predictions.metrics import calibration_error
 
 
 def front_door(X: np.ndarray, y: np.ndarray, path: Path) -> float:

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.bo.problems import Problem
 from benchmarks.bo.tables import Summary
-from lastlayer.drawing import BLUE, GREEN, GREY, ORANGE
+from lastlayer.plots.drawing import BLUE, GREEN, GREY, ORANGE
 from lastlayer.studies.figures import STYLE
 
 COLOURS = {"lastlayer": BLUE, "SingleTaskGP": GREEN, "VBLL": ORANGE, "random": GREY}

@@ -28,10 +28,10 @@ from benchmarks.control_studies.reactor import (
     experiments,
     starts,
 )
-from lastlayer.drawing import BLUE, GREEN, GREY, ORANGE
 from lastlayer.dynamics import DynamicsModel, Episode
 from lastlayer.errors import LastLayerError
 from lastlayer.integrations.do_mpc import trust_limit
+from lastlayer.plots.drawing import BLUE, GREEN, GREY, ORANGE
 from lastlayer.studies.paper import check_folder
 
 if TYPE_CHECKING:

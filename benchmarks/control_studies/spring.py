@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from benchmarks.control_studies.discs import NOISE_STD, Discs
-from lastlayer.baselines import BLRRegressor
 from lastlayer.dynamics import (
     DynamicsModel,
     Episode,
@@ -31,6 +30,7 @@ from lastlayer.dynamics.plots import density_by_step, trajectories
 from lastlayer.dynamics.rollout import Propagation
 from lastlayer.errors import LastLayerError
 from lastlayer.estimators.regressor import BLLRegressor
+from lastlayer.studies.baselines import BLRRegressor
 from lastlayer.studies.paper import check_folder
 
 LAGS = Lags(outputs=3, inputs=3)

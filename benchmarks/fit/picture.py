@@ -10,7 +10,7 @@ from matplotlib.ticker import StrMethodFormatter
 
 from benchmarks.fit.data import N_INPUTS
 from benchmarks.fit.measure import Result
-from lastlayer.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, log_axis, log_padded
+from lastlayer.plots.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, log_axis, log_padded
 from lastlayer.studies.figures import STYLE
 
 COLOURS = {"lastlayer": BLUE, "exact GP": GREEN, "deep ensemble": ORANGE, "NGBoost": PURPLE, "CatBoost": GREY}

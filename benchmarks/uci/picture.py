@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.uci.tables import SCORES, Summary
-from lastlayer.drawing import BLUE, GREY, ORANGE
+from lastlayer.plots.drawing import BLUE, GREY, ORANGE
 from lastlayer.studies.figures import STYLE
 
 SHOWN = ("lpd", "crps")

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 
 from lastlayer import metrics
-from lastlayer.prediction import Prediction
+from lastlayer.predictions.prediction import Prediction
 
 HELD_OUT = 0.2
 """Share of the training rows that a method may hold out to choose an epoch or a configuration."""

@@ -18,7 +18,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from lastlayer import BLLRegressor
-from lastlayer.observe import Functionals
+from lastlayer.data.observe import Functionals
 
 ENERGY_NOISE, FORCE_NOISE = 0.005, 0.02
 """In eV and eV/A."""

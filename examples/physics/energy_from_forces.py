@@ -13,7 +13,7 @@ from numpy import ndarray
 from shared import Table, band, report, save, scores
 
 from lastlayer import BLLRegressor
-from lastlayer.observe import Derivative, Value
+from lastlayer.data.observe import Derivative, Value
 
 ENERGY_NOISE, FORCE_NOISE = 0.02, 0.3
 

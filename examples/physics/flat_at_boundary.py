@@ -16,7 +16,7 @@ from numpy import ndarray
 from shared import Table, band, report, save, scores
 
 from lastlayer import BLLRegressor
-from lastlayer.observe import Derivative, Value
+from lastlayer.data.observe import Derivative, Value
 
 VELOCITY_NOISE, WALL_NOISE, SLOPE_NOISE = 0.02, 0.01, 0.1
 """Standard deviations in m/s, m/s and m/s per radius; slopes at the wall are 2 and 3."""

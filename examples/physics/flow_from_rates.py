@@ -15,7 +15,7 @@ from numpy import ndarray
 from shared import Table, band, report, save, scores
 
 from lastlayer import BLLRegressor
-from lastlayer.observe import Derivative, Difference
+from lastlayer.data.observe import Derivative, Difference
 
 LEVEL_NOISE, TOTAL_NOISE, RATE_NOISE = 1.0, 0.5, 0.5
 """Standard deviations in m3, m3 and m3/h."""

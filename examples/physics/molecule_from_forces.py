@@ -15,7 +15,7 @@ from numpy import ndarray
 from shared import Table, band, report, save, scores
 
 from lastlayer import BLLRegressor
-from lastlayer.observe import Gradient, Value
+from lastlayer.data.observe import Gradient, Value
 
 ENERGY_NOISE, FORCE_NOISE = 0.005, 0.02
 """Standard deviations in eV and eV/A."""

@@ -14,7 +14,7 @@ from numpy import ndarray
 from shared import Table, band, report, save, scores
 
 from lastlayer import BLLRegressor
-from lastlayer.observe import Sum, Value
+from lastlayer.data.observe import Sum, Value
 
 FLAT_NOISE, BUILDING_NOISE = 2.0, 3.0
 """Standard deviations in kWh per day."""

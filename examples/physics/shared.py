@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy import ndarray
 
-from lastlayer.joint_prediction import FunctionalPrediction
+from lastlayer.predictions.joint import FunctionalPrediction
 
 Table = dict[str, tuple[float, float, float]]
 """Rows of scores by name."""

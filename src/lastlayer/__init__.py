@@ -1,14 +1,19 @@
 """Regression with neural networks that quantify their uncertainty: a Bayesian last layer, in PyTorch."""
 
 from importlib import import_module
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lastlayer import online, plots
+    from lastlayer.bayes import evidence, features, posterior, statistics
+    from lastlayer.data import distributed, observe, sources
+    from lastlayer.estimators import extrapolation
     from lastlayer.estimators.posthoc import attach
     from lastlayer.estimators.regressor import BLLRegressor
-    from lastlayer.parameters import TrainingOptions
-    from lastlayer.prediction import Prediction
+    from lastlayer.predictions import metrics, scorers
+    from lastlayer.predictions.prediction import Prediction
+    from lastlayer.settings.parameters import TrainingOptions
+    from lastlayer.studies import baselines
     from lastlayer.tables.regressor import TableRegressor, load
     from lastlayer.training.loss import BLLLoss
 
@@ -21,18 +26,45 @@ __all__ = [
     "TrainingOptions",
     "__version__",
     "attach",
+    "baselines",
+    "distributed",
+    "evidence",
+    "extrapolation",
+    "features",
     "load",
+    "metrics",
+    "observe",
+    "online",
+    "plots",
+    "posterior",
+    "scorers",
+    "sources",
+    "statistics",
 ]
-_HOMES = {
+_HOMES = {  # of each public name: the module that holds it, or the package of a public module
     "BLLLoss": "training.loss",
     "BLLRegressor": "estimators.regressor",
-    "Prediction": "prediction",
+    "Prediction": "predictions.prediction",
     "TableRegressor": "tables.regressor",
-    "TrainingOptions": "parameters",
+    "TrainingOptions": "settings.parameters",
     "attach": "estimators.posthoc",
     "load": "tables.regressor",
 }
-_MODULES = frozenset(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
+_MODULES = {
+    "baselines": "studies.baselines",
+    "distributed": "data.distributed",
+    "evidence": "bayes.evidence",
+    "extrapolation": "estimators.extrapolation",
+    "features": "bayes.features",
+    "metrics": "predictions.metrics",
+    "observe": "data.observe",
+    "online": "online",
+    "plots": "plots",
+    "posterior": "bayes.posterior",
+    "scorers": "predictions.scorers",
+    "sources": "data.sources",
+    "statistics": "bayes.statistics",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -40,7 +72,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         value: Any = getattr(import_module(f"lastlayer.{_HOMES[name]}"), name)
     elif name in _MODULES:
-        value = import_module(f"lastlayer.{name}")
+        value = import_module(f"lastlayer.{_MODULES[name]}")
     else:
         raise AttributeError(f"module 'lastlayer' has no attribute {name!r}")
     globals()[name] = value
@@ -48,4 +80,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(globals().keys() | _HOMES.keys() | _MODULES)
+    return sorted(globals().keys() | set(__all__))

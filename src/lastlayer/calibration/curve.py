@@ -18,10 +18,10 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
-from lastlayer import checked
-from lastlayer.formula import TINY, log_shape
-from lastlayer.ops import NumPyOps
-from lastlayer.types import ADDITIVE, FOURIER, Family
+from lastlayer._internal import checked
+from lastlayer.formula.ops import NumPyOps
+from lastlayer.formula.predictive import TINY, log_shape
+from lastlayer.settings.types import ADDITIVE, FOURIER, Family
 
 HEAD_UNITS = 10
 CURVE_NUMBERS = ("power", "reach", "trust", "seen", "squares")

@@ -14,13 +14,13 @@ from scipy.optimize import minimize
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from lastlayer._internal.chunks import row_chunks
 from lastlayer.calibration.curve import Calibration, CalibrationPoints, Curve, NoiseHead, Outside, Shrinkage, Tails
 from lastlayer.calibration.likelihood import NO_MIXTURE, Likelihood, Said
 from lastlayer.calibration.points import HeldOutPoints
-from lastlayer.formula import log_noise_factor
-from lastlayer.ops import TorchOps
-from lastlayer.statistics import row_chunks
-from lastlayer.types import ADDITIVE, FOURIER, Family
+from lastlayer.formula.ops import TorchOps
+from lastlayer.formula.predictive import log_noise_factor
+from lastlayer.settings.types import ADDITIVE, FOURIER, Family
 
 LIMITS = {
     "noise": (-7.0, 7.0),

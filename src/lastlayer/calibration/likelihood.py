@@ -16,11 +16,11 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
+from lastlayer.bayes.evidence import LOG_2PI
 from lastlayer.calibration.curve import log_fraction
 from lastlayer.calibration.points import HeldOutPoints
-from lastlayer.evidence import LOG_2PI
-from lastlayer.formula import log_shape, log_variance, member_weights, output_cov, shrunk
-from lastlayer.ops import NumPyOps
+from lastlayer.formula.ops import NumPyOps
+from lastlayer.formula.predictive import log_shape, log_variance, member_weights, output_cov, shrunk
 
 Said: TypeAlias = tuple[ndarray, ndarray, tuple[ndarray, ndarray, ndarray]]
 """See `Likelihood.at`."""

@@ -12,12 +12,12 @@ from jaxtyping import Bool, Float, Num
 from numpy import ndarray
 from torch import Tensor
 
-from lastlayer.formula import log_far
-from lastlayer.linalg import TINY
-from lastlayer.ops import TorchOps
-from lastlayer.training.data import Data
-from lastlayer.training.last_layer import LastLayer
-from lastlayer.types import ADDITIVE, FOURIER, Family
+from lastlayer._internal.numbers import TINY
+from lastlayer.bayes.last_layer import LastLayer
+from lastlayer.data.rows import Data
+from lastlayer.formula.ops import TorchOps
+from lastlayer.formula.predictive import log_far
+from lastlayer.settings.types import ADDITIVE, FOURIER, Family
 
 REGIONS = ("blocked", "shell", "outside")
 """Kinds of points that were held out together with all their neighbours."""

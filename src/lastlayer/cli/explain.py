@@ -41,9 +41,9 @@ def explain(
     values that were chosen for "auto". Some members of the default mixture are additive, a sum of one function per
     input: --curves plots these functions with their bands.
     """
-    from lastlayer import plots
-    from lastlayer.explain import additive_curves
-    from lastlayer.files import PICTURE, SOFTWARE, check_output, replacing
+    from lastlayer._internal.files import PICTURE, SOFTWARE, check_output, replacing
+    from lastlayer.plots import additive_curves
+    from lastlayer.plots import figures as plots
     from lastlayer.tables import TableFile, TableModel, facts
     from lastlayer.tables import dependence as vary
     from lastlayer.tables import explain as explained

@@ -93,7 +93,7 @@ def fit(
     several targets, some may be missing: each is learned from the rows where it is known. Ctrl-C stops training early
     and saves the model in its current state.
     """
-    from lastlayer.files import MODEL, check_output
+    from lastlayer._internal.files import MODEL, check_output
     from lastlayer.tables import (
         Reading,
         Schema,
@@ -193,7 +193,7 @@ def predict(
     Rows are processed in chunks, so the table may be larger than memory. A CSV file is written with the separator and
     decimal sign of DATA.
     """
-    from lastlayer.files import PREDICTIONS, check_output
+    from lastlayer._internal.files import PREDICTIONS, check_output
     from lastlayer.tables import TableFile, TableModel
     from lastlayer.tables.writing import Dialect, writing
 
@@ -267,7 +267,7 @@ def report(
 
     DATA is a table with the true values, preferably rows that the model has not seen.
     """
-    from lastlayer.files import PAGE, check_output, replacing
+    from lastlayer._internal.files import PAGE, check_output, replacing
     from lastlayer.report import make_report
     from lastlayer.tables import TableFile, TableModel
 
@@ -301,7 +301,7 @@ def update(
     Features and alpha do not change. Rows that are farther from their predictions than the calibration expects widen
     the intervals.
     """
-    from lastlayer.files import MODEL, check_output
+    from lastlayer._internal.files import MODEL, check_output
     from lastlayer.tables import TableFile, TableModel
 
     say, path = Output(as_json), out or model
@@ -332,7 +332,7 @@ def export(
 
     The result is an ONNX graph, C source, or a folder with model.npz and predict.py that needs NumPy alone.
     """
-    from lastlayer.files import BUNDLE, BUNDLE_READER, C_SOURCE, ONNX_GRAPH, check_output
+    from lastlayer._internal.files import BUNDLE, BUNDLE_READER, C_SOURCE, ONNX_GRAPH, check_output
     from lastlayer.tables import TableModel
 
     if to is not None and out is not None:
@@ -356,7 +356,7 @@ def export(
         written = [export_c(fitted.model, place)]
         say.words(f"inputs, in this order: {', '.join(fitted.schema.features)}", "dim")
     else:
-        from lastlayer.export import export_bundle
+        from lastlayer.integrations.export import export_bundle
 
         written = export_bundle(fitted, place)
         say.words(f"try: python {place / 'predict.py'} ROWS.csv", "dim")

@@ -14,9 +14,9 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from sklearn.preprocessing import StandardScaler
 
+from lastlayer._internal.arrays import as_array, check_finite
+from lastlayer.ensemble.folds import blocked_folds
 from lastlayer.errors import InputError
-from lastlayer.extrapolation import blocked_folds
-from lastlayer.inputs import as_array, check_finite
 
 
 @dataclass(frozen=True, eq=False)

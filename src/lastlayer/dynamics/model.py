@@ -14,8 +14,8 @@ from lastlayer.dynamics.data import Episode, EpisodeFolds, Lags, check_episodes
 from lastlayer.dynamics.rollout import Feedback, Propagation, Rollout, SampledWeights, Unscented
 from lastlayer.errors import InputError, check_choice
 from lastlayer.estimators.regressor import BLLRegressor
-from lastlayer.metrics import coverage, rmse
-from lastlayer.prediction import Prediction
+from lastlayer.predictions.metrics import coverage, rmse
+from lastlayer.predictions.prediction import Prediction
 
 CANDIDATES: tuple[Propagation, ...] = (SampledWeights(), SampledWeights(calibrated=False), Unscented())
 

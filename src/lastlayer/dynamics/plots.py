@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from lastlayer.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, legend_of, new_figure, padded
 from lastlayer.dynamics.rollout import Rollout
+from lastlayer.plots.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, legend_of, new_figure, padded
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

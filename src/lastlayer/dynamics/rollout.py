@@ -15,8 +15,8 @@ from numpy import ndarray
 
 from lastlayer import formula
 from lastlayer.errors import InputError
-from lastlayer.ops import NumPyOps
-from lastlayer.prediction import Prediction
+from lastlayer.formula.ops import NumPyOps
+from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.fitted import Fitted
 
 Feedback: TypeAlias = Literal["process", "measurement"]

@@ -14,19 +14,21 @@ import numpy as np
 import torch
 from torch import nn
 
+from lastlayer.bayes.affine_cost import leave_one_out_cost
+from lastlayer.bayes.coupled import PatternStatistics
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.held_out import HeldOut
+from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration import HeldOutPoints, fit_curves
+from lastlayer.data.rows import Data
 from lastlayer.ensemble.splits import Folds, Split
 from lastlayer.ensemble.trainer import FitTask, Trainer
-from lastlayer.extrapolation import HeldOut, leave_one_out_cost
-from lastlayer.features import affine_features
 from lastlayer.networks.mlp import features_of, finite_features
-from lastlayer.patterns import PatternStatistics
 from lastlayer.predictor.fitted import member_features
 from lastlayer.predictor.module import Member
 from lastlayer.predictor.unseen import Unseen
-from lastlayer.statistics import Statistics
-from lastlayer.training import Data, LastLayer, coupled_layer, known_noise_layer, last_layers
-from lastlayer.types import ADDITIVE, FOURIER, Family
+from lastlayer.settings.types import ADDITIVE, FOURIER, Family
+from lastlayer.training import LastLayer, coupled_layer, known_noise_layer, last_layers
 
 ROWS_PER_FEATURE = 10
 """With this many rows per feature that the data determine, a last layer may learn the rows it was evaluated on."""

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from lastlayer.digests import digest_of, digest_of_parameters, layout_of, name_of
-from lastlayer.distributed import ONE, ProcessGroup
+from lastlayer._internal.digests import digest_of, digest_of_parameters, layout_of, name_of
+from lastlayer.data.distributed import ONE, ProcessGroup
+from lastlayer.data.sources import Source
 from lastlayer.networks.architecture import Architecture
-from lastlayer.settings import Settings
-from lastlayer.sources import Source
+from lastlayer.settings.resolve import Settings
 from lastlayer.training import Checkpoint, MiniBatches, Optimizer, RunningPosterior, StackedBatches
 
 

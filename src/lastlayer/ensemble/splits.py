@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
+from lastlayer.ensemble.folds import blocked_folds, outer_folds
 from lastlayer.errors import InputError
-from lastlayer.extrapolation import blocked_folds, outer_folds
-from lastlayer.settings import N_FOLDS, Settings
+from lastlayer.settings.resolve import N_FOLDS, Settings
 
 SHELLS = (0.4, 0.6, 0.8)
 

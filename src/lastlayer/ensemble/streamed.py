@@ -6,17 +6,18 @@ from typing import Any
 
 import torch
 
-from lastlayer.digests import Digest, digest_of, layout_of
-from lastlayer.distributed import ProcessGroup
+from lastlayer._internal.chunks import CHUNK_ROWS
+from lastlayer._internal.digests import Digest, digest_of, layout_of
+from lastlayer.data.distributed import ProcessGroup
+from lastlayer.data.rows import Data
+from lastlayer.data.sources import Scales, Source, StandardizedSource, common_of, scales_of
 from lastlayer.ensemble.problems import checkpoint_of, mini_batches, optimizer_of
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import finite_features
 from lastlayer.networks.structured import converted
 from lastlayer.predictor.module import Member
-from lastlayer.settings import Settings
-from lastlayer.sources import Scales, Source, StandardizedSource, common_of, scales_of
-from lastlayer.statistics import CHUNK_ROWS
-from lastlayer.training import Data, TrainingHistory, last_layer, streamed_statistics, train
+from lastlayer.settings.resolve import Settings
+from lastlayer.training import TrainingHistory, last_layer, streamed_statistics, train
 
 
 @dataclass(frozen=True)

@@ -18,25 +18,27 @@ import torch
 from jaxtyping import Int
 from torch import nn
 
-from lastlayer.digests import digest_of
-from lastlayer.ensemble.copies import whole_groups
+from lastlayer._internal.chunks import CHUNK_ROWS
+from lastlayer._internal.digests import digest_of
+from lastlayer._internal.progress import progress_bar
+from lastlayer._internal.threads import threads_for
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.held_out import held_out_lpd
+from lastlayer.data.copies import whole_groups
+from lastlayer.data.observe import some_of
+from lastlayer.data.rows import Data
+from lastlayer.data.sources import TensorSource
 from lastlayer.ensemble.problems import checkpoint_of, mini_batches, optimizer_of
 from lastlayer.ensemble.splits import Split
-from lastlayer.extrapolation import held_out_lpd
-from lastlayer.features import affine_features
 from lastlayer.networks.architecture import Architecture, encoded
 from lastlayer.networks.encoding import PiecewiseEncoding, bins_of
 from lastlayer.networks.fourier import fourier_network
 from lastlayer.networks.mlp import InputSkip, StackedMLP, finite_features
-from lastlayer.observe import some_of
-from lastlayer.progress import progress_bar
-from lastlayer.settings import Settings
-from lastlayer.sources import TensorSource
-from lastlayer.statistics import CHUNK_ROWS
+from lastlayer.settings.resolve import Settings
+from lastlayer.settings.types import NETWORK, Family
 from lastlayer.training import (
     Checkpoint,
     CoupledNoise,
-    Data,
     FullBatch,
     KnownNoise,
     Objective,
@@ -48,11 +50,9 @@ from lastlayer.training import (
     Validation,
     make_objective,
     streamed_statistics,
-    threads_for,
     train,
 )
 from lastlayer.training.lengths import MOST_FUNCTIONALS, MOST_ROWS, fit_lengths, refine_lengths
-from lastlayer.types import NETWORK, Family
 
 logger = logging.getLogger(__name__)
 WORK_PER_ROW = 4_000

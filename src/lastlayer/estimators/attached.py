@@ -9,14 +9,14 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor, nn
 
+from lastlayer.data.rows import Data
+from lastlayer.data.sources import Samples
 from lastlayer.errors import InputError
 from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.networks.feature_extractor import FeatureExtractor
 from lastlayer.networks.mlp import copied
 from lastlayer.networks.structured import Inputs, as_inputs, call, moved, output_tensor
 from lastlayer.predictor.module import Predictor
-from lastlayer.sources import Samples
-from lastlayer.training import Data
 
 IGNORED = -100
 """Integer target of a position without a target, as in `torch.nn.functional.cross_entropy`."""

@@ -13,21 +13,21 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from lastlayer.ensemble import copies
+from lastlayer.calibration.alpha import AlphaCurve
+from lastlayer.data import copies
+from lastlayer.data.observe import Functionals, Observations, Pointwise, check_observations, functionals_at
+from lastlayer.data.rows import Data
+from lastlayer.data.scaling import Standardizer
+from lastlayer.data.validation import LARGEST_TARGET, check_noise_std, check_weight, check_X, check_Xy
 from lastlayer.errors import InputError
-from lastlayer.extrapolation import AlphaCurve
-from lastlayer.inputs import LARGEST_TARGET, check_noise_std, check_weight, check_X, check_Xy
-from lastlayer.joint_prediction import FunctionalPrediction, JointPrediction
 from lastlayer.networks.mlp import copied
 from lastlayer.networks.structured import converted
-from lastlayer.observe import Functionals, Observations, Pointwise, check_observations, functionals_at
-from lastlayer.prediction import Prediction
+from lastlayer.predictions.joint import FunctionalPrediction, JointPrediction
+from lastlayer.predictions.prediction import Prediction
+from lastlayer.predictions.shapes import like_targets
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Extrapolation, Fitted, geometric_mean
 from lastlayer.predictor.module import Predictor
-from lastlayer.scaling import Standardizer
-from lastlayer.shapes import like_targets
-from lastlayer.training.data import Data
 
 Self = TypeVar("Self", bound="LastLayerRegressor")
 Value = TypeVar("Value")

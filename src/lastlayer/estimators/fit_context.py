@@ -10,7 +10,7 @@ import torch
 from joblib import cpu_count
 from threadpoolctl import threadpool_limits
 
-from lastlayer.parameters import check_running
+from lastlayer.settings.parameters import check_running
 
 LOGGER = logging.getLogger("lastlayer")
 LEVELS = {1: logging.INFO, 2: logging.DEBUG}

@@ -8,12 +8,12 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 
+from lastlayer._internal.arrays import as_array
 from lastlayer.calibration.points import REGIONS
 from lastlayer.ensemble.crossfit import FoldFit
 from lastlayer.errors import InputError
-from lastlayer.inputs import as_array
 from lastlayer.networks.mlp import copied
-from lastlayer.prediction import Prediction
+from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.fitted import Fitted
 
 BY_COMPONENT = ("component_mean", "component_epistemic_var", "component_noise_var", "weights")

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor
 
-from lastlayer.ensemble.copies import SHARE
+from lastlayer.data.copies import SHARE
 from lastlayer.errors import CopiesWarning, FlooredNoiseWarning, MissingTargetsWarning
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Member
-from lastlayer.settings import Settings
+from lastlayer.settings.resolve import Settings
 
 logger = logging.getLogger(__name__)
 

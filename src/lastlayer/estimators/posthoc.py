@@ -8,28 +8,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lastlayer._internal.chunks import CHUNK_ROWS
+from lastlayer._internal.digests import digest_of_parameters
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration import HeldOutPoints
-from lastlayer.digests import digest_of_parameters
-from lastlayer.distributed import ProcessGroup
+from lastlayer.data.distributed import ProcessGroup
+from lastlayer.data.rows import Data
+from lastlayer.data.scaling import Standardizer
+from lastlayer.data.sources import LoaderSource, Samples, Source, check_finite
 from lastlayer.errors import InputError, check_choice
 from lastlayer.estimators.attached import AttachedRegressor, features_at, labelled_rows, outputs_axis
 from lastlayer.estimators.base import with_gradients
 from lastlayer.estimators.notes import warn_of_floored_noise
 from lastlayer.estimators.regressor import BLLRegressor
-from lastlayer.features import affine_features
 from lastlayer.networks.feature_extractor import FeatureExtractor, last_linear
 from lastlayer.networks.mlp import copied
 from lastlayer.networks.structured import moved, named
-from lastlayer.parameters import DTYPES
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted, cost_quantiles
 from lastlayer.predictor.module import Member
-from lastlayer.scaling import Standardizer
-from lastlayer.settings import SOURCE_BATCH, DataShape, resolve
-from lastlayer.sources import LoaderSource, Samples, Source, check_finite
-from lastlayer.statistics import CHUNK_ROWS, Statistics
-from lastlayer.training import Data, TrainingHistory, last_layer
-from lastlayer.types import BIAS_PRIORS, NETWORK, NOISE_STRUCTURES, BiasPrior, NoiseStructure
+from lastlayer.settings.parameters import DTYPES
+from lastlayer.settings.resolve import SOURCE_BATCH, DataShape, resolve
+from lastlayer.settings.types import BIAS_PRIORS, NETWORK, NOISE_STRUCTURES, BiasPrior, NoiseStructure
+from lastlayer.training import TrainingHistory, last_layer
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -147,7 +149,7 @@ def _attached(
     raw = process_group.reduce(Statistics.from_batches(features()))
     var = raw.target_scatter.diagonal() / raw.count
     targets = Standardizer.of_moments(raw.target_mean, var, int(raw.count))
-    exact = last_layer(raw.with_targets(targets), noise=noise, bias_prior=bias_prior)
+    exact = last_layer(raw.with_targets(targets.mean, targets.scale), noise=noise, bias_prior=bias_prior)
     warn_of_floored_noise([Member(extractor, exact)], varied=bool((var > 0).all()))
     cost = torch.cat([exact.posterior.variance_ratio(Phi) for Phi in some])
     model = form.kind(

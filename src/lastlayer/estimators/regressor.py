@@ -11,10 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lastlayer import checked, files
-from lastlayer.digests import digest_of
-from lastlayer.distributed import ProcessGroup
-from lastlayer.ensemble.copies import joined, whole_groups
+from lastlayer._internal import checked, files
+from lastlayer._internal.digests import digest_of
+from lastlayer.data.copies import joined, whole_groups
+from lastlayer.data.distributed import ProcessGroup
+from lastlayer.data.observe import Observations, check_observations
+from lastlayer.data.rows import Data
+from lastlayer.data.scaling import Standardizer
+from lastlayer.data.sources import ArraySource, Source
+from lastlayer.data.validation import check_groups
 from lastlayer.ensemble.crossfit import CrossFit, Ensemble
 from lastlayer.ensemble.splits import folds_for
 from lastlayer.ensemble.streamed import train_on_source
@@ -30,20 +35,16 @@ from lastlayer.estimators.notes import (
     warn_of_floored_noise,
     warn_of_missing_targets,
 )
-from lastlayer.inputs import check_groups
 from lastlayer.networks.architecture import Architecture
-from lastlayer.observe import Observations, check_observations
-from lastlayer.parameters import TrainingOptions
-from lastlayer.parameters import check as check_parameters
 from lastlayer.predictor import revisions
+from lastlayer.predictor.codec import pack, unpack
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Member
-from lastlayer.predictor.serialization import pack, unpack
-from lastlayer.scaling import Standardizer
-from lastlayer.settings import CURVE_FOLDS, DataShape, Settings, resolve, target_transform
-from lastlayer.sources import ArraySource, Source
-from lastlayer.training import Data, TrainingHistory, clear_checkpoints
-from lastlayer.types import BiasPrior, Family, NoiseModel
+from lastlayer.settings.parameters import TrainingOptions
+from lastlayer.settings.parameters import check as check_parameters
+from lastlayer.settings.resolve import CURVE_FOLDS, DataShape, Settings, resolve, target_transform
+from lastlayer.settings.types import BiasPrior, Family, NoiseModel
+from lastlayer.training import TrainingHistory, clear_checkpoints
 
 STREAMED_ROWS = 200_000
 """Memory maps with more rows than this are streamed from disk by default."""

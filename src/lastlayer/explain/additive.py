@@ -6,7 +6,7 @@ Each of these functions can be drawn as a curve, with a band from the exact post
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,16 +14,12 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
-from lastlayer import drawing
 from lastlayer.errors import InputError
+from lastlayer.formula.ops import TorchOps
 from lastlayer.networks.mlp import encoding_of
-from lastlayer.ops import TorchOps
 from lastlayer.predictor.fitted import Fitted, as_fitted
 from lastlayer.predictor.module import LayerGroup
-from lastlayer.types import ADDITIVE
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from lastlayer.settings.types import ADDITIVE
 
 
 @dataclass(frozen=True)
@@ -89,45 +85,6 @@ def additive_effects(model: Any, *, names: Sequence[str] | None = None, n: int =
     (layer,), d = groups, fitted.n_features_in
     names = names or fitted.feature_names or [f"input {j + 1}" for j in range(d)]
     return [_effect(fitted, layer, j, str(names[j]), n) for j in range(d)]
-
-
-def additive_curves(model: Any, *, names: Sequence[str] | None = None, output: int = 0) -> "Figure":
-    """Plot the effect of each input, with a band that contains the function with 95% probability.
-
-    Parameters
-    ----------
-    model : fitted regressor
-        A model whose mixture has additive members, as the default mixture does.
-    names : sequence of str, optional
-        Names of the inputs; by default, those of the training table.
-    output : int, default 0
-        Which target, counted from 0.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        One panel per input.
-
-    Raises
-    ------
-    InputError
-        If the model has no additive members.
-    """
-    effects = additive_effects(model, names=names)
-    columns = min(4, len(effects))
-    lines = -(-len(effects) // columns)
-    figure = drawing.new_figure(2.6 * columns, 2.1 * lines)
-    axes = figure.subplots(lines, columns, sharey=True, squeeze=False).ravel()
-    for ax, effect in zip(axes, effects, strict=False):
-        mean, band = effect.mean[:, output], 1.96 * effect.std[:, output]
-        ax.fill_between(effect.x, mean - band, mean + band, color=drawing.BLUE, alpha=0.25, lw=0)
-        ax.plot(effect.x, mean, color=drawing.BLUE, lw=1.4)
-        ax.set_xlabel(effect.name)
-    for ax in axes[len(effects) :]:
-        ax.set_visible(False)
-    axes[0].set_ylabel("effect on the target")
-    figure.suptitle("What each input adds, by the additive members; band: 95% of the function", fontsize=9)
-    return figure
 
 
 def _is_additive(fitted: Fitted, layer: LayerGroup) -> bool:

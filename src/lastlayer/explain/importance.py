@@ -8,10 +8,10 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from lastlayer._internal.arrays import as_array
 from lastlayer.errors import InputError
 from lastlayer.explain.inputs import Input, inputs_of, predictor_of, table_of
-from lastlayer.inputs import as_array
-from lastlayer.prediction import Prediction
+from lastlayer.predictions.prediction import Prediction
 
 
 @dataclass(frozen=True)

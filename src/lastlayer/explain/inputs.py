@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from lastlayer._internal.arrays import as_array, check_finite
 from lastlayer.errors import InputError
-from lastlayer.inputs import as_array, check_finite
-from lastlayer.prediction import Prediction
+from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.fitted import Fitted
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from lastlayer import files
+from lastlayer._internal import files
 from lastlayer.errors import InputError
 from lastlayer.estimators.regressor import BLLRegressor, load
-from lastlayer.prediction import Prediction
+from lastlayer.predictions.prediction import Prediction
 from lastlayer.tables.columns import finite_numbers
 from lastlayer.tables.files import Table
 from lastlayer.tables.frames import column_cells

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lastlayer._internal.files import replacing
 from lastlayer.errors import InputError, need
-from lastlayer.files import replacing
 from lastlayer.integrations.casadi import variances_to_casadi
 
 if TYPE_CHECKING:

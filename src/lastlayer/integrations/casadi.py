@@ -7,11 +7,11 @@ import numpy as np
 from torch import Tensor, nn
 
 from lastlayer import formula
+from lastlayer.data.observe import Pointwise
 from lastlayer.errors import InputError, check_choice, need
+from lastlayer.formula.ops import CasADiOps, Columns
 from lastlayer.integrations.casadi_network import to_expression
 from lastlayer.networks.mlp import MLP, InputSkip, encoding_of, inner_network
-from lastlayer.observe import Pointwise
-from lastlayer.ops import CasADiOps, Columns
 from lastlayer.predictor.fitted import Fitted, as_fitted
 from lastlayer.predictor.module import OUTPUTS
 

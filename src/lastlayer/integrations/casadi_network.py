@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lastlayer import formula
 from lastlayer.errors import InputError
-from lastlayer.ops import CasADiOps
+from lastlayer.formula.ops import CasADiOps
 
 CLOSE = 1e-10
 """Largest accepted difference between expression and network, relative to the largest entry."""

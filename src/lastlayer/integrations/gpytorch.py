@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lastlayer._internal.arrays import as_array
 from lastlayer.errors import need
-from lastlayer.inputs import as_array
 from lastlayer.predictor.fitted import Fitted, as_fitted
 
 gp: Any = need("gpytorch", extra="gpytorch")

@@ -8,7 +8,7 @@ from typing import Any
 from lastlayer.errors import need
 from lastlayer.estimators.posthoc import attach
 from lastlayer.estimators.regressor import BLLRegressor
-from lastlayer.types import BiasPrior, NoiseStructure
+from lastlayer.settings.types import BiasPrior, NoiseStructure
 
 
 def _home() -> str:

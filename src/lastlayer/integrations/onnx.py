@@ -16,12 +16,12 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from lastlayer import __version__
+from lastlayer._internal.arrays import as_array
+from lastlayer._internal.files import replacing
 from lastlayer.errors import InputError, check_choice, need
-from lastlayer.files import replacing
-from lastlayer.inputs import as_array
-from lastlayer.parameters import DTYPES
 from lastlayer.predictor.fitted import Fitted, as_fitted
 from lastlayer.predictor.module import OUTPUTS
+from lastlayer.settings.parameters import DTYPES
 
 INPUT = "x"
 CLOSE = {"float64": 1e-9, "float32": 1e-4}

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from lastlayer._internal.process_state import seeded
 from lastlayer.errors import InputError
 from lastlayer.networks.encoding import Encoded, PiecewiseEncoding
 from lastlayer.networks.fourier import fourier_network
 from lastlayer.networks.mlp import MLP, InputSkip
-from lastlayer.process_state import seeded
-from lastlayer.settings import Settings
-from lastlayer.types import NETWORK, Family
+from lastlayer.settings.resolve import Settings
+from lastlayer.settings.types import NETWORK, Family
 
 Backbone = nn.Module | Callable[[], nn.Module]
 ENCODED_SKIP = 0.3

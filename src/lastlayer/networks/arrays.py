@@ -9,8 +9,8 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from lastlayer import formula
+from lastlayer.formula.ops import NumPyOps
 from lastlayer.networks.mlp import MLP, InputSkip, NetworkGroup, StackedMLP, encoding_of, inner_network
-from lastlayer.ops import NumPyOps
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lastlayer import formula
-from lastlayer.ops import TorchOps
+from lastlayer.formula.ops import TorchOps
 
 NO_WIDTH = 1e-5
 """Minimum width of a bin, for standardised inputs: less cannot be told from rounding in float32."""

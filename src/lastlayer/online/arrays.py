@@ -12,17 +12,17 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from lastlayer import formula
+from lastlayer.bayes.recursion import Whitened
 from lastlayer.calibration import Calibration
+from lastlayer.data.scaling import FARTHEST, Standardizer
+from lastlayer.data.validation import LARGEST_INPUT, LARGEST_TARGET
 from lastlayer.errors import InputError
-from lastlayer.inputs import LARGEST_INPUT, LARGEST_TARGET
+from lastlayer.formula.ops import FloatOps, NumPyOps
 from lastlayer.networks.arrays import NetworkArrays, as_array
 from lastlayer.networks.mlp import LARGEST_FEATURE, NetworkGroup
 from lastlayer.online.layers import LayerStack
-from lastlayer.ops import FloatOps, NumPyOps
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Predictor, curves_of
-from lastlayer.recursion import Whitened
-from lastlayer.scaling import FARTHEST, Standardizer
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from numpy import ndarray
 from scipy.special import ndtri
 from torch import Tensor
 
-from lastlayer import checked
+from lastlayer._internal import checked
 from lastlayer.errors import InputError
 
 SHIFTS = np.array([-2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 0.0, 0.0])

@@ -10,12 +10,12 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
-from lastlayer import checked
-from lastlayer.linalg import TINY
-from lastlayer.posterior import Posterior
-from lastlayer.recursion import Recursion, Whitened
-from lastlayer.statistics import MOMENTS, Statistics, check_scatter
-from lastlayer.types import BiasPrior
+from lastlayer._internal import checked
+from lastlayer._internal.numbers import TINY
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.recursion import Recursion, Whitened
+from lastlayer.bayes.statistics import MOMENTS, Statistics, check_scatter
+from lastlayer.settings.types import BiasPrior
 
 SMALLEST_PIVOT = 1e-4
 """Smallest pivot of a row that is dropped; below it too many digits are lost, and the layers are factorised again."""

@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lastlayer import checked
+from lastlayer._internal import checked
 from lastlayer.errors import InputError
 
 FEWEST_ROWS = 200

@@ -14,24 +14,27 @@ from numpy import ndarray
 from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
-from lastlayer import checked, files, formula
+from lastlayer import formula
+from lastlayer._internal import checked, files
+from lastlayer._internal.arrays import as_array, check_finite
+from lastlayer._internal.chunks import row_chunks
+from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration import Calibration
+from lastlayer.data.validation import LARGEST_TARGET, check_weight, check_X
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.estimators.regressor import BLLRegressor, unpacked
-from lastlayer.inputs import LARGEST_TARGET, as_array, check_finite, check_weight, check_X
 from lastlayer.networks.mlp import grouped
 from lastlayer.online.arrays import Look, ModelArrays, networks_of
 from lastlayer.online.drift import Drift, DriftMonitor
 from lastlayer.online.layers import FeatureRows, LayerStack, within
 from lastlayer.online.memory import KeepAll, Memory, SlidingWindow, pack_memory, unpack_memory
-from lastlayer.prediction import Prediction
+from lastlayer.predictions.prediction import Prediction
+from lastlayer.predictions.shapes import like_targets
 from lastlayer.predictor import revisions
+from lastlayer.predictor.codec import check_predictions
 from lastlayer.predictor.fitted import Fitted, as_fitted
-from lastlayer.predictor.serialization import check_predictions
 from lastlayer.predictor.unseen import NOTHING
-from lastlayer.shapes import like_targets
-from lastlayer.statistics import Statistics, row_chunks
 
 CHUNK_ROWS = 1_024
 LARGE_BATCH = 0.25

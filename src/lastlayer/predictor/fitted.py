@@ -15,27 +15,27 @@ from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
 from lastlayer import formula
+from lastlayer._internal.arrays import contiguous
+from lastlayer._internal.chunks import CHUNK_ROWS, row_chunks
+from lastlayer._internal.threads import threads_for
+from lastlayer.bayes.affine_cost import leave_one_out_cost
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.partial_posterior import CoupledPosterior
 from lastlayer.calibration import Calibration, Curve, Tails
+from lastlayer.data.observe import Functionals
+from lastlayer.data.rows import Data
+from lastlayer.data.scaling import FARTHEST, Standardizer
 from lastlayer.errors import InputError
-from lastlayer.extrapolation import leave_one_out_cost
-from lastlayer.features import affine_features
-from lastlayer.inputs import contiguous
-from lastlayer.joint_prediction import FunctionalPrediction, JointPrediction, add_noise
-from lastlayer.log_prediction import LogPrediction
+from lastlayer.formula.ops import NumPyOps, TorchOps
 from lastlayer.networks.mlp import copied, finite_features
 from lastlayer.networks.structured import converted
-from lastlayer.observe import Functionals
-from lastlayer.ops import NumPyOps, TorchOps
-from lastlayer.partial_posterior import CoupledPosterior
-from lastlayer.prediction import Prediction
+from lastlayer.predictions.joint import FunctionalPrediction, JointPrediction, add_noise
+from lastlayer.predictions.lognormal import LogPrediction
+from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.blocks import CoupledBlock, FunctionBlock
 from lastlayer.predictor.module import Member, Predictor, rows_in_cache
-from lastlayer.scaling import FARTHEST, Standardizer
-from lastlayer.settings import Settings, target_transform
-from lastlayer.statistics import CHUNK_ROWS, row_chunks
-from lastlayer.training.data import Data
-from lastlayer.training.engine import threads_for
-from lastlayer.types import FOURIER, Family
+from lastlayer.settings.resolve import Settings, target_transform
+from lastlayer.settings.types import FOURIER, Family
 
 KEPT_COSTS = 1001
 """Number of quantiles of the training rows' affine costs that a model keeps."""

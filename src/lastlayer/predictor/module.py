@@ -16,17 +16,17 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from lastlayer import formula
+from lastlayer._internal.chunks import CHUNK_ROWS, row_chunks
+from lastlayer.bayes.last_layer import LastLayer
+from lastlayer.bayes.partial_posterior import CoupledPosterior
+from lastlayer.bayes.posterior import Posterior
 from lastlayer.calibration import SHARPNESS, Calibration, Curve, Shrinkage, Tails
+from lastlayer.data.scaling import Standardizer
+from lastlayer.formula.ops import TorchOps
 from lastlayer.networks.mlp import NetworkGroup, grouped
 from lastlayer.networks.structured import converted
-from lastlayer.ops import TorchOps
-from lastlayer.partial_posterior import CoupledPosterior
-from lastlayer.posterior import Posterior
 from lastlayer.predictor.unseen import NOTHING, Unseen
-from lastlayer.scaling import Standardizer
-from lastlayer.statistics import CHUNK_ROWS, row_chunks
-from lastlayer.training.last_layer import LastLayer
-from lastlayer.types import FOURIER, NETWORK, Family
+from lastlayer.settings.types import FOURIER, NETWORK, Family
 
 CACHED = 2**16
 """Numbers of an intermediate array per thread: half a megabyte stays in the cache, and in the memory of the process.

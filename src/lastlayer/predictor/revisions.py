@@ -10,21 +10,24 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from lastlayer import formula
+from lastlayer._internal.chunks import row_chunks
+from lastlayer.bayes.coupled import PatternStatistics
+from lastlayer.bayes.held_out import HeldOut
+from lastlayer.bayes.last_layer import LastLayer
+from lastlayer.bayes.partial_posterior import by_output, by_pattern
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.statistics import OutputStatistics, Statistics
 from lastlayer.calibration import HeldOutPoints, fit_curves
+from lastlayer.calibration.alpha import AlphaCurve, search_alpha, tune_alpha_on
+from lastlayer.data.observe import Observations
+from lastlayer.data.rows import Data
 from lastlayer.errors import InputError
-from lastlayer.extrapolation import AlphaCurve, HeldOut, search_alpha, tune_alpha_on
+from lastlayer.formula.ops import TorchOps
 from lastlayer.networks.mlp import features_of
-from lastlayer.observe import Observations
-from lastlayer.ops import TorchOps
-from lastlayer.partial_posterior import by_output, by_pattern
-from lastlayer.patterns import PatternStatistics
-from lastlayer.posterior import Posterior
 from lastlayer.predictor.fitted import Fitted, as_arrays, linear_features, member_features
 from lastlayer.predictor.module import Member
-from lastlayer.statistics import OutputStatistics, Statistics, row_chunks
-from lastlayer.training.data import Data
-from lastlayer.training.last_layer import LastLayer, coupled_layer, last_layers
-from lastlayer.types import Family
+from lastlayer.settings.types import Family
+from lastlayer.training.last_layer import coupled_layer, last_layers
 
 
 def at_alpha(fitted: Fitted, log_alpha: float) -> Fitted:

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int64
 from numpy import ndarray
 
-from lastlayer.training.data import Data
+from lastlayer.data.rows import Data
 
 ODD = np.uint64(0x9E3779B97F4A7C15)
 MIX = np.uint64(0xBF58476D1CE4E5B9)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lastlayer.drawing import binomial_band
-from lastlayer.pages import figure_html, page, side_by_side, table
+from lastlayer.plots.drawing import binomial_band
+from lastlayer.plots.pages import figure_html, page, side_by_side, table
 from lastlayer.report import figures
 from lastlayer.report.figures import Evaluation
 from lastlayer.report.verdict import by_fifth, by_group, verdict

@@ -11,11 +11,11 @@ import plotly.graph_objects as go
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
-from lastlayer.drawing import BinnedCoverage, binomial_band, padded, some
 from lastlayer.explain import Dependence
-from lastlayer.metrics import LEVELS
-from lastlayer.pages import BLUE, GREY, ORANGE, band, line, panels, points, sliding
-from lastlayer.prediction import Prediction
+from lastlayer.plots.drawing import BinnedCoverage, binomial_band, padded, some
+from lastlayer.plots.pages import BLUE, GREY, ORANGE, band, line, panels, points, sliding
+from lastlayer.predictions.metrics import LEVELS
+from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.fitted import Extrapolation
 from lastlayer.tables import Ranking, Scores, Table, TableModel, score
 from lastlayer.tables.numbers import written

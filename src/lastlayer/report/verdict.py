@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 
-from lastlayer.drawing import binomial_band
+from lastlayer.plots.drawing import binomial_band
 from lastlayer.report.figures import LEVEL, Evaluation
 from lastlayer.tables.cells import as_texts
 from lastlayer.tables.numbers import percent, written

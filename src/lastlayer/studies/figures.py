@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
-from lastlayer.drawing import BLUE, GREEN, GREY, ORANGE
-from lastlayer.extrapolation import affine_cost, distance_to_affine_hull, distance_to_convex_hull, distance_to_span
-from lastlayer.prediction import Prediction
+from lastlayer.bayes.affine_cost import affine_cost
+from lastlayer.bayes.hulls import distance_to_affine_hull, distance_to_convex_hull, distance_to_span
+from lastlayer.plots.drawing import BLUE, GREEN, GREY, ORANGE
+from lastlayer.predictions.prediction import Prediction
 from lastlayer.studies.data import TEST_RANGE, TRAIN_RANGE, truth
 from lastlayer.studies.networks import X_TEST, X_TRAIN, ThreeSamples, line
 from lastlayer.studies.paper import Study

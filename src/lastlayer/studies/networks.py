@@ -12,18 +12,21 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor, nn
 
-from lastlayer.evidence import nlml, profile
-from lastlayer.extrapolation import AlphaCurve, HeldOut, blocked_folds, held_out_lpd, tune_alpha, tune_alpha_on
-from lastlayer.features import affine_features
+from lastlayer.bayes.evidence import nlml, profile
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.held_out import HeldOut, held_out_lpd
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.calibration.alpha import AlphaCurve, tune_alpha, tune_alpha_on
+from lastlayer.data.rows import Data
+from lastlayer.data.scaling import Standardizer
+from lastlayer.ensemble.folds import blocked_folds
 from lastlayer.networks.mlp import StackedMLP
-from lastlayer.posterior import Posterior
-from lastlayer.prediction import Prediction
-from lastlayer.scaling import Standardizer
-from lastlayer.statistics import Statistics
+from lastlayer.predictions.prediction import Prediction
+from lastlayer.settings.types import BiasPrior
 from lastlayer.studies.data import PaperData, Samples
-from lastlayer.training import Augmented, Data, FullBatch, MeanSquaredError, Optimizer, Profiled, Validation, train
+from lastlayer.training import Augmented, FullBatch, MeanSquaredError, Optimizer, Profiled, Validation, train
 from lastlayer.training.last_layer import last_layer
-from lastlayer.types import BiasPrior
 
 HIDDEN = (20, 20, 20)
 BIAS_PRIOR: BiasPrior = "shared"

@@ -16,12 +16,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy import ndarray
 
-from lastlayer.baselines import BayesByBackpropRegressor
+from lastlayer._internal.files import STUDY, check_output
+from lastlayer._internal.progress import progress_bar
 from lastlayer.errors import InputError
-from lastlayer.files import STUDY, check_output
-from lastlayer.metrics import coverage, log_predictive_density, rmse
-from lastlayer.prediction import Prediction
-from lastlayer.progress import progress_bar
+from lastlayer.predictions.metrics import coverage, log_predictive_density, rmse
+from lastlayer.predictions.prediction import Prediction
+from lastlayer.studies.baselines import BayesByBackpropRegressor
 from lastlayer.studies.data import SEED, TRAIN_RANGE, PaperData, paper_data
 from lastlayer.studies.networks import BUDGET, HIDDEN, Budget, FittedNetwork, Scalers, fit_networks
 

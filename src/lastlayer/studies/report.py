@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lastlayer.metrics import log_predictive_density
-from lastlayer.pages import BLUE, GREY, ORANGE, band, line, page, panels, points, sliding, table
+from lastlayer.plots.pages import BLUE, GREY, ORANGE, band, line, page, panels, points, sliding, table
+from lastlayer.predictions.metrics import log_predictive_density
 from lastlayer.studies.data import TEST_RANGE, TRAIN_RANGE, truth
 from lastlayer.studies.networks import Scalers
 from lastlayer.studies.paper import COLUMNS, NOTES, Study, caption, cells

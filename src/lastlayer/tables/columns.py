@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray
 
-from lastlayer import checked
+from lastlayer._internal import checked
+from lastlayer.data.validation import LARGEST_TARGET
 from lastlayer.errors import InputError, check_choice
-from lastlayer.inputs import LARGEST_TARGET
 from lastlayer.tables.cells import PERIODS, DateFormat, NumberFormat, as_texts, calendar, days
 from lastlayer.tables.files import Table
 from lastlayer.tables.numbers import plain

@@ -10,7 +10,7 @@ from scipy.special import ndtri
 from sklearn.linear_model import LinearRegression
 
 from lastlayer.errors import InputError
-from lastlayer.prediction import Prediction
+from lastlayer.predictions.prediction import Prediction
 from lastlayer.tables.cells import as_texts
 from lastlayer.tables.files import Table
 from lastlayer.tables.model import TableModel, regression

@@ -11,9 +11,9 @@ from numpy import ndarray
 
 from lastlayer.errors import InputError
 from lastlayer.estimators.regressor import BLLRegressor
-from lastlayer.metrics import calibration_error, coverage, crps, log_predictive_density, rmse
-from lastlayer.prediction import Prediction
-from lastlayer.settings import Settings
+from lastlayer.predictions.metrics import calibration_error, coverage, crps, log_predictive_density, rmse
+from lastlayer.predictions.prediction import Prediction
+from lastlayer.settings.resolve import Settings
 from lastlayer.tables.model import TableModel
 from lastlayer.tables.numbers import percent, written
 

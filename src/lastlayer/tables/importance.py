@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 
-from lastlayer.drawing import some
+from lastlayer._internal.files import ModelFileError
 from lastlayer.explain import Dependence, Importance, Input, partial_dependence, permutation_importance
-from lastlayer.files import ModelFileError
+from lastlayer.plots.drawing import some
 from lastlayer.tables.cells import as_texts
 from lastlayer.tables.columns import NumberColumn, TextColumn
 from lastlayer.tables.files import Table

@@ -11,12 +11,12 @@ from jaxtyping import Float
 from numpy import ndarray
 from sklearn.model_selection import GroupKFold
 
-from lastlayer import checked, files
+from lastlayer._internal import checked, files
+from lastlayer._internal.arrays import check_finite
+from lastlayer._internal.files import ModelFileError
 from lastlayer.errors import InputError
 from lastlayer.estimators.regressor import BLLRegressor, load
-from lastlayer.files import ModelFileError
-from lastlayer.inputs import check_finite
-from lastlayer.prediction import Prediction
+from lastlayer.predictions.prediction import Prediction
 from lastlayer.tables.cells import as_texts
 from lastlayer.tables.files import Cells, Table
 from lastlayer.tables.schema import Encoded, Reading, Schema

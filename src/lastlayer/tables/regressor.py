@@ -10,12 +10,12 @@ import numpy as np
 from numpy import ndarray
 from torch import Tensor, nn
 
-from lastlayer import files
+from lastlayer._internal import files
+from lastlayer.data.observe import Observations
+from lastlayer.data.sources import Source
 from lastlayer.errors import InputError, check_choice
 from lastlayer.estimators import regressor
 from lastlayer.estimators.regressor import BLLRegressor
-from lastlayer.observe import Observations
-from lastlayer.sources import Source
 from lastlayer.tables.facts import Scores, score
 from lastlayer.tables.files import Table
 from lastlayer.tables.frames import as_table, column_cells, is_table

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray
 
-from lastlayer import checked
+from lastlayer._internal import checked
 from lastlayer.errors import InputError, check_choice
 from lastlayer.tables.cells import NumberFormat
 from lastlayer.tables.columns import (

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO, TypeAlias
 
 from numpy import ndarray
 
+from lastlayer._internal.files import replacing
 from lastlayer.errors import InputError, check_writable
-from lastlayer.files import replacing
 from lastlayer.tables.files import NUMBER, Cells, arrow_modules
 
 FORMULA = tuple("=+-@\t\r\n＝＋－＠")

@@ -1,10 +1,12 @@
 """Training of feature networks by the marginal likelihood, on tensors and modules."""
 
+from lastlayer._internal.threads import threads_for
+from lastlayer.bayes.last_layer import LastLayer
+from lastlayer.data.rows import Data
 from lastlayer.training.bound import FrozenLayer
 from lastlayer.training.checkpoint import Checkpoint, clear_checkpoints
-from lastlayer.training.data import Data
-from lastlayer.training.engine import Optimizer, Problem, TrainingHistory, Validation, threads_for, train
-from lastlayer.training.last_layer import LastLayer, coupled_layer, known_noise_layer, last_layer, last_layers
+from lastlayer.training.engine import Optimizer, Problem, TrainingHistory, Validation, train
+from lastlayer.training.last_layer import coupled_layer, known_noise_layer, last_layer, last_layers
 from lastlayer.training.objectives import (
     Augmented,
     CoupledNoise,

@@ -18,12 +18,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lastlayer.evidence import LOG_2PI
-from lastlayer.features import affine_features
-from lastlayer.linalg import TINY, Cholesky
-from lastlayer.precision import NormalEquations, noise_covariance
-from lastlayer.statistics import Statistics
-from lastlayer.types import BiasPrior, NoiseStructure
+from lastlayer._internal.numbers import TINY
+from lastlayer.bayes.evidence import LOG_2PI
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.linalg import Cholesky
+from lastlayer.bayes.precision import NormalEquations, noise_covariance
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.settings.types import BiasPrior, NoiseStructure
 
 
 @dataclass(frozen=True)

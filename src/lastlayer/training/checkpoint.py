@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lastlayer import files
+from lastlayer._internal import files
 from lastlayer.errors import InputError
 from lastlayer.training.engine import Engine, TrainingHistory
 from lastlayer.training.problems import MiniBatches

@@ -8,7 +8,7 @@ affect the others.
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from lastlayer.distributed import ONE, ProcessGroup
+from lastlayer._internal.progress import progress_bar
+from lastlayer._internal.threads import threads_for
+from lastlayer.data.distributed import ONE, ProcessGroup
 from lastlayer.errors import check_choice
-from lastlayer.progress import progress_bar
 from lastlayer.training.adam import Adam
 
 if TYPE_CHECKING:
@@ -29,22 +30,6 @@ MAX_SETBACKS = 10
 """Setbacks per network before training gives up."""
 KEEP_EVERY = 10
 """Epochs between two states that a single network can return to."""
-
-
-SMALL_STEP = 20_000_000
-"""Number of multiplications per step below which one thread is faster, even more so on a busy machine."""
-
-
-@contextmanager
-def threads_for(multiplications: int) -> Iterator[None]:
-    """Use one thread of torch if a step is small, and restore the number of threads afterwards."""
-    before = torch.get_num_threads()
-    if multiplications < SMALL_STEP:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -11,16 +10,17 @@ from numpy import ndarray
 from scipy.optimize import OptimizeResult, minimize
 from torch import Tensor
 
-from lastlayer.evidence import known_noise_nlml, optimal_alphas
-from lastlayer.partial_posterior import posterior_of
-from lastlayer.patterns import CoupledEquations, PatternStatistics
-from lastlayer.posterior import Posterior
-from lastlayer.statistics import Statistics, row_chunks
-from lastlayer.training.data import Data
-from lastlayer.training.engine import threads_for
+from lastlayer._internal.chunks import row_chunks
+from lastlayer._internal.threads import threads_for
+from lastlayer.bayes.coupled import CoupledEquations, PatternStatistics
+from lastlayer.bayes.evidence import known_noise_nlml, optimal_alphas
+from lastlayer.bayes.last_layer import LastLayer
+from lastlayer.bayes.partial_posterior import posterior_of
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.data.rows import Data
+from lastlayer.settings.types import NO_NOISE_PRIOR, BiasPrior, NoisePrior, NoiseStructure
 from lastlayer.training.noise_groups import StatisticsByNoise
 from lastlayer.training.objectives import root_of
-from lastlayer.types import NO_NOISE_PRIOR, BiasPrior, NoisePrior, NoiseStructure
 
 STARTS, LIMITS = ((-2.0, 2.0, 6.0), (-0.5, -2.0, -4.0)), ((-25.0, 25.0), (-13.8, 5.0))
 """Starting values and limits of log alpha and the log noise standard deviation; the search begins at the best pair."""
@@ -29,19 +29,6 @@ STEEPEST = 30.0
 SEARCH = {"ftol": 1e-9, "maxiter": 60}
 STACKED = 2**22
 """Maximum number of entries of the Gram matrices in a batch: wide models are processed one by one."""
-
-
-@dataclass(frozen=True)
-class LastLayer:
-    """Posterior at alpha*, with the corresponding noise."""
-
-    posterior: Posterior
-    nlml: float
-    """Negative log marginal likelihood per sample."""
-    noise_floored: bool
-    """Whether the features fit the targets without error, so that the noise was raised to its floor."""
-    determined: float = math.nan
-    """Number of features that the data determine."""
 
 
 def last_layer(

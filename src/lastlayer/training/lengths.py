@@ -17,14 +17,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lastlayer.evidence import known_noise_nlml
-from lastlayer.features import affine_features
+from lastlayer.bayes.evidence import known_noise_nlml
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.statistics import OutputStatistics, Statistics
+from lastlayer.data.rows import Data
 from lastlayer.networks.fourier import fourier_features, frequencies
-from lastlayer.statistics import OutputStatistics, Statistics
+from lastlayer.settings.types import WEAK_NOISE_PRIOR, BiasPrior, NoisePrior
 from lastlayer.training.adam import Adam
-from lastlayer.training.data import Data
 from lastlayer.training.last_layer import minimum
-from lastlayer.types import WEAK_NOISE_PRIOR, BiasPrior, NoisePrior
 
 LENGTH, LOG_LENGTH_STD = 2.0, 1.0
 """Prior mode of a length scale over the root of the number of inputs, for standardised inputs; standard deviation of

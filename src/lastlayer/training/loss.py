@@ -4,12 +4,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lastlayer.distributed import ProcessGroup
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.data.distributed import ProcessGroup
 from lastlayer.errors import InputError, check_choice
-from lastlayer.posterior import Posterior
+from lastlayer.settings.types import BIAS_PRIORS, NOISE_STRUCTURES, BiasPrior, NoiseStructure
 from lastlayer.training.bound import FrozenLayer
 from lastlayer.training.running_posterior import RunningPosterior, Snapshot
-from lastlayer.types import BIAS_PRIORS, NOISE_STRUCTURES, BiasPrior, NoiseStructure
 
 
 class BLLLoss(nn.Module):

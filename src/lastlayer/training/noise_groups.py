@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lastlayer.features import affine_features
-from lastlayer.statistics import OutputStatistics, Statistics
-from lastlayer.training.data import Data
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.statistics import OutputStatistics, Statistics
+from lastlayer.data.rows import Data
 
 MOST_LEVELS = 8
 """Number of noise levels up to which the moments of each are computed once."""

@@ -9,15 +9,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lastlayer.bayes.coupled import CoupledEquations, PatternStatistics
+from lastlayer.bayes.evidence import known_noise_nlml, nlml, profiled_nlml, statistics_nlml
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.held_out import held_out_lpd
+from lastlayer.bayes.partial_posterior import posterior_of
+from lastlayer.bayes.statistics import OutputStatistics, Statistics
+from lastlayer.data.rows import Data
 from lastlayer.errors import InputError, check_choice
-from lastlayer.evidence import known_noise_nlml, nlml, profiled_nlml, statistics_nlml
-from lastlayer.extrapolation import held_out_lpd
-from lastlayer.features import affine_features
-from lastlayer.partial_posterior import posterior_of
-from lastlayer.patterns import CoupledEquations, PatternStatistics
-from lastlayer.statistics import OutputStatistics, Statistics
-from lastlayer.training.data import Data
-from lastlayer.types import BiasPrior, NoiseStructure
+from lastlayer.settings.types import BiasPrior, NoiseStructure
 
 INITIAL_LOG_ALPHA = 4.0
 INITIAL_LOG_SIGMA_E = -1.0

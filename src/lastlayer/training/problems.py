@@ -10,14 +10,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lastlayer.distributed import ONE, ProcessGroup
+from lastlayer._internal.threads import SMALL_STEP
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.data.distributed import ONE, ProcessGroup
+from lastlayer.data.rows import Data
+from lastlayer.data.sources import Batch, Source
 from lastlayer.errors import InputError
 from lastlayer.networks.mlp import neg_log_hidden_prior
-from lastlayer.sources import Batch, Source
-from lastlayer.statistics import Statistics
 from lastlayer.training.bound import FrozenLayer
-from lastlayer.training.data import Data
-from lastlayer.training.engine import SMALL_STEP, Problem
+from lastlayer.training.engine import Problem
 from lastlayer.training.objectives import Objective, Profiled
 from lastlayer.training.running_posterior import RunningPosterior
 

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lastlayer.distributed import ONE, ProcessGroup
-from lastlayer.posterior import Posterior
-from lastlayer.statistics import Statistics
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.data.distributed import ONE, ProcessGroup
+from lastlayer.settings.types import BiasPrior, NoiseStructure
 from lastlayer.training.bound import BoundTerms, FrozenLayer
 from lastlayer.training.objectives import INITIAL_LOG_ALPHA
-from lastlayer.types import BiasPrior, NoiseStructure
 
 MOST_SHARE = 0.7
 """Largest weight of a new batch in the running average."""

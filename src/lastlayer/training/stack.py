@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lastlayer.linalg import TINY
+from lastlayer._internal.numbers import TINY
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.data.rows import Data
 from lastlayer.networks.mlp import InputSkip, StackedMLP, encoding_of, inner_network, neg_log_hidden_prior
-from lastlayer.statistics import Statistics
 from lastlayer.training.bound import FrozenLayer
-from lastlayer.training.data import Data
 from lastlayer.training.engine import Problem
 from lastlayer.training.objectives import Profiled
 from lastlayer.training.problems import STACK_CHECK, MiniBatches

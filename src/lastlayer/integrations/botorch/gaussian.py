@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from lastlayer import formula
 from lastlayer.errors import InputError
-from lastlayer.ops import TorchOps
+from lastlayer.formula.ops import TorchOps
 from lastlayer.predictor.fitted import Fitted
 
 JITTER = 1e-10

@@ -13,21 +13,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.partial_posterior import OutputPosterior
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.data.rows import Data
+from lastlayer.data.scaling import Standardizer
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.estimators.regressor import BLLRegressor
-from lastlayer.features import affine_features
 from lastlayer.networks.fourier import ProcessFeatures
-from lastlayer.parameters import TrainingOptions
-from lastlayer.partial_posterior import OutputPosterior
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Member
-from lastlayer.scaling import Standardizer
-from lastlayer.settings import DataShape, resolve
-from lastlayer.statistics import Statistics
-from lastlayer.training import Data, LastLayer, known_noise_layer, last_layers
+from lastlayer.settings.parameters import TrainingOptions
+from lastlayer.settings.resolve import DataShape, resolve
+from lastlayer.settings.types import NoisePrior
+from lastlayer.training import LastLayer, known_noise_layer, last_layers
 from lastlayer.training.lengths import fit_lengths, refine_lengths
-from lastlayer.types import NoisePrior
 
 LITTLE_NOISE = NoisePrior(rows=2.0, share=1e-4)
 """Prior of the noise, as informative as two rows whose noise variance is a ten-thousandth of the targets' variance."""

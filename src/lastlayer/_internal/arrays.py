@@ -1,0 +1,48 @@
+"""Arrays of users as NumPy arrays; errors name the rows at fault."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy import ndarray
+
+from lastlayer.errors import InputError
+
+WIDENED = {torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+"""Types of torch that NumPy lacks, and what they are converted to."""
+
+
+def as_array(values: Any) -> Any:
+    """Convert torch tensors to NumPy arrays, widened where NumPy lacks the type; return anything else unchanged."""
+    if not isinstance(values, torch.Tensor):
+        return values
+    values = values.detach().cpu()
+    return values.to(WIDENED.get(values.dtype, values.dtype)).numpy()
+
+
+def contiguous(a: ndarray) -> ndarray:
+    """Return an array that torch accepts: contiguous, without the negative strides that a single column may have."""
+    return np.ascontiguousarray(a) if all(step >= 0 for step in a.strides) else a.copy()
+
+
+def check_finite(values: ndarray, name: str, *, largest: float | None = None) -> None:
+    """Raise an error that counts the values that are not finite, or too large, and names the first such row."""
+    bad = ~np.isfinite(values)
+    if not bad.any():
+        if largest is not None and float(np.abs(values).max(initial=0)) > largest:
+            rows = _rows_with(np.abs(values) > largest)
+            raise InputError(
+                f"{name} has values beyond {largest:g} in {len(rows)} rows (first: row {rows[0]}); fix them, or give "
+                f"{name} in another unit"
+            )
+        return
+    rows = _rows_with(bad)
+    n_nan = int(np.isnan(values).sum())
+    n_inf = int(bad.sum()) - n_nan
+    what = " and ".join(f"{n} {word} values" for n, word in ((n_nan, "NaN"), (n_inf, "infinite (inf)")) if n)
+    raise InputError(f"{name} has {what} in {len(rows)} rows (first: row {rows[0]}); drop or impute them")
+
+
+def _rows_with(bad: ndarray) -> ndarray:
+    """Indices of the rows with a bad value."""
+    return np.flatnonzero(bad.reshape(len(bad), -1).any(1))

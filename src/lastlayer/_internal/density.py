@@ -1,0 +1,40 @@
+"""The Gaussian log density, in NumPy."""
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+LOG_2PI = float(np.log(2 * np.pi))
+
+
+def gaussian_log_prob(
+    residual: Float[ndarray, "*#b r q"],
+    var: Float[ndarray, "*b r q"],
+    correlation: Float[ndarray, "*#c q q"] | None = None,
+) -> Float[ndarray, "*b r"]:
+    """Compute the log density of N(0, D C D) with D^2 = var, joint over the outputs.
+
+    Parameters
+    ----------
+    residual : ndarray of shape (..., r, q)
+        Targets minus means.
+    var : ndarray of shape (..., r, q)
+        Variance of each output.
+    correlation : ndarray of shape (..., q, q) or (..., r, q, q), default None
+        C: one matrix for all points, or one per point; None: the identity.
+
+    Returns
+    -------
+    ndarray of shape (..., r)
+        The log density of each point.
+    """
+    scaled = residual / np.sqrt(var)
+    log_det = np.log(var).sum(-1)
+    if correlation is not None:
+        L = np.linalg.cholesky(correlation)
+        if L.ndim <= var.ndim:  # one matrix for all points
+            L = L[..., None, :, :]
+        scaled = np.linalg.solve(L, np.broadcast_to(scaled, var.shape)[..., None])[..., 0]
+        log_det = log_det + 2 * np.log(np.diagonal(L, axis1=-2, axis2=-1)).sum(-1)
+    density: ndarray = -0.5 * (np.square(scaled).sum(-1) + log_det + LOG_2PI * residual.shape[-1])
+    return density

@@ -1,0 +1,1 @@
+"""The Bayesian last layer: features, readings, statistics, evidence, posterior."""

@@ -1,0 +1,569 @@
+"""The negative log marginal likelihood (NLML) of a Bayesian last layer, in every form given in the paper.
+
+general_nlml     Lemma 2: any noise and prior covariance; total, one output
+nlml             Results 1 to 3 with the weights free (Theorem 1) or at their optimum; per sample
+profiled_nlml    the same, minimised over weights and noise in closed form, with a closed-form gradient; per sample
+statistics_nlml  the same from statistics, differentiable: for functionals and partly missing targets
+known_noise_nlml the same for targets with known noise variances
+profile          the same value from statistics alone, with the noise that attains it
+optimal_alpha    the minimum over alpha for fixed features; optimal_alphas for many models at once
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lastlayer._internal.numbers import TINY
+from lastlayer.bayes.features import linear_features
+from lastlayer.bayes.linalg import Cholesky
+from lastlayer.bayes.precision import NormalEquations, noise_covariance
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.errors import InputError, check_choice
+from lastlayer.settings.types import (
+    BIAS_PRIORS,
+    NO_NOISE_PRIOR,
+    NOISE_STRUCTURES,
+    BiasPrior,
+    NoisePrior,
+    NoiseStructure,
+)
+
+GRADIENT_ROWS = 1_024
+LOG_2PI = math.log(2 * math.pi)
+PLATEAU = 1e-6
+"""Differences in evidence below this, in nats per sample, are ignored."""
+ALPHA_TOL, MAX_STEPS = 1e-10, 200
+"""Tolerance on log alpha, and the largest number of iterations."""
+SCANNED = {"cpu": 2**17, "cuda": 2**25}
+"""Largest number of values held in memory at once in a scan over alpha, per device type."""
+
+
+def general_nlml(
+    Phi: Float[Tensor, "m p"], t: Float[Tensor, " m"], Sigma_E: Float[Tensor, "m m"], Sigma_W: Float[Tensor, "p p"]
+) -> Float[Tensor, ""]:
+    """Compute the total NLML of one output under any noise and prior covariance.
+
+    eq:LogMarginalLikelihood (Lemma 2). Several outputs are one with Phi = I (x) Phi and stacked targets (Section
+    "The multivariate case").
+
+    Parameters
+    ----------
+    Phi : Tensor of shape (m, p)
+        Affine features.
+    t : Tensor of shape (m,)
+        Targets.
+    Sigma_E : Tensor of shape (m, m)
+        Covariance of the noise.
+    Sigma_W : Tensor of shape (p, p)
+        Prior covariance of the weights.
+
+    Returns
+    -------
+    Tensor of shape ()
+        The NLML.
+    """
+    E, P = Cholesky.of(Sigma_E), Cholesky.of(Sigma_W)
+    eye = torch.eye(Phi.shape[-1], dtype=Phi.dtype, device=Phi.device)
+    Lambda = Cholesky.of(Phi.mT @ E.solve(Phi) + P.solve(eye))  # eq:Lambda_p_posterior
+    w = Lambda.solve(Phi.mT @ E.solve(t[:, None]))  # eq:w_bar_posterior
+    misfit = E.whiten((t[:, None] - Phi @ w).mT).square().sum() + P.whiten(w.mT).square().sum()
+    return (len(t) * LOG_2PI + P.logdet() + E.logdet() + Lambda.logdet() + misfit) / 2
+
+
+def nlml(
+    Phi: Float[Tensor, "*b m p"],
+    T: Float[Tensor, "*b m q"],
+    log_alpha: Float[Tensor, "*b"],
+    log_sigma_e: Float[Tensor, "*b q"],
+    *,
+    W: Float[Tensor, "*b p q"] | None = None,
+    bias_prior: BiasPrior = "flat",
+    sample_weight: Float[Tensor, "*#b m"] | None = None,
+) -> Float[Tensor, "*b"]:
+    """Compute the NLML per sample with one noise variance per output and one alpha.
+
+    eq:LMLH_multivariate_simplified, eq:LMLH_alpha_cost. With `W` given it is the augmented objective of Theorem 1,
+    eq:LMLH_Optim_unconstrained: its minimum over W is the exact NLML, which `W=None` computes. Differentiable in
+    every argument.
+
+    Parameters
+    ----------
+    Phi : Tensor of shape (..., m, p)
+        Affine features.
+    T : Tensor of shape (..., m, q)
+        Targets.
+    log_alpha : Tensor of shape (...)
+        Logarithm of the signal-to-noise ratio.
+    log_sigma_e : Tensor of shape (..., q)
+        Logarithm of the noise standard deviation of each output.
+    W : Tensor of shape (..., p, q), default None
+        Weights of the last layer; None: the optimal ones.
+    bias_prior : "flat" or "shared", default "flat"
+        Prior on the bias.
+    sample_weight : Tensor of shape (..., m), default None
+        Weight of each row.
+
+    Returns
+    -------
+    Tensor of shape (...)
+        The NLML per sample.
+    """
+    equations = NormalEquations.of(Statistics.from_features(Phi, T, sample_weight=sample_weight), bias_prior)
+    precision = equations.at(log_alpha)
+    W = precision.weights if W is None else W
+    Phi = Phi.to(W.dtype)
+    penalised = W[..., : equations.n_penalised, :]
+    w = 1.0 if sample_weight is None else sample_weight[..., None]
+    S = (w * (T - Phi @ W).square()).sum(-2) + precision.ridge[..., None] * penalised.square().sum(-2)
+    return _assemble(
+        equations,
+        log_alpha=-precision.ridge.log(),
+        logdet_Lambda=precision.logdet(),
+        logdet_noise=2 * log_sigma_e.sum(-1),
+        misfit=(S * torch.exp(-2 * log_sigma_e)).sum(-1),
+    )
+
+
+def _assemble(
+    equations: NormalEquations, *, log_alpha: Tensor, logdet_Lambda: Tensor, logdet_noise: Tensor, misfit: Tensor
+) -> Tensor:
+    """Sum of the terms of eq:LMLH_multivariate_simplified, with k and n according to the bias prior."""
+    k, q, n = equations.n_penalised, equations.cross.shape[-1], equations.dof
+    return (q * (n * LOG_2PI + k * log_alpha + logdet_Lambda) + n * logdet_noise + misfit) / (2 * equations.n_targets)
+
+
+def profiled_nlml(
+    Phi: Float[Tensor, "*b m p"],
+    T: Float[Tensor, "*b m q"],
+    log_alpha: Float[Tensor, "*b"],
+    *,
+    noise: NoiseStructure = "diagonal",
+    bias_prior: BiasPrior = "flat",
+    sample_weight: Float[Tensor, "*#b m"] | None = None,
+) -> Float[Tensor, "*b"]:
+    """Compute the NLML per sample with weights and noise at their optimum.
+
+    This is eq:LMLH_multivariate_simplified, minimised over both. The gradient with respect to Phi, T and log alpha is
+    computed in closed form (envelope theorem), not by differentiating the factorisation. Rows of weight zero have no
+    effect, so folds can be given as weights.
+
+    Parameters
+    ----------
+    Phi : Tensor of shape (..., m, p)
+        Affine features.
+    T : Tensor of shape (..., m, q)
+        Targets.
+    log_alpha : Tensor of shape (...)
+        Logarithm of the signal-to-noise ratio.
+    noise : "diagonal" or "full", default "diagonal"
+        Noise covariance between the outputs.
+    bias_prior : "flat" or "shared", default "flat"
+        Prior on the bias.
+    sample_weight : Tensor of shape (..., m), default None
+        Weight of each row.
+
+    Returns
+    -------
+    Tensor of shape (...)
+        The NLML per sample.
+
+    Raises
+    ------
+    InputError
+        If the last column of Phi is not all ones, or `noise` or `bias_prior` is unknown.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lastlayer.bayes.features import affine_features
+    >>> x = torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None]
+    >>> signal, no_signal = (
+    ...     float(profiled_nlml(affine_features(x), x + 0.1 * torch.cos(40 * x), torch.tensor(log_alpha)))
+    ...     for log_alpha in (5.0, -20.0)
+    ... )
+    >>> signal < no_signal
+    True
+    """
+    check_choice("noise", noise, NOISE_STRUCTURES)
+    check_choice("bias_prior", bias_prior, BIAS_PRIORS)
+    linear_features(Phi)  # checks the column of ones
+    out = _ProfiledNLML.apply(Phi, T, log_alpha, noise, bias_prior, sample_weight)
+    assert isinstance(out, Tensor)
+    return out
+
+
+class _ProfiledNLML(torch.autograd.Function):
+    """J and its gradient with respect to the linear features, the targets and log alpha.
+
+        dJ/dPhi       = q/m Phi Lambda^-1 - 1/m R Sigma_E^-1 W'          dJ/dT = 1/m R Sigma_E^-1
+        dJ/dlog alpha = q/2m (k - alpha^-1 tr Lambda^-1) - 1/2m alpha^-1 tr(Sigma_E^-1 W~'W~)
+
+    with Sigma_E = S / n. In the columns of phi_tilde, Phi Lambda^-1 is z A^-1, A = G + alpha^-1 I.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        Phi: Tensor,
+        T: Tensor,
+        log_alpha: Tensor,
+        noise: NoiseStructure,
+        bias_prior: BiasPrior,
+        sample_weight: Tensor | None,
+    ) -> Tensor:
+        phi_tilde = Phi[..., :-1]
+        equations = NormalEquations.of(
+            Statistics.from_linear_features(phi_tilde, T, sample_weight=sample_weight), bias_prior
+        )
+        precision = equations.at(log_alpha)
+        W = precision.weights
+        k = phi_tilde.shape[-1]
+        # from residuals, not from differences of moments, which lose digits where the fit is nearly exact
+        R = (T - phi_tilde.to(W.dtype) @ W[..., :k, :]) - W[..., k:, :]
+        wR = R if sample_weight is None else sample_weight[..., None] * R
+        W_ = precision.penalised_weights
+        S = R.mT @ wR + precision.ridge[..., None, None] * (W_.mT @ W_)
+        Sigma_E = Cholesky.of(noise_covariance(S, equations, noise)[0])
+        J = _assemble(
+            equations,
+            log_alpha=-precision.ridge.log(),
+            logdet_Lambda=precision.logdet(),
+            logdet_noise=Sigma_E.logdet(),
+            misfit=_trace(Sigma_E.solve(S)),
+        )
+        ctx.save_for_backward(Phi, wR, *([] if sample_weight is None else [sample_weight]))
+        ctx.precision, ctx.Sigma_E, ctx.log_alpha_type = precision, Sigma_E, log_alpha.dtype
+        return J
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        Phi, wR, *weight = ctx.saved_tensors
+        precision, equations = ctx.precision, ctx.precision.equations
+        k, q, m = Phi.shape[-1] - 1, wR.shape[-1], equations.count
+        W = precision.penalised_weights
+        inverse = precision.factor.solve(torch.eye(equations.n_penalised, dtype=W.dtype, device=W.device))
+        scale = (grad / m)[..., None, None]
+        pull = scale * ctx.Sigma_E.solve(wR.mT).mT
+        d_phi = d_T = d_log_alpha = None
+        if ctx.needs_input_grad[0]:
+            d_phi = torch.zeros_like(Phi)
+            M, N = (q * scale * inverse)[..., :k], W[..., :k, :].mT
+            for start in range(0, Phi.shape[-2], GRADIENT_ROWS):
+                rows = slice(start, start + GRADIENT_ROWS)
+                part = equations.rows(Phi[..., rows, :-1]) @ M
+                if weight:
+                    part = part * weight[0][..., rows, None]
+                d_phi[..., rows, :-1] = part - pull[..., rows, :] @ N
+        if ctx.needs_input_grad[1]:
+            d_T = pull
+        if ctx.needs_input_grad[2]:
+            spread = precision.ridge * _trace(inverse)
+            size = precision.ridge * _trace(ctx.Sigma_E.solve(W.mT @ W))
+            d_log_alpha = (grad * (q * (equations.n_penalised - spread) - size) / (2 * m)).to(ctx.log_alpha_type)
+        return d_phi, d_T, d_log_alpha, None, None, None
+
+
+def statistics_nlml(
+    statistics: Statistics,
+    log_alpha: Float[Tensor, "*b"],
+    *,
+    noise: NoiseStructure = "diagonal",
+    bias_prior: BiasPrior = "flat",
+) -> Float[Tensor, "*b"]:
+    """Compute the profiled NLML from statistics, differentiably.
+
+    For functionals, and for outputs observed at different rows. The latter are regressions that share the features
+    and alpha; their NLMLs add up. Where the fit is nearly exact, digits are lost that `profiled_nlml` keeps.
+
+    Parameters
+    ----------
+    statistics : Statistics
+        Statistics of the rows.
+    log_alpha : Tensor of shape (...)
+        Logarithm of the signal-to-noise ratio.
+    noise : "diagonal" or "full", default "diagonal"
+        Noise covariance between the outputs.
+    bias_prior : "flat" or "shared", default "flat"
+        Prior on the bias.
+
+    Returns
+    -------
+    Tensor of shape (...)
+        The NLML per sample.
+    """
+    equations = NormalEquations.of(statistics, bias_prior)
+    precision = equations.at(log_alpha[..., None] if equations.by_output else log_alpha)
+    W = precision.penalised_weights
+    S = equations.targets - W.mT @ equations.cross
+    Sigma_E = Cholesky.of(noise_covariance(S, equations, noise)[0])
+    J = _assemble(
+        equations,
+        log_alpha=-precision.ridge.log(),
+        logdet_Lambda=precision.logdet(),
+        logdet_noise=Sigma_E.logdet(),
+        misfit=_trace(Sigma_E.solve(S)),
+    )
+    if not equations.by_output:
+        return J
+    return (equations.n_targets / equations.n_targets.amax(-1, keepdim=True) * J).sum(-1)
+
+
+def known_noise_nlml(
+    statistics: Statistics,
+    log_alpha: Float[Tensor, "*b"],
+    log_sigma_e: Float[Tensor, "*b q"],
+    log_variances: Float[Tensor, "*b q"],
+    *,
+    bias_prior: BiasPrior = "flat",
+) -> Float[Tensor, "*b"]:
+    """Compute the NLML per sample of targets whose noise variances are partly or wholly known.
+
+    eq:LogMarginalLikelihood (Lemma 2), with the weights at their optimum. Target i of an output has noise variance
+    v_i, and weight sigma_e^2 / v_i in the statistics of the output. Differentiable in every argument.
+
+    Parameters
+    ----------
+    statistics : Statistics
+        Statistics of each output, weighted.
+    log_alpha : Tensor of shape (...)
+        Logarithm of the signal-to-noise ratio.
+    log_sigma_e : Tensor of shape (..., q)
+        Logarithm of the learned noise standard deviation of each output.
+    log_variances : Tensor of shape (..., q)
+        Sum of log v_i over the targets of each output.
+    bias_prior : "flat" or "shared", default "flat"
+        Prior on the bias.
+
+    Returns
+    -------
+    Tensor of shape (...)
+        The NLML per sample.
+    """
+    equations = NormalEquations.of(statistics, bias_prior)
+    precision = equations.at(log_alpha[..., None])
+    S = (equations.targets - precision.penalised_weights.mT @ equations.cross)[..., 0, 0]
+    free = equations.n_targets - equations.dof  # 1 under the flat prior of the bias, which has no unit
+    each = equations.dof * LOG_2PI + log_variances - 2 * free * log_sigma_e
+    each = each + equations.n_penalised * -precision.ridge.log() + precision.logdet() + S * torch.exp(-2 * log_sigma_e)
+    return each.sum(-1) / (2 * equations.n_targets.amax(-1))
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Profiled evidence of fixed features at one alpha."""
+
+    nlml: Float[Tensor, "*b"]
+    """Negative log marginal likelihood per sample."""
+    noise_cov: Float[Tensor, "*b q q"]
+    """Noise covariance that attains it."""
+    floored: Bool[Tensor, "*b"]
+    """Whether the noise was raised to its floor."""
+    slope: Float[Tensor, "*b"]
+    """dJ/dlog alpha."""
+    determined: Float[Tensor, "*b"]
+    """gamma: effective number of features determined by the data, sum lambda / (lambda + alpha^-1)."""
+    fixed_point: Float[Tensor, "*b"]
+    """log of tr(Sigma_E^-1 W~'W~) / (q sum lambda / (lambda + alpha^-1)); equals log alpha where the slope is 0."""
+
+
+def profile(
+    statistics: Statistics,
+    log_alpha: float | Float[Tensor, "*a"],
+    *,
+    noise: NoiseStructure = "diagonal",
+    bias_prior: BiasPrior = "flat",
+) -> Profile:
+    """Compute the profiled evidence from statistics alone, for one alpha or many.
+
+    One eigendecomposition, then O(k^2 q) per alpha.
+
+    Parameters
+    ----------
+    statistics : Statistics
+        Statistics of the rows.
+    log_alpha : float or Tensor
+        Logarithm of the signal-to-noise ratio.
+    noise : "diagonal" or "full", default "diagonal"
+        Noise covariance between the outputs.
+    bias_prior : "flat" or "shared", default "flat"
+        Prior on the bias.
+
+    Returns
+    -------
+    Profile
+        NLML, noise covariance and slope at each alpha.
+    """
+    return _profile(NormalEquations.of(statistics, bias_prior), torch.as_tensor(log_alpha, dtype=torch.float64), noise)
+
+
+def _profile(
+    equations: NormalEquations, log_alpha: Tensor, noise: NoiseStructure, prior: NoisePrior = NO_NOISE_PRIOR
+) -> Profile:
+    """Profile over all outputs; where each output is a separate regression, their sum at one alpha."""
+    if not equations.by_output:
+        return _profile_each(equations, log_alpha, noise, prior)
+    if noise != "diagonal":
+        raise InputError(f'noise="{noise}" needs outputs that are all observed at the same rows: take "diagonal"')
+    each = _profile_each(equations, log_alpha[..., None], noise, prior)
+    share = equations.n_targets / equations.n_targets.amax(-1, keepdim=True)
+    size = (each.fixed_point.exp() * each.determined).sum(-1)
+    return Profile(
+        nlml=(share * each.nlml).sum(-1),
+        noise_cov=torch.diag_embed(each.noise_cov[..., 0, 0]),
+        floored=each.floored.any(-1),
+        slope=(share * each.slope).sum(-1),
+        determined=each.determined.mean(-1),
+        fixed_point=(size.clamp_min(TINY) / each.determined.sum(-1).clamp_min(TINY)).log(),
+    )
+
+
+def _profile_each(equations: NormalEquations, log_alpha: Tensor, noise: NoiseStructure, prior: NoisePrior) -> Profile:
+    precision, q = equations.spectral_at(log_alpha), equations.cross.shape[-1]
+    S = equations.misfit(precision.ridge)
+    if prior.rows:
+        S = S + torch.diag_embed(prior.rows * prior.share * equations.target_energy / equations.n_targets[..., None])
+    Sigma_E, floored = noise_covariance(S, equations, noise, prior.rows)
+    E = Cholesky.of(Sigma_E)
+    values = equations.spectrum.values
+    shifted = values + precision.ridge[..., None]
+    effective = (values / shifted).sum(-1)
+    W = equations.rotated_cross / shifted[..., None]  # V'W~, which has the norm of W~
+    size = _trace(E.solve(W.mT @ W))
+    return Profile(
+        nlml=_assemble(
+            equations,
+            log_alpha=-precision.ridge.log(),
+            logdet_Lambda=precision.logdet(),
+            logdet_noise=E.logdet(),
+            misfit=_trace(E.solve(S)) + prior.rows * E.logdet(),
+        ),
+        noise_cov=Sigma_E,
+        floored=floored,
+        slope=(q * effective - precision.ridge * size) / (2 * equations.n_targets),
+        determined=effective,
+        fixed_point=(size.clamp_min(TINY) / (q * effective).clamp_min(TINY)).log(),
+    )
+
+
+@dataclass(frozen=True)
+class AlphaOptimum:
+    """The alpha that maximises the evidence of fixed features."""
+
+    log_alpha: float
+    """Logarithm of the optimal alpha."""
+    nlml: float
+    """Negative log marginal likelihood per sample at the optimum."""
+    noise_cov: Float[Tensor, "q q"]
+    """Noise covariance at the optimum."""
+    determined: float
+    """Effective number of features determined by the data."""
+    noise_floored: bool
+    """Whether the noise was raised to its floor: the features fit the targets without error."""
+    at_bound: str
+    """Empty at a stationary point; "zero" or "infinity" if the evidence still grows in that direction."""
+    n_steps: int
+    """Number of iterations."""
+
+
+def optimal_alpha(
+    statistics: Statistics, *, noise: NoiseStructure = "diagonal", bias_prior: BiasPrior = "flat"
+) -> AlphaOptimum:
+    """Maximise the evidence over alpha and noise for fixed features.
+
+    Parameters
+    ----------
+    statistics : Statistics
+        Statistics of one model.
+    noise : "diagonal" or "full", default "diagonal"
+        Noise covariance between the outputs.
+    bias_prior : "flat" or "shared", default "flat"
+        Prior on the bias.
+
+    Returns
+    -------
+    AlphaOptimum
+        The optimum.
+
+    Raises
+    ------
+    InputError
+        If the statistics are those of a batch of models.
+    """
+    if statistics.count.dim():
+        raise InputError("optimal_alpha takes the statistics of one model; optimal_alphas takes a batch of them")
+    return optimal_alphas(Statistics.stacked([statistics]), noise=noise, bias_prior=bias_prior)[0]
+
+
+def optimal_alphas(
+    statistics: Statistics,
+    *,
+    noise: NoiseStructure = "diagonal",
+    bias_prior: BiasPrior = "flat",
+    noise_prior: NoisePrior = NO_NOISE_PRIOR,
+) -> list[AlphaOptimum]:
+    """Maximise the evidence over alpha and noise for each of a batch of models.
+
+    A scan of the range in which alpha matters finds the basin of the optimum. Within it, secant steps converge to
+    MacKay's fixed point; where a step would leave the bracket of the slope's sign or improves too little, the bracket
+    is halved. Features that fit without error leave a plateau towards infinity, along which noise and alpha^-1 shrink
+    together; its near end is taken, where numbers keep their digits.
+
+    Parameters
+    ----------
+    statistics : Statistics
+        Statistics with a leading dimension for the models.
+    noise : "diagonal" or "full", default "diagonal"
+        Noise covariance between the outputs.
+    bias_prior : "flat" or "shared", default "flat"
+        Prior on the bias.
+    noise_prior : NoisePrior, default NO_NOISE_PRIOR
+        Prior on the noise, whose density multiplies the evidence.
+
+    Returns
+    -------
+    list of AlphaOptimum
+        One optimum per model.
+    """
+    equations = NormalEquations.of(statistics, bias_prior)
+    grid = equations.alpha_range(257)
+    at_once = max(1, SCANNED.get(grid.device.type, 2**17) // max(1, equations.cross.numel()))
+    nlml = torch.cat([_profile(equations, part, noise, noise_prior).nlml for part in grid.split(at_once)])
+    place, best, last = torch.arange(len(grid), device=grid.device)[:, None], nlml.argmin(0), len(grid) - 1
+    of = lambda row: grid.gather(0, row.clamp(0, last)[None])[0]
+    worse = (nlml > nlml.gather(0, best[None]) + PLATEAU) & (place < best)
+    near = torch.where(worse, place + 1, 0).amax(0)
+    zero = best == 0
+    plateau = ~zero & (of(best) - of(near) > 2.0)
+    infinity = plateau | (best == last)
+    lo, hi, log_alpha = of(best - 1), of(best + 1), of(torch.where(plateau, near, best))
+    running, n_steps = ~(zero | infinity), torch.zeros_like(best)
+    before, gap_before = log_alpha, torch.full_like(log_alpha, math.inf)
+    for step in range(MAX_STEPS):
+        running = running & (hi - lo > ALPHA_TOL)
+        if not bool(running.any()):
+            break
+        here = _profile(equations, log_alpha, noise, noise_prior)
+        lo, hi = torch.where(here.slope < 0, log_alpha, lo), torch.where(here.slope < 0, hi, log_alpha)
+        gap = here.fixed_point - log_alpha
+        move = gap * (before - log_alpha) / (gap - gap_before) if step else gap  # fixed point, then secants
+        running = running & (move.abs() >= ALPHA_TOL)
+        sound = (gap.abs() < 0.5 * gap_before.abs()) & (lo < log_alpha + move) & (log_alpha + move < hi)
+        before, gap_before = log_alpha, gap
+        log_alpha = torch.where(running, torch.where(sound, log_alpha + move, (lo + hi) / 2), log_alpha)
+        n_steps = n_steps + running
+    end = _profile(equations, log_alpha, noise, noise_prior)
+    numbers = torch.stack([log_alpha, end.nlml, end.determined, end.floored, infinity, zero, n_steps], -1).tolist()
+    return [
+        AlphaOptimum(a, value, cov, gamma, bool(floored), "infinity" if far else "zero" if none else "", int(steps))
+        for (a, value, gamma, floored, far, none, steps), cov in zip(numbers, end.noise_cov, strict=True)
+    ]
+
+
+def _trace(A: Tensor) -> Tensor:
+    return A.diagonal(dim1=-2, dim2=-1).sum(-1)

@@ -1,0 +1,459 @@
+"""The exact posterior over the last layer's weights, and its predictions at new points, in the units of the data.
+
+Everything is a function of the statistics: new rows give a new posterior. Precision(vec W) = Sigma_E^-1 (x) Lambda_bar
+(Result 3), so the outputs share one variance ratio, phi' Lambda_bar^-1 phi, and differ by their noise alone.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lastlayer._internal.numbers import EPS
+from lastlayer.bayes.features import linear_features
+from lastlayer.bayes.linalg import Cholesky
+from lastlayer.bayes.precision import ROUNDING, NormalEquations, Precision, noise_covariance
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.errors import InputError, PrecisionError
+from lastlayer.settings.types import BiasPrior, NoiseStructure
+
+COLLINEAR = 1e9
+"""Smallest ratio of alpha^-1 to rounding errors at which Cholesky's factor can be used for features of any rank."""
+
+REMOVAL_RTOL = 1e-5
+"""Largest relative error of the weights that is accepted after rows have been removed from the moments."""
+
+
+@dataclass(frozen=True)
+class Marginals:
+    """Posterior predictions of each point alone."""
+
+    mean: Float[Tensor, "m q"]
+    """Mean of each output."""
+    variance_ratio: Float[Tensor, "m *q"]
+    """phi' Lambda_bar^-1 phi; times `noise_cov` it is the covariance of the function. One per output, where outputs
+    were observed at different rows.
+    """
+    noise_cov: Float[Tensor, "q q"]
+    """Noise covariance between the outputs."""
+
+    def function_cov(self) -> Float[Tensor, "m q q"]:
+        """Compute the covariance of the function y between the outputs at each point.
+
+        eq:NN_BLL_distribution (Lemma 1).
+
+        Returns
+        -------
+        Tensor of shape (m, q, q)
+            The covariance matrices.
+        """
+        ratio = self.variance_ratio
+        return (torch.diag_embed(ratio) if ratio.dim() > 1 else ratio[:, None, None]) * self.noise_cov
+
+    def target_cov(self) -> Float[Tensor, "m q q"]:
+        """Compute the covariance of the targets t = y + noise between the outputs at each point.
+
+        eq:NN_BLL_distribution_targets.
+
+        Returns
+        -------
+        Tensor of shape (m, q, q)
+            The covariance matrices.
+        """
+        return self.function_cov() + self.noise_cov
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Joint posterior prediction of all points: the function's covariance is noise_cov (x) ratio_cov."""
+
+    mean: Float[Tensor, "m q"]
+    """Mean of each output at each point."""
+    ratio_cov: Float[Tensor, "m m"]
+    """Phi Lambda_bar^-1 Phi', the covariance of the function over that of the noise."""
+    noise_cov: Float[Tensor, "q q"]
+    """Noise covariance between the outputs."""
+
+    def function_cov(self) -> Float[Tensor, "mq mq"]:
+        """Compute the covariance of vec(Y), ordered by output.
+
+        Returns
+        -------
+        Tensor of shape (m * q, m * q)
+            The covariance; the first m rows are the first output at every point.
+        """
+        return _kron(self.noise_cov, self.ratio_cov)
+
+    def target_cov(self) -> Float[Tensor, "mq mq"]:
+        """Compute the covariance of noisy targets; noise is independent between points.
+
+        Returns
+        -------
+        Tensor of shape (m * q, m * q)
+            The covariance, ordered as in `function_cov`.
+        """
+        eye = torch.eye(len(self.ratio_cov), dtype=self.ratio_cov.dtype, device=self.ratio_cov.device)
+        return _kron(self.noise_cov, self.ratio_cov + eye)
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Posterior of the last layer's weights given statistics, alpha and noise. eq:NN_BLL_distribution (Lemma 1).
+
+    Results whose relative error, caused by rounding of the moments, may exceed `rtol` raise a PrecisionError. An
+    infinite alpha denotes the limit: directions that no sample covers get the smallest precision that the moments
+    can distinguish from zero, hence a large finite variance, which is then a lower bound.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from lastlayer.bayes.features import affine_features
+    >>> from lastlayer.bayes.statistics import Statistics
+    >>> x = torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None]
+    >>> statistics = Statistics.from_features(affine_features(x), 2 * x + 1 + 0.1 * torch.cos(40 * x))
+    >>> posterior = Posterior(statistics, log_alpha=5.0)
+    >>> near, far = posterior.variance_ratio(affine_features(torch.tensor([[0.0], [5.0]], dtype=torch.float64)))
+    >>> bool(near < far)
+    True
+    """
+
+    statistics: Statistics
+    """Statistics of the rows."""
+    log_alpha: float | Float[Tensor, ""]
+    """Logarithm of the signal-to-noise ratio; math.inf: the limit."""
+    noise_cov: Float[Tensor, "q q"] | None = None
+    """Sigma_E; None: the maximum of the evidence, S / n, with the structure `noise`."""
+    noise: NoiseStructure = "diagonal"
+    """Structure of the noise covariance between the outputs."""
+    bias_prior: BiasPrior = "flat"
+    """Prior on the bias."""
+    rtol: float = 1e-6
+    """Largest relative error of results."""
+    ratio_by_output: ClassVar[bool] = False
+    """Whether outputs were observed at different rows, so that each has its own variance ratio."""
+
+    def __post_init__(self) -> None:
+        if self.statistics.count.dim() != self.ratio_by_output:
+            raise InputError("a Posterior takes the statistics of one model: create one Posterior per model of a batch")
+        if math.isnan(float(self.log_alpha)):
+            raise InputError("log_alpha is nan: give a number or math.inf")
+
+    @cached_property
+    def equations(self) -> NormalEquations:
+        """Normal equations of the statistics."""
+        return NormalEquations.of(self.statistics, self.bias_prior)
+
+    @cached_property
+    def precision(self) -> Precision:
+        """Lambda_bar at the posterior's own alpha; from the spectrum where the features are close to collinear."""
+        precision = self.equations.at(self.log_alpha)
+        close = precision.ridge < COLLINEAR * self.equations.resolution and precision.worst_ratio_error > 1 / COLLINEAR
+        return self.equations.spectral_at(self.log_alpha) if close else precision
+
+    @cached_property
+    def Sigma_E(self) -> Float[Tensor, "q q"]:
+        """The noise covariance in use."""
+        if self.noise_cov is not None:
+            return self.noise_cov.to(self.equations.gram)
+        return noise_covariance(self.equations.misfit(self.precision.ridge), self.equations, self.noise)[0]
+
+    @cached_property
+    def weights(self) -> Float[Tensor, "p q"]:
+        """W: mean of the last layer's weights, with the bias in the last row. eq:w_bar_posterior_scalar."""
+        if not math.isinf(float(self.log_alpha)) and self._coarse(self.precision):
+            self._demand(self.precision.weights_error().max(), "the weights", self.log_alpha)
+        return self.precision.weights
+
+    def variance_ratio(self, Phi: Float[Tensor, "r p"], log_alpha: float | Tensor | None = None) -> Float[Tensor, " r"]:
+        """Compute phi' Lambda_bar^-1 phi, the affine cost with gamma = alpha (Theorem 2). eq:BLL_Affine_cost.
+
+        With another `log_alpha` than the posterior's own, it takes O(p) per point once the features have been rotated:
+        the eigendecomposition is cached. Differentiable in Phi.
+
+        Parameters
+        ----------
+        Phi : Tensor of shape (r, p)
+            Affine features.
+        log_alpha : float or Tensor, default None
+            Another log alpha, possibly math.inf; None: the posterior's own.
+
+        Returns
+        -------
+        Tensor of shape (r,)
+            The variance ratio of each point.
+
+        Raises
+        ------
+        PrecisionError
+            If rounding errors may exceed `rtol`.
+        """
+        z = self.equations.rows(linear_features(Phi))
+        precision = self.precision if log_alpha is None else self.equations.spectral_at(log_alpha)
+        asked = self.log_alpha if log_alpha is None else log_alpha
+        if not math.isinf(float(asked)) and self._coarse(precision):
+            with torch.no_grad():
+                self._demand(precision.ratio_error(z).max(), "the variance ratio", asked)
+        return precision.variance_ratio(z)
+
+    def variance_ratios(self, Phi: Float[Tensor, "r p"], log_alphas: Float[Tensor, " a"]) -> Float[Tensor, "a r"]:
+        """Compute the variance ratio for many alphas at once, from squared rotated features.
+
+        Parameters
+        ----------
+        Phi : Tensor of shape (r, p)
+            Affine features.
+        log_alphas : Tensor of shape (a,)
+            The log alphas.
+
+        Returns
+        -------
+        Tensor of shape (a, r)
+            The variance ratio of each point at each alpha.
+        """
+        spectrum = self.equations.spectrum
+        rotated = (self.equations.rows(linear_features(Phi)) @ spectrum.vectors).square()
+        per_alpha = 1 / (spectrum.values + self.equations.ridge(log_alphas)[:, None])
+        return per_alpha @ rotated.mT + self.equations.bias_variance
+
+    def mean(self, Phi: Float[Tensor, "r p"]) -> Float[Tensor, "r q"]:
+        """Compute the mean Phi W, around the training mean so that a large offset costs no digits.
+
+        Parameters
+        ----------
+        Phi : Tensor of shape (r, p)
+            Affine features.
+
+        Returns
+        -------
+        Tensor of shape (r, q)
+            The mean.
+        """
+        W, eq = self.precision.penalised_weights, self.equations
+        centre = eq.target_mean if self.bias_prior == "flat" else 0.0
+        return eq.rows(linear_features(Phi)) @ W + centre
+
+    def predict(self, Phi: Float[Tensor, "r p"]) -> Marginals:
+        """Predict each point: mean, variance ratio and noise.
+
+        eq:NN_BLL_distribution, eq:NN_BLL_distribution_targets.
+
+        Parameters
+        ----------
+        Phi : Tensor of shape (r, p)
+            Affine features.
+
+        Returns
+        -------
+        Marginals
+            The predictions.
+        """
+        return Marginals(self.mean(Phi), self.variance_ratio(Phi), self.Sigma_E)
+
+    def joint(self, Phi: Float[Tensor, "r p"], log_alpha: float | Tensor | None = None) -> Joint:
+        """Predict all points and outputs jointly.
+
+        Parameters
+        ----------
+        Phi : Tensor of shape (r, p)
+            Affine features.
+        log_alpha : float or Tensor, default None
+            Another log alpha for the covariance; None: the posterior's own.
+
+        Returns
+        -------
+        Joint
+            Mean and covariance.
+        """
+        z = self.equations.rows(linear_features(Phi))
+        precision = self.precision if log_alpha is None else self.equations.spectral_at(log_alpha)
+        H = precision.factor.whiten(z)
+        return Joint(self.mean(Phi), H @ H.mT + self.equations.bias_variance, self.Sigma_E)
+
+    def affine_map(self) -> tuple[Float[Tensor, " k"], Float[Tensor, "k q"], Float[Tensor, " q"]]:
+        """Return the mean as an affine map: it is (phi_tilde - centre) W~ + offset.
+
+        Returns
+        -------
+        centre : Tensor of shape (k,)
+            Centre of the linear features.
+        weights : Tensor of shape (k, q)
+            W~.
+        offset : Tensor of shape (q,)
+            The offset.
+        """
+        W = self.precision.penalised_weights
+        if self.bias_prior == "flat":
+            return self.equations.feature_mean, W, self.equations.target_mean
+        return W.new_zeros(len(W) - 1), W[:-1], W[-1]  # the bias, the last feature, becomes the offset
+
+    def whitening(
+        self, centre: Float[Tensor, " k"], log_alpha: float | None = None
+    ) -> tuple[Float[Tensor, "k r"], Float[Tensor, " r"]]:
+        """Return (root, shift) such that h = (phi_tilde - centre) root + shift has h h' = phi' Lambda_bar^-1 phi.
+
+        Where each output has its own ratio, the columns of all outputs are concatenated.
+
+        Parameters
+        ----------
+        centre : Tensor of shape (k,)
+            Centre of the linear features.
+        log_alpha : float, default None
+            Another log alpha; None: the posterior's own.
+
+        Returns
+        -------
+        root : Tensor of shape (k, r)
+            The linear part.
+        shift : Tensor of shape (r,)
+            The offset.
+        """
+        precision = self.precision if log_alpha is None else self.equations.spectral_at(log_alpha)
+        root, shift = _whitening(precision, centre)
+        return (root.movedim(0, 1).flatten(1), shift.flatten()) if self.ratio_by_output else (root, shift)
+
+    def alpha_range(self, Phi: Float[Tensor, "r p"]) -> tuple[float, float]:
+        """Compute the range of log alpha in which it affects these points.
+
+        Parameters
+        ----------
+        Phi : Tensor of shape (r, p)
+            Affine features.
+
+        Returns
+        -------
+        first : float
+            Lower end.
+        last : float
+            Upper end.
+        """
+        farthest = self.equations.rows(linear_features(Phi)).square().sum(-1).max()
+        first, last = self.equations.alpha_range(2, farthest=float(farthest)).tolist()
+        return first, last
+
+    def eigenvalues(self) -> Float[Tensor, " k"]:
+        """Return the eigenvalues of the Gram matrix, of all outputs where they differ.
+
+        Compared with alpha^-1, they show which directions the data determine.
+
+        Returns
+        -------
+        Tensor of shape (k,)
+            The eigenvalues.
+        """
+        return self.equations.spectrum.values.flatten()
+
+    def sample_weights(self, n: int, *, generator: torch.Generator | None = None) -> Float[Tensor, "n p q"]:
+        """Draw W from N(W, Sigma_E (x) Lambda_bar^-1); Phi @ draw is a whole function.
+
+        Parameters
+        ----------
+        n : int
+            Number of draws.
+        generator : torch.Generator, default None
+            Source of random numbers.
+
+        Returns
+        -------
+        Tensor of shape (n, p, q)
+            The draws.
+        """
+        W, eq = self.precision.penalised_weights, self.equations
+        k, q = W.shape
+        options = {"dtype": W.dtype, "device": W.device}
+        root = Cholesky.of(self.Sigma_E).L.mT
+        E = torch.randn(k, n * q, generator=generator, **options)  # type: ignore[call-overload]
+        draws = W + self.precision.factor.unwhiten(E).reshape(k, n, q).transpose(0, 1) @ root
+        if self.bias_prior == "shared":
+            return draws
+        free = torch.randn(n, 1, q, generator=generator, **options) @ root * eq.bias_variance.sqrt()  # type: ignore[call-overload]
+        bias = eq.target_mean - eq.feature_mean @ draws
+        return torch.cat([draws, bias[:, None, :] + free], dim=-2)
+
+    def update(self, statistics: Statistics, *, forgetting: float = 1.0) -> "Posterior":
+        """Return the posterior after more rows.
+
+        Parameters
+        ----------
+        statistics : Statistics
+            Statistics of the new rows.
+        forgetting : float, default 1.0
+            Factor by which old rows are down-weighted first.
+
+        Returns
+        -------
+        Posterior
+            The new posterior.
+        """
+        old = self.statistics if forgetting == 1.0 else self.statistics.scaled(forgetting)
+        return replace(self, statistics=old + statistics)
+
+    def remove(self, statistics: Statistics) -> "Posterior":
+        """Return the posterior without rows that it was computed from.
+
+        Parameters
+        ----------
+        statistics : Statistics
+            Statistics of the rows to remove.
+
+        Returns
+        -------
+        Posterior
+            The new posterior.
+
+        Raises
+        ------
+        PrecisionError
+            If the rows were so large that the moments of the others have lost their digits: the weights would differ
+            from those of a refit on the remaining rows by more than `REMOVAL_RTOL` and by more than the rounding
+            error of a refit.
+        """
+        rest = replace(self, statistics=self.statistics - statistics)
+        error = rest.equations.at(self.log_alpha).weights_error()
+        energy, scatter = rest.statistics.energy, rest.statistics.scatter.diagonal(dim1=-2, dim2=-1)
+        left = (scatter - 100 * ROUNDING * energy).clamp_min(0.0)  # a lower bound that excludes rounding errors
+        refit = NormalEquations.of(replace(rest.statistics, energy=left), self.bias_prior).at(self.log_alpha)
+        if not bool((error <= (100 * refit.weights_error()).clamp_min(REMOVAL_RTOL)).all()):
+            raise PrecisionError(
+                f"without these rows the weights would be accurate only to {float(error.max()):.0e}: the rows are so "
+                "much larger than the remaining ones that float64 moments have lost the digits of the latter. Fit "
+                "again on the remaining rows"
+            )
+        return rest
+
+    def _coarse(self, precision: Precision) -> bool:
+        """Whether rounding might matter at some point; a large alpha^-1 or large eigenvalues rule that out."""
+        eq, allowed = self.equations, 0.1 * self.rtol
+        moments = eq.resolution * eq.n_penalised / precision.ridge
+        centring = 2 * EPS * eq.feature_mean.norm() * (eq.count / precision.ridge).sqrt()
+        return not bool(moments + centring <= allowed) and not precision.worst_ratio_error <= allowed
+
+    def _demand(self, error: Tensor, what: str, log_alpha: float | Tensor) -> None:
+        if not bool(error <= self.rtol):
+            limit = -math.log(float(self.equations.resolution) / self.rtol)
+            raise PrecisionError(
+                f"at log_alpha={float(log_alpha):.4g} {what} would be accurate only to {float(error):.0e}, and "
+                f"rtol={self.rtol:g} is required: the features are too close to collinear for float64 moments. "
+                f"Rescale or drop collinear features, take log_alpha below about {limit:.3g}, or allow a larger rtol"
+            )
+
+
+def _whitening(
+    precision: Precision, centre: Float[Tensor, " k"]
+) -> tuple[Float[Tensor, "*q k r"], Float[Tensor, "*q r"]]:
+    equations = precision.equations
+    eye = torch.eye(equations.n_penalised, dtype=equations.gram.dtype, device=equations.gram.device)
+    root = precision.factor.whiten(eye)
+    if equations.bias_prior == "shared":
+        return root[..., :-1, :], root[..., -1, :]
+    # the variance of a free bias adds one column
+    apart = centre - equations.feature_mean
+    shift = torch.cat([(apart[..., None, :] @ root)[..., 0, :], equations.bias_variance.sqrt()[..., None]], -1)
+    return torch.cat([root, torch.zeros_like(root[..., :1])], -1), shift
+
+
+def _kron(A: Tensor, B: Tensor) -> Tensor:
+    return torch.kron(A.contiguous(), B.contiguous())

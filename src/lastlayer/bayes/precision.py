@@ -1,0 +1,274 @@
+"""The precision matrix of the last layer and what follows from it in closed form: weights, misfit, noise.
+
+Both bias priors lead to one ridge regression. Under the flat prior the bias is projected out exactly by centring,
+
+    Lambda_bar = Phi'Phi + alpha^-1 I~   and   det Lambda_bar = m det(G + alpha^-1 I),   G = centred Gram matrix,
+    phi' Lambda_bar^-1 phi = 1/m + z' (G + alpha^-1 I)^-1 z,                             z = phi_tilde - mean,
+
+and under the shared prior the bias is one feature among others: z = phi, G = Phi'Phi, and no 1/m.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from lastlayer._internal.numbers import EPS, TINY
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.linalg import Cholesky, Factor, Spectrum, eigh, eigvalsh
+from lastlayer.bayes.statistics import OutputStatistics, Statistics
+from lastlayer.errors import InputError, check_choice
+from lastlayer.settings.types import BIAS_PRIORS, NOISE_STRUCTURES, BiasPrior, NoiseStructure
+
+ROUNDING = 8 * EPS
+"""Rounding error of an accumulated moment, relative to the energy that was added to it."""
+
+NOISE_FLOOR = 1e-12
+"""Smallest noise variance, as a share of the target variance."""
+
+
+@dataclass(frozen=True)
+class NormalEquations:
+    """The ridge regression that remains after the bias prior has been accounted for."""
+
+    gram: Float[Tensor, "*b k k"]
+    cross: Float[Tensor, "*b k q"]
+    targets: Float[Tensor, "*b q q"]
+    energy: Float[Tensor, "*b k"]
+    """All that was ever added to the diagonal of `gram`; its rounding errors are relative to this."""
+    target_energy: Float[Tensor, "*b q"]
+    count: Float[Tensor, "*b"]
+    """Precision of the bias in units of the noise: m, if every row is a value without known noise."""
+    n_targets: Float[Tensor, "*b"]
+    """m: the number of targets."""
+    dof: Float[Tensor, "*b"]
+    """n = m - 1 under the flat prior, m under the shared one: the divisor of the misfit."""
+    feature_mean: Float[Tensor, "*b k1"]
+    target_mean: Float[Tensor, "*b q"]
+    bias_prior: BiasPrior
+    by_output: bool = False
+    """Whether the last axis of a batch indexes outputs, which share one alpha."""
+
+    @classmethod
+    def of(cls, statistics: Statistics, bias_prior: BiasPrior = "flat") -> "NormalEquations":
+        """Set up the normal equations of statistics under a bias prior."""
+        check_choice("bias_prior", bias_prior, BIAS_PRIORS)
+        k, m = statistics.n_linear, statistics.count
+        mean, scatter, energy = statistics.mean, statistics.scatter, statistics.energy
+        dof = statistics.n - 1 if bias_prior == "flat" else statistics.n
+        if bias_prior == "shared":  # raw moments of [phi_tilde, 1, t] instead of centred ones
+            eye = torch.eye(mean.shape[-1] + 1, dtype=mean.dtype, device=mean.device)
+            one, rest = eye[k], torch.cat([eye[:k], eye[k + 1 :]])
+            raw = mean @ rest + one
+            scatter = rest.mT @ scatter @ rest + m[..., None, None] * raw[..., :, None] * raw[..., None, :]
+            energy = energy @ rest + m[..., None] * raw.detach().square()
+            k += 1
+        return cls(
+            gram=scatter[..., :k, :k],
+            cross=scatter[..., :k, k:],
+            targets=scatter[..., k:, k:],
+            energy=energy[..., :k],
+            target_energy=energy[..., k:],
+            count=m,
+            n_targets=statistics.n,
+            dof=dof,
+            feature_mean=statistics.feature_mean,
+            target_mean=statistics.target_mean,
+            bias_prior=bias_prior,
+            by_output=isinstance(statistics, OutputStatistics),
+        )
+
+    @property
+    def n_penalised(self) -> int:
+        """k: number of weights per output that the prior shrinks towards zero."""
+        return self.gram.shape[-1]
+
+    @property
+    def bias_variance(self) -> Float[Tensor, "*b"]:
+        """Contribution of the free bias to the variance ratio of every point."""
+        return 1 / self.count if self.bias_prior == "flat" else torch.zeros_like(self.count)
+
+    @property
+    def resolution(self) -> Float[Tensor, "*b"]:
+        """Smallest eigenvalue, alpha^-1 included, that is meaningful given the rounding errors of the moments."""
+        return (ROUNDING * self.energy.sum(-1)).clamp_min(TINY)
+
+    def rows(self, phi_tilde: Float[Tensor, "... r k1"]) -> Float[Tensor, "... r k"]:
+        """z for linear features."""
+        phi_tilde = phi_tilde.to(self.gram.dtype)
+        return phi_tilde - self.feature_mean[..., None, :] if self.bias_prior == "flat" else affine_features(phi_tilde)
+
+    def ridge(self, log_alpha: float | Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """alpha^-1, but at least the resolution: an infinite alpha becomes the largest that the moments can resolve."""
+        return torch.maximum(self._alpha_inverse(log_alpha), self.resolution)
+
+    @cached_property
+    def spectrum(self) -> Spectrum:
+        """Eigenvalues and eigenvectors of the Gram matrix, for any alpha at O(k) per point."""
+        return Spectrum.of(self.gram, self.resolution)
+
+    @cached_property
+    def rotated_cross(self) -> Float[Tensor, "*b k q"]:
+        """V' Phi'T, which is zero wherever the eigenvalue is."""
+        return torch.where(self.spectrum.values[..., None] > 0, self.spectrum.vectors.mT @ self.cross, 0.0)
+
+    @cached_property
+    def _least_squares_misfit(self) -> Float[Tensor, "*b q q"]:
+        """S as alpha^-1 goes to zero; entries that cannot be distinguished from rounding errors are zero."""
+        values, B = self.spectrum.values[..., None], self.rotated_cross
+        S = self.targets - (B / values.clamp_min(TINY)).mT @ B
+        scale = self.target_energy.sqrt()
+        noise = ROUNDING * (1 + self.n_penalised) * scale[..., :, None] * scale[..., None, :]
+        seen = _diagonal(noise < S)
+        return S * (seen[..., :, None] & seen[..., None, :])
+
+    def misfit(self, ridge: Float[Tensor, "..."]) -> Float[Tensor, "... q q"]:
+        """S = (T - Phi W)'(T - Phi W) + alpha^-1 W~'W~ at the optimal W, from the moments alone.
+
+        T'T - T'Phi Lambda_bar^-1 Phi'T is computed as the misfit of least squares plus the contribution of alpha^-1,
+        the sum of b'b ridge / (l (l + ridge)). The second part keeps its digits where the fit is nearly exact and the
+        first part is rounding error.
+        """
+        values, ridge, B = self.spectrum.values[..., None], ridge[..., None, None], self.rotated_cross
+        return self._least_squares_misfit + (B * (ridge / (values.clamp_min(TINY) * (values + ridge)))).mT @ B
+
+    def alpha_range(self, n: int, *, farthest: float = 0.0) -> Float[Tensor, "n *b"]:
+        """Grid over the range of log alpha that matters: below it all weights are zero, above it none is shrunk.
+
+        `farthest`, the largest z'z of the points of interest, ensures that their variance also vanishes at the lower
+        end.
+        """
+        largest = torch.maximum(self.spectrum.values.amax(-1), self.resolution).clamp_min(farthest)
+        first, last = -largest.log() - 12.0, -self.resolution.log()
+        if self.by_output:
+            first, last = first.amin(-1), last.amax(-1)
+        share = torch.linspace(0.0, 1.0, n, dtype=first.dtype, device=first.device)
+        return torch.lerp(first, last, share.reshape(-1, *[1] * first.dim()))
+
+    def at(self, log_alpha: float | Float[Tensor, "..."]) -> "Precision":
+        """Factor the precision matrix for one alpha."""
+        alpha_inverse, ridge = self._alpha_inverse(log_alpha), self.ridge(log_alpha)
+        eye = torch.eye(self.n_penalised, dtype=self.gram.dtype, device=self.gram.device)
+        return Precision(self, alpha_inverse, ridge, Cholesky.of(self.gram + ridge[..., None, None] * eye))
+
+    def spectral_at(self, log_alpha: float | Float[Tensor, "..."]) -> "Precision":
+        """The precision matrix from the spectrum, which is computed once for all alphas."""
+        alpha_inverse, ridge = self._alpha_inverse(log_alpha), self.ridge(log_alpha)
+        return Precision(self, alpha_inverse, ridge, self.spectrum.shifted(ridge))
+
+    def _alpha_inverse(self, log_alpha: float | Tensor) -> Tensor:
+        return (-torch.as_tensor(log_alpha, dtype=self.gram.dtype, device=self.gram.device)).exp()
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Lambda_bar = Phi'Phi + alpha^-1 I~ at one alpha, factored. eq:Lambda_p_bar_alpha."""
+
+    equations: NormalEquations
+    alpha_inverse: Float[Tensor, "..."]
+    ridge: Float[Tensor, "..."]
+    """alpha^-1 in use, at least the resolution."""
+    factor: Factor
+
+    def logdet(self) -> Float[Tensor, "..."]:
+        """log det Lambda_bar."""
+        bias = self.equations.count.log() if self.equations.bias_prior == "flat" else 0.0
+        return self.factor.logdet() + bias
+
+    @cached_property
+    def penalised_weights(self) -> Float[Tensor, "... k q"]:
+        """W~: the rows of W that the prior shrinks towards zero."""
+        if isinstance(self.factor, Spectrum):
+            return self.factor.vectors @ (self.equations.rotated_cross / self.factor.values[..., None])
+        return self.factor.solve(self.equations.cross)
+
+    @cached_property
+    def weights(self) -> Float[Tensor, "... p q"]:
+        """W = Lambda_bar^-1 Phi'T, with the bias in its last row. eq:w_bar_posterior_scalar."""
+        W, eq = self.penalised_weights, self.equations
+        if eq.bias_prior == "shared":
+            return W
+        bias = eq.target_mean[..., None, :] - eq.feature_mean[..., None, :] @ W
+        return torch.cat([W, bias], dim=-2)
+
+    def variance_ratio(self, z: Float[Tensor, "... r k"]) -> Float[Tensor, "... r"]:
+        """phi' Lambda_bar^-1 phi: variance of the function over that of the noise. eq:NN_BLL_distribution_c."""
+        return self.equations.bias_variance[..., None] + self.factor.whiten(z).square().sum(-1)
+
+    @property
+    def determined(self) -> Float[Tensor, "..."]:
+        """gamma: effective number of features determined by the data, sum lambda / (lambda + alpha^-1)."""
+        values = self.equations.spectrum.values
+        return (values / (values + self.ridge[..., None])).sum(-1)
+
+    @cached_property
+    def worst_ratio_error(self) -> float:
+        """Largest `ratio_error` over all z, for one model."""
+        eq, k = self.equations, self.equations.n_penalised
+        if isinstance(self.factor, Cholesky):
+            if not bool(torch.isfinite(self.factor.L).all()):  # not positive definite: no correct digits
+                return math.inf
+            d, terms = (eq.energy + self.ridge).rsqrt(), k
+            values = eigvalsh(d[:, None] * (self.factor.L @ self.factor.L.mT) * d)
+        else:
+            d, terms = eq.energy.sum().rsqrt().expand(k), 1
+            values = self.factor.values * d[0] ** 2
+        lo, hi = values.min().clamp_min(TINY), values.max()
+        centre = (eq.feature_mean * d).norm() * (eq.count / lo).sqrt() if eq.bias_prior == "flat" else 0.0
+        lifted = (self.ridge - self.alpha_inverse) * d.max() ** 2 / lo
+        return float(ROUNDING * terms / lo + 2 * EPS * ((hi / lo).sqrt() + centre) + lifted)
+
+    def ratio_error(self, z: Float[Tensor, "... r k"]) -> Float[Tensor, "... r"]:
+        """First-order bound on the relative error of `variance_ratio`: rounding of the moments, of z, and the ridge.
+
+        A perturbation E of A changes z'A^-1z by u'Eu with u = A^-1 z.
+        """
+        u = self.factor.solve(z.mT).mT
+        moments = ROUNDING * self.factor.perturbation(u, self.equations.energy)
+        centre = self.equations.feature_mean.abs()[..., None, :] if self.equations.bias_prior == "flat" else 0.0
+        centring = 2 * EPS * ((z.abs() + 2 * centre) * u.abs()).sum(-1)
+        lifted = (self.ridge - self.alpha_inverse)[..., None] * u.square().sum(-1)
+        return (moments + centring + lifted) / self.variance_ratio(z)
+
+    def weights_error(self) -> Float[Tensor, "... q"]:
+        """The same bound for the weights of each output, relative to their norm: A^-1 (E W + the error of Phi'T)."""
+        eq, W = self.equations, self.penalised_weights
+        eye = torch.eye(eq.n_penalised, dtype=W.dtype, device=W.device)
+        scale = eq.energy.sqrt()[..., None]
+        inverse = self.factor.solve(eye)
+        reach = (inverse.abs() @ scale).square().sum(-2).sqrt()
+        drive = (scale * W.abs()).sum(-2) + eq.target_energy.sqrt()
+        lifted = (self.ridge - self.alpha_inverse) * inverse.square().sum((-2, -1)).sqrt()
+        return ROUNDING * reach * drive / W.square().sum(-2).sqrt().clamp_min(TINY) + lifted[..., None]
+
+
+def noise_covariance(
+    S: Float[Tensor, "... q q"], equations: NormalEquations, noise: NoiseStructure = "diagonal", prior_rows: float = 0.0
+) -> tuple[Float[Tensor, "... q q"], Bool[Tensor, "..."]]:
+    """Noise covariance at the maximum of the evidence, S / n, and whether it was raised to its floor.
+
+    The floor is a share of the targets' variance in every output, and for full noise in every direction.
+    """
+    check_choice("noise", noise, NOISE_STRUCTURES)
+    if equations.dof.device.type == "cpu" and not bool((equations.dof > 0).all()):
+        raise InputError(
+            f"the samples have a total weight of {equations.n_targets.min().item():g}, which leaves no degree of "
+            f'freedom for the noise under bias_prior="{equations.bias_prior}": give more samples or larger weights'
+        )
+    scale = (equations.target_energy / equations.n_targets[..., None]).clamp_min(TINY).sqrt()
+    relative = S / ((equations.dof[..., None, None] + prior_rows) * scale[..., :, None] * scale[..., None, :])
+    if noise == "diagonal":
+        values, vectors = _diagonal(relative), torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
+    else:
+        fine = torch.isfinite(relative).all(-1).all(-1)[..., None]  # one NaN would raise an error for the whole batch
+        values, vectors = eigh(torch.where(fine[..., None], relative, 0.0))
+        values = torch.where(fine, values, torch.nan)
+    root = scale[..., :, None] * vectors * values.clamp_min(NOISE_FLOOR).sqrt()[..., None, :]
+    return root @ root.mT, (values < NOISE_FLOOR).any(-1)
+
+
+def _diagonal(A: Tensor) -> Tensor:
+    return A.diagonal(dim1=-2, dim2=-1)

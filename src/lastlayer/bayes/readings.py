@@ -1,0 +1,58 @@
+"""Targets as Gaussian readings of the function: reading t has noise variance `scale * sigma^2 + known`."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Readings:
+    """Working targets with their noise; leading dimensions index members, a last axis of 1 serves all outputs."""
+
+    t: Float[Tensor, "*b m q"]
+    """Working targets; 0 where a target is not read."""
+    scale: Float[Tensor, "*#b m #q"] | None = None
+    """Factor on the learned noise variance; inf: not read; 0: no learned noise; None: 1."""
+    known: Float[Tensor, "*#b m #q"] | None = None
+    """Known noise variance in addition; None: 0."""
+    log_extra: Float[Tensor, "*#b m #q"] | None = None
+    """What a bound adds to the Gaussian log density; None: 0."""
+
+    @classmethod
+    def of(cls, T: Float[Tensor, "*b m q"], noise_var: Float[Tensor, "*#b m #q"] | None = None) -> "Readings":
+        """Read targets, of which some may be missing (NaN), with known noise variances beside the learned noise."""
+        missing = T.isnan()
+        if not bool(missing.any()):
+            return cls(T, known=noise_var)
+        known = None if noise_var is None else torch.where(missing, 0.0, noise_var)
+        scale = torch.where(missing, torch.inf, torch.ones_like(T))
+        return cls(T.nan_to_num(0.0), scale, known)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every target is read, with the learned noise alone."""
+        return self.scale is None and self.known is None
+
+    @property
+    def learned(self) -> bool:
+        """Whether no noise is known."""
+        return self.known is None
+
+    @property
+    def read(self) -> Float[Tensor, "*#b m #q"] | None:
+        """1 where a target is read, 0 elsewhere; None: every target is."""
+        return None if self.scale is None else torch.isfinite(self.scale).to(self.scale)
+
+    def precision(self, noise_var: Float[Tensor, "*#b #q"]) -> Float[Tensor, "*#b m #q"] | None:
+        """Precision of each reading relative to that of the learned noise; None: all ones."""
+        if self.complete:
+            return None
+        scale = torch.ones_like(self.t) if self.scale is None else self.scale
+        return 1 / scale if self.known is None else 1 / (scale + self.known / noise_var[..., None, :])
+
+    def take(self, rows: Tensor | slice) -> "Readings":
+        """Select rows."""
+        of = lambda x: None if x is None else x[..., rows, :]
+        return replace(self, t=of(self.t), scale=of(self.scale), known=of(self.known), log_extra=of(self.log_extra))

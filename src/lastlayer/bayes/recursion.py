@@ -1,0 +1,173 @@
+"""Row-by-row updates of last layers: recursive least squares in square-root form, O(p^2) per row.
+
+In the affine features phi = [phi_tilde - centre, 1], for either bias prior, a row of weight w adds one term to the
+precision matrix,
+
+    Lambda_bar <- Lambda_bar + s w phi'phi,      s = 1: the row is added, s = -1: it is removed,
+
+and with Lambda_bar^-1 = R'R, v = phi R', g = v R and c^2 = 1 + s w v v' everything follows from two products with R:
+
+    R <- R - s w / (c (1 + c)) v'g,              W <- W + s w / c^2 g'(t - phi W).
+
+R'R is positive definite however R was rounded. A row can be removed as long as c^2 > 0: Lambda_bar then stays positive
+definite.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+from scipy.linalg import get_blas_funcs
+from torch import Tensor
+
+from lastlayer.bayes.precision import NormalEquations
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.settings.types import BiasPrior
+
+ger = get_blas_funcs("ger", dtype=np.float64)
+SPECTRAL = 1e4
+"""Smallest ratio of alpha^-1 to rounding errors for Cholesky's factor; below, the spectrum keeps the null space."""
+
+
+@dataclass(frozen=True)
+class Whitened:
+    """Rows as seen by c last layers."""
+
+    Phi: Float[ndarray, "c n p"]
+    """Affine features around the centre."""
+    V: Float[ndarray, "c n p"]
+    """Phi R'."""
+
+    @property
+    def variance_ratio(self) -> Float[ndarray, "c n"]:
+        """phi' Lambda_bar^-1 phi. eq:NN_BLL_distribution_c."""
+        return np.einsum("cnp,cnp->cn", self.V, self.V)
+
+
+@dataclass(frozen=True)
+class Recursion:
+    """Weights of c last layers, and a square root of their posterior covariance over the noise; `move` updates them."""
+
+    R: Float[ndarray, "c p p"]
+    """Root of Lambda_bar^-1 = R'R."""
+    W: Float[ndarray, "c p q"]
+    """Weights, with the bias in the last row."""
+    centre: Float[ndarray, "c 1 k"]
+    """Centre of the linear features."""
+
+    @classmethod
+    def of(cls, statistics: Statistics, log_alpha: Float[Tensor, " c"], bias_prior: BiasPrior = "flat") -> "Recursion":
+        """Start a recursion from a new factorisation, O(p^3).
+
+        Parameters
+        ----------
+        statistics : Statistics
+            Statistics of the rows, with a leading dimension for the last layers.
+        log_alpha : Tensor of shape (c,)
+            log alpha of each last layer.
+        bias_prior : "flat" or "shared", default "flat"
+            Prior on the bias.
+
+        Returns
+        -------
+        Recursion
+            Weights and roots of the last layers.
+        """
+        equations = NormalEquations.of(statistics, bias_prior)
+        precision = equations.at(log_alpha)
+        eye = torch.eye(equations.n_penalised, dtype=equations.gram.dtype)
+        R, W = precision.factor.whiten(eye).mT, precision.penalised_weights
+        coarse = precision.ridge < SPECTRAL * equations.resolution
+        if bool(coarse.any()):
+            some = NormalEquations.of(statistics[coarse], bias_prior).spectral_at(log_alpha[coarse])
+            R[coarse], W[coarse] = some.factor.whiten(eye).mT, some.penalised_weights
+        centre = equations.feature_mean[:, None]
+        if bias_prior == "shared":
+            return cls(np.ascontiguousarray(R), np.ascontiguousarray(W), np.zeros(centre.shape))
+        # around the mean of the rows the bias is independent of the other weights
+        c, k = W.shape[:2]
+        whole = np.zeros((c, k + 1, k + 1))
+        whole[:, :k, :k] = R
+        whole[:, k, k] = equations.bias_variance.sqrt()
+        weights = np.concatenate([W, equations.target_mean[:, None]], axis=1)
+        return cls(whole, np.ascontiguousarray(weights), np.ascontiguousarray(centre))
+
+    def whitened(self, phi_tilde: Float[ndarray, "c n k"]) -> Whitened:
+        """Whiten rows, to predict them or to add or remove them.
+
+        Parameters
+        ----------
+        phi_tilde : ndarray of shape (c, n, k)
+            Linear features of the rows in each last layer.
+
+        Returns
+        -------
+        Whitened
+            The whitened rows.
+        """
+        Phi = np.empty((len(self.R), phi_tilde.shape[1], self.R.shape[-1]))
+        k = phi_tilde.shape[-1]
+        np.subtract(phi_tilde, self.centre, out=Phi[..., :k])
+        Phi[..., k] = 1.0
+        return Whitened(Phi, Phi @ self.R.swapaxes(-1, -2))
+
+    def mean(self, rows: Whitened) -> Float[ndarray, "c n q"]:
+        """Compute the mean at whitened rows.
+
+        Parameters
+        ----------
+        rows : Whitened
+            The rows.
+
+        Returns
+        -------
+        ndarray of shape (c, n, q)
+            The mean of each last layer.
+        """
+        return rows.Phi @ self.W
+
+    def move(
+        self,
+        row: Whitened,
+        t: Float[ndarray, " q"],
+        *,
+        sign: float = 1.0,
+        weight: float = 1.0,
+        smallest_pivot: float = 0.0,
+    ) -> bool:
+        """Add one row, or remove one with `sign=-1`.
+
+        The pivot c^2 of a row to remove is one minus its leverage. If it is not positive, the remaining precision
+        matrix would not be positive definite: such a row cannot have been added before. A small pivot costs digits.
+
+        Parameters
+        ----------
+        row : Whitened
+            One row.
+        t : ndarray of shape (q,)
+            Its targets.
+        sign : float, default 1.0
+            1: add the row, -1: remove it.
+        weight : float, default 1.0
+            Weight of the row.
+        smallest_pivot : float, default 0.0
+            Pivots up to this are rejected when a row is removed.
+
+        Returns
+        -------
+        bool
+            Whether the row was added or removed; False if a pivot was rejected, and nothing has changed.
+        """
+        if sign < 0 and not (1 - weight * row.variance_ratio > smallest_pivot).all():
+            return False
+        s = sign * weight
+        for R, W, phi, v in zip(self.R, self.W, row.Phi[:, 0], row.V[:, 0], strict=True):
+            pivot, g, error = 1 + s * v.dot(v), v.dot(R), t - phi.dot(W)
+            # transposed, they are in Fortran order, and BLAS changes them in place
+
+            ger(-s / (pivot + math.sqrt(pivot)), g, v, a=R.T, overwrite_a=True)
+            ger(s / pivot, error, g, a=W.T, overwrite_a=True)
+        return True

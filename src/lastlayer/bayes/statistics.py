@@ -1,0 +1,620 @@
+"""Additive sufficient statistics of a Bayesian linear regression on affine features.
+
+All that the last layer needs to know about m rows are their weighted count, their means, and the centred second
+moments of [phi_tilde, T]. These add up over chunks, machines and time. They are kept centred, because differences of
+large raw sums lose the digits that determine the variance; Phi'Phi, Phi'T and T'T follow from them.
+
+Where outputs are observed at different rows, or with different known noise, each output has its own statistics
+(`OutputStatistics`). A row may also be a linear functional of the function, such as a derivative: its features are
+those of the functional, and the functional of the constant 1 takes the place of the one (`from_functionals`).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lastlayer._internal.chunks import CHUNK_ROWS
+from lastlayer._internal.numbers import EPS, TINY
+from lastlayer.bayes.features import linear_features
+from lastlayer.bayes.linalg import eigvalsh
+from lastlayer.errors import InputError
+
+MOMENTS = ("count", "mean", "scatter", "energy")
+"""Fields of `Statistics` that are moments of the rows."""
+PILOT_ROWS = 256
+"""Rows whose mean serves as the centre of a chunk; it is close enough to the true mean to cost no digits."""
+GPU_CHUNK = 2**27
+"""Numbers per chunk on a GPU: large enough that launching kernels takes a negligible share of the time."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Count, mean and scatter of rows [phi_tilde, t] in float64.
+
+    `a + b` adds rows, `a - b` removes them, `a.scaled(c)` scales their weights.
+    """
+
+    count: Float[Tensor, "*b"]
+    """m: the sum of the sample weights."""
+    mean: Float[Tensor, "*b c"]
+    """Weighted mean of [phi_tilde, t]; c = k + q columns."""
+    scatter: Float[Tensor, "*b c c"]
+    """Sum of w (row - mean)' (row - mean)."""
+    energy: Float[Tensor, "*b c"]
+    """Diagonal of all scatter ever added, including what was removed again: rounding errors are relative to it."""
+    n_outputs: int
+    """q: the number of targets, which are the last columns."""
+    observations: Float[Tensor, "*b"] | None = None
+    """n: the number of targets; None: `count`. A target with known noise counts as one but has less weight in the
+    moments. A derivative also counts as one; it carries no information on the bias, whose precision is `count`.
+    """
+
+    @classmethod
+    def from_functionals(
+        cls, Psi: Float[Tensor, "*b n p"], t: Float[Tensor, "*#b n q"], precision: Float[Tensor, "*#b n"] | None = None
+    ) -> "Statistics":
+        """Compute the statistics of linear functionals, with rows [L phi_tilde, L 1] in place of [phi_tilde, 1].
+
+        Parameters
+        ----------
+        Psi : Tensor of shape (..., n, p)
+            Rows [L phi_tilde, L 1].
+        t : Tensor of shape (..., n, q)
+            Measurements.
+        precision : Tensor of shape (..., n), default None
+            Noise variance of the function over that of each measurement; None: 1.
+
+        Returns
+        -------
+        Statistics
+            The statistics.
+        """
+        t = t.expand(*Psi.shape[:-2], *t.shape[-2:])
+        rows, one = torch.cat([Psi[..., :-1], t], -1).double(), Psi[..., -1:].double()
+        w = torch.ones_like(one) if precision is None else precision.double().expand(one.shape[:-1])[..., None]
+        count = (w * one.square()).sum((-2, -1))
+        mean = (w * one * rows).sum(-2) / count.clamp_min(TINY)[..., None]
+        rest = rows - one * mean[..., None, :]
+        scatter = rest.mT @ (w * rest)
+        n = torch.full_like(count, float(Psi.shape[-2]))
+        return cls(count, mean, scatter, _diagonal(scatter).detach(), t.shape[-1], n)
+
+    @classmethod
+    def from_features(
+        cls,
+        Phi: Float[Tensor, "*b m p"],
+        T: Float[Tensor, "*b m q"],
+        *,
+        sample_weight: Float[Tensor, "*#b m"] | None = None,
+    ) -> "Statistics":
+        """Compute the statistics of affine features and targets.
+
+        Parameters
+        ----------
+        Phi : Tensor of shape (..., m, p)
+            Affine features, with a last column of ones.
+        T : Tensor of shape (..., m, q)
+            Targets.
+        sample_weight : Tensor of shape (..., m), default None
+            Weight of each row; a weight of 2 counts as the row given twice.
+
+        Returns
+        -------
+        Statistics
+            The statistics.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from lastlayer.bayes.features import affine_features
+        >>> Phi, T = affine_features(torch.tensor([[0.0], [1.0], [2.0]])), torch.tensor([[1.0], [3.0], [5.0]])
+        >>> statistics = Statistics.from_features(Phi[:2], T[:2]) + Statistics.from_features(Phi[2:], T[2:])
+        >>> statistics.count.item(), statistics.mean.tolist()
+        (3.0, [1.0, 3.0])
+        """
+        return cls.from_linear_features(linear_features(Phi), T, sample_weight=sample_weight)
+
+    @classmethod
+    def from_linear_features(
+        cls,
+        phi_tilde: Float[Tensor, "*b m k"],
+        T: Float[Tensor, "*#b m q"],
+        *,
+        sample_weight: Float[Tensor, "*#b m"] | None = None,
+        dtype: torch.dtype = torch.float64,
+    ) -> "Statistics":
+        """Compute the statistics from features without the column of ones, chunk by chunk.
+
+        Parameters
+        ----------
+        phi_tilde : Tensor of shape (..., m, k)
+            Linear features.
+        T : Tensor of shape (..., m, q)
+            Targets.
+        sample_weight : Tensor of shape (..., m), default None
+            Weight of each row.
+        dtype : torch.dtype, default torch.float64
+            Type of the products within a chunk; float32 is less accurate, which `energy` takes into account. Sums over
+            chunks are always float64.
+
+        Returns
+        -------
+        Statistics
+            The statistics.
+
+        Raises
+        ------
+        InputError
+            If there are no rows, or features and targets differ in their number of rows.
+        """
+        m = phi_tilde.shape[-2]
+        if m == 0 or T.shape[-2] != m:
+            raise InputError(f"{m} rows of features and {T.shape[-2]} of targets: give equally many, at least one")
+        total: Statistics | None = None
+        step = chunk_rows(phi_tilde)
+        for start in range(0, m, step):
+            rows = slice(start, start + step)
+            weight = None if sample_weight is None else sample_weight[..., rows]
+            part = cls._of_chunk(phi_tilde[..., rows, :], T[..., rows, :], weight, dtype)
+            total = part if total is None else total + part
+        assert total is not None
+        return total
+
+    @classmethod
+    def from_batches(cls, batches: Iterable[tuple[Tensor, ...]]) -> "Statistics":
+        """Compute the statistics of an iterator of batches, with one batch in memory at a time.
+
+        Parameters
+        ----------
+        batches : iterable of tuple of Tensor
+            Batches (Phi, T) or (Phi, T, sample_weight).
+
+        Returns
+        -------
+        Statistics
+            The statistics.
+
+        Raises
+        ------
+        InputError
+            If there is no batch.
+        """
+        total: Statistics | None = None
+        for Phi, T, *weight in batches:
+            part = cls.from_features(Phi, T, sample_weight=weight[0] if weight else None)
+            total = part if total is None else total + part
+        if total is None:
+            raise InputError("the iterator of batches is empty: at least one batch (Phi, T) is needed")
+        return total
+
+    @classmethod
+    def _of_chunk(cls, phi_tilde: Tensor, T: Tensor, weight: Tensor | None, dtype: torch.dtype) -> "Statistics":
+        T = T.expand(*phi_tilde.shape[:-2], *T.shape[-2:])
+        if weight is None:
+            count = torch.full(phi_tilde.shape[:-2], phi_tilde.shape[-2], dtype=dtype, device=phi_tilde.device)
+            weighted = lambda rows: rows
+        else:
+            w = weight.to(dtype).expand(phi_tilde.shape[:-1])[..., None]
+            count = w.sum((-2, -1))
+            weighted = lambda rows: w * rows
+
+        def centred(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """Rows minus a centre close to their mean, the centre, and the mean of the remainder."""
+            mean = lambda rows: weighted(rows).sum(-2) / count.clamp_min(TINY)[..., None]
+            rows = rows.to(dtype)
+            some = rows[..., :: max(1, rows.shape[-2] // PILOT_ROWS), :]
+            centre = some.mean(-2) if weight is None else mean(rows)  # rows of weight zero must have no effect
+            rows = rows - centre[..., None, :]
+            return rows, centre, mean(rows)
+
+        # features and targets separately: products whose width is a power of two are much faster on a GPU
+        (Z, z, z_rest), (Y, y, y_rest) = centred(phi_tilde), centred(T)
+        wZ, wY = weighted(Z), weighted(Y)
+        cross = Z.mT @ wY
+        scatter = torch.cat([torch.cat([Z.mT @ wZ, cross], dim=-1), torch.cat([cross.mT, Y.mT @ wY], dim=-1)], dim=-2)
+        rest = torch.cat([z_rest, y_rest], dim=-1)
+        scatter = (scatter - count[..., None, None] * _outer(rest)).double()
+        energy = _diagonal(scatter).detach()
+        if dtype == torch.float32:
+            # rounding errors of features grow as sqrt(k); those of targets only affect the noise floor
+            k = phi_tilde.shape[-1]
+            coarse = torch.finfo(dtype).eps / EPS / (4 * max(k, 1) ** 0.5)
+            energy = torch.cat([energy[..., :k] * coarse, energy[..., k:]], dim=-1)
+        mean = torch.cat([z, y], dim=-1) + rest
+        return cls(count.double(), mean.double(), scatter, energy, T.shape[-1])
+
+    def __add__(self, other: "Statistics") -> "Statistics":
+        """Statistics of both sets of rows together (Chan's rule for means and scatters)."""
+        self._check_same_columns(other)
+        count = self.count + other.count
+        share = (other.count / count.clamp_min(TINY))[..., None]
+        step = other.mean - self.mean
+        between = ((self.count * share[..., 0])[..., None, None]) * _outer(step)
+        return replace(
+            self,
+            count=count,
+            mean=self.mean + share * step,
+            scatter=self.scatter + other.scatter + between,
+            energy=self.energy + other.energy + _diagonal(between).detach(),
+            observations=self._observations(other, 1.0),
+        )
+
+    def __sub__(self, other: "Statistics") -> "Statistics":
+        """Statistics without the rows of `other`; an error if these cannot have been among the rows."""
+        self._check_same_columns(other)
+        count = self.count - other.count
+        if bool((count <= EPS * self.count).any()):
+            raise InputError(
+                f"cannot remove {other.count.max().item():g} rows (by weight) from {self.count.min().item():g}: "
+                "some must remain; start from new statistics instead"
+            )
+        step = (other.mean - self.mean) * (self.count / count)[..., None]
+        between = (count * other.count / self.count)[..., None, None] * _outer(step)
+        rest = replace(
+            self,
+            count=count,
+            mean=self.mean - (other.count / self.count)[..., None] * step,
+            scatter=self.scatter - other.scatter - between,
+            energy=self.energy + other.energy + _diagonal(between).detach(),
+            observations=self._observations(other, -1.0),
+        )
+        scale = rest.energy.clamp_min(TINY).rsqrt()
+        lowest = eigvalsh(scale[..., None] * rest.scatter * scale[..., None, :]).min()
+        if bool(lowest < -1e-10 * rest.scatter.shape[-1]):
+            raise InputError(
+                "the rows to remove were not all added before: the remaining rows would have a negative variance "
+                f"({lowest.item():.1e} of the total); remove only rows that were added, with the same weight"
+            )
+        return rest
+
+    def scaled(self, factor: float) -> "Statistics":
+        """Multiply every weight by a factor; below one, it makes old rows count less (exponential forgetting).
+
+        Parameters
+        ----------
+        factor : float
+            The factor.
+
+        Returns
+        -------
+        Statistics
+            The scaled statistics.
+
+        Raises
+        ------
+        InputError
+            If the factor is not positive.
+        """
+        if not factor > 0:
+            raise InputError(f"factor={factor} must be positive: weights cannot vanish or turn negative")
+        return self.weighing(factor * self.count)
+
+    def weighing(self, count: Float[Tensor, "*b"]) -> "Statistics":
+        """Scale the weights of the rows to another total.
+
+        Parameters
+        ----------
+        count : Tensor of shape (...)
+            The new total weight.
+
+        Returns
+        -------
+        Statistics
+            The scaled statistics; zero where there are no rows.
+        """
+        factor = torch.where(self.count > 0, count / self.count, 0.0)
+        observations = None if self.observations is None else factor * self.observations
+        return replace(self.weighted(factor), observations=observations)
+
+    def weighted(self, factor: Float[Tensor, "*b"]) -> "Statistics":
+        """Scale the precision of every target; the number of targets does not change.
+
+        Parameters
+        ----------
+        factor : Tensor of shape (...)
+            The factor.
+
+        Returns
+        -------
+        Statistics
+            The scaled statistics.
+        """
+        return replace(
+            self,
+            count=factor * self.count,
+            scatter=factor[..., None, None] * self.scatter,
+            energy=factor[..., None] * self.energy,
+            observations=self.n,
+        )
+
+    @staticmethod
+    def stacked(parts: "Sequence[Statistics]", dim: int = 0) -> "Statistics":
+        """Stack the statistics of several models along a new dimension; `stack[i]` is that of one of them.
+
+        Parameters
+        ----------
+        parts : sequence of Statistics
+            The statistics of each model.
+        dim : int, default 0
+            The new dimension.
+
+        Returns
+        -------
+        Statistics
+            The stacked statistics.
+        """
+        first = parts[0]
+        moved: dict[str, Any] = {name: torch.stack([getattr(part, name) for part in parts], dim) for name in MOMENTS}
+        for part in parts:
+            first._check_same_columns(part)
+        if any(part.observations is not None for part in parts):
+            moved["observations"] = torch.stack([part.n for part in parts], dim)
+        return replace(first, **moved)
+
+    def __getitem__(self, i: int | Tensor) -> "Statistics":
+        return self._each(lambda moment: moment[i])
+
+    def with_targets(self, mean: Float[Tensor, " q"], scale: Float[Tensor, " q"]) -> "Statistics":
+        """Standardise the targets, so that one pass over raw targets is enough.
+
+        Parameters
+        ----------
+        mean, scale : Tensor of shape (q,)
+            Mean and scale of the targets.
+
+        Returns
+        -------
+        Statistics
+            The statistics of the same rows with standardised targets.
+        """
+        k = self.n_linear
+        shift = torch.cat([torch.zeros_like(self.mean[..., :k]), mean.to(self.mean)], dim=-1)
+        unit = torch.cat([torch.ones_like(self.mean[..., :k]), 1 / scale.to(self.mean)], dim=-1)
+        return replace(
+            self,
+            mean=(self.mean - shift) * unit,
+            scatter=self.scatter * unit[..., :, None] * unit[..., None, :],
+            energy=self.energy * unit.square(),
+        )
+
+    def to(self, device: torch.device | str) -> "Statistics":
+        """Move the statistics to another device.
+
+        Parameters
+        ----------
+        device : torch.device or str
+            The device.
+
+        Returns
+        -------
+        Statistics
+            The moved statistics.
+        """
+        return self._each(lambda moment: moment.to(device))
+
+    def nothing(self) -> "Statistics":
+        """Return the statistics of no rows, with the same columns.
+
+        Returns
+        -------
+        Statistics
+            Zeros.
+        """
+        return replace(self._each(torch.zeros_like), observations=torch.zeros_like(self.count))
+
+    @property
+    def n(self) -> Float[Tensor, "*b"]:
+        """The number of targets."""
+        return self.count if self.observations is None else self.observations
+
+    @property
+    def n_linear(self) -> int:
+        """k: the number of linear features."""
+        return self.mean.shape[-1] - self.n_outputs
+
+    @property
+    def feature_mean(self) -> Float[Tensor, "*b k"]:
+        """Mean of the linear features."""
+        return self.mean[..., : self.n_linear]
+
+    @property
+    def target_mean(self) -> Float[Tensor, "*b q"]:
+        """Mean of the targets."""
+        return self.mean[..., self.n_linear :]
+
+    @property
+    def target_scatter(self) -> Float[Tensor, "*b q q"]:
+        """Scatter of the targets."""
+        return self.scatter[..., self.n_linear :, self.n_linear :]
+
+    def _observations(self, other: "Statistics", sign: float) -> Tensor | None:
+        if self.observations is None and other.observations is None:
+            return None
+        return self.n + sign * other.n
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Statistics":
+        names = MOMENTS if self.observations is None else (*MOMENTS, "observations")
+        moved: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
+        return replace(self, **moved)
+
+    def _check_same_columns(self, other: "Statistics") -> None:
+        if type(self) is not type(other):
+            raise InputError("statistics by output cannot be combined with common ones: convert the latter first")
+        mine, theirs = (self.n_linear, self.n_outputs), (other.n_linear, other.n_outputs)
+        if mine != theirs:
+            raise InputError(
+                f"statistics of {mine[0]} features and {mine[1]} targets cannot be combined with those of "
+                f"{theirs[0]} features and {theirs[1]} targets"
+            )
+
+
+@dataclass(frozen=True)
+class OutputStatistics(Statistics):
+    """Statistics of each output, for targets observed at different rows or with different known noise.
+
+    The last axis of a batch indexes the outputs; each of them is a regression with one target.
+    """
+
+    @classmethod
+    def from_rows(
+        cls,
+        Phi: Float[Tensor, "*b m p"],
+        T: Float[Tensor, "*#b m q"],
+        precision: Float[Tensor, "*#b m q"],
+        *,
+        sample_weight: Float[Tensor, "*#b m"] | None = None,
+    ) -> "OutputStatistics":
+        """Compute the statistics of each output from rows.
+
+        Parameters
+        ----------
+        Phi : Tensor of shape (..., m, p)
+            Affine features.
+        T : Tensor of shape (..., m, q)
+            Targets.
+        precision : Tensor of shape (..., m, q)
+            Learned noise variance over the total noise variance of each target; 0: missing, 1: no known noise.
+        sample_weight : Tensor of shape (..., m), default None
+            Weight of each row.
+
+        Returns
+        -------
+        OutputStatistics
+            The statistics.
+        """
+        weight = torch.ones_like(T[..., 0]) if sample_weight is None else sample_weight.to(T)
+        parts = []
+        for j in range(T.shape[-1]):
+            own = weight * precision[..., j].to(T)
+            part = Statistics.from_features(Phi, T[..., j : j + 1].expand(*Phi.shape[:-1], 1), sample_weight=own)
+            n = (weight * (own > 0)).sum(-1).expand(part.count.shape)
+            parts.append(replace(part, observations=n.double()))
+        return cls.of_outputs(parts)
+
+    @classmethod
+    def of_outputs(cls, parts: "Sequence[Statistics]") -> "OutputStatistics":
+        """Combine the statistics of each output.
+
+        Parameters
+        ----------
+        parts : sequence of Statistics
+            Statistics of each output, with one target each.
+
+        Returns
+        -------
+        OutputStatistics
+            The combined statistics.
+        """
+        return cls(**vars(Statistics.stacked(parts, parts[0].count.dim())))
+
+    @classmethod
+    def split(cls, statistics: Statistics) -> "OutputStatistics":
+        """Split the statistics of several outputs at the same rows into those of each output.
+
+        Parameters
+        ----------
+        statistics : Statistics
+            The common statistics.
+
+        Returns
+        -------
+        OutputStatistics
+            The statistics of each output.
+        """
+        k, q = statistics.n_linear, statistics.n_outputs
+        columns = torch.stack([torch.tensor([*range(k), k + j], device=statistics.mean.device) for j in range(q)])
+        rest = statistics.count.shape
+        scatter = statistics.scatter[..., columns[:, :, None], columns[:, None, :]]
+        return cls(
+            count=statistics.count[..., None].expand(*rest, q),
+            mean=statistics.mean[..., columns],
+            scatter=scatter,
+            energy=statistics.energy[..., columns],
+            n_outputs=1,
+            observations=statistics.n[..., None].expand(*rest, q),
+        )
+
+    def output(self, j: int) -> Statistics:
+        """Return the statistics of one output.
+
+        Parameters
+        ----------
+        j : int
+            Index of the output.
+
+        Returns
+        -------
+        Statistics
+            Its statistics.
+        """
+        axis = self.count.dim() - 1
+        return Statistics(**vars(self._each(lambda moment: moment.select(axis, j))))
+
+    def with_targets(self, mean: Float[Tensor, " q"], scale: Float[Tensor, " q"]) -> "OutputStatistics":
+        """Standardise the targets of each output.
+
+        Parameters
+        ----------
+        mean, scale : Tensor of shape (q,)
+            Mean and scale of the targets.
+
+        Returns
+        -------
+        OutputStatistics
+            The statistics of the same rows with standardised targets.
+        """
+        parts = zip(mean.split(1), scale.split(1), strict=True)
+        return self.of_outputs([self.output(j).with_targets(m, s) for j, (m, s) in enumerate(parts)])
+
+
+def check_scatter(scatter: Float[Tensor, "*b c c"]) -> None:
+    """Check that a matrix can be the scatter of rows.
+
+    Parameters
+    ----------
+    scatter : Tensor of shape (..., c, c)
+        The matrix.
+
+    Raises
+    ------
+    ValueError
+        If it is not symmetric, or has a covariance larger than the variances allow.
+    """
+    size = _diagonal(scatter).clamp_min(0.0).sqrt()
+    bound = size[..., :, None] * size[..., None, :]
+    loose = 1e-6 * bound + 1e-9 * bound.amax()
+    if bool((_diagonal(scatter) < -1e-9 * bound.amax()).any()) or bool((scatter.abs() > bound + loose).any()):
+        raise ValueError("the scatter is not that of any rows")
+    if bool(((scatter - scatter.mT).abs() > loose).any()):
+        raise ValueError("the scatter is not symmetric")
+
+
+def chunk_rows(phi_tilde: Float[Tensor, "*b m k"]) -> int:
+    """Return the number of rows to process at a time.
+
+    Parameters
+    ----------
+    phi_tilde : Tensor of shape (..., m, k)
+        Linear features.
+
+    Returns
+    -------
+    int
+        Rows per chunk, depending on the device and the number of features.
+    """
+    if phi_tilde.device.type == "cpu":
+        return CHUNK_ROWS
+    width = max(1, phi_tilde[..., :1, :].numel())
+    return max(CHUNK_ROWS, GPU_CHUNK // width)
+
+
+def _outer(x: Tensor) -> Tensor:
+    return x[..., :, None] * x[..., None, :]
+
+
+def _diagonal(A: Tensor) -> Tensor:
+    return A.diagonal(dim1=-2, dim2=-1)

@@ -1,0 +1,1 @@
+"""Rows as users give them and as training takes them."""

@@ -1,0 +1,550 @@
+"""Linear functionals of the unknown function, which can be observed and predicted like its values.
+
+    L f = sum_s c_s f(x_s) + g_s . grad f(x_s)
+
+Derivatives, differences, sums and integrals over points are linear in the function, and therefore in the weights of the
+last layer: the feature row of a functional is L applied to the features, and the posterior stays exact.
+`Derivative(0).at(X)` evaluates a functional at points, and `.observed(y, noise_std=...)` attaches measurements;
+`BLLRegressor.fit`, `update_observations` and `predictive_of` accept them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+from torch import Tensor
+
+from lastlayer._internal.arrays import as_array, check_finite
+from lastlayer.data.scaling import Standardizer
+from lastlayer.errors import InputError
+
+
+@dataclass(frozen=True)
+class Functionals:
+    """n linear functionals of one output, in original units, each over at most s points.
+
+    Examples
+    --------
+    >>> from lastlayer.data.observe import Derivative
+    >>> slopes = Derivative(0).at([[0.0], [1.0]])
+    >>> len(slopes)
+    2
+    >>> slopes.observed([1.0, 0.5], noise_std=0.1).y
+    array([1. , 0.5])
+    """
+
+    points: Float[ndarray, "n s d"]
+    """The points x_s of each functional."""
+    weights: Float[ndarray, "n s"]
+    """Coefficients c_s of the function values."""
+    directions: Float[ndarray, "n s d"] | None = None
+    """Coefficients g_s of the gradients; None if no functional involves a derivative."""
+    output: int = 0
+    """Index of the output, from 0."""
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def observed(self, y: Any, noise_std: Any = None) -> "Observations":
+        """Attach measurements to the functionals.
+
+        Parameters
+        ----------
+        y : array-like of any shape with n numbers
+            One measured value per functional.
+        noise_std : float or array-like, default None
+            Known standard deviation of the measurement noise: one number, or one per functional. None: the same noise
+            as that of a function value, which is learned.
+
+        Returns
+        -------
+        Observations
+            The functionals with their measurements.
+
+        Raises
+        ------
+        InputError
+            If `y` or `noise_std` has the wrong size, `y` is not finite, or `noise_std` is not positive and finite.
+        """
+        values = np.asarray(as_array(y), dtype=float).reshape(-1)
+        if len(values) != len(self):
+            raise InputError(f"y has {len(values)} numbers, but there are {len(self)} functionals: give one for each")
+        check_finite(values, "y")
+        if noise_std is None:
+            return Observations(self, values, None)
+        std = np.asarray(as_array(noise_std), dtype=float)
+        try:
+            std = std.reshape(-1) if std.size == len(values) else np.broadcast_to(std, np.shape(y)).reshape(-1)
+        except ValueError as error:
+            raise InputError(
+                f"noise_std has shape {std.shape}: give one number, or one for each of y, which has shape {np.shape(y)}"
+            ) from error
+        if not (np.isfinite(std) & (std > 0)).all():
+            raise InputError(f"noise_std must be positive and finite, and the smallest given is {std.min():g}")
+        return Observations(self, values, std)
+
+    def standardized(self, inputs: Standardizer) -> "StandardFunctionals":
+        """Convert the functionals to standardised inputs.
+
+        Parameters
+        ----------
+        inputs : Standardizer
+            Scaler of the inputs.
+
+        Returns
+        -------
+        StandardFunctionals
+            The same functionals as tensors, of standardised inputs.
+        """
+        d = self.points.shape[-1]
+        if d != len(inputs.mean):
+            raise InputError(f"the points have {d} inputs, but the model takes {len(inputs.mean)}")
+        directions = None if self.directions is None else _tensor(self.directions) / inputs.scale
+        points = (_tensor(self.points) - inputs.mean) / inputs.scale
+        return StandardFunctionals(points, _tensor(self.weights), directions, self.output)
+
+
+@dataclass(frozen=True)
+class Observations:
+    """Measurements of linear functionals; made by `Functionals.observed`."""
+
+    functionals: Functionals
+    """The functionals that were measured."""
+    y: Float[ndarray, " n"]
+    """One measured value per functional."""
+    noise_std: Float[ndarray, " n"] | None
+    """Known standard deviations of the noise; None if the noise is learned."""
+
+    def standardized(self, inputs: Standardizer, targets: Standardizer) -> "StandardObservations":
+        """Standardise the measurements: L t = (L y - mean L 1) / scale.
+
+        Parameters
+        ----------
+        inputs : Standardizer
+            Scaler of the inputs.
+        targets : Standardizer
+            Scaler of the targets.
+
+        Returns
+        -------
+        StandardObservations
+            The measurements as tensors, in standardised units.
+
+        Raises
+        ------
+        InputError
+            If the functionals' output is not an output of the model.
+        """
+        j, q = self.functionals.output, len(targets.mean)
+        if not 0 <= j < q:
+            raise InputError(f"output={j} is not one of the {q} outputs: they are counted from 0")
+        rows, (mean, scale) = self.functionals.standardized(inputs), (targets.mean[j], targets.scale[j])
+        t = (_tensor(self.y) - mean * rows.weights.sum(1)) / scale
+        noise_var = None if self.noise_std is None else (_tensor(self.noise_std) / scale).square()
+        return StandardObservations(rows, t, noise_var)
+
+
+@dataclass(frozen=True)
+class StandardFunctionals:
+    """Linear functionals as tensors, of standardised inputs."""
+
+    points: Float[Tensor, "n s d"]
+    """The points x_s of each functional."""
+    weights: Float[Tensor, "n s"]
+    """Coefficients c_s of the function values."""
+    directions: Float[Tensor, "n s d"] | None
+    """Coefficients g_s of the gradients; None if there are none."""
+    output: int
+    """Index of the output, from 0."""
+
+    def apply(self, function: Callable[[Tensor], Tensor], like: Tensor | None = None) -> Float[Tensor, "*b n c"]:
+        """Apply the functionals to a function.
+
+        Parameters
+        ----------
+        function : callable
+            Maps points (r, d) to values (*b, r, c).
+        like : Tensor, default None
+            The points are converted to the dtype and device of this tensor. None: they stay as they are.
+
+        Returns
+        -------
+        Tensor of shape (*b, n, c)
+            L of each of the c components of the function.
+        """
+        like = self.points if like is None else like
+        n, s, d = self.points.shape
+        x = self.points.reshape(n * s, d).to(like)
+        if self.directions is None:
+            values, slopes = function(x), None
+        else:
+            values, slopes = torch.func.jvp(function, (x,), (self.directions.reshape(n * s, d).to(like),))[:2]
+        whole = self.weights.to(values).reshape(n * s, 1) * values
+        whole = whole if slopes is None else whole + slopes
+        return whole.unflatten(-2, (n, s)).sum(-2)
+
+    def features(self, linear: Callable[[Tensor], Tensor], like: Tensor | None = None) -> Float[Tensor, "*b n p"]:
+        """Build the feature rows [L phi_tilde, L 1] of the functionals.
+
+        Parameters
+        ----------
+        linear : callable
+            Feature map without the column of ones: maps points (r, d) to features (*b, r, p - 1).
+        like : Tensor, default None
+            The points are converted to the dtype and device of this tensor. None: they stay as they are.
+
+        Returns
+        -------
+        Tensor of shape (*b, n, p)
+            One row per functional.
+        """
+        rows = self.apply(linear, like)
+        one = self.weights.sum(1).to(rows).expand(rows.shape[:-1])
+        return torch.cat([rows, one[..., None]], -1)
+
+
+@dataclass(frozen=True)
+class StandardObservations:
+    """Measurements of linear functionals as tensors, in standardised units."""
+
+    functionals: StandardFunctionals
+    """The functionals that were measured."""
+    t: Float[Tensor, " n"]
+    """One standardised measurement per functional."""
+    noise_var: Float[Tensor, " n"] | None
+    """Known noise variances; None: the learned noise variance of a function value."""
+
+    def variances(self, learned: Float[Tensor, "*b"]) -> Float[Tensor, "*b n"]:
+        """Return the noise variance of each measurement.
+
+        Parameters
+        ----------
+        learned : Tensor of shape (*b)
+            Learned noise variance of a function value.
+
+        Returns
+        -------
+        Tensor of shape (*b, n)
+            `noise_var` where it is known, otherwise `learned`.
+        """
+        if self.noise_var is None:
+            return learned[..., None].expand(*learned.shape, len(self.t))
+        return self.noise_var.to(learned).expand(*learned.shape, -1)
+
+
+def some_of(
+    observations: "Sequence[StandardObservations]", most: int, generator: torch.Generator | None = None
+) -> "tuple[StandardObservations, ...]":
+    """Draw a random subset of the measurements, in proportion from each set.
+
+    Parameters
+    ----------
+    observations : sequence of StandardObservations
+        Sets of measurements.
+    most : int
+        Number of measurements to keep in all; every set keeps at least one.
+    generator : torch.Generator, default None
+        Source of randomness; None: torch's default generator.
+
+    Returns
+    -------
+    tuple of StandardObservations
+        The subsets, or all measurements if there are no more than `most`.
+    """
+    n = sum(len(seen.t) for seen in observations)
+    if n <= most:
+        return tuple(observations)
+    found = []
+    for seen in observations:
+        kept = max(1, round(most * len(seen.t) / n))
+        at, f = torch.randperm(len(seen.t), generator=generator)[:kept], seen.functionals
+        directions = None if f.directions is None else f.directions[at]
+        noise_var = None if seen.noise_var is None else seen.noise_var[at]
+        part = StandardFunctionals(f.points[at], f.weights[at], directions, f.output)
+        found.append(StandardObservations(part, seen.t[at], noise_var))
+    return tuple(found)
+
+
+class Pointwise:
+    """A functional of one point: `at` evaluates it at the rows of a table."""
+
+    output: int
+    """Index of the output, from 0."""
+
+    def at(self, X: Any) -> Functionals:
+        """Place the functional at points.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            One point per row.
+
+        Returns
+        -------
+        Functionals
+            One functional per row of X; `Gradient` gives d per row.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Value(Pointwise):
+    """The value f(x)."""
+
+    output: int = 0
+    """Index of the output, from 0."""
+
+    def at(self, X: Any) -> Functionals:
+        """Place the functional at points.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            One point per row.
+
+        Returns
+        -------
+        Functionals
+            One value per row of X.
+        """
+        points = _points(X)
+        return Functionals(points[:, None], np.ones((len(points), 1)), None, self.output)
+
+
+@dataclass(frozen=True)
+class Derivative(Pointwise):
+    """The partial derivative df/dx_j at x.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from lastlayer import BLLRegressor
+    >>> from lastlayer.data.observe import Derivative
+    >>> X = np.linspace(-1, 1, 20)[:, None]
+    >>> model = BLLRegressor(preset="evidence", hidden=(5,), max_epochs=20, random_state=0).fit(X, X[:, 0] ** 2)
+    >>> model.predictive_of(Derivative(0), X).mean.shape
+    (20,)
+    """
+
+    j: int
+    """Index of the input, from 0."""
+    output: int = 0
+    """Index of the output, from 0."""
+
+    def at(self, X: Any) -> Functionals:
+        """Place the functional at points.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            One point per row.
+
+        Returns
+        -------
+        Functionals
+            One derivative per row of X.
+
+        Raises
+        ------
+        InputError
+            If the points have no input `j`.
+        """
+        points = _points(X)
+        if not 0 <= self.j < points.shape[1]:
+            raise InputError(f"Derivative({self.j}) of points with {points.shape[1]} inputs: they are counted from 0")
+        directions = np.zeros_like(points)
+        directions[:, self.j] = 1.0
+        return Functionals(points[:, None], np.zeros((len(points), 1)), directions[:, None], self.output)
+
+
+@dataclass(frozen=True)
+class Gradient(Pointwise):
+    """The gradient at x, as d partial derivatives per point; measurements have shape (m, d)."""
+
+    output: int = 0
+    """Index of the output, from 0."""
+
+    def at(self, X: Any) -> Functionals:
+        """Place the functional at points.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            One point per row.
+
+        Returns
+        -------
+        Functionals
+            m d derivatives: for each row of X, those with respect to every input.
+        """
+        points = _points(X)
+        m, d = points.shape
+        directions = np.tile(np.eye(d), (m, 1))[:, None]
+        return Functionals(points.repeat(d, 0)[:, None], np.zeros((m * d, 1)), directions, self.output)
+
+
+def Sum(points: Any, weights: Any = None, *, output: int = 0) -> Functionals:
+    """Weighted sum over points, sum_s c_s f(x_s).
+
+    Parameters
+    ----------
+    points : array-like of shape (s, d) or (n, s, d)
+        Points of one sum, or of n sums.
+    weights : float or array-like of shape (s,) or (n, s), default None
+        Coefficients c_s; None: 1.
+    output : int, default 0
+        Index of the output.
+
+    Returns
+    -------
+    Functionals
+        The n sums.
+
+    Raises
+    ------
+    InputError
+        If points or weights have the wrong shape or are not finite.
+
+    Examples
+    --------
+    >>> from lastlayer.data.observe import Sum
+    >>> Sum([[0.0], [1.0]], weights=[0.25, 0.75]).weights
+    array([[0.25, 0.75]])
+    """
+    X = np.asarray(as_array(points), dtype=float)
+    X = X[None] if X.ndim == 2 else X
+    if X.ndim != 3:
+        raise InputError(f"points have shape {X.shape}: give (s, d) for one sum, or (n, s, d) for n of them")
+    check_finite(X, "points")
+    c = np.ones(X.shape[:2]) if weights is None else np.asarray(as_array(weights), dtype=float)
+    check_finite(c, "weights")
+    if c.shape not in ((), X.shape[1:2], X.shape[:2]):
+        raise InputError(
+            f"weights have shape {c.shape}: give one for each of the {X.shape[1]} points, or {X.shape[:2]}"
+        )
+    return Functionals(X, np.broadcast_to(c, X.shape[:2]), None, output)
+
+
+def Difference(x: Any, other: Any, *, output: int = 0) -> Functionals:
+    """Difference f(x) - f(x') for each pair of rows of two tables.
+
+    Parameters
+    ----------
+    x : array-like of shape (m, d)
+        First points.
+    other : array-like of shape (m, d)
+        Second points x'.
+    output : int, default 0
+        Index of the output.
+
+    Returns
+    -------
+    Functionals
+        m differences.
+
+    Raises
+    ------
+    InputError
+        If the two tables differ in shape.
+    """
+    X, other = _points(x), _points(other)
+    if X.shape != other.shape:
+        raise InputError(f"points of shapes {X.shape} and {other.shape}: a difference needs pairs")
+    weights = np.broadcast_to([1.0, -1.0], (len(X), 2))
+    return Functionals(np.stack([X, other], 1), weights, None, output)
+
+
+def Integral(points: Any, volume: float = 1.0, *, output: int = 0) -> Functionals:
+    """Integral over a region: its volume times the mean over points that fill it evenly.
+
+    Parameters
+    ----------
+    points : array-like of shape (s, d) or (n, s, d)
+        Evenly distributed points of one region, or of n regions.
+    volume : float, default 1.0
+        Volume of each region.
+    output : int, default 0
+        Index of the output.
+
+    Returns
+    -------
+    Functionals
+        One integral per region.
+    """
+    sums = Sum(points, output=output)
+    return Functionals(sums.points, sums.weights * (volume / sums.points.shape[1]), None, output)
+
+
+def functionals_at(functional: "Pointwise | Functionals", X: Any = None) -> Functionals:
+    """Return functionals with their points.
+
+    Parameters
+    ----------
+    functional : Pointwise or Functionals
+        A functional of one point, which needs `X`, or functionals that have their points.
+    X : array-like of shape (m, d), default None
+        Points for a `Pointwise` functional.
+
+    Returns
+    -------
+    Functionals
+        `functional.at(X)`, or `functional` itself.
+
+    Raises
+    ------
+    InputError
+        If `functional` is of another type, or `X` is missing or superfluous.
+    """
+    if isinstance(functional, Functionals):
+        if X is not None:
+            raise InputError("these functionals already have points: omit X")
+        return functional
+    if not isinstance(functional, Pointwise):
+        raise InputError(f"{functional!r} is not a functional: give one of lastlayer.observe, such as Derivative(0)")
+    if X is None:
+        raise InputError(f"{functional!r} needs points: give X, or functional.at(X)")
+    return functional.at(X)
+
+
+def check_observations(observations: Any) -> "list[Observations]":
+    """Check that measurements were made by `Functionals.observed`.
+
+    Parameters
+    ----------
+    observations : iterable of Observations
+        The measurements.
+
+    Returns
+    -------
+    list of Observations
+        The same, as a list.
+
+    Raises
+    ------
+    InputError
+        If an entry is not an `Observations`.
+    """
+    if isinstance(observations, Observations | Functionals):
+        raise InputError("observations must be a list: wrap a single one in [...]")
+    found = list(observations)
+    for one in found:
+        if not isinstance(one, Observations):
+            raise InputError(f"{type(one).__name__} is not a measurement: attach values, functional.observed(y)")
+    return found
+
+
+def _tensor(values: ndarray) -> Tensor:
+    """Copy an array, which may be read-only or of any memory layout, into a tensor."""
+    return torch.tensor(np.ascontiguousarray(values))
+
+
+def _points(X: Any) -> Float[ndarray, "m d"]:
+    points = np.asarray(as_array(X), dtype=float)
+    if points.ndim != 2 or not len(points):
+        raise InputError(f"points have shape {points.shape}: give a table with one row per point")
+    check_finite(points, "X")
+    return points

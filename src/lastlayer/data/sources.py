@@ -1,0 +1,736 @@
+"""Sources of rows that may not fit into memory: passes over batches, in an order determined by a seed.
+
+`Source` is a small protocol; the other classes implement it. Rows on disk (memory maps, and Parquet files in `parquet`)
+are read unit by unit: a pass reads its units in random order, a pool of them at a time, and shuffles the rows of the
+pool. Reads are therefore contiguous on disk, and memory holds one pool.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from numpy import ndarray
+from torch import Tensor
+
+from lastlayer._internal.chunks import row_chunks
+from lastlayer._internal.digests import Digest, digest_of
+from lastlayer._internal.process_state import isolated
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.data.distributed import ONE, ProcessGroup
+from lastlayer.data.scaling import Standardizer
+from lastlayer.data.validation import LARGEST_TARGET
+from lastlayer.errors import InputError
+from lastlayer.networks.structured import Inputs, as_inputs, converted, named
+
+POOL_NUMBERS = 2**20
+"""Input values in a pool, unless batches are large: 8 MB in float64."""
+BLOCK_ROWS = 1_024
+
+Columns = tuple[ndarray, ndarray, ndarray | None]
+"""Inputs, targets and weights of some rows."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch of rows."""
+
+    X: Tensor
+    """Inputs, one row per sample."""
+    T: Tensor
+    """Targets (r, q)."""
+    weight: Tensor | None = None
+    """Weights (r,), or (s, r) for a stack of networks; None: 1."""
+    total: int = 0
+    """Rows of this batch over all processes."""
+
+    @property
+    def kind(self) -> dict[str, Any]:
+        """Properties that all batches of all processes must share."""
+        return {
+            "shape of a row of X": tuple(self.X.shape[1:]),
+            "dtype of X": str(self.X.dtype),
+            "outputs": self.T.shape[1],
+            "weighted": self.weight is not None,
+        }
+
+    @classmethod
+    def of(cls, parts: Iterable[Any], total: int) -> "Batch":
+        """Build a batch from arrays or tensors.
+
+        Parameters
+        ----------
+        parts : iterable of array-like or None
+            X, y and optionally weights; None entries are skipped.
+        total : int
+            Rows of this batch over all processes.
+
+        Returns
+        -------
+        Batch
+            The batch; a one-dimensional y becomes a column.
+        """
+        X, y, *weight = (torch.as_tensor(part) for part in parts if part is not None)
+        return cls(X, y[:, None] if y.dim() == 1 else y, weight[0] if weight else None, total)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A batch from a loader: inputs of any structure, targets of any shape."""
+
+    inputs: Inputs
+    """A tensor, a tuple of tensors or a dictionary of tensors."""
+    y: Tensor
+    """Targets."""
+    weight: Tensor | None = None
+    """Weights of the samples; None: 1."""
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Rows that can be passed over repeatedly; the same seed must give the same batches."""
+
+    @property
+    def n_rows(self) -> int | None:
+        """Rows in a pass over all processes; None if unknown before the first pass."""
+        ...
+
+    def batches(
+        self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
+    ) -> Iterator[Batch]:
+        """One pass over the rows, in order or shuffled.
+
+        Parameters
+        ----------
+        size : int
+            Rows per batch, over all processes.
+        seed : int, default None
+            Seed of the order; None: rows come in their stored order.
+        first : int, default 0
+            Number of the first batch to yield; earlier ones are skipped.
+        process_group : ProcessGroup, default ONE
+            Processes that share the pass.
+
+        Yields
+        ------
+        Batch
+            The rows of this process in each batch.
+        """
+        ...
+
+
+def common_of(source: Source) -> dict[str, Any]:
+    """Describe what the sources of all processes must have in common, before any row is read.
+
+    Parameters
+    ----------
+    source : Source
+        The source of this process.
+
+    Returns
+    -------
+    dict
+        Class, rows, columns and a digest of the row groups, as far as they are known.
+    """
+    units = digest_of(source.unit_rows) if isinstance(source, Pooled) else None
+    columns = getattr(source, "columns", None)
+    return {"source": type(source).__name__, "rows": source.n_rows, "columns": columns, "digest of row groups": units}
+
+
+@dataclass(frozen=True)
+class TensorSource:
+    """Rows in memory, prepared for training, on the device of the network."""
+
+    X: Tensor
+    """Inputs."""
+    T: Tensor
+    """Targets (m, q)."""
+    weight: Tensor | None = None
+    """Weights (m,), or (s, m) for a stack of networks; None: 1."""
+
+    @property
+    def n_rows(self) -> int:
+        """Rows in a pass."""
+        return len(self.X)
+
+    def batches(
+        self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
+    ) -> Iterator[Batch]:
+        """One pass over the rows, in order or shuffled.
+
+        Parameters
+        ----------
+        size : int
+            Rows per batch, over all processes.
+        seed : int, default None
+            Seed of the order; None: rows come in their stored order.
+        first : int, default 0
+            Number of the first batch to yield; earlier ones are skipped.
+        process_group : ProcessGroup, default ONE
+            Processes that share the pass.
+
+        Yields
+        ------
+        Batch
+            The rows of this process in each batch.
+        """
+        order: Tensor | None = None
+        if seed is not None:
+            generator = torch.Generator(self.X.device).manual_seed(seed)
+            order = torch.randperm(len(self.X), generator=generator, device=self.X.device)
+        for cut in row_chunks(len(self.X), size)[first:]:
+            rows = slice(cut.start + process_group.rank, cut.stop, process_group.world_size)
+            at = rows if order is None else order[rows]
+            weight = None if self.weight is None else self.weight[..., at]
+            yield Batch(self.X[at], self.T[at], weight, cut.stop - cut.start)
+
+
+@dataclass(frozen=True)
+class LoaderSource:
+    """A DataLoader, or any iterable that can be iterated repeatedly.
+
+    Batches are (X, y) or (X, y, weight), where X is a tensor, a tuple of tensors or a dictionary of them, or
+    dictionaries that hold the targets too. Only `lastlayer.attach` accepts inputs other than one tensor. Batches keep
+    the loader's size, whatever size is requested, and the loader decides whether they are shuffled. With several
+    processes, each has a loader for its share of the rows, for example with a DistributedSampler.
+
+    Parameters
+    ----------
+    loader : iterable of batches
+        The loader.
+    targets : str, default "labels"
+        Key of the targets in dictionaries.
+    weight : str, default "sample_weight"
+        Key of the weights in dictionaries.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch.utils.data import DataLoader, TensorDataset
+    >>> from lastlayer.data.sources import LoaderSource
+    >>> X = torch.linspace(-1, 1, 64)[:, None]
+    >>> source = LoaderSource(DataLoader(TensorDataset(X, X[:, 0] ** 2), batch_size=16))
+    >>> len(list(source.batches(16)))
+    4
+    """
+
+    loader: Iterable[Any]
+    targets: str = "labels"
+    weight: str = "sample_weight"
+
+    @property
+    def n_rows(self) -> int | None:
+        """None: samplers, workers and dropped batches make the number unknown before a pass."""
+        return None
+
+    def batches(
+        self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
+    ) -> Iterator[Batch]:
+        """One pass over the loader.
+
+        Parameters
+        ----------
+        size : int
+            Ignored: batches have the size of the loader's.
+        seed : int, default None
+            Seed of the loader's sampler; None: 0.
+        first : int, default 0
+            Number of the first batch to yield; earlier ones are skipped.
+        process_group : ProcessGroup, default ONE
+            Processes that share the pass, each with its own loader.
+
+        Yields
+        ------
+        Batch
+            The batches of this process.
+
+        Raises
+        ------
+        InputError
+            If the inputs are not one tensor, or a batch has another form.
+        """
+        for some in self.samples(seed=seed, first=first):
+            if not isinstance(some.inputs, Tensor):
+                raise InputError(
+                    f"the loader gave {len(some.inputs)} inputs ({', '.join(named(some.inputs))}), and training takes "
+                    "one tensor: train the network in your own loop, then call lastlayer.attach(network, loader)"
+                )
+            yield Batch.of((some.inputs, some.y, some.weight), len(some) * process_group.world_size)
+
+    def samples(self, *, seed: int | None = None, first: int = 0) -> Iterator[Samples]:
+        """Iterate over the batches once, in the loader's order, with inputs of any structure.
+
+        Parameters
+        ----------
+        seed : int, default None
+            Seed of the loader's sampler; None: 0.
+        first : int, default 0
+            Number of the first batch; earlier ones are skipped.
+
+        Returns
+        -------
+        iterator of Samples
+            The batches; the same for the same seed.
+        """
+        return map(self._parsed, itertools.islice(self._seeded(seed), first, None))
+
+    def _parsed(self, item: Any) -> Samples:
+        if isinstance(item, Mapping):
+            rest = dict(item)
+            if self.targets not in rest:
+                raise InputError(
+                    f"the loader gave a dictionary of {', '.join(map(repr, rest))} in place of one with "
+                    f"{self.targets!r}: name the entry that holds the targets, LoaderSource(loader, targets=...)"
+                )
+            y, weight = rest.pop(self.targets), rest.pop(self.weight, None)
+            return Samples(as_inputs(rest), torch.as_tensor(y), None if weight is None else torch.as_tensor(weight))
+        if not isinstance(item, (tuple, list)) or len(item) not in (2, 3):
+            raise InputError(
+                f"the loader gave a {type(item).__name__} in place of (X, y) or (X, y, weight): wrap the dataset "
+                "so that every item is such a tuple, or a dictionary"
+            )
+        X, y, *weights = item
+        return Samples(as_inputs(X), torch.as_tensor(y), torch.as_tensor(weights[0]) if weights else None)
+
+    def _seeded(self, seed: int | None) -> Iterator[Any]:
+        """Iterate with seeded generators, the loader's and torch's default one, and restore both."""
+        seed = 0 if seed is None else seed
+        generator = getattr(self.loader, "generator", None)
+        items = isolated(self.loader, torch.default_generator, seed)
+        if isinstance(generator, torch.Generator):
+            items = isolated(items, generator, seed)
+        sampler: Any = getattr(self.loader, "sampler", None)
+        if not hasattr(sampler, "set_epoch"):
+            return items
+        before = getattr(sampler, "epoch", 0)
+        sampler.set_epoch(seed)
+        first = list(itertools.islice(items, 1))  # samplers fix their order at the first batch
+        sampler.set_epoch(before)
+        return itertools.chain(first, items)
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Means and standard deviations found in one pass over the raw rows."""
+
+    inputs: Standardizer | None
+    """Scaler of the inputs; None for integers and inputs of more than two dimensions, which are not scaled."""
+    targets: Standardizer
+    """Scaler of the targets."""
+    n_rows: int
+    """Rows in a pass over all processes."""
+    count: float
+    """Sum of the weights."""
+
+
+def scales_of(source: Source, size: int, *, process_group: ProcessGroup = ONE, digest: Digest | None = None) -> Scales:
+    """Compute the scalers from one pass over the rows of all processes.
+
+    Parameters
+    ----------
+    source : Source
+        The raw rows.
+    size : int
+        Rows per batch.
+    process_group : ProcessGroup, default ONE
+        Processes that share the pass.
+    digest : Digest, default None
+        If given, it is updated with the rows.
+
+    Returns
+    -------
+    Scales
+        Means and standard deviations of the columns, and the number of rows.
+
+    Raises
+    ------
+    InputError
+        If a value is not finite, or there are fewer than 2 rows.
+    MismatchError
+        If the rows of the processes differ in kind or number of batches.
+    """
+    total: Statistics | None = None
+    n_rows, is_table, common = 0, True, Digest()
+    found: dict[str, Any] = {"batches in a pass": 0}
+    for batch in source.batches(size, process_group=process_group):
+        is_table = batch.X.dim() == 2 and batch.X.is_floating_point()
+        common.add(str(batch.total))
+        found |= batch.kind | {"batches in a pass": found["batches in a pass"] + 1}
+        if digest is not None:
+            digest.add(batch.X, batch.T, batch.weight)
+        check_finite({"X": batch.X, "y": batch.T}, n_rows)
+        columns = batch.X.double() if is_table else batch.T.double()[:, :0]
+        part = Statistics.from_linear_features(columns, batch.T.double(), sample_weight=batch.weight)
+        total = part if total is None else total + part
+        n_rows += batch.total
+    process_group.agree(found | {"rows in a pass": n_rows, "digest of the batches' sizes": str(common)})
+    if total is None or n_rows < 2:
+        raise InputError(f"the source gave {n_rows} rows in its first pass: at least 2 are needed")
+    total = process_group.reduce(total)
+    both = Standardizer.of_moments(total.mean, total.scatter.diagonal() / total.count, n_rows)
+    k = total.n_linear
+    inputs = Standardizer(both.mean[:k], both.scale[:k]) if is_table else None
+    return Scales(inputs, Standardizer(both.mean[k:], both.scale[k:]), n_rows, float(total.count))
+
+
+@dataclass(frozen=True)
+class StandardizedSource:
+    """A source whose batches are standardised and converted to one dtype and device."""
+
+    source: Source
+    """The raw rows."""
+    scales: Scales
+    """Scalers of inputs and targets."""
+    device: torch.device
+    """Device of the batches."""
+    dtype: torch.dtype
+    """Floating-point type of the batches."""
+
+    @property
+    def n_rows(self) -> int:
+        """Rows in a pass over all processes."""
+        return self.scales.n_rows
+
+    def batches(
+        self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
+    ) -> Iterator[Batch]:
+        """One pass over the standardised rows.
+
+        Parameters
+        ----------
+        size : int
+            Rows per batch, over all processes.
+        seed : int, default None
+            Seed of the order; None: rows come in their stored order.
+        first : int, default 0
+            Number of the first batch to yield; earlier ones are skipped.
+        process_group : ProcessGroup, default ONE
+            Processes that share the pass.
+
+        Yields
+        ------
+        Batch
+            The rows of this process in each batch.
+        """
+        scales, inputs = self.scales, self.scales.inputs
+        for batch in self.source.batches(size, seed=seed, first=first, process_group=process_group):
+            X = batch.X if inputs is None else inputs.forward(batch.X)
+            weight = None if batch.weight is None else self._moved(batch.weight)
+            yield Batch(self._moved(X), self._moved(scales.targets.forward(batch.T)), weight, batch.total)
+
+    def _moved(self, values: Tensor) -> Tensor:
+        return converted(values, self.dtype).to(self.device, non_blocking=True)
+
+
+def check_finite(tensors: dict[str, Tensor], seen: int) -> None:
+    """Check that all values are finite and that their squares do not overflow.
+
+    Parameters
+    ----------
+    tensors : dict of str to Tensor
+        Tensors of a batch by name.
+    seen : int
+        Rows in earlier batches, for the message.
+
+    Raises
+    ------
+    InputError
+        If a value is not finite or too large; the message names the first such row.
+    """
+    for name, values in tensors.items():
+        fine = torch.isfinite(values) & (values.double().abs() <= LARGEST_TARGET)
+        if not bool(fine.all()):
+            row = int(torch.nonzero(~fine.reshape(len(values), -1).all(1))[0])
+            raise InputError(
+                f"{name} has NaN or infinite values, or some beyond {LARGEST_TARGET:g} (first: row {row} of the batch "
+                f"after {seen} rows); drop or impute them, or give {name} in another unit"
+            )
+
+
+class Pooled:
+    """Base class of sources on disk; a subclass defines its units and how to read one."""
+
+    @property
+    def unit_rows(self) -> Int[ndarray, " u"]:
+        """Rows in each unit."""
+        raise NotImplementedError
+
+    @property
+    def n_inputs(self) -> int:
+        """Number of input values per row."""
+        raise NotImplementedError
+
+    def read(self, unit: int) -> Columns:
+        """Read one unit.
+
+        Parameters
+        ----------
+        unit : int
+            Index of the unit.
+
+        Returns
+        -------
+        tuple of three arrays
+            Inputs, targets and weights (or None) of its rows.
+        """
+        raise NotImplementedError
+
+    @property
+    def n_rows(self) -> int:
+        """Rows in a pass."""
+        return int(self.unit_rows.sum())
+
+    def batches(
+        self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
+    ) -> Iterator[Batch]:
+        """One pass; every process reads the same pools and keeps its share of each batch.
+
+        Parameters
+        ----------
+        size : int
+            Rows per batch, over all processes.
+        seed : int, default None
+            Seed of the order; None: rows come in their stored order.
+        first : int, default 0
+            Number of the first batch to yield; earlier ones are skipped.
+        process_group : ProcessGroup, default ONE
+            Processes that share the pass.
+
+        Yields
+        ------
+        Batch
+            The rows of this process in each batch.
+        """
+        order = Order.of(self.unit_rows, seed)
+        totals = batch_lengths(self.n_rows, size)
+        for total, rows in zip(totals[first:], self.pieces(order, totals, size=size, first=first), strict=True):
+            yield Batch.of(_taken(rows, slice(process_group.rank, None, process_group.world_size)), total)
+
+    def pieces(self, order: "Order", lengths: list[int], *, size: int, first: int) -> Iterator[Columns]:
+        """Read the rows in pieces of given lengths, with one pool of units in memory at a time.
+
+        Parameters
+        ----------
+        order : Order
+            Units and rows of the pass.
+        lengths : list of int
+            Rows in each piece.
+        size : int
+            Rows per batch, which sets the smallest size of a pool.
+        first : int
+            Number of the first piece to yield.
+
+        Yields
+        ------
+        tuple of three arrays
+            Inputs, targets and weights (or None) of each piece.
+        """
+        at_least = max(4 * size, POOL_NUMBERS // max(self.n_inputs, 1))
+        ends = np.cumsum(lengths)
+        todo = [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)][first:]
+        position = 0  # rows before the pool
+        held: Columns | None = None  # rows waiting for their piece to be complete
+        for pool in order.pools(at_least):
+            n = int(order.rows[pool].sum())
+            shuffled = np.arange(n) if order.rng is None else order.rng.permutation(n)  # drawn also for skipped pools
+            if not todo or 0 < n <= todo[0].start - position:
+                position += n
+                continue
+            read = _joined([_taken(self.read(int(order.units[i])), order.kept(i)) for i in pool.tolist()])
+            skipped = max(0, todo[0].start - position) if held is None else 0
+            held = _joined([held, _taken(read, shuffled[skipped:])])
+            position += n
+            while todo and todo[0].stop <= position:
+                cut = todo.pop(0)
+                yield _taken(held, slice(cut.stop - cut.start))
+                held = _taken(held, slice(cut.stop - cut.start, None))
+            held = held if len(held[0]) else None
+
+
+@dataclass(frozen=True)
+class Order:
+    """The units of a pass in reading order, and the range of rows used from each."""
+
+    units: Int[ndarray, " u"]
+    """Indices of the units."""
+    starts: Int[ndarray, " u"]
+    """First row used of each unit."""
+    stops: Int[ndarray, " u"]
+    """End of the rows used of each unit."""
+    rng: np.random.Generator | None
+    """Generator that shuffles the rows of a pool; None: rows come in order."""
+
+    @classmethod
+    def of(cls, rows: Int[ndarray, " u"], seed: int | None) -> "Order":
+        """Order of a pass over all rows of all units.
+
+        Parameters
+        ----------
+        rows : ndarray of int
+            Rows in each unit.
+        seed : int or None
+            Seed of the order; None: stored order.
+
+        Returns
+        -------
+        Order
+            All units, each with all its rows.
+        """
+        rng = None if seed is None else np.random.default_rng(seed)
+        units = np.arange(len(rows)) if rng is None else rng.permutation(len(rows))
+        return cls(units, np.zeros_like(rows), rows[units], rng)
+
+    def within(self, start: int, stop: int) -> "Order":
+        """Restrict the pass to a range of rows; units outside it are not read.
+
+        Parameters
+        ----------
+        start : int
+            First row.
+        stop : int
+            End of the range.
+
+        Returns
+        -------
+        Order
+            The units that hold these rows.
+        """
+        before = np.cumsum(self.rows) - self.rows
+        starts, stops = (np.clip(at - before, 0, self.rows) for at in (start, stop))
+        wanted = stops > starts
+        wanted[0] |= not wanted.any()  # no rows, but the columns are known
+        return Order(self.units[wanted], starts[wanted], stops[wanted], self.rng)
+
+    @property
+    def rows(self) -> Int[ndarray, " u"]:
+        """Rows used of each unit."""
+        return self.stops - self.starts
+
+    def kept(self, i: int) -> slice:
+        """Return the range of rows used from a unit.
+
+        Parameters
+        ----------
+        i : int
+            Position of the unit in the order.
+
+        Returns
+        -------
+        slice
+            Its rows.
+        """
+        return slice(int(self.starts[i]), int(self.stops[i]))
+
+    def pools(self, at_least: int) -> "list[Int[ndarray, ' n']]":
+        """Group the units into pools that are in memory together.
+
+        Parameters
+        ----------
+        at_least : int
+            Approximate number of rows per pool.
+
+        Returns
+        -------
+        list of ndarray
+            Positions of the units of each pool.
+        """
+        pool_of = np.cumsum(self.rows) // at_least
+        return np.split(np.arange(len(self.units)), np.flatnonzero(np.diff(pool_of)) + 1)
+
+
+def batch_lengths(n_rows: int, size: int) -> list[int]:
+    """Compute the number of rows in each batch of a pass.
+
+    Parameters
+    ----------
+    n_rows : int
+        Rows in the pass.
+    size : int
+        Largest number of rows per batch.
+
+    Returns
+    -------
+    list of int
+        Rows in each batch.
+    """
+    return [cut.stop - cut.start for cut in row_chunks(n_rows, size)]
+
+
+@dataclass(frozen=True)
+class ArraySource(Pooled):
+    """NumPy arrays, including memory maps, which stay on disk.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from lastlayer.data.sources import ArraySource
+    >>> source = ArraySource(np.zeros((100, 3)), np.ones(100))
+    >>> [len(batch.X) for batch in source.batches(40, seed=0)]
+    [33, 33, 34]
+    """
+
+    X: Any
+    """Inputs, one row per sample."""
+    y: Any
+    """Targets (m,) or (m, q)."""
+    sample_weight: Any = None
+    """Weights (m,); None: 1."""
+    left_out: tuple[int, ...] = ()
+    """Rows to leave out of every pass, in ascending order."""
+
+    def __post_init__(self) -> None:
+        if len(self.X) != len(self.y) or not len(self.X):
+            raise InputError(f"X has {len(self.X)} rows and y has {len(self.y)}: give equally many, at least one")
+
+    @cached_property
+    def _left_out(self) -> Int[ndarray, " n"]:
+        return np.asarray(self.left_out, dtype=np.int64)
+
+    @cached_property
+    def unit_rows(self) -> Int[ndarray, " u"]:
+        """Rows in each unit."""
+        starts = np.append(np.arange(0, len(self.X), BLOCK_ROWS), len(self.X))
+        return np.diff(starts) - np.diff(np.searchsorted(self._left_out, starts))
+
+    @property
+    def n_inputs(self) -> int:
+        """Number of input values per row."""
+        return int(np.prod(self.X.shape[1:]))
+
+    def read(self, unit: int) -> Columns:
+        """Read one unit.
+
+        Parameters
+        ----------
+        unit : int
+            Index of the unit.
+
+        Returns
+        -------
+        tuple of three arrays
+            Inputs, targets and weights (or None) of its rows.
+        """
+        rows = slice(unit * BLOCK_ROWS, (unit + 1) * BLOCK_ROWS)
+        first, last = np.searchsorted(self._left_out, [rows.start, rows.stop])
+        kept = lambda values: np.delete(values[rows], self._left_out[first:last] - rows.start, axis=0)
+        return kept(self.X), kept(self.y), None if self.sample_weight is None else kept(self.sample_weight)
+
+
+def _joined(parts: "list[Columns | None]") -> Columns:
+    given = [part for part in parts if part is not None]
+    if len(given) == 1:
+        return given[0]
+    X, y, weight = zip(*given, strict=True)
+    return np.concatenate(X), np.concatenate(y), None if weight[0] is None else np.concatenate(weight)
+
+
+def _taken(rows: Columns, at: "ndarray | slice") -> Columns:
+    X, y, weight = rows
+    return X[at], y[at], None if weight is None else weight[at]

@@ -1,0 +1,137 @@
+"""Export of a fitted model for use without torch: an .npz file, and a Python module that reads it with NumPy alone."""
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lastlayer import formula
+from lastlayer._internal.files import replacing
+from lastlayer.errors import InputError
+from lastlayer.formula.ops import NumPyOps
+from lastlayer.integrations.export import bundle
+from lastlayer.integrations.export.bundle import FORMAT
+from lastlayer.networks.arrays import NetworkArrays, as_array
+from lastlayer.predictor.fitted import as_fitted
+from lastlayer.predictor.module import LayerGroup
+from lastlayer.tables import Schema, TableModel, cells
+
+
+def export_bundle(fitted: TableModel, folder: Path) -> list[Path]:
+    """Write model.npz and predict.py into a folder.
+
+    Files of an earlier export are replaced only once the new ones are complete.
+
+    Parameters
+    ----------
+    fitted : TableModel
+        Fitted model, with the columns of its table.
+    folder : Path
+        Folder to write to; it is created if it does not exist.
+
+    Returns
+    -------
+    list of Path
+        The two files.
+
+    Raises
+    ------
+    InputError
+        If the folder cannot be created, or the model has a backbone of the user.
+    """
+    arrays = to_arrays(fitted.model, fitted.schema)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot create the folder {folder}: {error.strerror}; choose another --out") from error
+    paths = [folder / "model.npz", folder / "predict.py"]
+    with replacing(paths[0]) as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
+    with replacing(paths[1]) as file:
+        file.write(reader().encode())
+    return paths
+
+
+def reader() -> str:
+    """Return the source of predict.py, the module that reads exported models.
+
+    It is the module `bundle` with the predictive formula, its NumPy operations and the parsing of cells in place of the
+    imports from lastlayer.
+
+    Returns
+    -------
+    str
+        Python source.
+    """
+    source = inspect.getsource(bundle)
+    first, last = source.index("# the code of the library:"), source.index("# the reader:")
+    parts = [inspect.getsource(part) for part in (formula, NumPyOps, cells)]
+    return source[:first] + "\n\n".join(part.strip() for part in parts) + "\n\n\n" + source[last:]
+
+
+def to_arrays(model: Any, schema: Schema | None = None) -> dict[str, Any]:
+    """Collect all arrays that an exported model needs.
+
+    Parameters
+    ----------
+    model : fitted regressor
+        Model with the built-in network.
+    schema : Schema, optional
+        Columns of the table that the model was fitted to, so that the exported model reads raw columns.
+
+    Returns
+    -------
+    dict of str to array
+        Contents of model.npz.
+
+    Raises
+    ------
+    InputError
+        If the model has a backbone of the user.
+    """
+    fitted = as_fitted(model)
+    if fitted.settings.backbone is not None or fitted.inputs is None:
+        raise InputError("this model has a custom backbone: only the built-in network can be exported to NumPy")
+    p = fitted.predictor
+    arrays: dict[str, Any] = {f"model.{name}": as_array(v) for name, v in p.named_buffers(recurse=False)}
+    arrays |= {f"curve.{name}": as_array(v) for name, v in p.curve.named_buffers()}
+    arrays |= {} if p.outside is None else {f"outside.{name}": as_array(v) for name, v in p.outside.named_buffers()}
+    arrays |= {} if p.head is None else {f"head.{name}": as_array(v) for name, v in p.head.named_buffers()}
+    arrays["model.tails"] = np.array([fitted.tails.share, fitted.tails.factor])
+    arrays["model.sample_cost"] = np.sort(as_array(fitted.sample_cost))
+    described = [_layer(layer) for layer in p.groups()]
+    for i, (_, numbers) in enumerate(described):
+        arrays |= {f"{i}.{name}": values for name, values in numbers.items()}
+    about = {
+        "format": FORMAT,
+        "layers": [about for about, _ in described],
+        "process": None if p.outside is None else p.outside.place,
+        "references": fitted.references,
+        "columns": None if schema is None else schema.as_json()["columns"],
+        "y_ndim": fitted.y_ndim,
+        "targets": [f"y{i + 1}" for i in range(fitted.n_outputs)] if schema is None else list(schema.targets),
+        "impute": schema is not None and schema.impute,
+    }
+    return arrays | {"about": np.array(json.dumps(about))}
+
+
+def _layer(layer: LayerGroup) -> tuple[dict[str, Any], dict[str, Any]]:
+    network = NetworkArrays.of(layer.group)
+    assert network is not None  # backbones have been refused
+    numbers = {name: as_array(v) for name, v in layer.named_buffers(recurse=False)}
+    if isinstance(network.passed, np.ndarray):
+        numbers["passed"] = network.passed
+    if network.bins is not None:
+        numbers |= {f"bins.{name}": values for name, values in vars(network.bins).items()}
+    for i, (W, b) in enumerate(zip(network.weights, network.biases, strict=True)):
+        numbers |= {f"W{i}": W, f"b{i}": b}
+    about = {
+        "depth": len(network.weights),
+        "activation": network.activation,
+        "input_skip": network.passed is not None,
+        "members": len(layer.group.places),
+        "n_costs": layer.n_costs,
+    }
+    return about, numbers

@@ -1,0 +1,1 @@
+"""How targets are read as weighted Gaussian readings, scored, and predicted."""

@@ -1,0 +1,210 @@
+"""Validation of an estimator's parameters, each on its own and in combination, before any data is seen."""
+
+import math
+import numbers
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lastlayer.errors import InputError, check_choice
+from lastlayer.settings.types import BIAS_PRIORS, NOISE_MODELS
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+PRESETS = ("calibrated", "fast", "evidence")
+"""Full calibrated mixture; the same with fewer networks and steps; one uncalibrated network at its evidence."""
+TRANSFORMS = ("auto", "log")
+OBJECTIVES = ("profiled", "exact", "augmented", "mse")
+OPTIMIZERS = ("adam", "lbfgs")
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """Options of training; pass them as `BLLRegressor(training=TrainingOptions(...))`.
+
+    Parameters
+    ----------
+    objective : {"profiled", "exact", "augmented", "mse"}, default "profiled"
+        Loss. "profiled": evidence with weights and noise in closed form at every step; "exact" and "augmented": the
+        paper's objectives; "mse": mean squared error.
+    optimizer : {"adam", "lbfgs"}, default "adam"
+        Adam with a cosine schedule, or L-BFGS.
+    learning_rate : float or "auto", default "auto"
+        Initial step size of Adam. "auto": 0.04; 0.02 with early stopping, a backbone, a source of batches or an
+        objective other than "profiled".
+    early_stopping : bool or "auto", default "auto"
+        Whether to hold out rows, score them under the posterior of the others, and keep the best network. "auto": with
+        a backbone or preset="evidence", from 100 rows on.
+    validation_fraction : float, default 0.15
+        Fraction of the rows held out for early stopping, or for calibration with a backbone.
+    patience : int, default 200
+        Epochs without improvement before stopping.
+    statistics_refresh : "epoch", int or None, default None
+        How mini-batches get their last layer. None: from a running average over recent batches. "epoch", or a number of
+        steps: the average is restarted at this interval from the exact statistics of a pass over all rows.
+    chunk_size : int or None, default None
+        Rows in memory at a time. The gradient is still that of all rows, at the price of a second forward pass.
+
+    Examples
+    --------
+    >>> from lastlayer import BLLRegressor, TrainingOptions
+    >>> model = BLLRegressor(training=TrainingOptions(optimizer="lbfgs", patience=50))
+    """
+
+    objective: str = "profiled"
+    optimizer: str = "adam"
+    learning_rate: float | int | str = "auto"
+    early_stopping: bool | str = "auto"
+    validation_fraction: float = 0.15
+    patience: int = 200
+    statistics_refresh: int | str | None = None
+    chunk_size: int | None = None
+
+
+def check(p: Mapping[str, Any]) -> None:
+    """Check every parameter, and combinations that are invalid for any data.
+
+    Parameters
+    ----------
+    p : mapping of str to Any
+        Parameters of the estimator.
+
+    Raises
+    ------
+    InputError
+        If a parameter or combination is invalid.
+    """
+    options = p["training"]
+    if options is not None and not isinstance(options, TrainingOptions):
+        raise InputError(f"training={options!r} must be None or a lastlayer.TrainingOptions")
+    options = options or TrainingOptions()
+    for name, value, allowed in (
+        ("noise", p["noise"], NOISE_MODELS),
+        ("bias_prior", p["bias_prior"], BIAS_PRIORS),
+        ("dtype", p["dtype"], DTYPES),
+        ("target_transform", "auto" if p["target_transform"] is None else p["target_transform"], TRANSFORMS),
+        ("preset", p["preset"], PRESETS),
+        ("objective", options.objective, OBJECTIVES),
+        ("optimizer", options.optimizer, OPTIMIZERS),
+        ("calibration", p["calibration"] if isinstance(p["calibration"], str) else "auto", ("auto", "alpha")),
+        ("encoding", p["encoding"], ("auto", "raw", "piecewise", "fourier")),
+        ("hidden", p["hidden"] if isinstance(p["hidden"], str) else "auto", ("auto",)),
+        ("input_skip", "auto" if p["input_skip"] in (True, False) else p["input_skip"], ("auto",)),
+        ("early_stopping", "auto" if options.early_stopping in (True, False) else options.early_stopping, ("auto",)),
+    ):
+        check_choice(name, value, allowed)
+    rows, refresh = "a whole number of rows, 2 or more", options.statistics_refresh
+    refresh = "epoch" if refresh is None else refresh
+    if isinstance(refresh, str):
+        check_choice("statistics_refresh", refresh, ("epoch",))
+    limits: list[tuple[str, Any, float, bool, str | None, str]] = [
+        ("n_members", p["n_members"], 1, True, "auto", "a whole number, 1 or more"),
+        ("hidden_prior", p["hidden_prior"], 0, False, "auto", "a number, 0 or more"),
+        ("max_epochs", p["max_epochs"], 0, True, "auto", "a whole number, 0 or more"),
+        ("batch_size", "auto" if p["batch_size"] is None else p["batch_size"], 2, True, "auto", f"None or {rows}"),
+        ("chunk_size", options.chunk_size, 2, True, None, rows),
+        ("learning_rate", options.learning_rate, math.ulp(0.0), False, "auto", "a number, positive and finite"),
+        ("statistics_refresh", refresh, 1, True, "epoch", "None or a number of steps, 1 or more"),
+    ]
+    for name, value, least, whole, free, wanted in limits:
+        number = not isinstance(value, bool) and isinstance(value, numbers.Real) and least <= float(value) < math.inf
+        left_to_us = value is None if free is None else isinstance(value, str) and value == free
+        if not left_to_us and not (number and not (whole and float(value) % 1)):
+            raise InputError(f"{name}={value!r} must be {free!r} or {wanted}")
+    if not 0 < options.validation_fraction < 1:
+        raise InputError(f"validation_fraction={options.validation_fraction} must lie strictly between 0 and 1")
+    if p["n_members"] not in ("auto", 1) and isinstance(p["backbone"], torch.nn.Module):
+        raise InputError(
+            f"n_members={p['n_members']} needs networks with different initial weights: give backbone a callable "
+            "that returns a new module, such as backbone=lambda: MyNetwork(), in place of a module"
+        )
+    if p["encoding"] in ("piecewise", "fourier") and (p["backbone"] is not None or p["input_skip"] is False):
+        given = "backbone=..." if p["backbone"] is not None else "input_skip=False"
+        raise InputError(
+            f'encoding="{p["encoding"]}" cannot be combined with {given}: its features are the library\'s own, and '
+            "bounded outside the data, where the inputs passed on let the variance grow"
+        )
+    by_rows = isinstance(p["batch_size"], numbers.Integral)
+    if by_rows and (options.objective != "profiled" or options.chunk_size is not None):
+        raise InputError(
+            f'batch_size={p["batch_size"]} needs objective="profiled" and no chunk_size, but they are '
+            f"{options.objective!r} and {options.chunk_size!r}"
+        )
+    if by_rows and options.optimizer != "adam":
+        raise InputError(
+            f'optimizer="{options.optimizer}" needs the full gradient at every step: use chunk_size in place of '
+            'batch_size, or optimizer="adam"'
+        )
+    if options.chunk_size is not None and options.objective != "profiled":
+        raise InputError(
+            f'chunk_size needs objective="profiled", whose gradient splits into rows, not "{options.objective}"'
+        )
+    if p["noise"] == "full" and options.objective in ("exact", "augmented"):
+        raise InputError(
+            f'noise="full" needs objective="profiled"; objective="{options.objective}" learns one noise per output'
+        )
+
+
+def check_running(n_jobs: Any, verbose: Any) -> None:
+    """Check the parameters that control how a fit runs.
+
+    Parameters
+    ----------
+    n_jobs : int or None
+        Number of threads.
+    verbose : int or bool
+        Verbosity.
+
+    Raises
+    ------
+    InputError
+        If either is invalid.
+    """
+    whole = lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if n_jobs is not None and not (whole(n_jobs) and n_jobs):
+        raise InputError(f"n_jobs={n_jobs!r} must be None, a number of threads, or -1 for all cores")
+    if verbose not in (True, False) and not (whole(verbose) and verbose >= 0):
+        raise InputError(f"verbose={verbose!r} must be 0, 1 for the stages of a fit, or 2 for details")
+
+
+def check_source(p: Mapping[str, Any], options: TrainingOptions, *, validation: bool) -> None:
+    """Check the parameters for a source of batches: one network, trained in mini-batches, without held-out rows.
+
+    Parameters
+    ----------
+    p : mapping of str to Any
+        Parameters of the estimator.
+    options : TrainingOptions
+        Options of training.
+    validation : bool
+        Whether validation data are given.
+
+    Raises
+    ------
+    InputError
+        If a parameter needs rows held out, a table, or all rows in every step.
+    """
+    whole = "needs rows held out of training, and a source of batches is passed over as a whole"
+    for name, given, allowed, advice in (
+        ("n_members", p["n_members"], ("auto", 1), "cannot be combined with a source of batches: leave it at 'auto'"),
+        ("objective", options.objective, ("profiled",), "cannot be combined with a source of batches"),
+        ("optimizer", options.optimizer, ("adam",), "cannot be combined with a source of batches"),
+        ("chunk_size", options.chunk_size, (None,), "cannot be combined with a source of batches: give batch_size"),
+        ("early_stopping", options.early_stopping, ("auto", False), f"{whole}: choose max_epochs"),
+        ("encoding", p["encoding"], ("auto", "raw"), "needs a table, not a source of batches"),
+        ("target_transform", p["target_transform"], (None, "auto"), "needs arrays: give the source log y, and None"),
+    ):
+        if given not in allowed:
+            raise InputError(f"{name}={given!r} {advice}")
+    if p["batch_size"] is None:
+        raise InputError(
+            "batch_size=None means all rows in every step, which a source of batches cannot give: leave it at 'auto' "
+            "or give a number of rows"
+        )
+    calibration = p["calibration"]
+    if not (calibration is None or calibration == "auto" or (validation and calibration == "alpha")):
+        raise InputError(
+            f"calibration={calibration!r} {whole}: give validation_data, with calibration 'auto' for a curve or "
+            "'alpha' for Algorithm 1"
+        )
