@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +38,11 @@ Numbers = dict[str, ndarray]
 
 
 def public(name: str, *modules: str) -> Any:
-    """A public name of the version under test, from the first of some modules that has it."""
-    for module in ("", *modules):
-        try:
-            found = import_module(f"lastlayer.{module}".rstrip("."))
-        except ModuleNotFoundError:
-            continue
-        if hasattr(found, name):
+    """A public name or module of the version under test, from the first of some modules that has it."""
+    for module in ("lastlayer", *(f"lastlayer.{module}" for module in modules)):
+        if find_spec(module) and hasattr(found := import_module(module), name):
             return getattr(found, name)
-    raise AttributeError(f"lastlayer has no {name}, neither at the top nor in {', '.join(modules)}")
+    return import_module(f"lastlayer.{name}")
 
 
 def rows(q: int = 0, *, seed: int = 0, m: int = 60) -> tuple[ndarray, ndarray]:
@@ -288,7 +285,7 @@ def compared(name: str, old: Numbers, new: Numbers) -> bool:
     print(f"{name:<24}{found[worst]:9.1e}  {worst if found[worst] else ''}".rstrip(), flush=True)
     above = {number: size for number, size in found.items() if size > LIMIT}
     for number, size in above.items():
-        print(f"    {number:<20}{size:9.1e}  {reason(name, number) or 'ABOVE THE LIMIT'}", flush=True)
+        print(f"    {number:<22}{size:9.1e}  {reason(name, number) or 'ABOVE THE LIMIT'}", flush=True)
     return all(reason(name, number) for number in above)
 
 
