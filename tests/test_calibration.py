@@ -14,19 +14,9 @@ from scipy.optimize import approx_fprime, minimize
 from sklearn.model_selection import GroupKFold, KFold, RepeatedKFold, TimeSeriesSplit
 
 from lastlayer import calibration, formula
-from lastlayer.calibration import (
-    SHARPNESS,
-    Calibration,
-    Curve,
-    HeldOutPoints,
-    NoiseHead,
-    Outside,
-    Shrinkage,
-    Tails,
-    fit_curves,
-)
-from lastlayer.calibration.fit import LIMITS, PRIOR, STARTS, CurveProblem
-from lastlayer.calibration.points import REGION_WEIGHT
+from lastlayer.calibration.curve import Calibration, Curve, NoiseHead, Outside, Shrinkage, Tails
+from lastlayer.calibration.fit import LIMITS, PRIOR, SHARPNESS, STARTS, CurveProblem, fit_curves
+from lastlayer.calibration.points import REGION_WEIGHT, HeldOutPoints
 from lastlayer.ensemble.splits import blocked_splits, given_splits, random_splits, shell_splits
 from lastlayer.errors import InputError
 from lastlayer.formula.ops import NumPyOps, TorchOps

@@ -17,7 +17,8 @@ from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.calibration import HeldOutPoints, fit_curves
+from lastlayer.calibration.fit import fit_curves
+from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.data.rows import Data
 from lastlayer.ensemble import trainer
 from lastlayer.ensemble.crossfit import CrossFit

@@ -19,7 +19,8 @@ import lastlayer
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.calibration import Curve, Tails, fit_curves
+from lastlayer.calibration.curve import Curve, Tails
+from lastlayer.calibration.fit import fit_curves
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.predictor import revisions

@@ -15,7 +15,7 @@ from torch import nn
 import lastlayer
 from lastlayer import BLLRegressor
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.calibration import Shrinkage
+from lastlayer.calibration.curve import Shrinkage
 from lastlayer.errors import InputError, PrecisionError
 from lastlayer.networks.mlp import grouped
 from lastlayer.online import DriftMonitor, ExponentialForgetting, KeepAll, OnlineModel, SlidingWindow

@@ -393,10 +393,10 @@ def test_words_that_do_not_go_together(words, options, told, as_a_user):
 
 RANK_SCRIPT = """
     import sys, torch
-    from lastlayer.features import MLP
-    from lastlayer.distributed import join
-    from lastlayer.sources import TensorSource
-    from lastlayer.statistics import Statistics
+    from lastlayer.networks.mlp import MLP
+    from lastlayer.data.distributed import join
+    from lastlayer.data.sources import TensorSource
+    from lastlayer.bayes.statistics import Statistics
     from lastlayer.training import Data, FullBatch, MiniBatches, Optimizer, Profiled, RunningPosterior
     from lastlayer.training import chunked_nlml, train
 
