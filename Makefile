@@ -37,7 +37,7 @@ help:
 	@echo "make test-package  wheel and sdist, installed into an empty environment and used"
 	@echo "make test-lowest  the core tests with the lowest versions that pyproject.toml allows"
 	@echo "make coverage    make test, with the lines that no test runs"
-	@echo "make docstrings  public definitions whose docstrings are yet to be written in numpydoc's format"
+	@echo "make docstrings  docstrings of what docs/reference shows, checked by numpydoc"
 	@echo "make release     every check that a release needs; wheel and sdist in dist/"
 	@echo "make docs        the documentation, its notebook run: build/docs/index.html"
 	@echo "make terminal    docs/learn/terminal.md: what the commands print on the pump table"

@@ -1,157 +1,170 @@
-"""Lists public definitions whose docstrings fail the checks of `[tool.numpydoc_validation]`, file by file.
+"""Checks the docstrings of what docs/reference shows, and of nothing else, by `[tool.numpydoc_validation]`.
 
-    python tests/docstrings.py                          all of lastlayer
-    python tests/docstrings.py src/lastlayer/online     one folder or file
+    python tests/docstrings.py                          every failure
+    python tests/docstrings.py src/lastlayer/online     those of one folder or file
     python tests/docstrings.py --count                  one line per file
 
-Public are modules, classes, functions, methods and properties of which no part of the dotted name begins with an
-underscore. Nothing is imported. Beside what `numpydoc lint` does:
-
-- A property is documented like an attribute: it needs no Returns section.
-- A dataclass documents its fields in a Parameters section, all of them and in order, or each by a string below it.
-- The parameters of `__init__` are documented by the class.
-- Modules that the reference does not describe need a docstring for every public definition, ended by a period; their
-  annotations say the rest.
-
-Exits with 1 if anything is listed.
+Shown is what the directives of autodoc on these pages name. A property is documented like an attribute. A dataclass
+documents its fields in a Parameters section, all of them and in order, or each by a string below it. One returned value
+is described by the summary. Exits with 1 if anything is listed.
 """
 
 import argparse
 import ast
+import dataclasses
+import inspect
+import re
 import sys
+import textwrap
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from types import FunctionType
+from typing import Any, NamedTuple
 
-from numpydoc.hooks.validate_docstrings import AstValidator
-from numpydoc.validate import validate
+from numpydoc.docscrape import get_doc_object
+from numpydoc.validate import Validator, validate
 
 ROOT = Path(__file__).parents[1]
-SRC = ROOT / "src"
+REFERENCE = ROOT / "docs" / "reference"
 CHECKS = frozenset(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["numpydoc_validation"]["checks"])
-INTERNAL = frozenset({"GL08", "SS03"})
-REFERENCE = tuple(
-    SRC / "lastlayer" / name
-    for name in (
-        *("baselines.py", "dynamics", "estimators/attached.py", "estimators/base.py", "estimators/posthoc.py"),
-        *("estimators/regressor.py", "evidence.py", "explain", "export/__init__.py", "extrapolation.py", "features.py"),
-        *("integrations", "log_prediction.py", "metrics.py", "observe.py", "online/drift.py", "online/memory.py"),
-        *("online/model.py", "parameters.py", "parquet.py", "plots.py", "posterior.py", "prediction.py"),
-        *(
-            "joint_prediction.py",
-            "predictor/fitted.py",
-            "recursion.py",
-            "scorers.py",
-            "sources.py",
-            "statistics.py",
-            "tables/regressor.py",
-        ),
-        *("calibration/curve.py", "networks/feature_extractor.py", "training/loss.py"),
-    )
-)
-"""What the reference describes: all checks hold there."""
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+DIRECTIVE = re.compile(r"^\.\. auto(?:module|class|function|exception):: (\S+)((?:\n +:.*)*)", re.MULTILINE)
+OPTION = re.compile(r":([\w-]+):(.*)")
 
 
-class Public(NamedTuple):
-    """A public definition: its name within the module ("" for the module itself), and the nodes that lead to it."""
+class Shown(NamedTuple):
+    """What a page shows: its dotted name, and the class, function or property."""
 
     name: str
-    path: Path
-    nodes: tuple[ast.Module | Definition, ...]
+    value: Any
 
     @property
-    def line(self) -> int:
-        return getattr(self.nodes[-1], "lineno", 1)
+    def code(self) -> Any:
+        """The class, or the function behind a property, a class method or a decorator."""
+        for inner in ("fget", "func", "__func__"):
+            if found := getattr(self.value, inner, None):
+                return inspect.unwrap(found)
+        instance = not (inspect.isclass(self.value) or inspect.isroutine(self.value) or self.value is None)
+        return type(self.value) if instance else inspect.unwrap(self.value)
 
 
-class Checked(AstValidator):
-    """numpydoc's rules, with those for properties and dataclasses that the module's docstring names."""
+class Checked(Validator):
+    """numpydoc's rules, with those for returned values and dataclasses that the module's docstring names."""
 
-    @property
-    def is_function_or_method(self) -> bool:
-        return super().is_function_or_method and not decorators(self.node) & {"property", "cached_property"}
+    method_returns_something = False
 
-    @property
-    def type(self) -> str:
-        return "module" if self.is_module else "type" if self.is_class else "function"
+    def __init__(self, obj_name: Any) -> None:
+        super().__init__(get_doc_object(obj_name))
 
     @property
     def signature_parameters(self) -> tuple[str, ...]:
-        if not (self.is_class and "dataclass" in decorators(self.node)):
+        if not inspect.isclass(self.obj):
             return super().signature_parameters
-        fields = dict(fields_of(self.node))
-        return tuple(name for name, documented in fields.items() if self.doc_all_parameters or not documented)
+        if "__dataclass_fields__" not in vars(self.obj):  # an inherited __init__ is documented where it stands
+            init = vars(self.obj).get("__init__")
+            return Checked(init).signature_parameters if inspect.isfunction(init) else ()
+        below = set().union(*map(documented_below, self.obj.__mro__))
+        fields = [field.name for field in dataclasses.fields(self.obj) if field.init]
+        return tuple(
+            name for name in fields if not name.startswith("_") and (self.doc_all_parameters or name not in below)
+        )
 
 
-def decorators(node: ast.AST) -> set[str]:
-    """Last parts of the names of all decorators: "dataclass" for `@dataclasses.dataclass(frozen=True)`."""
-    calls = (d.func if isinstance(d, ast.Call) else d for d in getattr(node, "decorator_list", []))
-    return {ast.unparse(call).split(".")[-1] for call in calls}
+def documented_below(cls: type) -> set[str]:
+    """Fields of a dataclass that have a string below them."""
+    if "__dataclass_fields__" not in vars(cls):
+        return set()
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
+    return {
+        ast.unparse(field.target)
+        for field, below in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr)
+    }
 
 
-def fields_of(node: ast.ClassDef) -> Iterator[tuple[str, bool]]:
-    """Public fields of a dataclass that its `__init__` takes, and whether a string below documents each."""
-    for i, statement in enumerate(node.body):
-        if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
-            continue
-        name, text = statement.target.id, ast.unparse(statement)
-        if name.startswith("_") or "ClassVar" in text or "init=False" in text:
-            continue
-        below = node.body[i + 1] if i + 1 < len(node.body) else None
-        yield name, isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+def resolved(name: str) -> Any:
+    """The object of a dotted name; None if there is none."""
+    try:
+        return Validator._load_obj(name)
+    except (AttributeError, ImportError):
+        return None
 
 
-def definitions(path: Path) -> Iterator[Public]:
-    """The module, and all that is public in it; overloads, setters and deleters are left out."""
-    if any(part.startswith("_") and part != "__init__" for part in path.relative_to(SRC).with_suffix("").parts):
-        return
-    module = ast.parse(path.read_text())
-    yield Public("", path, (module,))
-    yield from _inside((module,), path)
+def shown(folder: Path) -> Iterator[Shown]:
+    """All that the directives of autodoc on the pages of a folder show."""
+    for page in sorted(folder.glob("*.md")):
+        for name, text in DIRECTIVE.findall(page.read_text()):
+            options = {key: words.replace(",", " ").split() for key, words in OPTION.findall(text)}
+            name = name if name.startswith("lastlayer.") else f"lastlayer.{name}"
+            value = resolved(name)
+            if not inspect.ismodule(value):
+                yield from _with_members(name, value, options)
+                continue
+            for member in options.get("members") or value.__all__:
+                path = f"{name}.{member}"
+                yield from _with_members(path, resolved(path), {"members": []})
 
 
-def _inside(nodes: tuple[ast.Module | Definition, ...], path: Path) -> Iterator[Public]:
-    for node in nodes[-1].body:
-        if not isinstance(node, Definition) or node.name.startswith("_"):
-            continue
-        if decorators(node) & {"overload", "setter", "deleter"}:
-            continue
-        inner = (*nodes, node)
-        yield Public(".".join(n.name for n in inner[1:]), path, inner)
-        if isinstance(node, ast.ClassDef):
-            yield from _inside(inner, path)
+def _with_members(name: str, value: Any, options: dict[str, list[str]]) -> Iterator[Shown]:
+    if not inspect.ismodule(value):
+        yield Shown(name, value)
+    if inspect.isclass(value) and "members" in options:
+        for member in options["members"] or _public(value):
+            if member not in (*options.get("exclude-members", []), *inspect.get_annotations(value)):
+                yield Shown(f"{name}.{member}", inspect.getattr_static(value, member, None))
 
 
-def problems(public: Public) -> list[tuple[str, str]]:
-    """Chosen checks that a definition fails, with numpydoc's words for each."""
-    *ancestry, node = public.nodes
-    found = validate(public.name, Checked, ast_node=node, filename=public.path, ancestry=ancestry)
-    described = any(public.path == place or place in public.path.parents for place in REFERENCE)
-    return [(code, text) for code, text in found["errors"] if code in (CHECKS if described else INTERNAL)]
+def _public(cls: type) -> list[str]:
+    """Public methods that a class defines, and those of its properties that have a docstring."""
+    public = {name: value for name, value in vars(cls).items() if not name.startswith("_")}
+    methods = (FunctionType, classmethod, staticmethod)
+    properties = (property, cached_property)
+    return [
+        name
+        for name, value in public.items()
+        if isinstance(value, methods) or (isinstance(value, properties) and value.__doc__)
+    ]
+
+
+def problems(each: Shown) -> list[tuple[str, str]]:
+    """Chosen checks that a docstring fails, with numpydoc's words for each."""
+    if each.value is None:
+        return [("", "does not exist")]
+    text = each.value.__doc__
+    if isinstance(each.value, property | cached_property):
+        words = text.strip().split("\n\n")[0] if text else ""
+        return [] if words.endswith(".") else [("SS03", "Summary does not end with a period")]
+    if text is None and inspect.getdoc(each.code):
+        return []  # an override that behaves as what it overrides
+    return [(code, words) for code, words in validate(each.code, Checked)["errors"] if code in CHECKS]
 
 
 def report(paths: list[Path], *, only_counts: bool = False) -> int:
-    """Print what fails, and return how many definitions do."""
-    failing = total = 0
-    for file in [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]:
-        found = [(public, problems(public)) for public in definitions(file.resolve())]
-        failed = [(public, codes) for public, codes in found if codes]
-        total, failing = total + len(found), failing + len(failed)
+    """Print what fails below the paths, and return how many definitions do."""
+    found, total = defaultdict[Path, list[Shown]](list), 0
+    for each in {one.code or one.name: one for one in shown(REFERENCE)}.values():
+        file = REFERENCE if each.value is None else Path(inspect.getsourcefile(each.code)).resolve()
+        if each.value is None or any(path.resolve() in (file, *file.parents) for path in paths):
+            total += 1
+            found[file] += [each] if problems(each) else []
+    for file, failed in found.items():
         if failed:
-            print(f"{file.resolve().relative_to(ROOT)}: {len(failed)} of {len(found)}")
-        for public, codes in [] if only_counts else failed:
-            print(f"  {public.line}: {public.name or 'module'}")
-            for code, text in codes:
-                print(f"      {code} {text}")
-    print(f"{failing} of {total} public definitions fail {', '.join(sorted(CHECKS))}")
+            print(f"{file.relative_to(ROOT)}: {len(failed)}")
+        for each in [] if only_counts else failed:
+            print(f"  {each.name}" + (f", line {inspect.getsourcelines(each.code)[1]}" if each.code else ""))
+            for code, words in problems(each):
+                print(f"      {code} {words}")
+    failing = sum(map(len, found.values()))
+    print(f"{failing} of {total} definitions that the reference shows fail {', '.join(sorted(CHECKS))}")
     return failing
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("paths", nargs="*", type=Path, default=[SRC / "lastlayer"], help="files or folders")
+    parser.add_argument("paths", nargs="*", type=Path, default=[ROOT / "src"], help="files or folders")
     parser.add_argument("--count", action="store_true", help="one line per file")
     asked = parser.parse_args(arguments)
     if missing := [str(path) for path in asked.paths if not path.exists()]:

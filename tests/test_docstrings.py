@@ -1,7 +1,9 @@
-"""Docstrings: examples run, and the list of those to rewrite (tests/docstrings.py) is right about what it lists."""
+"""Docstrings: examples run, and the check of what the reference shows (tests/docstrings.py) is right."""
 
 import doctest
+import sys
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import docstrings
@@ -39,11 +41,6 @@ def documented(x):
     ----------
     x : float
         What to return.
-
-    Returns
-    -------
-    float
-        The same.
     """
     return x
 
@@ -56,7 +53,7 @@ def bare(x):
 def silent(): ...
 
 
-def _private(x): ...
+def not_shown(x): ...
 
 
 @dataclass(frozen=True)
@@ -71,8 +68,17 @@ class Fields:
 
     @property
     def total(self) -> int:
-        """The sum."""
+        """The sum"""
         return self.a + self.b
+
+    @property
+    def half(self) -> float:
+        return self.a / 2
+
+    def method(self):
+        """Do nothing."""
+
+    def _private(self, x): ...
 
 
 @dataclass
@@ -102,41 +108,76 @@ class Made:
 
     def __init__(self, width):
         self.width = width
+
+    def method(self, x): ...
+
+
+class Inherited(Fields):
+    """Only its own members are shown."""
+
+    def method(self): ...
 '''
+PAGE = """
+.. autofunction:: lastlayer_shown.documented
+.. autoclass:: lastlayer_shown.Made
+
+.. automodule:: lastlayer_shown
+   :members: bare, silent, Fields, gone
+
+.. currentmodule:: lastlayer
+.. autoclass:: lastlayer_shown.Half
+   :members:
+   :exclude-members: a
+.. autoclass:: lastlayer_shown.Listed
+.. autoclass:: lastlayer_shown.Inherited
+   :members: method
+"""
 
 
-def test_the_list_of_docstrings_to_rewrite(tmp_path, monkeypatch):
-    monkeypatch.setattr(docstrings, "SRC", tmp_path)
-    monkeypatch.setattr(docstrings, "REFERENCE", (tmp_path,))
-    (tmp_path / "module.py").write_text(SHOWN.lstrip())
+@pytest.fixture
+def reference(tmp_path, monkeypatch):
+    """A page that shows a module, for the check to read."""
+    (tmp_path / "lastlayer_shown.py").write_text(SHOWN.lstrip())
+    (tmp_path / "page.md").write_text(PAGE.replace("lastlayer_shown", "lastlayer.shown"))
+    spec = spec_from_file_location("lastlayer.shown", tmp_path / "lastlayer_shown.py")
+    module = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "lastlayer.shown", module)
+    monkeypatch.setattr(lastlayer, "shown", module, raising=False)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(docstrings, "REFERENCE", tmp_path)
+    monkeypatch.setattr(docstrings, "ROOT", tmp_path)
+    return tmp_path
+
+
+def test_the_check_reads_the_names_of_the_reference_and_no_others(reference):
     found = {
-        public.name: [code for code, _ in docstrings.problems(public)]
-        for public in docstrings.definitions(tmp_path / "module.py")
+        one.name.removeprefix("lastlayer.shown."): [code for code, _ in docstrings.problems(one)]
+        for one in docstrings.shown(reference)
     }
     assert found == {
-        "": [],
         "documented": [],
-        "bare": ["PR01", "RT01"],
+        "Made": ["PR01"],
+        "bare": ["PR01"],
         "silent": ["GL08"],
         "Fields": [],
-        "Fields.total": [],
+        "Fields.total": ["SS03"],
+        "Fields.method": [],
+        "gone": [""],
         "Half": ["PR01"],
         "Listed": [],
-        "Made": ["PR01"],
+        "Inherited": [],
+        "Inherited.method": [],
     }
-    (tmp_path / "_hidden.py").write_text("def silent(): ...\n")
-    assert not list(docstrings.definitions(tmp_path / "_hidden.py"))
 
 
-def test_the_list_counts_by_file_and_fails_where_there_is_something_to_do(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(docstrings, "SRC", tmp_path)
-    monkeypatch.setattr(docstrings, "ROOT", tmp_path)
-    (tmp_path / "good.py").write_text('"""A module."""\n')
-    assert docstrings.main([str(tmp_path)]) == 0
-    (tmp_path / "bad.py").write_text('"""A module."""\n\n\ndef silent(): ...\n')
-    assert docstrings.main([str(tmp_path)]) == 1
-    assert docstrings.main(["--count", str(tmp_path / "bad.py")]) == 1
-    out = capsys.readouterr().out
-    assert "bad.py: 1 of 2" in out
-    assert "  4: silent\n      GL08 The object does not have a docstring" in out
-    assert "1 of 3 public definitions fail" in out
+def test_the_check_lists_by_file_and_fails_where_there_is_something_to_do(reference, capsys):
+    assert docstrings.main(["--count", str(reference)]) == 1
+    counts = capsys.readouterr().out
+    assert "lastlayer_shown.py: 5" in counts
+    assert "6 of 12 definitions that the reference shows fail" in counts
+    assert docstrings.main([str(reference)]) == 1
+    assert (
+        "  lastlayer.shown.silent, line 22\n      GL08 The object does not have a docstring" in capsys.readouterr().out
+    )
+    (reference / "page.md").write_text(".. autofunction:: lastlayer.shown.documented\n")
+    assert docstrings.main([str(reference)]) == 0
