@@ -55,4 +55,6 @@ class Readings:
     def take(self, rows: Tensor | slice) -> "Readings":
         """Select rows."""
         of = lambda x: None if x is None else x[..., rows, :]
-        return replace(self, t=self.t[..., rows, :], scale=of(self.scale), known=of(self.known), log_extra=of(self.log_extra))
+        return replace(
+            self, t=self.t[..., rows, :], scale=of(self.scale), known=of(self.known), log_extra=of(self.log_extra)
+        )
