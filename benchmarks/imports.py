@@ -15,7 +15,7 @@ ALLOWED = 1.2
 PROGRAMS = {
     "torch": "import torch",
     "torch, lastlayer": "import torch, lastlayer",
-    "torch, the mathematics": "import torch, lastlayer.evidence, lastlayer.posterior, lastlayer.extrapolation",
+    "torch, the mathematics": "import torch, lastlayer as ll; ll.evidence, ll.posterior, ll.extrapolation",
     "torch, scikit-learn": "import torch, sklearn.base",
     "torch, BLLRegressor": "import torch, lastlayer; lastlayer.BLLRegressor",
 }

@@ -358,7 +358,7 @@ MEMORY_SCRIPT = """
 import resource, sys, threading, time
 import numpy as np, torch
 from lastlayer import BLLRegressor, TrainingOptions
-from lastlayer.parquet import ParquetSource
+from lastlayer.data.parquet import ParquetSource
 folder, width, batch, device, kind = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
 training = TrainingOptions(learning_rate=1e-3)
 parameters = dict(
@@ -474,8 +474,8 @@ PROCESS_SCRIPT = """
 import sys, time
 import torch
 from benchmarks.scale import features, make_rows
-from lastlayer.distributed import join
-from lastlayer.sources import TensorSource
+from lastlayer.data.distributed import join
+from lastlayer.data.sources import TensorSource
 from lastlayer.training import MiniBatches, Optimizer, RunningPosterior, train
 torch.set_num_threads(1)
 group = join()

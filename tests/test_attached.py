@@ -283,7 +283,7 @@ RANK_SCRIPT = """
     import sys, torch
     from torch import nn
     from lastlayer import attach
-    from lastlayer.distributed import ONE, join
+    from lastlayer.data.distributed import ONE, join
 
     torch.set_num_threads(1)
     group = join()

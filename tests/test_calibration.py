@@ -13,20 +13,10 @@ from scipy import stats
 from scipy.optimize import approx_fprime, minimize
 from sklearn.model_selection import GroupKFold, KFold, RepeatedKFold, TimeSeriesSplit
 
-from lastlayer import formula
-from lastlayer.calibration import (
-    SHARPNESS,
-    Calibration,
-    Curve,
-    HeldOutPoints,
-    NoiseHead,
-    Outside,
-    Shrinkage,
-    Tails,
-    fit_curves,
-)
-from lastlayer.calibration.fit import LIMITS, PRIOR, STARTS, CurveProblem
-from lastlayer.calibration.points import REGION_WEIGHT
+from lastlayer import calibration, formula
+from lastlayer.calibration.curve import Calibration, Curve, NoiseHead, Outside, Shrinkage, Tails
+from lastlayer.calibration.fit import LIMITS, PRIOR, SHARPNESS, STARTS, CurveProblem, fit_curves
+from lastlayer.calibration.points import REGION_WEIGHT, HeldOutPoints
 from lastlayer.ensemble.splits import blocked_splits, given_splits, random_splits, shell_splits
 from lastlayer.errors import InputError
 from lastlayer.formula.ops import NumPyOps, TorchOps
@@ -377,7 +367,7 @@ def test_the_gradient_is_that_of_differences_and_pieces_add_up(at_once: int, cor
     value, gradient = whole.value(x)
     both_ways = [whole.value(x + 1e-5 * e)[0] - whole.value(x - 1e-5 * e)[0] for e in np.eye(len(x))]
     np.testing.assert_allclose(gradient, np.array(both_ways) / 2e-5, rtol=1e-6, atol=1e-6)
-    monkeypatch.setattr("lastlayer.calibration.fit.AT_ONCE", at_once)
+    monkeypatch.setattr(calibration.fit, "AT_ONCE", at_once)
     in_pieces = problem_of(points, True, head)
     assert len(in_pieces.pieces) > len(whole.pieces) == 1
     assert in_pieces.value(x)[0] == pytest.approx(value, rel=1e-12)
@@ -727,10 +717,10 @@ def test_a_part_of_the_points_is_always_the_same_and_weighs_as_much() -> None:
 def test_curves_of_a_part_are_near_those_of_all_and_speak_for_all(monkeypatch) -> None:
     points = held_out(6000, 1, 3, tails=TAILS)
     everything = fit_curves(points, mixture=True)
-    monkeypatch.setattr("lastlayer.calibration.fit.FIRST_POINTS", 100)
+    monkeypatch.setattr(calibration.fit, "FIRST_POINTS", 100)
     coarse = fit_curves(points, mixture=True)  # where the descent begins does not matter
     np.testing.assert_allclose(moved(coarse), moved(everything), atol=1e-3)
-    monkeypatch.setattr("lastlayer.calibration.fit.MOST_POINTS", 700)
+    monkeypatch.setattr(calibration.fit, "MOST_POINTS", 700)
     part = fit_curves(points, mixture=True)
     assert not np.array_equal(moved(part), moved(everything))
     assert everything.lpd - 0.01 < part.lpd < everything.lpd + 1e-3  # of the same points

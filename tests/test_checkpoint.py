@@ -11,9 +11,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lastlayer import BLLRegressor, TrainingOptions
+from lastlayer._internal import digests
 from lastlayer._internal.digests import digest_of, digest_of_parameters, layout_of, name_of
 from lastlayer.data.sources import ArraySource, LoaderSource
 from lastlayer.errors import InputError
+from lastlayer.training import checkpoint
 
 RNG = np.random.default_rng(0)
 X = RNG.integers(0, 2, size=(16, 2)).astype(float)  # few values: sums of squares coincide
@@ -48,7 +50,7 @@ def make() -> nn.Module:
 @pytest.fixture
 def kept(monkeypatch, as_a_user):
     """States are written after every step, and stay when training ends."""
-    monkeypatch.setattr("lastlayer.training.checkpoint.EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
     monkeypatch.setattr(BLLRegressor, "_clear_checkpoints", lambda self: None)
 
 
@@ -190,7 +192,7 @@ def test_digests_tell_bytes_types_and_shapes_apart():
 def test_digests_of_large_arrays_are_taken_in_pieces(monkeypatch):
     a = RNG.normal(size=(50, 3))
     whole = digest_of(a, torch.from_numpy(a))
-    monkeypatch.setattr("lastlayer._internal.digests.CHUNK_BYTES", 100)
+    monkeypatch.setattr(digests, "CHUNK_BYTES", 100)
     assert digest_of(a, torch.from_numpy(a)) == whole
 
 

@@ -17,8 +17,10 @@ from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.calibration import HeldOutPoints, fit_curves
+from lastlayer.calibration.fit import fit_curves
+from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.data.rows import Data
+from lastlayer.ensemble import trainer
 from lastlayer.ensemble.crossfit import CrossFit
 from lastlayer.ensemble.splits import SHELLS, Folds, Split, blocked_splits, folds_for, random_splits, shell_splits
 from lastlayer.ensemble.trainer import FitTask, Trainer
@@ -187,7 +189,7 @@ def test_as_one_batch_or_one_by_one_the_networks_are_the_same(data):
 @pytest.mark.parametrize("family", [NETWORKS[1], ENCODED[1], FOURIER], ids=str)
 def test_on_several_cores_the_networks_are_the_same(data, monkeypatch, family):
     (splits,) = partitions(8, 1)
-    monkeypatch.setattr("lastlayer.ensemble.trainer.ROWS_PER_CORE", 1)
+    monkeypatch.setattr(trainer, "ROWS_PER_CORE", 1)
     one = crossfit(data, family, ensemble="mixture").mixture(splits)
     before = torch.get_num_threads()
     torch.set_num_threads(3)

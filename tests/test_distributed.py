@@ -15,8 +15,8 @@ SCRIPT = """
     import numpy as np, torch
     from torch import nn
     from lastlayer import BLLRegressor, attach
-    from lastlayer.distributed import join
-    from lastlayer.sources import ArraySource, LoaderSource
+    from lastlayer.data.distributed import join
+    from lastlayer.data.sources import ArraySource, LoaderSource
 
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)

@@ -164,7 +164,7 @@ def test_the_table_of_symbols_names_what_is_there():
     rows = re.findall(r"^\| .* \| .* \| (.*`.*) \| (.*) \|$", (ROOT / "docs/theory/symbols.md").read_text(), flags=re.M)
     assert len(rows) > 20
     for names, modules in rows:
-        homes = re.findall(r"`(\w+)`", modules)
+        homes = re.findall(r"`([\w.]+)`", modules)
         sources = "\n".join(source_of(f"lastlayer.{home}") for home in homes) if homes else source_of("lastlayer")
         for name in re.findall(r"`\.?(\w+)", names):
             assert re.search(rf"\b{name}\b", sources), f"{name} is not in {modules}"

@@ -177,7 +177,7 @@ class Known:
         return self.regressor_.predictive(X)
 
 
-@pytest.mark.parametrize("by", [Linearized(), Unscented(), Unscented(kappa=1.0)])
+@pytest.mark.parametrize("by", [Linearized(), Unscented()])
 @pytest.mark.parametrize("noise", ["process", "measurement"])
 def test_a_linear_system_is_propagated_exactly(by, noise):
     rng = np.random.default_rng(0)
@@ -382,7 +382,6 @@ def test_scores_tell_a_good_model_from_a_poor_one_and_pictures_draw(tmp_path):
         (lambda: Lags().table([*numbered(1), Episode.of(np.ones(3), np.ones(2))]), "different numbers"),
         (lambda: list(EpisodeFolds().split(np.ones((4, 1)))), "groups"),
         (lambda: list(EpisodeFolds().split(np.ones((4, 1)), None, np.zeros(4))), "cut"),
-        (lambda: Unscented(kappa=-1.0), "negative"),
         (lambda: SampledWeights(1), "at least 2"),
         (lambda: mixture().rollout(np.ones(3), np.ones((4, 1))), "starts have shape"),
         (lambda: mixture().rollout(np.ones(2), np.ones((4, 1)), noise="both"), "process"),

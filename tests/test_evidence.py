@@ -1,7 +1,7 @@
 """Every form of the evidence against the Gaussian density, and against each other."""
 
 import math
-from importlib import import_module
+from inspect import getmodule
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal
 
+from lastlayer.bayes import evidence
 from lastlayer.bayes.evidence import general_nlml, nlml, optimal_alpha, optimal_alphas, profile, profiled_nlml
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.precision import NOISE_FLOOR, NormalEquations
@@ -129,7 +130,7 @@ def test_the_gradient_does_not_depend_on_its_chunks(bias_prior, monkeypatch):
         return torch.autograd.grad(J, p)[0]
 
     whole = gradient()
-    monkeypatch.setattr("lastlayer.bayes.evidence.GRADIENT_ROWS", 5)
+    monkeypatch.setattr(evidence, "GRADIENT_ROWS", 5)
     close(gradient(), whole)
 
 
@@ -291,7 +292,7 @@ def test_a_batch_of_models_is_each_of_them_alone_and_the_slow_search(q, noise, b
 
 @pytest.mark.parametrize("numbers", [1, 40, 10**6])
 def test_last_layers_of_models_of_any_shape_come_in_their_order(numbers, monkeypatch):
-    monkeypatch.setattr(import_module("lastlayer.training.last_layer"), "STACKED", numbers)
+    monkeypatch.setattr(getmodule(last_layers), "STACKED", numbers)
     wide, narrow = all_sorts(2, 6), all_sorts(2, 4)
     mixed = [model for pair in zip(wide, narrow, strict=True) for model in pair]
     for statistics, layer in zip(mixed, last_layers(mixed, noise="full"), strict=True):
@@ -306,7 +307,7 @@ def test_last_layers_of_models_of_any_shape_come_in_their_order(numbers, monkeyp
 def test_a_scan_in_pieces_is_the_scan(monkeypatch):
     stack = Statistics.stacked(all_sorts())
     whole = optimal_alphas(stack)
-    monkeypatch.setattr("lastlayer.bayes.evidence.SCANNED", {"cpu": 1})
+    monkeypatch.setattr(evidence, "SCANNED", {"cpu": 1})
     for a, b in zip(optimal_alphas(stack), whole, strict=True):
         assert a.log_alpha == pytest.approx(b.log_alpha, abs=1e-12)
 

@@ -11,7 +11,7 @@ import torch
 from models import data, far
 
 from lastlayer import BLLRegressor, formula
-from lastlayer.calibration import SHARPNESS
+from lastlayer.calibration.fit import SHARPNESS
 from lastlayer.integrations import to_casadi
 from lastlayer.integrations.export import to_arrays
 from lastlayer.integrations.export.bundle import Bundle

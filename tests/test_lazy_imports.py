@@ -18,7 +18,7 @@ def run(program: str) -> str:
 def answers() -> list[str]:
     """Of a process that asks for modules and then fits."""
     program = f"""import lastlayer, sys
-print([getattr(lastlayer, name) is sys.modules[f"lastlayer.{{name}}"] for name in {MODULES}])
+print([getattr(lastlayer, name) is sys.modules[getattr(lastlayer, name).__name__] for name in {MODULES}])
 import numpy as np
 x = np.linspace(0, 1, 40)[:, None]
 lastlayer.BLLRegressor(hidden=(3,), preset="fast", max_epochs=2, random_state=0).fit(x, np.sin(6 * x[:, 0]))

@@ -19,9 +19,11 @@ import lastlayer
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.calibration import Curve, Tails, fit_curves
+from lastlayer.calibration.curve import Curve, Tails
+from lastlayer.calibration.fit import fit_curves
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
+from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Member
 from lastlayer.settings.resolve import PRIOR_PRECISIONS
@@ -403,8 +405,7 @@ def test_held_out_points_are_predicted_by_networks_that_left_them_out(one, monke
     """The promised LPD is that of the mixture at rows it did not see, in standardised units, by brute force."""
     seen = []
     monkeypatch.setattr(
-        "lastlayer.predictor.revisions.fit_curves",
-        lambda points, **words: seen.append(points) or fit_curves(points, **words),
+        revisions, "fit_curves", lambda points, **words: seen.append(points) or fit_curves(points, **words)
     )
     quick().fit(*sine())
     held, found = seen[0], one.calibration_

@@ -14,6 +14,7 @@ from torch import nn
 
 from lastlayer import BLLRegressor, __version__
 from lastlayer.errors import InputError, MissingPackageError
+from lastlayer.integrations import onnx
 from lastlayer.integrations.onnx import OnnxModule, onnx_program, to_onnx
 from lastlayer.predictor.module import OUTPUTS
 
@@ -205,7 +206,7 @@ def test_images_need_an_example(tmp_path, as_a_user):
 @pytest.fixture
 def one_graph(monkeypatch):
     """Of the single model, made once: making graphs takes seconds."""
-    monkeypatch.setattr("lastlayer.integrations.onnx.onnx_program", lambda *_, **__: graph_of_single())
+    monkeypatch.setattr(onnx, "onnx_program", lambda *_, **__: graph_of_single())
 
 
 @cache
@@ -239,7 +240,7 @@ def test_what_cannot_be_a_graph_is_refused_with_advice(tmp_path, as_a_user, monk
     def fail(*_, **__):
         raise RuntimeError("no such operator\nand a long story")
 
-    monkeypatch.setattr("lastlayer.integrations.onnx.onnx_program", fail)
+    monkeypatch.setattr(onnx, "onnx_program", fail)
     with pytest.raises(InputError, match=r'no such operator\. .*try dtype="float32"'):
         to_onnx(fitted("single"), tmp_path / "m.onnx")
     with pytest.raises(InputError, match=r"not len\(x\)"):

@@ -15,12 +15,13 @@ from torch import nn
 import lastlayer
 from lastlayer import BLLRegressor
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.calibration import Shrinkage
+from lastlayer.calibration.curve import Shrinkage
 from lastlayer.errors import InputError, PrecisionError
 from lastlayer.networks.mlp import grouped
 from lastlayer.online import DriftMonitor, ExponentialForgetting, KeepAll, OnlineModel, SlidingWindow
 from lastlayer.online.layers import LayerStack
 from lastlayer.predictor.unseen import NOTHING
+from lastlayer.settings import resolve
 from lastlayer.settings.resolve import PRIOR_PRECISIONS
 from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR, Family
 from lastlayer.training import last_layers
@@ -45,7 +46,7 @@ def mixed() -> BLLRegressor:
     curves are wide: none of the rows is a surprise that would widen them.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lastlayer.settings.resolve.FAST_PRECISIONS", PRIOR_PRECISIONS)
+        patch.setattr(resolve, "FAST_PRECISIONS", PRIOR_PRECISIONS)
         fast = quick(preset="fast", hidden_prior="auto", n_members="auto", noise="full")
         model = fast.fit(X[:FITTED], Y[:FITTED])
     fitted = model.fitted_

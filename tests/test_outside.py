@@ -9,7 +9,7 @@ import torch
 
 import lastlayer
 from lastlayer import BLLRegressor, metrics
-from lastlayer.calibration import Curve
+from lastlayer.calibration.curve import Curve
 from lastlayer.errors import InputError
 from lastlayer.explain import additive_effects
 from lastlayer.online import ExponentialForgetting, OnlineModel, SlidingWindow

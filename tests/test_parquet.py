@@ -172,9 +172,9 @@ def test_without_pyarrow_it_says_what_to_install(monkeypatch):
 RANK_SCRIPT = """
     import sys, torch
     from lastlayer import BLLRegressor
-    from lastlayer.distributed import join
-    from lastlayer.parquet import ParquetSource
-    from lastlayer.sources import scales_of
+    from lastlayer.data.distributed import join
+    from lastlayer.data.parquet import ParquetSource
+    from lastlayer.data.sources import scales_of
 
     torch.set_num_threads(1)
     group = join()

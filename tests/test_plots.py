@@ -22,8 +22,8 @@ from numpy import ndarray
 from scipy import stats
 
 from lastlayer import plots
-from lastlayer.calibration import Calibration, CalibrationPoints, Curve, Tails
 from lastlayer.calibration.alpha import AlphaCurve
+from lastlayer.calibration.curve import Calibration, CalibrationPoints, Curve, Tails
 from lastlayer.errors import InputError
 from lastlayer.plots import drawing
 from lastlayer.predictions.metrics import LEVELS, calibration_error, coverage, rmse

@@ -277,7 +277,7 @@ RANK_SCRIPT = """
     from torch import nn
     from torch.utils.data import DataLoader, Subset, TensorDataset
     from lastlayer import BLLLoss, attach
-    from lastlayer.distributed import join
+    from lastlayer.data.distributed import join
 
     torch.set_num_threads(1)
     group = join()

@@ -24,6 +24,7 @@ from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.alpha import search_alpha
+from lastlayer.ensemble import trainer
 from lastlayer.errors import InputError
 from lastlayer.training import Validation, train
 
@@ -445,8 +446,8 @@ def test_early_stopping_keeps_the_best_network(monkeypatch):
         networks.append(problem.network)
         return train(problem, *args, **options)
 
-    monkeypatch.setattr("lastlayer.ensemble.trainer.train", watched)
-    monkeypatch.setattr("lastlayer.ensemble.trainer.Validation", lambda _, **options: Validation(scripted, **options))
+    monkeypatch.setattr(trainer, "train", watched)
+    monkeypatch.setattr(trainer, "Validation", lambda _, **options: Validation(scripted, **options))
     model.fit(*sine())
     history = model.history_
     assert history["stopped"] == "early_stopping"

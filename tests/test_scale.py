@@ -36,6 +36,7 @@ from lastlayer.training import (
     TrainingHistory,
     UpdateSchedule,
     Validation,
+    checkpoint,
     chunked_nlml,
     last_layer,
     train,
@@ -392,10 +393,10 @@ def test_words_that_do_not_go_together(words, options, told, as_a_user):
 
 RANK_SCRIPT = """
     import sys, torch
-    from lastlayer.features import MLP
-    from lastlayer.distributed import join
-    from lastlayer.sources import TensorSource
-    from lastlayer.statistics import Statistics
+    from lastlayer.networks.mlp import MLP
+    from lastlayer.data.distributed import join
+    from lastlayer.data.sources import TensorSource
+    from lastlayer.bayes.statistics import Statistics
     from lastlayer.training import Data, FullBatch, MiniBatches, Optimizer, Profiled, RunningPosterior
     from lastlayer.training import chunked_nlml, train
 
@@ -509,7 +510,7 @@ def test_a_killed_fit_goes_on_and_ends_in_the_same_place(refresh, tmp_path, as_a
 def test_a_state_of_another_training_is_refused(tmp_path, as_a_user, monkeypatch):
     X, y = sine(m=60, d=2)
     words = {"hidden": (4,), "preset": "evidence", "batch_size": 20, "random_state": 0}
-    monkeypatch.setattr("lastlayer.training.checkpoint.EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
     monkeypatch.setattr(Path, "unlink", lambda self, **words: None)  # as if killed at the end
     BLLRegressor(**words, max_epochs=3, checkpoint=tmp_path).fit(X, y)
     BLLRegressor(**words, max_epochs=3, checkpoint=tmp_path).fit(X, y)  # goes on from the end

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from inspect import getmodule
 
 import numpy as np
 import pytest
@@ -295,7 +296,7 @@ def test_very_many_rows_are_encoded_too_and_need_no_process():
 
 @pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])  # trained as one batch, or one by one
 def test_networks_have_the_activation_of_their_family_in_memory_and_in_files(optimizer, monkeypatch, tmp_path):
-    monkeypatch.setattr("lastlayer.settings.resolve.LARGE_TABLE", 50)
+    monkeypatch.setattr(getmodule(resolve), "LARGE_TABLE", 50)
     X, y = sine(60)
     options = TrainingOptions(optimizer=optimizer)
     model = BLLRegressor(preset="fast", hidden=(3,), max_epochs=1, training=options, random_state=0).fit(X, y)

@@ -8,7 +8,7 @@ import pytest
 from helpers import sine
 
 import lastlayer
-from lastlayer import BLLRegressor, metrics
+from lastlayer import BLLRegressor, errors, metrics
 from lastlayer.errors import InputError, MissingPackageError
 from lastlayer.integrations.export import to_arrays
 from lastlayer.integrations.export.bundle import Bundle
@@ -184,6 +184,6 @@ def test_without_pandas_it_is_said_what_to_install(monkeypatch):
     def missing(name):
         raise ImportError(f"no {name}")
 
-    monkeypatch.setattr("lastlayer.errors.import_module", missing)
+    monkeypatch.setattr(errors, "import_module", missing)
     with pytest.raises(MissingPackageError, match=r"lastlayer\[pandas\]"):
         prediction(1).to_frame()

@@ -22,15 +22,15 @@ import math
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from lastlayer.drawing import BLUE, GREY, ORANGE
-from lastlayer.evidence import nlml, optimal_alpha, profiled_nlml
-from lastlayer.extrapolation import affine_cost, affine_cost_program, tune_alpha
-from lastlayer.features import MLP, affine_features
-from lastlayer.posterior import Posterior
-from lastlayer.statistics import Statistics
 
 from lastlayer import BLLRegressor, plots
-from lastlayer.networks.mlp import InputSkip
+from lastlayer.bayes.evidence import nlml, optimal_alpha, profiled_nlml
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.estimators.extrapolation import affine_cost, affine_cost_program, tune_alpha
+from lastlayer.networks.mlp import MLP, InputSkip
+from lastlayer.plots.drawing import BLUE, GREY, ORANGE
 from lastlayer.studies.data import paper_data, truth
 
 torch.set_num_threads(1)

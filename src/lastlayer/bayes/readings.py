@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Readings:
-    """Working targets with their noise; leading dimensions index members, a last axis of length 1 serves all outputs."""
+    """Working targets with their noise; leading dimensions index members, a last axis of 1 serves all outputs."""
 
     t: Float[Tensor, "*b m q"]
     """Working targets; 0 where a target is not read."""
@@ -55,4 +55,4 @@ class Readings:
     def take(self, rows: Tensor | slice) -> "Readings":
         """Select rows."""
         of = lambda x: None if x is None else x[..., rows, :]
-        return replace(self, t=of(self.t), scale=of(self.scale), known=of(self.known), log_extra=of(self.log_extra))
+        return replace(self, t=self.t[..., rows, :], scale=of(self.scale), known=of(self.known), log_extra=of(self.log_extra))

@@ -54,16 +54,6 @@ class Episode:
             Measured outputs.
         inputs : array-like of shape (t, d) or (t,), or with t + 1 rows
             Inputs. An input given for the last output is dropped, because it leads to no measurement.
-
-        Returns
-        -------
-        Episode
-            The episode, as float64 tables.
-
-        Raises
-        ------
-        InputError
-            If the lengths do not match, or if values are missing or infinite.
         """
         y, u = _table(outputs, "outputs"), _table(inputs, "inputs")
         if len(y) < 2 or len(u) not in (len(y), len(y) - 1):
@@ -84,16 +74,6 @@ class Episode:
         ----------
         n : int
             Number of episodes; each needs at least 2 outputs.
-
-        Returns
-        -------
-        list of Episode
-            The parts, in order of time.
-
-        Raises
-        ------
-        InputError
-            If the episode is too short to be cut into n parts.
         """
         if not 1 <= n <= len(self.outputs) // 2:
             raise InputError(f"an episode of {len(self.outputs)} outputs cannot be cut into {n}: each needs 2 of them")
@@ -108,16 +88,6 @@ def check_episodes(episodes: Any) -> list[Episode]:
     ----------
     episodes : Episode or sequence of Episode
         The episodes to check.
-
-    Returns
-    -------
-    list of Episode
-        The episodes, as a list.
-
-    Raises
-    ------
-    InputError
-        If there are none, or one is not an `Episode`, or their columns differ.
     """
     listed = [episodes] if isinstance(episodes, Episode) else list(episodes)
     wrong = [type(e).__name__ for e in listed if not isinstance(e, Episode)]
@@ -222,16 +192,6 @@ class Lags:
         ----------
         episodes : Episode or sequence of Episode
             Measured episodes.
-
-        Returns
-        -------
-        LagTable
-            One row per step.
-
-        Raises
-        ------
-        InputError
-            If no episode is longer than the lags.
         """
         listed = check_episodes(episodes)
         steps = [(i, e, k) for i, e in enumerate(listed) for k in range(self.first, len(e))]
@@ -253,16 +213,6 @@ class Lags:
             Steps per segment.
         stride : int, default None
             Steps between the starts of two segments. None: `horizon`, so that segments do not overlap.
-
-        Returns
-        -------
-        Windows
-            The segments of all episodes.
-
-        Raises
-        ------
-        InputError
-            If no episode is long enough.
         """
         listed, stride = check_episodes(episodes), horizon if stride is None else stride
         found = [(e, k) for e in listed for k in range(self.first, len(e) - horizon + 1, stride)]
@@ -286,16 +236,6 @@ class Lags:
             The episode.
         step : int, default None
             The step k. None: the last one.
-
-        Returns
-        -------
-        ndarray of shape (n,)
-            The state.
-
-        Raises
-        ------
-        InputError
-            If the episode has too little history before this step.
         """
         k = len(episode) if step is None else step
         if not self.first <= k <= len(episode):
@@ -312,11 +252,6 @@ class Lags:
             Number of outputs.
         n_inputs : int
             Number of inputs.
-
-        Returns
-        -------
-        int
-            Length of the vector that `state` returns.
         """
         return self.outputs * n_outputs + (self.inputs - 1) * n_inputs
 
@@ -331,11 +266,6 @@ class Lags:
             Present inputs u_k.
         n_outputs : int
             Number of outputs.
-
-        Returns
-        -------
-        ndarray of shape (..., n + d)
-            Rows of the regression.
         """
         k = self.outputs * n_outputs
         return np.concatenate([state[..., :k], u, state[..., k:]], axis=-1)
@@ -406,11 +336,6 @@ class EpisodeFolds:
             Indices of the rows to train on.
         held_out : ndarray
             Indices of the held-out rows.
-
-        Raises
-        ------
-        InputError
-            If `groups` is missing or contains only one episode.
         """
         if groups is None:
             raise InputError("splits by episode need groups=..., the number of the episode of every row")

@@ -67,16 +67,6 @@ class DynamicsModel:
         ----------
         episodes : sequence of Episode
             Measured episodes with the same numbers of outputs and inputs.
-
-        Returns
-        -------
-        DynamicsModel
-            The model itself.
-
-        Raises
-        ------
-        InputError
-            If the episodes are too short for the lags, or if the regressor transforms its targets.
         """
         listed = check_episodes(episodes)
         table, regressor = self.lags.table(listed), clone(self.regressor)
@@ -106,11 +96,6 @@ class DynamicsModel:
         X : ndarray of shape (m, d)
             Rows as `Lags.join` arranges them.
 
-        Returns
-        -------
-        Prediction
-            Distribution of the next outputs.
-
         Raises
         ------
         NotFittedError
@@ -127,11 +112,6 @@ class DynamicsModel:
             Prediction of the regressor at the rows `X`.
         X : ndarray of shape (m, d)
             Rows as `Lags.join` arranges them; their first columns are the present outputs.
-
-        Returns
-        -------
-        Prediction
-            The same prediction, plus the present outputs if increments are learned.
         """
         if not self.lags.increments:
             return prediction
@@ -153,15 +133,8 @@ class DynamicsModel:
         noise : {"process", "measurement"}, default "process"
             Whether the noise of a step acts on the state that the next step starts from, or only on the measurement.
 
-        Returns
-        -------
-        Rollout
-            Predicted outputs of every trajectory.
-
         Raises
         ------
-        InputError
-            If the shapes of `starts` and `inputs` do not match the model.
         NotFittedError
             If `fit` has not been called.
         """
@@ -206,11 +179,6 @@ class StepScores:
             Distribution of the next outputs.
         outputs : ndarray of shape (m, q)
             Measured next outputs.
-
-        Returns
-        -------
-        StepScores
-            The scores.
         """
         return cls._of(prediction, prediction, outputs[:, None])
 
@@ -227,11 +195,6 @@ class StepScores:
             Predicted trajectories.
         outputs : ndarray of shape (b, h, q)
             Measured outputs.
-
-        Returns
-        -------
-        StepScores
-            The scores.
         """
         return cls._of(rollout.prediction(), rollout.gaussian().prediction(), outputs)
 
@@ -251,11 +214,6 @@ def one_step_scores(model: DynamicsModel, episodes: Sequence[Episode]) -> StepSc
         A fitted model.
     episodes : sequence of Episode
         Episodes to score on, normally ones that the model has not seen.
-
-    Returns
-    -------
-    StepScores
-        Scores one step ahead.
     """
     table = model.lags.table(episodes)
     return StepScores.of(model.next(table.X), table.next_outputs)
@@ -318,11 +276,6 @@ def best_propagation(
         Methods to compare: calibrated and uncalibrated `SampledWeights`, and `Unscented`.
     noise : {"process", "measurement"}, default "process"
         Where the noise acts, as in `DynamicsModel.rollout`.
-
-    Returns
-    -------
-    Propagation
-        The best candidate.
     """
     lpd = [multi_step_scores(model, episodes, horizon, by=by, noise=noise)[0].lpd for by in candidates]
     return candidates[int(np.argmax(lpd))]

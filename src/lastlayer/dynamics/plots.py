@@ -47,11 +47,6 @@ def trajectories(
         Names of the outputs. None: "output 1", "output 2" and so on.
     xlabel : str, default "step"
         Label of the horizontal axis.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        The figure.
     """
     q = outputs.shape[-1]
     names = [f"output {i + 1}" for i in range(q)] if names is None else names
@@ -89,11 +84,6 @@ def density_by_step(lpd: Mapping[str, Float[ndarray, " h"]]) -> "Figure":
     ----------
     lpd : mapping of str to ndarray of shape (h,)
         LPD at each number of steps ahead, by the name of the model.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        The figure.
     """
     figure = new_figure(6.0, 3.2)
     ax = figure.subplots()

@@ -1,10 +1,5 @@
-"""Predictions along trajectories, and the methods that propagate them.
-
-`SampledWeights` follows sampled functions: one draw of the weights, and one member of a mixture, for a whole
-trajectory. Epistemic errors then stay the same from step to step and add up, as they do in reality. `Linearized` and
-`Unscented` carry a Gaussian state from step to step: the first two moments of [y+, s] for s ~ N(m, P). They treat
-epistemic errors as independent between steps, so that these average out.
-"""
+"""Predictions along trajectories: `SampledWeights` follows whole functions, drawn once, whose errors add up from step
+to step; `Linearized` and `Unscented` carry a Gaussian state, whose epistemic errors average out."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
@@ -21,9 +16,7 @@ from lastlayer.predictor.fitted import Fitted
 
 Feedback: TypeAlias = Literal["process", "measurement"]
 """Where the noise of a step acts: on the state that the next step starts from, or only on the measurement."""
-STEP = 1e-4
-"""Step of a central difference, as a fraction of the standard deviation in the data: its error is of the order of
-1e-8."""
+STEP = 1e-4  # of a central difference, in standard deviations of the data: the error is of the order of 1e-8
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +56,6 @@ class Rollout:
             Covariance of the outputs of a step, noise included.
         affine_cost : ndarray of shape (b, h)
             Affine cost of each step.
-
-        Returns
-        -------
-        Rollout
-            A rollout with one component.
         """
         return cls(mean[None], np.diagonal(cov, axis1=-2, axis2=-1)[None].copy(), cov, affine_cost)
 
@@ -100,26 +88,14 @@ class Rollout:
         return lower.reshape(self.mean.shape), upper.reshape(self.mean.shape)
 
     def prediction(self) -> Prediction:
-        """Return all steps of all trajectories as the points of one `Prediction`.
-
-        Returns
-        -------
-        Prediction
-            Prediction of b h points, whose outputs are independent within a component.
-        """
+        """Return all steps of all trajectories as the points of one `Prediction`."""
         c, q = len(self.component_mean), self.component_mean.shape[-1]
         mean, var = (x.reshape(c, -1, q) for x in (self.component_mean, self.component_var))
         weights = np.full(mean.shape[:2], 1 / c)
         return Prediction(mean, np.zeros_like(var), var, self.affine_cost.reshape(-1), weights)
 
     def gaussian(self) -> "Rollout":
-        """Return the Gaussian rollout with the same mean and covariance at every step.
-
-        Returns
-        -------
-        Rollout
-            A rollout with one component.
-        """
+        """Return the Gaussian rollout with the same mean and covariance at every step."""
         return Rollout.of_moments(self.mean, self.cov, self.affine_cost)
 
     def __getitem__(self, trajectories: slice) -> "Rollout":
@@ -135,43 +111,12 @@ class Propagation(Protocol):
     def run(
         self, model: Any, starts: Float[ndarray, "b n"], inputs: Float[ndarray, "b h d"], noise: Feedback
     ) -> Rollout:
-        """Predict trajectories.
-
-        Parameters
-        ----------
-        model : DynamicsModel
-            A fitted model.
-        starts : ndarray of shape (b, n)
-            States to start from.
-        inputs : ndarray of shape (b, h, d)
-            Inputs of every trajectory.
-        noise : {"process", "measurement"}
-            Where the noise acts.
-
-        Returns
-        -------
-        Rollout
-            Predicted outputs.
-        """
+        """Predict trajectories."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """First two moments of the next output, before its noise, and its covariance with the present state.
-
-    Parameters
-    ----------
-    mean : ndarray of shape (b, q)
-        Mean of the next output.
-    cov : ndarray of shape (b, q, q)
-        Covariance of the next output without noise.
-    cross : ndarray of shape (b, n, q)
-        Covariance of the present state with the next output.
-    noise_cov : ndarray of shape (b, q, q)
-        Covariance of the noise.
-    affine_cost : ndarray of shape (b,)
-        Affine cost of the step.
-    """
+    """First two moments of the next output, before its noise, and its covariance with the present state."""
 
     mean: Float[ndarray, "b q"]
     cov: Float[ndarray, "b q q"]
@@ -184,50 +129,13 @@ class Gaussian:
     """Base of the methods that carry a Gaussian state from step to step."""
 
     def moments(self, model: Any, u: ndarray, m: Float[ndarray, "b n"], P: Float[ndarray, "b n n"]) -> Moments:
-        """Return the moments of the next output for states s ~ N(m, P).
-
-        Parameters
-        ----------
-        model : DynamicsModel
-            A fitted model.
-        u : ndarray of shape (b, d)
-            Inputs of the step.
-        m : ndarray of shape (b, n)
-            Mean of the state.
-        P : ndarray of shape (b, n, n)
-            Covariance of the state.
-
-        Returns
-        -------
-        Moments
-            Moments of the next output and its covariance with the state.
-        """
+        """Return the moments of the next output for states s ~ N(m, P)."""
         raise NotImplementedError
 
     def run(
         self, model: Any, starts: Float[ndarray, "b n"], inputs: Float[ndarray, "b h d"], noise: Feedback
     ) -> Rollout:
-        """Predict trajectories from known states.
-
-        With `noise="measurement"` the measured outputs in the initial state are noisy too, and start with that
-        covariance.
-
-        Parameters
-        ----------
-        model : DynamicsModel
-            A fitted model.
-        starts : ndarray of shape (b, n)
-            States to start from.
-        inputs : ndarray of shape (b, h, d)
-            Inputs of every trajectory.
-        noise : {"process", "measurement"}
-            Where the noise acts.
-
-        Returns
-        -------
-        Rollout
-            Predicted outputs, one Gaussian per step.
-        """
+        """Predict trajectories from known states."""
         (b, n), q, d = starts.shape, model.n_outputs_, model.n_inputs_
         F, G = model.lags.shift(q, d)
         m, P = starts, np.zeros((b, n, n))
@@ -268,24 +176,6 @@ class Linearized(Gaussian):
     """
 
     def moments(self, model: Any, u: ndarray, m: Float[ndarray, "b n"], P: Float[ndarray, "b n n"]) -> Moments:
-        """Return the moments of the next output by linearising the model at the mean of the state.
-
-        Parameters
-        ----------
-        model : DynamicsModel
-            A fitted model.
-        u : ndarray of shape (b, d)
-            Inputs of the step.
-        m : ndarray of shape (b, n)
-            Mean of the state.
-        P : ndarray of shape (b, n, n)
-            Covariance of the state.
-
-        Returns
-        -------
-        Moments
-            Moments of the next output and its covariance with the state.
-        """
         n = m.shape[1]
         h = STEP * model.state_scale_
         moves = np.concatenate([np.zeros((1, n)), np.diag(h), -np.diag(h)])
@@ -297,51 +187,20 @@ class Linearized(Gaussian):
 
 @dataclass(frozen=True)
 class Unscented(Gaussian):
-    """Unscented propagation: 2n + 1 sigma points with the mean and covariance of the state.
+    """Unscented propagation: 2n sigma points with the mean and covariance of the state.
 
     Epistemic covariance and noise are averaged over the points.
-
-    Parameters
-    ----------
-    kappa : float, default 0.0
-        Weight of the central point, as that of `kappa` dimensions; 0 omits it. It must not be negative.
     """
 
-    kappa: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.kappa >= 0:
-            raise InputError(f"kappa={self.kappa} must not be negative: covariances would not stay positive")
-
     def moments(self, model: Any, u: ndarray, m: Float[ndarray, "b n"], P: Float[ndarray, "b n n"]) -> Moments:
-        """Return the moments of the next output from the sigma points of the state.
-
-        Parameters
-        ----------
-        model : DynamicsModel
-            A fitted model.
-        u : ndarray of shape (b, d)
-            Inputs of the step.
-        m : ndarray of shape (b, n)
-            Mean of the state.
-        P : ndarray of shape (b, n, n)
-            Covariance of the state.
-
-        Returns
-        -------
-        Moments
-            Moments of the next output and its covariance with the state.
-        """
         n = m.shape[1]
         values, vectors = np.linalg.eigh(P)
-        root = vectors * np.sqrt((n + self.kappa) * values.clip(min=0))[:, None, :]
-        moves = np.concatenate([np.zeros((1, *m.shape)), *(sign * root.transpose(2, 0, 1) for sign in (1, -1))])
-        w = np.full(2 * n + 1, 0.5 / (n + self.kappa))
-        w[0] = self.kappa / (n + self.kappa)
+        root = (vectors * np.sqrt(n * values.clip(min=0))[:, None, :]).transpose(2, 0, 1)
+        moves = np.concatenate([root, -root])
         y, *others = _next_outputs(model, m + moves, u)
-        mean, cov, noise_cov, affine_cost = (np.tensordot(w, x, 1) for x in (y, *others))
+        mean, cov, noise_cov, affine_cost = (x.mean(0) for x in (y, *others))
         off = y - mean
-        between, cross = (np.einsum("p,pbi,pbj->bij", w, x, off) for x in (off, moves))
+        between, cross = (np.einsum("pbi,pbj->bij", x, off) / (2 * n) for x in (off, moves))
         return Moments(mean, between + cov, cross, noise_cov, affine_cost)
 
 
@@ -373,29 +232,6 @@ class SampledWeights:
     def run(
         self, model: Any, starts: Float[ndarray, "b n"], inputs: Float[ndarray, "b h d"], noise: Feedback
     ) -> Rollout:
-        """Predict trajectories, each with its own draws of the weights.
-
-        Parameters
-        ----------
-        model : DynamicsModel
-            A fitted model whose regressor is a Bayesian last layer.
-        starts : ndarray of shape (b, n)
-            States to start from.
-        inputs : ndarray of shape (b, h, d)
-            Inputs of every trajectory.
-        noise : {"process", "measurement"}
-            Where the noise acts.
-
-        Returns
-        -------
-        Rollout
-            Predicted outputs, one component per draw.
-
-        Raises
-        ------
-        InputError
-            If the regressor of the model has no Bayesian last layer.
-        """
         fitted = getattr(model.regressor_, "fitted_", None)
         if not isinstance(fitted, Fitted):
             raise InputError(
@@ -433,45 +269,18 @@ class SampledWeights:
 
 @dataclass(frozen=True, eq=False)
 class Draws:
-    """Draws of n functions, each started at b points.
-
-    Parameters
-    ----------
-    members : list of Fitted
-        The members of the mixture, each on its own.
-    pick : ndarray of shape (n, b)
-        Member of each draw and point, drawn with the weights of the mixture at the start.
-    tail : ndarray of shape (n, b)
-        Factor on the variance of each draw: 1, or the factor of the tails for some of them.
-    E : ndarray of shape (n, r, q)
-        Standard normal numbers; a member uses as many rows as it has features.
-    """
+    """Draws of n functions, each started at b points."""
 
     members: list[Fitted]
     pick: Int[ndarray, "n b"]
+    """Member of each draw and start."""
     tail: Float[ndarray, "n b"]
+    """Factor on the variance of each draw: 1, or that of the tails."""
     E: Float[ndarray, "n r q"]
+    """Standard normal numbers; a member uses as many rows as it has features."""
 
     @classmethod
     def of(cls, fitted: Fitted, weights: Float[ndarray, "c b"], n: int, rng: np.random.Generator) -> "Draws":
-        """Draw members, tails and coefficients.
-
-        Parameters
-        ----------
-        fitted : Fitted
-            A fitted model.
-        weights : ndarray of shape (c, b)
-            Weights of the components of its prediction at the starts: the members, and with tails the members again.
-        n : int
-            Number of draws.
-        rng : numpy.random.Generator
-            Source of random numbers.
-
-        Returns
-        -------
-        Draws
-            The drawn functions.
-        """
         alone = [fitted.alone(i) for i in range(len(fitted.members))]
         component = (rng.random((n, 1, 1)) > weights.cumsum(0)[:-1].T).sum(-1)
         tail = np.where(component >= len(alone), fitted.tails.factor, 1.0)

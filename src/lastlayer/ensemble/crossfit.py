@@ -19,7 +19,8 @@ from lastlayer.bayes.coupled import PatternStatistics
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import HeldOut
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.calibration import HeldOutPoints, fit_curves
+from lastlayer.calibration.fit import fit_curves
+from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.data.rows import Data
 from lastlayer.ensemble.splits import Folds, Split
 from lastlayer.ensemble.trainer import FitTask, Trainer

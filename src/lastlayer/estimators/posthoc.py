@@ -12,7 +12,7 @@ from lastlayer._internal.chunks import CHUNK_ROWS
 from lastlayer._internal.digests import digest_of_parameters
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.calibration import HeldOutPoints
+from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.rows import Data
 from lastlayer.data.scaling import Standardizer

@@ -13,7 +13,7 @@ from numpy import ndarray
 
 from lastlayer import formula
 from lastlayer.bayes.recursion import Whitened
-from lastlayer.calibration import Calibration
+from lastlayer.calibration.curve import Calibration
 from lastlayer.data.scaling import FARTHEST, Standardizer
 from lastlayer.data.validation import LARGEST_INPUT, LARGEST_TARGET
 from lastlayer.errors import InputError

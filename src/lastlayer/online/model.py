@@ -19,7 +19,7 @@ from lastlayer._internal import checked, files
 from lastlayer._internal.arrays import as_array, check_finite
 from lastlayer._internal.chunks import row_chunks
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.calibration import Calibration
+from lastlayer.calibration.curve import Calibration
 from lastlayer.data.validation import LARGEST_TARGET, check_weight, check_X
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor

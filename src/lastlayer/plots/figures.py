@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 
 from lastlayer._internal.arrays import as_array, check_finite
-from lastlayer.calibration import Calibration
 from lastlayer.calibration.alpha import AlphaCurve
+from lastlayer.calibration.curve import Calibration
 from lastlayer.errors import InputError
 from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.explain import Dependence, Importance, additive_effects

@@ -15,7 +15,7 @@ from lastlayer.bayes.coupled import PatternStatistics
 from lastlayer.bayes.last_layer import LastLayer
 from lastlayer.bayes.partial_posterior import posterior_of
 from lastlayer.bayes.statistics import MOMENTS, OutputStatistics, Statistics, check_scatter
-from lastlayer.calibration import Calibration
+from lastlayer.calibration.curve import Calibration
 from lastlayer.data.scaling import Standardizer
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.encoding import PiecewiseEncoding

@@ -21,7 +21,7 @@ from lastlayer._internal.threads import threads_for
 from lastlayer.bayes.affine_cost import leave_one_out_cost
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.partial_posterior import CoupledPosterior
-from lastlayer.calibration import Calibration, Curve, Tails
+from lastlayer.calibration.curve import Calibration, Curve, Tails
 from lastlayer.data.observe import Functionals
 from lastlayer.data.rows import Data
 from lastlayer.data.scaling import FARTHEST, Standardizer

@@ -20,7 +20,8 @@ from lastlayer._internal.chunks import CHUNK_ROWS, row_chunks
 from lastlayer.bayes.last_layer import LastLayer
 from lastlayer.bayes.partial_posterior import CoupledPosterior
 from lastlayer.bayes.posterior import Posterior
-from lastlayer.calibration import SHARPNESS, Calibration, Curve, Shrinkage, Tails
+from lastlayer.calibration.curve import Calibration, Curve, Shrinkage, Tails
+from lastlayer.calibration.fit import SHARPNESS
 from lastlayer.data.scaling import Standardizer
 from lastlayer.formula.ops import TorchOps
 from lastlayer.networks.mlp import NetworkGroup, grouped

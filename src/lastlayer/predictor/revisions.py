@@ -17,8 +17,9 @@ from lastlayer.bayes.last_layer import LastLayer
 from lastlayer.bayes.partial_posterior import by_output, by_pattern
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import OutputStatistics, Statistics
-from lastlayer.calibration import HeldOutPoints, fit_curves
 from lastlayer.calibration.alpha import AlphaCurve, search_alpha, tune_alpha_on
+from lastlayer.calibration.fit import fit_curves
+from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.data.observe import Observations
 from lastlayer.data.rows import Data
 from lastlayer.errors import InputError

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from lastlayer import formula
 from lastlayer._internal.files import replacing
 from lastlayer.errors import InputError
+from lastlayer.formula import predictive
 from lastlayer.formula.ops import NumPyOps
 from lastlayer.integrations.export import bundle
 from lastlayer.integrations.export.bundle import FORMAT
@@ -67,7 +67,7 @@ def reader() -> str:
     """
     source = inspect.getsource(bundle)
     first, last = source.index("# the code of the library:"), source.index("# the reader:")
-    parts = [inspect.getsource(part) for part in (formula, NumPyOps, cells)]
+    parts = [inspect.getsource(part) for part in (predictive, NumPyOps, cells)]
     return source[:first] + "\n\n".join(part.strip() for part in parts) + "\n\n\n" + source[last:]
 
 

@@ -29,9 +29,8 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from lastlayer.formula.ops import NumPyOps
-
 # the code of the library:
+from lastlayer.formula.ops import NumPyOps
 from lastlayer.formula.predictive import extrapolation, features, merged, mixture_quantile, outside_fraction, predict
 from lastlayer.tables.cells import DateFormat, NumberFormat, as_texts, calendar, days
 
