@@ -1,7 +1,4 @@
-"""Validation of the content of model files: a digest shows that a file is intact, not that its content is valid.
-
-All functions raise ValueError for invalid content.
-"""
+"""Validation of the content of model files: a digest shows that a file is intact, not that its content is valid."""
 
 import math
 import types
@@ -25,35 +22,7 @@ def tensor(
     infinite: bool = False,
     missing: bool = False,
 ) -> Tensor:
-    """Return a tensor after checking its shape (None: any length), type and values.
-
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor
-        Tensors of the file.
-    name : str
-        Name of the tensor.
-    *shape : int or None
-        Expected dimensions.
-    dtype : torch.dtype, default torch.float64
-        Expected type.
-    low : float
-        Smallest value allowed.
-    infinite : bool, default False
-        Whether values may be infinite.
-    missing : bool, default False
-        Whether values may be NaN.
-
-    Returns
-    -------
-    Tensor
-        The tensor.
-
-    Raises
-    ------
-    ValueError
-        If it is missing or does not match.
-    """
+    """Return a tensor after checking its shape (None: any length), type and values."""
     found = tensors.get(name)
     fits = found is not None and found.dim() == len(shape) and found.dtype == dtype
     if found is None or not fits or any(n not in (None, m) for n, m in zip(shape, found.shape, strict=True)):
@@ -95,13 +64,7 @@ def number(
 
 
 def typed(name: str, value: Any, annotation: Any) -> Any:
-    """Return a JSON value of the annotated type; lists become tuples, and integers floats, where that is annotated.
-
-    Raises
-    ------
-    ValueError
-        If it is of another type.
-    """
+    """Return a JSON value of the annotated type; lists become tuples, and integers floats, where that is annotated."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if annotation is Any:
         return value

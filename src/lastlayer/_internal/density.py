@@ -12,22 +12,7 @@ def gaussian_log_prob(
     var: Float[ndarray, "*b r q"],
     correlation: Float[ndarray, "*#c q q"] | None = None,
 ) -> Float[ndarray, "*b r"]:
-    """Compute the log density of N(0, D C D) with D^2 = var, joint over the outputs.
-
-    Parameters
-    ----------
-    residual : ndarray of shape (..., r, q)
-        Targets minus means.
-    var : ndarray of shape (..., r, q)
-        Variance of each output.
-    correlation : ndarray of shape (..., q, q) or (..., r, q, q), default None
-        C: one matrix for all points, or one per point; None: the identity.
-
-    Returns
-    -------
-    ndarray of shape (..., r)
-        The log density of each point.
-    """
+    """Compute the log density of N(0, D C D) with D^2 = var, joint over the outputs."""
     scaled = residual / np.sqrt(var)
     log_det = np.log(var).sum(-1)
     if correlation is not None:

@@ -1,7 +1,4 @@
-"""Model files: safetensors with a JSON header and a digest, written to a temporary file and renamed. No pickle.
-
-`check_output` decides which existing files an output may replace; every command calls it before it starts.
-"""
+"""Model files: safetensors with a JSON header and a digest, written to a temporary file and renamed. No pickle."""
 
 import hashlib
 import json
@@ -41,10 +38,7 @@ def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], header: dict
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Context with a file to write to, which replaces `path` once it is complete; on failure an older file stays.
-
-    If `path` is a symbolic link, its target is replaced and the link stays; the mode of an older file is kept.
-    """
+    """Context with a file to write to, which replaces `path` once it is complete; on failure an older file stays."""
     path = Path(os.path.realpath(path))
     mode = path.stat().st_mode if path.exists() else None
     if mode is not None and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # root could replace /dev/null
@@ -122,30 +116,7 @@ class OutputKind:
 def check_output(
     path: Path, kind: OutputKind, *, inputs: Iterable[Path] = (), force: bool = False, advice: str = "another name"
 ) -> None:
-    """Raise an error, before any work, if an output would destroy a user's file.
-
-    An output never replaces an input of the same command, by whatever path, symbolic or hard link. It replaces an
-    existing file only if that is empty or of the same kind: a model a model, a report a report, a table of predictions
-    a table with the columns of one.
-
-    Parameters
-    ----------
-    path : Path
-        The file to be written.
-    kind : OutputKind
-        Kind of the file to be written.
-    inputs : iterable of Path
-        Files that the command reads.
-    force : bool, default False
-        Allow the output to replace any file.
-    advice : str
-        What the user can give instead, for the message.
-
-    Raises
-    ------
-    InputError
-        If the file must not be replaced, or cannot be written at all.
-    """
+    """Raise an error, before any work, if an output would destroy a user's file."""
     check_writable(path)
     if force or not path.exists():
         return

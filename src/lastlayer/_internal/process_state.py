@@ -16,11 +16,7 @@ _turn = threading.RLock()
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Context in which torch's global generators start from `seed`; afterwards their state is restored.
-
-    For users' networks, which draw their weights and dropout masks from these generators; the library's networks have a
-    generator each. There is one global generator per device, so threads take turns.
-    """
+    """Context in which torch's global generators start from `seed`; afterwards their state is restored."""
     generators = [torch.default_generator]
     if device.type == "cuda":
         torch.cuda.init()
@@ -38,11 +34,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def isolated(items: Iterable[Item], generator: torch.Generator, seed: int) -> Iterator[Item]:
-    """Iterate over `items` while `generator` has a separate state that starts from `seed`.
-
-    What the items draw (the order of a sampler, random augmentations) depends on the seed alone; between two items the
-    generator has its usual state.
-    """
+    """Iterate over `items` while `generator` has a separate state that starts from `seed`."""
     own = torch.Generator().manual_seed(seed).get_state()
     iterator: Iterator[Item] | None = None
     while True:
@@ -61,10 +53,7 @@ def isolated(items: Iterable[Item], generator: torch.Generator, seed: int) -> It
 
 
 def _start_of_child() -> None:
-    """Restrict a forked child to one thread: it would wait forever for OpenMP's threads, which a fork does not copy.
-
-    The lock is replaced, because it may have been held by a thread that the child does not have.
-    """
+    """Restrict a forked child to one thread: it would wait forever for OpenMP's threads, which a fork does not copy."""
     global _turn
     _turn = threading.RLock()
     torch.set_num_threads(1)

@@ -28,16 +28,6 @@ def affine_cost(phi_tilde: Float[Tensor, "r k"], Phi_tilde: Float[Tensor, "m k"]
     gamma : float
         Price of leaving the affine hull; inf: the limit, see `Posterior`.
 
-    Returns
-    -------
-    Tensor of shape (r,)
-        The affine costs.
-
-    Raises
-    ------
-    InputError
-        If gamma is not positive.
-
     Examples
     --------
     >>> import torch
@@ -76,11 +66,6 @@ def affine_cost_program(x: Float[Tensor, "r k"], X: Float[Tensor, "m k"], gamma:
         Samples.
     gamma : float
         Price of leaving the affine hull.
-
-    Returns
-    -------
-    AffineCostSolution
-        The optimum.
     """
     _check_gamma(gamma)
     m, k = X.shape
@@ -103,11 +88,6 @@ def leave_one_out_cost(cost: Float[Tensor, "*b m"]) -> Float[Tensor, "*b m"]:
     ----------
     cost : Tensor of shape (..., m)
         Affine cost of the samples themselves.
-
-    Returns
-    -------
-    Tensor of shape (..., m)
-        The leave-one-out costs.
     """
     return cost / (1 - cost).clamp_min(torch.finfo(cost.dtype).eps)
 

@@ -1,11 +1,5 @@
-"""Correlated noise with partly missing targets: statistics by pattern of missing targets, and the resulting regression.
-
-Let Sigma_E = L L', W = V L', and let the rows of pattern g show the outputs o. In V the prior is alpha I~ for every
-output and the noise is white, so that
-
-    Lambda = sum_g B_g (x) Phi_g'Phi_g + alpha^-1 I~,     B_g = L[o]' Sigma_E[o, o]^-1 L[o],
-
-which is I (x) Lambda_bar if every row shows every output (Result 3). It is one (p q) x (p q) matrix for all outputs.
+"""Correlated noise with partly missing targets: statistics by pattern of missing targets, and the resulting
+regression.
 """
 
 from collections.abc import Sequence
@@ -26,10 +20,7 @@ from lastlayer.settings.types import BiasPrior
 
 @dataclass(frozen=True)
 class PatternStatistics(Statistics):
-    """Statistics of the rows of each pattern; the last axis of a batch indexes the patterns.
-
-    Missing targets are set to zero, and so are their moments.
-    """
+    """Statistics of the rows of each pattern; the last axis of a batch indexes the patterns."""
 
     patterns: Bool[Tensor, "g q"] = field(default_factory=lambda: torch.ones(1, 1, dtype=torch.bool))
     """Which outputs are observed in each pattern."""
@@ -219,11 +210,7 @@ class CoupledPrecision:
         return torch.einsum("jl,lar->jar", self.noise_root, self.factor.whiten(eye).unflatten(0, (q, -1)))
 
     def nlml(self) -> Float[Tensor, "*b"]:
-        """Negative log marginal likelihood, per target of the output with most targets.
-
-        eq:LogMarginalLikelihood (Lemma 2). Under the flat prior, the density of the biases is one per unit of the
-        targets.
-        """
+        """Negative log marginal likelihood, per target of the output with most targets."""
         eq, q = self.equations, self.noise_root.shape[-1]
         shown = eq.patterns.to(eq.count)
         log_2pi = torch.tensor(2 * torch.pi, dtype=eq.count.dtype, device=eq.count.device).log()

@@ -1,13 +1,4 @@
-"""The negative log marginal likelihood (NLML) of a Bayesian last layer, in every form given in the paper.
-
-general_nlml     Lemma 2: any noise and prior covariance; total, one output
-nlml             Results 1 to 3 with the weights free (Theorem 1) or at their optimum; per sample
-profiled_nlml    the same, minimised over weights and noise in closed form, with a closed-form gradient; per sample
-statistics_nlml  the same from statistics, differentiable: for functionals and partly missing targets
-known_noise_nlml the same for targets with known noise variances
-profile          the same value from statistics alone, with the noise that attains it
-optimal_alpha    the minimum over alpha for fixed features; optimal_alphas for many models at once
-"""
+"""The negative log marginal likelihood (NLML) of a Bayesian last layer, in every form given in the paper."""
 
 import math
 from dataclasses import dataclass
@@ -61,11 +52,6 @@ def general_nlml(
         Covariance of the noise.
     Sigma_W : Tensor of shape (p, p)
         Prior covariance of the weights.
-
-    Returns
-    -------
-    Tensor of shape ()
-        The NLML.
     """
     E, P = Cholesky.of(Sigma_E), Cholesky.of(Sigma_W)
     eye = torch.eye(Phi.shape[-1], dtype=Phi.dtype, device=Phi.device)
@@ -107,11 +93,6 @@ def nlml(
         Prior on the bias.
     sample_weight : Tensor of shape (..., m), default None
         Weight of each row.
-
-    Returns
-    -------
-    Tensor of shape (...)
-        The NLML per sample.
     """
     equations = NormalEquations.of(Statistics.from_features(Phi, T, sample_weight=sample_weight), bias_prior)
     precision = equations.at(log_alpha)
@@ -167,16 +148,6 @@ def profiled_nlml(
     sample_weight : Tensor of shape (..., m), default None
         Weight of each row.
 
-    Returns
-    -------
-    Tensor of shape (...)
-        The NLML per sample.
-
-    Raises
-    ------
-    InputError
-        If the last column of Phi is not all ones, or `noise` or `bias_prior` is unknown.
-
     Examples
     --------
     >>> import torch
@@ -198,13 +169,7 @@ def profiled_nlml(
 
 
 class _ProfiledNLML(torch.autograd.Function):
-    """J and its gradient with respect to the linear features, the targets and log alpha.
-
-        dJ/dPhi       = q/m Phi Lambda^-1 - 1/m R Sigma_E^-1 W'          dJ/dT = 1/m R Sigma_E^-1
-        dJ/dlog alpha = q/2m (k - alpha^-1 tr Lambda^-1) - 1/2m alpha^-1 tr(Sigma_E^-1 W~'W~)
-
-    with Sigma_E = S / n. In the columns of phi_tilde, Phi Lambda^-1 is z A^-1, A = G + alpha^-1 I.
-    """
+    """J and its gradient with respect to the linear features, the targets and log alpha."""
 
     @staticmethod
     def forward(
@@ -276,27 +241,7 @@ def statistics_nlml(
     noise: NoiseStructure = "diagonal",
     bias_prior: BiasPrior = "flat",
 ) -> Float[Tensor, "*b"]:
-    """Compute the profiled NLML from statistics, differentiably.
-
-    For functionals, and for outputs observed at different rows. The latter are regressions that share the features
-    and alpha; their NLMLs add up. Where the fit is nearly exact, digits are lost that `profiled_nlml` keeps.
-
-    Parameters
-    ----------
-    statistics : Statistics
-        Statistics of the rows.
-    log_alpha : Tensor of shape (...)
-        Logarithm of the signal-to-noise ratio.
-    noise : "diagonal" or "full", default "diagonal"
-        Noise covariance between the outputs.
-    bias_prior : "flat" or "shared", default "flat"
-        Prior on the bias.
-
-    Returns
-    -------
-    Tensor of shape (...)
-        The NLML per sample.
-    """
+    """Compute the profiled NLML from statistics, differentiably."""
     equations = NormalEquations.of(statistics, bias_prior)
     precision = equations.at(log_alpha[..., None] if equations.by_output else log_alpha)
     W = precision.penalised_weights
@@ -322,29 +267,7 @@ def known_noise_nlml(
     *,
     bias_prior: BiasPrior = "flat",
 ) -> Float[Tensor, "*b"]:
-    """Compute the NLML per sample of targets whose noise variances are partly or wholly known.
-
-    eq:LogMarginalLikelihood (Lemma 2), with the weights at their optimum. Target i of an output has noise variance
-    v_i, and weight sigma_e^2 / v_i in the statistics of the output. Differentiable in every argument.
-
-    Parameters
-    ----------
-    statistics : Statistics
-        Statistics of each output, weighted.
-    log_alpha : Tensor of shape (...)
-        Logarithm of the signal-to-noise ratio.
-    log_sigma_e : Tensor of shape (..., q)
-        Logarithm of the learned noise standard deviation of each output.
-    log_variances : Tensor of shape (..., q)
-        Sum of log v_i over the targets of each output.
-    bias_prior : "flat" or "shared", default "flat"
-        Prior on the bias.
-
-    Returns
-    -------
-    Tensor of shape (...)
-        The NLML per sample.
-    """
+    """Compute the NLML per sample of targets whose noise variances are partly or wholly known."""
     equations = NormalEquations.of(statistics, bias_prior)
     precision = equations.at(log_alpha[..., None])
     S = (equations.targets - precision.penalised_weights.mT @ equations.cross)[..., 0, 0]
@@ -393,11 +316,6 @@ def profile(
         Noise covariance between the outputs.
     bias_prior : "flat" or "shared", default "flat"
         Prior on the bias.
-
-    Returns
-    -------
-    Profile
-        NLML, noise covariance and slope at each alpha.
     """
     return _profile(NormalEquations.of(statistics, bias_prior), torch.as_tensor(log_alpha, dtype=torch.float64), noise)
 
@@ -484,16 +402,6 @@ def optimal_alpha(
         Noise covariance between the outputs.
     bias_prior : "flat" or "shared", default "flat"
         Prior on the bias.
-
-    Returns
-    -------
-    AlphaOptimum
-        The optimum.
-
-    Raises
-    ------
-    InputError
-        If the statistics are those of a batch of models.
     """
     if statistics.count.dim():
         raise InputError("optimal_alpha takes the statistics of one model; optimal_alphas takes a batch of them")
@@ -524,11 +432,6 @@ def optimal_alphas(
         Prior on the bias.
     noise_prior : NoisePrior, default NO_NOISE_PRIOR
         Prior on the noise, whose density multiplies the evidence.
-
-    Returns
-    -------
-    list of AlphaOptimum
-        One optimum per model.
     """
     equations = NormalEquations.of(statistics, bias_prior)
     grid = equations.alpha_range(257)

@@ -14,11 +14,6 @@ def affine_features(phi_tilde: Float[Tensor, "*b m k"]) -> Float[Tensor, "*b m p
     ----------
     phi_tilde : Tensor of shape (..., m, k)
         Linear features.
-
-    Returns
-    -------
-    Tensor of shape (..., m, k + 1)
-        Affine features, with the bias as last column.
     """
     return torch.cat([phi_tilde, phi_tilde.new_ones(*phi_tilde.shape[:-1], 1)], dim=-1)
 
@@ -30,16 +25,6 @@ def linear_features(Phi: Float[Tensor, "*b m p"]) -> Float[Tensor, "*b m k"]:
     ----------
     Phi : Tensor of shape (..., m, p)
         Affine features.
-
-    Returns
-    -------
-    Tensor of shape (..., m, p - 1)
-        Linear features.
-
-    Raises
-    ------
-    InputError
-        If the last column is not all ones.
     """
     bias = Phi[..., -1] if Phi.shape[-1] else Phi.new_zeros(1)
     if Phi.device.type != "cpu":

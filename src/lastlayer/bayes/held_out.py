@@ -33,11 +33,6 @@ def held_out_lpd(
         Their targets; NaN where missing.
     log_alpha : float, default None
         Another log alpha for the variance; the mean does not depend on it. None: the posterior's own.
-
-    Returns
-    -------
-    float
-        The LPD.
     """
     with torch.no_grad():
         own = float(posterior.log_alpha) if log_alpha is None else log_alpha

@@ -31,11 +31,6 @@ def distance_to_span(x: Float[Tensor, "r d"], X: Float[Tensor, "m d"]) -> Float[
         Points.
     X : Tensor of shape (m, d)
         Samples.
-
-    Returns
-    -------
-    Tensor of shape (r,)
-        The distances.
     """
     return nearest_in_span(x, X).distance
 
@@ -49,11 +44,6 @@ def distance_to_affine_hull(x: Float[Tensor, "r d"], X: Float[Tensor, "m d"]) ->
         Points.
     X : Tensor of shape (m, d)
         Samples.
-
-    Returns
-    -------
-    Tensor of shape (r,)
-        The distances.
     """
     return nearest_in_affine_hull(x, X).distance
 
@@ -69,11 +59,6 @@ def distance_to_convex_hull(x: Float[Tensor, "r d"], X: Float[Tensor, "m d"]) ->
         Points.
     X : Tensor of shape (m, d)
         Samples.
-
-    Returns
-    -------
-    Tensor of shape (r,)
-        The distances.
     """
     return nearest_in_convex_hull(x, X).distance
 
@@ -87,11 +72,6 @@ def nearest_in_span(x: Float[Tensor, "r d"], X: Float[Tensor, "m d"]) -> Project
         Points.
     X : Tensor of shape (m, d)
         Samples.
-
-    Returns
-    -------
-    Projection
-        Nearest points, distances and coefficients.
     """
     return _projection(x, _least_norm_coefficients(x, X), X)
 
@@ -105,11 +85,6 @@ def nearest_in_affine_hull(x: Float[Tensor, "r d"], X: Float[Tensor, "m d"]) -> 
         Points.
     X : Tensor of shape (m, d)
         Samples.
-
-    Returns
-    -------
-    Projection
-        Nearest points, distances and coefficients.
     """
     _check(x, X)
     centre = X.mean(0)
@@ -134,11 +109,6 @@ def nearest_in_convex_hull(
     chunk_rows : int, default 256
         Number of points solved at a time.
 
-    Returns
-    -------
-    Projection
-        Nearest points, distances and coefficients.
-
     Raises
     ------
     PrecisionError
@@ -157,10 +127,7 @@ def nearest_in_convex_hull(
 
 
 def _simplex_least_squares(x: Tensor, X: Tensor, tol: float, max_steps: int = 100) -> Tensor:
-    """min 1/2 |X'nu - x|^2 over the simplex, batched over x, by Mehrotra's predictor-corrector method.
-
-    Newton's matrix is X X' + diag(s / nu): a d x d solve by Woodbury, so a step costs O(m d^2) per point.
-    """
+    """min 1/2 |X'nu - x|^2 over the simplex, batched over x, by Mehrotra's predictor-corrector method."""
     r, m = len(x), len(X)
     reach = 1 + x.norm(dim=-1, keepdim=True)
     nu, s, lam = x.new_full((r, m), 1 / m), reach.expand(r, m).clone(), x.new_zeros(r, 1)

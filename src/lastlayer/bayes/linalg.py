@@ -1,8 +1,4 @@
-"""Two factorisations of a positive definite matrix with a common interface, in float64.
-
-`Cholesky` factors one matrix; `Spectrum` serves A + ridge I for every ridge at once.
-Both support leading batch dimensions, so that many small problems are solved together.
-"""
+"""Two factorisations of a positive definite matrix with a common interface, in float64."""
 
 from dataclasses import dataclass
 from typing import TypeAlias

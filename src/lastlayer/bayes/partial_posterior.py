@@ -63,11 +63,7 @@ class OutputJoint(Joint):
 
 @dataclass(frozen=True)
 class OutputPosterior(Posterior):
-    """The posterior where outputs are observed at different rows, or with different known noise.
-
-    The noise is independent between the outputs, so vec W has one block per output, each with its own Lambda_bar:
-    variance ratios are (r, q). alpha is common to all.
-    """
+    """The posterior where outputs are observed at different rows, or with different known noise."""
 
     statistics: OutputStatistics
     ratio_by_output: ClassVar[bool] = True
@@ -135,10 +131,7 @@ class OutputPosterior(Posterior):
 
 @dataclass(frozen=True)
 class CoupledPosterior(Posterior):
-    """The posterior where the noise is correlated and some targets are missing (`lastlayer.patterns`).
-
-    An observation of one output is informative about the others: the weights of all outputs have one precision matrix.
-    """
+    """The posterior where the noise is correlated and some targets are missing (`lastlayer.patterns`)."""
 
     statistics: PatternStatistics
     ratio_by_output: ClassVar[bool] = True

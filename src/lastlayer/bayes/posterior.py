@@ -1,8 +1,4 @@
-"""The exact posterior over the last layer's weights, and its predictions at new points, in the units of the data.
-
-Everything is a function of the statistics: new rows give a new posterior. Precision(vec W) = Sigma_E^-1 (x) Lambda_bar
-(Result 3), so the outputs share one variance ratio, phi' Lambda_bar^-1 phi, and differ by their noise alone.
-"""
+"""The exact posterior over the last layer's weights, and its predictions at new points, in the units of the data."""
 
 import math
 from dataclasses import dataclass, replace
@@ -45,11 +41,6 @@ class Marginals:
         """Compute the covariance of the function y between the outputs at each point.
 
         eq:NN_BLL_distribution (Lemma 1).
-
-        Returns
-        -------
-        Tensor of shape (m, q, q)
-            The covariance matrices.
         """
         ratio = self.variance_ratio
         return (torch.diag_embed(ratio) if ratio.dim() > 1 else ratio[:, None, None]) * self.noise_cov
@@ -58,11 +49,6 @@ class Marginals:
         """Compute the covariance of the targets t = y + noise between the outputs at each point.
 
         eq:NN_BLL_distribution_targets.
-
-        Returns
-        -------
-        Tensor of shape (m, q, q)
-            The covariance matrices.
         """
         return self.function_cov() + self.noise_cov
 
@@ -79,23 +65,11 @@ class Joint:
     """Noise covariance between the outputs."""
 
     def function_cov(self) -> Float[Tensor, "mq mq"]:
-        """Compute the covariance of vec(Y), ordered by output.
-
-        Returns
-        -------
-        Tensor of shape (m * q, m * q)
-            The covariance; the first m rows are the first output at every point.
-        """
+        """Compute the covariance of vec(Y), ordered by output."""
         return _kron(self.noise_cov, self.ratio_cov)
 
     def target_cov(self) -> Float[Tensor, "mq mq"]:
-        """Compute the covariance of noisy targets; noise is independent between points.
-
-        Returns
-        -------
-        Tensor of shape (m * q, m * q)
-            The covariance, ordered as in `function_cov`.
-        """
+        """Compute the covariance of noisy targets; noise is independent between points."""
         eye = torch.eye(len(self.ratio_cov), dtype=self.ratio_cov.dtype, device=self.ratio_cov.device)
         return _kron(self.noise_cov, self.ratio_cov + eye)
 
@@ -181,11 +155,6 @@ class Posterior:
         log_alpha : float or Tensor, default None
             Another log alpha, possibly math.inf; None: the posterior's own.
 
-        Returns
-        -------
-        Tensor of shape (r,)
-            The variance ratio of each point.
-
         Raises
         ------
         PrecisionError
@@ -208,11 +177,6 @@ class Posterior:
             Affine features.
         log_alphas : Tensor of shape (a,)
             The log alphas.
-
-        Returns
-        -------
-        Tensor of shape (a, r)
-            The variance ratio of each point at each alpha.
         """
         spectrum = self.equations.spectrum
         rotated = (self.equations.rows(linear_features(Phi)) @ spectrum.vectors).square()
@@ -226,11 +190,6 @@ class Posterior:
         ----------
         Phi : Tensor of shape (r, p)
             Affine features.
-
-        Returns
-        -------
-        Tensor of shape (r, q)
-            The mean.
         """
         W, eq = self.precision.penalised_weights, self.equations
         centre = eq.target_mean if self.bias_prior == "flat" else 0.0
@@ -245,11 +204,6 @@ class Posterior:
         ----------
         Phi : Tensor of shape (r, p)
             Affine features.
-
-        Returns
-        -------
-        Marginals
-            The predictions.
         """
         return Marginals(self.mean(Phi), self.variance_ratio(Phi), self.Sigma_E)
 
@@ -262,11 +216,6 @@ class Posterior:
             Affine features.
         log_alpha : float or Tensor, default None
             Another log alpha for the covariance; None: the posterior's own.
-
-        Returns
-        -------
-        Joint
-            Mean and covariance.
         """
         z = self.equations.rows(linear_features(Phi))
         precision = self.precision if log_alpha is None else self.equations.spectral_at(log_alpha)
@@ -338,11 +287,6 @@ class Posterior:
         """Return the eigenvalues of the Gram matrix, of all outputs where they differ.
 
         Compared with alpha^-1, they show which directions the data determine.
-
-        Returns
-        -------
-        Tensor of shape (k,)
-            The eigenvalues.
         """
         return self.equations.spectrum.values.flatten()
 
@@ -355,11 +299,6 @@ class Posterior:
             Number of draws.
         generator : torch.Generator, default None
             Source of random numbers.
-
-        Returns
-        -------
-        Tensor of shape (n, p, q)
-            The draws.
         """
         W, eq = self.precision.penalised_weights, self.equations
         k, q = W.shape
@@ -382,11 +321,6 @@ class Posterior:
             Statistics of the new rows.
         forgetting : float, default 1.0
             Factor by which old rows are down-weighted first.
-
-        Returns
-        -------
-        Posterior
-            The new posterior.
         """
         old = self.statistics if forgetting == 1.0 else self.statistics.scaled(forgetting)
         return replace(self, statistics=old + statistics)
@@ -398,11 +332,6 @@ class Posterior:
         ----------
         statistics : Statistics
             Statistics of the rows to remove.
-
-        Returns
-        -------
-        Posterior
-            The new posterior.
 
         Raises
         ------

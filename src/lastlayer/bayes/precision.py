@@ -1,12 +1,4 @@
-"""The precision matrix of the last layer and what follows from it in closed form: weights, misfit, noise.
-
-Both bias priors lead to one ridge regression. Under the flat prior the bias is projected out exactly by centring,
-
-    Lambda_bar = Phi'Phi + alpha^-1 I~   and   det Lambda_bar = m det(G + alpha^-1 I),   G = centred Gram matrix,
-    phi' Lambda_bar^-1 phi = 1/m + z' (G + alpha^-1 I)^-1 z,                             z = phi_tilde - mean,
-
-and under the shared prior the bias is one feature among others: z = phi, G = Phi'Phi, and no 1/m.
-"""
+"""The precision matrix of the last layer and what follows from it in closed form: weights, misfit, noise."""
 
 import math
 from dataclasses import dataclass
@@ -126,21 +118,12 @@ class NormalEquations:
         return S * (seen[..., :, None] & seen[..., None, :])
 
     def misfit(self, ridge: Float[Tensor, "..."]) -> Float[Tensor, "... q q"]:
-        """S = (T - Phi W)'(T - Phi W) + alpha^-1 W~'W~ at the optimal W, from the moments alone.
-
-        T'T - T'Phi Lambda_bar^-1 Phi'T is computed as the misfit of least squares plus the contribution of alpha^-1,
-        the sum of b'b ridge / (l (l + ridge)). The second part keeps its digits where the fit is nearly exact and the
-        first part is rounding error.
-        """
+        """S = (T - Phi W)'(T - Phi W) + alpha^-1 W~'W~ at the optimal W, from the moments alone."""
         values, ridge, B = self.spectrum.values[..., None], ridge[..., None, None], self.rotated_cross
         return self._least_squares_misfit + (B * (ridge / (values.clamp_min(TINY) * (values + ridge)))).mT @ B
 
     def alpha_range(self, n: int, *, farthest: float = 0.0) -> Float[Tensor, "n *b"]:
-        """Grid over the range of log alpha that matters: below it all weights are zero, above it none is shrunk.
-
-        `farthest`, the largest z'z of the points of interest, ensures that their variance also vanishes at the lower
-        end.
-        """
+        """Grid over the range of log alpha that matters: below it all weights are zero, above it none is shrunk."""
         largest = torch.maximum(self.spectrum.values.amax(-1), self.resolution).clamp_min(farthest)
         first, last = -largest.log() - 12.0, -self.resolution.log()
         if self.by_output:
@@ -222,10 +205,7 @@ class Precision:
         return float(ROUNDING * terms / lo + 2 * EPS * ((hi / lo).sqrt() + centre) + lifted)
 
     def ratio_error(self, z: Float[Tensor, "... r k"]) -> Float[Tensor, "... r"]:
-        """First-order bound on the relative error of `variance_ratio`: rounding of the moments, of z, and the ridge.
-
-        A perturbation E of A changes z'A^-1z by u'Eu with u = A^-1 z.
-        """
+        """First-order bound on the relative error of `variance_ratio`: rounding of the moments, of z, and the ridge."""
         u = self.factor.solve(z.mT).mT
         moments = ROUNDING * self.factor.perturbation(u, self.equations.energy)
         centre = self.equations.feature_mean.abs()[..., None, :] if self.equations.bias_prior == "flat" else 0.0
@@ -248,10 +228,7 @@ class Precision:
 def noise_covariance(
     S: Float[Tensor, "... q q"], equations: NormalEquations, noise: NoiseStructure = "diagonal", prior_rows: float = 0.0
 ) -> tuple[Float[Tensor, "... q q"], Bool[Tensor, "..."]]:
-    """Noise covariance at the maximum of the evidence, S / n, and whether it was raised to its floor.
-
-    The floor is a share of the targets' variance in every output, and for full noise in every direction.
-    """
+    """Noise covariance at the maximum of the evidence, S / n, and whether it was raised to its floor."""
     check_choice("noise", noise, NOISE_STRUCTURES)
     if equations.dof.device.type == "cpu" and not bool((equations.dof > 0).all()):
         raise InputError(

@@ -1,17 +1,4 @@
-"""Row-by-row updates of last layers: recursive least squares in square-root form, O(p^2) per row.
-
-In the affine features phi = [phi_tilde - centre, 1], for either bias prior, a row of weight w adds one term to the
-precision matrix,
-
-    Lambda_bar <- Lambda_bar + s w phi'phi,      s = 1: the row is added, s = -1: it is removed,
-
-and with Lambda_bar^-1 = R'R, v = phi R', g = v R and c^2 = 1 + s w v v' everything follows from two products with R:
-
-    R <- R - s w / (c (1 + c)) v'g,              W <- W + s w / c^2 g'(t - phi W).
-
-R'R is positive definite however R was rounded. A row can be removed as long as c^2 > 0: Lambda_bar then stays positive
-definite.
-"""
+"""Row-by-row updates of last layers: recursive least squares in square-root form, O(p^2) per row."""
 
 import math
 from dataclasses import dataclass
@@ -70,11 +57,6 @@ class Recursion:
             log alpha of each last layer.
         bias_prior : "flat" or "shared", default "flat"
             Prior on the bias.
-
-        Returns
-        -------
-        Recursion
-            Weights and roots of the last layers.
         """
         equations = NormalEquations.of(statistics, bias_prior)
         precision = equations.at(log_alpha)
@@ -102,11 +84,6 @@ class Recursion:
         ----------
         phi_tilde : ndarray of shape (c, n, k)
             Linear features of the rows in each last layer.
-
-        Returns
-        -------
-        Whitened
-            The whitened rows.
         """
         Phi = np.empty((len(self.R), phi_tilde.shape[1], self.R.shape[-1]))
         k = phi_tilde.shape[-1]
@@ -121,11 +98,6 @@ class Recursion:
         ----------
         rows : Whitened
             The rows.
-
-        Returns
-        -------
-        ndarray of shape (c, n, q)
-            The mean of each last layer.
         """
         return rows.Phi @ self.W
 
@@ -155,11 +127,6 @@ class Recursion:
             Weight of the row.
         smallest_pivot : float, default 0.0
             Pivots up to this are rejected when a row is removed.
-
-        Returns
-        -------
-        bool
-            Whether the row was added or removed; False if a pivot was rejected, and nothing has changed.
         """
         if sign < 0 and not (1 - weight * row.variance_ratio > smallest_pivot).all():
             return False

@@ -1,13 +1,4 @@
-"""Additive sufficient statistics of a Bayesian linear regression on affine features.
-
-All that the last layer needs to know about m rows are their weighted count, their means, and the centred second
-moments of [phi_tilde, T]. These add up over chunks, machines and time. They are kept centred, because differences of
-large raw sums lose the digits that determine the variance; Phi'Phi, Phi'T and T'T follow from them.
-
-Where outputs are observed at different rows, or with different known noise, each output has its own statistics
-(`OutputStatistics`). A row may also be a linear functional of the function, such as a derivative: its features are
-those of the functional, and the functional of the constant 1 takes the place of the one (`from_functionals`).
-"""
+"""Additive sufficient statistics of a Bayesian linear regression on affine features."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -67,11 +58,6 @@ class Statistics:
             Measurements.
         precision : Tensor of shape (..., n), default None
             Noise variance of the function over that of each measurement; None: 1.
-
-        Returns
-        -------
-        Statistics
-            The statistics.
         """
         t = t.expand(*Psi.shape[:-2], *t.shape[-2:])
         rows, one = torch.cat([Psi[..., :-1], t], -1).double(), Psi[..., -1:].double()
@@ -101,11 +87,6 @@ class Statistics:
             Targets.
         sample_weight : Tensor of shape (..., m), default None
             Weight of each row; a weight of 2 counts as the row given twice.
-
-        Returns
-        -------
-        Statistics
-            The statistics.
 
         Examples
         --------
@@ -140,16 +121,6 @@ class Statistics:
         dtype : torch.dtype, default torch.float64
             Type of the products within a chunk; float32 is less accurate, which `energy` takes into account. Sums over
             chunks are always float64.
-
-        Returns
-        -------
-        Statistics
-            The statistics.
-
-        Raises
-        ------
-        InputError
-            If there are no rows, or features and targets differ in their number of rows.
         """
         m = phi_tilde.shape[-2]
         if m == 0 or T.shape[-2] != m:
@@ -172,16 +143,6 @@ class Statistics:
         ----------
         batches : iterable of tuple of Tensor
             Batches (Phi, T) or (Phi, T, sample_weight).
-
-        Returns
-        -------
-        Statistics
-            The statistics.
-
-        Raises
-        ------
-        InputError
-            If there is no batch.
         """
         total: Statistics | None = None
         for Phi, T, *weight in batches:
@@ -278,16 +239,6 @@ class Statistics:
         ----------
         factor : float
             The factor.
-
-        Returns
-        -------
-        Statistics
-            The scaled statistics.
-
-        Raises
-        ------
-        InputError
-            If the factor is not positive.
         """
         if not factor > 0:
             raise InputError(f"factor={factor} must be positive: weights cannot vanish or turn negative")
@@ -300,11 +251,6 @@ class Statistics:
         ----------
         count : Tensor of shape (...)
             The new total weight.
-
-        Returns
-        -------
-        Statistics
-            The scaled statistics; zero where there are no rows.
         """
         factor = torch.where(self.count > 0, count / self.count, 0.0)
         observations = None if self.observations is None else factor * self.observations
@@ -317,11 +263,6 @@ class Statistics:
         ----------
         factor : Tensor of shape (...)
             The factor.
-
-        Returns
-        -------
-        Statistics
-            The scaled statistics.
         """
         return replace(
             self,
@@ -341,11 +282,6 @@ class Statistics:
             The statistics of each model.
         dim : int, default 0
             The new dimension.
-
-        Returns
-        -------
-        Statistics
-            The stacked statistics.
         """
         first = parts[0]
         moved: dict[str, Any] = {name: torch.stack([getattr(part, name) for part in parts], dim) for name in MOMENTS}
@@ -365,11 +301,6 @@ class Statistics:
         ----------
         mean, scale : Tensor of shape (q,)
             Mean and scale of the targets.
-
-        Returns
-        -------
-        Statistics
-            The statistics of the same rows with standardised targets.
         """
         k = self.n_linear
         shift = torch.cat([torch.zeros_like(self.mean[..., :k]), mean.to(self.mean)], dim=-1)
@@ -388,22 +319,11 @@ class Statistics:
         ----------
         device : torch.device or str
             The device.
-
-        Returns
-        -------
-        Statistics
-            The moved statistics.
         """
         return self._each(lambda moment: moment.to(device))
 
     def nothing(self) -> "Statistics":
-        """Return the statistics of no rows, with the same columns.
-
-        Returns
-        -------
-        Statistics
-            Zeros.
-        """
+        """Return the statistics of no rows, with the same columns."""
         return replace(self._each(torch.zeros_like), observations=torch.zeros_like(self.count))
 
     @property
@@ -454,10 +374,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class OutputStatistics(Statistics):
-    """Statistics of each output, for targets observed at different rows or with different known noise.
-
-    The last axis of a batch indexes the outputs; each of them is a regression with one target.
-    """
+    """Statistics of each output, for targets observed at different rows or with different known noise."""
 
     @classmethod
     def from_rows(
@@ -468,24 +385,7 @@ class OutputStatistics(Statistics):
         *,
         sample_weight: Float[Tensor, "*#b m"] | None = None,
     ) -> "OutputStatistics":
-        """Compute the statistics of each output from rows.
-
-        Parameters
-        ----------
-        Phi : Tensor of shape (..., m, p)
-            Affine features.
-        T : Tensor of shape (..., m, q)
-            Targets.
-        precision : Tensor of shape (..., m, q)
-            Learned noise variance over the total noise variance of each target; 0: missing, 1: no known noise.
-        sample_weight : Tensor of shape (..., m), default None
-            Weight of each row.
-
-        Returns
-        -------
-        OutputStatistics
-            The statistics.
-        """
+        """Compute the statistics of each output from rows."""
         weight = torch.ones_like(T[..., 0]) if sample_weight is None else sample_weight.to(T)
         parts = []
         for j in range(T.shape[-1]):
@@ -497,34 +397,12 @@ class OutputStatistics(Statistics):
 
     @classmethod
     def of_outputs(cls, parts: "Sequence[Statistics]") -> "OutputStatistics":
-        """Combine the statistics of each output.
-
-        Parameters
-        ----------
-        parts : sequence of Statistics
-            Statistics of each output, with one target each.
-
-        Returns
-        -------
-        OutputStatistics
-            The combined statistics.
-        """
+        """Combine the statistics of each output."""
         return cls(**vars(Statistics.stacked(parts, parts[0].count.dim())))
 
     @classmethod
     def split(cls, statistics: Statistics) -> "OutputStatistics":
-        """Split the statistics of several outputs at the same rows into those of each output.
-
-        Parameters
-        ----------
-        statistics : Statistics
-            The common statistics.
-
-        Returns
-        -------
-        OutputStatistics
-            The statistics of each output.
-        """
+        """Split the statistics of several outputs at the same rows into those of each output."""
         k, q = statistics.n_linear, statistics.n_outputs
         columns = torch.stack([torch.tensor([*range(k), k + j], device=statistics.mean.device) for j in range(q)])
         rest = statistics.count.shape
@@ -539,51 +417,18 @@ class OutputStatistics(Statistics):
         )
 
     def output(self, j: int) -> Statistics:
-        """Return the statistics of one output.
-
-        Parameters
-        ----------
-        j : int
-            Index of the output.
-
-        Returns
-        -------
-        Statistics
-            Its statistics.
-        """
+        """Return the statistics of one output."""
         axis = self.count.dim() - 1
         return Statistics(**vars(self._each(lambda moment: moment.select(axis, j))))
 
     def with_targets(self, mean: Float[Tensor, " q"], scale: Float[Tensor, " q"]) -> "OutputStatistics":
-        """Standardise the targets of each output.
-
-        Parameters
-        ----------
-        mean, scale : Tensor of shape (q,)
-            Mean and scale of the targets.
-
-        Returns
-        -------
-        OutputStatistics
-            The statistics of the same rows with standardised targets.
-        """
+        """Standardise the targets of each output."""
         parts = zip(mean.split(1), scale.split(1), strict=True)
         return self.of_outputs([self.output(j).with_targets(m, s) for j, (m, s) in enumerate(parts)])
 
 
 def check_scatter(scatter: Float[Tensor, "*b c c"]) -> None:
-    """Check that a matrix can be the scatter of rows.
-
-    Parameters
-    ----------
-    scatter : Tensor of shape (..., c, c)
-        The matrix.
-
-    Raises
-    ------
-    ValueError
-        If it is not symmetric, or has a covariance larger than the variances allow.
-    """
+    """Check that a matrix can be the scatter of rows."""
     size = _diagonal(scatter).clamp_min(0.0).sqrt()
     bound = size[..., :, None] * size[..., None, :]
     loose = 1e-6 * bound + 1e-9 * bound.amax()
@@ -594,18 +439,7 @@ def check_scatter(scatter: Float[Tensor, "*b c c"]) -> None:
 
 
 def chunk_rows(phi_tilde: Float[Tensor, "*b m k"]) -> int:
-    """Return the number of rows to process at a time.
-
-    Parameters
-    ----------
-    phi_tilde : Tensor of shape (..., m, k)
-        Linear features.
-
-    Returns
-    -------
-    int
-        Rows per chunk, depending on the device and the number of features.
-    """
+    """Return the number of rows to process at a time."""
     if phi_tilde.device.type == "cpu":
         return CHUNK_ROWS
     width = max(1, phi_tilde[..., :1, :].numel())

@@ -57,11 +57,6 @@ def tune_alpha(
         Their targets.
     n_curve : int, default 201
         Number of points of the curve.
-
-    Returns
-    -------
-    AlphaCurve
-        The curve and its maximum.
     """
     return tune_alpha_on([HeldOut(posterior, Phi, T)], float(posterior.log_alpha), n_curve=n_curve)
 
@@ -79,11 +74,6 @@ def tune_alpha_on(folds: Sequence[HeldOut], log_alpha: float, *, n_curve: int = 
         The present log alpha, which is kept if alpha makes no difference or no other is better.
     n_curve : int, default 201
         Number of points of the curve.
-
-    Returns
-    -------
-    AlphaCurve
-        The curve and its maximum.
     """
     with torch.no_grad():
         lpds = [_lpd(*fold) for fold in folds]
@@ -96,24 +86,7 @@ def tune_alpha_on(folds: Sequence[HeldOut], log_alpha: float, *, n_curve: int = 
 
 
 def search_alpha(lpd: LPD, limits: tuple[float, float], log_alpha: float, *, n_curve: int = 201) -> AlphaCurve:
-    """Maximise an LPD over log alpha: a curve, a search around its maximum, and infinity as a candidate.
-
-    Parameters
-    ----------
-    lpd : callable
-        Maps an array of log alphas to LPDs.
-    limits : tuple of float
-        First and last log alpha of the curve.
-    log_alpha : float
-        The present log alpha, which is kept if alpha makes no difference or no other is better.
-    n_curve : int, default 201
-        Number of points of the curve.
-
-    Returns
-    -------
-    AlphaCurve
-        The curve and its maximum.
-    """
+    """Maximise an LPD over log alpha: a curve, a search around its maximum, and infinity as a candidate."""
     from scipy.optimize import minimize_scalar  # slow to import: a quarter of torch's time
 
     log_alphas = np.linspace(*limits, n_curve)

@@ -1,12 +1,4 @@
-"""Calibration curves from affine cost to variance, fitted to held-out points.
-
-    var = sigma^2 (a + b v^gamma),        v = phi' Lambda_bar^-1 phi (Theorem 2)
-
-v ranks points by how far they extrapolate; the scale is what the evidence gets wrong. a = b = gamma = 1 is the
-uncalibrated Bayesian last layer; Algorithm 1, which changes alpha alone, changes v. Families of members extrapolate
-differently, so each has its own curve. In a mixture, means are shrunk towards the target mean where the variance is
-large (`Shrinkage`). `lastlayer.formula` applies the curves.
-"""
+"""Calibration curves from affine cost to variance, fitted to held-out points."""
 
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -65,11 +57,6 @@ class Curve:
         ----------
         n_outputs : int
             Number of outputs.
-
-        Returns
-        -------
-        Curve
-            The curve with a = b = gamma = 1.
         """
         return cls(np.ones(n_outputs), np.ones(n_outputs))
 
@@ -85,11 +72,6 @@ class Curve:
         ----------
         cost : ndarray of any shape
             Affine cost v.
-
-        Returns
-        -------
-        ndarray with one more axis
-            Variance ratio; the last axis indexes the outputs.
         """
         shape = np.exp(log_shape(NumPyOps, self, np.log(np.maximum(cost, TINY)), None))
         return np.asarray(shape)[..., None] * self.widening * self.slope
@@ -101,11 +83,6 @@ class Curve:
         ----------
         cost : ndarray of any shape
             Affine cost v.
-
-        Returns
-        -------
-        ndarray with one more axis
-            Variance ratio; the last axis indexes the outputs.
         """
         return self.widening * self.noise + self.epistemic(cost)
 
@@ -145,29 +122,13 @@ class Shrinkage:
 
 
 def log_fraction(family: Family) -> float:
-    """Log of the fraction of `Outside.factor` that applies to a family.
-
-    Parameters
-    ----------
-    family : Family
-        The family.
-
-    Returns
-    -------
-    float
-        0, or less for the process itself.
-    """
+    """Log of the fraction of `Outside.factor` that applies to a family."""
     return OWN_OUTSIDE if family == FOURIER else 0.0
 
 
 @dataclass(frozen=True)
 class Outside:
-    """Outside the data, every member is at least as uncertain as a Gaussian process.
-
-    A network that extrapolates well to the few held-out regions may merely have been lucky. Therefore the variance of
-    the process beyond its largest value inside the data, times `factor`, is added to that of every member; the process
-    itself receives a fraction of it.
-    """
+    """Outside the data, every member is at least as uncertain as a Gaussian process."""
 
     factor: float
     """Factor on the variance of the process."""
@@ -175,18 +136,7 @@ class Outside:
     """Affine cost of the process up to which a point counts as inside the data."""
 
     def of(self, family: Family) -> float:
-        """Factor on the variance of the process, for members of a family.
-
-        Parameters
-        ----------
-        family : Family
-            The family.
-
-        Returns
-        -------
-        float
-            `factor`, or a fraction of it for the process itself.
-        """
+        """Factor on the variance of the process, for members of a family."""
         return self.factor * math.exp(log_fraction(family))
 
     def __str__(self) -> str:
@@ -195,11 +145,7 @@ class Outside:
 
 @dataclass(frozen=True)
 class NoiseHead:
-    """Log of the noise variance relative to its typical value: V' tanh(U'x + u), with x clipped to the data range.
-
-    `lastlayer.formula.log_noise_factor` evaluates it. Outside the range, the noise is that of the nearest edge: only
-    the epistemic variance grows with distance.
-    """
+    """Log of the noise variance relative to its typical value: V' tanh(U'x + u), with x clipped to the data range."""
 
     low: Float[Tensor, " d"]
     """Smallest value of each standardised input."""
@@ -214,24 +160,7 @@ class NoiseHead:
 
     @classmethod
     def initial(cls, Z: Float[Tensor, "n d"], n_outputs: int, seed: int = 0, *, units: int = HEAD_UNITS) -> "NoiseHead":
-        """Initialise a head with random hidden units and zero output.
-
-        Parameters
-        ----------
-        Z : Tensor of shape (n, d)
-            Standardised inputs, which set the data range.
-        n_outputs : int
-            Number of outputs.
-        seed : int, default 0
-            Seed of the hidden units.
-        units : int, default HEAD_UNITS
-            Number of hidden units.
-
-        Returns
-        -------
-        NoiseHead
-            The head.
-        """
+        """Initialise a head with random hidden units and zero output."""
         generator = torch.Generator().manual_seed(seed)
         d = Z.shape[1]
         U = torch.randn(d, units, generator=generator, dtype=torch.float64) / d**0.5
@@ -240,39 +169,16 @@ class NoiseHead:
         return cls(Z.amin(0), Z.amax(0), U, u, torch.zeros(units, n_outputs, dtype=torch.float64))
 
     def numbers(self) -> Float[Tensor, " n"]:
-        """Flatten the trainable parameters.
-
-        Returns
-        -------
-        Tensor of shape (n,)
-            U, u and V in one vector.
-        """
+        """Flatten the trainable parameters."""
         return torch.cat([self.U.flatten(), self.u, self.V.flatten()])
 
     def with_numbers(self, numbers: Float[Tensor, " n"]) -> "NoiseHead":
-        """Return a head with other trainable parameters.
-
-        Parameters
-        ----------
-        numbers : Tensor of shape (n,)
-            U, u and V in one vector.
-
-        Returns
-        -------
-        NoiseHead
-            The head with these parameters and the same data range.
-        """
+        """Return a head with other trainable parameters."""
         U, u, V = numbers.split([self.U.numel(), self.u.numel(), self.V.numel()])
         return NoiseHead(self.low, self.high, U.reshape(self.U.shape), u, V.reshape(self.V.shape))
 
     def neg_log_prior(self) -> Float[Tensor, ""]:
-        """Compute -log density under N(0, 1 / fan_in) of the weights and N(0, 1) of the biases, up to a constant.
-
-        Returns
-        -------
-        Tensor
-            A scalar.
-        """
+        """Compute -log density under N(0, 1 / fan_in) of the weights and N(0, 1) of the biases, up to a constant."""
         d, h = self.U.shape
         return 0.5 * (d * self.U.square().sum() + self.u.square().sum() + h * self.V.square().sum())
 
@@ -346,11 +252,6 @@ class Calibration:
             Number of rows.
         kept : float, default 1.0
             Fraction of their weight that rows learned earlier keep.
-
-        Returns
-        -------
-        Calibration
-            The calibration with updated curves.
         """
         curves = {
             family: replace(c, seen=kept * c.seen + n, squares=kept * c.squares + c.widening * squares[family])
@@ -361,24 +262,13 @@ class Calibration:
         return replace(self, curves=curves)
 
     def forgotten(self) -> "Calibration":
-        """Reset the curves to their state after calibration.
-
-        Returns
-        -------
-        Calibration
-            The calibration without the effect of rows learned since.
-        """
+        """Reset the curves to their state after calibration."""
         return replace(self, curves={f: replace(c, seen=0.0, squares=0.0) for f, c in self.curves.items()})
 
     def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Convert the calibration to tensors and JSON for a model file.
 
         Numbers that may be infinite or NaN are stored as strings.
-
-        Returns
-        -------
-        tuple of dict and dict
-            Tensors and header.
         """
         kinds = sorted(set(self.points.kind.tolist()))
         curves = [
@@ -421,11 +311,6 @@ class Calibration:
             Number of inputs.
         n_outputs : int
             Number of outputs.
-
-        Returns
-        -------
-        Calibration
-            The calibration.
 
         Raises
         ------

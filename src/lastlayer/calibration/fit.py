@@ -1,7 +1,4 @@
-"""Fitting the curves: maximum held-out log predictive density, under a weak prior around the uncalibrated posterior.
-
-The likelihood is that of `lastlayer.formula`: members are mixed and outputs correlated as in a prediction.
-"""
+"""Fitting the curves: maximum held-out log predictive density, under a weak prior around the uncalibrated posterior."""
 
 import math
 from collections.abc import Iterator
@@ -66,13 +63,7 @@ DENSE = 200
 
 
 def fit_curves(points: HeldOutPoints, *, mixture: bool, input_noise: bool | None = False) -> Calibration:
-    """Fit the curves of largest held-out LPD, under a weak prior around the uncalibrated posterior.
-
-    A smooth problem of 2 q + 2 parameters per family (in a `mixture` four more, see `OF_MIXTURES`): each family alone
-    from the best of several starts, then all together from there and from the uncalibrated posterior. There is no grid,
-    so the optimum cannot lie at its edge. With `input_noise`, a network for the noise at each input is fitted too;
-    None: where it pays. Of very many points a random subset is fitted; the scores are those of all points.
-    """
+    """Fit the curves of largest held-out LPD, under a weak prior around the uncalibrated posterior."""
     with threadpool_limits(1, "blas"):  # the products are too small for a second thread to help
         return _fit_curves(points.usable(), mixture, input_noise)
 
@@ -104,8 +95,6 @@ def _fit_curves(points: HeldOutPoints, mixture: bool, input_noise: bool | None) 
 
 def noise_depends_on_input(points: HeldOutPoints, families: list[Family], mixture: bool, x: ndarray) -> bool:
     """Test whether a small network for the noise, fitted to half of the points, raises the density of the other half.
-
-    The gain must exceed two standard errors and `WORTH`.
     """
     single = np.flatnonzero(points.single)
     if len(single) < DECIDING_POINTS or points.inputs.dim() != 2:
@@ -124,12 +113,7 @@ def noise_depends_on_input(points: HeldOutPoints, families: list[Family], mixtur
 
 
 class CurveProblem:
-    """Negative held-out LPD plus prior, as a function of all calibration parameters.
-
-    These are [log a, log b, log gamma, log trust] of each family in turn, then (logit share, log factor) of the tails,
-    the log precision of the shrinkage, the log factor of the process outside the data, and the weights of the noise
-    head, where there are any.
-    """
+    """Negative held-out LPD plus prior, as a function of all calibration parameters."""
 
     def __init__(
         self,
@@ -199,12 +183,7 @@ class CurveProblem:
         return loss, np.concatenate([slope, *(number.grad.flatten() for number in learned)])  # type: ignore[union-attr]
 
     def best(self, starts: list[ndarray]) -> ndarray:
-        """Minimise from several starts, and return the lowest minimum.
-
-        Curvatures differ by factors of 10^5, so a descent needs all of them: SLSQP keeps a dense matrix. L-BFGS
-        finishes the descent, and does all of it where SLSQP cannot: gradients too steep at the start, or very many
-        parameters.
-        """
+        """Minimise from several starts, and return the lowest minimum."""
         limits = [LIMITS[name] for name in self.names] + [(-np.inf, np.inf)] * (len(starts[0]) - len(self.names))
         given = {"jac": True, "bounds": limits}
         if len(limits) <= DENSE:
@@ -216,9 +195,6 @@ class CurveProblem:
 
     def widened(self, x: ndarray) -> ndarray:
         """Multiply a and b of every curve by (n + p) / (n - p - 2), for n points and the p = 3 parameters of a curve.
-
-        This is the ratio of the variance of the Student-t predictive distribution of a regression with p unknowns and
-        unknown noise to the maximum-likelihood variance; with a dozen points it is about 2.
         """
         n = max(float(self.points.weight[torch.from_numpy(self.points.single)].sum()), MANY_UNKNOWN)
         of_variance = np.isin(self.names, ["noise", "slope"])

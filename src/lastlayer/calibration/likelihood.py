@@ -1,12 +1,4 @@
-"""Log density of held-out points under the mixture of their networks, and its gradient in closed form.
-
-The mixture is that of `lastlayer.formula`, with the tails of a prediction. Network j alone gives a point the log
-density l_j; its weight w_j is proportional to var_j^-sharpness, and its share in the density of the point is rho_j:
-
-    d log p = sum_j rho_j dl_j - sharpness (rho_j - w_j) dlog var_j
-
-What remains are the derivatives of Gaussians with respect to their mean and the logs of their two variances.
-"""
+"""Log density of held-out points under the mixture of their networks, and its gradient in closed form."""
 
 import math
 from types import SimpleNamespace
@@ -55,11 +47,7 @@ class Likelihood:
 
     @np.errstate(all="ignore")
     def at(self, curves: Float[ndarray, "s p"], of_mixture: Float[ndarray, " 4"], log_factor: ndarray | float) -> Said:
-        """Evaluate the mixture: log density of each point, mean by each network, and gradients of the weighted sum.
-
-        Takes rows [log a, log b, log gamma, log trust], numbers as in `NO_MIXTURE`, and the log factor of the noise;
-        the gradients are with respect to all three.
-        """
+        """Evaluate the mixture: log density of each point, mean by each network, and gradients of the weighted sum."""
         ops, q, C = NumPyOps, self.mean.shape[-1], self.correlation
         own, (share, wider, log_precision, log_outside) = curves[self.curve_of][:, None], of_mixture
         log_a, log_b, power, log_trust = own[..., :q], own[..., q:-2], np.exp(own[..., -2:-1]), own[..., -1:]

@@ -120,12 +120,7 @@ class HeldOutPoints:
         return ~np.isin(self.kind, REGIONS)
 
     def beside_references(self, inside: dict[Family, float] | None = None) -> "HeldOutPoints":
-        """Add what the Gaussian process and the additive model say of which points lie outside the data.
-
-        If no costs `inside` are given, the largest ones over points held out without their neighbours are used. If they
-        are given, points beyond that of the process count as points of a region, however they were held out: the future
-        of a series has correlated errors too.
-        """
+        """Add what the Gaussian process and the additive model say of which points lie outside the data."""
         costs = {family: self._cost_of(family) for family in (FOURIER, ADDITIVE) if family in self.families}
         if not costs or not len(self.targets):
             return self

@@ -33,14 +33,7 @@ def explain(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Show which inputs matter, how predictions depend on each of them, and what the model has learned.
-
-    The importance of an input is the accuracy that is lost when its values are shuffled among the rows. To show how
-    predictions depend on an input, it is varied while the others keep their values in DATA or, without DATA, those of
-    a typical row. Then follow noise, alpha, calibration, the training range of each input, and all settings, with the
-    values that were chosen for "auto". Some members of the default mixture are additive, a sum of one function per
-    input: --curves plots these functions with their bands.
-    """
+    """Show which inputs matter, how predictions depend on each of them, and what the model has learned."""
     from lastlayer._internal.files import PICTURE, SOFTWARE, check_output, replacing
     from lastlayer.plots import additive_curves
     from lastlayer.plots import figures as plots

@@ -86,13 +86,7 @@ def fit(
     verbose: Annotated[bool, Option("--verbose", "-v", help="Also print noise, LPD and calibration curves.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Learn to predict columns of a table from the others, and score the predictions on held-out rows.
-
-    Numbers may have units, percent signs and thousands separators; texts become 0/1 inputs, dates become days and
-    calendar parts; missing values are rejected with advice. All problems of the table are reported at once. With
-    several targets, some may be missing: each is learned from the rows where it is known. Ctrl-C stops training early
-    and saves the model in its current state.
-    """
+    """Learn to predict columns of a table from the others, and score the predictions on held-out rows."""
     from lastlayer._internal.files import MODEL, check_output
     from lastlayer.tables import (
         Reading,
@@ -188,11 +182,7 @@ def predict(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Predict each row: add mean, standard deviation, interval and degree of extrapolation as columns.
-
-    Rows are processed in chunks, so the table may be larger than memory. A CSV file is written with the separator and
-    decimal sign of DATA.
-    """
+    """Predict each row: add mean, standard deviation, interval and degree of extrapolation as columns."""
     from lastlayer._internal.files import PREDICTIONS, check_output
     from lastlayer.tables import TableFile, TableModel
     from lastlayer.tables.writing import Dialect, writing
@@ -261,12 +251,7 @@ def report(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Write an HTML page for colleagues: whether intervals hold, which inputs matter, plots, rows to look at.
-
-    The page works offline and on a phone.
-
-    DATA is a table with the true values, preferably rows that the model has not seen.
-    """
+    """Write an HTML page for colleagues: whether intervals hold, which inputs matter, plots, rows to look at."""
     from lastlayer._internal.files import PAGE, check_output, replacing
     from lastlayer.report import make_report
     from lastlayer.tables import TableFile, TableModel
@@ -296,11 +281,7 @@ def update(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Update the model with more rows in closed form, without training.
-
-    Features and alpha do not change. Rows that are farther from their predictions than the calibration expects widen
-    the intervals.
-    """
+    """Update the model with more rows in closed form, without training."""
     from lastlayer._internal.files import MODEL, check_output
     from lastlayer.tables import TableFile, TableModel
 
@@ -328,10 +309,7 @@ def export(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Export the model for use without torch.
-
-    The result is an ONNX graph, C source, or a folder with model.npz and predict.py that needs NumPy alone.
-    """
+    """Export the model for use without torch."""
     from lastlayer._internal.files import BUNDLE, BUNDLE_READER, C_SOURCE, ONNX_GRAPH, check_output
     from lastlayer.tables import TableModel
 

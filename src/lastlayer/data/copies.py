@@ -21,11 +21,7 @@ SHARE = 0.5
 def distinct(
     X: Float[ndarray, "m d"], y: Float[ndarray, "m q"], weight: Float[ndarray, " m"] | None
 ) -> tuple[Int[ndarray, " k"], Int[ndarray, " m"], Float[ndarray, " k"] | None]:
-    """Merge duplicate rows, in an order that does not depend on the given one.
-
-    `weight` counts copies, and rows of weight zero are dropped, so that a row given twice is the same as one of weight
-    two. Returns the rows that are kept, the index of every given row among them (-1: dropped), and their weights.
-    """
+    """Merge duplicate rows, in an order that does not depend on the given one."""
     count = np.ones(len(X)) if weight is None else weight
     rows = np.flatnonzero(count > 0)
     columns = np.concatenate([X, y], 1)
@@ -39,10 +35,7 @@ def distinct(
 
 
 def near_groups(Z: Float[ndarray, "m d"], T: Float[ndarray, "m q"]) -> Int[ndarray, " m"]:
-    """Group index of each standardised row: rows with equal inputs, or with nearly equal inputs and targets.
-
-    A group contains the rows close to its first row, so that a long trajectory does not become one group.
-    """
+    """Group index of each standardised row: rows with equal inputs, or with nearly equal inputs and targets."""
     m, group = len(Z), _near(Z, T)
     return group if (np.bincount(group)[group] > 1).mean() > SHARE else np.arange(m)
 

@@ -1,9 +1,4 @@
-"""Training one model in several processes: statistics and gradients are summed over them, everything else is local.
-
-torchrun starts the processes; each holds the same network and its share of the rows. Statistics are additive, so one
-all-reduce of (k + q)^2 numbers gives every process the last layer of all rows. Marginal likelihoods of shards do not
-add up: averaging their gradients, as plain data-parallel training would, is wrong.
-"""
+"""Training one model in several processes: statistics and gradients are summed over them, everything else is local."""
 
 import os
 import time
@@ -95,18 +90,7 @@ class ProcessGroup:
             value.copy_(sent[0][name])
 
     def agree(self, own: Mapping[str, Any]) -> None:
-        """Raise an error on all processes if these values differ between them.
-
-        Parameters
-        ----------
-        own : dict
-            Names, as users know them, and small values of this process.
-
-        Raises
-        ------
-        MismatchError
-            Names the first process that differs from rank 0, and the differences.
-        """
+        """Raise an error on all processes if these values differ between them."""
         first, *others = self.gather(dict(own))
         for rank, theirs in enumerate(others, 1):
             names = [name for name in {**first, **theirs} if first.get(name) != theirs.get(name)]
@@ -121,8 +105,6 @@ class ProcessGroup:
     @contextmanager
     def guarded(self) -> Iterator[None]:
         """Context in which a failure of one process promptly fails all of them, with an error that names the process.
-
-        Afterwards the group cannot be used again, because its processes are in different states.
         """
         if self.world_size == 1:
             yield
@@ -146,10 +128,7 @@ class ProcessGroup:
             grad.copy_(part.view_as(grad))
 
     def shutdown(self) -> None:
-        """Wait for all processes, then end the group: a process that leaves early can bring down others.
-
-        After a failure, the others are not waited for.
-        """
+        """Wait for all processes, then end the group: a process that leaves early can bring down others."""
         if self.world_size == 1:
             return
         with suppress(ProcessError):
@@ -232,16 +211,6 @@ def join(*, timeout: float | int = TIMEOUT) -> ProcessGroup:
         an error in `fit_source` or `attach` is noticed within seconds; the timeout is for one that hangs. It must
         exceed the differences between the times that the processes need for a pass over their rows. An existing group
         keeps its timeout.
-
-    Returns
-    -------
-    ProcessGroup
-        The group; a single process if torchrun did not start this one.
-
-    Raises
-    ------
-    InputError
-        If the timeout is not positive.
 
     Examples
     --------

@@ -1,12 +1,4 @@
-"""Linear functionals of the unknown function, which can be observed and predicted like its values.
-
-    L f = sum_s c_s f(x_s) + g_s . grad f(x_s)
-
-Derivatives, differences, sums and integrals over points are linear in the function, and therefore in the weights of the
-last layer: the feature row of a functional is L applied to the features, and the posterior stays exact.
-`Derivative(0).at(X)` evaluates a functional at points, and `.observed(y, noise_std=...)` attaches measurements;
-`BLLRegressor.fit`, `update_observations` and `predictive_of` accept them.
-"""
+"""Linear functionals of the unknown function, which can be observed and predicted like its values."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -59,16 +51,6 @@ class Functionals:
         noise_std : float or array-like, default None
             Known standard deviation of the measurement noise: one number, or one per functional. None: the same noise
             as that of a function value, which is learned.
-
-        Returns
-        -------
-        Observations
-            The functionals with their measurements.
-
-        Raises
-        ------
-        InputError
-            If `y` or `noise_std` has the wrong size, `y` is not finite, or `noise_std` is not positive and finite.
         """
         values = np.asarray(as_array(y), dtype=float).reshape(-1)
         if len(values) != len(self):
@@ -94,11 +76,6 @@ class Functionals:
         ----------
         inputs : Standardizer
             Scaler of the inputs.
-
-        Returns
-        -------
-        StandardFunctionals
-            The same functionals as tensors, of standardised inputs.
         """
         d = self.points.shape[-1]
         if d != len(inputs.mean):
@@ -128,16 +105,6 @@ class Observations:
             Scaler of the inputs.
         targets : Standardizer
             Scaler of the targets.
-
-        Returns
-        -------
-        StandardObservations
-            The measurements as tensors, in standardised units.
-
-        Raises
-        ------
-        InputError
-            If the functionals' output is not an output of the model.
         """
         j, q = self.functionals.output, len(targets.mean)
         if not 0 <= j < q:
@@ -162,20 +129,7 @@ class StandardFunctionals:
     """Index of the output, from 0."""
 
     def apply(self, function: Callable[[Tensor], Tensor], like: Tensor | None = None) -> Float[Tensor, "*b n c"]:
-        """Apply the functionals to a function.
-
-        Parameters
-        ----------
-        function : callable
-            Maps points (r, d) to values (*b, r, c).
-        like : Tensor, default None
-            The points are converted to the dtype and device of this tensor. None: they stay as they are.
-
-        Returns
-        -------
-        Tensor of shape (*b, n, c)
-            L of each of the c components of the function.
-        """
+        """Apply the functionals to a function."""
         like = self.points if like is None else like
         n, s, d = self.points.shape
         x = self.points.reshape(n * s, d).to(like)
@@ -188,20 +142,7 @@ class StandardFunctionals:
         return whole.unflatten(-2, (n, s)).sum(-2)
 
     def features(self, linear: Callable[[Tensor], Tensor], like: Tensor | None = None) -> Float[Tensor, "*b n p"]:
-        """Build the feature rows [L phi_tilde, L 1] of the functionals.
-
-        Parameters
-        ----------
-        linear : callable
-            Feature map without the column of ones: maps points (r, d) to features (*b, r, p - 1).
-        like : Tensor, default None
-            The points are converted to the dtype and device of this tensor. None: they stay as they are.
-
-        Returns
-        -------
-        Tensor of shape (*b, n, p)
-            One row per functional.
-        """
+        """Build the feature rows [L phi_tilde, L 1] of the functionals."""
         rows = self.apply(linear, like)
         one = self.weights.sum(1).to(rows).expand(rows.shape[:-1])
         return torch.cat([rows, one[..., None]], -1)
@@ -219,18 +160,7 @@ class StandardObservations:
     """Known noise variances; None: the learned noise variance of a function value."""
 
     def variances(self, learned: Float[Tensor, "*b"]) -> Float[Tensor, "*b n"]:
-        """Return the noise variance of each measurement.
-
-        Parameters
-        ----------
-        learned : Tensor of shape (*b)
-            Learned noise variance of a function value.
-
-        Returns
-        -------
-        Tensor of shape (*b, n)
-            `noise_var` where it is known, otherwise `learned`.
-        """
+        """Return the noise variance of each measurement."""
         if self.noise_var is None:
             return learned[..., None].expand(*learned.shape, len(self.t))
         return self.noise_var.to(learned).expand(*learned.shape, -1)
@@ -239,22 +169,7 @@ class StandardObservations:
 def some_of(
     observations: "Sequence[StandardObservations]", most: int, generator: torch.Generator | None = None
 ) -> "tuple[StandardObservations, ...]":
-    """Draw a random subset of the measurements, in proportion from each set.
-
-    Parameters
-    ----------
-    observations : sequence of StandardObservations
-        Sets of measurements.
-    most : int
-        Number of measurements to keep in all; every set keeps at least one.
-    generator : torch.Generator, default None
-        Source of randomness; None: torch's default generator.
-
-    Returns
-    -------
-    tuple of StandardObservations
-        The subsets, or all measurements if there are no more than `most`.
-    """
+    """Draw a random subset of the measurements, in proportion from each set."""
     n = sum(len(seen.t) for seen in observations)
     if n <= most:
         return tuple(observations)
@@ -276,18 +191,7 @@ class Pointwise:
     """Index of the output, from 0."""
 
     def at(self, X: Any) -> Functionals:
-        """Place the functional at points.
-
-        Parameters
-        ----------
-        X : array-like of shape (m, d)
-            One point per row.
-
-        Returns
-        -------
-        Functionals
-            One functional per row of X; `Gradient` gives d per row.
-        """
+        """Place the functional at points."""
         raise NotImplementedError
 
 
@@ -305,11 +209,6 @@ class Value(Pointwise):
         ----------
         X : array-like of shape (m, d)
             One point per row.
-
-        Returns
-        -------
-        Functionals
-            One value per row of X.
         """
         points = _points(X)
         return Functionals(points[:, None], np.ones((len(points), 1)), None, self.output)
@@ -342,16 +241,6 @@ class Derivative(Pointwise):
         ----------
         X : array-like of shape (m, d)
             One point per row.
-
-        Returns
-        -------
-        Functionals
-            One derivative per row of X.
-
-        Raises
-        ------
-        InputError
-            If the points have no input `j`.
         """
         points = _points(X)
         if not 0 <= self.j < points.shape[1]:
@@ -375,11 +264,6 @@ class Gradient(Pointwise):
         ----------
         X : array-like of shape (m, d)
             One point per row.
-
-        Returns
-        -------
-        Functionals
-            m d derivatives: for each row of X, those with respect to every input.
         """
         points = _points(X)
         m, d = points.shape
@@ -398,16 +282,6 @@ def Sum(points: Any, weights: Any = None, *, output: int = 0) -> Functionals:
         Coefficients c_s; None: 1.
     output : int, default 0
         Index of the output.
-
-    Returns
-    -------
-    Functionals
-        The n sums.
-
-    Raises
-    ------
-    InputError
-        If points or weights have the wrong shape or are not finite.
 
     Examples
     --------
@@ -440,16 +314,6 @@ def Difference(x: Any, other: Any, *, output: int = 0) -> Functionals:
         Second points x'.
     output : int, default 0
         Index of the output.
-
-    Returns
-    -------
-    Functionals
-        m differences.
-
-    Raises
-    ------
-    InputError
-        If the two tables differ in shape.
     """
     X, other = _points(x), _points(other)
     if X.shape != other.shape:
@@ -469,36 +333,13 @@ def Integral(points: Any, volume: float = 1.0, *, output: int = 0) -> Functional
         Volume of each region.
     output : int, default 0
         Index of the output.
-
-    Returns
-    -------
-    Functionals
-        One integral per region.
     """
     sums = Sum(points, output=output)
     return Functionals(sums.points, sums.weights * (volume / sums.points.shape[1]), None, output)
 
 
 def functionals_at(functional: "Pointwise | Functionals", X: Any = None) -> Functionals:
-    """Return functionals with their points.
-
-    Parameters
-    ----------
-    functional : Pointwise or Functionals
-        A functional of one point, which needs `X`, or functionals that have their points.
-    X : array-like of shape (m, d), default None
-        Points for a `Pointwise` functional.
-
-    Returns
-    -------
-    Functionals
-        `functional.at(X)`, or `functional` itself.
-
-    Raises
-    ------
-    InputError
-        If `functional` is of another type, or `X` is missing or superfluous.
-    """
+    """Return functionals with their points."""
     if isinstance(functional, Functionals):
         if X is not None:
             raise InputError("these functionals already have points: omit X")
@@ -511,23 +352,7 @@ def functionals_at(functional: "Pointwise | Functionals", X: Any = None) -> Func
 
 
 def check_observations(observations: Any) -> "list[Observations]":
-    """Check that measurements were made by `Functionals.observed`.
-
-    Parameters
-    ----------
-    observations : iterable of Observations
-        The measurements.
-
-    Returns
-    -------
-    list of Observations
-        The same, as a list.
-
-    Raises
-    ------
-    InputError
-        If an entry is not an `Observations`.
-    """
+    """Check that measurements were made by `Functionals.observed`."""
     if isinstance(observations, Observations | Functionals):
         raise InputError("observations must be a list: wrap a single one in [...]")
     found = list(observations)

@@ -56,24 +56,7 @@ class ParquetSource(Pooled):
     def batches(
         self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
     ) -> Iterator[Batch]:
-        """One pass, in which each process reads consecutive rows of the order of row groups.
-
-        Parameters
-        ----------
-        size : int
-            Rows per batch, over all processes.
-        seed : int, default None
-            Seed of the order; None: rows come in their stored order.
-        first : int, default 0
-            Number of the first batch to yield; earlier ones are skipped.
-        process_group : ProcessGroup, default ONE
-            Processes that share the pass.
-
-        Yields
-        ------
-        Batch
-            The rows of this process in each batch.
-        """
+        """One pass, in which each process reads consecutive rows of the order of row groups."""
         totals = batch_lengths(self.n_rows, size)
         own = [process_group.local_count(total) for total in totals]
         start = sum(_rows_of(rank, process_group.world_size, totals) for rank in range(process_group.rank))
@@ -127,23 +110,7 @@ class ParquetSource(Pooled):
         return len(self.inputs)
 
     def read(self, unit: int) -> Columns:
-        """Read one row group.
-
-        Parameters
-        ----------
-        unit : int
-            Index of the row group.
-
-        Returns
-        -------
-        tuple of three arrays
-            Inputs, targets and weights (or None) of its rows.
-
-        Raises
-        ------
-        InputError
-            If a column has nulls.
-        """
+        """Read one row group."""
         group, pa = self._row_groups[unit], need("pyarrow", extra="parquet")
         kinds = _kinds(group)
         table = group.to_table(schema=pa.schema([(name, kinds[name]) for name in dict.fromkeys(self.columns)]))

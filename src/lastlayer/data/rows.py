@@ -83,11 +83,7 @@ class Data:
     def statistics(
         self, linear: Callable[[Tensor], Tensor], learned: Tensor | None = None, *, noise: NoiseStructure = "diagonal"
     ) -> Statistics:
-        """Statistics of linear features, computed chunk by chunk.
-
-        Where rows show different outputs, they are statistics of each output, or of each pattern of observed outputs if
-        the noise is correlated. `learned`, (q,), are the variances of the learned noise, where some noise is known.
-        """
+        """Statistics of linear features, computed chunk by chunk."""
         total: Statistics | None = None
         for part in self.chunks():
             Phi = affine_features(linear(part.X)).double()

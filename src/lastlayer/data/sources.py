@@ -1,9 +1,4 @@
-"""Sources of rows that may not fit into memory: passes over batches, in an order determined by a seed.
-
-`Source` is a small protocol; the other classes implement it. Rows on disk (memory maps, and Parquet files in `parquet`)
-are read unit by unit: a pass reads its units in random order, a pool of them at a time, and shuffles the rows of the
-pool. Reads are therefore contiguous on disk, and memory holds one pool.
-"""
+"""Sources of rows that may not fit into memory: passes over batches, in an order determined by a seed."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -60,20 +55,7 @@ class Batch:
 
     @classmethod
     def of(cls, parts: Iterable[Any], total: int) -> "Batch":
-        """Build a batch from arrays or tensors.
-
-        Parameters
-        ----------
-        parts : iterable of array-like or None
-            X, y and optionally weights; None entries are skipped.
-        total : int
-            Rows of this batch over all processes.
-
-        Returns
-        -------
-        Batch
-            The batch; a one-dimensional y becomes a column.
-        """
+        """Build a batch from arrays or tensors."""
         X, y, *weight = (torch.as_tensor(part) for part in parts if part is not None)
         return cls(X, y[:, None] if y.dim() == 1 else y, weight[0] if weight else None, total)
 
@@ -105,40 +87,12 @@ class Source(Protocol):
     def batches(
         self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
     ) -> Iterator[Batch]:
-        """One pass over the rows, in order or shuffled.
-
-        Parameters
-        ----------
-        size : int
-            Rows per batch, over all processes.
-        seed : int, default None
-            Seed of the order; None: rows come in their stored order.
-        first : int, default 0
-            Number of the first batch to yield; earlier ones are skipped.
-        process_group : ProcessGroup, default ONE
-            Processes that share the pass.
-
-        Yields
-        ------
-        Batch
-            The rows of this process in each batch.
-        """
+        """One pass over the rows, in order or shuffled."""
         ...
 
 
 def common_of(source: Source) -> dict[str, Any]:
-    """Describe what the sources of all processes must have in common, before any row is read.
-
-    Parameters
-    ----------
-    source : Source
-        The source of this process.
-
-    Returns
-    -------
-    dict
-        Class, rows, columns and a digest of the row groups, as far as they are known.
-    """
+    """Describe what the sources of all processes must have in common, before any row is read."""
     units = digest_of(source.unit_rows) if isinstance(source, Pooled) else None
     columns = getattr(source, "columns", None)
     return {"source": type(source).__name__, "rows": source.n_rows, "columns": columns, "digest of row groups": units}
@@ -163,24 +117,7 @@ class TensorSource:
     def batches(
         self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
     ) -> Iterator[Batch]:
-        """One pass over the rows, in order or shuffled.
-
-        Parameters
-        ----------
-        size : int
-            Rows per batch, over all processes.
-        seed : int, default None
-            Seed of the order; None: rows come in their stored order.
-        first : int, default 0
-            Number of the first batch to yield; earlier ones are skipped.
-        process_group : ProcessGroup, default ONE
-            Processes that share the pass.
-
-        Yields
-        ------
-        Batch
-            The rows of this process in each batch.
-        """
+        """One pass over the rows, in order or shuffled."""
         order: Tensor | None = None
         if seed is not None:
             generator = torch.Generator(self.X.device).manual_seed(seed)
@@ -233,29 +170,7 @@ class LoaderSource:
     def batches(
         self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
     ) -> Iterator[Batch]:
-        """One pass over the loader.
-
-        Parameters
-        ----------
-        size : int
-            Ignored: batches have the size of the loader's.
-        seed : int, default None
-            Seed of the loader's sampler; None: 0.
-        first : int, default 0
-            Number of the first batch to yield; earlier ones are skipped.
-        process_group : ProcessGroup, default ONE
-            Processes that share the pass, each with its own loader.
-
-        Yields
-        ------
-        Batch
-            The batches of this process.
-
-        Raises
-        ------
-        InputError
-            If the inputs are not one tensor, or a batch has another form.
-        """
+        """One pass over the loader."""
         for some in self.samples(seed=seed, first=first):
             if not isinstance(some.inputs, Tensor):
                 raise InputError(
@@ -265,20 +180,7 @@ class LoaderSource:
             yield Batch.of((some.inputs, some.y, some.weight), len(some) * process_group.world_size)
 
     def samples(self, *, seed: int | None = None, first: int = 0) -> Iterator[Samples]:
-        """Iterate over the batches once, in the loader's order, with inputs of any structure.
-
-        Parameters
-        ----------
-        seed : int, default None
-            Seed of the loader's sampler; None: 0.
-        first : int, default 0
-            Number of the first batch; earlier ones are skipped.
-
-        Returns
-        -------
-        iterator of Samples
-            The batches; the same for the same seed.
-        """
+        """Iterate over the batches once, in the loader's order, with inputs of any structure."""
         return map(self._parsed, itertools.islice(self._seeded(seed), first, None))
 
     def _parsed(self, item: Any) -> Samples:
@@ -331,31 +233,7 @@ class Scales:
 
 
 def scales_of(source: Source, size: int, *, process_group: ProcessGroup = ONE, digest: Digest | None = None) -> Scales:
-    """Compute the scalers from one pass over the rows of all processes.
-
-    Parameters
-    ----------
-    source : Source
-        The raw rows.
-    size : int
-        Rows per batch.
-    process_group : ProcessGroup, default ONE
-        Processes that share the pass.
-    digest : Digest, default None
-        If given, it is updated with the rows.
-
-    Returns
-    -------
-    Scales
-        Means and standard deviations of the columns, and the number of rows.
-
-    Raises
-    ------
-    InputError
-        If a value is not finite, or there are fewer than 2 rows.
-    MismatchError
-        If the rows of the processes differ in kind or number of batches.
-    """
+    """Compute the scalers from one pass over the rows of all processes."""
     total: Statistics | None = None
     n_rows, is_table, common = 0, True, Digest()
     found: dict[str, Any] = {"batches in a pass": 0}
@@ -401,24 +279,7 @@ class StandardizedSource:
     def batches(
         self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
     ) -> Iterator[Batch]:
-        """One pass over the standardised rows.
-
-        Parameters
-        ----------
-        size : int
-            Rows per batch, over all processes.
-        seed : int, default None
-            Seed of the order; None: rows come in their stored order.
-        first : int, default 0
-            Number of the first batch to yield; earlier ones are skipped.
-        process_group : ProcessGroup, default ONE
-            Processes that share the pass.
-
-        Yields
-        ------
-        Batch
-            The rows of this process in each batch.
-        """
+        """One pass over the standardised rows."""
         scales, inputs = self.scales, self.scales.inputs
         for batch in self.source.batches(size, seed=seed, first=first, process_group=process_group):
             X = batch.X if inputs is None else inputs.forward(batch.X)
@@ -430,20 +291,7 @@ class StandardizedSource:
 
 
 def check_finite(tensors: dict[str, Tensor], seen: int) -> None:
-    """Check that all values are finite and that their squares do not overflow.
-
-    Parameters
-    ----------
-    tensors : dict of str to Tensor
-        Tensors of a batch by name.
-    seen : int
-        Rows in earlier batches, for the message.
-
-    Raises
-    ------
-    InputError
-        If a value is not finite or too large; the message names the first such row.
-    """
+    """Check that all values are finite and that their squares do not overflow."""
     for name, values in tensors.items():
         fine = torch.isfinite(values) & (values.double().abs() <= LARGEST_TARGET)
         if not bool(fine.all()):
@@ -468,18 +316,7 @@ class Pooled:
         raise NotImplementedError
 
     def read(self, unit: int) -> Columns:
-        """Read one unit.
-
-        Parameters
-        ----------
-        unit : int
-            Index of the unit.
-
-        Returns
-        -------
-        tuple of three arrays
-            Inputs, targets and weights (or None) of its rows.
-        """
+        """Read one unit."""
         raise NotImplementedError
 
     @property
@@ -490,48 +327,14 @@ class Pooled:
     def batches(
         self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
     ) -> Iterator[Batch]:
-        """One pass; every process reads the same pools and keeps its share of each batch.
-
-        Parameters
-        ----------
-        size : int
-            Rows per batch, over all processes.
-        seed : int, default None
-            Seed of the order; None: rows come in their stored order.
-        first : int, default 0
-            Number of the first batch to yield; earlier ones are skipped.
-        process_group : ProcessGroup, default ONE
-            Processes that share the pass.
-
-        Yields
-        ------
-        Batch
-            The rows of this process in each batch.
-        """
+        """One pass; every process reads the same pools and keeps its share of each batch."""
         order = Order.of(self.unit_rows, seed)
         totals = batch_lengths(self.n_rows, size)
         for total, rows in zip(totals[first:], self.pieces(order, totals, size=size, first=first), strict=True):
             yield Batch.of(_taken(rows, slice(process_group.rank, None, process_group.world_size)), total)
 
     def pieces(self, order: "Order", lengths: list[int], *, size: int, first: int) -> Iterator[Columns]:
-        """Read the rows in pieces of given lengths, with one pool of units in memory at a time.
-
-        Parameters
-        ----------
-        order : Order
-            Units and rows of the pass.
-        lengths : list of int
-            Rows in each piece.
-        size : int
-            Rows per batch, which sets the smallest size of a pool.
-        first : int
-            Number of the first piece to yield.
-
-        Yields
-        ------
-        tuple of three arrays
-            Inputs, targets and weights (or None) of each piece.
-        """
+        """Read the rows in pieces of given lengths, with one pool of units in memory at a time."""
         at_least = max(4 * size, POOL_NUMBERS // max(self.n_inputs, 1))
         ends = np.cumsum(lengths)
         todo = [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)][first:]
@@ -569,39 +372,13 @@ class Order:
 
     @classmethod
     def of(cls, rows: Int[ndarray, " u"], seed: int | None) -> "Order":
-        """Order of a pass over all rows of all units.
-
-        Parameters
-        ----------
-        rows : ndarray of int
-            Rows in each unit.
-        seed : int or None
-            Seed of the order; None: stored order.
-
-        Returns
-        -------
-        Order
-            All units, each with all its rows.
-        """
+        """Order of a pass over all rows of all units."""
         rng = None if seed is None else np.random.default_rng(seed)
         units = np.arange(len(rows)) if rng is None else rng.permutation(len(rows))
         return cls(units, np.zeros_like(rows), rows[units], rng)
 
     def within(self, start: int, stop: int) -> "Order":
-        """Restrict the pass to a range of rows; units outside it are not read.
-
-        Parameters
-        ----------
-        start : int
-            First row.
-        stop : int
-            End of the range.
-
-        Returns
-        -------
-        Order
-            The units that hold these rows.
-        """
+        """Restrict the pass to a range of rows; units outside it are not read."""
         before = np.cumsum(self.rows) - self.rows
         starts, stops = (np.clip(at - before, 0, self.rows) for at in (start, stop))
         wanted = stops > starts
@@ -614,52 +391,17 @@ class Order:
         return self.stops - self.starts
 
     def kept(self, i: int) -> slice:
-        """Return the range of rows used from a unit.
-
-        Parameters
-        ----------
-        i : int
-            Position of the unit in the order.
-
-        Returns
-        -------
-        slice
-            Its rows.
-        """
+        """Return the range of rows used from a unit."""
         return slice(int(self.starts[i]), int(self.stops[i]))
 
     def pools(self, at_least: int) -> "list[Int[ndarray, ' n']]":
-        """Group the units into pools that are in memory together.
-
-        Parameters
-        ----------
-        at_least : int
-            Approximate number of rows per pool.
-
-        Returns
-        -------
-        list of ndarray
-            Positions of the units of each pool.
-        """
+        """Group the units into pools that are in memory together."""
         pool_of = np.cumsum(self.rows) // at_least
         return np.split(np.arange(len(self.units)), np.flatnonzero(np.diff(pool_of)) + 1)
 
 
 def batch_lengths(n_rows: int, size: int) -> list[int]:
-    """Compute the number of rows in each batch of a pass.
-
-    Parameters
-    ----------
-    n_rows : int
-        Rows in the pass.
-    size : int
-        Largest number of rows per batch.
-
-    Returns
-    -------
-    list of int
-        Rows in each batch.
-    """
+    """Compute the number of rows in each batch of a pass."""
     return [cut.stop - cut.start for cut in row_chunks(n_rows, size)]
 
 
@@ -705,18 +447,7 @@ class ArraySource(Pooled):
         return int(np.prod(self.X.shape[1:]))
 
     def read(self, unit: int) -> Columns:
-        """Read one unit.
-
-        Parameters
-        ----------
-        unit : int
-            Index of the unit.
-
-        Returns
-        -------
-        tuple of three arrays
-            Inputs, targets and weights (or None) of its rows.
-        """
+        """Read one unit."""
         rows = slice(unit * BLOCK_ROWS, (unit + 1) * BLOCK_ROWS)
         first, last = np.searchsorted(self._left_out, [rows.start, rows.stop])
         kept = lambda values: np.delete(values[rows], self._left_out[first:last] - rows.start, axis=0)

@@ -24,10 +24,7 @@ LARGEST_WEIGHT = 2.0**53
 
 
 def check_X(estimator: BaseEstimator, X: Any, *, reset: bool, nd: bool, ids: bool = False) -> ndarray:
-    """Return the inputs as a finite float array with the columns of `fit`: a table, or with `nd` more dimensions.
-
-    With `ids`, integers of any number of dimensions stay integers.
-    """
+    """Return the inputs as a finite float array with the columns of `fit`: a table, or with `nd` more dimensions."""
     with _refusing():
         checked: ndarray = validate_data(estimator, as_array(X), reset=reset, allow_nd=nd, **_kept(X, ids, reset=reset))
     check_finite(checked, "X", largest=LARGEST_INPUT)
@@ -37,11 +34,7 @@ def check_X(estimator: BaseEstimator, X: Any, *, reset: bool, nd: bool, ids: boo
 def check_Xy(
     estimator: BaseEstimator, X: Any, y: Any, *, reset: bool, nd: bool, partly: bool = False, ids: bool = False
 ) -> tuple[ndarray, ndarray]:
-    """Return inputs and targets of equal length, both finite; targets are 1-D or 2-D as given.
-
-    With `partly`, some of several targets may be missing (NaN), but not all of a row. With `ids`, integer inputs stay
-    integers.
-    """
+    """Return inputs and targets of equal length, both finite; targets are 1-D or 2-D as given."""
     given = np.asarray(y := as_array(y))
     missing = None
     if given.ndim and given.dtype.kind == "f":

@@ -1,7 +1,4 @@
-"""Learned dynamics with calibrated uncertainty: from measured episodes to one-step models and many-step predictions.
-
-Time is discrete: output y_k is measured at step k, and input u_k acts from step k to k + 1.
-"""
+"""Learned dynamics with calibrated uncertainty: from measured episodes to one-step models and many-step predictions."""
 
 from lastlayer.dynamics.data import Episode, EpisodeFolds, Lags, LagTable, Windows
 from lastlayer.dynamics.model import DynamicsModel, StepScores, best_propagation, multi_step_scores, one_step_scores

@@ -1,8 +1,4 @@
-"""Measured episodes, the regression rows made from them, and splits of those rows.
-
-NARX: y_{k+1} = f(y_k, ..., y_{k-l+1}, u_k, ..., u_{k-n+1}). With one lag of each, and outputs that are the whole state,
-it is a state-space model. Rows of one episode share measurements, so they are held out together.
-"""
+"""Measured episodes, the regression rows made from them, and splits of those rows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -82,13 +78,7 @@ class Episode:
 
 
 def check_episodes(episodes: Any) -> list[Episode]:
-    """Check that all episodes have the same numbers of outputs and inputs.
-
-    Parameters
-    ----------
-    episodes : Episode or sequence of Episode
-        The episodes to check.
-    """
+    """Check that all episodes have the same numbers of outputs and inputs."""
     listed = [episodes] if isinstance(episodes, Episode) else list(episodes)
     wrong = [type(e).__name__ for e in listed if not isinstance(e, Episode)]
     if wrong or not listed:

@@ -1,9 +1,4 @@
-"""Cross-fitting: networks are calibrated on the rows they did not see, and become the members of the mixture.
-
-Network i does not see fold i of a random partition, and neither does its last layer: the network that is evaluated on
-those rows is the one that predicts. So no network is trained for calibration alone, except those that hold out a whole
-block, which measure how errors grow with distance.
-"""
+"""Cross-fitting: networks are calibrated on the rows they did not see, and become the members of the mixture."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -71,11 +66,7 @@ class CrossFit:
         return self.mixture(folds.partitions[0]) if mixture else self.selected_prior(folds)
 
     def mixture(self, splits: Sequence[Split]) -> Ensemble:
-        """Train networks of every family as one batch, each of them with one split held out.
-
-        Members are the networks of random splits, or if there are none, networks trained on all rows. The Gaussian
-        process is one member, fitted to all rows: it gains nothing from others of its kind.
-        """
+        """Train networks of every family as one batch, each of them with one split held out."""
         settings = self.trainer.settings
         every = self._every(splits, settings.n_members)
         tasks = [FitTask(split, 0, i, family) for family in settings.families for i, split in enumerate(splits)]
@@ -87,10 +78,7 @@ class CrossFit:
         return self._ensemble(self._fit(tasks, f"training {to_train} networks"), None, {})
 
     def selected_prior(self, folds: Folds) -> Ensemble:
-        """Select the prior precision on trial splits, train the remaining networks, and assemble the members.
-
-        Members are the networks of random splits, or if there are none, networks trained on all rows.
-        """
+        """Select the prior precision on trial splits, train the remaining networks, and assemble the members."""
         settings = self.trainer.settings
         wanted = [FitTask(split, r, i) for r, splits in enumerate(folds.partitions) for i, split in enumerate(splits)]
         every = self._every([split for splits in folds.partitions for split in splits], settings.n_members)
@@ -123,8 +111,6 @@ class CrossFit:
 
     def _inside(self, fits: Sequence[FoldFit]) -> dict[Family, float]:
         """Largest leave-one-out costs of training rows, by the Gaussian process and the additive model with most rows.
-
-        Held-out rows of given splits may all lie outside the data, such as the future.
         """
         groups = {family: [fit for fit in fits if fit.task.family == family] for family in (FOURIER, ADDITIVE)}
         return {family: self._largest_cost(own) for family, own in groups.items() if own}
@@ -197,11 +183,7 @@ class CrossFit:
         return coupled_layer(seen, bias_prior=self.trainer.settings.bias_prior)
 
     def _member(self, fit: FoldFit) -> Member:
-        """The member of a fit, which learns its held-out rows only if they change it little.
-
-        Then they are added to its last layer, with alpha and noise unchanged, because the curve was calibrated with
-        them.
-        """
+        """The member of a fit, which learns its held-out rows only if they change it little."""
         held, posterior = fit.task.split.held, fit.layer.posterior
         if not len(held):
             return fit.member

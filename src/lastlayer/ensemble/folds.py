@@ -21,16 +21,6 @@ def blocked_folds(X: Float[ndarray, "m d"], k: int) -> list[Int[ndarray, " r"]]:
         The table.
     k : int
         Number of blocks.
-
-    Returns
-    -------
-    list of ndarray
-        Row indices of each block.
-
-    Raises
-    ------
-    InputError
-        If k does not lie between 2 and the number of rows.
     """
     m = len(X)
     if not 2 <= k <= m:
@@ -39,20 +29,7 @@ def blocked_folds(X: Float[ndarray, "m d"], k: int) -> list[Int[ndarray, " r"]]:
 
 
 def outer_folds(X: Float[ndarray, "m d"], inner: Sequence[float]) -> list[Int[ndarray, " r"]]:
-    """Select the rows farthest from the centre of a table, in standardised inputs.
-
-    Parameters
-    ----------
-    X : ndarray of shape (m, d)
-        The table.
-    inner : sequence of float
-        For each fold, the share of rows that are not selected.
-
-    Returns
-    -------
-    list of ndarray
-        Row indices of each fold.
-    """
+    """Select the rows farthest from the centre of a table, in standardised inputs."""
     order = np.argsort((_standardised(X) ** 2).sum(1), kind="stable")
     return [order[max(2, round(share * len(order))) :] for share in inner]
 

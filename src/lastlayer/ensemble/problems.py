@@ -49,12 +49,7 @@ def mini_batches(
 def checkpoint_of(
     path: Path, architecture: Architecture, network: nn.Module, prior_precisions: Any, data: dict[str, Any]
 ) -> Checkpoint:
-    """Checkpoint of a new training, identified by all settings but the device, the user's network, and the data.
-
-    A user's module is identified by its weights as well. A callable is identified by its module and name, and by the
-    layout of the network that it returns, so that a lambda or a closure that returns the same kind of network is the
-    same.
-    """
+    """Checkpoint of a new training, identified by all settings but the device, the user's network, and the data."""
     backbone = architecture.backbone
     content = {name: value for name, value in architecture.settings.to_json().items() if name != "device"}
     content["backbone"] = None if backbone is None else digest_of(layout_of(network))

@@ -17,11 +17,7 @@ SHELLS = (0.4, 0.6, 0.8)
 
 @dataclass(frozen=True)
 class Split:
-    """Training rows, held-out rows, and the kind of the split.
-
-    "random" rows measure interpolation, "blocked" rows and those of a "shell" measure extrapolation, and "given" rows
-    come from the user's splitter.
-    """
+    """Training rows, held-out rows, and the kind of the split."""
 
     train: Int[ndarray, " r"]
     held: Int[ndarray, " h"]
@@ -108,10 +104,7 @@ def folds_for(
     splitter: Any = None,
     groups: Any = None,
 ) -> Folds:
-    """Splits that the settings prescribe.
-
-    `together` is the index of each row's group, which is never split; `groups` are passed to the user's splitter.
-    """
+    """Splits that the settings prescribe."""
     rng, calibration = np.random.default_rng(settings.seed), settings.calibration
     together = np.arange(len(X)) if together is None else together
     m = int(together.max()) + 1

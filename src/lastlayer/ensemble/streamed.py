@@ -34,11 +34,7 @@ class Streamed:
 def train_on_source(
     source: Source, architecture: Architecture, *, checkpoint: Path | None = None, progress: bool = False
 ) -> Streamed:
-    """Train one network on a source of batches.
-
-    There is one pass for the scales, `max_epochs` passes for the network and one for the exact last layer. Processes
-    whose settings or data differ are refused before training, and all of them end with the network of the first.
-    """
+    """Train one network on a source of batches."""
     s, process_group = architecture.settings, ProcessGroup.current()
     assert s.batch_size is not None
     device, family = s.torch_device, s.families[0]

@@ -158,10 +158,7 @@ class Trainer:
         return networks
 
     def _fourier(self, tasks: list[FitTask]) -> list[nn.Module]:
-        """Random frequencies, with length scales by the evidence of at most `MOST_ROWS` rows.
-
-        Always float64: there may be more features than rows.
-        """
+        """Random frequencies, with length scales by the evidence of at most `MOST_ROWS` rows."""
         generators = [task.generator(self.settings.seed) for task in tasks]
         some = lambda rows, g: rows[torch.randperm(len(rows), generator=g).numpy()[:MOST_ROWS]]
         known, outputs = self._lengths_by

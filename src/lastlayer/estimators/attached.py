@@ -42,20 +42,7 @@ class AttachedRegressor(BLLRegressor):
     """
 
     def fit(self, *_: Any, **__: Any) -> "AttachedRegressor":
-        """Raise an error: the network was trained elsewhere.
-
-        Parameters
-        ----------
-        *_ : Any
-            Ignored.
-        **__ : Any
-            Ignored.
-
-        Raises
-        ------
-        InputError
-            Always; call `lastlayer.attach` again instead.
-        """
+        """Raise an error: the network was trained elsewhere."""
         raise InputError("an attached model is not trained: call lastlayer.attach(network, loader) again")
 
     def features(self, X: Any) -> Float[ndarray, "n k"]:
@@ -65,11 +52,6 @@ class AttachedRegressor(BLLRegressor):
         ----------
         X : Tensor, tuple of Tensor or dict of str to Tensor
             Inputs of the network.
-
-        Returns
-        -------
-        ndarray of shape (n, k)
-            Features, in the order of the flattened positions.
         """
         return _rows(self._features(as_inputs(X)))
 
@@ -84,16 +66,6 @@ class AttachedRegressor(BLLRegressor):
             Whether to return the standard deviation, noise included, as well.
         return_cov : bool, default False
             Not supported; use `joint`.
-
-        Returns
-        -------
-        ndarray, or tuple of two of them
-            Mean, or mean and standard deviation, shaped like the targets.
-
-        Raises
-        ------
-        InputError
-            If `return_cov` is set.
         """
         if return_cov:
             raise InputError("return_cov needs one row per sample: use joint(X), whose rows are the positions")
@@ -103,13 +75,7 @@ class AttachedRegressor(BLLRegressor):
         return (mean, std) if return_std else mean
 
     def module(self) -> "AttachedPredictor":  # type: ignore[override]
-        """Return network and predictive formula as a `torch.nn.Module`, called as the network is.
-
-        Returns
-        -------
-        AttachedPredictor
-            A copy; the last axis of its outputs indexes the targets.
-        """
+        """Return network and predictive formula as a `torch.nn.Module`, called as the network is."""
         return AttachedPredictor(copied(self._network), self._fitted().module())
 
     def _packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -166,51 +132,18 @@ class AttachedRegressor(BLLRegressor):
 
 
 class AttachedPredictor(nn.Module):
-    """The network and the predictive formula of its last layer, as one module.
-
-    Parameters
-    ----------
-    network : torch.nn.Module
-        Feature extractor.
-    predictor : Predictor
-        Predictive formula on its features.
-    """
+    """The network and the predictive formula of its last layer, as one module."""
 
     def __init__(self, network: nn.Module, predictor: Predictor) -> None:
         super().__init__()
         self.network, self.predictor = network, predictor
 
     def train(self, mode: bool = True) -> "AttachedPredictor":
-        """Keep the module in evaluation mode.
-
-        Parameters
-        ----------
-        mode : bool, default True
-            Ignored.
-
-        Returns
-        -------
-        AttachedPredictor
-            The module itself.
-        """
+        """Keep the module in evaluation mode."""
         return super().train(False)
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> dict[str, Tensor]:
-        """Predict the moments of the targets at every position.
-
-        Parameters
-        ----------
-        *args : Tensor
-            Positional inputs of the network.
-        **kwargs : Tensor
-            Named inputs of the network.
-
-        Returns
-        -------
-        dict of str to Tensor
-            "mean", "var", "epistemic_var" and "noise_var" of shape (*positions, q), "affine_cost" of shape
-            (*positions).
-        """
+        """Predict the moments of the targets at every position."""
         phi_tilde = output_tensor(self.network(*args, **kwargs))
         where = phi_tilde.shape[:-1]
         said = self.predictor(phi_tilde.flatten(0, -2))
@@ -218,41 +151,12 @@ class AttachedPredictor(nn.Module):
 
 
 def outputs_axis(network: nn.Module) -> int:
-    """Return the axis of the targets that indexes the outputs.
-
-    Parameters
-    ----------
-    network : torch.nn.Module
-        Feature extractor.
-
-    Returns
-    -------
-    int
-        -1, or 1 where the replaced layer is a convolution.
-    """
+    """Return the axis of the targets that indexes the outputs."""
     return 1 if isinstance(network, FeatureExtractor) and network.channels_first else -1
 
 
 def features_at(network: nn.Module, inputs: Inputs) -> Float[Tensor, "*s k"]:
-    """Compute the linear features of every position of a batch.
-
-    Parameters
-    ----------
-    network : torch.nn.Module
-        Feature extractor.
-    inputs : Tensor, tuple of Tensor or dict of str to Tensor
-        Inputs of the network.
-
-    Returns
-    -------
-    Tensor of shape (*positions, k)
-        Features without the column of ones.
-
-    Raises
-    ------
-    InputError
-        If the network returns fewer than two dimensions.
-    """
+    """Compute the linear features of every position of a batch."""
     phi_tilde = output_tensor(call(network, inputs))
     if phi_tilde.dim() < 2:
         raise InputError(
@@ -263,29 +167,7 @@ def features_at(network: nn.Module, inputs: Inputs) -> Float[Tensor, "*s k"]:
 
 
 def labelled_rows(phi_tilde: Float[Tensor, "*s k"], samples: Samples, *, axis: int = -1) -> Data:
-    """Collect one row per position that has a target.
-
-    Positions without a target are NaN, or -100 in integer targets, or masked by an input named attention_mask.
-
-    Parameters
-    ----------
-    phi_tilde : Tensor of shape (*positions, k)
-        Features of a batch.
-    samples : Samples
-        The batch.
-    axis : int, default -1
-        Axis of the targets that indexes the outputs.
-
-    Returns
-    -------
-    Data
-        Features, targets in float64 and weights.
-
-    Raises
-    ------
-    InputError
-        If features and targets do not match, or only some targets of a position are missing.
-    """
+    """Collect one row per position that has a target."""
     T, weight, where = samples.y, samples.weight, phi_tilde.shape[:-1]
     T = T.movedim(axis, -1) if T.dim() > len(where) else T
     T = T[..., None] if T.dim() == len(where) else T

@@ -35,18 +35,7 @@ Parameters = ParamSpec("Parameters")
 
 
 def with_gradients(made: Callable[Parameters, Value]) -> Callable[Parameters, Value]:
-    """Run a function with gradients enabled, also under `torch.no_grad()` and `torch.inference_mode()`.
-
-    Parameters
-    ----------
-    made : callable
-        A function that makes or changes a model.
-
-    Returns
-    -------
-    callable
-        The function with the same signature.
-    """
+    """Run a function with gradients enabled, also under `torch.no_grad()` and `torch.inference_mode()`."""
 
     @wraps(made)
     def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Value:
@@ -65,39 +54,11 @@ class BaseRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     _y_ndim: int
 
     def predictive(self, X: Any, *, noise: bool = True) -> Prediction:
-        """Compute the predictive distribution at the rows of X.
-
-        Parameters
-        ----------
-        X : array-like of shape (m, d)
-            Inputs.
-        noise : bool, default True
-            Whether to include the noise; False: the distribution of the function.
-
-        Returns
-        -------
-        Prediction
-            The distribution, in target units.
-        """
+        """Compute the predictive distribution at the rows of X."""
         raise NotImplementedError
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """Predict the mean of the targets, and their standard deviation on request.
-
-        Parameters
-        ----------
-        X : array-like of shape (m, d)
-            Inputs.
-        return_std : bool, default False
-            Whether to return the standard deviation as well, noise included.
-
-        Returns
-        -------
-        mean : ndarray of shape (m,) or (m, q)
-            The mean, shaped like y in `fit`.
-        std : ndarray of shape (m,) or (m, q)
-            The standard deviation; only with `return_std`.
-        """
+        """Predict the mean of the targets, and their standard deviation on request."""
         p = self.predictive(X)
         return (p.mean, p.std) if return_std else p.mean
 
@@ -125,38 +86,12 @@ class BaseRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
 
 def random_numbers(random_state: Any) -> np.random.RandomState:
-    """Create a random number generator from a `random_state`.
-
-    As scikit-learn's `check_random_state`, except that None gives a new seed: NumPy's global state is neither read
-    nor changed.
-
-    Parameters
-    ----------
-    random_state : int, RandomState or None
-        The seed or generator.
-
-    Returns
-    -------
-    numpy.random.RandomState
-        The generator.
-    """
+    """Create a random number generator from a `random_state`."""
     return check_random_state(int(np.random.default_rng().integers(2**32)) if random_state is None else random_state)
 
 
 class ScaledData:
-    """Training rows in original units, with the scalers that standardise them.
-
-    Parameters
-    ----------
-    X : Tensor of shape (m, ...)
-        Inputs.
-    y : Tensor of shape (m, q)
-        Targets; NaN where missing.
-    weight : Tensor of shape (m,) or None
-        Sample weights.
-    noise_std : Tensor of shape (m, q) or None, default None
-        Known noise standard deviations.
-    """
+    """Training rows in original units, with the scalers that standardise them."""
 
     def __init__(
         self, X: Tensor, y: Float[Tensor, "m q"], weight: Tensor | None, noise_std: Float[Tensor, "m q"] | None = None
@@ -169,13 +104,7 @@ class ScaledData:
         self.targets = Standardizer.fit(y, sample_weight=weight)
 
     def check(self) -> None:
-        """Check that float64 can represent standardised values and variances in original units.
-
-        Raises
-        ------
-        InputError
-            If numbers lie too far apart, or targets differ by too little.
-        """
+        """Check that float64 can represent standardised values and variances in original units."""
         if self.inputs is not None:
             self.inputs.check_reach(self.X.numpy(), "X")
         self.targets.check_reach(self.y.numpy(), "y")
@@ -186,13 +115,7 @@ class ScaledData:
             )
 
     def merged(self) -> "ScaledData":
-        """Merge identical rows, and add up their weights.
-
-        Returns
-        -------
-        ScaledData
-            The distinct rows; the same object if fewer than two are distinct.
-        """
+        """Merge identical rows, and add up their weights."""
         weight = None if self.weight is None else self.weight.numpy()
         kept, place, weight = copies.distinct(self.X.numpy(), self.y.numpy(), weight)
         if len(kept) < 2:
@@ -202,23 +125,11 @@ class ScaledData:
         return merged
 
     def logged(self) -> "ScaledData":
-        """Replace the targets by their logarithms.
-
-        Returns
-        -------
-        ScaledData
-            The same rows with log targets.
-        """
+        """Replace the targets by their logarithms."""
         return ScaledData(self.X, self.y.log(), self.weight, self.noise_std)
 
     def copies(self) -> Int[ndarray, " m"]:
-        """Group rows that are nearly equal.
-
-        Returns
-        -------
-        ndarray of shape (m,)
-            Index of each row's group.
-        """
+        """Group rows that are nearly equal."""
         assert self.inputs is not None
         return copies.near_groups(
             self.inputs.forward(self.X).double().numpy(), self.targets.forward(self.y).double().numpy()
@@ -235,22 +146,7 @@ class ScaledData:
         return self.noise_std is None and not bool(self.y.isnan().any())
 
     def to(self, device: torch.device, dtype: torch.dtype, observations: Sequence[Observations] = ()) -> Data:
-        """Standardise rows and observations for training.
-
-        Parameters
-        ----------
-        device : torch.device
-            Where to put them.
-        dtype : torch.dtype
-            Type of the inputs; targets are float64.
-        observations : sequence of Observations, default ()
-            Measurements of functionals.
-
-        Returns
-        -------
-        Data
-            What training reads.
-        """
+        """Standardise rows and observations for training."""
         Z = self.X if self.inputs is None else self.inputs.forward(self.X)
         weight = None if self.weight is None else self.weight.to(device)
         T, noise_var = self.targets.forward(self.y).to(device), None
@@ -266,13 +162,7 @@ class ScaledData:
 
 
 class FromFitted(Generic[Value]):
-    """Read-only attribute of a regressor that is computed from its fitted value.
-
-    Parameters
-    ----------
-    read : callable
-        Function of the `Fitted` value.
-    """
+    """Read-only attribute of a regressor that is computed from its fitted value."""
 
     def __init__(self, read: Callable[[Fitted], Value]) -> None:
         self.read = read
@@ -313,11 +203,6 @@ class LastLayerRegressor(BaseRegressor):
             The standard deviation; only with `return_std`.
         cov : ndarray of shape (m, m) or (m, m, q)
             The covariance, one matrix per output; only with `return_cov`.
-
-        Raises
-        ------
-        InputError
-            If X does not match the training inputs, or both `return_std` and `return_cov` are set.
         """
         if return_std and return_cov:
             raise InputError("return_std and return_cov are both set: set one; the diagonal of the covariance is std^2")
@@ -339,16 +224,6 @@ class LastLayerRegressor(BaseRegressor):
             Inputs.
         noise : bool, default True
             Whether to include the noise; False: the distribution of the function.
-
-        Returns
-        -------
-        Prediction
-            The distribution in target units; its results are shaped like y in `fit`, (m,) or (m, q).
-
-        Raises
-        ------
-        InputError
-            If X does not match the training inputs.
         """
         return self._fitted().predictive(self._checked(X), noise=noise)
 
@@ -361,11 +236,6 @@ class LastLayerRegressor(BaseRegressor):
             Inputs.
         noise : bool, default True
             Whether to include the noise; False: the distribution of the function.
-
-        Returns
-        -------
-        JointPrediction
-            The joint distribution.
         """
         return self._fitted().joint(self._checked(X), noise=noise)
 
@@ -384,11 +254,6 @@ class LastLayerRegressor(BaseRegressor):
             Seed of the draws.
         noise : bool, default True
             Whether to add noise, independent between points; False: draws of the function.
-
-        Returns
-        -------
-        ndarray of shape (m, n_samples) or (m, q, n_samples)
-            The draws; the second shape for 2-D targets.
         """
         fitted, rng = self._fitted(), random_numbers(random_state)
         draws = fitted.sample(self._checked(X), n_samples, rng, noise=noise)
@@ -404,11 +269,6 @@ class LastLayerRegressor(BaseRegressor):
         X : array-like of shape (m, d), default None
             Points at which to evaluate a pointwise functional; None if the functional has its points.
 
-        Returns
-        -------
-        FunctionalPrediction
-            The joint Gaussian of the functionals.
-
         Examples
         --------
         >>> model.predictive_of(Derivative(0), X)  # derivatives with respect to the first input  # doctest: +SKIP
@@ -422,11 +282,6 @@ class LastLayerRegressor(BaseRegressor):
         ----------
         functionals : sequence of Functionals
             The functionals, each with its points.
-
-        Returns
-        -------
-        FunctionalPrediction
-            The joint Gaussian of all of them, in the given order.
         """
         return self._fitted().predictive_of(functionals)
 
@@ -438,11 +293,6 @@ class LastLayerRegressor(BaseRegressor):
         ----------
         observations : sequence of Observations
             The measurements (see `lastlayer.observe`).
-
-        Returns
-        -------
-        LastLayerRegressor
-            The updated estimator itself.
         """
         self.fitted_ = revisions.with_observations(self._fitted(), check_observations(observations))
         return self
@@ -454,11 +304,6 @@ class LastLayerRegressor(BaseRegressor):
         ----------
         X : array-like of shape (m, d)
             Inputs.
-
-        Returns
-        -------
-        Extrapolation
-            The affine cost of each point, and its quantile among those of the training points.
         """
         return self._fitted().extrapolation(self._checked(X))
 
@@ -467,11 +312,6 @@ class LastLayerRegressor(BaseRegressor):
 
         Exports to ONNX and torch.export start from it. It maps a batch in original units to a dictionary of tensors
         with the quantities of `predictive`: mean, var, epistemic_var, noise_var, affine_cost.
-
-        Returns
-        -------
-        Predictor
-            An independent copy on the model's device; `.to(...)` moves it.
         """
         return self._fitted().module()
 
@@ -516,11 +356,6 @@ class LastLayerRegressor(BaseRegressor):
         ----------
         log_alpha : float
             The logarithm of the new `alpha_`.
-
-        Returns
-        -------
-        LastLayerRegressor
-            The view; the estimator itself is unchanged.
         """
         return self.with_fitted(revisions.at_alpha(self._fitted(), log_alpha))
 
@@ -536,11 +371,6 @@ class LastLayerRegressor(BaseRegressor):
             Inputs of the validation rows.
         y : array-like of shape (m,) or (m, q)
             Their targets.
-
-        Returns
-        -------
-        LastLayerRegressor
-            The tuned estimator itself; `alpha_curve_` holds the LPD against alpha.
         """
         self.fitted_, self.alpha_curve_ = revisions.tune_alpha(self._fitted(), self._rows(X, y))
         return self
@@ -558,11 +388,6 @@ class LastLayerRegressor(BaseRegressor):
             Inputs of the held-out rows.
         y : array-like of shape (m,) or (m, q)
             Their targets.
-
-        Returns
-        -------
-        LastLayerRegressor
-            The calibrated estimator itself.
         """
         fitted = self._fitted()
         self.fitted_ = revisions.calibrate(fitted, revisions.held_out_points(fitted, self._rows(X, y)))
@@ -580,11 +405,6 @@ class LastLayerRegressor(BaseRegressor):
             Inputs of the new rows.
         y : array-like of shape (m,) or (m, q)
             Their targets.
-
-        Returns
-        -------
-        LastLayerRegressor
-            The estimator itself.
         """
         self.fitted_ = revisions.conformalize(self._fitted(), *self._checked_rows(X, y))
         return self
@@ -607,16 +427,6 @@ class LastLayerRegressor(BaseRegressor):
             Weight of each row.
         forgetting : float, default 1.0
             Factor by which old rows, but not the prior, are down-weighted first.
-
-        Returns
-        -------
-        LastLayerRegressor
-            The updated estimator itself.
-
-        Raises
-        ------
-        InputError
-            If the rows do not match the training data, or `forgetting` is not in (0, 1].
         """
         if not 0 < forgetting <= 1:
             raise InputError(f"forgetting={forgetting} must be above 0 and at most 1: the weight that old rows keep")
@@ -636,16 +446,6 @@ class LastLayerRegressor(BaseRegressor):
             Targets.
         sample_weight : array-like of shape (m,), default None
             The weight that each row has now.
-
-        Returns
-        -------
-        LastLayerRegressor
-            The updated estimator itself.
-
-        Raises
-        ------
-        InputError
-            If the rows cannot have been added before; the model is then unchanged.
         """
         rows = self._rows(X, y, sample_weight)
         self.fitted_ = revisions.without_rows(self._fitted(), rows)
@@ -656,28 +456,12 @@ class LastLayerRegressor(BaseRegressor):
         """Re-estimate alpha and noise from the current rows by maximising the evidence; the features are unchanged.
 
         The calibration curve is kept, in units of the new noise. A tuned alpha keeps its distance from alpha*.
-
-        Returns
-        -------
-        LastLayerRegressor
-            The updated estimator itself.
         """
         self.fitted_ = revisions.reestimate(self._fitted())
         return self
 
     def with_fitted(self: Self, fitted: Fitted) -> Self:
-        """Return a model with the same parameters and another fitted value.
-
-        Parameters
-        ----------
-        fitted : Fitted
-            The fitted value.
-
-        Returns
-        -------
-        LastLayerRegressor
-            The new model; the estimator itself is unchanged.
-        """
+        """Return a model with the same parameters and another fitted value."""
         view = object.__new__(type(self))
         vars(view).update(vars(self))
         view.fitted_ = fitted

@@ -43,10 +43,7 @@ def in_fit_context(method: Callable[Concatenate[Estimator, P], Result]) -> Calla
 
 @contextmanager
 def threads(n_jobs: int | None) -> Iterator[None]:
-    """Context in which torch, BLAS and OpenMP use `n_jobs` threads; None changes nothing.
-
-    Negative numbers count down from all cores, as in joblib: -1 is all of them, -2 all but one.
-    """
+    """Context in which torch, BLAS and OpenMP use `n_jobs` threads; None changes nothing."""
     if n_jobs is None:
         yield
         return

@@ -88,11 +88,6 @@ class HeldOutRows:
         ----------
         X : array of shape (m, d)
             The inputs of `rows`, in order; values may be changed, as permutation importance does.
-
-        Returns
-        -------
-        Prediction
-            In the order of `rows`. Correlations between outputs are averaged over the folds.
         """
         X = np.asarray(as_array(X))
         if len(X) != len(self.rows):

@@ -77,16 +77,8 @@ def attach(
         Network and columns must be the same on all processes; buffers, such as those of batch norm, are taken from the
         first process.
 
-    Returns
-    -------
-    BLLRegressor
-        The fitted model; an `AttachedRegressor` for inputs other than one floating-point tensor, or for several rows
-        per sample.
-
     Raises
     ------
-    InputError
-        If the loader yields no batch, values are not finite, or no layer matches the targets.
     MismatchError
         If network or columns differ between processes.
 

@@ -285,16 +285,6 @@ class BLLRegressor(LastLayerRegressor):
             never held out.
         progress : bool, default None
             Whether to show the stage of the fit and the time left; None: the parameter `progress` of the estimator.
-
-        Returns
-        -------
-        BLLRegressor
-            The fitted estimator itself.
-
-        Raises
-        ------
-        InputError
-            If the data or a parameter cannot be used; the message names it and what to give instead.
         """
         self._forget()
         mapped = isinstance(X, np.memmap) and self.batch_size is not None and self.n_members in ("auto", 1)
@@ -375,11 +365,6 @@ class BLLRegressor(LastLayerRegressor):
         progress : bool, default None
             Whether to show a progress bar; None: the parameter `progress` of the estimator.
 
-        Returns
-        -------
-        BLLRegressor
-            The fitted estimator itself.
-
         Raises
         ------
         MismatchError
@@ -448,11 +433,6 @@ class BLLRegressor(LastLayerRegressor):
             Targets.
         sample_weight : array-like of shape (m,), default None
             Weight of each row.
-
-        Returns
-        -------
-        BLLRegressor
-            The fitted estimator itself.
         """
         return self.update(X, y, sample_weight) if hasattr(self, "fitted_") else self.fit(X, y, sample_weight)
 
@@ -469,15 +449,7 @@ class BLLRegressor(LastLayerRegressor):
         files.write(path, *self.packed())
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the contents of a model file.
-
-        Returns
-        -------
-        tensors : dict of str to Tensor
-            Arrays of the fitted model.
-        header : dict
-            Everything else, as JSON can hold it.
-        """
+        """Return the contents of a model file."""
         kept = set(BLLRegressor._get_param_names()) - {"backbone", "random_state", "checkpoint", "training"}
         parameters = {name: getattr(self, name) for name in sorted(kept)}
         parameters["hidden"] = self.hidden if self.hidden == "auto" else [int(width) for width in self.hidden]
@@ -605,25 +577,7 @@ class BLLRegressor(LastLayerRegressor):
 
 
 def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> BLLRegressor:
-    """Load a model that `BLLRegressor.save` wrote.
-
-    Parameters
-    ----------
-    path : str or path
-        The model file.
-    backbone : torch.nn.Module, default None
-        A module of the same architecture, if the model was fitted with a backbone.
-
-    Returns
-    -------
-    BLLRegressor
-        The fitted estimator.
-
-    Raises
-    ------
-    ModelFileError
-        If the file is damaged or does not hold such a model.
-    """
+    """Load a model that `BLLRegressor.save` wrote."""
     tensors, header = files.read(path)
     if "online" in header:
         raise files.ModelFileError(f"{path} holds an OnlineModel: use OnlineModel.load(path)")
@@ -634,24 +588,7 @@ def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> 
 def unpacked(
     path: str | os.PathLike[str], tensors: dict[str, Tensor], header: dict[str, Any], backbone: nn.Module | None
 ) -> BLLRegressor:
-    """Restore a model from the contents of a file, see `BLLRegressor.packed`.
-
-    Parameters
-    ----------
-    path : str or path
-        The file they were read from, for messages.
-    tensors : dict of str to Tensor
-        Arrays of the fitted model.
-    header : dict
-        Everything else.
-    backbone : torch.nn.Module or None
-        A module of the same architecture, if the model was fitted with a backbone.
-
-    Returns
-    -------
-    BLLRegressor
-        The fitted estimator.
-    """
+    """Restore a model from the contents of a file, see `BLLRegressor.packed`."""
     from lastlayer.estimators.attached import AttachedRegressor  # a subclass of BLLRegressor: circular at the top
 
     settings = header.get("settings")

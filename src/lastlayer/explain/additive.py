@@ -1,8 +1,4 @@
-"""The effect of each input, read from the additive members of a mixture.
-
-The last layer on piecewise-linear encoded inputs is an additive model: its mean is a sum of one function per input.
-Each of these functions can be drawn as a curve, with a band from the exact posterior of the weights.
-"""
+"""The effect of each input, read from the additive members of a mixture."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,16 +51,6 @@ def additive_effects(model: Any, *, names: Sequence[str] | None = None, n: int =
         Names of the inputs; by default, those of the training table.
     n : int, default 101
         Number of values of each input.
-
-    Returns
-    -------
-    list of Effect
-        One effect per input, in the order of the inputs.
-
-    Raises
-    ------
-    InputError
-        If the model has no additive members.
 
     Examples
     --------

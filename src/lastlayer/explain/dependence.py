@@ -86,16 +86,6 @@ def partial_dependence(
     max_rows : int, default 100
         If X has more rows, a random subset of this size is used, the same in every call.
 
-    Returns
-    -------
-    list of Dependence
-        One item per input, in the order of the inputs.
-
-    Raises
-    ------
-    InputError
-        If X is not a table of finite numbers, or an input of several columns has no grid.
-
     Examples
     --------
     >>> import numpy as np

@@ -60,16 +60,6 @@ def permutation_importance(
     random_state : int, default 0
         Seed of the shuffles.
 
-    Returns
-    -------
-    list of Importance
-        One item per input, in the order of the inputs.
-
-    Raises
-    ------
-    InputError
-        If X and y differ in their numbers of rows, or an input has columns that X does not have.
-
     Examples
     --------
     >>> import numpy as np

@@ -49,17 +49,6 @@ class Input:
             Table whose column gives the range.
         n : int
             Number of values.
-
-        Returns
-        -------
-        array of shape (n, len(columns))
-            The grid if there is one; else the distinct values in X if there are at most n of them; else n evenly
-            spaced values.
-
-        Raises
-        ------
-        InputError
-            If the input has several columns and no grid.
         """
         if self.grid is not None:
             return np.asarray(self.grid, dtype=float)
@@ -70,23 +59,7 @@ class Input:
 
 
 def table_of(X: Any) -> Float[ndarray, "m d"]:
-    """Convert arrays, data frames and tensors to a table of finite numbers.
-
-    Parameters
-    ----------
-    X : array, data frame or tensor of shape (m, d)
-        The table.
-
-    Returns
-    -------
-    array of shape (m, d)
-        The same numbers as float64.
-
-    Raises
-    ------
-    InputError
-        If X is not two-dimensional, has no rows, or has a value that is not finite.
-    """
+    """Convert arrays, data frames and tensors to a table of finite numbers."""
     table = np.asarray(as_array(X), dtype=float)
     if table.ndim != 2 or not len(table):
         raise InputError(f"X has shape {table.shape}: importance and dependence need a table with at least one row")
@@ -95,27 +68,7 @@ def table_of(X: Any) -> Float[ndarray, "m d"]:
 
 
 def inputs_of(model: Any, X: Any, inputs: Sequence[Input] | None) -> list[Input]:
-    """Return the given inputs, or one input per column of X.
-
-    Parameters
-    ----------
-    model : fitted regressor
-        Its feature names are used if X has no column names.
-    X : array or data frame of shape (m, d)
-        The table.
-    inputs : sequence of Input or None
-        Inputs of the user; None for one per column.
-
-    Returns
-    -------
-    list of Input
-        The inputs.
-
-    Raises
-    ------
-    InputError
-        If an input has no columns, or columns that X does not have.
-    """
+    """Return the given inputs, or one input per column of X."""
     d = np.shape(as_array(X))[1]
     if inputs is None:
         fitted = model if isinstance(model, Fitted) else getattr(model, "fitted_", None)
@@ -130,20 +83,7 @@ def inputs_of(model: Any, X: Any, inputs: Sequence[Input] | None) -> list[Input]
 
 
 def predictor_of(model: Any) -> Callable[[ndarray], Prediction]:
-    """Return the `predictive` method of a model.
-
-    The method is that of the fitted value, which accepts arrays even if the model was fitted to a data frame.
-
-    Parameters
-    ----------
-    model : fitted regressor, or its `held_out_`
-        Anything with a method `predictive`.
-
-    Returns
-    -------
-    callable
-        From an array of inputs to a `Prediction`.
-    """
+    """Return the `predictive` method of a model."""
     fitted = getattr(model, "fitted_", model)
     predictive: Callable[[ndarray], Prediction] = fitted.predictive
     return predictive

@@ -80,10 +80,7 @@ class TorchOps:
 
 
 class Columns:
-    """A CasADi matrix with one column per member, or one for all: the transpose of NumPy's layout at one point.
-
-    Arithmetic broadcasts as in NumPy. CasADi stores matrices by columns, and slices them without a copy.
-    """
+    """A CasADi matrix with one column per member, or one for all: the transpose of NumPy's layout at one point."""
 
     def __init__(self, casadi: Any, value: Any) -> None:
         self.casadi, self.value = casadi, value
@@ -148,10 +145,7 @@ class CasADiOps:
         return self.affine(x, weight, self.array(self.casadi.DM.zeros(weight.value.shape[0])))
 
     def affine(self, x: Columns, weight: Columns, bias: Columns) -> Columns:
-        """Product with constant weights plus a bias.
-
-        Leading and trailing zeros of blocks of rows, as in triangular matrices, are skipped.
-        """
+        """Product with constant weights plus a bias."""
         ca, W, b = self.casadi, weight.value, bias.value
         blocks = [
             ca.mac(ca.MX(W[rows, columns]), x.value[columns], ca.MX(b[rows]), self.blas)

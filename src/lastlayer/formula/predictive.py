@@ -23,10 +23,7 @@ TINY = 2.0**-511
 
 
 class Components:
-    """Predictions of the members at each point: `mean`, `epistemic`, `noise` (c, m, q); `weights`, `cost` (c, m, 1).
-
-    Where outputs were observed at different rows, each output has its own cost: (c, m, q).
-    """
+    """Predictions of the members at each point: `mean`, `epistemic`, `noise` (c, m, q); `weights`, `cost` (c, m, 1)."""
 
     def __init__(self, mean, epistemic, noise, weights, cost, cost_star):  # type: ignore[no-untyped-def]
         self.mean, self.epistemic, self.noise, self.weights = mean, epistemic, noise, weights
@@ -168,10 +165,7 @@ def stretch(ops, curve, cost, far):  # type: ignore[no-untyped-def]
 
 
 def outside_fraction(np, references, cost):  # type: ignore[no-untyped-def]
-    """How far outside the data a point is: the largest max(0, 1 - inside / u) over the references.
-
-    A reference is the places of its members and its largest affine cost inside the data; u is their mean cost.
-    """
+    """How far outside the data a point is: the largest max(0, 1 - inside / u) over the references."""
     fraction = np.zeros((cost.shape[1], 1))
     for places, inside in references:
         u = np.maximum(cost[places].mean(0).mean(-1, keepdims=True), TINY)
@@ -180,30 +174,20 @@ def outside_fraction(np, references, cost):  # type: ignore[no-untyped-def]
 
 
 def extrapolation(np, references, sample_cost, cost):  # type: ignore[no-untyped-def]
-    """Share of training rows that cost less than a point, given their mean costs in ascending order.
-
-    It is 1 where the point costs more than all of them, on average over the members or for one of the references.
-    """
+    """Share of training rows that cost less than a point, given their mean costs in ascending order."""
     share = np.searchsorted(sample_cost, cost.mean(-1).mean(0)) / len(sample_cost)
     return np.where(outside_fraction(np, references, cost)[:, 0] > 0, 1.0, share)
 
 
 def merged(np, mean, weights, fraction):  # type: ignore[no-untyped-def]
-    """Means (c, m, q) of a mixture drawn towards their average, and the variance that this takes away from them.
-
-    Added to the variance of every component, that variance leaves mean and variance of the mixture unchanged. Fraction
-    1 gives all components the same mean; `weights` and `fraction` are (c, m, 1) and (m, 1).
-    """
+    """Means (c, m, q) of a mixture drawn towards their average, and the variance that this takes away from them."""
     centre = (weights * mean).sum(0)
     apart = mean - centre
     return centre + np.sqrt(1.0 - fraction) * apart, fraction * (weights * np.square(apart)).sum(0)
 
 
 def mixture_quantile(np, ndtr, ndtri, level, mean, std, weights):  # type: ignore[no-untyped-def]
-    """Quantile of a mixture of Gaussians (c, m, q) at probability `level`, by Newton's method.
-
-    `np` is NumPy; `ndtr` and `ndtri` are the standard normal distribution function and its inverse.
-    """
+    """Quantile of a mixture of Gaussians (c, m, q) at probability `level`, by Newton's method."""
     each = mean + ndtri(level) * std
     if len(each) == 1:
         return each[0]
@@ -258,10 +242,7 @@ def mlp(ops, activation, weights, biases, z):  # type: ignore[no-untyped-def]
 
 
 def features(ops, network, z):  # type: ignore[no-untyped-def]
-    """Linear features of a stack of MLPs; z has an axis for the networks.
-
-    Inputs, encoded or not, pass through the layers; where networks have an input skip, the inputs are appended.
-    """
+    """Linear features of a stack of MLPs; z has an axis for the networks."""
     bins = network.bins
     phi = mlp(
         ops,

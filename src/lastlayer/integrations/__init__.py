@@ -1,9 +1,4 @@
-"""Models in other languages: CasADi expressions, C source, do-mpc controllers (`pip install lastlayer[control]`).
-
-Importing this package needs no extra dependency; its functions name the extra to install if one is missing.
-`integrations.onnx`, `integrations.gpytorch`, `integrations.lightning` and `integrations.river` are imported as modules,
-with the extras of the same names; `integrations.batches`, for engines such as Ray and Spark, needs no extra.
-"""
+"""Models in other languages: CasADi expressions, C source, do-mpc controllers (`pip install lastlayer[control]`)."""
 
 from lastlayer.integrations.c_code import export_c
 from lastlayer.integrations.casadi import functional_to_casadi, to_casadi, variances_to_casadi

@@ -92,13 +92,7 @@ class BatchPredictor:
         return _output_columns(self._targets(self.model()))
 
     def model(self) -> TableModel | BLLRegressor:
-        """Load the model, or return the one that this process has loaded already.
-
-        Returns
-        -------
-        TableModel or BLLRegressor
-            The model in the file.
-        """
+        """Load the model, or return the one that this process has loaded already."""
         path = Path(self.path)
         version = (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None
         return load_once(str(path), version)
@@ -138,20 +132,7 @@ class BatchPredictor:
 
 @lru_cache(maxsize=4)
 def load_once(path: str, version: tuple[int, int] | None) -> TableModel | BLLRegressor:
-    """Load a model file, unless this version of it is still in memory.
-
-    Parameters
-    ----------
-    path : str
-        The file.
-    version : tuple of int or None
-        Modification time and size of the file; a change makes it load again.
-
-    Returns
-    -------
-    TableModel or BLLRegressor
-        The model; the last few stay in memory.
-    """
+    """Load a model file, unless this version of it is still in memory."""
     return TableModel.load(path) if "table" in files.read(path)[1] else load(path)
 
 

@@ -68,16 +68,6 @@ def export_c(model: Any, path: str | os.PathLike[str], *, name: str | None = Non
     name : str, default None
         Name of the functions. None: the name of the file without its suffix.
 
-    Returns
-    -------
-    Path
-        The file written.
-
-    Raises
-    ------
-    InputError
-        If the name is not a valid function name for CasADi, or the network cannot be written as an expression.
-
     Examples
     --------
     ::
@@ -100,20 +90,7 @@ def export_c(model: Any, path: str | os.PathLike[str], *, name: str | None = Non
 
 
 def c_source(name: str, *functions: "casadi.Function") -> str:
-    """Generate the C source of CasADi functions, together with the matrix product that they call.
-
-    Parameters
-    ----------
-    name : str
-        Prefix of the matrix product, and name of the generated file.
-    *functions : casadi.Function
-        Functions created with `blas="classic"`.
-
-    Returns
-    -------
-    str
-        The source of one file.
-    """
+    """Generate the C source of CasADi functions, together with the matrix product that they call."""
     ca = need("casadi", extra="control")
     generator = ca.CodeGenerator(f"{name}.c")
     for function in functions:

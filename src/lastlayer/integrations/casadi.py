@@ -42,16 +42,6 @@ def to_casadi(
         Matrix products that CasADi uses. "reference" is CasADi's own loop, whose C code has no dependencies; the others
         are faster, and C code generated from them must be linked to a library.
 
-    Returns
-    -------
-    casadi.Function
-        The function.
-
-    Raises
-    ------
-    InputError
-        If the model does not take tables, or its network has no CasADi expression.
-
     Examples
     --------
     ::
@@ -95,11 +85,6 @@ def variances_to_casadi(model: Any, *, name: str = "variances", blas: Blas = "re
         Name of the function.
     blas : {"reference", "classic", "blasfeo"}, default "reference"
         Matrix products that CasADi uses, as in `to_casadi`.
-
-    Returns
-    -------
-    casadi.Function
-        The function.
     """
     ca = need("casadi", extra="control")
     fitted, ops = as_fitted(model), CasADiOps(ca, check_choice("blas", blas, get_args(Blas)))
@@ -128,11 +113,6 @@ def functional_to_casadi(model: Any, functional: Pointwise, *, name: str = "func
         The functional: `Derivative(0)` has n = 1 values, `Gradient()` one per input.
     name : str, default "functional"
         Name of the function.
-
-    Returns
-    -------
-    casadi.Function
-        The function.
     """
     ca = need("casadi", extra="control")
     fitted = as_fitted(model)
@@ -169,20 +149,7 @@ def _linear_map(ca: Any, fitted: Fitted, x: Any, output: int) -> Any:
 
 
 def expressions(ops: CasADiOps, fitted: Fitted) -> SimpleNamespace:
-    """Convert a model into the constants of the predictive formula, with one column per member.
-
-    Parameters
-    ----------
-    ops : CasADiOps
-        CasADi operations.
-    fitted : Fitted
-        A fitted model.
-
-    Returns
-    -------
-    SimpleNamespace
-        What `formula.predict` takes as the model.
-    """
+    """Convert a model into the constants of the predictive formula, with one column per member."""
     p, c, DM = fitted.predictor, len(fitted.members), ops.casadi.DM
     columns = lambda values: ops.array(DM(_array(values).reshape(-1, values.shape[-1]).T))
     shared = lambda values: None if values is None else ops.array(DM(np.tile(_array(values)[:, None], c)))

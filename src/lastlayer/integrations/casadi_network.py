@@ -1,8 +1,4 @@
-"""A torch network as a CasADi expression of one point, read from its `torch.export` graph.
-
-A tensor is represented by a column of its entries, in row-major order, and its shape. Operations that only move entries
-(views, transposes, slices, concatenations) are applied by torch itself, to arrays of positions.
-"""
+"""A torch network as a CasADi expression of one point, read from its `torch.export` graph."""
 
 import copy
 import math
@@ -33,43 +29,14 @@ BINARY: dict[str, Callable[..., Any]] = {"div": operator.truediv, "mul": operato
 
 @dataclass(frozen=True)
 class Array:
-    """A tensor as a CasADi column.
-
-    Parameters
-    ----------
-    column : casadi.MX
-        Entries in row-major order, (n, 1).
-    shape : tuple of int
-        Shape of the tensor.
-    """
+    """A tensor as a CasADi column."""
 
     column: Any
     shape: tuple[int, ...]
 
 
 def to_expression(ops: CasADiOps, network: nn.Module, z: Any) -> Any:
-    """Write the features of a network as an expression, and compare it with the network at a few points.
-
-    Parameters
-    ----------
-    ops : CasADiOps
-        CasADi operations.
-    network : torch.nn.Module
-        The network, evaluated in float64.
-    z : casadi.MX
-        Standardised inputs, (d, 1).
-
-    Returns
-    -------
-    casadi.MX
-        Features, (k, 1).
-
-    Raises
-    ------
-    InputError
-        If torch cannot export the network, if it uses an operation without a CasADi expression, or if the expression
-        does not agree with the network.
-    """
+    """Write the features of a network as an expression, and compare it with the network at a few points."""
     ca, network = ops.casadi, copy.deepcopy(network).double().eval()
     kind, d = type(network).__name__, z.shape[0]
     points = torch.randn(5, d, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -1,12 +1,4 @@
 """Learned dynamics in do-mpc: a discrete model, chance constraints from the propagated covariance, and trust regions.
-
-model = to_do_mpc(dynamics)                     # states y (and their past), input u, covariance and affine cost
-model.setup()
-mpc = do_mpc.controller.MPC(model)              # horizon, objective, bounds: as usual in do-mpc
-chance_constraint(mpc, 1, upper=360.0, probability=0.95, penalty=1e3)
-trust_constraint(mpc, trust_limit(dynamics))
-controller = Controller(mpc, dynamics)          # passes the covariance along each plan to the constraints of the next
-u = controller.make_step(state)
 """
 
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -43,11 +35,6 @@ def to_do_mpc(dynamics: DynamicsModel, *, symvar_type: SymVarType = "MX") -> "do
     symvar_type : {"MX", "SX"}, default "MX"
         Type of the symbols, as in do-mpc. "MX" keeps matrices, which is faster for networks; "SX" expands every entry,
         which do-mpc needs to linearise a model (`get_linear_system_matrices`, `linearize`, LQR) and to pickle it.
-
-    Returns
-    -------
-    do_mpc.model.Model
-        The model, before `setup()`.
 
     Examples
     --------
@@ -113,11 +100,6 @@ def chance_constraint(
         Probability of each bound, at least 0.5; 0.5 constrains the mean.
     penalty : float or None, default 1e3
         Cost per unit of violation, so that the problem stays feasible from a bad start. None: a hard constraint.
-
-    Raises
-    ------
-    InputError
-        If the probability or the output is out of range, or if there is no bound.
     """
     if not 0.5 <= probability < 1:
         raise InputError(f"probability={probability} must be at least 0.5 (the mean alone) and below 1")
@@ -144,16 +126,6 @@ def trust_limit(dynamics: DynamicsModel, quantile: float = 0.99, *, factor: floa
         Fraction of the training points below the limit.
     factor : float, default 1.0
         Factor on the quantile.
-
-    Returns
-    -------
-    float
-        A limit for `trust_constraint` and `trust_cost`.
-
-    Raises
-    ------
-    InputError
-        If the quantile is not between 0 and 1.
     """
     if not 0 <= quantile <= 1:
         raise InputError(f"quantile={quantile} must lie between 0 and 1")
@@ -184,11 +156,6 @@ def trust_cost(model: "do_mpc.model.Model", limit: float) -> Any:
         A model made by `to_do_mpc`.
     limit : float
         Affine cost below which the term is zero.
-
-    Returns
-    -------
-    casadi.MX or casadi.SX
-        The expression.
     """
     ca = need("casadi", extra="control")
     return ca.fmax(_log_cost(model, limit), 0) ** 2
@@ -216,11 +183,6 @@ class Controller:
         controller measures again after one step. None: the whole horizon.
     first_plans : int, default 3
         Number of times the first plan is solved, since no covariance is available for the first solution.
-
-    Raises
-    ------
-    InputError
-        If `steps` or `first_plans` is below 1.
     """
 
     def __init__(
@@ -267,11 +229,6 @@ class Controller:
         ----------
         state : ndarray of shape (n,)
             Measured state, as `dynamics.lags.state(episode)` returns it.
-
-        Returns
-        -------
-        ndarray of shape (d,)
-            The input to apply now.
         """
         x0 = np.asarray(state, float).reshape(-1, 1)
         if not self._started:

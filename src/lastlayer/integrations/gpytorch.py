@@ -1,13 +1,4 @@
-"""A fitted last layer as a GPyTorch Gaussian process: `LinearKernel` on the features, to be composed with others.
-
-In target units, one output at a time, weights under N(0, sigma_w^2) and a bias under N(0, beta sigma_e^2) give
-
-    k(x, x') = sigma_w^2 psi(x) psi(x')',  psi = [phi_tilde - centre, sqrt(beta / alpha)],  sigma_w^2 = alpha sigma_e^2.
-
-Under the shared prior beta = alpha and nothing is centred. The flat prior is the limit of a large beta: around the mean
-of training features and targets a finite one changes the variance by less than sigma_e^2 / (m^2 beta), and nothing
-else.
-"""
+"""A fitted last layer as a GPyTorch Gaussian process: `LinearKernel` on the features, to be composed with others."""
 
 from typing import Any
 
@@ -26,15 +17,7 @@ FLAT = 1e6
 
 
 class LastLayerFeatures(nn.Module):
-    """Feature map psi of the linear kernel, for inputs in original units.
-
-    Parameters
-    ----------
-    fitted : Fitted
-        A fitted model.
-    member : int
-        Index of the member whose features are used.
-    """
+    """Feature map psi of the linear kernel, for inputs in original units."""
 
     input_mean: Tensor
     input_scale: Tensor
@@ -50,18 +33,7 @@ class LastLayerFeatures(nn.Module):
         self.register_buffer("bias", over_alpha.sqrt() if posterior.bias_prior == "flat" else torch.ones(()).double())
 
     def forward(self, x: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m p"]:
-        """Compute the features of inputs in original units.
-
-        Parameters
-        ----------
-        x : Tensor of shape (..., m, d)
-            Inputs.
-
-        Returns
-        -------
-        Tensor of shape (..., m, p)
-            Features psi.
-        """
+        """Compute the features of inputs in original units."""
         z = (x.double() - self.input_mean) / self.input_scale
         phi = self.layer.features(None, z.flatten(0, -2))[0]
         psi = torch.cat([phi, self.bias.expand(len(phi), 1)], dim=-1)
@@ -69,96 +41,31 @@ class LastLayerFeatures(nn.Module):
 
 
 class FeatureKernel(gp.kernels.Kernel):  # type: ignore[misc]
-    """A kernel applied to features of the inputs.
-
-    Parameters
-    ----------
-    features : torch.nn.Module
-        Feature map.
-    kernel : gpytorch.kernels.Kernel
-        Kernel on the features.
-    """
+    """A kernel applied to features of the inputs."""
 
     def __init__(self, features: nn.Module, kernel: Any) -> None:
         super().__init__()
         self.features, self.kernel = features, kernel
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **options: Any) -> Any:
-        """Compute the covariance between two sets of inputs.
-
-        Parameters
-        ----------
-        x1 : Tensor of shape (..., m, d)
-            First inputs.
-        x2 : Tensor of shape (..., n, d)
-            Second inputs.
-        diag : bool, default False
-            Whether to return only the diagonal.
-        **options : dict
-            Passed to the kernel.
-
-        Returns
-        -------
-        Tensor or LinearOperator
-            Covariance, as the kernel returns it.
-        """
+        """Compute the covariance between two sets of inputs."""
         return self.kernel.forward(self.features(x1), self.features(x2), diag=diag, **options)
 
 
 class LastLayerGP(gp.models.ExactGP):  # type: ignore[misc]
-    """Exact GP with a mean and a kernel, conditioned on rows.
-
-    Parameters
-    ----------
-    X : Tensor of shape (m, d)
-        Inputs of the rows.
-    y : Tensor of shape (m,)
-        Their targets.
-    mean : gpytorch.means.Mean
-        Mean of the prior.
-    kernel : gpytorch.kernels.Kernel
-        Kernel of the prior.
-    likelihood : gpytorch.likelihoods.Likelihood
-        Noise model.
-    """
+    """Exact GP with a mean and a kernel, conditioned on rows."""
 
     def __init__(self, X: Tensor, y: Tensor, mean: Any, kernel: Any, likelihood: Any) -> None:
         super().__init__(X, y, likelihood)
         self.mean_module, self.covar_module = mean, kernel
 
     def forward(self, x: Tensor) -> Any:
-        """Return the prior distribution at some inputs.
-
-        Parameters
-        ----------
-        x : Tensor of shape (..., m, d)
-            Inputs.
-
-        Returns
-        -------
-        gpytorch.distributions.MultivariateNormal
-            The prior.
-        """
+        """Return the prior distribution at some inputs."""
         return gp.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
 def feature_kernel(model: Any, *, member: int = 0, output: int = 0) -> FeatureKernel:
-    """Return the prior covariance of one output under one member's last layer, as a kernel in original units.
-
-    Parameters
-    ----------
-    model : BLLRegressor or Fitted
-        A fitted regressor, or its `fitted_`.
-    member : int, default 0
-        Index of the member.
-    output : int, default 0
-        Index of the output.
-
-    Returns
-    -------
-    FeatureKernel
-        A linear kernel on the member's features.
-    """
+    """Return the prior covariance of one output under one member's last layer, as a kernel in original units."""
     fitted = as_fitted(model).with_shared_rows("GPyTorch")
     alpha = torch.as_tensor(fitted.members[member].layer.posterior.log_alpha, dtype=torch.float64).exp()
     linear = gp.kernels.LinearKernel().double()
@@ -167,30 +74,7 @@ def feature_kernel(model: Any, *, member: int = 0, output: int = 0) -> FeatureKe
 
 
 def to_gpytorch(model: Any, X: Any, y: Any, *, member: int = 0, output: int = 0) -> LastLayerGP:
-    """Build an exact GP whose posterior given the training rows is that of the last layer.
-
-    It has the alpha and the noise of the evidence (`alpha_star_`, `noise_std_`), without the calibration curve and
-    without the other members. It is in evaluation mode; `gp.likelihood` is its likelihood, `gp.covar_module` the kernel
-    to compose with others.
-
-    Parameters
-    ----------
-    model : BLLRegressor or Fitted
-        A fitted regressor, or its `fitted_`.
-    X : array-like of shape (m, d)
-        Training inputs.
-    y : array-like of shape (m,) or (m, q)
-        Training targets.
-    member : int, default 0
-        Index of the member.
-    output : int, default 0
-        Index of the output.
-
-    Returns
-    -------
-    LastLayerGP
-        The Gaussian process.
-    """
+    """Build an exact GP whose posterior given the training rows is that of the last layer."""
     fitted = as_fitted(model).with_shared_rows("GPyTorch")
     rows, targets = (torch.as_tensor(as_array(values), dtype=torch.float64) for values in (X, y))
     scale, centre = fitted.targets.scale[output], fitted.targets.mean[output]

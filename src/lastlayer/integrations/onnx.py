@@ -63,16 +63,6 @@ def to_onnx(
         Names of the input columns, for the JSON metadata stored in the file under the key "lastlayer".
     targets : sequence of str, default None
         Names of the targets, for the same metadata.
-
-    Returns
-    -------
-    Path
-        The file written.
-
-    Raises
-    ------
-    InputError
-        If the network cannot be exported, or if onnxruntime computes other values than the model.
     """
     need("onnxscript", extra="onnx")
     runtime = need("onnxruntime", extra="onnx")
@@ -114,15 +104,6 @@ def to_onnx(
 
 class OnnxModule(nn.Module):
     """The predictive formula with inputs and outputs of one type, networks of another, and the last layer in float64.
-
-    Parameters
-    ----------
-    fitted : Fitted
-        A fitted model.
-    dtype : {"float64", "float32"}
-        Type of inputs and outputs.
-    network : {"float64", "float32"}
-        Type of the networks.
     """
 
     def __init__(self, fitted: Fitted, dtype: str, network: str) -> None:
@@ -132,41 +113,13 @@ class OnnxModule(nn.Module):
             layer.group.to(DTYPES[network])
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Predict rows.
-
-        One row more is computed and dropped, because onnxruntime gives sums over arrays without rows a wrong shape.
-
-        Parameters
-        ----------
-        x : Tensor of shape (m, ...)
-            Inputs in original units.
-
-        Returns
-        -------
-        tuple of Tensor
-            The outputs named by `OUTPUTS`.
-        """
+        """Predict rows."""
         values = self.predictive(torch.cat([x, x.new_zeros(1, *x.shape[1:])]))
         return tuple(values[name][: x.shape[0]].to(self.dtype) for name in OUTPUTS)
 
 
 def onnx_program(network: nn.Module, example: Tensor, *, dynamic_rows: bool = False) -> Any:
-    """Export a network, without torch's warnings and log messages.
-
-    Parameters
-    ----------
-    network : torch.nn.Module
-        The network.
-    example : Tensor
-        An input to trace with.
-    dynamic_rows : bool, default False
-        Whether the number of rows stays free.
-
-    Returns
-    -------
-    torch.onnx.ONNXProgram
-        The exported program.
-    """
+    """Export a network, without torch's warnings and log messages."""
     shapes = ({0: torch.export.Dim("rows")},) if dynamic_rows else None
     logger = logging.getLogger("torch.onnx")
     level = logger.level
@@ -182,18 +135,7 @@ def onnx_program(network: nn.Module, example: Tensor, *, dynamic_rows: bool = Fa
 
 
 def first_line(error: Exception) -> str:
-    """Summarise an error of another package in one line.
-
-    Parameters
-    ----------
-    error : Exception
-        The error.
-
-    Returns
-    -------
-    str
-        The informative line of its message, or the name of its type.
-    """
+    """Summarise an error of another package in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[-1] if lines[0].startswith("Error in") else lines[0]
 

@@ -87,11 +87,6 @@ class RiverRegressor(base.Regressor):  # type: ignore[misc]
             Features by name.
         y : float
             Target.
-
-        Raises
-        ------
-        InputError
-            If features are missing, new or not finite, or if the target is not finite.
         """
         row = self._row(x)
         if self.online is not None:
@@ -118,16 +113,6 @@ class RiverRegressor(base.Regressor):  # type: ignore[misc]
         with_interval : bool, default False
             Whether to return a `river.conf.Interval` that contains the target with probability `confidence_level`, as
             `river.conf.RegressionJackknife` does.
-
-        Returns
-        -------
-        float, river.proba.Gaussian or river.conf.Interval
-            The mean, the distribution or the interval.
-
-        Raises
-        ------
-        InputError
-            If both are requested, or if features are missing, new or not finite.
         """
         if with_dist and with_interval:
             raise InputError("with_dist and with_interval cannot be combined: set one of them")

@@ -1,9 +1,4 @@
-"""Piecewise-linear encoding of inputs: each number becomes its position within each of several bins.
-
-    e_j(x) = clip((x - k_j) / (k_j+1 - k_j), 0, 1)        k_0 < k_1 < ...: quantiles of the input
-
-Steps and thresholds become easy to learn, and outside the range of the data the encoding is constant.
-"""
+"""Piecewise-linear encoding of inputs: each number becomes its position within each of several bins."""
 
 from collections.abc import Sequence
 

@@ -52,25 +52,7 @@ class FeatureExtractor(nn.Module):
         self.eval().requires_grad_(False)
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Float[Tensor, "*s k"]:
-        """Compute the features of a batch.
-
-        Parameters
-        ----------
-        *args : Tensor
-            Positional arguments of the network.
-        **kwargs : Tensor
-            Keyword arguments of the network.
-
-        Returns
-        -------
-        Tensor of shape (m, k) or (m, *positions, k)
-            Features; with positions if the layer is applied at every position.
-
-        Raises
-        ------
-        InputError
-            If the network does not use the layer exactly once.
-        """
+        """Compute the features of a batch."""
         seen: list[Tensor] = []
         token = _SEEN.set(seen)
         try:
@@ -104,25 +86,7 @@ _SEEN: ContextVar[list[Tensor]] = ContextVar("seen")
 
 
 def last_linear(network: nn.Module, inputs: Inputs) -> str:
-    """Find the linear layer that is evaluated last, in a trial run on a batch.
-
-    Parameters
-    ----------
-    network : torch.nn.Module
-        The network.
-    inputs : Tensor, tuple of Tensor or dict of str to Tensor
-        A batch of inputs.
-
-    Returns
-    -------
-    str
-        Name of the layer.
-
-    Raises
-    ------
-    InputError
-        If the network has or uses no linear layer, or uses the last one more than once.
-    """
+    """Find the linear layer that is evaluated last, in a trial run on a batch."""
     heads = _heads(network)
     if not heads:
         raise InputError(

@@ -40,16 +40,7 @@ def fourier_network(
 
 
 class ProcessFeatures(nn.Module):
-    """Features of the same process whose kernel is exact between any point and the given points.
-
-    With P the points, K = k(P, P) = L L' and r random Fourier features, whose products are about k,
-
-        [L^-1 k(P, x), r(x) - r(P)' K^-1 k(P, x)]
-
-    have products k(x, P) K^-1 k(P, x') plus a rest, which is approximated by frequencies and is zero at P. So the mean
-    given values at P is that of the process; random frequencies affect only the variance between points. This matters
-    in many dimensions, where the error of the kernel is one over the root of the number of frequencies.
-    """
+    """Features of the same process whose kernel is exact between any point and the given points."""
 
     points: Tensor
     scale: Tensor
@@ -111,11 +102,7 @@ def _linear_scale(log_linear: Float[Tensor, ""], n: int) -> Float[Tensor, ""]:
 
 
 def frequencies(d: int, n: int, generator: torch.Generator | None) -> Float[Tensor, "d n"]:
-    """Standard normal columns that are spread more evenly than independent ones.
-
-    In few dimensions they come from a Sobol sequence, with a tenth of the error in the kernel; in many, they are
-    orthogonal in groups.
-    """
+    """Standard normal columns that are spread more evenly than independent ones."""
     if d <= FEW_DIMENSIONS:
         seed = int(torch.randint(2**31 - 1, (), generator=generator))
         uniform = SobolEngine(d, scramble=True, seed=seed).draw(n, dtype=torch.float64)

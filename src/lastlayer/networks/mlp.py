@@ -77,10 +77,7 @@ class MLP(nn.Sequential):
 
 
 class StackedMLP(nn.Module):
-    """Several MLPs of one shape as one module: every parameter has a leading dimension, one entry per member.
-
-    Member i starts exactly as `MLP(..., generator=generators[i])` does.
-    """
+    """Several MLPs of one shape as one module: every parameter has a leading dimension, one entry per member."""
 
     def __init__(
         self, n_inputs: int, hidden: Sequence[int], *, generators: Sequence[torch.Generator], activation: str = "tanh"
@@ -160,10 +157,7 @@ def copied(network: nn.Module) -> nn.Module:
 
 
 def neg_log_hidden_prior(network: nn.Module) -> Float[Tensor, "*s"]:
-    """-log density of the hidden weights under N(0, 1 / fan_in) and of the biases under N(0, 1), up to a constant.
-
-    A scalar, or one value per member of a `StackedMLP`.
-    """
+    """-log density of the hidden weights under N(0, 1 / fan_in) and of the biases under N(0, 1), up to a constant."""
     stacks = [module for module in network.modules() if isinstance(module, StackedMLP)]
     if stacks:
         parts = [W.shape[-2] * W.square().sum((-2, -1)) for W in stacks[0].weights]
@@ -175,10 +169,7 @@ def neg_log_hidden_prior(network: nn.Module) -> Float[Tensor, "*s"]:
 
 
 class NetworkGroup(nn.Module):
-    """Networks of a mixture whose features have the same shape, with their indices in it; a copy for evaluation only.
-
-    Neither its `train` nor that of a parent module enables dropout or batch statistics.
-    """
+    """Networks of a mixture whose features have the same shape, with their indices in it."""
 
     def __init__(self, places: Sequence[int], networks: Sequence[nn.Module]) -> None:
         super().__init__()

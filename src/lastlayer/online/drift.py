@@ -1,22 +1,4 @@
-"""Drift detection: a sequential test on standardised residuals with a bounded rate of false alarms.
-
-Each residual is replaced by its rank among all residuals before it (a conformal p-value, ties broken at random). As
-long as the rows are exchangeable, these u_1, u_2, ... are independent and uniform, however badly the model estimates
-its own errors. So x = ndtri(u) are independent standard normal numbers, and for a density f of x after a change
-
-    M_t = (M_{t-1} + 1) f(x_t) / phi(x_t),    E[M_t] = t        (Shiryaev and Roberts)
-
-grows by one per row on average. M is the mean over several f (errors that shift up or down, or become larger) and over
-the outputs, so E[M_t] = t holds for it too, and Doob's inequality gives P(max_{t <= n} M_t >= c) <= n / c for every n.
-
-Residuals of neighbouring rows may be dependent, as if x were a stationary first-order autoregressive Gaussian process:
-
-    p_r(x_t | x_{t-1}) = N(x_t; r x_{t-1}, 1 - r^2).
-
-Then f is a density of the innovations (x_t - r x_{t-1}) / sqrt(1 - r^2), with the autocorrelation r of the rows before
-t, and is divided by the largest of p_r over 0, r, and r minus and plus one standard error. As 0 is among them, E[M_t]
-<= t holds exactly for exchangeable rows, and so does the bound. For dependent rows it holds as far as r is known.
-"""
+"""Drift detection: a sequential test on standardised residuals with a bounded rate of false alarms."""
 
 import math
 from array import array
@@ -52,18 +34,7 @@ STRONGEST = 0.95
 
 
 def log_ratios(x: Float[ndarray, " *s"]) -> Float[ndarray, "*s a"]:
-    """Log likelihood ratio log f(x) / phi(x) of each alternative N(shift, scale^2).
-
-    Parameters
-    ----------
-    x : ndarray of any shape
-        Normal scores.
-
-    Returns
-    -------
-    ndarray with one more axis
-        The log ratios; the last axis indexes the alternatives.
-    """
+    """Log likelihood ratio log f(x) / phi(x) of each alternative N(shift, scale^2)."""
     x = np.asarray(x)[..., None]
     return 0.5 * (np.square(x) - np.square((x - SHIFTS) / SCALES)) - np.log(SCALES)
 
@@ -159,11 +130,6 @@ class DriftMonitor:
         ----------
         reference : array-like of shape (n,) or (n, q), default None
             Residuals of rows held out when the model was fitted.
-
-        Returns
-        -------
-        DriftMonitor
-            The monitor itself.
         """
         past = np.empty((0, self._q)) if reference is None else self._table(reference, self._q)
         self._before = [array("d", np.sort(column)) for column in past.T]
@@ -183,29 +149,13 @@ class DriftMonitor:
         ----------
         residuals : array-like of shape (n,) or (n, q)
             Standardised residuals in the order of the rows.
-
-        Returns
-        -------
-        Drift
-            State after these rows.
-
-        Raises
-        ------
-        InputError
-            If the residuals are not finite, or have another number of outputs.
         """
         for row in self._table(residuals, self._q):
             self._look(row)
         return self.drift
 
     def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Convert the monitor to tensors and JSON for a model file.
-
-        Returns
-        -------
-        tuple of dict and dict
-            Tensors and header, from which `unpack` restores the monitor.
-        """
+        """Convert the monitor to tensors and JSON for a model file."""
         tensors = {f"before.{j}": torch.tensor(before, dtype=torch.float64) for j, before in enumerate(self._before)}
         tensors |= {name: torch.tensor(getattr(self, f"_{name}")) for name in STATE}
         header = {"false_alarm_every": self.false_alarm_every, "drift": asdict(self.drift)}
@@ -221,11 +171,6 @@ class DriftMonitor:
             Tensors of the model file.
         header : dict
             Header of the model file.
-
-        Returns
-        -------
-        DriftMonitor
-            The monitor in the state in which it was packed.
 
         Raises
         ------

@@ -161,10 +161,7 @@ class LayerStack:
         return True
 
     def drop(self, row: FeatureRows) -> bool:
-        """Drop one row that was added before, by the recursion; False where that would lose digits.
-
-        The statistics are not changed: after dropping rows, the next factorisation must start from the remaining rows.
-        """
+        """Drop one row that was added before, by the recursion; False where that would lose digits."""
         weight, before = row.weight.item(0), self._largest_weights()
         gone = all(
             recursion.move(

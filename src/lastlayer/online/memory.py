@@ -17,51 +17,15 @@ class Memory:
     """Base class: how the weight of old rows changes as new ones are learned."""
 
     def interval(self, p: int) -> int:
-        """Return the number of rows between two factorisations.
-
-        After p rows, a factorisation costs no more than the recursion did, O(p^2) per row. For narrow layers the fixed
-        cost of a factorisation dominates, so the interval is at least `FEWEST_ROWS`.
-
-        Parameters
-        ----------
-        p : int
-            Number of features.
-
-        Returns
-        -------
-        int
-            Rows between two factorisations.
-        """
+        """Return the number of rows between two factorisations."""
         return max(p, FEWEST_ROWS)
 
     def kept(self, n: int) -> float:
-        """Return the fraction of their weight that old rows keep.
-
-        Parameters
-        ----------
-        n : int
-            Number of rows learned since.
-
-        Returns
-        -------
-        float
-            Factor between 0 and 1.
-        """
+        """Return the fraction of their weight that old rows keep."""
         return 1.0
 
     def remembered(self, n: int) -> float:
-        """Return the fraction of their weight that the residuals of old rows keep in the calibration.
-
-        Parameters
-        ----------
-        n : int
-            Number of rows learned since.
-
-        Returns
-        -------
-        float
-            Factor between 0 and 1.
-        """
+        """Return the fraction of their weight that the residuals of old rows keep in the calibration."""
         return self.kept(n)
 
 
@@ -97,33 +61,11 @@ class ExponentialForgetting(Memory):
             )
 
     def interval(self, p: int) -> int:
-        """Return the number of rows between two factorisations.
-
-        Parameters
-        ----------
-        p : int
-            Number of features.
-
-        Returns
-        -------
-        int
-            Rows between two factorisations.
-        """
+        """Return the number of rows between two factorisations."""
         return max(1, min(super().interval(p), round(FADING * self.memory)))
 
     def kept(self, n: int) -> float:
-        """Return the fraction of their weight that old rows keep, exp(-n / memory).
-
-        Parameters
-        ----------
-        n : int
-            Number of rows learned since.
-
-        Returns
-        -------
-        float
-            Factor between 0 and 1.
-        """
+        """Return the fraction of their weight that old rows keep, exp(-n / memory)."""
         return math.exp(-n / self.memory)
 
 
@@ -144,35 +86,11 @@ class SlidingWindow(Memory):
             raise InputError(f"rows={self.rows}: a window needs at least 2 rows, such as SlidingWindow(500)")
 
     def interval(self, p: int) -> int:
-        """Return the number of rows between two factorisations.
-
-        A factorisation reads the whole window; at this interval it costs O(p^2) per row.
-
-        Parameters
-        ----------
-        p : int
-            Number of features.
-
-        Returns
-        -------
-        int
-            Rows between two factorisations.
-        """
+        """Return the number of rows between two factorisations."""
         return max(p, self.rows)
 
     def remembered(self, n: int) -> float:
-        """Return the fraction of their weight that the residuals of old rows keep in the calibration.
-
-        Parameters
-        ----------
-        n : int
-            Number of rows learned since.
-
-        Returns
-        -------
-        float
-            Factor between 0 and 1.
-        """
+        """Return the fraction of their weight that the residuals of old rows keep in the calibration."""
         return max(0.0, 1 - n / self.rows)
 
 
@@ -180,23 +98,7 @@ MEMORIES: dict[str, type[Memory]] = {kind.__name__: kind for kind in (KeepAll, E
 
 
 def pack_memory(memory: Memory) -> dict[str, Any]:
-    """Convert a memory to an entry of a model file's header.
-
-    Parameters
-    ----------
-    memory : Memory
-        One of the classes of this module.
-
-    Returns
-    -------
-    dict
-        Class name and parameters.
-
-    Raises
-    ------
-    InputError
-        If the memory is of another class.
-    """
+    """Convert a memory to an entry of a model file's header."""
     if type(memory) not in MEMORIES.values():
         raise InputError(
             f"a {type(memory).__name__} cannot be saved: use one of {', '.join(MEMORIES)}, or save online.model()"
@@ -205,21 +107,5 @@ def pack_memory(memory: Memory) -> dict[str, Any]:
 
 
 def unpack_memory(saved: dict[str, Any]) -> Memory:
-    """Restore a memory that `pack_memory` converted.
-
-    Parameters
-    ----------
-    saved : dict
-        Class name and parameters.
-
-    Returns
-    -------
-    Memory
-        The memory.
-
-    Raises
-    ------
-    KeyError, TypeError, ValueError
-        If `saved` does not describe a memory.
-    """
+    """Restore a memory that `pack_memory` converted."""
     return checked.instance(MEMORIES[saved["kind"]], {name: value for name, value in saved.items() if name != "kind"})

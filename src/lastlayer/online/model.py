@@ -143,11 +143,6 @@ class OnlineModel:
             Inputs.
         noise : bool, default True
             Whether to include the noise; False gives the distribution of the function.
-
-        Returns
-        -------
-        Prediction
-            Mixture over the members, at every point and for every output.
         """
         each = [vars(look.components).values() for look in self._looks(self._inputs(X))]
         parts = each[0] if len(each) == 1 else (np.concatenate(part, axis=1) for part in zip(*each, strict=True))
@@ -162,11 +157,6 @@ class OnlineModel:
             Inputs.
         return_std : bool, default False
             Whether to return the standard deviation, noise included, as well.
-
-        Returns
-        -------
-        ndarray, or tuple of two of them
-            Mean, or mean and standard deviation, shaped like `y` in `fit`.
         """
         each = [look.moments for look in self._looks(self._inputs(X))]
         mean, var = each[0] if len(each) == 1 else (np.concatenate(part) for part in zip(*each, strict=True))
@@ -185,17 +175,6 @@ class OnlineModel:
             Targets.
         sample_weight : array-like of shape (m,), default None
             Weights of the rows; None: 1.
-
-        Returns
-        -------
-        OnlineModel
-            The model itself.
-
-        Raises
-        ------
-        InputError
-            If shapes do not match, values are not finite, or rows lie too far from the training data to give finite
-            predictions.
         """
         X, y, weight = self._rows(X, y, sample_weight)
         look, n = self._look(X), len(X)
@@ -226,11 +205,6 @@ class OnlineModel:
             Targets.
         sample_weight : array-like of shape (m,), default None
             Weights of the rows; None: 1.
-
-        Returns
-        -------
-        OnlineModel
-            The model itself.
         """
         return self.update(X, y, sample_weight)
 
@@ -248,15 +222,8 @@ class OnlineModel:
         sample_weight : array-like of shape (m,), default None
             Weights of the rows; None: 1.
 
-        Returns
-        -------
-        OnlineModel
-            The model itself.
-
         Raises
         ------
-        InputError
-            If the memory is a sliding window, which drops rows itself, or if the rows cannot be among those learned.
         PrecisionError
             If the rows are so large that the statistics have lost the digits of the other rows.
         """
@@ -269,13 +236,7 @@ class OnlineModel:
         return self
 
     def reestimate(self) -> "OnlineModel":
-        """Estimate alpha and the noise from the rows in memory, as in `BLLRegressor.reestimate`.
-
-        Returns
-        -------
-        OnlineModel
-            The model itself.
-        """
+        """Estimate alpha and the noise from the rows in memory, as in `BLLRegressor.reestimate`."""
         self._adopt(revisions.reestimate(self.fitted_))
         return self
 
@@ -299,18 +260,7 @@ class OnlineModel:
         return replace(self._fitted, members=tuple(members), calibration=self._calibration)
 
     def model(self) -> LastLayerRegressor:
-        """Return a regressor with the current last layers, to save, plot or use like any fitted regressor.
-
-        Returns
-        -------
-        LastLayerRegressor
-            A copy of the estimator given at the start, with the current fitted value.
-
-        Raises
-        ------
-        InputError
-            If this model was made from a `Fitted` value instead of a regressor.
-        """
+        """Return a regressor with the current last layers, to save, plot or use like any fitted regressor."""
         if not isinstance(self._estimator, LastLayerRegressor):
             raise InputError("this OnlineModel was made from a fitted value, not from a regressor: use `fitted_`")
         return self._estimator.with_fitted(self.fitted_)
@@ -324,11 +274,6 @@ class OnlineModel:
         ----------
         path : str or path-like
             File to write.
-
-        Raises
-        ------
-        InputError
-            If the model was not made from a `BLLRegressor`, or its memory is of a type that cannot be saved.
         """
         if not isinstance(self._estimator, BLLRegressor):
             raise InputError("only an OnlineModel of a BLLRegressor can be saved: it was made from another model")
@@ -356,11 +301,6 @@ class OnlineModel:
             File to read.
         backbone : torch.nn.Module, default None
             Module with the architecture of the model's backbone, if it was fitted with one.
-
-        Returns
-        -------
-        OnlineModel
-            The model in the state in which it was saved.
 
         Raises
         ------

@@ -154,11 +154,7 @@ def some(m: int, n: int = SHOWN) -> tuple[Int[ndarray, " s"], str]:
 
 
 def bins(x: Float[ndarray, " m"], n: int = 12) -> list[Int[ndarray, " r"]]:
-    """Indices of the rows in at most n bins of equal width in log x, ascending, widened to AT_LEAST points each.
-
-    The outermost edges move inwards until AT_LEAST points are beyond them, so that the farthest points have a bin of
-    that size rather than being merged into a large one.
-    """
+    """Indices of the rows in at most n bins of equal width in log x, ascending, widened to AT_LEAST points each."""
     m, order = len(x), np.argsort(x, kind="stable")
     log_x = np.log(x[order])
     ends = np.searchsorted(log_x, np.linspace(log_x[0], log_x[-1], n + 1)[1:-1], side="right")
@@ -197,11 +193,7 @@ class BinnedCoverage:
 def binned_mean(
     ax: "Axes", x: ndarray, squares: ndarray, color: str, word: str, *, exponent: float, power: float = 1.0
 ) -> Float[ndarray, " b"]:
-    """Draw means of squares in bins of x, to a power, with bars of 2 standard errors; return the heights.
-
-    A bin is drawn at the power mean of its x, where a + b x^exponent equals its own mean over the bin, however wide
-    that is. The standard errors are those of the logarithm, so that bars stay positive.
-    """
+    """Draw means of squares in bins of x, to a power, with bars of 2 standard errors; return the heights."""
     kept = [r for r in bins(x) if squares[r].any()]
     mean = np.array([squares[r].mean() for r in kept])
     error = np.array([squares[r].std() / math.sqrt(len(r)) for r in kept]) / mean

@@ -1,8 +1,4 @@
-"""Plots of a model and of its predictions; each function returns a matplotlib figure.
-
-`one_input` draws a model over its input. The other functions compare predictions with targets that the model has not
-seen, draw one panel per output, and state above the panels what a good result looks like.
-"""
+"""Plots of a model and of its predictions; each function returns a matplotlib figure."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -60,11 +56,6 @@ def one_input(
         True function, from inputs of shape (n, 1) to outputs of shape (n,) or (n, q), drawn as a dashed line.
     n : int, default 400
         Number of points of the grid.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        One panel per output, and a last one for the affine cost.
     """
     grid = np.linspace(*span, n)[:, None]
     targets, function = (model.predictive(grid, noise=noise).with_output_axis() for noise in (True, False))
@@ -103,16 +94,6 @@ def parity(prediction: Prediction, y: ndarray, *, level: float = 0.9) -> "Figure
         Targets of the same points, not used in the fit.
     level : float, default 0.9
         Probability of the intervals.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        One panel per output.
-
-    Raises
-    ------
-    InputError
-        If y does not have the shape of the prediction, or a standard deviation is zero or infinite.
 
     Examples
     --------
@@ -159,17 +140,6 @@ def calibration_curve(prediction: Prediction | Mapping[str, Prediction], y: ndar
     y : array of shape (m,) or (m, q)
         Targets of the same points, not used in the fit.
 
-    Returns
-    -------
-    matplotlib.figure.Figure
-        One panel per output, one line per model.
-
-    Raises
-    ------
-    InputError
-        If there is no prediction, y does not have the shape of the predictions, or a standard deviation is zero or
-        infinite.
-
     Examples
     --------
     >>> from lastlayer import Prediction
@@ -214,16 +184,6 @@ def sharpness(prediction: Prediction, y: ndarray) -> "Figure":
         Predictive distribution of m points, noise included.
     y : array of shape (m,) or (m, q)
         Targets of the same points, not used in the fit.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        Two panels per output: errors with their RMSE in bins, and a histogram of the standard deviations.
-
-    Raises
-    ------
-    InputError
-        If y does not have the shape of the prediction, or a standard deviation is zero or infinite.
     """
     prediction, y = _aligned(prediction, y)
     std, error = prediction.std, np.abs(y - prediction.mean)
@@ -256,16 +216,6 @@ def alpha_curve(curve: AlphaCurve, *, alpha_star: float | None = None) -> "Figur
         Result of tuning alpha on validation points (Algorithm 1).
     alpha_star : float, optional
         The alpha that maximises the evidence: `model.alpha_star_`.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        A single panel.
-
-    Raises
-    ------
-    InputError
-        If alpha_star is negative.
     """
     if alpha_star is not None and not alpha_star >= 0:
         raise InputError(f"alpha_star={alpha_star} must not be negative: pass model.alpha_star_")
@@ -305,16 +255,6 @@ def extrapolation_error(prediction: Prediction, y: ndarray) -> "Figure":
         Predictive distribution of m points, noise included.
     y : array of shape (m,) or (m, q)
         Targets of the same points, not used in the fit.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        One panel per output.
-
-    Raises
-    ------
-    InputError
-        If y does not have the shape of the prediction, or a standard deviation is zero or infinite.
     """
     prediction, y = _aligned(prediction, y)
     check_finite(prediction.affine_cost, "affine_cost")
@@ -356,16 +296,6 @@ def coverage_by_cost(prediction: Prediction, y: ndarray, *, level: float = 0.9) 
         Targets of the same points, not used in the fit.
     level : float, default 0.9
         Probability of the intervals.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        One panel per output.
-
-    Raises
-    ------
-    InputError
-        If y does not have the shape of the prediction, or a standard deviation is zero or infinite.
     """
     prediction, y = _aligned(prediction, y)
     check_finite(prediction.affine_cost, "affine_cost")
@@ -394,16 +324,6 @@ def cost_to_variance(calibration: Calibration | None) -> "Figure":
     ----------
     calibration : Calibration or None
         `model.calibration_` of a fitted model.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        One panel per output.
-
-    Raises
-    ------
-    InputError
-        If there is no calibration, or it has no held-out points.
     """
     if calibration is None or not len(calibration.points.cost):
         raise InputError(
@@ -450,16 +370,6 @@ def importance(found: Sequence[Importance], *, targets: Sequence[str] | None = N
     targets : sequence of str, optional
         Names of the targets.
 
-    Returns
-    -------
-    matplotlib.figure.Figure
-        One panel per target, the most important input on top.
-
-    Raises
-    ------
-    InputError
-        If there is no input.
-
     Examples
     --------
     >>> from lastlayer.explain import Importance
@@ -492,16 +402,6 @@ def partial_dependence(
         Names of the targets.
     level : float, default 0.9
         Probability of the bands.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        One row of panels per target, one column per input; the panels of a target share the range of their axis.
-
-    Raises
-    ------
-    InputError
-        If there is no input.
 
     Examples
     --------
@@ -553,16 +453,6 @@ def additive_curves(model: Any, *, names: Sequence[str] | None = None, output: i
         Names of the inputs; by default, those of the training table.
     output : int, default 0
         Which target, counted from 0.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        One panel per input.
-
-    Raises
-    ------
-    InputError
-        If the model has no additive members.
     """
     effects = additive_effects(model, names=names)
     columns = min(4, len(effects))

@@ -132,10 +132,7 @@ def band(x: ndarray, lower: ndarray, upper: ndarray, **words: Any) -> go.Scatter
 
 
 def sliding(figure: go.Figure, log_alphas: ndarray, readings: Sequence[str], start: int, name: str) -> str:
-    """A figure with a slider over alpha: its first traces, two per alpha, are visible for one alpha at a time.
-
-    The element #reading above it shows the sentence of the current alpha.
-    """
+    """A figure with a slider over alpha: its first traces, two per alpha, are visible for one alpha at a time."""
     n = 2 * len(log_alphas)
     shows = lambda step: [t // 2 == step for t in range(n)] + [True] * (len(figure.data) - n)
     steps = [

@@ -38,13 +38,7 @@ class JointPrediction:
         return like_targets(self.mean_by_output, self.y_ndim)
 
     def cov(self) -> Float[ndarray, "mq mq"]:
-        """Compute the covariance of all points and outputs.
-
-        Returns
-        -------
-        ndarray of shape (m * q, m * q)
-            The covariance, ordered by output: the first m rows are the first output at every point.
-        """
+        """Compute the covariance of all points and outputs."""
         between = self.spread.swapaxes(1, 2).reshape(len(self.spread), self.mean_by_output.size)
         parts = zip(self.output_cov, self.point_cov, strict=True)
         cov: ndarray = sum(np.kron(output, point) for output, point in parts) + between.T @ between
@@ -53,13 +47,7 @@ class JointPrediction:
         return cov
 
     def cov_of_outputs(self) -> Float[ndarray, "m m *q"]:
-        """Compute the covariance between the points for each output.
-
-        Returns
-        -------
-        ndarray of shape (m, m) or (m, m, q)
-            The covariance; (m, m) for 1-D targets.
-        """
+        """Compute the covariance between the points for each output."""
         own = np.diagonal(self.output_cov, axis1=1, axis2=2)
         cov: ndarray = np.einsum("tij,tq->ijq", self.point_cov, own) + np.einsum(
             "ciq,cjq->ijq", self.spread, self.spread
@@ -77,11 +65,6 @@ class JointPrediction:
             Number of draws.
         random_state : int, Generator or None, default None
             Seed of the draws.
-
-        Returns
-        -------
-        ndarray of shape (n, m) or (n, m, q)
-            The draws.
         """
         rng = np.random.default_rng(random_state)
         draws = self.mean_by_output + np.tensordot(rng.standard_normal((n, len(self.spread))), self.spread, 1)
@@ -110,13 +93,7 @@ class FunctionalPrediction:
         return np.sqrt(self.var)
 
     def cov(self) -> Float[ndarray, "n n"]:
-        """Compute the covariance between the functionals.
-
-        Returns
-        -------
-        ndarray of shape (n, n)
-            The covariance.
-        """
+        """Compute the covariance between the functionals."""
         return self.rows @ self.rows.T
 
     def interval(self, level: float = 0.95) -> tuple[Float[ndarray, " n"], Float[ndarray, " n"]]:
@@ -133,11 +110,6 @@ class FunctionalPrediction:
             Lower bounds.
         upper : ndarray of shape (n,)
             Upper bounds.
-
-        Raises
-        ------
-        InputError
-            If `level` does not lie between 0 and 1.
         """
         if not 0 < level < 1:
             raise InputError(f"level={level} must lie between 0 and 1")
@@ -153,16 +125,6 @@ class FunctionalPrediction:
             The measurements.
         noise_std : float or ndarray with n numbers, default 0.0
             Known standard deviation of their noise.
-
-        Returns
-        -------
-        ndarray of shape (n,)
-            The log densities.
-
-        Raises
-        ------
-        InputError
-            If `y` or `noise_std` does not have one number per functional.
         """
         values = np.ravel(y)
         if values.shape != self.mean.shape or np.size(noise_std) not in (1, len(values)):
@@ -176,20 +138,7 @@ class FunctionalPrediction:
 
 
 def add_noise(noise_cov: Float[ndarray, "m q q"], standard: Float[ndarray, "n m q"]) -> Float[ndarray, "n m q"]:
-    """Turn standard normal draws into noise with a given covariance of any rank at each point.
-
-    Parameters
-    ----------
-    noise_cov : ndarray of shape (m, q, q)
-        Covariance of the noise at each point.
-    standard : ndarray of shape (n, m, q)
-        Standard normal draws.
-
-    Returns
-    -------
-    ndarray of shape (n, m, q)
-        Draws of the noise.
-    """
+    """Turn standard normal draws into noise with a given covariance of any rank at each point."""
     values, vectors = np.linalg.eigh(noise_cov)
     root = vectors * np.sqrt(values.clip(min=0))[:, None]
     draws: ndarray = np.einsum("mqr,nmr->nmq", root, standard)

@@ -42,11 +42,6 @@ class LogPrediction(Prediction):
         ----------
         log : Prediction
             The prediction of z.
-
-        Returns
-        -------
-        LogPrediction
-            The prediction of exp(z).
         """
         v, n = log.component_epistemic_var, log.component_noise_var
         mean = log.component_mean + (v + n) / 2
@@ -68,16 +63,6 @@ class LogPrediction(Prediction):
             The predictions.
         weights : ndarray of shape (c,) or (c, m), default None
             Weight of each of them, at each point or for all points; None: equal weights.
-
-        Returns
-        -------
-        LogPrediction
-            The mixture.
-
-        Raises
-        ------
-        InputError
-            If some members are not predictions of log targets.
         """
         logs = [member.log for member in members if isinstance(member, LogPrediction)]
         if len(logs) < len(members):
@@ -85,38 +70,15 @@ class LogPrediction(Prediction):
         return cls.of(Prediction.mixture(logs, weights))
 
     def with_output_axis(self) -> "LogPrediction":
-        """Return the same distribution with results of shape (m, q), also for a single output.
-
-        Returns
-        -------
-        LogPrediction
-            The same distribution.
-        """
+        """Return the same distribution with results of shape (m, q), also for a single output."""
         return self if self.y_ndim == 2 else LogPrediction.of(self.log.with_output_axis())
 
     def merged(self, fraction: Float[ndarray, " m"]) -> "LogPrediction":
-        """Count disagreement between the components of log y as variance of each of them.
-
-        Parameters
-        ----------
-        fraction : ndarray of shape (m,)
-            Fraction of the variance between the components that is merged at each point.
-
-        Returns
-        -------
-        LogPrediction
-            A mixture with the same moments of log y.
-        """
+        """Count disagreement between the components of log y as variance of each of them."""
         return LogPrediction.of(self.log.merged(fraction))
 
     def component_cov(self) -> Float[ndarray, "c m q q"]:
-        """Compute the covariance between the outputs at each point under each component: m_i m_j (exp(S_ij) - 1).
-
-        Returns
-        -------
-        ndarray of shape (c, m, q, q)
-            The covariance matrices.
-        """
+        """Compute the covariance between the outputs at each point under each component: m_i m_j (exp(S_ij) - 1)."""
         S, mean = self.log.component_cov(), np.log(self.component_mean)
         size = mean[..., :, None] + mean[..., None, :] + np.maximum(S, 0) + _log_expm1(np.abs(S)) - np.abs(S)
         cov: ndarray = np.sign(S) * _exp(size, 2 * LARGEST_LOG)
@@ -133,11 +95,6 @@ class LogPrediction(Prediction):
             Targets.
         per_output : bool, default False
             Whether to return the density of each output alone instead of the joint density.
-
-        Returns
-        -------
-        ndarray of shape (m,) or (m, q)
-            The joint log density, (m,), or that of each output; -inf where y is not positive.
         """
         y = np.asarray(y, float)
         log_y = np.log(np.where(y > 0, y, 1.0))
@@ -153,11 +110,6 @@ class LogPrediction(Prediction):
         ----------
         y : ndarray of shape (m,) or (m, q)
             Targets.
-
-        Returns
-        -------
-        ndarray of shape (m,) or (m, q)
-            The standardised residuals.
         """
         return self.log.standardized_residual(_log(y))
 
@@ -168,11 +120,6 @@ class LogPrediction(Prediction):
         ----------
         y : ndarray of shape (m,) or (m, q)
             Targets.
-
-        Returns
-        -------
-        ndarray of shape (m,) or (m, q)
-            The probabilities.
         """
         return self.log.cdf(_log(y))
 
@@ -183,11 +130,6 @@ class LogPrediction(Prediction):
         ----------
         level : float or sequence of float
             One level, or several.
-
-        Returns
-        -------
-        ndarray
-            Shaped like the targets; several levels add a leading axis.
         """
         return _exp(self.log.quantile(level))
 
@@ -225,11 +167,6 @@ class LogPrediction(Prediction):
             Number of draws.
         random_state : int, Generator or None, default None
             Seed of the draws.
-
-        Returns
-        -------
-        ndarray of shape (n, m) or (n, m, q)
-            The draws.
         """
         return _exp(self.log.sample(n, random_state=random_state))
 

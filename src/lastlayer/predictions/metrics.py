@@ -1,8 +1,4 @@
-"""Scores of predictive distributions, Gaussian or mixture, averaged over points.
-
-Targets of a single output may be (m,) or (m, 1); any other shape must equal that of the prediction. Scorers for
-cross-validation with scikit-learn are in `lastlayer.scorers`.
-"""
+"""Scores of predictive distributions, Gaussian or mixture, averaged over points."""
 
 from typing import Any
 
@@ -34,11 +30,6 @@ def log_predictive_density(
         Standard deviations of the targets, to convert the LPD to standardised units: the density of y / scale.
     per_output : bool, default False
         Whether to return one number per output instead of the joint LPD.
-
-    Returns
-    -------
-    float or ndarray of shape (q,)
-        The LPD, joint over the outputs or of each output, in the units of y unless `scale` is given.
     """
     log_scale = np.log(np.broadcast_to(np.asarray(scale, float), (prediction.n_outputs,)))
     mean = prediction.with_output_axis().log_prob(y, per_output=per_output).mean(0)
@@ -56,11 +47,6 @@ def rmse(prediction: Prediction | ndarray, y: ndarray, *, per_output: bool = Fal
         The targets.
     per_output : bool, default False
         Whether to return one number per output instead of one over points and outputs.
-
-    Returns
-    -------
-    float or ndarray of shape (q,)
-        The error in the units of y.
     """
     if isinstance(prediction, Prediction):
         mean = prediction.with_output_axis().mean
@@ -86,11 +72,6 @@ def coverage(prediction: Prediction, y: ndarray, level: float = 0.9, *, per_outp
         Probability of the intervals.
     per_output : bool, default False
         Whether to return one number per output instead of one over points and outputs.
-
-    Returns
-    -------
-    float or ndarray of shape (q,)
-        The share.
     """
     lower, upper = prediction.with_output_axis().interval(level)
     y = align(y, lower.shape)
@@ -114,11 +95,6 @@ def interval_score(prediction: Prediction, y: ndarray, level: float = 0.9, *, pe
         Probability of the intervals.
     per_output : bool, default False
         Whether to return one number per output, (q,), instead of their mean.
-
-    Returns
-    -------
-    float or ndarray of shape (q,)
-        The score in the units of y.
 
     Examples
     --------
@@ -147,11 +123,6 @@ def calibration_error(prediction: Prediction, y: ndarray, levels: Float[ndarray,
         The targets.
     levels : ndarray of shape (l,), default LEVELS
         Probabilities of the intervals; by default 0.05, 0.1, ..., 0.95.
-
-    Returns
-    -------
-    float
-        The mean absolute difference over the levels.
     """
     inside = np.abs(2 * prediction.with_output_axis().cdf(y) - 1)[..., None] <= np.asarray(levels)
     return float(np.abs(inside.mean((0, 1)) - levels).mean())
@@ -172,11 +143,6 @@ def crps(prediction: Prediction, y: ndarray, *, per_output: bool = False) -> Any
         The targets.
     per_output : bool, default False
         Whether to return one number per output instead of their mean.
-
-    Returns
-    -------
-    float or ndarray of shape (q,)
-        The score in the units of y.
     """
     y, w = prediction.targets(y), prediction.weights[..., None]
     if isinstance(prediction, LogPrediction):

@@ -94,11 +94,6 @@ class Prediction:
             Degree of extrapolation.
         correlation : ndarray of shape (q, q), default None
             Correlation between the outputs; None: independent.
-
-        Returns
-        -------
-        Prediction
-            The prediction with one component.
         """
         shape = (1, *mean.shape, *[1] * (2 - mean.ndim))
         by_output = lambda values: np.broadcast_to(values, mean.shape).reshape(shape).copy()
@@ -124,16 +119,6 @@ class Prediction:
             The predictions.
         weights : ndarray of shape (c,) or (c, m), default None
             Weight of each of them, at each point or for all points; None: equal weights.
-
-        Returns
-        -------
-        Prediction
-            The mixture, with the components of all members.
-
-        Raises
-        ------
-        InputError
-            If the members differ in points or outputs, or the weights do not sum to one.
         """
         if not members:
             raise InputError("a mixture needs at least one member")
@@ -175,13 +160,7 @@ class Prediction:
         return tuple(self.component_mean.shape[1 : 1 + self.y_ndim])
 
     def with_output_axis(self) -> "Prediction":
-        """Return the same distribution with results of shape (m, q), also for a single output.
-
-        Returns
-        -------
-        Prediction
-            The same distribution.
-        """
+        """Return the same distribution with results of shape (m, q), also for a single output."""
         return self if self.y_ndim == 2 else replace(self, y_ndim=2)
 
     @cached_property
@@ -216,13 +195,7 @@ class Prediction:
         return self.component_epistemic_var + self.component_noise_var
 
     def component_cov(self) -> Float[ndarray, "c m q q"]:
-        """Compute the covariance between the outputs at each point under each component.
-
-        Returns
-        -------
-        ndarray of shape (c, m, q, q)
-            The covariance matrices.
-        """
+        """Compute the covariance between the outputs at each point under each component."""
         C = np.eye(self.component_mean.shape[-1]) if self.correlation is None else self.correlation[:, None]
         epistemic, noise = self.component_epistemic_var, self.component_noise_var
         if self.function_correlation is None:
@@ -233,26 +206,14 @@ class Prediction:
         return cov
 
     def correlation_of_function(self) -> Float[ndarray, "c m q q"]:
-        """Return the correlation between the outputs of the function, under each component and at each point.
-
-        Returns
-        -------
-        ndarray of shape (c, m, q, q)
-            `function_correlation` where it is given, else `correlation` at every point.
-        """
+        """Return the correlation between the outputs of the function, under each component and at each point."""
         if self.function_correlation is not None:
             return self.function_correlation
         shape = (*self.component_mean.shape, self.n_outputs)
         return np.broadcast_to(np.eye(self.n_outputs) if self.correlation is None else self.correlation[:, None], shape)
 
     def cov(self) -> Float[ndarray, "m q q"]:
-        """Compute the covariance between the outputs at each point.
-
-        Returns
-        -------
-        ndarray of shape (m, q, q)
-            The covariance matrices; (m, 1, 1) for a single output, also for 1-D targets.
-        """
+        """Compute the covariance between the outputs at each point."""
         within = self.component_cov()
         spread = self.component_mean - self._mean
         return self._average(within + spread[..., :, None] * spread[..., None, :])
@@ -270,16 +231,6 @@ class Prediction:
         fraction : ndarray of shape (m,)
             Fraction of the variance between the components that is merged at each point: 0 changes nothing, 1 gives all
             components the same mean.
-
-        Returns
-        -------
-        Prediction
-            A mixture with the same moments.
-
-        Raises
-        ------
-        InputError
-            If `fraction` is not one number from 0 to 1 per point.
         """
         if fraction.shape != self.affine_cost.shape or not ((fraction >= 0) & (fraction <= 1)).all():
             raise InputError(f"fraction must hold a number from 0 to 1 for each of {len(self.affine_cost)} points")
@@ -308,11 +259,6 @@ class Prediction:
             Targets. Those of a single output may be (m,) or (m, 1), here and wherever targets are given.
         per_output : bool, default False
             Whether to return the density of each output alone instead of the joint density.
-
-        Returns
-        -------
-        ndarray of shape (m,) or (m, q)
-            The joint log density, (m,), or that of each output, shaped like the targets.
         """
         residual = self.targets(y) - self.component_mean
         if per_output:
@@ -330,11 +276,6 @@ class Prediction:
         ----------
         y : ndarray of shape (m,) or (m, q)
             Targets.
-
-        Returns
-        -------
-        ndarray of shape (m,) or (m, q)
-            The standardised residuals.
         """
         residual: ndarray = (self._like_targets(self.targets(y)) - self.mean) / self.std
         return residual
@@ -346,11 +287,6 @@ class Prediction:
         ----------
         y : ndarray of shape (m,) or (m, q)
             Targets.
-
-        Returns
-        -------
-        ndarray of shape (m,) or (m, q)
-            The probabilities.
         """
         below = ndtr((self.targets(y) - self.component_mean) / np.sqrt(self.component_var))
         return self._like_targets(self._average(below))
@@ -362,16 +298,6 @@ class Prediction:
         ----------
         level : float or sequence of float
             One level, or several.
-
-        Returns
-        -------
-        ndarray
-            Shaped like the targets; several levels add a leading axis.
-
-        Raises
-        ------
-        InputError
-            If a level does not lie strictly between 0 and 1.
 
         Examples
         --------
@@ -405,11 +331,6 @@ class Prediction:
             Lower bounds.
         upper : ndarray of shape (m,) or (m, q)
             Upper bounds.
-
-        Raises
-        ------
-        InputError
-            If `level` does not lie strictly between 0 and 1, or conformal scores are missing.
         """
         if not 0 < level < 1:
             raise InputError(f"level={level} must lie strictly between 0 and 1, such as 0.95")
@@ -427,11 +348,6 @@ class Prediction:
             Number of draws.
         random_state : int, Generator or None, default None
             Seed of the draws.
-
-        Returns
-        -------
-        ndarray of shape (n, m) or (n, m, q)
-            The draws.
         """
         rng = np.random.default_rng(random_state)
         _, m, q = self.component_mean.shape
@@ -457,12 +373,6 @@ class Prediction:
         outputs : sequence of str, default None
             Names of the outputs, which prefix the columns: `NAME_mean`. None: no prefix for a single output, "y0", "y1"
             and so on for several.
-
-        Returns
-        -------
-        pandas.DataFrame
-            Columns mean, std, epistemic_std, noise_std, lower and upper of each output, then affine_cost and, for a
-            calibrated model, beyond_reach.
 
         Raises
         ------
@@ -521,15 +431,5 @@ class Prediction:
         ----------
         y : array-like of shape (m,) or (m, q)
             Targets of these points; (m,) only for a single output.
-
-        Returns
-        -------
-        ndarray of shape (m, q)
-            The targets.
-
-        Raises
-        ------
-        InputError
-            If the shape does not match that of the prediction.
         """
         return align(y, self.component_mean.shape[1:])

@@ -1,8 +1,4 @@
-"""Scorers of predictive distributions for scikit-learn's `cross_val_score`, `cross_validate` and `GridSearchCV`.
-
-Each is a callable of (estimator, X, y) to be passed as `scoring=`; greater is better. The estimator is one of
-lastlayer's, a Pipeline that ends with one, or a search over either.
-"""
+"""Scorers of predictive distributions for scikit-learn's `cross_val_score`, `cross_validate` and `GridSearchCV`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,16 +21,6 @@ def predictive(estimator: Any, X: Any, *, noise: bool = True) -> Prediction:
         Inputs as the estimator takes them: for a Pipeline, before its first step.
     noise : bool, default True
         Whether to include the noise; False: the distribution of the function.
-
-    Returns
-    -------
-    Prediction
-        The distribution, in the units and the shape of the targets.
-
-    Raises
-    ------
-    InputError
-        If the estimator has no predictive distribution.
 
     Examples
     --------

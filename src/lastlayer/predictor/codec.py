@@ -69,10 +69,7 @@ def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Architecture) -> Fitted:
-    """Restore a packed model; raises KeyError, TypeError, ValueError or RuntimeError if the parts are inconsistent.
-
-    Shapes, types and finiteness of all numbers are checked, and the model is tested on a few points.
-    """
+    """Restore a packed model; raises KeyError, TypeError, ValueError or RuntimeError if the parts are inconsistent."""
     settings = architecture.settings
     n_inputs = checked.typed("n_features_in", header["n_features_in"], int)
     targets, y_ndim = _scaler(tensors, "targets", None), checked.typed("y_ndim", header["y_ndim"], Literal[1, 2])
@@ -122,10 +119,7 @@ def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Arc
 
 
 def check_predictions(fitted: Fitted, predictive: Callable[[ndarray], Prediction]) -> None:
-    """Raise ValueError if a model's predictions at a few points inside its data are not finite.
-
-    Models whose inputs are not a table are not tested, since the form of their inputs is unknown.
-    """
+    """Raise ValueError if a model's predictions at a few points inside its data are not finite."""
     if fitted.inputs is None:
         return
     corners = np.concatenate([np.zeros((1, fitted.n_features_in)), [[1.0], [-1.0]] * np.ones(fitted.n_features_in)])

@@ -92,22 +92,7 @@ class Fitted:
 
     @classmethod
     def of(cls, members: "list[Member]", data: Data, **parts: Any) -> "Fitted":
-        """Build an uncalibrated model.
-
-        Parameters
-        ----------
-        members : list of Member
-            Trained members; their networks are copied.
-        data : Data
-            Training rows, or a sample of them.
-        **parts : Any
-            The remaining fields.
-
-        Returns
-        -------
-        Fitted
-            The model at alpha*.
-        """
+        """Build an uncalibrated model."""
         kept = tuple(replace(m, network=copied(m.network)) for m in members)
         costs = torch.cat([_costs(kept, data.X[rows]) for rows in row_chunks(len(data.X))], 1)
         new = torch.stack([torch.from_numpy(member.unseen.has(data)) for member in kept])
@@ -123,18 +108,7 @@ class Fitted:
             return Predictor(self.inputs, self.targets, self.members, self.log_alphas, self.calibration, self.process)
 
     def module(self) -> Predictor:
-        """Return the model as a `torch.nn.Module`.
-
-        Returns
-        -------
-        Predictor
-            A copy, on the model's device.
-
-        Raises
-        ------
-        InputError
-            If the targets were transformed by the logarithm.
-        """
+        """Return the model as a `torch.nn.Module`."""
         self.of_targets("module()")
         return copy.deepcopy(self.predictor)
 
@@ -145,11 +119,6 @@ class Fitted:
         ----------
         i : int
             Index of the member.
-
-        Returns
-        -------
-        Fitted
-            A model of this member only.
         """
         process = next((member for member in self.members if member.family == FOURIER), self.process)
         return replace(self, members=(self.members[i],), log_alphas=(self.log_alphas[i],), process=process)
@@ -170,23 +139,7 @@ class Fitted:
         return isinstance(self.members[0].layer.posterior, CoupledPosterior)
 
     def uncoupled(self, use: str) -> "Fitted":
-        """Check that function and noise have the same correlation between outputs.
-
-        Parameters
-        ----------
-        use : str
-            The intended use, for the error message.
-
-        Returns
-        -------
-        Fitted
-            The value itself.
-
-        Raises
-        ------
-        InputError
-            If the outputs are coupled.
-        """
+        """Check that function and noise have the same correlation between outputs."""
         if self.coupled:
             raise InputError(f'{use} needs noise="diagonal", or targets without missing values: fit such a model')
         return self
@@ -197,23 +150,7 @@ class Fitted:
         return self.settings.target_transform == "log"
 
     def of_targets(self, use: str) -> "Fitted":
-        """Check that predictions of the targets are Gaussian.
-
-        Parameters
-        ----------
-        use : str
-            The intended use, for the error message.
-
-        Returns
-        -------
-        Fitted
-            The value itself.
-
-        Raises
-        ------
-        InputError
-            If the members model the logarithm of the targets.
-        """
+        """Check that predictions of the targets are Gaussian."""
         if self.of_log:
             raise InputError(
                 f'{use} needs Gaussian predictions of the targets, and this model has target_transform="log": fit '
@@ -222,23 +159,7 @@ class Fitted:
         return self
 
     def with_shared_rows(self, use: str) -> "Fitted":
-        """Check that all outputs were observed at the same rows.
-
-        Parameters
-        ----------
-        use : str
-            The intended use, for the error message.
-
-        Returns
-        -------
-        Fitted
-            The value itself.
-
-        Raises
-        ------
-        InputError
-            If they were not.
-        """
+        """Check that all outputs were observed at the same rows."""
         if self.by_output:
             raise InputError(
                 f"{use} needs a model fitted to targets that are all known, without noise_std and observations: fit one"
@@ -285,11 +206,6 @@ class Fitted:
         ----------
         i : int
             Index of the member.
-
-        Returns
-        -------
-        Curve
-            Its family's curve; without calibration, the variance of the posterior.
         """
         if self.calibration is None:
             return Curve.identity(self.n_outputs)
@@ -302,53 +218,20 @@ class Fitted:
         ----------
         X : ndarray of shape (m, d)
             Inputs in original units.
-
-        Returns
-        -------
-        Tensor
-            Inputs of the networks.
         """
         Z = _tensor(X)
         Z = Z if self.inputs is None else self.inputs.forward(Z)
         return converted(Z, self.settings.torch_dtype, self.settings.torch_device)
 
     def check_reach(self, X: ndarray, y: Float[ndarray, "m q"] | None = None) -> None:
-        """Check that rows are close enough to the training data for finite predictions.
-
-        Parameters
-        ----------
-        X : ndarray of shape (m, d)
-            Inputs in original units.
-        y : ndarray of shape (m, q), default None
-            Targets in original units.
-
-        Raises
-        ------
-        InputError
-            If a value is too far away.
-        """
+        """Check that rows are close enough to the training data for finite predictions."""
         if self.inputs is not None:
             self.inputs.check_reach(X, "X", FARTHEST[self.settings.dtype])
         if y is not None:
             self.targets.check_reach(y, "y")
 
     def data(self, X: ndarray, y: ndarray, sample_weight: ndarray | None = None) -> Data:
-        """Convert rows to training data.
-
-        Parameters
-        ----------
-        X : ndarray of shape (m, d)
-            Inputs in original units.
-        y : ndarray of shape (m,) or (m, q)
-            Targets in original units.
-        sample_weight : ndarray of shape (m,), default None
-            Weights of the rows; None: 1.
-
-        Returns
-        -------
-        Data
-            Standardised rows as tensors.
-        """
+        """Convert rows to training data."""
         if self.of_log:
             target_transform("log", y.reshape(len(y), -1))
             y = np.log(y)
@@ -366,44 +249,17 @@ class Fitted:
             Index of the member.
         Z : Tensor
             Standardised inputs.
-
-        Returns
-        -------
-        Tensor of shape (m, p)
-            Features, the last of which is 1.
         """
         return member_features(self.members[i], Z)
 
     def mean(self, X: ndarray) -> Float[ndarray, "m q"]:
-        """Predict the mean of the targets.
-
-        Parameters
-        ----------
-        X : ndarray of shape (m, d)
-            Inputs in original units.
-
-        Returns
-        -------
-        ndarray of shape (m, q)
-            Means.
-        """
+        """Predict the mean of the targets."""
         if self.of_log:
             return self.predictive(X).with_output_axis().mean
         return _array(torch.cat(self._in_chunks(X, self.predictor.mean)))
 
     def mean_and_var(self, X: ndarray) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:
-        """Predict the mean and variance of the targets, noise included.
-
-        Parameters
-        ----------
-        X : ndarray of shape (m, d)
-            Inputs in original units.
-
-        Returns
-        -------
-        tuple of two arrays of shape (m, q)
-            Means and variances.
-        """
+        """Predict the mean and variance of the targets, noise included."""
         if self.of_log:
             p = self.predictive(X).with_output_axis()
             return p.mean, p.var
@@ -420,11 +276,6 @@ class Fitted:
             Inputs in original units.
         noise : bool, default True
             Whether to include the noise; False gives the distribution of the function.
-
-        Returns
-        -------
-        Prediction
-            Mixture over the members, at every point and for every output.
         """
         parts = self._in_chunks(X, lambda x: vars(as_arrays(self.predictor.components(x))).values())
         together = [each[0] if len(parts) == 1 else np.concatenate(each, axis=1) for each in zip(*parts, strict=True)]
@@ -439,22 +290,7 @@ class Fitted:
         noise: bool = True,
         function_correlation: Float[ndarray, "c m q q"] | None = None,
     ) -> Prediction:
-        """Assemble the mixture of calibrated members and its tails, merged outside the data.
-
-        Parameters
-        ----------
-        parts : formula.Components
-            Means, variances, costs and weights of the members; of log y if the members model that.
-        noise : bool, default True
-            Whether to include the noise; False gives the distribution of the function.
-        function_correlation : ndarray of shape (c, m, q, q), default None
-            Correlation between the outputs of each member's function, where it differs from that of the noise.
-
-        Returns
-        -------
-        Prediction
-            Mixture over the members.
-        """
+        """Assemble the mixture of calibrated members and its tails, merged outside the data."""
         share, factor = self.tails.share, self.tails.factor
         shares, widths = ([1 - share, share], [1.0, factor]) if share else ([1.0], [1.0])
         # one component per member and share
@@ -493,10 +329,7 @@ class Fitted:
 
     @cached_property
     def references(self) -> list[tuple[list[int], float]]:
-        """Members that can tell points outside the data, and their largest cost inside.
-
-        See `lastlayer.formula.outside_fraction`.
-        """
+        """Members that can tell points outside the data, and their largest cost inside."""
         inside = {} if self.calibration is None else self.calibration.inside
         places = {family: [i for i, member in enumerate(self.members) if member.family == family] for family in inside}
         return [(own, inside[family]) for family, own in places.items() if own]
@@ -510,11 +343,6 @@ class Fitted:
             Inputs in original units.
         noise : bool, default True
             Whether to include the noise; False gives the distribution of the function.
-
-        Returns
-        -------
-        JointPrediction
-            Mean and covariance.
         """
         parts, blocks = self.of_targets("joint").stretched(X)
         mean = self.prediction(parts).with_output_axis().mean  # summed in the same order, to the last bit
@@ -550,11 +378,6 @@ class Fitted:
             Random number generator.
         noise : bool, default True
             Whether to include the noise; False gives the distribution of the function.
-
-        Returns
-        -------
-        ndarray of shape (n, m, q)
-            Draws of the targets, or of the function.
         """
         parts, blocks = self.stretched(X)
         mean = self.prediction(parts).with_output_axis().mean
@@ -569,26 +392,7 @@ class Fitted:
         return np.exp(draws) if self.of_log else draws
 
     def predictive_of(self, functionals: Sequence[Functionals]) -> FunctionalPrediction:
-        """Predict linear functionals of the function.
-
-        The functionals are applied to the Gaussian of `joint`: L of its mean, and L of the rows whose products are its
-        covariance. Derivatives are therefore those of the calibrated model, including mixture and scalers.
-
-        Parameters
-        ----------
-        functionals : sequence of Functionals
-            Functionals in original units.
-
-        Returns
-        -------
-        FunctionalPrediction
-            Joint Gaussian of all functionals, in order.
-
-        Raises
-        ------
-        InputError
-            If the inputs are not a table, or a functional refers to an output that does not exist.
-        """
+        """Predict linear functionals of the function."""
         means, rows = [], []
         self.of_targets("a linear functional")
         with torch.no_grad():
@@ -610,11 +414,6 @@ class Fitted:
         ----------
         X : ndarray of shape (m, d)
             Inputs in original units.
-
-        Returns
-        -------
-        Extrapolation
-            Costs and ranks.
         """
         sample_cost = _array(self.sample_cost.sort().values)
 
@@ -625,19 +424,7 @@ class Fitted:
         return Extrapolation(*map(np.concatenate, zip(*self._in_chunks(X, look), strict=True)))
 
     def stretched(self, X: ndarray) -> "tuple[formula.Components, list[FunctionBlock | CoupledBlock]]":
-        """Compute the factors of the function's covariance, as arrays.
-
-        Parameters
-        ----------
-        X : ndarray of shape (m, d)
-            Inputs in original units.
-
-        Returns
-        -------
-        tuple of formula.Components and list of FunctionBlock or CoupledBlock
-            Components of the members as in `Predictor.stretched`, and one block of covariance per member, or per output
-            of it where outputs were observed at different rows and are not coupled.
-        """
+        """Compute the factors of the function's covariance, as arrays."""
         with torch.no_grad():
             parts, rows = self.predictor.stretched(_tensor(X))
         _check_answer(parts.mean)
@@ -683,23 +470,7 @@ def _check_answer(values: Tensor | ndarray) -> None:
 
 
 def as_fitted(model: Any) -> Fitted:
-    """Return the fitted value of a model, for uses that need Gaussian predictions.
-
-    Parameters
-    ----------
-    model : fitted regressor, or Fitted
-        The model.
-
-    Returns
-    -------
-    Fitted
-        Its `fitted_`, or the value itself.
-
-    Raises
-    ------
-    NotFittedError
-        If the model is not fitted, or has no Bayesian last layer.
-    """
+    """Return the fitted value of a model, for uses that need Gaussian predictions."""
     found = model if isinstance(model, Fitted) else getattr(model, "fitted_", None)
     if not isinstance(found, Fitted):
         raise NotFittedError(f"this {type(model).__name__} holds no fitted Bayesian last layer: call fit first")
@@ -707,57 +478,18 @@ def as_fitted(model: Any) -> Fitted:
 
 
 def member_features(member: Member, Z: Tensor) -> Float[Tensor, "m p"]:
-    """Compute the affine features of a member in float64.
-
-    Parameters
-    ----------
-    member : Member
-        The member.
-    Z : Tensor
-        Standardised inputs.
-
-    Returns
-    -------
-    Tensor of shape (m, p)
-        Features, the last of which is 1.
-    """
+    """Compute the affine features of a member in float64."""
     return affine_features(linear_features(member, Z)).double()
 
 
 def linear_features(member: Member, Z: Tensor) -> Float[Tensor, "m k"]:
-    """Compute the features of a member without the column of ones.
-
-    Parameters
-    ----------
-    member : Member
-        The member.
-    Z : Tensor
-        Standardised inputs.
-
-    Returns
-    -------
-    Tensor of shape (m, k)
-        Features.
-    """
+    """Compute the features of a member without the column of ones."""
     with torch.no_grad():
         return finite_features(member.network, Z)
 
 
 def cost_quantiles(cost: Float[Tensor, "c m"], new: Bool[Tensor, "c m"] | None = None) -> Float[Tensor, " n"]:
-    """Compute quantiles of the affine costs that training points would have if they were new.
-
-    Parameters
-    ----------
-    cost : Tensor of shape (c, m)
-        Affine cost of each training point by each member.
-    new : Tensor of bool of shape (c, m), default None
-        Points that a member was not trained on, whose cost needs no leave-one-out correction.
-
-    Returns
-    -------
-    Tensor of shape (n,)
-        Quantiles at evenly spaced levels from 0 to 1.
-    """
+    """Compute quantiles of the affine costs that training points would have if they were new."""
     left_out = leave_one_out_cost(cost)
     costs = (left_out if new is None else torch.where(new, cost, left_out)).mean(0)
     levels = torch.linspace(0, 1, min(KEPT_COSTS, len(costs)), dtype=costs.dtype)
@@ -765,18 +497,7 @@ def cost_quantiles(cost: Float[Tensor, "c m"], new: Bool[Tensor, "c m"] | None =
 
 
 def geometric_mean(logs: "list[float] | tuple[float, ...]") -> float:
-    """Compute the geometric mean from logarithms.
-
-    Parameters
-    ----------
-    logs : sequence of float
-        Logarithms of the numbers.
-
-    Returns
-    -------
-    float
-        Geometric mean; infinite if the mean of the logarithms is.
-    """
+    """Compute the geometric mean from logarithms."""
     mean = float(np.mean(logs))
     return math.exp(min(mean, 700.0)) if mean < math.inf else math.inf
 
@@ -790,18 +511,7 @@ def _costs(members: "tuple[Member, ...]", Z: Tensor) -> Float[Tensor, "c m"]:
 
 
 def as_arrays(parts: formula.Components) -> formula.Components:
-    """Convert components from tensors to arrays with one row per point.
-
-    Parameters
-    ----------
-    parts : formula.Components
-        Components as tensors.
-
-    Returns
-    -------
-    formula.Components
-        Components as arrays.
-    """
+    """Convert components from tensors to arrays with one row per point."""
     return formula.Components(*(_array(x.expand(-1, parts.mean.shape[1], -1)) for x in vars(parts).values()))
 
 

@@ -1,8 +1,4 @@
-"""A fitted model as one `torch.nn.Module`, with everything that the predictive formula needs as buffers.
-
-`.to(...)` and `.float()` convert all of it. Factors are inverted beforehand, so that `torch.export` and ONNX meet
-products only.
-"""
+"""A fitted model as one `torch.nn.Module`, with everything that the predictive formula needs as buffers."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -244,19 +240,11 @@ class Predictor(nn.Module):
         return TorchOps.total(parts.weights * parts.mean)
 
     def stretched(self, x: Num[Tensor, "m *d"]) -> tuple[formula.Components, list[Float[Tensor, "m *q r"]]]:
-        """Components, and whitened features of each member scaled to its calibrated variance, tails included.
-
-        The function of member i is its mean plus rows[i] E, where the columns of E have covariance `function_cov[i]`.
-        Where outputs were observed at different rows, each has its own features, (m, q, r), and its own column of E; if
-        they are `coupled`, they share one.
-        """
+        """Components, and whitened features of each member scaled to its calibrated variance, tails included."""
         return self._stretched(self.standardized(x))
 
     def linear_map(self, z: Float[Tensor, "m d"], output: int) -> Float[Tensor, "m r"]:
-        """[mean, G] of one output at standardised inputs, such that the function is mean + G e, e standard normal.
-
-        The covariance is that of the mixture: that of its members, and the spread of their means.
-        """
+        """[mean, G] of one output at standardised inputs, such that the function is mean + G e, e standard normal."""
         parts, rows = self._stretched(z)
         mean = (parts.weights * parts.mean).sum(0)[:, output, None]
         columns = []

@@ -32,20 +32,14 @@ from lastlayer.training.last_layer import coupled_layer, last_layers
 
 
 def at_alpha(fitted: Fitted, log_alpha: float) -> Fitted:
-    """Set another alpha for the variance; all members shift together, and the mean does not change.
-
-    `log_alpha` is the average over the best members, as `alpha_` is. Conformal scores become invalid and are dropped.
-    """
+    """Set another alpha for the variance; all members shift together, and the mean does not change."""
     start, centre = _start(fitted)
     shifted = tuple(log_alpha - centre + own for own in start) if len(start) > 1 else (log_alpha,)
     return replace(fitted, log_alphas=shifted, conformal_scores=None)
 
 
 def tune_alpha(fitted: Fitted, data: Data) -> tuple[Fitted, AlphaCurve]:
-    """Algorithm 1: choose the alpha of the variance by the LPD of validation data; the mean does not change.
-
-    A calibration curve stays in force: it maps the new affine costs.
-    """
+    """Algorithm 1: choose the alpha of the variance by the LPD of validation data; the mean does not change."""
     start, centre = _start(fitted)
     p = fitted.predictor
     features = [fitted.features(i, data.X) for i in range(len(fitted.members))]
@@ -84,10 +78,7 @@ def tune_alpha_on_folds(fitted: Fitted, folds: "list[HeldOut]") -> tuple[Fitted,
 
 
 def calibrate(fitted: Fitted, points: HeldOutPoints) -> Fitted:
-    """Fit the curves from affine cost to variance, and for a mixture tails and shrinkage.
-
-    The curves map the costs at alpha*, so a tuned alpha is discarded. Members of the best family come first.
-    """
+    """Fit the curves from affine cost to variance, and for a mixture tails and shrinkage."""
     asked = fitted.settings.noise
     input_noise = None if asked == "auto" else asked == "input"
     found = fit_curves(points, mixture=len(fitted.members) > 1, input_noise=input_noise)
@@ -173,10 +164,7 @@ def squared_residuals(
     weight: Float[ndarray, " m"] | None = None,
     present: Float[ndarray, "m q"] | None = None,
 ) -> dict[Family, float]:
-    """Sum over rows of squared residuals over their calibrated variance, for each family.
-
-    Averaged over outputs and over the members of the family. Each term is capped, so that the sum stays finite.
-    """
+    """Sum over rows of squared residuals over their calibrated variance, for each family."""
     variance = fitted.tails.widening * (parts.epistemic + parts.noise)
     each = np.fmin(np.square(target - parts.mean) / variance, 1e6)  # of NaN too
     squares = each.sum(-1) / each.shape[-1] if present is None else (present * each).sum(-1) / present.sum(-1)
@@ -202,10 +190,7 @@ def without_rows(fitted: Fitted, data: Data) -> Fitted:
 
 
 def reestimate(fitted: Fitted) -> Fitted:
-    """Estimate alpha and noise from the rows in memory, at the maximum of the evidence; the features stay the same.
-
-    The curve is reset to its calibrated state, in units of the new noise. A tuned alpha keeps its distance from alpha*.
-    """
+    """Estimate alpha and noise from the rows in memory, at the maximum of the evidence; the features stay the same."""
     posteriors = [member.layer.posterior for member in fitted.members]
     first = posteriors[0]
     if isinstance(first.statistics, PatternStatistics):

@@ -48,28 +48,7 @@ def make_report(
     unknown: str = "error",
     group: str | None = None,
 ) -> Report:
-    """Make the page; the same model and table give the same text.
-
-    Parameters
-    ----------
-    fitted : TableModel
-        The model.
-    table_ : Table
-        Rows with the true values, preferably rows that the model has not seen.
-    model_name, data_name : str
-        Names of model and table in the title.
-    targets : sequence of str, optional
-        Columns with the true values, if their names differ from those in training.
-    unknown : str, default "error"
-        For texts that no training row had: "error", or "warn" to predict anyway, as no known category.
-    group : str, optional
-        Column of texts; coverage is also shown for each of them.
-
-    Returns
-    -------
-    Report
-        The page, its scores, and its one-line verdict.
-    """
+    """Make the page; the same model and table give the same text."""
     evaluation = Evaluation.of(fitted, table_, targets=targets, unknown=unknown)
     scores, m = evaluation.scores, len(evaluation.y)
     low, high = binomial_band(m, np.array([0.5, 0.95]))

@@ -63,18 +63,7 @@ class TrainingOptions:
 
 
 def check(p: Mapping[str, Any]) -> None:
-    """Check every parameter, and combinations that are invalid for any data.
-
-    Parameters
-    ----------
-    p : mapping of str to Any
-        Parameters of the estimator.
-
-    Raises
-    ------
-    InputError
-        If a parameter or combination is invalid.
-    """
+    """Check every parameter, and combinations that are invalid for any data."""
     options = p["training"]
     if options is not None and not isinstance(options, TrainingOptions):
         raise InputError(f"training={options!r} must be None or a lastlayer.TrainingOptions")
@@ -147,20 +136,7 @@ def check(p: Mapping[str, Any]) -> None:
 
 
 def check_running(n_jobs: Any, verbose: Any) -> None:
-    """Check the parameters that control how a fit runs.
-
-    Parameters
-    ----------
-    n_jobs : int or None
-        Number of threads.
-    verbose : int or bool
-        Verbosity.
-
-    Raises
-    ------
-    InputError
-        If either is invalid.
-    """
+    """Check the parameters that control how a fit runs."""
     whole = lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if n_jobs is not None and not (whole(n_jobs) and n_jobs):
         raise InputError(f"n_jobs={n_jobs!r} must be None, a number of threads, or -1 for all cores")
@@ -169,22 +145,7 @@ def check_running(n_jobs: Any, verbose: Any) -> None:
 
 
 def check_source(p: Mapping[str, Any], options: TrainingOptions, *, validation: bool) -> None:
-    """Check the parameters for a source of batches: one network, trained in mini-batches, without held-out rows.
-
-    Parameters
-    ----------
-    p : mapping of str to Any
-        Parameters of the estimator.
-    options : TrainingOptions
-        Options of training.
-    validation : bool
-        Whether validation data are given.
-
-    Raises
-    ------
-    InputError
-        If a parameter needs rows held out, a table, or all rows in every step.
-    """
+    """Check the parameters for a source of batches: one network, trained in mini-batches, without held-out rows."""
     whole = "needs rows held out of training, and a source of batches is passed over as a whole"
     for name, given, allowed, advice in (
         ("n_members", p["n_members"], ("auto", 1), "cannot be combined with a source of batches: leave it at 'auto'"),

@@ -281,11 +281,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
 
 
 def target_transform(given: str | None, y: Float[ndarray, "m q"]) -> str | None:
-    """Resolve `target_transform` for these targets, some of which may be missing (NaN): "log" or None.
-
-    "auto" is "log" if all targets are positive, the skewness of each is above 1, and that of its logarithm is less than
-    half as large.
-    """
+    """Resolve `target_transform` for these targets, some of which may be missing (NaN): "log" or None."""
     check_choice("target_transform", "auto" if given is None else given, TRANSFORMS)
     known, low = ~np.isnan(y), y <= 0
     if given == "log" and low.any():

@@ -1,8 +1,4 @@
-"""Baselines for comparison with a Bayesian last layer: estimators that return a `Prediction`.
-
-Bayesian linear regression on the features of a network trained on the squared error, and a Bayesian neural network of
-mean-field variational layers, in which every weight is an independent Gaussian (Section "Bayes by Backprop").
-"""
+"""Baselines for comparison with a Bayesian last layer: estimators that return a `Prediction`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -118,22 +114,7 @@ class BLRRegressor(BLLRegressor):
         return super()._parameters() | {"training": options}
 
     def fit_source(self, source: Any, validation_data: Any = None, *, progress: bool | None = None) -> "BLRRegressor":
-        """Raise an error: this baseline is trained on the squared error of all rows at once.
-
-        Parameters
-        ----------
-        source : Source
-            Ignored.
-        validation_data : tuple, default=None
-            Ignored.
-        progress : bool, default=None
-            Ignored.
-
-        Raises
-        ------
-        InputError
-            Always; call `fit` instead.
-        """
+        """Raise an error: this baseline is trained on the squared error of all rows at once."""
         raise InputError(
             "BLRRegressor trains on the squared error of all rows at once: call fit(X, y), or use "
             "BLLRegressor().fit_source(source)"
@@ -208,25 +189,7 @@ class BayesByBackpropRegressor(BaseRegressor):
 
     @with_gradients
     def fit(self, X: Any, y: Any) -> "BayesByBackpropRegressor":
-        """Maximise the evidence lower bound over weight means and deviations, the last layer's prior and the noise.
-
-        Parameters
-        ----------
-        X : array-like of shape (m, d)
-            Inputs.
-        y : array-like of shape (m,) or (m, q)
-            Targets.
-
-        Returns
-        -------
-        BayesByBackpropRegressor
-            The fitted estimator itself.
-
-        Raises
-        ------
-        InputError
-            If the data or a parameter cannot be used.
-        """
+        """Maximise the evidence lower bound over weight means and deviations, the last layer's prior and the noise."""
         if not self.prior_std > 0 or self.n_components < 1 or self.n_draws < 1:
             raise InputError(
                 f"prior_std={self.prior_std}, n_components={self.n_components} and n_draws={self.n_draws} "
@@ -262,20 +225,7 @@ class BayesByBackpropRegressor(BaseRegressor):
         return self
 
     def predictive(self, X: Any, *, noise: bool = True) -> Prediction:
-        """Compute the mixture over draws of the weights. eq:BNN_predictive_distribution_approx.
-
-        Parameters
-        ----------
-        X : array-like of shape (m, d)
-            Inputs.
-        noise : bool, default=True
-            Whether to include the noise; False: the distribution of the function.
-
-        Returns
-        -------
-        Prediction
-            The mixture, in target units.
-        """
+        """Compute the mixture over draws of the weights. eq:BNN_predictive_distribution_approx."""
         draws = self.draw_functions(X)
         noise_var = np.square(self.noise_std_) * float(noise)
         # without noise a component is a point; a negligible variance keeps its density defined
@@ -286,18 +236,7 @@ class BayesByBackpropRegressor(BaseRegressor):
         return Prediction(draws, epistemic_var, noise_var, spread.mean(1), weights, y_ndim=self._y_ndim)
 
     def draw_functions(self, X: Any) -> Float[ndarray, "c m q"]:
-        """Evaluate `n_components` draws of all weights; the draws are the same at every call.
-
-        Parameters
-        ----------
-        X : array-like of shape (m, d)
-            Inputs.
-
-        Returns
-        -------
-        ndarray of shape (c, m, q)
-            Outputs of each draw, in target units.
-        """
+        """Evaluate `n_components` draws of all weights; the draws are the same at every call."""
         check_is_fitted(self)
         X = check_X(self, X, reset=False, nd=False)
         assert self._inputs is not None
@@ -318,25 +257,7 @@ class BayesByBackpropRegressor(BaseRegressor):
 
 
 class VariationalLinear(nn.Module):
-    """x -> [x, 1] W with independent W ~ N(mean, std^2), and a prior N(0, prior_std^2) on every entry.
-
-    Uses the reparameterisation trick, with one draw of W for the whole batch. In training, `local` draws the output of
-    each sample instead; it has the same distribution for each sample and gradients of lower variance, but the outputs
-    no longer belong to one function.
-
-    Parameters
-    ----------
-    n_inputs : int
-        Number of inputs.
-    n_outputs : int
-        Number of outputs.
-    prior_std : float or torch.nn.Parameter
-        Standard deviation of the prior; a parameter holds its logarithm, and is learned.
-    local : bool, default=False
-        Whether to draw outputs instead of weights in training.
-    generator : torch.Generator, default=None
-        Source of the initial means.
-    """
+    """x -> [x, 1] W with independent W ~ N(mean, std^2), and a prior N(0, prior_std^2) on every entry."""
 
     def __init__(
         self,
@@ -361,31 +282,12 @@ class VariationalLinear(nn.Module):
         return softplus(self.rho)
 
     def kl(self) -> Float[Tensor, ""]:
-        """Compute KL(q || prior) in closed form. eq:KLD_surrogate_posterior.
-
-        Returns
-        -------
-        Tensor of shape ()
-            The divergence.
-        """
+        """Compute KL(q || prior) in closed form. eq:KLD_surrogate_posterior."""
         prior_std = torch.as_tensor(self.log_prior_std, dtype=self.mean.dtype, device=self.mean.device).exp()
         return kl_divergence(Normal(self.mean, self.std), Normal(torch.zeros_like(self.mean), prior_std)).sum()
 
     def forward(self, x: Float[Tensor, "*s m d"], generator: torch.Generator | None = None) -> Float[Tensor, "*s m q"]:
-        """Apply one draw of the weights; with leading dimensions of x, an independent draw for each of them.
-
-        Parameters
-        ----------
-        x : Tensor of shape (..., m, d)
-            Inputs.
-        generator : torch.Generator, default=None
-            Source of the draws.
-
-        Returns
-        -------
-        Tensor of shape (..., m, q)
-            Outputs.
-        """
+        """Apply one draw of the weights; with leading dimensions of x, an independent draw for each of them."""
         x = torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1)
         if self.local and self.training:
             loc, scale = x @ self.mean, (x.square() @ self.std.square()).sqrt()
@@ -395,27 +297,7 @@ class VariationalLinear(nn.Module):
 
 
 class BayesianNetwork(nn.Module):
-    """A fully connected network of variational layers, with batch normalisation after each hidden layer.
-
-    The prior of the hidden weights is fixed; that of the last layer and the noise are learned (empirical Bayes).
-
-    Parameters
-    ----------
-    n_inputs : int
-        Number of inputs.
-    hidden : tuple of int
-        Widths of the hidden layers.
-    n_outputs : int
-        Number of outputs.
-    activation : str
-        Activation of the hidden layers.
-    prior_std : float
-        Standard deviation of the prior on hidden weights.
-    local : bool
-        Whether to draw outputs instead of weights in training.
-    generator : torch.Generator, default=None
-        Source of the initial weights.
-    """
+    """A fully connected network of variational layers, with batch normalisation after each hidden layer."""
 
     def __init__(
         self,
@@ -439,33 +321,14 @@ class BayesianNetwork(nn.Module):
         self.last = layer(widths[-1], n_outputs, prior_std=self.log_last_prior_std)
 
     def forward(self, x: Float[Tensor, "*s m d"], generator: torch.Generator | None = None) -> Float[Tensor, "*s m q"]:
-        """Compute the outputs of one draw of all weights, or of one draw per leading index.
-
-        Parameters
-        ----------
-        x : Tensor of shape (..., m, d)
-            Standardised inputs.
-        generator : torch.Generator, default=None
-            Source of the draws.
-
-        Returns
-        -------
-        Tensor of shape (..., m, q)
-            Standardised outputs.
-        """
+        """Compute the outputs of one draw of all weights, or of one draw per leading index."""
         for layer, norm in zip(self.hidden, self.norms, strict=True):
             h = self.activation(layer(x, generator))
             x = norm(h.flatten(0, -2)).view(h.shape)
         return self.last(x, generator)
 
     def kl(self) -> Float[Tensor, ""]:
-        """Sum the divergences of all layers.
-
-        Returns
-        -------
-        Tensor of shape ()
-            Divergence of the weights from their prior.
-        """
+        """Sum the divergences of all layers."""
         return torch.stack([layer.kl() for layer in self.modules() if isinstance(layer, VariationalLinear)]).sum()
 
     def negative_elbo(
@@ -476,24 +339,7 @@ class BayesianNetwork(nn.Module):
         n_draws: int = 1,
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, ""]:
-        """Compute minus the evidence lower bound, per sample.
-
-        Parameters
-        ----------
-        x : Tensor of shape (m, d)
-            Standardised inputs.
-        T : Tensor of shape (m, q)
-            Standardised targets.
-        n_draws : int, default=1
-            Draws of the weights, over which the likelihood is averaged.
-        generator : torch.Generator, default=None
-            Source of the draws.
-
-        Returns
-        -------
-        Tensor of shape ()
-            Minus the bound.
-        """
+        """Compute minus the evidence lower bound, per sample."""
         return sum(self.bound_terms(x, T, n_draws=n_draws, generator=generator), x.new_zeros(()))
 
     def bound_terms(
@@ -504,26 +350,7 @@ class BayesianNetwork(nn.Module):
         n_draws: int = 1,
         generator: torch.Generator | None = None,
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Compute the two terms of the negative evidence lower bound.
-
-        Parameters
-        ----------
-        x : Tensor of shape (m, d)
-            Standardised inputs.
-        T : Tensor of shape (m, q)
-            Standardised targets.
-        n_draws : int, default=1
-            Draws of the weights, over which the first term is averaged.
-        generator : torch.Generator, default=None
-            Source of the draws.
-
-        Returns
-        -------
-        misfit : Tensor of shape ()
-            Minus the expected log likelihood, per sample.
-        kl : Tensor of shape ()
-            Divergence of the weights from their prior, per sample.
-        """
+        """Compute the two terms of the negative evidence lower bound."""
         y = self(x.expand(n_draws, *x.shape), generator)
         misfit = -Normal(y, self.log_sigma_e.exp()).log_prob(T).sum() / n_draws
         return misfit / len(T), self.kl() / len(T)

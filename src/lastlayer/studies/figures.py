@@ -75,11 +75,7 @@ def hulls() -> Figure:
 
 
 def alpha_and_features(three: ThreeSamples) -> Figure:
-    """Figure 2: mean, band and feature space of three samples for three values of alpha.
-
-    The feature space is rotated so that the line through the training features is horizontal. Test features deviate
-    from it by at most a hundredth of its length, so the two axes have different scales.
-    """
+    """Figure 2: mean, band and feature space of three samples for three values of alpha."""
     own, best = three.log_alphas
     figure = Figure(figsize=(7.2, 3.8), layout="constrained")
     axes = figure.subplots(2, 3, sharex="row", sharey="row")
@@ -107,10 +103,7 @@ def alpha_and_features(three: ThreeSamples) -> Figure:
 
 
 def alpha_curves(three: ThreeSamples) -> Figure:
-    """Figure 3: log predictive density and NLML against log alpha.
-
-    The density falls by thousands: its axis is linear near zero and logarithmic far from it (asinh).
-    """
+    """Figure 3: log predictive density and NLML against log alpha."""
     own, best = three.log_alphas
     log_alphas = np.linspace(own - 6, max(own, best) + 8, 120)
     figure = Figure(figsize=(3.6, 3.6), layout="constrained")

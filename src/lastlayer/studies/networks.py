@@ -1,8 +1,4 @@
-"""The networks of the study: the paper's recipe for many initialisations and held-out blocks, trained as one batch.
-
-Network (seed, fold) is trained on all training rows except block `fold` of the training range; fold 0 holds out
-nothing. The last layer of each network is then set to the maximum of its evidence in closed form.
-"""
+"""The networks of the study: the paper's recipe for many initialisations and held-out blocks, trained as one batch."""
 
 from dataclasses import dataclass, replace
 
@@ -104,11 +100,7 @@ seed 99)."""
 def fit_networks(
     data: PaperData, seeds: list[int], *, loss: str, budget: Budget = BUDGET, progress: bool = False
 ) -> list[FittedNetwork]:
-    """Train all networks (seed, fold), then compute the last layers.
-
-    "evidence" (BLL) and "mse" (BLR with NN features) are the paper's recipe; "profiled" is the training of the
-    library: the profiled evidence with a prior on the hidden weights, without validation rows.
-    """
+    """Train all networks (seed, fold), then compute the last layers."""
     scale = Scalers.of(data.train)
     rows, held, test = scale(data.train), scale(data.validation), scale(data.test)
     blocks = [np.array([], dtype=int), *blocked_folds(data.train.X, N_BLOCKS)]
@@ -187,11 +179,7 @@ class ThreeSamples:
             return self.network(self.scale.inputs.forward(torch.from_numpy(X)))
 
     def turned_features(self, X: Float[ndarray, "m 1"]) -> Float[ndarray, "m 2"]:
-        """Features in coordinates along the line through the training features, from their mean, and off it.
-
-        The evidence draws the training features onto a line in the plane of features (the log determinant of the
-        precision matrix favours a low rank); points off this line extrapolate.
-        """
+        """Features in coordinates along the line through the training features, from their mean, and off it."""
         train = self.features(X_TRAIN)
         directions = torch.linalg.svd(train - train.mean(0)).Vh
         return ((self.features(X) - train.mean(0)) @ directions.T).numpy()
@@ -217,10 +205,7 @@ class ThreeSamples:
 
 
 def fit_three_samples(seed: int = 1, *, max_epochs: int = 5000, progress: bool = False) -> ThreeSamples:
-    """Fit the example by Adam with learning rate 5e-3 on the augmented evidence, as in the paper.
-
-    Of initialisations 0 to 5, number 1 has the log alpha* nearest to the printed 7.2: 7.4, NLML -1.12 (printed -1.23).
-    """
+    """Fit the example by Adam with learning rate 5e-3 on the augmented evidence, as in the paper."""
     generator = torch.Generator().manual_seed(seed)
     scale = Scalers.of(TRAIN)
     data, test = scale(TRAIN), scale(Samples(X_TEST, line(X_TEST)))

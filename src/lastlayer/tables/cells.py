@@ -121,10 +121,7 @@ class NumberFormat:
 
 @dataclass(frozen=True)
 class DateFormat:
-    """The format of the dates of a column: "ymd", "dmy", "mdy", or "time" for times of day without a date.
-
-    Dates with the year first are accepted with any order. Times are local: a time zone is ignored.
-    """
+    """The format of the dates of a column: "ymd", "dmy", "mdy", or "time" for times of day without a date."""
 
     order: str = "ymd"
 

@@ -286,11 +286,7 @@ class TextColumn:
 
 @dataclass(frozen=True)
 class DateColumn:
-    """A column of dates or times: days since 1970, and calendar parts as sine and cosine.
-
-    A calendar part becomes an input if it varies in the training rows and these cover two of its periods. Times without
-    a date have one part, the time of day.
-    """
+    """A column of dates or times: days since 1970, and calendar parts as sine and cosine."""
 
     kind: ClassVar[str] = "date"
     name: str

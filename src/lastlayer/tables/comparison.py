@@ -74,23 +74,7 @@ class _Said:
 
 
 def compare(fitted: TableModel, table: Table, kept: Table | None = None) -> Comparison | None:
-    """Compare the model with linear regression and the mean on held-out rows.
-
-    Parameters
-    ----------
-    fitted : TableModel
-        Model that was just fitted: its regressor still has its `held_out_`.
-    table : Table
-        The training rows.
-    kept : Table, optional
-        Rows that were kept out of the fit. Without them, each row of `table` is predicted by the networks that were
-        not trained on it.
-
-    Returns
-    -------
-    Comparison or None
-        Scores; None if there are no held-out rows.
-    """
+    """Compare the model with linear regression and the mean on held-out rows."""
     X, y = regression(fitted.schema, table)
     y = y.reshape(len(y), -1)
     if kept is not None:
@@ -158,29 +142,7 @@ def _baselines(
 
 
 def keep_back(table: Table, share: float, *, groups: str | None = None, seed: int = 0) -> tuple[Table, Table]:
-    """Split a table at random into rows to fit and rows to keep out of the fit.
-
-    Parameters
-    ----------
-    table : Table
-        All rows.
-    share : float
-        Share of the rows, or of the groups, to keep out.
-    groups : str, optional
-        Column whose values define groups of rows; a group is never split.
-    seed : int, default 0
-        Seed of the random split.
-
-    Returns
-    -------
-    tuple of two Tables
-        Rows to fit and rows kept out, in the order of the file.
-
-    Raises
-    ------
-    InputError
-        If one of the two would have fewer than two rows.
-    """
+    """Split a table at random into rows to fit and rows to keep out of the fit."""
     labels = np.arange(len(table)) if groups is None else as_texts(table.cells(groups, "--groups")).astype(str)
     every = np.unique(labels)
     n = round(share * len(every)) if 0 < share < 1 else 0

@@ -110,11 +110,7 @@ class TableFile:
         return Path(self.path.stem).stem if self.packed else self.path.stem
 
     def chunks(self, rows: int = CHUNK_ROWS, *, problems: list[str] | None = None) -> Iterator[Table]:
-        """Yield the table in chunks of `rows` rows, at least one row in all.
-
-        Rows with the wrong number of cells are skipped. In the end they raise an error, or are reported in `problems`
-        if this list is given.
-        """
+        """Yield the table in chunks of `rows` rows, at least one row in all."""
         self._check()
         first, skipped, separator = 0, list[tuple[int, str]](), ","
         readers = {".parquet": self._parquet, ".xlsx": self._excel} | dict.fromkeys(TEXTS[:2], self._csv(skipped))

@@ -40,10 +40,7 @@ def as_table(X: Any) -> Table:
 
 
 def column_cells(column: Any, name: str) -> ndarray:
-    """Convert a pandas or polars column, a NumPy array or a sequence to a column of a table.
-
-    The result contains numbers, Booleans, dates, or objects with None for a missing cell.
-    """
+    """Convert a pandas or polars column, a NumPy array or a sequence to a column of a table."""
     library = type(column).__module__.split(".")[0]
     if library == "polars":
         values = _of_polars(column)

@@ -110,33 +110,13 @@ def saved_ranking(fitted: TableModel) -> Ranking | None:
 def importance(
     fitted: TableModel, table: Table, *, targets: Sequence[str] | None = None, kept_back: bool = False
 ) -> Ranking:
-    """Measure the permutation importance of each column on given rows, at most 500 of them.
-
-    Parameters
-    ----------
-    fitted : TableModel
-        The model.
-    table : Table
-        Rows with the true values, preferably rows that the model has not seen.
-    targets : sequence of str, optional
-        Columns with the true values, if their names differ from those in training.
-    kept_back : bool, default False
-        Whether the rows were kept out of the fit.
-
-    Returns
-    -------
-    Ranking
-        Importance of each column.
-    """
+    """Measure the permutation importance of each column on given rows, at most 500 of them."""
     X, y = regression(fitted.schema, table, targets, unknown="warn")
     return _ranking(fitted, fitted.model, X, y, some(len(X), ROWS)[0], held_out=kept_back)
 
 
 def held_out_importance(fitted: TableModel, table: Table) -> Ranking | None:
-    """Measure the importance on the training rows, each predicted by networks that were not trained on it.
-
-    None if the fit had no held-out rows.
-    """
+    """Measure the importance on the training rows, each predicted by networks that were not trained on it."""
     held_out = fitted.model.held_out_
     if held_out is None:
         return None
@@ -154,11 +134,7 @@ def _ranking(
 
 
 def dependence(fitted: TableModel, table: Table | None = None) -> list[Dependence]:
-    """Compute the partial dependence on each column over its training range.
-
-    The average is over the rows of the table. Without a table, the curve is that of a typical row (medians and most
-    frequent texts), and columns whose values are known from a table only, such as dates, are omitted.
-    """
+    """Compute the partial dependence on each column over its training range."""
     inputs = [one for one in columns_of(fitted.schema, table) if one.grid is not None]
     typical = {column.name: np.array([column.fill], dtype=object) for column in fitted.schema.columns}
     X = fitted.schema.encode(Table(typical) if table is None else table, unknown="warn").X

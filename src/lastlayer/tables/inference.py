@@ -35,12 +35,7 @@ FEWEST_LABELS = 10
 
 
 def number_formats(table: Table, names: Iterable[str], *, decimal: str = "auto") -> dict[str, NumberFormat]:
-    """Find the columns of numbers, and their formats.
-
-    With "auto", a column that is valid with one decimal sign only is read with it. An ambiguous column, such as 1,234
-    and 5,678, is read like the others; if all are ambiguous, with a decimal point, or with a decimal comma if the cells
-    of the file are separated by semicolons.
-    """
+    """Find the columns of numbers, and their formats."""
     if decimal != "auto":
         one = {name: _format(table.columns[name], decimal) for name in names}
         return {name: found for name, found in one.items() if found is not None}

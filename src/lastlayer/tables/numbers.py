@@ -6,13 +6,7 @@ LARGEST, SMALLEST = 1e15, 1e-4
 
 
 def written(value: float, digits: int = 4) -> str:
-    """Format a number with so many significant digits, with commas between thousands and an exponent only if needed.
-
-    Examples
-    --------
-    >>> written(1742345.6), written(0.012345), written(12), written(2.5e-9, 2), written(float("nan"))
-    ('1,742,000', '0.01235', '12', '2.5e-09', 'n/a')
-    """
+    """Format a number with so many significant digits, with commas between thousands and an exponent only if needed."""
     value = float(value)
     if math.isnan(value):
         return "n/a"
@@ -27,13 +21,7 @@ def written(value: float, digits: int = 4) -> str:
 
 
 def plain(value: float) -> str:
-    """Format a number of a table with up to seven digits, without trailing zeros.
-
-    Examples
-    --------
-    >>> plain(1742000), plain(8.680), plain(60.0)
-    ('1,742,000', '8.68', '60')
-    """
+    """Format a number of a table with up to seven digits, without trailing zeros."""
     text = written(value, 7)
     if "e" in text:
         return f"{value:.7g}"

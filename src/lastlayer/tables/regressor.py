@@ -142,16 +142,6 @@ class TableRegressor(BLLRegressor):
             As in `BLLRegressor.fit`; in terms of the encoded inputs.
         progress : bool, default None
             As in `BLLRegressor.fit`.
-
-        Returns
-        -------
-        TableRegressor
-            The fitted estimator itself.
-
-        Raises
-        ------
-        InputError
-            If columns cannot be used; the message lists all problems of the table.
         """
         check_choice("unknown", self.unknown, UNKNOWN)
         if self.impute is not None:
@@ -180,11 +170,6 @@ class TableRegressor(BLLRegressor):
             The table.
         y : array, Series or DataFrame, default None
             The targets, if they are not columns of X.
-
-        Returns
-        -------
-        Scores
-            RMSE, R2, LPD, CRPS, coverage and interval width of each target; the joint LPD and calibration error.
         """
         schema, table = self._schema(), self._with_targets(X, y)
         return score(self.predictive(table), schema.targets_of(table), schema.targets)
@@ -202,11 +187,6 @@ class TableRegressor(BLLRegressor):
             Weight of each row.
         forgetting : float, default 1.0
             Factor by which old rows are down-weighted first.
-
-        Returns
-        -------
-        TableRegressor
-            The updated estimator itself.
         """
         super().update(X, y, sample_weight, forgetting=forgetting)
         if is_table(X):
@@ -227,42 +207,18 @@ class TableRegressor(BLLRegressor):
             Ignored.
         progress : bool, default None
             Ignored.
-
-        Raises
-        ------
-        InputError
-            Always; use `BLLRegressor.fit_source`.
         """
         raise InputError("a source of batches yields numbers, not a table with columns: use BLLRegressor.fit_source")
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the contents of a model file, the same as for a model fitted on the command line.
-
-        Returns
-        -------
-        tensors : dict of str to Tensor
-            Arrays of the fitted model.
-        header : dict
-            Everything else, as JSON can hold it.
-        """
+        """Return the contents of a model file, the same as for a model fitted on the command line."""
         tensors, header = super().packed()
         table = {"table": self._schema().as_json(), "card": self.card_}
         return tensors, header | {"model": BLLRegressor.__name__} | table
 
     @classmethod
     def of(cls, made: TableModel) -> "TableRegressor":
-        """Create an estimator from a model that was fitted on the command line.
-
-        Parameters
-        ----------
-        made : TableModel
-            The model.
-
-        Returns
-        -------
-        TableRegressor
-            The fitted estimator.
-        """
+        """Create an estimator from a model that was fitted on the command line."""
         model = cls(impute=IMPUTE[0] if made.schema.impute else None, **made.model.get_params(deep=False))
         model._adopt(made)
         return model
@@ -306,11 +262,6 @@ def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> 
         The model file.
     backbone : torch.nn.Module, default None
         A module of the same architecture, if the model was fitted with a backbone.
-
-    Returns
-    -------
-    BLLRegressor
-        The fitted estimator; for a model of a table, a `TableRegressor`, which takes DataFrames.
 
     Raises
     ------

@@ -101,10 +101,7 @@ class Schema:
         problems: Problems | None = None,
         **words: Any,
     ) -> "Schema":
-        """Infer the schema from the training table; all problems are reported in one error, with advice.
-
-        Options are given as a `Reading` or as its keyword arguments; `problems` are those found so far.
-        """
+        """Infer the schema from the training table; all problems are reported in one error, with advice."""
         reading, problems = reading or Reading(**words), problems or Problems()
         try:
             reading.check(table, targets)
@@ -181,10 +178,7 @@ class Schema:
     def targets_of(
         self, table: Table, names: Sequence[str] | None = None, *, partly: bool = False
     ) -> Float[ndarray, "m q"]:
-        """Read the targets of a table; `names` if they have other names there.
-
-        `partly`: of several targets, some may be missing (NaN), but not all in one row.
-        """
+        """Read the targets of a table; `names` if they have other names there."""
         names = self.targets if names is None else names
         if len(names) != len(self.targets):
             raise InputError(

@@ -1,15 +1,4 @@
-"""A bound with a fixed last layer: one loss per sample, so that rows can be processed in any number of parts.
-
-For any W and any posterior covariance Sigma_E (x) Lambda_0^-1 of the weights, the evidence lower bound says
-
-    NLML <= offset + 1/m sum_i w_i l_i,      l_i = 1/2 [ r_i' Sigma_E^-1 r_i + q phi_i' Lambda_0^-1 phi_i ],
-    offset = 1/2m [ q (n log 2 pi + k log alpha + log det Lambda_0 - p) + n log det Sigma_E
-                    + alpha^-1 (tr Sigma_E^-1 W~'W~ + q tr_k Lambda_0^-1) ],
-
-with equality where W and Lambda_0 are those of the rows' own statistics: there the gradient of the right-hand side,
-with Lambda_0, W and Sigma_E held fixed, is the gradient of the profiled evidence (envelope theorem). p is the number of
-weights per output, k the number of those that the prior shrinks to zero.
-"""
+"""A bound with a fixed last layer: one loss per sample, so that rows can be processed in any number of parts."""
 
 import math
 from dataclasses import dataclass

@@ -1,8 +1,4 @@
 """The training engine: schedule, early stopping, setbacks, progress, interruption and checkpoints, for any `Problem`.
-
-A problem is one network or a stack of them, on full batches, chunks or mini-batches (see `problems`). Adam updates
-each entry separately, so a network in a stack is trained as if it were alone, and one that fails or stops does not
-affect the others.
 """
 
 import math
@@ -101,10 +97,7 @@ class Problem:
     process_group: ProcessGroup = ONE
 
     def __init__(self, module: nn.Module, shape: torch.Size, parameters: list[Tensor] | None = None) -> None:
-        """Set what is trained: `module`, with `shape` () for one network and (s,) for a stack.
-
-        `parameters` are those of the module; if given, buffers are not part of the state to return to.
-        """
+        """Set what is trained: `module`, with `shape` () for one network and (s,) for a stack."""
         self.module, self.shape = module, shape
         own: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
         self.parameters = own if parameters is None else parameters
@@ -116,10 +109,7 @@ class Problem:
         yield None
 
     def gradient(self, batch: Any, speed: float) -> Float[Tensor, "*s"]:
-        """Add the gradient to the parameters and return the NLML of each network, or this process's share of it.
-
-        `speed` is the learning rate over its initial value.
-        """
+        """Add the gradient to the parameters and return the NLML of each network, or this process's share of it."""
         raise NotImplementedError
 
     def evaluate(self) -> Float[Tensor, "*s"]:
@@ -252,10 +242,7 @@ class Engine:
         self.step += 1
 
     def _value(self, batch: Any) -> tuple[float, Tensor]:
-        """Objective of L-BFGS, over the rows of all processes, and the NLML; the gradient is left in the parameters.
-
-        A step begins where the line search of the last one ended: value and gradient are still available.
-        """
+        """Objective of L-BFGS, over the rows of all processes, and the NLML; the gradient is left in the parameters."""
         here = torch.cat([p.detach().flatten() for p in self.parameters])
         if self._seen is None or not torch.equal(here, self._seen[0]):
             self.steps.zero_grad()

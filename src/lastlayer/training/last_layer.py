@@ -39,10 +39,7 @@ def last_layer(
 
 
 def known_noise_layer(data: Data, linear: Callable[[Tensor], Tensor], *, bias_prior: BiasPrior = "flat") -> LastLayer:
-    """Compute the last layer at the maximum of the evidence for targets whose noise is partly known.
-
-    alpha and the learned noise are optimised together, because the weight of a target depends on both kinds of noise.
-    """
+    """Compute the last layer at the maximum of the evidence for targets whose noise is partly known."""
     statistics, q = StatisticsByNoise.of(data, linear), data.T.shape[-1]
     fewer = statistics.reduced()
 

@@ -1,13 +1,4 @@
-"""Length scales of a Gaussian process by its evidence: the distance along each input over which a function changes.
-
-The process has k(x, x') = exp(-|a - a'|^2 / 2) + rho a'a', a = x / length: a smooth function plus a linear one. With
-noise of variance sigma^2, a function of variance alpha sigma^2, C = I + alpha k and a flat prior on the bias, targets t
-have
-
-    NLML = 1/2 sum_j n log(t_j' P t_j) + q/2 log |C| + q/2 log(1' C^-1 1),    P = C^-1 - C^-1 1 1' C^-1 / (1' C^-1 1)
-
-up to a constant, with sigma^2 at its optimum. A weak prior on the noise keeps it from vanishing.
-"""
+"""Length scales of a Gaussian process by its evidence: the distance along each input over which a function changes."""
 
 import math
 from itertools import product
@@ -88,8 +79,6 @@ def refine_lengths(
     generator: torch.Generator | None = None,
 ) -> tuple[Float[Tensor, " d"], Float[Tensor, ""]]:
     """Refit log length scales and log rho to targets with known noise and to functionals, starting from given values.
-
-    It maximises the evidence of random Fourier features, of which functionals are as easy to compute as of a network's.
     """
     d, q = len(log_length), data.T.shape[-1]
     waves = frequencies(d, FEWER_FREQUENCIES, generator).to(log_length)

@@ -33,11 +33,6 @@ class BLLLoss(nn.Module):
     bias_prior : {"flat", "shared"}, default "flat"
         Prior of the bias: flat, or the same as that of the weights.
 
-    Raises
-    ------
-    InputError
-        If `n_rows` is not a whole number of 2 or more.
-
     Examples
     --------
     >>> import torch
@@ -80,16 +75,6 @@ class BLLLoss(nn.Module):
         drift : float, default 1.0
             How fast the features change, such as the learning rate over its initial value: the slower, the longer the
             memory.
-
-        Returns
-        -------
-        Tensor of shape ()
-            The bound, with its gradient in the features.
-
-        Raises
-        ------
-        InputError
-            If shapes do not match, or if it is called in evaluation mode before the first batch.
         """
         T = (targets[:, None] if targets.dim() == 1 else targets).to(phi_tilde)
         if phi_tilde.dim() != 2 or T.dim() != 2 or len(T) != len(phi_tilde):
@@ -112,39 +97,17 @@ class BLLLoss(nn.Module):
 
     def posterior(self) -> Posterior:
         """Return the posterior of the last layer's weights given the running statistics, in the units of the targets.
-
-        Returns
-        -------
-        Posterior
-            The posterior.
-
-        Raises
-        ------
-        InputError
-            If no batch has been seen.
         """
         self._started()
         return self.running.posterior()
 
     def get_extra_state(self) -> dict[str, Tensor]:
-        """Return the running statistics for `state_dict`.
-
-        Returns
-        -------
-        dict of str to Tensor
-            The statistics; empty before the first batch.
-        """
+        """Return the running statistics for `state_dict`."""
         snapshot = self.running.snapshot
         return {} if snapshot is None else snapshot.tensors() | {"steps": torch.tensor(self.running.steps)}
 
     def set_extra_state(self, state: dict[str, Tensor]) -> None:
-        """Restore the running statistics from `state_dict`.
-
-        Parameters
-        ----------
-        state : dict of str to Tensor
-            What `get_extra_state` returned.
-        """
+        """Restore the running statistics from `state_dict`."""
         if state:
             here = {name: value.to(self.running.count.device) for name, value in state.items()}
             self.running.snapshot = Snapshot.of(here, self.running.bias_prior)

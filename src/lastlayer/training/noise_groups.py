@@ -53,11 +53,7 @@ class Targets:
 
 
 class StatisticsByNoise:
-    """Statistics of each output, given the learned noise variances, (q,).
-
-    Targets of equal known noise have the same weight, so their moments are summed once; with more than `MOST_LEVELS`
-    noise levels, all targets are summed in every call.
-    """
+    """Statistics of each output, given the learned noise variances, (q,)."""
 
     def __init__(self, targets: Sequence[Targets]) -> None:
         self.targets = [part for each in targets for part in each.by_level()]
@@ -72,11 +68,7 @@ class StatisticsByNoise:
 
     @torch.no_grad()
     def reduced(self) -> "StatisticsByNoise":
-        """The same with at most as many features as there are targets.
-
-        The prior is rotation invariant, so the evidence does not change: alpha cancels in directions that no target
-        depends on.
-        """
+        """The same with at most as many features as there are targets."""
         rows = torch.cat([part.Psi[:, :-1] for part in self.targets])
         if len(rows) >= rows.shape[1]:
             return self

@@ -26,10 +26,7 @@ Generators: TypeAlias = torch.Generator | Sequence[torch.Generator]
 
 
 class Objective(nn.Module):
-    """Negative log marginal likelihood per sample of linear features; its parameters are trained with the network's.
-
-    `shape` is () for one network, (s,) for a stack.
-    """
+    """Negative log marginal likelihood per sample of linear features; its parameters are trained with the network's."""
 
     def __init__(
         self, *, bias_prior: BiasPrior, noise: NoiseStructure = "diagonal", shape: tuple[int, ...] = ()

@@ -90,10 +90,7 @@ class FullBatch(Problem):
 
 
 class SampledRows(FullBatch):
-    """Full-batch objectives on mini-batches, each with its own last layer, as if its rows stood for all.
-
-    For data whose last layers cannot be averaged over steps: partly missing targets, partly known noise, functionals.
-    """
+    """Full-batch objectives on mini-batches, each with its own last layer, as if its rows stood for all."""
 
     def __init__(
         self, network: nn.Module, objective: Objective, data: Data, *, batch_size: int, seed: int, **more: Any
@@ -211,11 +208,7 @@ def chunked_nlml(
     process_group: ProcessGroup = ONE,
     backward: bool = True,
 ) -> Float[Tensor, ""]:
-    """Profiled NLML; with `backward`, its gradient is added to the parameters of network and objective.
-
-    The first pass sums statistics; the second backpropagates the gradient of each sample with the last layer fixed at
-    them. It equals one evaluation on all rows, of all processes, if a row's features depend on that row alone.
-    """
+    """Profiled NLML; with `backward`, its gradient is added to the parameters of network and objective."""
     if not isinstance(objective, Profiled):
         name = type(objective).__name__.lower()
         raise InputError(f'chunk_size needs objective="profiled", whose gradient splits into rows, not "{name}"')

@@ -1,8 +1,4 @@
-"""A stack of built-in networks by the profiled evidence: `FullBatch` and `MiniBatches` with explicit passes.
-
-For small networks, allocating memory costs more than computing, so the forward and backward passes write into buffers
-allocated once. Networks compute in their own type; moments, and everything derived from them, are float64.
-"""
+"""A stack of built-in networks by the profiled evidence: `FullBatch` and `MiniBatches` with explicit passes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,10 +18,7 @@ from lastlayer.training.problems import STACK_CHECK, MiniBatches
 
 
 class StackPass:
-    """Moments of features, and backpropagation of their gradient, for a stack of MLPs with or without `InputSkip`.
-
-    A row has the columns [features - centre, inputs passed on, targets, 1], times the root of its weight.
-    """
+    """Moments of features, and backpropagation of their gradient, for a stack of MLPs with or without `InputSkip`."""
 
     def __init__(self, network: nn.Module, n_rows: int, n_outputs: int) -> None:
         """Allocate buffers for at most `n_rows` rows at a time."""
@@ -105,10 +98,7 @@ class StackPass:
 
 
 class StackedNetworks(Problem):
-    """MLPs of one shape, each with its own rows: X (s, m, d), T (s, m, q), weights (s, m), zero for padding.
-
-    `prior_precision`, (s,), is that of the hidden weights. On a GPU, a step is replayed as one graph.
-    """
+    """MLPs of one shape, each with its own rows: X (s, m, d), T (s, m, q), weights (s, m), zero for padding."""
 
     check_every = STACK_CHECK
 
@@ -193,10 +183,7 @@ class StackedBatches(MiniBatches):
 
 
 class Replayed:
-    """A function without arguments that works in its own memory, replayed as a CUDA graph on a GPU.
-
-    Its kernels are so small that launching them one by one would take longer than running them.
-    """
+    """A function without arguments that works in its own memory, replayed as a CUDA graph on a GPU."""
 
     def __init__(self, function: Callable[[], Tensor], device: torch.device) -> None:
         self.function, self.on_gpu = function, device.type == "cuda"

@@ -1,11 +1,4 @@
-"""Fitted models in BoTorch, and a model made for Bayesian optimisation. It needs `pip install lastlayer[botorch]`.
-
-model = SingleTaskBLL(train_X, train_Y)                  # replaces SingleTaskGP in BoTorch's tutorials and in Ax
-model = fit_model(X, Y)                                  # the same, fitted at once
-model = BLLModel(regressor)                              # any fitted BLLRegressor
-acquisition = qLogExpectedImprovement(model, best_f=Y.max())
-drawn = model.draw(16, seed=0)                           # functions drawn from the posterior, for Thompson sampling
-"""
+"""Fitted models in BoTorch, and a model made for Bayesian optimisation. It needs `pip install lastlayer[botorch]`."""
 
 import warnings
 

@@ -1,13 +1,4 @@
 """A fitted model as Gaussians that are linear in random coefficients, in torch: differentiable, batched, conditioned.
-
-    f(x) = mean(x) + sum_o V_o h(x) e_o,        e_o ~ N(M_o, R_o R_o')
-
-h(x) are a member's stretched rows (`Predictor.stretched`). Before any new observation M = 0 and R = I, which are not
-stored. V makes the outputs independent of each other, noise included, so that each is conditioned separately; without
-calibration all have the same R, and the covariance is a Kronecker product. New observations of rows H = h(X), noise N,
-in closed form:
-
-    A = I + R'H' N^-1 H R,    R <- R A^-T/2,    M <- M + R R' H' N^-1 (residual - H M)       with the new R
 """
 
 import copy
@@ -35,19 +26,7 @@ Own = TypeVar("Own", bound="LinearGaussian")
 
 @dataclass(frozen=True)
 class LinearRows:
-    """Mean, coefficients' design matrix and noise at n rows: points, or points times outputs.
-
-    Parameters
-    ----------
-    mean : Tensor of shape (..., q, o)
-        Mean before any new observation.
-    H : Tensor of shape (..., n, r)
-        Rows that multiply the coefficients.
-    noise : Tensor of shape (..., s, n, n)
-        Noise covariance between rows, in each of the s coordinates of V, or once if all are alike.
-    point_noise : Tensor of shape (..., q, o, o)
-        Noise covariance between the outputs at each point.
-    """
+    """Mean, coefficients' design matrix and noise at n rows: points, or points times outputs."""
 
     mean: Float[Tensor, "*b q o"]
     H: Float[Tensor, "*b n r"]
@@ -57,17 +36,7 @@ class LinearRows:
 
 @dataclass(frozen=True)
 class JointMoments:
-    """Joint Gaussian of q points and o outputs, ordered by point: the first o entries belong to the first point.
-
-    Parameters
-    ----------
-    mean : Tensor of shape (..., q, o)
-        Mean.
-    cov : LinearOperator of shape (..., q o, q o)
-        Covariance without noise.
-    noise : Tensor of shape (..., q, o, o)
-        Noise covariance at each point, not included in `cov`.
-    """
+    """Joint Gaussian of q points and o outputs, ordered by point: the first o entries belong to the first point."""
 
     mean: Float[Tensor, "*b q o"]
     cov: LinearOperator
@@ -75,13 +44,7 @@ class JointMoments:
 
 
 class LinearGaussian(nn.Module):
-    """A Gaussian distribution over functions; `condition` returns the one after new observations.
-
-    Parameters
-    ----------
-    fitted : Fitted
-        A fitted model.
-    """
+    """A Gaussian distribution over functions; `condition` returns the one after new observations."""
 
     M: Float[Tensor, "*b s r"] | None
     R: Float[Tensor, "*b s r r"] | None
@@ -99,33 +62,11 @@ class LinearGaussian(nn.Module):
         self.register_buffer("R", None)
 
     def rows(self, X: Float[Tensor, "*b q d"]) -> LinearRows:
-        """Return mean, design matrix and noise at some points, before any new observation.
-
-        Parameters
-        ----------
-        X : Tensor of shape (..., q, d)
-            Points.
-
-        Returns
-        -------
-        LinearRows
-            The linear model at the points.
-        """
+        """Return mean, design matrix and noise at some points, before any new observation."""
         raise NotImplementedError
 
     def outputs(self: Own, kept: list[int]) -> Own:
-        """Select outputs.
-
-        Parameters
-        ----------
-        kept : list of int
-            Indices of the outputs.
-
-        Returns
-        -------
-        LinearGaussian
-            The distribution of these outputs.
-        """
+        """Select outputs."""
         raise NotImplementedError
 
     @property
@@ -134,18 +75,7 @@ class LinearGaussian(nn.Module):
         return torch.Size() if self.M is None else self.M.shape[:-2]
 
     def moments(self, X: Float[Tensor, "*b q d"]) -> JointMoments:
-        """Return the joint distribution at some points.
-
-        Parameters
-        ----------
-        X : Tensor of shape (..., q, d)
-            Points.
-
-        Returns
-        -------
-        JointMoments
-            Mean, covariance and noise.
-        """
+        """Return the joint distribution at some points."""
         rows = self.rows(X)
         half = self._whitened(rows.H)
         between = half @ half.mT
@@ -166,27 +96,7 @@ class LinearGaussian(nn.Module):
     def condition(
         self: Own, X: Float[Tensor, "*c n d"], Y: Float[Tensor, "*b n o"], noise: Tensor | None = None
     ) -> Own:
-        """Condition on observations, and return the new distribution.
-
-        Parameters
-        ----------
-        X : Tensor of shape (..., n, d)
-            Points.
-        Y : Tensor of shape (..., n, o)
-            Observed values.
-        noise : Tensor, default None
-            Known noise variances, in the shape of Y. None: the learned noise.
-
-        Returns
-        -------
-        LinearGaussian
-            The distribution given the observations; this one does not change.
-
-        Raises
-        ------
-        InputError
-            If outputs with correlated noise are observed in part, or with known noise variances.
-        """
+        """Condition on observations, and return the new distribution."""
         rows = self.rows(X)
         residual = self._coordinates(Y - rows.mean)
         N = rows.noise if noise is None else torch.diag_embed(self._own_noise(noise))
@@ -203,18 +113,7 @@ class LinearGaussian(nn.Module):
         return new
 
     def repeated(self: Own, batch_shape: torch.Size) -> Own:
-        """Repeat the distribution over a batch shape.
-
-        Parameters
-        ----------
-        batch_shape : torch.Size
-            Shape of the batch.
-
-        Returns
-        -------
-        LinearGaussian
-            A batch of identical distributions.
-        """
+        """Repeat the distribution over a batch shape."""
         eye = torch.eye(self.n_coefficients, dtype=self.V.dtype, device=self.V.device)
         M = torch.zeros_like(eye[:1]) if self.M is None else self.M
         R = eye[None] if self.R is None else self.R
@@ -226,20 +125,7 @@ class LinearGaussian(nn.Module):
     def draw(
         self, generator: torch.Generator | None = None, sample_shape: tuple[int, ...] = ()
     ) -> Float[Tensor, "*b s r"]:
-        """Sample the coefficients of one function, or of many in leading dimensions.
-
-        Parameters
-        ----------
-        generator : torch.Generator, default None
-            Source of random numbers. None: torch's global generator.
-        sample_shape : tuple of int, default ()
-            Shape of the draws.
-
-        Returns
-        -------
-        Tensor of shape (..., s, r)
-            Coefficients for `function`.
-        """
+        """Sample the coefficients of one function, or of many in leading dimensions."""
         shape = torch.Size([self.V.shape[1], self.n_coefficients])
         if self.M is not None and self.R is not None:
             shape = torch.broadcast_shapes(shape, self.M.shape, self.R.shape[:-1])
@@ -249,20 +135,7 @@ class LinearGaussian(nn.Module):
         return self.M + (self.R @ e[..., None])[..., 0]
 
     def function(self, X: Float[Tensor, "*b q d"], coefficients: Float[Tensor, "*c s r"]) -> Float[Tensor, "*d q o"]:
-        """Evaluate the function with the given coefficients.
-
-        Parameters
-        ----------
-        X : Tensor of shape (..., q, d)
-            Points.
-        coefficients : Tensor of shape (..., s, r)
-            Coefficients, as `draw` returns them.
-
-        Returns
-        -------
-        Tensor of shape (..., q, o)
-            Values of the function.
-        """
+        """Evaluate the function with the given coefficients."""
         rows = self.rows(X)
         return rows.mean + self._move(rows, coefficients)
 
@@ -274,13 +147,7 @@ class LinearGaussian(nn.Module):
         return formula.Components(*shaped), [row.reshape(*X.shape[:-1], -1) for row in rows]
 
     def separate(self: Own) -> Own:
-        """Copy the distribution; the copy shares no state with the original.
-
-        Returns
-        -------
-        LinearGaussian
-            The copy.
-        """
+        """Copy the distribution; the copy shares no state with the original."""
         new = copy.copy(self)
         new._buffers = dict(self._buffers)
         new._modules = {"predictor": copy.deepcopy(self.predictor)}
@@ -311,13 +178,7 @@ class LinearGaussian(nn.Module):
 
 
 class Separable(LinearGaussian):
-    """One network, whose outputs share the covariance between points.
-
-    Parameters
-    ----------
-    fitted : Fitted
-        A fitted model with one member.
-    """
+    """One network, whose outputs share the covariance between points."""
 
     ratio: Float[Tensor, " s"]
     """Noise variance over function variance in the coordinates of V; if it depends on the input, its typical value."""
@@ -333,18 +194,7 @@ class Separable(LinearGaussian):
         self.n_coefficients = p.groups()[0].root.shape[-1]
 
     def rows(self, X: Float[Tensor, "*b q d"]) -> LinearRows:
-        """Return mean, design matrix and noise at some points, before any new observation.
-
-        Parameters
-        ----------
-        X : Tensor of shape (..., q, d)
-            Points.
-
-        Returns
-        -------
-        LinearRows
-            The linear model at the points.
-        """
+        """Return mean, design matrix and noise at some points, before any new observation."""
         parts, (H,) = self._said(X)
         noise = self._noise(parts)
         at_points = torch.einsum("as,...s,bs->...ab", self.V, noise, self.V)
@@ -352,18 +202,7 @@ class Separable(LinearGaussian):
         return LinearRows(parts.mean[0][..., self.kept], H, each, at_points)
 
     def outputs(self, kept: list[int]) -> "Separable":
-        """Select outputs.
-
-        Parameters
-        ----------
-        kept : list of int
-            Indices of the outputs.
-
-        Returns
-        -------
-        Separable
-            The distribution of these outputs.
-        """
+        """Select outputs."""
         new = self.separate()
         new.kept, new.V = [self.kept[i] for i in kept], self.V[kept]
         if self.V.shape[0] == self.V.shape[1] and _is_diagonal(self.V):
@@ -380,16 +219,7 @@ class Separable(LinearGaussian):
 
 
 class MomentMatched(LinearGaussian):
-    """A mixture of members as the single Gaussian with its mean and covariance, as in `model.joint`.
-
-    The coefficients are those of every member for every output, and one per member for the deviation of its mean from
-    that of the mixture.
-
-    Parameters
-    ----------
-    fitted : Fitted
-        A fitted model with several members.
-    """
+    """A mixture of members as the single Gaussian with its mean and covariance, as in `model.joint`."""
 
     roots: Float[Tensor, "c o o"]
     correlation: Float[Tensor, "c o o"]
@@ -405,18 +235,7 @@ class MomentMatched(LinearGaussian):
         self.n_coefficients = q * sum(widths) + len(widths)
 
     def rows(self, X: Float[Tensor, "*b q d"]) -> LinearRows:
-        """Return mean, design matrix and noise at some points, before any new observation.
-
-        Parameters
-        ----------
-        X : Tensor of shape (..., q, d)
-            Points.
-
-        Returns
-        -------
-        LinearRows
-            The linear model at the points.
-        """
+        """Return mean, design matrix and noise at some points, before any new observation."""
         parts, rows = self._said(X)
         mean = (parts.weights * parts.mean).sum(0)
         columns = [
@@ -429,18 +248,7 @@ class MomentMatched(LinearGaussian):
         return LinearRows(mean[..., self.kept], G.flatten(-3, -2), block_diagonal(noise)[..., None, :, :], noise)
 
     def outputs(self, kept: list[int]) -> "MomentMatched":
-        """Select outputs.
-
-        Parameters
-        ----------
-        kept : list of int
-            Indices of the outputs.
-
-        Returns
-        -------
-        MomentMatched
-            The distribution of these outputs.
-        """
+        """Select outputs."""
         new = self.separate()
         new.kept = [self.kept[i] for i in kept]
         return new
@@ -460,13 +268,7 @@ class MomentMatched(LinearGaussian):
 
 
 class Independent(nn.Module):
-    """Independent outputs, with one Gaussian distribution each.
-
-    Parameters
-    ----------
-    parts : sequence of LinearGaussian
-        The distribution of each output.
-    """
+    """Independent outputs, with one Gaussian distribution each."""
 
     def __init__(self, parts: Sequence[LinearGaussian]) -> None:
         super().__init__()
@@ -483,117 +285,37 @@ class Independent(nn.Module):
         return self._each()[0].batch_shape
 
     def outputs(self, kept: list[int]) -> "Independent":
-        """Select outputs.
-
-        Parameters
-        ----------
-        kept : list of int
-            Indices of the outputs.
-
-        Returns
-        -------
-        Independent
-            The distributions of these outputs.
-        """
+        """Select outputs."""
         each = self._each()
         return Independent([each[i].separate() for i in kept])
 
     def separate(self) -> "Independent":
-        """Copy the distributions; the copy shares no state with the original.
-
-        Returns
-        -------
-        Independent
-            The copy.
-        """
+        """Copy the distributions; the copy shares no state with the original."""
         return Independent([part.separate() for part in self._each()])
 
     def moments_of_outputs(self, X: Float[Tensor, "*b q d"]) -> list[JointMoments]:
-        """Return the joint distribution of each output at some points.
-
-        Parameters
-        ----------
-        X : Tensor of shape (..., q, d)
-            Points.
-
-        Returns
-        -------
-        list of JointMoments
-            One joint Gaussian per output.
-        """
+        """Return the joint distribution of each output at some points."""
         return [part.moments(X) for part in self._each()]
 
     def condition(
         self, X: Float[Tensor, "*c n d"], Y: Float[Tensor, "*b n o"], noise: Tensor | None = None
     ) -> "Independent":
-        """Condition every output on its observations.
-
-        Parameters
-        ----------
-        X : Tensor of shape (..., n, d)
-            Points.
-        Y : Tensor of shape (..., n, o)
-            Observed values.
-        noise : Tensor, default None
-            Known noise variances, in the shape of Y. None: the learned noise.
-
-        Returns
-        -------
-        Independent
-            The distributions given the observations.
-        """
+        """Condition every output on its observations."""
         column = lambda values, j: None if values is None else values[..., j : j + 1]
         return Independent(
             [part.condition(X, Y[..., j : j + 1], column(noise, j)) for j, part in enumerate(self._each())]
         )
 
     def repeated(self, batch_shape: torch.Size) -> "Independent":
-        """Repeat the distributions over a batch shape.
-
-        Parameters
-        ----------
-        batch_shape : torch.Size
-            Shape of the batch.
-
-        Returns
-        -------
-        Independent
-            A batch of identical distributions.
-        """
+        """Repeat the distributions over a batch shape."""
         return Independent([part.repeated(batch_shape) for part in self._each()])
 
     def draw(self, generator: torch.Generator | None = None, sample_shape: tuple[int, ...] = ()) -> list[Tensor]:
-        """Sample the coefficients of one function, or of many in leading dimensions.
-
-        Parameters
-        ----------
-        generator : torch.Generator, default None
-            Source of random numbers. None: torch's global generator.
-        sample_shape : tuple of int, default ()
-            Shape of the draws.
-
-        Returns
-        -------
-        list of Tensor
-            Coefficients of each output.
-        """
+        """Sample the coefficients of one function, or of many in leading dimensions."""
         return [part.draw(generator, sample_shape) for part in self._each()]
 
     def function(self, X: Float[Tensor, "*b q d"], coefficients: Sequence[Tensor]) -> Float[Tensor, "*d q o"]:
-        """Evaluate the function with the given coefficients.
-
-        Parameters
-        ----------
-        X : Tensor of shape (..., q, d)
-            Points.
-        coefficients : sequence of Tensor
-            Coefficients of each output, as `draw` returns them.
-
-        Returns
-        -------
-        Tensor of shape (..., q, o)
-            Values of the function.
-        """
+        """Evaluate the function with the given coefficients."""
         return torch.cat([part.function(X, e) for part, e in zip(self._each(), coefficients, strict=True)], -1)
 
     def _each(self) -> list[LinearGaussian]:
@@ -604,18 +326,7 @@ Gaussian: TypeAlias = LinearGaussian | Independent
 
 
 def block_diagonal(blocks: Float[Tensor, "*b q o o"]) -> Float[Tensor, "*b qo qo"]:
-    """Build a block-diagonal matrix with one block per point.
-
-    Parameters
-    ----------
-    blocks : Tensor of shape (..., q, o, o)
-        The blocks.
-
-    Returns
-    -------
-    Tensor of shape (..., q o, q o)
-        The matrix.
-    """
+    """Build a block-diagonal matrix with one block per point."""
     q, o = blocks.shape[-3:-1]
     full = torch.zeros(*blocks.shape[:-3], q, o, q, o, dtype=blocks.dtype, device=blocks.device)
     every = torch.arange(q, device=blocks.device)
@@ -626,10 +337,7 @@ def block_diagonal(blocks: Float[Tensor, "*b q o o"]) -> Float[Tensor, "*b qo qo
 def _output_coordinates(
     function_cov: Float[Tensor, "o o"], ratio: Float[Tensor, " o"]
 ) -> tuple[Float[Tensor, "o o"], Float[Tensor, " o"]]:
-    """V and ratio such that function_cov = V V' and the noise covariance is V diag(ratio) V'.
-
-    `ratio` is given as noise over function variance of each output; both have the same correlation between outputs.
-    """
+    """V and ratio such that function_cov = V V' and the noise covariance is V diag(ratio) V'."""
     if _is_diagonal(function_cov):
         return torch.diag(function_cov.diagonal().sqrt()), ratio
     L = torch.linalg.cholesky(function_cov)

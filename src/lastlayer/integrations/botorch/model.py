@@ -110,11 +110,6 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
             Whether to include the learned noise; a tensor holds the noise variances to include.
         posterior_transform : PosteriorTransform, default None
             Transform to apply to the posterior.
-
-        Returns
-        -------
-        Posterior
-            The posterior, in original units.
         """
         self.eval()
         shown = self if output_indices is None else self._of(output_indices)
@@ -126,18 +121,7 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
         return posterior if posterior_transform is None else posterior_transform(posterior=posterior, X=X)
 
     def forward(self, X: Float[Tensor, "*b q d"]) -> MultivariateNormal:
-        """Return the distribution of `posterior`, as calling a GPyTorch model does.
-
-        Parameters
-        ----------
-        X : Tensor of shape (..., q, d)
-            Points.
-
-        Returns
-        -------
-        MultivariateNormal
-            The joint distribution without noise.
-        """
+        """Return the distribution of `posterior`, as calling a GPyTorch model does."""
         return self.posterior(X).distribution
 
     def condition_on_observations(
@@ -155,16 +139,6 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
             Noise variances of these observations, on the scale of the outcome transform. None: the learned noise.
         **_ : dict
             Ignored.
-
-        Returns
-        -------
-        BLLModel
-            The model given the observations; this one does not change.
-
-        Raises
-        ------
-        InputError
-            If the shapes of X and Y do not match.
         """
         if Y.shape[-1] != self.num_outputs or Y.shape[-2] != X.shape[-2]:
             raise InputError(
@@ -178,24 +152,7 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
     def fantasize(
         self: Own, X: Float[Tensor, "*b n d"], sampler: MCSampler, observation_noise: Tensor | None = None, **_: Any
     ) -> Own:
-        """Condition on draws of the model's own noisy posterior at X.
-
-        Parameters
-        ----------
-        X : Tensor of shape (..., n, d)
-            Points.
-        sampler : MCSampler
-            Sampler of the draws.
-        observation_noise : Tensor, default None
-            Noise variances of the draws. None: the learned noise.
-        **_ : dict
-            Ignored.
-
-        Returns
-        -------
-        BLLModel
-            A batch of models, one per draw.
-        """
+        """Condition on draws of the model's own noisy posterior at X."""
         if not X.shape[-2]:
             return self._repeated(sampler.sample_shape + X.shape[:-2])
         noise = True if observation_noise is None else observation_noise
@@ -206,18 +163,7 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
             return self._with(self._fantasies(self.transform_inputs(X), Y, observation_noise))
 
     def subset_output(self: Own, idcs: list[int]) -> Own:
-        """Select outputs.
-
-        Parameters
-        ----------
-        idcs : list of int
-            Indices of the outputs.
-
-        Returns
-        -------
-        BLLModel
-            The model of these outputs.
-        """
+        """Select outputs."""
         new = self._of(idcs)
         if hasattr(self, "outcome_transform"):
             new.outcome_transform = self.outcome_transform.subset_output(idcs)
@@ -236,11 +182,6 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
             Number, or shape, of the functions.
         seed : int, default None
             Seed of the draws. None: torch's global generator.
-
-        Returns
-        -------
-        DrawnFunctions
-            The functions, as a deterministic model.
         """
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         return DrawnFunctions(self, (n,) if isinstance(n, int) else n, generator)
@@ -289,14 +230,7 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
 
 
 class BLLMixture(BLLModel):
-    """A mixture in BoTorch's form: members in their own batch dimension, over which acquisition values are averaged.
-
-    `posterior` is a `GaussianMixturePosterior`, which is exact for members of equal weight. Each member is conditioned
-    separately, and a drawn function comes from one member. Acquisition functions that do not support mixtures (entropy
-    search, knowledge gradient) can be applied to each of its `members`; `MemberAverage` averages them.
-
-    Parameters are those of `BLLModel`; `fitted` must be a model without calibration.
-    """
+    """A mixture in BoTorch's form: members in their own batch dimension, over which acquisition values are averaged."""
 
     _is_ensemble = True
 
@@ -324,13 +258,7 @@ class BLLMixture(BLLModel):
         return GaussianMixturePosterior(_distribution(JointMoments(mean, cov, own), noise))
 
     def members(self) -> list[BLLModel]:
-        """Return each member as a separate model.
-
-        Returns
-        -------
-        list of BLLModel
-            The members.
-        """
+        """Return each member as a separate model."""
         return [self._with([part], BLLModel) for part in self.parts]
 
     def _fantasies(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> list[Gaussian]:
@@ -340,19 +268,7 @@ class BLLMixture(BLLModel):
 
 
 class DrawnFunctions(DeterministicModel):  # type: ignore[misc]
-    """Functions with fixed weights, in original units: X (*b, q, d) -> (*c, q, o).
-
-    c is the shape of the draws, broadcast with b. For a mixture, each function comes from one member.
-
-    Parameters
-    ----------
-    model : BLLModel
-        The model to draw from.
-    shape : tuple of int
-        Shape of the draws.
-    generator : torch.Generator or None
-        Source of random numbers. None: torch's global generator.
-    """
+    """Functions with fixed weights, in original units: X (*b, q, d) -> (*c, q, o)."""
 
     def __init__(self, model: BLLModel, shape: tuple[int, ...], generator: torch.Generator | None) -> None:
         super().__init__()
@@ -371,18 +287,7 @@ class DrawnFunctions(DeterministicModel):  # type: ignore[misc]
         return self.shape + self.own_batch
 
     def forward(self, X: Float[Tensor, "*b q d"]) -> Float[Tensor, "*c q o"]:
-        """Evaluate the functions.
-
-        Parameters
-        ----------
-        X : Tensor of shape (..., q, d)
-            Points.
-
-        Returns
-        -------
-        Tensor of shape (..., q, o)
-            Values of every function.
-        """
+        """Evaluate the functions."""
         each = [part.function(X, e) for part, e in zip(self.parts, self.coefficients, strict=True)]  # type: ignore[operator]
         if len(each) == 1:
             return each[0]

@@ -1,6 +1,4 @@
 """Draws of the posterior as BoTorch's sample paths, for `draw_matheron_paths`, `get_optimal_samples` and their users.
-
-A Bayesian last layer needs no update of a prior path: a function of the posterior is a draw of its weights.
 """
 
 from typing import Any
@@ -16,18 +14,7 @@ from lastlayer.integrations.botorch.model import BLLMixture, BLLModel
 
 
 class FunctionPaths(SamplePath):  # type: ignore[misc]  # mypy skips BoTorch
-    """Functions of a model's posterior in BoTorch's layout: (*b, n, d) -> (*s, n), or (*s, o, n) for several outputs.
-
-    The shape of the draws is broadcast with b, as in BoTorch's own paths. Paths of a mixture have a dimension of
-    members before the points.
-
-    Parameters
-    ----------
-    model : BLLModel
-        The model to draw from.
-    sample_shape : torch.Size
-        Shape of the draws.
-    """
+    """Functions of a model's posterior in BoTorch's layout."""
 
     def __init__(self, model: BLLModel, sample_shape: torch.Size) -> None:
         super().__init__()
@@ -37,30 +24,11 @@ class FunctionPaths(SamplePath):  # type: ignore[misc]  # mypy skips BoTorch
         self.of_mixture, self.members_have_points = is_mixture(model), False
 
     def set_ensemble_as_batch(self, ensemble_as_batch: bool) -> None:
-        """Choose whether each member is evaluated at its own points, X (*b, members, n, d).
-
-        Parameters
-        ----------
-        ensemble_as_batch : bool
-            Whether the points have a dimension of members.
-        """
+        """Choose whether each member is evaluated at its own points, X (*b, members, n, d)."""
         self.members_have_points = ensemble_as_batch
 
     def forward(self, x: Float[Tensor, "*b n d"], **_: Any) -> Tensor:
-        """Evaluate the paths.
-
-        Parameters
-        ----------
-        x : Tensor of shape (..., n, d)
-            Points.
-        **_ : dict
-            Ignored.
-
-        Returns
-        -------
-        Tensor of shape (..., n) or (..., o, n)
-            Values of every path.
-        """
+        """Evaluate the paths."""
         if not self.of_mixture:
             return self._values(self.members[0], x)
         own = self.members_have_points and x.dim() > 2
@@ -76,18 +44,7 @@ class FunctionPaths(SamplePath):  # type: ignore[misc]  # mypy skips BoTorch
 
 
 def is_mixture(model: Model) -> bool:
-    """Tell whether a model keeps its members in a batch dimension.
-
-    Parameters
-    ----------
-    model : Model
-        A BoTorch model.
-
-    Returns
-    -------
-    bool
-        True for a `BLLMixture`.
-    """
+    """Tell whether a model keeps its members in a batch dimension."""
     return isinstance(model, BLLMixture)
 
 

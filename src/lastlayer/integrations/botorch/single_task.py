@@ -44,11 +44,6 @@ class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # mypy 
     random_state : int, default 0
         Seed of the random frequencies; keep it fixed during a run, so that only the data change the model.
 
-    Raises
-    ------
-    InputError
-        If the shapes of the data do not match.
-
     Examples
     --------
     >>> model = SingleTaskBLL(X, Y)  # doctest: +SKIP
@@ -103,13 +98,7 @@ class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # mypy 
         return super().batch_shape if len(self.parts) else torch.Size()
 
     def fit(self) -> "SingleTaskBLL":
-        """Learn length scales, amplitude and noise of every output; the last layer is exact.
-
-        Returns
-        -------
-        SingleTaskBLL
-            The model itself.
-        """
+        """Learn length scales, amplitude and noise of every output; the last layer is exact."""
         Y, Yvar = self.data
         with torch.no_grad():
             points = self.transform_inputs(self.train_inputs[0]).detach().cpu().double().numpy()
@@ -126,22 +115,7 @@ class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # mypy 
         return self.eval()
 
     def custom_fit(self, mll: Any, **_: Any) -> Any:
-        """Fit the model; `fit_gpytorch_mll` calls this instead of an optimizer.
-
-        Length scales maximise the evidence, and the rest follows in closed form.
-
-        Parameters
-        ----------
-        mll : MarginalLogLikelihood
-            The marginal log likelihood of this model.
-        **_ : dict
-            Optimizer options, ignored.
-
-        Returns
-        -------
-        MarginalLogLikelihood
-            The same, in evaluation mode.
-        """
+        """Fit the model; `fit_gpytorch_mll` calls this instead of an optimizer."""
         self.fit()
         return mll.eval()
 
@@ -156,48 +130,17 @@ class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # mypy 
             Positional arguments of `BLLModel.posterior`.
         **named : dict
             Keyword arguments of `BLLModel.posterior`.
-
-        Returns
-        -------
-        Posterior
-            The posterior, in original units.
         """
         if not len(self.parts):
             self.fit()
         return super().posterior(X, *arguments, **named)
 
     def forward(self, X: Float[Tensor, "*b q d"]) -> Any:
-        """Return the distribution of `posterior`, as calling a GPyTorch model does.
-
-        Parameters
-        ----------
-        X : Tensor of shape (..., q, d)
-            Points.
-
-        Returns
-        -------
-        MultivariateNormal
-            The joint distribution without noise.
-        """
+        """Return the distribution of `posterior`, as calling a GPyTorch model does."""
         return BLLModel.forward(self, X)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **_: Any) -> Any:
-        """Load the parameters and buffers of another model of the same shape.
-
-        Parameters
-        ----------
-        state_dict : mapping of str to Tensor
-            Parameters and buffers.
-        strict : bool, default True
-            Whether the keys must match exactly.
-        **_ : dict
-            Ignored.
-
-        Returns
-        -------
-        NamedTuple
-            Missing and unexpected keys.
-        """
+        """Load the parameters and buffers of another model of the same shape."""
         if not len(self.parts):
             self.fit()
         return torch.nn.Module.load_state_dict(self, state_dict, strict)  # BoTorch's also restores training targets
@@ -215,11 +158,6 @@ class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # mypy 
             Noise variances of these observations. None: the learned noise.
         **named : dict
             Keyword arguments of `BLLModel.condition_on_observations`.
-
-        Returns
-        -------
-        BLLModel
-            The model given the observations.
         """
         if not len(self.parts):
             self.fit()
@@ -251,24 +189,5 @@ def fit_model(
     bounds: Float[Tensor, "2 d"] | None = None,
     random_state: int = 0,
 ) -> SingleTaskBLL:
-    """Fit a `SingleTaskBLL` to values Y at points X.
-
-    Parameters
-    ----------
-    X : Tensor of shape (n, d)
-        Points, in original units.
-    Y : Tensor of shape (n, o)
-        Their values, one column per output.
-    Yvar : Tensor of shape (n, o), default None
-        Known noise variances of the values, in addition to the learned noise.
-    bounds : Tensor of shape (2, d), default None
-        Box that sets the unit of the length scales. None: the range of the points.
-    random_state : int, default 0
-        Seed of the random frequencies.
-
-    Returns
-    -------
-    SingleTaskBLL
-        The fitted model.
-    """
+    """Fit a `SingleTaskBLL` to values Y at points X."""
     return SingleTaskBLL(X, Y, Yvar, bounds=bounds, random_state=random_state).fit()

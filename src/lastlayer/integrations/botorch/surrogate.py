@@ -1,8 +1,4 @@
-"""`Surrogate`: a regressor for Bayesian optimisation, for some hundred values of little noise.
-
-It is the Fourier member of the default mixture on its own: length scales and amplitude by the evidence under weak
-priors, an exact last layer on random frequencies, and a prior of little noise.
-"""
+"""`Surrogate`: a regressor for Bayesian optimisation, for some hundred values of little noise."""
 
 import math
 from dataclasses import replace
@@ -83,16 +79,6 @@ class Surrogate(LastLayerRegressor):
             Box that sets the unit of the length scales. None: the range of X.
         noise_std : array-like of shape (n,), default None
             Known noise standard deviation of each value, in addition to the learned noise.
-
-        Returns
-        -------
-        Surrogate
-            The model itself.
-
-        Raises
-        ------
-        InputError
-            If there are several outputs, or if the bounds are not a box.
         """
         vars(self).pop("fitted_", None)
         seed, rows = self._seed(), self._validate_and_scale(X, y, None, noise_std=noise_std)
@@ -149,25 +135,7 @@ class Surrogate(LastLayerRegressor):
 
 
 def box_scaler(X: Float[Tensor, "m d"], bounds: Any) -> Standardizer:
-    """Build a scaler that standardises inputs as if they filled a box, wherever the points are.
-
-    Parameters
-    ----------
-    X : Tensor of shape (m, d)
-        Points.
-    bounds : array-like of shape (2, d) or None
-        Lower and upper bounds. None: the range of the points.
-
-    Returns
-    -------
-    Standardizer
-        The scaler.
-
-    Raises
-    ------
-    InputError
-        If the bounds have the wrong shape, or are reversed or not numbers.
-    """
+    """Build a scaler that standardises inputs as if they filled a box, wherever the points are."""
     d = X.shape[1]
     box = torch.stack([X.amin(0), X.amax(0)]) if bounds is None else torch.as_tensor(np.asarray(bounds, float))
     if box.shape != (2, d):

@@ -20,27 +20,7 @@ from lastlayer.tables import Schema, TableModel, cells
 
 
 def export_bundle(fitted: TableModel, folder: Path) -> list[Path]:
-    """Write model.npz and predict.py into a folder.
-
-    Files of an earlier export are replaced only once the new ones are complete.
-
-    Parameters
-    ----------
-    fitted : TableModel
-        Fitted model, with the columns of its table.
-    folder : Path
-        Folder to write to; it is created if it does not exist.
-
-    Returns
-    -------
-    list of Path
-        The two files.
-
-    Raises
-    ------
-    InputError
-        If the folder cannot be created, or the model has a backbone of the user.
-    """
+    """Write model.npz and predict.py into a folder."""
     arrays = to_arrays(fitted.model, fitted.schema)
     try:
         folder.mkdir(exist_ok=True)
@@ -55,16 +35,7 @@ def export_bundle(fitted: TableModel, folder: Path) -> list[Path]:
 
 
 def reader() -> str:
-    """Return the source of predict.py, the module that reads exported models.
-
-    It is the module `bundle` with the predictive formula, its NumPy operations and the parsing of cells in place of the
-    imports from lastlayer.
-
-    Returns
-    -------
-    str
-        Python source.
-    """
+    """Return the source of predict.py, the module that reads exported models."""
     source = inspect.getsource(bundle)
     first, last = source.index("# the code of the library:"), source.index("# the reader:")
     parts = [inspect.getsource(part) for part in (predictive, NumPyOps, cells)]
@@ -72,25 +43,7 @@ def reader() -> str:
 
 
 def to_arrays(model: Any, schema: Schema | None = None) -> dict[str, Any]:
-    """Collect all arrays that an exported model needs.
-
-    Parameters
-    ----------
-    model : fitted regressor
-        Model with the built-in network.
-    schema : Schema, optional
-        Columns of the table that the model was fitted to, so that the exported model reads raw columns.
-
-    Returns
-    -------
-    dict of str to array
-        Contents of model.npz.
-
-    Raises
-    ------
-    InputError
-        If the model has a backbone of the user.
-    """
+    """Collect all arrays that an exported model needs."""
     fitted = as_fitted(model)
     if fitted.settings.backbone is not None or fitted.inputs is None:
         raise InputError("this model has a custom backbone: only the built-in network can be exported to NumPy")

@@ -1,16 +1,4 @@
-"""Predictions of an exported lastlayer model with Python and NumPy alone.
-
-Copy this file and the model.npz next to it to the place where they are needed:
-
-    from predict import Bundle
-
-    bundle = Bundle("model.npz")
-    X = bundle.inputs({"flow": [12.5, 30.0], "fluid": ["water", "oil"]})  # columns as in the training table
-    p = bundle.predict(X)
-    p.mean, p.std, p.affine_cost, p.extrapolation, p.interval(0.95)
-
-or `python predict.py rows.csv > predictions.csv`. Loading model.npz cannot run code: it contains numbers and JSON text.
-"""
+"""Predictions of an exported lastlayer model with Python and NumPy alone."""
 
 import csv
 import json
@@ -41,10 +29,7 @@ ROWS = 4096
 
 @dataclass(frozen=True)
 class BundlePrediction:
-    """The predictive distribution of the targets at each row: a mixture of Gaussians, in the units of the targets.
-
-    Arrays have the shape of the training targets: (m,), or (m, q) if these had two dimensions.
-    """
+    """The predictive distribution of the targets at each row: a mixture of Gaussians, in the units of the targets."""
 
     mean: ndarray
     std: ndarray
