@@ -312,7 +312,9 @@ def main() -> int:
         write(options.write, names)
         return 0
     commit = subprocess.check_output(["git", "rev-parse", options.base], cwd=ROOT, text=True).strip()
-    asks = hashlib.sha256(Path(__file__).read_bytes().split(b"def deviation")[0]).hexdigest()[:8]
+    text = Path(__file__).read_bytes().split(b"def deviation")[0]
+    before, exceptions, after = text.partition(b"str] = {")  # these do not change what is asked
+    asks = hashlib.sha256(before + exceptions + b'}\n"""' + after.partition(b'}\n"""')[2]).hexdigest()[:8]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         archive = io.BytesIO(subprocess.check_output(["git", "archive", commit, "src"], cwd=ROOT))

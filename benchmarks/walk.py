@@ -2,16 +2,19 @@
 
     python -m benchmarks.walk                      the installed package
     python -m benchmarks.walk --src other/src      another source tree, for a line-by-line comparison
+    python -m benchmarks.walk --json               one JSON object
 
 Each line is one call, on 60 x 3 rows: `fit`, a first `predictive` and a later one, of `BLLRegressor(max_epochs=2)`
 and of the same with `preset="evidence"`. Only code of the package counts. Functions are distinct by file and qualified
 name, without lambdas and comprehensions; switches are distinct ordered pairs of files such that a function of the
 second was called directly after one of the first in the same thread. The counts measure how much code a reader has to
-follow.
+follow. Orchestration is the part of a default fit in packages that compute nothing themselves. Loose modules are those
+at the top of the package that belong to no subpackage.
 """
 
 import argparse
 import importlib
+import json
 import sys
 import threading
 import warnings
@@ -20,6 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from inspect import CO_OPTIMIZED
 from itertools import pairwise
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -28,6 +32,10 @@ from numpy import ndarray
 
 ROWS, INPUTS, EPOCHS = 60, 3, 2
 PRESETS: dict[str, dict[str, str]] = {"default": {}, "evidence": {"preset": "evidence"}}
+ORCHESTRATION = ("estimators", "settings", "ensemble", "predictor", "data")
+AT_THE_TOP = {"__init__", "__main__", "errors"}
+"""Modules that belong at the top of the package."""
+Counts = dict[str, tuple[int, ...]]
 
 
 @dataclass
@@ -80,25 +88,51 @@ def rows() -> tuple[ndarray, ndarray]:
     return X, X[:, 0] + 0.1 * rng.normal(size=ROWS)
 
 
-def main(arguments: list[str] | None = None) -> dict[str, Walk]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--src", help="folder that holds another lastlayer package")
-    options = parser.parse_args(arguments)
-    if options.src is not None:
-        sys.path.insert(0, options.src)
-    package = importlib.import_module("lastlayer")
-    root, make = str(package.__path__[0]), package.BLLRegressor
-    (X, y), found = rows(), {}
-    print(f"{'':<26}{'functions':>10}{'files':>7}{'switches':>10}")
+def within(root: str, packages: tuple[str, ...], found: Walk) -> tuple[int, int]:
+    """Functions and files of some packages."""
+    folders = tuple(str(Path(root, name)) + "/" for name in packages)
+    return sum(file.startswith(folders) for file, _ in found.functions), sum(
+        file.startswith(folders) for file in found.files
+    )
+
+
+def loose_modules(root: str) -> list[str]:
+    return sorted({path.stem for path in Path(root).glob("*.py")} - AT_THE_TOP)
+
+
+def count(package: Any) -> Counts:
+    """Functions, files and switches of each call, and of the orchestration in a default fit."""
+    root, (X, y) = str(package.__path__[0]), rows()
+    counts: Counts = {}
     for name, parameters in PRESETS.items():
-        model: Any = make(max_epochs=EPOCHS, random_state=0, **parameters)
+        model: Any = package.BLLRegressor(max_epochs=EPOCHS, random_state=0, **parameters)
         predict = partial(model.predictive, X)
         for call, work in (("fit", partial(model.fit, X, y)), ("first predictive", predict), ("predictive", predict)):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # two epochs are not enough, and say so
-                seen = found[f"{name} {call}"] = walk(root, work)
-            print(f"{name + ', ' + call:<26}{len(seen.functions):>10}{len(seen.files):>7}{len(seen.switches):>10}")
-    return found
+                seen = walk(root, work)
+            counts[f"{name}, {call}"] = len(seen.functions), len(seen.files), len(seen.switches)
+            if name == "default" and call == "fit":
+                counts["  of these, orchestration"] = within(root, ORCHESTRATION, seen)
+    return counts
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--src", help="folder that holds another lastlayer package")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    if options.src is not None:
+        sys.path.insert(0, options.src)
+    package = importlib.import_module("lastlayer")
+    counts, loose = count(package), loose_modules(package.__path__[0])
+    if options.json:
+        print(json.dumps({"counts": {name.strip(): each for name, each in counts.items()}, "loose": loose}))
+        return
+    print(f"{'':<26}{'functions':>10}{'files':>7}{'switches':>10}")
+    for name, (functions, files, *switches) in counts.items():
+        print(f"{name:<26}{functions:>10}{files:>7}{switches[0] if switches else '':>10}")
+    print(f"loose modules at the top of the package: {len(loose)} ({', '.join(loose) or 'none'})")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import torch
 from helpers import close
 from typer.testing import CliRunner
 
-from benchmarks import observe, outside, small_tables, walk
+from benchmarks import observe, outside, small_tables
 from benchmarks.uci import command, tables
 from benchmarks.uci.__main__ import app
 from benchmarks.uci.data import Table, load_folder, outer_rows
@@ -384,36 +384,6 @@ def test_the_command_writes_tables_and_picture_and_fails_softly(folder, tmp_path
     assert "vbll on first, given split 1: RuntimeError: no luck" in answer.output.replace("\n", " ")
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"results.jsonl", "scores.csv", "tables.md", "uci.png"}
     assert "MC dropout" in (tmp_path / "out" / "tables.md").read_text()
-
-
-# what a call goes through -------------------------------------------------------------------------------------------
-
-
-def test_a_walk_counts_named_functions_of_the_package_and_ways_between_files(monkeypatch, capsys):
-    from lastlayer.bayes import linalg
-    from lastlayer.data import scaling
-
-    X = torch.arange(6.0)[:, None]
-
-    def work():
-        [scaling.Standardizer.fit(x).forward(x) for x in (X, X + 1)]
-        return (lambda: linalg.Cholesky)()
-
-    found = walk.walk(scaling.__file__, work)
-    assert {name for _, name in found.functions} == {"Standardizer.fit", "Standardizer.forward"}
-    assert found.files == {scaling.__file__}
-    assert found.switches == set()
-    monkeypatch.setattr(walk, "ROWS", 20)
-    walk.main([])
-    head, *lines = capsys.readouterr().out.splitlines()
-    assert head.split() == ["functions", "files", "switches"]
-    calls = {line[:26].strip(): [int(number) for number in line[26:].split()] for line in lines}
-    asked = ("fit", "first predictive", "predictive")
-    assert list(calls) == [f"{preset}, {call}" for preset in ("default", "evidence") for call in asked]
-    for functions, files, switches in calls.values():
-        assert files - 1 <= switches
-        assert files <= functions
-    assert calls["evidence, fit"] < calls["default, fit"]
 
 
 def test_small_tables_are_scored_beside_a_process_and_drawn(tmp_path, capsys, monkeypatch):

@@ -94,7 +94,7 @@ def _fit_curves(points: HeldOutPoints, mixture: bool, input_noise: bool | None) 
 
 
 def noise_depends_on_input(points: HeldOutPoints, families: list[Family], mixture: bool, x: ndarray) -> bool:
-    """Test whether a small network for the noise, fitted to half of the points, raises the density of the other half."""
+    """Whether a small network for the noise, fitted to half of the points, raises the density of the other half."""
     single = np.flatnonzero(points.single)
     if len(single) < DECIDING_POINTS or points.inputs.dim() != 2:
         return False
@@ -193,7 +193,7 @@ class CurveProblem:
         return found
 
     def widened(self, x: ndarray) -> ndarray:
-        """Multiply a and b of every curve by (n + p) / (n - p - 2), for n points and the p = 3 parameters of a curve."""
+        """Multiply a and b of every curve by (n + p) / (n - p - 2), for n points and p = 3 parameters of a curve."""
         n = max(float(self.points.weight[torch.from_numpy(self.points.single)].sum()), MANY_UNKNOWN)
         of_variance = np.isin(self.names, ["noise", "slope"])
         wider = x.copy()

@@ -104,7 +104,7 @@ class ProcessGroup:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Context in which a failure of one process promptly fails all of them, with an error that names the process."""
+        """Context in which a failure of one process promptly fails all, with an error that names the process."""
         if self.world_size == 1:
             yield
             return

@@ -110,7 +110,7 @@ class CrossFit:
         ]
 
     def _inside(self, fits: Sequence[FoldFit]) -> dict[Family, float]:
-        """Largest leave-one-out costs of training rows, by the Gaussian process and the additive model with most rows."""
+        """Largest leave-one-out costs of training rows, by the process and the additive model with most rows."""
         groups = {family: [fit for fit in fits if fit.task.family == family] for family in (FOURIER, ADDITIVE)}
         return {family: self._largest_cost(own) for family, own in groups.items() if own}
 

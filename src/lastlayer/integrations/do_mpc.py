@@ -1,4 +1,4 @@
-"""Learned dynamics in do-mpc: a discrete model, chance constraints from the propagated covariance, and trust regions."""
+"""Learned dynamics in do-mpc: a discrete model, chance constraints from propagated covariance, trust regions."""
 
 from typing import TYPE_CHECKING, Any, Literal, get_args
 

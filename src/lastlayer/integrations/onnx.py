@@ -103,7 +103,7 @@ def to_onnx(
 
 
 class OnnxModule(nn.Module):
-    """The predictive formula with inputs and outputs of one type, networks of another, and the last layer in float64."""
+    """The predictive formula: inputs and outputs of one type, networks of another, the last layer in float64."""
 
     def __init__(self, fitted: Fitted, dtype: str, network: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The training engine: schedule, early stopping, setbacks, progress, interruption and checkpoints, for any `Problem`."""
+"""The training engine: schedule, early stopping, setbacks, progress, interruption, checkpoints, for any `Problem`."""
 
 import math
 import warnings

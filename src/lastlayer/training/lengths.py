@@ -78,7 +78,7 @@ def refine_lengths(
     bias_prior: BiasPrior = "flat",
     generator: torch.Generator | None = None,
 ) -> tuple[Float[Tensor, " d"], Float[Tensor, ""]]:
-    """Refit log length scales and log rho to targets with known noise and to functionals, starting from given values."""
+    """Refit log length scales and log rho to targets with known noise and to functionals, from given values."""
     d, q = len(log_length), data.T.shape[-1]
     waves = frequencies(d, FEWER_FREQUENCIES, generator).to(log_length)
 

@@ -96,7 +96,7 @@ class BLLLoss(nn.Module):
         return value + carrier - carrier.detach()
 
     def posterior(self) -> Posterior:
-        """Return the posterior of the last layer's weights given the running statistics, in the units of the targets."""
+        """The posterior of the last layer's weights given the running statistics, in the units of the targets."""
         self._started()
         return self.running.posterior()
 

@@ -1,4 +1,4 @@
-"""A fitted model as Gaussians that are linear in random coefficients, in torch: differentiable, batched, conditioned."""
+"""A fitted model as Gaussians, linear in random coefficients, in torch: differentiable, batched, conditioned."""
 
 import copy
 from collections.abc import Sequence

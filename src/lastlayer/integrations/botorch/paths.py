@@ -1,4 +1,4 @@
-"""Draws of the posterior as BoTorch's sample paths, for `draw_matheron_paths`, `get_optimal_samples` and their users."""
+"""Draws of the posterior as BoTorch's sample paths, for `draw_matheron_paths`, `get_optimal_samples` and others."""
 
 from typing import Any
 
