@@ -13,7 +13,8 @@ from lastlayer.integrations.batches import BatchPredictor, load_once
 from lastlayer.tables import Table, TableModel
 
 FAST = {"preset": "evidence", "hidden": (8,), "max_epochs": 20, "random_state": 0}
-OUTPUTS = ["u_mean", "u_std", "u_lower", "u_upper", "v_mean", "v_std", "v_lower", "v_upper", "affine_cost"]
+NAMES = ["a", "b"]
+OUTPUTS = [f"{y}_{word}" for y in ("y0", "y1") for word in ("mean", "std", "lower", "upper")] + ["affine_cost"]
 
 
 def rows(m: int = 40, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
@@ -24,15 +25,14 @@ def rows(m: int = 40, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def model() -> BLLRegressor:
-    return BLLRegressor(**FAST).fit(*rows())
+    X, y = rows()
+    return BLLRegressor(**FAST).fit(pd.DataFrame(X, columns=NAMES), y)
 
 
 @pytest.fixture
 def predict(model, tmp_path) -> BatchPredictor:
     model.save(tmp_path / "m.lastlayer")
-    return BatchPredictor(
-        tmp_path / "m.lastlayer", columns=["a", "b"], id_columns=["id"], targets=["u", "v"], level=0.9
-    )
+    return BatchPredictor(tmp_path / "m.lastlayer", level=0.9)
 
 
 def batch(X: np.ndarray) -> dict[str, np.ndarray]:
@@ -43,9 +43,9 @@ def batch(X: np.ndarray) -> dict[str, np.ndarray]:
 
 def assert_says(found, model: BLLRegressor, X: np.ndarray, level: float = 0.9) -> None:
     """All numbers are those of `predictive`."""
-    p = model.predictive(X)
+    p = model.predictive(pd.DataFrame(X, columns=NAMES))
     lower, upper = p.interval(level)
-    for i, name in enumerate(("u", "v")):
+    for i, name in enumerate(("y0", "y1")):
         for word, values in {"mean": p.mean, "std": p.std, "lower": lower, "upper": upper}.items():
             np.testing.assert_allclose(found[f"{name}_{word}"], values[:, i], rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(found["affine_cost"], p.affine_cost, rtol=1e-12)
@@ -54,15 +54,16 @@ def assert_says(found, model: BLLRegressor, X: np.ndarray, level: float = 0.9) -
 def test_arrays_in_arrays_out_and_frames_in_frames_out(predict, model):
     X, _ = rows(30, seed=2)
     arrays = predict(batch(X))
-    assert list(arrays) == ["id", *OUTPUTS] == ["id", *predict.output_columns]
+    assert predict.input_columns == NAMES
+    assert list(arrays) == [*batch(X), *OUTPUTS] == [*batch(X), *predict.output_columns]
     assert_says(arrays, model, X)
     assert arrays["id"][7] == "row 7"
     frame = pd.DataFrame(batch(X), index=np.arange(30) + 100).sample(frac=1, random_state=0)
     found = predict(frame)
-    assert list(found) == ["id", *OUTPUTS]
+    assert list(found) == [*frame, *OUTPUTS]
     assert found.index.equals(frame.index)
-    assert found["id"].equals(frame["id"])
-    assert_says(found, model, frame[["a", "b"]].to_numpy())
+    assert found[list(frame)].equals(frame)
+    assert_says(found, model, frame[NAMES].to_numpy())
 
 
 def test_batches_of_any_size_are_the_whole(predict, model):
@@ -93,11 +94,11 @@ def test_what_travels_is_small_and_the_model_is_loaded_once(predict, model):
 
 def test_a_file_that_was_replaced_is_loaded_anew(predict):
     X, y = rows(6, seed=4)
-    before = predict(batch(X))["u_mean"]
-    other = BLLRegressor(**FAST | {"hidden": (5,)}).fit(X, y + 7)
+    before = predict(batch(X))["y0_mean"]
+    other = BLLRegressor(**FAST | {"hidden": (5,)}).fit(pd.DataFrame(X, columns=NAMES), y + 7)
     other.save(predict.path)
     assert_says(predict(batch(X)), other, X)
-    assert not np.allclose(before, other.predictive(X).mean[:, 0])
+    assert not np.allclose(before, other.predictive(pd.DataFrame(X, columns=NAMES)).mean[:, 0])
 
 
 def test_models_of_tables_and_of_frames_know_their_columns(tmp_path):
@@ -106,7 +107,7 @@ def test_models_of_tables_and_of_frames_know_their_columns(tmp_path):
     table = Table({"flow": X[:, 0], "kind": kind, "head": y[:, 0]})
     fitted = TableModel.fit(table, ["head"], **FAST)
     fitted.save(tmp_path / "table")
-    predict = BatchPredictor(tmp_path / "table", id_columns=["kind"])
+    predict = BatchPredictor(tmp_path / "table")
     found = predict({"kind": kind, "flow": X[:, 0]})
     p = fitted.predictive(table)[1]
     np.testing.assert_allclose(found["head_mean"], p.mean, rtol=1e-12)
@@ -115,44 +116,37 @@ def test_models_of_tables_and_of_frames_know_their_columns(tmp_path):
     with pytest.raises(InputError, match="'kind' has the text 'new'"):
         predict(strange)
     assert len(BatchPredictor(tmp_path / "table", unknown="warn")(strange)) == 2
-    with pytest.raises(InputError, match=r"columns=\['flow'\] was given, but .* model of a table"):
-        BatchPredictor(tmp_path / "table", columns=["flow"])(strange)
-    frame = pd.DataFrame(X, columns=["a", "b"])
+    frame = pd.DataFrame(X, columns=NAMES)
     named = BLLRegressor(**FAST).fit(frame, y[:, 0])
     named.save(tmp_path / "frame")
     found = BatchPredictor(tmp_path / "frame")(frame[["b", "a"]])
-    assert list(found)[:2] == ["y_mean", "y_std"]
+    assert list(found)[:4] == ["b", "a", "y_mean", "y_std"]
     np.testing.assert_allclose(found["y_std"], named.predictive(frame).std, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("options", "change", "words"),
+    ("change", "words"),
     [
-        ({}, {"a": None}, r"no columns \['a'\]; it has \['more', 'b', 'id'\]"),
-        ({"id_columns": ["key"]}, {}, r"no columns \['key'\]"),
-        ({}, {"a": np.array([0.0, np.nan, 1.0])}, r"'a' has 1 missing values \(first: row 2\): .* before predicting"),
-        ({}, {"a": pd.Series([1, None, 2], dtype="Int64")}, r"'a' has 1 missing values \(first: row 2\)"),
-        ({}, {"b": np.array(["1", "x", "2"])}, r"'b' must be a number, but row 2 has .*'x'"),
-        ({}, {"b": np.zeros((3, 2))}, r"'b' is float64 of shape \(3, 2\)"),
-        ({}, {"b": np.zeros(3, dtype="M8[s]")}, r"'b' must be a number"),
-        ({"columns": None}, {}, "does not store the names of its inputs"),
-        ({"columns": ["a"]}, {}, r"columns=\['a'\] are 1, but the model has 2 inputs"),
-        ({"targets": ["u"]}, {}, r"targets=\['u'\] are 1, but the model has 2"),
-        ({"id_columns": ["u_std"]}, {"u_std": np.zeros(3)}, "'u_std', which is the name of a prediction"),
+        ({"a": None}, r"no columns \['a'\]; it has \['more', 'b', 'id'\]"),
+        ({"a": np.array([0.0, np.nan, 1.0])}, r"'a' has 1 missing values \(first: row 2\): .* before predicting"),
+        ({"a": pd.Series([1, None, 2], dtype="Int64")}, r"'a' has 1 missing values \(first: row 2\)"),
+        ({"b": np.array(["1", "x", "2"])}, r"'b' must be a number, but row 2 has .*'x'"),
+        ({"b": np.zeros((3, 2))}, r"'b' is float64 of shape \(3, 2\)"),
+        ({"b": np.zeros(3, dtype="M8[s]")}, r"'b' must be a number"),
+        ({"y0_std": np.zeros(3)}, "'y0_std', which is the name of a prediction"),
     ],
 )
-def test_what_is_wrong_with_a_batch_is_said(model, tmp_path, options, change, words, as_a_user):
-    model.save(tmp_path / "m")
-    predict = BatchPredictor(tmp_path / "m", **{"columns": ["a", "b"], "targets": ["u", "v"]} | options)
+def test_what_is_wrong_with_a_batch_is_said(predict, change, words, as_a_user):
     asked = {name: values for name, values in (batch(rows(3)[0]) | change).items() if values is not None}
     with pytest.raises(InputError, match=words):
         predict(asked)
 
 
 def test_what_is_wrong_with_a_predictor_is_said(tmp_path):
-    with pytest.raises(InputError, match=r"id_columns='id' must be a list of column names: id_columns=\['id'\]"):
-        BatchPredictor("m", id_columns="id")
     with pytest.raises(InputError, match=r"level=95.0 must lie"):
         BatchPredictor("m", level=95.0)
     with pytest.raises(ModelFileError, match="nowhere is not a file"):
-        BatchPredictor(tmp_path / "nowhere", columns=["a"])({"a": np.zeros(1)})
+        BatchPredictor(tmp_path / "nowhere")({"a": np.zeros(1)})
+    BLLRegressor(**FAST).fit(*rows()).save(tmp_path / "unnamed")
+    with pytest.raises(InputError, match="does not store the names of its inputs: fit the model to a DataFrame"):
+        BatchPredictor(tmp_path / "unnamed")({"a": np.zeros(1)})

@@ -4,7 +4,13 @@ import logging
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from helpers import sine
+from torch import nn
+
+from lastlayer import BLLRegressor
 
 FOLDER = Path(__file__).parents[1] / "examples" / "clients"
 pytestmark = pytest.mark.usefixtures("as_a_user")
@@ -38,6 +44,32 @@ def test_lightning_attaches_to_batches_that_are_dictionaries(run, recwarn):
     table = run("lightning_loop", "--sentences", 300, "--epochs", 12)
     assert table["rmse"] < 0.4
     assert 0.8 < table["inside 90%"] < 0.97
+
+
+def test_a_gaussian_process_of_gpytorch_with_the_kernel_is_the_last_layer(run):
+    table = run("gpytorch_kernel", "--rows", 60, "--epochs", 100)
+    assert table["GPyTorch"] == pytest.approx(table["lastlayer"], rel=1e-5)  # a flat prior is a limit
+    assert table["with an RBF kernel"][1] > table["lastlayer"][1]
+
+
+def test_that_process_is_the_joint_distribution_and_its_network_stays_in_evaluation_mode(monkeypatch):
+    pytest.importorskip("gpytorch")
+    monkeypatch.syspath_prepend(FOLDER)
+    from gpytorch_kernel import LastLayerGP
+
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.5)).double()
+    X, y = sine(60, d=3)
+    model = BLLRegressor(backbone=network, preset="evidence", max_epochs=3, random_state=0).fit(X, y)
+    points, joint = torch.tensor(X[:20] + 0.5), model.joint(X[:20] + 0.5, noise=False)
+    process = LastLayerGP(model, torch.tensor(X), torch.tensor(y))
+    with torch.no_grad():
+        found, kernel = process(points), process.covar_module
+        np.testing.assert_allclose(found.mean, joint.mean, rtol=1e-5)
+        np.testing.assert_allclose(found.covariance_matrix, joint.cov(), atol=1e-6 * joint.cov().max())
+        before = kernel(points).to_dense()
+        for _ in range(2):
+            assert torch.equal(kernel.train()(points).to_dense(), before)
 
 
 def test_forces_on_atoms_teach_the_forces_of_other_clusters(run):

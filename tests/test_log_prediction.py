@@ -12,7 +12,6 @@ from lastlayer import BLLRegressor
 from lastlayer.data.observe import Derivative
 from lastlayer.dynamics import DynamicsModel, Episode
 from lastlayer.errors import InputError
-from lastlayer.integrations.batches import BatchPredictor
 from lastlayer.online import OnlineModel
 from lastlayer.predictions.lognormal import LogPrediction
 from lastlayer.predictions.metrics import coverage, crps, log_predictive_density
@@ -180,8 +179,6 @@ def test_calibration_revisions_and_files(tmp_path):
     loaded = lastlayer.load(tmp_path / "m")
     assert loaded.target_transform == "log"
     np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
-    found = BatchPredictor(tmp_path / "m", columns=["a", "b"])({"a": X[:, 0], "b": X[:, 1]})
-    np.testing.assert_allclose(found["y_mean"], model.predict(X))
     assert log_predictive_density(model.predictive(X), y) > -5
     with pytest.raises(InputError, match=r"zero or negative in 2 rows \(first: row 0\)"):
         model.update(X[:2], -y[:2])

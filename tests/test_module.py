@@ -253,8 +253,3 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(MissingPackageError, match=r"pip install 'lastlayer\[onnx\]'"):
         to_onnx(fitted("single"), tmp_path / "m.onnx")
-    for package, extra in (("gpytorch", "gpytorch"), ("pytorch_lightning", "lightning")):
-        monkeypatch.setitem(sys.modules, package, None)
-        monkeypatch.delitem(sys.modules, f"lastlayer.integrations.{extra}", raising=False)
-        with pytest.raises(MissingPackageError, match=rf"pip install 'lastlayer\[{extra}\]'"):
-            importlib.import_module(f"lastlayer.integrations.{extra}")

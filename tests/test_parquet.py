@@ -13,6 +13,7 @@ from lastlayer.data.parquet import ParquetSource
 from lastlayer.data.sources import ArraySource, scales_of
 from lastlayer.errors import InputError, MissingPackageError
 
+pd = pytest.importorskip("pandas")
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 GROUP_ROWS = 12
@@ -130,7 +131,8 @@ def test_a_model_of_a_folder_is_that_of_the_same_rows_in_memory(source, folder):
     parameters = {"hidden": (6,), "batch_size": 200, "max_epochs": 3, "random_state": 0}
     one = BLLRegressor(**parameters).fit_source(source)
     other = BLLRegressor(**parameters).fit_source(ArraySource(X, y))
-    assert np.allclose(one.predictive(X).mean, other.predictive(X).mean, rtol=1e-3, atol=1e-4)  # order of float32 sums
+    assert one.fitted_.feature_names == ("a", "b")
+    assert np.allclose(one.predictive(pd.DataFrame(X, columns=["a", "b"])).mean, other.predictive(X).mean, rtol=1e-3, atol=1e-4)  # order of float32 sums
     scales = [scales_of(each, 20) for each in (source, ArraySource(X, y))]
     assert torch.allclose(scales[0].inputs.mean, scales[1].inputs.mean, rtol=1e-12)
 
@@ -170,7 +172,7 @@ def test_without_pyarrow_it_says_what_to_install(monkeypatch):
 
 
 RANK_SCRIPT = """
-    import sys, torch
+    import sys, numpy as np, pandas as pd, torch
     from lastlayer import BLLRegressor
     from lastlayer.data.distributed import join
     from lastlayer.data.parquet import ParquetSource
@@ -182,7 +184,7 @@ RANK_SCRIPT = """
     scales = scales_of(source, 40, process_group=group)
     fit = lambda **words: BLLRegressor(hidden=(16,), batch_size=40, random_state=0, **words).fit_source(source)
     model, untrained = fit(max_epochs=10), fit(max_epochs=0)
-    X = torch.stack([torch.linspace(0, 130, 20), torch.zeros(20)], 1).double().numpy()
+    X = pd.DataFrame({"a": np.linspace(0, 130, 20), "b": np.zeros(20)})
     out = {
         "scale": torch.cat([scales.inputs.scale, scales.targets.scale]),
         "untrained": torch.tensor(untrained.predictive(X).var),

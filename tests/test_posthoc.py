@@ -321,35 +321,7 @@ def test_two_processes_give_the_answer_of_one(tmp_path, as_a_user):
             close(other[name], value, loose=1e5 if name == "std" else 1e2)  # the curve's optimum has a flat top
 
 
-# Lightning, and the example -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.filterwarnings("ignore")  # of Lightning's own
-def test_lightning_attaches_when_training_ends():
-    from lastlayer.integrations.lightning import AttachLastLayer, pl
-
-    class Module(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = net()
-
-        def forward(self, x):
-            return self.network(x)
-
-        def training_step(self, batch, _):
-            return nn.functional.mse_loss(self(batch[0]), batch[1])
-
-        def configure_optimizers(self):
-            return torch.optim.Adam(self.parameters(), lr=1e-2)
-
-    X, y = rows()
-    callback, module = AttachLastLayer(noise="full"), Module()
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = pl.Trainer(max_epochs=2, accelerator="cpu", enable_model_summary=False, callbacks=[callback], **quiet)
-    trainer.fit(module, batches(X, y))
-    again = attach(module, batches(X, y), noise="full")
-    assert callback.model.backbone.layer == "network.out"
-    np.testing.assert_array_equal(callback.model.predictive(X).cov(), again.predictive(X).cov())
+# The example ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_example_knows_pictures_unlike_those_of_training(as_a_user, monkeypatch, capsys):

@@ -7,14 +7,16 @@ loader of the trainer: `callback.model` is a fitted model that predicts every to
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
+import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from transformer import Batch, Encoder, batches, loss_of, scores, sentences
 
-from lastlayer.integrations.lightning import AttachLastLayer, pl
+from lastlayer import BLLRegressor, attach
 
 
 class Tokens(pl.LightningModule):  # type: ignore[misc]
@@ -25,14 +27,27 @@ class Tokens(pl.LightningModule):  # type: ignore[misc]
         self.encoder = Encoder()
 
     def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
-        said: dict[str, Tensor] = self.encoder(**inputs)
-        return said
+        outputs: dict[str, Tensor] = self.encoder(**inputs)
+        return outputs
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
         return loss_of(self, batch)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), lr=3e-3)
+
+
+class AttachLastLayer(pl.Callback):  # type: ignore[misc]
+    """Call `lastlayer.attach` on the trained module at the end of `trainer.fit`, with the loader of the trainer."""
+
+    model: BLLRegressor | None = None
+
+    def __init__(self, calibration: Iterable[Any] | None = None) -> None:
+        super().__init__()
+        self.calibration = calibration
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        self.model = attach(pl_module, trainer.train_dataloader, calibration=self.calibration)
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Predictions for a folder of Parquet files by Ray Data, on one machine or a cluster.
 
-    python examples/clients/ray_predict.py model.lastlayer rows/ predictions/ --ids id --columns flow speed
+    python examples/clients/ray_predict.py model.lastlayer rows/ predictions/ --ids id
 
 Each of the --workers processes loads the model once and predicts batch after batch, with a few batches in memory.
 Rows keep their order and their ids. On a cluster the paths must be readable from every machine.
@@ -21,7 +21,6 @@ def predict_folder(
     out: Path,
     *,
     ids: Sequence[str],
-    columns: Sequence[str] | None = None,
     workers: int = 1,
     batch_rows: int = 8_192,
 ) -> None:
@@ -30,16 +29,17 @@ def predict_folder(
     if workers >= cores:  # every worker holds a core, and reading would wait for one forever
         raise ValueError(f"{workers} workers take all {cores} cores of the cluster: leave one for reading and writing")
     ray.data.DataContext.get_current().execution_options.preserve_order = True
-    predictor = {"path": model.resolve(), "columns": columns, "id_columns": ids}
-    wanted = None if columns is None else list(dict.fromkeys([*columns, *ids]))  # the others are not even read
+    path, predict = {"path": str(model.resolve())}, BatchPredictor(model)
+    wanted = list(dict.fromkeys([*predict.input_columns, *ids]))  # the others are not even read
     (
         ray.data.read_parquet(str(rows.resolve()), columns=wanted)
         .map_batches(
             BatchPredictor,
-            fn_constructor_kwargs=predictor,
+            fn_constructor_kwargs=path,
             batch_size=batch_rows,
             compute=ray.data.ActorPoolStrategy(size=workers),
         )
+        .select_columns([*ids, *predict.output_columns])
         .write_parquet(str(out.resolve()))
     )
 
@@ -50,7 +50,6 @@ def main() -> None:
     parser.add_argument("rows", type=Path, help="folder of Parquet files")
     parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument("--ids", nargs="+", required=True, help="columns to copy to the output")
-    parser.add_argument("--columns", nargs="+", help="input columns, if the model has no names for them")
     parser.add_argument("--workers", type=int, default=1, help="processes that predict; fewer than cores")
     parser.add_argument("--batch", type=int, default=8_192, help="rows per batch")
     options = parser.parse_args()
@@ -60,7 +59,6 @@ def main() -> None:
         options.rows,
         options.out,
         ids=options.ids,
-        columns=options.columns,
         workers=options.workers,
         batch_rows=options.batch,
     )

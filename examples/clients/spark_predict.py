@@ -1,6 +1,6 @@
 """Predictions for a folder of Parquet files by Spark, on one machine or a cluster.
 
-    python examples/clients/spark_predict.py model.lastlayer rows/ predictions/ --ids id --columns flow speed
+    python examples/clients/spark_predict.py model.lastlayer rows/ predictions/ --ids id
 
 Each Python worker of Spark loads the model once and predicts batch after batch, in the memory of one batch. On a
 cluster, lastlayer must be installed on the workers, and the paths must be readable from all of them.
@@ -25,16 +25,14 @@ def predict_folder(
     out: Path,
     *,
     ids: Sequence[str],
-    columns: Sequence[str] | None = None,
     batch_rows: int = 8_192,
 ) -> None:
     """Write a folder of Parquet files with the ids and predictions of all rows."""
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", batch_rows)
-    predict = BatchPredictor(str(model.resolve()), columns=columns, id_columns=ids)
-    table = spark.read.parquet(str(rows.resolve()))
-    added = [StructField(name, DoubleType()) for name in predict.output_columns]
-    schema = StructType([*(table.schema[name] for name in ids), *added])
-    predicted = table.mapInPandas(lambda frames: map(predict, frames), schema)
+    predict = BatchPredictor(str(model.resolve()))
+    table = spark.read.parquet(str(rows.resolve())).select(*dict.fromkeys([*predict.input_columns, *ids]))
+    schema = StructType([*table.schema, *(StructField(name, DoubleType()) for name in predict.output_columns)])
+    predicted = table.mapInPandas(lambda frames: map(predict, frames), schema).select(*ids, *predict.output_columns)
     predicted.write.mode("overwrite").parquet(str(out.resolve()))
 
 
@@ -44,7 +42,6 @@ def main() -> None:
     parser.add_argument("rows", type=Path, help="folder of Parquet files")
     parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument("--ids", nargs="+", required=True, help="columns to copy to the output")
-    parser.add_argument("--columns", nargs="+", help="input columns, if the model has no names for them")
     parser.add_argument("--batch", type=int, default=8_192, help="rows per batch")
     parser.add_argument("--master", default="local[2]", help="master URL of Spark")
     options = parser.parse_args()
@@ -56,7 +53,6 @@ def main() -> None:
         options.rows,
         options.out,
         ids=options.ids,
-        columns=options.columns,
         batch_rows=options.batch,
     )
     spark.stop()

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -17,16 +18,16 @@ FILES, ROWS = 4, 5_000
 class Job:
     """What an engine is asked to do, and what must come out."""
 
-    columns, ids = ("a", "b"), ("id",)
+    ids = ("id",)
 
     def __init__(self, folder: Path) -> None:
         self.model, self.rows, self.out = folder / "m.lastlayer", folder / "rows", folder / "out"
         rng = np.random.default_rng(0)
         X = rng.normal(size=(200, 2))
         regressor = BLLRegressor(preset="evidence", hidden=(8,), max_epochs=20, random_state=0)
-        regressor.fit(X, np.sin(X[:, 0]) + X[:, 1] + 0.1 * rng.normal(size=200)).save(self.model)
+        regressor.fit(pd.DataFrame(X, columns=["a", "b"]), np.sin(X[:, 0]) + X[:, 1] + 0.1 * rng.normal(size=200)).save(self.model)
         self.X = rng.normal(size=(FILES * ROWS, 2))
-        self.prediction: Prediction = regressor.predictive(self.X)
+        self.prediction: Prediction = regressor.predictive(pd.DataFrame(self.X, columns=["a", "b"]))
         self.rows.mkdir()
         for i in range(FILES):
             part = slice(i * ROWS, (i + 1) * ROWS)

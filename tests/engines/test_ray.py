@@ -23,7 +23,7 @@ def ray():
 def test_the_example_predicts_a_folder(ray, job):
     from ray_predict import predict_folder
 
-    predict_folder(job.model, job.rows, job.out, ids=job.ids, columns=job.columns)
+    predict_folder(job.model, job.rows, job.out, ids=job.ids)
     job.assert_predicted(job.written())
     with pytest.raises(ValueError, match="3 workers take all 3 cores"):
         predict_folder(job.model, job.rows, job.out, ids=job.ids, columns=job.columns, workers=3)
@@ -38,7 +38,7 @@ def test_rows_keep_their_order_and_a_worker_loads_the_model_once(ray, job):
             return found | {name: np.full(n, value) for name, value in seen.items()}
 
     ray.data.DataContext.get_current().execution_options.preserve_order = True
-    options = {"path": str(job.model), "columns": job.columns, "id_columns": job.ids}
+    options = {"path": str(job.model)}
     predicted = ray.data.read_parquet(str(job.rows)).map_batches(
         Watched, fn_constructor_kwargs=options, batch_size=512, compute=ray.data.ActorPoolStrategy(size=2)
     )

@@ -28,12 +28,12 @@ def spark():
 def test_the_example_predicts_a_folder(spark, job):
     from spark_predict import predict_folder
 
-    predict_folder(spark, job.model, job.rows, job.out, ids=job.ids, columns=job.columns)
+    predict_folder(spark, job.model, job.rows, job.out, ids=job.ids)
     job.assert_predicted(job.written())
 
 
 def test_rows_keep_their_order_and_a_worker_loads_the_model_once(spark, job):
-    predict = BatchPredictor(str(job.model), columns=job.columns, id_columns=job.ids)
+    predict = BatchPredictor(str(job.model))
 
     def watched(frames):
         for frame in frames:
@@ -45,7 +45,7 @@ def test_rows_keep_their_order_and_a_worker_loads_the_model_once(spark, job):
     spark.conf.set("spark.sql.files.maxPartitionBytes", 40_000)  # many tasks for each worker process
     rows = spark.read.parquet(str(job.rows))
     added = ", ".join(f"{name} double" for name in predict.output_columns)
-    predicted = rows.mapInPandas(watched, f"id long, {added}, rows long, process long, loads long")
+    predicted = rows.mapInPandas(watched, f"id long, b double, a double, {added}, rows long, process long, loads long")
     assert predicted.rdd.getNumPartitions() > 4
     found = predicted.toPandas()
     assert found["rows"].max() <= 512

@@ -16,6 +16,7 @@ from lastlayer._internal.digests import digest_of
 from lastlayer.data.copies import joined, whole_groups
 from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.observe import Observations, check_observations
+from lastlayer.data.parquet import ParquetSource
 from lastlayer.data.rows import Data
 from lastlayer.data.scaling import Standardizer
 from lastlayer.data.sources import ArraySource, Source
@@ -397,6 +398,9 @@ class BLLRegressor(LastLayerRegressor):
         settings = replace(settings, ids=not streamed.sample.X.is_floating_point())
         self.training_, self._y_ndim = streamed.history, 2 if len(scales.targets.mean) > 1 else 1
         self.n_features_in_ = int(streamed.sample.X.shape[1])  # scikit-learn's definition, also for images
+        vars(self).pop("feature_names_in_", None)
+        if isinstance(source, ParquetSource):
+            self.feature_names_in_ = np.array(source.inputs, dtype=object)
         self._hold([streamed.member], streamed.sample, scales.inputs, scales.targets, settings)
         if validation_data is not None:
             self._use_validation(*validation_data)

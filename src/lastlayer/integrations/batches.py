@@ -1,7 +1,7 @@
 """A saved model as a function of batches, for engines that send batches to workers, such as Ray Data and Spark."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,22 +25,16 @@ ADVICE = "fix or drop these rows before predicting"
 class BatchPredictor:
     """Predict batches of rows with a model that each worker process loads once, with its first batch.
 
-    A batch is a dictionary of arrays or a pandas DataFrame. The result is of the same kind, with the rows in the same
-    order and, for a DataFrame, with the same index. Its columns are those of `id_columns`, then NAME_mean, NAME_std,
-    NAME_lower and NAME_upper for each target, then affine_cost. Only the path is sent to workers, not the model; a file
-    that has been replaced is loaded again.
+    A batch is a dictionary of arrays or a pandas DataFrame with the columns that the model was fitted to, in any order,
+    and others. The result is the batch, followed by the columns NAME_mean, NAME_std, NAME_lower and NAME_upper of each
+    target and affine_cost. Only the path is sent to workers, not the model; a file that has been replaced is loaded
+    again.
 
     Parameters
     ----------
     path : str or path
-        File written by `model.save` or `lastlayer fit`; every worker must be able to read it at this path.
-    columns : sequence of str, default None
-        Input columns, in the order in which the model was fitted to them. None: the names stored in the model, if it
-        was fitted to a table or a DataFrame.
-    id_columns : sequence of str, default ()
-        Columns to pass on unchanged.
-    targets : sequence of str, default None
-        Names of the targets; None: as in the model's table, or if it has none, "y", or "y0", "y1" and so on.
+        File written by `lastlayer fit`, or by `model.save` of a model that was fitted to a DataFrame or a
+        `ParquetSource`; every worker must be able to read it at this path.
     level : float, default 0.95
         Probability of the intervals.
     unknown : {"error", "warn"}, default "error"
@@ -49,47 +43,48 @@ class BatchPredictor:
 
     Examples
     --------
-    >>> predict = BatchPredictor("model.lastlayer", columns=["flow", "speed"], id_columns=["id"])
+    >>> predict = BatchPredictor("model.lastlayer")
     >>> rows.map_batches(predict)  # a Ray dataset  # doctest: +SKIP
     >>> rows.mapInPandas(lambda frames: map(predict, frames), schema)  # a Spark DataFrame  # doctest: +SKIP
     """
 
     path: str | os.PathLike[str]
-    columns: Sequence[str] | None = None
-    id_columns: Sequence[str] = ()
-    targets: Sequence[str] | None = None
     level: float = 0.95
     unknown: str = "error"
 
     def __post_init__(self) -> None:
-        for name in ("columns", "id_columns", "targets"):
-            if isinstance(given := getattr(self, name), str):
-                raise InputError(f"{name}={given!r} must be a list of column names: {name}=[{given!r}]")
         if not 0 < self.level < 1:
             raise InputError(f"level={self.level} must lie strictly between 0 and 1, such as 0.95")
 
     def __call__(self, batch: Any) -> Any:
-        """Return the id columns and the predictions of a batch, as a dictionary or a DataFrame like the batch."""
-        model = self.model()
-        names, targets = self._inputs(model), self._targets(model)
-        outputs = _output_columns(targets)
-        if missing := [name for name in (*names, *self.id_columns) if name not in batch]:
+        """Return the batch with its predictions, as a dictionary or a DataFrame like the batch."""
+        names, outputs = self.input_columns, self.output_columns
+        if missing := [name for name in names if name not in batch]:
             raise InputError(f"the batch has no columns {missing}; it has {list(batch)}")
-        if clash := sorted({*self.id_columns} & {*outputs}):
-            raise InputError(f"id_columns has {clash[0]!r}, which is the name of a prediction: rename that column")
+        if clash := [name for name in outputs if name in batch]:
+            raise InputError(f"the batch has a column {clash[0]!r}, which is the name of a prediction: rename it")
         table = Table({name: column_cells(batch[name], name) for name in names})
         predicted = dict.fromkeys(outputs, np.empty(0))
         if len(table):
-            p = self._predictive(model, table)
-            predicted = prediction_cells(p, targets, self.level) | {"affine_cost": p.affine_cost}
-        if isinstance(batch, Mapping):
-            return {name: batch[name] for name in self.id_columns} | predicted
-        return batch[list(self.id_columns)].assign(**predicted)
+            p = self._predictive(self.model(), table)
+            predicted = prediction_cells(p, self._targets, self.level) | {"affine_cost": p.affine_cost}
+        return {**batch, **predicted} if isinstance(batch, Mapping) else batch.assign(**predicted)
+
+    @property
+    def input_columns(self) -> list[str]:
+        """Names of the columns that a batch must have; this loads the model."""
+        model = self.model()
+        if isinstance(model, TableModel):
+            return [column.name for column in model.schema.columns]
+        if (names := model.fitted_.feature_names) is None:
+            raise InputError(f"{self.path} does not store the names of its inputs: fit the model to a DataFrame")
+        return list(names)
 
     @property
     def output_columns(self) -> list[str]:
-        """Names of the columns that follow those of `id_columns`, all of type float64; this loads the model."""
-        return _output_columns(self._targets(self.model()))
+        """Names of the columns that are added, all of type float64; this loads the model."""
+        words = ("mean", "std", "lower", "upper")
+        return [*(f"{name}_{word}" for name in self._targets for word in words), "affine_cost"]
 
     def model(self) -> TableModel | BLLRegressor:
         """Load the model, or return the one that this process has loaded already."""
@@ -97,31 +92,12 @@ class BatchPredictor:
         version = (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None
         return load_once(str(path), version)
 
-    def _inputs(self, model: TableModel | BLLRegressor) -> list[str]:
+    @property
+    def _targets(self) -> list[str]:
+        model = self.model()
         if isinstance(model, TableModel):
-            if self.columns is not None:
-                raise InputError(
-                    f"columns={list(self.columns)} was given, but {self.path} is the model of a table, which knows its "
-                    "columns: omit columns=..."
-                )
-            return [column.name for column in model.schema.columns]
-        names = getattr(model, "feature_names_in_", None) if self.columns is None else self.columns
-        if names is None:
-            raise InputError(f"{self.path} does not store the names of its inputs: give columns=[...]")
-        if len(names) != model.n_features_in_:
-            raise InputError(f"columns={list(names)} are {len(names)}, but the model has {model.n_features_in_} inputs")
-        return list(names)
-
-    def _targets(self, model: TableModel | BLLRegressor) -> list[str]:
-        regressor = model.model if isinstance(model, TableModel) else model
-        q = regressor.fitted_.n_outputs
-        known = (
-            model.schema.targets if isinstance(model, TableModel) else [f"y{i}" for i in range(q)] if q > 1 else ["y"]
-        )
-        targets = list(known if self.targets is None else self.targets)
-        if len(targets) != q:
-            raise InputError(f"targets={targets} are {len(targets)}, but the model has {q}")
-        return targets
+            return list(model.schema.targets)
+        return ["y"] if (q := model.fitted_.n_outputs) == 1 else [f"y{i}" for i in range(q)]
 
     def _predictive(self, model: TableModel | BLLRegressor, table: Table) -> Prediction:
         if isinstance(model, TableModel):
@@ -135,6 +111,3 @@ def load_once(path: str, version: tuple[int, int] | None) -> TableModel | BLLReg
     """Load a model file, unless this version of it is still in memory."""
     return TableModel.load(path) if "table" in files.read(path)[1] else load(path)
 
-
-def _output_columns(targets: Sequence[str]) -> list[str]:
-    return [*(f"{name}_{word}" for name in targets for word in ("mean", "std", "lower", "upper")), "affine_cost"]

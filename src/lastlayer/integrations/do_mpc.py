@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import do_mpc
 
 SymVarType = Literal["MX", "SX"]
+FIRST_PLANS = 3
+"""Number of times the first plan is solved, since no covariance is available for the first solution."""
 
 
 def to_do_mpc(dynamics: DynamicsModel, *, symvar_type: SymVarType = "MX") -> "do_mpc.model.Model":
@@ -180,8 +182,6 @@ class Controller:
     steps : int, default None
         Number of steps over which the covariance grows before it is held constant; a few are enough, because the
         controller measures again after one step. None: the whole horizon.
-    first_plans : int, default 3
-        Number of times the first plan is solved, since no covariance is available for the first solution.
     """
 
     def __init__(
@@ -192,15 +192,13 @@ class Controller:
         by: Propagation | None = None,
         noise: Feedback = "process",
         steps: int | None = None,
-        first_plans: int = 3,
     ) -> None:
         self.mpc, self.dynamics, self.noise = mpc, dynamics, noise
         self.by = Linearized() if by is None else by
         horizon = int(mpc.settings.n_horizon)
         self.steps = horizon if steps is None else min(int(steps), horizon)
-        if self.steps < 1 or first_plans < 1:
-            raise InputError(f"steps={steps}, first_plans={first_plans}: both must be 1 or more")
-        self.first_plans = first_plans
+        if self.steps < 1:
+            raise InputError(f"steps={steps} must be 1 or more")
         self.predicted_std = np.zeros((horizon + 1, dynamics.n_outputs_))
         self._template = mpc.get_tvp_template()
         mpc.set_tvp_fun(self._parameters)
@@ -234,7 +232,7 @@ class Controller:
             before = self.mpc.u0.cat.full()
             self.mpc.x0 = x0
             self.mpc.set_initial_guess()
-            for _ in range(self.first_plans - 1):
+            for _ in range(FIRST_PLANS - 1):
                 self.mpc.make_step(x0)
                 self._propagate(x0)
                 self.mpc.u0 = before  # nothing was applied yet
