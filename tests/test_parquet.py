@@ -132,7 +132,9 @@ def test_a_model_of_a_folder_is_that_of_the_same_rows_in_memory(source, folder):
     one = BLLRegressor(**parameters).fit_source(source)
     other = BLLRegressor(**parameters).fit_source(ArraySource(X, y))
     assert one.fitted_.feature_names == ("a", "b")
-    assert np.allclose(one.predictive(pd.DataFrame(X, columns=["a", "b"])).mean, other.predictive(X).mean, rtol=1e-3, atol=1e-4)  # order of float32 sums
+    assert np.allclose(
+        one.predictive(pd.DataFrame(X, columns=["a", "b"])).mean, other.predictive(X).mean, rtol=1e-3, atol=1e-4
+    )  # order of float32 sums
     scales = [scales_of(each, 20) for each in (source, ArraySource(X, y))]
     assert torch.allclose(scales[0].inputs.mean, scales[1].inputs.mean, rtol=1e-12)
 

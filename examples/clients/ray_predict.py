@@ -16,13 +16,7 @@ from lastlayer.integrations.batches import BatchPredictor
 
 
 def predict_folder(
-    model: Path,
-    rows: Path,
-    out: Path,
-    *,
-    ids: Sequence[str],
-    workers: int = 1,
-    batch_rows: int = 8_192,
+    model: Path, rows: Path, out: Path, *, ids: Sequence[str], workers: int = 1, batch_rows: int = 8_192
 ) -> None:
     """Write a folder of Parquet files with the ids and predictions of all rows."""
     cores = int(ray.cluster_resources()["CPU"])
@@ -55,12 +49,7 @@ def main() -> None:
     options = parser.parse_args()
     ray.init(include_dashboard=False, log_to_driver=False)
     predict_folder(
-        options.model,
-        options.rows,
-        options.out,
-        ids=options.ids,
-        workers=options.workers,
-        batch_rows=options.batch,
+        options.model, options.rows, options.out, ids=options.ids, workers=options.workers, batch_rows=options.batch
     )
 
 

@@ -19,13 +19,7 @@ from lastlayer.integrations.batches import BatchPredictor
 
 
 def predict_folder(
-    spark: SparkSession,
-    model: Path,
-    rows: Path,
-    out: Path,
-    *,
-    ids: Sequence[str],
-    batch_rows: int = 8_192,
+    spark: SparkSession, model: Path, rows: Path, out: Path, *, ids: Sequence[str], batch_rows: int = 8_192
 ) -> None:
     """Write a folder of Parquet files with the ids and predictions of all rows."""
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", batch_rows)
@@ -47,14 +41,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers run this Python, which has lastlayer
     spark = SparkSession.builder.master(options.master).appName("lastlayer").getOrCreate()
-    predict_folder(
-        spark,
-        options.model,
-        options.rows,
-        options.out,
-        ids=options.ids,
-        batch_rows=options.batch,
-    )
+    predict_folder(spark, options.model, options.rows, options.out, ids=options.ids, batch_rows=options.batch)
     spark.stop()
 
 

@@ -25,7 +25,9 @@ class Job:
         rng = np.random.default_rng(0)
         X = rng.normal(size=(200, 2))
         regressor = BLLRegressor(preset="evidence", hidden=(8,), max_epochs=20, random_state=0)
-        regressor.fit(pd.DataFrame(X, columns=["a", "b"]), np.sin(X[:, 0]) + X[:, 1] + 0.1 * rng.normal(size=200)).save(self.model)
+        regressor.fit(pd.DataFrame(X, columns=["a", "b"]), np.sin(X[:, 0]) + X[:, 1] + 0.1 * rng.normal(size=200)).save(
+            self.model
+        )
         self.X = rng.normal(size=(FILES * ROWS, 2))
         self.prediction: Prediction = regressor.predictive(pd.DataFrame(self.X, columns=["a", "b"]))
         self.rows.mkdir()

@@ -110,4 +110,3 @@ class BatchPredictor:
 def load_once(path: str, version: tuple[int, int] | None) -> TableModel | BLLRegressor:
     """Load a model file, unless this version of it is still in memory."""
     return TableModel.load(path) if "table" in files.read(path)[1] else load(path)
-
