@@ -53,10 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     frame, new = shops(options.rows, rng), shops(200, rng)
 
     epochs = {} if options.epochs is None else {"max_epochs": options.epochs}
-    model = TableRegressor(impute="median", preset="fast", target_transform="auto", random_state=0, **epochs)
+    model = TableRegressor(impute="median", preset="fast", likelihood="auto", random_state=0, **epochs)
     model.fit(frame, target=TARGET)
     print("\n".join(model.notes_))
-    print(f"target_transform: {model.settings_.target_transform}")
+    print(f"likelihood: {model.settings_.likelihood}")
 
     (scores,) = model.evaluate(new).targets
     print(f"\n200 new rows: RMSE {scores.rmse:.2f} kWh, R2 {scores.r2:.3f}, {scores.coverage_95:.0%} in 95% intervals")

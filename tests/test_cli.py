@@ -336,17 +336,17 @@ def test_a_table_as_it_comes_from_a_spreadsheet(here):
 def test_skewed_targets_are_fitted_by_their_logarithm(here):
     x = np.random.default_rng(0).normal(size=60)
     Path("t.csv").write_text("x,y\n" + "".join(f"{a:.4f},{np.exp(2 * a):.6f}\n" for a in x))
-    result = run("fit", "t.csv", "-t", "y", *SMALL, "--target-transform", "auto")
+    result = run("fit", "t.csv", "-t", "y", *SMALL, "--likelihood", "auto")
     assert result.exit_code == 0, result.output
     assert "to the logarithm of the targets" in said(result)
     assert run("predict", "t.lastlayer", "t.csv").exit_code == 0
     assert (read(Path("t.predicted.csv")).columns["y_lower"].astype(float) > 0).all()
-    assert "noise std of its logarithm" in said(run("explain", "t.lastlayer"))
+    assert "noise std of the logarithm" in said(run("explain", "t.lastlayer"))
     assert run("evaluate", "t.lastlayer", "t.csv").exit_code == 0
     assert run("report", "t.lastlayer", "t.csv").exit_code == 0
     refused = run("export", "t.lastlayer")
     assert refused.exit_code == 1
-    assert 'target_transform="log"' in said(refused)
+    assert 'likelihood="lognormal"' in said(refused)
 
 
 def test_all_problems_of_a_table_are_said_at_once(here):

@@ -12,11 +12,11 @@ from lastlayer import BLLRegressor
 from lastlayer.data.observe import Derivative
 from lastlayer.dynamics import DynamicsModel, Episode
 from lastlayer.errors import InputError
+from lastlayer.likelihoods import Gaussian, LogNormal, choose
 from lastlayer.online import OnlineModel
 from lastlayer.predictions.lognormal import LogPrediction
 from lastlayer.predictions.metrics import coverage, crps, log_predictive_density
 from lastlayer.predictions.prediction import Prediction
-from lastlayer.settings.resolve import target_transform
 
 FAST = {"preset": "evidence", "hidden": (6,), "max_epochs": 30, "random_state": 0}
 
@@ -42,7 +42,7 @@ def rows(n: int = 80) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def fitted() -> BLLRegressor:
-    return BLLRegressor(target_transform="log", **FAST).fit(*rows())
+    return BLLRegressor(likelihood="lognormal", **FAST).fit(*rows())
 
 
 # the distribution ---------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_it_is_the_model_of_log_y(fitted):
     function = fitted.predictive(X, noise=False)
     np.testing.assert_allclose(function.quantile(0.5), np.exp(of_log.predictive(X, noise=False).mean))
     assert mean.shape == y.shape
-    assert fitted.settings_.target_transform == "log"
+    assert fitted.settings_.likelihood == "lognormal"
     assert coverage(p, y, 0.9) > 0.7
 
 
@@ -159,7 +159,7 @@ def test_it_is_the_model_of_log_y(fitted):
 def test_calibration_revisions_and_files(tmp_path):
     X, y = rows(120)
     words = {"preset": "fast", "hidden": (4,), "max_epochs": 5, "random_state": 0}
-    model = BLLRegressor(target_transform="log", **words).fit(X[:80], y[:80])
+    model = BLLRegressor(likelihood="lognormal", **words).fit(X[:80], y[:80])
     plain = BLLRegressor(**words).fit(X[:80], np.log(y[:80]))
     same = lambda: np.testing.assert_allclose(model.predictive(X).log.mean, plain.predictive(X).mean)
     same()
@@ -177,7 +177,7 @@ def test_calibration_revisions_and_files(tmp_path):
         np.testing.assert_allclose(ours, np.exp(theirs))
     model.save(tmp_path / "m")
     loaded = lastlayer.load(tmp_path / "m")
-    assert loaded.target_transform == "log"
+    assert loaded.likelihood == "lognormal"
     np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
     assert log_predictive_density(model.predictive(X), y) > -5
     with pytest.raises(InputError, match=r"zero or negative in 2 rows \(first: row 0\)"):
@@ -188,16 +188,16 @@ def test_auto_is_log_for_skewed_targets_alone():
     rng = np.random.default_rng(0)
     normal = rng.normal(10, 1, (200, 1))
     skewed = np.exp(rng.standard_normal((200, 1)))
-    assert target_transform("auto", skewed) == "log"
-    assert target_transform("auto", normal) is None
-    assert target_transform("auto", skewed - skewed.min()) is None  # one is zero
-    assert target_transform("auto", np.hstack([skewed, normal])) is None
-    assert target_transform("auto", np.hstack([skewed, np.where(rng.random((200, 1)) < 0.5, np.nan, skewed)])) == "log"
-    assert target_transform("auto", np.ones((5, 1))) is None
+    assert choose("auto", skewed) == LogNormal()
+    assert choose("auto", normal) == Gaussian()
+    assert choose("auto", skewed - skewed.min()) == Gaussian()  # one is zero
+    assert choose("auto", np.hstack([skewed, normal])) == Gaussian()
+    assert choose("auto", np.hstack([skewed, np.where(rng.random((200, 1)) < 0.5, np.nan, skewed)])) == LogNormal()
+    assert choose("auto", np.ones((5, 1))) == Gaussian()
     X, y = rows()
-    model = BLLRegressor(target_transform="auto", **FAST | {"max_epochs": 1})
-    assert model.fit(X, y).settings_.target_transform == "log"
-    assert model.fit(X, np.log(y)).settings_.target_transform is None
+    model = BLLRegressor(likelihood="auto", **FAST | {"max_epochs": 1})
+    assert model.fit(X, y).settings_.likelihood == "lognormal"
+    assert model.fit(X, np.log(y)).settings_.likelihood == "gaussian"
     assert not isinstance(model.predictive(X), LogPrediction)
 
 
@@ -211,13 +211,13 @@ def test_auto_is_log_for_skewed_targets_alone():
         (lambda m, X, y: m.predictive_of(Derivative(0), X), "a linear functional needs Gaussian"),
         (lambda m, X, y: m.update_observations([Derivative(0).at(X).observed(y)]), "an observation needs"),
         (lambda m, X, y: OnlineModel(m), "this use of a model needs Gaussian"),
-        (lambda m, X, y: m.fit(X, y, noise_std=0.1), "cannot be combined with noise_std"),
+        (lambda m, X, y: m.fit(X, y, noise_std=0.1), "noise_std or observations needs Gaussian"),
         (lambda m, X, y: m.fit(X, -y), "needs positive targets, and y is zero or negative in 80 rows"),
-        (lambda m, X, y: m.set_params(target_transform="sqrt").fit(X, y), "target_transform='sqrt'"),
-        (lambda m, X, y: m.fit_source(lastlayer.sources.ArraySource(X, y)), "give the source log y"),
+        (lambda m, X, y: m.set_params(likelihood="sqrt").fit(X, y), "likelihood='sqrt'"),
+        (lambda m, X, y: m.fit_source(lastlayer.sources.ArraySource(X, y)), "transform the targets of the source"),
         (
             lambda m, X, y: DynamicsModel(regressor=m).fit([Episode(y[:21, None], X[:20])]),
-            "cannot be combined with a DynamicsModel",
+            "a DynamicsModel, whose steps add up, needs Gaussian",
         ),
     ],
 )

@@ -45,6 +45,11 @@ class Readings:
         """1 where a target is read, 0 elsewhere; None: every target is."""
         return None if self.scale is None else torch.isfinite(self.scale).to(self.scale)
 
+    @property
+    def values(self) -> Float[Tensor, "*b m q"]:
+        """Working targets, NaN where they are not read."""
+        return self.t if self.scale is None else torch.where(torch.isfinite(self.scale), self.t, torch.nan)
+
     def precision(self, noise_var: Float[Tensor, "*#b #q"]) -> Float[Tensor, "*#b m #q"] | None:
         """Precision of each reading relative to that of the learned noise; None: all ones."""
         if self.complete:

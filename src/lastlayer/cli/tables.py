@@ -56,12 +56,13 @@ def fit(
             show_default="auto",
         ),
     ] = None,
-    target_transform: Annotated[
+    likelihood: Annotated[
         str,
         Option(
-            help="'log': fit the logarithm of positive targets; 'auto': only if this reduces their skewness; or 'none'."
+            help="Distribution of the targets: 'gaussian', 'lognormal' (of positive targets), or 'auto': the latter "
+            "where it reduces their skewness."
         ),
-    ] = "none",
+    ] = "gaussian",
     members: Annotated[
         int | None, Option(min=1, max=100, help="Number of networks in the mixture.", show_default="auto")
     ] = None,
@@ -115,8 +116,8 @@ def fit(
         "noise": noise,
         "n_members": members,
         "max_epochs": max_epochs,
+        "likelihood": likelihood,
     }
-    given["target_transform"] = None if target_transform == "none" else target_transform
     asked = {name: value for name, value in given.items() if value is not None}  # the estimator chooses the rest
     dropped, started = {*names_in(drop, table), *([groups] if groups else [])}, time.monotonic()
     with say.heeding():
@@ -146,8 +147,8 @@ def fit(
     fitted.save(path)
     facts = explained(fitted)
     networks = "1 network" if facts["members"] == 1 else f"{facts['members']} networks"
-    of_log = " to the logarithm of the targets" if facts["settings"]["target_transform"] == "log" else ""
-    say.words(f"{len(table):,} rows, {networks}, fitted{of_log} in {seconds:.0f} s\n")
+    to_working = f" to {facts['modelled']}" if facts["modelled"] else ""
+    say.words(f"{len(table):,} rows, {networks}, fitted{to_working} in {seconds:.0f} s\n")
     _say_comparison(say, found)
     for sentence in [] if ranking is None else ranking.sentences():
         say.words(sentence)

@@ -14,6 +14,7 @@ from lastlayer.dynamics.data import Episode, EpisodeFolds, Lags, check_episodes
 from lastlayer.dynamics.rollout import Feedback, Propagation, Rollout, SampledWeights, Unscented
 from lastlayer.errors import InputError, check_choice
 from lastlayer.estimators.regressor import BLLRegressor
+from lastlayer.likelihoods import choose
 from lastlayer.predictions.metrics import coverage, rmse
 from lastlayer.predictions.prediction import Prediction
 
@@ -72,11 +73,7 @@ class DynamicsModel:
         table, regressor = self.lags.table(listed), clone(self.regressor)
         groups = {}
         if isinstance(regressor, BLLRegressor):
-            if regressor.target_transform is not None:
-                raise InputError(
-                    f"target_transform={regressor.target_transform!r} cannot be combined with a DynamicsModel, whose "
-                    "steps add up: leave it at None, and pass the logarithms of outputs that grow exponentially"
-                )
+            choose(regressor.likelihood, table.targets).check_linear("a DynamicsModel, whose steps add up,")
             if len(listed) > 1 or regressor.calibration == "auto":  # rows of an episode are held out together
                 groups = {"groups": table.episode}
             if regressor.calibration == "auto" and regressor.preset != "evidence":

@@ -20,6 +20,7 @@ from lastlayer.data.rows import Data
 from lastlayer.data.scaling import Standardizer
 from lastlayer.data.validation import LARGEST_TARGET, check_noise_std, check_weight, check_X, check_Xy
 from lastlayer.errors import InputError
+from lastlayer.likelihoods.base import Likelihood
 from lastlayer.networks.mlp import copied
 from lastlayer.networks.structured import converted
 from lastlayer.predictions.joint import FunctionalPrediction, JointPrediction
@@ -124,9 +125,9 @@ class ScaledData:
         merged.place = place
         return merged
 
-    def logged(self) -> "ScaledData":
-        """Replace the targets by their logarithms."""
-        return ScaledData(self.X, self.y.log(), self.weight, self.noise_std)
+    def read(self, likelihood: Likelihood) -> "ScaledData":
+        """Replace the targets by the working targets of a likelihood."""
+        return ScaledData(self.X, likelihood.read(self.y.numpy()).values, self.weight, self.noise_std)
 
     def copies(self) -> Int[ndarray, " m"]:
         """Group rows that are nearly equal."""

@@ -36,6 +36,9 @@ from lastlayer.estimators.notes import (
     warn_of_floored_noise,
     warn_of_missing_targets,
 )
+from lastlayer.likelihoods import check as check_likelihood
+from lastlayer.likelihoods import choose
+from lastlayer.likelihoods.base import Gaussian, Likelihood
 from lastlayer.networks.architecture import Architecture
 from lastlayer.predictor import revisions
 from lastlayer.predictor.codec import pack, unpack
@@ -43,7 +46,7 @@ from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Member
 from lastlayer.settings.parameters import TrainingOptions
 from lastlayer.settings.parameters import check as check_parameters
-from lastlayer.settings.resolve import CURVE_FOLDS, DataShape, Settings, resolve, target_transform
+from lastlayer.settings.resolve import CURVE_FOLDS, DataShape, Settings, resolve
 from lastlayer.settings.types import BiasPrior, Family, NoiseModel
 from lastlayer.training import TrainingHistory, clear_checkpoints
 
@@ -107,12 +110,11 @@ class BLLRegressor(LastLayerRegressor):
     bias_prior : "flat" or "shared", default "flat"
         Prior on the bias of the last layer: "flat" (Theorem 2), or "shared", which reproduces the evidence printed
         in the paper.
-    target_transform : "log", "auto" or None, default None
-        "log": fit the logarithm of the targets, which must all be positive; predictions are mixtures of log-normals
-        in the units of the targets (`lastlayer.log_prediction.LogPrediction`). "auto": "log" if the skewness of
-        each target is above 1 and that of its logarithm less than half as large. Cannot be combined with
-        `noise_std` or `observations`; `joint`, CasADi, ONNX, BoTorch and other uses of a Gaussian reject such a
-        model.
+    likelihood : "gaussian", "lognormal" or "auto", default "gaussian"
+        "lognormal": fit the logarithm of the targets, which must all be positive; predictions are mixtures of
+        log-normals in the units of the targets (`LogPrediction`). "auto": "lognormal" if the skewness of each target
+        is above 1 and that of its logarithm less than half as large. Cannot be combined with `noise_std` or
+        `observations`; `joint`, CasADi, ONNX, BoTorch and other uses of a Gaussian reject such a model.
     max_epochs : int or "auto", default "auto"
         Passes over the data; an iteration of L-BFGS counts as one. "auto": 250, or as many as 400 to 800
         mini-batch steps take, at least 10; 500 with early stopping or a backbone, 60 with a source.
@@ -162,7 +164,7 @@ class BLLRegressor(LastLayerRegressor):
         Signal-to-noise ratio in use for the variance; the geometric mean over the same members.
     noise_std_ : ndarray of shape (q,)
         Noise standard deviation at the maximum of the evidence, before calibration, in target units; with
-        `target_transform="log"`, that of the logarithm. The mean over the same members.
+        `likelihood="lognormal"`, that of the logarithm. The mean over the same members.
     nlml_ : float
         Negative log marginal likelihood per sample, for standardised targets. The mean over the same members.
     history_ : dict
@@ -172,7 +174,7 @@ class BLLRegressor(LastLayerRegressor):
 
     Notes
     -----
-    Most users need only the common parameters: `preset`, `calibration`, `noise`, `target_transform`, `backbone`,
+    Most users need only the common parameters: `preset`, `calibration`, `noise`, `likelihood`, `backbone`,
     `device`, `n_jobs`, `progress` and `random_state`. All others are for experts: their "auto" is chosen from the
     size and kind of the data, and `settings_` holds the choice after `fit`.
 
@@ -211,7 +213,7 @@ class BLLRegressor(LastLayerRegressor):
         hidden_prior: float | str = "auto",
         noise: NoiseModel = "auto",
         bias_prior: BiasPrior = "flat",
-        target_transform: str | None = None,
+        likelihood: str = "gaussian",
         max_epochs: int | str = "auto",
         batch_size: int | str | None = "auto",
         training: TrainingOptions | None = None,
@@ -234,7 +236,7 @@ class BLLRegressor(LastLayerRegressor):
         self.hidden_prior = hidden_prior
         self.noise = noise
         self.bias_prior = bias_prior
-        self.target_transform = target_transform
+        self.likelihood = likelihood
         self.max_epochs = max_epochs
         self.batch_size = batch_size
         self.training = training
@@ -297,8 +299,10 @@ class BLLRegressor(LastLayerRegressor):
             X, y, sample_weight, nd=self.backbone is not None, partly=True, noise_std=noise_std
         )
         digest = "" if self.checkpoint is None else digest_of(rows.X, rows.y, rows.weight)
-        transform = target_transform(self.target_transform, rows.y.numpy())
-        rows = rows if transform is None else rows.logged()
+        likelihood = choose(self.likelihood, rows.y.numpy())
+        if noise_std is not None or observations:
+            likelihood.check_linear("noise_std or observations")
+        rows = rows.read(likelihood)
         n_given = len(rows.X) if rows.weight is None else int((rows.weight > 0).sum())
         by_splitter = not (self.calibration is None or isinstance(self.calibration, str))
         labels = check_groups(groups, len(rows.X))
@@ -316,7 +320,7 @@ class BLLRegressor(LastLayerRegressor):
         shape = DataShape(
             tuple(rows.X.shape), validation_data is not None, n_known, n_together, alike, learned, beside, ids
         )
-        settings = resolve(self._parameters() | {"target_transform": transform}, shape, seed=seed)
+        settings = resolve(self._parameters() | {"likelihood": likelihood.name}, shape, seed=seed)
         log_start(settings, rows.X.shape, rows.y.shape[1])
         warn_of_missing_targets(rows.y)
         if settings.calibration in ("random and blocked folds", "holdout"):
@@ -339,7 +343,7 @@ class BLLRegressor(LastLayerRegressor):
             ensemble = crossfit.run(folds)
         self.training_ = trainer.history
         with trainer.stage("calibration"):
-            self._hold(ensemble.members, data, rows.inputs, rows.targets, settings, ensemble.scores)
+            self._hold(ensemble.members, data, rows.inputs, rows.targets, settings, likelihood, ensemble.scores)
             self._calibrate(crossfit, ensemble, validation_data)
             self.held_out_ = HeldOutRows.of(self.fitted_, ensemble.folds, rows.place)
         log_summary(self.fitted_)
@@ -401,7 +405,7 @@ class BLLRegressor(LastLayerRegressor):
         vars(self).pop("feature_names_in_", None)
         if isinstance(source, ParquetSource):
             self.feature_names_in_ = np.array(source.inputs, dtype=object)
-        self._hold([streamed.member], streamed.sample, scales.inputs, scales.targets, settings)
+        self._hold([streamed.member], streamed.sample, scales.inputs, scales.targets, settings, Gaussian())
         if validation_data is not None:
             self._use_validation(*validation_data)
         log_summary(self.fitted_)
@@ -484,6 +488,7 @@ class BLLRegressor(LastLayerRegressor):
         inputs: Standardizer | None,
         targets: Standardizer,
         settings: Settings,
+        likelihood: Likelihood,
         scores: dict[Family, float] | None = None,
     ) -> None:
         """Store the trained members as an uncalibrated fitted value; `data` holds all or some of the training rows."""
@@ -497,6 +502,7 @@ class BLLRegressor(LastLayerRegressor):
             n_features_in=self.n_features_in_,
             feature_names=tuple(getattr(self, "feature_names_in_", ())) or None,
             y_ndim=self._y_ndim,
+            likelihood=likelihood,
             family_scores=scores or {},
         )
 
@@ -570,6 +576,7 @@ class BLLRegressor(LastLayerRegressor):
         model.progress = checked.typed("progress", model.progress, bool)
         own = None if backbone is None else type(backbone)  # restoring trained members takes one module only
         check_parameters(model._parameters() | {"backbone": own})
+        check_likelihood(model.likelihood)
         settings = Settings.from_json(header["settings"])
         if settings.device.startswith("cuda") and not torch.cuda.is_available():
             model.device, settings = "auto", Settings.from_json(header["settings"] | {"device": "cpu"})

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from numpy import ndarray
 from torch import Tensor, nn
 
+from lastlayer import likelihoods
 from lastlayer._internal import checked
 from lastlayer.bayes.coupled import PatternStatistics
 from lastlayer.bayes.last_layer import LastLayer
@@ -55,6 +56,7 @@ def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "n_features_in": int(fitted.n_features_in),
         "feature_names_in": None if fitted.feature_names is None else [str(name) for name in fitted.feature_names],
         "y_ndim": fitted.y_ndim,
+        "likelihood": asdict(fitted.likelihood),
         "log_alpha_star": list(fitted.stars),
         "log_alpha": [str(log_alpha) for log_alpha in fitted.log_alphas],
         "nlml": [member.layer.nlml for member in fitted.members],
@@ -107,6 +109,7 @@ def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Arc
         settings=settings,
         n_features_in=n_inputs,
         y_ndim=y_ndim,
+        likelihood=likelihoods.restored(settings.likelihood, header["likelihood"]),
         feature_names=names,
         calibration=calibration,
         family_scores={Family.parse(text): float(lpd) for text, lpd in header["family_scores"]},

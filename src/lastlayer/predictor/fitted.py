@@ -27,14 +27,14 @@ from lastlayer.data.rows import Data
 from lastlayer.data.scaling import FARTHEST, Standardizer
 from lastlayer.errors import InputError
 from lastlayer.formula.ops import NumPyOps, TorchOps
+from lastlayer.likelihoods.base import Gaussian, Likelihood
 from lastlayer.networks.mlp import copied, finite_features
 from lastlayer.networks.structured import converted
-from lastlayer.predictions.joint import FunctionalPrediction, JointPrediction, add_noise
-from lastlayer.predictions.lognormal import LogPrediction
+from lastlayer.predictions.joint import FunctionalPrediction, JointPrediction
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.blocks import CoupledBlock, FunctionBlock
 from lastlayer.predictor.module import Member, Predictor, rows_in_cache
-from lastlayer.settings.resolve import Settings, target_transform
+from lastlayer.settings.resolve import Settings
 from lastlayer.settings.types import FOURIER, Family
 
 KEPT_COSTS = 1001
@@ -77,6 +77,8 @@ class Fitted:
     """Resolved settings of the fit."""
     n_features_in: int
     """Number of inputs."""
+    likelihood: Likelihood = Gaussian()  # noqa: RUF009
+    """Distribution of the targets given the function."""
     y_ndim: int = 2
     """Number of dimensions of the targets, and so of predictions."""
     feature_names: tuple[str, ...] | None = None
@@ -109,7 +111,7 @@ class Fitted:
 
     def module(self) -> Predictor:
         """Return the model as a `torch.nn.Module`."""
-        self.of_targets("module()")
+        self.needs("module()", linear=True)
         return copy.deepcopy(self.predictor)
 
     def alone(self, i: int) -> "Fitted":
@@ -144,23 +146,11 @@ class Fitted:
             raise InputError(f'{use} needs noise="diagonal", or targets without missing values: fit such a model')
         return self
 
-    @property
-    def of_log(self) -> bool:
-        """Whether the members model the logarithm of the targets; their predictions are then in its units."""
-        return self.settings.target_transform == "log"
-
-    def of_targets(self, use: str) -> "Fitted":
-        """Check that predictions of the targets are Gaussian."""
-        if self.of_log:
-            raise InputError(
-                f'{use} needs Gaussian predictions of the targets, and this model has target_transform="log": fit '
-                "one to log y, with target_transform=None, and exponentiate its predictions"
-            )
-        return self
-
-    def with_shared_rows(self, use: str) -> "Fitted":
-        """Check that all outputs were observed at the same rows."""
-        if self.by_output:
+    def needs(self, use: str, *, linear: bool = False, shared: bool = False) -> "Fitted":
+        """Check what a use of the model needs: Gaussian predictions of the targets, all outputs at the same rows."""
+        if linear:
+            self.likelihood.check_linear(use)
+        if shared and self.by_output:
             raise InputError(
                 f"{use} needs a model fitted to targets that are all known, without noise_std and observations: fit one"
             )
@@ -232,10 +222,7 @@ class Fitted:
 
     def data(self, X: ndarray, y: ndarray, sample_weight: ndarray | None = None) -> Data:
         """Convert rows to training data."""
-        if self.of_log:
-            target_transform("log", y.reshape(len(y), -1))
-            y = np.log(y)
-        T = torch.tensor(y, dtype=torch.float64).reshape(len(y), -1)
+        T = self.likelihood.read(y.reshape(len(y), -1)).values
         device = self.settings.torch_device
         weight = None if sample_weight is None else torch.tensor(sample_weight, device=device)
         return Data.partly(self.standardized(X), self.targets.forward(T).to(device), weight)
@@ -254,13 +241,13 @@ class Fitted:
 
     def mean(self, X: ndarray) -> Float[ndarray, "m q"]:
         """Predict the mean of the targets."""
-        if self.of_log:
+        if not self.likelihood.linear:
             return self.predictive(X).with_output_axis().mean
         return _array(torch.cat(self._in_chunks(X, self.predictor.mean)))
 
     def mean_and_var(self, X: ndarray) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:
         """Predict the mean and variance of the targets, noise included."""
-        if self.of_log:
+        if not self.likelihood.linear:
             p = self.predictive(X).with_output_axis()
             return p.mean, p.var
         say = lambda x: formula.moments(TorchOps, self.predictor, self.predictor.components(x))
@@ -280,8 +267,8 @@ class Fitted:
         parts = self._in_chunks(X, lambda x: vars(as_arrays(self.predictor.components(x))).values())
         together = [each[0] if len(parts) == 1 else np.concatenate(each, axis=1) for each in zip(*parts, strict=True)]
         correlation = self._function_correlation(X) if self.coupled else None
-        prediction = self.prediction(formula.Components(*together), noise=noise, function_correlation=correlation)
-        return LogPrediction.of(prediction) if self.of_log else prediction
+        working = self.prediction(formula.Components(*together), noise=noise, function_correlation=correlation)
+        return self.likelihood.predict(working)
 
     def prediction(
         self,
@@ -344,7 +331,7 @@ class Fitted:
         noise : bool, default True
             Whether to include the noise; False gives the distribution of the function.
         """
-        parts, blocks = self.of_targets("joint").stretched(X)
+        parts, blocks = self.needs("joint", linear=True).stretched(X)
         mean = self.prediction(parts).with_output_axis().mean  # summed in the same order, to the last bit
         root, (m, q) = np.sqrt(parts.weights), mean.shape
         spread = [] if len(root) == 1 else list(root * (parts.mean - mean))
@@ -387,14 +374,12 @@ class Fitted:
             draws = draws + root * block.draw(n, rng)
             if len(self.members) > 1 and block.last:
                 draws = draws + rng.standard_normal((n, 1, 1)) * root * (parts.mean[block.member] - mean)
-        if noise:
-            draws = draws + add_noise(self._noise_at(parts), rng.standard_normal(draws.shape))
-        return np.exp(draws) if self.of_log else draws
+        return self.likelihood.draw(draws, self._noise_at(parts) if noise else None, rng)
 
     def predictive_of(self, functionals: Sequence[Functionals]) -> FunctionalPrediction:
         """Predict linear functionals of the function."""
         means, rows = [], []
-        self.of_targets("a linear functional")
+        self.needs("a linear functional", linear=True)
         with torch.no_grad():
             for some in functionals:
                 if self.inputs is None:
@@ -474,7 +459,7 @@ def as_fitted(model: Any) -> Fitted:
     found = model if isinstance(model, Fitted) else getattr(model, "fitted_", None)
     if not isinstance(found, Fitted):
         raise NotFittedError(f"this {type(model).__name__} holds no fitted Bayesian last layer: call fit first")
-    return found.of_targets("this use of a model")
+    return found.needs("this use of a model", linear=True)
 
 
 def member_features(member: Member, Z: Tensor) -> Float[Tensor, "m p"]:

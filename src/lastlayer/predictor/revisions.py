@@ -140,7 +140,7 @@ def with_rows(fitted: Fitted, data: Data, *, forgetting: float = 1.0) -> Fitted:
 
 def with_observations(fitted: Fitted, observations: Sequence[Observations]) -> Fitted:
     """Add measurements of functionals to every last layer; alpha and noise stay the same."""
-    inputs = fitted.of_targets("an observation").inputs
+    inputs = fitted.needs("an observation", linear=True).inputs
     if inputs is None:
         raise InputError("observations need a table: the inputs of this model have more than two dimensions")
     seen = tuple(one.standardized(inputs, fitted.targets) for one in observations)

@@ -14,7 +14,6 @@ from lastlayer.settings.types import BIAS_PRIORS, NOISE_MODELS
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 PRESETS = ("calibrated", "fast", "evidence")
 """Full calibrated mixture; the same with fewer networks and steps; one uncalibrated network at its evidence."""
-TRANSFORMS = ("auto", "log")
 OBJECTIVES = ("profiled", "exact", "augmented", "mse")
 OPTIMIZERS = ("adam", "lbfgs")
 
@@ -72,7 +71,6 @@ def check(p: Mapping[str, Any]) -> None:
         ("noise", p["noise"], NOISE_MODELS),
         ("bias_prior", p["bias_prior"], BIAS_PRIORS),
         ("dtype", p["dtype"], DTYPES),
-        ("target_transform", "auto" if p["target_transform"] is None else p["target_transform"], TRANSFORMS),
         ("preset", p["preset"], PRESETS),
         ("objective", options.objective, OBJECTIVES),
         ("optimizer", options.optimizer, OPTIMIZERS),
@@ -154,7 +152,7 @@ def check_source(p: Mapping[str, Any], options: TrainingOptions, *, validation: 
         ("chunk_size", options.chunk_size, (None,), "cannot be combined with a source of batches: give batch_size"),
         ("early_stopping", options.early_stopping, ("auto", False), f"{whole}: choose max_epochs"),
         ("encoding", p["encoding"], ("auto", "raw"), "needs a table, not a source of batches"),
-        ("target_transform", p["target_transform"], (None, "auto"), "needs arrays: give the source log y, and None"),
+        ("likelihood", p["likelihood"], ("auto", "gaussian"), "needs arrays: transform the targets of the source"),
     ):
         if given not in allowed:
             raise InputError(f"{name}={given!r} {advice}")

@@ -5,15 +5,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, get_type_hints
 
-import numpy as np
 import torch
-from jaxtyping import Float
-from numpy import ndarray
 
 from lastlayer._internal import checked
 from lastlayer._internal.digests import printed
 from lastlayer.errors import InputError, check_choice
-from lastlayer.settings.parameters import DTYPES, TRANSFORMS, TrainingOptions, check, check_source
+from lastlayer.settings.parameters import DTYPES, TrainingOptions, check, check_source
 from lastlayer.settings.types import (
     ADDITIVE,
     FOURIER,
@@ -59,8 +56,6 @@ FAST_PRECISIONS, FAST_SHARE = (0.3,), 0.3
 """Prior precisions of preset="fast", and its fraction of the steps."""
 FAST_BLOCKS, LARGE_TABLE_BLOCKS = 3, 2
 """Number of blocks held out with preset="fast" and for large tables, whose blocks hold many rows each."""
-SKEWED = 1.0
-"""Skewness above which a positive target is modelled by its logarithm, if that of the logarithm is less than half."""
 TABLE_BATCH, SOURCE_BATCH = 1_024, 4_096
 """Rows per mini-batch, for a table in memory and for a source."""
 
@@ -106,8 +101,8 @@ class Settings:
     seed: int
     ids: bool = False
     """Whether the inputs are integers, which are passed to the backbone unchanged."""
-    target_transform: str | None = None
-    """Transform of the targets that is modelled: "log", or None."""
+    likelihood: str = "gaussian"
+    """Name of the likelihood (`lastlayer.likelihoods`)."""
 
     @property
     def noise_structure(self) -> NoiseStructure:
@@ -152,8 +147,6 @@ class Settings:
             raise ValueError(f"settings have other names than they should: {sorted(plain.keys() ^ wanted)}")
         values = {name: checked.typed(name, value, hints[name]) for name, value in plain.items()}
         check_choice("dtype", values["dtype"], DTYPES)
-        if values["target_transform"] is not None:
-            check_choice("target_transform", values["target_transform"], ("log",))
         least = {"n_members": 1, "n_blocks": 0, "max_epochs": 0, "patience": 0, "learning_rate": 0, "seed": 0}
         for name, low in least.items():
             checked.number(name, values[name], low=low)
@@ -274,39 +267,10 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
         dtype=p["dtype"],
         seed=seed,
         ids=data.ids,
-        target_transform=None if p["target_transform"] == "auto" else p["target_transform"],
+        likelihood="gaussian" if p["likelihood"] == "auto" else p["likelihood"],
     )
     _check_together(settings, p, data)
     return settings
-
-
-def target_transform(given: str | None, y: Float[ndarray, "m q"]) -> str | None:
-    """Resolve `target_transform` for these targets, some of which may be missing (NaN): "log" or None."""
-    check_choice("target_transform", "auto" if given is None else given, TRANSFORMS)
-    known, low = ~np.isnan(y), y <= 0
-    if given == "log" and low.any():
-        rows = np.flatnonzero(low.any(1))
-        raise InputError(
-            f'target_transform="log" needs positive targets, and y is zero or negative in {len(rows)} rows (first: row '
-            f"{rows[0]}): leave target_transform at None, or fit to y plus a constant"
-        )
-    if given != "auto":
-        return given
-    columns = [column[seen] for column, seen in zip(y.T, known.T, strict=True)]
-    return None if low.any() or not all(map(_rather_log, columns)) else "log"
-
-
-def _rather_log(y: Float[ndarray, " m"]) -> bool:
-    """Whether y is skewed, and its logarithm much less so."""
-    if len(y) < 3 or (y == y[0]).all():
-        return False
-    of_y, of_log = _skewness(y), _skewness(np.log(y))
-    return of_y > SKEWED and abs(of_log) < of_y / 2
-
-
-def _skewness(x: Float[ndarray, " m"]) -> float:
-    z = (x - x.mean()) / x.std()
-    return float((z**3).mean())
 
 
 def _mixed(networks: tuple[Family, ...], n_groups: float | int, encoding: str, *, skip: bool) -> tuple[Family, ...]:
@@ -388,11 +352,6 @@ def _check_together(settings: Settings, p: Mapping[str, Any], data: DataShape) -
         raise InputError(
             f'objective="{settings.objective}" needs targets that are all known and equally noisy, and no '
             'observations: use objective="profiled"'
-        )
-    if not data.learned_noise and settings.target_transform is not None:
-        raise InputError(
-            'target_transform="log" cannot be combined with noise_std or observations, which are in units of the '
-            "targets themselves: leave it at None"
         )
     if not data.learned_noise and settings.noise == "full":
         raise InputError(

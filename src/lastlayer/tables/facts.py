@@ -96,6 +96,7 @@ def explain(table_model: TableModel) -> dict[str, Any]:
         "calibration": _calibration(model),
         "features": _features(model),
         "settings": model.settings_.to_json(),
+        "modelled": model.fitted_.likelihood.modelled,
     }
 
 
@@ -103,11 +104,11 @@ def facts(table_model: TableModel) -> dict[str, str]:
     """The model card: the same facts as text, by subject."""
     found, card = explain(table_model), table_model.card
     settings, features = table_model.model.settings_, found["features"]
-    of_log = " of its logarithm" if settings.target_transform == "log" else ""
+    of_working = f" of {found['modelled']}" if found["modelled"] else ""
     log_alpha, log_star = (math.log(a) if a > 0 else -math.inf for a in (found["alpha"], found["alpha_star"]))
     return {
         "targets": ", ".join(
-            f"{row['target']} (noise std{of_log} {written(row['noise_std'])})" for row in found["targets"]
+            f"{row['target']} (noise std{of_working} {written(row['noise_std'])})" for row in found["targets"]
         ),
         "inputs": ", ".join(table_model.schema.features),
         "missing values": "filled with the median or the most frequent text" if found["impute"] else "rejected",

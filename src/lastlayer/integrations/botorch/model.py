@@ -69,7 +69,7 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
         super().__init__()
         if train_X is not None:
             self.train_inputs = (train_X,)
-        self.parts = torch.nn.ModuleList(self._gaussians(as_fitted(fitted).with_shared_rows("BoTorch")))
+        self.parts = torch.nn.ModuleList(self._gaussians(as_fitted(fitted).needs("BoTorch", shared=True)))
         self.requires_grad_(False)
         if input_transform is not None:
             self.input_transform = input_transform

@@ -1,0 +1,63 @@
+"""`Likelihood`: how targets are read as Gaussian readings of the function, and predicted."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+
+from lastlayer.bayes.readings import Readings
+from lastlayer.errors import InputError
+from lastlayer.predictions.joint import add_noise
+from lastlayer.predictions.prediction import Prediction
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Distribution of the targets given the function; what is not overridden is that of Gaussian noise.
+
+    A model is fitted to the working targets that `read` makes; `predict` turns their Gaussian mixture into the
+    distribution of the targets. Numbers of its own are fields, which model files keep.
+    """
+
+    name: ClassVar[str]
+    """The value of the parameter `likelihood`."""
+    modelled: ClassVar[str] = ""
+    """What the working targets are, in words, if they are not the targets."""
+    linear: ClassVar[bool] = True
+    """Whether working targets are the targets, with the mean and the variance of these."""
+
+    def suits(self, y: Float[ndarray, "m q"]) -> bool:
+        """Whether `likelihood="auto"` selects it for these targets, of which some may be missing (NaN)."""
+        return False
+
+    def read(self, y: Float[ndarray, "m q"]) -> Readings:
+        """Check targets, of which some may be missing (NaN), and convert them to working targets."""
+        return Readings.of(torch.tensor(y, dtype=torch.float64))
+
+    def predict(self, working: Prediction) -> Prediction:
+        """Convert a prediction of the working targets to one of the targets."""
+        return working
+
+    def draw(
+        self, function: Float[ndarray, "n m q"], noise_cov: Float[ndarray, "m q q"] | None, rng: np.random.RandomState
+    ) -> Float[ndarray, "n m q"]:
+        """Draw targets given draws of the function; `noise_cov`: None for targets without noise."""
+        return function if noise_cov is None else function + add_noise(noise_cov, rng.standard_normal(function.shape))
+
+    def check_linear(self, use: str) -> None:
+        """Raise an error where the working targets are not the targets."""
+        if not self.linear:
+            raise InputError(
+                f'{use} needs Gaussian predictions of the targets, and this model has likelihood="{self.name}": fit '
+                f'one to {self.modelled}, with likelihood="gaussian", and transform its predictions'
+            )
+
+
+@dataclass(frozen=True)
+class Gaussian(Likelihood):
+    """Gaussian noise."""
+
+    name = "gaussian"

@@ -1,0 +1,63 @@
+"""`LogNormal`: positive targets, whose logarithm is modelled."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from lastlayer.bayes.readings import Readings
+from lastlayer.errors import InputError
+from lastlayer.likelihoods.base import Likelihood
+from lastlayer.predictions.lognormal import LogPrediction
+from lastlayer.predictions.prediction import Prediction
+
+SKEWED = 1.0
+"""Skewness above which a positive target is modelled by its logarithm, if that of the logarithm is less than half."""
+
+
+@dataclass(frozen=True)
+class LogNormal(Likelihood):
+    """Log-normal targets: their logarithm is the function plus Gaussian noise."""
+
+    name = "lognormal"
+    modelled = "the logarithm of the targets"
+    linear = False
+
+    def suits(self, y: Float[ndarray, "m q"]) -> bool:
+        """Whether all targets are positive and skewed, and their logarithms much less so."""
+        columns = [column[~np.isnan(column)] for column in y.T]
+        return not (y <= 0).any() and all(map(_rather_log, columns))
+
+    def read(self, y: Float[ndarray, "m q"]) -> Readings:
+        """Take the logarithm of positive targets."""
+        rows = np.flatnonzero((y <= 0).any(1))
+        if len(rows):
+            raise InputError(
+                f'likelihood="lognormal" needs positive targets, and y is zero or negative in {len(rows)} rows (first: '
+                f'row {rows[0]}): choose likelihood="gaussian", or fit to y plus a constant'
+            )
+        return super().read(np.log(y))
+
+    def predict(self, working: Prediction) -> Prediction:
+        """Exponentiate."""
+        return LogPrediction.of(working)
+
+    def draw(
+        self, function: Float[ndarray, "n m q"], noise_cov: Float[ndarray, "m q q"] | None, rng: np.random.RandomState
+    ) -> Float[ndarray, "n m q"]:
+        """Draw logarithms, and exponentiate them."""
+        return np.exp(super().draw(function, noise_cov, rng))
+
+
+def _rather_log(y: Float[ndarray, " m"]) -> bool:
+    """Whether y is skewed, and its logarithm much less so."""
+    if len(y) < 3 or (y == y[0]).all():
+        return False
+    of_y, of_log = _skewness(y), _skewness(np.log(y))
+    return of_y > SKEWED and abs(of_log) < of_y / 2
+
+
+def _skewness(x: Float[ndarray, " m"]) -> float:
+    z = (x - x.mean()) / x.std()
+    return float((z**3).mean())
