@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.timing import describe_machine
 from lastlayer._internal.chunks import row_chunks
-from lastlayer.tables import TableModel, chunks, read
+from lastlayer.tables import TableRegressor, chunks, read
 
 ROOT = Path(__file__).parents[1]
 PREDICT = """
@@ -44,16 +44,16 @@ def make_table(path: Path, rows: int) -> None:
             file.writelines(lines[: rows - start])
 
 
-def bare_seconds(fitted: TableModel, path: Path) -> float:
+def bare_seconds(fitted: TableRegressor, path: Path) -> float:
     """Processor seconds of the forward pass of every network over all rows, chunk by chunk."""
     seconds = 0.0
     with torch.no_grad():
         for table in chunks(path):
-            Z = torch.from_numpy(fitted.schema.encode(table).X)
+            Z = torch.from_numpy(fitted.schema_.encode(table).X)
             Z = (Z - Z.mean(0)) / Z.std(0)
             start = time.process_time()
             for part in row_chunks(len(Z)):
-                for member in fitted.model.members_:
+                for member in fitted.members_:
                     member.network(Z[part])
             seconds += time.process_time() - start
     return seconds
@@ -88,13 +88,15 @@ def main() -> None:
         )
         for preset in ("evidence", "calibrated"):
             parameters: dict[str, Any] = {"preset": preset, "max_epochs": 50, "random_state": 0}
-            fitted = TableModel.fit(read(ROOT / "examples" / "pump.csv"), ["head_m", "power_kw"], **parameters)
+            fitted = TableRegressor(**parameters).fit(
+                read(ROOT / "examples" / "pump.csv"), target=["head_m", "power_kw"]
+            )
             fitted.save(folder / "model")
             part = predict(folder / "model", small, folder / "out.csv")
             whole = predict(folder / "model", large, folder / "out.csv")
             bare = rows // 10 / bare_seconds(fitted, small)
             pace, clock = rows / whole["cpu"], rows / whole["seconds"]
-            label = f"{preset}, {len(fitted.model.members_)} network(s)"
+            label = f"{preset}, {len(fitted.members_)} network(s)"
             memory = f"{whole['memory']:.0f} MiB ({part['memory']:.0f} MiB)"
             print(f"{label:28} {pace:8,.0f} {bare:14,.0f} {bare / pace:6.1f} {clock:14,.0f}   {memory}", flush=True)
 

@@ -13,7 +13,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from examples.make_pump import COLUMNS, rows
-from lastlayer.tables import Table, TableModel
+from lastlayer.tables import Table, TableRegressor
 
 TARGETS = ["head_m", "power_kw"]
 EDGES = (1400, 2900, 3000, 3100, 3200, 3400, 3600)
@@ -44,10 +44,10 @@ def main(seeds: tuple[int, ...] = (7, 1, 2)) -> None:
     for seed in seeds:
         rng = np.random.default_rng(seed)
         train, new = table(rows(400, rng)), table(rows(4000, rng, fastest=3600.0))
-        model = TableModel.fit(train, TARGETS, random_state=0)
-        X, y = model.schema.encode(new).X, model.schema.targets_of(new)
-        ours = model.predictive(new)[1].interval(0.9)
-        theirs = process(model.schema.encode(train).X, model.schema.targets_of(train), X)
+        model = TableRegressor(random_state=0).fit(train, target=TARGETS)
+        X, y = model.schema_.encode(new).X, model.schema_.targets_of(new)
+        ours = model.predictive(new).interval(0.9)
+        theirs = process(model.schema_.encode(train).X, model.schema_.targets_of(train), X)
         inside = np.concatenate([(low <= y) & (y <= high) for low, high in (ours, theirs)], 1)
         speed = X[:, 1]
         shares.append([inside[(low <= speed) & (speed < high)].mean(0) for low, high in pairwise(EDGES)])

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from lastlayer import TableRegressor
-from lastlayer.tables import TableModel, importance
+from lastlayer.tables import importance
 from lastlayer.tables.frames import as_table
 
 TARGET = "energy_kwh"
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     shown = new[:5].drop(columns=["id", "hours"]).assign(mean=prediction.mean, lower=lower, upper=upper)
     print(shown.to_string(index=False, float_format="{:.1f}".format))
 
-    ranking = importance(TableModel(model.schema_, model), as_table(new))
+    ranking = importance(model, as_table(new))
     print(f"\n{'column':16}{'RMSE lost without it':>22}")
     for column in ranking.ranked(0):
         print(f"{column.name:16}{column.rmse[0]:22.2f}")

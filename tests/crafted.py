@@ -27,7 +27,7 @@ from lastlayer._internal import files
 from lastlayer.errors import LastLayerError
 from lastlayer.online import DriftMonitor, OnlineModel, SlidingWindow
 from lastlayer.report import make_report
-from lastlayer.tables import Table, TableModel, explain, facts
+from lastlayer.tables import Table, TableRegressor, explain, facts, forecast, load_table
 
 NUMBERS = [math.nan, math.inf, -math.inf, 1e308, -1e308, 1e200, 1e-320, -1.0, 0.0, 1e30]
 ODD = [
@@ -140,9 +140,9 @@ def rows() -> Table:
 
 
 def check_table(path: Path) -> None:
-    model, table = TableModel.load(path), rows()
+    model, table = load_table(path), rows()
     with suppress(LastLayerError):  # the columns may be others
-        cells = model.forecast(table).cells
+        cells = forecast(model, table).cells
         assert all(np.isfinite(v).all() for v in cells.values() if v.dtype.kind == "f"), "numbers that are not finite"
         make_report(model, table, model_name="m", data_name="d")
         model.update(table)
@@ -158,9 +158,9 @@ def save_online(path: Path) -> None:
 
 def save_table(path: Path) -> None:
     options = {"preset": "evidence", "hidden": (4,), "max_epochs": 3, "random_state": 0}
-    model = TableModel.fit(rows(), ["y0", "y1"], **options)
+    model = TableRegressor(**options).fit(rows(), target=["y0", "y1"])
     made = {"data": "d.csv", "fitted": "today", "version": "1", "seed": 0, "interrupted": False, "notes": ["a note"]}
-    model.card.update(made)
+    model.card_.update(made)
     model.save(path)
 
 

@@ -10,7 +10,7 @@ from lastlayer import BLLRegressor
 from lastlayer._internal.files import ModelFileError
 from lastlayer.errors import InputError
 from lastlayer.integrations.batches import BatchPredictor, load_once
-from lastlayer.tables import Table, TableModel
+from lastlayer.tables import Table, TableRegressor
 
 FAST = {"preset": "evidence", "hidden": (8,), "max_epochs": 20, "random_state": 0}
 NAMES = ["a", "b"]
@@ -105,11 +105,11 @@ def test_models_of_tables_and_of_frames_know_their_columns(tmp_path):
     X, y = rows()
     kind = np.where(X[:, 1] > 0, "up", "down").astype(object)
     table = Table({"flow": X[:, 0], "kind": kind, "head": y[:, 0]})
-    fitted = TableModel.fit(table, ["head"], **FAST)
+    fitted = TableRegressor(**FAST).fit(table, target="head")
     fitted.save(tmp_path / "table")
     predict = BatchPredictor(tmp_path / "table")
     found = predict({"kind": kind, "flow": X[:, 0]})
-    p = fitted.predictive(table)[1]
+    p = fitted.predictive(table)
     np.testing.assert_allclose(found["head_mean"], p.mean, rtol=1e-12)
     np.testing.assert_allclose(found["head_upper"], p.interval(0.95)[1], rtol=1e-12)
     strange = pd.DataFrame({"kind": ["up", "new"], "flow": [0.0, 1.0]})

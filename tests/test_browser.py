@@ -12,7 +12,7 @@ from selenium.webdriver.chrome.service import Service
 from lastlayer.report import make_report
 from lastlayer.studies import figures, networks, paper
 from lastlayer.studies.report import report
-from lastlayer.tables import Table, TableModel
+from lastlayer.tables import Table, TableRegressor
 
 pytestmark = pytest.mark.browser
 
@@ -106,7 +106,7 @@ def evil_table(m: int, seed: int) -> Table:
 @pytest.fixture(scope="module")
 def model_page(tmp_path_factory):
     words = {"hidden": (5,), "max_epochs": 20, "preset": "fast", "random_state": 0}
-    fitted = TableModel.fit(evil_table(60, 0), [f"y{EVIL}", "z"], **words)
+    fitted = TableRegressor(**words).fit(evil_table(60, 0), target=[f"y{EVIL}", "z"])
     made = make_report(fitted, evil_table(80, 1), model_name=f"m{EVIL}", data_name=f"d{EVIL}", group=f"kind{EVIL}")
     path = tmp_path_factory.mktemp("model") / "report.html"
     path.write_text(made.html)

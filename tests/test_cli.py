@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import lastlayer
 from lastlayer.cli import app
-from lastlayer.tables import TableModel, facts, read
+from lastlayer.tables import TableRegressor, facts, forecast, load_table, read
 from lastlayer.training.adam import Adam
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
@@ -72,7 +72,7 @@ def test_from_a_table_to_a_report(here):
     given, predicted = read(NEW).columns, read(Path("pump_new.predicted.csv")).columns
     for name, cells in given.items():
         assert predicted[name].tolist() == cells.tolist()
-    expected = TableModel.load("pump.lastlayer").forecast(read(NEW)).cells
+    expected = forecast(load_table("pump.lastlayer"), read(NEW)).cells
     for name, values in expected.items():
         if values.dtype == object:
             assert predicted[name].tolist() == values.tolist()
@@ -91,15 +91,14 @@ def test_the_same_seed_gives_the_same_model(here):
 def test_what_is_not_given_is_left_to_the_estimator(here, monkeypatch):
     seen = []
 
-    def of(cls, schema, table, *, groups=None, **words):
-        seen.append(words)
+    def fit(self, *_, **__):
+        seen.append(self.get_params(deep=False))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(TableModel, "of", classmethod(of))
+    monkeypatch.setattr(TableRegressor, "fit", fit)
     run("fit", PUMP, *TARGETS)
     run("fit", PUMP, *TARGETS, "--max-epochs", "7", "--members", "3")
-    default = lastlayer.BLLRegressor(**seen[0])
-    assert (default.max_epochs, default.n_members) == ("auto", "auto")
+    assert (seen[0]["max_epochs"], seen[0]["n_members"]) == ("auto", "auto")
     assert (seen[1]["max_epochs"], seen[1]["n_members"]) == (7, 3)
 
 
@@ -121,7 +120,7 @@ def test_every_command_speaks_json(here, model):
     assert [row["target"] for row in answers["fit"]["targets"]] == ["head_m", "power_kw"]
     assert (answers["predict"]["rows"], answers["predict"]["outside_range"]["speed_rpm"]) == (160, 12)
     assert answers["evaluate"]["targets"] == answers["report"]["targets"]
-    assert answers["update"]["rows"] == 560 == TableModel.load("updated").card["rows"]
+    assert answers["update"]["rows"] == 560 == load_table("updated").card_["rows"]
     explained, plain = answers["explain"], {"decimal": ".", "thousands": False, "unit": ""}
     assert explained["inputs"][1] == {
         "kind": "number",
@@ -164,7 +163,7 @@ def test_fit_says_how_good_it_is_on_held_out_rows_and_what_matters(here):
     assert verbose["calibration"]["lpd"]
     ranking = verbose["importance"]
     assert [one["input"] for one in ranking["inputs"]] == ["flow_m3h", "speed_rpm", "temperature_c", "fluid"]
-    assert f"R2 {first['r2']:.3f}" in facts(TableModel.load("few.lastlayer"))["held-out rows"]
+    assert f"R2 {first['r2']:.3f}" in facts(load_table("few.lastlayer"))["held-out rows"]
     explained = run("explain", "few.lastlayer", "--importance", "i.png", "--dependence", "d.png")
     assert explained.exit_code == 0, explained.output
     assert "60 held-out rows" in said(explained)
@@ -188,7 +187,7 @@ def test_fit_keeps_rows_back_on_request(here):
         "80 held-out rows",
     ):
         assert words in said(fit)
-    assert TableModel.load("pump.lastlayer").card["rows"] == 320
+    assert load_table("pump.lastlayer").card_["rows"] == 320
     none = run("fit", PUMP, *TARGETS, *SMALL)
     assert "no held-out rows to score on: use --holdout 0.2" in said(none)
     assert "give rows with --data" in said(run("explain", "pump.lastlayer"))
@@ -238,10 +237,10 @@ def test_an_onnx_file_says_what_the_model_says(here, model):
     result = run("export", model, "pump.onnx")
     assert result.exit_code == 0, result.output
     assert "fluid=oil" in said(result)
-    fitted, table = TableModel.load(model), read(NEW)
+    fitted, table = load_table(model), read(NEW)
     session = onnxruntime.InferenceSession("pump.onnx")
-    mean, var, *_ = session.run(None, {"x": fitted.schema.encode(table).X})
-    p = fitted.predictive(table)[1]
+    mean, var, *_ = session.run(None, {"x": fitted.schema_.encode(table).X})
+    p = fitted.predictive(table)
     np.testing.assert_allclose(mean, p.mean, rtol=1e-11)
     np.testing.assert_allclose(var, p.var, rtol=1e-11)
     both = run("export", model, "pump.onnx", "--out", "folder")
@@ -262,8 +261,8 @@ def test_c_source_is_written_for_names_that_c_allows(here, model):
 
 def test_evaluate_says_what_the_metrics_say(model):
     result = json.loads(CliRunner().invoke(app, ["evaluate", str(model), str(NEW), "--json"]).stdout)
-    fitted, t = TableModel.load(model), read(NEW)
-    y, p = fitted.schema.targets_of(t), fitted.predictive(t)[1]
+    fitted, t = load_table(model), read(NEW)
+    y, p = fitted.schema_.targets_of(t), fitted.predictive(t)
     assert result["targets"][0]["rmse"] == pytest.approx(np.sqrt(((y - p.mean)[:, 0] ** 2).mean()))
     assert result["lpd"] == pytest.approx(p.log_prob(y).mean())
     renamed = {"head_m": "h", "power_kw": "p"}
@@ -330,7 +329,7 @@ def test_a_table_as_it_comes_from_a_spreadsheet(here):
     assert result.exit_code == 0, result.output
     assert Path("new.tsv").read_text().splitlines()[1].startswith("2024-01-05\t3.5\t-")
     assert run("update", "t.lastlayer", "t.csv").exit_code == 0
-    assert TableModel.load("t.lastlayer").schema.decimal == ","
+    assert load_table("t.lastlayer").schema_.decimal == ","
 
 
 def test_skewed_targets_are_fitted_by_their_logarithm(here):
@@ -444,7 +443,7 @@ def test_an_interrupted_fit_leaves_a_usable_model(here, monkeypatch):
     assert result.exit_code == 130, result.output
     assert "interrupted after 3 epochs" in said(result)
     assert "pump.lastlayer can be used" in said(result)
-    assert TableModel.load("pump.lastlayer").card["interrupted"]
+    assert load_table("pump.lastlayer").card_["interrupted"]
     assert run("evaluate", "pump.lastlayer", NEW).exit_code == 0
 
 
@@ -454,7 +453,7 @@ def test_an_interrupt_outside_training_leaves_the_old_model(here, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(TableModel, "of", interrupted)
+    monkeypatch.setattr(TableRegressor, "fit", interrupted)
     result = run("fit", PUMP, *TARGETS, "--model", "m", "--force")
     assert result.exit_code == 130
     assert "existing files are unchanged" in said(result)

@@ -1,6 +1,7 @@
 """Which inputs matter, and what predictions do as one varies: against models whose answers are known."""
 
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from lastlayer._internal.files import ModelFileError
 from lastlayer.errors import InputError
 from lastlayer.explain import Input, partial_dependence, permutation_importance
 from lastlayer.predictions.prediction import Prediction
-from lastlayer.tables import Table, TableModel, compare, dependence, held_out_importance, importance, keep_back
+from lastlayer.tables import Table, TableRegressor, compare, dependence, held_out_importance, importance, keep_back
 from lastlayer.tables.importance import Ranking, columns_of, extremes_table, saved_ranking
 from lastlayer.tables.schema import Schema
 
@@ -159,8 +160,8 @@ def table(m: int = 60, seed: int = 0) -> Table:
 
 
 @pytest.fixture(scope="module")
-def fitted() -> TableModel:
-    return TableModel.fit(table(), ["y"], drop=["run"], **QUICK)
+def fitted() -> TableRegressor:
+    return TableRegressor(drop=["run"], **QUICK).fit(table(), target="y")
 
 
 def test_columns_of_a_table_are_explained_whole(fitted):
@@ -174,9 +175,10 @@ def test_columns_of_a_table_are_explained_whole(fitted):
     assert given.ranked(0)[0].name == "kind"
     again = Ranking.from_json(ranking.as_json())
     assert again.table() == ranking.table()
-    fitted.card["importance"] = ranking.as_json()
+    fitted.card_["importance"] = ranking.as_json()
     assert saved_ranking(fitted).table() == ranking.table()
-    damaged = replace(fitted, card={"importance": {"targets": 3}})
+    damaged = copy(fitted)
+    damaged.card_ = {"importance": {"targets": 3}}
     with pytest.raises(ModelFileError, match="damaged"):
         saved_ranking(damaged)
 
@@ -227,8 +229,8 @@ def test_baselines_are_fitted_to_the_rows_that_the_networks_saw(fitted):
     assert (found.rows, found.kept_back) == (60, False)
     ours, linear, mean = found.methods
     assert [s.method for s in found.methods] == ["lastlayer", "linear regression", "mean"]
-    held_out, X = fitted.model.held_out_, fitted.schema.encode(table()).X
-    y = fitted.schema.targets_of(table())[:, 0]
+    held_out, X = fitted.held_out_, fitted.schema_.encode(table()).X
+    y = fitted.schema_.targets_of(table())[:, 0]
     design = np.column_stack([X, np.ones(60)])
     errors, residuals = np.empty(60), np.empty(60)
     for fold in held_out.folds:
@@ -270,7 +272,7 @@ def test_partly_missing_targets_are_scored_where_they_are_known():
     t = table()
     other = np.where(np.arange(60) % 3, t.columns["y"], None)
     both = Table(t.columns | {"z": other})
-    model = TableModel.fit(both, ["y", "z"], drop=["run"], **QUICK)
+    model = TableRegressor(drop=["run"], **QUICK).fit(both, target=["y", "z"])
     found = compare(model, both)
     assert {s.target for s in found.methods} == {"y", "z"}
     assert all(np.isfinite([s.rmse, s.r2, s.coverage_90, s.width_90]).all() for s in found.methods)
@@ -278,6 +280,6 @@ def test_partly_missing_targets_are_scored_where_they_are_known():
 
 
 def test_a_fit_that_leaves_nothing_out_has_no_held_out_scores():
-    model = TableModel.fit(table(), ["y"], drop=["run"], preset="evidence", hidden=(3,), max_epochs=2)
+    model = TableRegressor(drop=["run"], preset="evidence", hidden=(3,), max_epochs=2).fit(table(), target="y")
     assert compare(model, table()) is None
     assert held_out_importance(model, table()) is None

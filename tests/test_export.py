@@ -15,7 +15,7 @@ from lastlayer.integrations.export import export_bundle, reader, to_arrays
 from lastlayer.integrations.export.bundle import Bundle
 from lastlayer.networks.mlp import ACTIVATIONS
 from lastlayer.settings.types import FOURIER
-from lastlayer.tables import Table, TableModel, read
+from lastlayer.tables import Table, TableRegressor, forecast, read
 
 pytestmark = pytest.mark.usefixtures("small_process")
 
@@ -112,8 +112,8 @@ print(json.dumps([x.tolist() for x in (p.mean, p.std, lower, upper, p.affine_cos
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory) -> tuple[TableModel, Path]:
-    fitted = TableModel.fit(read(PUMP), ["head_m", "power_kw"], **FAST)
+def exported(tmp_path_factory) -> tuple[TableRegressor, Path]:
+    fitted = TableRegressor(**FAST).fit(read(PUMP), target=["head_m", "power_kw"])
     folder = tmp_path_factory.mktemp("bundle") / "pump"
     assert [path.name for path in export_bundle(fitted, folder)] == ["model.npz", "predict.py"]
     return fitted, folder
@@ -130,7 +130,7 @@ def test_it_predicts_raw_rows_where_torch_cannot_be_imported(exported):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    p = fitted.predictive(t)[1]
+    p = fitted.predictive(t)
     expected = p.mean, p.std, *p.interval(0.9), p.affine_cost
     for ours, theirs in zip(json.loads(done.stdout), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9)
@@ -141,7 +141,7 @@ def test_its_own_command_predicts_a_csv(exported, tmp_path):
     command = [sys.executable, str(folder / "predict.py")]
     done = subprocess.run([*command, str(NEW)], capture_output=True, text=True, check=True)
     (tmp_path / "out.csv").write_text(done.stdout)
-    out, cells = read(tmp_path / "out.csv").columns, fitted.forecast(read(NEW)).cells
+    out, cells = read(tmp_path / "out.csv").columns, forecast(fitted, read(NEW)).cells
     for name in ("head_m_mean", "power_kw_upper", "affine_cost", "extrapolation"):
         np.testing.assert_allclose(out[name].astype(float), cells[name], rtol=1e-9)
     (tmp_path / "bad.csv").write_text(NEW.read_text().replace("oil", "beer"))
@@ -232,10 +232,10 @@ def test_dates_units_and_missing_cells_are_read_as_the_model_reads_them(tmp_path
     kind = ["a", "b"] * 20
     columns = {"day": [*days[:39], ""], "mass": ["", *mass[1:]], "kind": [*kind[:5], "", *kind[6:]], "y": range(40)}
     table = Table({name: np.array(list(cells), dtype=object) for name, cells in columns.items()})
-    fitted = TableModel.fit(table, ["y"], impute=True, **FAST)
+    fitted = TableRegressor(impute="median", **FAST).fit(table, target="y")
     export_bundle(fitted, tmp_path / "m")
     bundle = Bundle(tmp_path / "m" / "model.npz")
-    np.testing.assert_array_equal(bundle.inputs(columns), fitted.schema.encode(table).X)
+    np.testing.assert_array_equal(bundle.inputs(columns), fitted.schema_.encode(table).X)
     for name, cell in {"day": "soon", "mass": "3 g", "kind": "c"}.items():
         with pytest.raises(ValueError, match=f"{name!r} has {cell!r} in row 3"):
             bundle.inputs(columns | {name: [*columns[name][:2], cell, *columns[name][3:]]})

@@ -28,7 +28,7 @@ from lastlayer.errors import InputError, MissingTargetsWarning
 from lastlayer.networks.fourier import fourier_features, fourier_network, frequencies
 from lastlayer.networks.mlp import MLP
 from lastlayer.settings.types import FOURIER, LINEAR, NETWORK
-from lastlayer.tables import TableModel, read
+from lastlayer.tables import TableRegressor, read
 from lastlayer.training import KnownNoise, Profiled, SampledRows, known_noise_layer
 from lastlayer.training.noise_groups import StatisticsByNoise, Targets
 
@@ -284,15 +284,15 @@ def test_empty_cells_of_a_table_are_missing_targets(tmp_path) -> None:
     cells = np.where(np.isnan(holes(Y[:, :2])), "", holes(Y[:, :2]).astype(str))
     rows_ = [",".join([*map(str, x), *y]) for x, y in zip(X.tolist(), cells.tolist(), strict=True)]
     path.write_text("\n".join(["a,b,u,v", *rows_]))
-    fitted = TableModel.fit(read(path), ["u", "v"], **EVIDENCE | {"max_epochs": 5})
-    assert fitted.model.fitted_.by_output
+    fitted = TableRegressor(**EVIDENCE | {"max_epochs": 5}).fit(read(path), target=["u", "v"])
+    assert fitted.fitted_.by_output
     fitted.update(read(path))
     path.write_text("a,b,u,v\n1,2,,\n2,3,1,2\n3,4,2,5")
     with pytest.raises(InputError, match=r"all targets are missing in 1 rows \(first: row 1"):
-        TableModel.fit(read(path), ["u", "v"])
+        TableRegressor().fit(read(path), target=["u", "v"])
     path.write_text("a,b,u,v\n1,2,,3\n2,3,1,2\n3,4,2,5")
     with pytest.raises(InputError, match="missing"):
-        TableModel.fit(read(path), ["u"])
+        TableRegressor().fit(read(path), target="u")
 
 
 def test_what_needs_complete_targets_says_so() -> None:

@@ -27,7 +27,7 @@ from lastlayer._internal.files import ModelFileError
 from lastlayer.cli import app, console
 from lastlayer.errors import InputError
 from lastlayer.studies import paper
-from lastlayer.tables import TableModel
+from lastlayer.tables import TableRegressor, load_table
 from lastlayer.training.adam import Adam
 
 pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")
@@ -80,8 +80,8 @@ REFUSED = [
 
 @pytest.mark.parametrize("words", REFUSED, ids=" ".join)
 def test_a_users_file_is_not_replaced(here, words, monkeypatch):
-    monkeypatch.setattr(TableModel, "of", mock.Mock(side_effect=AssertionError("training began")))
-    monkeypatch.setattr(TableModel, "load", mock.Mock(side_effect=AssertionError("a model was read")))
+    monkeypatch.setattr(TableRegressor, "fit", mock.Mock(side_effect=AssertionError("training began")))
+    monkeypatch.setattr("lastlayer.tables.load_table", mock.Mock(side_effect=AssertionError("a model was read")))
     before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
     result = run(*words)
     assert result.exit_code == 1, result.output
@@ -92,7 +92,7 @@ def test_a_users_file_is_not_replaced(here, words, monkeypatch):
 def test_force_replaces_it(here):
     assert run("predict", "m.lastlayer", "data.csv", "--out", "mine.csv", "--force").exit_code == 0
     assert run("update", "m.lastlayer", "data.csv", "--out", "mine.txt", "--force").exit_code == 0
-    assert TableModel.load("mine.txt").card["rows"] == 60
+    assert load_table("mine.txt").card_["rows"] == 60
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from lastlayer.report import make_report
 from lastlayer.report.figures import Evaluation
 from lastlayer.report.verdict import by_fifth, by_group, judged, verdict
-from lastlayer.tables import Table, TableModel
+from lastlayer.tables import Table, TableRegressor
 from lastlayer.tables.numbers import percent, plain, written
 
 pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")
@@ -47,7 +47,7 @@ def evaluation(inside: np.ndarray, outside: np.ndarray, names=("y",)) -> Evaluat
     where = SimpleNamespace(quantile=np.zeros(m), affine_cost=np.ones(m))
     encoded = SimpleNamespace(outside=outside[:, None])
     kind = np.array(["left", "right"], dtype=object)[(np.arange(m) >= m // 4).astype(int)]
-    fitted = SimpleNamespace(schema=SimpleNamespace(targets=names))
+    fitted = SimpleNamespace(schema_=SimpleNamespace(targets=names))
     return Evaluation(fitted, Table({"kind": kind}), encoded, p, np.where(inside, mean, mean + 2), where, None)
 
 
@@ -91,9 +91,10 @@ def test_coverage_by_fifth_and_by_group():
 
 
 @pytest.fixture(scope="module")
-def fitted() -> TableModel:
+def fitted() -> TableRegressor:
     rng = np.random.default_rng(0)
-    return TableModel.fit(rows_of(rng, 40), ["y"], drop=["id"], preset="evidence", hidden=(3,), max_epochs=5)
+    model = TableRegressor(drop=["id"], preset="evidence", hidden=(3,), max_epochs=5)
+    return model.fit(rows_of(rng, 40), target="y")
 
 
 def rows_of(rng, m: int) -> Table:

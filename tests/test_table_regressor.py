@@ -12,7 +12,6 @@ import lastlayer
 from lastlayer import BLLRegressor, TableRegressor
 from lastlayer.cli import app
 from lastlayer.errors import InputError
-from lastlayer.tables import TableModel
 from lastlayer.tables.frames import as_table
 
 FAST = {"preset": "evidence", "hidden": (6,), "max_epochs": 10, "random_state": 0}
@@ -87,7 +86,6 @@ def test_a_model_of_the_command_line_takes_frames_and_the_other_way(fitted, tmp_
     again = lastlayer.load("in_python")
     assert again.schema_ == fitted.schema_
     np.testing.assert_array_equal(again.predict(data), fitted.predict(data))
-    assert isinstance(TableModel.load("in_python"), TableModel)
 
 
 def test_everything_that_a_regressor_can_do_takes_frames(fitted):

@@ -19,7 +19,7 @@ import lastlayer
 from lastlayer._internal import files
 from lastlayer._internal.files import ModelFileError
 from lastlayer.errors import InputError
-from lastlayer.tables import Schema, Table, TableModel, chunks, read, score
+from lastlayer.tables import Schema, Table, TableRegressor, chunks, forecast, load_table, read, score, stream
 from lastlayer.tables.schema import NumberColumn, TextColumn
 from lastlayer.tables.writing import guarded, writing
 
@@ -33,8 +33,9 @@ def table(**columns) -> Table:
 
 
 @pytest.fixture(scope="module")
-def fitted() -> TableModel:
-    return TableModel.fit(read(PUMP), TARGETS, preset="evidence", hidden=(8,), max_epochs=20, random_state=0)
+def fitted() -> TableRegressor:
+    model = TableRegressor(preset="evidence", hidden=(8,), max_epochs=20, random_state=0)
+    return model.fit(read(PUMP), target=TARGETS)
 
 
 # reading ------------------------------------------------------------------------------------------------------------
@@ -151,7 +152,7 @@ def test_a_table_model_says_what_its_regressor_says_of_the_encoded_rows(fitted, 
     fitted.save(tmp_path / "m")
     plain = lastlayer.load(tmp_path / "m")  # the file is an ordinary model file too
     p, where = plain.predictive(X), plain.extrapolation(X)
-    cells = TableModel.load(tmp_path / "m").forecast(t, level=0.9).cells
+    cells = forecast(load_table(tmp_path / "m"), t, level=0.9).cells
     lower, upper = p.interval(0.9)
     for i, name in enumerate(TARGETS):
         for word, values in {"mean": p.mean, "std": p.std, "lower": lower, "upper": upper}.items():
@@ -165,8 +166,8 @@ def test_a_table_model_says_what_its_regressor_says_of_the_encoded_rows(fitted, 
 
 
 def test_pieces_are_predicted_as_the_whole(fitted):
-    whole = fitted.forecast(read(NEW)).cells
-    parts = [forecast.cells for _, forecast in fitted.stream(chunks(NEW, 33))]
+    whole = forecast(fitted, read(NEW)).cells
+    parts = [found.cells for _, found in stream(fitted, chunks(NEW, 33))]
     for name, values in whole.items():
         together = np.concatenate([part[name] for part in parts])
         if values.dtype == object:
@@ -177,14 +178,14 @@ def test_pieces_are_predicted_as_the_whole(fitted):
 
 def test_an_update_takes_rows_in_and_widens_the_ranges(tmp_path, fitted):
     fitted.save(tmp_path / "m")
-    model, new = TableModel.load(tmp_path / "m"), read(NEW)
-    before = model.forecast(new)
+    model, new = load_table(tmp_path / "m"), read(NEW)
+    before = forecast(model, new)
     after = model.update(new)
-    again = after.forecast(new)
+    again = forecast(after, new)
     assert before.outside.total() > 0 == again.outside.total()
-    assert after.card["rows"] == 560
+    assert after.card_["rows"] == 560
     assert (again.cells["head_m_std"] < before.cells["head_m_std"]).all()
-    y = after.schema.targets_of(new)
+    y = after.schema_.targets_of(new)
     error = lambda cells: np.abs(cells["head_m_mean"] - y[:, 0]).mean()
     assert error(again.cells) < error(before.cells)
 
@@ -193,14 +194,15 @@ def test_groups_stay_together(monkeypatch):
     seen = {}
     real = lastlayer.BLLRegressor.fit
 
-    def fit(self, X, y, groups=None):
+    def fit(self, X, y, groups=None, **given):
         seen.update(groups=groups, calibration=self.calibration, d=X.shape[1])
-        return real(self, X, y, groups=groups)
+        return real(self, X, y, groups=groups, **given)
 
     monkeypatch.setattr(lastlayer.BLLRegressor, "fit", fit)
     rng = np.random.default_rng(0)
     t = table(x=rng.normal(size=30).tolist(), run=["a", "b", "c"] * 10, y=rng.normal(size=30).tolist())
-    TableModel.fit(t, ["y"], groups="run", hidden=(3,), max_epochs=2, n_members=2, hidden_prior=1.0, random_state=0)
+    words = {"hidden": (3,), "max_epochs": 2, "n_members": 2, "hidden_prior": 1.0, "random_state": 0}
+    TableRegressor(**words).fit(t, target="y", groups="run")
     assert seen["d"] == 1
     assert seen["groups"].tolist() == ["a", "b", "c"] * 10
     assert seen["calibration"].get_n_splits(groups=seen["groups"]) == 3
@@ -208,7 +210,7 @@ def test_groups_stay_together(monkeypatch):
 
 def test_scores_are_those_of_the_metrics(fitted):
     t = read(NEW)
-    y, p = fitted.schema.targets_of(t), fitted.predictive(t)[1]
+    y, p = fitted.schema_.targets_of(t), fitted.predictive(t)
     scores = score(p, y, TARGETS)
     residual = y - p.mean
     assert [s.rmse for s in scores.targets] == pytest.approx(np.sqrt((residual**2).mean(0)))
@@ -343,11 +345,11 @@ def test_a_table_model_that_loads_can_predict(as_a_user, tmp_path, fitted):
     for content in changed:
         files.write(path, *content)
         try:
-            loaded = TableModel.load(path)
+            loaded = load_table(path, unknown="warn")
         except (ModelFileError, InputError):
             refused += 1
             continue
-        names = {column.name for column in loaded.schema.columns}
+        names = {column.name for column in loaded.schema_.columns}
         if names == set(row.columns):
-            loaded.forecast(row, unknown="warn")
+            forecast(loaded, row)
     assert refused > len(changed) // 2

@@ -37,7 +37,7 @@ def explain(
     from lastlayer._internal.files import PICTURE, SOFTWARE, check_output, replacing
     from lastlayer.plots import additive_curves
     from lastlayer.plots import figures as plots
-    from lastlayer.tables import TableFile, TableModel, facts
+    from lastlayer.tables import TableFile, facts, load_table
     from lastlayer.tables import dependence as vary
     from lastlayer.tables import explain as explained
     from lastlayer.tables import importance as measure
@@ -49,7 +49,7 @@ def explain(
                 raise InputError(f"--{option} {path} must be a PNG file, such as {option}.png")
             given = [model] if data is None else [model, data]
             check_output(path, PICTURE, inputs=given, force=force, advice=f"another --{option}")
-    say, fitted = Output(as_json), TableModel.load(model)
+    say, fitted = Output(as_json), load_table(model)
     table = None if data is None else TableFile(data, encoding, decimal).read()
     if table is None:
         ranking = saved_ranking(fitted)
@@ -62,21 +62,21 @@ def explain(
     say.words(
         f"\nPredictions as one input varies over its training range, {others}; ±: 90% band of the function", "bold"
     )
-    head, *rows = extremes_table(varied, fitted.schema.targets)
+    head, *rows = extremes_table(varied, fitted.schema_.targets)
     say.table(head, rows)
     say.words("\nThe model", "bold")
     for subject, words in facts(fitted).items():
         say.words(f"{subject:17}{words}")
     say.words()
-    filled = lambda column: str(column.fill) if fitted.schema.impute else "rejected"
-    rows = [[column.name, column.kind, str(column), filled(column)] for column in fitted.schema.columns]
+    filled = lambda column: str(column.fill) if fitted.schema_.impute else "rejected"
+    rows = [[column.name, column.kind, str(column), filled(column)] for column in fitted.schema_.columns]
     say.table(["input", "kind", "training range", "if missing"], rows)
     say.words("\nsettings", "bold")
-    say.words(str(fitted.model.settings_))
+    say.words(str(fitted.settings_))
     drawn = {
-        importance: lambda: plots.importance(_measured(ranking).inputs, targets=fitted.schema.targets),
-        dependence: lambda: plots.partial_dependence(varied, targets=fitted.schema.targets),
-        curves: lambda: additive_curves(fitted.model, names=fitted.schema.features),
+        importance: lambda: plots.importance(_measured(ranking).inputs, targets=fitted.schema_.targets),
+        dependence: lambda: plots.partial_dependence(varied, targets=fitted.schema_.targets),
+        curves: lambda: additive_curves(fitted, names=fitted.schema_.features),
     }
     for path, draw in drawn.items():
         if path is not None:

@@ -4,7 +4,6 @@ import time
 from collections import Counter
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,7 @@ from lastlayer import __version__
 from lastlayer.cli.console import INTERRUPTED, Force, Json, Output
 from lastlayer.cli.explain import explain, say_ranking
 from lastlayer.cli.options import Data, Decimal, Encoding, Model, Target, Unknown, names_in
-from lastlayer.errors import InputError, check_choice
+from lastlayer.errors import InputError
 
 if TYPE_CHECKING:
     from lastlayer.tables import Comparison, Schema, Scores, Table
@@ -89,77 +88,49 @@ def fit(
 ) -> None:
     """Learn to predict columns of a table from the others, and score the predictions on held-out rows."""
     from lastlayer._internal.files import MODEL, check_output
-    from lastlayer.tables import (
-        Reading,
-        Schema,
-        TableFile,
-        TableModel,
-        compare,
-        held_out_importance,
-        importance,
-        keep_back,
-    )
+    from lastlayer.tables import Schema, TableFile, TableRegressor, keep_back, measured
     from lastlayer.tables import explain as explained
     from lastlayer.tables.columns import Problems
-    from lastlayer.tables.schema import IMPUTE
 
-    file = TableFile(data, encoding)
-    say, path = Output(as_json), model or Path(f"{file.stem}.lastlayer")
+    file, problems, say = TableFile(data, encoding), Problems(), Output(as_json)
+    path = model or Path(f"{file.stem}.lastlayer")
     check_output(path, MODEL, inputs=[data], force=force, advice="another --model")
-    if impute is not None:
-        check_choice("impute", impute, IMPUTE)
-    widths, problems = None if hidden in (None, "auto") else _widths(str(hidden)), Problems()
-    table = file.read(problems=problems.found)
-    given: dict[str, Any] = {
-        "preset": preset,
-        "hidden": widths,
-        "noise": noise,
-        "n_members": members,
-        "max_epochs": max_epochs,
-        "likelihood": likelihood,
-    }
-    asked = {name: value for name, value in given.items() if value is not None}  # the estimator chooses the rest
-    dropped, started = {*names_in(drop, table), *([groups] if groups else [])}, time.monotonic()
+    given = {"preset": preset, "hidden": _widths(hidden), "noise": noise, "n_members": members}
+    given |= {"max_epochs": max_epochs, "likelihood": likelihood}
+    asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}  # the rest is "auto"
+    table, started = file.read(problems=problems.found), time.monotonic()
+    asked |= {name: names_in(names, table) for name, names in (("drop", drop), ("keep", keep), ("text", text))}
+    asked |= {"impute": impute, "decimal": decimal, "date_order": date_order}
+    fitted = TableRegressor(random_state=seed, progress=not as_json, **asked)
     with say.heeding():
-        reading = Reading(
-            dropped, names_in(keep, table), names_in(text, table), impute is not None, decimal, date_order
-        )
-        infer = partial(Schema.infer, targets=names_in(target, table), reading=reading)
-        schema, kept = infer(table, problems=problems), None
+        targets = names_in(target, table)
+        schema = Schema.infer(table, targets, fitted.reading(groups), problems=problems)
         _describe(say, data, table, schema)
-        for line in schema.notes:
-            say.note(line)
-        if holdout is not None:
-            table, kept = keep_back(table, holdout, groups=groups, seed=seed)
-            schema = infer(table)
-        fitted = TableModel.of(schema, table, groups=groups, random_state=seed, progress=not as_json, **asked)
+        rows, kept = (table, None) if holdout is None else keep_back(table, holdout, groups=groups, seed=seed)
+        fitted.fit(rows, target=targets, groups=groups, schema=schema if kept is None else None)
         seconds = time.monotonic() - started
-        found = compare(fitted, table, kept)
-        ranking = held_out_importance(fitted, table) if kept is None else importance(fitted, kept, kept_back=True)
+        comparison, ranking = measured(fitted, rows, kept)
     interrupted = any(note.startswith("interrupted") for note in say.notes)
     made = {"data": data.name, "fitted": datetime.now(UTC).isoformat(timespec="seconds"), "version": __version__}
-    fitted.card.update(made, seed=seed, interrupted=interrupted, notes=say.notes)
-    told = {
-        "held_out": None if found is None else asdict(found),
-        "importance": None if ranking is None else ranking.as_json(),
-    }
-    fitted.card.update(told)
+    fitted.card_ |= made | {"seed": seed, "interrupted": interrupted, "notes": say.notes}
+    fitted.card_["held_out"] = None if comparison is None else asdict(comparison)
+    fitted.card_["importance"] = None if ranking is None else ranking.as_json()
     fitted.save(path)
     facts = explained(fitted)
     networks = "1 network" if facts["members"] == 1 else f"{facts['members']} networks"
     to_working = f" to {facts['modelled']}" if facts["modelled"] else ""
-    say.words(f"{len(table):,} rows, {networks}, fitted{to_working} in {seconds:.0f} s\n")
-    _say_comparison(say, found)
+    say.words(f"{len(rows):,} rows, {networks}, fitted{to_working} in {seconds:.0f} s\n")
+    _say_comparison(say, comparison)
     for sentence in [] if ranking is None else ranking.sentences():
         say.words(sentence)
     if verbose:
         say_ranking(say, ranking)
-        _say_details(say, facts, found)
+        _say_details(say, facts, comparison)
     say.words(f"\nsaved {path} ({path.stat().st_size / 1024:,.0f} kB)", "bold")
     say.words(f"next: lastlayer predict {path} NEW_ROWS.csv, lastlayer report {path} TEST_ROWS.csv", "dim")
     if interrupted:
         say.note(f"training was interrupted: {path} can be used, but a complete fit would be better")
-    say.result(model=str(path), seconds=seconds, interrupted=interrupted, rows=len(table), **facts)
+    say.result(model=str(path), seconds=seconds, interrupted=interrupted, rows=len(rows), **facts)
     if interrupted:
         raise Exit(INTERRUPTED)
 
@@ -185,17 +156,17 @@ def predict(
 ) -> None:
     """Predict each row: add mean, standard deviation, interval and degree of extrapolation as columns."""
     from lastlayer._internal.files import PREDICTIONS, check_output
-    from lastlayer.tables import TableFile, TableModel
+    from lastlayer.tables import TableFile, load_table, stream
     from lastlayer.tables.writing import Dialect, writing
 
     say, file = Output(as_json), TableFile(data, encoding, decimal)
     path = out or Path(f"{file.stem}.predicted.csv")
     check_output(path, PREDICTIONS, inputs=[model, data], force=force, advice="another --out")
-    fitted = TableModel.load(model)
+    fitted = load_table(model, unknown=unknown)
     rows, beyond, far, outside, strange = 0, 0, 0, Counter[str](), Counter[str]()
-    sign, started = fitted.schema.decimal if decimal == "auto" else decimal, time.monotonic()
+    sign, started = fitted.schema_.decimal if decimal == "auto" else decimal, time.monotonic()
     with writing(path, Dialect(file.separator(), sign)) as write:
-        for table, forecast in fitted.stream(file.chunks(), level=level, unknown=unknown):
+        for table, forecast in stream(fitted, file.chunks(), level=level):
             write(table.columns | forecast.cells)
             rows += len(table)
             beyond += forecast.beyond
@@ -229,11 +200,10 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Score predictions for a table with the true values, preferably rows that the model has not seen."""
-    from lastlayer.tables import TableFile, TableModel, score
+    from lastlayer.tables import TableFile, load_table
 
-    say, fitted, table = Output(as_json), TableModel.load(model), TableFile(data, encoding, decimal).read()
-    y = fitted.schema.targets_of(table, names_in(target, table) or None)
-    scores = score(fitted.predictive(table, unknown=unknown)[1], y, fitted.schema.targets)
+    say, table = Output(as_json), TableFile(data, encoding, decimal).read()
+    scores = load_table(model, unknown=unknown).evaluate(table, target=names_in(target, table))
     _say_scores(say, scores)
     say.result(**asdict(scores))
 
@@ -255,14 +225,13 @@ def report(
     """Write an HTML page for colleagues: whether intervals hold, which inputs matter, plots, rows to look at."""
     from lastlayer._internal.files import PAGE, check_output, replacing
     from lastlayer.report import make_report
-    from lastlayer.tables import TableFile, TableModel
+    from lastlayer.tables import TableFile, load_table
 
     say, path = Output(as_json), out or Path(f"{model.stem}.report.html")
     check_output(path, PAGE, inputs=[model, data], force=force, advice="another --out")
-    fitted, table = TableModel.load(model), TableFile(data, encoding, decimal).read()
+    fitted, table = load_table(model, unknown=unknown), TableFile(data, encoding, decimal).read()
     targets = names_in(target, table) or None
-    words = {"model_name": model.name, "data_name": data.name, "unknown": unknown}
-    made = make_report(fitted, table, targets=targets, group=group, **words)
+    made = make_report(fitted, table, targets=targets, group=group, model_name=model.name, data_name=data.name)
     with replacing(path) as file:
         file.write(made.html.encode())
     say.words(f"{made.verdict}\n")
@@ -284,17 +253,16 @@ def update(
 ) -> None:
     """Update the model with more rows in closed form, without training."""
     from lastlayer._internal.files import MODEL, check_output
-    from lastlayer.tables import TableFile, TableModel
+    from lastlayer.tables import TableFile, load_table
 
     say, path = Output(as_json), out or model
     check_output(path, MODEL, inputs=[data], force=force, advice="another --out")
     if not 0 < forgetting <= 1:
         raise InputError(f"--forgetting {forgetting} must be above 0 and at most 1")
-    fitted, table = TableModel.load(model), TableFile(data, encoding, decimal).read()
-    fitted = fitted.update(table, targets=names_in(target, table) or None, forgetting=forgetting)
-    fitted.save(path)
-    say.words(f"{len(table):,} more rows, {fitted.card['rows']:,} in all; saved {path}", "bold")
-    say.result(model=str(path), new_rows=len(table), rows=fitted.card["rows"])
+    fitted, table = load_table(model), TableFile(data, encoding, decimal).read()
+    fitted.update(table, target=names_in(target, table), forgetting=forgetting).save(path)
+    say.words(f"{len(table):,} more rows, {fitted.card_['rows']:,} in all; saved {path}", "bold")
+    say.result(model=str(path), new_rows=len(table), rows=fitted.card_["rows"])
 
 
 def export(
@@ -312,7 +280,7 @@ def export(
 ) -> None:
     """Export the model for use without torch."""
     from lastlayer._internal.files import BUNDLE, BUNDLE_READER, C_SOURCE, ONNX_GRAPH, check_output
-    from lastlayer.tables import TableModel
+    from lastlayer.tables import load_table
 
     if to is not None and out is not None:
         raise InputError(f"{to} and --out {out}: give only one of them")
@@ -323,17 +291,17 @@ def export(
     elif place.is_dir():
         for name, kind in (("model.npz", BUNDLE), ("predict.py", BUNDLE_READER)):
             check_output(place / name, kind, inputs=[model], force=force, advice="another folder")
-    say, fitted = Output(as_json), TableModel.load(model)
+    say, fitted = Output(as_json), load_table(model)
     if place.suffix == ".onnx":
         from lastlayer.integrations.onnx import to_onnx
 
-        written = [to_onnx(fitted.model, place, inputs=fitted.schema.features, targets=fitted.schema.targets)]
-        say.words(f"inputs, in this order: {', '.join(fitted.schema.features)}", "dim")
+        written = [to_onnx(fitted, place, inputs=fitted.schema_.features, targets=fitted.schema_.targets)]
+        say.words(f"inputs, in this order: {', '.join(fitted.schema_.features)}", "dim")
     elif place.suffix == ".c":
         from lastlayer.integrations import export_c
 
-        written = [export_c(fitted.model, place)]
-        say.words(f"inputs, in this order: {', '.join(fitted.schema.features)}", "dim")
+        written = [export_c(fitted, place)]
+        say.words(f"inputs, in this order: {', '.join(fitted.schema_.features)}", "dim")
     else:
         from lastlayer.integrations.export import export_bundle
 
@@ -351,7 +319,9 @@ def _rows(count: int) -> str:
     return "1 row is" if count == 1 else f"{count:,} rows are"
 
 
-def _widths(text: str) -> tuple[int, ...]:
+def _widths(text: str | None) -> tuple[int, ...] | None:
+    if text in (None, "auto"):
+        return None
     parts = [part for part in text.split(",") if part.strip()]
     if not all(part.strip().isdecimal() and 1 <= int(part) <= WIDEST for part in parts):
         raise InputError(
@@ -367,6 +337,8 @@ def _describe(say: Output, data: Path, table: "Table", schema: "Schema") -> None
     rows = [[name, *taken.get(name, ("excluded", ""))] for name in table.columns]
     say.table(["column", "used as", "range"], rows)
     say.words()
+    for line in schema.notes:
+        say.note(line)
 
 
 def _say_comparison(say: Output, found: "Comparison | None") -> None:

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from lastlayer._internal import files
 from lastlayer.errors import InputError
-from lastlayer.estimators.regressor import BLLRegressor, load
+from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.tables.columns import finite_numbers
 from lastlayer.tables.files import Table
+from lastlayer.tables.forecast import prediction_cells
 from lastlayer.tables.frames import column_cells
-from lastlayer.tables.model import TableModel, prediction_cells
+from lastlayer.tables.regressor import TableRegressor, load
 
 ADVICE = "fix or drop these rows before predicting"
 
@@ -74,8 +74,8 @@ class BatchPredictor:
     def input_columns(self) -> list[str]:
         """Names of the columns that a batch must have; this loads the model."""
         model = self.model()
-        if isinstance(model, TableModel):
-            return [column.name for column in model.schema.columns]
+        if isinstance(model, TableRegressor):
+            return [column.name for column in model.schema_.columns]
         if (names := model.fitted_.feature_names) is None:
             raise InputError(f"{self.path} does not store the names of its inputs: fit the model to a DataFrame")
         return list(names)
@@ -86,7 +86,7 @@ class BatchPredictor:
         words = ("mean", "std", "lower", "upper")
         return [*(f"{name}_{word}" for name in self._targets for word in words), "affine_cost"]
 
-    def model(self) -> TableModel | BLLRegressor:
+    def model(self) -> BLLRegressor:
         """Load the model, or return the one that this process has loaded already."""
         path = Path(self.path)
         version = (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else None
@@ -95,18 +95,18 @@ class BatchPredictor:
     @property
     def _targets(self) -> list[str]:
         model = self.model()
-        if isinstance(model, TableModel):
-            return list(model.schema.targets)
+        if isinstance(model, TableRegressor):
+            return list(model.schema_.targets)
         return ["y"] if (q := model.fitted_.n_outputs) == 1 else [f"y{i}" for i in range(q)]
 
-    def _predictive(self, model: TableModel | BLLRegressor, table: Table) -> Prediction:
-        if isinstance(model, TableModel):
-            return model.predictive(table, unknown=self.unknown)[1]
+    def _predictive(self, model: BLLRegressor, table: Table) -> Prediction:
+        if isinstance(model, TableRegressor):
+            return model.predictive(model.schema_.encode(table, unknown=self.unknown).X)
         X = np.column_stack([finite_numbers(name, table, advice=ADVICE) for name in table.columns])
         return model.fitted_.predictive(X)
 
 
 @lru_cache(maxsize=4)
-def load_once(path: str, version: tuple[int, int] | None) -> TableModel | BLLRegressor:
+def load_once(path: str, version: tuple[int, int] | None) -> BLLRegressor:
     """Load a model file, unless this version of it is still in memory."""
-    return TableModel.load(path) if "table" in files.read(path)[1] else load(path)
+    return load(path)

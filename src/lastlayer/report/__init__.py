@@ -11,7 +11,7 @@ from lastlayer.plots.pages import figure_html, page, side_by_side, table
 from lastlayer.report import figures
 from lastlayer.report.figures import Evaluation
 from lastlayer.report.verdict import by_fifth, by_group, verdict
-from lastlayer.tables import Scores, Table, TableModel, dependence, facts, importance
+from lastlayer.tables import Scores, Table, TableRegressor, dependence, facts, importance
 from lastlayer.tables.cells import NumberFormat, as_texts
 from lastlayer.tables.columns import TextColumn
 from lastlayer.tables.numbers import written
@@ -39,23 +39,22 @@ class Report:
 
 
 def make_report(
-    fitted: TableModel,
+    fitted: TableRegressor,
     table_: Table,
     *,
     model_name: str,
     data_name: str,
     targets: Sequence[str] | None = None,
-    unknown: str = "error",
     group: str | None = None,
 ) -> Report:
     """Make the page; the same model and table give the same text."""
-    evaluation = Evaluation.of(fitted, table_, targets=targets, unknown=unknown)
+    evaluation = Evaluation.of(fitted, table_, targets=targets)
     scores, m = evaluation.scores, len(evaluation.y)
     low, high = binomial_band(m, np.array([0.5, 0.95]))
     model, data, *names = map(html.escape, (model_name, data_name, *evaluation.names))
     head, *lines = scores.table()
     most_wrong = np.abs(evaluation.error).max(1)
-    most_uncertain = (evaluation.std / fitted.model.noise_std_).max(1)
+    most_uncertain = (evaluation.std / fitted.noise_std_).max(1)
     card = "".join(f"<li><b>{html.escape(k)}</b>: {html.escape(v)}</li>" for k, v in facts(fitted).items())
     said, failing = verdict(evaluation)
     fifths_head, *fifths = by_fifth(evaluation)
@@ -135,17 +134,17 @@ def _beyond(evaluation: Evaluation) -> str:
 
 def _ranges(evaluation: Evaluation) -> str:
     rows = []
-    for column, outside in zip(evaluation.fitted.schema.columns, evaluation.encoded.outside.T, strict=True):
+    for column, outside in zip(evaluation.fitted.schema_.columns, evaluation.encoded.outside.T, strict=True):
         here = ""
         if not isinstance(column, TextColumn):
-            here = str(column.of_rows(column.read(evaluation.table, impute=evaluation.fitted.schema.impute)))
+            here = str(column.of_rows(column.read(evaluation.table, impute=evaluation.fitted.schema_.impute)))
         rows.append([column.name, str(column), here, f"{outside.sum():,}", f"{outside.mean():.1%}"])
     return table(["input", "training rows", "these rows", "rows outside", "share"], rows, "ranges")
 
 
 def _rows(evaluation: Evaluation, key: np.ndarray, name: str) -> str:
     """The rows with the largest key: name of the row, predictions, then inputs."""
-    columns = np.array([column.name for column in evaluation.fitted.schema.columns], dtype=object)
+    columns = np.array([column.name for column in evaluation.fitted.schema_.columns], dtype=object)
     inputs, named = columns[:INPUTS_SHOWN], _named(evaluation)
     head = ["row", *([] if named is None else [named])]
     for target in evaluation.names:
@@ -163,7 +162,7 @@ def _rows(evaluation: Evaluation, key: np.ndarray, name: str) -> str:
 
 def _named(evaluation: Evaluation) -> str | None:
     """The first column that is not an input and has a different text in every row: names of the rows."""
-    known = {column.name for column in evaluation.fitted.schema.columns}
+    known = {column.name for column in evaluation.fitted.schema_.columns}
     for name, cells in evaluation.table.columns.items():
         if name not in known and NumberFormat().numbers(cells)[1].all() and len(set(as_texts(cells))) == len(cells):
             return name

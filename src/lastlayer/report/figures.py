@@ -17,7 +17,7 @@ from lastlayer.plots.pages import BLUE, GREY, ORANGE, band, line, panels, points
 from lastlayer.predictions.metrics import LEVELS
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.fitted import Extrapolation
-from lastlayer.tables import Ranking, Scores, Table, TableModel, score
+from lastlayer.tables import Ranking, Scores, Table, TableRegressor, score
 from lastlayer.tables.numbers import written
 from lastlayer.tables.schema import Encoded
 
@@ -36,7 +36,7 @@ DEEPEST = 8.0
 class Evaluation:
     """A model, a table, the predictions for its rows, and the true values."""
 
-    fitted: TableModel
+    fitted: TableRegressor
     table: Table
     encoded: Encoded
     p: Prediction
@@ -45,20 +45,18 @@ class Evaluation:
     scores: Scores
 
     @classmethod
-    def of(
-        cls, fitted: TableModel, table: Table, *, targets: Sequence[str] | None = None, unknown: str = "error"
-    ) -> "Evaluation":
+    def of(cls, fitted: TableRegressor, table: Table, *, targets: Sequence[str] | None = None) -> "Evaluation":
         """Predict the rows of a table, and score the predictions."""
-        y = fitted.schema.targets_of(table, targets)
-        encoded, p = fitted.predictive(table, unknown=unknown)
-        p = p.with_output_axis()
-        where, scores = fitted.model.extrapolation(encoded.X), score(p, y, fitted.schema.targets)
+        y = fitted.schema_.targets_of(table, targets)
+        encoded = fitted.schema_.encode(table, unknown=fitted.unknown)
+        p = fitted.predictive(encoded.X).with_output_axis()
+        where, scores = fitted.extrapolation(encoded.X), score(p, y, fitted.schema_.targets)
         return cls(fitted, table, encoded, p, y, where, scores)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the targets."""
-        return self.fitted.schema.targets
+        return self.fitted.schema_.targets
 
     @property
     def mean(self) -> Float[ndarray, "m q"]:
@@ -217,7 +215,7 @@ def dependence(found: Sequence[Dependence], ranking: Ranking) -> list[go.Figure]
 
 def alpha(evaluation: Evaluation) -> str:
     """LPD against alpha, and the intervals of the first target, with a slider over alpha."""
-    model, rows = evaluation.fitted.model, evaluation.some(ALPHA_ROWS)
+    model, rows = evaluation.fitted, evaluation.some(ALPHA_ROWS)
     X, y = evaluation.encoded.X[rows], evaluation.y[rows]
     curve = copy.deepcopy(model).tune_alpha(X, y if y.shape[1] > 1 else y[:, 0]).alpha_curve_
     own = math.log(model.alpha_) if 0 < model.alpha_ < math.inf else math.inf

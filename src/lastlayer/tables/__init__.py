@@ -1,12 +1,13 @@
 """Tables of users: read in chunks, encoded as in training, predicted in bounded memory, written safely."""
 
 from lastlayer.tables.comparison import Comparison, compare, keep_back
-from lastlayer.tables.facts import Scores, explain, facts, score
+from lastlayer.tables.facts import explain, facts
 from lastlayer.tables.files import Table, TableFile, chunks, read
-from lastlayer.tables.importance import Ranking, dependence, held_out_importance, importance
-from lastlayer.tables.model import TableModel
-from lastlayer.tables.regressor import TableRegressor
+from lastlayer.tables.forecast import forecast, stream
+from lastlayer.tables.importance import Ranking, dependence, held_out_importance, importance, measured
+from lastlayer.tables.regressor import TableRegressor, load_table
 from lastlayer.tables.schema import Reading, Schema
+from lastlayer.tables.scores import Scores, score
 
 __all__ = [
     "Comparison",
@@ -16,16 +17,19 @@ __all__ = [
     "Scores",
     "Table",
     "TableFile",
-    "TableModel",
     "TableRegressor",
     "chunks",
     "compare",
     "dependence",
     "explain",
     "facts",
+    "forecast",
     "held_out_importance",
     "importance",
     "keep_back",
+    "load_table",
+    "measured",
     "read",
     "score",
+    "stream",
 ]

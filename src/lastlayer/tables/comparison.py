@@ -13,8 +13,8 @@ from lastlayer.errors import InputError
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.tables.cells import as_texts
 from lastlayer.tables.files import Table
-from lastlayer.tables.model import TableModel, regression
 from lastlayer.tables.numbers import percent, written
+from lastlayer.tables.regressor import TableRegressor
 
 LEVEL = 0.9
 OURS, LINEAR, MEAN = "lastlayer", "linear regression", "mean"
@@ -73,16 +73,16 @@ class _Said:
     upper: Float[ndarray, "m q"]
 
 
-def compare(fitted: TableModel, table: Table, kept: Table | None = None) -> Comparison | None:
+def compare(fitted: TableRegressor, table: Table, kept: Table | None = None) -> Comparison | None:
     """Compare the model with linear regression and the mean on held-out rows."""
-    X, y = regression(fitted.schema, table)
+    X, y = fitted.schema_.arrays(table)
     y = y.reshape(len(y), -1)
     if kept is not None:
-        new = fitted.schema.encode(kept, unknown="warn").X
-        truth = fitted.schema.targets_of(kept, partly=True)
-        p = fitted.model.predictive(new)
-        return _compared(fitted.schema.targets, truth, p, dict(_baselines(X, y, new)), kept_back=True)
-    held_out = fitted.model.held_out_
+        new = fitted.schema_.encode(kept, unknown="warn").X
+        truth = fitted.schema_.targets_of(kept, partly=True)
+        p = fitted.predictive(new)
+        return _compared(fitted.schema_.targets, truth, p, dict(_baselines(X, y, new)), kept_back=True)
+    held_out = fitted.held_out_
     if held_out is None:
         return None
     rows = held_out.rows
@@ -93,7 +93,7 @@ def compare(fitted: TableModel, table: Table, kept: Table | None = None) -> Comp
         for name, part in _baselines(X[train], y[train], X[rows[at]]):
             for whole, values in zip(vars(said[name]).values(), vars(part).values(), strict=True):
                 whole[at] = values
-    return _compared(fitted.schema.targets, y[rows], held_out.predictive(X[rows]), said, kept_back=False)
+    return _compared(fitted.schema_.targets, y[rows], held_out.predictive(X[rows]), said, kept_back=False)
 
 
 def _compared(

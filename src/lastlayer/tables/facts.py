@@ -1,90 +1,27 @@
-"""Facts about a fitted model and scores of its predictions of a table, as plain data and as text."""
+"""Facts about a fitted model of a table, as plain data and as text."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
-from numpy import ndarray
 
-from lastlayer.errors import InputError
 from lastlayer.estimators.regressor import BLLRegressor
-from lastlayer.predictions.metrics import calibration_error, coverage, crps, log_predictive_density, rmse
-from lastlayer.predictions.prediction import Prediction
 from lastlayer.settings.resolve import Settings
-from lastlayer.tables.model import TableModel
 from lastlayer.tables.numbers import percent, written
+from lastlayer.tables.regressor import TableRegressor
 
 MEASURED = ("held_out", "importance")
 """Entries of the card that `lastlayer fit` measures on held-out rows."""
 
 
-@dataclass(frozen=True)
-class TargetScores:
-    """Scores of one target, in its units; LPD and CRPS judge mean and uncertainty together."""
-
-    target: str
-    rmse: float
-    r2: float
-    """Share of the variance of the target that the mean explains."""
-    lpd: float
-    """Mean log predictive density; larger is better."""
-    crps: float
-    coverage_50: float
-    coverage_95: float
-    """Share of true values inside their intervals, like `coverage_50`."""
-    width_95: float
-    """Mean width of the 95% intervals."""
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Scores of all targets."""
-
-    rows: int
-    targets: tuple[TargetScores, ...]
-    lpd: float
-    """Mean log predictive density, joint over the targets."""
-    calibration_error: float
-    """Mean absolute difference between the level of intervals and the share of targets inside."""
-
-    def table(self) -> list[list[str]]:
-        """A header and one line per target."""
-        head = ["target", "RMSE", "R2", "LPD", "CRPS", "in 50%", "in 95%", "width of 95%"]
-        words = ("rmse", "r2", "lpd", "crps", "coverage_50", "coverage_95", "width_95")
-        shown = lambda s, word: (percent if word.startswith("coverage") else written)(getattr(s, word))
-        return [head, *([s.target, *(shown(s, word) for word in words)] for s in self.targets)]
-
-
-def score(p: Prediction, y: Float[ndarray, "m q"], names: Sequence[str]) -> Scores:
-    """Score predictions against the true values of all targets."""
-    if len(y) < 2:
-        raise InputError(f"scores need at least two rows, but the table has {len(y)}")
-    p = p.with_output_axis()
-    each_rmse, (lower, upper) = rmse(p, y, per_output=True), p.interval(0.95)
-    columns = {
-        "rmse": each_rmse,
-        "r2": 1 - np.square(each_rmse) / np.maximum(y.var(0), np.finfo(float).tiny),
-        "lpd": log_predictive_density(p, y, per_output=True),
-        "crps": crps(p, y, per_output=True),
-        "coverage_50": coverage(p, y, 0.5, per_output=True),
-        "coverage_95": ((y >= lower) & (y <= upper)).mean(0),
-        "width_95": (upper - lower).mean(0),
-    }
-    of_target = lambda i: {word: float(values[i]) for word, values in columns.items()}
-    targets = tuple(TargetScores(name, **of_target(i)) for i, name in enumerate(names))
-    return Scores(len(y), targets, log_predictive_density(p, y), calibration_error(p, y))
-
-
-def explain(table_model: TableModel) -> dict[str, Any]:
+def explain(model: TableRegressor) -> dict[str, Any]:
     """Collect settings, noise, alpha, calibration, training ranges of the inputs and condition of the features."""
-    model, schema = table_model.model, table_model.schema
+    schema, card = model.schema_, model.card_
     noise = zip(schema.targets, model.noise_std_.tolist(), strict=True)
     return {
-        "card": {name: value for name, value in table_model.card.items() if name not in MEASURED},
-        **{name: table_model.card.get(name) for name in MEASURED},
+        "card": {name: value for name, value in card.items() if name not in MEASURED},
+        **{name: card.get(name) for name in MEASURED},
         "targets": [{"target": name, "noise_std": std} for name, std in noise],
         "inputs": schema.as_json()["columns"],
         "impute": schema.impute,
@@ -100,17 +37,17 @@ def explain(table_model: TableModel) -> dict[str, Any]:
     }
 
 
-def facts(table_model: TableModel) -> dict[str, str]:
+def facts(model: TableRegressor) -> dict[str, str]:
     """The model card: the same facts as text, by subject."""
-    found, card = explain(table_model), table_model.card
-    settings, features = table_model.model.settings_, found["features"]
+    found, card = explain(model), model.card_
+    settings, features = model.settings_, found["features"]
     of_working = f" of {found['modelled']}" if found["modelled"] else ""
     log_alpha, log_star = (math.log(a) if a > 0 else -math.inf for a in (found["alpha"], found["alpha_star"]))
     return {
         "targets": ", ".join(
             f"{row['target']} (noise std{of_working} {written(row['noise_std'])})" for row in found["targets"]
         ),
-        "inputs": ", ".join(table_model.schema.features),
+        "inputs": ", ".join(model.schema_.features),
         "missing values": "filled with the median or the most frequent text" if found["impute"] else "rejected",
         "training rows": str(card.get("rows", "unknown")),
         "fitted": "{}, on {}, by lastlayer {}".format(*(card.get(k, "unknown") for k in ("fitted", "data", "version"))),

@@ -13,9 +13,10 @@ from lastlayer.explain import Dependence, Importance, Input, partial_dependence,
 from lastlayer.plots.drawing import some
 from lastlayer.tables.cells import as_texts
 from lastlayer.tables.columns import NumberColumn, TextColumn
+from lastlayer.tables.comparison import Comparison, compare
 from lastlayer.tables.files import Table
-from lastlayer.tables.model import TableModel, regression
 from lastlayer.tables.numbers import plain, written
+from lastlayer.tables.regressor import TableRegressor
 from lastlayer.tables.schema import Schema
 
 ROWS, REPEATS, STEPS = 500, 5, 25
@@ -96,9 +97,9 @@ def columns_of(schema: Schema, table: Table | None = None) -> list[Input]:
     return found
 
 
-def saved_ranking(fitted: TableModel) -> Ranking | None:
+def saved_ranking(fitted: TableRegressor) -> Ranking | None:
     """The ranking that `lastlayer fit` wrote into the model file; None if there is none."""
-    saved = fitted.card.get("importance")
+    saved = fitted.card_.get("importance")
     try:
         return None if saved is None else Ranking.from_json(saved)
     except (KeyError, TypeError, ValueError) as error:
@@ -108,37 +109,43 @@ def saved_ranking(fitted: TableModel) -> Ranking | None:
 
 
 def importance(
-    fitted: TableModel, table: Table, *, targets: Sequence[str] | None = None, kept_back: bool = False
+    fitted: TableRegressor, table: Table, *, targets: Sequence[str] | None = None, kept_back: bool = False
 ) -> Ranking:
     """Measure the permutation importance of each column on given rows, at most 500 of them."""
-    X, y = regression(fitted.schema, table, targets, unknown="warn")
-    return _ranking(fitted, fitted.model, X, y, some(len(X), ROWS)[0], held_out=kept_back)
+    X, y = fitted.schema_.arrays(table, targets, unknown="warn")
+    return _ranking(fitted, fitted, X, y, some(len(X), ROWS)[0], held_out=kept_back)
 
 
-def held_out_importance(fitted: TableModel, table: Table) -> Ranking | None:
+def held_out_importance(fitted: TableRegressor, table: Table) -> Ranking | None:
     """Measure the importance on the training rows, each predicted by networks that were not trained on it."""
-    held_out = fitted.model.held_out_
+    held_out = fitted.held_out_
     if held_out is None:
         return None
     judge = held_out.take(some(len(held_out.rows), ROWS)[0])
-    X, y = regression(fitted.schema, table)
+    X, y = fitted.schema_.arrays(table)
     return _ranking(fitted, judge, X, y, judge.rows, held_out=True)
 
 
+def measured(model: TableRegressor, table: Table, kept: Table | None) -> tuple[Comparison | None, Ranking | None]:
+    """Compare a model with simple ones and rank its inputs, on rows kept out of the fit, or on its held-out rows."""
+    found = compare(model, table, kept)
+    return found, held_out_importance(model, table) if kept is None else importance(model, kept, kept_back=True)
+
+
 def _ranking(
-    fitted: TableModel, judge: Any, X: ndarray, y: ndarray, rows: Int[ndarray, " k"], *, held_out: bool
+    fitted: TableRegressor, judge: Any, X: ndarray, y: ndarray, rows: Int[ndarray, " k"], *, held_out: bool
 ) -> Ranking:
-    inputs = columns_of(fitted.schema)
+    inputs = columns_of(fitted.schema_)
     found = permutation_importance(judge, X[rows], y[rows], inputs=inputs, n_repeats=REPEATS)
-    return Ranking(fitted.schema.targets, tuple(found), len(rows), held_out)
+    return Ranking(fitted.schema_.targets, tuple(found), len(rows), held_out)
 
 
-def dependence(fitted: TableModel, table: Table | None = None) -> list[Dependence]:
+def dependence(fitted: TableRegressor, table: Table | None = None) -> list[Dependence]:
     """Compute the partial dependence on each column over its training range."""
-    inputs = [one for one in columns_of(fitted.schema, table) if one.grid is not None]
-    typical = {column.name: np.array([column.fill], dtype=object) for column in fitted.schema.columns}
-    X = fitted.schema.encode(Table(typical) if table is None else table, unknown="warn").X
-    return partial_dependence(fitted.model, X, inputs=inputs)
+    inputs = [one for one in columns_of(fitted.schema_, table) if one.grid is not None]
+    typical = {column.name: np.array([column.fill], dtype=object) for column in fitted.schema_.columns}
+    X = fitted.schema_.encode(Table(typical) if table is None else table, unknown="warn").X
+    return partial_dependence(fitted, X, inputs=inputs)
 
 
 def extremes_table(found: Sequence[Dependence], targets: Sequence[str]) -> list[list[str]]:

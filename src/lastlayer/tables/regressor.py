@@ -8,19 +8,27 @@ from typing import Any
 
 import numpy as np
 from numpy import ndarray
+from sklearn.model_selection import GroupKFold
 from torch import Tensor, nn
 
-from lastlayer._internal import files
+from lastlayer._internal import checked, files
+from lastlayer._internal.arrays import check_finite
+from lastlayer._internal.files import ModelFileError
 from lastlayer.data.observe import Observations
 from lastlayer.data.sources import Source
 from lastlayer.errors import InputError, check_choice
 from lastlayer.estimators import regressor
 from lastlayer.estimators.regressor import BLLRegressor
-from lastlayer.tables.facts import Scores, score
+from lastlayer.tables.cells import as_texts
 from lastlayer.tables.files import Table
 from lastlayer.tables.frames import as_table, column_cells, is_table
-from lastlayer.tables.model import TableModel
 from lastlayer.tables.schema import IMPUTE, UNKNOWN, Reading, Schema
+from lastlayer.tables.scores import Scores, score
+
+GROUP_FOLDS = 5
+CARD: dict[str, Any] = dict.fromkeys(("data", "fitted", "version"), str)
+CARD |= {"rows": int, "seed": int, "interrupted": bool, "notes": list[str]}
+"""Types of the entries of a card."""
 
 
 class TableRegressor(BLLRegressor):
@@ -84,6 +92,7 @@ class TableRegressor(BLLRegressor):
 
     schema_: Schema
     card_: dict[str, Any]
+    """Facts about the fit, as plain JSON; saved with the model."""
 
     def __init__(
         self,
@@ -116,6 +125,7 @@ class TableRegressor(BLLRegressor):
         groups: Any = None,
         *,
         target: str | Sequence[str] | None = None,
+        schema: Schema | None = None,
         noise_std: Any = None,
         observations: Sequence[Observations] = (),
         progress: bool | None = None,
@@ -136,6 +146,8 @@ class TableRegressor(BLLRegressor):
             Rows to hold out together: the name of a column, which is then not used as an input, or a label per row.
         target : str or sequence of str, default None
             Names of the target columns of X.
+        schema : Schema, default None
+            An encoding to use, such as `schema_` of another model, instead of one that is learned from X.
         noise_std : float or array-like, default None
             As in `BLLRegressor.fit`.
         observations : sequence of Observations, default ()
@@ -144,24 +156,30 @@ class TableRegressor(BLLRegressor):
             As in `BLLRegressor.fit`.
         """
         check_choice("unknown", self.unknown, UNKNOWN)
-        if self.impute is not None:
-            check_choice("impute", self.impute, IMPUTE)
         self._forget()
-        names, table = _targets(as_table(X), y, target)
-        by_column = isinstance(groups, str)
-        drop = {*self.drop, groups} if by_column else {*self.drop}
-        reading = Reading(drop, self.keep, self.text, self.impute is not None, self.decimal, self.date_order)
-        schema = Schema.infer(table, names, reading)
+        names, table = _targets(as_table(X), y, target if schema is None else schema.targets)
+        schema = schema or Schema.infer(table, names, self.reading(groups))
         given = {"sample_weight": sample_weight, "noise_std": noise_std, "observations": observations}
         if validation_data is not None:
             given["validation_data"] = _rows(schema, *validation_data)
-        if groups is not None and not by_column:
-            given["groups"] = groups
         parameters = self._parameters() | ({} if progress is None else {"progress": progress})
-        self._adopt(TableModel.of(schema, table, groups=groups if by_column else None, given=given, **parameters))
-        return self
+        if isinstance(groups, str):
+            column, groups = groups, as_texts(table.cells(groups, "--groups"))
+            if (n := len(set(groups))) < 2:
+                raise InputError(f"--groups {column}: all rows are in one group, but at least two groups are needed")
+            parameters |= {"calibration": GroupKFold(min(GROUP_FOLDS, n))}
+        inputs, targets = schema.arrays(table)
+        model = BLLRegressor(**parameters).fit(inputs, targets, groups=groups, **given)
+        return self._adopt(model, schema, {"rows": len(table)})
 
-    def evaluate(self, X: Any, y: Any = None) -> Scores:
+    def reading(self, groups: Any = None) -> Reading:
+        """Return the options for reading columns; a column of groups is not an input."""
+        if self.impute is not None:
+            check_choice("impute", self.impute, IMPUTE)
+        drop = {*self.drop, groups} if isinstance(groups, str) else {*self.drop}
+        return Reading(drop, self.keep, self.text, self.impute is not None, self.decimal, self.date_order)
+
+    def evaluate(self, X: Any, y: Any = None, *, target: str | Sequence[str] | None = None) -> Scores:
         """Score the predictions of rows whose targets are known, preferably rows that were not used in training.
 
         Parameters
@@ -170,11 +188,23 @@ class TableRegressor(BLLRegressor):
             The table.
         y : array, Series or DataFrame, default None
             The targets, if they are not columns of X.
+        target : str or sequence of str, default None
+            Names of the target columns of X, if they differ from those in `fit`.
         """
-        schema, table = self._schema(), self._with_targets(X, y)
-        return score(self.predictive(table), schema.targets_of(table), schema.targets)
+        schema = self._schema()
+        names, table = _targets(as_table(X), y, target or schema.targets)
+        true = schema.targets_of(table, names)
+        return score(self.predictive(table), true, schema.targets)
 
-    def update(self, X: Any, y: Any = None, sample_weight: Any = None, *, forgetting: float = 1.0) -> "TableRegressor":
+    def update(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        target: str | Sequence[str] | None = None,
+        forgetting: float = 1.0,
+    ) -> "TableRegressor":
         """Add rows in closed form, see `BLLRegressor.update`, and extend the ranges of the columns.
 
         Parameters
@@ -185,13 +215,19 @@ class TableRegressor(BLLRegressor):
             The targets, if they are not columns of X.
         sample_weight : array-like of shape (m,), default None
             Weight of each row.
+        target : str or sequence of str, default None
+            Names of the target columns of X, if they differ from those in `fit`.
         forgetting : float, default 1.0
             Factor by which old rows are down-weighted first.
         """
-        super().update(X, y, sample_weight, forgetting=forgetting)
-        if is_table(X):
-            grown = TableModel(self.schema_, self, self.card_).grown(as_table(X))
-            self.schema_, self.card_ = grown.schema, grown.card
+        if not is_table(X):
+            super().update(X, y, sample_weight, forgetting=forgetting)
+            return self
+        schema = self._schema()
+        names, table = _targets(as_table(X), y, target or schema.targets)
+        super().update(*schema.arrays(table, names), sample_weight, forgetting=forgetting)
+        self.schema_ = schema.widened(table)
+        self.card_ = self.card_ | {"rows": int(self.card_.get("rows", 0)) + len(table)}
         return self
 
     def fit_source(
@@ -216,13 +252,6 @@ class TableRegressor(BLLRegressor):
         table = {"table": self._schema().as_json(), "card": self.card_}
         return tensors, header | {"model": BLLRegressor.__name__} | table
 
-    @classmethod
-    def of(cls, made: TableModel) -> "TableRegressor":
-        """Create an estimator from a model that was fitted on the command line."""
-        model = cls(impute=IMPUTE[0] if made.schema.impute else None, **made.model.get_params(deep=False))
-        model._adopt(made)
-        return model
-
     @property
     def notes_(self) -> list[str]:
         """How columns were encoded, and which were ignored."""
@@ -233,24 +262,21 @@ class TableRegressor(BLLRegressor):
         """Names of the model's inputs."""
         return self._schema().features
 
-    def _adopt(self, made: TableModel) -> None:
-        own = {name: value for name, value in vars(made.model).items() if name not in BLLRegressor._get_param_names()}
-        vars(self).update(own, schema_=made.schema, card_=made.card)
+    def _adopt(self, model: BLLRegressor, schema: Schema, card: dict[str, Any]) -> "TableRegressor":
+        own = {name: value for name, value in vars(model).items() if name not in BLLRegressor._get_param_names()}
+        vars(self).update(own, schema_=schema, card_=card)
+        return self
 
     def _schema(self) -> Schema:
         self._fitted()
         return self.schema_
 
-    def _with_targets(self, X: Any, y: Any) -> Table:
-        return as_table(X) if y is None else _targets(as_table(X), y, self._schema().targets)[1]
-
     def _checked(self, X: Any) -> ndarray:
-        return self._schema().encode(as_table(X), unknown=self.unknown).X if is_table(X) else super()._checked(X)
+        return super()._checked(self._schema().encode(as_table(X), unknown=self.unknown).X if is_table(X) else X)
 
     def _checked_rows(self, X: Any, y: Any, *, partly: bool = False) -> tuple[ndarray, ndarray]:
-        if not is_table(X):
-            return super()._checked_rows(X, y, partly=partly)
-        return _rows(self._schema(), self._with_targets(X, y), None, partly=partly)
+        rows = _rows(self._schema(), X, y, partly=partly) if is_table(X) else (X, y)
+        return super()._checked_rows(*rows, partly=partly)
 
 
 def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> BLLRegressor:
@@ -268,9 +294,58 @@ def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> 
     ModelFileError
         If the file is damaged or does not hold such a model.
     """
-    if "table" in files.read(path)[1]:
-        return TableRegressor.of(TableModel.load(path))
+    tensors, header = files.read(path)
+    if "table" in header:
+        return _restored(path, tensors, header)
     return regressor.load(path, backbone=backbone)
+
+
+def load_table(path: str | os.PathLike[str], *, unknown: str = "error") -> TableRegressor:
+    """Load a model of a table, with a rule for unknown texts; raise ModelFileError if it has no columns."""
+    tensors, header = files.read(path)
+    if "table" not in header:
+        raise ModelFileError(
+            f"{path} was saved without the columns of its table: use it in Python with lastlayer.load, "
+            "or fit a model with `lastlayer fit`"
+        )
+    return _restored(path, tensors, header, unknown)
+
+
+def _restored(
+    path: str | os.PathLike[str], tensors: dict[str, Tensor], header: dict[str, Any], unknown: str = "error"
+) -> TableRegressor:
+    """Restore a model of a table from the contents of a file; raise ModelFileError if it cannot predict."""
+    model = regressor.unpacked(path, tensors, header, None)
+    try:
+        schema = Schema.from_json(header["table"])
+        found, wanted = (len(schema.features), len(schema.targets)), (model.n_features_in_, model.fitted_.n_outputs)
+        if found != wanted:
+            raise ValueError(f"they give {found[0]} inputs and {found[1]} targets, but the model has {wanted}")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelFileError(
+            f"{path} is not compatible with this version of lastlayer: {error!r} in its columns"
+        ) from error
+    empty = TableRegressor(impute=IMPUTE[0] if schema.impute else None, unknown=unknown, **model.get_params(deep=False))
+    made = empty._adopt(model, schema, _card(header.get("card")))
+    try:
+        row = Table({column.name: column.typical() for column in schema.columns})
+        p, where = made.predictive(row), made.extrapolation(row)
+        for numbers in (p.mean, p.std, *p.interval(0.95), p.affine_cost, where.affine_cost, where.quantile):
+            check_finite(numbers, "its prediction")
+    except Exception as error:  # a file may be complete and still contain anything
+        raise ModelFileError(f"{path} is damaged or not a model of a table: it cannot predict ({error!r})") from error
+    return made
+
+
+def _card(saved: Any) -> dict[str, Any]:
+    """Entries of a card that have the types that `lastlayer fit` writes; no prediction depends on them."""
+    found = dict(saved) if isinstance(saved, dict) else {}
+    for name, kind in CARD.items():
+        try:
+            found[name] = checked.typed(name, found[name], kind)
+        except (KeyError, ValueError):
+            found.pop(name, None)
+    return found
 
 
 def _targets(table: Table, y: Any, target: str | Sequence[str] | None) -> tuple[list[str], Table]:
@@ -302,8 +377,7 @@ def _targets(table: Table, y: Any, target: str | Sequence[str] | None) -> tuple[
 def _rows(schema: Schema, X: Any, y: Any, *, partly: bool = True) -> tuple[ndarray, ndarray]:
     """Encoded inputs and targets of a table."""
     table = as_table(X) if y is None else _targets(as_table(X), y, schema.targets)[1]
-    T = schema.targets_of(table, partly=partly)
-    return schema.encode(table).X, T[:, 0] if T.shape[1] == 1 else T
+    return schema.arrays(table, partly=partly)
 
 
 def _signature() -> inspect.Signature:

@@ -200,6 +200,13 @@ class Schema:
             )
         return y
 
+    def arrays(
+        self, table: Table, names: Sequence[str] | None = None, *, unknown: str = "error", partly: bool = True
+    ) -> tuple[Float[ndarray, "m d"], ndarray]:
+        """Encode inputs and targets for a regressor; a single target is one-dimensional."""
+        y = self.targets_of(table, names, partly=partly)
+        return self.encode(table, unknown=unknown).X, y[:, 0] if y.shape[1] == 1 else y
+
     def widened(self, table: Table) -> "Schema":
         """The schema after more rows, with training ranges that include them."""
         return replace(self, columns=tuple(column.widened(column.read(table, self.impute)) for column in self.columns))

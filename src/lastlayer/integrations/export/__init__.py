@@ -16,12 +16,12 @@ from lastlayer.integrations.export.bundle import FORMAT
 from lastlayer.networks.arrays import NetworkArrays, as_array
 from lastlayer.predictor.fitted import as_fitted
 from lastlayer.predictor.module import LayerGroup
-from lastlayer.tables import Schema, TableModel, cells
+from lastlayer.tables import Schema, TableRegressor, cells
 
 
-def export_bundle(fitted: TableModel, folder: Path) -> list[Path]:
+def export_bundle(fitted: TableRegressor, folder: Path) -> list[Path]:
     """Write model.npz and predict.py into a folder."""
-    arrays = to_arrays(fitted.model, fitted.schema)
+    arrays = to_arrays(fitted, fitted.schema_)
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
