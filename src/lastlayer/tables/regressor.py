@@ -302,6 +302,7 @@ def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> 
 
 def load_table(path: str | os.PathLike[str], *, unknown: str = "error") -> TableRegressor:
     """Load a model of a table, with a rule for unknown texts; raise ModelFileError if it has no columns."""
+    check_choice("unknown", unknown, UNKNOWN)
     tensors, header = files.read(path)
     if "table" not in header:
         raise ModelFileError(
