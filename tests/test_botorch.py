@@ -26,18 +26,16 @@ from botorch.models import ModelList, ModelListGP, SingleTaskGP
 from botorch.models.transforms import Normalize, Standardize
 from botorch.models.transforms.input import InputPerturbation
 from botorch.optim import optimize_acqf
-from botorch.posteriors.fully_bayesian import GaussianMixturePosterior
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.sampling.pathwise import draw_matheron_paths
 from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 from helpers import close, sine
-from scipy.special import logsumexp
 
 import lastlayer.errors
 from lastlayer import BLLRegressor
 from lastlayer.bayes.features import affine_features
 from lastlayer.errors import FlooredNoiseWarning, InputError
-from lastlayer.integrations.botorch import BLLMixture, BLLModel, MemberAverage, SingleTaskBLL, Surrogate, fit_model
+from lastlayer.integrations.botorch import BLLModel, SingleTaskBLL, Surrogate, fit_model
 from lastlayer.integrations.botorch.surrogate import LITTLE_NOISE
 from lastlayer.networks.fourier import ProcessFeatures
 from lastlayer.training.lengths import fit_lengths
@@ -146,9 +144,10 @@ def test_noise_that_depends_on_the_input_is_that_of_the_model():
     close(cov, torch.tensor(joint.cov()), loose=JOINT)
 
 
+@pytest.mark.parametrize("noise", ["diagonal", "full"])
 @pytest.mark.parametrize("kind", ["one network", "calibrated"])
-def test_batches_outputs_and_transforms(kind):
-    regressor, X = fitted(kind), points(3, 2, 4)
+def test_batches_outputs_and_transforms(kind, noise):
+    regressor, X = fitted(kind, noise=noise), points(3, 2, 4)
     model = BLLModel(regressor)
     whole = model.posterior(X)
     assert model.num_outputs == 2
@@ -289,39 +288,6 @@ def test_a_drawn_function_is_one_function_and_can_be_optimised():
     x = X[:1].clone().requires_grad_()
     (gradient,) = torch.autograd.grad(drawn(x).sum(), x)
     assert bool((gradient != 0).all())
-
-
-# mixtures -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_mixture_averages_acquisition_values_over_its_members():
-    regressor, X = fitted("alike", q=1), points(4, 1)
-    mixture = BLLMixture(regressor)
-    posterior = mixture.posterior(X)
-    assert isinstance(posterior, GaussianMixturePosterior)
-    joint = regressor.predictive(X[:, 0].numpy(), noise=False)
-    close(posterior.mixture_mean[:, 0], torch.tensor(joint.mean))
-    close(posterior.mixture_variance[:, 0], torch.tensor(joint.epistemic_var), loose=JOINT)
-    value = LogExpectedImprovement(mixture, best_f=1.0)(X).detach()
-    close(qLogExpectedImprovement(mixture, 1.0, SobolQMCNormalSampler(torch.Size([4096]), seed=0))(X), value, loose=1e8)
-    alone = [BLLModel(regressor.fitted_.alone(i)) for i in range(3)]
-    each = [LogExpectedImprovement(model, best_f=1.0)(X).detach().numpy() for model in alone]
-    close(value, torch.tensor(logsumexp(each, axis=0) - math.log(3)), loose=100)
-
-
-def test_members_of_a_mixture_are_conditioned_each():
-    regressor, X, Y, new = fitted("alike"), points(3), points(3, seed=2), points(2, seed=3)
-    later = BLLMixture(regressor).condition_on_observations(X, Y).posterior(new)
-    expected = BLLMixture(regressor.update(X.numpy(), Y.numpy())).posterior(new)
-    close(later.mean, expected.mean)
-    close(later.variance, expected.variance, loose=JOINT)
-    sampler = SobolQMCNormalSampler(torch.Size([4]), seed=0)
-    assert BLLMixture(regressor).fantasize(X, sampler).posterior(new).mean.shape == (4, 3, 2, 2)
-
-
-def test_a_calibrated_mixture_says_what_to_use():
-    with pytest.raises(InputError, match="use BLLModel"):
-        BLLMixture(fitted("calibrated"))
 
 
 # acquisition functions ------------------------------------------------------------------------------------------------
@@ -517,45 +483,26 @@ def test_known_variances_are_those_of_their_values():
     assert float(spread.min()) >= float(Yvar.mean())
 
 
-def test_acquisition_functions_with_pending_points_and_by_samples(two_columns):
-    """Entropy searches and knowledge gradient, of a surrogate and of each member of a mixture."""
+@pytest.mark.parametrize("kind", ["surrogate", "mixture"])
+def test_acquisition_functions_with_pending_points_and_by_samples(kind, two_columns):
+    """Entropy searches and knowledge gradient, which need a single Gaussian."""
     X, Y, _ = two_columns
-    surrogate = fit_model(X, Y[:, :1])
+    words = {"preset": "fast", "max_epochs": 5, "random_state": 0, "n_members": 2}
+    model = (
+        fit_model(X, Y[:, :1])
+        if kind == "surrogate"
+        else BLLModel(BLLRegressor((4,), **words).fit(X.numpy(), Y[:, :1].numpy()), train_X=X)
+    )
     box = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()
     candidates, x, pending = torch.rand(30, 2).double(), torch.rand(3, 1, 2).double(), torch.rand(2, 2).double()
-    regressor = BLLRegressor((4,), preset="evidence", n_members=2, hidden_prior=1.0, max_epochs=5, random_state=0)
-    mixture = BLLMixture(regressor.fit(X.numpy(), Y[:, :1].numpy()), train_X=X)
     torch.manual_seed(0)
-    makers = {
-        "GIBBON": lambda m: qLowerBoundMaxValueEntropy(m, candidates, X_pending=pending),
-        "max-value entropy": lambda m: qMaxValueEntropy(m, candidates, X_pending=pending),
-    }
-    for make in makers.values():
-        for acquisition in (make(surrogate), MemberAverage(mixture, make)):
-            assert torch.isfinite(acquisition(x)).all()
-    many = MemberAverage(mixture, lambda m: qKnowledgeGradient(m, num_fantasies=2))
-    assert many(torch.rand(3, 3, 2).double()).shape == (3,)
-    alone = [LogExpectedImprovement(m, 0.5)(x) for m in mixture.members()]
-    torch.testing.assert_close(
-        MemberAverage(mixture, lambda m: LogExpectedImprovement(m, 0.5))(x), torch.stack(alone).mean(0)
-    )
-    points, values = get_optimal_samples(surrogate, box, 4, raw_samples=32, num_restarts=3)
+    for acquisition in (qLowerBoundMaxValueEntropy, qMaxValueEntropy):
+        assert torch.isfinite(acquisition(model, candidates, X_pending=pending)(x)).all()
+    assert qKnowledgeGradient(model, num_fantasies=2)(torch.rand(3, 3, 2).double()).shape == (3,)
+    points, values = get_optimal_samples(model, box, 4, raw_samples=32, num_restarts=3)
     assert points.shape == (4, 2)
-    assert torch.isfinite(qJointEntropySearch(surrogate, points, values)(x)).all()
-    assert torch.isfinite(qPredictiveEntropySearch(surrogate, points)(x)).all()
-    assert get_optimal_samples(mixture, box, 4, raw_samples=32, num_restarts=3)[0].shape == (4, 2, 2)
-
-
-def test_a_batch_of_values_is_a_batch_of_models_for_every_member(two_columns):
-    """As many as there are members, too: they are never one for each."""
-    X, Y, _ = two_columns
-    regressor = BLLRegressor((4,), preset="evidence", n_members=3, hidden_prior=1.0, max_epochs=5, random_state=0)
-    mixture = BLLMixture(regressor.fit(X.numpy(), Y[:, :1].numpy()))
-    values = torch.rand(3, 2, 1).double()
-    after = mixture.condition_on_observations(X[:2], values)
-    for i in range(3):
-        alone = mixture.condition_on_observations(X[:2], values[i])
-        torch.testing.assert_close(after.posterior(X).mixture_mean[i], alone.posterior(X).mixture_mean)
+    assert torch.isfinite(qJointEntropySearch(model, points, values)(x)).all()
+    assert torch.isfinite(qPredictiveEntropySearch(model, points)(x)).all()
 
 
 @pytest.mark.parametrize("noise", [None, 0.01])
@@ -569,9 +516,6 @@ def test_fantasies_of_no_points_and_of_perturbed_ones(two_columns, noise):
     assert after.posterior(X[:5]).mean.shape == (4, 3, 10, 1)  # each point twice
     nothing = model.fantasize(torch.zeros(0, 2).double(), sampler, observation_noise=noise)
     torch.testing.assert_close(nothing.posterior(X[:5]).mean, model.posterior(X[:5]).mean.expand(4, -1, -1))
-    regressor = BLLRegressor((4,), preset="evidence", n_members=3, hidden_prior=1.0, max_epochs=5, random_state=0)
-    mixture = BLLMixture(regressor.fit(X.numpy(), Y[:, :1].numpy()))
-    assert mixture.fantasize(X[:2], sampler, observation_noise=noise).posterior(X[:5]).mean.shape[0] == 4
 
 
 def test_many_functions_at_once_are_draws_of_the_posterior(two_columns):

@@ -8,19 +8,8 @@ with warnings.catch_warnings():  # linear_operator uses deprecated parts of torc
     warnings.simplefilter("ignore", DeprecationWarning)
     need("botorch", extra="botorch")
 
-from lastlayer.integrations.botorch.members import MemberAverage
-from lastlayer.integrations.botorch.model import BLLMixture, BLLModel, DrawnFunctions
-from lastlayer.integrations.botorch.paths import FunctionPaths
+from lastlayer.integrations.botorch.model import BLLModel, DrawnFunctions, FunctionPaths
 from lastlayer.integrations.botorch.single_task import SingleTaskBLL, fit_model
 from lastlayer.integrations.botorch.surrogate import Surrogate
 
-__all__ = [
-    "BLLMixture",
-    "BLLModel",
-    "DrawnFunctions",
-    "FunctionPaths",
-    "MemberAverage",
-    "SingleTaskBLL",
-    "Surrogate",
-    "fit_model",
-]
+__all__ = ["BLLModel", "DrawnFunctions", "FunctionPaths", "SingleTaskBLL", "Surrogate", "fit_model"]

@@ -1,9 +1,8 @@
 """A fitted model as Gaussians, linear in random coefficients, in torch: differentiable, batched, conditioned."""
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -88,7 +87,7 @@ class LinearGaussian(nn.Module):
             outputs = self.V @ self.V.mT
             cov = KroneckerProductLinearOperator(K, outputs.expand(*K.shape[:-2], *outputs.shape))
         else:
-            cov = to_linear_operator(_jittered(self.V.square() * between[..., 0, :, :]))
+            cov = to_linear_operator(_jittered(self.V.square().sum() * between[..., 0, :, :]))
         batch, noise = mean.shape[:-2], rows.point_noise
         return JointMoments(mean, cov.expand(*batch, *cov.shape[-2:]), noise.expand(*batch, *noise.shape[-3:]))
 
@@ -264,64 +263,6 @@ class MomentMatched(LinearGaussian):
 
     def _own_noise(self, noise: Float[Tensor, "*b n o"]) -> Float[Tensor, "*b 1 no"]:
         return noise.flatten(-2)[..., None, :]
-
-
-class Independent(nn.Module):
-    """Independent outputs, with one Gaussian distribution each."""
-
-    def __init__(self, parts: Sequence[LinearGaussian]) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(parts)
-
-    @property
-    def kept(self) -> list[int]:
-        """Indices of the outputs."""
-        return list(range(len(self.parts)))
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        """Shape of the batch of distributions."""
-        return self._each()[0].batch_shape
-
-    def outputs(self, kept: list[int]) -> "Independent":
-        """Select outputs."""
-        each = self._each()
-        return Independent([each[i].separate() for i in kept])
-
-    def separate(self) -> "Independent":
-        """Copy the distributions; the copy shares no state with the original."""
-        return Independent([part.separate() for part in self._each()])
-
-    def moments_of_outputs(self, X: Float[Tensor, "*b q d"]) -> list[JointMoments]:
-        """Return the joint distribution of each output at some points."""
-        return [part.moments(X) for part in self._each()]
-
-    def condition(
-        self, X: Float[Tensor, "*c n d"], Y: Float[Tensor, "*b n o"], noise: Tensor | None = None
-    ) -> "Independent":
-        """Condition every output on its observations."""
-        column = lambda values, j: None if values is None else values[..., j : j + 1]
-        return Independent(
-            [part.condition(X, Y[..., j : j + 1], column(noise, j)) for j, part in enumerate(self._each())]
-        )
-
-    def repeated(self, batch_shape: torch.Size) -> "Independent":
-        """Repeat the distributions over a batch shape."""
-        return Independent([part.repeated(batch_shape) for part in self._each()])
-
-    def draw(self, generator: torch.Generator | None = None, sample_shape: tuple[int, ...] = ()) -> list[Tensor]:
-        """Sample the coefficients of one function, or of many in leading dimensions."""
-        return [part.draw(generator, sample_shape) for part in self._each()]
-
-    def function(self, X: Float[Tensor, "*b q d"], coefficients: Sequence[Tensor]) -> Float[Tensor, "*d q o"]:
-        """Evaluate the function with the given coefficients."""
-        return torch.cat([part.function(X, e) for part, e in zip(self._each(), coefficients, strict=True)], -1)
-
-    def _each(self) -> list[LinearGaussian]:
-        return [part for part in self.parts if isinstance(part, LinearGaussian)]
-
-
-Gaussian: TypeAlias = LinearGaussian | Independent
 
 
 def block_diagonal(blocks: Float[Tensor, "*b q o o"]) -> Float[Tensor, "*b qo qo"]:

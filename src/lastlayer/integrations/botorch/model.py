@@ -1,4 +1,4 @@
-"""`BLLModel` and `BLLMixture`: fitted last layers as BoTorch models."""
+"""`BLLModel`: fitted last layers as a BoTorch model, and functions drawn from it."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -11,8 +11,9 @@ from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import fantasize as fantasizing
 from botorch.posteriors import GPyTorchPosterior, Posterior
-from botorch.posteriors.fully_bayesian import MCMC_DIM, GaussianMixturePosterior
 from botorch.sampling.base import MCSampler
+from botorch.sampling.pathwise.paths import SamplePath
+from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from jaxtyping import Float
 from linear_operator import to_linear_operator
@@ -20,14 +21,13 @@ from torch import Tensor
 
 from lastlayer.errors import InputError
 from lastlayer.integrations.botorch.gaussian import (
-    Gaussian,
-    Independent,
     JointMoments,
+    LinearGaussian,
     MomentMatched,
     Separable,
     block_diagonal,
 )
-from lastlayer.predictor.fitted import Fitted, as_fitted
+from lastlayer.predictor.fitted import as_fitted
 
 Own = TypeVar("Own", bound="BLLModel")
 
@@ -35,7 +35,7 @@ Own = TypeVar("Own", bound="BLLModel")
 class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
     """A fitted model for BoTorch: the joint Gaussian over points and outputs of `model.joint`, differentiable.
 
-    A mixture is replaced by the Gaussian with the same mean and covariance (`BLLMixture` keeps its members apart).
+    A mixture is replaced by the Gaussian with the same mean and covariance.
     Conditioning, and with it every fantasy, conditions this Gaussian in closed form at fixed features and noise:
     without calibration that is the posterior of the last layer after `model.update`.
 
@@ -58,6 +58,9 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
     >>> acquisition = qLogExpectedImprovement(model, best_f=Y.max())  # doctest: +SKIP
     """
 
+    parts: Any
+    """One Gaussian of all outputs, or one of each."""
+
     def __init__(
         self,
         fitted: Any,
@@ -69,7 +72,8 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
         super().__init__()
         if train_X is not None:
             self.train_inputs = (train_X,)
-        self.parts = torch.nn.ModuleList(self._gaussians(as_fitted(fitted).needs("BoTorch", shared=True)))
+        one = as_fitted(fitted).needs("BoTorch", shared=True)
+        self.parts = torch.nn.ModuleList([(Separable if len(one.members) == 1 else MomentMatched)(one)])
         self.requires_grad_(False)
         if input_transform is not None:
             self.input_transform = input_transform
@@ -77,14 +81,10 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
             self.outcome_transform = outcome_transform
         self.eval()
 
-    @staticmethod
-    def _gaussians(fitted: Fitted) -> Sequence[Gaussian]:
-        return [Separable(fitted) if len(fitted.members) == 1 else MomentMatched(fitted)]
-
     @property
     def num_outputs(self) -> int:
         """Number of outputs."""
-        return len(self.parts[0].kept)
+        return sum(len(part.kept) for part in self.parts)
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -134,7 +134,7 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
         X : Tensor of shape (..., n, d)
             Points.
         Y : Tensor of shape (..., n, o)
-            Observed values. A batch of Y returns a batch of models; every member of a mixture learns all of them.
+            Observed values. A batch of Y returns a batch of models.
         noise : Tensor, default None
             Noise variances of these observations, on the scale of the outcome transform. None: the learned noise.
         **_ : dict
@@ -154,13 +154,14 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
     ) -> Own:
         """Condition on draws of the model's own noisy posterior at X."""
         if not X.shape[-2]:
-            return self._repeated(sampler.sample_shape + X.shape[:-2])
-        noise = True if observation_noise is None else observation_noise
+            return self._with([part.repeated(sampler.sample_shape + X.shape[:-2]) for part in self.parts])
+        noise = observation_noise
         with fantasizing():
-            Y = sampler(self.posterior(X, observation_noise=noise))
+            Y = sampler(self.posterior(X, observation_noise=True if noise is None else noise))
             if hasattr(self, "outcome_transform"):
                 Y, _ = self.outcome_transform(Y, X=X)
-            return self._with(self._fantasies(self.transform_inputs(X), Y, observation_noise))
+            noise = None if noise is None else noise.expand(Y.shape[1:])
+            return self._with(self._conditioned(self.transform_inputs(X), Y, noise))
 
     def subset_output(self: Own, idcs: list[int]) -> Own:
         """Select outputs."""
@@ -187,32 +188,29 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
         return DrawnFunctions(self, (n,) if isinstance(n, int) else n, generator)
 
     def _posterior(self, X: Tensor, noise: bool | Tensor) -> GPyTorchPosterior:
-        own: Gaussian = self.parts[0]
-        if isinstance(own, Independent):
-            return GPyTorchPosterior(_independent_distribution(own.moments_of_outputs(X), noise))
-        return GPyTorchPosterior(_distribution(own.moments(X), noise))
+        each = [_distribution(part.moments(X), n) for part, n in zip(self.parts, self._by_part(noise), strict=True)]
+        # several parts are block-diagonal, as in `SingleTaskGP`: BoTorch decomposes each output separately
+        whole = each[0] if len(each) == 1 else MultitaskMultivariateNormal.from_independent_mvns(each)
+        return GPyTorchPosterior(whole)
 
-    def _conditioned(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> list[Gaussian]:
-        return [part.condition(X, Y, noise) for part in self.parts]
+    def _conditioned(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> list[LinearGaussian]:
+        each = zip(self.parts, self._by_part(Y), self._by_part(noise), strict=True)
+        return [part.condition(X, y, n) for part, y, n in each]
 
-    def _fantasies(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> list[Gaussian]:
-        """Condition on draws of the posterior."""
-        return self._conditioned(X, Y, None if noise is None else noise.expand(Y.shape[1:]))
-
-    def _repeated(self: Own, batch_shape: torch.Size) -> Own:
-        """A batch of models identical to this one."""
-        return self._with([part.repeated(batch_shape) for part in self.parts])
+    def _by_part(self, values: Tensor | bool | None) -> list[Any]:
+        """Values of the outputs, part by part; anything but a tensor is the same for all."""
+        if len(self.parts) > 1 and isinstance(values, Tensor):
+            return [values[..., j : j + 1] for j in range(len(self.parts))]
+        return [values] * len(self.parts)
 
     def _of(self: Own, idcs: list[int]) -> Own:
         n = self.num_outputs
         if any(not -n <= i < n for i in idcs) or not idcs:
             raise InputError(f"outputs {list(idcs)} were requested, but the model has outputs 0 to {n - 1}")
-        return self._with([part.outputs([i % n for i in idcs]) for part in self.parts])
+        kept, alone = [i % n for i in idcs], len(self.parts) == 1
+        return self._with([self.parts[0].outputs(kept)] if alone else [self.parts[i].separate() for i in kept])
 
-    parts: Any
-    """One Gaussian, or one per member."""
-
-    def _with(self, parts: Sequence[Gaussian], kind: Any = None) -> Any:
+    def _with(self, parts: Sequence[LinearGaussian], kind: Any = None) -> Any:
         kind = type(self) if kind is None else kind
         new = kind.__new__(kind)
         Model.__init__(new)
@@ -229,44 +227,6 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
     _revert_to_original_inputs = _set_transformed_inputs
 
 
-class BLLMixture(BLLModel):
-    """A mixture in BoTorch's form: members in their own batch dimension, over which acquisition values are averaged."""
-
-    _is_ensemble = True
-
-    @staticmethod
-    def _gaussians(fitted: Fitted) -> Sequence[Gaussian]:
-        if fitted.calibration is not None and len(fitted.members) > 1:
-            raise InputError(
-                "calibrated members are weighted at each point, which a batch dimension cannot represent: use "
-                "BLLModel, which matches their moments, or fit with calibration=None"
-            )
-        return [Separable(fitted.alone(i)) for i in range(len(fitted.members))]
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        """Shape of the batch of models; its last dimension indexes members."""
-        return self.parts[0].batch_shape + torch.Size([len(self.parts)])
-
-    def _posterior(self, X: Tensor, noise: bool | Tensor) -> GaussianMixturePosterior:
-        each = [part.moments(X) for part in self.parts]
-        cov = to_linear_operator(torch.stack([moments.cov.to_dense() for moments in each], MCMC_DIM))
-        mean = torch.stack([moments.mean for moments in each], MCMC_DIM)
-        own = torch.stack([moments.noise for moments in each], MCMC_DIM - 1)
-        if isinstance(noise, Tensor):
-            noise = noise.unsqueeze(MCMC_DIM)
-        return GaussianMixturePosterior(_distribution(JointMoments(mean, cov, own), noise))
-
-    def members(self) -> list[BLLModel]:
-        """Return each member as a separate model."""
-        return [self._with([part], BLLModel) for part in self.parts]
-
-    def _fantasies(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> list[Gaussian]:
-        """Condition each member on its own draws: these have a dimension of members."""
-        own = None if noise is None else noise.expand(Y.select(MCMC_DIM, 0).shape[1:])
-        return [part.condition(X, Y.select(MCMC_DIM, i), own) for i, part in enumerate(self.parts)]
-
-
 class DrawnFunctions(DeterministicModel):  # type: ignore[misc]
     """Functions with fixed weights, in original units: X (*b, q, d) -> (*c, q, o)."""
 
@@ -274,7 +234,6 @@ class DrawnFunctions(DeterministicModel):  # type: ignore[misc]
         super().__init__()
         self._num_outputs, self.shape, self.own_batch = model.num_outputs, torch.Size(shape), model.parts[0].batch_shape
         self.parts = torch.nn.ModuleList([part.separate() for part in model.parts])
-        self.chosen = torch.randint(len(self.parts), shape, generator=generator)
         self.coefficients = [part.draw(generator, shape) for part in model.parts]
         for name in ("input_transform", "outcome_transform"):
             if hasattr(model, name):
@@ -289,10 +248,30 @@ class DrawnFunctions(DeterministicModel):  # type: ignore[misc]
     def forward(self, X: Float[Tensor, "*b q d"]) -> Float[Tensor, "*c q o"]:
         """Evaluate the functions."""
         each = [part.function(X, e) for part, e in zip(self.parts, self.coefficients, strict=True)]  # type: ignore[operator]
-        if len(each) == 1:
-            return each[0]
-        own = self.chosen.to(X.device).reshape(*self.shape, *[1] * (len(self.own_batch) + 2))
-        return torch.stack(each).gather(0, own.expand_as(each[0])[None])[0]
+        return torch.cat(each, -1)
+
+
+class FunctionPaths(SamplePath):  # type: ignore[misc]
+    """Functions of a model's posterior in BoTorch's layout, outputs before points."""
+
+    def __init__(self, model: BLLModel, sample_shape: torch.Size) -> None:
+        super().__init__()
+        self.drawn = model.draw(tuple(sample_shape))
+
+    def set_ensemble_as_batch(self, ensemble_as_batch: bool) -> None:
+        """Do nothing: the model is no ensemble."""
+
+    def forward(self, x: Float[Tensor, "*b n d"], **_: Any) -> Tensor:
+        """Evaluate the paths."""
+        if self.drawn.num_outputs == 1:
+            return self.drawn.posterior(x).mean[..., 0]
+        return self.drawn.posterior(x.squeeze(-3) if x.dim() > 2 and x.shape[-3] == 1 else x).mean.mT
+
+
+@DrawMatheronPaths.register(BLLModel)  # type: ignore[untyped-decorator]
+def _draw_paths(model: BLLModel, *, sample_shape: torch.Size, **_: Any) -> FunctionPaths:
+    """Draw functions from the posterior directly; no prior paths are updated."""
+    return FunctionPaths(model, sample_shape)
 
 
 def _distribution(moments: JointMoments, noise: bool | Tensor) -> MultivariateNormal:
@@ -304,10 +283,3 @@ def _distribution(moments: JointMoments, noise: bool | Tensor) -> MultivariateNo
     if mean.shape[-1] == 1:
         return MultivariateNormal(mean[..., 0], cov)
     return MultitaskMultivariateNormal(mean, cov)
-
-
-def _independent_distribution(each: Sequence[JointMoments], noise: bool | Tensor) -> MultivariateNormal:
-    """Block-diagonal distribution, as in `SingleTaskGP`: BoTorch decomposes each output separately."""
-    own = lambda j: noise[..., j : j + 1] if isinstance(noise, Tensor) else noise
-    outputs = [_distribution(moments, own(j)) for j, moments in enumerate(each)]
-    return outputs[0] if len(outputs) == 1 else MultitaskMultivariateNormal.from_independent_mvns(outputs)

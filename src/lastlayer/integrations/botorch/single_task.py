@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lastlayer.errors import InputError
-from lastlayer.integrations.botorch.gaussian import Gaussian, Independent, Separable
+from lastlayer.integrations.botorch.gaussian import Separable
 from lastlayer.integrations.botorch.model import BLLModel
 from lastlayer.integrations.botorch.surrogate import Surrogate
 from lastlayer.predictor.fitted import as_fitted
@@ -108,7 +108,7 @@ class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # mypy 
             noise_std = None if Yvar is None else Yvar[:, j].cpu().double().sqrt().numpy()
             surrogate = Surrogate(random_state=self.random_state).fit(points, y, bounds=box, noise_std=noise_std)
             outputs.append(Separable(as_fitted(surrogate)))
-        self.parts = torch.nn.ModuleList([outputs[0] if len(outputs) == 1 else Independent(outputs)]).to(Y.device)
+        self.parts = torch.nn.ModuleList(outputs).to(Y.device)
         self.requires_grad_(False)
         noise = self._learned_noise(self.transform_inputs(self.train_inputs[0][:1]))[0]
         self.likelihood.noise = noise[0] if len(noise) == 1 else noise[:, None]
@@ -165,9 +165,7 @@ class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # mypy 
 
     def _learned_noise(self, X: Float[Tensor, "*b q d"]) -> Float[Tensor, "*b q o"]:
         """Noise variances at inputs as the input transform returns them."""
-        own: Gaussian = self.parts[0]
-        each = own.moments_of_outputs(X) if isinstance(own, Independent) else [own.moments(X)]
-        return torch.cat([moments.noise[..., 0] for moments in each], -1)
+        return torch.cat([part.moments(X).noise[..., 0] for part in self.parts], -1)
 
     def _posterior(self, X: Tensor, noise: bool | Tensor) -> Any:
         """Posterior; `noise=True` includes the learned noise and the mean of the known variances."""
