@@ -298,11 +298,9 @@ class Draws:
             if not at.any():
                 continue
             tail = self.tail[at][:, None]
-            parts, blocks = member.stretched(X[at])
-            deviation, first = np.zeros_like(parts.mean[0]), 0
-            for block in blocks:
-                deviation = deviation + block.at(self.E[np.nonzero(at)[0], first : first + block.rows.shape[-1]])
-                first += block.rows.shape[-1]
+            functions = member.functions(X[at])
+            parts = functions.parts
+            deviation = functions.at_points(self.E[np.nonzero(at)[0]]) - functions.mean
             wider = np.sqrt(tail / member.tails.widening)  # each draw is from the tails or not
             C = np.eye(q) if member.correlation is None else member.correlation[0]
             value[at], cost[at] = parts.mean[0] + wider * deviation, parts.cost[0].mean(-1)

@@ -1,5 +1,6 @@
 """The predictive formula, written once over any array library."""
 
+from lastlayer.formula.joint import Functions, functions, stretched
 from lastlayer.formula.predictive import (
     ACTIVATIONS,
     TINY,
@@ -34,11 +35,13 @@ __all__ = [
     "ACTIVATIONS",
     "TINY",
     "Components",
+    "Functions",
     "components",
     "encoded",
     "extrapolation",
     "far_of",
     "features",
+    "functions",
     "joined",
     "last_layer",
     "layer_mean",
@@ -58,4 +61,5 @@ __all__ = [
     "shrunk",
     "standardized",
     "stretch",
+    "stretched",
 ]

@@ -30,6 +30,11 @@ class NumPyOps:
     average = staticmethod(lambda x: x.mean(0))
     pick = staticmethod(lambda x, i: x[i])
     outer = staticmethod(lambda a, b: a[..., :, None] * b[..., None, :])
+    kron = np.kron
+    stack = staticmethod(lambda parts: np.stack(parts, -1))
+    columns = staticmethod(lambda parts: np.concatenate(parts, -1))
+    blocks = staticmethod(lambda x, n: np.split(x, n, -1))
+    by_output = staticmethod(lambda x: list(np.moveaxis(x, -1, 0).swapaxes(1, 2)))
 
     @staticmethod
     def softmax(x: ndarray) -> ndarray:
@@ -77,6 +82,11 @@ class TorchOps:
     pick = staticmethod(lambda x, i: x[i])
     softmax = staticmethod(lambda x: torch.softmax(x, dim=0))
     outer = staticmethod(lambda a, b: a[..., :, None] * b[..., None, :])
+    kron = torch.kron
+    stack = staticmethod(lambda parts: torch.stack(parts, -1))
+    columns = staticmethod(lambda parts: torch.cat(parts, -1))
+    blocks = staticmethod(lambda x, n: [x] if n == 1 else x.unflatten(-1, (n, -1)).unbind(-2))
+    by_output = staticmethod(lambda x: x.permute(2, 1, 0).unbind(0))
 
 
 class Columns:
@@ -156,7 +166,7 @@ class CasADiOps:
     def block_sum(self, x: Columns, n: int) -> Columns:
         """Sums over n blocks of rows of equal size."""
         ca = self.casadi
-        return self.array(ca.vertcat(*map(ca.sum1, ca.vertsplit(x.value, x.value.shape[0] // n))))
+        return self.columns([self.array(ca.sum1(block.value)) for block in self.blocks(x, n)])
 
     def outer(self, a: Columns, b: Columns) -> Columns:
         """Outer product of each member's columns, row by row: q^2 numbers per member."""
@@ -172,8 +182,20 @@ class CasADiOps:
         return self.array(shares / ca.sum2(shares))
 
     def pick(self, x: Columns, i: int) -> Columns:
-        """The column of one member."""
-        return self.array(x.value[:, i])
+        """The column of one member, or the column that is that of all."""
+        return self.array(x.value[:, i if x.value.shape[1] > 1 else 0])
+
+    def columns(self, parts: Sequence[Columns]) -> Columns:
+        """Concatenate what other libraries have in columns of a row."""
+        return self.array(self.casadi.vertcat(*[part.value for part in parts]))
+
+    def blocks(self, x: Columns, n: int) -> list[Columns]:
+        """Split into n blocks of rows of equal size."""
+        return [self.array(block) for block in self.casadi.vertsplit(x.value, x.value.shape[0] // n)]
+
+    def by_output(self, x: Columns) -> list[Columns]:
+        """The values of all members for each output."""
+        return [self.array(row.T) for row in self.casadi.vertsplit(x.value)]
 
 
 def _filled_blocks(W: ndarray) -> list[tuple[slice, slice]]:

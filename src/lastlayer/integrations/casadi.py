@@ -117,35 +117,15 @@ def functional_to_casadi(model: Any, functional: Pointwise, *, name: str = "func
     ca = need("casadi", extra="control")
     fitted = as_fitted(model)
     x = _point(ca, fitted)
-    at, said = functional.at(np.zeros((1, x.shape[0]))), _linear_map(ca, fitted, x, functional.output)
+    ops = CasADiOps(ca)
+    constants = expressions(ops, fitted)
+    function = formula.functions(ops, constants, formula.standardized(constants, ops.array(x)))
+    at, said = functional.at(np.zeros((1, x.shape[0]))), function.output(functional.output).linear(0).value.T
     whole = ca.mtimes(ca.DM(at.weights), said)
     if at.directions is not None:
         whole = whole + ca.mtimes(ca.DM(at.directions[:, 0]), ca.jacobian(said, x).T)
     rows = whole[:, 1:]
     return ca.Function(name, [x], [whole[:, 0], ca.mtimes(rows, rows.T)], ["x"], ["mean", "cov"])
-
-
-def _linear_map(ca: Any, fitted: Fitted, x: Any, output: int) -> Any:
-    """[mean, G] of one output at a point, (1, r), as in `Predictor.linear_map`."""
-    ops = CasADiOps(ca)
-    model = expressions(ops, fitted)
-    z = formula.standardized(model, ops.array(x))
-    phi = [layer.features(ops, z) for layer in model.layers]
-    layers = list(zip(model.layers, phi, strict=True))
-    said = formula.joined(ops, model, [formula.last_layer(ops, layer, features) for layer, features in layers])
-    parts = formula.components(ops, model, said, z)
-    stretch = formula.stretch(ops, model.curve, parts.cost, formula.far_of(ops, model, parts.cost_star)).value
-    weights, means = parts.weights.value, parts.mean.value[output, :]
-    mean = ops.total(parts.weights * parts.mean).value[output]
-    std = np.sqrt(fitted.tails.widening * _array(fitted.predictor.function_cov)[:, output, output])
-    columns = [mean]
-    for i, (layer, features) in enumerate(layers):
-        rows = formula.rows(ops, layer, features).value
-        block, own = ca.vertsplit(rows, rows.shape[0] // layer.n_costs), output if layer.n_costs > 1 else 0
-        columns.append(ca.sqrt(weights[i]) * std[i] * stretch[own, i] * block[own].T)
-    if len(layers) > 1:
-        columns.append((means - mean) * ca.sqrt(weights))
-    return ca.horzcat(*columns)
 
 
 def expressions(ops: CasADiOps, fitted: Fitted) -> SimpleNamespace:
@@ -160,7 +140,7 @@ def expressions(ops: CasADiOps, fitted: Fitted) -> SimpleNamespace:
                 key: None if v is None else columns(v[i]) for key, v in layer.named_buffers(recurse=False)
             }
             numbers |= {key: None for key in ("root_star", "shift_star") if key not in numbers}
-            layers[place] = SimpleNamespace(**numbers, n_costs=layer.n_costs)
+            layers[place] = SimpleNamespace(**numbers, n_costs=layer.n_costs, places=[place])
             layers[place].features = _features(ops, fitted.members[place].network, numbers["centre"])
     return SimpleNamespace(
         input_mean=columns(p.input_mean),
@@ -174,6 +154,8 @@ def expressions(ops: CasADiOps, fitted: Fitted) -> SimpleNamespace:
         centre=shared(p.centre),
         log_precision=shared(p.log_precision),
         sharpness=float(p.sharpness),
+        roots=_array(p.roots),
+        coupled=p.coupled,
         widening=float(p.widening),
     )
 

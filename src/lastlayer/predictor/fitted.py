@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,13 +26,13 @@ from lastlayer.data.observe import Functionals
 from lastlayer.data.rows import Data
 from lastlayer.data.scaling import FARTHEST, Standardizer
 from lastlayer.errors import InputError
+from lastlayer.formula.joint import Functions
 from lastlayer.formula.ops import NumPyOps, TorchOps
 from lastlayer.likelihoods.base import Gaussian, Likelihood
 from lastlayer.networks.mlp import copied, finite_features
 from lastlayer.networks.structured import converted
 from lastlayer.predictions.joint import FunctionalPrediction, JointPrediction
 from lastlayer.predictions.prediction import Prediction
-from lastlayer.predictor.blocks import CoupledBlock, FunctionBlock
 from lastlayer.predictor.module import Member, Predictor, rows_in_cache
 from lastlayer.settings.resolve import Settings
 from lastlayer.settings.types import FOURIER, Family
@@ -302,7 +302,8 @@ class Fitted:
     def _function_correlation(self, X: ndarray) -> Float[ndarray, "c m q q"]:
         """Correlation between the outputs of each member's function, where it differs from that of the noise."""
         with torch.no_grad():
-            each = [rows / rows.norm(dim=-1, keepdim=True) for rows in self.predictor.stretched(_tensor(X))[1]]
+            rows = (torch.stack(own, 1) for own in self.predictor.stretched(_tensor(X))[1])
+            each = [H / H.norm(dim=-1, keepdim=True) for H in rows]
         return _array(torch.stack([rows @ rows.mT for rows in each]))
 
     def _beyond_reach(self, cost_star: Float[ndarray, "c m"]) -> Bool[ndarray, " m"] | None:
@@ -331,50 +332,19 @@ class Fitted:
         noise : bool, default True
             Whether to include the noise; False gives the distribution of the function.
         """
-        parts, blocks = self.needs("joint", linear=True).stretched(X)
-        mean = self.prediction(parts).with_output_axis().mean  # summed in the same order, to the last bit
-        root, (m, q) = np.sqrt(parts.weights), mean.shape
-        spread = [] if len(root) == 1 else list(root * (parts.mean - mean))
-        points, outputs = [], []
-        for block in blocks:
-            if isinstance(block, CoupledBlock):  # no product, but a sum of outer products
-                spread += list(np.moveaxis(root[block.member][..., None] * block.rows, -1, 0))
-                continue
-            H = root[block.member] * block.rows
-            points.append(H @ H.T)
-            outputs.append(block.cov)
-        return JointPrediction(
-            mean,
-            np.reshape(points, (-1, m, m)),
-            np.reshape(outputs, (-1, q, q)),
-            np.reshape(spread, (-1, m, q)),
-            self._noise_at(parts) * float(noise),
-            self.y_ndim,
-        )
+        return self.needs("joint", linear=True)._joint(X, noise)
+
+    def _joint(self, X: ndarray, noise: bool) -> JointPrediction:
+        """The joint Gaussian of what the members model."""
+        functions = self.functions(X)
+        mean = self.prediction(functions.parts).with_output_axis().mean  # summed in the same order, to the last bit
+        noise_cov = self._noise_at(functions.parts) * float(noise)
+        return JointPrediction(replace(functions, mean=mean), noise_cov, self.y_ndim)
 
     def sample(self, X: ndarray, n: int, rng: np.random.RandomState, *, noise: bool = True) -> Float[ndarray, "n m q"]:
-        """Draw from `joint`; a draw takes one set of weights per member and costs O(p) per point.
-
-        Parameters
-        ----------
-        X : ndarray of shape (m, d)
-            Inputs in original units.
-        n : int
-            Number of draws.
-        rng : RandomState
-            Random number generator.
-        noise : bool, default True
-            Whether to include the noise; False gives the distribution of the function.
-        """
-        parts, blocks = self.stretched(X)
-        mean = self.prediction(parts).with_output_axis().mean
-        draws = np.broadcast_to(mean, (n, *mean.shape))
-        for block in blocks:
-            root = np.sqrt(parts.weights[block.member])
-            draws = draws + root * block.draw(n, rng)
-            if len(self.members) > 1 and block.last:
-                draws = draws + rng.standard_normal((n, 1, 1)) * root * (parts.mean[block.member] - mean)
-        return self.likelihood.draw(draws, self._noise_at(parts) if noise else None, rng)
+        """Draw whole functions of the targets; a draw takes one set of weights per member and costs O(p) per point."""
+        joint = self._joint(X, noise)
+        return self.likelihood.draw(joint.functions.sample(n, rng.standard_normal), joint.noise_cov if noise else None, rng)
 
     def predictive_of(self, functionals: Sequence[Functionals]) -> FunctionalPrediction:
         """Predict linear functionals of the function."""
@@ -386,10 +356,10 @@ class Fitted:
                     raise InputError("functionals need a table: the inputs of this model have more than two dimensions")
                 if not 0 <= some.output < self.n_outputs:
                     raise InputError(f"output={some.output} is not one of the {self.n_outputs}: counted from 0")
-                say = partial(self.predictor.linear_map, output=some.output)
-                said = some.standardized(self.inputs).apply(say, self.predictor.input_mean)
-                means.append(_array(said[:, 0]))
-                rows.append(_array(said[:, 1:]))
+                linear = lambda z, j=some.output: self.predictor.functions_of(z).linear(j)
+                affine = some.standardized(self.inputs).apply(linear, self.predictor.input_mean)
+                means.append(_array(affine[:, 0]))
+                rows.append(_array(affine[:, 1:]))
         return FunctionalPrediction(np.concatenate(means), np.concatenate(rows))
 
     def extrapolation(self, X: ndarray) -> Extrapolation:
@@ -408,22 +378,12 @@ class Fitted:
 
         return Extrapolation(*map(np.concatenate, zip(*self._in_chunks(X, look), strict=True)))
 
-    def stretched(self, X: ndarray) -> "tuple[formula.Components, list[FunctionBlock | CoupledBlock]]":
-        """Compute the factors of the function's covariance, as arrays."""
+    def functions(self, X: ndarray) -> Functions:
+        """Compute the function at some points, jointly over points and outputs, as arrays."""
         with torch.no_grad():
-            parts, rows = self.predictor.stretched(_tensor(X))
-        _check_answer(parts.mean)
-        blocks, q = list[FunctionBlock | CoupledBlock](), self.n_outputs
-        for i, (H, cov) in enumerate(zip(map(_array, rows), _array(self.predictor.function_cov), strict=True)):
-            if H.ndim == 2:
-                blocks.append(FunctionBlock(i, H, np.linalg.cholesky(cov)))
-                continue
-            own = np.diag(np.sqrt(np.diagonal(cov)))
-            if self.coupled:
-                blocks.append(CoupledBlock(i, np.diagonal(own)[:, None] * H))
-                continue
-            blocks += [FunctionBlock(i, H[:, j], own * np.eye(q)[j], last=j == q - 1) for j in range(q)]
-        return as_arrays(parts), blocks
+            found = self.predictor.functions(_tensor(X))
+        _check_answer(found.mean)
+        return replace(found.map(_array, outputs=_array), ops=NumPyOps, parts=as_arrays(found.parts))
 
     def _in_chunks(self, X: ndarray, say: Callable[[Tensor], Any]) -> list[Any]:
         """Evaluate a function of the inputs in chunks of rows."""

@@ -64,7 +64,7 @@ class LayerGroup(nn.Module):
     ) -> None:
         """Build a group; `log_alphas` are those of the variance, where they were tuned."""
         super().__init__()
-        self.group = group
+        self.group, self.places = group, group.places
         mean = [p.affine_map() for p in posteriors]
         star = [p.whitening(centre) for p, (centre, _, _) in zip(posteriors, mean, strict=True)]
         used = star
@@ -239,42 +239,28 @@ class Predictor(nn.Module):
         parts = self.components(x)
         return TorchOps.total(parts.weights * parts.mean)
 
-    def stretched(self, x: Num[Tensor, "m *d"]) -> tuple[formula.Components, list[Float[Tensor, "m *q r"]]]:
-        """Components, and whitened features of each member scaled to its calibrated variance, tails included."""
-        return self._stretched(self.standardized(x))
+    def stretched(self, x: Num[Tensor, "m *d"]) -> tuple[formula.Components, list[list[Float[Tensor, "m r"]]]]:
+        """Components, and the whitened features of each member scaled to its calibrated variance, tails included."""
+        z = self.standardized(x)
+        found: tuple[formula.Components, list[list[Tensor]]] = formula.stretched(TorchOps, self, z, self._far(z))
+        return found
 
-    def linear_map(self, z: Float[Tensor, "m d"], output: int) -> Float[Tensor, "m r"]:
-        """[mean, G] of one output at standardised inputs, such that the function is mean + G e, e standard normal."""
-        parts, rows = self._stretched(z)
-        mean = (parts.weights * parts.mean).sum(0)[:, output, None]
-        columns = []
-        for weight, cov, H in zip(parts.weights, self.function_cov, rows, strict=True):
-            if H.dim() == 2:  # e has one part per output, which the outputs mix
-                own = torch.kron(torch.linalg.cholesky(cov)[output], H)
-            else:
-                own = cov[output, output].sqrt() * H[:, output]
-                own = own if self.coupled else torch.kron(torch.eye(len(cov)).to(cov)[output], own)
-            columns.append(weight.sqrt() * own)
-        if len(columns) > 1:
-            apart = parts.weights[..., 0].sqrt() * (parts.mean[..., output] - mean[:, 0])
-            columns.append(apart.mT)
-        return torch.cat([mean, *columns], 1)
+    def functions(self, x: Num[Tensor, "m *d"]) -> formula.Functions:
+        """The function at some points, jointly over points and outputs."""
+        return self.functions_of(self.standardized(x))
 
-    def _stretched(self, z: Num[Tensor, "m *d"]) -> tuple[formula.Components, list[Float[Tensor, "m *q r"]]]:
-        """`stretched` for standardised inputs."""
-        said, rows = [], dict[int, Tensor]()
-        for layer in self.groups():
-            phi = layer.features(TorchOps, z)
-            said.append(formula.last_layer(TorchOps, layer, phi))
-            rows |= dict(zip(layer.group.places, formula.rows(TorchOps, layer, phi), strict=True))
-        far = self._far(z)
-        parts = formula.components(TorchOps, self, formula.joined(TorchOps, self, said), z, far)
-        far = formula.far_of(TorchOps, self, parts.cost_star) if far is None else far
-        root = self.widening.sqrt() * formula.stretch(TorchOps, self.curve, parts.cost, far)
-        n = root.shape[-1]
-        if n == 1:
-            return parts, [root[i] * rows[i] for i in range(len(rows))]
-        return parts, [root[i][..., None] * rows[i].unflatten(-1, (n, -1)) for i in range(len(rows))]
+    def functions_of(self, z: Num[Tensor, "m *d"]) -> formula.Functions:
+        """The function at standardised inputs."""
+        found: formula.Functions = formula.functions(TorchOps, self, z, self._far(z))
+        return found
+
+    @property
+    def roots(self) -> Float[Tensor, "c q q"]:
+        """Root of the covariance between the outputs of each member's function, before scaling."""
+        if self.coupled:
+            return torch.diag_embed(self.function_cov.diagonal(dim1=-2, dim2=-1).sqrt())
+        root: Tensor = torch.linalg.cholesky(self.function_cov)
+        return root
 
     @property
     def function_cov(self) -> Float[Tensor, "c q q"]:

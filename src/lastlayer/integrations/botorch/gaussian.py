@@ -142,7 +142,7 @@ class LinearGaussian(nn.Module):
         parts, rows = self.predictor.stretched(X.reshape(-1, X.shape[-1]))
         m = X.shape[:-1].numel()
         shaped = (x.expand(len(x), m, x.shape[-1]).reshape(len(x), *X.shape[:-1], -1) for x in vars(parts).values())
-        return formula.Components(*shaped), [row.reshape(*X.shape[:-1], -1) for row in rows]
+        return formula.Components(*shaped), [H.reshape(*X.shape[:-1], -1) for (H,) in rows]
 
     def separate(self: Own) -> Own:
         """Copy the distribution; the copy shares no state with the original."""
