@@ -32,7 +32,8 @@ from numpy import ndarray
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 1e-12
-EXCEPTIONS: dict[tuple[str, str], str] = {}
+DRAWS = "draws use as many random numbers as the function has coefficients: the same distribution, other draws"
+EXCEPTIONS: dict[tuple[str, str], str] = {("*", "joint sample"): DRAWS, ("*", "sample_y"): DRAWS}
 """(model, number) to the reason why it differs on purpose; both may hold * as in file names."""
 Numbers = dict[str, ndarray]
 

@@ -14,6 +14,8 @@ from scipy import stats
 from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal, Normal
 
 from lastlayer.errors import InputError
+from lastlayer.formula import Components, Functions
+from lastlayer.formula.ops import NumPyOps
 from lastlayer.predictions.joint import JointPrediction
 from lastlayer.predictions.prediction import Prediction
 
@@ -335,11 +337,14 @@ def test_joint_draws_vary_together_over_points_and_outputs(rank: int, parts: int
     rng, n = np.random.default_rng(0), 100_000
     A, B, C = rng.normal(size=(parts, 3, rank)), rng.normal(size=(parts, 2, 2)), rng.normal(size=(3, 2, 1))
     points, outputs, noise = A @ A.swapaxes(1, 2), B @ B.swapaxes(1, 2), float(spread > 0) * C @ C.swapaxes(1, 2)
-    p = JointPrediction(rng.normal(size=(3, 2)), points, outputs, rng.normal(size=(spread, 3, 2)), noise)
+    mean, dense = rng.normal(size=(3, 2)), rng.normal(size=(2, 3, spread))
+    none = Components(*[np.zeros((1, 3, 2))] * 6)
+    function = Functions(NumPyOps, none, mean, list(zip(A, B, strict=True)), list(dense) if spread else [])
+    p = JointPrediction(function, noise)
     entry_by_entry = np.zeros((2, 3, 2, 3))
     for a, i, b, j in np.ndindex(2, 3, 2, 3):
         entry_by_entry[a, i, b, j] = sum(outputs[t, a, b] * points[t, i, j] for t in range(parts))
-        entry_by_entry[a, i, b, j] += sum(p.spread[c, i, a] * p.spread[c, j, b] for c in range(spread))
+        entry_by_entry[a, i, b, j] += dense[a, i] @ dense[b, j]
         entry_by_entry[a, i, b, j] += noise[i, a, b] if i == j else 0.0
     close(p.cov(), entry_by_entry.reshape(6, 6))
     close(p.cov_of_outputs(), np.einsum("aiaj->ija", entry_by_entry))

@@ -1,6 +1,5 @@
 """Predictions that are Gaussian over several values at once: all points and outputs, or functionals of the function."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,24 +42,24 @@ class JointPrediction:
         cov[every, every] += np.diagonal(self.noise_cov, axis1=1, axis2=2)
         return like_targets(cov, self.y_ndim)
 
-    def sample(self, n: int, *, random_state: int | np.random.Generator | None = None) -> Float[ndarray, "n m *q"]:
-        """Draw jointly over points and outputs.
+    def sample(
+        self, n: int, *, random_state: int | np.random.Generator | np.random.RandomState | None = None
+    ) -> Float[ndarray, "n m *q"]:
+        """Draw jointly over points and outputs; a draw takes O(p) per point.
 
         Parameters
         ----------
         n : int
             Number of draws.
-        random_state : int, Generator or None, default None
+        random_state : int, Generator, RandomState or None, default None
             Seed of the draws.
         """
-        return like_targets(self.draw(n, np.random.default_rng(random_state).standard_normal), self.y_ndim)
-
-    def draw(self, n: int, normal: Callable[[tuple[int, ...]], ndarray]) -> Float[ndarray, "n m q"]:
-        """Draw from a source of standard normal numbers; O(p) per point and draw."""
-        draws: ndarray = self.functions.sample(n, normal)
+        known = isinstance(random_state, np.random.RandomState)
+        normal = random_state.standard_normal if known else np.random.default_rng(random_state).standard_normal
+        draws = self.functions.sample(n, normal)
         values, vectors = np.linalg.eigh(self.noise_cov)  # of any rank
         root = vectors * np.sqrt(values.clip(min=0))[:, None]
-        return draws + np.einsum("mqr,nmr->nmq", root, normal(draws.shape))
+        return like_targets(draws + np.einsum("mqr,nmr->nmq", root, normal(draws.shape)), self.y_ndim)
 
 
 @dataclass(frozen=True)
