@@ -42,24 +42,19 @@ class JointPrediction:
         cov[every, every] += np.diagonal(self.noise_cov, axis1=1, axis2=2)
         return like_targets(cov, self.y_ndim)
 
-    def sample(
-        self, n: int, *, random_state: int | np.random.Generator | np.random.RandomState | None = None
-    ) -> Float[ndarray, "n m *q"]:
+    def sample(self, n: int, *, random_state: int | np.random.Generator | None = None) -> Float[ndarray, "n m *q"]:
         """Draw jointly over points and outputs; a draw takes O(p) per point.
 
         Parameters
         ----------
         n : int
             Number of draws.
-        random_state : int, Generator, RandomState or None, default None
+        random_state : int, Generator or None, default None
             Seed of the draws.
         """
-        known = isinstance(random_state, np.random.RandomState)
-        normal = random_state.standard_normal if known else np.random.default_rng(random_state).standard_normal
+        normal = np.random.default_rng(random_state).standard_normal
         draws = self.functions.sample(n, normal)
-        values, vectors = np.linalg.eigh(self.noise_cov)  # of any rank
-        root = vectors * np.sqrt(values.clip(min=0))[:, None]
-        return like_targets(draws + np.einsum("mqr,nmr->nmq", root, normal(draws.shape)), self.y_ndim)
+        return like_targets(draws + add_noise(self.noise_cov, normal(draws.shape)), self.y_ndim)
 
 
 @dataclass(frozen=True)
@@ -124,3 +119,11 @@ class FunctionalPrediction:
         var = self.var + np.square(np.ravel(noise_std))
         density: ndarray = -0.5 * (np.square(values - self.mean) / var + np.log(2 * np.pi * var))
         return density
+
+
+def add_noise(noise_cov: Float[ndarray, "m q q"], standard: Float[ndarray, "n m q"]) -> Float[ndarray, "n m q"]:
+    """Turn standard normal draws into noise with a given covariance of any rank at each point."""
+    values, vectors = np.linalg.eigh(noise_cov)
+    root = vectors * np.sqrt(values.clip(min=0))[:, None]
+    draws: ndarray = np.einsum("mqr,nmr->nmq", root, standard)
+    return draws

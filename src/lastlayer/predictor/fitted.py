@@ -344,7 +344,9 @@ class Fitted:
     def sample(self, X: ndarray, n: int, rng: np.random.RandomState, *, noise: bool = True) -> Float[ndarray, "n m q"]:
         """Draw whole functions of the targets; a draw takes one set of weights per member and costs O(p) per point."""
         joint = self._joint(X, noise)
-        return self.likelihood.draw(joint.functions.sample(n, rng.standard_normal), joint.noise_cov if noise else None, rng)
+        return self.likelihood.draw(
+            joint.functions.sample(n, rng.standard_normal), joint.noise_cov if noise else None, rng
+        )
 
     def predictive_of(self, functionals: Sequence[Functionals]) -> FunctionalPrediction:
         """Predict linear functionals of the function."""
