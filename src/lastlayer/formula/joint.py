@@ -95,7 +95,7 @@ def stretched(ops, model, z, far=None):  # type: ignore[no-untyped-def]
     pairs = list(zip(model.layers, phi, strict=True))
     parts = components(ops, model, joined(ops, model, [last_layer(ops, *pair) for pair in pairs]), z, far)
     far = far_of(ops, model, parts.cost_star) if far is None else far
-    root = ops.sqrt(model.widening) * stretch(ops, model.curve, parts.cost, far)
+    root = model.widening**0.5 * stretch(ops, model.curve, parts.cost, far)
     whitened: dict[int, tuple[Array, int]] = {}
     for layer, features in pairs:
         own = rows(ops, layer, features)
