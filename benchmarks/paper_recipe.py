@@ -89,7 +89,7 @@ def run(data: PaperData, seed: int, *, max_epochs: int = 10_000, progress: bool 
 
     history = train(
         FullBatch(network, objective, fit),
-        Optimizer("adam", learning_rate=1e-3, max_epochs=max_epochs, cosine=False),
+        Optimizer(learning_rate=1e-3, max_epochs=max_epochs, cosine=False),
         validation=Validation(validation_nlml, every=10, patience=1000, min_delta=1e-5),
         progress=progress,
     )

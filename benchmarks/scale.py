@@ -485,7 +485,7 @@ network = features(width, 3, "cpu").to(dtype)
 running = RunningPosterior(torch.tensor(float(rows), dtype=torch.float64), rows, process_group=group)
 problem = MiniBatches(network, TensorSource(X, T), running, batch_size=batch)
 start = time.perf_counter()
-train(problem, Optimizer("adam", 1e-3, max_epochs=1))
+train(problem, Optimizer(1e-3, max_epochs=1))
 if group.rank == 0:
     end = torch.cat([p.detach().flatten() for p in network.parameters()])
     torch.save({"seconds": time.perf_counter() - start, "end": end}, sys.argv[5])

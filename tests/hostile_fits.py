@@ -231,7 +231,6 @@ def generated(seed: int, number: int) -> Case:
         "max_epochs": int(rng.integers(0, 6)) if preset != "calibrated" else 2,
         "activation": pick(["tanh", "relu", "silu"]),
         "noise": pick(["auto", "diagonal", "full", "input"], [0.4, 0.3, 0.25, 0.05]),
-        "bias_prior": pick(["flat", "shared"]),
         "dtype": pick(["float64", "float32"], [0.7, 0.3]),
         "random_state": number,
     }
@@ -246,10 +245,10 @@ def generated(seed: int, number: int) -> Case:
     if rng.random() < 0.15:
         options["batch_size"] = int(rng.choice([2, 7]))
     elif rng.random() < 0.25:
-        objective = pick(["profiled", "exact", "augmented", "mse"])
+        objective = pick(["profiled", "mse"])
         chunk = int(rng.choice([2, 7])) if objective == "profiled" and rng.random() < 0.5 else None
         options["training"] = TrainingOptions(
-            objective=objective, optimizer=pick(["adam", "lbfgs"]), chunk_size=chunk, early_stopping=pick(["auto"])
+            objective=objective, bias_prior=pick(["flat", "shared"]), chunk_size=chunk
         )
     if rng.random() < 0.15:
         name = pick(BACKBONES)

@@ -6,8 +6,9 @@ import numpy as np
 from helpers import sine, small_process
 from sklearn.model_selection import GroupKFold
 
-from lastlayer import BLLRegressor
+from lastlayer import BLLRegressor, TrainingOptions
 
+SHARED = TrainingOptions(bias_prior="shared")
 FAST = {"preset": "evidence", "max_epochs": 20, "random_state": 0}
 SMALL = {"hidden": (6, 5), "max_epochs": 40, "random_state": 0, "hidden_prior": 0.3}
 
@@ -38,7 +39,7 @@ def fitted(name):
 
 MODELS = {
     "single": lambda X, y: BLLRegressor(**FAST).fit(X, y),
-    "shared prior, full noise": lambda X, y: BLLRegressor(**FAST, noise="full", bias_prior="shared").fit(X, y),
+    "shared prior, full noise": lambda X, y: BLLRegressor(**FAST, noise="full", training=SHARED).fit(X, y),
     "alpha tuned": lambda X, y: BLLRegressor(**FAST).fit(X, y).tune_alpha(far(X, 60), y),
     "no hidden layer": lambda X, y: BLLRegressor(hidden=(), **FAST).fit(X, y),
     "mixture": lambda X, y: BLLRegressor(**SMALL, n_members=3).fit(X, y),
@@ -52,7 +53,7 @@ MODELS = {
         X, holes(y)
     ),
     "partly missing targets, shared prior, alpha tuned": lambda X, y: (
-        BLLRegressor(**FAST, bias_prior="shared").fit(X, holes(y)).tune_alpha(far(X, 60), holes(y))
+        BLLRegressor(**FAST, training=SHARED).fit(X, holes(y)).tune_alpha(far(X, 60), holes(y))
     ),
     "single, calibrated by groups": lambda X, y: BLLRegressor(**SMALL, n_members=1, calibration=GroupKFold(3)).fit(
         X, y, groups=np.arange(len(X)) // 10

@@ -202,7 +202,7 @@ def test_blr_checks_its_parameters_as_every_estimator_does(as_a_user):
     for options, said in (
         ({"noise": "diagnal"}, "noise='diagnal'.*did you mean 'diagonal'"),
         ({"training": TrainingOptions(optimizer="adm")}, "optimizer='adm'.*did you mean 'adam'"),
-        ({"training": {"optimizer": "adam"}}, "TrainingOptions"),
+        ({"training": {"objective": "mse"}}, "TrainingOptions"),
         ({"max_epochs": -1}, "max_epochs=-1"),
     ):
         with pytest.raises(InputError, match=said):
@@ -213,7 +213,7 @@ def test_the_objective_of_blr_is_the_squared_error_whatever_its_options_say():
     X, y = wave()
     plain, asked = (
         BLRRegressor(hidden=(4,), max_epochs=5, training=options, random_state=0).fit(X, y)
-        for options in (None, TrainingOptions(objective="exact"))
+        for options in (None, TrainingOptions(objective="profiled"))
     )
     assert plain.settings_.objective == asked.settings_.objective == "mse"
     np.testing.assert_array_equal(plain.predict(X), asked.predict(X))

@@ -32,7 +32,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 from helpers import close, sine
 
 import lastlayer.errors
-from lastlayer import BLLRegressor
+from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.bayes.features import affine_features
 from lastlayer.errors import FlooredNoiseWarning, InputError
 from lastlayer.integrations.botorch import BLLModel, SingleTaskBLL, Surrogate, fit_model
@@ -82,7 +82,7 @@ def linear_gp():
 
     The kernel is sigma_w^2 phi phi' on the affine features, the noise sigma_e^2: what the last layer assumes.
     """
-    regressor = fitted(bias_prior="shared")
+    regressor = fitted(training=TrainingOptions(bias_prior="shared"))
     X, y = sine(50, q=2, d=2)
     posterior, inputs, targets = regressor.posterior_, regressor.fitted_.inputs, regressor.fitted_.targets
 
@@ -208,7 +208,7 @@ def test_mean_and_covariance_have_the_derivatives_that_differences_show(kind):
 @pytest.mark.parametrize("noise", ["diagonal", "full"])
 @pytest.mark.parametrize("bias_prior", ["flat", "shared"])
 def test_conditioning_is_the_update_of_the_last_layer(noise, bias_prior):
-    regressor = fitted(noise=noise, bias_prior=bias_prior)
+    regressor = fitted(noise=noise, training=TrainingOptions(bias_prior=bias_prior))
     model, X, Y, new = BLLModel(regressor), points(4), points(4, seed=2), points(3, seed=3)
     once = model.condition_on_observations(X, Y)
     twice = model.condition_on_observations(X[:1], Y[:1]).condition_on_observations(X[1:], Y[1:])

@@ -1,6 +1,7 @@
 """What a checkpoint belongs to: every byte of the data, every setting of training, the user's network."""
 
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -55,7 +56,8 @@ def kept(monkeypatch, as_a_user):
 
 
 def fit(folder: Path | None, X=X, y=Y, *, sample_weight=None, source=None, **parameters) -> BLLRegressor:
-    model = BLLRegressor(**{**PARAMETERS, **parameters}, checkpoint=folder)
+    training = replace(parameters.pop("training", TrainingOptions()), checkpoint=folder)
+    model = BLLRegressor(**{**PARAMETERS, **parameters}, training=training)
     return model.fit(X, y, sample_weight) if source is None else model.fit_source(source)
 
 
@@ -79,7 +81,7 @@ def test_no_other_inputs_resume(kept, tmp_path):
         {"input_skip": False},
         {"hidden_prior": 0.5},
         {"noise": "full"},
-        {"bias_prior": "shared"},
+        {"training": TrainingOptions(bias_prior="shared")},
         {"max_epochs": 2},
         {"batch_size": 4},
         {"dtype": "float32"},
@@ -88,7 +90,6 @@ def test_no_other_inputs_resume(kept, tmp_path):
         {"training": TrainingOptions(validation_fraction=0.3)},
         {"training": TrainingOptions(patience=3)},
         {"training": TrainingOptions(early_stopping=True)},
-        {"training": TrainingOptions(statistics_refresh="epoch")},
         {"backbone": make},
     ],
     ids=lambda other: next(iter(other)),

@@ -14,7 +14,7 @@ SCRIPT = """
     import os, time
     import numpy as np, torch
     from torch import nn
-    from lastlayer import BLLRegressor, attach
+    from lastlayer import BLLRegressor, attach, TrainingOptions
     from lastlayer.data.distributed import join
     from lastlayer.data.sources import ArraySource, LoaderSource
 
@@ -75,6 +75,7 @@ SCRIPT = """
         networks = make(), make()
         rows = torch.from_numpy(own(X, rank)), torch.from_numpy(own(y, rank))
         validated = lambda held: BLLRegressor(**PARAMETERS).fit_source(ArraySource(X, y), (X, held))
+        stored = TrainingOptions(checkpoint="states")
         uses = {
             "hidden": lambda: fit(hidden=here((5,), (6,))),
             "random_state": lambda: fit(random_state=here(0, 1)),
@@ -90,8 +91,8 @@ SCRIPT = """
             "backbone": lambda: fit(backbone=lambda: nn.Linear(2, here(3, 4))),
             "attach": lambda: attach(networks[rank], [rows]),
             "attach outputs": lambda: attach(nn.Identity(), [(rows[0], here(rows[1], rows[0]))], layer=None),
-            "no checkpoint": lambda: fit(random_state=0, checkpoint="states"),
-            "checkpoint": lambda: fit(random_state=0, checkpoint="states"),  # a folder of each process
+            "no checkpoint": lambda: fit(random_state=0, training=stored),
+            "checkpoint": lambda: fit(random_state=0, training=stored),  # a folder of each process
         }
         BLLRegressor._clear_checkpoints = lambda self: None  # as if killed at the end
         return {name: said(use)[0] for name, use in uses.items()}

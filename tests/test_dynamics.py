@@ -10,7 +10,7 @@ import torch
 from helpers import sine
 from sklearn.exceptions import NotFittedError
 
-from lastlayer import BLLRegressor, Prediction
+from lastlayer import BLLRegressor, Prediction, TrainingOptions
 from lastlayer.data.scaling import Standardizer
 from lastlayer.dynamics import (
     DynamicsModel,
@@ -256,7 +256,7 @@ def test_sampled_weights_are_exact_for_a_scalar_linear_model():
     before = rng.standard_normal(6)
     after = 0.9 * before + 0.3 * rng.standard_normal(6)
     episodes = [Episode.of(pair, [0.0]) for pair in zip(before, after, strict=True)]
-    model = DynamicsModel(Lags(), BLLRegressor((), bias_prior="shared", **FAST)).fit(episodes)
+    model = DynamicsModel(Lags(), BLLRegressor((), training=TrainingOptions(bias_prior="shared"), **FAST)).fit(episodes)
     draws = Draws.of(model.regressor_.fitted_, np.ones((1, 1)), 50_000, np.random.default_rng(0))
     value = lambda y: draws(np.broadcast_to([[y, 0.0]], (50_000, 1, 2)))[0][:, 0, 0]
     slope, bias = value(1.0) - value(0.0), value(0.0)  # each draw is one straight line

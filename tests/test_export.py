@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lastlayer import BLLRegressor
+from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.errors import InputError
 from lastlayer.integrations.export import export_bundle, reader, to_arrays
 from lastlayer.integrations.export.bundle import Bundle
@@ -57,7 +57,7 @@ def agree(model: BLLRegressor, path: Path, X: np.ndarray) -> None:
         CALIBRATED | {"noise": "input"},
         CALIBRATED | {"calibration": None},
         CALIBRATED | {"calibration": "alpha"},
-        FAST | {"bias_prior": "shared"},
+        FAST | {"training": TrainingOptions(bias_prior="shared")},
         FAST | {"input_skip": False},
         FAST | {"hidden": ()},
         FAST | {"encoding": "piecewise"},

@@ -73,7 +73,13 @@ def assert_same(got: BLLRegressor, expected: BLLRegressor, X=NEW) -> None:
 @pytest.mark.parametrize("q", [0, 2])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"noise": "full"}, {"bias_prior": "shared"}, {"dtype": "float32"}, {"hidden": (3, 5), "activation": "relu"}],
+    [
+        {},
+        {"noise": "full"},
+        {"training": TrainingOptions(bias_prior="shared")},
+        {"dtype": "float32"},
+        {"hidden": (3, 5), "activation": "relu"},
+    ],
     ids=str,
 )
 def test_a_loaded_model_answers_to_the_last_bit(tmp_path, q, options):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from models import data, far
 
-from lastlayer import BLLRegressor, formula
+from lastlayer import BLLRegressor, TrainingOptions, formula
 from lastlayer.calibration.fit import SHARPNESS
 from lastlayer.integrations import to_casadi
 from lastlayer.integrations.export import to_arrays
@@ -32,7 +32,7 @@ KINDS = {
     "tuned alpha": lambda: BLLRegressor(**THREE),
     "another alpha": lambda: BLLRegressor(**THREE),
     "one network, tuned alpha": lambda: BLLRegressor(**SMALL, preset="evidence"),
-    "shared bias prior": lambda: BLLRegressor(**THREE, bias_prior="shared"),
+    "shared bias prior": lambda: BLLRegressor(**THREE, training=TrainingOptions(bias_prior="shared")),
     "uncalibrated": lambda: BLLRegressor(**THREE, calibration=None),
 }
 

@@ -49,7 +49,7 @@ def fit(
         Data(data.X, data.T, weight),
         prior_precision=torch.as_tensor(prior_precision, dtype=torch.float64).expand(s),
     )
-    return train(problem, Optimizer("adam", learning_rate=learning_rate, max_epochs=epochs), **options)
+    return train(problem, Optimizer(learning_rate=learning_rate, max_epochs=epochs), **options)
 
 
 def fit_alone(
@@ -63,7 +63,7 @@ def fit_alone(
     **options,
 ) -> TrainingHistory:
     problem = FullBatch(network, Profiled(noise=noise, bias_prior=bias_prior), data, prior_precision=prior_precision)
-    return train(problem, Optimizer("adam", learning_rate=2e-2, max_epochs=epochs), **options)
+    return train(problem, Optimizer(learning_rate=2e-2, max_epochs=epochs), **options)
 
 
 def mlp(i: int, **options) -> MLP:
@@ -155,7 +155,7 @@ def test_every_network_ends_where_it_ends_alone(data, options):
         same_member(stack, i, alone)
     assert len(record.nlml) == 20
     assert record.nlml[-1] < record.nlml[0]
-    rate = Optimizer("adam", learning_rate=2e-2, max_epochs=20).rate
+    rate = Optimizer(learning_rate=2e-2, max_epochs=20).rate
     assert record.learning_rate == [rate(epoch) for epoch in range(20)]
     assert (record.stopped, record.setbacks) == ("max_epochs", 0)
 

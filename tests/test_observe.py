@@ -197,7 +197,7 @@ def test_the_variance_of_an_output_is_that_of_the_rows_where_it_is_known(bias_pr
     """Lambda_bar written down entry by entry from these rows alone."""
     X, Y = table(30)
     Y = holes(Y)
-    model = BLLRegressor(**EVIDENCE | {"max_epochs": 5}, bias_prior=bias_prior).fit(X, Y)
+    model = BLLRegressor(**EVIDENCE | {"max_epochs": 5}, training=TrainingOptions(bias_prior=bias_prior)).fit(X, Y)
     posterior, scale = model.members_[0].layer.posterior, model.fitted_.targets.scale
     seen, new = (last_layer_rows(model, points, Y)[0] for points in (X, 1.5 * X))
     for j, known in enumerate(torch.from_numpy(~np.isnan(Y)).T):
@@ -549,7 +549,7 @@ def test_values_and_derivatives_are_correlated(mixture: tuple) -> None:
 def test_observations_are_learned_as_a_dense_gaussian_would(noise_std: float | None) -> None:
     """The last layer after an update, against a Gaussian process over the same features, alpha and noise."""
     X, Y = table(40)
-    model = BLLRegressor(**EVIDENCE, bias_prior="shared").fit(X, Y)
+    model = BLLRegressor(**EVIDENCE, training=TrainingOptions(bias_prior="shared")).fit(X, Y)
     fitted, posterior = model.fitted_, model.posterior_
     functionals = replace(Gradient().at(X[:6] + 0.5), output=2)
     y = np.random.default_rng(0).normal(size=12)
@@ -571,7 +571,7 @@ def test_observations_are_learned_as_a_dense_gaussian_would(noise_std: float | N
     found = model.predictive(X[:5] + 0.2, noise=False)
     np.testing.assert_allclose(found.mean[:, 2], (mean * scale + middle).numpy(), rtol=1e-8)
     np.testing.assert_allclose(found.var[:, 2], (cov.diagonal() * scale**2).numpy(), rtol=1e-6)
-    untouched = BLLRegressor(**EVIDENCE, bias_prior="shared").fit(X, Y).predictive(X[:5] + 0.2, noise=False)
+    untouched = BLLRegressor(**model.get_params()).fit(X, Y).predictive(X[:5] + 0.2, noise=False)
     np.testing.assert_allclose(found.mean[:, :2], untouched.mean[:, :2], rtol=1e-9)
 
 

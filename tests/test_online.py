@@ -13,7 +13,7 @@ from helpers import sine
 from torch import nn
 
 import lastlayer
-from lastlayer import BLLRegressor
+from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.curve import Shrinkage
 from lastlayer.errors import InputError, PrecisionError
@@ -67,7 +67,8 @@ def wide(model: BLLRegressor) -> BLLRegressor:
 
 @pytest.fixture(scope="module")
 def single() -> BLLRegressor:
-    return quick(preset="evidence", bias_prior="shared", n_members=1).fit(X[:FITTED], Y[:FITTED, 0])
+    shared = TrainingOptions(bias_prior="shared")
+    return quick(preset="evidence", training=shared, n_members=1).fit(X[:FITTED], Y[:FITTED, 0])
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from hostile_cli import run as run_hostile
 from typer.testing import CliRunner
 
 import lastlayer
-from lastlayer import BLLRegressor
+from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer._internal import files, progress
 from lastlayer._internal.files import ModelFileError
 from lastlayer.cli import app, console
@@ -155,7 +155,7 @@ def test_only_states_of_training_are_cleared(tmp_path):
     for name, content in mine.items():
         (tmp_path / name).write_bytes(content)
     options = {"preset": "evidence", "hidden": (3,), "max_epochs": 2, "batch_size": 30, "random_state": 0}
-    BLLRegressor(checkpoint=tmp_path, **options).fit(X, X[:, 0] + rng.normal(size=60))
+    BLLRegressor(training=TrainingOptions(checkpoint=tmp_path), **options).fit(X, X[:, 0] + rng.normal(size=60))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == mine
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lastlayer import BLLRegressor, attach, load
+from lastlayer import BLLRegressor, TrainingOptions, attach, load
 from lastlayer._internal.process_state import isolated, seeded
 from lastlayer.data.sources import ArraySource, LoaderSource
 
@@ -63,7 +63,10 @@ USES = {
     "fit": lambda folder, model: BLLRegressor(preset="fast", **SMALL).fit(X, Y),
     "fit a class": lambda folder, model: BLLRegressor(backbone=Dropped, **SMALL).fit(X, Y),
     "fit by batches": lambda folder, model: BLLRegressor(
-        backbone=Dropped, batch_size=20, checkpoint=folder / str(threading.get_ident()), **SMALL
+        backbone=Dropped,
+        batch_size=20,
+        training=TrainingOptions(checkpoint=folder / str(threading.get_ident())),
+        **SMALL,
     ).fit(X, Y),
     "fit_source": lambda folder, model: BLLRegressor(**SMALL).fit_source(ArraySource(X, Y)),
     "fit a loader": lambda folder, model: BLLRegressor(backbone=Dropped, **SMALL).fit_source(LoaderSource(loader())),

@@ -263,19 +263,13 @@ def test_the_seed_decides_and_nothing_else_is_touched(one):
 @pytest.mark.parametrize(
     "options",
     [
-        {"objective": "exact"},
-        {"objective": "augmented", "max_epochs": 80},
-        {"optimizer": "lbfgs"},
-        {"optimizer": "lbfgs", "objective": "exact"},
+        {"objective": "mse"},
         {"noise": "full"},
         {"bias_prior": "shared"},
-        {"bias_prior": "shared", "objective": "exact"},
         {"bias_prior": "shared", "noise": "full"},
         {"dtype": "float32"},
         {"dtype": "float32", "noise": "full"},
-        {"dtype": "float32", "objective": "exact"},
-        {"dtype": "float32", "objective": "augmented", "max_epochs": 80},
-        {"dtype": "float32", "optimizer": "lbfgs"},
+        {"dtype": "float32", "objective": "mse"},
         {"activation": "relu"},
         {"input_skip": False},
         {"early_stopping": True},
@@ -301,7 +295,6 @@ def test_every_option_learns(options):
         ("objective", "profild", "profiled"),
         ("noise", "diagnal", "diagonal"),
         ("bias_prior", "flatt", "flat"),
-        ("optimizer", "adamm", "adam"),
         ("activation", "tahn", "tanh"),
         ("dtype", "float46", "float64"),
         ("early_stopping", "atuo", "auto"),
@@ -327,12 +320,6 @@ def test_numbers_out_of_range_are_refused(as_a_user, option, given):
 
 def test_a_whole_number_of_epochs_may_be_a_float(as_a_user):
     assert len(quick(max_epochs=3.0).fit(*sine()).history_["nlml"]) == 3
-
-
-@pytest.mark.parametrize("objective", ["exact", "augmented"])
-def test_correlated_noise_needs_the_profiled_objective(objective):
-    with pytest.raises(InputError, match='noise="full" needs objective="profiled"'):
-        quick(objective=objective, noise="full").fit(*sine(q=2))
 
 
 # weights, validation data, updates ----------------------------------------------------------------------------------
@@ -526,17 +513,11 @@ def test_a_loss_that_is_not_finite_is_stepped_back_from(early_stopping):
 
 @pytest.mark.parametrize("early_stopping", [False, True])
 @pytest.mark.parametrize("max_epochs", [1, 40])
-@pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
-def test_a_hopeless_learning_rate_ends_in_a_finite_model(early_stopping, max_epochs, optimizer):
+def test_a_hopeless_learning_rate_ends_in_a_finite_model(early_stopping, max_epochs):
     """Weights of 1e200 are finite numbers, but what two layers make of them is not."""
     X, y = sine()
     model = quick(
-        hidden=(8, 8),
-        activation="relu",
-        learning_rate=1e200,
-        max_epochs=max_epochs,
-        optimizer=optimizer,
-        early_stopping=early_stopping,
+        hidden=(8, 8), activation="relu", learning_rate=1e200, max_epochs=max_epochs, early_stopping=early_stopping
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

@@ -20,7 +20,7 @@ from lastlayer.bayes.evidence import profiled_nlml
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.data.distributed import ONE, ProcessGroup
+from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.rows import Data
 from lastlayer.data.sources import TensorSource
 from lastlayer.errors import InputError
@@ -38,7 +38,6 @@ from lastlayer.training import (
     Validation,
     checkpoint,
     chunked_nlml,
-    last_layer,
     train,
 )
 
@@ -161,15 +160,14 @@ def test_chunks_give_the_gradient_of_all_rows(bias_prior, noise, weighted):
         close(chunked, whole)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
-def test_training_in_chunks_takes_the_steps_of_training_on_all_rows(optimizer):
+def test_training_in_chunks_takes_the_steps_of_training_on_all_rows():
     X, T, _ = rows(weighted=False)
     ends = []
     for size in (None, 16):
         network = MLP(5, (4,), generator=torch.Generator().manual_seed(3))
         objective = Profiled(bias_prior="flat", noise="diagonal")
         problem = FullBatch(network, objective, Data(X, T), chunk_size=size, prior_precision=0.1)
-        record = train(problem, Optimizer(optimizer, max_epochs=6))
+        record = train(problem, Optimizer(max_epochs=6))
         ends.append((torch.tensor(record.nlml), network[0].weight))
     for whole, chunked in zip(*ends, strict=True):
         close(chunked, whole, loose=1e3)  # rounding grows from step to step
@@ -228,73 +226,6 @@ def test_the_share_of_a_batch_goes_with_the_root_of_the_drift(drift):
     close(layer.now.statistics.scatter, 1_000 * (rows - mean).T @ (weight[:, None] * (rows - mean)))
 
 
-def test_a_refresh_touches_the_evidence_at_its_maximum_over_alpha():
-    P, T, w = rows(weighted=True)
-    exact = Statistics.from_linear_features(P, T, sample_weight=w)
-    layer = RunningPosterior(w.sum(), 50)
-    for part in (slice(0, 20), slice(20, 40)):
-        layer.step(P[part], T[part], w[part])
-    assert float(layer.gap(exact)) > 1e-3
-    layer.refresh(exact)
-    assert abs(float(layer.gap(exact))) < 1e-12
-    J = profiled_nlml(affine_features(P), T, layer.now.log_alpha, sample_weight=w)
-    close(layer.now.frozen.bound(exact), J)
-    best = last_layer(exact).posterior
-    assert float(layer.now.log_alpha) == pytest.approx(float(best.log_alpha), abs=1e-2)
-    close(layer.now.frozen.weights, Posterior(exact, float(layer.now.log_alpha)).weights)
-
-
-def test_after_a_refresh_a_batch_counts_as_the_rows_it_has():
-    """All rows are in: features that stand still leave a batch no more than its share."""
-    P, T = problem(m=60, k=5, q=1)
-    exact = Statistics.from_linear_features(P, T)
-    layer = RunningPosterior(torch.tensor(60.0, dtype=torch.float64), 60)
-    layer.refresh(exact)
-    layer.step(P[:20], T[:20], drift=0.0)
-    both = Statistics.from_linear_features(torch.cat([P, P[:20]]), torch.cat([T, T[:20]]))
-    close(layer.now.statistics.scatter / 60, both.scatter / 80)
-    assert layer.now.effective_rows == pytest.approx(80.0)
-
-
-def test_a_refresh_passes_over_networks_that_failed():
-    P, T = problem(m=40, k=5, q=1)
-    layer = RunningPosterior(torch.full((2,), 40.0, dtype=torch.float64), 40)
-    layer.step(torch.stack([P, P + 1]), T)
-    before = layer.now
-    layer.refresh(Statistics.from_linear_features(torch.stack([P, P * torch.nan]), T))
-    assert torch.equal(layer.now.frozen.weights[1], before.frozen.weights[1])
-    assert torch.equal(layer.now.log_alpha[1], before.log_alpha[1])
-    assert bool(torch.isfinite(layer.now.statistics.scatter).all())
-    assert not torch.equal(layer.now.log_alpha[0], before.log_alpha[0])
-
-
-@pytest.mark.parametrize(("steps", "expected"), [(None, 0), ("epoch", 3), (4, 3 * 2), (2, 3 * 4)])
-def test_passes_over_all_rows_come_when_they_are_due(steps, expected):
-    """Seven batches an epoch, three epochs; and never while another pass is open."""
-    X = torch.randn(70, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    source = TensorSource(X, X[:, :1])
-    seen = {"whole": 0, "open": 0, "batches": 0}
-
-    class Watched:
-        n_rows = 70
-
-        def batches(self, size, *, seed=None, first=0, process_group=ONE):
-            assert seen["open"] == 0, "two passes at a time"
-            seen["whole"] += seed is None
-            seen["open"] += 1
-            try:
-                for batch in source.batches(size, seed=seed, first=first, process_group=process_group):
-                    seen["batches"] += seed is not None
-                    yield batch
-            finally:
-                seen["open"] -= 1
-
-    layer = RunningPosterior(torch.tensor(70.0, dtype=torch.float64), 70)
-    network = MLP(2, (4,), generator=torch.Generator().manual_seed(3))
-    in_batches(network, Watched(), layer, Optimizer("adam", max_epochs=3), batch_size=10, refresh=steps)
-    assert seen == {"whole": expected, "open": 0, "batches": 21}
-
-
 def test_networks_of_a_stack_train_as_if_alone():
     g = torch.Generator().manual_seed(0)
     X = torch.randn(60, 2, generator=g, dtype=torch.float64)
@@ -302,12 +233,12 @@ def test_networks_of_a_stack_train_as_if_alone():
     weight = torch.ones(3, 60, dtype=torch.float64)
     for i, fold in enumerate(weight):
         fold[i::3] = 0  # each leaves a third out
-    optimizer = Optimizer("adam", learning_rate=1e-2, max_epochs=3)
+    optimizer = Optimizer(learning_rate=1e-2, max_epochs=3)
     precision = torch.tensor([0.1, 1.0, 3.0], dtype=torch.float64)
     seeds = lambda: [torch.Generator().manual_seed(i) for i in range(3)]
     stack = StackedMLP(2, (5,), generators=seeds())
     layer = RunningPosterior(weight.sum(-1), 60)
-    words = {"batch_size": 20, "refresh": 2}
+    words = {"batch_size": 20}
     in_batches(stack, TensorSource(X, T, weight), layer, optimizer, prior_precision=precision, **words)
     for i, generator in enumerate(seeds()):
         alone = MLP(2, (5,), generator=generator)
@@ -335,7 +266,7 @@ def test_a_network_that_failed_goes_back_and_the_others_go_on():
             return phi * torch.tensor([torch.nan, 1.0])[:, None, None] if self.calls == 5 else phi
 
     record = in_batches(
-        Failing(), TensorSource(X, T), layer, Optimizer("adam", max_epochs=6, learning_rate=1e-3), batch_size=20
+        Failing(), TensorSource(X, T), layer, Optimizer(max_epochs=6, learning_rate=1e-3), batch_size=20
     )
     assert record.setbacks == 1
     assert all(bool(torch.isfinite(p).all()) for p in stack.parameters())
@@ -374,12 +305,8 @@ def test_the_calibrated_default_works_with_mini_batches(as_a_user):
         ({"batch_size": 2.5}, {}, "batch_size=2.5"),
         ({}, {"chunk_size": 0}, "chunk_size=0"),
         ({"batch_size": 10}, {"chunk_size": 10}, "chunk_size"),
-        ({"batch_size": 10}, {"objective": "augmented"}, "augmented"),
-        ({"batch_size": 10}, {"optimizer": "lbfgs"}, "lbfgs"),
-        ({"checkpoint": "somewhere"}, {}, "batch_size"),
-        ({"batch_size": 10}, {"statistics_refresh": 0}, "statistics_refresh=0"),
-        ({}, {"statistics_refresh": "epoch"}, "batch_size"),
-        ({"batch_size": 10}, {"statistics_refresh": "epochs"}, "did you mean 'epoch'"),
+        ({"batch_size": 10}, {"objective": "mse"}, "mse"),
+        ({}, {"checkpoint": "somewhere"}, "batch_size"),
     ],
 )
 def test_words_that_do_not_go_together(words, options, told, as_a_user):
@@ -417,15 +344,14 @@ RANK_SCRIPT = """
     out["gradient"] = torch.cat([p.grad.flatten() for p in network.parameters()])
 
     problem = FullBatch(network, objective, rows, prior_precision=0.5, process_group=group)
-    history = train(problem, Optimizer("lbfgs", max_epochs=5))
+    history = train(problem, Optimizer(max_epochs=5))
     out["exact"], out["exact nlml"] = network[0].weight.detach(), torch.tensor(history.nlml)
 
-    for name, options in (("batches", {"prior_precision": 0.5}), ("refreshed", {"refresh": 2})):
-        network = MLP(3, (6,), generator=torch.Generator().manual_seed(1))
-        running = RunningPosterior(torch.tensor(61.0, dtype=torch.float64), 61, process_group=group)
-        problem = MiniBatches(network, TensorSource(X, T), running, batch_size=20, **options)
-        history = train(problem, Optimizer("adam", max_epochs=4))
-        out[name], out[f"{name} nlml"] = network[0].weight.detach(), torch.tensor(history.nlml)
+    network = MLP(3, (6,), generator=torch.Generator().manual_seed(1))
+    running = RunningPosterior(torch.tensor(61.0, dtype=torch.float64), 61, process_group=group)
+    problem = MiniBatches(network, TensorSource(X, T), running, batch_size=20, prior_precision=0.5)
+    history = train(problem, Optimizer(max_epochs=4))
+    out["batches"], out["batches nlml"] = network[0].weight.detach(), torch.tensor(history.nlml)
     torch.save(
         {name: value.detach() for name, value in out.items()}, f"{sys.argv[1]}/{group.world_size}-{group.rank}.pt"
     )
@@ -436,7 +362,7 @@ RANK_SCRIPT = """
 def test_two_processes_give_the_answer_of_one(tmp_path, as_a_user):
     one, *two = alone_and_by_two(RANK_SCRIPT, tmp_path)
     for name, value in one.items():
-        loose = 1e3 if name.startswith(("exact", "batches", "refreshed")) else 1.0  # rounding grows from step to step
+        loose = 1e3 if name.startswith(("exact", "batches")) else 1.0  # rounding grows from step to step
         for other in two:
             close(other[name], value, loose=loose)
 
@@ -457,7 +383,7 @@ FIT_SCRIPT = """
     from lastlayer import BLLRegressor, TrainingOptions, files
     from lastlayer.training import checkpoint
 
-    refresh, folder, result = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    folder, result = Path(sys.argv[1]), sys.argv[2]
     resumed = folder.name == "states"
     torch.set_num_threads(1)
 
@@ -465,9 +391,9 @@ FIT_SCRIPT = """
         rng = np.random.default_rng(0)
         X = rng.normal(size=(300, 2))
         y = np.sin(X[:, 0]) + 0.1 * rng.normal(size=300)
-        options = TrainingOptions(statistics_refresh=int(refresh) or None)
+        options = TrainingOptions(checkpoint=folder if resumed else None)
         words = dict(hidden=(8,), n_members=2, batch_size=50, max_epochs=20, hidden_prior=0.3, random_state=0)
-        return BLLRegressor(**words, training=options, checkpoint=folder if resumed else None).fit(X, y)
+        return BLLRegressor(**words, training=options).fit(X, y)
 
     def killed():
         "A process that fits and is killed on the way."
@@ -494,14 +420,13 @@ FIT_SCRIPT = """
 """
 
 
-@pytest.mark.parametrize("refresh", ["4"])
-def test_a_killed_fit_goes_on_and_ends_in_the_same_place(refresh, tmp_path, as_a_user, monkeypatch):
+def test_a_killed_fit_goes_on_and_ends_in_the_same_place(tmp_path, as_a_user, monkeypatch):
     script, folder = tmp_path / "fit.py", tmp_path / "states"
     script.write_text(textwrap.dedent(FIT_SCRIPT))
-    command = [sys.executable, str(script), refresh, str(folder), str(tmp_path / "resumed.npy")]
+    command = [sys.executable, str(script), str(folder), str(tmp_path / "resumed.npy")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     assert subprocess.run(command, env=environment, check=False, timeout=180).returncode == 0
-    monkeypatch.setattr(sys, "argv", [str(script), refresh, str(tmp_path / "none"), str(tmp_path / "plain.npy")])
+    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / "none"), str(tmp_path / "plain.npy")])
     runpy.run_path(str(script))
     assert np.array_equal(np.load(tmp_path / "plain.npy"), np.load(tmp_path / "resumed.npy"))
     assert not list(folder.glob("training*.safetensors"))  # a fit that ends leaves nothing behind
@@ -512,15 +437,17 @@ def test_a_state_of_another_training_is_refused(tmp_path, as_a_user, monkeypatch
     words = {"hidden": (4,), "preset": "evidence", "batch_size": 20, "random_state": 0}
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
     monkeypatch.setattr(Path, "unlink", lambda self, **words: None)  # as if killed at the end
-    BLLRegressor(**words, max_epochs=3, checkpoint=tmp_path).fit(X, y)
-    BLLRegressor(**words, max_epochs=3, checkpoint=tmp_path).fit(X, y)  # goes on from the end
+    words["training"] = TrainingOptions(checkpoint=tmp_path)
+    BLLRegressor(**words, max_epochs=3).fit(X, y)
+    BLLRegressor(**words, max_epochs=3).fit(X, y)  # goes on from the end
     with pytest.raises(InputError, match="max_epochs: 3 there, 4 here"):
-        BLLRegressor(**words, max_epochs=4, checkpoint=tmp_path).fit(X, y)
+        BLLRegressor(**words, max_epochs=4).fit(X, y)
     with pytest.raises(InputError, match="data"):
-        BLLRegressor(**words, max_epochs=3, checkpoint=tmp_path).fit(X, y + X[:, 0])
+        BLLRegressor(**words, max_epochs=3).fit(X, y + X[:, 0])
     (tmp_path / "a file").write_text("")
+    words["training"] = TrainingOptions(checkpoint=tmp_path / "a file")
     with pytest.raises(InputError, match="must be a folder"):
-        BLLRegressor(**words, max_epochs=3, checkpoint=tmp_path / "a file").fit(X, y)
+        BLLRegressor(**words, max_epochs=3).fit(X, y)
 
 
 def test_a_longer_memory_brings_the_running_layer_closer_to_the_exact_one():

@@ -10,7 +10,15 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from lastlayer import BLLRegressor, sources
 from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.scaling import Standardizer
-from lastlayer.data.sources import ArraySource, LoaderSource, Source, StandardizedSource, TensorSource, scales_of
+from lastlayer.data.sources import (
+    ArraySource,
+    LoaderSource,
+    Source,
+    StandardizedSource,
+    TensorSource,
+    Without,
+    scales_of,
+)
 from lastlayer.errors import InputError
 
 
@@ -60,8 +68,8 @@ def test_a_pass_gives_every_row_once_and_can_be_joined_half_way(make, m, size, w
 
 def test_rows_left_out_never_come():
     X, y = table(95)
-    left_out = (0, 9, 10, 37, 94)
-    source = ArraySource(X, y, np.arange(95.0), left_out=left_out)
+    left_out = np.array([0, 9, 10, 37, 94])
+    source = Without(ArraySource(X, y, np.arange(95.0)), left_out)
     assert sorted(numbers(source, seed=1)) == [i for i in range(95) if i not in left_out]
     for batch in source.batches(8, seed=1):
         assert torch.equal(batch.weight, batch.X[:, 0])

@@ -81,7 +81,7 @@ def test_training_ends_where_autograd_ends(generator, hidden, noise, bias_prior)
     for make, data in ((FullBatch, every), (StackedNetworks, own)):
         net = network(hidden=hidden)
         objective = Profiled(noise=noise, bias_prior=bias_prior, shape=(S,))
-        record = train(make(net, objective, data, prior_precision=PRECISIONS), Optimizer("adam", 2e-2, 60))
+        record = train(make(net, objective, data, prior_precision=PRECISIONS), Optimizer(2e-2, 60))
         ends.append((torch.cat([p.detach().flatten() for p in net.parameters()]), record.nlml, objective.log_alpha))
     (slow, slow_nlml, slow_alpha), (fast, fast_nlml, fast_alpha) = ends
     torch.testing.assert_close(fast, slow, rtol=1e-7, atol=1e-8)
@@ -147,8 +147,8 @@ def test_a_network_that_is_lost_leaves_the_others_alone(generator):
     lost, whole = network(), network()
     with torch.no_grad():
         lost.network.weights[0][1] = math.nan
-    record = train(stacked(lost, own), Optimizer("adam", 2e-2, 30))
-    train(stacked(whole, own), Optimizer("adam", 2e-2, 30))
+    record = train(stacked(lost, own), Optimizer(2e-2, 30))
+    train(stacked(whole, own), Optimizer(2e-2, 30))
     for a, b in zip(lost.parameters(), whole.parameters(), strict=True):
         assert torch.equal(a[[0, 2]], b[[0, 2]])
     assert record.setbacks == 2  # at every look: after 25 and 30 steps

@@ -424,22 +424,15 @@ class ArraySource(Pooled):
     """Targets (m,) or (m, q)."""
     sample_weight: Any = None
     """Weights (m,); None: 1."""
-    left_out: tuple[int, ...] = ()
-    """Rows to leave out of every pass, in ascending order."""
 
     def __post_init__(self) -> None:
         if len(self.X) != len(self.y) or not len(self.X):
             raise InputError(f"X has {len(self.X)} rows and y has {len(self.y)}: give equally many, at least one")
 
     @cached_property
-    def _left_out(self) -> Int[ndarray, " n"]:
-        return np.asarray(self.left_out, dtype=np.int64)
-
-    @cached_property
     def unit_rows(self) -> Int[ndarray, " u"]:
         """Rows in each unit."""
-        starts = np.append(np.arange(0, len(self.X), BLOCK_ROWS), len(self.X))
-        return np.diff(starts) - np.diff(np.searchsorted(self._left_out, starts))
+        return np.diff(np.append(np.arange(0, len(self.X), BLOCK_ROWS), len(self.X)))
 
     @property
     def n_inputs(self) -> int:
@@ -449,9 +442,32 @@ class ArraySource(Pooled):
     def read(self, unit: int) -> Columns:
         """Read one unit."""
         rows = slice(unit * BLOCK_ROWS, (unit + 1) * BLOCK_ROWS)
-        first, last = np.searchsorted(self._left_out, [rows.start, rows.stop])
-        kept = lambda values: np.delete(values[rows], self._left_out[first:last] - rows.start, axis=0)
-        return kept(self.X), kept(self.y), None if self.sample_weight is None else kept(self.sample_weight)
+        return self.X[rows], self.y[rows], None if self.sample_weight is None else self.sample_weight[rows]
+
+
+@dataclass(frozen=True)
+class Without(Pooled):
+    """All rows of an array source but some, which are given in ascending order."""
+
+    source: ArraySource
+    rows: Int[ndarray, " r"]
+
+    @cached_property
+    def unit_rows(self) -> Int[ndarray, " u"]:
+        """Rows in each unit."""
+        return self.source.unit_rows - np.bincount(self.rows // BLOCK_ROWS, minlength=len(self.source.unit_rows))
+
+    @property
+    def n_inputs(self) -> int:
+        """Number of input values per row."""
+        return self.source.n_inputs
+
+    def read(self, unit: int) -> Columns:
+        """Read one unit."""
+        here = self.rows[self.rows // BLOCK_ROWS == unit] - unit * BLOCK_ROWS
+        X, y, weight = self.source.read(unit)
+        kept = lambda values: np.delete(values, here, axis=0)
+        return kept(X), kept(y), None if weight is None else kept(weight)
 
 
 def _joined(parts: "list[Columns | None]") -> Columns:

@@ -16,7 +16,7 @@ from lastlayer.training import Checkpoint, MiniBatches, Optimizer, RunningPoster
 
 def optimizer_of(settings: Settings) -> Optimizer:
     """Optimizer that the settings describe."""
-    return Optimizer(settings.optimizer, settings.learning_rate, settings.max_epochs)
+    return Optimizer(settings.learning_rate, settings.max_epochs)
 
 
 def mini_batches(
@@ -41,7 +41,6 @@ def mini_batches(
         batch_size=settings.batch_size,
         seed=settings.seed,
         prior_precision=prior_precision,
-        refresh=settings.statistics_refresh,
         is_table=is_table,
     )
 

@@ -41,6 +41,7 @@ from lastlayer.training import (
     CoupledNoise,
     FullBatch,
     KnownNoise,
+    MeanSquaredError,
     Objective,
     Problem,
     Profiled,
@@ -48,7 +49,6 @@ from lastlayer.training import (
     StackedNetworks,
     TrainingHistory,
     Validation,
-    make_objective,
     streamed_statistics,
     train,
 )
@@ -358,10 +358,9 @@ class Trainer:
         with torch.no_grad():
             n_features = finite_features(network.eval(), data.X[:2]).shape[1]
         objective = self._objective()
-        if data.alike:
-            structure, prior = s.noise_structure, s.bias_prior
-            sizes = {"n_features": n_features, "n_outputs": data.T.shape[1]}
-            objective = make_objective(s.objective, **sizes, noise=structure, bias_prior=prior, generator=generator)
+        if s.objective == "mse":
+            options = {"noise": s.noise_structure, "bias_prior": s.bias_prior, "generator": generator}
+            objective = MeanSquaredError(n_features, data.T.shape[1], **options)
         objective.to(X.device)
         m = len(data.X)
         held, rest, held_out = round(s.validation_fraction * m), data, None

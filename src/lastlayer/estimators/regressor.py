@@ -19,7 +19,7 @@ from lastlayer.data.observe import Observations, check_observations
 from lastlayer.data.parquet import ParquetSource
 from lastlayer.data.rows import Data
 from lastlayer.data.scaling import Standardizer
-from lastlayer.data.sources import ArraySource, Source
+from lastlayer.data.sources import ArraySource, Source, Without
 from lastlayer.data.validation import check_groups
 from lastlayer.ensemble.crossfit import CrossFit, Ensemble
 from lastlayer.ensemble.splits import folds_for
@@ -47,7 +47,7 @@ from lastlayer.predictor.module import Member
 from lastlayer.settings.parameters import TrainingOptions
 from lastlayer.settings.parameters import check as check_parameters
 from lastlayer.settings.resolve import CURVE_FOLDS, DataShape, Settings, resolve
-from lastlayer.settings.types import BiasPrior, Family, NoiseModel
+from lastlayer.settings.types import Family, NoiseModel
 from lastlayer.training import TrainingHistory, clear_checkpoints
 
 STREAMED_ROWS = 200_000
@@ -107,26 +107,20 @@ class BLLRegressor(LastLayerRegressor):
         variance per output that depends on the input, by a small network fitted to the errors of held-out rows
         (needs calibration and a table). "auto": "input" where that raises the density of other held-out rows, else
         "diagonal".
-    bias_prior : "flat" or "shared", default "flat"
-        Prior on the bias of the last layer: "flat" (Theorem 2), or "shared", which reproduces the evidence printed
-        in the paper.
     likelihood : "gaussian", "lognormal" or "auto", default "gaussian"
         "lognormal": fit the logarithm of the targets, which must all be positive; predictions are mixtures of
         log-normals in the units of the targets (`LogPrediction`). "auto": "lognormal" if the skewness of each target
         is above 1 and that of its logarithm less than half as large. Cannot be combined with `noise_std` or
         `observations`; `joint`, CasADi, ONNX, BoTorch and other uses of a Gaussian reject such a model.
     max_epochs : int or "auto", default "auto"
-        Passes over the data; an iteration of L-BFGS counts as one. "auto": 250, or as many as 400 to 800
-        mini-batch steps take, at least 10; 500 with early stopping or a backbone, 60 with a source.
+        Passes over the data. "auto": 250, or as many as 400 to 800 mini-batch steps take, at least 10; 500 with
+        early stopping or a backbone, 60 with a source.
     batch_size : int, "auto" or None, default "auto"
         Rows per mini-batch; mini-batches train in float32 with a running average of the last layer. None: all rows
         in every step. The last layer of the fitted model is exact either way. "auto": 1,024 for tables of more than
         5,000 samples.
     training : TrainingOptions or None, default None
-        Objective, optimizer, learning rate, early stopping and the like.
-    checkpoint : path or None, default None
-        Folder in which mini-batch training saves its state every minute. A fit that was interrupted resumes from
-        it; a fit that completes deletes what it saved there.
+        Objective, learning rate, early stopping, checkpoints and the like.
     device : str, default "auto"
         A torch device. "auto": a GPU if one is available.
     dtype : "float64" or "float32", default "float64"
@@ -212,12 +206,10 @@ class BLLRegressor(LastLayerRegressor):
         calibration: Any = "auto",
         hidden_prior: float | str = "auto",
         noise: NoiseModel = "auto",
-        bias_prior: BiasPrior = "flat",
         likelihood: str = "gaussian",
         max_epochs: int | str = "auto",
         batch_size: int | str | None = "auto",
         training: TrainingOptions | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
         device: str = "auto",
         dtype: str = "float64",
         random_state: Any = None,
@@ -235,12 +227,10 @@ class BLLRegressor(LastLayerRegressor):
         self.calibration = calibration
         self.hidden_prior = hidden_prior
         self.noise = noise
-        self.bias_prior = bias_prior
         self.likelihood = likelihood
         self.max_epochs = max_epochs
         self.batch_size = batch_size
         self.training = training
-        self.checkpoint = checkpoint
         self.device = device
         self.dtype = dtype
         self.random_state = random_state
@@ -260,7 +250,6 @@ class BLLRegressor(LastLayerRegressor):
         *,
         noise_std: Any = None,
         observations: Sequence[Observations] = (),
-        progress: bool | None = None,
     ) -> "BLLRegressor":
         """Train the ensemble, compute exact last layers, and calibrate the variance on held-out rows.
 
@@ -286,14 +275,12 @@ class BLLRegressor(LastLayerRegressor):
         observations : sequence of Observations, default ()
             Measurements of functionals of the same function, such as derivatives (see `lastlayer.observe`). They are
             never held out.
-        progress : bool, default None
-            Whether to show the stage of the fit and the time left; None: the parameter `progress` of the estimator.
         """
         self._forget()
         mapped = isinstance(X, np.memmap) and self.batch_size is not None and self.n_members in ("auto", 1)
         if mapped and (self.batch_size != "auto" or len(X) > STREAMED_ROWS):
             with ProcessGroup.current().guarded():
-                return self._fit_mapped(X, y, sample_weight, validation_data, groups, progress)
+                return self._fit_mapped(X, y, sample_weight, validation_data, groups)
         seed = self._seed()
         rows = self._validate_and_scale(
             X, y, sample_weight, nd=self.backbone is not None, partly=True, noise_std=noise_std
@@ -334,7 +321,7 @@ class BLLRegressor(LastLayerRegressor):
             architecture,
             data,
             self._checkpoints(),
-            self._shown(progress),
+            self.progress,
             digest,
             together=None if labels is None else together,
         )
@@ -352,9 +339,7 @@ class BLLRegressor(LastLayerRegressor):
 
     @in_fit_context
     @with_gradients
-    def fit_source(
-        self, source: Source, validation_data: tuple[Any, Any] | None = None, *, progress: bool | None = None
-    ) -> "BLLRegressor":
+    def fit_source(self, source: Source, validation_data: tuple[Any, Any] | None = None) -> "BLLRegressor":
         """Train one network on a source of batches, in memory that does not grow with the number of rows.
 
         In a torch.distributed group, every process calls it with the same parameters and `validation_data`, and all
@@ -367,8 +352,6 @@ class BLLRegressor(LastLayerRegressor):
         validation_data : tuple (X_val, y_val), default None
             Rows to calibrate on, which must not be in the source. No rows of the source are held out: without
             `validation_data` the model is not calibrated.
-        progress : bool, default None
-            Whether to show a progress bar; None: the parameter `progress` of the estimator.
 
         Raises
         ------
@@ -378,7 +361,7 @@ class BLLRegressor(LastLayerRegressor):
             If another process of the group has failed.
         """
         with ProcessGroup.current().guarded():
-            return self._fit_source(source, validation_data, progress, self._common_seed())
+            return self._fit_source(source, validation_data, self._common_seed())
 
     def _common_seed(self) -> int:
         """Seed of the first process, for all; a given `random_state` must be the same on all processes."""
@@ -386,18 +369,14 @@ class BLLRegressor(LastLayerRegressor):
         group.agree({"random_state": "None" if self.random_state is None else f"seed {seed}"})
         return group.gather(seed)[0]
 
-    def _fit_source(
-        self, source: Source, validation_data: tuple[Any, Any] | None, progress: bool | None, seed: int
-    ) -> "BLLRegressor":
+    def _fit_source(self, source: Source, validation_data: tuple[Any, Any] | None, seed: int) -> "BLLRegressor":
         self._forget()
         held_out = None if validation_data is None else digest_of(*map(np.asarray, validation_data))
         ProcessGroup.current().agree({"digest of validation_data": held_out})
         settings = resolve(self._parameters(), DataShape(None, validation_data is not None), seed=seed)
         architecture = Architecture(settings, self.backbone)
         with architecture.seeded():
-            streamed = train_on_source(
-                source, architecture, checkpoint=self._checkpoints(), progress=self._shown(progress)
-            )
+            streamed = train_on_source(source, architecture, checkpoint=self._checkpoints(), progress=self.progress)
         scales = streamed.scales
         settings = replace(settings, ids=not streamed.sample.X.is_floating_point())
         self.training_, self._y_ndim = streamed.history, 2 if len(scales.targets.mean) > 1 else 1
@@ -458,12 +437,12 @@ class BLLRegressor(LastLayerRegressor):
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the contents of a model file."""
-        kept = set(BLLRegressor._get_param_names()) - {"backbone", "random_state", "checkpoint", "training"}
+        kept = set(BLLRegressor._get_param_names()) - {"backbone", "random_state", "training"}
         parameters = {name: getattr(self, name) for name in sorted(kept)}
         parameters["hidden"] = self.hidden if self.hidden == "auto" else [int(width) for width in self.hidden]
         if not (isinstance(self.calibration, str) or self.calibration is None):
             parameters["calibration"] = "auto"  # a splitter is not needed after fitting
-        options = None if self.training is None else vars(self.training)
+        options = None if self.training is None else vars(self.training) | {"checkpoint": None}
         about = {"model": type(self).__name__, "parameters": parameters, "training": options}
         tensors, header = self._packed()
         return tensors, about | header
@@ -475,6 +454,10 @@ class BLLRegressor(LastLayerRegressor):
     def _parameters(self) -> dict[str, Any]:
         """Parameters that settings are resolved from, as `BLLRegressor` names them, also in subclasses."""
         return {name: getattr(self, name) for name in BLLRegressor._get_param_names()}
+
+    @property
+    def _options(self) -> TrainingOptions:
+        return self.training or TrainingOptions()
 
     def _forget(self) -> None:
         """Remove results of an earlier fit, so that a fit that fails leaves the estimator unfitted."""
@@ -520,18 +503,12 @@ class BLLRegressor(LastLayerRegressor):
         (self.calibrate if self.fitted_.settings.calibration == "curve on validation data" else self.tune_alpha)(X, y)
 
     def _fit_mapped(
-        self,
-        X: np.memmap,
-        y: Any,
-        sample_weight: Any,
-        validation_data: tuple[Any, Any] | None,
-        groups: Any,
-        progress: bool | None,
+        self, X: np.memmap, y: Any, sample_weight: Any, validation_data: tuple[Any, Any] | None, groups: Any
     ) -> "BLLRegressor":
         """Fit a memory map from disk; some random rows, or whole groups of them, are held out for calibration."""
         held, seed = np.empty(0, dtype=np.int64), self._common_seed()
         if validation_data is None and self.preset != "evidence" and self.calibration == "auto":
-            fraction = (self.training or TrainingOptions()).validation_fraction
+            fraction = self._options.validation_fraction
             rng = np.random.default_rng(seed)
             labels, n = check_groups(groups, len(X)), min(MAX_HELD_ROWS, round(fraction * len(X)))
             if labels is None:
@@ -541,19 +518,16 @@ class BLLRegressor(LastLayerRegressor):
             if not len(held):
                 raise InputError("all rows belong to one group: give two or more groups, or omit `groups`")
             validation_data = np.asarray(X[held]), np.asarray(y[held])
-        source = ArraySource(X, y, sample_weight, left_out=tuple(held.tolist()))
-        self._fit_source(source, validation_data, progress, seed)
+        source = Without(ArraySource(X, y, sample_weight), held)
+        self._fit_source(source, validation_data, seed)
         self.fitted_ = replace(self.fitted_, y_ndim=np.ndim(y))
         return self
 
-    def _shown(self, progress: bool | None) -> bool:
-        return self.progress if progress is None else progress
-
     def _checkpoints(self) -> Path | None:
         """Folder for the training state; created if it does not exist."""
-        if self.checkpoint is None:
+        if self._options.checkpoint is None:
             return None
-        folder = Path(self.checkpoint)
+        folder = Path(self._options.checkpoint)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -562,8 +536,8 @@ class BLLRegressor(LastLayerRegressor):
 
     def _clear_checkpoints(self) -> None:
         """Delete the saved training state, once training has completed."""
-        if self.checkpoint is not None and not ProcessGroup.current().rank:
-            clear_checkpoints(Path(self.checkpoint))
+        if self._options.checkpoint is not None and not ProcessGroup.current().rank:
+            clear_checkpoints(Path(self._options.checkpoint))
 
     @classmethod
     def _restore(cls, tensors: dict[str, Tensor], header: dict[str, Any], backbone: nn.Module | None) -> "BLLRegressor":

@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,13 +10,12 @@ from typing import Any
 import torch
 
 from lastlayer.errors import InputError, check_choice
-from lastlayer.settings.types import BIAS_PRIORS, NOISE_MODELS
+from lastlayer.settings.types import BIAS_PRIORS, NOISE_MODELS, BiasPrior
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 PRESETS = ("calibrated", "fast", "evidence")
 """Full calibrated mixture; the same with fewer networks and steps; one uncalibrated network at its evidence."""
-OBJECTIVES = ("profiled", "exact", "augmented", "mse")
-OPTIMIZERS = ("adam", "lbfgs")
+OBJECTIVES = ("profiled", "mse")
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class TrainingOptions:
 
     Parameters
     ----------
-    objective : {"profiled", "exact", "augmented", "mse"}, default "profiled"
-        Loss. "profiled": evidence with weights and noise in closed form at every step; "exact" and "augmented": the
-        paper's objectives; "mse": mean squared error.
-    optimizer : {"adam", "lbfgs"}, default "adam"
-        Adam with a cosine schedule, or L-BFGS.
+    objective : {"profiled", "mse"}, default "profiled"
+        Loss. "profiled": evidence with weights and noise in closed form at every step; "mse": mean squared error.
+    bias_prior : {"flat", "shared"}, default "flat"
+        Prior on the bias of the last layer: "flat" (Theorem 2), or "shared", which reproduces the evidence printed
+        in the paper.
     learning_rate : float or "auto", default "auto"
         Initial step size of Adam. "auto": 0.04; 0.02 with early stopping, a backbone, a source of batches or an
         objective other than "profiled".
@@ -39,26 +39,26 @@ class TrainingOptions:
         Fraction of the rows held out for early stopping, or for calibration with a backbone.
     patience : int, default 200
         Epochs without improvement before stopping.
-    statistics_refresh : "epoch", int or None, default None
-        How mini-batches get their last layer. None: from a running average over recent batches. "epoch", or a number of
-        steps: the average is restarted at this interval from the exact statistics of a pass over all rows.
     chunk_size : int or None, default None
         Rows in memory at a time. The gradient is still that of all rows, at the price of a second forward pass.
+    checkpoint : path or None, default None
+        Folder in which mini-batch training saves its state every minute. A fit that was interrupted resumes from
+        it; a fit that completes deletes what it saved there.
 
     Examples
     --------
     >>> from lastlayer import BLLRegressor, TrainingOptions
-    >>> model = BLLRegressor(training=TrainingOptions(optimizer="lbfgs", patience=50))
+    >>> model = BLLRegressor(training=TrainingOptions(early_stopping=True, patience=50))
     """
 
     objective: str = "profiled"
-    optimizer: str = "adam"
+    bias_prior: BiasPrior = "flat"
     learning_rate: float | int | str = "auto"
     early_stopping: bool | str = "auto"
     validation_fraction: float = 0.15
     patience: int = 200
-    statistics_refresh: int | str | None = None
     chunk_size: int | None = None
+    checkpoint: str | os.PathLike[str] | None = None
 
 
 def check(p: Mapping[str, Any]) -> None:
@@ -69,11 +69,10 @@ def check(p: Mapping[str, Any]) -> None:
     options = options or TrainingOptions()
     for name, value, allowed in (
         ("noise", p["noise"], NOISE_MODELS),
-        ("bias_prior", p["bias_prior"], BIAS_PRIORS),
+        ("bias_prior", options.bias_prior, BIAS_PRIORS),
         ("dtype", p["dtype"], DTYPES),
         ("preset", p["preset"], PRESETS),
         ("objective", options.objective, OBJECTIVES),
-        ("optimizer", options.optimizer, OPTIMIZERS),
         ("calibration", p["calibration"] if isinstance(p["calibration"], str) else "auto", ("auto", "alpha")),
         ("encoding", p["encoding"], ("auto", "raw", "piecewise", "fourier")),
         ("hidden", p["hidden"] if isinstance(p["hidden"], str) else "auto", ("auto",)),
@@ -81,10 +80,7 @@ def check(p: Mapping[str, Any]) -> None:
         ("early_stopping", "auto" if options.early_stopping in (True, False) else options.early_stopping, ("auto",)),
     ):
         check_choice(name, value, allowed)
-    rows, refresh = "a whole number of rows, 2 or more", options.statistics_refresh
-    refresh = "epoch" if refresh is None else refresh
-    if isinstance(refresh, str):
-        check_choice("statistics_refresh", refresh, ("epoch",))
+    rows = "a whole number of rows, 2 or more"
     limits: list[tuple[str, Any, float, bool, str | None, str]] = [
         ("n_members", p["n_members"], 1, True, "auto", "a whole number, 1 or more"),
         ("hidden_prior", p["hidden_prior"], 0, False, "auto", "a number, 0 or more"),
@@ -92,7 +88,6 @@ def check(p: Mapping[str, Any]) -> None:
         ("batch_size", "auto" if p["batch_size"] is None else p["batch_size"], 2, True, "auto", f"None or {rows}"),
         ("chunk_size", options.chunk_size, 2, True, None, rows),
         ("learning_rate", options.learning_rate, math.ulp(0.0), False, "auto", "a number, positive and finite"),
-        ("statistics_refresh", refresh, 1, True, "epoch", "None or a number of steps, 1 or more"),
     ]
     for name, value, least, whole, free, wanted in limits:
         number = not isinstance(value, bool) and isinstance(value, numbers.Real) and least <= float(value) < math.inf
@@ -118,18 +113,9 @@ def check(p: Mapping[str, Any]) -> None:
             f'batch_size={p["batch_size"]} needs objective="profiled" and no chunk_size, but they are '
             f"{options.objective!r} and {options.chunk_size!r}"
         )
-    if by_rows and options.optimizer != "adam":
-        raise InputError(
-            f'optimizer="{options.optimizer}" needs the full gradient at every step: use chunk_size in place of '
-            'batch_size, or optimizer="adam"'
-        )
     if options.chunk_size is not None and options.objective != "profiled":
         raise InputError(
             f'chunk_size needs objective="profiled", whose gradient splits into rows, not "{options.objective}"'
-        )
-    if p["noise"] == "full" and options.objective in ("exact", "augmented"):
-        raise InputError(
-            f'noise="full" needs objective="profiled"; objective="{options.objective}" learns one noise per output'
         )
 
 
@@ -148,7 +134,6 @@ def check_source(p: Mapping[str, Any], options: TrainingOptions, *, validation: 
     for name, given, allowed, advice in (
         ("n_members", p["n_members"], ("auto", 1), "cannot be combined with a source of batches: leave it at 'auto'"),
         ("objective", options.objective, ("profiled",), "cannot be combined with a source of batches"),
-        ("optimizer", options.optimizer, ("adam",), "cannot be combined with a source of batches"),
         ("chunk_size", options.chunk_size, (None,), "cannot be combined with a source of batches: give batch_size"),
         ("early_stopping", options.early_stopping, ("auto", False), f"{whole}: choose max_epochs"),
         ("encoding", p["encoding"], ("auto", "raw"), "needs a table, not a source of batches"),

@@ -87,12 +87,10 @@ class Settings:
     noise: NoiseModel
     bias_prior: BiasPrior
     objective: str
-    optimizer: str
     learning_rate: float
     max_epochs: int
     batch_size: int | None
     chunk_size: int | None
-    statistics_refresh: int | str | None
     early_stopping: bool
     validation_fraction: float
     patience: int
@@ -127,7 +125,7 @@ class Settings:
     @property
     def stackable(self) -> bool:
         """Whether several built-in networks can be trained as one batch."""
-        plain = self.objective == "profiled" and self.optimizer == "adam" and self.chunk_size is None
+        plain = self.objective == "profiled" and self.chunk_size is None
         return plain and not self.early_stopping and self.backbone is None and bool(self.hidden)
 
     def to_json(self) -> dict[str, Any]:
@@ -224,7 +222,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
     noise_can_vary = calibration in CURVES and data.shape is not None and data.is_table
     skip = not own_network if p["input_skip"] == "auto" else bool(p["input_skip"])
     batch_size, rate, epochs = p["batch_size"], options.learning_rate, p["max_epochs"]
-    plain = options.objective == "profiled" and options.optimizer == "adam" and not own_network
+    plain = options.objective == "profiled" and not own_network
     early = (bare or own_network) and not source and n_rows >= STOPPED_ROWS
     early = early if options.early_stopping == "auto" else bool(options.early_stopping)
     if batch_size == "auto":
@@ -252,14 +250,12 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
         families=families,
         calibration=calibration,
         noise="diagonal" if p["noise"] == "auto" and not noise_can_vary else p["noise"],
-        bias_prior=p["bias_prior"],
+        bias_prior=options.bias_prior,
         objective=options.objective,
-        optimizer=options.optimizer,
         learning_rate=float(rate),
         max_epochs=int(epochs),
         batch_size=None if batch_size is None else int(batch_size),
         chunk_size=options.chunk_size,
-        statistics_refresh=options.statistics_refresh,
         early_stopping=early,
         validation_fraction=float(options.validation_fraction),
         patience=int(options.patience),
@@ -269,7 +265,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
         ids=data.ids,
         likelihood="gaussian" if p["likelihood"] == "auto" else p["likelihood"],
     )
-    _check_together(settings, p, data)
+    _check_together(settings, p, options, data)
     return settings
 
 
@@ -332,20 +328,16 @@ def _calibration(p: Mapping[str, Any], data: DataShape, spare: bool) -> str | No
     return "random and blocked folds" if given == "auto" and spare else None
 
 
-def _check_together(settings: Settings, p: Mapping[str, Any], data: DataShape) -> None:
+def _check_together(settings: Settings, p: Mapping[str, Any], options: TrainingOptions, data: DataShape) -> None:
     """Raise an error for settings that are incompatible with the data or with each other."""
     if settings.input_skip and not data.is_table:
         given = "integers" if data.ids else f"shape {data.shape}"
         raise InputError(f"input_skip=True needs a table, but X has {given}: leave it at 'auto' or False")
-    if settings.batch_size is None and p["checkpoint"] is not None:
+    if settings.batch_size is None and options.checkpoint is not None:
         raise InputError("checkpoint stores the state of mini-batch training: give a batch_size with it")
-    if settings.batch_size is None and settings.statistics_refresh is not None:
+    if not data.alike and (settings.chunk_size is not None or options.checkpoint is not None):
         raise InputError(
-            f"statistics_refresh={settings.statistics_refresh!r} is for mini-batch training: give a batch_size with it"
-        )
-    if not data.alike and (settings.chunk_size is not None or p["checkpoint"] is not None):
-        raise InputError(
-            f"chunk_size={settings.chunk_size} and checkpoint={p['checkpoint']} need targets that are all known and "
+            f"chunk_size={settings.chunk_size} and checkpoint={options.checkpoint} need targets that are all known and "
             "equally noisy, and no observations: use None for both, and batch_size for many rows"
         )
     if not data.alike and settings.objective != "profiled":

@@ -24,7 +24,7 @@ from lastlayer.networks.mlp import ACTIVATIONS
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.settings.parameters import TrainingOptions
 from lastlayer.settings.resolve import device_name
-from lastlayer.settings.types import BiasPrior, NoiseModel
+from lastlayer.settings.types import NoiseModel
 
 INITIAL_STD = 0.003
 """Initial standard deviation of the weights. Keep it small: with 0.05, the bound of the study's network (seed 0) ended
@@ -49,8 +49,6 @@ class BLRRegressor(BLLRegressor):
     backbone : torch.nn.Module, callable or None, default=None
         As in `BLLRegressor`.
     noise : str, default="diagonal"
-        As in `BLLRegressor`.
-    bias_prior : "flat" or "shared", default="flat"
         As in `BLLRegressor`.
     max_epochs : int or "auto", default="auto"
         As in `BLLRegressor`.
@@ -83,7 +81,6 @@ class BLRRegressor(BLLRegressor):
         input_skip: bool | str = "auto",
         backbone: nn.Module | Callable[[], nn.Module] | None = None,
         noise: NoiseModel = "diagonal",
-        bias_prior: BiasPrior = "flat",
         max_epochs: int | str = "auto",
         training: TrainingOptions | None = None,
         device: str = "auto",
@@ -98,7 +95,6 @@ class BLRRegressor(BLLRegressor):
             backbone=backbone,
             preset="evidence",
             noise=noise,
-            bias_prior=bias_prior,
             max_epochs=max_epochs,
             training=training,
             device=device,
@@ -113,7 +109,7 @@ class BLRRegressor(BLLRegressor):
             options = replace(options, objective="mse")
         return super()._parameters() | {"training": options}
 
-    def fit_source(self, source: Any, validation_data: Any = None, *, progress: bool | None = None) -> "BLRRegressor":
+    def fit_source(self, source: Any, validation_data: Any = None) -> "BLRRegressor":
         """Raise an error: this baseline is trained on the squared error of all rows at once."""
         raise InputError(
             "BLRRegressor trains on the squared error of all rows at once: call fit(X, y), or use "

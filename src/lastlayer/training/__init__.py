@@ -7,15 +7,7 @@ from lastlayer.training.bound import FrozenLayer
 from lastlayer.training.checkpoint import Checkpoint, clear_checkpoints
 from lastlayer.training.engine import Optimizer, Problem, TrainingHistory, Validation, train
 from lastlayer.training.last_layer import coupled_layer, known_noise_layer, last_layer, last_layers
-from lastlayer.training.objectives import (
-    Augmented,
-    CoupledNoise,
-    KnownNoise,
-    MeanSquaredError,
-    Objective,
-    Profiled,
-    make_objective,
-)
+from lastlayer.training.objectives import Augmented, CoupledNoise, KnownNoise, MeanSquaredError, Objective, Profiled
 from lastlayer.training.problems import FullBatch, MiniBatches, SampledRows, chunked_nlml, streamed_statistics
 from lastlayer.training.running_posterior import RunningPosterior, UpdateSchedule
 from lastlayer.training.stack import StackedBatches, StackedNetworks
@@ -48,7 +40,6 @@ __all__ = [
     "known_noise_layer",
     "last_layer",
     "last_layers",
-    "make_objective",
     "streamed_statistics",
     "threads_for",
     "train",

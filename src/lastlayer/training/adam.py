@@ -9,10 +9,9 @@ BETAS, EPS = (0.9, 0.999), 1e-8
 
 
 class Adam:
-    """Adam with the defaults of `torch.optim.Adam`, and `state` and `param_groups` as there."""
+    """Adam with the defaults of `torch.optim.Adam`, and `state` as there."""
 
-    def __init__(self, parameters: Sequence[Tensor], learning_rate: float) -> None:
-        self.param_groups = [{"lr": learning_rate}]
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.state: dict[Tensor, dict[str, Tensor]] = {
             p: {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
             for p in parameters
@@ -25,9 +24,8 @@ class Adam:
             p.grad = None
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, rate: float) -> None:
         """Update all parameters that have a gradient."""
-        rate = self.param_groups[0]["lr"]
         for (p, state), scratch in zip(self.state.items(), self.scratch, strict=True):
             if p.grad is None:
                 continue

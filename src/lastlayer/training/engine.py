@@ -1,4 +1,4 @@
-"""The training engine: schedule, early stopping, setbacks, progress, interruption, checkpoints, for any `Problem`."""
+"""The training engine: schedule, early stopping, setbacks, interruption and checkpoints, for any `Problem`."""
 
 import math
 import warnings
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from lastlayer._internal.progress import progress_bar
 from lastlayer._internal.threads import threads_for
 from lastlayer.data.distributed import ONE, ProcessGroup
-from lastlayer.errors import check_choice
 from lastlayer.training.adam import Adam
 
 if TYPE_CHECKING:
@@ -29,27 +28,15 @@ KEEP_EVERY = 10
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Optimizer: "adam" (cosine schedule from `learning_rate` to 1% of it, or constant) or "lbfgs" (line search)."""
+    """Adam with a cosine schedule from `learning_rate` to 1% of it, or a constant rate."""
 
-    name: str = "adam"
     learning_rate: float = 1e-2
     max_epochs: int = 1000
     cosine: bool = True
 
-    def __post_init__(self) -> None:
-        check_choice("optimizer", self.name, ("adam", "lbfgs"))
-
-    def build(self, parameters: list[Tensor], scale: float = 1.0) -> Adam | torch.optim.LBFGS:
-        """Create the optimizer; `scale` shrinks the steps of L-BFGS after setbacks."""
-        if self.name == "lbfgs":
-            return torch.optim.LBFGS(
-                parameters, lr=scale, max_iter=1, max_eval=25, history_size=20, line_search_fn="strong_wolfe"
-            )
-        return Adam(parameters, self.learning_rate)
-
     def rate(self, epoch: float | int) -> float:
         """Learning rate at an epoch, or a fraction of one."""
-        if self.name == "lbfgs" or not self.cosine:
+        if not self.cosine:
             return self.learning_rate
         return self.learning_rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * epoch / max(self.max_epochs, 1))))
 
@@ -81,7 +68,7 @@ class TrainingHistory:
     gap: float | None = None
     """Difference per sample between the last bound of mini-batch training and the exact evidence."""
     stopped: str = "max_epochs"
-    """One of "max_epochs", "early_stopping", "converged", "interrupted" and "diverged"."""
+    """One of "max_epochs", "early_stopping", "interrupted" and "diverged"."""
 
 
 class Problem:
@@ -171,7 +158,7 @@ class Engine:
         self.problem, self.optimizer, self.validation, self.checkpoint = problem, optimizer, validation, checkpoint
         problem.module.train()
         self.parameters, shape = problem.parameters, problem.shape
-        self.steps: Any = optimizer.build(self.parameters)
+        self.steps = Adam(self.parameters)
         self.history = TrainingHistory()
         self.epoch, self.step, self.n_steps = 0, 0, problem.n_steps
         """Completed epochs, completed steps of the present epoch, and its number of steps."""
@@ -189,10 +176,6 @@ class Engine:
         self.best_epoch = torch.zeros(shape, dtype=torch.long)
         self.running = torch.ones(shape, dtype=torch.bool)
         """Networks that have not stopped early."""
-        self._seen: tuple[Tensor, float, Tensor] | None = None
-        """L-BFGS: last point, its objective value and its NLML."""
-        self.value, self.gain = math.inf, math.inf
-        """L-BFGS: objective value before the last step, and the decrease achieved by the step before that."""
 
     def run(self, bar: Any, stop: Event | None) -> None:
         """Run epochs until one of the stopping rules applies, resuming from the checkpoint if there is one."""
@@ -222,34 +205,14 @@ class Engine:
     def _take(self, batch: Any) -> None:
         """Take one step."""
         rate = self.optimizer.rate(self.epoch + min(self.step / self.n_steps, 1.0))
-        shortened = self.history.setbacks and self.optimizer.name == "adam"
-        before = [p.detach().clone() for p in self.parameters] if shortened else []
-        if self.optimizer.name == "lbfgs":
-            value, nlml = self._value(batch)
-            self.value, self.gain = value, self.value - value
-            self.loss = self.loss + nlml
-            self.steps.step(lambda: self._value(batch)[0])
-        else:
-            for group in self.steps.param_groups:
-                group["lr"] = rate
-            self.steps.zero_grad()
-            self.loss = self.loss + self.problem.gradient(batch, rate / self.optimizer.learning_rate).detach()
-            self.steps.step()
+        before = [p.detach().clone() for p in self.parameters] if self.history.setbacks else []
+        self.steps.zero_grad()
+        self.loss = self.loss + self.problem.gradient(batch, rate / self.optimizer.learning_rate).detach()
+        self.steps.step(rate)
         with torch.no_grad():
             for p, old in zip(self.parameters, before, strict=False):
                 p.copy_(old + _over(self.pace.to(p), p) * (p - old))
         self.step += 1
-
-    def _value(self, batch: Any) -> tuple[float, Tensor]:
-        """Objective of L-BFGS, over the rows of all processes, and the NLML; the gradient is left in the parameters."""
-        here = torch.cat([p.detach().flatten() for p in self.parameters])
-        if self._seen is None or not torch.equal(here, self._seen[0]):
-            self.steps.zero_grad()
-            nlml = self.problem.gradient(batch, 1.0).detach()
-            with torch.no_grad():
-                value = self.problem.process_group.sum_(nlml.clone()) + self.problem.penalty().to(nlml)
-            self._seen = here, float(value), nlml
-        return self._seen[1], self._seen[2]
 
     def look(self) -> Bool[Tensor, "*s"]:
         """Return networks that are no longer finite to their last good state, and shorten their steps."""
@@ -260,11 +223,9 @@ class Engine:
         if n_lost:
             self._put(self.good, lost)
             self.pace = torch.where(lost, 0.3, 1.0) * self.pace
-            if self.optimizer.name == "lbfgs":
-                self.steps, self._seen = self.optimizer.build(self.parameters, float(self.pace)), None
-            for p in self.parameters:  # reset the optimizer's moments of these networks
-                for name in {"exp_avg", "exp_avg_sq"} & self.steps.state[p].keys():
-                    self.steps.state[p][name][lost] = 0
+            for state in self.steps.state.values():  # reset the optimizer's moments of these networks
+                state["exp_avg"][lost] = 0
+                state["exp_avg_sq"][lost] = 0
             self.history.setbacks += n_lost
             if self.history.setbacks > MAX_SETBACKS * max(1, self.problem.shape.numel()):
                 self.history.stopped = "diverged"
@@ -291,8 +252,6 @@ class Engine:
             self.history.learning_rate.append(pace * self.optimizer.rate(self.epoch))
         self.epoch, self.n_steps, self.step = self.epoch + 1, max(self.step, 1), 0
         self.loss = torch.zeros_like(self.loss)
-        if self.optimizer.name == "lbfgs" and abs(self.gain) < 1e-12:
-            self.history.stopped = "converged"
         if looks and self.nlml and not bar.disable:
             best = float(self.best_score.mean())
             held_out = f", best held out {best:.4f}" if math.isfinite(best) else ""

@@ -53,15 +53,15 @@ def fit_lengths(
     log_alpha = torch.full((b,), LOG_ALPHA, dtype=Z.dtype, device=Z.device)
     log_linear = torch.full_like(log_alpha, LOG_LINEAR)
     numbers = [log_length, log_linear, log_alpha]
-    adam = Adam(numbers, RATE)
+    adam = Adam(numbers)
     for step in range(steps):
-        adam.param_groups[0]["lr"] = RATE * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
+        rate = RATE * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
         _, slopes = value_and_slopes(
             Z, T, weight, *numbers, noise_prior=noise_prior, length=length, length_std=length_std
         )
         for number, slope in zip(numbers, slopes, strict=True):
             number.grad = slope
-        adam.step()
+        adam.step(rate)
     return log_length, log_linear
 
 

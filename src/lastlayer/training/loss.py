@@ -96,7 +96,7 @@ class BLLLoss(nn.Module):
         return value + carrier - carrier.detach()
 
     def posterior(self) -> Posterior:
-        """The posterior of the last layer's weights given the running statistics, in the units of the targets."""
+        """Return the posterior of the weights given the running statistics, in the units of the targets."""
         self._started()
         return self.running.posterior()
 

@@ -1,4 +1,4 @@
-"""Training objectives: the evidence, profiled, exact, augmented (Theorem 1) or with known noise; and squared error."""
+"""Training objectives: the evidence, profiled, augmented (Theorem 1) or with known noise; and squared error."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from lastlayer.bayes.held_out import held_out_lpd
 from lastlayer.bayes.partial_posterior import posterior_of
 from lastlayer.bayes.statistics import OutputStatistics, Statistics
 from lastlayer.data.rows import Data
-from lastlayer.errors import InputError, check_choice
+from lastlayer.errors import InputError
 from lastlayer.settings.types import BiasPrior, NoiseStructure
 
 INITIAL_LOG_ALPHA = 4.0
@@ -133,28 +133,22 @@ def root_of(log_root: Float[Tensor, "*b q q"]) -> Float[Tensor, "*b q q"]:
     return log_root.tril(-1) + torch.diag_embed(log_root.diagonal(dim1=-2, dim2=-1).exp())
 
 
-class Exact(Objective):
-    """Weights at their optimum, noise learned (Result 3)."""
+class Augmented(Objective):
+    """Weights and noise learned (Theorem 1): the paper's own objective."""
 
-    def __init__(self, n_outputs: int, *, bias_prior: BiasPrior, W: nn.Parameter | None = None) -> None:
-        shape = () if W is None else W.shape[:-2]
-        super().__init__(bias_prior=bias_prior, shape=shape)
-        self.log_sigma_e = nn.Parameter(torch.full((*shape, n_outputs), INITIAL_LOG_SIGMA_E, dtype=torch.float64))
+    def __init__(
+        self, n_features: int, n_outputs: int, *, bias_prior: BiasPrior, generator: Generators | None = None
+    ) -> None:
+        W = output_layer(n_features, n_outputs, generator)
+        super().__init__(bias_prior=bias_prior, shape=W.shape[:-2])
+        shape = (*W.shape[:-2], n_outputs)
+        self.log_sigma_e = nn.Parameter(torch.full(shape, INITIAL_LOG_SIGMA_E, dtype=torch.float64))
         self.W = W
 
     def of_features(self, Phi: Tensor, T: Tensor, weight: Tensor | None) -> Tensor:
         """NLML of affine features."""
         log_alpha, log_sigma_e = self.log_alpha, self.log_sigma_e
         return nlml(Phi, T, log_alpha, log_sigma_e, W=self.W, bias_prior=self.bias_prior, sample_weight=weight)
-
-
-class Augmented(Exact):
-    """Weights and noise learned (Theorem 1): the paper's own objective."""
-
-    def __init__(
-        self, n_features: int, n_outputs: int, *, bias_prior: BiasPrior, generator: Generators | None = None
-    ) -> None:
-        super().__init__(n_outputs, bias_prior=bias_prior, W=output_layer(n_features, n_outputs, generator))
 
 
 class MeanSquaredError(Objective):
@@ -191,22 +185,3 @@ def output_layer(n_features: int, n_outputs: int, generator: Generators | None) 
     W = torch.zeros(n_features + 1, n_outputs, dtype=torch.float64)
     nn.init.xavier_uniform_(W[:-1], generator=generator)
     return nn.Parameter(W)
-
-
-def make_objective(
-    name: str,
-    *,
-    n_features: int,
-    n_outputs: int,
-    noise: NoiseStructure,
-    bias_prior: BiasPrior,
-    generator: torch.Generator | None = None,
-) -> Objective:
-    """Create an objective by name."""
-    makers: dict[str, Callable[[], Objective]] = {
-        "profiled": lambda: Profiled(bias_prior=bias_prior, noise=noise),
-        "exact": lambda: Exact(n_outputs, bias_prior=bias_prior),
-        "augmented": lambda: Augmented(n_features, n_outputs, bias_prior=bias_prior, generator=generator),
-        "mse": lambda: MeanSquaredError(n_features, n_outputs, bias_prior=bias_prior, noise=noise, generator=generator),
-    }
-    return makers[check_choice("objective", name, makers)]()

@@ -1,9 +1,7 @@
 """Problems for the training engine: networks on all rows at every step, whole or in chunks, or on mini-batches."""
 
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import torch
@@ -116,9 +114,7 @@ class MiniBatches(Problem):
     """One network, or a stack, trained by the bound of a running posterior; no step waits for the device.
 
     Rows are standardised, in the type and on the device of the network. The running posterior ends as the average of
-    the last batches. `refresh` is the number of steps between passes over all rows that restart it from exact
-    statistics, counted from the beginning of an epoch, where there always is one; with None, it is computed from
-    mini-batches only.
+    the last batches.
     """
 
     check_every = BATCH_CHECK
@@ -132,12 +128,10 @@ class MiniBatches(Problem):
         batch_size: int,
         seed: int = 0,
         prior_precision: float | Tensor = 0.0,
-        refresh: int | str | None = None,
         is_table: bool = True,
     ) -> None:
         super().__init__(network, running.count.shape, [p for p in network.parameters() if p.requires_grad])
         self.network, self.source, self.running, self.batch_size, self.seed = network, source, running, batch_size, seed
-        self.refresh = sys.maxsize if refresh == "epoch" else refresh
         self.process_group = running.process_group
         self.n_steps = max(1, -(-running.n_rows // batch_size))
         self.prior = torch.as_tensor(prior_precision, dtype=torch.float64, device=running.count.device) / running.count
@@ -146,25 +140,9 @@ class MiniBatches(Problem):
         self.multiplications = work if is_table else SMALL_STEP  # other inputs may reuse weights
 
     def steps(self, epoch: int, first: int) -> Iterator[Batch]:
-        """Yield batches, with refreshes in between.
-
-        A refresh is a separate pass, and a source supports one pass at a time, so batches are requested again after
-        each.
-        """
+        """Yield batches, in a new order in every epoch."""
         seed = (self.seed + 1_000_003 * epoch) % 2**63
-        while True:
-            done, left = 0, sys.maxsize
-            if self.refresh is not None:
-                assert isinstance(self.refresh, int)
-                left = self.refresh - first % self.refresh
-                if left == self.refresh:
-                    self.running.refresh(self._statistics())
-            for batch in islice(self._batches(seed, first), left):
-                done += 1
-                yield batch
-            first += done
-            if done < left:
-                return
+        return self.source.batches(self.batch_size, seed=seed, first=first, process_group=self.process_group)
 
     def gradient(self, batch: Any, speed: float) -> Float[Tensor, "*s"]:
         """Add the gradient of the bound on a batch to the parameters, and return the bound."""
@@ -186,17 +164,6 @@ class MiniBatches(Problem):
     def log_alpha(self) -> Tensor:
         """Present log alpha of the running posterior."""
         return self.running.now.log_alpha
-
-    def _statistics(self) -> Statistics:
-        """Statistics of all rows, with the present features."""
-        self.network.eval()
-        parts = (Data(batch.X, batch.T, batch.weight) for batch in self._batches(None, 0))
-        total = streamed_statistics(self.network, parts, process_group=self.process_group)
-        self.network.train()
-        return total
-
-    def _batches(self, seed: int | None, first: int) -> Iterator[Batch]:
-        return self.source.batches(self.batch_size, seed=seed, first=first, process_group=self.process_group)
 
 
 def chunked_nlml(

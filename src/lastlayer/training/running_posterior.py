@@ -17,8 +17,6 @@ from lastlayer.training.objectives import INITIAL_LOG_ALPHA
 
 MOST_SHARE = 0.7
 """Largest weight of a new batch in the running average."""
-REFRESH_ROUNDS = 10
-"""Iterations of MacKay's fixed point for alpha after a refresh with the statistics of all rows."""
 
 Kept = TypeVar("Kept", FrozenLayer, Statistics)
 
@@ -140,20 +138,6 @@ class RunningPosterior:
         self.snapshot = self._after(part.weighing(self.count), share, used)
         self.steps += 1
         return self.snapshot.frozen
-
-    def refresh(self, statistics: Statistics) -> None:
-        """Restart from the statistics of all rows with the present features, where the bound equals the evidence."""
-        old = self.snapshot
-        log_alpha = torch.full_like(self.count, INITIAL_LOG_ALPHA) if old is None else old.log_alpha
-        frozen = self._frozen(statistics, log_alpha, None, float(self.n_rows))
-        for _ in range(REFRESH_ROUNDS):
-            log_alpha = _moved(log_alpha, frozen)
-            frozen = self._frozen(statistics, log_alpha, None, float(self.n_rows))
-        if old is not None:
-            fine = _sound(frozen)
-            frozen, statistics = _where(fine, frozen, old.frozen), _where(fine, statistics, old.statistics)
-            log_alpha = torch.where(fine, log_alpha, old.log_alpha)
-        self.snapshot = Snapshot(statistics, frozen, log_alpha, float(self.n_rows))
 
     def posterior(self) -> Posterior:
         """Posterior of the weights given the running average, for a single network."""
