@@ -359,8 +359,9 @@ class Trainer:
             n_features = finite_features(network.eval(), data.X[:2]).shape[1]
         objective = self._objective()
         if s.objective == "mse":
-            options = {"noise": s.noise_structure, "bias_prior": s.bias_prior, "generator": generator}
-            objective = MeanSquaredError(n_features, data.T.shape[1], **options)
+            objective = MeanSquaredError(
+                n_features, data.T.shape[1], noise=s.noise_structure, bias_prior=s.bias_prior, generator=generator
+            )
         objective.to(X.device)
         m = len(data.X)
         held, rest, held_out = round(s.validation_fraction * m), data, None

@@ -28,7 +28,7 @@ from lastlayer.networks.structured import moved, named
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted, cost_quantiles
 from lastlayer.predictor.module import Member
-from lastlayer.settings.parameters import DTYPES
+from lastlayer.settings.parameters import DTYPES, TrainingOptions
 from lastlayer.settings.resolve import SOURCE_BATCH, DataShape, resolve
 from lastlayer.settings.types import BIAS_PRIORS, NETWORK, NOISE_STRUCTURES, BiasPrior, NoiseStructure
 from lastlayer.training import TrainingHistory, last_layer
@@ -150,7 +150,7 @@ def _attached(
         calibration=None if calibration is None else "auto",
         hidden_prior=0.0,
         noise=noise,
-        bias_prior=bias_prior,
+        training=TrainingOptions(bias_prior=bias_prior),
         max_epochs=0,
         device=str(place.device),
         dtype=_NAMES[place.dtype],

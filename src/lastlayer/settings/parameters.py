@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lastlayer.errors import InputError, check_choice
-from lastlayer.settings.types import BIAS_PRIORS, NOISE_MODELS, BiasPrior
+from lastlayer.settings.types import BIAS_PRIORS, NOISE_MODELS
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 PRESETS = ("calibrated", "fast", "evidence")
@@ -52,7 +52,7 @@ class TrainingOptions:
     """
 
     objective: str = "profiled"
-    bias_prior: BiasPrior = "flat"
+    bias_prior: str = "flat"
     learning_rate: float | int | str = "auto"
     early_stopping: bool | str = "auto"
     validation_fraction: float = 0.15

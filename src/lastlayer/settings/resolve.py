@@ -250,7 +250,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
         families=families,
         calibration=calibration,
         noise="diagonal" if p["noise"] == "auto" and not noise_can_vary else p["noise"],
-        bias_prior=options.bias_prior,
+        bias_prior="shared" if options.bias_prior == "shared" else "flat",
         objective=options.objective,
         learning_rate=float(rate),
         max_epochs=int(epochs),
