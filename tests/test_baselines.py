@@ -201,7 +201,7 @@ def test_blr_checks_its_parameters_as_every_estimator_does(as_a_user):
     X, y = wave()
     for options, said in (
         ({"noise": "diagnal"}, "noise='diagnal'.*did you mean 'diagonal'"),
-        ({"training": TrainingOptions(optimizer="adm")}, "optimizer='adm'.*did you mean 'adam'"),
+        ({"training": TrainingOptions(bias_prior="flatt")}, "bias_prior='flatt'.*did you mean 'flat'"),
         ({"training": {"objective": "mse"}}, "TrainingOptions"),
         ({"max_epochs": -1}, "max_epochs=-1"),
     ):

@@ -380,7 +380,8 @@ FIT_SCRIPT = """
     import os, signal, sys, time
     from pathlib import Path
     import numpy as np, torch
-    from lastlayer import BLLRegressor, TrainingOptions, files
+    from lastlayer import BLLRegressor, TrainingOptions
+    from lastlayer._internal import files
     from lastlayer.training import checkpoint
 
     folder, result = Path(sys.argv[1]), sys.argv[2]

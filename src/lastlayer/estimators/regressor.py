@@ -44,7 +44,7 @@ from lastlayer.predictor import revisions
 from lastlayer.predictor.codec import pack, unpack
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Member
-from lastlayer.settings.parameters import TrainingOptions
+from lastlayer.settings.parameters import TrainingOptions, options_of
 from lastlayer.settings.parameters import check as check_parameters
 from lastlayer.settings.resolve import CURVE_FOLDS, DataShape, Settings, resolve
 from lastlayer.settings.types import Family, NoiseModel
@@ -457,7 +457,7 @@ class BLLRegressor(LastLayerRegressor):
 
     @property
     def _options(self) -> TrainingOptions:
-        return self.training or TrainingOptions()
+        return options_of(self.training)
 
     def _forget(self) -> None:
         """Remove results of an earlier fit, so that a fit that fails leaves the estimator unfitted."""

@@ -61,12 +61,16 @@ class TrainingOptions:
     checkpoint: str | os.PathLike[str] | None = None
 
 
+def options_of(training: Any) -> TrainingOptions:
+    """Options of training that were given, or the defaults."""
+    if training is not None and not isinstance(training, TrainingOptions):
+        raise InputError(f"training={training!r} must be None or a lastlayer.TrainingOptions")
+    return training or TrainingOptions()
+
+
 def check(p: Mapping[str, Any]) -> None:
     """Check every parameter, and combinations that are invalid for any data."""
-    options = p["training"]
-    if options is not None and not isinstance(options, TrainingOptions):
-        raise InputError(f"training={options!r} must be None or a lastlayer.TrainingOptions")
-    options = options or TrainingOptions()
+    options = options_of(p["training"])
     for name, value, allowed in (
         ("noise", p["noise"], NOISE_MODELS),
         ("bias_prior", options.bias_prior, BIAS_PRIORS),

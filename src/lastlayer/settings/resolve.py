@@ -10,7 +10,7 @@ import torch
 from lastlayer._internal import checked
 from lastlayer._internal.digests import printed
 from lastlayer.errors import InputError, check_choice
-from lastlayer.settings.parameters import DTYPES, TrainingOptions, check, check_source
+from lastlayer.settings.parameters import DTYPES, TrainingOptions, check, check_source, options_of
 from lastlayer.settings.types import (
     ADDITIVE,
     FOURIER,
@@ -185,7 +185,7 @@ class DataShape:
 
 def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Settings:
     """Check the parameters of a `BLLRegressor` against each other and the data, and resolve every "auto"."""
-    p, options = parameters, parameters["training"] or TrainingOptions()
+    p, options = parameters, options_of(parameters["training"])
     check(p)
     source, n_rows = data.shape is None, math.inf if data.shape is None else data.shape[0]
     if source:

@@ -128,7 +128,6 @@ class TableRegressor(BLLRegressor):
         schema: Schema | None = None,
         noise_std: Any = None,
         observations: Sequence[Observations] = (),
-        progress: bool | None = None,
     ) -> "TableRegressor":
         """Learn the encoding of the columns, then fit as `BLLRegressor` does.
 
@@ -152,8 +151,6 @@ class TableRegressor(BLLRegressor):
             As in `BLLRegressor.fit`.
         observations : sequence of Observations, default ()
             As in `BLLRegressor.fit`; in terms of the encoded inputs.
-        progress : bool, default None
-            As in `BLLRegressor.fit`.
         """
         check_choice("unknown", self.unknown, UNKNOWN)
         self._forget()
@@ -162,7 +159,7 @@ class TableRegressor(BLLRegressor):
         given = {"sample_weight": sample_weight, "noise_std": noise_std, "observations": observations}
         if validation_data is not None:
             given["validation_data"] = _rows(schema, *validation_data)
-        parameters = self._parameters() | ({} if progress is None else {"progress": progress})
+        parameters = self._parameters()
         if isinstance(groups, str):
             column, groups = groups, as_texts(table.cells(groups, "--groups"))
             if (n := len(set(groups))) < 2:
@@ -230,9 +227,7 @@ class TableRegressor(BLLRegressor):
         self.card_ = self.card_ | {"rows": int(self.card_.get("rows", 0)) + len(table)}
         return self
 
-    def fit_source(
-        self, source: Source, validation_data: tuple[Any, Any] | None = None, *, progress: bool | None = None
-    ) -> BLLRegressor:
+    def fit_source(self, source: Source, validation_data: tuple[Any, Any] | None = None) -> BLLRegressor:
         """Raise an error: a source yields numbers and has no columns to encode.
 
         Parameters
@@ -240,8 +235,6 @@ class TableRegressor(BLLRegressor):
         source : Source
             Ignored.
         validation_data : tuple, default None
-            Ignored.
-        progress : bool, default None
             Ignored.
         """
         raise InputError("a source of batches yields numbers, not a table with columns: use BLLRegressor.fit_source")
