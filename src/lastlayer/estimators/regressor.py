@@ -285,7 +285,7 @@ class BLLRegressor(LastLayerRegressor):
         rows = self._validate_and_scale(
             X, y, sample_weight, nd=self.backbone is not None, partly=True, noise_std=noise_std
         )
-        digest = "" if self.checkpoint is None else digest_of(rows.X, rows.y, rows.weight)
+        digest = "" if self._options.checkpoint is None else digest_of(rows.X, rows.y, rows.weight)
         likelihood = choose(self.likelihood, rows.y.numpy())
         if noise_std is not None or observations:
             likelihood.check_linear("noise_std or observations")
