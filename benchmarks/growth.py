@@ -19,8 +19,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.timing import describe_machine
+from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Points
 from lastlayer.networks.mlp import MLP
 from lastlayer.studies.paper import check_folder
 from lastlayer.training import FrozenLayer, Profiled, RunningPosterior, chunked_nlml
@@ -109,7 +110,7 @@ def exact_step(m: int, k: int, q: int, device: str) -> Callable[[], object]:
     X, T = rows(m, 16, q, device)
     network = MLP(16, (k,), dtype=torch.float32).to(device)
     objective = Profiled(bias_prior="flat", noise="diagonal").to(device)
-    return lambda: chunked_nlml(network, objective, Data(X, T.double()), 4_096)
+    return lambda: chunked_nlml(network, objective, Points(X, Readings(T.double())), 4_096)
 
 
 PARTS: dict[str, Callable[[int, int, int, str], Callable[[], object]]] = {

@@ -18,8 +18,9 @@ from torch import Tensor
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import held_out_lpd
 from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Points, Rows
 from lastlayer.data.scaling import Standardizer
 from lastlayer.networks.mlp import MLP
 from lastlayer.studies.data import SEED, PaperData, Samples, paper_data
@@ -74,7 +75,7 @@ def run(data: PaperData, seed: int, *, max_epochs: int = 10_000, progress: bool 
     inputs = Standardizer.fit(torch.from_numpy(data.train.X))
     targets = Standardizer.fit(torch.from_numpy(data.train.y))
     fit, held = (
-        Data(inputs.forward(torch.from_numpy(s.X)), targets.forward(torch.from_numpy(s.y)))
+        Points(inputs.forward(torch.from_numpy(s.X)), Readings(targets.forward(torch.from_numpy(s.y))))
         for s in (data.train, data.validation)
     )
     network = MLP(1, (20, 20, 20), generator=generator)
@@ -88,7 +89,7 @@ def run(data: PaperData, seed: int, *, max_epochs: int = 10_000, progress: bool 
         return nlml
 
     history = train(
-        FullBatch(network, objective, fit),
+        FullBatch(network, objective, Rows(fit)),
         Optimizer(learning_rate=1e-3, max_epochs=max_epochs, cosine=False),
         validation=Validation(validation_nlml, every=10, patience=1000, min_delta=1e-5),
         progress=progress,

@@ -32,8 +32,9 @@ from torch import Tensor, nn
 
 from benchmarks.timing import Ratio, describe_machine, print_ratios, time_in_turns
 from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Points
 from lastlayer.data.sources import TensorSource
 from lastlayer.training import LastLayer, RunningPosterior, last_layer, streamed_statistics
 
@@ -95,7 +96,7 @@ class Method:
         """Predict with the current parameters."""
         raise NotImplementedError
 
-    def score(self, train: Data, test: Data) -> tuple[float, float]:
+    def score(self, train: Points, test: Points) -> tuple[float, float]:
         """Compute final test LPD and RMSE: by default with the exact last layer of all rows on its features."""
         layer = exact_layer(self.network, train)
         lpds, errors = [], []
@@ -167,7 +168,7 @@ class VBLL(Method):
     def mean(self, X: Tensor) -> Tensor:
         return self.head(self.network(X)).predictive.mean
 
-    def score(self, train: Data, test: Data) -> tuple[float, float]:
+    def score(self, train: Points, test: Points) -> tuple[float, float]:
         lpds, errors = [], []
         for part in _pieces(test):
             with torch.no_grad():
@@ -213,11 +214,11 @@ class DeepKernel(Method):
 KINDS: tuple[type[Method], ...] = (MSE, Evidence, ShorterMSE, ShorterEvidence, VBLL, DeepKernel)
 
 
-def exact_layer(network: nn.Module, data: Data) -> LastLayer:
+def exact_layer(network: nn.Module, data: Points) -> LastLayer:
     return last_layer(streamed_statistics(network, _pieces(data)))
 
 
-def _pieces(data: Data) -> Iterator[Data]:
+def _pieces(data: Points) -> Iterator[Points]:
     return data.chunks()
 
 
@@ -257,9 +258,10 @@ class Run:
 
 def epochs(options: argparse.Namespace) -> list[Ratio]:
     """Run the section "epochs"."""
-    train, test = (Data(*make_rows(m, seed, options.device)) for m, seed in ((options.rows, 0), (options.test_rows, 1)))
+    made = (make_rows(m, seed, options.device) for m, seed in ((options.rows, 0), (options.test_rows, 1)))
+    train, test = (Points(X, Readings(T)) for X, T in made)
     mean, std = train.T.mean(), train.T.std()
-    train, test = (Data(data.X, (data.T - mean) / std) for data in (train, test))
+    train, test = (Points(data.X, Readings((data.T - mean) / std)) for data in (train, test))
     per_epoch = -(-options.rows // options.batch)
     n_steps = per_epoch * options.epochs
     runs = []

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.timing import Ratio, Timing, describe_machine, print_ratios
-from lastlayer.data.rows import Data
+from lastlayer.bayes.readings import Readings
+from lastlayer.data.rows import Points, Rows
 from lastlayer.data.scaling import Standardizer
 from lastlayer.networks.mlp import MLP
 from lastlayer.studies.data import paper_data
@@ -76,22 +77,22 @@ class Run:
         return f"{seconds}, {self.evaluations:>6,} evaluations, NLML {self.nlml:8.4f}"
 
 
-def load() -> Data:
+def load() -> Points:
     """Load the standardised training part of the paper's data."""
     samples = paper_data().train
     X, T = torch.from_numpy(samples.X), torch.from_numpy(samples.y)
-    return Data(Standardizer.fit(X).forward(X), Standardizer.fit(T).forward(T))
+    return Points(Standardizer.fit(X).forward(X), Readings(Standardizer.fit(T).forward(T)))
 
 
-def evaluate(network: nn.Module, objective: Objective, data: Data) -> float:
+def evaluate(network: nn.Module, objective: Objective, data: Points) -> float:
     with torch.no_grad():
         return float(objective(network(data.X), data.T, data.weight))
 
 
-Loop = Callable[[nn.Module, Objective, Data], object]
+Loop = Callable[[nn.Module, Objective, Points], object]
 
 
-def one_call_lbfgs(network: nn.Module, objective: Objective, data: Data) -> object:
+def one_call_lbfgs(network: nn.Module, objective: Objective, data: Points) -> object:
     """Run L-BFGS with the same history and line search, in one call of torch's own loop."""
     parameters = [*network.parameters(), *objective.parameters()]
     steps = torch.optim.LBFGS(
@@ -113,7 +114,7 @@ def one_call_lbfgs(network: nn.Module, objective: Objective, data: Data) -> obje
     return steps.step(closure)
 
 
-def timed(loop: Loop, network: nn.Module, objective: Objective, data: Data, target: float) -> Run:
+def timed(loop: Loop, network: nn.Module, objective: Objective, data: Points, target: float) -> Run:
     """Train copies until the target is reached, and time it."""
     network, objective = copy.deepcopy(network), copy.deepcopy(objective)
     watched = Watched(objective, target)
@@ -126,11 +127,11 @@ def timed(loop: Loop, network: nn.Module, objective: Objective, data: Data, targ
     return Run(wall, processor, evaluate(network, objective, data), watched.evaluations, reached)
 
 
-def recipe(network: nn.Module, objective: Objective, data: Data, steps: int) -> Run:
+def recipe(network: nn.Module, objective: Objective, data: Points, steps: int) -> Run:
     """Train in place by the paper's recipe."""
     wall, processor = time.perf_counter(), time.process_time()
     optimizer = Optimizer(RECIPE_RATE, max_epochs=steps, cosine=False)
-    history = train(FullBatch(network, objective, data), optimizer)
+    history = train(FullBatch(network, objective, Rows(data)), optimizer)
     wall, processor = time.perf_counter() - wall, time.process_time() - processor
     return Run(wall, processor, evaluate(network, objective, data), len(history.nlml))
 
@@ -141,7 +142,7 @@ CONTENDERS: dict[str, tuple[str, Loop]] = {
 }
 
 
-def compare(seed: int, data: Data, steps: int) -> tuple[Run, dict[str, Run]]:
+def compare(seed: int, data: Points, steps: int) -> tuple[Run, dict[str, Run]]:
     """Run the recipe and the contenders from one initialisation."""
     generator = torch.Generator().manual_seed(seed)
     initial = MLP(1, HIDDEN, generator=generator)

@@ -16,10 +16,11 @@ from torch import nn
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.fit import fit_curves
 from lastlayer.calibration.points import HeldOutPoints
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Points, Rows
 from lastlayer.ensemble import trainer
 from lastlayer.ensemble.crossfit import CrossFit
 from lastlayer.ensemble.splits import SHELLS, Folds, Split, blocked_splits, folds_for, random_splits, shell_splits
@@ -42,15 +43,15 @@ EVERY = (*NETWORKS, *ENCODED, LINEAR, ADDITIVE, FOURIER)
 
 
 @pytest.fixture
-def data() -> Data:
+def data() -> Points:
     return table(M)
 
 
-def table(m: int) -> Data:
+def table(m: int) -> Points:
     generator = torch.Generator().manual_seed(0)
     X = torch.rand(m, 1, generator=generator, dtype=torch.float64) * 4 - 2
     T = torch.cat([torch.sin(2 * X), X**2], 1) + 0.2 * torch.randn(m, 2, generator=generator, dtype=torch.float64)
-    return Data(X, T, torch.rand(m, generator=generator, dtype=torch.float64) + 0.5)
+    return Points(X, Readings(T), torch.rand(m, generator=generator, dtype=torch.float64) + 0.5)
 
 
 def features(network: nn.Module, X: torch.Tensor) -> torch.Tensor:
@@ -61,8 +62,8 @@ def features(network: nn.Module, X: torch.Tensor) -> torch.Tensor:
 class Recorded(Trainer):
     """A trainer that remembers what it was asked for."""
 
-    def __init__(self, architecture: Architecture, data: Data):
-        super().__init__(architecture, data)
+    def __init__(self, architecture: Architecture, data: Points):
+        super().__init__(architecture, Rows(data))
         self.tasks: list[list[FitTask]] = []
 
     def networks(self, tasks: Sequence[FitTask], label: str) -> list[nn.Module]:
@@ -79,11 +80,11 @@ def settings(*families: Family | float, n_members: int = 4, epochs: int = 15, se
     return replace(made, families=own, n_members=n_members, **({"ensemble": "selected prior"} | options))
 
 
-def crossfit(data: Data, *families: Family | float, trainer: type[Recorded] = Recorded, **options) -> CrossFit:
+def crossfit(data: Points, *families: Family | float, trainer: type[Recorded] = Recorded, **options) -> CrossFit:
     return CrossFit(trainer(Architecture(settings(*families, **options)), data))
 
 
-def one_network(data: Data, task: FitTask) -> nn.Module:
+def one_network(data: Points, task: FitTask) -> nn.Module:
     (network,) = crossfit(data).trainer.networks([task], "one")
     return network
 
@@ -93,17 +94,17 @@ def partitions(k: int = 4, n: int = 2, m: int = M) -> list[list[Split]]:
     return [random_splits(np.arange(m), k, rng) for _ in range(n)]
 
 
-def blocks(data: Data, k: int) -> list[Split]:
+def blocks(data: Points, k: int) -> list[Split]:
     return blocked_splits(data.X.numpy(), np.arange(len(data.X)), k)
 
 
-def moments(network: nn.Module, data: Data, rows: np.ndarray) -> Statistics:
+def moments(network: nn.Module, data: Points, rows: np.ndarray) -> Statistics:
     """What a last layer is fitted to, by hand."""
     at = torch.from_numpy(rows)
     return Statistics.from_features(features(network, data.X[at]), data.T[at], sample_weight=data.weight[at])
 
 
-def same_layer(member: Member, by_hand: Posterior, data: Data) -> None:
+def same_layer(member: Member, by_hand: Posterior, data: Points) -> None:
     posterior, Phi = member.layer.posterior, features(member.network, data.X)
     close(posterior.mean(Phi), by_hand.mean(Phi), loose=100)  # sums of moments in another order
     close(posterior.variance_ratio(Phi), by_hand.variance_ratio(Phi), loose=100)
@@ -142,12 +143,12 @@ def test_a_network_never_sees_the_rows_it_leaves_out(options, m):
     assert torch.equal(a, b) if m == M else not torch.allclose(a, b)
 
 
-def poison(data: Data, rows: np.ndarray) -> Data:
+def poison(data: Points, rows: np.ndarray) -> Points:
     held = torch.from_numpy(rows)
     X, T = data.X.clone(), data.T.clone()
     T[held] += 100.0
     X[held] = -X[held]
-    return Data(X, T, data.weight)
+    return Points(X, Readings(T), data.weight)
 
 
 @pytest.mark.parametrize("family", [FOURIER, ADDITIVE, ENCODED[1]], ids=str)
@@ -323,7 +324,7 @@ def test_rows_that_a_splitter_never_holds_out_are_no_points(data):
 def test_what_a_network_says_of_new_points_is_its_posterior(data):
     network = MLP(1, (4,), generator=torch.Generator().manual_seed(0))
     layer = last_layer(Statistics.from_features(features(network, data.X), data.T))
-    new = Data(torch.randn(5, 1, dtype=torch.float64), torch.randn(5, 2, dtype=torch.float64))
+    new = Points(torch.randn(5, 1, dtype=torch.float64), Readings(torch.randn(5, 2, dtype=torch.float64)))
     points = HeldOutPoints.by(layer, features(network, new.X), new, "validation", LINEAR)
     expected = layer.posterior.predict(features(network, new.X))
     close(points.mean[0], expected.mean)

@@ -15,8 +15,9 @@ from torch import nn
 
 import lastlayer
 from lastlayer import BLLRegressor
+from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Points
 from lastlayer.networks.architecture import Architecture, encoded
 from lastlayer.networks.encoding import PiecewiseEncoding, bins_of
 from lastlayer.networks.mlp import MLP, InputSkip, StackedMLP, encoding_of, grouped, inner_network
@@ -186,12 +187,12 @@ def test_an_architecture_builds_the_network_of_its_family():
 # training -------------------------------------------------------------------------------------------------------------
 
 
-def folds(generator) -> Data:
+def folds(generator) -> Points:
     """Rows with weights of each network, some of them zero."""
     X, noise = table(seed=9), torch.randn(M, 2, generator=generator, dtype=torch.float64)
     weight = torch.rand(S, M, generator=generator, dtype=torch.float64)
     weight[0, :7], weight[1, 30:] = 0, 0
-    return Data(X, torch.cat([X[:, :1].sin(), X[:, :1] * X[:, 1:2]], 1) + 0.1 * noise, weight)
+    return Points(X, Readings(torch.cat([X[:, :1].sin(), X[:, :1] * X[:, 1:2]], 1) + 0.1 * noise), weight)
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])

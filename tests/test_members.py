@@ -9,7 +9,8 @@ import torch
 from helpers import Losses, close
 from torch import Tensor, nn
 
-from lastlayer.data.rows import Data
+from lastlayer.bayes.readings import Readings
+from lastlayer.data.rows import Points, Rows
 from lastlayer.networks.mlp import MLP, InputSkip, StackedMLP, grouped, neg_log_hidden_prior
 from lastlayer.training import FullBatch, Optimizer, Profiled, TrainingHistory, Validation, train
 
@@ -18,10 +19,10 @@ HIDDEN = (5, 4)
 
 
 @pytest.fixture
-def data(generator) -> Data:
+def data(generator) -> Points:
     X = torch.rand(30, 2, generator=generator, dtype=torch.float64) * 6 - 3
     clean = torch.stack([torch.sin(X[:, 0]), X[:, 0] * X[:, 1] / 3, X[:, 1].cos()], 1)
-    return Data(X, clean + 0.1 * torch.randn(30, 3, generator=generator, dtype=torch.float64))
+    return Points(X, Readings(clean + 0.1 * torch.randn(30, 3, generator=generator, dtype=torch.float64)))
 
 
 def stacked(seeds=SEEDS, *, activation: str = "tanh") -> StackedMLP:
@@ -31,7 +32,7 @@ def stacked(seeds=SEEDS, *, activation: str = "tanh") -> StackedMLP:
 
 def fit(
     network: nn.Module,
-    data: Data,
+    data: Points,
     *,
     weight: Tensor | None = None,
     prior_precision=0.3,
@@ -46,7 +47,7 @@ def fit(
     problem = FullBatch(
         network,
         Profiled(noise=noise, bias_prior=bias_prior, shape=(s,)),
-        Data(data.X, data.T, weight),
+        Rows(Points(data.X, Readings(data.T), weight)),
         prior_precision=torch.as_tensor(prior_precision, dtype=torch.float64).expand(s),
     )
     return train(problem, Optimizer(learning_rate=learning_rate, max_epochs=epochs), **options)
@@ -54,7 +55,7 @@ def fit(
 
 def fit_alone(
     network: nn.Module,
-    data: Data,
+    data: Points,
     *,
     prior_precision: float = 0.3,
     epochs: int = 20,
@@ -62,7 +63,9 @@ def fit_alone(
     bias_prior: str = "flat",
     **options,
 ) -> TrainingHistory:
-    problem = FullBatch(network, Profiled(noise=noise, bias_prior=bias_prior), data, prior_precision=prior_precision)
+    problem = FullBatch(
+        network, Profiled(noise=noise, bias_prior=bias_prior), Rows(data), prior_precision=prior_precision
+    )
     return train(problem, Optimizer(learning_rate=2e-2, max_epochs=epochs), **options)
 
 
@@ -173,7 +176,7 @@ def test_rows_of_weight_zero_are_not_there(data, generator):
     poisoned = stacked()
     T = data.T.clone()
     T[:8] = 1e3
-    fit(poisoned, Data(data.X, T), weight=weight)
+    fit(poisoned, Points(data.X, Readings(T)), weight=weight)
     assert all(torch.equal(a, b) for a, b in zip(state(poisoned.member(0)), state(stack.member(0)), strict=True))
     assert not torch.equal(poisoned.weights[0][1], stack.weights[0][1])
 

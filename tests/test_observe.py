@@ -22,7 +22,7 @@ from lastlayer.bayes.partial_posterior import by_output, posterior_of
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import OutputStatistics, Statistics
 from lastlayer.data.observe import Derivative, Difference, Functionals, Gradient, Integral, Sum, Value
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Points, Rows
 from lastlayer.data.scaling import Standardizer
 from lastlayer.errors import InputError, MissingTargetsWarning
 from lastlayer.networks.fourier import fourier_features, fourier_network, frequencies
@@ -318,17 +318,17 @@ def test_rows_drawn_for_a_step_stand_for_all(known: bool) -> None:
     present = (torch.arange(40).reshape(20, 2) % 3 > 0).double()
     noise_var = torch.full_like(T, 0.3) if known else None
     twice = lambda x: None if x is None else torch.cat([x, x])
-    data = Data(twice(Phi[:, :-1]), twice(T), None, twice(present), twice(noise_var))
+    data = Points.of(twice(Phi[:, :-1]), twice(T.where(present > 0, torch.nan)), None, twice(noise_var))
     objective = KnownNoise(2, bias_prior="flat") if known else Profiled(bias_prior="flat")
-    whole, part = (objective.of_data(nn.Identity(), d) for d in (data, data.sampled(torch.arange(20))))
+    whole, part = (objective.of_rows(nn.Identity(), Rows(d)) for d in (data, data.sampled(torch.arange(20))))
     assert float(part.detach()) == pytest.approx(float(whole.detach()), abs=1e-10)
-    problem = SampledRows(nn.Identity(), objective, data, batch_size=15, seed=0)
+    problem = SampledRows(nn.Identity(), objective, Rows(data), batch_size=15, seed=0)
     first, second = (list(problem.steps(epoch, 0)) for epoch in (0, 1))
     assert len(first) == problem.n_steps
     assert sorted(torch.cat(first).tolist()) == list(range(len(data.X)))
     assert torch.cat(first).tolist() != torch.cat(second).tolist()
     assert [rows.tolist() for rows in problem.steps(0, 1)] == [rows.tolist() for rows in first[1:]]
-    expected = objective.of_data(nn.Identity(), data.sampled(first[0]))
+    expected = objective.of_rows(nn.Identity(), Rows(data.sampled(first[0])))
     assert float(problem.gradient(first[0], 1.0).detach()) == float(expected.detach())
 
 
@@ -418,7 +418,7 @@ def test_the_last_layer_with_known_noise_is_at_the_maximum_of_the_evidence() -> 
     Phi, T, noise_var, *_ = known_noise_case()
     T = T + 2 * Phi[:, :2]
     linear = nn.Identity()
-    layer = known_noise_layer(Data(Phi[:, :-1], T, None, None, noise_var), linear)
+    layer = known_noise_layer(Rows(Points.of(Phi[:, :-1], T, None, noise_var)), linear)
     posterior = layer.posterior
 
     def evidence(log_alpha: float, log_sigma: Tensor) -> float:
@@ -446,7 +446,7 @@ def test_known_noise_of_zero_is_none() -> None:
     Phi, T = rows(25, 3, 1)
     T = T + Phi[:, :1]
     plain = optimal_alpha(Statistics.from_features(Phi, T))
-    layer = known_noise_layer(Data(Phi[:, :-1], T, None, None, torch.zeros_like(T)), nn.Identity())
+    layer = known_noise_layer(Rows(Points.of(Phi[:, :-1], T, None, torch.zeros_like(T))), nn.Identity())
     assert layer.nlml == pytest.approx(plain.nlml, abs=1e-7)
     assert float(layer.posterior.log_alpha) == pytest.approx(plain.log_alpha, abs=1e-2)
     close(layer.posterior.Sigma_E, plain.noise_cov, loose=1e8)
@@ -721,10 +721,10 @@ def test_moments_of_levels_of_noise_are_those_of_all_rows(levels: int) -> None:
     noise_var = (torch.arange(40) % levels + 1.0).double()[:, None].expand(-1, 2) / 10
     present = (torch.arange(80).reshape(40, 2) % 7 > 0).double()
     weight = 1.0 + (torch.arange(40) % 2).double()
-    data = Data(Phi[:, :-1], T, weight, present, noise_var)
+    data = Rows(Points.of(Phi[:, :-1], T.where(present > 0, torch.nan), weight, noise_var))
     learned = torch.tensor([0.3, 0.05]).double()
     found = StatisticsByNoise.of(data, nn.Identity())(learned)
-    expected = OutputStatistics.from_rows(Phi, T, data.precision(learned), sample_weight=weight)
+    expected = OutputStatistics.from_rows(Phi, T, data.main.readings.precision(learned), sample_weight=weight)
     for name in ("count", "mean", "scatter", "n"):
         close(getattr(found, name), getattr(expected, name))
     wide = StatisticsByNoise.of(data, lambda X: torch.cat([X, torch.sin(torch.outer(X[:, 0], torch.arange(80.0)))], 1))

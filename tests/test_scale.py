@@ -19,9 +19,10 @@ from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.bayes.evidence import profiled_nlml
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.distributed import ProcessGroup
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Points, Rows
 from lastlayer.data.sources import TensorSource
 from lastlayer.errors import InputError
 from lastlayer.networks.mlp import MLP, StackedMLP
@@ -149,7 +150,7 @@ def test_chunks_give_the_gradient_of_all_rows(bias_prior, noise, weighted):
     for size in (None, 7):
         network = MLP(5, (6, 4), generator=torch.Generator().manual_seed(3))
         objective = Profiled(bias_prior=bias_prior, noise=noise)
-        data = Data(X, T, w)
+        data = Points(X, Readings(T), w)
         if size is None:
             J = objective(network(X), T, w)
             J.backward()
@@ -166,7 +167,7 @@ def test_training_in_chunks_takes_the_steps_of_training_on_all_rows():
     for size in (None, 16):
         network = MLP(5, (4,), generator=torch.Generator().manual_seed(3))
         objective = Profiled(bias_prior="flat", noise="diagonal")
-        problem = FullBatch(network, objective, Data(X, T), chunk_size=size, prior_precision=0.1)
+        problem = FullBatch(network, objective, Rows(Points(X, Readings(T))), chunk_size=size, prior_precision=0.1)
         record = train(problem, Optimizer(max_epochs=6))
         ends.append((torch.tensor(record.nlml), network[0].weight))
     for whole, chunked in zip(*ends, strict=True):
@@ -176,7 +177,7 @@ def test_training_in_chunks_takes_the_steps_of_training_on_all_rows():
 def test_chunks_need_an_objective_that_splits():
     X, T, _ = rows(weighted=False)
     with pytest.raises(InputError, match='objective="profiled"'):
-        chunked_nlml(MLP(5, (4,)), Augmented(4, 3, bias_prior="flat"), Data(X, T), 10)
+        chunked_nlml(MLP(5, (4,)), Augmented(4, 3, bias_prior="flat"), Points(X, Readings(T)), 10)
 
 
 # mini-batches -------------------------------------------------------------------------------------------------------
@@ -324,7 +325,8 @@ RANK_SCRIPT = """
     from lastlayer.data.distributed import join
     from lastlayer.data.sources import TensorSource
     from lastlayer.bayes.statistics import Statistics
-    from lastlayer.training import Data, FullBatch, MiniBatches, Optimizer, Profiled, RunningPosterior
+    from lastlayer.bayes.readings import Readings
+    from lastlayer.training import Points, Rows, FullBatch, MiniBatches, Optimizer, Profiled, RunningPosterior
     from lastlayer.training import chunked_nlml, train
 
     torch.set_num_threads(1)
@@ -339,11 +341,11 @@ RANK_SCRIPT = """
     out["mean"], out["scatter"] = statistics.mean, statistics.scatter
 
     network = MLP(3, (6,), generator=torch.Generator().manual_seed(1))
-    objective, rows = Profiled(bias_prior="flat", noise="full"), Data(X[own], T[own])
+    objective, rows = Profiled(bias_prior="flat", noise="full"), Points(X[own], Readings(T[own]))
     out["nlml"] = chunked_nlml(network, objective, rows, 8, process_group=group)
     out["gradient"] = torch.cat([p.grad.flatten() for p in network.parameters()])
 
-    problem = FullBatch(network, objective, rows, prior_precision=0.5, process_group=group)
+    problem = FullBatch(network, objective, Rows(rows), prior_precision=0.5, process_group=group)
     history = train(problem, Optimizer(max_epochs=5))
     out["exact"], out["exact nlml"] = network[0].weight.detach(), torch.tensor(history.nlml)
 

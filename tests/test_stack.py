@@ -6,8 +6,9 @@ import pytest
 import torch
 from helpers import close
 
+from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Points, Rows
 from lastlayer.data.sources import TensorSource
 from lastlayer.networks.mlp import ACTIVATIONS, InputSkip, StackedMLP
 from lastlayer.training import (
@@ -34,27 +35,29 @@ def network(activation: str = "tanh", hidden=(6, 5), dtype=torch.float64, skip: 
     return InputSkip(stack) if skip else stack
 
 
-def table(generator, q: int = 1) -> Data:
+def table(generator, q: int = 1) -> Points:
     X = torch.randn(M, D, generator=generator, dtype=torch.float64)
     T = torch.cat([torch.sin(2 * X[:, :1]), X[:, :1] * X[:, 1:]], 1)[:, :q]
-    return Data(X, T + 0.1 * torch.randn(M, q, generator=generator, dtype=torch.float64))
+    return Points(X, Readings(T + 0.1 * torch.randn(M, q, generator=generator, dtype=torch.float64)))
 
 
-def folds(data: Data) -> tuple[Data, Data]:
+def folds(data: Points) -> tuple[Points, Points]:
     """The same rows of each network twice: all rows with weights of zero, and its own rows filled up to one length."""
     weight = torch.ones(S, M, dtype=torch.float64)
     weight[0, 30:], weight[1, :7] = 0, 0
     weight[2] = torch.arange(M) % 3 / 2  # fractions and zeros too
     longest = int((weight > 0).sum(-1).max())
     order = (weight > 0).double().argsort(dim=-1, descending=True, stable=True)[:, :longest]
-    return Data(data.X, data.T, weight), Data(data.X[order], data.T[order], weight.gather(1, order))
+    return Points(data.X, Readings(data.T), weight), Points(
+        data.X[order], Readings(data.T[order]), weight.gather(1, order)
+    )
 
 
-def alone(net, data: Data, **options) -> FullBatch:
-    return FullBatch(net, Profiled(bias_prior="flat", shape=(S,), **options), data, prior_precision=PRECISIONS)
+def alone(net, data: Points, **options) -> FullBatch:
+    return FullBatch(net, Profiled(bias_prior="flat", shape=(S,), **options), Rows(data), prior_precision=PRECISIONS)
 
 
-def stacked(net, data: Data, **options) -> StackedNetworks:
+def stacked(net, data: Points, **options) -> StackedNetworks:
     return StackedNetworks(net, Profiled(bias_prior="flat", shape=(S,), **options), data, prior_precision=PRECISIONS)
 
 

@@ -8,27 +8,28 @@ import torch
 from helpers import close, problem
 from torch import nn
 
-from lastlayer.data.rows import Data
+from lastlayer.bayes.readings import Readings
+from lastlayer.data.rows import Points, Rows
 from lastlayer.data.scaling import Standardizer
 from lastlayer.networks.mlp import MLP
 from lastlayer.training import Augmented, FullBatch, Optimizer, Profiled, TrainingHistory, Validation, train
 
 
 @pytest.fixture
-def data(generator) -> Data:
+def data(generator) -> Points:
     X = torch.rand(40, 1, generator=generator, dtype=torch.float64) * 6 - 3
     T = torch.sin(X) + 0.1 * torch.randn(40, 1, generator=generator, dtype=torch.float64)
-    return Data(X, T)
+    return Points(X, Readings(T))
 
 
 def network(seed: int = 0) -> MLP:
     return MLP(1, (6,), generator=torch.Generator().manual_seed(seed))
 
 
-def fit(data: Data, net: nn.Module | None = None, *, epochs: int = 30, **options) -> TrainingHistory:
+def fit(data: Points, net: nn.Module | None = None, *, epochs: int = 30, **options) -> TrainingHistory:
     optimizer = Optimizer(max_epochs=epochs)
     objective = Profiled(bias_prior="flat", noise="diagonal")
-    return train(FullBatch(net or network(), objective, data), optimizer, **options)
+    return train(FullBatch(net or network(), objective, Rows(data)), optimizer, **options)
 
 
 class Script:
@@ -70,7 +71,7 @@ def test_the_schedule_is_followed(data):
 def test_every_objective_goes_down(data, kind, generator):
     made = kind(6, 1, bias_prior="flat", generator=generator) if kind is Augmented else kind(bias_prior="flat")
     before = [p.detach().clone() for p in made.parameters()]
-    record = train(FullBatch(network(), made, data), Optimizer(max_epochs=30))
+    record = train(FullBatch(network(), made, Rows(data)), Optimizer(max_epochs=30))
     assert record.nlml[-1] < record.nlml[0] - 1e-3
     assert all((p != old).any() for p, old in zip(made.parameters(), before, strict=True))
 
@@ -208,7 +209,7 @@ def test_a_last_step_too_far_is_taken_back(data):
     """The loss belongs to the state before the step: what the last step did must be looked at too."""
     net = MLP(1, (6, 6), activation="relu", generator=torch.Generator().manual_seed(0))
     objective = Profiled(bias_prior="flat", noise="diagonal")
-    train(FullBatch(net, objective, data), Optimizer(learning_rate=1e200, max_epochs=1))
+    train(FullBatch(net, objective, Rows(data)), Optimizer(learning_rate=1e200, max_epochs=1))
     with torch.no_grad():
         assert math.isfinite(float(objective(net(data.X), data.T, None)))
 
@@ -289,7 +290,7 @@ def test_small_steps_run_on_one_thread_and_the_number_is_put_back(data):
             seen.append(torch.get_num_threads())
             return super().forward(phi_tilde, T, sample_weight)
 
-    train(FullBatch(network(), Spy(bias_prior="flat"), data), Optimizer(max_epochs=2))
+    train(FullBatch(network(), Spy(bias_prior="flat"), Rows(data)), Optimizer(max_epochs=2))
     after = torch.get_num_threads()
     torch.set_num_threads(before)
     assert set(seen) == {1}

@@ -13,8 +13,9 @@ from numpy import ndarray
 import lastlayer
 from lastlayer import BLLRegressor
 from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Points
 from lastlayer.errors import InputError
 from lastlayer.predictor.unseen import NOTHING, Unseen, fingerprints
 from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR
@@ -49,9 +50,9 @@ def two_of_a_fold(model: BLLRegressor) -> list[int]:
     return np.flatnonzero(hidden[hidden.any(1)][0])[:2].tolist()
 
 
-def data(X: list, T: list, weight: list | None = None) -> Data:
-    rows = (torch.tensor(x, dtype=torch.float64) for x in (X, T))
-    return Data(*rows, None if weight is None else torch.tensor(weight, dtype=torch.float64))
+def data(X: list, T: list, weight: list | None = None) -> Points:
+    of = lambda x: torch.tensor(x, dtype=torch.float64)
+    return Points(of(X), Readings(of(T)), None if weight is None else of(weight))
 
 
 def holds(
@@ -229,7 +230,7 @@ def test_there_is_one_zero():
 def test_rows_of_more_dimensions_have_fingerprints_of_all_numbers():
     X = torch.arange(24.0, dtype=torch.float64).reshape(2, 3, 4)
     T = torch.zeros(2, 1, dtype=torch.float64)
-    np.testing.assert_array_equal(fingerprints(Data(X, T)), fingerprints(Data(X.flatten(1), T)))
+    np.testing.assert_array_equal(fingerprints(Points(X, Readings(T))), fingerprints(Points(X.flatten(1), Readings(T))))
 
 
 def test_no_rows_are_known_by_nothing():

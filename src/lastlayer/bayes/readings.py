@@ -1,6 +1,7 @@
 """Targets as Gaussian readings of the function: reading t has noise variance `scale * sigma^2 + known`."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -50,16 +51,20 @@ class Readings:
         """Working targets, NaN where they are not read."""
         return self.t if self.scale is None else torch.where(torch.isfinite(self.scale), self.t, torch.nan)
 
-    def precision(self, noise_var: Float[Tensor, "*#b #q"]) -> Float[Tensor, "*#b m #q"] | None:
+    def precision(self, noise_var: Float[Tensor, "*#b #q"] | None = None) -> Float[Tensor, "*#b m #q"] | None:
         """Precision of each reading relative to that of the learned noise; None: all ones."""
         if self.complete:
             return None
         scale = torch.ones_like(self.t) if self.scale is None else self.scale
-        return 1 / scale if self.known is None else 1 / (scale + self.known / noise_var[..., None, :])
+        if self.known is None:
+            return 1 / scale
+        assert noise_var is not None
+        return 1 / (scale + self.known / noise_var[..., None, :])
 
     def take(self, rows: Tensor | slice) -> "Readings":
         """Select rows."""
-        of = lambda x: None if x is None else x[..., rows, :]
-        return replace(
-            self, t=self.t[..., rows, :], scale=of(self.scale), known=of(self.known), log_extra=of(self.log_extra)
-        )
+        return self.map(lambda x: x[..., rows, :])
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Readings":
+        """Change every tensor."""
+        return Readings(*(None if x is None else change(x) for x in vars(self).values()))  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lastlayer._internal.numbers import TINY
 from lastlayer.bayes.last_layer import LastLayer
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Points
 from lastlayer.formula.ops import TorchOps
 from lastlayer.formula.predictive import log_far
 from lastlayer.settings.types import ADDITIVE, FOURIER, Family
@@ -52,7 +52,9 @@ class HeldOutPoints:
     """Affine cost up to which a point counts as inside the data, for the process and the additive model."""
 
     @classmethod
-    def by(cls, layer: LastLayer, Phi: Float[Tensor, "n p"], data: Data, kind: str, family: Family) -> "HeldOutPoints":
+    def by(
+        cls, layer: LastLayer, Phi: Float[Tensor, "n p"], data: Points, kind: str, family: Family
+    ) -> "HeldOutPoints":
         """Predict unseen points by one last layer, given their affine features."""
         with torch.no_grad():
             marginals = layer.posterior.predict(Phi)
@@ -68,11 +70,11 @@ class HeldOutPoints:
             noise_var=var.expand(mean.shape)[None],
             correlation=correlation,
             inputs=data.X,
-            targets=data.known.to(mean),
+            targets=data.readings.values.to(mean),
             weight=weight * (REGION_WEIGHT if kind in REGIONS else 1.0),
             kind=np.full(len(mean), kind),
             families=(family,),
-            known_var=None if data.noise_var is None else data.noise_var.to(mean),
+            known_var=None if data.readings.known is None else data.readings.known.to(mean),
         )
 
     @classmethod

@@ -11,6 +11,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from lastlayer._internal.arrays import as_array, check_finite
+from lastlayer.bayes.readings import Readings
 from lastlayer.data.scaling import Standardizer
 from lastlayer.errors import InputError
 
@@ -96,7 +97,7 @@ class Observations:
     noise_std: Float[ndarray, " n"] | None
     """Known standard deviations of the noise; None if the noise is learned."""
 
-    def standardized(self, inputs: Standardizer, targets: Standardizer) -> "StandardObservations":
+    def standardized(self, inputs: Standardizer, targets: Standardizer) -> "Measurements":
         """Standardise the measurements: L t = (L y - mean L 1) / scale.
 
         Parameters
@@ -110,9 +111,9 @@ class Observations:
         if not 0 <= j < q:
             raise InputError(f"output={j} is not one of the {q} outputs: they are counted from 0")
         rows, (mean, scale) = self.functionals.standardized(inputs), (targets.mean[j], targets.scale[j])
-        t = (_tensor(self.y) - mean * rows.weights.sum(1)) / scale
-        noise_var = None if self.noise_std is None else (_tensor(self.noise_std) / scale).square()
-        return StandardObservations(rows, t, noise_var)
+        t = ((_tensor(self.y) - mean * rows.weights.sum(1)) / scale)[:, None]
+        known = None if self.noise_std is None else (_tensor(self.noise_std) / scale).square()[:, None]
+        return Measurements(rows, Readings(t, None if known is None else torch.zeros_like(t), known))
 
 
 @dataclass(frozen=True)
@@ -149,39 +150,36 @@ class StandardFunctionals:
 
 
 @dataclass(frozen=True)
-class StandardObservations:
-    """Measurements of linear functionals as tensors, in standardised units."""
+class Measurements:
+    """Readings of linear functionals, in standardised units."""
 
     functionals: StandardFunctionals
     """The functionals that were measured."""
-    t: Float[Tensor, " n"]
-    """One standardised measurement per functional."""
-    noise_var: Float[Tensor, " n"] | None
-    """Known noise variances; None: the learned noise variance of a function value."""
+    readings: Readings
+    """One reading per functional, (n, 1); with known noise, they have no learned noise."""
 
-    def variances(self, learned: Float[Tensor, "*b"]) -> Float[Tensor, "*b n"]:
-        """Return the noise variance of each measurement."""
-        if self.noise_var is None:
-            return learned[..., None].expand(*learned.shape, len(self.t))
-        return self.noise_var.to(learned).expand(*learned.shape, -1)
+    def to(self, device: torch.device) -> "Measurements":
+        """Move the readings to a device; functionals follow the inputs of the network that they are applied to."""
+        return Measurements(self.functionals, self.readings.map(lambda x: x.to(device)))
+
+    def take(self, at: Tensor) -> "Measurements":
+        """Select measurements."""
+        f = self.functionals
+        directions = None if f.directions is None else f.directions[at]
+        part = StandardFunctionals(f.points[at], f.weights[at], directions, f.output)
+        return Measurements(part, self.readings.take(at))
 
 
 def some_of(
-    observations: "Sequence[StandardObservations]", most: int, generator: torch.Generator | None = None
-) -> "tuple[StandardObservations, ...]":
+    beside: "Sequence[Measurements]", most: int, generator: torch.Generator | None = None
+) -> "tuple[Measurements, ...]":
     """Draw a random subset of the measurements, in proportion from each set."""
-    n = sum(len(seen.t) for seen in observations)
-    if n <= most:
-        return tuple(observations)
-    found = []
-    for seen in observations:
-        kept = max(1, round(most * len(seen.t) / n))
-        at, f = torch.randperm(len(seen.t), generator=generator)[:kept], seen.functionals
-        directions = None if f.directions is None else f.directions[at]
-        noise_var = None if seen.noise_var is None else seen.noise_var[at]
-        part = StandardFunctionals(f.points[at], f.weights[at], directions, f.output)
-        found.append(StandardObservations(part, seen.t[at], noise_var))
-    return tuple(found)
+    sizes = [len(seen.readings.t) for seen in beside]
+    if sum(sizes) <= most:
+        return tuple(beside)
+    kept = [max(1, round(most * size / sum(sizes))) for size in sizes]
+    drawn = [torch.randperm(size, generator=generator)[:n] for size, n in zip(sizes, kept, strict=True)]
+    return tuple(seen.take(at) for seen, at in zip(beside, drawn, strict=True))
 
 
 class Pointwise:

@@ -1,139 +1,191 @@
-"""Rows as training takes them: targets may be missing, their noise may be known, and functionals may be observed."""
+"""Rows as training takes them: readings of a function at points, and of functionals of it beside them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy import ndarray
 from torch import Tensor
 
 from lastlayer._internal.chunks import CHUNK_ROWS, row_chunks
 from lastlayer.bayes.coupled import PatternStatistics
 from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import OutputStatistics, Statistics
-from lastlayer.data.observe import StandardObservations
+from lastlayer.data.observe import Measurements
 from lastlayer.networks.structured import converted
-from lastlayer.settings.types import NoiseStructure
+
+FeatureMap = Callable[[Tensor], Tensor]
+"""Maps inputs to linear features."""
 
 
 @dataclass(frozen=True)
-class Data:
-    """Inputs, standardised targets and sample weights; weights are (m,), or (s, m) for a stack of networks."""
+class Points:
+    """Readings of a function at the rows of X."""
 
     X: Tensor
-    T: Tensor
+    """Standardised inputs, (m, ...); (s, m, d) for a stack of networks with rows of their own."""
+    readings: Readings
+    """Standardised targets with their noise."""
     weight: Tensor | None = None
-    present: Tensor | None = None
-    """In the shape of T: 1 where a target is known, 0 where it is missing. None: all are known."""
-    noise_var: Tensor | None = None
-    """In the shape of T: known noise variances, in addition to the learned noise. None: there are none."""
-    observations: tuple[StandardObservations, ...] = ()
-    """Observed functionals of the same function."""
+    """Sample weights (m,), or (s, m) for a stack; None: 1."""
 
     @classmethod
-    def partly(
-        cls, X: Tensor, T: Tensor, weight: Tensor | None = None, noise_var: Tensor | None = None, **more: Any
-    ) -> "Data":
-        """Build data from targets of which some may be missing (NaN)."""
-        missing = T.isnan()
-        present = (~missing).to(T) if bool(missing.any()) else None
-        return cls(X, T.nan_to_num(0.0), weight, present, noise_var, **more)
+    def of(cls, X: Tensor, T: Tensor, weight: Tensor | None = None, noise_var: Tensor | None = None) -> "Points":
+        """Read targets of which some may be missing (NaN), with known noise variances."""
+        return cls(X, Readings.of(T, noise_var), weight)
 
     @property
-    def alike(self) -> bool:
-        """Whether all targets are known and have the same noise, and no functionals are observed."""
-        return self.present is None and self.noise_var is None and not self.observations
-
-    @property
-    def learned_noise(self) -> bool:
-        """Whether all noise is learned."""
-        return self.noise_var is None and not self.observations
-
-    def rows(self, rows: Tensor | slice) -> "Data":
-        """Select rows."""
-        rows = rows.to(self.X.device) if isinstance(rows, Tensor) else rows
-        names = ("X", "T", "weight", "present", "noise_var")
-        return replace(self, **{n: getattr(self, n)[rows] for n in names if getattr(self, n) is not None})
-
-    def float(self) -> "Data":
-        """Inputs, targets and weights in float32; ids stay integers."""
-        weight = None if self.weight is None else self.weight.float()
-        return replace(self, X=converted(self.X, torch.float32), T=self.T.float(), weight=weight)
-
-    def sampled(self, at: Int[Tensor, " n"]) -> "Data":
-        """Select rows, each weighted for all rows that it stands for; for a stack, the same rows of every network."""
-        m = self.X.shape[-2]
-        weight = torch.ones(m, dtype=torch.float64, device=self.X.device) if self.weight is None else self.weight
-        rows = {
-            n: getattr(self, n)[..., at, :] for n in ("X", "T", "present", "noise_var") if getattr(self, n) is not None
-        }
-        return replace(self, **rows, weight=weight[..., at] * (m / len(at)))
+    def T(self) -> Tensor:
+        """Targets; 0 where they are missing."""
+        return self.readings.t
 
     @property
     def varied(self) -> bool:
         """Whether every target takes at least two values."""
-        return all(bool(len(t[~t.isnan()].unique()) > 1) for t in self.known.T)
+        return all(bool(len(t[~t.isnan()].unique()) > 1) for t in self.readings.values.T)
 
-    @property
-    def known(self) -> Tensor:
-        """Targets, NaN where they are missing."""
-        return self.T if self.present is None else torch.where(self.present > 0, self.T, torch.nan)
+    def take(self, rows: Tensor | slice) -> "Points":
+        """Select rows; of a stack, the same of every network."""
+        rows = rows.to(self.X.device) if isinstance(rows, Tensor) else rows
+        X = self.X[rows] if self.T.dim() == 2 else self.X[..., rows, :]
+        return Points(X, self.readings.take(rows), None if self.weight is None else self.weight[..., rows])
 
-    def statistics(
-        self, linear: Callable[[Tensor], Tensor], learned: Tensor | None = None, *, noise: NoiseStructure = "diagonal"
-    ) -> Statistics:
-        """Statistics of linear features, computed chunk by chunk."""
+    def sampled(self, at: Int[Tensor, " n"]) -> "Points":
+        """Select rows, each weighted for all rows that it stands for."""
+        part, m = self.take(at), self.T.shape[-2]
+        weight = torch.ones(len(at), dtype=torch.float64, device=self.X.device) if part.weight is None else part.weight
+        return replace(part, weight=weight * (m / len(at)))
+
+    def float(self) -> "Points":
+        """Inputs, targets and weights in float32; ids stay integers."""
+        weight = None if self.weight is None else self.weight.float()
+        readings = replace(self.readings, t=self.T.float())
+        return Points(converted(self.X, torch.float32), readings, weight)
+
+    def features(self, linear: FeatureMap) -> Float[Tensor, "*b m p"]:
+        """Affine features in float64."""
+        return affine_features(linear(self.X)).double()
+
+    def statistics(self, linear: FeatureMap, noise_var: Tensor | None = None, *, coupled: bool = False) -> Statistics:
+        """Statistics of linear features, computed chunk by chunk; `coupled`: the noise is correlated."""
         total: Statistics | None = None
         for part in self.chunks():
-            Phi = affine_features(linear(part.X)).double()
-            more: Statistics
-            if self.alike:
-                more = Statistics.from_features(Phi, part.T, sample_weight=part.weight)
-            elif noise == "full":
-                assert part.present is not None
-                more = PatternStatistics.from_rows(Phi, part.T, part.present, sample_weight=part.weight)
-            else:
-                more = OutputStatistics.from_rows(Phi, part.T, part.precision(learned), sample_weight=part.weight)
+            more = part._statistics(part.features(linear), noise_var, coupled)
             total = more if total is None else total + more
         assert total is not None
-        if not self.observations:
-            return total
-        assert learned is not None
-        return total + self.of_observations(linear, learned)
-
-    def precision(self, learned: Float[Tensor, "*b q"] | None) -> Float[Tensor, "*b m q"]:
-        """Relative precision of each target: learned over total noise variance; 0 where it is missing."""
-        whole = torch.ones_like(self.T)
-        if self.noise_var is not None:
-            assert learned is not None
-            whole = 1 / (1 + self.noise_var / learned[..., None, :])
-        return whole if self.present is None else whole * self.present
-
-    def log_variances(self, learned: Float[Tensor, "*b q"]) -> Float[Tensor, "*b q"]:
-        """Sums of the log noise variances over the targets of each output."""
-        v = learned[..., None, :].expand(*learned.shape[:-1], *self.T.shape[-2:])
-        v = (v if self.noise_var is None else v + self.noise_var).log()
-        v = v if self.present is None else v * self.present
-        total = (v if self.weight is None else v * self.weight[..., None]).sum(-2)
-        for seen in self.observations:
-            j = seen.functionals.output
-            more = seen.variances(learned[..., j]).log().sum(-1)
-            total = total + more[..., None] * torch.eye(learned.shape[-1]).to(learned)[j]
         return total
 
-    def of_observations(self, linear: Callable[[Tensor], Tensor], learned: Float[Tensor, "*b q"]) -> OutputStatistics:
-        """Statistics of the observed functionals."""
-        parts: dict[int, Statistics] = {}
-        for seen in self.observations:
-            j = seen.functionals.output
-            Psi = seen.functionals.features(linear, self.X).double()
-            precision = learned[..., j, None] / seen.variances(learned[..., j])
-            more = Statistics.from_functionals(Psi, seen.t.to(Psi)[:, None], precision)
-            parts[j] = parts[j] + more if j in parts else more
-        nothing = next(iter(parts.values())).nothing()
-        return OutputStatistics.of_outputs([parts.get(j, nothing) for j in range(learned.shape[-1])])
+    def _statistics(self, Phi: Tensor, noise_var: Tensor | None, coupled: bool) -> Statistics:
+        readings, read = self.readings, self.readings.read
+        if readings.complete:
+            return Statistics.from_features(Phi, self.T, sample_weight=self.weight)
+        if coupled:
+            assert read is not None
+            return PatternStatistics.from_rows(Phi, self.T, read, sample_weight=self.weight)
+        precision = readings.precision(noise_var)
+        assert precision is not None
+        return OutputStatistics.from_rows(Phi, self.T, precision, sample_weight=self.weight)
 
-    def chunks(self, size: int = CHUNK_ROWS) -> "Iterator[Data]":
+    def chunks(self, size: int = CHUNK_ROWS) -> "Iterator[Points]":
         """Split the rows into chunks that fit into memory with their features."""
-        return (self.rows(rows) for rows in row_chunks(len(self.X), size))
+        return (self.take(rows) for rows in row_chunks(len(self.X), size))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a table, and measured functionals beside them."""
+
+    main: Points
+    """The rows of the table."""
+    beside: tuple[Measurements, ...] = ()
+    """Measured functionals of the same function."""
+    place: Int[ndarray, " n"] | None = None
+    """Index of every given row among these rows, -1 if it has no weight; None: in the given order."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every target is read with the learned noise alone, and there are no functionals."""
+        return self.main.readings.complete and not self.beside
+
+    @property
+    def learned(self) -> bool:
+        """Whether all noise is learned."""
+        return self.main.readings.learned and not self.beside
+
+    def take(self, rows: Tensor | slice) -> "Rows":
+        """Select rows of the table; functionals stay."""
+        return Rows(self.main.take(rows), self.beside)
+
+    def sampled(self, at: Int[Tensor, " n"]) -> "Rows":
+        """Select rows of the table, each weighted for all rows that it stands for; functionals stay."""
+        return Rows(self.main.sampled(at), self.beside)
+
+    def stacked(self, parts: Sequence[Int[ndarray, " r"]]) -> "Rows":
+        """Rows of each network of a stack side by side, padded with rows of weight zero."""
+        main, longest = self.main, max(len(part) for part in parts)
+        index = torch.from_numpy(np.stack([np.resize(part, longest) for part in parts])).to(main.X.device)
+        weight = None if main.weight is None else main.weight[index]
+        if any(len(part) < longest for part in parts):
+            used = torch.stack([torch.arange(longest) < len(part) for part in parts]).to(index.device)
+            weight = used.double() if weight is None else used * weight
+        return Rows(Points(main.X[index], main.readings.map(lambda x: x[index]), weight), self.beside)
+
+    def statistics(
+        self, linear: FeatureMap, noise_var: Float[Tensor, "*b q"] | None = None, *, coupled: bool = False
+    ) -> Statistics:
+        """Statistics of the rows and of the functionals."""
+        total = self.main.statistics(linear, noise_var, coupled=coupled)
+        if not self.beside:
+            return total
+        assert noise_var is not None
+        return total + statistics_of(self.beside, linear, noise_var, like=self.main.X)
+
+    def by_output(self, linear: FeatureMap, noise_var: Float[Tensor, "*b q"] | None = None) -> OutputStatistics:
+        """Statistics of each output, computed at once and with gradients, also for a stack."""
+        main, precision = self.main, self.main.readings.precision(noise_var)
+        precision = torch.ones_like(main.T) if precision is None else precision
+        total = OutputStatistics.from_rows(main.features(linear), main.T, precision, sample_weight=main.weight)
+        if not self.beside:
+            return total
+        assert noise_var is not None
+        more = total + statistics_of(self.beside, linear, noise_var, like=main.X)
+        assert isinstance(more, OutputStatistics)
+        return more
+
+    def log_variances(self, noise_var: Float[Tensor, "*b q"]) -> Float[Tensor, "*b q"]:
+        """Sums of the log noise variances over the targets of each output."""
+        total, q = log_variance(self.main.readings, noise_var, self.main.weight), noise_var.shape[-1]
+        for seen in self.beside:
+            j = seen.functionals.output
+            more = log_variance(seen.readings, noise_var[..., j : j + 1])
+            total = total + more * torch.eye(q).to(noise_var)[j]
+        return total
+
+
+def log_variance(readings: Readings, noise_var: Float[Tensor, "*b q"], weight: Tensor | None = None) -> Tensor:
+    """Sum over the rows of the log noise variances of the targets that are read."""
+    read, v = readings.read, noise_var[..., None, :].expand(*noise_var.shape[:-1], *readings.t.shape[-2:])
+    if read is not None and readings.scale is not None:
+        v = torch.where(read > 0, readings.scale, 1.0) * v
+    v = (v if readings.known is None else v + readings.known).log()
+    v = v if read is None else v * read
+    return (v if weight is None else v * weight[..., None]).sum(-2)
+
+
+def statistics_of(
+    beside: Sequence[Measurements], linear: FeatureMap, noise_var: Float[Tensor, "*b q"], *, like: Tensor
+) -> OutputStatistics:
+    """Statistics of measured functionals, by output; `like` has the type of the network's inputs."""
+    parts: dict[int, Statistics] = {}
+    for seen in beside:
+        j = seen.functionals.output
+        precision = seen.readings.precision(noise_var[..., j : j + 1])
+        Psi = seen.functionals.features(linear, like).double()
+        own = None if precision is None else precision[..., 0]
+        more = Statistics.from_functionals(Psi, seen.readings.t.to(Psi), own)
+        parts[j] = parts[j] + more if j in parts else more
+    nothing = next(iter(parts.values())).nothing()
+    return OutputStatistics.of_outputs([parts.get(j, nothing) for j in range(noise_var.shape[-1])])

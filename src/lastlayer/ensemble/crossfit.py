@@ -16,7 +16,7 @@ from lastlayer.bayes.held_out import HeldOut
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.fit import fit_curves
 from lastlayer.calibration.points import HeldOutPoints
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Points, Rows
 from lastlayer.ensemble.splits import Folds, Split
 from lastlayer.ensemble.trainer import FitTask, Trainer
 from lastlayer.networks.mlp import features_of, finite_features
@@ -73,7 +73,7 @@ class CrossFit:
         others = [family for family in settings.families if family != FOURIER]
         tasks += [FitTask(split, i, 0, family) for family in others for i, split in enumerate(every)]
         if FOURIER in settings.families:
-            tasks.append(FitTask(Split.everything(len(self.trainer.data.X)), 0, 0, FOURIER))
+            tasks.append(FitTask(Split.everything(len(self.trainer.rows.main.X)), 0, 0, FOURIER))
         to_train = sum(task.family.kind == "network" for task in tasks)
         return self._ensemble(self._fit(tasks, f"training {to_train} networks"), None, {})
 
@@ -125,7 +125,7 @@ class CrossFit:
     def _every(self, splits: Sequence[Split], n: int) -> list[Split]:
         """n splits that train on all rows, unless networks of random splits can be members."""
         crossed = any(split.kind == "random" for split in splits)
-        return [] if crossed else [Split.everything(len(self.trainer.data.X))] * n
+        return [] if crossed else [Split.everything(len(self.trainer.rows.main.X))] * n
 
     def _ensemble(self, fits: Sequence[FoldFit], n_members: int | None, scores: dict[Family, float]) -> Ensemble:
         whole = [fit for fit in fits if fit.task.split.kind == "all"]
@@ -150,9 +150,9 @@ class CrossFit:
     def _fit(self, tasks: Sequence[FitTask], label: str) -> list[FoldFit]:
         settings = self.trainer.settings
         networks = self.trainer.networks(tasks, label) if tasks else []
-        if self.trainer.data.present is not None and settings.noise_structure == "full":
+        if self.trainer.rows.main.readings.scale is not None and settings.noise_structure == "full":
             return self._fit_each(tasks, networks, self._coupled_layer)
-        if not self.trainer.data.learned_noise:
+        if not self.trainer.rows.learned:
             return self._fit_each(tasks, networks, self._known_noise_layer)
         with self.trainer.stage("last layers"):
             seen = [self._statistics(network, task.split.train) for task, network in zip(tasks, networks, strict=True)]
@@ -174,7 +174,7 @@ class CrossFit:
 
     def _known_noise_layer(self, network: nn.Module, rows: np.ndarray) -> LastLayer:
         prior = self.trainer.settings.bias_prior
-        return known_noise_layer(self._rows(rows), partial(finite_features, network), bias_prior=prior)
+        return known_noise_layer(self._with_beside(rows), partial(finite_features, network), bias_prior=prior)
 
     def _coupled_layer(self, network: nn.Module, rows: np.ndarray) -> LastLayer:
         seen = self._statistics(network, rows)
@@ -202,11 +202,14 @@ class CrossFit:
         order = np.argsort(np.concatenate([fit.task.split.held for fit in partition]), kind="stable")
         return HeldOutPoints.joined(parts)[order]
 
-    def _rows(self, rows: np.ndarray) -> Data:
-        return self.trainer.data.rows(torch.from_numpy(rows))
+    def _with_beside(self, rows: np.ndarray) -> Rows:
+        return self.trainer.rows.take(torch.from_numpy(rows))
+
+    def _rows(self, rows: np.ndarray) -> Points:
+        return self._with_beside(rows).main
 
     @torch.no_grad()
     def _statistics(self, network: nn.Module, rows: np.ndarray, learned: torch.Tensor | None = None) -> Statistics:
         """Statistics of rows, without observed functionals."""
-        data, noise = replace(self._rows(rows), observations=()), self.trainer.settings.noise_structure
-        return data.statistics(partial(finite_features, network), learned, noise=noise)
+        coupled = self.trainer.settings.noise_structure == "full"
+        return self._rows(rows).statistics(partial(finite_features, network), learned, coupled=coupled)

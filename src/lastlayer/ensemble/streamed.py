@@ -1,6 +1,6 @@
 """One network trained on a source of batches, with the exact last layer of all its rows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +8,9 @@ import torch
 
 from lastlayer._internal.chunks import CHUNK_ROWS
 from lastlayer._internal.digests import Digest, digest_of, layout_of
+from lastlayer.bayes.readings import Readings
 from lastlayer.data.distributed import ProcessGroup
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Points
 from lastlayer.data.sources import Scales, Source, StandardizedSource, common_of, scales_of
 from lastlayer.ensemble.problems import checkpoint_of, mini_batches, optimizer_of
 from lastlayer.networks.architecture import Architecture
@@ -26,7 +27,7 @@ class Streamed:
 
     member: Member
     scales: Scales
-    sample: Data
+    sample: Points
     """Some standardised training rows."""
     history: TrainingHistory
 
@@ -43,7 +44,7 @@ def train_on_source(
     scales = scales_of(source, s.batch_size, process_group=process_group, digest=digest)
     rows = StandardizedSource(source, scales, device, torch.float32)
     first = next(rows.batches(s.batch_size, process_group=process_group))
-    sample = Data(first.X[:CHUNK_ROWS], first.T[:CHUNK_ROWS].double())
+    sample = Points(first.X[:CHUNK_ROWS], Readings(first.T[:CHUNK_ROWS].double()))
     network = architecture.build(first.X.shape[1], torch.Generator().manual_seed(s.seed))
     network = network.to(device=device, dtype=torch.float32)
     with torch.no_grad():
@@ -71,11 +72,12 @@ def train_on_source(
     network = network.to(s.torch_dtype)
     exact = StandardizedSource(source, scales, device, s.torch_dtype)
     batches = exact.batches(s.batch_size, process_group=process_group)
-    parts = (Data(batch.X, batch.T.double(), batch.weight) for batch in batches)
+    parts = (Points(batch.X, Readings(batch.T.double()), batch.weight) for batch in batches)
     statistics = streamed_statistics(network, parts, process_group=process_group)
     history.gap = float(problem.running.gap(statistics)) if problem.running.snapshot is not None else None
     layer = last_layer(statistics, noise=s.noise_structure, bias_prior=s.bias_prior)
-    return Streamed(Member(network, layer, family), scales, Data(converted(sample.X, s.torch_dtype), sample.T), history)
+    sample = replace(sample, X=converted(sample.X, s.torch_dtype))
+    return Streamed(Member(network, layer, family), scales, sample, history)
 
 
 def _common(settings: Settings) -> dict[str, Any]:

@@ -24,9 +24,10 @@ from lastlayer._internal.progress import progress_bar
 from lastlayer._internal.threads import threads_for
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import held_out_lpd
+from lastlayer.bayes.readings import Readings
 from lastlayer.data.copies import whole_groups
 from lastlayer.data.observe import some_of
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Points, Rows
 from lastlayer.data.sources import TensorSource
 from lastlayer.ensemble.problems import checkpoint_of, mini_batches, optimizer_of
 from lastlayer.ensemble.splits import Split
@@ -86,7 +87,7 @@ class Trainer:
     """Trains networks on the rows of one table."""
 
     architecture: Architecture
-    data: Data
+    rows: Rows
     checkpoint: Path | None = None
     """Folder for checkpoints."""
     progress: bool = False
@@ -107,7 +108,7 @@ class Trainer:
     def stage(self, label: str) -> Iterator[None]:
         """Show and time a stage that follows training; small tables use one thread."""
         start = time.perf_counter()
-        with self._shown(label), threads_for(WORK_PER_ROW * len(self.data.X)):
+        with self._shown(label), threads_for(WORK_PER_ROW * len(self.rows.main.X)):
             yield
         logger.info("%s: %.1f s", label, time.perf_counter() - start)
 
@@ -136,19 +137,19 @@ class Trainer:
         """Encoding fitted to the network's training rows, so that held-out rows lie outside it as new rows will."""
         if task.family.encoding == "raw":
             return None
-        rows = torch.from_numpy(task.split.train).to(self.data.X.device)
-        return PiecewiseEncoding.of(self.data.X[rows], self._n_bins).to(self.settings.torch_dtype)
+        rows = torch.from_numpy(task.split.train).to(self.rows.main.X.device)
+        return PiecewiseEncoding.of(self.rows.main.X[rows], self._n_bins).to(self.settings.torch_dtype)
 
     @cached_property
     def _n_bins(self) -> torch.Tensor:
-        return bins_of(self.data.X)
+        return bins_of(self.rows.main.X)
 
     def _linear(self, task: FitTask) -> nn.Module:
         encoding = self.encoding(task)
-        return nn.Identity() if encoding is None else encoded(encoding, nn.Identity(), self.data.X.shape[1])
+        return nn.Identity() if encoding is None else encoded(encoding, nn.Identity(), self.rows.main.X.shape[1])
 
     def _trained(self, tasks: list[FitTask], label: str) -> list[nn.Module]:
-        if len(tasks) == 1 or not self.settings.stackable or self.data.X.dim() > 2:
+        if len(tasks) == 1 or not self.settings.stackable or self.rows.main.X.dim() > 2:
             return [self._alone(task, i) for i, task in enumerate(tasks)]
         over = self._interrupted  # networks after an interrupt keep their initial weights
         networks = self._together(tasks, lambda group, i, stop: self._stack(group, label, i, stop, over))
@@ -163,33 +164,33 @@ class Trainer:
         some = lambda rows, g: rows[torch.randperm(len(rows), generator=g).numpy()[:MOST_ROWS]]
         known, outputs = self._lengths_by
         parts = [some(rows[known[rows]], g) for rows, g in zip((t.split.train for t in tasks), generators, strict=True)]
-        data = self._own_rows(parts)
-        data = replace(data, T=data.T[..., outputs])
-        weight = torch.ones_like(data.T[..., 0]) if data.weight is None else data.weight
+        data = self.rows.stacked(parts).main
+        T = data.T[..., outputs]
+        weight = torch.ones_like(T[..., 0]) if data.weight is None else data.weight
         places = dict(zip(map(id, tasks), range(len(tasks)), strict=True))
 
         def lengths(group: list[FitTask], i: int, stop: Event) -> list[nn.Module]:
             own = torch.tensor([places[id(task)] for task in group], device=weight.device)
-            log_lengths, linear = (x.cpu() for x in fit_lengths(data.X[own].double(), data.T[own], weight[own]))
+            log_lengths, linear = (x.cpu() for x in fit_lengths(data.X[own].double(), T[own], weight[own]))
             made: list[nn.Module] = []
             for task, log_length, log_linear in zip(group, log_lengths, linear, strict=True):
                 rows, g = parts[places[id(task)]], generators[places[id(task)]]
-                if not self.data.learned_noise:
+                if not self.rows.learned:
                     log_length, log_linear = self._refined(log_length, log_linear, rows, g)
                 made.append(fourier_network(log_length, log_linear, generator=g))
             return made
 
         with self._shown(f"lengths of {len(tasks)} processes"):
             networks = self._together(tasks, lengths)
-        return [network.to(self.data.X.device).eval() for network in networks]
+        return [network.to(self.rows.main.X.device).eval() for network in networks]
 
     def _refined(
         self, log_length: torch.Tensor, log_linear: torch.Tensor, rows: np.ndarray, generator: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Length scales fitted to functionals as well, or to some of them."""
-        device = self.data.X.device
-        data = self.data.rows(torch.from_numpy(rows).to(device))
-        data = replace(data, X=data.X.double(), observations=some_of(data.observations, MOST_FUNCTIONALS, generator))
+        device = self.rows.main.X.device
+        main = self.rows.main.take(torch.from_numpy(rows))
+        data = Rows(replace(main, X=main.X.double()), some_of(self.rows.beside, MOST_FUNCTIONALS, generator))
         numbers, prior = (log_length.to(device), log_linear.to(device)), self.settings.bias_prior
         found = refine_lengths(data, *numbers, bias_prior=prior, generator=generator)
         return found[0].cpu(), found[1].cpu()
@@ -197,10 +198,10 @@ class Trainer:
     @cached_property
     def _lengths_by(self) -> tuple[np.ndarray, slice]:
         """Rows and targets to fit length scales to: complete rows, or if these are few, the most frequent target."""
-        m = len(self.data.T)
-        if self.data.present is None:
+        m, read = len(self.rows.main.X), self.rows.main.readings.read
+        if read is None:
             return np.ones(m, dtype=bool), slice(None)
-        known = (self.data.present > 0).cpu().numpy()
+        known = (read > 0).cpu().numpy()
         whole = np.asarray(known.all(1))
         if whole.sum() >= max(MOST_ROWS // 4, 0.5 * known.sum(0).max()):
             return whole, slice(None)
@@ -211,9 +212,9 @@ class Trainer:
         self, tasks: list[FitTask], work: Callable[[list[FitTask], int, Event], list[nn.Module]]
     ) -> list[nn.Module]:
         """Divide the tasks among processor cores: threads that never wait for each other, unlike those of a product."""
-        cores = torch.get_num_threads() if self.data.X.device.type == "cpu" else 1
+        cores = torch.get_num_threads() if self.rows.main.X.device.type == "cpu" else 1
         stop = Event()
-        if cores == 1 or len(tasks) * len(self.data.X) < ROWS_PER_CORE:
+        if cores == 1 or len(tasks) * len(self.rows.main.X) < ROWS_PER_CORE:
             return work(tasks, 0, stop)
         groups = [list(tasks[i::cores]) for i in range(min(cores, len(tasks)))]
         with threads_for(0), ThreadPoolExecutor(len(groups)) as pool:
@@ -229,8 +230,8 @@ class Trainer:
         return networks
 
     def _stack(self, tasks: Sequence[FitTask], label: str, group: int, stop: Event, over: bool) -> list[nn.Module]:
-        s, device = self.settings, self.data.X.device
-        generators, d = [task.generator(s.seed) for task in tasks], self.data.X.shape[1]
+        s, device = self.settings, self.rows.main.X.device
+        generators, d = [task.generator(s.seed) for task in tasks], self.rows.main.X.shape[1]
         encodings = [e for e in map(self.encoding, tasks) if e is not None]
         n_inputs = len(encodings[0].column) if encodings else d
         activation = tasks[0].family.activation or s.activation
@@ -250,11 +251,11 @@ class Trainer:
     def _train_stack(
         self, network: nn.Module, tasks: Sequence[FitTask], group: int, *, label: str, stop: Event
     ) -> None:
-        s, device = self.settings, self.data.X.device
-        if not self.data.alike:
-            rows = self._own_rows([task.split.train for task in tasks])
+        s, device = self.settings, self.rows.main.X.device
+        if not self.rows.complete:
+            rows = self.rows.stacked([task.split.train for task in tasks])
             objective = self._objective(shape=(len(tasks),)).to(device)
-            rows = replace(rows, X=rows.X.float())
+            rows = replace(rows, main=replace(rows.main, X=rows.main.X.float()))
             precision = _precisions(tasks, device)
             problem = self._full_or_sampled(network.float(), objective, rows, precision)
             self._train(problem, group, label=label, stop=stop)
@@ -262,36 +263,24 @@ class Trainer:
         if s.batch_size is None:
             precision = _precisions(tasks, device)
             objective = Profiled(bias_prior=s.bias_prior, noise=s.noise_structure, shape=(len(tasks),)).to(device)
-            rows = self._own_rows([task.split.train for task in tasks])
-            stacked = StackedNetworks(network.float(), objective, rows, prior_precision=precision)
+            own = self.rows.stacked([task.split.train for task in tasks]).main
+            stacked = StackedNetworks(network.float(), objective, own, prior_precision=precision)
             self._train(stacked, group, label=label, stop=stop)
             return
-        weight = torch.zeros(len(tasks), len(self.data.X), dtype=torch.float64)
+        weight = torch.zeros(len(tasks), len(self.rows.main.X), dtype=torch.float64)
         for row, task in zip(weight, tasks, strict=True):
             row[torch.from_numpy(task.split.train)] = 1
-        weight = weight.to(device) * (1 if self.data.weight is None else self.data.weight)
-        self._in_batches(network, Data(self.data.X, self.data.T, weight), tasks, group, stop=stop, label=label)
+        weight = weight.to(device) * (1 if self.rows.main.weight is None else self.rows.main.weight)
+        self._in_batches(network, replace(self.rows.main, weight=weight), tasks, group, stop=stop, label=label)
 
     def _objective(self, shape: tuple[int, ...] = ()) -> Objective:
         """Objective for the data: with partly missing targets, partly known noise or functionals, if there are any."""
         s = self.settings
-        if self.data.present is not None and s.noise_structure == "full":
-            return CoupledNoise(self.data.T.shape[-1], bias_prior=s.bias_prior, shape=shape)
-        if self.data.learned_noise:
+        if self.rows.main.readings.scale is not None and s.noise_structure == "full":
+            return CoupledNoise(self.rows.main.T.shape[-1], bias_prior=s.bias_prior, shape=shape)
+        if self.rows.learned:
             return Profiled(bias_prior=s.bias_prior, noise=s.noise_structure, shape=shape)
-        return KnownNoise(self.data.T.shape[-1], bias_prior=s.bias_prior, shape=shape)
-
-    def _own_rows(self, parts: Sequence[np.ndarray]) -> Data:
-        """Rows of each network side by side, padded with rows of weight zero."""
-        longest = max(len(part) for part in parts)
-        index = torch.from_numpy(np.stack([np.resize(part, longest) for part in parts])).to(self.data.X.device)
-        weight = None if self.data.weight is None else self.data.weight[index]
-        more = {n: getattr(self.data, n) for n in ("present", "noise_var")}
-        more = {name: None if value is None else value[index] for name, value in more.items()}
-        if any(len(part) < longest for part in parts):
-            used = torch.stack([torch.arange(longest) < len(part) for part in parts]).to(index.device)
-            weight = used.double() if weight is None else used * weight
-        return Data(self.data.X[index], self.data.T[index], weight, **more, observations=self.data.observations)
+        return KnownNoise(self.rows.main.T.shape[-1], bias_prior=s.bias_prior, shape=shape)
 
     @property
     def _interrupted(self) -> bool:
@@ -305,11 +294,11 @@ class Trainer:
     def _in_batches(
         self,
         network: nn.Module,
-        data: Data,
+        data: Points,
         tasks: Sequence[FitTask],
         group: int,
         *,
-        held_out: Data | None = None,
+        held_out: Points | None = None,
         stop: Event | None = None,
         label: str = "fit",
     ) -> None:
@@ -334,7 +323,7 @@ class Trainer:
         self._train(problem, group, validation=validation, checkpoint=checkpoint, stop=stop, label=label)
         # otherwise the running posterior belongs to another state of the network, or there is none
         if self.history.best_epoch == len(self.history.nlml) and problem.running.snapshot is not None:
-            parts = (Data(b.X, b.T, b.weight) for b in source.batches(CHUNK_ROWS))
+            parts = (Points(b.X, Readings(b.T), b.weight) for b in source.batches(CHUNK_ROWS))
             self.history.gap = float(problem.running.gap(streamed_statistics(network, parts)).nanmean())
         network.to(s.torch_dtype)
 
@@ -342,16 +331,17 @@ class Trainer:
         if self.checkpoint is None:
             return None
         used = digest_of(*[task.split.train for task in tasks])
-        data = {"rows": len(self.data.T), "digest": self.digest, "digest of the rows used": used}
+        data = {"rows": len(self.rows.main.T), "digest": self.digest, "digest of the rows used": used}
         precisions = [task.family.prior_precision for task in tasks]
         path = self.checkpoint / f"training-{self._stage}-{group}.safetensors"
         return checkpoint_of(path, self.architecture, network, precisions, data)
 
     def _alone(self, task: FitTask, number: int = 0) -> nn.Module:
         """Train one network of any kind, with any objective and optimizer, and early stopping."""
-        s, X = self.settings, self.data.X
+        s, X = self.settings, self.rows.main.X
         everything = len(task.split.train) == len(X)
-        data = self.data if everything else self.data.rows(torch.from_numpy(task.split.train).to(X.device))
+        rows = self.rows if everything else self.rows.take(torch.from_numpy(task.split.train))
+        data = rows.main
         generator = task.generator(s.seed)
         network = self.architecture.build(data.X.shape[1], generator, task.family, self.encoding(task))
         network = network.to(device=X.device, dtype=s.torch_dtype)
@@ -368,8 +358,8 @@ class Trainer:
         if s.early_stopping and held >= 1 and m - held >= 2:
             stopping, others = self._for_stopping(task.split.train, held, generator)
             if len(stopping) and len(others) >= 2:
-                rest, held_out = data.rows(others.to(X.device)), data.rows(stopping.to(X.device))
-        if s.batch_size is not None and data.alike:
+                rest, held_out = data.take(others), data.take(stopping)
+        if s.batch_size is not None and rows.complete:
             self._in_batches(network, rest, [task], number, held_out=held_out)
             return network
         validation = None
@@ -381,7 +371,7 @@ class Trainer:
                 every=every,
                 patience=s.patience,
             )
-        problem = self._full_or_sampled(network, objective, rest, task.family.prior_precision)
+        problem = self._full_or_sampled(network, objective, replace(rows, main=rest), task.family.prior_precision)
         self._train(problem, 0, validation=validation)
         return network
 
@@ -395,13 +385,13 @@ class Trainer:
         return torch.from_numpy(held), torch.from_numpy(np.setdiff1d(np.arange(len(train)), held))
 
     def _full_or_sampled(
-        self, network: nn.Module, objective: Objective, data: Data, prior_precision: float | torch.Tensor
+        self, network: nn.Module, objective: Objective, rows: Rows, prior_precision: float | torch.Tensor
     ) -> FullBatch:
         s = self.settings
         if s.batch_size is None:
-            return FullBatch(network, objective, data, prior_precision=prior_precision, chunk_size=s.chunk_size)
+            return FullBatch(network, objective, rows, prior_precision=prior_precision, chunk_size=s.chunk_size)
         return SampledRows(
-            network, objective, data, batch_size=s.batch_size, seed=s.seed, prior_precision=prior_precision
+            network, objective, rows, batch_size=s.batch_size, seed=s.seed, prior_precision=prior_precision
         )
 
 

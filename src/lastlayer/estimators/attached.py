@@ -9,7 +9,8 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor, nn
 
-from lastlayer.data.rows import Data
+from lastlayer.bayes.readings import Readings
+from lastlayer.data.rows import Points
 from lastlayer.data.sources import Samples
 from lastlayer.errors import InputError
 from lastlayer.estimators.regressor import BLLRegressor
@@ -116,12 +117,12 @@ class AttachedRegressor(BLLRegressor):
         rows = self._labelled(X, y, None)
         return _rows(rows.X), _rows(rows.T)
 
-    def _rows(self, X: Any, y: Any, sample_weight: Any = None) -> Data:
+    def _rows(self, X: Any, y: Any, sample_weight: Any = None) -> Points:
         rows = self._labelled(X, y, sample_weight)
         weight = None if rows.weight is None else rows.weight.double().numpy(force=True)
         return self._fitted().data(_rows(rows.X), _rows(rows.T), weight)
 
-    def _labelled(self, X: Any, y: Any, sample_weight: Any) -> Data:
+    def _labelled(self, X: Any, y: Any, sample_weight: Any) -> Points:
         inputs, weight = as_inputs(X), None if sample_weight is None else torch.as_tensor(sample_weight)
         samples = Samples(inputs, torch.as_tensor(y), weight)
         rows = labelled_rows(self._features(inputs), samples, axis=outputs_axis(self._network))
@@ -166,7 +167,7 @@ def features_at(network: nn.Module, inputs: Inputs) -> Float[Tensor, "*s k"]:
     return phi_tilde
 
 
-def labelled_rows(phi_tilde: Float[Tensor, "*s k"], samples: Samples, *, axis: int = -1) -> Data:
+def labelled_rows(phi_tilde: Float[Tensor, "*s k"], samples: Samples, *, axis: int = -1) -> Points:
     """Collect one row per position that has a target."""
     T, weight, where = samples.y, samples.weight, phi_tilde.shape[:-1]
     T = T.movedim(axis, -1) if T.dim() > len(where) else T
@@ -179,7 +180,8 @@ def labelled_rows(phi_tilde: Float[Tensor, "*s k"], samples: Samples, *, axis: i
         )
     weight = None if weight is None else weight.reshape(*weight.shape, *[1] * (len(where) - weight.dim())).expand(where)
     if len(where) == 1:
-        return Data(phi_tilde, T.to(phi_tilde.device).double(), None if weight is None else weight.to(phi_tilde.device))
+        weight = None if weight is None else weight.to(phi_tilde.device)
+        return Points(phi_tilde, Readings(T.to(phi_tilde.device).double()), weight)
     missing = T.isnan() if T.is_floating_point() else T == IGNORED
     kept = ~missing.all(-1)
     mask = samples.inputs.get(MASK) if isinstance(samples.inputs, dict) else None
@@ -192,7 +194,7 @@ def labelled_rows(phi_tilde: Float[Tensor, "*s k"], samples: Samples, *, axis: i
         )
     kept = kept.to(phi_tilde.device)
     there = lambda values: values.to(phi_tilde.device)[kept]
-    return Data(phi_tilde[kept], there(T).double(), None if weight is None else there(weight))
+    return Points(phi_tilde[kept], Readings(there(T).double()), None if weight is None else there(weight))
 
 
 def _rows(values: Float[Tensor, "*s c"]) -> Float[ndarray, "n c"]:

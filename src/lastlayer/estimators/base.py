@@ -16,7 +16,7 @@ from torch import Tensor
 from lastlayer.calibration.alpha import AlphaCurve
 from lastlayer.data import copies
 from lastlayer.data.observe import Functionals, Observations, Pointwise, check_observations, functionals_at
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Points, Rows
 from lastlayer.data.scaling import Standardizer
 from lastlayer.data.validation import LARGEST_TARGET, check_noise_std, check_weight, check_X, check_Xy
 from lastlayer.errors import InputError
@@ -146,15 +146,15 @@ class ScaledData:
         """Whether no target is missing and no target has known noise."""
         return self.noise_std is None and not bool(self.y.isnan().any())
 
-    def to(self, device: torch.device, dtype: torch.dtype, observations: Sequence[Observations] = ()) -> Data:
+    def to(self, device: torch.device, dtype: torch.dtype, observations: Sequence[Observations] = ()) -> Rows:
         """Standardise rows and observations for training."""
         Z = self.X if self.inputs is None else self.inputs.forward(self.X)
         weight = None if self.weight is None else self.weight.to(device)
         T, noise_var = self.targets.forward(self.y).to(device), None
         if self.noise_std is not None:
             noise_var = (self.noise_std / self.targets.scale).square().to(device)
-        seen = tuple(one.standardized(self._inputs(), self.targets) for one in observations)
-        return Data.partly(converted(Z, dtype, device), T, weight, noise_var, observations=seen)
+        seen = tuple(one.standardized(self._inputs(), self.targets).to(device) for one in observations)
+        return Rows(Points.of(converted(Z, dtype, device), T, weight, noise_var), seen)
 
     def _inputs(self) -> Standardizer:
         if self.inputs is None:
@@ -488,6 +488,6 @@ class LastLayerRegressor(BaseRegressor):
         fitted.check_reach(X, y.reshape(len(y), -1))
         return X, y
 
-    def _rows(self, X: Any, y: Any, sample_weight: Any = None) -> Data:
+    def _rows(self, X: Any, y: Any, sample_weight: Any = None) -> Points:
         X, y = self._checked_rows(X, y, partly=True)
         return self._fitted().data(X, y, check_weight(sample_weight, np.empty((len(y), 1))))

@@ -14,7 +14,7 @@ from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.data.distributed import ProcessGroup
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Points
 from lastlayer.data.scaling import Standardizer
 from lastlayer.data.sources import LoaderSource, Samples, Source, check_finite
 from lastlayer.errors import InputError, check_choice
@@ -170,7 +170,7 @@ def _attached(
         points = []
         for rows in _rows(extractor, _samples(calibration, place, process_group)):
             # inputs, which may be large, are not kept
-            held_out = Data(rows.T[:, :0], targets.forward(rows.T), rows.weight)
+            held_out = Points.of(rows.T[:, :0], targets.forward(rows.T), rows.weight)
             points.append(HeldOutPoints.by(exact, rows.X, held_out, "validation", NETWORK))
         joined = HeldOutPoints.joined([each for theirs in process_group.gather(points) for each in theirs])
         fitted = revisions.calibrate(fitted, joined)
@@ -241,7 +241,7 @@ def _samples(loader: Iterable[Any] | Source, place: Tensor, process_group: Proce
     return (replace(some, inputs=moved(some.inputs, place)) for some in samples)
 
 
-def _rows(extractor: nn.Module, samples: Iterable[Samples]) -> Iterator[Data]:
+def _rows(extractor: nn.Module, samples: Iterable[Samples]) -> Iterator[Points]:
     """Rows with affine features as inputs, one per position that has a target; both in float64."""
     seen = 0
     for some in samples:
@@ -253,7 +253,7 @@ def _rows(extractor: nn.Module, samples: Iterable[Samples]) -> Iterator[Data]:
             yield replace(rows, X=affine_features(rows.X).double())
 
 
-def _labelled(extractor: nn.Module, samples: Samples) -> Data:
+def _labelled(extractor: nn.Module, samples: Samples) -> Points:
     return labelled_rows(_features(extractor, samples), samples, axis=outputs_axis(extractor))
 
 

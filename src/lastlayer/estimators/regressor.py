@@ -17,7 +17,7 @@ from lastlayer.data.copies import joined, whole_groups
 from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.observe import Observations, check_observations
 from lastlayer.data.parquet import ParquetSource
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Points
 from lastlayer.data.scaling import Standardizer
 from lastlayer.data.sources import ArraySource, Source, Without
 from lastlayer.data.validation import check_groups
@@ -313,7 +313,7 @@ class BLLRegressor(LastLayerRegressor):
         if settings.calibration in ("random and blocked folds", "holdout"):
             warn_of_copies(n_given, n_groups)
         data = rows.to(settings.torch_device, settings.torch_dtype, observations)
-        Z, T = data.X.cpu().numpy(), data.T.cpu().numpy()
+        Z, T = data.main.X.cpu().numpy(), data.main.T.cpu().numpy()
         Z = Z[..., None] if ids else Z  # ids are not points of a space that could be split into blocks
         folds = folds_for(settings, Z, T, together=together, splitter=self.calibration, groups=groups)
         architecture = Architecture(settings, self.backbone)
@@ -330,7 +330,7 @@ class BLLRegressor(LastLayerRegressor):
             ensemble = crossfit.run(folds)
         self.training_ = trainer.history
         with trainer.stage("calibration"):
-            self._hold(ensemble.members, data, rows.inputs, rows.targets, settings, likelihood, ensemble.scores)
+            self._hold(ensemble.members, data.main, rows.inputs, rows.targets, settings, likelihood, ensemble.scores)
             self._calibrate(crossfit, ensemble, validation_data)
             self.held_out_ = HeldOutRows.of(self.fitted_, ensemble.folds, rows.place)
         log_summary(self.fitted_)
@@ -467,7 +467,7 @@ class BLLRegressor(LastLayerRegressor):
     def _hold(
         self,
         members: list[Member],
-        data: Data,
+        data: Points,
         inputs: Standardizer | None,
         targets: Standardizer,
         settings: Settings,

@@ -23,7 +23,7 @@ from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.partial_posterior import CoupledPosterior
 from lastlayer.calibration.curve import Calibration, Curve, Tails
 from lastlayer.data.observe import Functionals
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Points
 from lastlayer.data.scaling import FARTHEST, Standardizer
 from lastlayer.errors import InputError
 from lastlayer.formula.joint import Functions
@@ -93,7 +93,7 @@ class Fitted:
     """The Gaussian process that gives the variance outside the data, where it is needed but is not a member."""
 
     @classmethod
-    def of(cls, members: "list[Member]", data: Data, **parts: Any) -> "Fitted":
+    def of(cls, members: "list[Member]", data: Points, **parts: Any) -> "Fitted":
         """Build an uncalibrated model."""
         kept = tuple(replace(m, network=copied(m.network)) for m in members)
         costs = torch.cat([_costs(kept, data.X[rows]) for rows in row_chunks(len(data.X))], 1)
@@ -220,12 +220,12 @@ class Fitted:
         if y is not None:
             self.targets.check_reach(y, "y")
 
-    def data(self, X: ndarray, y: ndarray, sample_weight: ndarray | None = None) -> Data:
+    def data(self, X: ndarray, y: ndarray, sample_weight: ndarray | None = None) -> Points:
         """Convert rows to training data."""
         T = self.likelihood.read(y.reshape(len(y), -1)).values
         device = self.settings.torch_device
         weight = None if sample_weight is None else torch.tensor(sample_weight, device=device)
-        return Data.partly(self.standardized(X), self.targets.forward(T).to(device), weight)
+        return Points.of(self.standardized(X), self.targets.forward(T).to(device), weight)
 
     def features(self, i: int, Z: Tensor) -> Float[Tensor, "m p"]:
         """Compute the affine features of a member.

@@ -21,7 +21,7 @@ from lastlayer.calibration.alpha import AlphaCurve, search_alpha, tune_alpha_on
 from lastlayer.calibration.fit import fit_curves
 from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.data.observe import Observations
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Points, statistics_of
 from lastlayer.errors import InputError
 from lastlayer.formula.ops import TorchOps
 from lastlayer.networks.mlp import features_of
@@ -38,7 +38,7 @@ def at_alpha(fitted: Fitted, log_alpha: float) -> Fitted:
     return replace(fitted, log_alphas=shifted, conformal_scores=None)
 
 
-def tune_alpha(fitted: Fitted, data: Data) -> tuple[Fitted, AlphaCurve]:
+def tune_alpha(fitted: Fitted, data: Points) -> tuple[Fitted, AlphaCurve]:
     """Algorithm 1: choose the alpha of the variance by the LPD of validation data; the mean does not change."""
     start, centre = _start(fitted)
     p = fitted.predictor
@@ -96,7 +96,7 @@ def calibrate(fitted: Fitted, points: HeldOutPoints) -> Fitted:
     )
 
 
-def held_out_points(fitted: Fitted, data: Data, kind: str = "validation") -> HeldOutPoints:
+def held_out_points(fitted: Fitted, data: Points, kind: str = "validation") -> HeldOutPoints:
     """Predictions of the members for rows that the model has not seen."""
     return HeldOutPoints.stacked(
         [
@@ -112,16 +112,16 @@ def conformalize(fitted: Fitted, X: ndarray, y: ndarray) -> Fitted:
     return replace(fitted, conformal_scores=np.abs(residuals))
 
 
-def with_rows(fitted: Fitted, data: Data, *, forgetting: float = 1.0) -> Fitted:
+def with_rows(fitted: Fitted, data: Points, *, forgetting: float = 1.0) -> Fitted:
     """Add rows to every last layer and down-weight old ones; the curves are widened if the rows were unexpected."""
     if fitted.calibration is not None:
         squares = dict.fromkeys(fitted.calibration.curves, 0.0)
         for rows in row_chunks(len(data.X)):
-            part = data.rows(torch.arange(len(data.X))[rows].to(data.X.device))
+            part = data.take(rows)
             with torch.no_grad():
                 parts = fitted.predictor.components_of(fitted.predictor.converted(part.X))
             target = (part.T.cpu() * fitted.targets.scale + fitted.targets.mean).numpy()
-            weight, present = (None if x is None else x.cpu().numpy() for x in (part.weight, part.present))
+            weight, present = (None if x is None else x.cpu().numpy() for x in (part.weight, part.readings.read))
             residuals = squared_residuals(fitted, as_arrays(parts), target, weight=weight, present=present)
             for family, more in residuals.items():
                 squares[family] += more
@@ -143,14 +143,14 @@ def with_observations(fitted: Fitted, observations: Sequence[Observations]) -> F
     inputs = fitted.needs("an observation", linear=True).inputs
     if inputs is None:
         raise InputError("observations need a table: the inputs of this model have more than two dimensions")
-    seen = tuple(one.standardized(inputs, fitted.targets) for one in observations)
     like = torch.zeros(0, dtype=fitted.settings.torch_dtype, device=fitted.settings.torch_device)
-    data = Data(like, like, observations=seen)
+    seen = [one.standardized(inputs, fitted.targets).to(like.device) for one in observations]
 
     def changed(member: Member) -> Member:
         posterior = by_output(member.layer.posterior)
         with torch.no_grad():
-            more = data.of_observations(partial(features_of, member.network), posterior.Sigma_E.diagonal())
+            noise_var = posterior.Sigma_E.diagonal()
+            more = statistics_of(seen, partial(features_of, member.network), noise_var, like=like)
         return replace(member, layer=replace(member.layer, posterior=posterior.update(more)))
 
     return replace(fitted, members=tuple(changed(member) for member in fitted.members), conformal_scores=None)
@@ -174,7 +174,7 @@ def squared_residuals(
     return {family: sum(own) / len(own) for family, own in total.items()}
 
 
-def without_rows(fitted: Fitted, data: Data) -> Fitted:
+def without_rows(fitted: Fitted, data: Points) -> Fitted:
     """Remove rows from every last layer that was fitted to them."""
 
     def changed(member: Member) -> Member:
@@ -182,7 +182,7 @@ def without_rows(fitted: Fitted, data: Data) -> Fitted:
         seen = np.flatnonzero(weight)
         if not len(seen):
             return replace(member, unseen=unseen)
-        own = replace(data.rows(torch.from_numpy(seen)), weight=torch.from_numpy(weight[seen]).to(data.T))
+        own = replace(data.take(torch.from_numpy(seen)), weight=torch.from_numpy(weight[seen]).to(data.T))
         posterior, rows = _matched(member, own)
         return replace(member, layer=replace(member.layer, posterior=posterior.remove(rows)), unseen=unseen)
 
@@ -226,10 +226,10 @@ def _with_layers(fitted: Fitted, layers: Sequence[LastLayer]) -> Fitted:
     )
 
 
-def _matched(member: Member, data: Data) -> tuple[Posterior, Statistics]:
+def _matched(member: Member, data: Points) -> tuple[Posterior, Statistics]:
     """The posterior and the statistics of new rows, both converted to the same kind of statistics."""
     posterior = member.layer.posterior
-    statistics = data.statistics(partial(linear_features, member), noise=posterior.noise)
+    statistics = data.statistics(partial(linear_features, member), coupled=posterior.noise == "full")
     if type(statistics) is type(posterior.statistics):
         return posterior, statistics
     match posterior.statistics, statistics:

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int64
 from numpy import ndarray
 
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Points
 
 ODD = np.uint64(0x9E3779B97F4A7C15)
 MIX = np.uint64(0xBF58476D1CE4E5B9)
@@ -21,12 +21,12 @@ class Unseen:
     weight: Float[ndarray, " r"]
 
     @classmethod
-    def of(cls, data: Data) -> "Unseen":
+    def of(cls, data: Points) -> "Unseen":
         """Collect standardised rows; equal ones are counted together."""
         keys, place = np.unique(fingerprints(data), return_inverse=True)
         return cls(keys, np.bincount(place, _weights(data), len(keys)))
 
-    def has(self, data: Data) -> Bool[ndarray, " m"]:
+    def has(self, data: Points) -> Bool[ndarray, " m"]:
         """Mask of the rows that are among these."""
         return np.isin(fingerprints(data), self.keys) if len(self.keys) else np.zeros(len(data.X), dtype=bool)
 
@@ -34,7 +34,7 @@ class Unseen:
         """Down-weight these rows as the seen ones are."""
         return Unseen(self.keys, factor * self.weight)
 
-    def without(self, data: Data) -> 'tuple[Unseen, Float[ndarray, " m"]]':
+    def without(self, data: Points) -> 'tuple[Unseen, Float[ndarray, " m"]]':
         """Remove rows; return the rest, and the weight of each row that is still to be removed from the seen ones."""
         rest, weight, own = self.weight.copy(), _weights(data), fingerprints(data)
         for row in np.flatnonzero(np.isin(own, self.keys)):
@@ -49,9 +49,9 @@ class Unseen:
 NOTHING = Unseen(np.empty(0, dtype=np.int64), np.empty(0))
 
 
-def fingerprints(data: Data) -> Int64[ndarray, " m"]:
+def fingerprints(data: Points) -> Int64[ndarray, " m"]:
     """64-bit hash of each row, inputs and targets: two different rows collide once in 10^19."""
-    columns = [x.detach().cpu().double().flatten(1).numpy() for x in (data.X, data.known)]
+    columns = [x.detach().cpu().double().flatten(1).numpy() for x in (data.X, data.readings.values)]
     bits = np.ascontiguousarray(np.concatenate(columns, 1) + 0.0).view(np.uint64)  # + 0.0 turns -0.0 into 0.0
     key = np.zeros(len(bits), dtype=np.uint64)
     for column in bits.T:
@@ -61,5 +61,5 @@ def fingerprints(data: Data) -> Int64[ndarray, " m"]:
     return key.view(np.int64)
 
 
-def _weights(data: Data) -> Float[ndarray, " m"]:
+def _weights(data: Points) -> Float[ndarray, " m"]:
     return np.ones(len(data.X)) if data.weight is None else data.weight.cpu().numpy().astype(float)

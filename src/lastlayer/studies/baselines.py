@@ -195,7 +195,7 @@ class BayesByBackpropRegressor(BaseRegressor):
             raise InputError(f"kl_warmup={self.kl_warmup} is a share of the epochs: choose it between 0 and 1")
         self._fit_seed, rows = self._seed(), self._validate_and_scale(X, y, None)
         self._inputs, self._targets = rows.inputs, rows.targets
-        data = rows.to(torch.device(device_name(self.device)), torch.float64)
+        data = rows.to(torch.device(device_name(self.device)), torch.float64).main
         generator = torch.Generator(data.X.device).manual_seed(self._fit_seed)
         self.network_ = BayesianNetwork(
             data.X.shape[1],

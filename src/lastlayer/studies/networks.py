@@ -12,9 +12,10 @@ from lastlayer.bayes.evidence import nlml, profile
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import HeldOut, held_out_lpd
 from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.alpha import AlphaCurve, tune_alpha, tune_alpha_on
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Points, Rows
 from lastlayer.data.scaling import Standardizer
 from lastlayer.ensemble.folds import blocked_folds
 from lastlayer.networks.mlp import StackedMLP
@@ -41,9 +42,9 @@ class Scalers:
         """Fit the scalers to samples."""
         return cls(Standardizer.fit(torch.from_numpy(samples.X)), Standardizer.fit(torch.from_numpy(samples.y)))
 
-    def __call__(self, samples: Samples) -> Data:
+    def __call__(self, samples: Samples) -> Points:
         X, y = torch.from_numpy(samples.X), torch.from_numpy(samples.y)
-        return Data(self.inputs.forward(X), self.targets.forward(y))
+        return Points(self.inputs.forward(X), Readings(self.targets.forward(y)))
 
 
 @dataclass(frozen=True)
@@ -117,12 +118,12 @@ def fit_networks(
     network = StackedMLP(1, HIDDEN, generators=generators)
     if loss == "profiled":
         objective = Profiled(bias_prior=BIAS_PRIOR, shape=(s,))
-        problem = FullBatch(network, objective, rows, prior_precision=PRIOR_PRECISION)
+        problem = FullBatch(network, objective, Rows(rows), prior_precision=PRIOR_PRECISION)
         optimizer, validation = Optimizer(learning_rate=2e-2, max_epochs=min(500, budget.max_epochs)), None
     else:
         make = {"evidence": Augmented, "mse": MeanSquaredError}[loss]
         trained = make(HIDDEN[-1], 2, bias_prior=BIAS_PRIOR, generator=generators)
-        problem, score = FullBatch(network, trained, rows), FullBatch(network, trained, held).evaluate
+        problem, score = FullBatch(network, trained, Rows(rows)), FullBatch(network, trained, Rows(held)).evaluate
         optimizer = Optimizer(learning_rate=budget.learning_rate, max_epochs=budget.max_epochs, cosine=False)
         validation = Validation(score, first=1, patience=budget.patience, min_delta=budget.min_delta)
     label = f"{'BLR' if loss == 'mse' else 'BLL'}, {len(seeds)} x {len(blocks)} networks"
@@ -216,7 +217,7 @@ def fit_three_samples(seed: int = 1, *, max_epochs: int = 5000, progress: bool =
     network = nn.Sequential(layers[0], nn.Tanh(), layers[1]).double()
     objective = Augmented(2, 1, bias_prior=BIAS_PRIOR, generator=generator)
     optimizer = Optimizer(learning_rate=5e-3, max_epochs=max_epochs, cosine=False)
-    train(FullBatch(network, objective, data), optimizer, progress=progress)
+    train(FullBatch(network, objective, Rows(data)), optimizer, progress=progress)
     with torch.no_grad():
         statistics = Statistics.from_features(affine_features(network(data.X)), data.T)
         noise_cov = (2 * objective.log_sigma_e).exp()[:, None]

@@ -2,7 +2,7 @@
 
 from lastlayer._internal.threads import threads_for
 from lastlayer.bayes.last_layer import LastLayer
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Points, Rows
 from lastlayer.training.bound import FrozenLayer
 from lastlayer.training.checkpoint import Checkpoint, clear_checkpoints
 from lastlayer.training.engine import Optimizer, Problem, TrainingHistory, Validation, train
@@ -16,7 +16,6 @@ __all__ = [
     "Augmented",
     "Checkpoint",
     "CoupledNoise",
-    "Data",
     "FrozenLayer",
     "FullBatch",
     "KnownNoise",
@@ -25,8 +24,10 @@ __all__ = [
     "MiniBatches",
     "Objective",
     "Optimizer",
+    "Points",
     "Problem",
     "Profiled",
+    "Rows",
     "RunningPosterior",
     "SampledRows",
     "StackedBatches",

@@ -17,7 +17,7 @@ from lastlayer.bayes.evidence import known_noise_nlml, optimal_alphas
 from lastlayer.bayes.last_layer import LastLayer
 from lastlayer.bayes.partial_posterior import posterior_of
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Rows
 from lastlayer.settings.types import NO_NOISE_PRIOR, BiasPrior, NoisePrior, NoiseStructure
 from lastlayer.training.noise_groups import StatisticsByNoise
 from lastlayer.training.objectives import root_of
@@ -38,21 +38,23 @@ def last_layer(
     return last_layers([statistics], noise=noise, bias_prior=bias_prior)[0]
 
 
-def known_noise_layer(data: Data, linear: Callable[[Tensor], Tensor], *, bias_prior: BiasPrior = "flat") -> LastLayer:
+def known_noise_layer(rows: Rows, linear: Callable[[Tensor], Tensor], *, bias_prior: BiasPrior = "flat") -> LastLayer:
     """Compute the last layer at the maximum of the evidence for targets whose noise is partly known."""
-    statistics, q = StatisticsByNoise.of(data, linear), data.T.shape[-1]
+    statistics, q = StatisticsByNoise.of(rows, linear), rows.main.T.shape[-1]
     fewer = statistics.reduced()
 
     def value(numbers: Tensor) -> Tensor:
         learned = torch.exp(2 * numbers[1:])
-        log_variances = data.log_variances(learned)
+        log_variances = rows.log_variances(learned)
         return known_noise_nlml(fewer(learned), numbers[0], numbers[1:], log_variances, bias_prior=bias_prior)
 
     with torch.no_grad():
-        starts = [torch.tensor([a, *[e] * q], dtype=torch.float64, device=data.T.device) for a, e in product(*STARTS)]
+        starts = [
+            torch.tensor([a, *[e] * q], dtype=torch.float64, device=rows.main.T.device) for a, e in product(*STARTS)
+        ]
         start = min(starts, key=lambda numbers: np.nan_to_num(float(value(numbers)), nan=np.inf))
     best = minimum(value, start, [LIMITS[0], *[LIMITS[1]] * q])
-    learned = torch.tensor(np.exp(2 * best.x[1:]), device=data.T.device)
+    learned = torch.tensor(np.exp(2 * best.x[1:]), device=rows.main.T.device)
     with torch.no_grad():
         end = statistics(learned)
         posterior = posterior_of(end, float(best.x[0]), torch.diag(learned), "diagonal", bias_prior, rtol=math.inf)

@@ -9,9 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lastlayer.bayes.evidence import known_noise_nlml
-from lastlayer.bayes.features import affine_features
-from lastlayer.bayes.statistics import OutputStatistics, Statistics
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Rows
 from lastlayer.networks.fourier import fourier_features, frequencies
 from lastlayer.settings.types import WEAK_NOISE_PRIOR, BiasPrior, NoisePrior
 from lastlayer.training.adam import Adam
@@ -71,7 +69,7 @@ def likely_log_length(d: int, length: float = LENGTH) -> float:
 
 
 def refine_lengths(
-    data: Data,
+    rows: Rows,
     log_length: Float[Tensor, " d"],
     log_linear: Float[Tensor, ""],
     *,
@@ -79,19 +77,15 @@ def refine_lengths(
     generator: torch.Generator | None = None,
 ) -> tuple[Float[Tensor, " d"], Float[Tensor, ""]]:
     """Refit log length scales and log rho to targets with known noise and to functionals, from given values."""
-    d, q = len(log_length), data.T.shape[-1]
+    d, q = len(log_length), rows.main.T.shape[-1]
     waves = frequencies(d, FEWER_FREQUENCIES, generator).to(log_length)
 
     def value(numbers: Tensor) -> Tensor:
         lengths, linear, log_alpha, log_std = numbers[:d], numbers[d], numbers[d + 1], numbers[d + 2 :]
         learned = torch.exp(2 * log_std)
         features = lambda x: fourier_features(x.to(waves), lengths, linear, waves)
-        seen: Statistics = OutputStatistics.from_rows(
-            affine_features(features(data.X)), data.T, data.precision(learned), sample_weight=data.weight
-        )
-        if data.observations:
-            seen = seen + data.of_observations(features, learned)
-        log_alphas, log_variances = log_alpha - math.log(waves.shape[1]), data.log_variances(learned)
+        seen = rows.by_output(features, learned)
+        log_alphas, log_variances = log_alpha - math.log(waves.shape[1]), rows.log_variances(learned)
         nlml = known_noise_nlml(seen, log_alphas, log_std, log_variances, bias_prior=bias_prior)
         return seen.n.amax() * nlml + neg_log_prior(lengths, linear, log_alpha)
 

@@ -1,15 +1,14 @@
 """Statistics of targets whose noise is partly known, as a function of the learned noise."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.statistics import OutputStatistics, Statistics
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import FeatureMap, Rows
 
 MOST_LEVELS = 8
 """Number of noise levels up to which the moments of each are computed once."""
@@ -62,9 +61,9 @@ class StatisticsByNoise:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, data: Data, linear: Callable[[Tensor], Tensor]) -> "StatisticsByNoise":
-        """Build from data and a function that computes linear features."""
-        return cls(_targets(data, linear))
+    def of(cls, rows: Rows, linear: FeatureMap) -> "StatisticsByNoise":
+        """Build from rows and a function that computes linear features."""
+        return cls(_targets(rows, linear))
 
     @torch.no_grad()
     def reduced(self) -> "StatisticsByNoise":
@@ -85,16 +84,17 @@ class StatisticsByNoise:
         return OutputStatistics.of_outputs([parts[j] for j in range(self.n_outputs)])
 
 
-def _targets(data: Data, linear: Callable[[Tensor], Tensor]) -> list[Targets]:
-    Phi = affine_features(linear(data.X)).double()
-    weight = torch.ones_like(Phi[:, 0]) if data.weight is None else data.weight.to(Phi)
-    noise_var = torch.zeros_like(data.T) if data.noise_var is None else data.noise_var
-    present = torch.ones_like(data.T) if data.present is None else data.present
+def _targets(rows: Rows, linear: FeatureMap) -> list[Targets]:
+    main, readings = rows.main, rows.main.readings
+    Phi = main.features(linear)
+    weight = torch.ones_like(Phi[:, 0]) if main.weight is None else main.weight.to(Phi)
+    noise_var = torch.zeros_like(main.T) if readings.known is None else readings.known
+    read = torch.ones_like(main.T) if readings.read is None else readings.read
     found = []
-    for j, (t, known, shown) in enumerate(zip(data.T.T, noise_var.T, present.T > 0, strict=True)):
+    for j, (t, known, shown) in enumerate(zip(main.T.T, noise_var.T, read.T > 0, strict=True)):
         found.append(Targets(j, Phi[shown], t.to(Phi)[shown], weight[shown], known.to(Phi)[shown], True))
-    for seen in data.observations:
-        Psi, t = seen.functionals.features(linear, data.X).double(), seen.t.to(Phi)
-        known = torch.zeros_like(t) if seen.noise_var is None else seen.noise_var.to(t)
-        found.append(Targets(seen.functionals.output, Psi, t, torch.ones_like(t), known, seen.noise_var is None))
+    for seen in rows.beside:
+        Psi, t, variance = seen.functionals.features(linear, main.X).double(), seen.readings.t, seen.readings.known
+        t, known = t[:, 0].to(Phi), torch.zeros_like(t) if variance is None else variance
+        found.append(Targets(seen.functionals.output, Psi, t, torch.ones_like(t), known[:, 0].to(t), variance is None))
     return found

@@ -14,8 +14,7 @@ from lastlayer.bayes.evidence import known_noise_nlml, nlml, profiled_nlml, stat
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import held_out_lpd
 from lastlayer.bayes.partial_posterior import posterior_of
-from lastlayer.bayes.statistics import OutputStatistics, Statistics
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Points, Rows
 from lastlayer.errors import InputError
 from lastlayer.settings.types import BiasPrior, NoiseStructure
 
@@ -49,29 +48,27 @@ class Objective(nn.Module):
         """NLML of affine features."""
         raise NotImplementedError
 
-    def of_data(self, linear: Callable[[Tensor], Tensor], data: Data) -> Tensor:
+    def of_rows(self, linear: Callable[[Tensor], Tensor], rows: Rows) -> Tensor:
         """NLML of a network that maps rows to linear features; some targets may be missing."""
-        if data.alike:
-            return self(linear(data.X), data.T, data.weight)
-        Phi = affine_features(linear(data.X)).double()
-        statistics = OutputStatistics.from_rows(Phi, data.T, data.precision(None), sample_weight=data.weight)
-        return statistics_nlml(statistics, self.log_alpha, bias_prior=self.bias_prior)
+        main = rows.main
+        if rows.complete:
+            return self(linear(main.X), main.T, main.weight)
+        return statistics_nlml(rows.by_output(linear), self.log_alpha, bias_prior=self.bias_prior)
 
     @property
     def learned_noise_cov(self) -> Float[Tensor, "q q"] | None:
         """Noise covariance of one network, if it is a parameter; None if it follows in closed form."""
         return None
 
-    def held_out_score(self, phi: Tensor, rest: Data, phi_held: Tensor, held: Data) -> Float[Tensor, ""]:
+    def held_out_score(self, phi: Tensor, rest: Points, phi_held: Tensor, held: Points) -> Float[Tensor, ""]:
         """Score for early stopping: the negative LPD of held-out rows under the posterior given the other rows."""
         noise_cov = self.learned_noise_cov
-        rows = replace(rest, X=phi.double().detach(), observations=())
-        learned = None if noise_cov is None else noise_cov.diagonal()
-        statistics = rows.statistics(lambda features: features, learned, noise=self.noise)
+        rows, learned = replace(rest, X=phi.double().detach()), None if noise_cov is None else noise_cov.diagonal()
+        statistics = rows.statistics(lambda features: features, learned, coupled=self.noise == "full")
         posterior = posterior_of(
             statistics, float(self.log_alpha), noise_cov, noise=self.noise, bias_prior=self.bias_prior, rtol=math.inf
         )
-        return torch.tensor(-held_out_lpd(posterior, affine_features(phi_held).double(), held.known))
+        return torch.tensor(-held_out_lpd(posterior, affine_features(phi_held).double(), held.readings.values))
 
 
 class Profiled(Objective):
@@ -94,15 +91,11 @@ class KnownNoise(Objective):
         """Covariance of the learned noise."""
         return torch.diag(torch.exp(2 * self.log_sigma_e.detach()))
 
-    def of_data(self, linear: Callable[[Tensor], Tensor], data: Data) -> Tensor:
+    def of_rows(self, linear: Callable[[Tensor], Tensor], rows: Rows) -> Tensor:
         """NLML of a network on rows whose noise may be known, and on observed functionals."""
         learned = torch.exp(2 * self.log_sigma_e)
-        Phi, precision = affine_features(linear(data.X)).double(), data.precision(learned)
-        statistics: Statistics = OutputStatistics.from_rows(Phi, data.T, precision, sample_weight=data.weight)
-        if data.observations:
-            statistics = statistics + data.of_observations(linear, learned)
-        log_variances = data.log_variances(learned)
-        return known_noise_nlml(statistics, self.log_alpha, self.log_sigma_e, log_variances, bias_prior=self.bias_prior)
+        seen, log_variances = rows.by_output(linear, learned), rows.log_variances(learned)
+        return known_noise_nlml(seen, self.log_alpha, self.log_sigma_e, log_variances, bias_prior=self.bias_prior)
 
 
 class CoupledNoise(Objective):
@@ -113,12 +106,12 @@ class CoupledNoise(Objective):
         start = INITIAL_LOG_SIGMA_E * torch.eye(n_outputs, dtype=torch.float64)
         self.log_root = nn.Parameter(start.expand(*shape, -1, -1).clone())
 
-    def of_data(self, linear: Callable[[Tensor], Tensor], data: Data) -> Tensor:
+    def of_rows(self, linear: Callable[[Tensor], Tensor], rows: Rows) -> Tensor:
         """NLML of a network on rows with partly missing targets."""
-        if data.present is None:
+        main, read = rows.main, rows.main.readings.read
+        if read is None:
             raise InputError("CoupledNoise is for targets that are partly missing: use Profiled for others")
-        Phi = affine_features(linear(data.X)).double()
-        statistics = PatternStatistics.from_rows(Phi, data.T, data.present, sample_weight=data.weight)
+        statistics = PatternStatistics.from_rows(main.features(linear), main.T, read, sample_weight=main.weight)
         return CoupledEquations.of(statistics, self.bias_prior).at(self.log_alpha, root_of(self.log_root)).nlml()
 
     @property
@@ -173,7 +166,7 @@ class MeanSquaredError(Objective):
         error = (T - Phi.to(self.W.dtype) @ self.W).square().mean(-1)
         return error.mean(-1) if weight is None else (weight * error).sum(-1) / weight.sum(-1)
 
-    def held_out_score(self, phi: Tensor, rest: Data, phi_held: Tensor, held: Data) -> Float[Tensor, ""]:
+    def held_out_score(self, phi: Tensor, rest: Points, phi_held: Tensor, held: Points) -> Float[Tensor, ""]:
         """Score for early stopping: the mean squared error on held-out rows."""
         return self(phi_held, held.T, held.weight)
 

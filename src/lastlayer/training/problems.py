@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lastlayer._internal.threads import SMALL_STEP
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.distributed import ONE, ProcessGroup
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Points, Rows
 from lastlayer.data.sources import Batch, Source
 from lastlayer.errors import InputError
 from lastlayer.networks.mlp import neg_log_hidden_prior
@@ -28,14 +28,14 @@ class FullBatch(Problem):
     """One network, or a stack, trained by an objective of all rows.
 
     `prior_precision` is that of the hidden weights: -log p / m is added to the loss. With `chunk_size`, that many rows
-    are in memory at a time, with the same gradient. With several processes, `data` are the rows of this one.
+    are in memory at a time, with the same gradient. With several processes, `rows` are those of this one.
     """
 
     def __init__(
         self,
         network: nn.Module,
         objective: Objective,
-        data: Data,
+        rows: Rows,
         *,
         prior_precision: float | Tensor = 0.0,
         chunk_size: int | None = None,
@@ -44,21 +44,23 @@ class FullBatch(Problem):
         super().__init__(nn.ModuleList([network, objective]), objective.log_alpha.shape)
         self.network, self.objective, self.process_group = network, objective, process_group
         self.check_every = STACK_CHECK if self.shape else 1
-        self.data = replace(data, T=data.T.expand(*self.shape, *data.T.shape[-2:]))
-        self.chunk_size = len(data.X) if chunk_size is None and process_group.world_size > 1 else chunk_size
-        count = data.T.new_tensor(len(data.X)) if data.weight is None else data.weight.sum(-1)
-        precision = torch.as_tensor(prior_precision, dtype=torch.float64, device=data.T.device)
+        main, T = rows.main, rows.main.T
+        readings = replace(main.readings, t=T.expand(*self.shape, *T.shape[-2:]))
+        self.rows = replace(rows, main=replace(main, readings=readings))
+        self.chunk_size = len(main.X) if chunk_size is None and process_group.world_size > 1 else chunk_size
+        count = T.new_tensor(len(main.X)) if main.weight is None else main.weight.sum(-1)
+        precision = torch.as_tensor(prior_precision, dtype=torch.float64, device=T.device)
         self.prior_share = precision / process_group.sum_(count.double())
         self.with_prior = bool((precision > 0).any()) and any(True for _ in network.parameters())
         # on a table each weight is used about three times per row; other inputs may reuse weights
-        work = 3 * len(data.X) * sum(p.numel() for p in self.parameters)
-        self.multiplications = work if data.X.dim() == 2 else SMALL_STEP
+        work = 3 * len(main.X) * sum(p.numel() for p in self.parameters)
+        self.multiplications = work if main.X.dim() == 2 else SMALL_STEP
 
     def gradient(self, batch: Any, speed: float) -> Float[Tensor, "*s"]:
         """Add the gradient of NLML and penalty to the parameters, and return the NLML."""
         if self.chunk_size is not None:
             nlml = chunked_nlml(
-                self.network, self.objective, self.data, self.chunk_size, process_group=self.process_group
+                self.network, self.objective, self.rows.main, self.chunk_size, process_group=self.process_group
             )
             if self.with_prior:
                 self.penalty().sum().backward()
@@ -70,9 +72,14 @@ class FullBatch(Problem):
     def evaluate(self) -> Float[Tensor, "*s"]:
         """NLML in the present state."""
         if self.chunk_size is None:
-            return self.objective.of_data(self.network, self.data)
+            return self.objective.of_rows(self.network, self.rows)
         return chunked_nlml(
-            self.network, self.objective, self.data, self.chunk_size, process_group=self.process_group, backward=False
+            self.network,
+            self.objective,
+            self.rows.main,
+            self.chunk_size,
+            process_group=self.process_group,
+            backward=False,
         )
 
     @property
@@ -91,21 +98,21 @@ class SampledRows(FullBatch):
     """Full-batch objectives on mini-batches, each with its own last layer, as if its rows stood for all."""
 
     def __init__(
-        self, network: nn.Module, objective: Objective, data: Data, *, batch_size: int, seed: int, **more: Any
+        self, network: nn.Module, objective: Objective, rows: Rows, *, batch_size: int, seed: int, **more: Any
     ) -> None:
-        super().__init__(network, objective, data, **more)
-        self.seed, self.n_rows = seed, data.X.shape[-2]
+        super().__init__(network, objective, rows, **more)
+        self.seed, self.n_rows = seed, rows.main.T.shape[-2]
         self.n_steps = -(-self.n_rows // batch_size)
 
     def steps(self, epoch: int, first: int) -> Iterator[Tensor]:
         """Yield batches of nearly equal size, in a new order in every epoch."""
         generator = torch.Generator().manual_seed((self.seed + 1_000_003 * epoch) % 2**63)
-        order = torch.randperm(self.n_rows, generator=generator).to(self.data.X.device)
+        order = torch.randperm(self.n_rows, generator=generator).to(self.rows.main.X.device)
         yield from order.tensor_split(self.n_steps)[first:]
 
     def gradient(self, batch: Any, speed: float) -> Float[Tensor, "*s"]:
         """Add the gradient on a batch to the parameters, and return its NLML."""
-        nlml = self.objective.of_data(self.network, self.data.sampled(batch))
+        nlml = self.objective.of_rows(self.network, self.rows.sampled(batch))
         (nlml + self.penalty() if self.with_prior else nlml).sum().backward()
         return nlml
 
@@ -169,7 +176,7 @@ class MiniBatches(Problem):
 def chunked_nlml(
     network: nn.Module,
     objective: Objective,
-    data: Data,
+    data: Points,
     size: int,
     *,
     process_group: ProcessGroup = ONE,
@@ -193,7 +200,9 @@ def chunked_nlml(
     return frozen.bound(statistics)
 
 
-def streamed_statistics(network: nn.Module, parts: Iterable[Data], *, process_group: ProcessGroup = ONE) -> Statistics:
+def streamed_statistics(
+    network: nn.Module, parts: Iterable[Points], *, process_group: ProcessGroup = ONE
+) -> Statistics:
     """Exact statistics of the network's features over the rows of all processes, with one part in memory at a time."""
     total: Statistics | None = None
     with torch.no_grad():

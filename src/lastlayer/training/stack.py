@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lastlayer._internal.numbers import TINY
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Points
 from lastlayer.networks.mlp import InputSkip, StackedMLP, encoding_of, inner_network, neg_log_hidden_prior
 from lastlayer.training.bound import FrozenLayer
 from lastlayer.training.engine import Problem
@@ -103,7 +103,7 @@ class StackedNetworks(Problem):
     check_every = STACK_CHECK
 
     def __init__(
-        self, network: nn.Module, objective: Profiled, data: Data, *, prior_precision: Float[Tensor, " s"]
+        self, network: nn.Module, objective: Profiled, data: Points, *, prior_precision: Float[Tensor, " s"]
     ) -> None:
         super().__init__(nn.ModuleList([network, objective]), objective.log_alpha.shape)
         m, q = data.T.shape[-2:]

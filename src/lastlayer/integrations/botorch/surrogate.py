@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.partial_posterior import OutputPosterior
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.data.rows import Data
+from lastlayer.data.rows import Rows
 from lastlayer.data.scaling import Standardizer
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
@@ -85,7 +85,8 @@ class Surrogate(LastLayerRegressor):
         if rows.y.shape[1] != 1:
             raise InputError(f"a Surrogate has one output, and y has {rows.y.shape[1]}: use SingleTaskBLL for several")
         rows.inputs = box_scaler(rows.X.double(), bounds)
-        data = rows.to(torch.device("cpu"), torch.float64)
+        table = rows.to(torch.device("cpu"), torch.float64)
+        data = table.main
         generator = torch.Generator().manual_seed(seed)
         some = torch.randperm(len(data.X), generator=generator)[:MOST_ROWS]
         weight = torch.ones(1, len(some), dtype=torch.float64)
@@ -99,10 +100,10 @@ class Surrogate(LastLayerRegressor):
             steps=self.max_steps,
         )
         found = log_length[0], log_linear[0]
-        if not data.learned_noise:
-            found = refine_lengths(data.rows(some), *found, generator=generator)
+        if not table.learned:
+            found = refine_lengths(table.take(some), *found, generator=generator)
         network = ProcessFeatures(data.X[some], *found, self.n_frequencies, generator=generator)
-        layer = self._layer(data, network)
+        layer = self._layer(table, network)
         defaults = BLLRegressor(
             backbone=network,
             preset="evidence",
@@ -124,12 +125,12 @@ class Surrogate(LastLayerRegressor):
         return self
 
     @staticmethod
-    def _layer(data: Data, network: nn.Module) -> LastLayer:
+    def _layer(rows: Rows, network: nn.Module) -> LastLayer:
         """Last layer of all rows; with known noise, the posterior of the single output."""
-        if data.learned_noise:
-            statistics = Statistics.from_features(affine_features(network(data.X)), data.T)
+        if rows.learned:
+            statistics = Statistics.from_features(affine_features(network(rows.main.X)), rows.main.T)
             return last_layers([statistics], noise_prior=LITTLE_NOISE)[0]
-        layer = known_noise_layer(data, network)
+        layer = known_noise_layer(rows, network)
         assert isinstance(layer.posterior, OutputPosterior)
         return replace(layer, posterior=layer.posterior.output(0))
 
