@@ -286,7 +286,7 @@ def test_of_splits_that_were_given_those_rows_lie_outside_that_cost_more_than_an
     fit = crossfit(data, LINEAR, FOURIER, ADDITIVE, ensemble="mixture")
     folds = fit.mixture(splits).folds
     points = fit.held_out(folds)
-    rows, largest = data.rows(torch.from_numpy(order[:30])), {}
+    rows, largest = data.take(torch.from_numpy(order[:30])), {}
     for family in (FOURIER, ADDITIVE):
         found = next(f for f in folds if f.task.family == family and len(f.task.split.train) == 30)
         costs, posterior = [], found.layer.posterior

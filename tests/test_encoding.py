@@ -217,8 +217,8 @@ def test_a_pass_has_the_statistics_of_the_plain_forward(shared, activation, gene
 def test_the_gradient_of_an_encoded_stack_is_that_of_autograd(generator):
     data, precision = folds(generator), torch.tensor([0.0, 0.3, 30.0], dtype=torch.float64)
     slow, fast = (
-        make(stack()[0], Profiled(bias_prior="flat", shape=(S,)), data, prior_precision=precision)
-        for make in (FullBatch, StackedNetworks)
+        make(stack()[0], Profiled(bias_prior="flat", shape=(S,)), rows, prior_precision=precision)
+        for make, rows in ((FullBatch, Rows(data)), (StackedNetworks, data))
     )
     for _ in range(2):
         close(fast.gradient(None, 1.0), slow.gradient(None, 1.0))

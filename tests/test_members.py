@@ -171,7 +171,7 @@ def test_rows_of_weight_zero_are_not_there(data, generator):
     fit(stack, data, weight=weight)
     for i in range(3):
         alone = mlp(i)
-        fit_alone(alone, data.rows(weight[i] > 0))
+        fit_alone(alone, data.take(weight[i] > 0))
         same_member(stack, i, alone)
     poisoned = stacked()
     T = data.T.clone()
@@ -186,7 +186,7 @@ def test_weights_count_copies(data):
     weighted, repeated = stacked(), stacked()
     fit(weighted, data, weight=copies.double().expand(3, 30))
     rows = torch.repeat_interleave(torch.arange(30), copies)
-    fit(repeated, data.rows(rows))
+    fit(repeated, data.take(rows))
     for a, b in zip(weighted.parameters(), repeated.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
 

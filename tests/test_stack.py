@@ -81,7 +81,7 @@ def test_value_and_gradient_are_those_of_autograd(generator, activation, skip):
 def test_training_ends_where_autograd_ends(generator, hidden, noise, bias_prior):
     every, own = folds(table(generator, q=2))
     ends = []
-    for make, data in ((FullBatch, every), (StackedNetworks, own)):
+    for make, data in ((FullBatch, Rows(every)), (StackedNetworks, own)):
         net = network(hidden=hidden)
         objective = Profiled(noise=noise, bias_prior=bias_prior, shape=(S,))
         record = train(make(net, objective, data, prior_precision=PRECISIONS), Optimizer(2e-2, 60))

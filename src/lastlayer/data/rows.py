@@ -123,7 +123,7 @@ class Rows:
         """Select rows of the table, each weighted for all rows that it stands for; functionals stay."""
         return Rows(self.main.sampled(at), self.beside)
 
-    def stacked(self, parts: Sequence[Int[ndarray, " r"]]) -> "Rows":
+    def stacked(self, parts: Sequence[Int[ndarray, "_"]]) -> "Rows":
         """Rows of each network of a stack side by side, padded with rows of weight zero."""
         main, longest = self.main, max(len(part) for part in parts)
         index = torch.from_numpy(np.stack([np.resize(part, longest) for part in parts])).to(main.X.device)
