@@ -19,17 +19,6 @@ from lastlayer.errors import InputError
 class Episode:
     """One uninterrupted experiment: outputs y_0 ... y_T and the inputs u_0 ... u_{T-1} applied between them.
 
-    Parameters
-    ----------
-    outputs : ndarray of shape (t + 1, q)
-        Measured outputs, one row per step.
-    inputs : ndarray of shape (t, d)
-        Inputs; row k acts from output k to output k + 1.
-
-    See Also
-    --------
-    Episode.of : Checks and converts arrays first.
-
     Examples
     --------
     >>> import numpy as np
@@ -38,7 +27,9 @@ class Episode:
     """
 
     outputs: Float[ndarray, "t1 q"]
+    """Measured outputs, one row per step."""
     inputs: Float[ndarray, "t d"]
+    """Inputs; row k acts from output k to output k + 1."""
 
     @classmethod
     def of(cls, outputs: Any, inputs: Any) -> "Episode":
@@ -100,57 +91,33 @@ def _table(values: Any, name: str) -> Float[ndarray, "t n"]:
 
 @dataclass(frozen=True, eq=False)
 class LagTable:
-    """Rows of a one-step regression; no row reaches across the border of its episode.
-
-    Parameters
-    ----------
-    X : ndarray of shape (m, d)
-        Lagged outputs and inputs, as `Lags.join` arranges them.
-    next_outputs : ndarray of shape (m, q)
-        The outputs one step later.
-    targets : ndarray of shape (m, q)
-        Regression targets: the next outputs, or with `increments` their differences from the present outputs.
-    episode : ndarray of shape (m,)
-        Index of the episode of each row: the groups for splits by episode.
-    """
+    """Rows of a one-step regression; no row reaches across the border of its episode."""
 
     X: Float[ndarray, "m d"]
+    """Lagged outputs and inputs, as `Lags.join` arranges them."""
     next_outputs: Float[ndarray, "m q"]
+    """The outputs one step later."""
     targets: Float[ndarray, "m q"]
+    """Regression targets: the next outputs, or with `increments` their differences from the present outputs."""
     episode: Int[ndarray, " m"]
+    """Index of the episode of each row: the groups for splits by episode."""
 
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """Segments of episodes to be predicted many steps ahead.
-
-    Parameters
-    ----------
-    starts : ndarray of shape (b, n)
-        State at the start of each segment, as `Lags.state` returns it.
-    inputs : ndarray of shape (b, h, d)
-        Inputs of each segment.
-    outputs : ndarray of shape (b, h, q)
-        Outputs measured after each input.
-    """
+    """Segments of episodes to be predicted many steps ahead."""
 
     starts: Float[ndarray, "b n"]
+    """State at the start of each segment, as `Lags.state` returns it."""
     inputs: Float[ndarray, "b h d"]
+    """Inputs of each segment."""
     outputs: Float[ndarray, "b h q"]
+    """Outputs measured after each input."""
 
 
 @dataclass(frozen=True)
 class Lags:
     """Numbers of outputs and inputs that a step depends on, including the present ones.
-
-    Parameters
-    ----------
-    outputs : int, default 1
-        Number of outputs: y_k and those before it.
-    inputs : int, default 1
-        Number of inputs: u_k and those before it.
-    increments : bool, default False
-        Whether to learn y_{k+1} - y_k instead of y_{k+1}; better where a step changes the outputs little.
 
     Examples
     --------
@@ -163,8 +130,11 @@ class Lags:
     """
 
     outputs: int = 1
+    """Number of outputs: y_k and those before it."""
     inputs: int = 1
+    """Number of inputs: u_k and those before it."""
     increments: bool = False
+    """Whether to learn y_{k+1} - y_k instead of y_{k+1}; better where a step changes the outputs little."""
 
     def __post_init__(self) -> None:
         if self.outputs < 1 or self.inputs < 1:

@@ -92,24 +92,8 @@ class DynamicsModel:
         ----------
         X : ndarray of shape (m, d)
             Rows as `Lags.join` arranges them.
-
-        Raises
-        ------
-        NotFittedError
-            If `fit` has not been called.
         """
-        return self.shifted(self._fitted().predictive(X), X)
-
-    def shifted(self, prediction: Prediction, X: Float[ndarray, "m d"]) -> Prediction:
-        """Convert a prediction of the regression targets into one of the next outputs.
-
-        Parameters
-        ----------
-        prediction : Prediction
-            Prediction of the regressor at the rows `X`.
-        X : ndarray of shape (m, d)
-            Rows as `Lags.join` arranges them; their first columns are the present outputs.
-        """
+        prediction: Prediction = self._fitted().predictive(X)
         if not self.lags.increments:
             return prediction
         return replace(prediction, component_mean=prediction.component_mean + X[:, : self.n_outputs_])
@@ -129,11 +113,6 @@ class DynamicsModel:
             Propagation method: `SampledWeights` (one draw of the weights per trajectory), `Unscented` or `Linearized`.
         noise : {"process", "measurement"}, default "process"
             Whether the noise of a step acts on the state that the next step starts from, or only on the measurement.
-
-        Raises
-        ------
-        NotFittedError
-            If `fit` has not been called.
         """
         self._fitted()
         check_choice("noise", noise, get_args(Feedback))
@@ -167,35 +146,6 @@ class StepScores:
     """LPD at each number of steps ahead."""
 
     @classmethod
-    def of(cls, prediction: Prediction, outputs: Float[ndarray, "m q"]) -> "StepScores":
-        """Score a prediction one step ahead.
-
-        Parameters
-        ----------
-        prediction : Prediction
-            Distribution of the next outputs.
-        outputs : ndarray of shape (m, q)
-            Measured next outputs.
-        """
-        return cls._of(prediction, prediction, outputs[:, None])
-
-    @classmethod
-    def of_rollout(cls, rollout: Rollout, outputs: Float[ndarray, "b h q"]) -> "StepScores":
-        """Score trajectories many steps ahead.
-
-        Densities are those of the Gaussian with the same mean and covariance, which varies less between runs than a
-        mixture of a few hundred draws.
-
-        Parameters
-        ----------
-        rollout : Rollout
-            Predicted trajectories.
-        outputs : ndarray of shape (b, h, q)
-            Measured outputs.
-        """
-        return cls._of(rollout.prediction(), rollout.gaussian().prediction(), outputs)
-
-    @classmethod
     def _of(cls, p: Prediction, density: Prediction, outputs: Float[ndarray, "b h q"]) -> "StepScores":
         flat = outputs.reshape(-1, outputs.shape[2])
         lpd = density.log_prob(flat, per_output=True).sum(-1).reshape(outputs.shape[:2]).mean(0)
@@ -213,7 +163,8 @@ def one_step_scores(model: DynamicsModel, episodes: Sequence[Episode]) -> StepSc
         Episodes to score on, normally ones that the model has not seen.
     """
     table = model.lags.table(episodes)
-    return StepScores.of(model.next(table.X), table.next_outputs)
+    p = model.next(table.X)
+    return StepScores._of(p, p, table.next_outputs[:, None])
 
 
 def multi_step_scores(
@@ -225,6 +176,9 @@ def multi_step_scores(
     noise: Feedback = "process",
 ) -> tuple[StepScores, Rollout]:
     """Score the prediction of segments of episodes from their initial states and inputs alone.
+
+    Densities are those of the Gaussian with the same mean and covariance, which varies less between runs than a mixture
+    of a few hundred draws.
 
     Parameters
     ----------
@@ -248,7 +202,7 @@ def multi_step_scores(
     """
     windows = model.lags.windows(episodes, horizon)
     rollout = model.rollout(windows.starts, windows.inputs, by=by, noise=noise)
-    return StepScores.of_rollout(rollout, windows.outputs), rollout
+    return StepScores._of(rollout.prediction(), rollout.gaussian().prediction(), windows.outputs), rollout
 
 
 def best_propagation(

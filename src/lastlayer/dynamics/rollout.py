@@ -24,40 +24,16 @@ class Rollout:
     """Predicted outputs of b trajectories over h steps, as a mixture of c components with equal weights.
 
     Gaussian propagation has one component, sampling has one per draw.
-
-    Parameters
-    ----------
-    component_mean : ndarray of shape (c, b, h, q)
-        Means of the components.
-    component_var : ndarray of shape (c, b, h, q)
-        Variances within each component, noise included.
-    cov : ndarray of shape (b, h, q, q)
-        Covariance between the outputs of a step, noise included.
-    affine_cost : ndarray of shape (b, h)
-        Degree of extrapolation of each step: at the mean state, or averaged over the draws.
     """
 
     component_mean: Float[ndarray, "c b h q"]
+    """Means of the components."""
     component_var: Float[ndarray, "c b h q"]
+    """Variances within each component, noise included."""
     cov: Float[ndarray, "b h q q"]
+    """Covariance between the outputs of a step, noise included."""
     affine_cost: Float[ndarray, "b h"]
-
-    @classmethod
-    def of_moments(
-        cls, mean: Float[ndarray, "b h q"], cov: Float[ndarray, "b h q q"], affine_cost: Float[ndarray, "b h"]
-    ) -> "Rollout":
-        """Build a Gaussian rollout from the mean and covariance of every step.
-
-        Parameters
-        ----------
-        mean : ndarray of shape (b, h, q)
-            Mean of the outputs.
-        cov : ndarray of shape (b, h, q, q)
-            Covariance of the outputs of a step, noise included.
-        affine_cost : ndarray of shape (b, h)
-            Affine cost of each step.
-        """
-        return cls(mean[None], np.diagonal(cov, axis1=-2, axis2=-1)[None].copy(), cov, affine_cost)
+    """Degree of extrapolation of each step: at the mean state, or averaged over the draws."""
 
     @property
     def mean(self) -> Float[ndarray, "b h q"]:
@@ -96,12 +72,16 @@ class Rollout:
 
     def gaussian(self) -> "Rollout":
         """Return the Gaussian rollout with the same mean and covariance at every step."""
-        return Rollout.of_moments(self.mean, self.cov, self.affine_cost)
+        return _gaussian(self.mean, self.cov, self.affine_cost)
 
     def __getitem__(self, trajectories: slice) -> "Rollout":
         """Select some of the trajectories."""
         components = self.component_mean[:, trajectories], self.component_var[:, trajectories]
         return Rollout(*components, self.cov[trajectories], self.affine_cost[trajectories])
+
+
+def _gaussian(mean: Float[ndarray, "b h q"], cov: ndarray, affine_cost: Float[ndarray, "b h"]) -> Rollout:
+    return Rollout(mean[None], np.diagonal(cov, axis1=-2, axis2=-1)[None].copy(), cov, affine_cost)
 
 
 @runtime_checkable
@@ -111,7 +91,7 @@ class Propagation(Protocol):
     def run(
         self, model: Any, starts: Float[ndarray, "b n"], inputs: Float[ndarray, "b h d"], noise: Feedback
     ) -> Rollout:
-        """Predict trajectories."""
+        """Predict trajectories from known states."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +105,7 @@ class Moments:
     affine_cost: Float[ndarray, " b"]
 
 
-class Gaussian:
+class Gaussian(Propagation):
     """Base of the methods that carry a Gaussian state from step to step."""
 
     def moments(self, model: Any, u: ndarray, m: Float[ndarray, "b n"], P: Float[ndarray, "b n n"]) -> Moments:
@@ -135,7 +115,6 @@ class Gaussian:
     def run(
         self, model: Any, starts: Float[ndarray, "b n"], inputs: Float[ndarray, "b h d"], noise: Feedback
     ) -> Rollout:
-        """Predict trajectories from known states."""
         (b, n), q, d = starts.shape, model.n_outputs_, model.n_inputs_
         F, G = model.lags.shift(q, d)
         m, P = starts, np.zeros((b, n, n))
@@ -155,7 +134,7 @@ class Gaussian:
             P[:, :q, :] = between.swapaxes(1, 2)
             P[:, :q, :q] = measured if noise == "process" else moments.cov
             P = 0.5 * (P + P.swapaxes(1, 2))  # otherwise asymmetric rounding errors would grow from step to step
-        return Rollout.of_moments(*(np.stack(part, 1) for part in zip(*steps, strict=True)))
+        return _gaussian(*(np.stack(part, 1) for part in zip(*steps, strict=True)))
 
 
 def _next_outputs(model: Any, states: Float[ndarray, "p b n"], u: Float[ndarray, "b d"]) -> tuple[ndarray, ...]:
@@ -205,25 +184,18 @@ class Unscented(Gaussian):
 
 
 @dataclass(frozen=True)
-class SampledWeights:
-    """Propagation by sampling: each draw of the function is followed from every start.
-
-    Parameters
-    ----------
-    n : int, default 200
-        Number of draws, 2 or more.
-    calibrated : bool, default True
-        Whether the first step is distributed as `predictive` predicts it, with the epistemic variance of every draw
-        scaled by the calibration curve. That curve is fitted one step ahead, where noise and a small epistemic variance
-        can hardly be told apart; over many steps they act differently. With False, weights are drawn from the
-        uncalibrated posterior. `best_propagation` chooses between the two on held-out episodes.
-    random_state : int, default 0
-        Seed of the draws.
-    """
+class SampledWeights(Propagation):
+    """Propagation by sampling: each draw of the function is followed from every start."""
 
     n: int = 200
+    """Number of draws, 2 or more."""
     calibrated: bool = True
+    """Whether the first step is distributed as `predictive` predicts it, with the epistemic variance of every draw
+    scaled by the calibration curve. That curve is fitted one step ahead, where noise and a small epistemic variance
+    can hardly be told apart; over many steps they act differently. With False, weights are drawn from the
+    uncalibrated posterior. `best_propagation` chooses between the two on held-out episodes."""
     random_state: int = 0
+    """Seed of the draws."""
 
     def __post_init__(self) -> None:
         if self.n < 2:
