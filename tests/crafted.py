@@ -112,11 +112,11 @@ def check_regressor(path: Path) -> None:
     p = model.predictive(X)
     numbers = [*model.predict(X, return_std=True), *p.interval(0.9), p.affine_cost, model.extrapolation(X).quantile]
     numbers += [model.sample_y(X[:3], 2), model.joint(X[:3]).mean, model.noise_std_]
-    if model.conformal_scores_ is not None:
+    if model.fitted_.conformal_scores is not None:
         with suppress(LastLayerError):  # too few rows for the level, say
             p.interval(0.5, method="conformal")
     assert all(np.isfinite(values).all() for values in numbers), "numbers that are not finite"
-    assert f"{model.settings_} {model.calibration_} {model.alpha_} {model.nlml_} {model.family_scores_}"
+    assert f"{model.settings_} {model.calibration_} {model.alpha_} {model.nlml_} {model.fitted_.family_scores}"
     y = Y if model.fitted_.y_ndim == 2 else Y[:, 0]
     with suppress(LastLayerError):
         model.update(X[:5], y[:5])

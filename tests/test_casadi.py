@@ -45,7 +45,7 @@ def agrees(function, model, X, noise=True):
 def test_it_says_what_predictive_says(name, noise):
     (X, _), model = data(), fitted(name)
     points = far(X)
-    reach = model.curve_.reach
+    reach = model.fitted_.curve(0).reach
     if np.isfinite(reach):  # both branches of the curve are tried
         cost = model.predictive(points).affine_cost
         assert (cost > reach).any()

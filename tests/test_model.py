@@ -124,7 +124,7 @@ def by_members(
     scale, centre = fitted.targets.scale.numpy(), fitted.targets.mean.numpy()
     families, weights, means, covs = [member.family for member in model.members_], [], [], []
     far = variance_outside(model, Z)
-    for member, log_alpha in zip(model.members_, model.log_alphas_, strict=True):
+    for member, log_alpha in zip(model.members_, model.fitted_.log_alphas, strict=True):
         curve = Curve.identity(len(scale)) if calibration is None else calibration.curves[member.family]
         wide = widening(curve)
         a, b = np.tile(wide * curve.noise, (len(X), 1)), wide * curve.slope
@@ -191,7 +191,7 @@ def slow_joint_cov(model: LastLayerRegressor, X: np.ndarray, *, noise: bool) -> 
     w = w[:c] / (1 - tails.share)
     spread = mean[:c] - (w[..., None] * mean[:c]).sum(0)
     total = np.einsum("cm,cn,cmp,cnq->pmqn", np.sqrt(w), np.sqrt(w), spread, spread)
-    for i, (member, log_alpha) in enumerate(zip(model.members_, model.log_alphas_, strict=True)):
+    for i, (member, log_alpha) in enumerate(zip(model.members_, model.fitted_.log_alphas, strict=True)):
         posterior = member.layer.posterior
         Phi = model.fitted_.features(i, Z)
         z = (Phi[:, :-1] - posterior.equations.feature_mean).numpy()
@@ -355,7 +355,7 @@ def test_a_single_network_stays_exactly_gaussian(calibration):
     assert (model.calibration_ is None) == (calibration != "auto")
     if calibration == "auto":
         assert model.calibration_.tails == Tails()
-        assert model.curve_.power != 1
+        assert model.fitted_.curve(0).power != 1
     joint = model.joint(NEW)
     assert not joint.functions.dense
     np.testing.assert_allclose(np.diag(joint.cov()).reshape(2, 5).T, p.var, rtol=1e-8)
@@ -385,20 +385,20 @@ def test_the_default_cross_fits_members_of_every_family_and_the_best_come_first(
     networks = [Family("network", p, encoding) for p in PRIOR_PRECISIONS for encoding in ("raw", "piecewise")]
     wanted = dict.fromkeys([*networks, LINEAR, ADDITIVE], 20) | {FOURIER: 1}
     assert Counter(families) == wanted
-    best = wanted[model.family_]
-    assert families[:best] == [model.family_] * best
+    best = wanted[model.members_[0].family]
+    assert families[:best] == [model.members_[0].family] * best
     assert list(model.calibration_.curves) == list(dict.fromkeys(families))
     assert model.noise_std_ == pytest.approx(
         np.mean([np.sqrt(m.layer.posterior.Sigma_E.numpy()[0]) for m in model.members_[:best]])
         * model.fitted_.targets.scale
     )
-    assert model.family_ == max(model.family_scores_, key=model.family_scores_.get)
-    assert model.family_scores_.keys() == wanted.keys()
+    assert model.members_[0].family == max(model.fitted_.family_scores, key=model.fitted_.family_scores.get)
+    assert model.fitted_.family_scores.keys() == wanted.keys()
     assert model.calibration_ is not None
     # the outer 60, 40 and 20 per cent are shells
     assert sorted(model.calibration_.points.kind) == ["blocked"] * 40 + ["random"] * 40 + ["shell"] * 48
     assert 0 < model.calibration_.tails.share < 0.5
-    assert str(model.curve_) in str(model.calibration_)
+    assert str(model.fitted_.curve(0)) in str(model.calibration_)
 
 
 def test_held_out_points_are_predicted_by_networks_that_left_them_out(one, monkeypatch):
@@ -510,7 +510,7 @@ def test_validation_data_take_the_place_of_rows_left_out():
 def test_alpha_calibration_is_algorithm_1_on_blocks():
     model = quick(calibration="alpha").fit(*sine(q=2))
     assert model.calibration_ is None
-    assert len(set(model.log_alphas_)) == 1
+    assert len(set(model.fitted_.log_alphas)) == 1
     assert model.alpha_ == pytest.approx(math.exp(model.alpha_curve_.log_alpha))
     assert model.alpha_curve_.lpd >= max(model.alpha_curve_.lpds.max(), model.alpha_curve_.lpd_before) - 1e-9
     without = quick(calibration=None).fit(*sine(q=2))
@@ -631,7 +631,7 @@ def test_few_rows_are_kept_for_training(m):
     X, y = sine(m)
     model = quick(n_members=2, hidden=(3,), max_epochs=5, hidden_prior="auto").fit(X, y)
     assert (model.calibration_ is None) == (m < 5)
-    assert len(model.family_scores_) == (0 if m < 5 else len(PRIOR_PRECISIONS))
+    assert len(model.fitted_.family_scores) == (0 if m < 5 else len(PRIOR_PRECISIONS))
     assert np.isfinite(model.predictive(NEW).std).all()
     assert np.isfinite(model.joint(NEW).cov()).all()
 
@@ -679,7 +679,7 @@ def test_a_factory_makes_the_members_of_a_mixture():
     a, b = (member.network[0].weight for member in model.members_)
     assert not torch.equal(a, b)
     assert model.calibration_ is not None
-    assert model.family_.prior_precision == 0.3
+    assert model.members_[0].family.prior_precision == 0.3
     again = quick(backbone=factory, n_members=2, max_epochs=15).fit(X, y)
     np.testing.assert_array_equal(again.predict(NEW), model.predict(NEW))
 
@@ -689,8 +689,10 @@ def test_a_backbone_is_one_network_calibrated_on_a_share_of_the_rows():
     model = BLLRegressor(backbone=nn.Sequential(nn.Linear(1, 6), nn.Tanh()), max_epochs=20, random_state=0).fit(X, y)
     assert len(model.members_) == 1
     assert model.calibration_.points.kind.tolist() == ["random"] * 9  # 15% of 60
-    assert model.family_.prior_precision == 0
-    assert float(model.posterior_.statistics.count) == 60  # few features: the rows it was judged on join
+    assert model.members_[0].family.prior_precision == 0
+    assert (
+        float(model.members_[0].layer.posterior.statistics.count) == 60
+    )  # few features: the rows it was judged on join
     images = np.random.default_rng(0).normal(size=(30, 1, 4, 4))
     flat = BLLRegressor(
         backbone=lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.Tanh()),
@@ -728,7 +730,7 @@ def test_update_is_the_last_layers_of_all_rows(which, forgetting, request):
         close(member.layer.posterior.variance_ratio(Phi), by_hand.variance_ratio(Phi), loose=loose)
         assert torch.equal(member.layer.posterior.Sigma_E, old.Sigma_E)
     assert model.alpha_ == before.alpha_
-    assert model.calibration_ is before.calibration_ or model.curve_.power == before.curve_.power
+    assert model.calibration_ is before.calibration_ or model.fitted_.curve(0).power == before.fitted_.curve(0).power
     if forgetting == 1.0:
         assert (model.extrapolation(NEW).affine_cost < before.extrapolation(NEW).affine_cost).all()
 
@@ -789,8 +791,8 @@ def test_a_loaded_mixture_answers_to_the_last_bit(which, request, tmp_path):
     np.testing.assert_array_equal(model.joint(NEW).cov(), again.joint(NEW).cov())
     np.testing.assert_array_equal(model.sample_y(NEW, 2), again.sample_y(NEW, 2))
     np.testing.assert_array_equal(model.extrapolation(NEW).quantile, again.extrapolation(NEW).quantile)
-    assert again.family_ == model.family_
-    assert again.family_scores_ == model.family_scores_
+    assert again.members_[0].family == model.members_[0].family
+    assert again.fitted_.family_scores == model.fitted_.family_scores
     assert (again.alpha_, again.alpha_star_, again.nlml_) == (model.alpha_, model.alpha_star_, model.nlml_)
     if model.calibration_ is None:
         assert again.calibration_ is None
@@ -828,10 +830,10 @@ def test_a_model_whose_calibration_came_to_nothing_can_be_saved(tmp_path):
     """nan in the scores and no points at all."""
     X, y = sine(30)
     model = quick(n_members=2, max_epochs=3, hidden_prior="auto").fit(X, y)
-    scores = model.family_scores_ | {Family("network", 0.03): math.nan}
+    scores = model.fitted_.family_scores | {Family("network", 0.03): math.nan}
     model = model.with_fitted(dataclasses.replace(model.fitted_, family_scores=scores))
     model.save(tmp_path / "m")
-    assert math.isnan(lastlayer.load(tmp_path / "m").family_scores_[Family("network", 0.03)])
+    assert math.isnan(lastlayer.load(tmp_path / "m").fitted_.family_scores[Family("network", 0.03)])
 
 
 # conformal intervals ------------------------------------------------------------------------------------------------
@@ -860,9 +862,9 @@ def test_conformal_intervals_cover_the_rows_they_were_made_from_as_often_as_they
 def test_what_changes_the_model_discards_the_conformal_rows(one, change):
     model, (X, y) = copy.deepcopy(one), sine(30, seed=2)
     model.conformalize(X, y)
-    assert model.conformal_scores_.shape == (30, 1)
+    assert model.fitted_.conformal_scores.shape == (30, 1)
     change(model)(X, y)
-    assert model.conformal_scores_ is None
+    assert model.fitted_.conformal_scores is None
 
 
 # noise that depends on the input ------------------------------------------------------------------------------------
@@ -914,12 +916,14 @@ def test_a_view_at_another_alpha_is_what_tuning_to_it_gives(one):
     log_alpha = tuned.alpha_curve_.log_alpha
     before = one.predictive(NEW)
     assert np.isfinite(log_alpha)
-    assert abs(log_alpha - np.mean(one.log_alphas_)) > 0.1
+    assert abs(log_alpha - np.mean(one.fitted_.log_alphas)) > 0.1
     view, expected = one.at_alpha(log_alpha).predictive(NEW), tuned.predictive(NEW)
     np.testing.assert_allclose(view.std, expected.std, rtol=1e-9)
     np.testing.assert_allclose(view.mean, before.mean, rtol=1e-9)
     np.testing.assert_array_equal(one.predictive(NEW).std, before.std)  # the model itself has not changed
-    np.testing.assert_allclose(one.at_alpha(float(np.mean(one.log_alphas_))).predictive(NEW).std, before.std, rtol=1e-6)
+    np.testing.assert_allclose(
+        one.at_alpha(float(np.mean(one.fitted_.log_alphas))).predictive(NEW).std, before.std, rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("which", MIXTURES)
@@ -928,7 +932,7 @@ def test_at_its_own_alpha_a_model_is_what_it_was(which, request):
     model = request.getfixturevalue(which)
     view = model.at_alpha(math.log(model.alpha_))
     assert view.alpha_ == pytest.approx(model.alpha_, rel=1e-12)
-    np.testing.assert_allclose(view.log_alphas_, model.log_alphas_, rtol=1e-12)
+    np.testing.assert_allclose(view.fitted_.log_alphas, model.fitted_.log_alphas, rtol=1e-12)
     np.testing.assert_allclose(view.predictive(NEW).std, model.predictive(NEW).std, rtol=1e-9)
     assert model.at_alpha(1.5).alpha_ == pytest.approx(math.exp(1.5), rel=1e-12)
     assert model.at_alpha(1.5).at_alpha(math.log(model.alpha_)).alpha_ == pytest.approx(model.alpha_, rel=1e-12)
@@ -938,10 +942,10 @@ def test_conformal_scores_belong_to_the_model_and_not_to_its_views(one):
     model, (X, y) = copy.deepcopy(one), sine(30, seed=2)
     model.conformalize(X, y)
     view = model.at_alpha(math.log(model.alpha_))
-    assert view.conformal_scores_ is None
+    assert view.fitted_.conformal_scores is None
     with pytest.raises(InputError, match="conformalize"):
         view.predictive(NEW).interval(0.9, method="conformal")
-    assert model.conformal_scores_.shape == (30, 1)
+    assert model.fitted_.conformal_scores.shape == (30, 1)
     lower, upper = model.predictive(NEW).interval(0.9, method="conformal")
     assert (lower < upper).all()
 

@@ -44,7 +44,7 @@ def agrees(values, prediction, rtol):
 @pytest.mark.parametrize("name", NAMES)
 def test_it_says_what_predictive_says(name):
     model, X = fitted(name), far(data()[0])
-    reach = model.curve_.reach
+    reach = model.fitted_.curve(0).reach
     assert not np.isfinite(reach) or (model.predictive(X).affine_cost > reach).any()  # both branches of the curve
     agrees(model.module()(torch.tensor(X)), model.predictive(X), 1e-12)
 

@@ -237,7 +237,7 @@ def test_a_model_of_complete_rows_learns_incomplete_ones() -> None:
     X, Y = table(40)
     model = BLLRegressor(**EVIDENCE).fit(X, Y)
     more = holes(Y[:10])
-    posterior = model.posterior_
+    posterior = model.members_[0].layer.posterior
     model.update(X[:10], more)
     for j in range(3):
         known = ~np.isnan(more[:, j])
@@ -250,8 +250,8 @@ def test_a_model_of_complete_rows_learns_incomplete_ones() -> None:
         Phi = model.fitted_.features(0, Z)
         T = model.fitted_.data(X[:10], np.nan_to_num(more)).T
         alone = alone.update(Statistics.from_features(Phi[known], T[known, j : j + 1]))
-        close(model.posterior_.mean(Phi)[:, j], alone.mean(Phi)[:, 0])
-        close(model.posterior_.variance_ratio(Phi)[:, j], alone.variance_ratio(Phi))
+        close(model.members_[0].layer.posterior.mean(Phi)[:, j], alone.mean(Phi)[:, 0])
+        close(model.members_[0].layer.posterior.variance_ratio(Phi)[:, j], alone.variance_ratio(Phi))
 
 
 @pytest.mark.parametrize(
@@ -550,7 +550,7 @@ def test_observations_are_learned_as_a_dense_gaussian_would(noise_std: float | N
     """The last layer after an update, against a Gaussian process over the same features, alpha and noise."""
     X, Y = table(40)
     model = BLLRegressor(**EVIDENCE, training=TrainingOptions(bias_prior="shared")).fit(X, Y)
-    fitted, posterior = model.fitted_, model.posterior_
+    fitted, posterior = model.fitted_, model.members_[0].layer.posterior
     functionals = replace(Gradient().at(X[:6] + 0.5), output=2)
     y = np.random.default_rng(0).normal(size=12)
     model.update_observations([functionals.observed(y, noise_std)])

@@ -291,7 +291,7 @@ def test_alpha_and_noise_anew_are_those_of_the_last_layer_of_all_rows(which, req
         assert ours.layer.posterior.log_alpha == pytest.approx(best.posterior.log_alpha, abs=1e-6)
         torch.testing.assert_close(ours.layer.posterior.Sigma_E, best.posterior.Sigma_E, rtol=1e-7, atol=0)
         assert ours.layer.nlml == pytest.approx(best.nlml, abs=1e-9)
-    assert again.log_alphas_ == list(again.fitted_.stars)
+    assert again.fitted_.log_alphas == again.fitted_.stars
     if model.calibration_ is not None:
         for family, curve in model.calibration_.curves.items():
             for name in ("noise", "slope", "power", "reach", "trust"):
@@ -310,7 +310,7 @@ def test_a_tuned_alpha_is_followed_and_keeps_its_distance(mixed):
     stream(online, model, FITTED, 90)
     same(online, refitted(model, ones(slice(0, 90))))
     again = online.reestimate().model()
-    np.testing.assert_allclose(np.subtract(again.log_alphas_, again.fitted_.stars), 1.5)
+    np.testing.assert_allclose(np.subtract(again.fitted_.log_alphas, again.fitted_.stars), 1.5)
     with pytest.raises(InputError, match="infinite alpha"):
         OnlineModel(model.at_alpha(math.inf))
 

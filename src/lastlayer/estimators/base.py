@@ -322,28 +322,16 @@ class LastLayerRegressor(BaseRegressor):
     """The settings in use, with every "auto" resolved."""
     network_ = FromFitted(lambda fitted: copied(fitted.members[0].network))
     """Network of the first member: a copy, so that changing it does not affect the model."""
-    posterior_ = FromFitted(lambda fitted: fitted.members[0].layer.posterior)
-    """Posterior of the first member's last layer, in standardised units."""
     calibration_ = FromFitted(lambda fitted: fitted.calibration)
     """Curves from affine cost to variance; None for an uncalibrated model."""
-    conformal_scores_ = FromFitted(lambda fitted: fitted.conformal_scores)
-    """Conformal scores that `conformalize` computed."""
-    family_ = FromFitted(lambda fitted: fitted.members[0].family)
-    """Family (kind of features and prior) of the members that score best alone."""
-    family_scores_ = FromFitted(lambda fitted: fitted.family_scores)
-    """Held-out LPD of each family that was tried."""
     nlml_ = FromFitted(lambda fitted: float(np.mean([member.layer.nlml for member in fitted.best])))
     """Negative log marginal likelihood per sample, for standardised targets; the mean over the best members."""
     alpha_star_ = FromFitted(lambda fitted: geometric_mean(fitted.stars[: len(fitted.best)]))
     """Signal-to-noise ratio that maximises the evidence; the geometric mean over the best members."""
     alpha_ = FromFitted(lambda fitted: geometric_mean(fitted.log_alphas[: len(fitted.best)]))
     """Signal-to-noise ratio in use for the variance; the geometric mean over the best members."""
-    log_alphas_ = FromFitted(lambda fitted: list(fitted.log_alphas))
-    """log alpha in use for the variance of each member."""
     noise_std_ = FromFitted(lambda fitted: fitted.noise_std[: len(fitted.best)].mean(0))
     """Noise standard deviation before calibration, in target units; the mean over the best members."""
-    curve_ = FromFitted(lambda fitted: fitted.curve(0))
-    """Curve from affine cost to variance of the first member; without calibration, that of the posterior."""
 
     def __sklearn_is_fitted__(self) -> bool:
         return "fitted_" in vars(self)

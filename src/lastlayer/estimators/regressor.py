@@ -145,13 +145,9 @@ class BLLRegressor(LastLayerRegressor):
     settings_ : Settings
         The settings in use, with every "auto" resolved.
     members_ : tuple of Member
-        Networks with their last layers, in standardised units. `network_` and `posterior_` are those of the first.
+        Networks with their last layers, in standardised units; those of the family that scores best alone come first.
     calibration_ : Calibration or None
         Curves from affine cost to variance, the held-out points they were fitted to, and the expected LPD.
-    family_ : Family
-        The family of members that scores best alone.
-    family_scores_ : dict
-        Held-out LPD of each family that was tried.
     alpha_star_ : float
         Signal-to-noise ratio that maximises the evidence; the geometric mean over the members of the best family.
     alpha_ : float

@@ -29,7 +29,7 @@ def explain(model: TableRegressor) -> dict[str, Any]:
         "alpha_star": model.alpha_star_,
         "alpha": model.alpha_,
         "nlml": model.nlml_,
-        "family": str(model.family_),
+        "family": str(model.members_[0].family),
         "calibration": _calibration(model),
         "features": _features(model),
         "settings": model.settings_.to_json(),
