@@ -40,7 +40,7 @@ def bare_mean(model: BLLRegressor, blas: str = "reference", name: str = "bare") 
     z = (x - inputs.mean.numpy()) / inputs.scale.numpy()
     means = []
     for member in model.members_:
-        phi, W = bare_features(member.network, z, times), member.layer.posterior.weights.numpy()
+        phi, W = bare_features(member.network, z, times), member.posterior.weights.numpy()
         means.append(times(W[:-1].T, phi) + W[-1])
     mean = sum(means) / len(means)
     return casadi.Function(name, [x], [mean * targets.scale.numpy() + targets.mean.numpy()])

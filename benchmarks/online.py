@@ -109,7 +109,7 @@ class Anew:
     """Recomputes statistics and factorisation from all rows so far; features are kept."""
 
     def __init__(self, model: BLLRegressor, X: ndarray, y: ndarray) -> None:
-        self.fitted, self.posterior = model.fitted_, model.members_[0].layer.posterior
+        self.fitted, self.posterior = model.fitted_, model.members_[0].posterior
         self.Phi, self.T = [self.features(X)], [self.fitted.targets.forward(torch.from_numpy(y)[:, None])]
 
     def features(self, Z: ndarray) -> torch.Tensor:
@@ -232,7 +232,7 @@ def main() -> None:
     single = BLLRegressor(preset="evidence", max_epochs=options.epochs, random_state=0).fit(X, y)
     calibrated = BLLRegressor(n_members=1, max_epochs=options.epochs, hidden_prior=0.1, random_state=0).fit(X, y)
     mixture = BLLRegressor(max_epochs=options.epochs, random_state=0).fit(X, y)
-    c, p = len(mixture.members_), single.members_[0].layer.posterior.statistics.n_linear
+    c, p = len(mixture.members_), single.members_[0].posterior.statistics.n_linear
     names = tuple(f"x{i}" for i in range(D))
     for title, creep in (("constant function", 0.0), ("drifting function", 1.0)):
         stream, start = rows(options.rows, 1, creep), (X, y)

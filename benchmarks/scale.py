@@ -32,11 +32,13 @@ from torch import Tensor, nn
 
 from benchmarks.timing import Ratio, describe_machine, print_ratios, time_in_turns
 from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.maximum import by_evidence
+from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.rows import Points
 from lastlayer.data.sources import TensorSource
-from lastlayer.training import LastLayer, RunningPosterior, last_layer, streamed_statistics
+from lastlayer.training import RunningPosterior, streamed_statistics
 
 SECTIONS = ("epochs", "memory", "statistics", "processes")
 N_INPUTS, NOISE_STD = 16, 0.3
@@ -102,7 +104,7 @@ class Method:
         lpds, errors = [], []
         for part in _pieces(test):
             with torch.no_grad():
-                marginals = layer.posterior.predict(affine_features(self.network(part.X)).double())
+                marginals = layer.predict(affine_features(self.network(part.X)).double())
             std = (marginals.target_cov()[:, 0, 0]).sqrt()
             lpds.append(torch.distributions.Normal(marginals.mean[:, 0], std).log_prob(part.T[:, 0].double()))
             errors.append(part.T.double() - marginals.mean)
@@ -214,8 +216,8 @@ class DeepKernel(Method):
 KINDS: tuple[type[Method], ...] = (MSE, Evidence, ShorterMSE, ShorterEvidence, VBLL, DeepKernel)
 
 
-def exact_layer(network: nn.Module, data: Points) -> LastLayer:
-    return last_layer(streamed_statistics(network, _pieces(data)))
+def exact_layer(network: nn.Module, data: Points) -> Posterior:
+    return by_evidence([streamed_statistics(network, _pieces(data))])[0]
 
 
 def _pieces(data: Points) -> Iterator[Points]:

@@ -84,11 +84,7 @@ def linear_gp():
     """
     regressor = fitted(training=TrainingOptions(bias_prior="shared"))
     X, y = sine(50, q=2, d=2)
-    posterior, inputs, targets = (
-        regressor.members_[0].layer.posterior,
-        regressor.fitted_.inputs,
-        regressor.fitted_.targets,
-    )
+    posterior, inputs, targets = (regressor.members_[0].posterior, regressor.fitted_.inputs, regressor.fitted_.targets)
 
     class Features(gpytorch.kernels.Kernel):
         has_lengthscale = False
@@ -377,7 +373,7 @@ def test_a_surrogate_is_close_to_its_process():
     length, rho = log_length[0].exp(), math.exp(log_linear)
     # the same numbers from rows in another order: rounding grows over the steps
     torch.testing.assert_close(surrogate.network_.scale, 1 / length, rtol=1e-4, atol=0)
-    noise, posterior = float(surrogate.members_[0].layer.posterior.Sigma_E), surrogate.members_[0].layer.posterior
+    noise, posterior = float(surrogate.members_[0].posterior.Sigma_E), surrogate.members_[0].posterior
     amplitude = math.exp(posterior.log_alpha) * noise
 
     def kernel(a, b):

@@ -15,6 +15,7 @@ from torch import nn
 
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.maximum import by_evidence
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
@@ -30,7 +31,6 @@ from lastlayer.networks.mlp import MLP
 from lastlayer.predictor.module import Member
 from lastlayer.settings.resolve import FAST_PRECISIONS, PRIOR_PRECISIONS, DataShape, Settings, resolve
 from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR, NETWORK, NO_NOISE_PRIOR, WEAK_NOISE_PRIOR, Family
-from lastlayer.training import last_layer, last_layers
 
 pytestmark = pytest.mark.usefixtures("small_process")
 
@@ -105,7 +105,7 @@ def moments(network: nn.Module, data: Points, rows: np.ndarray) -> Statistics:
 
 
 def same_layer(member: Member, by_hand: Posterior, data: Points) -> None:
-    posterior, Phi = member.layer.posterior, features(member.network, data.X)
+    posterior, Phi = member.posterior, features(member.network, data.X)
     close(posterior.mean(Phi), by_hand.mean(Phi), loose=100)  # sums of moments in another order
     close(posterior.variance_ratio(Phi), by_hand.variance_ratio(Phi), loose=100)
 
@@ -134,12 +134,12 @@ def test_a_network_never_sees_the_rows_it_leaves_out(options, m):
     for i, (a, b) in enumerate(zip(plain.folds, poisoned.folds, strict=True)):
         assert equal(a.network, b.network) == (i == 1)
     assert equal(plain.members[1].network, poisoned.members[1].network)
-    a, b = plain.folds[1].layer, poisoned.folds[1].layer
-    assert a.posterior.log_alpha == b.posterior.log_alpha
-    assert torch.equal(a.posterior.Sigma_E, b.posterior.Sigma_E)
+    a, b = plain.folds[1].posterior, poisoned.folds[1].posterior
+    assert a.log_alpha == b.log_alpha
+    assert torch.equal(a.Sigma_E, b.Sigma_E)
     # the member's last layer knows those rows only where they are many
     Phi = features(plain.members[1].network, data.X)
-    a, b = (ensemble.members[1].layer.posterior.mean(Phi) for ensemble in (plain, poisoned))
+    a, b = (ensemble.members[1].posterior.mean(Phi) for ensemble in (plain, poisoned))
     assert torch.equal(a, b) if m == M else not torch.allclose(a, b)
 
 
@@ -160,7 +160,7 @@ def test_lengths_and_bins_never_see_the_rows_left_out(data, family):
     for i, (a, b) in enumerate(zip(plain.folds, poisoned.folds, strict=True)):
         assert equal(a.network, b.network) == (i == 1)
     Phi = features(plain.folds[1].network, data.X)
-    a, b = (ensemble.folds[1].layer.posterior for ensemble in (plain, poisoned))
+    a, b = (ensemble.folds[1].posterior for ensemble in (plain, poisoned))
     assert torch.equal(a.mean(Phi), b.mean(Phi))
     assert torch.equal(a.variance_ratio(Phi), b.variance_ratio(Phi))
 
@@ -174,8 +174,8 @@ def test_the_process_is_one_member_of_every_row(data):
     process = ensemble.members[-1]
     assert not any(equal(process.network, t.network) for t in ensemble.folds[:4])
     assert not process.unseen.has(data).any()
-    layers = last_layers([moments(process.network, data, np.arange(M))], noise_prior=WEAK_NOISE_PRIOR)
-    same_layer(process, layers[0].posterior, data)
+    layers = by_evidence([moments(process.network, data, np.arange(M))], noise_prior=WEAK_NOISE_PRIOR)
+    same_layer(process, layers[0], data)
 
 
 def test_as_one_batch_or_one_by_one_the_networks_are_the_same(data):
@@ -225,8 +225,8 @@ def test_held_out_points_of_several_partitions_meet_row_by_row(data, noise):
     seen = np.zeros((2, 2 * M), dtype=int)
     for t in ensemble.folds:
         held = torch.from_numpy(t.task.split.held)
-        layer = last_layer(moments(t.network, data, t.task.split.train), noise=noise)
-        by_hand = layer.posterior.predict(features(t.network, data.X[held]))
+        (posterior,) = by_evidence([moments(t.network, data, t.task.split.train)], noise=noise)
+        by_hand = posterior.predict(features(t.network, data.X[held]))
         at = t.task.partition, held + (M if t.task.split.kind == "blocked" else 0)
         close(points.mean[at], by_hand.mean)
         close(points.cost[at], by_hand.variance_ratio)
@@ -251,7 +251,7 @@ def test_rows_that_several_shells_hold_out_are_points_of_each(data):
     rows = torch.tensor([row for row, _ in by_row])
     assert torch.equal(points.targets[M:], data.T[rows])
     assert torch.equal(points.weight[M:], 0.1 * data.weight[rows])  # points of a shell err together
-    said = [t.layer.posterior.predict(features(t.network, data.X[row : row + 1])) for row, t in by_row]
+    said = [t.posterior.predict(features(t.network, data.X[row : row + 1])) for row, t in by_row]
     close(points.mean[0, M:], torch.cat([each.mean for each in said]))
     close(points.cost[0, M:], torch.cat([each.variance_ratio for each in said]))
 
@@ -289,7 +289,7 @@ def test_of_splits_that_were_given_those_rows_lie_outside_that_cost_more_than_an
     rows, largest = data.take(torch.from_numpy(order[:30])), {}
     for family in (FOURIER, ADDITIVE):
         found = next(f for f in folds if f.task.family == family and len(f.task.split.train) == 30)
-        costs, posterior = [], found.layer.posterior
+        costs, posterior = [], found.posterior
         for i in range(30):
             rest = [j for j in range(30) if j != i]
             left = Statistics.from_features(
@@ -323,10 +323,10 @@ def test_rows_that_a_splitter_never_holds_out_are_no_points(data):
 
 def test_what_a_network_says_of_new_points_is_its_posterior(data):
     network = MLP(1, (4,), generator=torch.Generator().manual_seed(0))
-    layer = last_layer(Statistics.from_features(features(network, data.X), data.T))
+    (posterior,) = by_evidence([Statistics.from_features(features(network, data.X), data.T)])
     new = Points(torch.randn(5, 1, dtype=torch.float64), Readings(torch.randn(5, 2, dtype=torch.float64)))
-    points = HeldOutPoints.by(layer, features(network, new.X), new, "validation", LINEAR)
-    expected = layer.posterior.predict(features(network, new.X))
+    points = HeldOutPoints.by(posterior, features(network, new.X), new, "validation", LINEAR)
+    expected = posterior.predict(features(network, new.X))
     close(points.mean[0], expected.mean)
     close(points.cost[0], expected.variance_ratio)
     close(points.noise_var[0], expected.noise_cov.diagonal().expand(5, 2))
@@ -347,9 +347,9 @@ def test_of_many_rows_a_members_last_layer_knows_all_at_the_alpha_and_noise_of_i
     for member, t in zip(ensemble.members, ensemble.folds, strict=False):
         assert member.network is t.network
         assert not member.unseen.has(data).any()
-        every, judged = moments(t.network, data, np.arange(MANY)), t.layer.posterior
-        assert member.layer.posterior.log_alpha == judged.log_alpha
-        assert torch.equal(member.layer.posterior.Sigma_E, judged.Sigma_E)
+        every, judged = moments(t.network, data, np.arange(MANY)), t.posterior
+        assert member.posterior.log_alpha == judged.log_alpha
+        assert torch.equal(member.posterior.Sigma_E, judged.Sigma_E)
         same_layer(member, Posterior(every, judged.log_alpha, judged.Sigma_E, noise, rtol=math.inf), data)
 
 
@@ -360,11 +360,11 @@ def test_of_few_rows_a_members_last_layer_is_the_one_that_was_judged(data, noise
     assert len(ensemble.folds) == 8
     for member, t in zip(ensemble.members, ensemble.folds, strict=False):
         assert member.network is t.network
-        assert member.layer is t.layer
+        assert member.posterior is t.posterior
         held = np.isin(np.arange(M), t.task.split.held)
         np.testing.assert_array_equal(member.unseen.has(data), held)
         assert member.unseen.weight.sum() == pytest.approx(float(data.weight[torch.from_numpy(held)].sum()))
-        same_layer(member, last_layer(moments(t.network, data, t.task.split.train), noise=noise).posterior, data)
+        same_layer(member, by_evidence([moments(t.network, data, t.task.split.train)], noise=noise)[0], data)
 
 
 def test_members_learn_the_rows_they_were_judged_on_from_ten_groups_of_rows_for_each_determined_feature():
@@ -372,18 +372,18 @@ def test_members_learn_the_rows_they_were_judged_on_from_ten_groups_of_rows_for_
     (network, _) = crossfit(data).trainer.networks(
         [FitTask(s, 0, i, NETWORKS[1]) for i, s in enumerate((first, second))], ""
     )
-    layer = last_layer(moments(network, data, first.train))
+    (posterior,) = by_evidence([moments(network, data, first.train)])
     Phi, w = features(network, data.X[first.train])[:, :-1], data.weight[first.train]
     centred = w.sqrt()[:, None] * (Phi - (w @ Phi) / w.sum())
     values = torch.linalg.eigvalsh(centred.mT @ centred)
-    enough = math.ceil(10 * float((values / (values + math.exp(-layer.posterior.log_alpha))).sum()))
+    enough = math.ceil(10 * float((values / (values + math.exp(-posterior.log_alpha))).sum()))
     assert 10 < enough < len(first.train)
     for n_groups in (enough, enough - 1):
         splits = [replace(first, n_groups=n_groups), second]
         member = crossfit(data).selected_prior(Folds([splits], [])).members[0]
         assert equal(member.network, network)
         assert member.unseen.has(data).any() == (n_groups < enough)
-        assert float(member.layer.posterior.statistics.count) == pytest.approx(
+        assert float(member.posterior.statistics.count) == pytest.approx(
             float((data.weight if n_groups == enough else w).sum())
         )
 
@@ -395,9 +395,9 @@ def test_without_random_splits_members_are_trained_on_every_row(data):
     assert [t.task.split.kind for t in ensemble.folds] == ["blocked"] * 3
     for i, member in enumerate(ensemble.members):
         assert not member.unseen.has(data).any()
-        expected = last_layer(moments(member.network, data, np.arange(M)))
-        assert member.layer.posterior.log_alpha == pytest.approx(expected.posterior.log_alpha)
-        close(member.layer.posterior.weights, expected.posterior.weights)
+        (expected,) = by_evidence([moments(member.network, data, np.arange(M))])
+        assert member.posterior.log_alpha == pytest.approx(expected.log_alpha)
+        close(member.posterior.weights, expected.weights)
         again = one_network(data, FitTask(Split.everything(M), i, 0, NETWORKS[1]))
         for a, b in zip(weights(member.network), weights(again), strict=True):
             torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)  # in a stack, in float32
@@ -488,9 +488,9 @@ def test_a_mixture_has_members_of_every_family_and_its_networks_are_trained_as_o
     last = of(ensemble, LINEAR)[-1]
     Phi = torch.cat([data.X, torch.ones(M, 1, dtype=torch.float64)], 1)
     close(features(last.network, data.X), Phi)
-    ridge = torch.diag(torch.tensor([math.exp(-last.layer.posterior.log_alpha), 0.0], dtype=torch.float64))
+    ridge = torch.diag(torch.tensor([math.exp(-last.posterior.log_alpha), 0.0], dtype=torch.float64))
     wPhi = data.weight[:, None] * Phi
-    close(last.layer.posterior.weights, torch.linalg.solve(Phi.mT @ wPhi + ridge, wPhi.mT @ data.T), loose=100)
+    close(last.posterior.weights, torch.linalg.solve(Phi.mT @ wPhi + ridge, wPhi.mT @ data.T), loose=100)
     # at every point the networks of all families that left it out
     points = fit.held_out(ensemble.folds)
     assert points.families == tuple(families)
@@ -508,9 +508,9 @@ def test_a_mixture_has_members_of_every_family_and_its_networks_are_trained_as_o
 def test_last_layers_of_a_mixture_have_a_weak_prior_on_the_noise_and_others_none(data, ensemble, prior, other):
     (splits,) = partitions(4, 1)
     for t in crossfit(data, ensemble=ensemble).run(Folds([splits], [])).folds:
-        statistics, found = [moments(t.network, data, t.task.split.train)], t.layer.posterior
-        close(found.Sigma_E, last_layers(statistics, noise_prior=prior)[0].posterior.Sigma_E)
-        wrong = last_layers(statistics, noise_prior=other)[0].posterior.Sigma_E
+        statistics, found = [moments(t.network, data, t.task.split.train)], t.posterior
+        close(found.Sigma_E, by_evidence(statistics, noise_prior=prior)[0].Sigma_E)
+        wrong = by_evidence(statistics, noise_prior=other)[0].Sigma_E
         assert not torch.allclose(found.Sigma_E, wrong, rtol=1e-3)
 
 

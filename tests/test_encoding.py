@@ -280,7 +280,7 @@ def members_of(model: BLLRegressor, kind: str) -> list[int]:
 def mean_of(model: BLLRegressor, member: int, X: np.ndarray) -> torch.Tensor:
     """Of a member alone, before it is shrunk."""
     fitted = model.fitted_
-    return fitted.members[member].layer.posterior.mean(fitted.features(member, fitted.standardized(X)))
+    return fitted.members[member].posterior.mean(fitted.features(member, fitted.standardized(X)))
 
 
 def test_the_mean_of_an_additive_member_is_a_sum_of_functions_of_single_inputs(mixed):
@@ -307,5 +307,5 @@ def test_far_outside_bins_are_constant_and_the_variance_grows(mixed):
         member = mixed.fitted_.members[i]
         phi = mixed.fitted_.features(i, mixed.fitted_.standardized(np.array(away)))
         close(phi[1:, :-3], phi[:1, :-3].expand(2, -1))
-        cost = member.layer.posterior.variance_ratio(phi)
+        cost = member.posterior.variance_ratio(phi)
         assert float(cost[2] / cost[1]) == pytest.approx(100, rel=0.1)

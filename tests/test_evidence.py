@@ -1,22 +1,25 @@
 """Every form of the evidence against the Gaussian density, and against each other."""
 
 import math
+from dataclasses import replace
 from inspect import getmodule
 
 import pytest
 import torch
-from helpers import close, precision_matrix, problem
+from helpers import close, precision_matrix, problem, sine
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal
 
+from lastlayer import BLLRegressor
 from lastlayer.bayes import evidence
 from lastlayer.bayes.evidence import general_nlml, nlml, optimal_alpha, optimal_alphas, profile, profiled_nlml
 from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.maximum import by_evidence
+from lastlayer.bayes.partial_posterior import posterior_of
 from lastlayer.bayes.precision import NOISE_FLOOR, NormalEquations
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.statistics import OutputStatistics, Statistics
 from lastlayer.errors import InputError
-from lastlayer.training import last_layer, last_layers
 
 PRIORS = ("flat", "shared")
 NOISES = ("diagonal", "full")
@@ -292,16 +295,70 @@ def test_a_batch_of_models_is_each_of_them_alone_and_the_slow_search(q, noise, b
 
 @pytest.mark.parametrize("numbers", [1, 40, 10**6])
 def test_last_layers_of_models_of_any_shape_come_in_their_order(numbers, monkeypatch):
-    monkeypatch.setattr(getmodule(last_layers), "STACKED", numbers)
+    monkeypatch.setattr(getmodule(by_evidence), "STACKED", numbers)
     wide, narrow = all_sorts(2, 6), all_sorts(2, 4)
     mixed = [model for pair in zip(wide, narrow, strict=True) for model in pair]
-    for statistics, layer in zip(mixed, last_layers(mixed, noise="full"), strict=True):
-        one = last_layer(statistics, noise="full")
-        assert layer.posterior.statistics is statistics
-        assert layer.posterior.log_alpha == pytest.approx(one.posterior.log_alpha, abs=1e-8)
-        assert layer.nlml == pytest.approx(one.nlml, rel=1e-9)
-        assert layer.noise_floored == one.noise_floored
-    assert last_layers([]) == []
+    for statistics, found in zip(mixed, by_evidence(mixed, noise="full"), strict=True):
+        (one,) = by_evidence([statistics], noise="full")
+        assert found.statistics is statistics
+        assert found.log_alpha == pytest.approx(one.log_alpha, abs=1e-8)
+        assert found.nlml == pytest.approx(one.nlml, rel=1e-9)
+        assert found.noise_floored == one.noise_floored
+    assert by_evidence([]) == []
+
+
+@pytest.mark.parametrize("bias_prior", PRIORS)
+@pytest.mark.parametrize("noise", [*NOISES, "by output", "known"])
+def test_the_evidence_of_a_posterior_is_that_of_its_rows_whatever_was_added(bias_prior, noise):
+    """At its own alpha and noise, which an update keeps; so it changes with every row."""
+    (P, T), g = problem(24, 3, 2), torch.Generator().manual_seed(0)
+    known = torch.rand(24, 2, generator=g, dtype=torch.float64)
+    sums = {
+        "by output": lambda rows, _: OutputStatistics.split(
+            Statistics.from_features(affine_features(P[rows]), T[rows])
+        ),
+        "known": lambda rows, var: OutputStatistics.from_rows(
+            affine_features(P[rows]), T[rows], var / (var + known[rows])
+        ),
+    }.get(noise, lambda rows, _: Statistics.from_features(affine_features(P[rows]), T[rows]))
+    learned = torch.tensor([0.5, 0.8], dtype=torch.float64)
+    structure = "full" if noise == "full" else "diagonal"
+    cov = torch.diag(learned) if noise == "known" else None
+    posterior = posterior_of(sums(slice(0, 16), learned), 0.7, cov, structure, bias_prior)
+    posterior = replace(posterior, noise_cov=posterior.Sigma_E)
+    assert math.isfinite(posterior.nlml)
+    for rows, model in ((16, posterior), (24, posterior.update(sums(slice(16, 24), learned)))):
+        if noise == "known":
+            variances = learned + known[:rows]
+            each = [
+                dense_nlml(P[:rows], T[:rows, j : j + 1], 0.7, variances[:, j], learned[j], bias_prior)
+                for j in range(2)
+            ]
+            total = sum(each)
+        else:
+            total = total_density(P[:rows], T[:rows], 0.7, posterior.Sigma_E, bias_prior)
+        assert model.nlml * rows == pytest.approx(float(total), rel=1e-6)
+
+
+def dense_nlml(P, t, log_alpha, variances, learned, bias_prior):
+    """-log p(t) of one output whose targets have these noise variances; flat: as in `total_density`."""
+    big = 1e9
+    K = math.exp(log_alpha) * (P @ P.T + (1.0 if bias_prior == "shared" else 0.0)) * learned + torch.diag(variances)
+    K = K + big * torch.ones_like(K) if bias_prior == "flat" else K
+    density = -MultivariateNormal(torch.zeros(len(P), dtype=torch.float64), K).log_prob(t[:, 0])
+    return density - (0.5 * math.log(2 * math.pi * big) if bias_prior == "flat" else 0.0)
+
+
+def test_the_evidence_of_a_model_follows_its_rows():
+    X, y = sine(60)
+    model = BLLRegressor(preset="evidence", hidden=(6,), max_epochs=5, random_state=0).fit(X[:40], y[:40])
+    before = model.nlml_
+    model.update(X[40:], y[40:])
+    (member,) = model.members_
+    rows = model.fitted_.data(X, y)
+    Phi, log_sigma_e = model.fitted_.features(0, rows.X), 0.5 * member.posterior.Sigma_E.diagonal().log()
+    value = nlml(Phi, rows.T, torch.tensor(member.posterior.log_alpha), log_sigma_e)
+    assert model.nlml_ == pytest.approx(float(value), rel=1e-9) != before
 
 
 def test_a_scan_in_pieces_is_the_scan(monkeypatch):

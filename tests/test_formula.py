@@ -70,7 +70,7 @@ def test_the_mixture_of_families_has_all_kinds_of_members():
     trusts = [curve.trust for curve in model.calibration_.curves.values()]
     assert max(trusts) > 1.2 * min(trusts)  # families that count differently
     i, value = families.index(FOURIER), model.fitted_
-    said = value.members[i].layer.posterior.predict(value.features(i, value.standardized(X)))
+    said = value.members[i].posterior.predict(value.features(i, value.standardized(X)))
     assert 5 < (said.variance_ratio > model.calibration_.outside.inside).sum() < 35
 
 
@@ -101,7 +101,7 @@ def test_where_no_member_is_a_process_the_additive_model_tells_what_lies_outside
     value = replace(value, calibration=replace(value.calibration, outside=None))
     ((places, inside),) = value.references
     Z = value.standardized(X)
-    u = np.mean([value.members[i].layer.posterior.variance_ratio(value.features(i, Z)) for i in places], axis=0)
+    u = np.mean([value.members[i].posterior.variance_ratio(value.features(i, Z)) for i in places], axis=0)
     outside, where, p = u > inside, value.extrapolation(X), value.predictive(X)
     assert outside.any()
     assert not outside.all()
@@ -142,12 +142,12 @@ def test_the_formula_by_hand(kind):
     outside = None if calibration is None else calibration.outside
     assert (outside is not None) == ("mixture of families" in kind)
     if outside is not None:  # how far the process, at its own alpha, sees the points outside the data
-        process = value.members[families.index(FOURIER)].layer.posterior
+        process = value.members[families.index(FOURIER)].posterior
         said = process.predict(value.features(families.index(FOURIER), Z))
         process_noise = np.sqrt(np.prod(said.noise_cov.diagonal().numpy() * scale**2))
         beyond = process_noise * np.maximum(0.0, said.variance_ratio.numpy() - outside.inside)
     for i, (member, log_alpha) in enumerate(zip(value.members, value.log_alphas, strict=True)):
-        posterior, Phi = member.layer.posterior, value.features(i, Z)
+        posterior, Phi = member.posterior, value.features(i, Z)
         said = posterior.predict(Phi)
         noise_var = said.noise_cov.diagonal().numpy() * scale**2
         mean = said.mean.numpy() * scale + centre
@@ -188,7 +188,7 @@ def test_the_formula_by_hand(kind):
     if outside is not None:
         for family, inside in ((FOURIER, outside.inside), (ADDITIVE, calibration.additive_inside)):
             own = [i for i, other in enumerate(families) if other == family]
-            u = np.mean([value.members[i].layer.posterior.variance_ratio(value.features(i, Z)) for i in own], axis=0)
+            u = np.mean([value.members[i].posterior.variance_ratio(value.features(i, Z)) for i in own], axis=0)
             fraction = np.maximum(0.0, 1 - inside / u)[:, None]
             assert (fraction > outer).any()  # each of them sees some point farther outside than the other
             outer = np.maximum(outer, fraction)

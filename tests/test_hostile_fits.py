@@ -148,6 +148,6 @@ def test_coupled_members_of_any_width_correlate_their_outputs():
     y[3, 0] = np.nan
     with pytest.warns(MissingTargetsWarning):
         model = quick(preset="fast", noise="full").fit(X[:8], y)
-    assert len({member.layer.posterior.statistics.n_linear for member in model.members_}) > 1
+    assert len({member.posterior.statistics.n_linear for member in model.members_}) > 1
     C = model.predictive(X).function_correlation
     np.testing.assert_allclose(np.diagonal(C, axis1=-2, axis2=-1), 1, rtol=1e-12)

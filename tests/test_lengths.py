@@ -11,10 +11,10 @@ from scipy.linalg import null_space
 
 from lastlayer.bayes.evidence import optimal_alphas, profile
 from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.maximum import by_evidence
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.networks.fourier import fourier_network, frequencies
 from lastlayer.settings.types import WEAK_NOISE_PRIOR, NoisePrior
-from lastlayer.training import last_layers
 from lastlayer.training.lengths import (
     COMMON,
     LOG_ALPHA,
@@ -195,11 +195,11 @@ def test_without_a_prior_the_evidence_stands_alone_and_with_it_noise_never_vanis
     phi = torch.randn(10, 30, generator=generator, dtype=torch.float64)
     T = torch.randn(10, 1, generator=generator, dtype=torch.float64)
     statistics = Statistics.from_features(affine_features(phi), T)
-    alone, held = (last_layers([statistics], noise_prior=prior)[0] for prior in (NoisePrior(), WEAK_NOISE_PRIOR))
-    same = profile(statistics, alone.posterior.log_alpha)
-    close(alone.posterior.Sigma_E, same.noise_cov)
+    alone, held = (by_evidence([statistics], noise_prior=prior)[0] for prior in (NoisePrior(), WEAK_NOISE_PRIOR))
+    same = profile(statistics, alone.log_alpha)
+    close(alone.Sigma_E, same.noise_cov)
     least = WEAK_NOISE_PRIOR.rows * WEAK_NOISE_PRIOR.share / (9 + WEAK_NOISE_PRIOR.rows) * float(T.var(unbiased=False))
-    assert float(held.posterior.Sigma_E) >= least
-    values = held.posterior.equations.spectrum.values
-    ridge = math.exp(-held.posterior.log_alpha)
+    assert float(held.Sigma_E) >= least
+    values = held.equations.spectrum.values
+    ridge = math.exp(-held.log_alpha)
     assert held.determined == pytest.approx(float((values / (values + ridge)).sum()), rel=1e-6)

@@ -104,7 +104,7 @@ def variance_outside(model: LastLayerRegressor, Z: np.ndarray) -> np.ndarray:
     if outside is None:
         return np.zeros(len(Z))
     (process,) = (member for member in model.members_ if member.family == FOURIER)
-    posterior, scale = process.layer.posterior, model.fitted_.targets.scale.numpy()
+    posterior, scale = process.posterior, model.fitted_.targets.scale.numpy()
     beyond = np.maximum(posterior.variance_ratio(affine(process, Z)).numpy() - outside.inside, 0.0)
     return outside.factor * beyond * stats.gmean(np.diag(posterior.Sigma_E.numpy()) * scale**2)
 
@@ -132,7 +132,7 @@ def by_members(
             head = calibration.head
             inside = np.clip(Z, head.low.numpy(), head.high.numpy())
             a = a * np.exp(np.tanh(inside @ head.U.numpy() + head.u.numpy()) @ head.V.numpy())
-        posterior, Phi = member.layer.posterior, affine(member, Z)
+        posterior, Phi = member.posterior, affine(member, Z)
         v = posterior.variance_ratio(Phi, log_alpha).numpy()[:, None]
         v_star = posterior.variance_ratio(Phi).numpy()[:, None]
         Sigma = posterior.Sigma_E.numpy() * np.outer(scale, scale)
@@ -175,7 +175,7 @@ def merged(model: LastLayerRegressor, X: np.ndarray, *, noise: bool = True) -> t
     g = np.zeros((len(X), 1))
     for family, inside in ((FOURIER, calibration.outside.inside), (ADDITIVE, calibration.additive_inside)):
         own = [member for member in model.members_ if member.family == family]
-        u = sum(member.layer.posterior.variance_ratio(affine(member, Z)).numpy() for member in own) / len(own)
+        u = sum(member.posterior.variance_ratio(affine(member, Z)).numpy() for member in own) / len(own)
         g = np.maximum(g, np.where(u > inside, 1 - inside / u, 0.0)[:, None])
     centre = (w[..., None] * mean).sum(0)
     spread = mean - centre
@@ -192,7 +192,7 @@ def slow_joint_cov(model: LastLayerRegressor, X: np.ndarray, *, noise: bool) -> 
     spread = mean[:c] - (w[..., None] * mean[:c]).sum(0)
     total = np.einsum("cm,cn,cmp,cnq->pmqn", np.sqrt(w), np.sqrt(w), spread, spread)
     for i, (member, log_alpha) in enumerate(zip(model.members_, model.fitted_.log_alphas, strict=True)):
-        posterior = member.layer.posterior
+        posterior = member.posterior
         Phi = model.fitted_.features(i, Z)
         z = (Phi[:, :-1] - posterior.equations.feature_mean).numpy()
         Lambda = posterior.equations.gram.numpy() + np.exp(-log_alpha) * np.eye(z.shape[1])
@@ -337,7 +337,7 @@ def test_without_calibration_members_count_alike_and_the_posterior_stands(plain)
     np.testing.assert_array_equal(p.weights, np.full((3, 5), 1 / 3))
     for i, member in enumerate(plain.members_):
         Phi = plain.fitted_.features(i, plain.fitted_.standardized(NEW))
-        marginals = member.layer.posterior.predict(Phi)
+        marginals = member.posterior.predict(Phi)
         scale = plain.fitted_.targets.scale.numpy()
         expected = (1 + marginals.variance_ratio.numpy())[:, None] * np.diag(marginals.noise_cov.numpy()) * scale**2
         np.testing.assert_allclose(p.component_var[i], expected, rtol=1e-10)
@@ -366,7 +366,7 @@ def test_extrapolation_is_the_mean_cost_of_the_members(which, request):
     model = request.getfixturevalue(which)
     far = model.extrapolation(NEW)
     costs = [
-        member.layer.posterior.variance_ratio(model.fitted_.features(i, model.fitted_.standardized(NEW))).numpy()
+        member.posterior.variance_ratio(model.fitted_.features(i, model.fitted_.standardized(NEW))).numpy()
         for i, member in enumerate(model.members_)
     ]
     np.testing.assert_allclose(far.affine_cost, np.mean(costs, 0), rtol=1e-12)
@@ -389,8 +389,7 @@ def test_the_default_cross_fits_members_of_every_family_and_the_best_come_first(
     assert families[:best] == [model.members_[0].family] * best
     assert list(model.calibration_.curves) == list(dict.fromkeys(families))
     assert model.noise_std_ == pytest.approx(
-        np.mean([np.sqrt(m.layer.posterior.Sigma_E.numpy()[0]) for m in model.members_[:best]])
-        * model.fitted_.targets.scale
+        np.mean([np.sqrt(m.posterior.Sigma_E.numpy()[0]) for m in model.members_[:best]]) * model.fitted_.targets.scale
     )
     assert model.members_[0].family == max(model.fitted_.family_scores, key=model.fitted_.family_scores.get)
     assert model.fitted_.family_scores.keys() == wanted.keys()
@@ -499,7 +498,7 @@ def test_validation_data_take_the_place_of_rows_left_out():
     np.testing.assert_array_equal(model.predictive(NEW).std, by_hand.predictive(NEW).std)
     for member in model.members_:  # trained on every row
         Phi, T = last_layer_rows(model, X, y)
-        assert float(member.layer.posterior.statistics.count) == len(Phi) == len(T)
+        assert float(member.posterior.statistics.count) == len(Phi) == len(T)
     tuned = quick(calibration=None).fit(X, y, validation_data=(X_val, y_val))
     assert tuned.calibration_ is None
     expected = quick(calibration=None).fit(X, y).tune_alpha(X_val, y_val)
@@ -552,7 +551,7 @@ def test_a_splitter_decides_which_rows_calibrate(splitter, n_held):
     assert model.calibration_.points.kind.tolist() == ["given"] * n_held
     assert len(model.members_) == 2
     for member in model.members_:
-        assert float(member.layer.posterior.statistics.count) == 60
+        assert float(member.posterior.statistics.count) == 60
     assert np.isfinite(model.predictive(NEW).std).all()
     assert model.score(X, y) > 0.7
 
@@ -690,9 +689,7 @@ def test_a_backbone_is_one_network_calibrated_on_a_share_of_the_rows():
     assert len(model.members_) == 1
     assert model.calibration_.points.kind.tolist() == ["random"] * 9  # 15% of 60
     assert model.members_[0].family.prior_precision == 0
-    assert (
-        float(model.members_[0].layer.posterior.statistics.count) == 60
-    )  # few features: the rows it was judged on join
+    assert float(model.members_[0].posterior.statistics.count) == 60  # few features: the rows it was judged on join
     images = np.random.default_rng(0).normal(size=(30, 1, 4, 4))
     flat = BLLRegressor(
         backbone=lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.Tanh()),
@@ -721,14 +718,14 @@ def test_update_is_the_last_layers_of_all_rows(which, forgetting, request):
         seen = ~torch.from_numpy(before.members_[i].unseen.has(before.fitted_.data(X, y)))
         weight = torch.cat([forgetting * seen.double(), torch.ones(25, dtype=torch.float64)])
         both = Statistics.from_features(*(torch.cat(parts) for parts in zip(*rows, strict=True)), sample_weight=weight)
-        old = before.members_[i].layer.posterior
+        old = before.members_[i].posterior
         by_hand = Posterior(both, old.log_alpha, old.Sigma_E, old.noise, rtol=math.inf)
         Phi = before.fitted_.features(i, before.fitted_.standardized(NEW))
         # sums in another order, times alpha; features that are collinear, as 513 of 85 rows, have few digits in common
         loose = 1e6 if member.family == FOURIER or float(old.log_alpha) > 15 else 1e3
-        close(member.layer.posterior.mean(Phi), by_hand.mean(Phi), loose=loose)
-        close(member.layer.posterior.variance_ratio(Phi), by_hand.variance_ratio(Phi), loose=loose)
-        assert torch.equal(member.layer.posterior.Sigma_E, old.Sigma_E)
+        close(member.posterior.mean(Phi), by_hand.mean(Phi), loose=loose)
+        close(member.posterior.variance_ratio(Phi), by_hand.variance_ratio(Phi), loose=loose)
+        assert torch.equal(member.posterior.Sigma_E, old.Sigma_E)
     assert model.alpha_ == before.alpha_
     assert model.calibration_ is before.calibration_ or model.fitted_.curve(0).power == before.fitted_.curve(0).power
     if forgetting == 1.0:

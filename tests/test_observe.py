@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from lastlayer import BLLRegressor, TrainingOptions, load
 from lastlayer.bayes.evidence import known_noise_nlml, optimal_alpha, optimal_alphas, profile, statistics_nlml
 from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.maximum import by_evidence
+from lastlayer.bayes.noise_groups import StatisticsByNoise, Targets
 from lastlayer.bayes.partial_posterior import by_output, posterior_of
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import OutputStatistics, Statistics
@@ -29,8 +31,7 @@ from lastlayer.networks.fourier import fourier_features, fourier_network, freque
 from lastlayer.networks.mlp import MLP
 from lastlayer.settings.types import FOURIER, LINEAR, NETWORK
 from lastlayer.tables import TableRegressor, read
-from lastlayer.training import KnownNoise, Profiled, SampledRows, known_noise_layer
-from lastlayer.training.noise_groups import StatisticsByNoise, Targets
+from lastlayer.training import KnownNoise, Profiled, SampledRows
 
 pytestmark = pytest.mark.usefixtures("small_process")
 
@@ -198,7 +199,7 @@ def test_the_variance_of_an_output_is_that_of_the_rows_where_it_is_known(bias_pr
     X, Y = table(30)
     Y = holes(Y)
     model = BLLRegressor(**EVIDENCE | {"max_epochs": 5}, training=TrainingOptions(bias_prior=bias_prior)).fit(X, Y)
-    posterior, scale = model.members_[0].layer.posterior, model.fitted_.targets.scale
+    posterior, scale = model.members_[0].posterior, model.fitted_.targets.scale
     seen, new = (last_layer_rows(model, points, Y)[0] for points in (X, 1.5 * X))
     for j, known in enumerate(torch.from_numpy(~np.isnan(Y)).T):
         Lambda = precision_matrix(seen[known][:, :-1], float(posterior.log_alpha), bias_prior)
@@ -223,7 +224,7 @@ def test_rows_are_learned_and_forgotten_and_files_keep_them(partly: tuple, tmp_p
     model.save(tmp_path / "m.lastlayer")
     again = load(tmp_path / "m.lastlayer")
     np.testing.assert_array_equal(again.predict(X), model.predict(X))
-    weights = lambda: torch.cat([member.layer.posterior.weights.flatten() for member in again.members_])
+    weights = lambda: torch.cat([member.posterior.weights.flatten() for member in again.members_])
     before = weights()
     again.update(X[:9] + 0.1, Y[:9])
     assert float((weights() - before).abs().max()) > 1e-6
@@ -237,7 +238,7 @@ def test_a_model_of_complete_rows_learns_incomplete_ones() -> None:
     X, Y = table(40)
     model = BLLRegressor(**EVIDENCE).fit(X, Y)
     more = holes(Y[:10])
-    posterior = model.members_[0].layer.posterior
+    posterior = model.members_[0].posterior
     model.update(X[:10], more)
     for j in range(3):
         known = ~np.isnan(more[:, j])
@@ -250,8 +251,8 @@ def test_a_model_of_complete_rows_learns_incomplete_ones() -> None:
         Phi = model.fitted_.features(0, Z)
         T = model.fitted_.data(X[:10], np.nan_to_num(more)).T
         alone = alone.update(Statistics.from_features(Phi[known], T[known, j : j + 1]))
-        close(model.members_[0].layer.posterior.mean(Phi)[:, j], alone.mean(Phi)[:, 0])
-        close(model.members_[0].layer.posterior.variance_ratio(Phi)[:, j], alone.variance_ratio(Phi))
+        close(model.members_[0].posterior.mean(Phi)[:, j], alone.mean(Phi)[:, 0])
+        close(model.members_[0].posterior.variance_ratio(Phi)[:, j], alone.variance_ratio(Phi))
 
 
 @pytest.mark.parametrize(
@@ -362,8 +363,7 @@ def test_the_evidence_with_known_noise_and_functionals_is_the_dense_one(bias_pri
     given_ = OutputStatistics.from_rows(Phi, T, learned / v) + OutputStatistics.of_outputs(
         [functionals.nothing(), functionals]
     )
-    log_variances = v.log().sum(0) + torch.stack([torch.zeros(()).double(), own_var.log().sum()])
-    found = known_noise_nlml(given_, log_alpha, log_sigma, log_variances, bias_prior=bias_prior)
+    found = known_noise_nlml(given_, log_alpha, log_sigma, bias_prior=bias_prior)
     new = torch.cat([Phi[:3], Psi[:2]])
     posterior = posterior_of(given_, float(log_alpha), torch.diag(learned), bias_prior=bias_prior)
     for j in range(2):
@@ -393,7 +393,7 @@ def test_the_gradient_of_the_evidence_with_known_noise_is_that_of_differences() 
         more = Statistics.from_functionals(torch.cat([psi, Psi[:, -1:]], 1), u[:, None], learned[0] / own_var)
         given_ = OutputStatistics.from_rows(affine_features(linear), T, learned / v)
         given_ = given_ + OutputStatistics.of_outputs([more, more.nothing()])
-        return known_noise_nlml(given_, log_alpha, log_sigma, v.log().sum(0))
+        return known_noise_nlml(given_, log_alpha, log_sigma)
 
     numbers = (Phi[:, :-1], Psi[:, :-1], torch.tensor(0.6).double(), torch.tensor([-0.2, 0.3]).double())
     torch.autograd.gradcheck(value, [x.clone().requires_grad_() for x in numbers])
@@ -418,24 +418,17 @@ def test_the_last_layer_with_known_noise_is_at_the_maximum_of_the_evidence() -> 
     Phi, T, noise_var, *_ = known_noise_case()
     T = T + 2 * Phi[:, :2]
     linear = nn.Identity()
-    layer = known_noise_layer(Rows(Points.of(Phi[:, :-1], T, None, noise_var)), linear)
-    posterior = layer.posterior
+    (posterior,) = by_evidence([Rows(Points.of(Phi[:, :-1], T, None, noise_var)).by_noise(linear)])
 
     def evidence(log_alpha: float, log_sigma: Tensor) -> float:
         learned = torch.exp(2 * log_sigma)
         v = learned + noise_var
-        return float(
-            known_noise_nlml(
-                OutputStatistics.from_rows(Phi, T, learned / v),
-                torch.tensor(log_alpha).double(),
-                log_sigma,
-                v.log().sum(0),
-            )
-        )
+        statistics = OutputStatistics.from_rows(Phi, T, learned / v)
+        return float(known_noise_nlml(statistics, torch.tensor(log_alpha).double(), log_sigma))
 
     log_sigma = 0.5 * posterior.Sigma_E.diagonal().log()
     best = evidence(float(posterior.log_alpha), log_sigma)
-    assert layer.nlml == pytest.approx(best, abs=1e-9)
+    assert posterior.nlml == pytest.approx(best, abs=1e-9)
     for move in (-0.05, 0.05):
         assert evidence(float(posterior.log_alpha) + move, log_sigma) > best
         for j in range(2):
@@ -446,10 +439,10 @@ def test_known_noise_of_zero_is_none() -> None:
     Phi, T = rows(25, 3, 1)
     T = T + Phi[:, :1]
     plain = optimal_alpha(Statistics.from_features(Phi, T))
-    layer = known_noise_layer(Rows(Points.of(Phi[:, :-1], T, None, torch.zeros_like(T))), nn.Identity())
-    assert layer.nlml == pytest.approx(plain.nlml, abs=1e-7)
-    assert float(layer.posterior.log_alpha) == pytest.approx(plain.log_alpha, abs=1e-2)
-    close(layer.posterior.Sigma_E, plain.noise_cov, loose=1e8)
+    (posterior,) = by_evidence([Rows(Points.of(Phi[:, :-1], T, None, torch.zeros_like(T))).by_noise(nn.Identity())])
+    assert posterior.nlml == pytest.approx(plain.nlml, abs=1e-7)
+    assert float(posterior.log_alpha) == pytest.approx(plain.log_alpha, abs=1e-2)
+    close(posterior.Sigma_E, plain.noise_cov, loose=1e8)
 
 
 # --- functionals of networks and models
@@ -550,7 +543,7 @@ def test_observations_are_learned_as_a_dense_gaussian_would(noise_std: float | N
     """The last layer after an update, against a Gaussian process over the same features, alpha and noise."""
     X, Y = table(40)
     model = BLLRegressor(**EVIDENCE, training=TrainingOptions(bias_prior="shared")).fit(X, Y)
-    fitted, posterior = model.fitted_, model.members_[0].layer.posterior
+    fitted, posterior = model.fitted_, model.members_[0].posterior
     functionals = replace(Gradient().at(X[:6] + 0.5), output=2)
     y = np.random.default_rng(0).normal(size=12)
     model.update_observations([functionals.observed(y, noise_std)])
@@ -723,13 +716,13 @@ def test_moments_of_levels_of_noise_are_those_of_all_rows(levels: int) -> None:
     weight = 1.0 + (torch.arange(40) % 2).double()
     data = Rows(Points.of(Phi[:, :-1], T.where(present > 0, torch.nan), weight, noise_var))
     learned = torch.tensor([0.3, 0.05]).double()
-    found = StatisticsByNoise.of(data, nn.Identity())(learned)
+    found = data.by_noise(nn.Identity())(learned)
     expected = OutputStatistics.from_rows(Phi, T, data.main.readings.precision(learned), sample_weight=weight)
     for name in ("count", "mean", "scatter", "n"):
         close(getattr(found, name), getattr(expected, name))
-    wide = StatisticsByNoise.of(data, lambda X: torch.cat([X, torch.sin(torch.outer(X[:, 0], torch.arange(80.0)))], 1))
-    log_variances, log_alpha = data.log_variances(learned), torch.tensor(1.2).double()
-    say = lambda some: known_noise_nlml(some(learned), log_alpha, 0.5 * learned.log(), log_variances)
+    wide = data.by_noise(lambda X: torch.cat([X, torch.sin(torch.outer(X[:, 0], torch.arange(80.0)))], 1))
+    log_alpha = torch.tensor(1.2).double()
+    say = lambda some: known_noise_nlml(some(learned), log_alpha, 0.5 * learned.log())
     assert wide.reduced()(learned).n_linear == len(T) * 2 - int((present == 0).sum())
     close(say(wide.reduced()), say(wide))
 

@@ -24,7 +24,6 @@ from lastlayer.predictor.unseen import NOTHING
 from lastlayer.settings import resolve
 from lastlayer.settings.resolve import PRIOR_PRECISIONS
 from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR, Family
-from lastlayer.training import last_layers
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
 
@@ -91,8 +90,8 @@ def refitted(model: BLLRegressor, weight: np.ndarray) -> BLLRegressor:
         Phi = fitted.features(i, data.X)
         seen = torch.from_numpy(weight[rows] * ~member.unseen.has(data))
         statistics = Statistics.from_features(Phi, data.T, sample_weight=seen)
-        posterior = replace(member.layer.posterior, statistics=statistics)
-        members.append(replace(member, layer=replace(member.layer, posterior=posterior)))
+        posterior = replace(member.posterior, statistics=statistics)
+        members.append(replace(member, posterior=posterior))
     return model.with_fitted(replace(fitted, members=tuple(members), conformal_scores=None))
 
 
@@ -190,7 +189,7 @@ def test_forgetting_is_a_refit_with_weights_and_the_prior_does_not_fade(
     model = request.getfixturevalue(which)
     online, weight, since = OnlineModel(model, ExponentialForgetting(memory)), ones(slice(0, FITTED)), 0
     stops = range(FITTED, end, step)
-    interval = online.memory.interval(max(m.layer.posterior.statistics.n_linear for m in model.members_))
+    interval = online.memory.interval(max(m.posterior.statistics.n_linear for m in model.members_))
     for i in stops:
         rows, before = slice(i, i + step), len(factorizations)
         stream(online, model, i, i + step, step)
@@ -285,12 +284,12 @@ def test_alpha_and_noise_anew_are_those_of_the_last_layer_of_all_rows(which, req
     again = online.reestimate().model()
     by_hand = refitted(model, ones(slice(0, 300)))
     for ours, theirs in zip(again.members_, by_hand.members_, strict=True):
-        p = theirs.layer.posterior
+        p = theirs.posterior
         prior = model.settings_.noise_prior
-        best = last_layers([p.statistics], noise=p.noise, bias_prior=p.bias_prior, noise_prior=prior)[0]
-        assert ours.layer.posterior.log_alpha == pytest.approx(best.posterior.log_alpha, abs=1e-6)
-        torch.testing.assert_close(ours.layer.posterior.Sigma_E, best.posterior.Sigma_E, rtol=1e-7, atol=0)
-        assert ours.layer.nlml == pytest.approx(best.nlml, abs=1e-9)
+        (best,) = by_evidence([p.statistics], noise=p.noise, bias_prior=p.bias_prior, noise_prior=prior)
+        assert ours.posterior.log_alpha == pytest.approx(best.log_alpha, abs=1e-6)
+        torch.testing.assert_close(ours.posterior.Sigma_E, best.Sigma_E, rtol=1e-7, atol=0)
+        assert ours.posterior.nlml == pytest.approx(best.nlml, abs=1e-9)
     assert again.fitted_.log_alphas == again.fitted_.stars
     if model.calibration_ is not None:
         for family, curve in model.calibration_.curves.items():
@@ -492,7 +491,7 @@ def test_ten_thousand_rows_one_by_one_are_a_refit_to_nine_digits(single, memory)
     online = OnlineModel(single, memory, start=(X[:FITTED], y[:FITTED]))
     for i in again[FITTED:]:
         online.update(X[i : i + 1], y[i : i + 1])
-    weight, step = np.ones(FITTED + n), memory.interval(fitted.members[0].layer.posterior.statistics.n_linear)
+    weight, step = np.ones(FITTED + n), memory.interval(fitted.members[0].posterior.statistics.n_linear)
     for stop in range(FITTED + step, FITTED + n + 1, step):  # a factorisation, and those of before the last one fade
         weight[: stop - step] *= memory.kept(step)
     if isinstance(memory, SlidingWindow):
@@ -500,8 +499,8 @@ def test_ten_thousand_rows_one_by_one_are_a_refit_to_nine_digits(single, memory)
     data = fitted.data(X[again], y[again])
     statistics = Statistics.from_features(fitted.features(0, data.X), data.T, sample_weight=torch.from_numpy(weight))
     member = fitted.members[0]
-    posterior = replace(member.layer.posterior, statistics=statistics)
-    members = (replace(member, layer=replace(member.layer, posterior=posterior)),)
+    posterior = replace(member.posterior, statistics=statistics)
+    members = (replace(member, posterior=posterior),)
     refit = single.with_fitted(replace(fitted, members=members))
     same(online, refit, rtol=1e-9)
     mean, std = (np.concatenate(parts) for parts in zip(*(online.predict(x[None], True) for x in NEW), strict=True))

@@ -40,7 +40,7 @@ def model():
 
 def linear_cost(member, z, d):
     """Affine cost of Bayesian linear regression on what the member passes on of the inputs, from moments alone."""
-    posterior = member.layer.posterior
+    posterior = member.posterior
     scatter, mean = posterior.statistics.scatter[:-1, :-1], posterior.statistics.mean[:-1]
     own = slice(len(mean) - d, None)  # inputs are the last features
     scale = 1.0 if getattr(member.network, "scale", None) is None else member.network.scale
@@ -277,7 +277,7 @@ def test_effects_of_single_inputs_add_up_to_the_additive_member(model):
         member = fitted.members[i]
         z = fitted.standardized(grid)
         with torch.no_grad():
-            T = member.layer.posterior.mean(fitted.features(i, z))
+            T = member.posterior.mean(fitted.features(i, z))
         whole.append((T * fitted.targets.scale + fitted.targets.mean).numpy())
     whole = np.mean(whole, 0)
     np.testing.assert_allclose(sums - sums[0], whole - whole[0], atol=1e-8)

@@ -12,12 +12,12 @@ from lastlayer import BLLRegressor, load
 from lastlayer.bayes.coupled import CoupledEquations, PatternStatistics
 from lastlayer.bayes.evidence import general_nlml, profiled_nlml
 from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.maximum import by_evidence
 from lastlayer.bayes.partial_posterior import by_pattern, posterior_of
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.observe import Value
 from lastlayer.errors import InputError
-from lastlayer.training import coupled_layer
 
 Q, K, M = 3, 4, 14
 NOISE = torch.tensor([[0.5, 0.3, -0.1], [0.3, 0.6, 0.2], [-0.1, 0.2, 0.9]], dtype=torch.float64)
@@ -114,8 +114,8 @@ def test_with_every_target_known_it_is_the_posterior_of_all_outputs(bias_prior):
     torch.testing.assert_close(coupled.mean(new), together.mean(new))
     torch.testing.assert_close(coupled.variance_ratio(new), together.variance_ratio(new)[:, None].expand(-1, Q))
     torch.testing.assert_close(coupled.joint(new).target_cov(), together.joint(new).target_cov())
-    best = coupled_layer(PatternStatistics.complete(statistics), bias_prior=bias_prior)
-    value = profiled_nlml(Phi, T, torch.tensor(best.posterior.log_alpha), noise="full", bias_prior=bias_prior)
+    (best,) = by_evidence([PatternStatistics.complete(statistics)], bias_prior=bias_prior)
+    value = profiled_nlml(Phi, T, torch.tensor(best.log_alpha), noise="full", bias_prior=bias_prior)
     assert best.nlml == pytest.approx(float(value), abs=1e-6)
 
 

@@ -184,7 +184,7 @@ def test_every_way_of_asking_gives_the_same_variance(which, request):
 def test_draws_have_the_moments_of_the_joint_distribution(two, tuned, noise):
     model = copy.deepcopy(two)
     if tuned:
-        model = model.at_alpha(float(model.members_[0].layer.posterior.log_alpha) + 2.0)
+        model = model.at_alpha(float(model.members_[0].posterior.log_alpha) + 2.0)
     X = np.array([[-5.0], [0.0], [0.5], [5.0]])
     draws = model.sample_y(X, 40_000, random_state=1, noise=noise)
     vec = draws.transpose(1, 0, 2).reshape(8, -1)
@@ -388,12 +388,12 @@ def test_update_is_the_posterior_of_both_sets_of_rows(noise, forgetting):
     (X, y), (X_more, y_more) = sine(q=2), sine(25, q=2, seed=9)
     X_more = X_more + 3
     model = quick(noise=noise).fit(X, y)
-    before, Sigma_E = copy.deepcopy(model), model.members_[0].layer.posterior.Sigma_E
+    before, Sigma_E = copy.deepcopy(model), model.members_[0].posterior.Sigma_E
     assert model.update(X_more, y_more, forgetting=forgetting) is model
     rows = [last_layer_rows(before, *pair) for pair in ((X, y), (X_more, y_more))]
     weight = torch.cat([torch.full((60,), forgetting), torch.ones(25)]).double()
     both = Statistics.from_features(*(torch.cat(parts) for parts in zip(*rows, strict=True)), sample_weight=weight)
-    by_hand = Posterior(both, before.members_[0].layer.posterior.log_alpha, Sigma_E, noise, rtol=math.inf)
+    by_hand = Posterior(both, before.members_[0].posterior.log_alpha, Sigma_E, noise, rtol=math.inf)
     new = np.linspace(-4, 8, 13)[:, None]
     Phi, p = before.fitted_.features(0, before.fitted_.standardized(new)), model.predictive(new)
     close(torch.tensor(p.mean), by_hand.mean(Phi) * torch.tensor(y.std(0)) + torch.tensor(y.mean(0)), loose=100)

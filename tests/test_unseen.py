@@ -65,7 +65,7 @@ def holds(
     every = model.fitted_.data(np.concatenate([X, NEW_X]), np.concatenate([Y, NEW_Y]))
     for i, hidden in enumerate(unseen_rows(before)):
         seen = torch.from_numpy(np.concatenate([np.where(hidden, 0.0, weight), np.full(len(NEW_X), new)]))
-        Phi, found = model.fitted_.features(i, every.X), model.members_[i].layer.posterior
+        Phi, found = model.fitted_.features(i, every.X), model.members_[i].posterior
         at = seen > 0
         moments = Statistics.from_features(Phi[at], every.T[at], sample_weight=seen[at])
         by_hand = Posterior(moments, found.log_alpha, found.Sigma_E, rtol=math.inf)
@@ -100,8 +100,8 @@ def test_what_is_left_is_the_last_layer_of_the_remaining_rows():
     after = fitted().remove(X[rows], Y[rows])
     holds(after, before, without(*rows))
     for a, b in zip(after.members_, before.members_, strict=True):
-        assert torch.equal(a.layer.posterior.Sigma_E, b.layer.posterior.Sigma_E)
-        assert a.layer.posterior.log_alpha == b.layer.posterior.log_alpha
+        assert torch.equal(a.posterior.Sigma_E, b.posterior.Sigma_E)
+        assert a.posterior.log_alpha == b.posterior.log_alpha
     hidden = unseen_rows(before)
     hidden[:, rows] = False
     np.testing.assert_array_equal(unseen_rows(after), hidden)
@@ -124,8 +124,8 @@ def test_a_member_that_never_saw_a_row_is_left_as_it_is():
     assert not never.all()
     Phi = [before.fitted_.features(i, before.fitted_.data(X, Y).X) for i in range(len(never))]
     for a, b, phi, untouched in zip(after.members_, before.members_, Phi, never, strict=True):
-        assert torch.equal(a.layer.posterior.mean(phi), b.layer.posterior.mean(phi)) == untouched
-        assert (a.layer is b.layer) == untouched
+        assert torch.equal(a.posterior.mean(phi), b.posterior.mean(phi)) == untouched
+        assert (a.posterior is b.posterior) == untouched
 
 
 def test_rows_can_be_removed_one_by_one_or_together():
@@ -184,7 +184,7 @@ def test_forgetting_scales_rows_that_were_not_seen_too():
     assert not unseen_rows(model)[:, rows].any()
     assert untouched.any()
     for a, b, none in zip(model.members_, updated, untouched, strict=True):
-        assert (a.layer is b.layer) == none
+        assert (a.posterior is b.posterior) == none
 
 
 def test_a_saved_model_removes_the_same(tmp_path):

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from lastlayer._internal.numbers import TINY
 from lastlayer.bayes.features import linear_features
 from lastlayer.bayes.linalg import Cholesky
-from lastlayer.bayes.precision import NormalEquations, noise_covariance
+from lastlayer.bayes.precision import NormalEquations, Precision, noise_covariance
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.errors import InputError, check_choice
 from lastlayer.settings.types import (
@@ -113,9 +113,18 @@ def nlml(
 def _assemble(
     equations: NormalEquations, *, log_alpha: Tensor, logdet_Lambda: Tensor, logdet_noise: Tensor, misfit: Tensor
 ) -> Tensor:
-    """Sum of the terms of eq:LMLH_multivariate_simplified, with k and n according to the bias prior."""
+    total = _total(
+        equations, log_alpha=log_alpha, logdet_Lambda=logdet_Lambda, logdet_noise=logdet_noise, misfit=misfit
+    )
+    return total / (2 * equations.n_targets)
+
+
+def _total(
+    equations: NormalEquations, *, log_alpha: Tensor, logdet_Lambda: Tensor, logdet_noise: Tensor, misfit: Tensor
+) -> Tensor:
+    """Twice the sum of the terms of eq:LMLH_multivariate_simplified, with k and n according to the bias prior."""
     k, q, n = equations.n_penalised, equations.cross.shape[-1], equations.dof
-    return (q * (n * LOG_2PI + k * log_alpha + logdet_Lambda) + n * logdet_noise + misfit) / (2 * equations.n_targets)
+    return q * (n * LOG_2PI + k * log_alpha + logdet_Lambda) + n * logdet_noise + misfit
 
 
 def profiled_nlml(
@@ -263,18 +272,39 @@ def known_noise_nlml(
     statistics: Statistics,
     log_alpha: Float[Tensor, "*b"],
     log_sigma_e: Float[Tensor, "*b q"],
-    log_variances: Float[Tensor, "*b q"],
     *,
     bias_prior: BiasPrior = "flat",
 ) -> Float[Tensor, "*b"]:
     """Compute the NLML per sample of targets whose noise variances are partly or wholly known."""
     equations = NormalEquations.of(statistics, bias_prior)
     precision = equations.at(log_alpha[..., None])
-    S = (equations.targets - precision.penalised_weights.mT @ equations.cross)[..., 0, 0]
-    free = equations.n_targets - equations.dof  # 1 under the flat prior of the bias, which has no unit
-    each = equations.dof * LOG_2PI + log_variances - 2 * free * log_sigma_e
-    each = each + equations.n_penalised * -precision.ridge.log() + precision.logdet() + S * torch.exp(-2 * log_sigma_e)
-    return each.sum(-1) / (2 * equations.n_targets.amax(-1))
+    S = equations.targets - precision.penalised_weights.mT @ equations.cross
+    return _all_outputs(equations, precision, 2 * log_sigma_e, S[..., 0, 0] * torch.exp(-2 * log_sigma_e))
+
+
+def nlml_of(
+    equations: NormalEquations, log_alpha: float | Float[Tensor, ""], Sigma_E: Float[Tensor, "q q"]
+) -> Float[Tensor, ""]:
+    """Compute the NLML per sample of one model at any alpha and noise covariance."""
+    precision = equations.spectral_at(log_alpha)
+    E = Cholesky.of(Sigma_E.diagonal()[:, None, None] if equations.by_output else Sigma_E)
+    misfit = _trace(E.solve(equations.misfit(precision.ridge)))
+    return _all_outputs(equations, precision, E.logdet(), misfit)
+
+
+def _all_outputs(equations: NormalEquations, precision: Precision, logdet_noise: Tensor, misfit: Tensor) -> Tensor:
+    """NLML per sample of all outputs, with known noise where there is any."""
+    total = _total(
+        equations,
+        log_alpha=-precision.ridge.log(),
+        logdet_Lambda=precision.logdet(),
+        logdet_noise=logdet_noise,
+        misfit=misfit,
+    )
+    total = total if equations.log_scale is None else total + equations.log_scale
+    if equations.by_output:
+        return total.sum(-1) / (2 * equations.n_targets.amax(-1))
+    return total / (2 * equations.n_targets)
 
 
 @dataclass(frozen=True)

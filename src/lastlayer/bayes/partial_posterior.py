@@ -1,5 +1,6 @@
 """Posteriors for partly missing targets: each output separately, or all of them coupled by their noise."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -153,6 +154,22 @@ class CoupledPosterior(Posterior):
     def coupled_precision(self) -> CoupledPrecision:
         """Lambda at the posterior's own alpha."""
         return self._at(self.log_alpha)
+
+    @cached_property
+    def nlml(self) -> float:
+        """Negative log marginal likelihood, per target of the output with most targets."""
+        return float(self.coupled_precision.nlml())
+
+    @cached_property
+    def noise_floored(self) -> bool:
+        """Whether the noise of an output is at its floor."""
+        return bool(self.Sigma_E.diagonal().min() <= 2e-12)
+
+    @cached_property
+    def determined(self) -> float:
+        """Number of features that the data determine."""
+        seen = self.eigenvalues()
+        return float((seen / (seen + math.exp(-float(self.log_alpha)))).sum()) / len(self.Sigma_E)
 
     def _at(self, log_alpha: float | Tensor) -> CoupledPrecision:
         return self.coupled.at(log_alpha, Cholesky.of(self.Sigma_E).L)

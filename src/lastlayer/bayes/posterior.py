@@ -10,9 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lastlayer._internal.numbers import EPS
+from lastlayer.bayes.evidence import nlml_of
 from lastlayer.bayes.features import linear_features
 from lastlayer.bayes.linalg import Cholesky
-from lastlayer.bayes.precision import ROUNDING, NormalEquations, Precision, noise_covariance
+from lastlayer.bayes.precision import ROUNDING, NormalEquations, Precision, is_floored, noise_covariance
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.errors import InputError, PrecisionError
 from lastlayer.settings.types import BiasPrior, NoiseStructure
@@ -141,6 +142,21 @@ class Posterior:
         if not math.isinf(float(self.log_alpha)) and self._coarse(self.precision):
             self._demand(self.precision.weights_error().max(), "the weights", self.log_alpha)
         return self.precision.weights
+
+    @cached_property
+    def nlml(self) -> float:
+        """Negative log marginal likelihood per sample of the rows behind the statistics, at this alpha and noise."""
+        return float(nlml_of(self.equations, self.log_alpha, self.Sigma_E))
+
+    @cached_property
+    def noise_floored(self) -> bool:
+        """Whether the features fit the targets without error, so that the noise is at its floor."""
+        return is_floored(self.Sigma_E, self.equations)
+
+    @cached_property
+    def determined(self) -> float:
+        """Number of features that the data determine."""
+        return float(self.equations.spectral_at(self.log_alpha).determined.mean())
 
     def variance_ratio(self, Phi: Float[Tensor, "r p"], log_alpha: float | Tensor | None = None) -> Float[Tensor, " r"]:
         """Compute phi' Lambda_bar^-1 phi, the affine cost with gamma = alpha (Theorem 2). eq:BLL_Affine_cost.

@@ -41,6 +41,8 @@ class NormalEquations:
     feature_mean: Float[Tensor, "*b k1"]
     target_mean: Float[Tensor, "*b q"]
     bias_prior: BiasPrior
+    log_scale: Float[Tensor, "*b"] | None = None
+    """Sum of the log noise variances of the targets over the learned one; None: no noise is known."""
     by_output: bool = False
     """Whether the last axis of a batch indexes outputs, which share one alpha."""
 
@@ -70,6 +72,7 @@ class NormalEquations:
             feature_mean=statistics.feature_mean,
             target_mean=statistics.target_mean,
             bias_prior=bias_prior,
+            log_scale=statistics.log_scale,
             by_output=isinstance(statistics, OutputStatistics),
         )
 
@@ -245,6 +248,13 @@ def noise_covariance(
         values = torch.where(fine, values, torch.nan)
     root = scale[..., :, None] * vectors * values.clamp_min(NOISE_FLOOR).sqrt()[..., None, :]
     return root @ root.mT, (values < NOISE_FLOOR).any(-1)
+
+
+def is_floored(Sigma_E: Float[Tensor, "q q"], equations: NormalEquations) -> bool:
+    """Whether a noise covariance is at its floor, in at least one direction."""
+    scale = (equations.target_energy / equations.count[..., None]).clamp_min(TINY).sqrt().flatten()
+    relative = Sigma_E / scale / scale[:, None]
+    return bool(eigvalsh(relative).min() <= 2 * NOISE_FLOOR)
 
 
 def _diagonal(A: Tensor) -> Tensor:

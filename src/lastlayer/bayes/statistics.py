@@ -16,6 +16,8 @@ from lastlayer.errors import InputError
 
 MOMENTS = ("count", "mean", "scatter", "energy")
 """Fields of `Statistics` that are moments of the rows."""
+SUMS = ("observations", "log_scale")
+"""Fields that are None where they follow from the moments."""
 PILOT_ROWS = 256
 """Rows whose mean serves as the centre of a chunk; it is close enough to the true mean to cost no digits."""
 GPU_CHUNK = 2**27
@@ -43,6 +45,8 @@ class Statistics:
     """n: the number of targets; None: `count`. A target with known noise counts as one but has less weight in the
     moments. A derivative also counts as one; it carries no information on the bias, whose precision is `count`.
     """
+    log_scale: Float[Tensor, "*b"] | None = None
+    """Sum over the targets of the log of their noise variance over the learned one; None: no noise is known."""
 
     @classmethod
     def from_functionals(
@@ -67,7 +71,8 @@ class Statistics:
         rest = rows - one * mean[..., None, :]
         scatter = rest.mT @ (w * rest)
         n = torch.full_like(count, float(Psi.shape[-2]))
-        return cls(count, mean, scatter, _diagonal(scatter).detach(), t.shape[-1], n)
+        log_scale = None if precision is None else log_scales(precision.double()).expand(count.shape)
+        return cls(count, mean, scatter, _diagonal(scatter).detach(), t.shape[-1], n, log_scale)
 
     @classmethod
     def from_features(
@@ -201,7 +206,7 @@ class Statistics:
             mean=self.mean + share * step,
             scatter=self.scatter + other.scatter + between,
             energy=self.energy + other.energy + _diagonal(between).detach(),
-            observations=self._observations(other, 1.0),
+            **self._sums(other, 1.0),
         )
 
     def __sub__(self, other: "Statistics") -> "Statistics":
@@ -221,7 +226,7 @@ class Statistics:
             mean=self.mean - (other.count / self.count)[..., None] * step,
             scatter=self.scatter - other.scatter - between,
             energy=self.energy + other.energy + _diagonal(between).detach(),
-            observations=self._observations(other, -1.0),
+            **self._sums(other, -1.0),
         )
         scale = rest.energy.clamp_min(TINY).rsqrt()
         lowest = eigvalsh(scale[..., None] * rest.scatter * scale[..., None, :]).min()
@@ -253,8 +258,8 @@ class Statistics:
             The new total weight.
         """
         factor = torch.where(self.count > 0, count / self.count, 0.0)
-        observations = None if self.observations is None else factor * self.observations
-        return replace(self.weighted(factor), observations=observations)
+        sums = {name: factor * total for name in SUMS if (total := getattr(self, name)) is not None}
+        return replace(self._times(factor), **sums)
 
     def weighted(self, factor: Float[Tensor, "*b"]) -> "Statistics":
         """Scale the precision of every target; the number of targets does not change.
@@ -264,12 +269,12 @@ class Statistics:
         factor : Tensor of shape (...)
             The factor.
         """
+        return replace(self._times(factor), observations=self.n, log_scale=self._log_scale - self.n * factor.log())
+
+    def _times(self, factor: Float[Tensor, "*b"]) -> "Statistics":
+        count, scatter, energy = self.count, self.scatter, self.energy
         return replace(
-            self,
-            count=factor * self.count,
-            scatter=factor[..., None, None] * self.scatter,
-            energy=factor[..., None] * self.energy,
-            observations=self.n,
+            self, count=factor * count, scatter=factor[..., None, None] * scatter, energy=factor[..., None] * energy
         )
 
     @staticmethod
@@ -289,6 +294,8 @@ class Statistics:
             first._check_same_columns(part)
         if any(part.observations is not None for part in parts):
             moved["observations"] = torch.stack([part.n for part in parts], dim)
+        if any(part.log_scale is not None for part in parts):
+            moved["log_scale"] = torch.stack([part._log_scale for part in parts], dim)
         return replace(first, **moved)
 
     def __getitem__(self, i: int | Tensor) -> "Statistics":
@@ -324,12 +331,17 @@ class Statistics:
 
     def nothing(self) -> "Statistics":
         """Return the statistics of no rows, with the same columns."""
-        return replace(self._each(torch.zeros_like), observations=torch.zeros_like(self.count))
+        zero = torch.zeros_like(self.count)
+        return replace(self._each(torch.zeros_like), observations=zero, log_scale=None)
 
     @property
     def n(self) -> Float[Tensor, "*b"]:
         """The number of targets."""
         return self.count if self.observations is None else self.observations
+
+    @property
+    def _log_scale(self) -> Float[Tensor, "*b"]:
+        return torch.zeros_like(self.count) if self.log_scale is None else self.log_scale
 
     @property
     def n_linear(self) -> int:
@@ -351,13 +363,16 @@ class Statistics:
         """Scatter of the targets."""
         return self.scatter[..., self.n_linear :, self.n_linear :]
 
-    def _observations(self, other: "Statistics", sign: float) -> Tensor | None:
-        if self.observations is None and other.observations is None:
-            return None
-        return self.n + sign * other.n
+    def _sums(self, other: "Statistics", sign: float) -> dict[str, Any]:
+        of_each = (self.observations, other.observations), (self.log_scale, other.log_scale)
+        n, log_scale = (any(total is not None for total in both) for both in of_each)
+        return {
+            "observations": self.n + sign * other.n if n else None,
+            "log_scale": self._log_scale + sign * other._log_scale if log_scale else None,
+        }
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Statistics":
-        names = MOMENTS if self.observations is None else (*MOMENTS, "observations")
+        names = [*MOMENTS, *(name for name in SUMS if getattr(self, name) is not None)]
         moved: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
         return replace(self, **moved)
 
@@ -392,7 +407,8 @@ class OutputStatistics(Statistics):
             own = weight * precision[..., j].to(T)
             part = Statistics.from_features(Phi, T[..., j : j + 1].expand(*Phi.shape[:-1], 1), sample_weight=own)
             n = (weight * (own > 0)).sum(-1).expand(part.count.shape)
-            parts.append(replace(part, observations=n.double()))
+            known = log_scales(precision[..., j].to(T), weight).expand(part.count.shape)
+            parts.append(replace(part, observations=n.double(), log_scale=known.double()))
         return cls.of_outputs(parts)
 
     @classmethod
@@ -414,6 +430,7 @@ class OutputStatistics(Statistics):
             energy=statistics.energy[..., columns],
             n_outputs=1,
             observations=statistics.n[..., None].expand(*rest, q),
+            log_scale=None if statistics.log_scale is None else statistics.log_scale[..., None].expand(*rest, q),
         )
 
     def output(self, j: int) -> Statistics:
@@ -425,6 +442,12 @@ class OutputStatistics(Statistics):
         """Standardise the targets of each output."""
         parts = zip(mean.split(1), scale.split(1), strict=True)
         return self.of_outputs([self.output(j).with_targets(m, s) for j, (m, s) in enumerate(parts)])
+
+
+def log_scales(precision: Float[Tensor, "*b m"], weight: Float[Tensor, "*b m"] | None = None) -> Float[Tensor, "*b"]:
+    """Sum of the log noise variances of targets of given relative precision, without those of precision zero."""
+    each = -torch.where(precision > 0, precision, 1.0).log()
+    return (each if weight is None else weight * each).sum(-1)
 
 
 def check_scatter(scatter: Float[Tensor, "*b c c"]) -> None:

@@ -13,7 +13,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from lastlayer._internal.numbers import TINY
-from lastlayer.bayes.last_layer import LastLayer
+from lastlayer.bayes.posterior import Posterior
 from lastlayer.data.rows import Points
 from lastlayer.formula.ops import TorchOps
 from lastlayer.formula.predictive import log_far
@@ -53,14 +53,14 @@ class HeldOutPoints:
 
     @classmethod
     def by(
-        cls, layer: LastLayer, Phi: Float[Tensor, "n p"], data: Points, kind: str, family: Family
+        cls, posterior: Posterior, Phi: Float[Tensor, "n p"], data: Points, kind: str, family: Family
     ) -> "HeldOutPoints":
-        """Predict unseen points by one last layer, given their affine features."""
+        """Predict unseen points by one posterior, given their affine features."""
         with torch.no_grad():
-            marginals = layer.posterior.predict(Phi)
+            marginals = posterior.predict(Phi)
         mean, var = marginals.mean, marginals.noise_cov.diagonal()
         correlation = None
-        if layer.posterior.noise == "full" and len(var) > 1:
+        if posterior.noise == "full" and len(var) > 1:
             std = var.sqrt()
             correlation = (marginals.noise_cov / std / std[:, None]).expand(1, len(mean), -1, -1)
         weight = torch.ones_like(mean[:, 0]) if data.weight is None else data.weight

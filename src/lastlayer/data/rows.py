@@ -12,6 +12,7 @@ from torch import Tensor
 from lastlayer._internal.chunks import CHUNK_ROWS, row_chunks
 from lastlayer.bayes.coupled import PatternStatistics
 from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.noise_groups import StatisticsByNoise, Targets
 from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import OutputStatistics, Statistics
 from lastlayer.data.observe import Measurements
@@ -155,24 +156,23 @@ class Rows:
         assert isinstance(more, OutputStatistics)
         return more
 
-    def log_variances(self, noise_var: Float[Tensor, "*b q"]) -> Float[Tensor, "*b q"]:
-        """Sums of the log noise variances over the targets of each output."""
-        total, q = log_variance(self.main.readings, noise_var, self.main.weight), noise_var.shape[-1]
+    @torch.no_grad()
+    def by_noise(self, linear: FeatureMap) -> StatisticsByNoise:
+        """Statistics of linear features as a function of the learned noise."""
+        main, readings = self.main, self.main.readings
+        Phi = main.features(linear)
+        weight = torch.ones_like(Phi[:, 0]) if main.weight is None else main.weight.to(Phi)
+        noise_var = torch.zeros_like(main.T) if readings.known is None else readings.known
+        read = torch.ones_like(main.T) if readings.read is None else readings.read
+        found = []
+        for j, (t, known, shown) in enumerate(zip(main.T.T, noise_var.T, read.T > 0, strict=True)):
+            found.append(Targets(j, Phi[shown], t.to(Phi)[shown], weight[shown], known.to(Phi)[shown], True))
         for seen in self.beside:
-            j = seen.functionals.output
-            more = log_variance(seen.readings, noise_var[..., j : j + 1])
-            total = total + more * torch.eye(q).to(noise_var)[j]
-        return total
-
-
-def log_variance(readings: Readings, noise_var: Float[Tensor, "*b q"], weight: Tensor | None = None) -> Tensor:
-    """Sum over the rows of the log noise variances of the targets that are read."""
-    read, v = readings.read, noise_var[..., None, :].expand(*noise_var.shape[:-1], *readings.t.shape[-2:])
-    if read is not None and readings.scale is not None:
-        v = torch.where(read > 0, readings.scale, 1.0) * v
-    v = (v if readings.known is None else v + readings.known).log()
-    v = v if read is None else v * read
-    return (v if weight is None else v * weight[..., None]).sum(-2)
+            Psi, variance = seen.functionals.features(linear, main.X).double(), seen.readings.known
+            t = seen.readings.t[:, 0].to(Phi)
+            known = torch.zeros_like(t) if variance is None else variance[:, 0].to(t)
+            found.append(Targets(seen.functionals.output, Psi, t, torch.ones_like(t), known, variance is None))
+        return StatisticsByNoise(found)
 
 
 def statistics_of(

@@ -1,7 +1,7 @@
 """Cross-fitting: networks are calibrated on the rows they did not see, and become the members of the mixture."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -13,6 +13,9 @@ from lastlayer.bayes.affine_cost import leave_one_out_cost
 from lastlayer.bayes.coupled import PatternStatistics
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import HeldOut
+from lastlayer.bayes.maximum import by_evidence
+from lastlayer.bayes.noise_groups import StatisticsByNoise
+from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.fit import fit_curves
 from lastlayer.calibration.points import HeldOutPoints
@@ -24,7 +27,6 @@ from lastlayer.predictor.fitted import member_features
 from lastlayer.predictor.module import Member
 from lastlayer.predictor.unseen import Unseen
 from lastlayer.settings.types import ADDITIVE, FOURIER, Family
-from lastlayer.training import LastLayer, coupled_layer, known_noise_layer, last_layers
 
 ROWS_PER_FEATURE = 10
 """With this many rows per feature that the data determine, a last layer may learn the rows it was evaluated on."""
@@ -36,12 +38,12 @@ class FoldFit:
 
     task: FitTask
     network: nn.Module
-    layer: LastLayer
+    posterior: Posterior
 
     @property
     def member(self) -> Member:
         """The network and its last layer as a member."""
-        return Member(self.network, self.layer, self.task.family)
+        return Member(self.network, self.posterior, self.task.family)
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class CrossFit:
         """The held-out rows, for Algorithm 1."""
         held = [self._rows(fit.task.split.held) for fit in fits]
         return [
-            HeldOut(fit.layer.posterior, member_features(fit.member, rows.X), rows.T)
+            HeldOut(fit.posterior, member_features(fit.member, rows.X), rows.T)
             for fit, rows in zip(fits, held, strict=True)
         ]
 
@@ -118,7 +120,7 @@ class CrossFit:
         fit = max(fits, key=lambda fit: len(fit.task.split.train))
         rows = self._rows(fit.task.split.train)
         weight = torch.ones_like(rows.T[:, 0]) if rows.weight is None else rows.weight
-        cost = fit.layer.posterior.variance_ratio(member_features(fit.member, rows.X))
+        cost = fit.posterior.variance_ratio(member_features(fit.member, rows.X))
         cost = cost if cost.dim() == 1 else cost.mean(-1)
         return float((leave_one_out_cost(weight * cost) / weight).max())
 
@@ -150,46 +152,30 @@ class CrossFit:
     def _fit(self, tasks: Sequence[FitTask], label: str) -> list[FoldFit]:
         settings = self.trainer.settings
         networks = self.trainer.networks(tasks, label) if tasks else []
-        if self.trainer.rows.main.readings.scale is not None and settings.noise_structure == "full":
-            return self._fit_each(tasks, networks, self._coupled_layer)
-        if not self.trainer.rows.learned:
-            return self._fit_each(tasks, networks, self._known_noise_layer)
         with self.trainer.stage("last layers"):
-            seen = [self._statistics(network, task.split.train) for task, network in zip(tasks, networks, strict=True)]
-            layers = last_layers(
-                seen, noise=settings.noise_structure, bias_prior=settings.bias_prior, noise_prior=settings.noise_prior
+            sums = (self._sums(network, task.split.train) for task, network in zip(tasks, networks, strict=True))
+            posteriors = by_evidence(
+                sums, noise=settings.noise_structure, bias_prior=settings.bias_prior, noise_prior=settings.noise_prior
             )
-        return [FoldFit(*fit) for fit in zip(tasks, networks, layers, strict=True)]
+        return [FoldFit(*fit) for fit in zip(tasks, networks, posteriors, strict=True)]
 
-    def _fit_each(
-        self,
-        tasks: Sequence[FitTask],
-        networks: Sequence[nn.Module],
-        layer: Callable[[nn.Module, np.ndarray], LastLayer],
-    ) -> list[FoldFit]:
-        """Last layers one by one: the weight of a target depends on the noise that each of them finds."""
-        with self.trainer.stage("last layers"):
-            layers = [layer(network, task.split.train) for task, network in zip(tasks, networks, strict=True)]
-        return [FoldFit(*fit) for fit in zip(tasks, networks, layers, strict=True)]
-
-    def _known_noise_layer(self, network: nn.Module, rows: np.ndarray) -> LastLayer:
-        prior = self.trainer.settings.bias_prior
-        return known_noise_layer(self._with_beside(rows), partial(finite_features, network), bias_prior=prior)
-
-    def _coupled_layer(self, network: nn.Module, rows: np.ndarray) -> LastLayer:
-        seen = self._statistics(network, rows)
-        seen = seen if isinstance(seen, PatternStatistics) else PatternStatistics.complete(seen)
-        return coupled_layer(seen, bias_prior=self.trainer.settings.bias_prior)
+    def _sums(self, network: nn.Module, rows: np.ndarray) -> Statistics | StatisticsByNoise:
+        if self.trainer.rows.main.readings.scale is not None and self.trainer.settings.noise_structure == "full":
+            seen = self._statistics(network, rows)
+            return seen if isinstance(seen, PatternStatistics) else PatternStatistics.complete(seen)
+        if not self.trainer.rows.learned:
+            return self._with_beside(rows).by_noise(partial(finite_features, network))
+        return self._statistics(network, rows)
 
     def _member(self, fit: FoldFit) -> Member:
         """The member of a fit, which learns its held-out rows only if they change it little."""
-        held, posterior = fit.task.split.held, fit.layer.posterior
+        held, posterior = fit.task.split.held, fit.posterior
         if not len(held):
             return fit.member
-        if ROWS_PER_FEATURE * fit.layer.determined > fit.task.split.n_groups:
+        if ROWS_PER_FEATURE * posterior.determined > fit.task.split.n_groups:
             return replace(fit.member, unseen=Unseen.of(self._rows(held)))
         more = posterior.update(self._statistics(fit.network, held, posterior.Sigma_E.diagonal()))
-        return replace(fit.member, layer=replace(fit.layer, posterior=more))
+        return replace(fit.member, posterior=more)
 
     def _points(self, partition: Sequence[FoldFit]) -> HeldOutPoints:
         """The held-out points of one partition, in the order of their rows."""
@@ -198,7 +184,7 @@ class CrossFit:
             rows, split = self._rows(fit.task.split.held), fit.task.split
             with torch.no_grad():  # not checked: networks that fail at held-out rows show it in their scores
                 Phi = affine_features(features_of(fit.network, rows.X)).double()
-            parts.append(HeldOutPoints.by(fit.layer, Phi, rows, split.kind, fit.task.family))
+            parts.append(HeldOutPoints.by(fit.posterior, Phi, rows, split.kind, fit.task.family))
         order = np.argsort(np.concatenate([fit.task.split.held for fit in partition]), kind="stable")
         return HeldOutPoints.joined(parts)[order]
 

@@ -8,6 +8,7 @@ import torch
 
 from lastlayer._internal.chunks import CHUNK_ROWS
 from lastlayer._internal.digests import Digest, digest_of, layout_of
+from lastlayer.bayes.maximum import by_evidence
 from lastlayer.bayes.readings import Readings
 from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.rows import Points
@@ -18,7 +19,7 @@ from lastlayer.networks.mlp import finite_features
 from lastlayer.networks.structured import converted
 from lastlayer.predictor.module import Member
 from lastlayer.settings.resolve import Settings
-from lastlayer.training import TrainingHistory, last_layer, streamed_statistics, train
+from lastlayer.training import TrainingHistory, streamed_statistics, train
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,9 @@ def train_on_source(
     parts = (Points(batch.X, Readings(batch.T.double()), batch.weight) for batch in batches)
     statistics = streamed_statistics(network, parts, process_group=process_group)
     history.gap = float(problem.running.gap(statistics)) if problem.running.snapshot is not None else None
-    layer = last_layer(statistics, noise=s.noise_structure, bias_prior=s.bias_prior)
+    (posterior,) = by_evidence([statistics], noise=s.noise_structure, bias_prior=s.bias_prior)
     sample = replace(sample, X=converted(sample.X, s.torch_dtype))
-    return Streamed(Member(network, layer, family), scales, sample, history)
+    return Streamed(Member(network, posterior, family), scales, sample, history)
 
 
 def _common(settings: Settings) -> dict[str, Any]:

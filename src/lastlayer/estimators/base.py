@@ -324,7 +324,7 @@ class LastLayerRegressor(BaseRegressor):
     """Network of the first member: a copy, so that changing it does not affect the model."""
     calibration_ = FromFitted(lambda fitted: fitted.calibration)
     """Curves from affine cost to variance; None for an uncalibrated model."""
-    nlml_ = FromFitted(lambda fitted: float(np.mean([member.layer.nlml for member in fitted.best])))
+    nlml_ = FromFitted(lambda fitted: float(np.mean([member.posterior.nlml for member in fitted.best])))
     """Negative log marginal likelihood per sample, for standardised targets; the mean over the best members."""
     alpha_star_ = FromFitted(lambda fitted: geometric_mean(fitted.stars[: len(fitted.best)]))
     """Signal-to-noise ratio that maximises the evidence; the geometric mean over the best members."""

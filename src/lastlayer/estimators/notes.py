@@ -42,7 +42,7 @@ def warn_of_copies(n_rows: int, n_groups: int | None) -> None:
 
 def warn_of_floored_noise(members: Sequence[Member], *, varied: bool) -> None:
     """Warn if the noise is at its floor, unless the targets are constant (`varied` is False)."""
-    if varied and any(member.layer.noise_floored for member in members):
+    if varied and any(member.posterior.noise_floored for member in members):
         warnings.warn(
             "the network fits the targets without error: the noise was set to its floor, 1e-6 of their standard "
             "deviation; expect intervals that are too narrow, and give more data or a smaller network",

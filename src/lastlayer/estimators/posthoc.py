@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lastlayer._internal.chunks import CHUNK_ROWS
 from lastlayer._internal.digests import digest_of_parameters
 from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.maximum import by_evidence
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.data.distributed import ProcessGroup
@@ -31,7 +32,7 @@ from lastlayer.predictor.module import Member
 from lastlayer.settings.parameters import DTYPES, TrainingOptions
 from lastlayer.settings.resolve import SOURCE_BATCH, DataShape, resolve
 from lastlayer.settings.types import BIAS_PRIORS, NETWORK, NOISE_STRUCTURES, BiasPrior, NoiseStructure
-from lastlayer.training import TrainingHistory, last_layer
+from lastlayer.training import TrainingHistory
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -141,9 +142,10 @@ def _attached(
     raw = process_group.reduce(Statistics.from_batches(features()))
     var = raw.target_scatter.diagonal() / raw.count
     targets = Standardizer.of_moments(raw.target_mean, var, int(raw.count))
-    exact = last_layer(raw.with_targets(targets.mean, targets.scale), noise=noise, bias_prior=bias_prior)
+    standard = raw.with_targets(targets.mean, targets.scale)
+    (exact,) = by_evidence([standard], noise=noise, bias_prior=bias_prior)
     warn_of_floored_noise([Member(extractor, exact)], varied=bool((var > 0).all()))
-    cost = torch.cat([exact.posterior.variance_ratio(Phi) for Phi in some])
+    cost = torch.cat([exact.variance_ratio(Phi) for Phi in some])
     model = form.kind(
         backbone=extractor,
         n_members=1,
@@ -160,7 +162,7 @@ def _attached(
         inputs=form.scaler,
         targets=targets.to("cpu"),
         members=(Member(extractor if form.kind is BLLRegressor else nn.Identity(), exact),),
-        log_alphas=(float(exact.posterior.log_alpha),),
+        log_alphas=(float(exact.log_alpha),),
         sample_cost=cost_quantiles(torch.cat(process_group.gather(cost.cpu()))[None]),
         settings=resolve(model.get_params(deep=False), DataShape(None, calibration is not None), seed=0),
         n_features_in=form.n_inputs,

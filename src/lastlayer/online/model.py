@@ -129,7 +129,7 @@ class OnlineModel:
         """Rows learned since the start."""
         self._groups = grouped([member.network for member in fitted.members])
         self._networks = networks_of(self._groups, fitted)
-        width = max(member.layer.posterior.statistics.n_linear for member in fitted.members)
+        width = max(member.posterior.statistics.n_linear for member in fitted.members)
         self._interval, self._largest = self.memory.interval(width), LARGE_BATCH * Memory().interval(width)
         self._window: deque[list[FeatureRows]] = deque(maxlen=getattr(self.memory, "rows", None))
         return fitted
@@ -254,9 +254,8 @@ class OnlineModel:
         members = [replace(member, unseen=member.unseen.scaled(faded)) for member in self._fitted.members]
         for group, total in zip(self._groups, self._totals(), strict=True):
             for i, place in enumerate(group.places):
-                layer = members[place].layer
-                posterior = replace(layer.posterior, statistics=total[i].to(device))
-                members[place] = replace(members[place], layer=replace(layer, posterior=posterior))
+                posterior = replace(members[place].posterior, statistics=total[i].to(device))
+                members[place] = replace(members[place], posterior=posterior)
         return replace(self._fitted, members=tuple(members), calibration=self._calibration)
 
     def model(self) -> LastLayerRegressor:
@@ -360,7 +359,7 @@ class OnlineModel:
         tuned = fitted.log_alphas != fitted.stars
         parts = [
             (
-                [fitted.members[i].layer.posterior for i in group.places],
+                [fitted.members[i].posterior for i in group.places],
                 [fitted.log_alphas[i] for i in group.places] if tuned else None,
             )
             for group in self._groups

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from lastlayer import likelihoods
 from lastlayer._internal import checked
 from lastlayer.bayes.coupled import PatternStatistics
-from lastlayer.bayes.last_layer import LastLayer
 from lastlayer.bayes.partial_posterior import posterior_of
-from lastlayer.bayes.statistics import MOMENTS, OutputStatistics, Statistics, check_scatter
+from lastlayer.bayes.statistics import MOMENTS, SUMS, OutputStatistics, Statistics, check_scatter
 from lastlayer.calibration.curve import Calibration
 from lastlayer.data.scaling import Standardizer
 from lastlayer.networks.architecture import Architecture
@@ -37,11 +36,11 @@ def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Convert a fitted model to tensors and a header; numbers that may be infinite are strings."""
     tensors = {"sample_cost": fitted.sample_cost}
     for i, member in enumerate(fitted.members):
-        posterior = member.layer.posterior
+        posterior = member.posterior
         tensors |= {f"{i}.network.{k}": v for k, v in member.network.state_dict().items()}
         tensors |= {f"{i}.statistics.{k}": getattr(posterior.statistics, k) for k in MOMENTS}
-        if posterior.statistics.observations is not None:
-            tensors[f"{i}.statistics.observations"] = posterior.statistics.observations
+        sums = {k: v for k in SUMS if (v := getattr(posterior.statistics, k)) is not None}
+        tensors |= {f"{i}.statistics.{k}": v for k, v in sums.items()}
         if isinstance(posterior.statistics, PatternStatistics):
             tensors[f"{i}.statistics.patterns"] = posterior.statistics.patterns
         tensors |= {f"{i}.noise_cov": posterior.Sigma_E}
@@ -59,7 +58,6 @@ def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "likelihood": asdict(fitted.likelihood),
         "log_alpha_star": list(fitted.stars),
         "log_alpha": [str(log_alpha) for log_alpha in fitted.log_alphas],
-        "nlml": [member.layer.nlml for member in fitted.members],
         "families": [str(member.family) for member in fitted.members],
         "family_scores": [[str(family), str(lpd)] for family, lpd in fitted.family_scores.items()],
         "calibration": None,
@@ -81,13 +79,13 @@ def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Arc
         raise ValueError(f"{n_inputs} inputs, {q} outputs and targets of {y_ndim} dimensions are inconsistent")
     if inputs is None and settings.backbone is None:
         raise ValueError("inputs.mean is missing")
-    stars, nlml = (checked.typed(name, header[name], tuple[float, ...]) for name in ("log_alpha_star", "nlml"))
+    stars = checked.typed("log_alpha_star", header["log_alpha_star"], tuple[float, ...])
     families = [Family.parse(text) for text in checked.typed("families", header["families"], tuple[str, ...])]
     log_alphas = tuple(checked.number("log_alpha", text, infinite=True) for text in header["log_alpha"])
-    if not families or {len(stars), len(nlml), len(families), len(log_alphas)} != {len(families)}:
-        raise ValueError("families, log_alpha, log_alpha_star and nlml must have one entry per member")
+    if not families or {len(stars), len(families), len(log_alphas)} != {len(families)}:
+        raise ValueError("families, log_alpha and log_alpha_star must have one entry per member")
     reader = _Members(tensors, architecture, n_inputs, q)
-    members = tuple(reader.member(i, *parts) for i, parts in enumerate(zip(families, stars, nlml, strict=True)))
+    members = tuple(reader.member(i, *parts) for i, parts in enumerate(zip(families, stars, strict=True)))
     names = checked.typed("feature_names_in", header["feature_names_in"], tuple[str, ...] | None)
     if names is not None and len(names) != n_inputs:
         raise ValueError(f"{len(names)} names of {n_inputs} inputs")
@@ -153,7 +151,7 @@ class _Members:
     n_inputs: int
     n_outputs: int
 
-    def member(self, i: int, family: Family, log_alpha: float, nlml: float) -> Member:
+    def member(self, i: int, family: Family, log_alpha: float) -> Member:
         settings = self.architecture.settings
         network, statistics = self._network(f"{i}.network.", family), self._statistics(f"{i}.statistics.")
         q = self.n_outputs
@@ -171,7 +169,7 @@ class _Members:
         if bool((keys[1:] <= keys[:-1]).any()):
             raise ValueError(f"{i}.unseen.keys are not in ascending order")
         unseen = Unseen(keys.numpy(), weight.numpy())
-        return Member(copied(network), LastLayer(posterior, nlml, noise_floored=False), family, unseen)
+        return Member(copied(network), posterior, family, unseen)
 
     def _network(self, prefix: str, family: Family) -> nn.Module:
         settings = self.architecture.settings
@@ -209,9 +207,9 @@ class _Members:
         check_scatter(moments["scatter"])
         if not bool((moments["count"] > 0).any()):
             raise ValueError(f"{prefix}count is zero")
-        parts: dict[str, Any] = {**moments, "n_outputs": n_targets, "observations": None}
-        if "observations" in own:
-            parts["observations"] = checked.tensor(own, "observations", *batch, low=0.0)
+        lows = {"observations": 0.0, "log_scale": -math.inf}
+        sums = {name: checked.tensor(own, name, *batch, low=lows[name]) for name in SUMS if name in own}
+        parts: dict[str, Any] = {**moments, **sums, "n_outputs": n_targets}
         if "patterns" in own:
             patterns = checked.tensor(own, "patterns", *batch, q, dtype=torch.bool)
             return PatternStatistics(**parts, patterns=patterns)

@@ -98,13 +98,13 @@ class Fitted:
         kept = tuple(replace(m, network=copied(m.network)) for m in members)
         costs = torch.cat([_costs(kept, data.X[rows]) for rows in row_chunks(len(data.X))], 1)
         new = torch.stack([torch.from_numpy(member.unseen.has(data)) for member in kept])
-        log_alphas = tuple(float(member.layer.posterior.log_alpha) for member in kept)
+        log_alphas = tuple(float(member.posterior.log_alpha) for member in kept)
         return cls(members=kept, log_alphas=log_alphas, sample_cost=cost_quantiles(costs, new), **parts)
 
     @cached_property
     def predictor(self) -> Predictor:
         """The model as tensors for the predictive formula; it is not copied, in contrast to `module()`."""
-        widest = max(member.layer.posterior.statistics.n_linear for member in self.members)
+        widest = max(member.posterior.statistics.n_linear for member in self.members)
         # threads as in calibration, so that a loaded model predicts bitwise the same; outlives torch.inference_mode
         with threads_for(widest**3 // 20), torch.inference_mode(False):
             return Predictor(self.inputs, self.targets, self.members, self.log_alphas, self.calibration, self.process)
@@ -133,12 +133,12 @@ class Fitted:
     @property
     def by_output(self) -> bool:
         """Whether outputs were observed at different rows, so that each has its own variance."""
-        return self.members[0].layer.posterior.ratio_by_output
+        return self.members[0].posterior.ratio_by_output
 
     @property
     def coupled(self) -> bool:
         """Whether noise is correlated between outputs that were observed at different rows."""
-        return isinstance(self.members[0].layer.posterior, CoupledPosterior)
+        return isinstance(self.members[0].posterior, CoupledPosterior)
 
     def uncoupled(self, use: str) -> "Fitted":
         """Check that function and noise have the same correlation between outputs."""
@@ -170,7 +170,7 @@ class Fitted:
     @property
     def stars(self) -> tuple[float, ...]:
         """log alpha* of each member."""
-        return tuple(float(member.layer.posterior.log_alpha) for member in self.members)
+        return tuple(float(member.posterior.log_alpha) for member in self.members)
 
     @property
     def noise_cov(self) -> Float[ndarray, "c q q"]:
@@ -452,7 +452,7 @@ def geometric_mean(logs: "list[float] | tuple[float, ...]") -> float:
 def _costs(members: "tuple[Member, ...]", Z: Tensor) -> Float[Tensor, "c m"]:
     """Affine cost at alpha* for each member."""
     with torch.no_grad():
-        costs = [member.layer.posterior.variance_ratio(member_features(member, Z)) for member in members]
+        costs = [member.posterior.variance_ratio(member_features(member, Z)) for member in members]
     costs = [cost if cost.dim() == 1 else cost.mean(-1) for cost in costs]
     return torch.stack(costs).cpu()
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from lastlayer import formula
 from lastlayer._internal.chunks import CHUNK_ROWS, row_chunks
-from lastlayer.bayes.last_layer import LastLayer
 from lastlayer.bayes.partial_posterior import CoupledPosterior
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.calibration.curve import Calibration, Curve, Shrinkage, Tails
@@ -35,10 +34,10 @@ OUTPUTS = ("mean", "var", "epistemic_var", "noise_var", "affine_cost")
 
 @dataclass(frozen=True)
 class Member:
-    """One network of the mixture and its last layer."""
+    """One network of the mixture and the posterior of its last layer."""
 
     network: nn.Module
-    layer: LastLayer
+    posterior: Posterior
     family: Family = NETWORK
     unseen: Unseen = NOTHING
     """Rows of the training table that neither the network nor its last layer was fitted to."""
@@ -136,7 +135,7 @@ class Predictor(nn.Module):
     ) -> None:
         """Build the module; `process` is the Gaussian process, if it is needed and is not a member."""
         super().__init__()
-        posteriors = [member.layer.posterior for member in members]
+        posteriors = [member.posterior for member in members]
         tuned = any(a != float(p.log_alpha) for a, p in zip(log_alphas, posteriors, strict=True))
         groups = grouped([member.network for member in members])
         self.coupled = isinstance(posteriors[0], CoupledPosterior)
@@ -167,9 +166,9 @@ class Predictor(nn.Module):
             place = next((i for i, member in enumerate(members) if member.family == FOURIER), None)
             if place is None:
                 assert process is not None
-                self.process = LayerGroup(grouped([process.network])[0], [process.layer.posterior], None, targets)
+                self.process = LayerGroup(grouped([process.network])[0], [process.posterior], None, targets)
             of_process = process if place is None else members[place]
-            noise = of_process.layer.posterior.Sigma_E.cpu().diagonal() * scale.square()  # type: ignore[union-attr]
+            noise = of_process.posterior.Sigma_E.cpu().diagonal() * scale.square()  # type: ignore[union-attr]
             self.outside = Buffers(inside=calibration.outside.inside, log_noise=noise.log().mean())
             self.outside.place = place
         weigh = calibration is not None and len(members) > 1

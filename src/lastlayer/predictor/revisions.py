@@ -13,7 +13,7 @@ from lastlayer import formula
 from lastlayer._internal.chunks import row_chunks
 from lastlayer.bayes.coupled import PatternStatistics
 from lastlayer.bayes.held_out import HeldOut
-from lastlayer.bayes.last_layer import LastLayer
+from lastlayer.bayes.maximum import by_evidence
 from lastlayer.bayes.partial_posterior import by_output, by_pattern
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import OutputStatistics, Statistics
@@ -28,7 +28,6 @@ from lastlayer.networks.mlp import features_of
 from lastlayer.predictor.fitted import Fitted, as_arrays, linear_features, member_features
 from lastlayer.predictor.module import Member
 from lastlayer.settings.types import Family
-from lastlayer.training.last_layer import coupled_layer, last_layers
 
 
 def at_alpha(fitted: Fitted, log_alpha: float) -> Fitted:
@@ -43,7 +42,7 @@ def tune_alpha(fitted: Fitted, data: Points) -> tuple[Fitted, AlphaCurve]:
     start, centre = _start(fitted)
     p = fitted.predictor
     features = [fitted.features(i, data.X) for i in range(len(fitted.members))]
-    posteriors = [member.layer.posterior for member in fitted.members]
+    posteriors = [member.posterior for member in fitted.members]
     targets = data.T.cpu().numpy() * fitted.targets.scale.numpy() + fitted.targets.mean.numpy()
     with torch.no_grad():
         z = data.X.to(p.input_mean)
@@ -90,7 +89,7 @@ def calibrate(fitted: Fitted, points: HeldOutPoints) -> Fitted:
         fitted,
         calibration=found,
         members=members,
-        log_alphas=tuple(float(member.layer.posterior.log_alpha) for member in members),
+        log_alphas=tuple(float(member.posterior.log_alpha) for member in members),
         family_scores=fitted.family_scores or found.alone,
         conformal_scores=None,
     )
@@ -100,7 +99,7 @@ def held_out_points(fitted: Fitted, data: Points, kind: str = "validation") -> H
     """Predictions of the members for rows that the model has not seen."""
     return HeldOutPoints.stacked(
         [
-            HeldOutPoints.by(member.layer, member_features(member, data.X), data, kind, member.family)
+            HeldOutPoints.by(member.posterior, member_features(member, data.X), data, kind, member.family)
             for member in fitted.members
         ]
     ).beside_references()
@@ -131,9 +130,7 @@ def with_rows(fitted: Fitted, data: Points, *, forgetting: float = 1.0) -> Fitte
     def changed(member: Member) -> Member:
         posterior, rows = _matched(member, data)
         posterior = posterior.update(rows, forgetting=forgetting)
-        return replace(
-            member, layer=replace(member.layer, posterior=posterior), unseen=member.unseen.scaled(forgetting)
-        )
+        return replace(member, posterior=posterior, unseen=member.unseen.scaled(forgetting))
 
     return replace(fitted, members=tuple(changed(member) for member in fitted.members), conformal_scores=None)
 
@@ -147,11 +144,11 @@ def with_observations(fitted: Fitted, observations: Sequence[Observations]) -> F
     seen = [one.standardized(inputs, fitted.targets).to(like.device) for one in observations]
 
     def changed(member: Member) -> Member:
-        posterior = by_output(member.layer.posterior)
+        posterior = by_output(member.posterior)
         with torch.no_grad():
             noise_var = posterior.Sigma_E.diagonal()
             more = statistics_of(seen, partial(features_of, member.network), noise_var, like=like)
-        return replace(member, layer=replace(member.layer, posterior=posterior.update(more)))
+        return replace(member, posterior=posterior.update(more))
 
     return replace(fitted, members=tuple(changed(member) for member in fitted.members), conformal_scores=None)
 
@@ -184,39 +181,30 @@ def without_rows(fitted: Fitted, data: Points) -> Fitted:
             return replace(member, unseen=unseen)
         own = replace(data.take(torch.from_numpy(seen)), weight=torch.from_numpy(weight[seen]).to(data.T))
         posterior, rows = _matched(member, own)
-        return replace(member, layer=replace(member.layer, posterior=posterior.remove(rows)), unseen=unseen)
+        return replace(member, posterior=posterior.remove(rows), unseen=unseen)
 
     return replace(fitted, members=tuple(changed(member) for member in fitted.members), conformal_scores=None)
 
 
 def reestimate(fitted: Fitted) -> Fitted:
     """Estimate alpha and noise from the rows in memory, at the maximum of the evidence; the features stay the same."""
-    posteriors = [member.layer.posterior for member in fitted.members]
+    posteriors = [member.posterior for member in fitted.members]
     first = posteriors[0]
-    if isinstance(first.statistics, PatternStatistics):
-        layers = [
-            coupled_layer(p.statistics, bias_prior=p.bias_prior)
-            for p in posteriors
-            if isinstance(p.statistics, PatternStatistics)
-        ]
-        return _with_layers(fitted, layers)
-    if not torch.allclose(first.statistics.count, first.statistics.n):
+    if not isinstance(first.statistics, PatternStatistics) and not torch.allclose(
+        first.statistics.count, first.statistics.n
+    ):
         raise InputError(
             "the model has targets with known noise, or functionals: their weight depends on the learned noise, so "
             "alpha and noise cannot be estimated from sums; fit again with all rows"
         )
     prior = fitted.settings.noise_prior
-    layers = last_layers(
+    found = by_evidence(
         [p.statistics for p in posteriors], noise=first.noise, bias_prior=first.bias_prior, noise_prior=prior
     )
-    return _with_layers(fitted, layers)
-
-
-def _with_layers(fitted: Fitted, layers: Sequence[LastLayer]) -> Fitted:
-    stars = [float(layer.posterior.log_alpha) for layer in layers]
+    stars = [float(posterior.log_alpha) for posterior in found]
     return replace(
         fitted,
-        members=tuple(replace(m, layer=layer) for m, layer in zip(fitted.members, layers, strict=True)),
+        members=tuple(replace(m, posterior=p) for m, p in zip(fitted.members, found, strict=True)),
         log_alphas=tuple(
             new if own == old else own + (new - old)
             for own, old, new in zip(fitted.log_alphas, fitted.stars, stars, strict=True)
@@ -228,7 +216,7 @@ def _with_layers(fitted: Fitted, layers: Sequence[LastLayer]) -> Fitted:
 
 def _matched(member: Member, data: Points) -> tuple[Posterior, Statistics]:
     """The posterior and the statistics of new rows, both converted to the same kind of statistics."""
-    posterior = member.layer.posterior
+    posterior = member.posterior
     statistics = data.statistics(partial(linear_features, member), coupled=posterior.noise == "full")
     if type(statistics) is type(posterior.statistics):
         return posterior, statistics

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lastlayer.bayes.evidence import nlml, profile
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import HeldOut, held_out_lpd
+from lastlayer.bayes.maximum import by_evidence
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
@@ -23,7 +24,6 @@ from lastlayer.predictions.prediction import Prediction
 from lastlayer.settings.types import BiasPrior
 from lastlayer.studies.data import PaperData, Samples
 from lastlayer.training import Augmented, FullBatch, MeanSquaredError, Optimizer, Profiled, Validation, train
-from lastlayer.training.last_layer import last_layer
 
 HIDDEN = (20, 20, 20)
 BIAS_PRIOR: BiasPrior = "shared"
@@ -130,18 +130,17 @@ def fit_networks(
     train(problem, optimizer, validation=validation, progress=progress, label=label)
     with torch.no_grad():
         Phi, Phi_test = affine_features(network(rows.X)), affine_features(network(test.X))
-    finished = lambda Phi, T: last_layer(Statistics.from_features(Phi, T), bias_prior=BIAS_PRIOR)
+    finished = lambda Phi, T: by_evidence([Statistics.from_features(Phi, T)], bias_prior=BIAS_PRIOR)[0]
     fitted = []
     for first in range(0, s, len(blocks)):
-        whole = finished(Phi[first], rows.T)
-        posterior = whole.posterior
+        posterior = finished(Phi[first], rows.T)
         folds = []
         for j, block in enumerate(blocks[1:], first + 1):
             rest = weight[j] > 0
-            folds.append(HeldOut(finished(Phi[j][rest], rows.T[rest]).posterior, Phi[j][block], rows.T[block]))
+            folds.append(HeldOut(finished(Phi[j][rest], rows.T[rest]), Phi[j][block], rows.T[block]))
         honest = tune_alpha_on(folds, float(posterior.log_alpha))
         leak = tune_alpha(posterior, Phi_test[first], test.T)
-        fitted.append(FittedNetwork(network, first, scale, posterior, whole.nlml, honest, leak))
+        fitted.append(FittedNetwork(network, first, scale, posterior, posterior.nlml, honest, leak))
     return fitted
 
 

@@ -103,7 +103,7 @@ def _calibration(model: BLLRegressor) -> dict[str, Any] | None:
 def _features(model: BLLRegressor) -> dict[str, Any]:
     """Facts about the worst-conditioned member: features, how many of them the data determine, condition."""
     rows = []
-    for posterior in (member.layer.posterior for member in model.members_):
+    for posterior in (member.posterior for member in model.members_):
         values = posterior.eigenvalues().cpu().numpy()
         seen = values[values > 0]
         determined = seen / (seen + math.exp(-float(posterior.log_alpha)))

@@ -1,12 +1,10 @@
 """Training of feature networks by the marginal likelihood, on tensors and modules."""
 
 from lastlayer._internal.threads import threads_for
-from lastlayer.bayes.last_layer import LastLayer
 from lastlayer.data.rows import Points, Rows
 from lastlayer.training.bound import FrozenLayer
 from lastlayer.training.checkpoint import Checkpoint, clear_checkpoints
 from lastlayer.training.engine import Optimizer, Problem, TrainingHistory, Validation, train
-from lastlayer.training.last_layer import coupled_layer, known_noise_layer, last_layer, last_layers
 from lastlayer.training.objectives import Augmented, CoupledNoise, KnownNoise, MeanSquaredError, Objective, Profiled
 from lastlayer.training.problems import FullBatch, MiniBatches, SampledRows, chunked_nlml, streamed_statistics
 from lastlayer.training.running_posterior import RunningPosterior, UpdateSchedule
@@ -19,7 +17,6 @@ __all__ = [
     "FrozenLayer",
     "FullBatch",
     "KnownNoise",
-    "LastLayer",
     "MeanSquaredError",
     "MiniBatches",
     "Objective",
@@ -37,10 +34,6 @@ __all__ = [
     "Validation",
     "chunked_nlml",
     "clear_checkpoints",
-    "coupled_layer",
-    "known_noise_layer",
-    "last_layer",
-    "last_layers",
     "streamed_statistics",
     "threads_for",
     "train",

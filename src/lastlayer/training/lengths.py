@@ -9,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lastlayer.bayes.evidence import known_noise_nlml
+from lastlayer.bayes.maximum import minimum
 from lastlayer.data.rows import Rows
 from lastlayer.networks.fourier import fourier_features, frequencies
 from lastlayer.settings.types import WEAK_NOISE_PRIOR, BiasPrior, NoisePrior
 from lastlayer.training.adam import Adam
-from lastlayer.training.last_layer import minimum
 
 LENGTH, LOG_LENGTH_STD = 2.0, 1.0
 """Prior mode of a length scale over the root of the number of inputs, for standardised inputs; standard deviation of
@@ -85,8 +85,7 @@ def refine_lengths(
         learned = torch.exp(2 * log_std)
         features = lambda x: fourier_features(x.to(waves), lengths, linear, waves)
         seen = rows.by_output(features, learned)
-        log_alphas, log_variances = log_alpha - math.log(waves.shape[1]), rows.log_variances(learned)
-        nlml = known_noise_nlml(seen, log_alphas, log_std, log_variances, bias_prior=bias_prior)
+        nlml = known_noise_nlml(seen, log_alpha - math.log(waves.shape[1]), log_std, bias_prior=bias_prior)
         return seen.n.amax() * nlml + neg_log_prior(lengths, linear, log_alpha)
 
     with torch.no_grad():

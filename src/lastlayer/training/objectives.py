@@ -94,8 +94,8 @@ class KnownNoise(Objective):
     def of_rows(self, linear: Callable[[Tensor], Tensor], rows: Rows) -> Tensor:
         """NLML of a network on rows whose noise may be known, and on observed functionals."""
         learned = torch.exp(2 * self.log_sigma_e)
-        seen, log_variances = rows.by_output(linear, learned), rows.log_variances(learned)
-        return known_noise_nlml(seen, self.log_alpha, self.log_sigma_e, log_variances, bias_prior=self.bias_prior)
+        seen = rows.by_output(linear, learned)
+        return known_noise_nlml(seen, self.log_alpha, self.log_sigma_e, bias_prior=self.bias_prior)
 
 
 class CoupledNoise(Objective):

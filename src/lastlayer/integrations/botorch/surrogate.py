@@ -1,7 +1,6 @@
 """`Surrogate`: a regressor for Bayesian optimisation, for some hundred values of little noise."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.maximum import by_evidence
 from lastlayer.bayes.partial_posterior import OutputPosterior
+from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.rows import Rows
 from lastlayer.data.scaling import Standardizer
@@ -23,7 +24,6 @@ from lastlayer.predictor.module import Member
 from lastlayer.settings.parameters import TrainingOptions
 from lastlayer.settings.resolve import DataShape, resolve
 from lastlayer.settings.types import NoisePrior
-from lastlayer.training import LastLayer, known_noise_layer, last_layers
 from lastlayer.training.lengths import fit_lengths, refine_lengths
 
 LITTLE_NOISE = NoisePrior(rows=2.0, share=1e-4)
@@ -103,7 +103,6 @@ class Surrogate(LastLayerRegressor):
         if not table.learned:
             found = refine_lengths(table.take(some), *found, generator=generator)
         network = ProcessFeatures(data.X[some], *found, self.n_frequencies, generator=generator)
-        layer = self._layer(table, network)
         defaults = BLLRegressor(
             backbone=network,
             preset="evidence",
@@ -114,7 +113,7 @@ class Surrogate(LastLayerRegressor):
             device="cpu",
         )
         self.fitted_ = Fitted.of(
-            [Member(network, layer)],
+            [Member(network, self._posterior(table, network))],
             data,
             inputs=rows.inputs,
             targets=rows.targets,
@@ -125,14 +124,14 @@ class Surrogate(LastLayerRegressor):
         return self
 
     @staticmethod
-    def _layer(rows: Rows, network: nn.Module) -> LastLayer:
-        """Last layer of all rows; with known noise, the posterior of the single output."""
+    def _posterior(rows: Rows, network: nn.Module) -> Posterior:
+        """The last layer of all rows; with known noise, that of the single output."""
         if rows.learned:
             statistics = Statistics.from_features(affine_features(network(rows.main.X)), rows.main.T)
-            return last_layers([statistics], noise_prior=LITTLE_NOISE)[0]
-        layer = known_noise_layer(rows, network)
-        assert isinstance(layer.posterior, OutputPosterior)
-        return replace(layer, posterior=layer.posterior.output(0))
+            return by_evidence([statistics], noise_prior=LITTLE_NOISE)[0]
+        (posterior,) = by_evidence([rows.by_noise(network)])
+        assert isinstance(posterior, OutputPosterior)
+        return posterior.output(0)
 
 
 def box_scaler(X: Float[Tensor, "m d"], bounds: Any) -> Standardizer:

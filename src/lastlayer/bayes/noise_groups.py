@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lastlayer.bayes.statistics import OutputStatistics, Statistics
-from lastlayer.data.rows import FeatureMap, Rows
+from lastlayer.bayes.statistics import OutputStatistics, Statistics, log_scales
 
 MOST_LEVELS = 8
 """Number of noise levels up to which the moments of each are computed once."""
@@ -35,9 +34,9 @@ class Targets:
     def moments(self, share: Float[Tensor, " n"] | None = None) -> Statistics:
         """Statistics of the targets, each weighted by `share`."""
         precision = self.weight if share is None else self.weight * share
-        return replace(
-            Statistics.from_functionals(self.Psi, self.t[:, None], precision), observations=self.weight.sum()
-        )
+        log_scale = precision.new_zeros(()) if share is None else log_scales(share, self.weight)
+        moments = Statistics.from_functionals(self.Psi, self.t[:, None], precision)
+        return replace(moments, observations=self.weight.sum(), log_scale=log_scale)
 
     def by_level(self) -> "list[Targets]":
         """Split into targets of equal noise, if there are few noise levels."""
@@ -59,11 +58,10 @@ class StatisticsByNoise:
         self.n_outputs = 1 + max(part.output for part in self.targets)
         self.moments = [part.moments() if part.known.dim() == 0 else None for part in self.targets]
 
-    @classmethod
-    @torch.no_grad()
-    def of(cls, rows: Rows, linear: FeatureMap) -> "StatisticsByNoise":
-        """Build from rows and a function that computes linear features."""
-        return cls(_targets(rows, linear))
+    @property
+    def device(self) -> torch.device:
+        """Where the targets are."""
+        return self.targets[0].t.device
 
     @torch.no_grad()
     def reduced(self) -> "StatisticsByNoise":
@@ -82,19 +80,3 @@ class StatisticsByNoise:
             more = targets.moments(share) if moments is None else moments.weighted(share)
             parts[j] = parts[j] + more if j in parts else more
         return OutputStatistics.of_outputs([parts[j] for j in range(self.n_outputs)])
-
-
-def _targets(rows: Rows, linear: FeatureMap) -> list[Targets]:
-    main, readings = rows.main, rows.main.readings
-    Phi = main.features(linear)
-    weight = torch.ones_like(Phi[:, 0]) if main.weight is None else main.weight.to(Phi)
-    noise_var = torch.zeros_like(main.T) if readings.known is None else readings.known
-    read = torch.ones_like(main.T) if readings.read is None else readings.read
-    found = []
-    for j, (t, known, shown) in enumerate(zip(main.T.T, noise_var.T, read.T > 0, strict=True)):
-        found.append(Targets(j, Phi[shown], t.to(Phi)[shown], weight[shown], known.to(Phi)[shown], True))
-    for seen in rows.beside:
-        Psi, t, variance = seen.functionals.features(linear, main.X).double(), seen.readings.t, seen.readings.known
-        t, known = t[:, 0].to(Phi), torch.zeros_like(t) if variance is None else variance
-        found.append(Targets(seen.functionals.output, Psi, t, torch.ones_like(t), known[:, 0].to(t), variance is None))
-    return found
