@@ -1,7 +1,7 @@
 """Base classes of the estimators: validation, scaling, prediction and revision of fitted models."""
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from lastlayer.data.rows import Points, Rows
 from lastlayer.data.scaling import Standardizer
 from lastlayer.data.validation import LARGEST_TARGET, check_noise_std, check_weight, check_X, check_Xy
 from lastlayer.errors import InputError
+from lastlayer.estimators.stage import FeatureStage, StagedPredictor
 from lastlayer.likelihoods.base import Likelihood
 from lastlayer.networks.mlp import copied
 from lastlayer.networks.structured import converted
@@ -183,6 +184,8 @@ class LastLayerRegressor(BaseRegressor):
 
     fitted_: Fitted
     alpha_curve_: AlphaCurve
+    _stage: FeatureStage | None = None
+    """The network of a model whose `fitted_` takes features, see `attach`."""
 
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
         """Predict the mean of the targets, and their standard deviation or covariance on request.
@@ -208,13 +211,20 @@ class LastLayerRegressor(BaseRegressor):
         if return_std and return_cov:
             raise InputError("return_std and return_cov are both set: set one; the diagonal of the covariance is std^2")
         if return_cov:
+            if self._stage is not None:
+                raise InputError("return_cov needs one row per sample: use joint(X), whose rows are the positions")
             joint = self.joint(X)
             return joint.mean, joint.cov_of_outputs()
-        fitted, X = self._fitted(), self._checked(X)
+        fitted = self._fitted()
+        if self._stage is None:
+            X, shaped = self._checked(X), partial(like_targets, y_ndim=fitted.y_ndim)
+        else:
+            X, where = self._stage.rows(X)
+            shaped = partial(self._stage.shaped, where=where, y_ndim=fitted.y_ndim)
         if not return_std:
-            return like_targets(fitted.mean(X), fitted.y_ndim)
+            return shaped(fitted.mean(X))
         mean, var = fitted.mean_and_var(X)
-        return like_targets(mean, fitted.y_ndim), like_targets(np.sqrt(var), fitted.y_ndim)
+        return shaped(mean), shaped(np.sqrt(var))
 
     def predictive(self, X: Any, *, noise: bool = True) -> Prediction:
         """Compute the predictive distribution at the rows of X.
@@ -308,13 +318,27 @@ class LastLayerRegressor(BaseRegressor):
         """
         return self._fitted().extrapolation(self._checked(X))
 
-    def module(self) -> Predictor:
+    def features(self, X: Any) -> Float[ndarray, "n k"]:
+        """Compute the features of the first member, one row per row of `predictive`.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            Inputs.
+        """
+        fitted, rows = self._fitted(), self._checked(X)
+        phi: ndarray = fitted.features(0, fitted.standardized(rows))[:, :-1].numpy(force=True)
+        return phi
+
+    def module(self) -> Predictor | StagedPredictor:
         """Convert the fitted model to a `torch.nn.Module` that is differentiable in its inputs.
 
         Exports to ONNX and torch.export start from it. It maps a batch in original units to a dictionary of tensors
-        with the quantities of `predictive`: mean, var, epistemic_var, noise_var, affine_cost.
+        with the quantities of `predictive`: mean, var, epistemic_var, noise_var, affine_cost. After `attach`, it is
+        called as the network is, and includes the network.
         """
-        return self._fitted().module()
+        predictor = self._fitted().module()
+        return predictor if self._stage is None else self._stage.module(predictor)
 
     members_ = FromFitted(lambda fitted: fitted.members)
     """Networks with their last layers, in standardised units."""
@@ -395,7 +419,7 @@ class LastLayerRegressor(BaseRegressor):
         y : array-like of shape (m,) or (m, q)
             Their targets.
         """
-        self.fitted_ = revisions.conformalize(self._fitted(), *self._checked_rows(X, y))
+        self.fitted_ = revisions.conformalize(self._fitted(), *self._checked_rows(X, y)[:2])
         return self
 
     @with_gradients
@@ -462,20 +486,28 @@ class LastLayerRegressor(BaseRegressor):
 
     def _checked(self, X: Any) -> ndarray:
         fitted = self._fitted()
+        if self._stage is not None:
+            return self._stage.rows(X)[0]
         X = check_X(self, X, reset=False, nd=fitted.inputs is None, ids=fitted.settings.ids)
         fitted.check_reach(X)
         return X
 
-    def _checked_rows(self, X: Any, y: Any, *, partly: bool = False) -> tuple[ndarray, ndarray]:
+    def _checked_rows(
+        self, X: Any, y: Any, sample_weight: Any = None, *, partly: bool = False
+    ) -> tuple[ndarray, ndarray, ndarray | None]:
+        """Return inputs, targets and weights as arrays of the fitted table."""
         fitted = self._fitted()
-        ids = fitted.settings.ids
-        X, y = check_Xy(self, X, y, reset=False, nd=fitted.inputs is None, partly=partly, ids=ids)
+        if self._stage is not None:
+            X, y, weight = self._stage.checked_rows(X, y, sample_weight)
+        else:
+            ids = fitted.settings.ids
+            X, y = check_Xy(self, X, y, reset=False, nd=fitted.inputs is None, partly=partly, ids=ids)
+            weight = check_weight(sample_weight, np.empty((len(y), 1)))
         q = y.shape[1] if y.ndim > 1 else 1
         if q != fitted.n_outputs:
             raise InputError(f"y has {q} outputs, but the model was fitted to {fitted.n_outputs}")
         fitted.check_reach(X, y.reshape(len(y), -1))
-        return X, y
+        return X, y, weight
 
     def _rows(self, X: Any, y: Any, sample_weight: Any = None) -> Points:
-        X, y = self._checked_rows(X, y, partly=True)
-        return self._fitted().data(X, y, check_weight(sample_weight, np.empty((len(y), 1))))
+        return self._fitted().data(*self._checked_rows(X, y, sample_weight, partly=True))

@@ -1,7 +1,7 @@
 """`attach`: an exact Bayesian last layer for a network that was trained elsewhere."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -12,6 +12,7 @@ from lastlayer._internal.chunks import CHUNK_ROWS
 from lastlayer._internal.digests import digest_of_parameters
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.maximum import by_evidence
+from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.data.distributed import ProcessGroup
@@ -19,13 +20,13 @@ from lastlayer.data.rows import Points
 from lastlayer.data.scaling import Standardizer
 from lastlayer.data.sources import LoaderSource, Samples, Source, check_finite
 from lastlayer.errors import InputError, check_choice
-from lastlayer.estimators.attached import AttachedRegressor, features_at, labelled_rows, outputs_axis
 from lastlayer.estimators.base import with_gradients
 from lastlayer.estimators.notes import warn_of_floored_noise
 from lastlayer.estimators.regressor import BLLRegressor
+from lastlayer.estimators.stage import FeatureStage
 from lastlayer.networks.feature_extractor import FeatureExtractor, last_linear
 from lastlayer.networks.mlp import copied
-from lastlayer.networks.structured import moved, named
+from lastlayer.networks.structured import Inputs, moved, named
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted, cost_quantiles
 from lastlayer.predictor.module import Member
@@ -53,6 +54,13 @@ def attach(
     One pass over the loader accumulates the statistics; alpha, noise and weights follow in closed form at the maximum
     of the evidence. The network is copied and not changed. It receives the inputs as the loader yields them, in
     evaluation mode: floating-point numbers in the network's dtype, ids and masks unchanged.
+
+    If a sample is a single tensor of numbers with one row of features, the result is a `BLLRegressor` with the network
+    as its backbone. Otherwise the network is a fixed stage before it: X is whatever the network is called with, each
+    position that the last layer is applied to, such as a token or a pixel, is a row, and `predict` returns arrays
+    shaped like the targets. `predictive`, `joint`, `sample_y`, `extrapolation` and `features` return one row per
+    position, in the order of the flattened positions. `fitted_` is then a model of the features, a table: for ONNX,
+    CasADi, `OnlineModel` and functionals, use `model.features(X)`.
 
     Parameters
     ----------
@@ -94,109 +102,103 @@ def attach(
     >>> model = lastlayer.attach(network, loader)
     >>> mean, std = model.predict([[0.5]], return_std=True)
     """
-    process_group = process_group or ProcessGroup.current()
+    process_group, network = process_group or ProcessGroup.current(), _unwrapped(network)
     with process_group.guarded():
-        return _attached(_unwrapped(network), loader, layer, calibration, noise, bias_prior, process_group)
+        check_choice("noise", noise, NOISE_STRUCTURES)
+        check_choice("bias_prior", bias_prior, BIAS_PRIORS)
+        place = next(network.parameters(), torch.zeros(()))
+        samples = _samples(loader, place, process_group)
+        first = next(samples, None)
+        if first is None:
+            raise InputError("the loader gave no batch: it must yield at least one (X, y)")
+        stage = FeatureStage(_extractor(network, layer, first))
+        phi_tilde = stage.features(first.inputs)
+        table = _table(first.inputs, phi_tilde)
+        X = phi_tilde.flatten(0, -2) if table is None else table
+        common = {"noise": noise, "bias_prior": bias_prior, "with calibration": calibration is not None}
+        process_group.agree(common | _described(stage, first) | {"columns of X": X.shape[1]})
+        process_group.broadcast_state(stage.network)  # buffers, such as those of batch norm, may differ
+        rows = _rows(stage, chain([first], samples))
+        exact, targets, sample_cost = _last_layer(rows, process_group, noise=noise, bias_prior=bias_prior)
+        model = BLLRegressor(
+            backbone=stage.network,
+            n_members=1,
+            calibration=None if calibration is None else "auto",
+            hidden_prior=0.0,
+            noise=noise,
+            training=TrainingOptions(bias_prior=bias_prior),
+            max_epochs=0,
+            device=str(place.device),
+            dtype=_NAMES[place.dtype],
+        )
+        model.n_features_in_, model.training_ = X.shape[1], TrainingHistory()
+        model._stage = stage if table is None else None
+        fitted = Fitted(
+            inputs=_unit(X.shape[1]) if X.dim() == 2 else None,
+            targets=targets.to("cpu"),
+            members=(Member(nn.Identity() if table is None else stage.network, exact),),
+            log_alphas=(float(exact.log_alpha),),
+            sample_cost=sample_cost,
+            settings=resolve(model.get_params(deep=False), DataShape(None, calibration is not None), seed=0),
+            n_features_in=X.shape[1],
+            y_ndim=2 if first.y.dim() == phi_tilde.dim() and (table is None or first.y.shape[1] > 1) else 1,
+        )
+        if calibration is not None:
+            rows = _rows(stage, _samples(calibration, place, process_group))
+            fitted = revisions.calibrate(fitted, _held_out(rows, exact, targets, process_group))
+        model.fitted_ = fitted
+        return model
 
 
-def _attached(
-    network: nn.Module,
-    loader: Iterable[Any] | Source,
-    layer: str | None,
-    calibration: Iterable[Any] | Source | None,
-    noise: NoiseStructure,
-    bias_prior: BiasPrior,
-    process_group: ProcessGroup,
-) -> BLLRegressor:
-    check_choice("noise", noise, NOISE_STRUCTURES)
-    check_choice("bias_prior", bias_prior, BIAS_PRIORS)
-    place = next(network.parameters(), torch.zeros(()))
-    samples = _samples(loader, place, process_group)
-    first = next(samples, None)
-    if first is None:
-        raise InputError("the loader gave no batch: it must yield at least one (X, y)")
-    extractor = _extractor(network, layer, first)
-    form = _Form.of(extractor, first)
-    process_group.agree(
-        {
-            "noise": noise,
-            "bias_prior": bias_prior,
-            "with calibration": calibration is not None,
-            "layer": getattr(extractor, "layer", None),
-            "dtype": str(place.dtype),
-            "inputs": {name: str(x.dtype) for name, x in named(first.inputs).items()},
-            "columns of X": form.n_inputs,
-            "outputs": _labelled(extractor, first).T.shape[1],
-            "digest of the network's weights": digest_of_parameters(extractor, buffers=False),
-        }
-    )
-    process_group.broadcast_state(extractor)  # buffers, such as those of batch norm, may differ between processes
+def _last_layer(
+    rows: Iterable[Points], process_group: ProcessGroup, *, noise: NoiseStructure, bias_prior: BiasPrior
+) -> tuple[Posterior, Standardizer, Tensor]:
+    """Compute the last layer of the rows of all processes, the scaler of the targets, and quantiles of the costs."""
     some: list[Tensor] = []
 
     def features() -> Iterator[tuple[Tensor, ...]]:
-        for rows in _rows(extractor, chain([first], samples)):
+        for part in rows:
             if sum(len(each) for each in some) < CHUNK_ROWS:
-                some.append(rows.X)
-            yield (rows.X, rows.T) if rows.weight is None else (rows.X, rows.T, rows.weight)
+                some.append(part.X)
+            yield (part.X, part.T) if part.weight is None else (part.X, part.T, part.weight)
 
     raw = process_group.reduce(Statistics.from_batches(features()))
     var = raw.target_scatter.diagonal() / raw.count
     targets = Standardizer.of_moments(raw.target_mean, var, int(raw.count))
     standard = raw.with_targets(targets.mean, targets.scale)
     (exact,) = by_evidence([standard], noise=noise, bias_prior=bias_prior)
-    warn_of_floored_noise([Member(extractor, exact)], varied=bool((var > 0).all()))
+    warn_of_floored_noise([Member(nn.Identity(), exact)], varied=bool((var > 0).all()))
     cost = torch.cat([exact.variance_ratio(Phi) for Phi in some])
-    model = form.kind(
-        backbone=extractor,
-        n_members=1,
-        calibration=None if calibration is None else "auto",
-        hidden_prior=0.0,
-        noise=noise,
-        training=TrainingOptions(bias_prior=bias_prior),
-        max_epochs=0,
-        device=str(place.device),
-        dtype=_NAMES[place.dtype],
-    )
-    model.n_features_in_, model.training_ = form.n_inputs, TrainingHistory()
-    fitted = Fitted(
-        inputs=form.scaler,
-        targets=targets.to("cpu"),
-        members=(Member(extractor if form.kind is BLLRegressor else nn.Identity(), exact),),
-        log_alphas=(float(exact.log_alpha),),
-        sample_cost=cost_quantiles(torch.cat(process_group.gather(cost.cpu()))[None]),
-        settings=resolve(model.get_params(deep=False), DataShape(None, calibration is not None), seed=0),
-        n_features_in=form.n_inputs,
-        y_ndim=form.y_ndim,
-    )
-    if calibration is not None:
-        points = []
-        for rows in _rows(extractor, _samples(calibration, place, process_group)):
-            # inputs, which may be large, are not kept
-            held_out = Points.of(rows.T[:, :0], targets.forward(rows.T), rows.weight)
-            points.append(HeldOutPoints.by(exact, rows.X, held_out, "validation", NETWORK))
-        joined = HeldOutPoints.joined([each for theirs in process_group.gather(points) for each in theirs])
-        fitted = revisions.calibrate(fitted, joined)
-    model.fitted_ = fitted
-    return model
+    return exact, targets, cost_quantiles(torch.cat(process_group.gather(cost.cpu()))[None])
 
 
-@dataclass(frozen=True)
-class _Form:
-    """The kind of model that the first batch requires."""
+def _held_out(
+    rows: Iterable[Points], exact: Posterior, targets: Standardizer, process_group: ProcessGroup
+) -> HeldOutPoints:
+    """Held-out rows of all processes as points to calibrate on; their inputs, which may be large, are not kept."""
+    points = []
+    for part in rows:
+        labels = Points.of(part.T[:, :0], targets.forward(part.T), part.weight)
+        points.append(HeldOutPoints.by(exact, part.X, labels, "validation", NETWORK))
+    return HeldOutPoints.joined([each for theirs in process_group.gather(points) for each in theirs])
 
-    kind: type[BLLRegressor]
-    n_inputs: int
-    scaler: Standardizer | None
-    y_ndim: int
 
-    @classmethod
-    def of(cls, extractor: nn.Module, first: Samples) -> "_Form":
-        X, phi_tilde = first.inputs, _features(extractor, first)
-        if isinstance(X, Tensor) and X.is_floating_point() and X.dim() > 1 and phi_tilde.shape[:-1] == X.shape[:1]:
-            d, q = X.shape[1], 1 if first.y.dim() == 1 else first.y.shape[1]
-            return cls(BLLRegressor, d, _unit(d) if X.dim() == 2 else None, min(q, 2))
-        k = phi_tilde.shape[-1]
-        return cls(AttachedRegressor, k, _unit(k), 2 if first.y.dim() == phi_tilde.dim() else 1)
+def _table(inputs: Inputs, phi_tilde: Tensor) -> Tensor | None:
+    """Inputs that are numbers with one row per row of features; None if there are no such inputs."""
+    if isinstance(inputs, Tensor) and inputs.is_floating_point() and inputs.dim() > 1:
+        return inputs if phi_tilde.shape[:-1] == inputs.shape[:1] else None
+    return None
+
+
+def _described(stage: FeatureStage, first: Samples) -> dict[str, Any]:
+    """What the networks and batches of all processes must have in common."""
+    return {
+        "layer": stage.network.layer if isinstance(stage.network, FeatureExtractor) else None,
+        "dtype": str(stage.place.dtype),
+        "inputs": {name: str(x.dtype) for name, x in named(first.inputs).items()},
+        "outputs": stage.labelled(first).T.shape[1],
+        "digest of the network's weights": digest_of_parameters(stage.network, buffers=False),
+    }
 
 
 def _unit(d: int) -> Standardizer:
@@ -223,7 +225,7 @@ def _extractor(network: nn.Module, layer: str | None, first: Samples) -> nn.Modu
     if layer != "auto":
         return FeatureExtractor(network, layer)
     extractor = FeatureExtractor(network, last_linear(network, first.inputs))
-    q = _labelled(extractor, first).T.shape[1]
+    q = FeatureStage(extractor).labelled(first).T.shape[1]
     if extractor.n_outputs != q:
         raise InputError(
             f"the linear layer evaluated last, {extractor.layer!r}, gives {extractor.n_outputs} numbers, and the "
@@ -243,22 +245,13 @@ def _samples(loader: Iterable[Any] | Source, place: Tensor, process_group: Proce
     return (replace(some, inputs=moved(some.inputs, place)) for some in samples)
 
 
-def _rows(extractor: nn.Module, samples: Iterable[Samples]) -> Iterator[Points]:
+def _rows(stage: FeatureStage, samples: Iterable[Samples]) -> Iterator[Points]:
     """Rows with affine features as inputs, one per position that has a target; both in float64."""
     seen = 0
     for some in samples:
         check_finite(named(some.inputs), seen)
-        rows = _labelled(extractor, some)
+        rows = stage.labelled(some)
         check_finite({"y": rows.T}, seen)
         seen += len(some)
         if len(rows.X):
             yield replace(rows, X=affine_features(rows.X).double())
-
-
-def _labelled(extractor: nn.Module, samples: Samples) -> Points:
-    return labelled_rows(_features(extractor, samples), samples, axis=outputs_axis(extractor))
-
-
-def _features(extractor: nn.Module, samples: Samples) -> Tensor:
-    with torch.no_grad():
-        return features_at(extractor, samples.inputs)

@@ -36,10 +36,12 @@ from lastlayer.estimators.notes import (
     warn_of_floored_noise,
     warn_of_missing_targets,
 )
+from lastlayer.estimators.stage import FeatureStage
 from lastlayer.likelihoods import check as check_likelihood
 from lastlayer.likelihoods import choose
 from lastlayer.likelihoods.base import Gaussian, Likelihood
 from lastlayer.networks.architecture import Architecture
+from lastlayer.networks.mlp import copied
 from lastlayer.predictor import revisions
 from lastlayer.predictor.codec import pack, unpack
 from lastlayer.predictor.fitted import Fitted
@@ -440,12 +442,10 @@ class BLLRegressor(LastLayerRegressor):
             parameters["calibration"] = "auto"  # a splitter is not needed after fitting
         options = None if self.training is None else vars(self.training) | {"checkpoint": None}
         about = {"model": type(self).__name__, "parameters": parameters, "training": options}
-        tensors, header = self._packed()
-        return tensors, about | header
-
-    def _packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and header of the fitted value."""
-        return pack(self._fitted())
+        tensors, header = pack(self._fitted())
+        if self._stage is not None:  # some of its weights may be shared, which safetensors refuses
+            tensors |= {f"stage.{name}": x.clone() for name, x in self._stage.network.state_dict().items()}
+        return tensors, about | header | {"staged": self._stage is not None}
 
     def _parameters(self) -> dict[str, Any]:
         """Parameters that settings are resolved from, as `BLLRegressor` names them, also in subclasses."""
@@ -457,6 +457,8 @@ class BLLRegressor(LastLayerRegressor):
 
     def _forget(self) -> None:
         """Remove results of an earlier fit, so that a fit that fails leaves the estimator unfitted."""
+        if self._stage is not None:
+            raise InputError("an attached model is not trained: call lastlayer.attach(network, loader) again")
         for name in ("fitted_", "alpha_curve_", "held_out_"):
             vars(self).pop(name, None)
 
@@ -550,6 +552,13 @@ class BLLRegressor(LastLayerRegressor):
         settings = Settings.from_json(header["settings"])
         if settings.device.startswith("cuda") and not torch.cuda.is_available():
             model.device, settings = "auto", Settings.from_json(header["settings"] | {"device": "cpu"})
+        if header["staged"]:
+            if backbone is None:
+                raise ValueError("it needs the network: load(path, backbone=FeatureExtractor(network, layer))")
+            model.backbone, backbone = copied(backbone), nn.Identity()
+            weights = {name.removeprefix("stage."): x for name, x in tensors.items() if name.startswith("stage.")}
+            model.backbone.load_state_dict(weights)
+            model._stage = FeatureStage(model.backbone)
         model.fitted_ = fitted = unpack(tensors, header, Architecture(settings, backbone))
         model.n_features_in_ = fitted.n_features_in
         if fitted.feature_names is not None:
@@ -570,8 +579,6 @@ def unpacked(
     path: str | os.PathLike[str], tensors: dict[str, Tensor], header: dict[str, Any], backbone: nn.Module | None
 ) -> BLLRegressor:
     """Restore a model from the contents of a file, see `BLLRegressor.packed`."""
-    from lastlayer.estimators.attached import AttachedRegressor  # a subclass of BLLRegressor: circular at the top
-
     settings = header.get("settings")
     if backbone is None and isinstance(settings, dict) and settings.get("backbone") is not None:
         raise InputError(
@@ -580,8 +587,7 @@ def unpacked(
     try:
         if backbone is None:
             _check_size(tensors, header)
-        kind = AttachedRegressor if header["model"] == AttachedRegressor.__name__ else BLLRegressor
-        return kind._restore(tensors, header, backbone)
+        return BLLRegressor._restore(tensors, header, backbone)
     except Exception as error:  # an intact file may still hold anything
         raise files.ModelFileError(
             f"{path} does not fit this version of lastlayer or this backbone: {error}"

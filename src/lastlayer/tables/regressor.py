@@ -267,9 +267,11 @@ class TableRegressor(BLLRegressor):
     def _checked(self, X: Any) -> ndarray:
         return super()._checked(self._schema().encode(as_table(X), unknown=self.unknown).X if is_table(X) else X)
 
-    def _checked_rows(self, X: Any, y: Any, *, partly: bool = False) -> tuple[ndarray, ndarray]:
-        rows = _rows(self._schema(), X, y, partly=partly) if is_table(X) else (X, y)
-        return super()._checked_rows(*rows, partly=partly)
+    def _checked_rows(
+        self, X: Any, y: Any, sample_weight: Any = None, *, partly: bool = False
+    ) -> tuple[ndarray, ndarray, ndarray | None]:
+        X, y = _rows(self._schema(), X, y, partly=partly) if is_table(X) else (X, y)
+        return super()._checked_rows(X, y, sample_weight, partly=partly)
 
 
 def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> BLLRegressor:
