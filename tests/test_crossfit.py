@@ -29,7 +29,8 @@ from lastlayer.ensemble.trainer import FitTask, Trainer
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import MLP
 from lastlayer.predictor.module import Member
-from lastlayer.settings.resolve import FAST_PRECISIONS, PRIOR_PRECISIONS, DataShape, Settings, resolve
+from lastlayer.settings.given import Shape
+from lastlayer.settings.resolve import FAST_PRECISIONS, PRIOR_PRECISIONS, Settings, resolve
 from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR, NETWORK, NO_NOISE_PRIOR, WEAK_NOISE_PRIOR, Family
 
 pytestmark = pytest.mark.usefixtures("small_process")
@@ -75,7 +76,7 @@ def settings(*families: Family | float, n_members: int = 4, epochs: int = 15, se
     """Numbers are prior precisions of networks."""
     model = BLLRegressor(hidden=(4,), max_epochs=epochs)
     training = TrainingOptions(early_stopping=False, patience=100)
-    made = resolve(model.get_params() | {"training": training}, DataShape((M, 1)), seed=seed)
+    made = resolve(model.get_params() | {"training": training}, Shape((M, 1)), seed=seed)
     own = tuple(f if isinstance(f, Family) else Family("network", f) for f in families or (0.3,))
     return replace(made, families=own, n_members=n_members, **({"ensemble": "selected prior"} | options))
 
@@ -587,14 +588,14 @@ def test_folds_keep_copies_together_unless_a_splitter_is_given(data):
     copies, X = np.arange(M) // 2, data.X.numpy()
     for options in ({}, {"n_members": 10}, {"calibration": "alpha"}, {"backbone": nn.Linear(1, 3)}):
         parameters = BLLRegressor(**options).get_params(deep=False)
-        found = resolve(parameters, DataShape(X.shape, n_groups=M // 2), seed=0)
-        folds = folds_for(found, X, data.T.numpy(), together=copies)
+        found = resolve(parameters, Shape(X.shape, n_groups=M // 2), seed=0)
+        folds = folds_for(found, Rows(Points(data.X, Readings(data.T)), copies=copies))
         splits = [*folds.trials, *(split for partition in folds.partitions for split in partition)]
         assert splits
         for split in splits:
             assert not set(copies[split.train]) & set(copies[split.held])
-    given = resolve(BLLRegressor(calibration=KFold(M)).get_params(deep=False), DataShape(X.shape), seed=0)
-    folds = folds_for(given, X, data.T.numpy(), together=copies, splitter=KFold(M))
+    given = resolve(BLLRegressor(calibration=KFold(M)).get_params(deep=False), Shape(X.shape), seed=0)
+    folds = folds_for(given, Rows(data, copies=copies), splitter=KFold(M))
     assert [split.held.tolist() for split in folds.partitions[0]] == [[i] for i in range(M)]
     assert {split.n_groups for split in folds.partitions[0]} == {M - 1}
 
@@ -605,10 +606,11 @@ def test_folds_keep_copies_together_unless_a_splitter_is_given(data):
 def plan(m: int, *more: int, n_groups: int | None = None, **options) -> tuple[Settings, Folds]:
     """Settings of m rows, and the rows that networks leave out."""
     shape = (m, *(more or (2,)))
-    found = resolve(BLLRegressor(**options).get_params(deep=False), DataShape(shape, n_groups=n_groups), seed=0)
+    found = resolve(BLLRegressor(**options).get_params(deep=False), Shape(shape, n_groups=n_groups), seed=0)
     X = np.random.default_rng(0).normal(size=shape)
     copies = None if n_groups is None else np.arange(m) % n_groups
-    return found, folds_for(found, X, np.zeros((m, 1)), together=copies, splitter=options.get("calibration"))
+    rows = Rows(Points(torch.from_numpy(X), Readings(torch.zeros(m, 1))), copies=copies)
+    return found, folds_for(found, rows, splitter=options.get("calibration"))
 
 
 def kinds(splits: list[Split]) -> str:
@@ -708,7 +710,7 @@ def test_the_more_rows_the_wider_the_hidden_layers():
 
 def test_a_source_has_the_widest_hidden_layers():
     """Its rows are not counted in advance, and are taken to be many."""
-    assert resolve(BLLRegressor().get_params(deep=False), DataShape(None), seed=0).hidden == (50, 50)
+    assert resolve(BLLRegressor().get_params(deep=False), Shape(None), seed=0).hidden == (50, 50)
 
 
 def test_noise_may_depend_on_the_input_where_a_curve_is_calibrated_on_a_table():
@@ -730,6 +732,6 @@ def test_auto_is_the_same_at_every_size_but_for_the_thresholds_it_names():
     assert plan(100_000)[0].max_epochs == 10
     assert [plan(m, preset="evidence")[0].early_stopping for m in (99, 100)] == [False, True]
     assert not plan(100)[0].early_stopping
-    source = resolve(BLLRegressor().get_params(deep=False), DataShape(None, validation=True), seed=0)
+    source = resolve(BLLRegressor().get_params(deep=False), Shape(None, validation=True), seed=0)
     assert (source.n_members, source.families, source.batch_size) == (1, (NETWORK,), 4096)
     assert (source.calibration, source.early_stopping) == ("curve on validation data", False)

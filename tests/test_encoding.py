@@ -21,7 +21,8 @@ from lastlayer.data.rows import Points
 from lastlayer.networks.architecture import Architecture, encoded
 from lastlayer.networks.encoding import PiecewiseEncoding, bins_of
 from lastlayer.networks.mlp import MLP, InputSkip, StackedMLP, encoding_of, grouped, inner_network
-from lastlayer.settings.resolve import DataShape, resolve
+from lastlayer.settings.given import Shape
+from lastlayer.settings.resolve import resolve
 from lastlayer.settings.types import ADDITIVE, NETWORK
 from lastlayer.training import FullBatch, Profiled, StackedNetworks
 from lastlayer.training.stack import StackPass
@@ -176,7 +177,7 @@ def test_inputs_are_passed_on_scaled_down(inner):
 
 
 def test_an_architecture_builds_the_network_of_its_family():
-    settings = resolve(BLLRegressor((6, 5)).get_params(), DataShape((M, D)), seed=0)
+    settings = resolve(BLLRegressor((6, 5)).get_params(), Shape((M, D)), seed=0)
     encoding, X = encodings()[0], table(seed=9)
     build = lambda family: Architecture(settings).build(D, torch.Generator().manual_seed(3), family, encoding)
     start = MLP(len(encoding.column), (6, 5), generator=torch.Generator().manual_seed(3))

@@ -19,7 +19,8 @@ from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.data.sources import TensorSource
 from lastlayer.errors import InputError
 from lastlayer.networks.mlp import encoding_of, inner_network
-from lastlayer.settings.resolve import FAST_PRECISIONS, PRIOR_PRECISIONS, DataShape, Settings, resolve
+from lastlayer.settings.given import Shape
+from lastlayer.settings.resolve import FAST_PRECISIONS, PRIOR_PRECISIONS, Settings, resolve
 from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR, NETWORK, Family
 
 pytestmark = pytest.mark.usefixtures("small_process")
@@ -260,7 +261,7 @@ def test_an_encoding_is_that_of_all_networks_or_of_half_of_a_mixture(options, ra
 
 def resolved(rows: int = 60, columns: int = 3, *, source: bool = False, **options) -> Settings:
     shape = None if source else (rows, columns)
-    return resolve(BLLRegressor(**options).get_params(deep=False), DataShape(shape), seed=0)
+    return resolve(BLLRegressor(**options).get_params(deep=False), Shape(shape), seed=0)
 
 
 @pytest.mark.parametrize(

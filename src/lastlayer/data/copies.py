@@ -1,12 +1,17 @@
 """Rows that are held out together: duplicates, which become one row of larger weight, near copies, and given groups."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int64
 from numpy import ndarray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial import KDTree
 from scipy.spatial.distance import pdist
+
+from lastlayer.settings.given import Given
 
 NEAR, NEAR_TARGET = 0.1, 1e-3
 """Distances relative to the typical distance between neighbours and to the standard deviation of a target: rows closer
@@ -14,24 +19,57 @@ in both may be copies, through which training rows would leak into held-out rows
 SEARCHED_ROWS = 5_000
 """In larger tables only rows with equal inputs are grouped."""
 SAMPLE = 500
+ODD, MIX, SHIFT = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(31)
 SHARE = 0.5
 """Fraction of rows with copies above which rows are grouped: if copies are exceptions, a new row may be one as well."""
 
 
-def distinct(
-    X: Float[ndarray, "m d"], y: Float[ndarray, "m q"], weight: Float[ndarray, " m"] | None
-) -> tuple[Int[ndarray, " k"], Int[ndarray, " m"], Float[ndarray, " k"] | None]:
-    """Merge duplicate rows, in an order that does not depend on the given one."""
-    count = np.ones(len(X)) if weight is None else weight
-    rows = np.flatnonzero(count > 0)
-    columns = np.concatenate([X, y], 1)
-    order = rows[np.lexsort(columns[rows].T[::-1])]
-    first = np.ones(len(order), dtype=bool)
-    first[1:] = (columns[order[1:]] != columns[order[:-1]]).any(1)
-    place = np.full(len(X), -1)
+def distinct(given: Given) -> Given:
+    """Merge rows that are equal in all but their weights, in an order that does not depend on the given one.
+
+    Rows of weight zero vanish, and missing targets are equal. Fewer than two rows that differ are left as they are.
+    """
+    m, X = len(given.X), given.X
+    if not given.is_table:
+        key = fingerprints(X.reshape(m, -1))
+        X = np.stack([key >> 32, key & 0xFFFFFFFF], 1)  # exact as floats
+    rest = [x.reshape(m, -1) for x in (given.noise_std, given.groups) if x is not None]
+    order, first, total = _merged([X, given.y, *rest], np.ones(m) if given.weight is None else given.weight)
+    place, kept = np.full(m, -1), order[first]
     place[order] = np.cumsum(first) - 1
-    total = np.bincount(place[order], count[order])
-    return order[first], place, None if (total == 1).all() else total
+    if len(kept) < 2:
+        return given
+    return replace(
+        given,
+        X=given.X[kept],
+        y=given.y[kept],
+        weight=None if (total == 1).all() else total,
+        groups=None if given.groups is None else given.groups[kept],
+        noise_std=None if given.noise_std is None else given.noise_std[kept],
+        place=place,
+    )
+
+
+def _merged(columns: Sequence[ndarray], weight: ndarray) -> tuple[ndarray, ndarray, ndarray]:
+    """Order of the rows that have a weight, whether each differs from the one before, and the sums of equal ones."""
+    rows, table = np.flatnonzero(weight > 0), np.concatenate(columns, 1)
+    order = rows[np.lexsort(table[rows].T[::-1])]
+    here, before = table[order[1:]], table[order[:-1]]
+    first = np.ones(len(order), dtype=bool)
+    first[1:] = ((here != before) & ~(np.isnan(here) & np.isnan(before))).any(1)
+    return order, first, np.bincount(np.cumsum(first) - 1, weight[order])
+
+
+def fingerprints(columns: ndarray) -> Int64[ndarray, " m"]:
+    """64-bit hash of each row of numbers: two different rows collide once in 10^19."""
+    exact = columns if columns.dtype.kind == "i" else columns.astype(float, copy=False) + 0.0  # -0.0 becomes 0.0
+    bits = np.ascontiguousarray(exact).view(np.uint64)
+    key = np.zeros(len(bits), dtype=np.uint64)
+    for column in bits.T:
+        key = (key ^ column) * ODD
+        key = (key ^ (key >> SHIFT)) * MIX
+        key ^= key >> SHIFT
+    return key.view(np.int64)
 
 
 def near_groups(Z: Float[ndarray, "m d"], T: Float[ndarray, "m q"]) -> Int[ndarray, " m"]:

@@ -15,8 +15,13 @@ from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.noise_groups import StatisticsByNoise, Targets
 from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import OutputStatistics, Statistics
+from lastlayer.data.copies import joined, near_groups
 from lastlayer.data.observe import Measurements
+from lastlayer.data.scaling import Scales
+from lastlayer.errors import InputError
+from lastlayer.likelihoods.base import Likelihood
 from lastlayer.networks.structured import converted
+from lastlayer.settings.given import Given, Shape
 
 FeatureMap = Callable[[Tensor], Tensor]
 """Maps inputs to linear features."""
@@ -59,6 +64,11 @@ class Points:
         part, m = self.take(at), self.T.shape[-2]
         weight = torch.ones(len(at), dtype=torch.float64, device=self.X.device) if part.weight is None else part.weight
         return replace(part, weight=weight * (m / len(at)))
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Points":
+        """Move to a device, with inputs of another type; ids stay integers."""
+        weight = None if self.weight is None else self.weight.to(device)
+        return Points(converted(self.X, dtype, device), self.readings.map(lambda x: x.to(device)), weight)
 
     def float(self) -> "Points":
         """Inputs, targets and weights in float32; ids stay integers."""
@@ -103,8 +113,73 @@ class Rows:
     """The rows of the table."""
     beside: tuple[Measurements, ...] = ()
     """Measured functionals of the same function."""
-    place: Int[ndarray, " n"] | None = None
-    """Index of every given row among these rows, -1 if it has no weight; None: in the given order."""
+    scales: Scales | None = None
+    """Standardisation of the rows."""
+    given: Given | None = None
+    """The rows in original units."""
+    copies: Int[ndarray, " m"] | None = None
+    """Index of each row's group of nearly equal rows; None: such rows were not looked for."""
+
+    @classmethod
+    def of(cls, given: Given, likelihood: Likelihood, scales: Scales | None = None) -> "Rows":
+        """Read and standardise rows, in float64 on the CPU; without scalers, these are fitted to them."""
+        working = likelihood.read(given)
+        scales = Scales.of(given, working) if scales is None else scales
+        readings, X = scales.read(working), torch.tensor(given.X)
+        if scales.inputs is not None:
+            X = scales.inputs.forward(X)
+        if given.observations and scales.inputs is None:
+            raise InputError("observations need a table: these inputs are integers, or have more than two dimensions")
+        beside = tuple(one.standardized(scales.inputs, scales.targets) for one in given.observations)
+        weight = None if given.weight is None else torch.tensor(given.weight)
+        return cls(Points(X, readings, weight), beside, scales, given)
+
+    def searched(self) -> "Rows":
+        """Find rows that are nearly equal, in a table."""
+        if self.given is None or not self.given.is_table:
+            return self
+        return replace(self, copies=near_groups(self.main.X.numpy(), self.main.readings.values.numpy()))
+
+    @property
+    def place(self) -> Int[ndarray, " n"]:
+        """Index of every row of the user among these, -1 if it has no weight."""
+        given = self.given
+        return np.arange(len(self.main.X)) if given is None or given.place is None else given.place
+
+    @property
+    def labels(self) -> Int[ndarray, " m"] | None:
+        """Group of each row, as given; None: there are no groups."""
+        return None if self.given is None else self.given.groups
+
+    @property
+    def together(self) -> Int[ndarray, " m"] | None:
+        """Index of each row's group of rows that are held out together; None: rows are held out one by one."""
+        if self.copies is None or self.labels is None:
+            return self.labels if self.copies is None else self.copies
+        return joined(self.copies, self.labels)
+
+    @property
+    def shape(self) -> Shape:
+        """What the settings depend on."""
+        read, together, n_groups, n_together = self.main.readings.read, self.together, None, None
+        if self.copies is not None:
+            n_groups = round((int(self.copies.max()) + 1) * (1.0 if read is None else float(read.double().mean())))
+        if together is not None and self.labels is not None:
+            n_together = int(together.max()) + 1
+        return Shape(
+            tuple(self.main.X.shape),
+            n_groups=n_groups,
+            n_together=n_together,
+            complete=self.complete,
+            learned=self.learned,
+            n_beside=sum(len(seen.readings.t) for seen in self.beside),
+            ids=not self.main.X.is_floating_point(),
+        )
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Rows":
+        """Move to a device, with inputs of another type; ids stay integers."""
+        beside = tuple(seen.to(device) for seen in self.beside)
+        return replace(self, main=self.main.to(device, dtype), beside=beside)
 
     @property
     def complete(self) -> bool:

@@ -1,6 +1,6 @@
 """Standardisation of inputs and targets."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -9,8 +9,12 @@ from numpy import ndarray
 from torch import Tensor
 
 from lastlayer._internal.numbers import EPS
+from lastlayer.bayes.readings import Readings
 from lastlayer.errors import InputError
+from lastlayer.settings.given import Given
 
+LARGEST_TARGET = 1e100
+"""Magnitude up to which variances of targets do not overflow in float64."""
 FARTHEST = {"float64": 1e50, "float32": 1e30}
 """Standardised values up to which networks of that type and the squares of their features stay finite."""
 
@@ -61,3 +65,36 @@ class Standardizer:
     def to(self, device: torch.device | str) -> "Standardizer":
         """Move to another device."""
         return Standardizer(self.mean.to(device), self.scale.to(device))
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Standardisation of inputs and targets."""
+
+    inputs: Standardizer | None
+    """Scaler of the inputs; None for ids and inputs of more than two dimensions, which are not scaled."""
+    targets: Standardizer
+    """Scaler of the targets."""
+
+    @classmethod
+    def of(cls, given: Given, working: Readings) -> "Scales":
+        """Fit the scalers to rows, and check that float64 can represent what comes of them."""
+        weight = None if given.weight is None else torch.tensor(given.weight)
+        inputs = Standardizer.fit(torch.tensor(given.X), sample_weight=weight) if given.is_table else None
+        targets = Standardizer.fit(working.values, sample_weight=weight)
+        if inputs is not None:
+            inputs.check_reach(given.X, "X")
+        targets.check_reach(working.values.numpy(), "y")
+        if bool((targets.scale < 1 / LARGEST_TARGET).any()):
+            raise InputError(
+                f"the targets differ by about {float(targets.scale.min()):g}, less than {1 / LARGEST_TARGET:g}: give y "
+                "in another unit"
+            )
+        return cls(inputs, targets)
+
+    def read(self, working: Readings) -> Readings:
+        """Standardise readings."""
+        mean, scale = self.targets.mean, self.targets.scale
+        t = (working.t - mean) / scale
+        t = t if working.read is None else torch.where(working.read > 0, t, 0.0)
+        return replace(working, t=t, known=None if working.known is None else working.known / scale.square())

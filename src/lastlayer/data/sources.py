@@ -17,8 +17,7 @@ from lastlayer._internal.digests import Digest, digest_of
 from lastlayer._internal.process_state import isolated
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.distributed import ONE, ProcessGroup
-from lastlayer.data.scaling import Standardizer
-from lastlayer.data.validation import LARGEST_TARGET
+from lastlayer.data.scaling import LARGEST_TARGET, Scales, Standardizer
 from lastlayer.errors import InputError
 from lastlayer.networks.structured import Inputs, as_inputs, converted, named
 
@@ -219,20 +218,18 @@ class LoaderSource:
 
 
 @dataclass(frozen=True)
-class Scales:
-    """Means and standard deviations found in one pass over the raw rows."""
+class SourceScales(Scales):
+    """Scalers found in one pass over the raw rows."""
 
-    inputs: Standardizer | None
-    """Scaler of the inputs; None for integers and inputs of more than two dimensions, which are not scaled."""
-    targets: Standardizer
-    """Scaler of the targets."""
     n_rows: int
     """Rows in a pass over all processes."""
     count: float
     """Sum of the weights."""
 
 
-def scales_of(source: Source, size: int, *, process_group: ProcessGroup = ONE, digest: Digest | None = None) -> Scales:
+def scales_of(
+    source: Source, size: int, *, process_group: ProcessGroup = ONE, digest: Digest | None = None
+) -> SourceScales:
     """Compute the scalers from one pass over the rows of all processes."""
     total: Statistics | None = None
     n_rows, is_table, common = 0, True, Digest()
@@ -255,7 +252,7 @@ def scales_of(source: Source, size: int, *, process_group: ProcessGroup = ONE, d
     both = Standardizer.of_moments(total.mean, total.scatter.diagonal() / total.count, n_rows)
     k = total.n_linear
     inputs = Standardizer(both.mean[:k], both.scale[:k]) if is_table else None
-    return Scales(inputs, Standardizer(both.mean[k:], both.scale[k:]), n_rows, float(total.count))
+    return SourceScales(inputs, Standardizer(both.mean[k:], both.scale[k:]), n_rows, float(total.count))
 
 
 @dataclass(frozen=True)
@@ -264,7 +261,7 @@ class StandardizedSource:
 
     source: Source
     """The raw rows."""
-    scales: Scales
+    scales: SourceScales
     """Scalers of inputs and targets."""
     device: torch.device
     """Device of the batches."""

@@ -11,16 +11,47 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
 from lastlayer._internal.arrays import as_array, check_finite, contiguous
+from lastlayer.data.observe import check_observations
+from lastlayer.data.scaling import LARGEST_TARGET
 from lastlayer.errors import InputError, InputTypeError
+from lastlayer.settings.given import Given
 
 FLOATS = {"dtype": [np.float64, np.float32], "ensure_all_finite": False}
 """Arguments of scikit-learn's validation for floats; finiteness is checked here, with the rows named."""
 IDS = {"dtype": [np.int64], "ensure_all_finite": False}
 """Arguments of scikit-learn's validation for integer inputs."""
-LARGEST_INPUT, LARGEST_TARGET = 1e300, 1e100
-"""Magnitudes up to which differences of inputs, and variances of targets, do not overflow in float64."""
+LARGEST_INPUT = 1e300
+"""Magnitude up to which differences of inputs do not overflow in float64."""
 LARGEST_WEIGHT = 2.0**53
 """Counts up to this are exact in float64."""
+
+
+def validated(
+    estimator: BaseEstimator,
+    X: Any,
+    y: Any,
+    sample_weight: Any = None,
+    *,
+    groups: Any = None,
+    noise_std: Any = None,
+    observations: Any = (),
+    nd: bool = False,
+    partly: bool = False,
+) -> Given:
+    """Validate training rows; `nd`: inputs need not be a table; `partly`: some targets may be missing."""
+    X, y = check_Xy(estimator, X, y, reset=True, nd=nd, partly=partly, ids=nd)
+    if len(X) < 2:
+        raise InputError(f"fit needs at least 2 samples, and n_samples = {len(X)} was given")
+    T = np.asarray(y, dtype=np.float64).reshape(len(y), -1)
+    return Given(
+        X,
+        T,
+        check_weight(sample_weight, X),
+        check_groups(groups, len(X)),
+        None if noise_std is None else check_noise_std(noise_std, T),
+        tuple(check_observations(observations)),
+        y_ndim=y.ndim,
+    )
 
 
 def check_X(estimator: BaseEstimator, X: Any, *, reset: bool, nd: bool, ids: bool = False) -> ndarray:

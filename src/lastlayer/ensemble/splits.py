@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
+from lastlayer.data.rows import Rows
 from lastlayer.ensemble.folds import blocked_folds, outer_folds
 from lastlayer.errors import InputError
 from lastlayer.settings.resolve import N_FOLDS, Settings
@@ -95,18 +96,12 @@ class Folds:
     """Splits on which the prior precision is selected."""
 
 
-def folds_for(
-    settings: Settings,
-    X: ndarray,
-    y: ndarray,
-    *,
-    together: Int[ndarray, " m"] | None = None,
-    splitter: Any = None,
-    groups: Any = None,
-) -> Folds:
+def folds_for(settings: Settings, rows: Rows, *, splitter: Any = None, groups: Any = None) -> Folds:
     """Splits that the settings prescribe."""
     rng, calibration = np.random.default_rng(settings.seed), settings.calibration
-    together = np.arange(len(X)) if together is None else together
+    X, y = rows.main.X.numpy(force=True), rows.main.T.numpy(force=True)
+    X = X[..., None] if settings.ids else X  # ids are not points of a space that could be split into blocks
+    together = np.arange(len(X)) if rows.together is None else rows.together
     m = int(together.max()) + 1
     n_partitions = 1 if settings.ensemble == "mixture" else -(-settings.n_members // min(N_FOLDS, m))
     if calibration == "given folds":

@@ -12,7 +12,8 @@ from lastlayer.bayes.maximum import by_evidence
 from lastlayer.bayes.readings import Readings
 from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.rows import Points
-from lastlayer.data.sources import Scales, Source, StandardizedSource, common_of, scales_of
+from lastlayer.data.scaling import Scales
+from lastlayer.data.sources import Source, StandardizedSource, common_of, scales_of
 from lastlayer.ensemble.problems import checkpoint_of, mini_batches, optimizer_of
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import finite_features

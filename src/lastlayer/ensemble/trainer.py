@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
 from torch import nn
 
 from lastlayer._internal.chunks import CHUNK_ROWS
@@ -93,8 +92,6 @@ class Trainer:
     progress: bool = False
     digest: str = ""
     """Digest of the data as given, stored in the checkpoints."""
-    together: Int[np.ndarray, " m"] | None = None
-    """Index of each row's group, which early stopping does not split; None: every row is its own group."""
     history: TrainingHistory = field(default_factory=TrainingHistory)
     """History of the last training."""
     _stage: int = 0
@@ -377,10 +374,11 @@ class Trainer:
 
     def _for_stopping(self, train: np.ndarray, n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """Indices into the training rows: about n for early stopping (none if there is one group), and the others."""
-        if self.together is None:
+        together = None if self.rows.labels is None else self.rows.together
+        if together is None:
             order = torch.randperm(len(train), generator=generator)
             return order[:n], order[n:]
-        groups = np.unique(self.together[train], return_inverse=True)[1]
+        groups = np.unique(together[train], return_inverse=True)[1]
         held = whole_groups(groups, n, torch.randperm(int(groups.max()) + 1, generator=generator).numpy())
         return torch.from_numpy(held), torch.from_numpy(np.setdiff1d(np.arange(len(train)), held))
 

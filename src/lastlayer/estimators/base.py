@@ -6,24 +6,18 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
 from numpy import ndarray
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
 
 from lastlayer.calibration.alpha import AlphaCurve
-from lastlayer.data import copies
 from lastlayer.data.observe import Functionals, Observations, Pointwise, check_observations, functionals_at
-from lastlayer.data.rows import Points, Rows
-from lastlayer.data.scaling import Standardizer
-from lastlayer.data.validation import LARGEST_TARGET, check_noise_std, check_weight, check_X, check_Xy
+from lastlayer.data.rows import Points
+from lastlayer.data.validation import check_weight, check_X, check_Xy
 from lastlayer.errors import InputError
 from lastlayer.estimators.stage import FeatureStage, StagedPredictor
-from lastlayer.likelihoods.base import Likelihood
 from lastlayer.networks.mlp import copied
-from lastlayer.networks.structured import converted
 from lastlayer.predictions.joint import FunctionalPrediction, JointPrediction
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictions.shapes import like_targets
@@ -53,7 +47,6 @@ class BaseRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     n_features_in_: int
     feature_names_in_: ndarray
     random_state: Any
-    _y_ndim: int
 
     def predictive(self, X: Any, *, noise: bool = True) -> Prediction:
         """Compute the predictive distribution at the rows of X."""
@@ -67,100 +60,10 @@ class BaseRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def _seed(self) -> int:
         return int(random_numbers(self.random_state).randint(2**31 - 1))
 
-    def _validate_and_scale(
-        self, X: Any, y: Any, sample_weight: Any, *, nd: bool = False, partly: bool = False, noise_std: Any = None
-    ) -> "ScaledData":
-        """Validated training data with their scalers; `partly`: some targets may be missing."""
-        X, y = check_Xy(self, X, y, reset=True, nd=nd, partly=partly, ids=nd)
-        if len(X) < 2:
-            raise InputError(f"fit needs at least 2 samples, and n_samples = {len(X)} was given")
-        weight = check_weight(sample_weight, X)
-        self._y_ndim = y.ndim
-        known = None if noise_std is None else torch.tensor(check_noise_std(noise_std, y.reshape(len(y), -1)))
-        data = ScaledData(
-            torch.tensor(X),
-            torch.tensor(y).double().reshape(len(y), -1),
-            None if weight is None else torch.tensor(weight),
-            known,
-        )
-        data.check()
-        return data
-
 
 def random_numbers(random_state: Any) -> np.random.RandomState:
     """Create a random number generator from a `random_state`."""
     return check_random_state(int(np.random.default_rng().integers(2**32)) if random_state is None else random_state)
-
-
-class ScaledData:
-    """Training rows in original units, with the scalers that standardise them."""
-
-    def __init__(
-        self, X: Tensor, y: Float[Tensor, "m q"], weight: Tensor | None, noise_std: Float[Tensor, "m q"] | None = None
-    ) -> None:
-        self.X, self.y, self.weight, self.noise_std = X, y, weight, noise_std
-        self.place = np.arange(len(X))
-        """Index of every given row among these rows; -1: its weight is zero."""
-        is_table = X.dim() == 2 and X.is_floating_point()
-        self.inputs = Standardizer.fit(X, sample_weight=weight) if is_table else None
-        self.targets = Standardizer.fit(y, sample_weight=weight)
-
-    def check(self) -> None:
-        """Check that float64 can represent standardised values and variances in original units."""
-        if self.inputs is not None:
-            self.inputs.check_reach(self.X.numpy(), "X")
-        self.targets.check_reach(self.y.numpy(), "y")
-        if bool((self.targets.scale < 1 / LARGEST_TARGET).any()):
-            raise InputError(
-                f"the targets differ by about {float(self.targets.scale.min()):g}, less than {1 / LARGEST_TARGET:g}: "
-                "give y in another unit"
-            )
-
-    def merged(self) -> "ScaledData":
-        """Merge identical rows, and add up their weights."""
-        weight = None if self.weight is None else self.weight.numpy()
-        kept, place, weight = copies.distinct(self.X.numpy(), self.y.numpy(), weight)
-        if len(kept) < 2:
-            return self
-        merged = ScaledData(self.X[kept], self.y[kept], None if weight is None else torch.tensor(weight))
-        merged.place = place
-        return merged
-
-    def read(self, likelihood: Likelihood) -> "ScaledData":
-        """Replace the targets by the working targets of a likelihood."""
-        return ScaledData(self.X, likelihood.read(self.y.numpy()).values, self.weight, self.noise_std)
-
-    def copies(self) -> Int[ndarray, " m"]:
-        """Group rows that are nearly equal."""
-        assert self.inputs is not None
-        return copies.near_groups(
-            self.inputs.forward(self.X).double().numpy(), self.targets.forward(self.y).double().numpy()
-        )
-
-    @property
-    def known_share(self) -> float:
-        """Share of targets that are not missing."""
-        return float((~self.y.isnan()).double().mean())
-
-    @property
-    def alike(self) -> bool:
-        """Whether no target is missing and no target has known noise."""
-        return self.noise_std is None and not bool(self.y.isnan().any())
-
-    def to(self, device: torch.device, dtype: torch.dtype, observations: Sequence[Observations] = ()) -> Rows:
-        """Standardise rows and observations for training."""
-        Z = self.X if self.inputs is None else self.inputs.forward(self.X)
-        weight = None if self.weight is None else self.weight.to(device)
-        T, noise_var = self.targets.forward(self.y).to(device), None
-        if self.noise_std is not None:
-            noise_var = (self.noise_std / self.targets.scale).square().to(device)
-        seen = tuple(one.standardized(self._inputs(), self.targets).to(device) for one in observations)
-        return Rows(Points.of(converted(Z, dtype, device), T, weight, noise_var), seen)
-
-    def _inputs(self) -> Standardizer:
-        if self.inputs is None:
-            raise InputError("observations need a table: these inputs are integers, or have more than two dimensions")
-        return self.inputs
 
 
 class FromFitted(Generic[Value]):

@@ -4,8 +4,9 @@ import logging
 import warnings
 from collections.abc import Sequence
 
-from jaxtyping import Float
-from torch import Tensor
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray
 
 from lastlayer.data.copies import SHARE
 from lastlayer.errors import CopiesWarning, FlooredNoiseWarning, MissingTargetsWarning
@@ -16,22 +17,23 @@ from lastlayer.settings.resolve import Settings
 logger = logging.getLogger(__name__)
 
 
-def warn_of_missing_targets(y: Float[Tensor, "m q"]) -> None:
+def warn_of_missing_targets(y: Float[ndarray, "m q"]) -> None:
     """Warn once per fit if targets are missing."""
-    missing = y.isnan()
-    if bool(missing.any()):
+    missing = np.isnan(y)
+    if missing.any():
         each = ", ".join(f"{n:,}" for n in (~missing).sum(0).tolist())
         warnings.warn(
-            f"{int(missing.sum()):,} of {y.numel():,} targets are missing: each output is fitted to the rows where it "
+            f"{int(missing.sum()):,} of {y.size:,} targets are missing: each output is fitted to the rows where it "
             f"is known ({each})",
             MissingTargetsWarning,
             stacklevel=4,
         )
 
 
-def warn_of_copies(n_rows: int, n_groups: int | None) -> None:
+def warn_of_copies(n_rows: int, copies: Int[ndarray, " m"] | None) -> None:
     """Warn once per fit if many rows are equal or nearly equal; such rows are held out together."""
-    if n_groups is not None and n_groups <= (1 - SHARE) * n_rows:
+    n_groups = n_rows if copies is None else int(copies.max()) + 1
+    if n_groups <= (1 - SHARE) * n_rows:
         warnings.warn(
             f"{n_rows} rows are equal or nearly equal to one of {n_groups}: copies are held out together, so that the "
             "model is evaluated on rows that are new to it",

@@ -30,8 +30,9 @@ from lastlayer.networks.structured import Inputs, moved, named
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted, cost_quantiles
 from lastlayer.predictor.module import Member
+from lastlayer.settings.given import Shape
 from lastlayer.settings.parameters import DTYPES, TrainingOptions
-from lastlayer.settings.resolve import SOURCE_BATCH, DataShape, resolve
+from lastlayer.settings.resolve import SOURCE_BATCH, resolve
 from lastlayer.settings.types import BIAS_PRIORS, NETWORK, NOISE_STRUCTURES, BiasPrior, NoiseStructure
 from lastlayer.training import TrainingHistory
 
@@ -139,7 +140,7 @@ def attach(
             members=(Member(nn.Identity() if table is None else stage.network, exact),),
             log_alphas=(float(exact.log_alpha),),
             sample_cost=sample_cost,
-            settings=resolve(model.get_params(deep=False), DataShape(None, calibration is not None), seed=0),
+            settings=resolve(model.get_params(deep=False), Shape(None, calibration is not None), seed=0),
             n_features_in=X.shape[1],
             y_ndim=2 if first.y.dim() == phi_tilde.dim() and (table is None or first.y.shape[1] > 1) else 1,
         )

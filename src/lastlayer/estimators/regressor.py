@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from lastlayer._internal import checked, files
 from lastlayer._internal.digests import digest_of
-from lastlayer.data.copies import joined, whole_groups
+from lastlayer.data.copies import distinct, whole_groups
 from lastlayer.data.distributed import ProcessGroup
-from lastlayer.data.observe import Observations, check_observations
+from lastlayer.data.observe import Observations
 from lastlayer.data.parquet import ParquetSource
-from lastlayer.data.rows import Points
-from lastlayer.data.scaling import Standardizer
+from lastlayer.data.rows import Points, Rows
+from lastlayer.data.scaling import Scales
 from lastlayer.data.sources import ArraySource, Source, Without
-from lastlayer.data.validation import check_groups
+from lastlayer.data.validation import check_groups, validated
 from lastlayer.ensemble.crossfit import CrossFit, Ensemble
 from lastlayer.ensemble.splits import folds_for
 from lastlayer.ensemble.streamed import train_on_source
@@ -46,9 +46,10 @@ from lastlayer.predictor import revisions
 from lastlayer.predictor.codec import pack, unpack
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Member
+from lastlayer.settings.given import Shape
 from lastlayer.settings.parameters import TrainingOptions, options_of
 from lastlayer.settings.parameters import check as check_parameters
-from lastlayer.settings.resolve import CURVE_FOLDS, DataShape, Settings, resolve
+from lastlayer.settings.resolve import CURVE_FOLDS, Settings, resolve
 from lastlayer.settings.types import Family, NoiseModel
 from lastlayer.training import TrainingHistory, clear_checkpoints
 
@@ -280,55 +281,34 @@ class BLLRegressor(LastLayerRegressor):
             with ProcessGroup.current().guarded():
                 return self._fit_mapped(X, y, sample_weight, validation_data, groups)
         seed = self._seed()
-        rows = self._validate_and_scale(
-            X, y, sample_weight, nd=self.backbone is not None, partly=True, noise_std=noise_std
+        kinds = {"nd": self.backbone is not None, "partly": True}
+        given = validated(
+            self, X, y, sample_weight, groups=groups, noise_std=noise_std, observations=observations, **kinds
         )
-        digest = "" if self._options.checkpoint is None else digest_of(rows.X, rows.y, rows.weight)
-        likelihood = choose(self.likelihood, rows.y.numpy())
+        digest = "" if self._options.checkpoint is None else digest_of(given.X, given.y, given.weight)
+        by_splitter = not (self.calibration is None or isinstance(self.calibration, str))
+        used = given if by_splitter else distinct(given)
+        likelihood = choose(self.likelihood, used.y)
         if noise_std is not None or observations:
             likelihood.check_linear("noise_std or observations")
-        rows = rows.read(likelihood)
-        n_given = len(rows.X) if rows.weight is None else int((rows.weight > 0).sum())
-        by_splitter = not (self.calibration is None or isinstance(self.calibration, str))
-        labels = check_groups(groups, len(rows.X))
-        if rows.inputs is not None and rows.alike and not by_splitter and labels is None:
-            rows = rows.merged()
-        copies = rows.copies() if rows.inputs is not None else None
-        n_groups = None if copies is None else int(copies.max()) + 1
-        n_known = None if n_groups is None else round(n_groups * rows.known_share)
-        together = labels if copies is None else copies if labels is None else joined(copies, labels)
-        n_together = None if together is None or labels is None else int(together.max()) + 1
-        observations = check_observations(observations)
-        beside = sum(len(seen.y) for seen in observations)
-        alike = rows.alike and not beside
-        learned, ids = noise_std is None and not beside, not rows.X.is_floating_point()
-        shape = DataShape(
-            tuple(rows.X.shape), validation_data is not None, n_known, n_together, alike, learned, beside, ids
-        )
+        rows = Rows.of(used, likelihood).searched()
+        shape = replace(rows.shape, validation=validation_data is not None)
         settings = resolve(self._parameters() | {"likelihood": likelihood.name}, shape, seed=seed)
-        log_start(settings, rows.X.shape, rows.y.shape[1])
-        warn_of_missing_targets(rows.y)
+        log_start(settings, rows.main.X.shape, rows.main.T.shape[1])
+        warn_of_missing_targets(given.y)
         if settings.calibration in ("random and blocked folds", "holdout"):
-            warn_of_copies(n_given, n_groups)
-        data = rows.to(settings.torch_device, settings.torch_dtype, observations)
-        Z, T = data.main.X.cpu().numpy(), data.main.T.cpu().numpy()
-        Z = Z[..., None] if ids else Z  # ids are not points of a space that could be split into blocks
-        folds = folds_for(settings, Z, T, together=together, splitter=self.calibration, groups=groups)
+            warn_of_copies(given.n_used, rows.copies)
+        rows = rows.to(settings.torch_device, settings.torch_dtype)
+        folds = folds_for(settings, rows, splitter=self.calibration, groups=groups)
         architecture = Architecture(settings, self.backbone)
-        trainer = Trainer(
-            architecture,
-            data,
-            self._checkpoints(),
-            self.progress,
-            digest,
-            together=None if labels is None else together,
-        )
+        trainer = Trainer(architecture, rows, self._checkpoints(), self.progress, digest)
         crossfit = CrossFit(trainer)
         with architecture.seeded():
             ensemble = crossfit.run(folds)
         self.training_ = trainer.history
+        assert rows.scales is not None
         with trainer.stage("calibration"):
-            self._hold(ensemble.members, data.main, rows.inputs, rows.targets, settings, likelihood, ensemble.scores)
+            self._hold(ensemble.members, rows.main, rows.scales, settings, given.y_ndim, likelihood, ensemble.scores)
             self._calibrate(crossfit, ensemble, validation_data)
             self.held_out_ = HeldOutRows.of(self.fitted_, ensemble.folds, rows.place)
         log_summary(self.fitted_)
@@ -371,18 +351,18 @@ class BLLRegressor(LastLayerRegressor):
         self._forget()
         held_out = None if validation_data is None else digest_of(*map(np.asarray, validation_data))
         ProcessGroup.current().agree({"digest of validation_data": held_out})
-        settings = resolve(self._parameters(), DataShape(None, validation_data is not None), seed=seed)
+        settings = resolve(self._parameters(), Shape(None, validation_data is not None), seed=seed)
         architecture = Architecture(settings, self.backbone)
         with architecture.seeded():
             streamed = train_on_source(source, architecture, checkpoint=self._checkpoints(), progress=self.progress)
         scales = streamed.scales
         settings = replace(settings, ids=not streamed.sample.X.is_floating_point())
-        self.training_, self._y_ndim = streamed.history, 2 if len(scales.targets.mean) > 1 else 1
+        self.training_, y_ndim = streamed.history, 2 if len(scales.targets.mean) > 1 else 1
         self.n_features_in_ = int(streamed.sample.X.shape[1])  # scikit-learn's definition, also for images
         vars(self).pop("feature_names_in_", None)
         if isinstance(source, ParquetSource):
             self.feature_names_in_ = np.array(source.inputs, dtype=object)
-        self._hold([streamed.member], streamed.sample, scales.inputs, scales.targets, settings, Gaussian())
+        self._hold([streamed.member], streamed.sample, scales, settings, y_ndim, Gaussian())
         if validation_data is not None:
             self._use_validation(*validation_data)
         log_summary(self.fitted_)
@@ -466,9 +446,9 @@ class BLLRegressor(LastLayerRegressor):
         self,
         members: list[Member],
         data: Points,
-        inputs: Standardizer | None,
-        targets: Standardizer,
+        scales: Scales,
         settings: Settings,
+        y_ndim: int,
         likelihood: Likelihood,
         scores: dict[Family, float] | None = None,
     ) -> None:
@@ -477,12 +457,12 @@ class BLLRegressor(LastLayerRegressor):
         self.fitted_ = Fitted.of(
             members,
             data,
-            inputs=inputs,
-            targets=targets,
+            inputs=scales.inputs,
+            targets=scales.targets,
             settings=settings,
             n_features_in=self.n_features_in_,
             feature_names=tuple(getattr(self, "feature_names_in_", ())) or None,
-            y_ndim=self._y_ndim,
+            y_ndim=y_ndim,
             likelihood=likelihood,
             family_scores=scores or {},
         )

@@ -12,6 +12,7 @@ from lastlayer.bayes.readings import Readings
 from lastlayer.errors import InputError
 from lastlayer.predictions.joint import add_noise
 from lastlayer.predictions.prediction import Prediction
+from lastlayer.settings.given import Given
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,10 @@ class Likelihood:
         """Whether `likelihood="auto"` selects it for these targets, of which some may be missing (NaN)."""
         return False
 
-    def read(self, y: Float[ndarray, "m q"]) -> Readings:
+    def read(self, given: Given) -> Readings:
         """Check targets, of which some may be missing (NaN), and convert them to working targets."""
-        return Readings.of(torch.tensor(y, dtype=torch.float64))
+        known = None if given.noise_std is None else torch.tensor(given.noise_std, dtype=torch.float64).square()
+        return Readings.of(torch.tensor(given.y, dtype=torch.float64), known)
 
     def predict(self, working: Prediction) -> Prediction:
         """Convert a prediction of the working targets to one of the targets."""

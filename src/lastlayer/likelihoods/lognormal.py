@@ -1,6 +1,6 @@
 """`LogNormal`: positive targets, whose logarithm is modelled."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float
@@ -11,6 +11,7 @@ from lastlayer.errors import InputError
 from lastlayer.likelihoods.base import Likelihood
 from lastlayer.predictions.lognormal import LogPrediction
 from lastlayer.predictions.prediction import Prediction
+from lastlayer.settings.given import Given
 
 SKEWED = 1.0
 """Skewness above which a positive target is modelled by its logarithm, if that of the logarithm is less than half."""
@@ -29,15 +30,15 @@ class LogNormal(Likelihood):
         columns = [column[~np.isnan(column)] for column in y.T]
         return not (y <= 0).any() and all(map(_rather_log, columns))
 
-    def read(self, y: Float[ndarray, "m q"]) -> Readings:
+    def read(self, given: Given) -> Readings:
         """Take the logarithm of positive targets."""
-        rows = np.flatnonzero((y <= 0).any(1))
+        rows = np.flatnonzero((given.y <= 0).any(1))
         if len(rows):
             raise InputError(
                 f'likelihood="lognormal" needs positive targets, and y is zero or negative in {len(rows)} rows (first: '
                 f'row {rows[0]}): choose likelihood="gaussian", or fit to y plus a constant'
             )
-        return super().read(np.log(y))
+        return super().read(replace(given, y=np.log(given.y)))
 
     def predict(self, working: Prediction) -> Prediction:
         """Exponentiate."""

@@ -14,8 +14,8 @@ from numpy import ndarray
 from lastlayer import formula
 from lastlayer.bayes.recursion import Whitened
 from lastlayer.calibration.curve import Calibration
-from lastlayer.data.scaling import FARTHEST, Standardizer
-from lastlayer.data.validation import LARGEST_INPUT, LARGEST_TARGET
+from lastlayer.data.scaling import FARTHEST, LARGEST_TARGET, Standardizer
+from lastlayer.data.validation import LARGEST_INPUT
 from lastlayer.errors import InputError
 from lastlayer.formula.ops import FloatOps, NumPyOps
 from lastlayer.networks.arrays import NetworkArrays, as_array

@@ -20,7 +20,8 @@ from lastlayer._internal.arrays import as_array, check_finite
 from lastlayer._internal.chunks import row_chunks
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.curve import Calibration
-from lastlayer.data.validation import LARGEST_TARGET, check_weight, check_X
+from lastlayer.data.scaling import LARGEST_TARGET
+from lastlayer.data.validation import check_weight, check_X
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.estimators.regressor import BLLRegressor, unpacked

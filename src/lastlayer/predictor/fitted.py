@@ -23,8 +23,8 @@ from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.partial_posterior import CoupledPosterior
 from lastlayer.calibration.curve import Calibration, Curve, Tails
 from lastlayer.data.observe import Functionals
-from lastlayer.data.rows import Points
-from lastlayer.data.scaling import FARTHEST, Standardizer
+from lastlayer.data.rows import Points, Rows
+from lastlayer.data.scaling import FARTHEST, Scales, Standardizer
 from lastlayer.errors import InputError
 from lastlayer.formula.joint import Functions
 from lastlayer.formula.ops import NumPyOps, TorchOps
@@ -34,6 +34,7 @@ from lastlayer.networks.structured import converted
 from lastlayer.predictions.joint import FunctionalPrediction, JointPrediction
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.module import Member, Predictor, rows_in_cache
+from lastlayer.settings.given import Given
 from lastlayer.settings.resolve import Settings
 from lastlayer.settings.types import FOURIER, Family
 
@@ -222,10 +223,9 @@ class Fitted:
 
     def data(self, X: ndarray, y: ndarray, sample_weight: ndarray | None = None) -> Points:
         """Convert rows to training data."""
-        T = self.likelihood.read(y.reshape(len(y), -1)).values
-        device = self.settings.torch_device
-        weight = None if sample_weight is None else torch.tensor(sample_weight, device=device)
-        return Points.of(self.standardized(X), self.targets.forward(T).to(device), weight)
+        given = Given(X, np.asarray(y, dtype=float).reshape(len(y), -1), sample_weight)
+        rows = Rows.of(given, self.likelihood, Scales(self.inputs, self.targets)).main
+        return rows.to(self.settings.torch_device, self.settings.torch_dtype)
 
     def features(self, i: int, Z: Tensor) -> Float[Tensor, "m p"]:
         """Compute the affine features of a member.

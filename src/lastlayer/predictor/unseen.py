@@ -6,11 +6,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int64
 from numpy import ndarray
 
+from lastlayer.data.copies import fingerprints
 from lastlayer.data.rows import Points
-
-ODD = np.uint64(0x9E3779B97F4A7C15)
-MIX = np.uint64(0xBF58476D1CE4E5B9)
-SHIFT = np.uint64(31)
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,12 +20,12 @@ class Unseen:
     @classmethod
     def of(cls, data: Points) -> "Unseen":
         """Collect standardised rows; equal ones are counted together."""
-        keys, place = np.unique(fingerprints(data), return_inverse=True)
+        keys, place = np.unique(keys_of(data), return_inverse=True)
         return cls(keys, np.bincount(place, _weights(data), len(keys)))
 
     def has(self, data: Points) -> Bool[ndarray, " m"]:
         """Mask of the rows that are among these."""
-        return np.isin(fingerprints(data), self.keys) if len(self.keys) else np.zeros(len(data.X), dtype=bool)
+        return np.isin(keys_of(data), self.keys) if len(self.keys) else np.zeros(len(data.X), dtype=bool)
 
     def scaled(self, factor: float) -> "Unseen":
         """Down-weight these rows as the seen ones are."""
@@ -36,7 +33,7 @@ class Unseen:
 
     def without(self, data: Points) -> 'tuple[Unseen, Float[ndarray, " m"]]':
         """Remove rows; return the rest, and the weight of each row that is still to be removed from the seen ones."""
-        rest, weight, own = self.weight.copy(), _weights(data), fingerprints(data)
+        rest, weight, own = self.weight.copy(), _weights(data), keys_of(data)
         for row in np.flatnonzero(np.isin(own, self.keys)):
             place = np.searchsorted(self.keys, own[row])
             taken = min(rest[place], weight[row])
@@ -49,16 +46,10 @@ class Unseen:
 NOTHING = Unseen(np.empty(0, dtype=np.int64), np.empty(0))
 
 
-def fingerprints(data: Points) -> Int64[ndarray, " m"]:
-    """64-bit hash of each row, inputs and targets: two different rows collide once in 10^19."""
+def keys_of(data: Points) -> Int64[ndarray, " m"]:
+    """Fingerprints of rows, inputs and targets."""
     columns = [x.detach().cpu().double().flatten(1).numpy() for x in (data.X, data.readings.values)]
-    bits = np.ascontiguousarray(np.concatenate(columns, 1) + 0.0).view(np.uint64)  # + 0.0 turns -0.0 into 0.0
-    key = np.zeros(len(bits), dtype=np.uint64)
-    for column in bits.T:
-        key = (key ^ column) * ODD
-        key = (key ^ (key >> SHIFT)) * MIX
-        key ^= key >> SHIFT
-    return key.view(np.int64)
+    return fingerprints(np.concatenate(columns, 1))
 
 
 def _weights(data: Points) -> Float[ndarray, " m"]:

@@ -10,6 +10,7 @@ import torch
 from lastlayer._internal import checked
 from lastlayer._internal.digests import printed
 from lastlayer.errors import InputError, check_choice
+from lastlayer.settings.given import Shape
 from lastlayer.settings.parameters import DTYPES, TrainingOptions, check, check_source, options_of
 from lastlayer.settings.types import (
     ADDITIVE,
@@ -156,34 +157,7 @@ class Settings:
         return "\n".join(f"{name}: {value}" for name, value in asdict(self).items())
 
 
-@dataclass(frozen=True)
-class DataShape:
-    """Properties of the data that the settings depend on."""
-
-    shape: tuple[int, ...] | None
-    """Shape of X; None: a source of batches, whose rows are not counted in advance."""
-    validation: bool = False
-    """Whether validation data were given."""
-    n_groups: int | None = None
-    """Number of clearly different rows, or of those per output on average; None: all rows differ."""
-    n_together: int | None = None
-    """Number of groups, given by the user, that are held out together; None: rows are held out individually."""
-    alike: bool = True
-    """Whether all targets are known and equally noisy, and there are no other observations."""
-    learned_noise: bool = True
-    """Whether the noise of all targets is learned."""
-    n_observations: int = 0
-    """Number of functionals observed besides the rows."""
-    ids: bool = False
-    """Whether the inputs are integers, which are passed to the backbone unchanged."""
-
-    @property
-    def is_table(self) -> bool:
-        """Whether the inputs are columns of numbers, as far as known."""
-        return not self.ids and (self.shape is None or len(self.shape) == 2)
-
-
-def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Settings:
+def resolve(parameters: Mapping[str, Any], data: Shape, *, seed: int) -> Settings:
     """Check the parameters of a `BLLRegressor` against each other and the data, and resolve every "auto"."""
     p, options = parameters, options_of(parameters["training"])
     check(p)
@@ -205,7 +179,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
     if mixture:
         skips, wide = p["input_skip"] is not False, (data.shape or (0, 0))[1] > MANY_COLUMNS
         encoding = "raw" if p["encoding"] == "auto" and (wide or not skips) else p["encoding"]
-        families = _mixed(families, n_groups + data.n_observations, encoding, skip=skips)
+        families = _mixed(families, n_groups + data.n_beside, encoding, skip=skips)
         if p["activation"] == "auto" and n_groups > LARGE_TABLE:
             families = tuple(replace(f, activation="silu") if f == STRONG_NETWORK else f for f in families)
     elif p["encoding"] == "fourier":
@@ -226,7 +200,7 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
     early = (bare or own_network) and not source and n_rows >= STOPPED_ROWS
     early = early if options.early_stopping == "auto" else bool(options.early_stopping)
     if batch_size == "auto":
-        large = n_rows > LARGE_TABLE if data.alike else n_rows > TABLE_BATCH and not early
+        large = n_rows > LARGE_TABLE if data.complete else n_rows > TABLE_BATCH and not early
         large = large and plain and options.chunk_size is None
         batch_size = SOURCE_BATCH if source else TABLE_BATCH if large else None
     brisk = plain and not source and not early  # early stopping needs small steps
@@ -237,10 +211,10 @@ def resolve(parameters: Mapping[str, Any], data: DataShape, *, seed: int) -> Set
         epochs = round(share * (FULL_STEPS if brisk else 500))
         if batch_size is not None:
             steps_of_one = n_rows / int(batch_size)
-            passes = _passes(steps_of_one, share) if data.alike else math.ceil(share * FULL_STEPS / steps_of_one)
+            passes = _passes(steps_of_one, share) if data.complete else math.ceil(share * FULL_STEPS / steps_of_one)
             epochs = 60 if source or own_network else passes
     settings = Settings(
-        hidden=_hidden(p["hidden"], n_groups + data.n_observations),
+        hidden=_hidden(p["hidden"], n_groups + data.n_beside),
         activation="tanh" if p["activation"] == "auto" else p["activation"],
         input_skip=skip,
         backbone=_name(p["backbone"]) if own_network else None,
@@ -312,7 +286,7 @@ def device_name(device: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else str(device)
 
 
-def _calibration(p: Mapping[str, Any], data: DataShape, spare: bool) -> str | None:
+def _calibration(p: Mapping[str, Any], data: Shape, spare: bool) -> str | None:
     given = p["calibration"]
     if given is not None and not isinstance(given, str):
         if data.validation:
@@ -328,24 +302,24 @@ def _calibration(p: Mapping[str, Any], data: DataShape, spare: bool) -> str | No
     return "random and blocked folds" if given == "auto" and spare else None
 
 
-def _check_together(settings: Settings, p: Mapping[str, Any], options: TrainingOptions, data: DataShape) -> None:
+def _check_together(settings: Settings, p: Mapping[str, Any], options: TrainingOptions, data: Shape) -> None:
     """Raise an error for settings that are incompatible with the data or with each other."""
     if settings.input_skip and not data.is_table:
         given = "integers" if data.ids else f"shape {data.shape}"
         raise InputError(f"input_skip=True needs a table, but X has {given}: leave it at 'auto' or False")
     if settings.batch_size is None and options.checkpoint is not None:
         raise InputError("checkpoint stores the state of mini-batch training: give a batch_size with it")
-    if not data.alike and (settings.chunk_size is not None or options.checkpoint is not None):
+    if not data.complete and (settings.chunk_size is not None or options.checkpoint is not None):
         raise InputError(
             f"chunk_size={settings.chunk_size} and checkpoint={options.checkpoint} need targets that are all known and "
             "equally noisy, and no observations: use None for both, and batch_size for many rows"
         )
-    if not data.alike and settings.objective != "profiled":
+    if not data.complete and settings.objective != "profiled":
         raise InputError(
             f'objective="{settings.objective}" needs targets that are all known and equally noisy, and no '
             'observations: use objective="profiled"'
         )
-    if not data.learned_noise and settings.noise == "full":
+    if not data.learned and settings.noise == "full":
         raise InputError(
             'noise="full" cannot be combined with noise_std or observations, whose noise is independent between the '
             'outputs: use noise="diagonal"'

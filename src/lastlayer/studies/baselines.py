@@ -16,10 +16,13 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import softplus
 
 from lastlayer._internal.progress import progress_bar
-from lastlayer.data.validation import check_X
+from lastlayer.data.rows import Rows
+from lastlayer.data.scaling import Scales
+from lastlayer.data.validation import check_X, validated
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import BaseRegressor, with_gradients
 from lastlayer.estimators.regressor import BLLRegressor
+from lastlayer.likelihoods.base import Gaussian
 from lastlayer.networks.mlp import ACTIVATIONS
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.settings.parameters import TrainingOptions
@@ -193,9 +196,10 @@ class BayesByBackpropRegressor(BaseRegressor):
             )
         if not 0 <= self.kl_warmup <= 1:
             raise InputError(f"kl_warmup={self.kl_warmup} is a share of the epochs: choose it between 0 and 1")
-        self._fit_seed, rows = self._seed(), self._validate_and_scale(X, y, None)
-        self._inputs, self._targets = rows.inputs, rows.targets
-        data = rows.to(torch.device(device_name(self.device)), torch.float64).main
+        self._fit_seed, given = self._seed(), validated(self, X, y)
+        self._scales, self._y_ndim = Scales.of(given, Gaussian().read(given)), given.y_ndim
+        rows = Rows.of(given, Gaussian(), self._scales)
+        data = rows.main.to(torch.device(device_name(self.device)), torch.float64)
         generator = torch.Generator(data.X.device).manual_seed(self._fit_seed)
         self.network_ = BayesianNetwork(
             data.X.shape[1],
@@ -225,7 +229,7 @@ class BayesByBackpropRegressor(BaseRegressor):
         draws = self.draw_functions(X)
         noise_var = np.square(self.noise_std_) * float(noise)
         # without noise a component is a point; a negligible variance keeps its density defined
-        floor = np.square(1e-6 * self._targets.scale.numpy()) * float(not noise)
+        floor = np.square(1e-6 * self._scales.targets.scale.numpy()) * float(not noise)
         spread = np.square(draws - draws.mean(0)).mean(0) / np.square(self.noise_std_)
         epistemic_var, noise_var = (np.broadcast_to(var, draws.shape).copy() for var in (floor, noise_var))
         weights = np.full(draws.shape[:2], 1 / len(draws))
@@ -235,18 +239,19 @@ class BayesByBackpropRegressor(BaseRegressor):
         """Evaluate `n_components` draws of all weights; the draws are the same at every call."""
         check_is_fitted(self)
         X = check_X(self, X, reset=False, nd=False)
-        assert self._inputs is not None
-        self._inputs.check_reach(X, "X")
-        Z = self._inputs.forward(torch.tensor(X)).to(self.network_.log_sigma_e)
+        inputs = self._scales.inputs
+        assert inputs is not None
+        inputs.check_reach(X, "X")
+        Z = inputs.forward(torch.tensor(X)).to(self.network_.log_sigma_e)
         generator = torch.Generator(Z.device).manual_seed(self._fit_seed + 1)
         with torch.no_grad():
             outputs: Tensor = self.network_(Z.expand(self.n_components, *Z.shape), generator)
-        return outputs.cpu().numpy() * self._targets.scale.numpy() + self._targets.mean.numpy()
+        return outputs.cpu().numpy() * self._scales.targets.scale.numpy() + self._scales.targets.mean.numpy()
 
     @property
     def noise_std_(self) -> Float[ndarray, " q"]:
         """Noise standard deviation in target units."""
-        return self.network_.log_sigma_e.detach().exp().cpu().numpy() * self._targets.scale.numpy()
+        return self.network_.log_sigma_e.detach().exp().cpu().numpy() * self._scales.targets.scale.numpy()
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "history_")

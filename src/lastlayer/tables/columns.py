@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from lastlayer._internal import checked
-from lastlayer.data.validation import LARGEST_TARGET
+from lastlayer.data.scaling import LARGEST_TARGET
 from lastlayer.errors import InputError, check_choice
 from lastlayer.tables.cells import PERIODS, DateFormat, NumberFormat, as_texts, calendar, days
 from lastlayer.tables.files import Table

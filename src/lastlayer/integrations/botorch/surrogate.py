@@ -14,15 +14,18 @@ from lastlayer.bayes.partial_posterior import OutputPosterior
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.rows import Rows
-from lastlayer.data.scaling import Standardizer
+from lastlayer.data.scaling import Scales, Standardizer
+from lastlayer.data.validation import validated
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.estimators.regressor import BLLRegressor
+from lastlayer.likelihoods.base import Gaussian
 from lastlayer.networks.fourier import ProcessFeatures
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.module import Member
+from lastlayer.settings.given import Shape
 from lastlayer.settings.parameters import TrainingOptions
-from lastlayer.settings.resolve import DataShape, resolve
+from lastlayer.settings.resolve import resolve
 from lastlayer.settings.types import NoisePrior
 from lastlayer.training.lengths import fit_lengths, refine_lengths
 
@@ -81,11 +84,12 @@ class Surrogate(LastLayerRegressor):
             Known noise standard deviation of each value, in addition to the learned noise.
         """
         vars(self).pop("fitted_", None)
-        seed, rows = self._seed(), self._validate_and_scale(X, y, None, noise_std=noise_std)
-        if rows.y.shape[1] != 1:
-            raise InputError(f"a Surrogate has one output, and y has {rows.y.shape[1]}: use SingleTaskBLL for several")
-        rows.inputs = box_scaler(rows.X.double(), bounds)
-        table = rows.to(torch.device("cpu"), torch.float64)
+        seed, given = self._seed(), validated(self, X, y, noise_std=noise_std)
+        if given.y.shape[1] != 1:
+            raise InputError(f"a Surrogate has one output, and y has {given.y.shape[1]}: use SingleTaskBLL for several")
+        box = box_scaler(torch.tensor(given.X).double(), bounds)
+        scales = replace(Scales.of(given, Gaussian().read(given)), inputs=box)
+        table = Rows.of(given, Gaussian(), scales)
         data = table.main
         generator = torch.Generator().manual_seed(seed)
         some = torch.randperm(len(data.X), generator=generator)[:MOST_ROWS]
@@ -115,11 +119,11 @@ class Surrogate(LastLayerRegressor):
         self.fitted_ = Fitted.of(
             [Member(network, self._posterior(table, network))],
             data,
-            inputs=rows.inputs,
-            targets=rows.targets,
-            settings=resolve(defaults.get_params(deep=False), DataShape(tuple(data.X.shape)), seed=seed),
+            inputs=scales.inputs,
+            targets=scales.targets,
+            settings=resolve(defaults.get_params(deep=False), Shape(tuple(data.X.shape)), seed=seed),
             n_features_in=self.n_features_in_,
-            y_ndim=self._y_ndim,
+            y_ndim=given.y_ndim,
         )
         return self
 
