@@ -11,6 +11,7 @@ from sklearn.model_selection import KFold
 from lastlayer import BLLRegressor
 from lastlayer.data.copies import SEARCHED_ROWS, distinct, near_groups
 from lastlayer.errors import CopiesWarning
+from lastlayer.settings.given import Given
 
 pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")
 
@@ -26,11 +27,11 @@ def rows(m: int = 30, d: int = 3, q: int = 2, seed: int = 0) -> tuple[ndarray, n
 
 def merged(X: ndarray, y: ndarray, weight: ndarray | None) -> tuple:
     """Distinct rows with their weights; the place of every given row leads to one that is equal."""
-    kept, place, total = distinct(X, y, weight)
-    known = place >= 0
+    found = distinct(Given(X, y, weight))
+    known = found.place >= 0
     assert known.all() if weight is None else (known == (weight > 0)).all()
-    np.testing.assert_array_equal(X[kept][place[known]], X[known])
-    return X[kept], y[kept], total
+    np.testing.assert_array_equal(found.X[found.place[known]], X[known])
+    return found.X, found.y, found.weight
 
 
 def same(a: tuple, b: tuple) -> None:

@@ -17,7 +17,7 @@ from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.rows import Points
 from lastlayer.errors import InputError
-from lastlayer.predictor.unseen import NOTHING, Unseen, fingerprints
+from lastlayer.predictor.unseen import NOTHING, Unseen, keys_of
 from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR
 
 pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")
@@ -203,7 +203,7 @@ def test_a_saved_model_removes_the_same(tmp_path):
 # fingerprints -------------------------------------------------------------------------------------------------------
 
 
-def test_rows_that_differ_have_other_fingerprints():
+def test_rows_that_differ_have_other_keys_of():
     rng = np.random.default_rng(0)
     first = rng.standard_normal((200, 3))
     close_by = [np.where(np.arange(3) == j, np.nextafter(first, 9.0), first) for j in range(3)]
@@ -211,26 +211,26 @@ def test_rows_that_differ_have_other_fingerprints():
     grid = np.stack(np.meshgrid(*[np.arange(-4.0, 5.0)] * 3), -1).reshape(-1, 3)
     every = np.concatenate([*others, grid])
     assert len(np.unique(every, axis=0)) == len(every)
-    found = fingerprints(data(every[:, :2].tolist(), every[:, 2:].tolist()))
+    found = keys_of(data(every[:, :2].tolist(), every[:, 2:].tolist()))
     assert len(set(found)) == len(every)
 
 
 def test_a_fingerprint_is_of_the_row_alone():
     X, T = np.random.default_rng(0).standard_normal((2, 20, 2))
-    every = fingerprints(data(X.tolist(), T.tolist()))
+    every = keys_of(data(X.tolist(), T.tolist()))
     order = np.random.default_rng(1).permutation(20)
-    np.testing.assert_array_equal(fingerprints(data(X[order].tolist(), T[order].tolist(), [2.0] * 20)), every[order])
+    np.testing.assert_array_equal(keys_of(data(X[order].tolist(), T[order].tolist(), [2.0] * 20)), every[order])
 
 
 def test_there_is_one_zero():
-    zeros = fingerprints(data([[0.0, 1.0], [-0.0, 1.0], [0.0, 1.0]], [[0.0], [0.0], [-0.0]]))
+    zeros = keys_of(data([[0.0, 1.0], [-0.0, 1.0], [0.0, 1.0]], [[0.0], [0.0], [-0.0]]))
     assert len(set(zeros)) == 1
 
 
 def test_rows_of_more_dimensions_have_fingerprints_of_all_numbers():
     X = torch.arange(24.0, dtype=torch.float64).reshape(2, 3, 4)
     T = torch.zeros(2, 1, dtype=torch.float64)
-    np.testing.assert_array_equal(fingerprints(Points(X, Readings(T))), fingerprints(Points(X.flatten(1), Readings(T))))
+    np.testing.assert_array_equal(keys_of(Points(X, Readings(T))), keys_of(Points(X.flatten(1), Readings(T))))
 
 
 def test_no_rows_are_known_by_nothing():
