@@ -6,6 +6,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy import ndarray
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils import check_random_state

@@ -1,6 +1,7 @@
 """`Surrogate`: a regressor for Bayesian optimisation, for some hundred values of little noise."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
