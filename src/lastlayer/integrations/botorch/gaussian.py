@@ -1,17 +1,16 @@
-"""A fitted model as Gaussians, linear in random coefficients, in torch: differentiable, batched, conditioned."""
+"""A fitted model as a Gaussian over functions, in torch: differentiable, batched, conditioned on observations."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 from jaxtyping import Float
 from linear_operator import to_linear_operator
-from linear_operator.operators import KroneckerProductLinearOperator, LinearOperator
+from linear_operator.operators import DiagLinearOperator, KroneckerProductLinearOperator, LinearOperator
 from torch import Tensor, nn
 
 from lastlayer import formula
-from lastlayer.errors import InputError
 from lastlayer.formula.ops import TorchOps
 from lastlayer.predictor.fitted import Fitted
 
@@ -24,11 +23,12 @@ Own = TypeVar("Own", bound="LinearGaussian")
 
 @dataclass(frozen=True)
 class LinearRows:
-    """Mean, coefficients' design matrix and noise at n rows: points, or points times outputs."""
+    """Mean, design matrix of the coefficients and noise at n rows, which are points, or points times outputs."""
 
     mean: Float[Tensor, "*b q o"]
     H: Float[Tensor, "*b n r"]
     noise: Float[Tensor, "*b s n n"]
+    """Covariance of the noise of the rows, over the squared scale."""
     point_noise: Float[Tensor, "*b q o o"]
 
 
@@ -42,30 +42,41 @@ class JointMoments:
 
 
 class LinearGaussian(nn.Module):
-    """A Gaussian distribution over functions; `condition` returns the one after new observations."""
+    """mean + H e_j scale_j for column j of the function at its rows, with Gaussian coefficients e_j."""
 
     M: Float[Tensor, "*b s r"] | None
+    """Mean of the coefficients; None: zero."""
     R: Float[Tensor, "*b s r r"] | None
-    """None, like M, before any new observation."""
-    n_coefficients: int
-    V: Float[Tensor, "o s"]
+    """Root of their covariance, one for all columns or one of each; None: the identity."""
+    scale: Float[Tensor, " s"]
     kept: list[int]
     """Indices of the model's outputs that are kept."""
 
-    def __init__(self, fitted: Fitted) -> None:
+    def __init__(self, fitted: Fitted, scale: Float[Tensor, " s"]) -> None:
         super().__init__()
-        self.predictor = fitted.module()
+        self.predictor, self.n_inputs = fitted.module(), fitted.n_features_in
         self.kept = list(range(fitted.n_outputs))
-        self.register_buffer("M", None)
-        self.register_buffer("R", None)
+        for name, value in (("M", None), ("R", None), ("scale", scale)):
+            self.register_buffer(name, value)
+
+    @property
+    def n_coefficients(self) -> int:
+        """Number of coefficients of a column."""
+        return self.rows(self.scale.new_zeros(1, self.n_inputs)).H.shape[-1]
 
     def rows(self, X: Float[Tensor, "*b q d"]) -> LinearRows:
         """Return mean, design matrix and noise at some points, before any new observation."""
         raise NotImplementedError
 
+    def columns(self, values: Float[Tensor, "*b q o"]) -> Float[Tensor, "*b s n"]:
+        """Arrange values of the outputs as those of the columns at their rows."""
+        raise NotImplementedError
+
     def outputs(self: Own, kept: list[int]) -> Own:
         """Select outputs."""
-        raise NotImplementedError
+        new = self.separate()
+        new.kept = [self.kept[i] for i in kept]
+        return new
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -76,18 +87,16 @@ class LinearGaussian(nn.Module):
         """Return the joint distribution at some points."""
         rows = self.rows(X)
         half = self._whitened(rows.H)
-        between = half @ half.mT
+        between, var = half @ half.mT, self.scale.square()
         mean = rows.mean if self.M is None else rows.mean + self._move(rows, self.M)
-        if between.shape[-3] > 1:
-            o, n = self.V.shape[0], between.shape[-1]
-            cov = torch.einsum("as,...sij,bs->...iajb", self.V, between, self.V)
-            cov = to_linear_operator(_jittered(cov.reshape(*cov.shape[:-4], n * o, n * o)))
-        elif self.V.shape[0] > 1:
+        if len(var) == 1:
+            cov = to_linear_operator(_jittered(var * between[..., 0, :, :]))
+        elif between.shape[-3] == 1:
             K = _jittered(between[..., 0, :, :])
-            outputs = self.V @ self.V.mT
-            cov = KroneckerProductLinearOperator(K, outputs.expand(*K.shape[:-2], *outputs.shape))
+            cov = KroneckerProductLinearOperator(K, DiagLinearOperator(var.expand(*K.shape[:-2], -1)))
         else:
-            cov = to_linear_operator(_jittered(self.V.square().sum() * between[..., 0, :, :]))
+            cov = torch.diag_embed(var * between.movedim(-3, -1)).transpose(-3, -2).flatten(-2).flatten(-3, -2)
+            cov = to_linear_operator(_jittered(cov))
         batch, noise = mean.shape[:-2], rows.point_noise
         return JointMoments(mean, cov.expand(*batch, *cov.shape[-2:]), noise.expand(*batch, *noise.shape[-3:]))
 
@@ -96,8 +105,8 @@ class LinearGaussian(nn.Module):
     ) -> Own:
         """Condition on observations, and return the new distribution."""
         rows = self.rows(X)
-        residual = self._coordinates(Y - rows.mean)
-        N = rows.noise if noise is None else torch.diag_embed(self._own_noise(noise))
+        residual = self.columns(Y - rows.mean) / self.scale[:, None]
+        N = rows.noise if noise is None else torch.diag_embed(self.columns(noise) / self.scale.square()[:, None])
         root = torch.linalg.cholesky(N)
         B = torch.linalg.solve_triangular(root, self._whitened(rows.H), upper=False)
         eye = torch.eye(B.shape[-1], dtype=B.dtype, device=B.device)
@@ -112,11 +121,11 @@ class LinearGaussian(nn.Module):
 
     def repeated(self: Own, batch_shape: torch.Size) -> Own:
         """Repeat the distribution over a batch shape."""
-        eye = torch.eye(self.n_coefficients, dtype=self.V.dtype, device=self.V.device)
+        eye = torch.eye(self.n_coefficients, dtype=self.scale.dtype, device=self.scale.device)
         M = torch.zeros_like(eye[:1]) if self.M is None else self.M
         R = eye[None] if self.R is None else self.R
         new = self.separate()
-        new.M = M.expand(*batch_shape, *torch.broadcast_shapes(M.shape[:-1], (self.V.shape[1],)), M.shape[-1])
+        new.M = M.expand(*batch_shape, *M.shape[:-2], len(self.scale), M.shape[-1])
         new.R = R.expand(*batch_shape, *R.shape)
         return new
 
@@ -124,10 +133,10 @@ class LinearGaussian(nn.Module):
         self, generator: torch.Generator | None = None, sample_shape: tuple[int, ...] = ()
     ) -> Float[Tensor, "*b s r"]:
         """Sample the coefficients of one function, or of many in leading dimensions."""
-        shape = torch.Size([self.V.shape[1], self.n_coefficients])
+        shape = torch.Size([len(self.scale), self.n_coefficients])
         if self.M is not None and self.R is not None:
             shape = torch.broadcast_shapes(shape, self.M.shape, self.R.shape[:-1])
-        e = torch.randn(*sample_shape, *shape, generator=generator, dtype=self.V.dtype).to(self.V)
+        e = torch.randn(*sample_shape, *shape, generator=generator, dtype=self.scale.dtype).to(self.scale)
         if self.M is None or self.R is None:
             return e
         return self.M + (self.R @ e[..., None])[..., 0]
@@ -137,12 +146,18 @@ class LinearGaussian(nn.Module):
         rows = self.rows(X)
         return rows.mean + self._move(rows, coefficients)
 
-    def _said(self, X: Float[Tensor, "*b q d"]) -> tuple[formula.Components, list[Float[Tensor, "*b q r"]]]:
-        """Components of the mixture for batches of points, (c, *b, q, ...), and the rows of each member."""
-        parts, rows = self.predictor.stretched(X.reshape(-1, X.shape[-1]))
-        m = X.shape[:-1].numel()
-        shaped = (x.expand(len(x), m, x.shape[-1]).reshape(len(x), *X.shape[:-1], -1) for x in vars(parts).values())
-        return formula.Components(*shaped), [H.reshape(*X.shape[:-1], -1) for (H,) in rows]
+    def functions(self, X: Float[Tensor, "*b q d"]) -> formula.Functions:
+        """The function of the model for batches of points, (*b, q, ...)."""
+        found, shape = self.predictor.functions(X.reshape(-1, X.shape[-1])), X.shape[:-1]
+        each = (x.expand(-1, shape.numel(), -1).unflatten(1, shape) for x in vars(found.parts).values())
+        shaped = lambda x: x.unflatten(0, shape)
+        return replace(
+            found,
+            parts=formula.Components(*each),
+            mean=shaped(found.mean),
+            terms=[(shaped(H), outputs) for H, outputs in found.terms],
+            dense=[shaped(D) for D in found.dense],
+        )
 
     def separate(self: Own) -> Own:
         """Copy the distribution; the copy shares no state with the original."""
@@ -152,117 +167,88 @@ class LinearGaussian(nn.Module):
         return new
 
     def _whitened(self, H: Float[Tensor, "*b n r"]) -> Float[Tensor, "*c s n r"]:
-        """Rows whose inner products are the covariance of the function."""
+        """Rows whose inner products are the covariance of the function, over the squared scale."""
         H = H[..., None, :, :]
         return H if self.R is None else H @ self.R
 
     def _move(self, rows: LinearRows, coefficients: Float[Tensor, "*c s r"]) -> Float[Tensor, "*d q o"]:
-        move = (coefficients @ rows.H.mT).mT @ self.V.mT
+        move = (coefficients @ rows.H.mT).mT * self.scale
         return move.reshape(*move.shape[:-2], *rows.mean.shape[-2:])
-
-    def _coordinates(self, residual: Float[Tensor, "*b n o"]) -> Float[Tensor, "*b s n"]:
-        """Residuals in the coordinates of V, row by row."""
-        if self.V.shape[0] < self.V.shape[1]:
-            raise InputError(
-                "only some of the outputs were observed, but their noise is correlated: condition on all outputs, "
-                "then select some"
-            )
-        return torch.linalg.solve(self.V, residual.mT)
-
-    def _own_noise(self, noise: Float[Tensor, "*b n o"]) -> Float[Tensor, "*b s n"]:
-        if not _is_diagonal(self.V):
-            raise InputError("noise variances for each observation need outputs whose noise is not correlated")
-        return noise.mT / self.V.diagonal().square()[:, None]
 
 
 class Separable(LinearGaussian):
-    """One network, whose outputs share the covariance between points."""
+    """One network and independent outputs, which share the covariance between points: a column is an output."""
 
-    ratio: Float[Tensor, " s"]
-    """Noise variance over function variance in the coordinates of V; if it depends on the input, its typical value."""
+    ratio: Float[Tensor, " o"] | None
+    """Variance of the noise over the squared scale; None if the noise depends on the input."""
 
     def __init__(self, fitted: Fitted) -> None:
-        super().__init__(fitted)
-        p = self.predictor
-        noise = (p.widening * (p.curve.log_noise - p.curve.log_slope).exp())[0, 0]
-        V, ratio = _output_coordinates(p.function_cov[0], noise)
-        self.register_buffer("V", V)
+        p = fitted.predictor
+        super().__init__(fitted, p.function_cov[0].diagonal().sqrt())
+        ratio = None if p.head is not None else (p.widening * (p.curve.log_noise - p.curve.log_slope).exp())[0, 0]
         self.register_buffer("ratio", ratio)
-        self.alike = p.head is None and bool((ratio == ratio[0]).all())
-        self.n_coefficients = p.groups()[0].root.shape[-1]
+        self.alike = ratio is not None and bool((ratio == ratio[0]).all())
+
+    @staticmethod
+    def suits(fitted: Fitted) -> bool:
+        """Whether a model is of this kind."""
+        return len(fitted.members) == 1 and fitted.correlation is None and not fitted.by_output
 
     def rows(self, X: Float[Tensor, "*b q d"]) -> LinearRows:
         """Return mean, design matrix and noise at some points, before any new observation."""
-        parts, (H,) = self._said(X)
-        noise = self._noise(parts)
-        at_points = torch.einsum("as,...s,bs->...ab", self.V, noise, self.V)
-        each = torch.diag_embed((noise[..., :1] if self.alike else noise).mT)
-        return LinearRows(parts.mean[0][..., self.kept], H, each, at_points)
+        function = self.functions(X)
+        ((H, _),) = function.terms
+        mean = function.mean[..., self.kept]
+        if self.ratio is None:
+            ratio = self.predictor.widening * function.parts.noise[0][..., self.kept] / self.scale.square()
+        else:
+            ratio = self.ratio.expand(mean.shape)
+        each = torch.diag_embed((ratio[..., :1] if self.alike else ratio).mT)
+        return LinearRows(mean, H, each, torch.diag_embed(ratio * self.scale.square()))
+
+    def columns(self, values: Float[Tensor, "*b q o"]) -> Float[Tensor, "*b o q"]:
+        """Arrange values of the outputs as those of the columns at their rows."""
+        return values.mT
 
     def outputs(self, kept: list[int]) -> "Separable":
         """Select outputs."""
-        new = self.separate()
-        new.kept, new.V = [self.kept[i] for i in kept], self.V[kept]
-        if self.V.shape[0] == self.V.shape[1] and _is_diagonal(self.V):
-            new.V, new.ratio = new.V[:, kept], self.ratio[kept]
-            new.M = None if self.M is None else self.M[..., kept, :]
-            new.R = self.R if self.R is None or self.alike else self.R[..., kept, :, :]
+        new = super().outputs(kept)
+        new.scale, new.ratio = self.scale[kept], None if self.ratio is None else self.ratio[kept]
+        new.M = None if self.M is None else self.M[..., kept, :]
+        new.R = self.R if self.R is None or self.R.shape[-3] == 1 else self.R[..., kept, :, :]
         return new
 
-    def _noise(self, parts: formula.Components) -> Float[Tensor, "*b q s"]:
-        """Noise over function variance at each point; where it varies, the coordinates of V are the outputs."""
-        if self.predictor.head is None:
-            return self.ratio.expand(*parts.mean.shape[1:-1], -1)
-        return self.predictor.widening * parts.noise[0][..., self.kept] / self.V.diagonal().square()
 
+class Dense(LinearGaussian):
+    """Any other model, as the single Gaussian of `model.joint`: one column, with a row for every point and output."""
 
-class MomentMatched(LinearGaussian):
-    """A mixture of members as the single Gaussian with its mean and covariance, as in `model.joint`."""
-
-    roots: Float[Tensor, "c o o"]
     correlation: Float[Tensor, "c o o"]
 
     def __init__(self, fitted: Fitted) -> None:
-        super().__init__(fitted)
-        p, q = self.predictor, fitted.n_outputs
-        std = p.noise_cov.diagonal(dim1=-2, dim2=-1).sqrt()
-        self.register_buffer("V", torch.ones(1, 1, dtype=torch.float64, device=p.noise_cov.device))
-        self.register_buffer("roots", torch.linalg.cholesky(p.function_cov))
-        self.register_buffer("correlation", p.noise_cov / std[:, :, None] / std[:, None, :])
-        widths = [layer.root.shape[-1] for layer in p.groups() for _ in layer.group.places]
-        self.n_coefficients = q * sum(widths) + len(widths)
+        noise_cov = fitted.predictor.noise_cov
+        std = noise_cov.diagonal(dim1=-2, dim2=-1).sqrt()
+        super().__init__(fitted, torch.ones_like(std[0, :1]))
+        self.register_buffer("correlation", noise_cov / std[:, :, None] / std[:, None, :])
 
     def rows(self, X: Float[Tensor, "*b q d"]) -> LinearRows:
         """Return mean, design matrix and noise at some points, before any new observation."""
-        parts, rows = self._said(X)
-        mean = (parts.weights * parts.mean).sum(0)
-        columns = [
-            ((weight.sqrt() * H)[..., None, None, :] * root[:, :, None]).flatten(-2)
-            for H, root, weight in zip(rows, self.roots, parts.weights, strict=True)
-        ]
-        between = (parts.weights.sqrt() * (parts.mean - mean)).movedim(0, -1)
-        G = torch.cat([*columns, between], dim=-1)[..., self.kept, :]
-        noise = self._noise(parts)
-        return LinearRows(mean[..., self.kept], G.flatten(-3, -2), block_diagonal(noise)[..., None, :, :], noise)
+        function = self.functions(X)
+        G = torch.stack([function.linear(j)[..., 1:] for j in self.kept], -2)
+        noise = self._noise(function.parts)
+        return LinearRows(
+            function.mean[..., self.kept], G.flatten(-3, -2), block_diagonal(noise)[..., None, :, :], noise
+        )
 
-    def outputs(self, kept: list[int]) -> "MomentMatched":
-        """Select outputs."""
-        new = self.separate()
-        new.kept = [self.kept[i] for i in kept]
-        return new
+    def columns(self, values: Float[Tensor, "*b q o"]) -> Float[Tensor, "*b 1 qo"]:
+        """Arrange values of the outputs as those of the columns at their rows."""
+        return values.flatten(-2)[..., None, :]
 
     def _noise(self, parts: formula.Components) -> Float[Tensor, "*b q o o"]:
         points = [1] * (parts.noise.dim() - 2)
-        C = self.correlation.reshape(len(self.correlation), *points, *self.correlation.shape[-2:])
+        C = self.correlation.unflatten(0, (-1, *points))
         each = formula.output_cov(TorchOps, C, torch.zeros_like(parts.noise), parts.noise)
         total = self.predictor.widening * (parts.weights[..., None] * each).sum(0)
         return total[..., self.kept, :][..., self.kept]
-
-    def _coordinates(self, residual: Float[Tensor, "*b n o"]) -> Float[Tensor, "*b 1 no"]:
-        return residual.flatten(-2)[..., None, :]
-
-    def _own_noise(self, noise: Float[Tensor, "*b n o"]) -> Float[Tensor, "*b 1 no"]:
-        return noise.flatten(-2)[..., None, :]
 
 
 def block_diagonal(blocks: Float[Tensor, "*b q o o"]) -> Float[Tensor, "*b qo qo"]:
@@ -272,25 +258,6 @@ def block_diagonal(blocks: Float[Tensor, "*b q o o"]) -> Float[Tensor, "*b qo qo
     every = torch.arange(q, device=blocks.device)
     full[..., every, :, every, :] = blocks.movedim(-3, 0)
     return full.reshape(*blocks.shape[:-3], q * o, q * o)
-
-
-def _output_coordinates(
-    function_cov: Float[Tensor, "o o"], ratio: Float[Tensor, " o"]
-) -> tuple[Float[Tensor, "o o"], Float[Tensor, " o"]]:
-    """V and ratio such that function_cov = V V' and the noise covariance is V diag(ratio) V'."""
-    if _is_diagonal(function_cov):
-        return torch.diag(function_cov.diagonal().sqrt()), ratio
-    L = torch.linalg.cholesky(function_cov)
-    if bool((ratio == ratio[0]).all()):
-        return L, ratio
-    root = ratio.sqrt()
-    half = torch.linalg.solve_triangular(L, root[:, None] * function_cov * root, upper=False)
-    values, U = torch.linalg.eigh(torch.linalg.solve_triangular(L, half.mT, upper=False))
-    return L @ U, values
-
-
-def _is_diagonal(A: Float[Tensor, "o s"]) -> bool:
-    return A.shape[0] == A.shape[1] and bool((A == torch.diag(A.diagonal())).all())
 
 
 def _jittered(cov: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:

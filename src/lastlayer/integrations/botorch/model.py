@@ -20,13 +20,7 @@ from linear_operator import to_linear_operator
 from torch import Tensor
 
 from lastlayer.errors import InputError
-from lastlayer.integrations.botorch.gaussian import (
-    JointMoments,
-    LinearGaussian,
-    MomentMatched,
-    Separable,
-    block_diagonal,
-)
+from lastlayer.integrations.botorch.gaussian import Dense, JointMoments, LinearGaussian, Separable, block_diagonal
 from lastlayer.predictor.fitted import as_fitted
 
 Own = TypeVar("Own", bound="BLLModel")
@@ -72,8 +66,8 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
         super().__init__()
         if train_X is not None:
             self.train_inputs = (train_X,)
-        one = as_fitted(fitted).needs("BoTorch", shared=True)
-        self.parts = torch.nn.ModuleList([(Separable if len(one.members) == 1 else MomentMatched)(one)])
+        one = as_fitted(fitted)
+        self.parts = torch.nn.ModuleList([Separable(one) if Separable.suits(one) else Dense(one)])
         self.requires_grad_(False)
         if input_transform is not None:
             self.input_transform = input_transform
