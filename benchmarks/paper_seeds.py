@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from numpy import ndarray
 
-from lastlayer.predictions.prediction import Prediction
+from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.studies.data import SEED, paper_data
 from lastlayer.studies.networks import BUDGET, Budget, Scalers, fit_networks
 
@@ -37,12 +37,12 @@ def run(data_seed: int, n: int, *, loss: str = "profiled", budget: Budget = BUDG
     networks = fit_networks(data, list(range(n)), loss=loss, budget=budget, progress=progress)
     unit = float(np.log(Scalers.of(data.train).targets.scale.numpy()).sum())
 
-    def lpd(prediction: Prediction) -> float:
+    def lpd(prediction: MixturePrediction) -> float:
         return float(prediction.log_prob(data.test.y).mean()) + unit
 
     X = data.test.X
     honest = [network.predict(X, network.honest.log_alpha) for network in networks]
-    ten = [Prediction.mixture([honest[(i + j) % n] for j in range(min(MEMBERS, n))]) for i in range(n)]
+    ten = [MixturePrediction.mixture([honest[(i + j) % n] for j in range(min(MEMBERS, n))]) for i in range(n)]
     return Row(
         data_seed,
         star=np.array([lpd(network.predict(X, float(network.posterior.log_alpha))) for network in networks]),

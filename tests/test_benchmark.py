@@ -23,8 +23,9 @@ from benchmarks.uci.protocol import Method, Quantiles, Scores, Task, hold_out, m
 from benchmarks.uci.run import run
 from benchmarks.uci.stacks import Recipe, search, squared_error, train
 from benchmarks.uci.store import Result, open_store
-from lastlayer import BLLRegressor, Prediction, metrics
+from lastlayer import BLLRegressor, metrics
 from lastlayer.errors import InputError
+from lastlayer.predictions.mixture import MixturePrediction
 
 pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")
 
@@ -45,7 +46,7 @@ def folder(tmp_path):
 
 def gaussian(mean, std):
     zero, noise = np.zeros(len(mean)), np.full(len(mean), float(std) ** 2)
-    return Prediction.gaussian(np.asarray(mean, float), epistemic_var=zero, noise_var=noise, affine_cost=zero)
+    return MixturePrediction.gaussian(np.asarray(mean, float), epistemic_var=zero, noise_var=noise, affine_cost=zero)
 
 
 def method(name, *, family="neural", config="1", calls=None, fails=False):

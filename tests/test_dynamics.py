@@ -10,7 +10,7 @@ import torch
 from helpers import sine
 from sklearn.exceptions import NotFittedError
 
-from lastlayer import BLLRegressor, Prediction, TrainingOptions
+from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.data.scaling import Standardizer
 from lastlayer.dynamics import (
     DynamicsModel,
@@ -26,6 +26,7 @@ from lastlayer.dynamics import (
 )
 from lastlayer.dynamics.plots import density_by_step, trajectories
 from lastlayer.dynamics.rollout import Draws
+from lastlayer.predictions.mixture import MixturePrediction
 
 pytestmark = pytest.mark.usefixtures("small_process")
 
@@ -151,7 +152,7 @@ class Linear:
     def predictive(self, X):
         mean = X[:, :2] @ A.T + X[:, 2:] @ B.T
         std = np.sqrt(np.diag(self.Q))
-        return Prediction.gaussian(
+        return MixturePrediction.gaussian(
             mean,
             epistemic_var=np.tile(std**2, (len(X), 1)),
             noise_var=np.diag(self.R),
@@ -211,7 +212,9 @@ class Lagged:
     def predictive(self, X):
         mean = np.stack([1.6 * X[:, 0] - 0.8 * X[:, 2], 0.5 * X[:, 1] + 0.2 * X[:, 2] + X[:, 4]], 1)
         zero = np.zeros_like(mean)
-        return Prediction.gaussian(mean, epistemic_var=zero, noise_var=np.array([0.04, 0.01]), affine_cost=zero[:, 0])
+        return MixturePrediction.gaussian(
+            mean, epistemic_var=zero, noise_var=np.array([0.04, 0.01]), affine_cost=zero[:, 0]
+        )
 
 
 @pytest.mark.parametrize("by", [Linearized(), Unscented()])

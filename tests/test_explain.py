@@ -13,7 +13,7 @@ from lastlayer import plots
 from lastlayer._internal.files import ModelFileError
 from lastlayer.errors import InputError
 from lastlayer.explain import Input, partial_dependence, permutation_importance
-from lastlayer.predictions.prediction import Prediction
+from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.tables import Table, TableRegressor, compare, dependence, held_out_importance, importance, keep_back
 from lastlayer.tables.importance import Ranking, columns_of, extremes_table, saved_ranking
 from lastlayer.tables.schema import Schema
@@ -27,11 +27,11 @@ NOISE = np.array([0.5, 2.0])
 class Linear:
     """y = X W, with an epistemic variance that grows with the first input."""
 
-    def predictive(self, X: ndarray) -> Prediction:
+    def predictive(self, X: ndarray) -> MixturePrediction:
         assert np.array_equal(X[:, 2] + X[:, 3], np.ones(len(X)))  # a category is never torn apart
         cost = np.square(X[:, 0])
         epistemic = cost[:, None] * np.ones(2)
-        return Prediction.gaussian(X @ WEIGHTS, epistemic_var=epistemic, noise_var=NOISE**2, affine_cost=cost)
+        return MixturePrediction.gaussian(X @ WEIGHTS, epistemic_var=epistemic, noise_var=NOISE**2, affine_cost=cost)
 
 
 INPUTS = [Input("a", (0,)), Input("b", (1,)), Input("kind", (2, 3), np.eye(2), ("low", "high"))]

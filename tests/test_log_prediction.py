@@ -15,16 +15,16 @@ from lastlayer.errors import InputError
 from lastlayer.likelihoods import Gaussian, LogNormal, choose
 from lastlayer.online import OnlineModel
 from lastlayer.predictions.lognormal import LogPrediction
-from lastlayer.predictions.metrics import coverage, crps, log_predictive_density
-from lastlayer.predictions.prediction import Prediction
+from lastlayer.predictions.metrics import coverage, crps, log_predictive_density, rmse
+from lastlayer.predictions.mixture import MixturePrediction
 
 FAST = {"preset": "evidence", "hidden": (6,), "max_epochs": 30, "random_state": 0}
 
 
-def log_mixture(q: int = 2) -> Prediction:
+def log_mixture(q: int = 2) -> MixturePrediction:
     rng = np.random.default_rng(0)
     correlation = None if q == 1 else np.stack([np.eye(q) + r * (1 - np.eye(q)) for r in (0.5, -0.6)])
-    return Prediction(
+    return MixturePrediction(
         component_mean=rng.normal(size=(2, 3, q)),
         component_epistemic_var=rng.uniform(0.05, 0.3, (2, 3, q)),
         component_noise_var=rng.uniform(0.05, 0.3, (2, 3, q)),
@@ -49,10 +49,10 @@ def fitted() -> BLLRegressor:
 
 
 def test_a_single_component_is_scipys_log_normal():
-    log = Prediction.gaussian(
+    log = MixturePrediction.gaussian(
         np.array([[0.3]]), epistemic_var=np.array([[0.2]]), noise_var=np.array([[0.1]]), affine_cost=np.zeros(1)
     )
-    p, exact, y = LogPrediction.of(log), lognorm(np.sqrt(0.3), scale=np.exp(0.3)), np.array([[1.7]])
+    p, exact, y = LogPrediction(log), lognorm(np.sqrt(0.3), scale=np.exp(0.3)), np.array([[1.7]])
     np.testing.assert_allclose(p.mean, exact.mean())
     np.testing.assert_allclose(p.var, exact.var())
     np.testing.assert_allclose(p.log_prob(y), exact.logpdf(1.7))
@@ -64,7 +64,7 @@ def test_a_single_component_is_scipys_log_normal():
 
 
 def test_moments_densities_and_draws_of_a_mixture_agree():
-    p = LogPrediction.of(log_mixture())
+    p = LogPrediction(log_mixture())
     draws = p.sample(200_000, random_state=0)
     np.testing.assert_allclose(draws.mean(0), p.mean, rtol=0.01)
     np.testing.assert_allclose(draws.var(0), p.var, rtol=0.1)
@@ -81,23 +81,16 @@ def test_moments_densities_and_draws_of_a_mixture_agree():
     np.testing.assert_allclose(crps(p, y, per_output=True), distance.mean(0), rtol=0.02)
 
 
-def test_what_is_merged_are_the_components_of_the_logarithm():
-    log, fraction, y = log_mixture(), np.array([0.0, 0.4, 1.0]), np.full((3, 2), 1.3)
-    p = LogPrediction.of(log).merged(fraction)
-    np.testing.assert_allclose(p.log_prob(y), log.merged(fraction).log_prob(np.log(y)) - np.log(y).sum(1))
-    np.testing.assert_allclose(p.quantile(0.9), np.exp(log.merged(fraction).quantile(0.9)))
-
-
 def test_epistemic_variance_is_that_of_the_mean_given_the_function():
     """Law of total variance: Var y = Var E[y | f] + E Var(y | f), by draws of f."""
     log = log_mixture(1)
-    one = Prediction.gaussian(
+    one = MixturePrediction.gaussian(
         log.component_mean[0],
         epistemic_var=log.component_epistemic_var[0],
         noise_var=log.component_noise_var[0],
         affine_cost=np.zeros(3),
     )
-    p, rng = LogPrediction.of(one), np.random.default_rng(0)
+    p, rng = LogPrediction(one), np.random.default_rng(0)
     f = one.mean + np.sqrt(one.epistemic_var) * rng.standard_normal((400_000, 3, 1))
     given_f = np.exp(f + one.noise_var / 2)
     np.testing.assert_allclose(p.epistemic_var, given_f.var(0), rtol=0.02)
@@ -105,7 +98,7 @@ def test_epistemic_variance_is_that_of_the_mean_given_the_function():
 
 
 def test_what_is_not_positive_has_no_density():
-    p = LogPrediction.of(log_mixture(1))
+    p = LogPrediction(log_mixture(1))
     y = np.array([0.0, -1.0, 1.0])
     assert np.isneginf(p.log_prob(y)).tolist() == [True, True, False]
     assert p.cdf(y)[:2, 0].tolist() == [0, 0]
@@ -117,21 +110,20 @@ def test_crps_is_exact_however_wide_the_distribution(std):
     """Against the squared distance between distribution functions, integrated over u = log t; the mean is exp(200) for
     a standard deviation of 20, and would swallow every digit."""
     var = np.array([[std**2], [std**2 / 4]])[..., None]
-    log = Prediction(np.zeros((2, 1, 1)), var, 0 * var, np.zeros(1), np.array([[0.7], [0.3]]))
+    log = MixturePrediction(np.zeros((2, 1, 1)), var, 0 * var, np.zeros(1), np.array([[0.7], [0.3]]))
     apart = lambda u: 0.7 * ndtr(-abs(u) / std) + 0.3 * ndtr(-2 * abs(u) / std)  # of the distribution functions; y = 1
     squared = lambda u: np.exp(u) * apart(u) ** 2
     lower, upper = (quad(squared, *limits, limit=1000)[0] for limits in ((-20 * std, 0), (0, 30 * std)))
-    assert crps(LogPrediction.of(log), np.ones((1, 1))) == pytest.approx(lower + upper, rel=1e-6)
+    assert crps(LogPrediction(log), np.ones((1, 1))) == pytest.approx(lower + upper, rel=1e-6)
 
 
 def test_far_outside_moments_stay_numbers():
-    log = Prediction.gaussian(
+    log = MixturePrediction.gaussian(
         np.zeros((1, 1)), epistemic_var=np.array([[1e4]]), noise_var=np.ones((1, 1)), affine_cost=np.zeros(1)
     )
-    p = LogPrediction.mixture([LogPrediction.of(log)] * 2)
-    assert np.isfinite([p.mean, p.var, p.std, p.quantile(0.99)]).all()
-    with pytest.raises(InputError, match="all members to log y, or none"):
-        LogPrediction.mixture([LogPrediction.of(log), log])
+    p = LogPrediction(MixturePrediction.mixture([log] * 2))
+    assert np.isfinite([p.mean, p.var, p.std, p.quantile(0.99), p.crps(np.ones((1, 1)))]).all()
+    np.testing.assert_allclose(p.point, 1)
 
 
 # the model ----------------------------------------------------------------------------------------------------------
@@ -144,15 +136,45 @@ def test_it_is_the_model_of_log_y(fitted):
     assert isinstance(p, LogPrediction)
     np.testing.assert_array_equal(p.log.mean, log.mean)
     np.testing.assert_allclose(p.log_prob(y), log.log_prob(np.log(y)) - np.log(y))
-    np.testing.assert_array_equal(fitted.predict(X), p.mean.reshape(-1))
-    mean, std = fitted.predict(X, return_std=True)
+    np.testing.assert_allclose(fitted.predict(X), np.exp(log.mean))
+    point, std = fitted.predict(X, return_std=True)
+    np.testing.assert_array_equal(point, fitted.predict(X))
     np.testing.assert_array_equal(std, p.std.reshape(-1))
     np.testing.assert_allclose(fitted.sample_y(X, 2), np.exp(of_log.sample_y(X, 2)))
     function = fitted.predictive(X, noise=False)
     np.testing.assert_allclose(function.quantile(0.5), np.exp(of_log.predictive(X, noise=False).mean))
-    assert mean.shape == y.shape
+    assert point.shape == y.shape
     assert fitted.settings_.likelihood == "lognormal"
     assert coverage(p, y, 0.9) > 0.7
+
+
+@pytest.fixture(scope="module")
+def mixture() -> BLLRegressor:
+    words = {"preset": "fast", "hidden": (4,), "max_epochs": 5, "random_state": 0}
+    return BLLRegressor(likelihood="lognormal", **words).fit(*rows(60))
+
+
+def test_predict_is_the_median_which_is_sane_far_outside(mixture):
+    """The mean is astronomical there: it was above 1e100, and with it the RMSE."""
+    X, y = rows(60)
+    for scale in (1, 50):
+        p = mixture.predictive(scale * X)
+        np.testing.assert_allclose(mixture.predict(scale * X), p.quantile(0.5))
+        np.testing.assert_allclose(p.cdf(mixture.predict(scale * X)), 0.5)
+    assert mixture.predict(50 * X).max() < 1e10
+    assert rmse(p, y) < 1e10
+    assert p.mean.max() > 1e50
+    assert list(p.to_frame())[:2] == ["median", "std"]
+
+
+def test_held_out_rows_are_predicted_by_the_models_of_their_folds(mixture):
+    X, y = rows(60)
+    held_out = mixture.held_out_
+    p = held_out.predictive(X[held_out.rows])
+    assert p.log_prob(y[held_out.rows]).shape == p.point.shape == p.log.mean.shape == held_out.rows.shape
+    for i in (0, 31):
+        one = held_out.folds[held_out.fold[i]].model.predictive(X[held_out.rows[[i]]])
+        np.testing.assert_allclose(p.quantile(0.8)[i], one.quantile(0.8)[0])
 
 
 @pytest.mark.usefixtures("as_a_user", "small_process")

@@ -15,14 +15,14 @@ from sklearn.metrics import root_mean_squared_error
 
 from lastlayer.errors import InputError
 from lastlayer.predictions.metrics import LEVELS, calibration_error, coverage, crps, log_predictive_density, rmse
-from lastlayer.predictions.prediction import Prediction
+from lastlayer.predictions.mixture import MixturePrediction
 
 SCORES = (log_predictive_density, rmse, coverage, crps)
 
 
-def prediction(c: int = 1, m: int = 30, q: int = 2, seed: int = 0, *, correlated: bool = True) -> Prediction:
+def prediction(c: int = 1, m: int = 30, q: int = 2, seed: int = 0, *, correlated: bool = True) -> MixturePrediction:
     rng = np.random.default_rng(seed)
-    return Prediction(
+    return MixturePrediction(
         component_mean=rng.normal(0, 2, (c, m, q)),
         component_epistemic_var=rng.uniform(0.2, 2, (c, m, q)),
         component_noise_var=rng.uniform(0.2, 2, (c, m, q)),
@@ -32,11 +32,11 @@ def prediction(c: int = 1, m: int = 30, q: int = 2, seed: int = 0, *, correlated
     )
 
 
-def targets(p: Prediction, seed: int = 1) -> ndarray:
+def targets(p: MixturePrediction, seed: int = 1) -> ndarray:
     return p.sample(1, random_state=seed)[0]
 
 
-def standardised(p: Prediction, scale: ndarray) -> Prediction:
+def standardised(p: MixturePrediction, scale: ndarray) -> MixturePrediction:
     """The same prediction of y / scale."""
     return replace(
         p,

@@ -27,31 +27,31 @@ from lastlayer.calibration.curve import Calibration, CalibrationPoints, Curve, T
 from lastlayer.errors import InputError
 from lastlayer.plots import drawing
 from lastlayer.predictions.metrics import LEVELS, calibration_error, coverage, rmse
-from lastlayer.predictions.prediction import Prediction
+from lastlayer.predictions.mixture import MixturePrediction
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
 
 JUDGES = (plots.parity, plots.calibration_curve, plots.sharpness, plots.extrapolation_error, plots.coverage_by_cost)
 
 
-def prediction(m: int = 60, q: int = 2, c: int = 1, seed: int = 0) -> Prediction:
+def prediction(m: int = 60, q: int = 2, c: int = 1, seed: int = 0) -> MixturePrediction:
     rng = np.random.default_rng(seed)
     members = []
     cost = np.exp(rng.normal(-1, 1.5, m))
     for _ in range(c):
         noise_var = rng.uniform(0.5, 2, q)
-        member = Prediction.gaussian(
+        member = MixturePrediction.gaussian(
             rng.normal(0, 3, (m, q)), epistemic_var=cost[:, None] * noise_var, noise_var=noise_var, affine_cost=cost
         )
         members.append(member)
-    return members[0] if c == 1 else Prediction.mixture(members)
+    return members[0] if c == 1 else MixturePrediction.mixture(members)
 
 
-def targets(p: Prediction, seed: int = 1) -> ndarray:
+def targets(p: MixturePrediction, seed: int = 1) -> ndarray:
     return p.sample(1, random_state=seed)[0]
 
 
-def narrower(p: Prediction, factor: float) -> Prediction:
+def narrower(p: MixturePrediction, factor: float) -> MixturePrediction:
     """The same prediction with standard deviations divided by `factor`."""
     return replace(
         p,
@@ -493,7 +493,7 @@ def test_of_many_points_some_are_shown_and_all_are_counted(name: str) -> None:
 
 @pytest.mark.parametrize("judge", JUDGES)
 def test_perfect_and_constant_targets_can_be_drawn(judge: Any) -> None:
-    p = Prediction.gaussian(
+    p = MixturePrediction.gaussian(
         np.full((40, 1), 2.0), epistemic_var=np.ones((40, 1)), noise_var=np.ones(1), affine_cost=np.ones(40)
     )
     assert rendered(judge(p, np.full((40, 1), 2.5)))
@@ -551,9 +551,9 @@ def test_parity_refuses_a_level_that_is_none(level: float) -> None:
 
 @pytest.mark.usefixtures("as_a_user")
 def test_one_input_draws_mean_data_and_cost() -> None:
-    def predictive(X: ndarray, *, noise: bool = True) -> Prediction:
+    def predictive(X: ndarray, *, noise: bool = True) -> MixturePrediction:
         mean = np.hstack([np.sin(X), 10 * X])
-        return Prediction.gaussian(
+        return MixturePrediction.gaussian(
             mean,
             epistemic_var=np.hstack([X**2, X**2]) + 0.1,
             noise_var=np.array([0.3, 2.0]) * float(noise),

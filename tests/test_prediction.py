@@ -17,15 +17,15 @@ from lastlayer.errors import InputError
 from lastlayer.formula import Components, Functions
 from lastlayer.formula.ops import NumPyOps
 from lastlayer.predictions.joint import JointPrediction
-from lastlayer.predictions.prediction import Prediction
+from lastlayer.predictions.mixture import MixturePrediction
 
 LEVELS = [1e-4, 0.025, 0.5, 0.9]
 QUESTIONS = ("mean", "epistemic_var", "noise_var", "var", "std", "affine_cost")
 
 
-def gaussian(m: int = 4, q: int = 2, seed: int = 0, *, correlated: bool = True) -> Prediction:
+def gaussian(m: int = 4, q: int = 2, seed: int = 0, *, correlated: bool = True) -> MixturePrediction:
     rng = np.random.default_rng(seed)
-    return Prediction.gaussian(
+    return MixturePrediction.gaussian(
         rng.normal(0, 2, (m, q)),
         epistemic_var=rng.uniform(0.2, 2, (m, q)),
         noise_var=rng.uniform(0.2, 2, (m, q)),
@@ -34,13 +34,13 @@ def gaussian(m: int = 4, q: int = 2, seed: int = 0, *, correlated: bool = True) 
     )
 
 
-def mixture(c: int = 3, m: int = 4, q: int = 2, seed: int = 0) -> Prediction:
+def mixture(c: int = 3, m: int = 4, q: int = 2, seed: int = 0) -> MixturePrediction:
     """Unequal weights, other ones at every point, and one member without correlation among others with it."""
     members = [gaussian(m, q, 100 * seed + i, correlated=i != 1) for i in range(c)]
-    return Prediction.mixture(members, np.random.default_rng(seed).dirichlet(np.ones(c), m).T)
+    return MixturePrediction.mixture(members, np.random.default_rng(seed).dirichlet(np.ones(c), m).T)
 
 
-def component_covs(p: Prediction) -> ndarray:
+def component_covs(p: MixturePrediction) -> ndarray:
     """Function plus noise, independent of each other, each with covariance D C D."""
     c, m, q = p.component_mean.shape
     C = np.stack([np.eye(q)] * c) if p.correlation is None else p.correlation
@@ -50,11 +50,11 @@ def component_covs(p: Prediction) -> ndarray:
     )
 
 
-def targets(p: Prediction, seed: int = 1) -> ndarray:
+def targets(p: MixturePrediction, seed: int = 1) -> ndarray:
     return p.mean + p.std * np.random.default_rng(seed).normal(size=p.mean.shape)
 
 
-def same(a: Prediction, b: Prediction) -> None:
+def same(a: MixturePrediction, b: MixturePrediction) -> None:
     """Whatever is asked, the answers are equal."""
     y = targets(a)
     for name in QUESTIONS:
@@ -94,14 +94,14 @@ def test_each_output_alone_is_a_normal(correlated: bool) -> None:
 def test_noise_of_every_point_may_be_given_once() -> None:
     p, noise = gaussian(), np.array([0.3, 0.7])
     parts = {"epistemic_var": p.epistemic_var, "affine_cost": p.affine_cost}
-    once = Prediction.gaussian(p.mean, noise_var=noise, **parts)
+    once = MixturePrediction.gaussian(p.mean, noise_var=noise, **parts)
     np.testing.assert_array_equal(once.noise_var, np.tile(noise, (4, 1)))
     close(once.var, p.epistemic_var + noise)
 
 
 def test_without_noise_the_prediction_is_of_the_function() -> None:
     p = gaussian()
-    f = Prediction.gaussian(
+    f = MixturePrediction.gaussian(
         p.mean, epistemic_var=p.epistemic_var, noise_var=np.zeros((4, 2)), affine_cost=p.affine_cost
     )
     close(f.var, p.epistemic_var)
@@ -178,24 +178,26 @@ def test_quantile_inverts_the_distribution_function(c: int, seed: int, level: fl
 @pytest.mark.parametrize("correlated", [False, True])
 def test_a_mixture_of_one_is_its_member(correlated: bool) -> None:
     p = gaussian(correlated=correlated)
-    same(Prediction.mixture([p]), p)
+    same(MixturePrediction.mixture([p]), p)
 
 
 def test_a_mixture_of_equal_members_is_the_member() -> None:
     for p in (gaussian(), gaussian(correlated=False), mixture()):
-        same(Prediction.mixture([p, p, p], np.array([0.2, 0.5, 0.3])), p)
+        same(MixturePrediction.mixture([p, p, p], np.array([0.2, 0.5, 0.3])), p)
 
 
 def test_a_member_of_weight_zero_does_not_count() -> None:
     near = gaussian(seed=7)
     far = replace(near, component_mean=1e3 + near.component_mean, component_noise_var=1e4 * near.component_noise_var)
-    same(Prediction.mixture([gaussian(), far], np.array([1.0, 0.0])), gaussian())
+    same(MixturePrediction.mixture([gaussian(), far], np.array([1.0, 0.0])), gaussian())
 
 
 def test_weights_of_nested_mixtures_multiply() -> None:
     a, b, c = (gaussian(seed=i, correlated=i > 0) for i in range(3))
-    nested = Prediction.mixture([a, Prediction.mixture([b, c], np.array([0.25, 0.75]))], np.array([0.4, 0.6]))
-    flat = Prediction.mixture([a, b, c], np.array([0.4, 0.15, 0.45]))
+    nested = MixturePrediction.mixture(
+        [a, MixturePrediction.mixture([b, c], np.array([0.25, 0.75]))], np.array([0.4, 0.6])
+    )
+    flat = MixturePrediction.mixture([a, b, c], np.array([0.4, 0.15, 0.45]))
     close(nested.weights, flat.weights)
     close(nested.affine_cost, 0.4 * a.affine_cost + 0.15 * b.affine_cost + 0.45 * c.affine_cost)
     same(nested, flat)
@@ -203,21 +205,21 @@ def test_weights_of_nested_mixtures_multiply() -> None:
 
 def test_members_count_equally_unless_weights_are_given() -> None:
     members = [gaussian(seed=i) for i in range(3)]
-    same(Prediction.mixture(members), Prediction.mixture(members, np.full(3, 1 / 3)))
+    same(MixturePrediction.mixture(members), MixturePrediction.mixture(members, np.full(3, 1 / 3)))
 
 
 def test_weights_of_each_point_are_those_of_a_mixture_at_that_point_alone() -> None:
     members, weights = [gaussian(seed=i) for i in range(3)], np.random.default_rng(0).dirichlet(np.ones(3), 4).T
-    p = Prediction.mixture(members, weights)
+    p = MixturePrediction.mixture(members, weights)
     y = targets(p)
     for j in range(4):
-        alone = Prediction.mixture(members, weights[:, j])
+        alone = MixturePrediction.mixture(members, weights[:, j])
         for ask in (lambda x: x.mean, lambda x: x.var, lambda x: x.log_prob(y), lambda x: x.quantile(0.9)):
             close(ask(p)[j], ask(alone)[j])
 
 
 def test_weights_that_are_rounded_are_brought_back_to_one() -> None:
-    p = Prediction.mixture([gaussian(seed=i) for i in range(3)], np.full(3, 0.333333))
+    p = MixturePrediction.mixture([gaussian(seed=i) for i in range(3)], np.full(3, 0.333333))
     close(p.weights, np.full((3, 4), 1 / 3))
     assert p.sample(2, random_state=0).shape == (2, 4, 2)
 
@@ -240,7 +242,7 @@ def test_law_of_total_variance() -> None:
 @given(seed=st.integers(0, 100), c=st.integers(2, 4), q=st.integers(1, 3), correlated=st.booleans())
 def test_merging_leaves_the_moments_as_they_are(seed: int, c: int, q: int, correlated: bool) -> None:
     members = [gaussian(4, q, 100 * seed + i, correlated=correlated) for i in range(c)]
-    p = Prediction.mixture(members, np.random.default_rng(seed).dirichlet(np.ones(c), 4).T)
+    p = MixturePrediction.mixture(members, np.random.default_rng(seed).dirichlet(np.ones(c), 4).T)
     fraction = np.array([0.0, 0.3, 0.9, 1.0])
     merged = p.merged(fraction)
     for name in QUESTIONS:
@@ -285,12 +287,12 @@ def test_what_is_merged_inside_the_data_is_what_it_was() -> None:
 def test_members_that_contradict_the_others_widen_a_merged_interval() -> None:
     """A tenth of the weight far off: nothing in a 90% interval of the mixture, everything in its variance."""
     near, far = (
-        Prediction.gaussian(
+        MixturePrediction.gaussian(
             np.full(1, mean), epistemic_var=np.full(1, 0.01), noise_var=np.full(1, 0.01), affine_cost=np.ones(1)
         )
         for mean in (0.0, 10.0)
     )
-    p = Prediction.mixture([near, far], np.array([0.96, 0.04]))
+    p = MixturePrediction.mixture([near, far], np.array([0.96, 0.04]))
     widths = [np.ptp(each.interval(0.9), axis=0)[0] for each in (p, p.merged(np.full(1, 0.5)), p.merged(np.ones(1)))]
     assert widths[0] < 1 < 3 < widths[1] < widths[2]
     assert widths[2] == pytest.approx(2 * 1.645 * p.std[0], rel=1e-3)
@@ -298,15 +300,15 @@ def test_members_that_contradict_the_others_widen_a_merged_interval() -> None:
 
 def test_correlations_of_functions_survive_a_mixture() -> None:
     merged = mixture().merged(np.full(4, 0.5))
-    close(Prediction.mixture([merged, merged]).cov(), merged.cov())
-    same(Prediction.mixture([merged]), merged)
+    close(MixturePrediction.mixture([merged, merged]).cov(), merged.cov())
+    same(MixturePrediction.mixture([merged]), merged)
 
 
 # --- draws
 
 
 @pytest.mark.parametrize("p", [gaussian(m=2), gaussian(m=2, correlated=False), mixture(m=2)])
-def test_draws_have_the_moments_and_quantiles_of_the_prediction(p: Prediction) -> None:
+def test_draws_have_the_moments_and_quantiles_of_the_prediction(p: MixturePrediction) -> None:
     n = 100_000
     draws = p.sample(n, random_state=0)
     assert draws.shape == (n, 2, 2)
@@ -416,22 +418,22 @@ def test_levels_outside_zero_and_one_are_refused(level: float) -> None:
 def test_weights_that_are_no_shares_are_refused(weights: list[float]) -> None:
     given_weights = np.array(weights)
     with pytest.raises(InputError, match=re.escape(f"weights={given_weights} must be 2 non-negative")):
-        Prediction.mixture([gaussian(), gaussian()], given_weights)
+        MixturePrediction.mixture([gaussian(), gaussian()], given_weights)
 
 
 def test_weights_must_add_up_at_every_point() -> None:
     weights = np.array([[0.5, 0.5, 0.5, 0.5], [0.5, 0.5, 0.6, 0.5]])
     with pytest.raises(InputError, match="add up to one"):
-        Prediction.mixture([gaussian(), gaussian()], weights)
+        MixturePrediction.mixture([gaussian(), gaussian()], weights)
 
 
 def test_a_mixture_needs_members() -> None:
     with pytest.raises(InputError, match="at least one"):
-        Prediction.mixture([])
+        MixturePrediction.mixture([])
 
 
 @pytest.mark.parametrize("other", [gaussian(m=5), gaussian(q=3), gaussian(q=3, correlated=False)])
-def test_members_of_other_points_or_outputs_are_refused(other: Prediction) -> None:
+def test_members_of_other_points_or_outputs_are_refused(other: MixturePrediction) -> None:
     m, q = other.mean.shape
     with pytest.raises(InputError, match=f"(?s)(?=.*{m})(?=.*{q})"):
-        Prediction.mixture([gaussian(), other])
+        MixturePrediction.mixture([gaussian(), other])

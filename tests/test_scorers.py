@@ -13,7 +13,7 @@ from sklearn.preprocessing import MinMaxScaler
 
 from lastlayer import BLLRegressor, metrics, scorers
 from lastlayer.errors import InputError
-from lastlayer.predictions.prediction import Prediction
+from lastlayer.predictions.mixture import MixturePrediction
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
 
@@ -72,7 +72,7 @@ def test_scorers_can_be_sent_to_other_processes():
 
 def test_the_interval_score_is_smallest_for_the_true_quantiles():
     y, one = np.random.default_rng(0).normal(size=20_000), np.ones(20_000)
-    of = lambda std: Prediction.gaussian(0 * y, epistemic_var=0 * y, noise_var=std**2 * one, affine_cost=one)
+    of = lambda std: MixturePrediction.gaussian(0 * y, epistemic_var=0 * y, noise_var=std**2 * one, affine_cost=one)
     scores = [metrics.interval_score(of(std), y, 0.8) for std in (0.8, 1.0, 1.25)]
     assert np.argmin(scores) == 1
     p = of(1.0)

@@ -14,7 +14,7 @@ from lastlayer.integrations.export import to_arrays
 from lastlayer.integrations.export.bundle import Bundle
 from lastlayer.online import OnlineModel
 from lastlayer.predictions.joint import JointPrediction
-from lastlayer.predictions.prediction import Prediction
+from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.predictions.shapes import align
 from lastlayer.studies.baselines import BayesByBackpropRegressor, BLRRegressor
 
@@ -22,10 +22,10 @@ M = 7
 TARGETS = {0: (M,), 1: (M, 1), 2: (M, 2)}
 
 
-def prediction(q: int, c: int = 2) -> Prediction:
+def prediction(q: int, c: int = 2) -> MixturePrediction:
     """Of targets as `sine(q=q)` has them: 0 is one dimension."""
     rng, width = np.random.default_rng(0), max(q, 1)
-    return Prediction(
+    return MixturePrediction(
         component_mean=rng.normal(size=(c, M, width)),
         component_epistemic_var=rng.uniform(0.2, 2, (c, M, width)),
         component_noise_var=rng.uniform(0.2, 2, (c, M, width)),
@@ -100,14 +100,16 @@ def test_several_outputs_have_no_targets_of_one_dimension():
     with pytest.raises(InputError, match=r"\(m,\) or \(m, q\)"):
         metrics.rmse(np.zeros((2, M, 1)), np.zeros(M))
     with pytest.raises(InputError, match="differ in points or outputs"):
-        Prediction.mixture([prediction(0), prediction(1)])
+        MixturePrediction.mixture([prediction(0), prediction(1)])
     assert align([1, 2], (2, 1)).tolist() == [[1.0], [2.0]]
 
 
 def test_a_gaussian_and_a_mixture_of_them_are_shaped_like_their_means():
-    one = Prediction.gaussian(np.arange(3.0), epistemic_var=np.ones(3), noise_var=np.array(0.5), affine_cost=np.ones(3))
+    one = MixturePrediction.gaussian(
+        np.arange(3.0), epistemic_var=np.ones(3), noise_var=np.array(0.5), affine_cost=np.ones(3)
+    )
     assert one.var.tolist() == [1.5] * 3
-    assert Prediction.mixture([one, one]).mean.shape == (3,)
+    assert MixturePrediction.mixture([one, one]).mean.shape == (3,)
 
 
 def test_joint_predictions_have_the_shape_of_the_targets():

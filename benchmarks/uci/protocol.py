@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 
 from lastlayer import metrics
+from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.predictions.prediction import Prediction
 
 HELD_OUT = 0.2
@@ -66,14 +67,14 @@ class Gaussians:
     mean: Float[ndarray, "c m"]
     var: Float[ndarray, "c m"]
 
-    def prediction(self) -> Prediction:
+    def prediction(self) -> MixturePrediction:
         """Convert to a `Prediction` with all variance as noise, since only the sum is scored."""
-        return Prediction.mixture([self._one(mean, var) for mean, var in zip(self.mean, self.var, strict=True)])
+        return MixturePrediction.mixture([self._one(mean, var) for mean, var in zip(self.mean, self.var, strict=True)])
 
     @staticmethod
-    def _one(mean: Float[ndarray, " m"], var: Float[ndarray, " m"]) -> Prediction:
+    def _one(mean: Float[ndarray, " m"], var: Float[ndarray, " m"]) -> MixturePrediction:
         nothing = np.zeros(len(mean))
-        return Prediction.gaussian(mean, epistemic_var=nothing, noise_var=var, affine_cost=nothing)
+        return MixturePrediction.gaussian(mean, epistemic_var=nothing, noise_var=var, affine_cost=nothing)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from lastlayer.errors import InputError, check_choice
 from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.likelihoods import choose
 from lastlayer.predictions.metrics import coverage, rmse
-from lastlayer.predictions.prediction import Prediction
+from lastlayer.predictions.mixture import MixturePrediction
 
 CANDIDATES: tuple[Propagation, ...] = (SampledWeights(), SampledWeights(calibrated=False), Unscented())
 
@@ -85,7 +85,7 @@ class DynamicsModel:
         self.state_scale_ = np.concatenate([scale[:k], scale[k + self.n_inputs_ :]])
         return self
 
-    def next(self, X: Float[ndarray, "m d"]) -> Prediction:
+    def next(self, X: Float[ndarray, "m d"]) -> MixturePrediction:
         """Predict the outputs one step after each row of a lag table, noise included.
 
         Parameters
@@ -93,7 +93,7 @@ class DynamicsModel:
         X : ndarray of shape (m, d)
             Rows as `Lags.join` arranges them.
         """
-        prediction: Prediction = self._fitted().predictive(X)
+        prediction: MixturePrediction = self._fitted().predictive(X)
         if not self.lags.increments:
             return prediction
         return replace(prediction, component_mean=prediction.component_mean + X[:, : self.n_outputs_])
@@ -146,7 +146,7 @@ class StepScores:
     """LPD at each number of steps ahead."""
 
     @classmethod
-    def _of(cls, p: Prediction, density: Prediction, outputs: Float[ndarray, "b h q"]) -> "StepScores":
+    def _of(cls, p: MixturePrediction, density: MixturePrediction, outputs: Float[ndarray, "b h q"]) -> "StepScores":
         flat = outputs.reshape(-1, outputs.shape[2])
         lpd = density.log_prob(flat, per_output=True).sum(-1).reshape(outputs.shape[:2]).mean(0)
         return cls(float(lpd.mean()), rmse(p, flat, per_output=True), coverage(p, flat, 0.9), lpd)

@@ -11,7 +11,7 @@ from numpy import ndarray
 from lastlayer import formula
 from lastlayer.errors import InputError
 from lastlayer.formula.ops import NumPyOps
-from lastlayer.predictions.prediction import Prediction
+from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.predictor.fitted import Fitted
 
 Feedback: TypeAlias = Literal["process", "measurement"]
@@ -63,12 +63,12 @@ class Rollout:
         lower, upper = self.prediction().interval(level)
         return lower.reshape(self.mean.shape), upper.reshape(self.mean.shape)
 
-    def prediction(self) -> Prediction:
+    def prediction(self) -> MixturePrediction:
         """Return all steps of all trajectories as the points of one `Prediction`."""
         c, q = len(self.component_mean), self.component_mean.shape[-1]
         mean, var = (x.reshape(c, -1, q) for x in (self.component_mean, self.component_var))
         weights = np.full(mean.shape[:2], 1 / c)
-        return Prediction(mean, np.zeros_like(var), var, self.affine_cost.reshape(-1), weights)
+        return MixturePrediction(mean, np.zeros_like(var), var, self.affine_cost.reshape(-1), weights)
 
     def gaussian(self) -> "Rollout":
         """Return the Gaussian rollout with the same mean and covariance at every step."""
@@ -216,7 +216,7 @@ class SampledWeights(Propagation):
         s = np.broadcast_to(starts, (self.n, *starts.shape)).copy()
         rows = lambda states, u: model.lags.join(states, np.broadcast_to(u, (self.n, *u.shape)), q)
         if self.calibrated:
-            weights = fitted.predictive(model.lags.join(starts, inputs[:, 0], q)).weights
+            weights = fitted.working(model.lags.join(starts, inputs[:, 0], q)).weights
         else:
             fitted = replace(fitted, calibration=None)
             weights = np.full((len(fitted.members), b), 1 / len(fitted.members))

@@ -56,7 +56,7 @@ class BaseRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Predict the mean of the targets, and their standard deviation on request."""
         p = self.predictive(X)
-        return (p.mean, p.std) if return_std else p.mean
+        return (p.point, p.std) if return_std else p.point
 
     def _seed(self) -> int:
         return int(random_numbers(self.random_state).randint(2**31 - 1))
@@ -92,7 +92,10 @@ class LastLayerRegressor(BaseRegressor):
     """The network of a model whose `fitted_` takes features, see `attach`."""
 
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
-        """Predict the mean of the targets, and their standard deviation or covariance on request.
+        """Predict the targets: their mean, or with `likelihood="lognormal"` their median.
+
+        The mean of a log-normal is governed by rare huge values, and astronomical far outside the data; it is
+        `predictive(X).mean`. With `return_std` or `return_cov`, standard deviation or covariance are returned as well.
 
         Parameters
         ----------
@@ -105,8 +108,8 @@ class LastLayerRegressor(BaseRegressor):
 
         Returns
         -------
-        mean : ndarray of shape (m,) or (m, q)
-            The mean, shaped like y in `fit`.
+        point : ndarray of shape (m,) or (m, q)
+            Mean or median, shaped like y in `fit`.
         std : ndarray of shape (m,) or (m, q)
             The standard deviation; only with `return_std`.
         cov : ndarray of shape (m, m) or (m, m, q)
@@ -126,9 +129,9 @@ class LastLayerRegressor(BaseRegressor):
             X, where = self._stage.rows(X)
             shaped = partial(self._stage.shaped, where=where, y_ndim=fitted.y_ndim)
         if not return_std:
-            return shaped(fitted.mean(X))
-        mean, var = fitted.mean_and_var(X)
-        return shaped(mean), shaped(np.sqrt(var))
+            return shaped(fitted.point(X))
+        point, std = fitted.point_and_std(X)
+        return shaped(point), shaped(std)
 
     def predictive(self, X: Any, *, noise: bool = True) -> Prediction:
         """Compute the predictive distribution at the rows of X.

@@ -13,6 +13,7 @@ from lastlayer.calibration.points import REGIONS
 from lastlayer.ensemble.crossfit import FoldFit
 from lastlayer.errors import InputError
 from lastlayer.networks.mlp import copied
+from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.fitted import Fitted
 
@@ -94,11 +95,12 @@ class HeldOutRows:
             raise InputError(f"X has {len(X)} rows, but {len(self.rows)} were held out: pass X[held_out.rows]")
         used = np.unique(self.fold)
         places = [np.flatnonzero(self.fold == k) for k in used]
-        parts = [self.folds[k].model.predictive(X[at]) for k, at in zip(used, places, strict=True)]
-        return joined(parts, np.argsort(np.concatenate(places), kind="stable"))
+        parts = [self.folds[k].model.working(X[at]) for k, at in zip(used, places, strict=True)]
+        working = joined(parts, np.argsort(np.concatenate(places), kind="stable"))
+        return self.folds[0].model.likelihood.predict(working)
 
 
-def joined(parts: Sequence[Prediction], order: Int[ndarray, " m"]) -> Prediction:
+def joined(parts: Sequence[MixturePrediction], order: Int[ndarray, " m"]) -> MixturePrediction:
     """Concatenate the points of several predictions with equally many components, and reorder them."""
     changed: dict[str, Any] = {}
     for name, axis in [*dict.fromkeys(BY_COMPONENT, 1).items(), *dict.fromkeys(BY_POINT, 0).items()]:

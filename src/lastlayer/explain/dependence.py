@@ -112,7 +112,7 @@ def partial_dependence(
         named = one.labels is not None or values.shape[1] > 1
         x = np.arange(len(values), dtype=float) if named else values[:, 0]
         std = np.sqrt(epistemic + noise)
-        found.append(Dependence(one.name, x, one.labels, average(p.mean), np.sqrt(epistemic), std))
+        found.append(Dependence(one.name, x, one.labels, average(p.point), np.sqrt(epistemic), std))
     return found
 
 

@@ -93,6 +93,6 @@ def permutation_importance(
 
 def _scores(p: Prediction, y: Float[ndarray, "m q"]) -> tuple[Float[ndarray, " q"], Float[ndarray, " q"]]:
     """RMSE and LPD of each target, over the rows where it is known."""
-    mean = p.mean.reshape(y.shape)
-    density = p.log_prob(np.where(np.isnan(y), mean, y), per_output=True).reshape(y.shape)
-    return np.sqrt(np.nanmean(np.square(y - mean), 0)), np.nanmean(np.where(np.isnan(y), np.nan, density), 0)
+    point = p.point.reshape(y.shape)
+    density = p.log_prob(np.where(np.isnan(y), point, y), per_output=True).reshape(y.shape)
+    return np.sqrt(np.nanmean(np.square(y - point), 0)), np.nanmean(np.where(np.isnan(y), np.nan, density), 0)

@@ -83,7 +83,7 @@ class BatchPredictor:
     @property
     def output_columns(self) -> list[str]:
         """Names of the columns that are added, all of type float64; this loads the model."""
-        words = ("mean", "std", "lower", "upper")
+        words = (self.model().fitted_.likelihood.point_name, "std", "lower", "upper")
         return [*(f"{name}_{word}" for name in self._targets for word in words), "affine_cost"]
 
     def model(self) -> BLLRegressor:

@@ -11,6 +11,7 @@ from numpy import ndarray
 from lastlayer.bayes.readings import Readings
 from lastlayer.errors import InputError
 from lastlayer.predictions.joint import add_noise
+from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.settings.given import Given
 
@@ -27,6 +28,8 @@ class Likelihood:
     """The value of the parameter `likelihood`."""
     modelled: ClassVar[str] = ""
     """What the working targets are, in words, if they are not the targets."""
+    point_name: ClassVar[str] = Prediction.point_name
+    """What `predict` returns: "mean" or "median"."""
     linear: ClassVar[bool] = True
     """Whether working targets are the targets, with the mean and the variance of these."""
 
@@ -39,7 +42,7 @@ class Likelihood:
         known = None if given.noise_std is None else torch.tensor(given.noise_std, dtype=torch.float64).square()
         return Readings.of(torch.tensor(given.y, dtype=torch.float64), known)
 
-    def predict(self, working: Prediction) -> Prediction:
+    def predict(self, working: MixturePrediction) -> Prediction:
         """Convert a prediction of the working targets to one of the targets."""
         return working
 

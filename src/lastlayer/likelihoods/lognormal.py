@@ -10,7 +10,7 @@ from lastlayer.bayes.readings import Readings
 from lastlayer.errors import InputError
 from lastlayer.likelihoods.base import Likelihood
 from lastlayer.predictions.lognormal import LogPrediction
-from lastlayer.predictions.prediction import Prediction
+from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.settings.given import Given
 
 SKEWED = 1.0
@@ -23,6 +23,7 @@ class LogNormal(Likelihood):
 
     name = "lognormal"
     modelled = "the logarithm of the targets"
+    point_name = LogPrediction.point_name
     linear = False
 
     def suits(self, y: Float[ndarray, "m q"]) -> bool:
@@ -40,9 +41,9 @@ class LogNormal(Likelihood):
             )
         return super().read(replace(given, y=np.log(given.y)))
 
-    def predict(self, working: Prediction) -> Prediction:
+    def predict(self, working: MixturePrediction) -> LogPrediction:
         """Exponentiate."""
-        return LogPrediction.of(working)
+        return LogPrediction(working)
 
     def draw(
         self, function: Float[ndarray, "n m q"], noise_cov: Float[ndarray, "m q q"] | None, rng: np.random.RandomState

@@ -101,7 +101,7 @@ def parity(prediction: Prediction, y: ndarray, *, level: float = 0.9) -> "Figure
     >>> rng = np.random.default_rng(0)
     >>> mean, y = np.zeros((50, 1)), rng.standard_normal((50, 1))
     >>> spread = {"epistemic_var": 0.1 + 0 * mean, "noise_var": np.array([0.9])}
-    >>> prediction = Prediction.gaussian(mean, **spread, affine_cost=rng.uniform(0.1, 1, 50))
+    >>> prediction = MixturePrediction.gaussian(mean, **spread, affine_cost=rng.uniform(0.1, 1, 50))
     >>> figure = parity(prediction, y)
     """
     prediction, y = _aligned(prediction, y)
@@ -110,12 +110,12 @@ def parity(prediction: Prediction, y: ndarray, *, level: float = 0.9) -> "Figure
     rows, shown = some(len(y), drawing.SHOWN // 4)  # bars need more space than points
     figure, axes = panels(y.shape[1])
     for i, ax in enumerate(axes[0]):
-        target, mean = y[rows, i], prediction.mean[rows, i]
+        target, mean = y[rows, i], prediction.point[rows, i]
         xlim, ylim = padded(drawing.central(target)), padded(drawing.central(np.append(target, mean)))
         for hit, color, word in ((inside, BLUE, f"target inside its interval{shown}"), (~inside, ORANGE, "outside")):
             r = rows[hit[rows, i]]
             ax.vlines(y[r, i], lower[r, i], upper[r, i], color=color, alpha=0.25, lw=0.8)
-            ax.plot(y[r, i], prediction.mean[r, i], ".", color=color, ms=3.5, label=word)
+            ax.plot(y[r, i], prediction.point[r, i], ".", color=color, ms=3.5, label=word)
         ax.axline((y[0, i], y[0, i]), slope=1, color="black", ls="--", lw=1, label="prediction = target")
         ax.set(xlim=xlim, ylim=ylim)
         if beyond := int(((target != target.clip(*xlim)) | (mean != mean.clip(*ylim))).sum()):
@@ -146,7 +146,7 @@ def calibration_curve(prediction: Prediction | Mapping[str, Prediction], y: ndar
     >>> rng = np.random.default_rng(0)
     >>> mean, y = np.zeros((50, 1)), rng.standard_normal((50, 1))
     >>> spread = {"epistemic_var": 0.1 + 0 * mean, "noise_var": np.array([0.9])}
-    >>> prediction = Prediction.gaussian(mean, **spread, affine_cost=rng.uniform(0.1, 1, 50))
+    >>> prediction = MixturePrediction.gaussian(mean, **spread, affine_cost=rng.uniform(0.1, 1, 50))
     >>> figure = calibration_curve(prediction, y)
     """
     models = prediction if isinstance(prediction, Mapping) else {"": prediction}
@@ -186,7 +186,7 @@ def sharpness(prediction: Prediction, y: ndarray) -> "Figure":
         Targets of the same points, not used in the fit.
     """
     prediction, y = _aligned(prediction, y)
-    std, error = prediction.std, np.abs(y - prediction.mean)
+    std, error = prediction.std, np.abs(y - prediction.point)
     rows, shown = some(len(y))
     figure, axes = panels(y.shape[1], heights=(3.0, 1.2))
     for i, (top, bottom) in enumerate(axes.T):
@@ -259,7 +259,7 @@ def extrapolation_error(prediction: Prediction, y: ndarray) -> "Figure":
     prediction, y = _aligned(prediction, y)
     check_finite(prediction.affine_cost, "affine_cost")
     cost = drawing.positive(prediction.affine_cost)
-    scaled = np.abs(y - prediction.mean) / prediction.std
+    scaled = np.abs(y - prediction.point) / prediction.std
     bins = drawing.bins(cost)
     centres = [np.exp(np.log(cost[r]).mean()) for r in bins]
     edges = np.concatenate([[cost[r].min(), cost[r].max()] for r in bins])
@@ -493,7 +493,7 @@ def _aligned(prediction: Prediction, y: ndarray, name: str = "") -> tuple[Predic
             f"pass the targets of the predicted points, shape ({m}, {q}), at least one"
         )
     check_finite(y, "y")
-    check_finite(prediction.mean, f"the mean of the {which}")
+    check_finite(prediction.point, f"the mean of the {which}")
     bad = np.flatnonzero(~((prediction.std > 0) & np.isfinite(prediction.std)).all(1))
     if len(bad):
         raise InputError(

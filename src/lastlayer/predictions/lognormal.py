@@ -1,14 +1,16 @@
 """`LogPrediction`: predictions of positive targets by a model of their logarithm."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Real
 from numpy import ndarray
+from scipy.special import log_ndtr
 
-from lastlayer.errors import InputError
+from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.predictions.prediction import Prediction
 
 LARGEST_LOG = 300.0
@@ -19,9 +21,10 @@ LARGEST_LOG = 300.0
 class LogPrediction(Prediction):
     """The predictive distribution of y = exp(z), given that of z: a mixture of log-normals.
 
-    Densities, probabilities, quantiles, intervals and samples are exact. Mean and variances are those of the
-    log-normals, in the units of y. With z = f + e of epistemic variance v and noise variance n, and m = E[y], the
-    variance m^2 (exp(v + n) - 1) of a component is the sum of
+    Densities, probabilities, quantiles, intervals and samples are exact. `predict` returns the median: far outside the
+    data, the mean is governed by a tail of enormous values. Mean and variances are those of the log-normals, in the
+    units of y. With z = f + e of epistemic variance v and noise variance n, and m = E[y], the variance
+    m^2 (exp(v + n) - 1) of a component is the sum of
 
     - `epistemic_var`, the variance of E[y | f], which more data would reduce: m^2 (exp(v) - 1);
     - `noise_var`, the mean of Var(y | f): m^2 exp(v) (exp(n) - 1).
@@ -31,71 +34,59 @@ class LogPrediction(Prediction):
     beyond exp(300) are reported as exp(300).
     """
 
-    log: Prediction = field(kw_only=True)
+    point_name = "median"
+    log: MixturePrediction
     """The prediction of log y."""
 
-    @classmethod
-    def of(cls, log: Prediction) -> "LogPrediction":
-        """Create the prediction of exp(z) from that of z.
+    def __post_init__(self) -> None:
+        for name in ("affine_cost", "beyond_reach", "y_ndim"):
+            object.__setattr__(self, name, getattr(self.log, name))
 
-        Parameters
-        ----------
-        log : Prediction
-            The prediction of z.
-        """
-        v, n = log.component_epistemic_var, log.component_noise_var
-        mean = log.component_mean + (v + n) / 2
-        kept = {each.name: getattr(log, each.name) for each in fields(Prediction)}
-        moments = {
-            "component_mean": _exp(mean),
-            "component_epistemic_var": _exp(2 * mean + _log_expm1(v), 2 * LARGEST_LOG),
-            "component_noise_var": _exp(2 * mean + v + _log_expm1(n), 2 * LARGEST_LOG),
-        }
-        return cls(**kept | moments, log=log)
-
-    @classmethod
-    def mixture(cls, members: Sequence[Prediction], weights: Any = None) -> "LogPrediction":
-        """Mix several predictions of the same points, all of them of log targets.
-
-        Parameters
-        ----------
-        members : sequence of LogPrediction
-            The predictions.
-        weights : ndarray of shape (c,) or (c, m), default None
-            Weight of each of them, at each point or for all points; None: equal weights.
-        """
-        logs = [member.log for member in members if isinstance(member, LogPrediction)]
-        if len(logs) < len(members):
-            raise InputError("some members predict log y and others y: fit all members to log y, or none")
-        return cls.of(Prediction.mixture(logs, weights))
+    @property
+    def n_outputs(self) -> int:
+        return self.log.n_outputs
 
     def with_output_axis(self) -> "LogPrediction":
-        """Return the same distribution with results of shape (m, q), also for a single output."""
-        return self if self.y_ndim == 2 else LogPrediction.of(self.log.with_output_axis())
+        return self if self.y_ndim == 2 else LogPrediction(self.log.with_output_axis())
 
-    def merged(self, fraction: Float[ndarray, " m"]) -> "LogPrediction":
-        """Count disagreement between the components of log y as variance of each of them."""
-        return LogPrediction.of(self.log.merged(fraction))
+    @cached_property
+    def _moments(self) -> MixturePrediction:
+        """Mean and variances of the log-normals as those of a mixture."""
+        v, n = self.log.component_epistemic_var, self.log.component_noise_var
+        mean = self.log.component_mean + (v + n) / 2
+        return replace(
+            self.log,
+            component_mean=_exp(mean),
+            component_epistemic_var=_exp(2 * mean + _log_expm1(v), 2 * LARGEST_LOG),
+            component_noise_var=_exp(2 * mean + v + _log_expm1(n), 2 * LARGEST_LOG),
+        )
 
-    def component_cov(self) -> Float[ndarray, "c m q q"]:
-        """Compute the covariance between the outputs at each point under each component: m_i m_j (exp(S_ij) - 1)."""
-        S, mean = self.log.component_cov(), np.log(self.component_mean)
+    @property
+    def mean(self) -> Float[ndarray, "m *q"]:
+        return self._moments.mean
+
+    @property
+    def epistemic_var(self) -> Float[ndarray, "m *q"]:
+        return self._moments.epistemic_var
+
+    @property
+    def noise_var(self) -> Float[ndarray, "m *q"]:
+        return self._moments.noise_var
+
+    @cached_property
+    def point(self) -> Float[ndarray, "m *q"]:
+        """Median of the targets."""
+        return self.quantile(0.5)
+
+    def cov(self) -> Float[ndarray, "m q q"]:
+        """Compute the covariance between the outputs at each point; that of a component is m_i m_j (exp(S_ij) - 1)."""
+        S, mean = self.log.component_cov(), np.log(self._moments.component_mean)
         size = mean[..., :, None] + mean[..., None, :] + np.maximum(S, 0) + _log_expm1(np.abs(S)) - np.abs(S)
-        cov: ndarray = np.sign(S) * _exp(size, 2 * LARGEST_LOG)
-        return cov
+        return self._moments.cov_with(np.sign(S) * _exp(size, 2 * LARGEST_LOG))
 
     def log_prob(
         self, y: Real[ndarray, "m q"] | Real[ndarray, " m"], *, per_output: bool = False
     ) -> Float[ndarray, "m *q"]:
-        """Compute the log density of y, including the Jacobian of the logarithm.
-
-        Parameters
-        ----------
-        y : ndarray of shape (m,) or (m, q)
-            Targets.
-        per_output : bool, default False
-            Whether to return the density of each output alone instead of the joint density.
-        """
         y = np.asarray(y, float)
         log_y = np.log(np.where(y > 0, y, 1.0))
         density = self.log.log_prob(log_y, per_output=per_output)
@@ -104,70 +95,35 @@ class LogPrediction(Prediction):
         return np.asarray(density - jacobian.reshape(density.shape))
 
     def standardized_residual(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m *q"]:
-        """Compute (log y - mean of log y) / std of log y.
-
-        Parameters
-        ----------
-        y : ndarray of shape (m,) or (m, q)
-            Targets.
-        """
         return self.log.standardized_residual(_log(y))
 
     def cdf(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m *q"]:
-        """Compute the probability that each output lies below y.
-
-        Parameters
-        ----------
-        y : ndarray of shape (m,) or (m, q)
-            Targets.
-        """
         return self.log.cdf(_log(y))
 
-    def quantile(self, level: float | Sequence[float] | ndarray) -> Float[ndarray, "*s"]:
-        """Compute the value that each output lies below with probability `level`.
+    def crps(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m *q"]:
+        """CRPS without the means, which may be astronomical, since abs(a - b) = a + b - 2 min(a, b).
 
-        Parameters
-        ----------
-        level : float or sequence of float
-            One level, or several.
+        It is y - 2 sum_i w_i E min(y, X_i) + sum_ij w_i w_j E min(X_i, X_j), with X_i of component i.
         """
+        y, w = self.targets(y), self.log.weights[..., None]
+        mu, var = self.log.component_mean, self.log.component_var
+        positive = np.where(y > 0, y, 1.0)
+        score = y - 2 * np.where(y > 0, (w * _smaller(np.log(positive), 0.0, mu, var)).sum(0), y)
+        for i in range(len(w)):  # one row of pairs at a time, to keep memory at c m q
+            score = score + w[i] * (w * _smaller(mu[i], var[i], mu, var)).sum(0)
+        return self._like_targets(score)
+
+    def quantile(self, level: float | Sequence[float] | ndarray) -> Float[ndarray, "*s"]:
         return _exp(self.log.quantile(level))
 
     def interval(
         self, level: float = 0.95, *, method: str = "quantile"
     ) -> tuple[Float[ndarray, "m *q"], Float[ndarray, "m *q"]]:
-        """Compute an interval that contains each output with probability `level`.
-
-        Its bounds are those of the interval of log y, exponentiated.
-
-        Parameters
-        ----------
-        level : float, default 0.95
-            The probability.
-        method : "quantile" or "conformal", default "quantile"
-            See `Prediction.interval`.
-
-        Returns
-        -------
-        lower : ndarray of shape (m,) or (m, q)
-            Lower bounds.
-        upper : ndarray of shape (m,) or (m, q)
-            Upper bounds.
-        """
         lower, upper = self.log.interval(level, method=method)
         with np.errstate(over="ignore"):  # a conformal interval may be infinite
             return np.exp(lower), np.exp(upper)
 
     def sample(self, n: int, *, random_state: int | np.random.Generator | None = None) -> Float[ndarray, "n m *q"]:
-        """Draw targets, jointly over the outputs at a point and independently between points.
-
-        Parameters
-        ----------
-        n : int
-            Number of draws.
-        random_state : int, Generator or None, default None
-            Seed of the draws.
-        """
         return _exp(self.log.sample(n, random_state=random_state))
 
 
@@ -185,3 +141,12 @@ def _log_expm1(x: ndarray) -> ndarray:
     """log(exp(x) - 1), also where exp(x) overflows; -inf at 0."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(-np.expm1(-x)) + x)
+
+
+def _smaller(mu1: Any, v1: Any, mu2: Any, v2: Any) -> ndarray:
+    """E min(X, Y) of independent log-normals; X may be a number, with v1 = 0 and mu1 its logarithm."""
+    s = np.sqrt(v1 + v2)
+    of_X = mu1 + v1 / 2 + log_ndtr((mu2 - mu1 - v1) / s)
+    of_Y = mu2 + v2 / 2 + log_ndtr((mu1 - mu2 - v2) / s)
+    smaller: ndarray = np.exp(np.minimum(of_X, LARGEST_LOG)) + np.exp(np.minimum(of_Y, LARGEST_LOG))
+    return smaller

@@ -32,6 +32,7 @@ from lastlayer.likelihoods.base import Gaussian, Likelihood
 from lastlayer.networks.mlp import copied, finite_features
 from lastlayer.networks.structured import converted
 from lastlayer.predictions.joint import FunctionalPrediction, JointPrediction
+from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.module import Member, Predictor, rows_in_cache
 from lastlayer.settings.given import Given
@@ -239,20 +240,20 @@ class Fitted:
         """
         return member_features(self.members[i], Z)
 
-    def mean(self, X: ndarray) -> Float[ndarray, "m q"]:
-        """Predict the mean of the targets."""
+    def point(self, X: ndarray) -> Float[ndarray, "m q"]:
+        """Predict one number for each target: `Prediction.point`."""
         if not self.likelihood.linear:
-            return self.predictive(X).with_output_axis().mean
+            return self.predictive(X).with_output_axis().point
         return _array(torch.cat(self._in_chunks(X, self.predictor.mean)))
 
-    def mean_and_var(self, X: ndarray) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:
-        """Predict the mean and variance of the targets, noise included."""
+    def point_and_std(self, X: ndarray) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:
+        """Predict `point` and the standard deviation of the targets, noise included."""
         if not self.likelihood.linear:
             p = self.predictive(X).with_output_axis()
-            return p.mean, p.var
+            return p.point, p.std
         say = lambda x: formula.moments(TorchOps, self.predictor, self.predictor.components(x))
         mean, epistemic, noise, _ = (torch.cat(each) for each in zip(*self._in_chunks(X, say), strict=True))
-        return _array(mean), _array(epistemic + noise)
+        return _array(mean), np.sqrt(_array(epistemic + noise))
 
     def predictive(self, X: ndarray, *, noise: bool = True) -> Prediction:
         """Predict the distribution of the targets, or of the function.
@@ -264,11 +265,14 @@ class Fitted:
         noise : bool, default True
             Whether to include the noise; False gives the distribution of the function.
         """
+        return self.likelihood.predict(self.working(X, noise=noise))
+
+    def working(self, X: ndarray, *, noise: bool = True) -> MixturePrediction:
+        """Predict the working targets, which `likelihood` makes of the targets."""
         parts = self._in_chunks(X, lambda x: vars(as_arrays(self.predictor.components(x))).values())
         together = [each[0] if len(parts) == 1 else np.concatenate(each, axis=1) for each in zip(*parts, strict=True)]
         correlation = self._function_correlation(X) if self.coupled else None
-        working = self.prediction(formula.Components(*together), noise=noise, function_correlation=correlation)
-        return self.likelihood.predict(working)
+        return self.prediction(formula.Components(*together), noise=noise, function_correlation=correlation)
 
     def prediction(
         self,
@@ -276,14 +280,14 @@ class Fitted:
         *,
         noise: bool = True,
         function_correlation: Float[ndarray, "c m q q"] | None = None,
-    ) -> Prediction:
+    ) -> MixturePrediction:
         """Assemble the mixture of calibrated members and its tails, merged outside the data."""
         share, factor = self.tails.share, self.tails.factor
         shares, widths = ([1 - share, share], [1.0, factor]) if share else ([1.0], [1.0])
         # one component per member and share
         each = lambda factors, x: np.multiply.outer(factors, x).reshape(-1, *x.shape[1:])
         alike = lambda x: None if x is None else np.concatenate([x] * len(shares))
-        prediction = Prediction(
+        prediction = MixturePrediction(
             component_mean=each(np.ones(len(shares)), parts.mean),
             component_epistemic_var=each(widths, parts.epistemic),
             component_noise_var=each(np.multiply(widths, float(noise)), parts.noise),

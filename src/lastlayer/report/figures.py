@@ -60,8 +60,8 @@ class Evaluation:
 
     @property
     def mean(self) -> Float[ndarray, "m q"]:
-        """Predictive means."""
-        return self.p.mean.reshape(self.y.shape)
+        """Predicted numbers: means, or medians of skewed targets."""
+        return self.p.point.reshape(self.y.shape)
 
     @property
     def std(self) -> Float[ndarray, "m q"]:
@@ -71,8 +71,7 @@ class Evaluation:
     @property
     def error(self) -> Float[ndarray, "m q"]:
         """Errors in predicted standard deviations."""
-        error: ndarray = (self.y - self.mean) / self.std
-        return error
+        return self.p.standardized_residual(self.y).reshape(self.y.shape)
 
     @property
     def outside(self) -> Bool[ndarray, " m"]:

@@ -24,7 +24,7 @@ from lastlayer.estimators.base import BaseRegressor, with_gradients
 from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.likelihoods.base import Gaussian
 from lastlayer.networks.mlp import ACTIVATIONS
-from lastlayer.predictions.prediction import Prediction
+from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.settings.parameters import TrainingOptions
 from lastlayer.settings.resolve import device_name
 from lastlayer.settings.types import NoiseModel
@@ -224,7 +224,7 @@ class BayesByBackpropRegressor(BaseRegressor):
         self.history_ = {"negative_elbo": [float(x) for x in bound]}
         return self
 
-    def predictive(self, X: Any, *, noise: bool = True) -> Prediction:
+    def predictive(self, X: Any, *, noise: bool = True) -> MixturePrediction:
         """Compute the mixture over draws of the weights. eq:BNN_predictive_distribution_approx."""
         draws = self.draw_functions(X)
         noise_var = np.square(self.noise_std_) * float(noise)
@@ -233,7 +233,7 @@ class BayesByBackpropRegressor(BaseRegressor):
         spread = np.square(draws - draws.mean(0)).mean(0) / np.square(self.noise_std_)
         epistemic_var, noise_var = (np.broadcast_to(var, draws.shape).copy() for var in (floor, noise_var))
         weights = np.full(draws.shape[:2], 1 / len(draws))
-        return Prediction(draws, epistemic_var, noise_var, spread.mean(1), weights, y_ndim=self._y_ndim)
+        return MixturePrediction(draws, epistemic_var, noise_var, spread.mean(1), weights, y_ndim=self._y_ndim)
 
     def draw_functions(self, X: Any) -> Float[ndarray, "c m q"]:
         """Evaluate `n_components` draws of all weights; the draws are the same at every call."""

@@ -20,7 +20,7 @@ from lastlayer.data.rows import Points, Rows
 from lastlayer.data.scaling import Standardizer
 from lastlayer.ensemble.folds import blocked_folds
 from lastlayer.networks.mlp import StackedMLP
-from lastlayer.predictions.prediction import Prediction
+from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.settings.types import BiasPrior
 from lastlayer.studies.data import PaperData, Samples
 from lastlayer.training import Augmented, FullBatch, MeanSquaredError, Optimizer, Profiled, Validation, train
@@ -72,14 +72,14 @@ class FittedNetwork:
         """NLML per sample at other alphas, each with its optimal noise."""
         return profile(self.posterior.statistics, torch.from_numpy(log_alphas), bias_prior=BIAS_PRIOR).nlml.numpy()
 
-    def predict(self, X: Float[ndarray, "m 1"], log_alpha: float) -> Prediction:
+    def predict(self, X: Float[ndarray, "m 1"], log_alpha: float) -> MixturePrediction:
         """Predict in target units, with the mean at alpha* and the variance at the given alpha."""
         with torch.no_grad():
             Phi = affine_features(self.network(self.scale.inputs.forward(torch.from_numpy(X)))[self.member])
         ratio = self.posterior.variance_ratio(Phi, log_alpha).numpy()
         noise_var, unit = np.square(self.noise_std), self.scale.targets
         mean, var = (self.posterior.mean(Phi) * unit.scale + unit.mean).numpy(), ratio[:, None] * noise_var
-        return Prediction.gaussian(mean, epistemic_var=var, noise_var=noise_var, affine_cost=ratio)
+        return MixturePrediction.gaussian(mean, epistemic_var=var, noise_var=noise_var, affine_cost=ratio)
 
 
 @dataclass(frozen=True)

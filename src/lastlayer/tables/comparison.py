@@ -102,7 +102,7 @@ def _compared(
     lower, upper = p.interval(LEVEL)
     known = ~np.isnan(y)
     density = p.log_prob(np.where(known, y, 0.0), per_output=True).reshape(y.shape)
-    ours = _Said(*(values.reshape(y.shape) for values in (p.mean, lower, upper)))
+    ours = _Said(*(values.reshape(y.shape) for values in (p.point, lower, upper)))
     methods = []
     for j, target in enumerate(targets):
         at = known[:, j]

@@ -55,8 +55,8 @@ def stream(model: TableRegressor, tables: Iterator[Table], *, level: float = 0.9
 
 
 def prediction_cells(p: Prediction, targets: Sequence[str], level: float) -> Cells:
-    """Columns NAME_mean, NAME_std, NAME_lower and NAME_upper of each target."""
+    """Columns NAME_mean or NAME_median, NAME_std, NAME_lower and NAME_upper of each target."""
     p = p.with_output_axis()
     lower, upper = p.interval(level)
-    parts = {"mean": p.mean, "std": p.std, "lower": lower, "upper": upper}
+    parts = {p.point_name: p.point, "std": p.std, "lower": lower, "upper": upper}
     return {f"{name}_{word}": values[:, i] for i, name in enumerate(targets) for word, values in parts.items()}
