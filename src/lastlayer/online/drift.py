@@ -17,9 +17,9 @@ from lastlayer._internal import checked
 from lastlayer.errors import InputError
 
 SHIFTS = np.array([-2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 0.0, 0.0])
-"""Means of x under each alternative, ..."""
+"""Means of x under each alternative."""
 SCALES = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.5, 2.5])
-"""... and standard deviations."""
+"""Standard deviations of x under each alternative."""
 KINDS = {
     "up": "targets lie above the predictions",
     "down": "targets lie below the predictions",
@@ -154,52 +154,6 @@ class DriftMonitor:
             self._look(row)
         return self.drift
 
-    def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Convert the monitor to tensors and JSON for a model file."""
-        tensors = {f"before.{j}": torch.tensor(before, dtype=torch.float64) for j, before in enumerate(self._before)}
-        tensors |= {name: torch.tensor(getattr(self, f"_{name}")) for name in STATE}
-        header = {"false_alarm_every": self.false_alarm_every, "drift": asdict(self.drift)}
-        return tensors, header | {"random": self._rng.bit_generator.state}
-
-    @classmethod
-    def unpack(cls, tensors: dict[str, Tensor], header: dict[str, Any]) -> "DriftMonitor":
-        """Restore a monitor that `pack` converted.
-
-        Parameters
-        ----------
-        tensors : dict of str to Tensor
-            Tensors of the model file.
-        header : dict
-            Header of the model file.
-
-        Raises
-        ------
-        KeyError, TypeError, ValueError
-            If the parts are missing or inconsistent.
-        """
-        shape = q, _ = tuple(tensors["log_M"].shape)
-        if shape != (q, len(SHIFTS)):
-            raise ValueError(f"evidence of shape {shape} does not match the {len(SHIFTS)} alternatives")
-        monitor = cls(
-            false_alarm_every=checked.typed("false_alarm_every", header["false_alarm_every"], float), n_outputs=q
-        )
-        monitor._rng.bit_generator.state = header["random"]
-        for j in range(q):
-            residuals = checked.tensor(tensors, f"before.{j}", None)
-            if bool((residuals.diff() < 0).any()):
-                raise ValueError(f"before.{j} is not in ascending order")
-            monitor._before[j] = array("d", residuals.tolist())
-        monitor._log_M = checked.tensor(tensors, "log_M", *shape, infinite=True).numpy()
-        monitor._log_cusum = checked.tensor(tensors, "log_cusum", *shape).numpy()
-        monitor._reset = checked.tensor(tensors, "reset", *shape, dtype=torch.int64).numpy()
-        monitor._scores = checked.tensor(tensors, "scores", 5, q).numpy()
-        if (monitor._log_M == math.inf).any():
-            raise ValueError("log_M is infinite")
-        monitor.drift = checked.instance(Drift, header["drift"])
-        if monitor.drift.kind not in KINDS or not 0 <= monitor.drift.output < q:
-            raise ValueError(f"drift is {monitor.drift!r}")
-        return monitor
-
     def _look(self, row: Float[ndarray, " q"]) -> None:
         u = np.array([self._rank(before, float(z)) for before, z in zip(self._before, row, strict=True)])
         x, n = ndtri(u), self.drift.n_rows
@@ -263,3 +217,36 @@ class DriftMonitor:
                 f"give finite standardised residuals of shape (n, {'q' if q is None else q}), or set n_outputs"
             )
         return table
+
+
+def pack_monitor(monitor: DriftMonitor) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Convert a monitor to tensors and JSON for a model file."""
+    tensors = {f"before.{j}": torch.tensor(before, dtype=torch.float64) for j, before in enumerate(monitor._before)}
+    tensors |= {name: torch.tensor(getattr(monitor, f"_{name}")) for name in STATE}
+    header = {"false_alarm_every": monitor.false_alarm_every, "drift": asdict(monitor.drift)}
+    return tensors, header | {"random": monitor._rng.bit_generator.state}
+
+
+def unpack_monitor(tensors: dict[str, Tensor], header: dict[str, Any]) -> DriftMonitor:
+    """Restore a packed monitor; raises KeyError, TypeError or ValueError if the parts are missing or inconsistent."""
+    shape = q, _ = tuple(tensors["log_M"].shape)
+    if shape != (q, len(SHIFTS)):
+        raise ValueError(f"evidence of shape {shape} does not match the {len(SHIFTS)} alternatives")
+    every = checked.typed("false_alarm_every", header["false_alarm_every"], float)
+    monitor = DriftMonitor(false_alarm_every=every, n_outputs=q)
+    monitor._rng.bit_generator.state = header["random"]
+    for j in range(q):
+        residuals = checked.tensor(tensors, f"before.{j}", None)
+        if bool((residuals.diff() < 0).any()):
+            raise ValueError(f"before.{j} is not in ascending order")
+        monitor._before[j] = array("d", residuals.tolist())
+    monitor._log_M = checked.tensor(tensors, "log_M", *shape, infinite=True).numpy()
+    monitor._log_cusum = checked.tensor(tensors, "log_cusum", *shape).numpy()
+    monitor._reset = checked.tensor(tensors, "reset", *shape, dtype=torch.int64).numpy()
+    monitor._scores = checked.tensor(tensors, "scores", 5, q).numpy()
+    if (monitor._log_M == math.inf).any():
+        raise ValueError("log_M is infinite")
+    monitor.drift = checked.instance(Drift, header["drift"])
+    if monitor.drift.kind not in KINDS or not 0 <= monitor.drift.output < q:
+        raise ValueError(f"drift is {monitor.drift!r}")
+    return monitor

@@ -3,7 +3,7 @@
 import math
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.estimators.regressor import BLLRegressor, unpacked
 from lastlayer.networks.mlp import grouped
 from lastlayer.online.arrays import Look, ModelArrays, networks_of
-from lastlayer.online.drift import Drift, DriftMonitor
+from lastlayer.online.drift import Drift, DriftMonitor, pack_monitor, unpack_monitor
 from lastlayer.online.layers import FeatureRows, LayerStack, within
 from lastlayer.online.memory import KeepAll, Memory, SlidingWindow, pack_memory, unpack_memory
 from lastlayer.predictions.prediction import Prediction
@@ -145,8 +145,7 @@ class OnlineModel:
         noise : bool, default True
             Whether to include the noise; False gives the distribution of the function.
         """
-        each = [vars(look.components).values() for look in self._looks(self._inputs(X))]
-        parts = each[0] if len(each) == 1 else (np.concatenate(part, axis=1) for part in zip(*each, strict=True))
+        parts = self._together(X, lambda look: vars(look.components).values())
         return self._fitted.prediction(formula.Components(*parts), noise=noise)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
@@ -159,14 +158,12 @@ class OnlineModel:
         return_std : bool, default False
             Whether to return the standard deviation, noise included, as well.
         """
-        each = [look.moments for look in self._looks(self._inputs(X))]
-        mean, var = each[0] if len(each) == 1 else (np.concatenate(part) for part in zip(*each, strict=True))
-        y_ndim = self._fitted.y_ndim
+        (mean, var), y_ndim = self._together(X, lambda look: look.moments), self._fitted.y_ndim
         mean = like_targets(mean, y_ndim).copy()  # the cached values of a row must not change before its update
         return (mean, np.sqrt(like_targets(var, y_ndim))) if return_std else mean
 
     def update(self, X: Any, y: Any, sample_weight: Any = None) -> "OnlineModel":
-        """Add rows, and drop or down-weight old ones as the memory prescribes.
+        """Add rows, and drop or down-weight old ones as the memory prescribes; `partial_fit` is the same.
 
         Parameters
         ----------
@@ -192,22 +189,7 @@ class OnlineModel:
             self._factor(self._totals(self.memory.kept(self._n_since)), carried=carried)
         return self
 
-    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> "OnlineModel":
-        """Add rows, as `update` does, under scikit-learn's name.
-
-        Every call adds rows, because the model was fitted beforehand; `BLLRegressor.partial_fit`, in contrast, fits at
-        its first call.
-
-        Parameters
-        ----------
-        X : array-like of shape (m, d)
-            Inputs.
-        y : array-like of shape (m,) or (m, q)
-            Targets.
-        sample_weight : array-like of shape (m,), default None
-            Weights of the rows; None: 1.
-        """
-        return self.update(X, y, sample_weight)
+    partial_fit = update
 
     def remove(self, X: Any, y: Any, sample_weight: Any = None) -> "OnlineModel":
         """Remove rows that were learned before, at the weight they have now.
@@ -285,7 +267,7 @@ class OnlineModel:
         for i, parts in enumerate(zip(*self._window, strict=True)):
             tensors |= {f"online.{i}.window.{name}": x for name, x in FeatureRows.joined(parts).pack().items()}
         if self.monitor is not None:
-            more, online["monitor"] = self.monitor.pack()
+            more, online["monitor"] = pack_monitor(self.monitor)
             tensors |= {f"online.monitor.{name}": tensor for name, tensor in more.items()}
         if self._calibration is not None:
             online["curves"] = [[curve.seen, curve.squares] for curve in self._calibration.curves.values()]
@@ -326,7 +308,7 @@ class OnlineModel:
         fitted = online._begin(
             model,
             unpack_memory(header["memory"]),
-            None if monitor is None else DriftMonitor.unpack(within(tensors, "monitor."), monitor),
+            None if monitor is None else unpack_monitor(within(tensors, "monitor."), monitor),
         )
         online._adopt(fitted, [within(tensors, f"{i}.") for i in range(len(online._groups))])
         online.error = checked.number("error", header["error"], low=0.0)
@@ -379,8 +361,13 @@ class OnlineModel:
             self._last = key, Look(self._arrays, self._layers, X)
         return self._last[1]
 
-    def _looks(self, X: ndarray) -> list[Look]:
-        return [self._look(X[rows]) for rows in row_chunks(len(X), CHUNK_ROWS)] if len(X) > 1 else [self._look(X)]
+    def _together(self, X: Any, of: Callable[[Look], Iterable[ndarray]]) -> list[ndarray]:
+        """Evaluate rows in chunks; rows are the last axis but one of what is evaluated."""
+        X = self._inputs(X)
+        each = (
+            [of(self._look(X[rows])) for rows in row_chunks(len(X), CHUNK_ROWS)] if len(X) > 1 else [of(self._look(X))]
+        )
+        return list(each[0]) if len(each) == 1 else [np.concatenate(part, -2) for part in zip(*each, strict=True)]
 
     def _seen(self, look: Look, y: Float[ndarray, "m q"], weight: Float[ndarray, " m"] | None) -> list[FeatureRows]:
         """Features and standardised targets of the rows, one set per group of networks."""
