@@ -9,7 +9,7 @@ from hostile_fits import BACKBONES, Answer, generated, outcome
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer._internal.arrays import as_array
 from lastlayer.data.validation import LARGEST_TARGET
-from lastlayer.errors import InputError, MissingTargetsWarning
+from lastlayer.errors import InputError
 from lastlayer.networks.mlp import finite_features
 
 pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")
@@ -141,13 +141,3 @@ def test_a_process_alone_has_members():
 
 def test_no_epoch_of_mini_batches_is_a_training_too():
     assert np.isfinite(quick(batch_size=7, max_epochs=0).fit(X, Y).predict(X)).all()
-
-
-def test_coupled_members_of_any_width_correlate_their_outputs():
-    y = np.c_[Y, Y[::-1]][:8]
-    y[3, 0] = np.nan
-    with pytest.warns(MissingTargetsWarning):
-        model = quick(preset="fast", noise="full").fit(X[:8], y)
-    assert len({member.posterior.statistics.n_linear for member in model.members_}) > 1
-    C = model.predictive(X).function_correlation
-    np.testing.assert_allclose(np.diagonal(C, axis1=-2, axis2=-1), 1, rtol=1e-12)

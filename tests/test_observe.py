@@ -302,6 +302,13 @@ def test_what_needs_complete_targets_says_so() -> None:
         BLLRegressor(**EVIDENCE, training=TrainingOptions(chunk_size=8)).fit(X, holes(Y))
     with pytest.raises(InputError, match="noise_std or observations"):
         BLLRegressor(**EVIDENCE, noise="full").fit(X, Y, noise_std=0.1)
+    missing = 'correlates the outputs.*use noise="diagonal", or drop the rows with missing targets'
+    with pytest.raises(InputError, match=missing):
+        BLLRegressor(**EVIDENCE, noise="full").fit(X, holes(Y))
+    model = BLLRegressor(**EVIDENCE | {"max_epochs": 2}, noise="full").fit(X, Y)
+    for revise in (model.update, model.remove):
+        with pytest.raises(InputError, match=missing):
+            revise(X, holes(Y))
 
 
 def test_mini_batches_learn_from_targets_partly_missing() -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from lastlayer._internal.chunks import row_chunks
 from lastlayer._internal.threads import threads_for
-from lastlayer.bayes.coupled import CoupledEquations, PatternStatistics
 from lastlayer.bayes.evidence import known_noise_nlml, optimal_alphas
 from lastlayer.bayes.noise_groups import StatisticsByNoise
 from lastlayer.bayes.partial_posterior import posterior_of
@@ -22,8 +21,6 @@ from lastlayer.settings.types import NO_NOISE_PRIOR, BiasPrior, NoisePrior, Nois
 
 STARTS, LIMITS = ((-2.0, 2.0, 6.0), (-0.5, -2.0, -4.0)), ((-25.0, 25.0), (-13.8, 5.0))
 """Starting values and limits of log alpha and the log noise standard deviation; the search begins at the best pair."""
-STEEPEST = 30.0
-"""Limit of the off-diagonal entries of the noise's root."""
 SEARCH = {"ftol": 1e-9, "maxiter": 60}
 STACKED = 2**22
 """Maximum number of entries of the Gram matrices in a batch: wide models are processed one by one."""
@@ -68,8 +65,6 @@ def by_evidence(
         match each:
             case StatisticsByNoise():
                 found[i] = _with_known_noise(each, bias_prior)
-            case PatternStatistics():
-                found[i] = _coupled(each, bias_prior)
             case _:
                 models[i] = each
     for k in {statistics.n_linear for statistics in models.values()}:
@@ -96,28 +91,6 @@ def _with_known_noise(sums: StatisticsByNoise, bias_prior: BiasPrior) -> Posteri
     with torch.no_grad():
         end = sums(learned)
     return posterior_of(end, float(best.x[0]), torch.diag(learned), "diagonal", bias_prior, rtol=math.inf)
-
-
-def _coupled(statistics: PatternStatistics, bias_prior: BiasPrior) -> Posterior:
-    """The posterior of correlated noise and partly missing targets."""
-    equations, q = CoupledEquations.of(statistics, bias_prior), statistics.n_outputs
-    places = torch.tril_indices(q, q, device=statistics.mean.device)
-
-    def root(numbers: Tensor) -> Tensor:
-        L = torch.zeros(q, q).to(numbers).index_put(tuple(places), numbers[1:])
-        return L.tril(-1) + torch.diag_embed(L.diagonal(dim1=-2, dim2=-1).exp())
-
-    def value(numbers: Tensor) -> Tensor:
-        return equations.at(numbers[0], root(numbers)).nlml()
-
-    own = places[0] == places[1]
-    diagonal = [torch.where(own, e, 0.0 * own) for e in STARTS[1]]
-    start = _best(value, [torch.cat([torch.full_like(d[:1], a), d]) for a in STARTS[0] for d in diagonal])
-    free = (-STEEPEST, STEEPEST)
-    best = minimum(value, start, [LIMITS[0], *(LIMITS[1] if on else free for on in own.tolist())])
-    with torch.no_grad():
-        L = root(torch.tensor(best.x, device=statistics.mean.device))
-    return posterior_of(statistics, float(best.x[0]), L @ L.mT, "full", bias_prior, rtol=math.inf)
 
 
 @torch.no_grad()

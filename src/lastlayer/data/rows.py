@@ -10,7 +10,6 @@ from numpy import ndarray
 from torch import Tensor
 
 from lastlayer._internal.chunks import CHUNK_ROWS, row_chunks
-from lastlayer.bayes.coupled import PatternStatistics
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.noise_groups import StatisticsByNoise, Targets
 from lastlayer.bayes.readings import Readings
@@ -80,22 +79,19 @@ class Points:
         """Affine features in float64."""
         return affine_features(linear(self.X)).double()
 
-    def statistics(self, linear: FeatureMap, noise_var: Tensor | None = None, *, coupled: bool = False) -> Statistics:
-        """Statistics of linear features, computed chunk by chunk; `coupled`: the noise is correlated."""
+    def statistics(self, linear: FeatureMap, noise_var: Tensor | None = None) -> Statistics:
+        """Statistics of linear features, computed chunk by chunk."""
         total: Statistics | None = None
         for part in self.chunks():
-            more = part._statistics(part.features(linear), noise_var, coupled)
+            more = part._statistics(part.features(linear), noise_var)
             total = more if total is None else total + more
         assert total is not None
         return total
 
-    def _statistics(self, Phi: Tensor, noise_var: Tensor | None, coupled: bool) -> Statistics:
-        readings, read = self.readings, self.readings.read
+    def _statistics(self, Phi: Tensor, noise_var: Tensor | None) -> Statistics:
+        readings = self.readings
         if readings.complete:
             return Statistics.from_features(Phi, self.T, sample_weight=self.weight)
-        if coupled:
-            assert read is not None
-            return PatternStatistics.from_rows(Phi, self.T, read, sample_weight=self.weight)
         precision = readings.precision(noise_var)
         assert precision is not None
         return OutputStatistics.from_rows(Phi, self.T, precision, sample_weight=self.weight)
@@ -209,11 +205,9 @@ class Rows:
             weight = used.double() if weight is None else used * weight
         return Rows(Points(main.X[index], main.readings.map(lambda x: x[index]), weight), self.beside)
 
-    def statistics(
-        self, linear: FeatureMap, noise_var: Float[Tensor, "*b q"] | None = None, *, coupled: bool = False
-    ) -> Statistics:
+    def statistics(self, linear: FeatureMap, noise_var: Float[Tensor, "*b q"] | None = None) -> Statistics:
         """Statistics of the rows and of the functionals."""
-        total = self.main.statistics(linear, noise_var, coupled=coupled)
+        total = self.main.statistics(linear, noise_var)
         if not self.beside:
             return total
         assert noise_var is not None

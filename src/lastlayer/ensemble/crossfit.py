@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from lastlayer.bayes.affine_cost import leave_one_out_cost
-from lastlayer.bayes.coupled import PatternStatistics
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import HeldOut
 from lastlayer.bayes.maximum import by_evidence
@@ -160,9 +159,6 @@ class CrossFit:
         return [FoldFit(*fit) for fit in zip(tasks, networks, posteriors, strict=True)]
 
     def _sums(self, network: nn.Module, rows: np.ndarray) -> Statistics | StatisticsByNoise:
-        if self.trainer.rows.main.readings.scale is not None and self.trainer.settings.noise_structure == "full":
-            seen = self._statistics(network, rows)
-            return seen if isinstance(seen, PatternStatistics) else PatternStatistics.complete(seen)
         if not self.trainer.rows.learned:
             return self._with_beside(rows).by_noise(partial(finite_features, network))
         return self._statistics(network, rows)
@@ -197,5 +193,4 @@ class CrossFit:
     @torch.no_grad()
     def _statistics(self, network: nn.Module, rows: np.ndarray, learned: torch.Tensor | None = None) -> Statistics:
         """Statistics of rows, without observed functionals."""
-        coupled = self.trainer.settings.noise_structure == "full"
-        return self._rows(rows).statistics(partial(finite_features, network), learned, coupled=coupled)
+        return self._rows(rows).statistics(partial(finite_features, network), learned)

@@ -38,7 +38,6 @@ from lastlayer.settings.resolve import Settings
 from lastlayer.settings.types import NETWORK, Family
 from lastlayer.training import (
     Checkpoint,
-    CoupledNoise,
     FullBatch,
     KnownNoise,
     MeanSquaredError,
@@ -273,8 +272,6 @@ class Trainer:
     def _objective(self, shape: tuple[int, ...] = ()) -> Objective:
         """Objective for the data: with partly missing targets, partly known noise or functionals, if there are any."""
         s = self.settings
-        if self.rows.main.readings.scale is not None and s.noise_structure == "full":
-            return CoupledNoise(self.rows.main.T.shape[-1], bias_prior=s.bias_prior, shape=shape)
         if self.rows.learned:
             return Profiled(bias_prior=s.bias_prior, noise=s.noise_structure, shape=shape)
         return KnownNoise(self.rows.main.T.shape[-1], bias_prior=s.bias_prior, shape=shape)

@@ -25,7 +25,7 @@ class Functions:
     terms: list[tuple[Array, Array]]
     """Rows (m, r) and outputs (q, s) of each member; where each output has its own rows, of each member and output."""
     dense: list[Array]
-    """One array (m, r) per output, with one e for all: deviations of the members from the mean, coupled outputs."""
+    """One array (m, r) per output, with one e for all: deviations of the members from the mean."""
 
     @property
     def n_outputs(self) -> int:
@@ -119,9 +119,6 @@ def functions(ops, model, z, far=None):  # type: ignore[no-untyped-def]
         own = [ops.sqrt(ops.pick(parts.weights, i)) * H for H in blocks]
         if len(own) == 1:
             terms.append((own[0], root))
-        elif model.coupled:
-            dense = dense or [[] for _ in own]
-            dense = [[*columns, root[j, j] * H] for j, (columns, H) in enumerate(zip(dense, own, strict=True))]
         else:
             terms += [(H, root[:, j : j + 1]) for j, H in enumerate(own)]
     return Functions(ops, parts, mean, terms, [ops.columns(columns) for columns in dense])

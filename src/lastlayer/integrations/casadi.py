@@ -50,10 +50,7 @@ def to_casadi(
         mean, cov, affine_cost = predictive([0.5, 1.0])
     """
     ca = need("casadi", extra="control")
-    fitted, ops = (
-        as_fitted(model).uncoupled("the covariance in CasADi"),
-        CasADiOps(ca, check_choice("blas", blas, get_args(Blas))),
-    )
+    fitted, ops = (as_fitted(model), CasADiOps(ca, check_choice("blas", blas, get_args(Blas))))
     x = _point(ca, fitted)
     parts = formula.predict(ops, expressions(ops, fitted), ops.array(x))
     mean, q = ops.total(parts.weights * parts.mean), fitted.n_outputs
@@ -155,7 +152,6 @@ def expressions(ops: CasADiOps, fitted: Fitted) -> SimpleNamespace:
         log_precision=shared(p.log_precision),
         sharpness=float(p.sharpness),
         roots=_array(p.roots),
-        coupled=p.coupled,
         widening=float(p.widening),
     )
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from lastlayer import likelihoods
 from lastlayer._internal import checked
-from lastlayer.bayes.coupled import PatternStatistics
 from lastlayer.bayes.partial_posterior import posterior_of
 from lastlayer.bayes.statistics import MOMENTS, SUMS, OutputStatistics, Statistics, check_scatter
 from lastlayer.calibration.curve import Calibration
@@ -41,8 +40,6 @@ def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors |= {f"{i}.statistics.{k}": getattr(posterior.statistics, k) for k in MOMENTS}
         sums = {k: v for k in SUMS if (v := getattr(posterior.statistics, k)) is not None}
         tensors |= {f"{i}.statistics.{k}": v for k, v in sums.items()}
-        if isinstance(posterior.statistics, PatternStatistics):
-            tensors[f"{i}.statistics.patterns"] = posterior.statistics.patterns
         tensors |= {f"{i}.noise_cov": posterior.Sigma_E}
         tensors |= {f"{i}.unseen.{k}": torch.from_numpy(v) for k, v in vars(member.unseen).items()}
     tensors |= {"targets.mean": fitted.targets.mean, "targets.scale": fitted.targets.scale}
@@ -194,7 +191,7 @@ class _Members:
     def _statistics(self, prefix: str) -> Statistics:
         own, q = {k.removeprefix(prefix): v for k, v in self.tensors.items() if k.startswith(prefix)}, self.n_outputs
         batch = own["count"].shape
-        n_targets = 1 if batch and "patterns" not in own else q
+        n_targets = 1 if batch else q
         columns = own["mean"].shape[-1] if own["mean"].dim() else 0
         if columns <= n_targets or len(batch) > 1 or (n_targets < q and batch != (q,)):
             raise ValueError(f"{prefix}count and {prefix}mean of shapes {tuple(batch)} and {tuple(own['mean'].shape)}")
@@ -210,7 +207,4 @@ class _Members:
         lows = {"observations": 0.0, "log_scale": -math.inf}
         sums = {name: checked.tensor(own, name, *batch, low=lows[name]) for name in SUMS if name in own}
         parts: dict[str, Any] = {**moments, **sums, "n_outputs": n_targets}
-        if "patterns" in own:
-            patterns = checked.tensor(own, "patterns", *batch, q, dtype=torch.bool)
-            return PatternStatistics(**parts, patterns=patterns)
         return OutputStatistics(**parts) if batch else Statistics(**parts)

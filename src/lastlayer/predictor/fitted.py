@@ -20,7 +20,6 @@ from lastlayer._internal.chunks import CHUNK_ROWS, row_chunks
 from lastlayer._internal.threads import threads_for
 from lastlayer.bayes.affine_cost import leave_one_out_cost
 from lastlayer.bayes.features import affine_features
-from lastlayer.bayes.partial_posterior import CoupledPosterior
 from lastlayer.calibration.curve import Calibration, Curve, Tails
 from lastlayer.data.observe import Functionals
 from lastlayer.data.rows import Points, Rows
@@ -136,17 +135,6 @@ class Fitted:
     def by_output(self) -> bool:
         """Whether outputs were observed at different rows, so that each has its own variance."""
         return self.members[0].posterior.ratio_by_output
-
-    @property
-    def coupled(self) -> bool:
-        """Whether noise is correlated between outputs that were observed at different rows."""
-        return isinstance(self.members[0].posterior, CoupledPosterior)
-
-    def uncoupled(self, use: str) -> "Fitted":
-        """Check that function and noise have the same correlation between outputs."""
-        if self.coupled:
-            raise InputError(f'{use} needs noise="diagonal", or targets without missing values: fit such a model')
-        return self
 
     def needs(self, use: str, *, linear: bool = False, shared: bool = False) -> "Fitted":
         """Check what a use of the model needs: Gaussian predictions of the targets, all outputs at the same rows."""
@@ -271,16 +259,9 @@ class Fitted:
         """Predict the working targets, which `likelihood` makes of the targets."""
         parts = self._in_chunks(X, lambda x: vars(as_arrays(self.predictor.components(x))).values())
         together = [each[0] if len(parts) == 1 else np.concatenate(each, axis=1) for each in zip(*parts, strict=True)]
-        correlation = self._function_correlation(X) if self.coupled else None
-        return self.prediction(formula.Components(*together), noise=noise, function_correlation=correlation)
+        return self.prediction(formula.Components(*together), noise=noise)
 
-    def prediction(
-        self,
-        parts: formula.Components,
-        *,
-        noise: bool = True,
-        function_correlation: Float[ndarray, "c m q q"] | None = None,
-    ) -> MixturePrediction:
+    def prediction(self, parts: formula.Components, *, noise: bool = True) -> MixturePrediction:
         """Assemble the mixture of calibrated members and its tails, merged outside the data."""
         share, factor = self.tails.share, self.tails.factor
         shares, widths = ([1 - share, share], [1.0, factor]) if share else ([1.0], [1.0])
@@ -294,7 +275,6 @@ class Fitted:
             affine_cost=parts.cost.mean(-1).mean(0),
             weights=each(shares, parts.weights[..., 0]),
             correlation=alike(self.correlation),
-            function_correlation=alike(function_correlation),
             conformal_scores=self.conformal_scores if noise else None,
             beyond_reach=self._beyond_reach(parts.cost_star.mean(-1)),
             y_ndim=self.y_ndim,
@@ -302,13 +282,6 @@ class Fitted:
         if not self.references:
             return prediction
         return prediction.merged(formula.outside_fraction(np, self.references, parts.cost_star)[:, 0])
-
-    def _function_correlation(self, X: ndarray) -> Float[ndarray, "c m q q"]:
-        """Correlation between the outputs of each member's function, where it differs from that of the noise."""
-        with torch.no_grad():
-            rows = (torch.stack(own, 1) for own in self.predictor.stretched(_tensor(X))[1])
-            each = [H / H.norm(dim=-1, keepdim=True) for H in rows]
-        return _array(torch.stack([rows @ rows.mT for rows in each]))
 
     def _beyond_reach(self, cost_star: Float[ndarray, "c m"]) -> Bool[ndarray, " m"] | None:
         """Points beyond the calibrated range, judged by the Gaussian process, or else by the first family."""

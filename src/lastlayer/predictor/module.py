@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from lastlayer import formula
 from lastlayer._internal.chunks import CHUNK_ROWS, row_chunks
-from lastlayer.bayes.partial_posterior import CoupledPosterior
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.calibration.curve import Calibration, Curve, Shrinkage, Tails
 from lastlayer.calibration.fit import SHARPNESS
@@ -138,8 +137,6 @@ class Predictor(nn.Module):
         posteriors = [member.posterior for member in members]
         tuned = any(a != float(p.log_alpha) for a, p in zip(log_alphas, posteriors, strict=True))
         groups = grouped([member.network for member in members])
-        self.coupled = isinstance(posteriors[0], CoupledPosterior)
-        """Whether the noise is correlated between outputs that were observed at different rows."""
         self.layers = nn.ModuleList(
             LayerGroup(
                 group,
@@ -256,8 +253,6 @@ class Predictor(nn.Module):
     @property
     def roots(self) -> Float[Tensor, "c q q"]:
         """Root of the covariance between the outputs of each member's function, before scaling."""
-        if self.coupled:
-            return torch.diag_embed(self.function_cov.diagonal(dim1=-2, dim2=-1).sqrt())
         root: Tensor = torch.linalg.cholesky(self.function_cov)
         return root
 

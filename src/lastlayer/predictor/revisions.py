@@ -11,10 +11,9 @@ from numpy import ndarray
 
 from lastlayer import formula
 from lastlayer._internal.chunks import row_chunks
-from lastlayer.bayes.coupled import PatternStatistics
 from lastlayer.bayes.held_out import HeldOut
 from lastlayer.bayes.maximum import by_evidence
-from lastlayer.bayes.partial_posterior import by_output, by_pattern
+from lastlayer.bayes.partial_posterior import by_output
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import OutputStatistics, Statistics
 from lastlayer.calibration.alpha import AlphaCurve, search_alpha, tune_alpha_on
@@ -190,9 +189,7 @@ def reestimate(fitted: Fitted) -> Fitted:
     """Estimate alpha and noise from the rows in memory, at the maximum of the evidence; the features stay the same."""
     posteriors = [member.posterior for member in fitted.members]
     first = posteriors[0]
-    if not isinstance(first.statistics, PatternStatistics) and not torch.allclose(
-        first.statistics.count, first.statistics.n
-    ):
+    if not torch.allclose(first.statistics.count, first.statistics.n):
         raise InputError(
             "the model has targets with known noise, or functionals: their weight depends on the learned noise, so "
             "alpha and noise cannot be estimated from sums; fit again with all rows"
@@ -217,16 +214,11 @@ def reestimate(fitted: Fitted) -> Fitted:
 def _matched(member: Member, data: Points) -> tuple[Posterior, Statistics]:
     """The posterior and the statistics of new rows, both converted to the same kind of statistics."""
     posterior = member.posterior
-    statistics = data.statistics(partial(linear_features, member), coupled=posterior.noise == "full")
+    statistics = data.statistics(partial(linear_features, member))
     if type(statistics) is type(posterior.statistics):
         return posterior, statistics
-    match posterior.statistics, statistics:
-        case OutputStatistics(), _:
-            return posterior, OutputStatistics.split(statistics)
-        case PatternStatistics(), _:
-            return posterior, PatternStatistics.complete(statistics)
-        case _, PatternStatistics():
-            return by_pattern(posterior), statistics
+    if isinstance(posterior.statistics, OutputStatistics):
+        return posterior, OutputStatistics.split(statistics)
     return by_output(posterior), statistics
 
 

@@ -16,6 +16,7 @@ from lastlayer.settings.types import (
     ADDITIVE,
     FOURIER,
     LINEAR,
+    NEEDS_EVERY_TARGET,
     NETWORK,
     NO_NOISE_PRIOR,
     WEAK_NOISE_PRIOR,
@@ -324,6 +325,8 @@ def _check_together(settings: Settings, p: Mapping[str, Any], options: TrainingO
             'noise="full" cannot be combined with noise_std or observations, whose noise is independent between the '
             'outputs: use noise="diagonal"'
         )
+    if not data.alike and settings.noise == "full":
+        raise InputError(NEEDS_EVERY_TARGET)
     if settings.noise == "input" and not (settings.calibration in CURVES and data.is_table):
         rows = "a source without validation_data" if data.shape is None else f"X of shape {data.shape}"
         raise InputError(

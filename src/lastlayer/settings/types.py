@@ -16,6 +16,10 @@ NoiseModel: TypeAlias = Literal["auto", "diagonal", "full", "input"]
 """
 
 BIAS_PRIORS: tuple[BiasPrior, ...] = ("flat", "shared")
+NEEDS_EVERY_TARGET = (
+    'noise="full" correlates the outputs of a row, and some targets are missing: use noise="diagonal", or drop the '
+    "rows with missing targets"
+)
 NOISE_STRUCTURES: tuple[NoiseStructure, ...] = ("diagonal", "full")
 NOISE_MODELS: tuple[NoiseModel, ...] = ("auto", "diagonal", "full", "input")
 

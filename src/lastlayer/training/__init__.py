@@ -5,7 +5,7 @@ from lastlayer.data.rows import Points, Rows
 from lastlayer.training.bound import FrozenLayer
 from lastlayer.training.checkpoint import Checkpoint, clear_checkpoints
 from lastlayer.training.engine import Optimizer, Problem, TrainingHistory, Validation, train
-from lastlayer.training.objectives import Augmented, CoupledNoise, KnownNoise, MeanSquaredError, Objective, Profiled
+from lastlayer.training.objectives import Augmented, KnownNoise, MeanSquaredError, Objective, Profiled
 from lastlayer.training.problems import FullBatch, MiniBatches, SampledRows, chunked_nlml, streamed_statistics
 from lastlayer.training.running_posterior import RunningPosterior, UpdateSchedule
 from lastlayer.training.stack import StackedBatches, StackedNetworks
@@ -13,7 +13,6 @@ from lastlayer.training.stack import StackedBatches, StackedNetworks
 __all__ = [
     "Augmented",
     "Checkpoint",
-    "CoupledNoise",
     "FrozenLayer",
     "FullBatch",
     "KnownNoise",

@@ -9,13 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lastlayer.bayes.coupled import CoupledEquations, PatternStatistics
 from lastlayer.bayes.evidence import known_noise_nlml, nlml, profiled_nlml, statistics_nlml
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import held_out_lpd
 from lastlayer.bayes.partial_posterior import posterior_of
 from lastlayer.data.rows import Points, Rows
-from lastlayer.errors import InputError
 from lastlayer.settings.types import BiasPrior, NoiseStructure
 
 INITIAL_LOG_ALPHA = 4.0
@@ -64,7 +62,7 @@ class Objective(nn.Module):
         """Score for early stopping: the negative LPD of held-out rows under the posterior given the other rows."""
         noise_cov = self.learned_noise_cov
         rows, learned = replace(rest, X=phi.double().detach()), None if noise_cov is None else noise_cov.diagonal()
-        statistics = rows.statistics(lambda features: features, learned, coupled=self.noise == "full")
+        statistics = rows.statistics(lambda features: features, learned)
         posterior = posterior_of(
             statistics, float(self.log_alpha), noise_cov, noise=self.noise, bias_prior=self.bias_prior, rtol=math.inf
         )
@@ -96,34 +94,6 @@ class KnownNoise(Objective):
         learned = torch.exp(2 * self.log_sigma_e)
         seen = rows.by_output(linear, learned)
         return known_noise_nlml(seen, self.log_alpha, self.log_sigma_e, bias_prior=self.bias_prior)
-
-
-class CoupledNoise(Objective):
-    """Partly missing targets with noise correlated between outputs; the root of its covariance is a parameter."""
-
-    def __init__(self, n_outputs: int, *, bias_prior: BiasPrior, shape: tuple[int, ...] = ()) -> None:
-        super().__init__(bias_prior=bias_prior, noise="full", shape=shape)
-        start = INITIAL_LOG_SIGMA_E * torch.eye(n_outputs, dtype=torch.float64)
-        self.log_root = nn.Parameter(start.expand(*shape, -1, -1).clone())
-
-    def of_rows(self, linear: Callable[[Tensor], Tensor], rows: Rows) -> Tensor:
-        """NLML of a network on rows with partly missing targets."""
-        main, read = rows.main, rows.main.readings.read
-        if read is None:
-            raise InputError("CoupledNoise is for targets that are partly missing: use Profiled for others")
-        statistics = PatternStatistics.from_rows(main.features(linear), main.T, read, sample_weight=main.weight)
-        return CoupledEquations.of(statistics, self.bias_prior).at(self.log_alpha, root_of(self.log_root)).nlml()
-
-    @property
-    def learned_noise_cov(self) -> Float[Tensor, "q q"]:
-        """Covariance of the learned noise."""
-        L = root_of(self.log_root.detach())
-        return L @ L.mT
-
-
-def root_of(log_root: Float[Tensor, "*b q q"]) -> Float[Tensor, "*b q q"]:
-    """Lower triangular root L from a matrix that holds the logarithms of its diagonal."""
-    return log_root.tril(-1) + torch.diag_embed(log_root.diagonal(dim1=-2, dim2=-1).exp())
 
 
 class Augmented(Objective):
