@@ -325,7 +325,7 @@ def _check_together(settings: Settings, p: Mapping[str, Any], options: TrainingO
             'noise="full" cannot be combined with noise_std or observations, whose noise is independent between the '
             'outputs: use noise="diagonal"'
         )
-    if not data.alike and settings.noise == "full":
+    if not data.complete and settings.noise == "full":
         raise InputError(NEEDS_EVERY_TARGET)
     if settings.noise == "input" and not (settings.calibration in CURVES and data.is_table):
         rows = "a source without validation_data" if data.shape is None else f"X of shape {data.shape}"
