@@ -1,7 +1,7 @@
 """`BLLModel`: fitted last layers as a BoTorch model, and functions drawn from it."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
@@ -22,8 +22,6 @@ from torch import Tensor
 from lastlayer.errors import InputError
 from lastlayer.integrations.botorch.gaussian import Dense, JointMoments, LinearGaussian, Separable, block_diagonal
 from lastlayer.predictor.fitted import as_fitted
-
-Own = TypeVar("Own", bound="BLLModel")
 
 
 class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
@@ -52,9 +50,6 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
     >>> acquisition = qLogExpectedImprovement(model, best_f=Y.max())  # doctest: +SKIP
     """
 
-    parts: Any
-    """One Gaussian of all outputs, or one of each."""
-
     def __init__(
         self,
         fitted: Any,
@@ -67,13 +62,18 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
         if train_X is not None:
             self.train_inputs = (train_X,)
         one = as_fitted(fitted)
-        self.parts = torch.nn.ModuleList([Separable(one) if Separable.suits(one) else Dense(one)])
+        self.gaussians = torch.nn.ModuleList([Separable(one) if Separable.suits(one) else Dense(one)])
         self.requires_grad_(False)
         if input_transform is not None:
             self.input_transform = input_transform
         if outcome_transform is not None:
             self.outcome_transform = outcome_transform
         self.eval()
+
+    @property
+    def parts(self) -> Any:
+        """One Gaussian of all outputs, or one of each."""
+        return self.gaussians
 
     @property
     def num_outputs(self) -> int:
@@ -119,8 +119,8 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
         return self.posterior(X).distribution
 
     def condition_on_observations(
-        self: Own, X: Float[Tensor, "*c n d"], Y: Float[Tensor, "*b n o"], noise: Tensor | None = None, **_: Any
-    ) -> Own:
+        self, X: Float[Tensor, "*c n d"], Y: Float[Tensor, "*b n o"], noise: Tensor | None = None, **_: Any
+    ) -> "BLLModel":
         """Condition on more observations in closed form; features, alpha and noise stay as they are.
 
         Parameters
@@ -144,8 +144,8 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
         return self._with(self._conditioned(self.transform_inputs(X), Y, noise))
 
     def fantasize(
-        self: Own, X: Float[Tensor, "*b n d"], sampler: MCSampler, observation_noise: Tensor | None = None, **_: Any
-    ) -> Own:
+        self, X: Float[Tensor, "*b n d"], sampler: MCSampler, observation_noise: Tensor | None = None, **_: Any
+    ) -> "BLLModel":
         """Condition on draws of the model's own noisy posterior at X."""
         if not X.shape[-2]:
             return self._with([part.repeated(sampler.sample_shape + X.shape[:-2]) for part in self.parts])
@@ -157,7 +157,7 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
             noise = None if noise is None else noise.expand(Y.shape[1:])
             return self._with(self._conditioned(self.transform_inputs(X), Y, noise))
 
-    def subset_output(self: Own, idcs: list[int]) -> Own:
+    def subset_output(self, idcs: list[int]) -> "BLLModel":
         """Select outputs."""
         new = self._of(idcs)
         if hasattr(self, "outcome_transform"):
@@ -197,18 +197,17 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
             return [values[..., j : j + 1] for j in range(len(self.parts))]
         return [values] * len(self.parts)
 
-    def _of(self: Own, idcs: list[int]) -> Own:
+    def _of(self, idcs: list[int]) -> "BLLModel":
         n = self.num_outputs
         if any(not -n <= i < n for i in idcs) or not idcs:
             raise InputError(f"outputs {list(idcs)} were requested, but the model has outputs 0 to {n - 1}")
         kept, alone = [i % n for i in idcs], len(self.parts) == 1
         return self._with([self.parts[0].outputs(kept)] if alone else [self.parts[i].separate() for i in kept])
 
-    def _with(self, parts: Sequence[LinearGaussian], kind: Any = None) -> Any:
-        kind = type(self) if kind is None else kind
-        new = kind.__new__(kind)
+    def _with(self, parts: Sequence[LinearGaussian]) -> "BLLModel":
+        new = BLLModel.__new__(BLLModel)
         Model.__init__(new)
-        new.parts = torch.nn.ModuleList(parts)
+        new.gaussians = torch.nn.ModuleList(parts)
         for name in ("train_inputs", "input_transform", "outcome_transform"):
             if hasattr(self, name):
                 setattr(new, name, getattr(self, name))

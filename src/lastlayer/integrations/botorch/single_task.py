@@ -25,7 +25,7 @@ class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # mypy 
     """A Bayesian last layer on random Fourier features, used like BoTorch's `SingleTaskGP`, for one or more outputs.
 
     It is constructed from data and then fitted: by `fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood,
-    model))`, by `fit()`, or at the first posterior. Outputs are independent, each with its own length scales and noise.
+    model))`, by `fit()`, or at its first use. Outputs are independent, each with its own length scales and noise.
 
     Parameters
     ----------
@@ -84,18 +84,24 @@ class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # mypy 
         self.bounds, self.random_state = bounds, random_state
         outputs = torch.Size([train_Y.shape[1]] if train_Y.shape[1] > 1 else [])
         self.likelihood = GaussianLikelihood(noise_constraint=Positive(), batch_shape=outputs).double()
-        self.parts = torch.nn.ModuleList()
         self.eval()
+
+    @property
+    def parts(self) -> Any:
+        """One Gaussian for each output; the first use fits them."""
+        if "gaussians" not in self._modules:
+            self.fit()
+        return self.gaussians
 
     @property
     def num_outputs(self) -> int:
         """Number of outputs."""
-        return self.data[0].shape[1] if not len(self.parts) else super().num_outputs
+        return self.data[0].shape[1]
 
     @property
     def batch_shape(self) -> torch.Size:
         """Shape of the batch of models."""
-        return super().batch_shape if len(self.parts) else torch.Size()
+        return torch.Size()
 
     def fit(self) -> "SingleTaskBLL":
         """Learn length scales, amplitude and noise of every output; the last layer is exact."""
@@ -108,7 +114,7 @@ class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # mypy 
             noise_std = None if Yvar is None else Yvar[:, j].cpu().double().sqrt().numpy()
             surrogate = Surrogate(random_state=self.random_state).fit(points, y, bounds=box, noise_std=noise_std)
             outputs.append(Separable(as_fitted(surrogate)))
-        self.parts = torch.nn.ModuleList(outputs).to(Y.device)
+        self.gaussians = torch.nn.ModuleList(outputs).to(Y.device)
         self.requires_grad_(False)
         noise = self._learned_noise(self.transform_inputs(self.train_inputs[0][:1]))[0]
         self.likelihood.noise = noise[0] if len(noise) == 1 else noise[:, None]
@@ -119,53 +125,14 @@ class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # mypy 
         self.fit()
         return mll.eval()
 
-    def posterior(self, X: Tensor, *arguments: Any, **named: Any) -> Any:
-        """Return the joint posterior at q points, after fitting the model if necessary.
-
-        Parameters
-        ----------
-        X : Tensor of shape (..., q, d)
-            Points in original units.
-        *arguments : tuple
-            Positional arguments of `BLLModel.posterior`.
-        **named : dict
-            Keyword arguments of `BLLModel.posterior`.
-        """
-        if not len(self.parts):
-            self.fit()
-        return super().posterior(X, *arguments, **named)
-
-    def forward(self, X: Float[Tensor, "*b q d"]) -> Any:
-        """Return the distribution of `posterior`, as calling a GPyTorch model does."""
-        return BLLModel.forward(self, X)
-
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **_: Any) -> Any:
         """Load the parameters and buffers of another model of the same shape."""
-        if not len(self.parts):
-            self.fit()
+        assert len(self.parts)
         return torch.nn.Module.load_state_dict(self, state_dict, strict)  # BoTorch's also restores training targets
-
-    def condition_on_observations(self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **named: Any) -> Any:
-        """Condition on more observations in closed form, after fitting the model if necessary.
-
-        Parameters
-        ----------
-        X : Tensor of shape (..., n, d)
-            Points.
-        Y : Tensor of shape (..., n, o)
-            Observed values.
-        noise : Tensor, default None
-            Noise variances of these observations. None: the learned noise.
-        **named : dict
-            Keyword arguments of `BLLModel.condition_on_observations`.
-        """
-        if not len(self.parts):
-            self.fit()
-        return BLLModel.condition_on_observations(self, X, Y, noise, **named)
 
     def _learned_noise(self, X: Float[Tensor, "*b q d"]) -> Float[Tensor, "*b q o"]:
         """Noise variances at inputs as the input transform returns them."""
-        return torch.cat([part.moments(X).noise[..., 0] for part in self.parts], -1)
+        return torch.cat([part.rows(X).point_noise[..., 0] for part in self.parts], -1)
 
     def _posterior(self, X: Tensor, noise: bool | Tensor) -> Any:
         """Posterior; `noise=True` includes the learned noise and the mean of the known variances."""
@@ -173,10 +140,6 @@ class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # mypy 
             learned = self._learned_noise(X)
             noise = learned + self.data[1].mean(0).to(learned)
         return super()._posterior(X, noise)
-
-    def _with(self, parts: Any, kind: Any = None) -> Any:
-        """Models after more observations, and of some outputs, are not fitted again."""
-        return super()._with(parts, BLLModel if kind is None else kind)
 
 
 def fit_model(
