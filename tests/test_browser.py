@@ -10,8 +10,8 @@ from selenium.webdriver import ActionChains
 from selenium.webdriver.chrome.service import Service
 
 from lastlayer.report import make_report
+from lastlayer.report.study import report
 from lastlayer.studies import figures, networks, paper
-from lastlayer.studies.report import report
 from lastlayer.tables import Table, TableRegressor
 
 pytestmark = pytest.mark.browser

@@ -45,7 +45,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     info = f"lastlayer-{lastlayer.__version__}.dist-info"
     assert {name.split("/")[0] for name in names} == {"lastlayer", info}
     here = ROOT / "src" / "lastlayer"
-    sources = {path.relative_to(here.parent).as_posix() for path in here.rglob("*") if path.suffix in (".py", ".typed")}
+    kinds = (".py", ".typed", ".html")
+    sources = {path.relative_to(here.parent).as_posix() for path in here.rglob("*") if path.suffix in kinds}
     assert {name for name in names if name.startswith("lastlayer/")} == sources
     assert "lastlayer/py.typed" in names
     assert f"{info}/licenses/LICENSE" in names

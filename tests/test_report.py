@@ -105,6 +105,24 @@ def rows_of(rng, m: int) -> Table:
     return Table({name: np.array(cells, dtype=object) for name, cells in columns.items()})
 
 
+EVIL = "</script><img src=x onerror=alert(1)>"
+
+
+def test_texts_of_a_table_are_never_markup():
+    """Names of files, columns and targets, and cells, wherever they appear: in tables, sentences, figures, the slider."""
+    rng = np.random.default_rng(0)
+    x, kind = rng.uniform(-2, 2, 40), np.array([EVIL, "plain"] * 20, dtype=object)
+    cells = {f"x{EVIL}": x, f"kind{EVIL}": kind, f"y{EVIL}": np.sin(x), f"id{EVIL}": [f"{EVIL}{i}" for i in range(40)]}
+    table = Table({name: np.array(values, dtype=object) for name, values in cells.items()})
+    model = TableRegressor(preset="evidence", hidden=(3,), max_epochs=2).fit(table, target=f"y{EVIL}")
+    names = {"model_name": f"m{EVIL}", "data_name": f"d{EVIL}", "group": f"kind{EVIL}"}
+    page = make_report(model, table, **names).html
+    assert "<img" not in page
+    assert page.count("</script>") == page.count("<script")
+    for name in ("m", "d", "kind", "id", "x"):
+        assert f"{name}&lt;/script&gt;&lt;img" in page
+
+
 def test_the_page_names_rows_and_writes_numbers_out(fitted):
     table = rows_of(np.random.default_rng(1), 30)
     made = make_report(fitted, table, model_name="m", data_name="d", group="kind")

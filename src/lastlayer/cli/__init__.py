@@ -37,10 +37,10 @@ def study(
     """Run the paper's simulation study: Table 1, Figures 1 to 5 and a report with a slider for alpha."""
     import torch
 
+    from lastlayer.report.study import report
     from lastlayer.studies import figures, paper
     from lastlayer.studies.data import SEED
     from lastlayer.studies.networks import BUDGET, Budget, fit_three_samples
-    from lastlayer.studies.report import report
 
     paper.check_results(out, force=force)
     torch.set_num_threads(1)  # many small matrix products: a second thread would not help

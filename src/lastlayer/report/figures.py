@@ -13,10 +13,10 @@ from numpy import ndarray
 
 from lastlayer.explain import Dependence
 from lastlayer.plots.drawing import BinnedCoverage, binomial_band, padded, some
-from lastlayer.plots.pages import BLUE, GREY, ORANGE, band, line, panels, points, sliding
 from lastlayer.predictions.metrics import LEVELS
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.fitted import Extrapolation
+from lastlayer.report.pages import BLUE, GREY, ORANGE, Sliding, band, line, panels, points, sliding
 from lastlayer.tables import Ranking, Scores, Table, TableRegressor, score
 from lastlayer.tables.numbers import written
 from lastlayer.tables.schema import Encoded
@@ -212,7 +212,7 @@ def dependence(found: Sequence[Dependence], ranking: Ranking) -> list[go.Figure]
     return figures
 
 
-def alpha(evaluation: Evaluation) -> str:
+def alpha(evaluation: Evaluation) -> Sliding:
     """LPD against alpha, and the intervals of the first target, with a slider over alpha."""
     model, rows = evaluation.fitted, evaluation.some(ALPHA_ROWS)
     X, y = evaluation.encoded.X[rows], evaluation.y[rows]
@@ -249,7 +249,7 @@ def alpha(evaluation: Evaluation) -> str:
     figure.update_yaxes(title="LPD, standardised", range=[lowest - pad, top + pad], row=1, col=1)
     figure.update_xaxes(title="rows, farther out to the right", row=2, col=1)
     figure.update_yaxes(title="true value - prediction", range=[-reach, reach], row=2, col=1)
-    return sliding(figure, log_alphas, readings, start, "alpha")
+    return sliding(figure, log_alphas, readings, start)
 
 
 def _where_it_matters(log_alphas: ndarray, lpds: ndarray, own: float) -> tuple[float, float]:

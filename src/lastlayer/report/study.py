@@ -1,13 +1,12 @@
 """The report of the study: one self-contained HTML file with a slider for alpha."""
 
-import html
 from base64 import b64encode
 from pathlib import Path
 
 import numpy as np
 
-from lastlayer.plots.pages import BLUE, GREY, ORANGE, band, line, page, panels, points, sliding, table
 from lastlayer.predictions.metrics import log_predictive_density
+from lastlayer.report.pages import BLUE, GREY, ORANGE, Sliding, band, line, panels, points, rendered, sliding
 from lastlayer.studies.data import TEST_RANGE, TRAIN_RANGE, truth
 from lastlayer.studies.networks import Scalers
 from lastlayer.studies.paper import COLUMNS, NOTES, Study, caption, cells
@@ -17,23 +16,13 @@ N_STEPS = 41
 
 def report(studies: list[Study], folder: Path) -> str:
     """Make the page with the figures that `draw_all` wrote to the folder; the same studies give the same text."""
-    data = [b64encode((folder / f"figure{i}.png").read_bytes()).decode() for i in range(1, 6)]
-    pictures = [f'<img alt="Figure {i}" src="data:image/png;base64,{text}">' for i, text in enumerate(data, 1)]
-    body = f"""<h1>A neural network with Bayesian last layer: the simulation study</h1>
-<p>After Fiedler and Lucia, "Improved uncertainty quantification for neural networks with Bayesian last layer" (2023),
-repeated with the same definition of each score in all rows.</p>
-<h2>Table 1</h2><p class="note">{html.escape(caption(studies))}</p>
-{table(["", *COLUMNS.values()], cells(studies), "table1")}
-<ul class="note">{"".join(f"<li>{html.escape(note)}</li>" for note in NOTES)}</ul>
-<h2>Figure 4: alpha and the band outside the data</h2>
-{_figure4(studies[0])}
-<h2>Figure 5: the Bayesian neural network</h2>{pictures[4]}
-<h2>Figures 2 and 3: three samples of a line</h2>{pictures[1]}{pictures[2]}
-<h2>Figure 1: features and their affine cost</h2>{pictures[0]}"""
-    return page("lastlayer: the paper's study", body)
+    pictures = {i: b64encode((folder / f"figure{i}.png").read_bytes()).decode() for i in (1, 2, 3, 5)}
+    lines = [["", *COLUMNS.values()], *cells(studies)]
+    words = {"caption": caption(studies), "lines": lines, "notes": NOTES}
+    return rendered("study.html", pictures=pictures, figure4=_figure4(studies[0]), **words)
 
 
-def _figure4(study: Study) -> str:
+def _figure4(study: Study) -> Sliding:
     """Figure 4 with one hidden band per alpha, and the scores of each alpha."""
     network, X = study.bll[0], np.linspace(*TEST_RANGE, 200)[:, None]
     scale = Scalers.of(study.data.train).targets.scale.numpy()
@@ -63,4 +52,4 @@ def _figure4(study: Study) -> str:
             figure.add_trace(dots, i + 1, 1)
         figure.add_vrect(*TRAIN_RANGE, fillcolor=GREY, opacity=0.08, line_width=0, row=i + 1, col=1)
     figure.update_yaxes(range=[-4, 4])
-    return sliding(figure, log_alphas, readings, start, "figure4")
+    return sliding(figure, log_alphas, readings, start)
