@@ -109,7 +109,7 @@ EVIL = "</script><img src=x onerror=alert(1)>"
 
 
 def test_texts_of_a_table_are_never_markup():
-    """Names of files, columns and targets, and cells, wherever they appear: in tables, sentences, figures, the slider."""
+    """Names of files, columns and targets, and cells, wherever they appear: in tables, sentences and figures."""
     rng = np.random.default_rng(0)
     x, kind = rng.uniform(-2, 2, 40), np.array([EVIL, "plain"] * 20, dtype=object)
     cells = {f"x{EVIL}": x, f"kind{EVIL}": kind, f"y{EVIL}": np.sin(x), f"id{EVIL}": [f"{EVIL}{i}" for i in range(40)]}
