@@ -17,7 +17,8 @@ from lastlayer.bayes.evidence import nlml
 from lastlayer.bayes.features import affine_features
 from lastlayer.ensemble.folds import blocked_folds
 from lastlayer.networks.mlp import MLP, StackedMLP
-from lastlayer.studies import data, figures, networks, paper, report
+from lastlayer.report import study as report
+from lastlayer.studies import data, figures, networks, paper
 from lastlayer.training import Augmented, Optimizer, Validation, train
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
