@@ -23,7 +23,6 @@ from lastlayer.errors import InputError
 from lastlayer.estimators.base import BaseRegressor, with_gradients
 from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.likelihoods.base import Gaussian
-from lastlayer.networks.mlp import ACTIVATIONS
 from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.settings.parameters import TrainingOptions
 from lastlayer.settings.resolve import device_name
@@ -33,6 +32,10 @@ INITIAL_STD = 0.003
 """Initial standard deviation of the weights. Keep it small: with 0.05, the bound of the study's network (seed 0) ended
 0.33 nats per sample lower.
 """
+
+LEARNING_RATE = 0.01
+KL_WARMUP = 0.5
+"""Share of the epochs over which the weight of the divergence grows linearly from 0 to 1."""
 
 
 class BLRRegressor(BLLRegressor):
@@ -131,22 +134,12 @@ class BayesByBackpropRegressor(BaseRegressor):
     ----------
     hidden : sequence of int, default=(20, 20)
         Widths of the hidden layers; each is followed by batch normalisation.
-    activation : str, default="tanh"
-        Activation of the hidden layers.
     prior_std : float, default=0.5
         Standard deviation of the fixed prior on hidden weights; the last layer's prior is learned.
-    local_reparameterization : bool, default=True
-        Whether to draw outputs instead of weights, one draw per sample, which reduces the variance of gradients.
-    n_draws : int, default=1
-        Draws of the weights per training step.
     n_components : int, default=100
         Draws of the weights per prediction, the components of its mixture.
-    learning_rate : float, default=0.01
-        Initial learning rate of full-batch Adam; it decays to zero along a cosine.
     max_epochs : int, default=2000
-        Training steps.
-    kl_warmup : float, default=0.5
-        Share of the epochs over which the weight of the divergence grows linearly from 0 to 1.
+        Training steps of full-batch Adam, whose learning rate decays from 0.01 to zero along a cosine.
     device : str, default="auto"
         As in `BLLRegressor`.
     random_state : int, Generator, RandomState or None, default=None
@@ -168,34 +161,22 @@ class BayesByBackpropRegressor(BaseRegressor):
         self,
         hidden: Sequence[int] = (20, 20),
         *,
-        activation: str = "tanh",
         prior_std: float = 0.5,
-        local_reparameterization: bool = True,
-        n_draws: int = 1,
         n_components: int = 100,
-        learning_rate: float = 1e-2,
         max_epochs: int = 2000,
-        kl_warmup: float = 0.5,
         device: str = "auto",
         random_state: Any = None,
         progress: bool = False,
     ) -> None:
-        self.hidden, self.activation, self.prior_std = hidden, activation, prior_std
-        self.local_reparameterization = local_reparameterization
-        self.n_draws, self.n_components = n_draws, n_components
-        self.learning_rate, self.max_epochs, self.kl_warmup = learning_rate, max_epochs, kl_warmup
-        self.device, self.random_state, self.progress = device, random_state, progress
+        self.hidden, self.prior_std, self.n_components = hidden, prior_std, n_components
+        self.max_epochs, self.device = max_epochs, device
+        self.random_state, self.progress = random_state, progress
 
     @with_gradients
     def fit(self, X: Any, y: Any) -> "BayesByBackpropRegressor":
         """Maximise the evidence lower bound over weight means and deviations, the last layer's prior and the noise."""
-        if not self.prior_std > 0 or self.n_components < 1 or self.n_draws < 1:
-            raise InputError(
-                f"prior_std={self.prior_std}, n_components={self.n_components} and n_draws={self.n_draws} "
-                "must all be positive"
-            )
-        if not 0 <= self.kl_warmup <= 1:
-            raise InputError(f"kl_warmup={self.kl_warmup} is a share of the epochs: choose it between 0 and 1")
+        if not self.prior_std > 0 or self.n_components < 1:
+            raise InputError(f"prior_std={self.prior_std} and n_components={self.n_components} must be positive")
         self._fit_seed, given = self._seed(), validated(self, X, y)
         self._scales, self._y_ndim = Scales.of(given, Gaussian().read(given)), given.y_ndim
         rows = Rows.of(given, Gaussian(), self._scales)
@@ -205,17 +186,15 @@ class BayesByBackpropRegressor(BaseRegressor):
             data.X.shape[1],
             tuple(self.hidden),
             data.T.shape[1],
-            activation=self.activation,
             prior_std=self.prior_std,
-            local=self.local_reparameterization,
             generator=torch.Generator().manual_seed(self._fit_seed),
         ).to(data.X.device)
-        steps = torch.optim.Adam(self.network_.parameters(), lr=self.learning_rate)
+        steps = torch.optim.Adam(self.network_.parameters(), lr=LEARNING_RATE)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(steps, self.max_epochs)
-        warmup, bound = self.kl_warmup * self.max_epochs, []
+        warmup, bound = KL_WARMUP * self.max_epochs, []
         for epoch in progress_bar(range(self.max_epochs), disable=not self.progress, desc="BNN", unit="epoch"):
             steps.zero_grad()
-            misfit, kl = self.network_.bound_terms(data.X, data.T, n_draws=self.n_draws, generator=generator)
+            misfit, kl = self.network_.bound_terms(data.X, data.T, generator=generator)
             (misfit + (epoch / warmup if epoch < warmup else 1.0) * kl).backward()
             steps.step()
             schedule.step()
@@ -258,7 +237,10 @@ class BayesByBackpropRegressor(BaseRegressor):
 
 
 class VariationalLinear(nn.Module):
-    """x -> [x, 1] W with independent W ~ N(mean, std^2), and a prior N(0, prior_std^2) on every entry."""
+    """x -> [x, 1] W with independent W ~ N(mean, std^2), and a prior N(0, prior_std^2) on every entry.
+
+    In training, outputs are drawn instead of weights, one draw per sample, which reduces the variance of gradients.
+    """
 
     def __init__(
         self,
@@ -266,7 +248,6 @@ class VariationalLinear(nn.Module):
         n_outputs: int,
         *,
         prior_std: float | nn.Parameter,
-        local: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -275,7 +256,6 @@ class VariationalLinear(nn.Module):
         self.mean = nn.Parameter(mean)
         self.rho = nn.Parameter(torch.full_like(mean, math.log(math.expm1(INITIAL_STD))))
         self.log_prior_std = prior_std if isinstance(prior_std, nn.Parameter) else math.log(prior_std)
-        self.local = local
 
     @property
     def std(self) -> Float[Tensor, "p q"]:
@@ -290,7 +270,7 @@ class VariationalLinear(nn.Module):
     def forward(self, x: Float[Tensor, "*s m d"], generator: torch.Generator | None = None) -> Float[Tensor, "*s m q"]:
         """Apply one draw of the weights; with leading dimensions of x, an independent draw for each of them."""
         x = torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1)
-        if self.local and self.training:
+        if self.training:
             loc, scale = x @ self.mean, (x.square() @ self.std.square()).sqrt()
             return loc + scale * _noise(scale.shape, loc, generator)
         shape = (*x.shape[:-2], *self.mean.shape)
@@ -306,42 +286,28 @@ class BayesianNetwork(nn.Module):
         hidden: tuple[int, ...],
         n_outputs: int,
         *,
-        activation: str,
         prior_std: float,
-        local: bool,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        layer = partial(VariationalLinear, local=local, generator=generator)
+        layer = partial(VariationalLinear, generator=generator)
         self.log_last_prior_std = nn.Parameter(torch.zeros((), dtype=torch.float64))
         self.log_sigma_e = nn.Parameter(torch.full((n_outputs,), -1.0, dtype=torch.float64))
         widths = [n_inputs, *hidden]
         self.hidden = nn.ModuleList(layer(a, b, prior_std=prior_std) for a, b in zip(widths, hidden, strict=False))
         self.norms = nn.ModuleList(nn.BatchNorm1d(b, dtype=torch.float64) for b in hidden)
-        self.activation = ACTIVATIONS[activation]()
         self.last = layer(widths[-1], n_outputs, prior_std=self.log_last_prior_std)
 
     def forward(self, x: Float[Tensor, "*s m d"], generator: torch.Generator | None = None) -> Float[Tensor, "*s m q"]:
         """Compute the outputs of one draw of all weights, or of one draw per leading index."""
         for layer, norm in zip(self.hidden, self.norms, strict=True):
-            h = self.activation(layer(x, generator))
+            h = layer(x, generator).tanh()
             x = norm(h.flatten(0, -2)).view(h.shape)
         return self.last(x, generator)
 
     def kl(self) -> Float[Tensor, ""]:
         """Sum the divergences of all layers."""
         return torch.stack([layer.kl() for layer in self.modules() if isinstance(layer, VariationalLinear)]).sum()
-
-    def negative_elbo(
-        self,
-        x: Float[Tensor, "m d"],
-        T: Float[Tensor, "m q"],
-        *,
-        n_draws: int = 1,
-        generator: torch.Generator | None = None,
-    ) -> Float[Tensor, ""]:
-        """Compute minus the evidence lower bound, per sample."""
-        return sum(self.bound_terms(x, T, n_draws=n_draws, generator=generator), x.new_zeros(()))
 
     def bound_terms(
         self,
@@ -351,7 +317,7 @@ class BayesianNetwork(nn.Module):
         n_draws: int = 1,
         generator: torch.Generator | None = None,
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Compute the two terms of the negative evidence lower bound."""
+        """Compute the two terms of the negative evidence lower bound, per sample."""
         y = self(x.expand(n_draws, *x.shape), generator)
         misfit = -Normal(y, self.log_sigma_e.exp()).log_prob(T).sum() / n_draws
         return misfit / len(T), self.kl() / len(T)
