@@ -21,6 +21,7 @@ import torch
 from numpy import ndarray
 from torch import nn
 
+from benchmarks.runner import options_of
 from benchmarks.timing import describe_machine, time_in_turns
 from lastlayer import BLLRegressor
 from lastlayer.integrations import to_casadi, variances_to_casadi
@@ -87,7 +88,8 @@ def compare(label: str, X: ndarray, ours: Any, bare: Any, *, target: float | Non
     print(f"{label:<50} {micro[0]:8.2f} {micro[1]:8.2f} {ratio:8.2f}{verdict}", flush=True)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
+    options_of(__doc__).parse_args(arguments)
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
     X = rng.normal(size=(300, 8))

@@ -7,7 +7,6 @@ Only the peak memory is measured in separate processes. One thread is the defaul
 other: on a busy machine, the benchmark would measure little but that wait.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from benchmarks.runner import options_of
 from benchmarks.timing import Ratio, Timing, describe_machine, print_ratios, time_in_turns
 from lastlayer import BLLRegressor
 from lastlayer.bayes.evidence import LOG_2PI, profiled_nlml
@@ -35,7 +35,7 @@ from lastlayer.predictor.module import rows_in_cache
 CHUNK = 2_000
 """Rows per chunk, in every loop over points."""
 
-EVIDENCE_ROWS = 10_000
+ROWS = 10_000
 
 
 def relative_difference(a: Tensor, b: Tensor) -> float:
@@ -69,8 +69,9 @@ def spectral_ratios(
     return torch.cat([posterior.variance_ratios(phi, log_alphas) for phi in Phi.split(CHUNK)], dim=-1)
 
 
-def alpha_sweep(m: int = 10_000, n_test: int = 10_000, k: int = 255, n_alphas: int = 200, n_timed: int = 5) -> Ratio:
+def alpha_sweep(shrink: int) -> Ratio:
     """Time the variance ratio of many points for many alphas."""
+    m, n_test, k, n_alphas, n_timed = ROWS // shrink, ROWS // shrink, 255 // shrink, 200, 5
     generator = torch.Generator().manual_seed(0)
     network = MLP(10, (k,), generator=generator).requires_grad_(False)
     X = torch.randn(m + n_test, 10, dtype=torch.float64, generator=generator)
@@ -129,28 +130,29 @@ def resident_peak() -> float:
     return 1024 * next(float(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-def report_peak(form: EvidenceForm) -> None:
+def report_peak(form: EvidenceForm, rows: int) -> None:
     """Print by how much one evaluation raises the resident peak; runs in a separate process."""
-    problem = evidence_problem(EVIDENCE_ROWS)
+    problem = evidence_problem(rows)
     value_and_gradient(form, *evidence_problem(300))  # loads the libraries
     before = resident_peak()
     value_and_gradient(form, *problem)
     print(resident_peak() - before)
 
 
-def peak_bytes(form: str) -> float:
+def peak_bytes(form: str, shrink: int) -> float:
     # with a fixed threshold malloc gives every large block back at once, so that the resident peak is what is alive
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}
-    command = [sys.executable, "-m", "benchmarks.core", "--peak", form, "--threads", str(torch.get_num_threads())]
+    command = [sys.executable, "-m", "benchmarks.core", "--peak", form]
+    command += ["--threads", str(torch.get_num_threads()), "--shrink", str(shrink)]
     return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
 
-def evidence() -> list[Ratio]:
+def evidence(shrink: int) -> list[Ratio]:
     """Time value and gradient of the profiled evidence."""
-    problem = Phi, T, _ = evidence_problem(EVIDENCE_ROWS)
+    problem = Phi, T, _ = evidence_problem(ROWS // shrink)
     closed, autograd = (partial(value_and_gradient, form, *problem) for form in EVIDENCE_FORMS.values())
     times = time_in_turns(closed, autograd, repeats=9)
-    peaks = [peak_bytes(form) for form in EVIDENCE_FORMS]
+    peaks = [peak_bytes(form, shrink) for form in EVIDENCE_FORMS]
     differences = [f"{relative_difference(a, b):.1e}" for a, b in zip(closed(), autograd(), strict=True)]
     print(f"evidence: value and gradient, m = {len(Phi):,}, p = {Phi.shape[1]}, q = {T.shape[1]}")
     for form, timing, peak in zip(EVIDENCE_FORMS, times, peaks, strict=True):
@@ -173,8 +175,9 @@ def predict(network: nn.Module, posterior: Posterior, X: Float[Tensor, "r d"]) -
     return torch.cat(means), torch.cat(stds)
 
 
-def prediction(n_points: int = 100_000, d: int = 10, width: int = 50, q: int = 2, m: int = 10_000) -> list[Ratio]:
+def prediction(shrink: int) -> list[Ratio]:
     """Time mean and standard deviation against the bare network, for a small and a large alpha."""
+    n_points, m, d, width, q = 10 * ROWS // shrink, ROWS // shrink, 10, 50, 2
     generator = torch.Generator().manual_seed(2)
     network = MLP(d, (width, width), generator=generator).requires_grad_(False)
     bare = nn.Sequential(network, nn.Linear(width, q, dtype=torch.float64)).requires_grad_(False)
@@ -199,48 +202,57 @@ def prediction(n_points: int = 100_000, d: int = 10, width: int = 50, q: int = 2
     return ratios
 
 
-def default_mixture(d: int = 10) -> list[Ratio]:
+def default_mixture(shrink: int, d: int = 10) -> list[Ratio]:
     """Time the default mixture against the forward pass of its networks, on the same rows in the same chunks."""
     rng = np.random.default_rng(3)
     X = rng.standard_normal((300, d))
     model = BLLRegressor(max_epochs=3, random_state=0).fit(X, X[:, 0] + np.sin(X[:, 1]))  # shapes as after a long fit
     networks = [inner_network(member.network) for member in model.members_]
-    stack = StackedMLP.of([network for network in networks if isinstance(network, MLP)]).requires_grad_(False)
+    by_shape: dict[tuple[torch.Size, ...], list[MLP]] = {}
+    for network in networks:
+        if isinstance(network, MLP):
+            by_shape.setdefault(tuple(p.shape for p in network.parameters()), []).append(network)
+    stacks = [StackedMLP.of(alike).requires_grad_(False) for alike in by_shape.values()]
     chunk = rows_in_cache(max(layer.width for layer in model.fitted_.predictor.groups()))
-    linear = len(networks) - len(stack.weights[0])
+    linear = len(networks) - sum(map(len, by_shape.values()))
     print(f"default mixture: {len(networks) - linear} networks, {linear} linear members, {d} inputs; processor time")
 
     def measured(n: int, times: int) -> list[Ratio]:
         X = rng.standard_normal((n, d))
-        Z = model.fitted_.standardized(X).split(chunk)
+        inputs = [torch.rand(n, stack.weights[0].shape[-2]).to(stack.weights[0]).split(chunk) for stack in stacks]
         sides = (
-            lambda: deque(map(stack, Z), maxlen=0),  # features are discarded
+            lambda: [
+                deque(map(stack, Z), maxlen=0) for stack, Z in zip(stacks, inputs, strict=True)
+            ],  # no features kept
             lambda: model.predictive(X),
             lambda: model.predict(X),
         )
         repeated = [partial(timeit.timeit, side, number=times) for side in sides]
-        bare, *said = time_in_turns(*repeated, clock=time.process_time)
-        micro = [1e6 * timing.median / times / n for timing in (bare, *said)]
+        bare, *whole = time_in_turns(*repeated, clock=time.process_time)
+        micro = [1e6 * timing.median / times / n for timing in (bare, *whole)]
         print("  {:>6,} rows at once, us per row: forward {:.1f}, predictive {:.1f}, predict {:.1f}".format(n, *micro))
         names = (f"{name} / bare forward pass, rows: {n:,}" for name in ("predictive", "predict"))
         return [
             Ratio.of_times("default mixture", name, timing, bare, at_least=None)
-            for name, timing in zip(names, said, strict=True)
+            for name, timing in zip(names, whole, strict=True)
         ]
 
-    return [*measured(1, times=200), *measured(1_000, times=1), *measured(20_000, times=1)]
+    return [*measured(1, 200 // shrink), *measured(1_000 // shrink, 1), *measured(20_000 // shrink, 1)]
 
 
-def compare() -> None:
-    """Run all parts and print the table of ratios."""
+def main(arguments: list[str] | None = None) -> None:
+    parser = options_of(__doc__)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--shrink", type=int, default=1, help="divide all sizes by this, for a trial")
+    parser.add_argument("--peak", choices=EVIDENCE_FORMS, help="only print the peak memory of one form of the evidence")
+    asked = parser.parse_args(arguments)
+    torch.set_num_threads(asked.threads)
+    if asked.peak is not None:
+        return report_peak(EVIDENCE_FORMS[asked.peak], ROWS // asked.shrink)
     print(f"{describe_machine()}; float64\n")
-    print_ratios([alpha_sweep(), *evidence(), *prediction(), *default_mixture()])
+    n = asked.shrink
+    return print_ratios([alpha_sweep(n), *evidence(n), *prediction(n), *default_mixture(n)])
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Ratios of the closed forms to the straightforward implementation.")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--peak", choices=EVIDENCE_FORMS, help="only print the peak memory of one form of the evidence")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    compare() if arguments.peak is None else report_peak(EVIDENCE_FORMS[arguments.peak])
+    main()

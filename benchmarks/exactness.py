@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from vbll.utils.distributions import DenseNormalPrec
 
-from benchmarks.commands import print_rows
+from benchmarks.runner import options_of, print_rows
 
 ROWS, FEATURES, NOISE_STD, PRIOR_PRECISION, FAR = 40, 8, 0.3, 1.0, 3.0
 
@@ -73,7 +73,8 @@ def vbll_std(network: nn.Sequential, X: Tensor, Y: Tensor, far: Tensor) -> list[
     return [float((phi @ torch.linalg.solve(each, phi.T)).sqrt()) for each in precision]
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
+    options_of(__doc__).parse_args(arguments)
     rows = []
     for q in (1, 2):
         network, X, Y, far = problem(q)

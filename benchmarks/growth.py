@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.runner import options_of
 from benchmarks.timing import describe_machine
 from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
@@ -176,8 +177,8 @@ def return_freed_memory_at_once() -> None:
     ctypes.CDLL("libc.so.6").mallopt(-3, 65_536)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: list[str] | None = None) -> None:
+    parser = options_of(__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/scale-growth.png"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--m", type=int, default=8_192, help="rows while another size varies")
@@ -186,7 +187,7 @@ def main() -> None:
     parser.add_argument("--ms", type=int, nargs="+", default=[4_096, 16_384, 65_536, 262_144])
     parser.add_argument("--ps", type=int, nargs="+", default=[64, 128, 256, 512, 1_024, 2_048, 4_096])
     parser.add_argument("--qs", type=int, nargs="+", default=[1, 4, 16, 64])
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     check_folder(options.out.parent)
     if options.device == "cpu":
         return_freed_memory_at_once()

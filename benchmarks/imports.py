@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 
+from benchmarks.runner import options_of
 from benchmarks.timing import Timing, describe_machine
 
 ALLOWED = 1.2
@@ -29,10 +30,13 @@ def processor_seconds(program: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def main(repeats: int = 7) -> int:
+def main(arguments: list[str] | None = None) -> int:
+    parser = options_of(__doc__)
+    parser.add_argument("--repeats", type=int, default=7)
+    asked = parser.parse_args(arguments)
     print(describe_machine())
     seconds: dict[str, list[float]] = {name: [] for name in PROGRAMS}
-    for turn in range(repeats + 1):
+    for turn in range(asked.repeats + 1):
         for name, program in PROGRAMS.items():
             taken = processor_seconds(program)
             if turn:  # the first turn warms up

@@ -11,9 +11,11 @@ import numpy as np
 import torch
 from numpy import ndarray
 
+from benchmarks.runner import options_of
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.studies.data import paper_data
 
+ROWS = 1_000
 PLAIN: dict[str, Any] = {"calibration": None, "hidden_prior": 0.0, "training": TrainingOptions(early_stopping=False)}
 
 
@@ -30,9 +32,10 @@ def seconds(X: ndarray, y: ndarray, **parameters: Any) -> tuple[float, float]:
     return time.process_time() - cpu, time.perf_counter() - clock
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
+    options_of(__doc__).parse_args(arguments)
     data = paper_data().train
-    X, y = table(1_000, 10)
+    X, y = table(ROWS, 10)
     print(f"threads {torch.get_num_threads()}; processor seconds (wall seconds)")
     small, cases = (20, 20, 20), {}
     for name, (inputs, targets, parameters) in {

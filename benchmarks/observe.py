@@ -3,37 +3,30 @@
 `python -m benchmarks.observe` has two parts. The first fits a table with four outputs, half of whose targets are
 missing, and compares with the alternatives: dropping rows, filling in means, one model per output. The second learns an
 energy of three distances from a few energies and gradients, beside a Gaussian process with derivatives (GPyTorch;
-skipped if not installed). Both are scored on new rows. `--out` is the folder for results.json and tables.md.
+skipped if not installed). Both are scored on new rows. Every fit is saved when done; a second run computes the rest.
 """
 
-import json
 import math
-import sys
-import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-import typer
 from jaxtyping import Bool, Float
 from numpy import ndarray
 from torch import Tensor
 
-from benchmarks.commands import console, print_rows, write_files
-from benchmarks.jsonl import versions
+from benchmarks import runner
+from benchmarks.runner import Job, Rows
 from benchmarks.timing import describe_machine, timed
 from lastlayer import BLLRegressor, metrics
-from lastlayer.cli.console import helpful
 from lastlayer.data.observe import Gradient, Value
 from lastlayer.studies.paper import check_folder
 
-TEST_ROWS, LEVEL, WIDTH = 1_000, 0.9, 160
-app = typer.Typer(pretty_exceptions_enable=False)
+TEST_ROWS, LEVEL = 1_000, 0.9
 
 
 @dataclass(frozen=True)
@@ -112,24 +105,31 @@ def score_targets(models: Sequence[BLLRegressor], X: ndarray, Y: ndarray) -> dic
     }
 
 
-def missing_runs(seed: int, preset: str) -> Iterable[Run]:
-    rng = np.random.default_rng(seed)
-    X = rng.uniform(-1.5, 1.5, (ROWS + TEST_ROWS, INPUTS))
-    Y = outputs(X)
-    Y += NOISE * rng.normal(size=Y.shape)
-    X, new, Y, Y_new = X[:ROWS], X[ROWS:], Y[:ROWS], Y[ROWS:]
-    known = draw_known(Y.shape, rng)
-    for method, way in WAYS.items():
+@dataclass(frozen=True)
+class Missing(Job):
+    """One way with missing targets, for one draw of the table."""
+
+    way: str
+    seed: int
+    preset: str
+
+    def run(self) -> Run:
+        rng = np.random.default_rng(self.seed)
+        X = rng.uniform(-1.5, 1.5, (ROWS + TEST_ROWS, INPUTS))
+        Y = outputs(X)
+        Y += NOISE * rng.normal(size=Y.shape)
+        X, new, Y, Y_new = X[:ROWS], X[ROWS:], Y[:ROWS], Y[ROWS:]
+        seen = Y if self.way == COMPLETE else np.where(draw_known(Y.shape, rng), Y, np.nan)
+        warm_up()
 
         def fit(X: ndarray, Y: ndarray) -> BLLRegressor:
-            return BLLRegressor(preset=preset, random_state=seed).fit(X, Y)
+            return BLLRegressor(preset=self.preset, random_state=self.seed).fit(X, Y)
 
-        seen = Y if method == COMPLETE else np.where(known, Y, np.nan)
-        models, cpu, wall = timed(partial(way, fit, X, seen))
-        yield Run(method, len(seen), seed, wall, cpu, score_targets(models, new, Y_new))
+        models, cpu, wall = timed(partial(WAYS[self.way], fit, X, seen))
+        return Run(self.way, len(seen), self.seed, wall, cpu, score_targets(models, new, Y_new))
 
 
-def missing_table(runs: Sequence[Run]) -> list[list[str]]:
+def missing_table(runs: Sequence[Run]) -> Rows:
     title = f"{ROWS} rows, 4 outputs, {MISSING:.0%} of the targets missing, {TEST_ROWS:,} new rows"
     rows = [[title, "LPD", "CRPS", f"{LEVEL:.0%} coverage", "wall s", "cpu s", "cpu / complete"]]
     complete = float(np.mean([run.cpu for run in runs if run.method == COMPLETE]))
@@ -307,18 +307,25 @@ def asked_of(points: int, seed: int, quick: bool) -> list[str]:
     return [name for name in (METHODS if points == GRADIENTS else large) if not (absent and name == PROCESS)]
 
 
-def gradient_runs(seed: int, quick: bool) -> Iterable[Run]:
-    for points in (GRADIENTS, TIMES * GRADIENTS):
-        rng = np.random.default_rng(seed)
+@dataclass(frozen=True)
+class Gradients(Job):
+    """One method for energies and gradients, for one draw of the points."""
+
+    method: str
+    points: int
+    seed: int
+
+    def run(self) -> Run:
+        rng = np.random.default_rng(self.seed)
         new = draw_points(TEST_ROWS, rng)
-        data = Measured.draw(ENERGIES, points, rng)
-        for method in asked_of(points, seed, quick):
-            predict, cpu, wall = timed(partial(METHODS[method], data, seed))
-            size = 0 if method == ALONE else points
-            yield Run(method, size, seed, wall, cpu, score_surface(predict, *new))
+        data = Measured.draw(ENERGIES, self.points, rng)
+        warm_up()
+        predict, cpu, wall = timed(partial(METHODS[self.method], data, self.seed))
+        size = 0 if self.method == ALONE else self.points
+        return Run(self.method, size, self.seed, wall, cpu, score_surface(predict, *new))
 
 
-def gradient_table(runs: Sequence[Run]) -> list[list[str]]:
+def gradient_table(runs: Sequence[Run]) -> Rows:
     title = f"{ENERGIES} energies and n gradients, 3 inputs, {TEST_ROWS:,} new rows"
     rows = [[title, "n", "gradient RMSE", "gradient LPD", "energy RMSE", "energy LPD", "wall s", "cpu s"]]
     digits = {"gradient_rmse": 4, "gradient_lpd": 2, "energy_rmse": 4, "energy_lpd": 2}
@@ -351,24 +358,19 @@ def rows_in_the_same_time(runs: Sequence[Run]) -> str:
 
 def scores_of(runs: Sequence[Run], digits: dict[str, int]) -> list[str]:
     """Format means over the seeds and their standard errors."""
-    cells = []
-    for name, places in digits.items():
-        values = np.array([run.scores[name] for run in runs])
-        error = f" ± {values.std(ddof=1) / math.sqrt(len(values)):.{places}f}" if len(values) > 1 else ""
-        cells.append(f"{values.mean():.{places}f}{error}")
-    return cells
+    return [runner.with_error([run.scores[name] for run in runs], places) for name, places in digits.items()]
 
 
 def seconds_of(runs: Sequence[Run]) -> list[str]:
     return [f"{np.mean([getattr(run, clock) for run in runs]):.1f}" for clock in ("wall", "cpu")]
 
 
-def markdown(rows: list[list[str]]) -> str:
+def titled(rows: Rows) -> str:
     (title, *head), *body = rows
-    lines = [["", *head], ["---", *["---:"] * len(head)], *body]
-    return "\n".join([f"{title}:", "", *(f"| {' | '.join(line)} |" for line in lines)])
+    return f"{title}:\n\n{runner.markdown([['', *head], *body])}"
 
 
+@cache
 def warm_up() -> None:
     """Run small fits, so that one-time costs are not counted for any method."""
     data = Measured.draw(12, 4, np.random.default_rng(0))
@@ -379,41 +381,30 @@ def warm_up() -> None:
         process(data, 0, steps=1)(data.X)
 
 
-def told(runs: Iterable[Run]) -> Iterable[Run]:
-    for run in runs:
-        print(f"seed {run.seed}, {run.method}, {run.size}: {run.cpu:.1f} cpu s", file=sys.stderr, flush=True)
-        yield run
-
-
-@app.command()
-@helpful
-def observe(
-    out: Annotated[Path, typer.Option(help="Folder for results and tables.")] = Path("results/observe"),
-    seeds: Annotated[int, typer.Option(min=1, help="Draws of the data, averaged.")] = 3,
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller mixtures, no exact process at many points.")] = False,
-) -> None:
-    """Compare fits to partly missing targets with alternatives, and energies from gradients with a Gaussian process."""
+def main(arguments: list[str] | None = None) -> None:
+    parser = runner.options_of(__doc__, out="results/observe", again=True)
+    parser.add_argument("--seeds", type=int, default=3, help="draws of the data, averaged")
+    quick = "smaller mixtures, no exact process at many points"
+    parser.add_argument("--quick", action="store_true", help=quick)
+    asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    check_folder(out)
-    machine = describe_machine()
-    console.width = console.width if console.is_terminal else WIDTH
-    console.print(machine, highlight=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warm_up()
-        preset = "fast" if quick else "calibrated"
-        missing = [run for seed in range(seeds) for run in told(missing_runs(seed, preset))]
-        print_rows(missing_table(missing))
-        surfaces = [run for seed in range(seeds) for run in told(gradient_runs(seed, quick))]
-        print_rows(gradient_table(surfaces))
+    with runner.helpful():
+        check_folder(asked.out)
+    machine, preset = describe_machine(), "fast" if asked.quick else "calibrated"
+    print(machine)
+    seeds, sizes = range(asked.seeds), (GRADIENTS, TIMES * GRADIENTS)
+    missing = [Missing(way, seed, preset) for seed in seeds for way in WAYS]
+    gradients = [Gradients(m, n, seed) for seed in seeds for n in sizes for m in asked_of(n, seed, asked.quick)]
+    store = runner.Store(asked.out / "results.jsonl", Run)
+    done = runner.complete([*missing, *gradients], store, again=asked.again)
+    surfaces = done[len(missing) :]
+    tables = [missing_table(done[: len(missing)]), gradient_table(surfaces)]
+    for table in tables:
+        runner.print_rows(table)
     last = rows_in_the_same_time(surfaces)
-    console.print(last, highlight=False)
-    about = {"machine": machine, "versions": versions(("gpytorch",)), "preset": preset}
-    results = about | {"missing": [*map(asdict, missing)], "gradients": [*map(asdict, surfaces)]}
-    texts = [machine, markdown(missing_table(missing)), markdown(gradient_table(surfaces)), last]
-    write_files(out, {"results.json": json.dumps(results, indent=1), "tables.md": "\n\n".join(texts) + "\n"}, {})
-    console.print(f"tables: {out / 'tables.md'}; every run: {out / 'results.json'}", highlight=False, soft_wrap=True)
+    print(last)
+    runner.write_files(asked.out, {"tables.md": "\n\n".join([machine, *map(titled, tables), last]) + "\n"})
 
 
 if __name__ == "__main__":
-    app(prog_name="python -m benchmarks.observe")
+    main()

@@ -8,7 +8,6 @@ predicted first and then learned. For reference, the table has a lower bound: a 
 Every method starts from the same fitted rows; step sizes of the linear ones are chosen beforehand on separate rows.
 """
 
-import argparse
 import copy
 import time
 import warnings
@@ -26,6 +25,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import SGDRegressor
 from sklearn.neural_network import MLPRegressor
 
+from benchmarks.runner import options_of
 from benchmarks.timing import describe_machine
 from lastlayer import BLLRegressor
 from lastlayer.bayes.posterior import Posterior
@@ -33,7 +33,7 @@ from lastlayer.bayes.statistics import Statistics
 from lastlayer.integrations.river import RiverRegressor
 from lastlayer.online import DriftMonitor, ExponentialForgetting, OnlineModel, SlidingWindow
 
-FITTED, D, NOISE = 1_000, 8, 0.1
+FITTED, TUNING, D, NOISE = 1_000, 500, 8, 0.1
 STEPS = (1e-4, 1e-3, 1e-2, 1e-1)
 
 
@@ -182,7 +182,7 @@ class Scaled:
 
 def incremental(X: ndarray, y: ndarray, creep: float, model: BLLRegressor) -> list[Learner]:
     """Make scikit-learn's regressors, each with the best step size on another stream of the same kind."""
-    other = rows(500, 77, creep)
+    other = rows(TUNING, 77, creep)
     plain: Callable[[ndarray], ndarray] = lambda Z: Z
     fitted = model.fitted_
     deep: Callable[[ndarray], ndarray] = lambda Z: fitted.features(0, fitted.standardized(Z))[:, :-1].numpy()
@@ -220,11 +220,11 @@ def incremental(X: ndarray, y: ndarray, creep: float, model: BLLRegressor) -> li
     return learners
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: list[str] | None = None) -> None:
+    parser = options_of(__doc__)
     parser.add_argument("--rows", type=int, default=2_000, help="rows of each stream")
     parser.add_argument("--epochs", type=int, default=500, help="epochs of the initial fits")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", ConvergenceWarning)  # of MLPRegressor, which continues to learn anyway
     print(describe_machine())

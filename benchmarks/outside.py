@@ -2,28 +2,25 @@
 
 `python -m benchmarks.outside` fits the default, an exact Gaussian process (scikit-learn, one length scale per input),
 NGBoost and a deep ensemble to 150 rows uniform on [-1, 1]^d with noise 0.1, and scores them on the surface of the cube
-of half-width r. A calibrated model covers 90% at every r. `--out` draws coverage against distance.
+of half-width r. A calibrated model covers 90% at every r. Every fit is saved when done; a second run computes the rest.
 """
 
-import argparse
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import get_context
-from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from matplotlib.figure import Figure
 from numpy import ndarray
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
-from benchmarks.uci.ours import OURS
-from benchmarks.uci.peers import PEERS
+from benchmarks.runner import Job, Store, complete, helpful, options_of, split_list, write_files
+from benchmarks.uci.methods import METHODS as UCI
 from benchmarks.uci.protocol import Fit, Gaussians, Predict, Task, score
+from lastlayer.errors import check_choice
 from lastlayer.plots.drawing import BLUE, GREEN, GREY, ORANGE, new_figure
 from lastlayer.studies.paper import check_folder
 
@@ -69,43 +66,47 @@ def exact_process(X: ndarray, y: ndarray, task: Task) -> Predict:
     return predict
 
 
-_UCI = {method.name: method for method in (*OURS, *PEERS)}
 METHODS: dict[str, Fit] = {
-    "lastlayer": _UCI["lastlayer, own network"].fit,
+    "lastlayer": UCI["lastlayer, own network"].fit,
     "exact process": exact_process,
-    "NGBoost": _UCI["NGBoost"].fit,
-    "deep ensemble": _UCI["deep ensemble"].fit,
+    "NGBoost": UCI["NGBoost"].fit,
+    "deep ensemble": UCI["deep ensemble"].fit,
 }
 COLOURS = dict(zip(METHODS, (BLUE, ORANGE, GREEN, GREY), strict=True))
 
 
 @dataclass(frozen=True)
-class Run:
+class Result:
+    """Coverage, LPD and CRPS at every radius, and processor seconds of the fit."""
+
+    scores: list[list[float]]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Fitted(Job):
     """One method, one function, one seed."""
 
-    method: str
     function: str
+    method: str
     seed: int
 
-    def scores(self) -> tuple[Float[ndarray, "r 3"], float]:
-        """Compute coverage, LPD and CRPS at every radius, and processor seconds of the fit."""
+    def run(self) -> Result:
         torch.set_num_threads(1)
         d, f = FUNCTIONS[self.function]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            X = surface(d, ROWS, 1.0, self.seed)
-            rng = np.random.default_rng(self.seed + 500)
-            start = time.process_time()
-            y = f(X, self.seed) + NOISE * rng.normal(size=ROWS)
-            predict = METHODS[self.method](X, y, Task(self.function, "given", self.seed))
-            seconds = time.process_time() - start
-            found = []
-            for radius in RADII:
-                Z = surface(d, TEST_ROWS, radius, self.seed + 1000)
-                t = f(Z, self.seed) + NOISE * rng.normal(size=TEST_ROWS)
-                s = score(predict(Z), t)
-                found.append([s.coverage_90, np.nan if s.lpd is None else s.lpd, s.crps])
-        return np.array(found), seconds
+        X = surface(d, ROWS, 1.0, self.seed)
+        rng = np.random.default_rng(self.seed + 500)
+        start = time.process_time()
+        y = f(X, self.seed) + NOISE * rng.normal(size=ROWS)
+        predict = METHODS[self.method](X, y, Task(self.function, "given", self.seed))
+        seconds = time.process_time() - start
+        found = []
+        for radius in RADII:
+            Z = surface(d, TEST_ROWS, radius, self.seed + 1000)
+            t = f(Z, self.seed) + NOISE * rng.normal(size=TEST_ROWS)
+            s = score(predict(Z), t)
+            found.append([s.coverage_90, np.nan if s.lpd is None else s.lpd, s.crps])
+        return Result(found, seconds)
 
 
 def surface(d: int, n: int, radius: float, seed: int) -> Float[ndarray, "n d"]:
@@ -118,46 +119,36 @@ def surface(d: int, n: int, radius: float, seed: int) -> Float[ndarray, "n d"]:
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Float[ndarray, "f r 3"]]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, out="results/outside", again=True)
     parser.add_argument("--seeds", type=int, default=10, help="seeds per method and function")
     parser.add_argument("--methods", default=",".join(METHODS), help="comma-separated methods")
     parser.add_argument("--functions", default=",".join(FUNCTIONS), help="comma-separated functions")
     parser.add_argument("--processes", type=int, default=1, help="fits that run in parallel")
-    parser.add_argument("--out", type=Path, help="PNG file for the figure")
     asked = parser.parse_args(arguments)
-    if asked.out is not None:
-        check_folder(asked.out.parent)
-    methods, functions = asked.methods.split(","), asked.functions.split(",")
-    runs = [Run(m, f, seed) for f in functions for m in methods for seed in range(asked.seeds)]
+    with helpful():
+        methods = [check_choice("method", name, METHODS) for name in split_list(asked.methods)]
+        functions = [check_choice("function", name, FUNCTIONS) for name in split_list(asked.functions)]
+        check_folder(asked.out)
+    jobs = [Fitted(f, m, seed) for f in functions for m in methods for seed in range(asked.seeds)]
+    store = Store(asked.out / "results.jsonl", Result)
+    complete(jobs, store, again=asked.again, processes=asked.processes)
     print(" " * 32 + "".join(f"{f'r = {r:g}':>22s}" for r in RADII))
     print(f"{'':27s}cpu s" + "   90%    LPD   CRPS  " * len(RADII))
     found: dict[str, list[ndarray]] = {m: [] for m in methods}
     seconds: dict[str, list[float]] = {m: [] for m in methods}
-    for i, group in enumerate(_grouped(runs, asked.processes, asked.seeds)):
-        function, method = functions[i // len(methods)], methods[i % len(methods)]
-        found[method].append(np.mean([scores for scores, _ in group], 0))
-        seconds[method].append(float(np.mean([each for _, each in group])))
-        _print(function, method, found[method][-1], seconds[method][-1])
-    for method in methods:
-        capped = np.maximum(found[method], [-np.inf, COUNTED, -np.inf])
-        _print("mean of all", method, capped.mean(0), float(np.mean(seconds[method])))
+    for f in functions:
+        for m in methods:
+            results = [store.results[f, m, seed] for seed in range(asked.seeds)]
+            found[m].append(np.mean([r.scores for r in results], 0))
+            seconds[m].append(float(np.mean([r.seconds for r in results])))
+            _print(f, m, found[m][-1], seconds[m][-1])
+    for m in methods:
+        capped = np.maximum(found[m], [-np.inf, COUNTED, -np.inf])
+        _print("mean of all", m, capped.mean(0), float(np.mean(seconds[m])))
     print(f"(mean LPD: the LPD of each function is clipped at {COUNTED:g})")
-    result = {method: np.array(each) for method, each in found.items()}
-    if asked.out is not None:
-        picture(result, asked.out)
-    return result
-
-
-def _grouped(runs: Sequence[Run], processes: int, size: int) -> Iterator[list[tuple[ndarray, float]]]:
-    """Yield the scores of all seeds of one method and function together, as they finish."""
-    if processes == 1:
-        for i in range(0, len(runs), size):
-            yield [run.scores() for run in runs[i : i + size]]
-        return
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        results = pool.map(Run.scores, runs)
-        for _ in range(0, len(runs), size):
-            yield [next(results) for _ in range(size)]
+    scores = {method: np.array(each) for method, each in found.items()}
+    write_files(asked.out, {}, {"outside.png": picture(scores)})
+    return scores
 
 
 def _print(function: str, method: str, scores: Float[ndarray, "r 3"], seconds: float) -> None:
@@ -165,7 +156,7 @@ def _print(function: str, method: str, scores: Float[ndarray, "r 3"], seconds: f
     print(f"{function:14s}{method:14s}{seconds:4.0f}{cells}", flush=True)
 
 
-def picture(found: dict[str, Float[ndarray, "f r 3"]], out: Path) -> None:
+def picture(found: dict[str, Float[ndarray, "f r 3"]]) -> Figure:
     """Draw coverage, LPD and CRPS against distance: means over functions, and faint lines for each function."""
     figure = new_figure(9.0, 3.0)
     axes = figure.subplots(1, 3)
@@ -182,8 +173,7 @@ def picture(found: dict[str, Float[ndarray, "f r 3"]], out: Path) -> None:
         ax.set_title(name, fontsize=9)
     axes[2].set_yscale("log")
     axes[1].legend(fontsize=7)
-    figure.savefig(out, dpi=150)
-    print(f"figure: {out}")
+    return figure
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ published code handled only the network, and this matches the printed figures be
 target units and joint over the two outputs, as in the paper.
 """
 
-import argparse
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
+from benchmarks.runner import options_of
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import held_out_lpd
 from lastlayer.bayes.posterior import Posterior
@@ -102,7 +102,7 @@ def run(data: PaperData, seed: int, *, max_epochs: int = 10_000, progress: bool 
 
 
 def main(arguments: list[str] | None = None) -> dict[str, ndarray]:
-    parser = argparse.ArgumentParser(description="The paper's recipe beside its printed figures.")
+    parser = options_of(__doc__)
     parser.add_argument("--initialisations", type=int, default=5, help="number of initialisations")
     parser.add_argument("--max-epochs", type=int, default=10_000, help="maximum number of epochs")
     options = parser.parse_args(arguments)

@@ -4,7 +4,6 @@ For each data seed, networks are trained from many initialisations, with alpha^m
 training range. The table has the test LPD of single networks and of mixtures of ten.
 """
 
-import argparse
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from jaxtyping import Float
 from numpy import ndarray
 
+from benchmarks.runner import options_of
 from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.studies.data import SEED, paper_data
 from lastlayer.studies.networks import BUDGET, Budget, Scalers, fit_networks
@@ -53,7 +53,7 @@ def run(data_seed: int, n: int, *, loss: str = "profiled", budget: Budget = BUDG
 
 
 def main(arguments: list[str] | None = None) -> list[Row]:
-    parser = argparse.ArgumentParser(description="Test LPD over data seeds, of single networks and mixtures of ten.")
+    parser = options_of(__doc__)
     parser.add_argument("--data-seeds", type=int, nargs="+", default=[SEED, *range(10)], help="seeds of the data")
     parser.add_argument("--initialisations", type=int, default=20, help="initialisations per data seed")
     parser.add_argument(

@@ -15,7 +15,6 @@ with which laplace-torch learns its prior and its noise. They are processor seco
 the machine lengthens wall times.
 """
 
-import argparse
 import ast
 import inspect
 import math
@@ -28,6 +27,7 @@ import numpy as np
 import torch
 from numpy import ndarray
 
+from benchmarks.runner import options_of
 from benchmarks.timing import describe_machine
 
 LADDER = (5, 10, 20, 50, 100, 200, 500, 1_000)
@@ -214,12 +214,12 @@ def compare(n_outputs: int, seed: int, budget: float) -> None:
     print(flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="lastlayer beside vbll and laplace-torch.")
+def main(arguments: list[str] | None = None) -> None:
+    parser = options_of(__doc__)
     parser.add_argument("--seed", type=int, default=0, help="seed of data and networks")
     parser.add_argument("--budget", type=float, default=400.0, help="largest expected processor seconds of one fit")
     parser.add_argument("--outputs", type=int, nargs="+", default=[1, 2], choices=[1, 2])
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     print(f"{describe_machine()}; at most {options.budget:g} cpu s per fit")
     print("laplace-torch models one noise level for all outputs; both outputs have the same here\n")

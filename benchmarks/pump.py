@@ -12,10 +12,11 @@ from numpy import ndarray
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
+from benchmarks.runner import options_of
 from examples.make_pump import COLUMNS, rows
 from lastlayer.tables import Table, TableRegressor
 
-TARGETS = ["head_m", "power_kw"]
+ROWS, TARGETS = 400, ["head_m", "power_kw"]
 EDGES = (1400, 2900, 3000, 3100, 3200, 3400, 3600)
 GAUSSIAN = 1.6449
 
@@ -39,11 +40,13 @@ def process(X: ndarray, y: ndarray, new: ndarray) -> tuple[ndarray, ndarray]:
     return means - GAUSSIAN * stds, means + GAUSSIAN * stds
 
 
-def main(seeds: tuple[int, ...] = (7, 1, 2)) -> None:
+def main(arguments: list[str] | None = None) -> None:
+    parser = options_of(__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[7, 1, 2], help="draws of the tables")
     shares = []
-    for seed in seeds:
+    for seed in parser.parse_args(arguments).seeds:
         rng = np.random.default_rng(seed)
-        train, new = table(rows(400, rng)), table(rows(4000, rng, fastest=3600.0))
+        train, new = table(rows(ROWS, rng)), table(rows(4000, rng, fastest=3600.0))
         model = TableRegressor(random_state=0).fit(train, target=TARGETS)
         X, y = model.schema_.encode(new).X, model.schema_.targets_of(new)
         ours = model.predictive(new).interval(0.9)

@@ -1,11 +1,10 @@
 """Figure and scores of the README: fit built-in data, score inside and outside the range, tune alpha, score again."""
 
-import argparse
 from pathlib import Path
 
 import numpy as np
 
-from lastlayer.errors import InputError
+from benchmarks.runner import helpful, options_of, write_files
 from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.plots.figures import one_input
 from lastlayer.predictions.metrics import coverage, crps, log_predictive_density, rmse
@@ -42,23 +41,15 @@ def run(folder: Path, *, progress: bool = True) -> str:
         "LPD is joint over the two outputs, in target units; affine cost: median of the points",
     ]
     table = "\n".join(lines)
-    figure.savefig(folder / "prediction.png")
-    (folder / "scores.txt").write_text(table + "\n")
+    write_files(folder, {"scores.txt": table + "\n"}, {"prediction.png": figure})
     return table
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.readme_picture", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results"), help="folder for figure and scores")
-    options = parser.parse_args(arguments)
-    try:
-        print(run(options.out))
-    except InputError as error:
-        print(f"error: {error}")
-        return 1
-    print(f"figure: {options.out / 'prediction.png'}")
-    return 0
+def main(arguments: list[str] | None = None) -> None:
+    asked = options_of(__doc__, out="results").parse_args(arguments)
+    with helpful():
+        print(run(asked.out))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

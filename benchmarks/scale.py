@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.runner import options_of
 from benchmarks.timing import Ratio, describe_machine, print_ratios, time_in_turns
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.maximum import by_evidence
@@ -523,8 +524,8 @@ def processes(options: argparse.Namespace) -> list[Ratio]:
     return ratios
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: list[str] | None = None) -> None:
+    parser = options_of(__doc__)
     parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], default=[])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--test-rows", type=int, default=50_000)
@@ -548,7 +549,7 @@ def main() -> None:
     parser.add_argument("--statistics-rows", type=int, default=65_536)
     parser.add_argument("--statistics-width", type=int, default=512)
     parser.add_argument("--process-rows", type=int, default=100_000)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
     sections = {"epochs": epochs, "memory": memory, "statistics": statistics, "processes": processes}

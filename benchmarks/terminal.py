@@ -47,7 +47,7 @@ STEPS = (
 END_OF_EXPLAIN = "The model"
 HEAD = """# A terminal session
 
-Output of the commands, from a table to a report: `make terminal` runs them and writes this page. The pump and its
+Output of the commands, from a table to a report: `make bench-terminal` runs them and writes this page. The pump and its
 table are those of [From a table to a report](../cli.md). Progress bars, and the output of `explain` below its second
 table, are omitted.
 """

@@ -17,7 +17,6 @@ tried on 100 alone, and fell short); other initialisations are measured. The aug
 timed too: it shows how much of the ratio is due to the optimizer.
 """
 
-import argparse
 import copy
 import statistics
 import time
@@ -27,6 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from benchmarks.runner import options_of
 from benchmarks.timing import Ratio, Timing, describe_machine, print_ratios
 from lastlayer.bayes.readings import Readings
 from lastlayer.data.rows import Points, Rows
@@ -176,13 +176,13 @@ def ratio(paper: Run, run: Run, clock: str) -> float:
     return float(getattr(paper, clock) / getattr(run, clock)) if run.reached else 0.0
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Seconds to the final NLML of the paper's recipe.")
+def main(arguments: list[str] | None = None) -> None:
+    parser = options_of(__doc__)
     parser.add_argument("--initialisations", type=int, default=5, help="number of initialisations")
     parser.add_argument("--first", type=int, default=0, help="seed of the first initialisation")
     parser.add_argument("--steps", type=int, default=10_000, help="steps of the recipe")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     data = load()
     print(f"{describe_machine()}; float64\n")

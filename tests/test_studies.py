@@ -1,7 +1,6 @@
 import itertools
 import json
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -10,8 +9,7 @@ from helpers import Losses
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-from benchmarks import paper_recipe, readme_picture
-from lastlayer import BLLRegressor, cli
+from lastlayer import cli
 from lastlayer.__main__ import main
 from lastlayer.bayes.evidence import nlml
 from lastlayer.bayes.features import affine_features
@@ -247,19 +245,3 @@ def test_bad_arguments_end_with_a_message(tmp_path, monkeypatch, capsys):
         main()
     assert end.value.code == 1
     assert "choose another --out" in " ".join(capsys.readouterr().err.split())
-
-
-def test_the_example_writes_scores_and_a_picture(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(readme_picture, "BLLRegressor", partial(BLLRegressor, max_epochs=20, n_members=2))
-    assert readme_picture.main(["--out", str(tmp_path / "new" / "folder")]) == 0
-    folder = tmp_path / "new" / "folder"
-    assert (folder / "prediction.png").stat().st_size > 10_000
-    assert "test, outside" in (folder / "scores.txt").read_text()
-    assert "Algorithm 1" in capsys.readouterr().out
-
-
-def test_the_recipe_prints_its_figures_beside_the_published(capsys):
-    table = paper_recipe.main(["--initialisations", "1", "--max-epochs", "40"])
-    out = capsys.readouterr().out
-    assert "-18.1400" in out
-    assert all(np.isfinite(values).all() for values in table.values())

@@ -14,10 +14,10 @@ from benchmarks import lines, walk
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "lastlayer"
 WALK = {
-    "default, fit": (305, 52, 196),
-    "of these, orchestration": (118, 21),
-    "default, first predictive": (102, 19, 47),
-    "evidence, fit": (197, 40, 138),
+    "default, fit": (335, 58, 215),
+    "of these, orchestration": (128, 23),
+    "default, first predictive": (104, 21, 48),
+    "evidence, fit": (220, 45, 150),
 }
 """At most so many functions, files and switches."""
 LINES = {"src": 27_500, "benchmarks": 8_000}
@@ -54,6 +54,8 @@ def test_the_map_has_the_rows_of_the_tree():
     rows = re.findall(r"^\| (`.*?) \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
     assert [set(re.findall(r"`(\w+)", row)) for row in rows] == layers
     tree = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} | {path.stem for path in PACKAGE.glob("*.py")}
+    for path in re.findall(r"`(\w+(?:/\w+)*\.py)`", (ROOT / "CONTRIBUTING.md").read_text()):
+        assert (ROOT / path).exists() or (PACKAGE / path).exists(), path
     assert set().union(*layers) == tree - {"__init__", "__main__"} | {"benchmarks"}
 
 

@@ -1,50 +1,101 @@
-"""Command `python -m benchmarks.bo`. Dependencies are imported when it runs, so that `--help` is fast."""
+"""Bayesian optimisation beside BoTorch's models: hours on one core (docs/bo.md).
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+Every run is saved when it is done; a second call runs only what is missing. At the end, and after an interruption,
+`tables.md`, `scores.csv` and `bo.png` are made of all results in the folder.
+"""
 
-import typer
+import time
+from dataclasses import dataclass
 
-from lastlayer.cli.console import Json, helpful
+import torch
 
-if TYPE_CHECKING:
-    from benchmarks.bo import tables
+from benchmarks import runner
+from benchmarks.bo import tables
+from benchmarks.bo.methods import METHODS, initial_points
+from benchmarks.bo.problems import PROBLEMS
+from benchmarks.bo.tables import Result
+from lastlayer.errors import InputError
+from lastlayer.studies.paper import check_folder
 
-app = typer.Typer(pretty_exceptions_enable=False)
+TIMING_SEEDS = 3
 
 
-@app.command()
-@helpful
-def bo(
-    problems: Annotated[str | None, typer.Option(help="Comma-separated problems; default: all.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Comma-separated methods; default: all.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method on each problem.")] = 10,
-    steps: Annotated[int | None, typer.Option(min=1, help="Maximum number of steps per run, for a trial.")] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Runs in parallel, with one thread each.")] = 1,
-    out: Annotated[Path, typer.Option(help="Folder for results, tables and the figure.")] = Path("results/bo"),
-    again: Annotated[bool, typer.Option("--again", help="Repeat runs that already have results.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Bayesian optimisation: every run is saved when it is done, and a second call runs only what is missing."""
-    from lastlayer.errors import need
+@dataclass(frozen=True)
+class Job:
+    """One run, identified by names only so that any process can execute it."""
 
-    need("botorch", extra="botorch")
-    from benchmarks.bo import command
-    from benchmarks.commands import run_benchmark
+    problem: str
+    method: str
+    seed: int
+    n_steps: int
 
-    asked = command.Asked.parse(
-        problems=problems, methods=methods, seeds=seeds, steps=steps, processes=processes, out=out, again=again
+    def __str__(self) -> str:
+        return f"{self.method} on {self.problem}, seed {self.seed}"
+
+    @property
+    def key(self) -> tuple[str, str, int, str]:
+        """Results of another configuration are not reused."""
+        config = f"{PROBLEMS[self.problem].n_initial} + {self.n_steps}, {METHODS[self.method].config}"
+        return self.problem, self.method, self.seed, config
+
+    def run(self) -> Result:
+        torch.set_num_threads(1)
+        problem, method = PROBLEMS[self.problem], METHODS[self.method]
+        function, optimiser = problem.make(self.seed), method.make(problem, self.seed)
+        torch.manual_seed(self.seed)
+        X = initial_points(problem, self.seed, problem.n_initial)
+        Y, seconds = function(X), []
+        for _ in range(self.n_steps):
+            start = time.process_time()
+            x = optimiser.propose(X, Y)
+            seconds.append(round(time.process_time() - start, 4))
+            X, Y = torch.cat([X, x]), torch.cat([Y, function(x)])
+        return Result(*self.key, problem.regret(Y), seconds, runner.versions(method.packages))
+
+
+def jobs(problems: str | None, methods: str | None, seeds: int, steps: int | None) -> list[Job]:
+    chosen, present = (
+        runner.named("problem", problems, PROBLEMS),
+        runner.installed(runner.named("method", methods, METHODS)),
     )
-    run_benchmark(command, asked, "bo.png", _print_regrets, as_json)
+    return [
+        Job(problem.name, method.name, seed, min(problem.n_steps, steps or problem.n_steps))
+        for seed in range(seeds)
+        for problem in sorted(
+            chosen, key=lambda problem: -problem.n_steps
+        )  # long runs first: no core is idle at the end
+        for method in present
+        if not problem.timing or (seed < TIMING_SEEDS and not method.slow)
+    ]
 
 
-def _print_regrets(summary: "tables.Summary") -> None:
-    from benchmarks.bo import tables
-    from benchmarks.commands import print_rows
-
-    for table in (tables.regret_table, tables.rank_table, tables.seconds_table):
-        print_rows(table(summary))
+def main(arguments: list[str] | None = None) -> None:
+    parser = runner.options_of(__doc__, out="results/bo", again=True)
+    parser.add_argument("--problems", help="comma-separated problems; default: all")
+    parser.add_argument("--methods", help="comma-separated methods; default: all")
+    parser.add_argument("--seeds", type=int, default=10, help="runs of each method on each problem")
+    parser.add_argument("--steps", type=int, help="maximum number of steps per run, for a trial")
+    parser.add_argument("--processes", type=int, default=1, help="runs in parallel, with one thread each")
+    asked = parser.parse_args(arguments)
+    with runner.helpful():
+        if min(asked.seeds, asked.processes, asked.steps or 1) < 1:
+            raise InputError("--seeds, --steps and --processes: each must be 1 or more")
+        tasks = jobs(asked.problems, asked.methods, asked.seeds, asked.steps)
+        check_folder(asked.out)
+    store, failed = runner.Store(asked.out / "results.jsonl", Result), []
+    try:
+        for outcome in runner.perform(tasks, store, again=asked.again, processes=asked.processes):
+            failed += [outcome] if outcome.failed else []
+    finally:  # an interrupted run also writes its tables
+        results = list(store.results.values())
+        summary = tables.Summary(results)
+        texts = {"tables.md": tables.as_markdown(summary), "scores.csv": tables.scores_csv(results)}
+        ranked = any(problem.ranked for problem in summary.problems)
+        runner.write_files(asked.out, texts, {"bo.png": tables.picture(summary)} if ranked else {})
+    for table in tables.TABLES:
+        runner.print_rows(table(summary))
+    runner.tell(failed)
 
 
 if __name__ == "__main__":
-    app(prog_name="python -m benchmarks.bo")
+    main()

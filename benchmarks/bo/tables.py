@@ -1,18 +1,39 @@
-"""Median and quartiles of the regret, ranks, and seconds per step, as Markdown and CSV."""
+"""Median and quartiles of the regret, ranks, and seconds per step, as Markdown, CSV and a figure."""
 
-import csv
-import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy import ndarray
 
 from benchmarks.bo.methods import METHODS, Method
 from benchmarks.bo.problems import PROBLEMS, Problem
-from benchmarks.bo.run import Result
-from benchmarks.ranking import rank
+from benchmarks.runner import Rows, as_csv, markdown, rank
+from lastlayer.plots.drawing import BLUE, GREEN, GREY, ORANGE
+from lastlayer.studies.figures import STYLE
+
+COLOURS = {"lastlayer": BLUE, "SingleTaskGP": GREEN, "VBLL": ORANGE, "random": GREY}
+FLOOR = 1e-6
+"""Smallest regret drawn; smaller values are drawn here."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Result of one run: one line of the file."""
+
+    problem: str
+    method: str
+    seed: int
+    config: str
+    regret: list[float]
+    """Regret after every evaluation, including the initial ones."""
+    seconds: list[float]
+    """Processor seconds of each step: fit and search for the next point."""
+    versions: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -79,7 +100,7 @@ class Summary:
         return {m.name: float(np.mean([row[m.name] for row in complete])) for m in self.methods} if complete else {}
 
 
-def regret_table(summary: Summary) -> list[list[str]]:
+def regret_table(summary: Summary) -> Rows:
     """Make a table of median and quartiles of the final regret, with the average rank in the last column."""
     shown = [problem for problem in summary.problems if problem.ranked]
     average = summary.average_ranks()
@@ -93,7 +114,7 @@ def regret_table(summary: Summary) -> list[list[str]]:
     return table
 
 
-def rank_table(summary: Summary) -> list[list[str]]:
+def rank_table(summary: Summary) -> Rows:
     """Make a table of ranks of the final regret, averaged over the seeds."""
     shown = [problem for problem in summary.problems if problem.ranked]
     table = [["rank", *(problem.name for problem in shown)]]
@@ -105,13 +126,16 @@ def rank_table(summary: Summary) -> list[list[str]]:
     return table
 
 
-def seconds_table(summary: Summary) -> list[list[str]]:
+def seconds_table(summary: Summary) -> Rows:
     """Make a table of median seconds per step."""
     table = [["seconds per step", *(problem.name for problem in summary.problems)]]
     for method in summary.methods:
         each = [summary.of(problem, method) for problem in summary.problems]
         table.append([method.name, *("-" if curves is None else f"{curves.seconds_a_step:.2f}" for curves in each)])
     return table
+
+
+TABLES = (regret_table, rank_table, seconds_table)
 
 
 def as_markdown(summary: Summary) -> str:
@@ -124,22 +148,59 @@ def as_markdown(summary: Summary) -> str:
         f"Median (quartiles) over {count} seeds. Ranks are of the final regret, per seed, averaged over seeds "
         "and then over problems; 1 is best.",
     ]
-    for table in (regret_table(summary), rank_table(summary), seconds_table(summary)):
-        head, *rows = table
-        lines += ["", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-        lines += ["| " + " | ".join(row) + " |" for row in rows]
+    lines += [part for table in TABLES for part in ("", markdown(table(summary)))]
     lines += ["", "## Problems", ""]
     lines += [f"- {p.name}: {p.note}; {p.n_initial} Sobol points, then {p.n_steps} steps." for p in summary.problems]
     lines += ["", "## Methods", "", *(f"- {m.name}: {m.note}." for m in summary.methods)]
     return "\n".join([*lines, ""])
 
 
-def as_csv(results: Iterable[Result]) -> str:
+def scores_csv(results: Iterable[Result]) -> str:
     """Format one line per run."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["problem", "method", "seed", "last regret", "median seconds per step", "config"])
-    for r in sorted(results, key=lambda r: r.key):
+    rows: list[list[object]] = [["problem", "method", "seed", "last regret", "median seconds per step", "config"]]
+    for r in sorted(results, key=lambda r: (r.problem, r.method, r.seed, r.config)):
         seconds = float(np.median(r.seconds)) if r.seconds else 0.0
-        writer.writerow([r.problem, r.method, r.seed, repr(r.regret[-1]), repr(seconds), r.config])
-    return out.getvalue()
+        rows.append([r.problem, r.method, r.seed, repr(r.regret[-1]), repr(seconds), r.config])
+    return as_csv(rows)
+
+
+def picture(summary: Summary) -> Figure:
+    shown = [problem for problem in summary.problems if problem.ranked]
+    with mpl.rc_context(STYLE):
+        columns = 3
+        lines = -(-(len(shown) + 1) // columns)
+        figure = Figure(figsize=(2.6 * columns, 2.1 * lines), layout="constrained")
+        axes = figure.subplots(lines, columns, squeeze=False).flatten()
+        for ax in axes[len(shown) + 1 :]:
+            ax.set_visible(False)
+        for ax, problem in zip(axes, shown, strict=False):
+            _regret(ax, summary, problem)
+        _seconds(axes[len(shown)], summary, shown)
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+    return figure
+
+
+def _regret(ax: Axes, summary: Summary, problem: Problem) -> None:
+    for method in summary.methods:
+        curves = summary.of(problem, method)
+        if curves is None:
+            continue
+        low, middle, high = np.maximum(curves.quartiles()[:, problem.n_initial - 1 :], FLOOR)
+        steps = problem.n_initial + np.arange(len(middle))
+        ax.plot(steps, middle, color=COLOURS[method.name], label=method.name)
+        ax.fill_between(steps, low, high, color=COLOURS[method.name], alpha=0.15, lw=0)
+    ax.set_yscale("log")
+    ax.set_title(problem.name)
+    ax.set_xlabel("evaluations")
+    ax.set_ylabel("missing hypervolume" if problem.reference else "simple regret")
+
+
+def _seconds(ax: Axes, summary: Summary, shown: list[Problem]) -> None:
+    for method in summary.methods:
+        each = [summary.of(problem, method) for problem in shown]
+        seconds = [np.nan if curves is None else max(curves.seconds_a_step, 1e-4) for curves in each]
+        ax.plot(range(len(shown)), seconds, "o", color=COLOURS[method.name], ms=4)
+    ax.set_yscale("log")
+    ax.set_xticks(range(len(shown)), [problem.name for problem in shown], rotation=30, ha="right", fontsize=6.5)
+    ax.set_title("seconds per step")

@@ -4,14 +4,13 @@
 figures into a folder.
 """
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from numpy import ndarray
 
 from benchmarks.control_studies import controllers
@@ -28,14 +27,11 @@ from benchmarks.control_studies.reactor import (
     experiments,
     starts,
 )
+from benchmarks.runner import helpful, markdown, options_of, write_files
 from lastlayer.dynamics import DynamicsModel, Episode
-from lastlayer.errors import LastLayerError
 from lastlayer.integrations.do_mpc import trust_limit
 from lastlayer.plots.drawing import BLUE, GREEN, GREY, ORANGE
 from lastlayer.studies.paper import check_folder
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,9 +89,8 @@ def run(
         results[kind] = run_controller(kind, controller, range(n_starts), steps)
         print(f"{kind}: done", flush=True)
     text = report(results)
-    over_time(results).savefig(folder / "mpc-runs.png")
-    in_the_plane(results, dynamics, episodes).savefig(folder / "mpc-plane.png")
-    (folder / "mpc.md").write_text(text + "\n")
+    figures = {"mpc-runs.png": over_time(results), "mpc-plane.png": in_the_plane(results, dynamics, episodes)}
+    write_files(folder, {"mpc.md": text + "\n"}, figures)
     return text
 
 
@@ -103,7 +98,6 @@ def report(results: dict[str, Result]) -> str:
     """Format the table as Markdown."""
     columns = ("controller", "cost per run", "steps above the limit", "runs with any", "hottest / K")
     lines = [[*columns, "median ms per step", "slowest ms", "unsolved steps"]]
-    lines.append(["---"] * len(lines[0]))
     for kind, result in results.items():
         times = 1e3 * result.seconds
         lines.append(
@@ -126,13 +120,11 @@ def report(results: dict[str, Result]) -> str:
         f"{controllers.PROBABILITY:.0%}, back-off over {controllers.BACK_OFF_STEPS} steps; trust limit at the "
         f"{controllers.TRUST_QUANTILE:.0%} quantile of the training points' affine cost."
     )
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{notes}"
+    return f"{markdown(lines)}\n\n{notes}"
 
 
-def over_time(results: dict[str, Result]) -> "Figure":
+def over_time(results: dict[str, Result]) -> Figure:
     """Draw temperature and concentration of all runs, one column per controller."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(3.0 * len(results), 5.2), layout="constrained", dpi=150)
     axes = figure.subplots(2, len(results), sharex=True, sharey="row", squeeze=False)
     for (kind, result), (top, bottom) in zip(results.items(), axes.T, strict=True):
@@ -154,10 +146,8 @@ def over_time(results: dict[str, Result]) -> "Figure":
     return figure
 
 
-def in_the_plane(results: dict[str, Result], dynamics: DynamicsModel, episodes: Sequence[Episode]) -> "Figure":
+def in_the_plane(results: dict[str, Result], dynamics: DynamicsModel, episodes: Sequence[Episode]) -> Figure:
     """Draw data, trust limit and runs in the plane of the two states."""
-    from matplotlib.figure import Figure
-
     measured = np.concatenate([episode.outputs for episode in episodes])
     c, T = np.meshgrid(np.linspace(0.2, 1.0, 81), np.linspace(310.0, 370.0, 81))
     rows = np.column_stack([c.ravel(), T.ravel(), np.full(c.size, 300.0)])
@@ -180,21 +170,15 @@ def in_the_plane(results: dict[str, Result], dynamics: DynamicsModel, episodes: 
     return figure
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.control_studies.mpc", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results/mpc"), help="folder for table and figures")
+def main(arguments: list[str] | None = None) -> None:
+    parser = options_of(__doc__, out="results/mpc")
     parser.add_argument("--starts", type=int, default=20, choices=range(1, 21), metavar="1..20", help="number of runs")
     parser.add_argument("--max-epochs", type=int, default=500, help="maximum number of epochs of the networks")
-    options = parser.parse_args(arguments)
+    asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    try:
-        text = run(options.out, n_starts=options.starts, max_epochs=options.max_epochs)
-    except LastLayerError as error:
-        print(f"error: {error}")
-        return 1
-    print(f"\n{text}\n\nfigures: {options.out}")
-    return 0
+    with helpful():
+        print(f"\n{run(asked.out, n_starts=asked.starts, max_epochs=asked.max_epochs)}")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -3,7 +3,6 @@
 `python -m benchmarks.control_studies.spring` prints the tables and writes them with their figures into a folder.
 """
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 
 from benchmarks.control_studies.discs import NOISE_STD, Discs
+from benchmarks.runner import helpful, markdown, options_of, write_files
 from lastlayer.dynamics import (
     DynamicsModel,
     Episode,
@@ -28,7 +28,6 @@ from lastlayer.dynamics import (
 )
 from lastlayer.dynamics.plots import density_by_step, trajectories
 from lastlayer.dynamics.rollout import Propagation
-from lastlayer.errors import LastLayerError
 from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.studies.baselines import BLRRegressor
 from lastlayer.studies.paper import check_folder
@@ -148,10 +147,9 @@ def run(folder: Path, *, seeds: Sequence[int] = (0, 1, 2), budget: Budget | None
     assert first is not None
     outputs = LAGS.windows(first.outside, budget.horizon).outputs
     shown = {name: rows[name][0].rollout for name in ("BLL", "BLR, alpha*", "linear")}
-    figure = trajectories(shown, outputs, around_mean=True, names=NAMES, xlabel="steps of 0.1 s")
-    figure.savefig(folder / "spring-trajectory.png")
-    density_by_step({name: rows[name][0].many_outside.lpd_by_step for name in rows}).savefig(folder / "spring-lpd.png")
-    (folder / "spring.md").write_text(text + "\n")
+    around = trajectories(shown, outputs, around_mean=True, names=NAMES, xlabel="steps of 0.1 s")
+    by_step = density_by_step({name: rows[name][0].many_outside.lpd_by_step for name in rows})
+    write_files(folder, {"spring.md": text + "\n"}, {"spring-trajectory.png": around, "spring-lpd.png": by_step})
     return text
 
 
@@ -178,34 +176,24 @@ def report(rows: dict[str, list[Row]], ways: dict[str, list[Row]], budget: Budge
         f"training, {budget.test_episodes} of {h} for testing, 3 of {budget.validation_horizon} to choose the "
         "propagation.",
     ]
-    parts = [_markdown("model", rows, columns | {"propagation": chosen}), f"BLL, {h} steps ahead, by propagation:"]
+    parts = [_table("model", rows, columns | {"propagation": chosen}), f"BLL, {h} steps ahead, by propagation:"]
     later = {name: of for name, of in columns.items() if f"{h} steps" in name}
-    return "\n\n".join([*parts, _markdown("propagation", ways, later), *notes])
+    return "\n\n".join([*parts, _table("propagation", ways, later), *notes])
 
 
-def _markdown(head: str, rows: dict[str, list[Row]], columns: dict[str, Callable[[list[Row]], str]]) -> str:
-    lines = [[head, *columns], ["---"] * (len(columns) + 1)]
-    lines += [[name, *(of(row) for of in columns.values())] for name, row in rows.items()]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def _table(head: str, rows: dict[str, list[Row]], columns: dict[str, Callable[[list[Row]], str]]) -> str:
+    return markdown([[head, *columns], *([name, *(of(row) for of in columns.values())] for name, row in rows.items())])
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.control_studies.spring", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results/spring"), help="folder for tables and figures")
+def main(arguments: list[str] | None = None) -> None:
+    parser = options_of(__doc__, out="results/spring")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds of data and networks")
-    parser.add_argument(
-        "--max-epochs", type=int, default=Budget.max_epochs, help="maximum number of epochs of every network"
-    )
-    options = parser.parse_args(arguments)
+    parser.add_argument("--max-epochs", type=int, default=500, help="maximum number of epochs of every network")
+    asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    try:
-        text = run(options.out, seeds=range(options.seeds), budget=Budget(max_epochs=options.max_epochs))
-    except LastLayerError as error:
-        print(f"error: {error}")
-        return 1
-    print(f"\n{text}\n\nfigures: {options.out}")
-    return 0
+    with helpful():
+        print(f"\n{run(asked.out, seeds=range(asked.seeds), budget=Budget(max_epochs=asked.max_epochs))}")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -1,64 +1,114 @@
-"""Command `python -m benchmarks.uci`. Dependencies are imported when it runs, so that `--help` is fast."""
+"""Tables of yours, standard splits: lastlayer beside ten peers, by one protocol (docs/uci.md).
 
+Every fit is saved when it is done; a second run computes what is missing. At the end, and after an interruption,
+`tables.md`, `scores.csv` and `uci.png` are made of all results in the folder.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-import typer
+import numpy as np
+import torch
 
-from lastlayer.cli.console import Json, helpful
+from benchmarks import runner
+from benchmarks.timing import timed
+from benchmarks.uci import tables
+from benchmarks.uci.data import KINDS, Table, load_folder
+from benchmarks.uci.methods import METHODS, OURS, PEERS
+from benchmarks.uci.protocol import Method, Result, Task, score
+from lastlayer.errors import InputError, check_choice
+from lastlayer.studies.paper import check_folder
 
-if TYPE_CHECKING:
-    from benchmarks.uci import tables
-
-app = typer.Typer(pretty_exceptions_enable=False)
+GROUPS = {"all": (*OURS, *PEERS), "ours": OURS, "peers": PEERS}
 
 
-@app.command()
-@helpful
-def uci(
-    data: Annotated[Path, typer.Option(help="Folder of .npz or .csv tables in the format of docs/uci.md.")],
-    methods: Annotated[str, typer.Option(help="Comma-separated methods, or 'ours', 'peers', 'all'.")] = "all",
-    sets: Annotated[str | None, typer.Option(help="Comma-separated tables; default: all in the folder.")] = None,
-    splits: Annotated[
-        str, typer.Option(help="Comma-separated given splits; outer splits are always 0,1.")
-    ] = "0,1,2,3,4",
-    kinds: Annotated[str | None, typer.Option(help="Comma-separated kinds of splits; default: all.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for results, tables and the figure.")] = Path("results/uci"),
-    device: Annotated[str, typer.Option(help="'cpu', 'cuda', or 'auto'.")] = "auto",
-    again: Annotated[bool, typer.Option("--again", help="Repeat fits that already have results.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Standard splits, one protocol: every fit is saved when it is done, and a second run computes what is missing."""
-    import torch
+@dataclass(frozen=True)
+class Job:
+    """One method on one split of one table."""
 
-    from benchmarks.commands import run_benchmark
-    from benchmarks.uci import command
-    from benchmarks.uci.data import KINDS
+    task: Task
+    table: Table
+    method: Method
 
-    asked = command.Asked.parse(
-        data=data,
-        methods=methods,
-        sets=sets,
-        splits=splits,
-        kinds=",".join(KINDS) if kinds is None else kinds,
-        out=out,
-        device=device,
-        again=again,
-    )
+    def __str__(self) -> str:
+        return f"{self.method.name} on {self.task.data}, {self.task.kind} split {self.task.split}"
+
+    @property
+    def key(self) -> tuple[str, str, int, str, str]:
+        return self.task.data, self.task.kind, self.task.split, self.method.name, self.method.config
+
+    def run(self) -> Result:
+        test = self.table.test_rows(self.task.kind, self.task.split)
+        train = np.setdiff1d(np.arange(len(self.table.X)), test)
+        X, y = self.table.X, self.table.y
+        prediction, cpu, wall = timed(lambda: self.method.fit(X[train], y[train], self.task)(X[test]))
+        scores = score(prediction, y[test])
+        return Result(
+            *self.key, scores, round(cpu, 3), round(wall, 3), self.task.device, runner.versions(self.method.packages)
+        )
+
+
+def jobs(
+    found: Sequence[Table], methods: Sequence[Method], kinds: Sequence[str], splits: Sequence[int], device: str
+) -> list[Job]:
+    """Split by split, so that partial results are balanced over tables and methods."""
+    each = [
+        Job(Task(table.name, kind, split, table.hidden, device), table, method)
+        for kind in kinds
+        for table in found
+        for split in table.splits(kind, splits)
+        for method in methods
+    ]
+    return sorted(each, key=lambda job: job.task.split)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = runner.options_of(__doc__, out="results/uci", again=True)
+    parser.add_argument("--data", type=Path, required=True, help="folder of .npz or .csv tables (docs/uci.md)")
+    parser.add_argument("--methods", default="all", help="comma-separated methods, or 'ours', 'peers', 'all'")
+    parser.add_argument("--sets", help="comma-separated tables; default: all in the folder")
+    parser.add_argument("--splits", default="0,1,2,3,4", help="given splits; outer splits are always 0,1")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="comma-separated kinds of splits; default: all")
+    parser.add_argument("--device", default="auto", help="'cpu', 'cuda', or 'auto'")
+    asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    run_benchmark(command, asked, "uci.png", _print_scores, as_json)
-
-
-def _print_scores(summary: "tables.Summary") -> None:
-    from benchmarks.commands import console, print_rows
-    from benchmarks.uci import tables
-
+    with runner.helpful():
+        chosen = GROUPS.get(asked.methods.strip()) or runner.named("method", asked.methods, METHODS)
+        methods = runner.installed(chosen, "; make bench-uci installs it")
+        found = load_folder(asked.data, None if asked.sets is None else runner.split_list(asked.sets))
+        splits = runner.whole_numbers("splits", asked.splits)
+        kinds = [check_choice("kind", kind, KINDS) for kind in runner.split_list(asked.kinds)]
+        for table in found if "given" in kinds else ():
+            if gap := sorted(set(splits) - set(table.splits("given", splits))):
+                print(f"{table.name} has no given split {', '.join(map(str, gap))}")
+        device = _device(asked.device)
+        check_folder(asked.out)
+    store, failed = runner.Store(asked.out / "results.jsonl", Result), []
+    try:
+        for outcome in runner.perform(jobs(found, methods, kinds, splits, device), store, again=asked.again):
+            failed += [outcome] if outcome.failed else []
+    finally:  # an interrupted run also writes its tables
+        results = list(store.results.values())
+        summary = tables.Summary(results, list(METHODS.values()))
+        texts = {"tables.md": tables.as_markdown(summary), "scores.csv": tables.scores_csv(results)}
+        runner.write_files(asked.out, texts, {"uci.png": tables.picture(summary)} if summary.methods else {})
     for kind in summary.kinds:
-        for score in tables.RANKED:
-            (name, *head), *rows = tables.score_table(summary, kind, score)
-            print_rows([[f"{name}, {kind} splits", *head], *rows])
-        console.print(f"  {tables.splits_note(summary, kind)}", style="dim", highlight=False)
+        for name in tables.RANKED:
+            (title, *head), *rows = tables.score_table(summary, kind, name)
+            runner.print_rows([[f"{title}, {kind} splits", *head], *rows])
+        print(f"  {tables.splits_note(summary, kind)}")
+    runner.tell(failed)
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return str(torch.device(name))
+    except RuntimeError:
+        raise InputError(f"device={name!r} is not known: give 'auto', 'cpu' or 'cuda'") from None
 
 
 if __name__ == "__main__":
-    app(prog_name="python -m benchmarks.uci")
+    main()

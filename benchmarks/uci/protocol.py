@@ -88,6 +88,23 @@ class Scores:
     calibration_error: float
 
 
+@dataclass(frozen=True)
+class Result:
+    """Result of one fit: one line of the file."""
+
+    data: str
+    kind: str
+    split: int
+    method: str
+    config: str
+    scores: Scores
+    cpu_seconds: float
+    """Processor seconds, tuning included."""
+    seconds: float
+    device: str
+    versions: dict[str, str]
+
+
 Predicted = Prediction | Gaussians | Quantiles
 Predict = Callable[[ndarray], Predicted]
 """A fitted method: predicts new rows."""

@@ -1,23 +1,22 @@
 """Small, wide, duplicated and otherwise difficult tables: LPD promised by calibration and LPD achieved on new rows.
 
-`python -m benchmarks.small_tables` fits the default, preset="fast" and an exact Gaussian process (scikit-learn, one
+`python -m benchmarks.small` fits the default, preset="fast" and an exact Gaussian process (scikit-learn, one
 length scale per input) to 20 synthetic tables and scores each on 1,000 new rows: LPD, the LPD that calibration
-promised, and the coverage of 90% intervals. `--out` draws them.
+promised, and the coverage of 90% intervals. Every fit is saved when done; a second run computes the rest.
 """
 
-import argparse
 import time
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy import ndarray
 from scipy.special import ndtri
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
+from benchmarks.runner import Job, Store, complete, helpful, options_of, write_files
 from lastlayer import BLLRegressor, metrics
 from lastlayer.plots.drawing import BLUE, GREY, ORANGE, new_figure
 from lastlayer.studies.paper import check_folder
@@ -98,6 +97,22 @@ class Score:
     promised: float = np.nan
     seconds: float = np.nan
 
+    @classmethod
+    def mean(cls, scores: Sequence["Score"]) -> "Score":
+        return cls(*(float(x) for x in np.mean([list(vars(s).values()) for s in scores], 0)))
+
+
+@dataclass(frozen=True)
+class Fitted(Job):
+    """One method on one draw of a table."""
+
+    table: str
+    method: str
+    seed: int
+
+    def run(self) -> Score:
+        return METHODS[self.method](*TABLES[self.table].both(self.seed), self.seed)
+
 
 def lastlayer(preset: str) -> Callable[[Rows, Rows, int], Score]:
     def score(train: Rows, test: Rows, seed: int) -> Score:
@@ -129,38 +144,34 @@ METHODS = {"default": lastlayer("calibrated"), "fast": lastlayer("fast"), "exact
 
 
 def main(arguments: list[str] | None = None) -> dict[str, dict[str, Score]]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, out="results/small", again=True)
     parser.add_argument("--seeds", type=int, default=3, help="draws of each table, averaged")
     parser.add_argument("--tables", type=int, default=len(TABLES), help="number of tables, from the first on")
-    parser.add_argument("--out", type=Path, help="PNG file for the figure")
     asked = parser.parse_args(arguments)
-    if asked.out is not None:
-        check_folder(asked.out.parent)
+    with helpful():
+        check_folder(asked.out)
+    names = list(TABLES)[: asked.tables]
+    jobs = [Fitted(name, method, seed) for name in names for method in METHODS for seed in range(asked.seeds)]
+    store = Store(asked.out / "results.jsonl", Score)
+    complete(jobs, store, again=asked.again)
     found: dict[str, dict[str, Score]] = {}
     print(f"{'':30s}" + "".join(f"{name + ': 90%   LPD  promised  cpu s':>38s}" for name in METHODS))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for name, made in list(TABLES.items())[: asked.tables]:
-            each = {}
-            for method, score in METHODS.items():
-                scores = [score(*made.both(seed), seed) for seed in range(asked.seeds)]
-                each[method] = Score(*(float(x) for x in np.mean([list(vars(s).values()) for s in scores], 0)))
-            found[name] = each
-            columns = (f"{s.coverage:14.2f} {s.lpd:7.2f} {s.promised:8.2f} {s.seconds:6.1f}" for s in each.values())
-            print(f"{name:30s}" + "".join(columns), flush=True)
+    for name in names:
+        scores = {m: [store.results[name, m, seed] for seed in range(asked.seeds)] for m in METHODS}
+        found[name] = {method: Score.mean(each) for method, each in scores.items()}
+        columns = (f"{s.coverage:14.2f} {s.lpd:7.2f} {s.promised:8.2f} {s.seconds:6.1f}" for s in found[name].values())
+        print(f"{name:30s}" + "".join(columns), flush=True)
     for method in METHODS:
         coverage, lpd, promised, _ = np.array([list(vars(each[method]).values()) for each in found.values()]).T
         gap = lpd - promised
         print(f"{method}: coverage {coverage.min():.2f} to {coverage.max():.2f}, mean LPD {lpd.mean():.2f}", end="")
         close = f"within {CLOSE} nats in {int((np.abs(gap) <= CLOSE).sum())} of {len(gap)}"
         print(f", achieved - promised {gap.min():+.2f} to {gap.max():+.2f}, {close}" if (gap == gap).all() else "")
-    if asked.out is not None:
-        draw(found, asked.out)
-        print(f"figure: {asked.out}")
+    write_files(asked.out, {}, {"promises.png": picture(found)})
     return found
 
 
-def draw(found: dict[str, dict[str, Score]], path: Path) -> None:
+def picture(found: dict[str, dict[str, Score]]) -> Figure:
     figure = new_figure(8.5, 4.2)
     left, right = figure.subplots(1, 2)
     promised, lpd = (
@@ -179,7 +190,7 @@ def draw(found: dict[str, dict[str, Score]], path: Path) -> None:
     right.tick_params(axis="y", labelsize=7)
     right.invert_yaxis()
     right.legend(loc="lower left")
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 if __name__ == "__main__":

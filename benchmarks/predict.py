@@ -1,13 +1,12 @@
 """Rows per second and memory of `lastlayer predict` on a large CSV, compared with the bare networks in memory.
 
-`python -m benchmarks.predict_stream` makes a table like the example, fits a single network (`--preset evidence`) and
+`python -m benchmarks.predict` makes a table like the example, fits a single network (`--preset evidence`) and
 the default mixture, and predicts the table with each. "Bare network" is the forward pass of the same networks alone, on
 numeric inputs in memory: no file, no variance, no interval. Memory is the peak of the predicting process, also for a
 tenth of the rows: it must not grow with the table. Rows are counted per processor second, which other work on the
 machine hardly affects, and per second of wall time.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.runner import options_of
 from benchmarks.timing import describe_machine
 from lastlayer._internal.chunks import row_chunks
 from lastlayer.tables import TableRegressor, chunks, read
@@ -72,10 +72,10 @@ def predict(model: Path, data: Path, out: Path) -> dict[str, Any]:
     return said | measured
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+def main(arguments: list[str] | None = None) -> None:
+    parser = options_of(__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the table")
-    rows = parser.parse_args().rows
+    rows = parser.parse_args(arguments).rows
     print(describe_machine())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

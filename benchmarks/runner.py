@@ -1,0 +1,330 @@
+"""What the benchmarks share: results kept as JSON lines, a loop of tasks that resumes, options, tables, files."""
+
+import argparse
+import csv
+import io
+import json
+import math
+import platform
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict, astuple, dataclass, is_dataclass
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar, get_type_hints
+
+import numpy as np
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from lastlayer._internal.files import replacing
+from lastlayer.errors import InputError, LastLayerError, check_choice
+from lastlayer.studies.paper import check_folder
+
+PACKAGES = ("lastlayer", "torch", "numpy", "scipy", "scikit-learn")
+WIDTH = 200
+"""Of printed tables where the output is not a terminal."""
+Thing = TypeVar("Thing")
+Key = tuple[Any, ...]
+Rows = list[list[str]]
+"""Cells of a table; the first row is the header, whose first cell may be a title."""
+
+
+# tasks and results ----------------------------------------------------------------------------------------------------
+
+
+class Task(Protocol):
+    """Work with one result, a dataclass. To run in a process of its own, it must be picklable."""
+
+    @property
+    def key(self) -> Key:
+        """What identifies the task among the results of a file."""
+
+    def run(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """A task whose fields identify it."""
+
+    @property
+    def key(self) -> Key:
+        return astuple(self)
+
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.key))
+
+
+Work = TypeVar("Work", bound=Task)
+Result = TypeVar("Result")
+
+
+class Store(Generic[Result]):
+    """Results in a file of JSON lines, each written at once; lines cut off or of another version are skipped."""
+
+    def __init__(self, path: Path, kind: type[Result]) -> None:
+        self.path, self.results = path, dict[Key, Result]()
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+            try:
+                content = json.loads(line)
+                self.results[tuple(content["key"])] = revived(kind, content["result"])
+            except (ValueError, TypeError, KeyError, AttributeError):
+                continue  # its task is repeated
+
+    def append(self, key: Key, result: Result) -> None:
+        with self.path.open("a+b") as file:
+            if file.tell():
+                file.seek(-1, 2)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")  # the last run was cut off inside a line
+            line = {"key": key, "result": asdict(result)}  # type: ignore[call-overload]
+            file.write((json.dumps(line) + "\n").encode())
+        self.results[key] = result
+
+
+def revived(kind: type[Thing], content: Mapping[str, Any]) -> Thing:
+    """A dataclass, with dataclasses among its fields, from JSON."""
+    kinds = get_type_hints(kind)
+    nested = lambda name, value: revived(kinds[name], value) if is_dataclass(kinds[name]) else value
+    return kind(**{name: nested(name, value) for name, value in content.items()})
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[Work, Result]):
+    """What became of a task: its result, or the reason why there is none."""
+
+    task: Work
+    result: Result | None = None
+    why_not: str = ""
+    failed: bool = False
+    """Whether it was tried and failed."""
+
+    def __str__(self) -> str:
+        return f"{self.task}: {self.why_not or 'done'}"
+
+
+def perform(
+    tasks: Sequence[Work],
+    store: Store[Any],
+    *,
+    again: bool = False,
+    processes: int = 1,
+    isolated: bool = False,
+    unable: Callable[[Work], str | None] = lambda task: None,
+) -> Iterator[Outcome[Work, Any]]:
+    """Run the tasks whose results are missing, or with `again` all; a task that fails does not stop the others.
+
+    More than one of `processes` work in parallel, in any order; `isolated` gives each task a process of its own, one
+    after the other. `unable` may tell why a task cannot be run, before its turn.
+    """
+    new = [task for task in tasks if again or task.key not in store.results]
+    with tqdm(total=len(tasks), initial=len(tasks) - len(new), file=sys.stderr, unit="task") as bar:
+        if processes > 1 and not isolated:
+            yield from (Outcome(task, store.results[task.key]) for task in tasks if task not in new)
+            with _pool(processes) as pool:
+                for done in as_completed([pool.submit(_outcome, task) for task in new]):
+                    yield _kept(done.result(), store, bar)
+            return
+        for task in tasks:
+            if task not in new:
+                yield Outcome(task, store.results[task.key])
+            elif why_not := unable(task):
+                yield Outcome(task, why_not=why_not)
+            else:
+                bar.set_description(str(task))
+                yield _kept(_alone(task) if isolated else _outcome(task), store, bar)
+
+
+def complete(tasks: Sequence[Work], store: Store[Result], **how: Any) -> list[Result]:
+    """Results of all tasks, as `perform` computes them; where one fails, the program ends after the others."""
+    tell([outcome for outcome in perform(tasks, store, **how) if outcome.failed])
+    return [store.results[task.key] for task in tasks]
+
+
+def _pool(processes: int) -> Executor:
+    return ProcessPoolExecutor(processes, get_context("spawn"))  # forks would share locks of torch's threads
+
+
+def _alone(task: Work) -> Outcome[Work, Any]:
+    try:
+        with _pool(1) as pool:
+            return pool.submit(_outcome, task).result()
+    except Exception as error:  # the process itself was ended
+        return Outcome(task, why_not=f"{type(error).__name__}: {error}", failed=True)
+
+
+def _outcome(task: Work) -> Outcome[Work, Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of other packages
+        try:
+            return Outcome(task, task.run())
+        except Exception as error:  # an error of one method does not stop the others
+            return Outcome(task, why_not=f"{type(error).__name__}: {error}", failed=True)
+
+
+def _kept(outcome: Outcome[Work, Any], store: Store[Any], bar: Any) -> Outcome[Work, Any]:
+    bar.update()
+    if outcome.result is not None:
+        store.append(outcome.task.key, outcome.result)
+    return outcome
+
+
+def versions(packages: Sequence[str] = ()) -> dict[str, str]:
+    """Versions of Python, of the packages that every run needs, and of the packages given."""
+    found = {"python": platform.python_version()}
+    for name in (*PACKAGES, *packages):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+# options --------------------------------------------------------------------------------------------------------------
+
+
+def options_of(doc: str | None, *, out: str | None = None, again: bool = False) -> argparse.ArgumentParser:
+    """A parser with the text of a module as help, and on request the options `--out` and `--again`."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if out is not None:
+        parser.add_argument("--out", type=Path, default=Path(out), help=f"folder for results, default {out}")
+    if again:
+        parser.add_argument("--again", action="store_true", help="repeat what already has results")
+    return parser
+
+
+def split_list(text: str) -> list[str]:
+    """Split comma-separated names."""
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    if not found:
+        raise InputError("an empty list was given: name at least one, with commas between them")
+    return found
+
+
+def whole_numbers(name: str, text: str, least: int = 0, example: str = "0,1,2") -> list[int]:
+    """Parse comma-separated whole numbers; the result is sorted and without duplicates."""
+    try:
+        numbers = [int(part) for part in split_list(text)]
+    except ValueError:
+        raise InputError(f"{name}={text!r} must be whole numbers with commas between them, such as {example}") from None
+    if min(numbers) < least:
+        raise InputError(f"{name}={text!r} must be {least} or more")
+    return sorted(set(numbers))
+
+
+def named(kind: str, text: str | None, every: Mapping[str, Thing]) -> list[Thing]:
+    """Look up objects by comma-separated names, which may themselves contain commas; None: all of them."""
+    if text is None:
+        return list(every.values())
+    names = {name.replace(", ", ","): name for name in every}
+    found, parts = [], split_list(text)
+    while parts:
+        whole = next((n for n in range(len(parts), 0, -1) if ",".join(parts[:n]) in names), 1)
+        name = ",".join(parts[:whole])
+        found.append(every[check_choice(kind, names.get(name, name), every)])
+        parts = parts[whole:]
+    return found
+
+
+class Installable(Protocol):
+    """A method that may need more packages."""
+
+    @property
+    def name(self) -> str: ...
+
+    def missing(self) -> list[str]: ...
+
+
+Method = TypeVar("Method", bound=Installable)
+
+
+def installed(methods: Sequence[Method], hint: str = "") -> list[Method]:
+    """Methods whose packages are there; the others are printed."""
+    absent = [f"{method.name} needs {', '.join(method.missing())}{hint}" for method in methods if method.missing()]
+    present = [method for method in methods if not method.missing()]
+    if not present:
+        raise InputError(f"none of the methods can run: {'; '.join(absent)}")
+    for text in absent:
+        print(f"left out: {text}")
+    return present
+
+
+@contextmanager
+def helpful() -> Iterator[None]:
+    """Errors of the user end the program with a message."""
+    try:
+        yield
+    except LastLayerError as error:
+        sys.exit(f"error: {error}")
+
+
+# tables and files -----------------------------------------------------------------------------------------------------
+
+
+def rank(costs: Sequence[float]) -> list[float]:
+    """Rank costs from 1 for the smallest; equal costs share the mean of their ranks."""
+    return [sum(c < cost for c in costs) + (1 + sum(c == cost for c in costs)) / 2 for cost in costs]
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and its standard error, which is NaN for a single value."""
+    n = len(values)
+    return float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(n)) if n > 1 else math.nan
+
+
+def with_error(values: Sequence[float], digits: int) -> str:
+    mean, error = mean_and_error(values)
+    return f"{mean:.{digits}f}" + ("" if math.isnan(error) else f" ± {error:.{digits}f}")
+
+
+def markdown(rows: Rows) -> str:
+    head, *body = rows
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body))
+
+
+def as_csv(rows: Sequence[Sequence[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def print_rows(rows: Rows) -> None:
+    """Print a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    (title, *head), *body = rows
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    table.add_column("", no_wrap=True)
+    for name in head:
+        table.add_column(name, justify="right")
+    for row in body:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
+
+
+def write_files(folder: Path, texts: Mapping[str, str], figures: Mapping[str, Figure] | None = None) -> None:
+    """Write texts and figures, each replaced as a whole or not at all, and print their paths."""
+    check_folder(folder)
+    for name, text in texts.items():
+        with replacing(folder / name) as file:
+            file.write(text.encode())
+    for name, figure in (figures or {}).items():
+        with replacing(folder / name) as file:
+            figure.savefig(file, format="png", dpi=200, metadata={"Software": None})
+    print(f"written to {folder}: {', '.join([*texts, *(figures or {})])}")
+
+
+def tell(failures: Sequence[Outcome[Any, Any]]) -> None:
+    """Print failures and end the program with 1; without any, do nothing."""
+    for failure in failures:
+        print(f"failed: {failure}")
+    if failures:
+        sys.exit(1)
