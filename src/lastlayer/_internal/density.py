@@ -1,7 +1,7 @@
 """The Gaussian log density, in NumPy."""
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy import ndarray
 
 LOG_2PI = float(np.log(2 * np.pi))
@@ -11,8 +11,16 @@ def gaussian_log_prob(
     residual: Float[ndarray, "*#b r q"],
     var: Float[ndarray, "*b r q"],
     correlation: Float[ndarray, "*#c q q"] | None = None,
+    *,
+    missing: Bool[ndarray, "r q"] | None = None,
 ) -> Float[ndarray, "*b r"]:
-    """Compute the log density of N(0, D C D) with D^2 = var, joint over the outputs."""
+    """Compute the log density of N(0, D C D) with D^2 = var, joint over the outputs that are not missing."""
+    if missing is not None and missing.any():
+        # a missing target counts as an independent one of density 1, which leaves the marginal of the others
+        residual, var = np.where(missing, 0.0, residual), np.where(missing, 0.5 / np.pi, var)
+        if correlation is not None:
+            C, known = correlation if correlation.ndim > var.ndim else correlation[..., None, :, :], ~missing
+            correlation = C * (known[:, :, None] & known[:, None]) + np.eye(var.shape[-1]) * missing[:, None]
     scaled = residual / np.sqrt(var)
     log_det = np.log(var).sum(-1)
     if correlation is not None:

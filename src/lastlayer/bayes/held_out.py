@@ -46,18 +46,12 @@ def _lpd(posterior: Posterior, Phi: Tensor, T: Tensor) -> LPD:
     noise_var = np.diagonal(noise)
     std = np.sqrt(noise_var)
     correlation = noise / np.outer(std, std)  # a product of variances could underflow
-
-    known = None if not np.isnan(residual).any() else ~np.isnan(residual)
+    missing = T.isnan().cpu().numpy()
 
     def lpd(log_alphas: Float[ndarray, " a"]) -> Float[ndarray, " a"]:
         ratios = posterior.variance_ratios(Phi, torch.from_numpy(log_alphas).to(posterior.Sigma_E)).cpu().numpy()
         var = (1 + (ratios if ratios.ndim > 2 else ratios[..., None])) * noise_var
-        if known is None:
-            return gaussian_log_prob(residual, var, correlation).mean(-1)
-        # where targets are missing, outputs are independent
-        each = -0.5 * (residual**2 / var + np.log(2 * np.pi * var))
-        mean: ndarray = np.where(known, each, 0.0).sum(-1).mean(-1)
-        return mean
+        return gaussian_log_prob(residual, var, correlation, missing=missing).mean(-1)
 
     return lpd
 

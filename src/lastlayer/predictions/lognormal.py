@@ -88,9 +88,9 @@ class LogPrediction(Prediction):
         self, y: Real[ndarray, "m q"] | Real[ndarray, " m"], *, per_output: bool = False
     ) -> Float[ndarray, "m *q"]:
         y = np.asarray(y, float)
-        log_y = np.log(np.where(y > 0, y, 1.0))
+        log_y = np.log(np.where(y <= 0, 1.0, y))
         density = self.log.log_prob(log_y, per_output=per_output)
-        jacobian = np.where(y > 0, log_y, np.inf)
+        jacobian = np.where(y > 0, log_y, np.where(np.isnan(y), 0.0, np.inf))
         jacobian = jacobian if per_output else jacobian.reshape(len(y), -1).sum(1)
         return np.asarray(density - jacobian.reshape(density.shape))
 

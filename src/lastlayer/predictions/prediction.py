@@ -101,7 +101,8 @@ class Prediction(ABC):
         Parameters
         ----------
         y : ndarray of shape (m,) or (m, q)
-            Targets. Those of a single output may be (m,) or (m, 1), here and wherever targets are given.
+            Targets. Those of a single output may be (m,) or (m, 1), here and wherever targets are given. The joint
+            density is that of the targets that are not missing (NaN).
         per_output : bool, default False
             Whether to return the density of each output alone instead of the joint density.
         """

@@ -42,7 +42,8 @@ def tune_alpha(fitted: Fitted, data: Points) -> tuple[Fitted, AlphaCurve]:
     p = fitted.predictor
     features = [fitted.features(i, data.X) for i in range(len(fitted.members))]
     posteriors = [member.posterior for member in fitted.members]
-    targets = data.T.cpu().numpy() * fitted.targets.scale.numpy() + fitted.targets.mean.numpy()
+    scale = fitted.targets.scale.numpy()
+    targets = data.readings.values.cpu().numpy() * scale + fitted.targets.mean.numpy()
     with torch.no_grad():
         z = data.X.to(p.input_mean)
         mean, *_, cost_star = p.last_layers(z)
@@ -63,7 +64,7 @@ def tune_alpha(fitted: Fitted, data: Points) -> tuple[Fitted, AlphaCurve]:
     ranges = [q.alpha_range(Phi) for q, Phi in zip(posteriors, features, strict=True)]
     first = min(low - own for (low, _), own in zip(ranges, start, strict=True))
     last = max(high - own for (_, high), own in zip(ranges, start, strict=True))
-    unit = float(np.log(fitted.targets.scale.numpy()).sum())  # an LPD of standardised targets, as everywhere
+    unit = float(np.log(scale) @ (~np.isnan(targets)).mean(0))  # an LPD of standardised targets, as everywhere
     now = float(np.mean(fitted.log_alphas[: len(fitted.best)]))
     found = search_alpha(lambda a: lpd(a) + unit, (centre + first, centre + last), now)
     return at_alpha(fitted, found.log_alpha), found
