@@ -1,10 +1,12 @@
 """Copies of rows: equal ones count as one row of more weight, in any order; near ones are held out together."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from helpers import sine
+from models import CASES
 from numpy import ndarray
 from sklearn.model_selection import KFold
 
@@ -25,73 +27,65 @@ def rows(m: int = 30, d: int = 3, q: int = 2, seed: int = 0) -> tuple[ndarray, n
     return rng.standard_normal((m, d)), rng.standard_normal((m, q))
 
 
-def merged(X: ndarray, y: ndarray, weight: ndarray | None) -> tuple:
-    """Distinct rows with their weights; the place of every given row leads to one that is equal."""
-    found = distinct(Given(X, y, weight))
-    known = found.place >= 0
-    assert known.all() if weight is None else (known == (weight > 0)).all()
-    np.testing.assert_array_equal(found.X[found.place[known]], X[known])
-    return found.X, found.y, found.weight
-
-
-def same(a: tuple, b: tuple) -> None:
-    """To the last bit."""
-    for x, y in zip(a, b, strict=True):
-        assert (x is None) == (y is None)
-        if x is not None:
-            np.testing.assert_array_equal(x, y)
+def same(*found: Given) -> None:
+    """To the last bit, apart from where the rows of the user went."""
+    first, *others = (vars(given) | {"place": None} for given in found)
+    for other in others:
+        for name, value in first.items():
+            np.testing.assert_array_equal(other[name], value, err_msg=name)
 
 
 # equal rows ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_order_of_rows_makes_no_difference():
-    X, y = rows()
-    X[:15, 0] = X[15:, 0]  # a column alone does not decide
-    weight = np.random.default_rng(1).integers(1, 4, len(X)).astype(float)
-    for w in (None, weight):
-        order = np.random.default_rng(2).permutation(len(X))
-        first = merged(X, y, w)
-        same(first, merged(X[order], y[order], None if w is None else w[order]))
-        assert {tuple(row) for row in np.concatenate(first[:2], 1)} == {tuple(row) for row in np.concatenate([X, y], 1)}
-    place = {tuple(row): w for row, w in zip(X, weight, strict=True)}
-    one, _, found = merged(X, y, weight)
-    assert found.tolist() == [place[tuple(row)] for row in one]
+@pytest.mark.parametrize("kind", CASES)
+def test_order_copies_weights_and_rows_of_weight_zero_make_no_difference(kind):
+    case, rng, m = CASES[kind](30), np.random.default_rng(1), 30
+    count = rng.integers(1, 4, m)
+    many = rng.permutation(np.repeat(np.arange(m), count))
+    weighted, repeated = (distinct(one.given()) for one in (case.weighted(count), case.take(many)))
+    same(weighted, repeated, distinct(case.weighted(count).take(rng.permutation(m)).given()))
+    same(
+        repeated, distinct(case.take(many).weighted(np.full(len(many), 2.0)).weighted(np.full(len(many), 0.5)).given())
+    )
+    same(
+        weighted,
+        distinct(case.take(np.repeat(np.arange(m), 2)).weighted(np.stack([count, 0 * count], 1).ravel()).given()),
+    )
+    assert len(repeated.X) == m
+    assert repeated.weight.sum() == (count * case.by_row.get("sample_weight", 1.0)).sum()
+    for given, rows in ((weighted, np.arange(m)), (repeated, many)):  # every row is found again, with its targets
+        np.testing.assert_array_equal(given.X[given.place], case.X[rows])
+        np.testing.assert_array_equal(given.y[given.place], case.y[rows])
 
 
-def test_copies_are_one_row_of_their_total_weight():
-    X, y = rows()
-    count = np.random.default_rng(1).integers(1, 4, len(X))
-    many = np.random.default_rng(2).permutation(np.repeat(np.arange(len(X)), count))
-    repeated = merged(X[many], y[many], None)
-    same(repeated, merged(X, y, count.astype(float)))
-    assert repeated[2].sum() == count.sum()
-    assert len(repeated[0]) == len(X)
-    same(merged(X[many], y[many], np.full(len(many), 0.5)), merged(X, y, 0.5 * count))
+def test_weights_of_one_are_none_and_rows_without_weight_have_no_place():
+    case = CASES["missing"](30)
+    assert distinct(case.weighted(np.ones(30)).given()).weight is None
+    kept = np.arange(30) % 3 > 0
+    found = distinct(case.weighted(kept.astype(float)).given())
+    same(found, distinct(case.take(kept).given()))
+    assert ((found.place >= 0) == kept).all()
 
 
-def test_rows_of_weight_zero_vanish():
-    X, y = rows()
-    weight = np.random.default_rng(1).integers(0, 3, len(X)).astype(float)
-    kept = weight > 0
-    assert 0 < kept.sum() < len(X)
-    same(merged(X, y, weight), merged(X[kept], y[kept], weight[kept]))
-    same(merged(X, y, kept.astype(float)), merged(X[kept], y[kept], None))
-
-
-def test_weights_of_one_are_none():
-    X, y = rows()
-    same(merged(X, y, np.ones(len(X))), merged(X, y, None))
-    assert merged(X, y, None)[2] is None
-    twice = np.repeat(np.arange(len(X)), 2)
-    same(merged(X[twice], y[twice], np.full(len(twice), 0.5)), merged(X, y, None))
+@pytest.mark.parametrize("X", [np.arange(12) % 4, np.arange(12) % 4 + 2**60], ids=["ids", "long ids"])
+def test_ids_and_inputs_of_any_shape_are_merged_by_all_their_numbers(X):
+    images = np.random.default_rng(0).normal(size=(4, 2, 3, 3))[np.arange(12) % 4]
+    for inputs in (X[:, None], images):
+        found = distinct(Given(inputs, np.ones((12, 1))))
+        assert found.weight.tolist() == [3.0] * 4
+        np.testing.assert_array_equal(found.X[found.place], inputs)
 
 
 def test_rows_that_differ_in_anything_are_no_copies():
     X = np.array([[0.0, 1.0], [0.0, 1.0], [np.nextafter(0.0, 1.0), 1.0], [1.0, 0.0]])
     y = np.array([[2.0, 3.0], [2.0, np.nextafter(3.0, 4.0)], [2.0, 3.0], [2.0, 3.0]])
-    assert merged(X, y, None)[2] is None
-    assert len(merged(X, y, None)[0]) == 4
+    assert len(distinct(Given(X, y)).X) == 4
+    one = Given(X[:1].repeat(2, 0), y[:1].repeat(2, 0))
+    more = Given(X[3:], y[3:])  # one row that differs does not make a table
+    for name, values in (("noise_std", np.array([[0.1, 0.2], [0.1, 0.3]])), ("groups", np.array([0, 1]))):
+        assert len(distinct(replace(one, **{name: values})).X) == 2
+    assert distinct(more) is more
 
 
 # nearly equal rows --------------------------------------------------------------------------------------------------
@@ -176,37 +170,26 @@ def same_predictions(*models: BLLRegressor) -> None:
     new = sine(20, d=2, seed=9)[0]
     first, *others = (model.predict(new, return_std=True) for model in models)
     for other in others:
-        same(first, other)
+        for a, b in zip(first, other, strict=True):
+            np.testing.assert_array_equal(a, b)
 
 
-def test_a_row_twice_and_a_row_of_weight_two_give_the_same_model():
+@pytest.mark.parametrize(("kind", "preset"), [*((kind, "evidence") for kind in CASES), ("missing", "fast")])
+@pytest.mark.filterwarnings("ignore::lastlayer.errors.CopiesWarning", "ignore::lastlayer.errors.MissingTargetsWarning")
+def test_a_row_twice_is_a_row_of_weight_two_in_any_order(kind, preset):
+    case, rng = CASES[kind](15), np.random.default_rng(1)
+    count = rng.integers(0, 4, 15)
+    forms = case.weighted(count).take(rng.permutation(15)), case.take(rng.permutation(np.repeat(np.arange(15), count)))
+    models = [form.fitted(**TINY, preset=preset) for form in forms]
+    same_predictions(*models)
+    assert models[0].settings_ == models[1].settings_
+
+
+def test_copies_do_not_make_a_table_larger():
     X, y = sine(50, d=2)
-    count = np.random.default_rng(1).integers(0, 4, len(X))
-    many = np.random.default_rng(2).permutation(np.repeat(np.arange(len(X)), count))
-    with pytest.warns(CopiesWarning, match=f"{len(many)} rows .* one of {(count > 0).sum()}"):
-        repeated = BLLRegressor(**FAST).fit(X[many], y[many])
-    weighted = BLLRegressor(**FAST).fit(X, y, sample_weight=count)
-    same_predictions(repeated, weighted)
-    assert repeated.settings_ == weighted.settings_
-    assert repeated.settings_.hidden == ((count > 0).sum() // 6,) * 2  # copies do not make a table larger
-    assert (count > 0).sum() // 6 < len(many) // 6
-
-
-def test_rows_of_weight_zero_are_no_part_of_a_model_and_others_count():
-    X, y = sine(30, d=2)
-    weight = np.repeat([0.0, 1.0, 2.0], 10)
-    kept = weight > 0
-    weighted = BLLRegressor(**FAST).fit(X, y, sample_weight=weight)
-    same_predictions(weighted, BLLRegressor(**FAST).fit(X[kept], y[kept], sample_weight=weight[kept]))
-    plain = BLLRegressor(**FAST).fit(X[kept], y[kept])
-    assert not np.allclose(plain.predict(X), weighted.predict(X))
-
-
-@pytest.mark.parametrize("m", [12, 30])
-def test_the_order_of_rows_makes_no_difference_to_a_model(m):
-    X, y = sine(m, d=2)
-    order = np.random.default_rng(2).permutation(m)
-    same_predictions(BLLRegressor(**FAST).fit(X, y), BLLRegressor(**FAST).fit(X[order], y[order]))
+    with pytest.warns(CopiesWarning, match="150 rows .* one of 50"):
+        repeated = BLLRegressor(**FAST).fit(X.repeat(3, 0), y.repeat(3))
+    assert repeated.settings_.hidden == (50 // 6,) * 2
 
 
 def test_near_copies_are_held_out_together_and_count_as_one_row():
@@ -237,7 +220,8 @@ def test_a_splitter_is_given_the_rows_as_they_came():
     model = BLLRegressor(**FAST, calibration=Splitter()).fit(X, y)
     ((Z, T),) = seen
     data = model.fitted_.data(X, y)
-    same((Z, T), (data.X.numpy(), data.T.numpy()))
+    np.testing.assert_array_equal(Z, data.X.numpy())
+    np.testing.assert_array_equal(T, data.T.numpy())
 
 
 def test_equal_rows_alone_can_be_fitted():
