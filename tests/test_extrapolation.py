@@ -6,13 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import TOLERANCE, close, precision_matrix, problem
+from helpers import TOLERANCE, close, precision_matrix, problem, sine
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import nnls
+from scipy.stats import norm
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
+from lastlayer import BLLRegressor
 from lastlayer.bayes.affine_cost import affine_cost, affine_cost_program, leave_one_out_cost
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import HeldOut, held_out_lpd
@@ -495,3 +497,19 @@ def test_an_alpha_below_the_curve_is_kept_if_it_is_best() -> None:
     _, posterior, Phi, _ = tuning_problem(reach=100.0)
     posterior = replace(posterior, log_alpha=-60.0, noise_cov=posterior.Sigma_E)
     assert tune_alpha(posterior, Phi, posterior.mean(Phi)).log_alpha == -60.0
+
+
+@pytest.mark.parametrize(("noise", "given_to_fit"), [("diagonal", False), ("full", False), ("diagonal", True)])
+def test_a_model_is_tuned_to_the_validation_targets_that_are_known(noise: str, given_to_fit: bool) -> None:
+    """The curve's value is their density, and the rest of the targets are nowhere in it."""
+    (X, Y), (Z, T) = sine(40, q=2), sine(30, q=2, seed=1)
+    T = np.where(np.arange(60).reshape(30, 2) % 3, T, np.nan)
+    model = BLLRegressor((5,), preset="evidence", max_epochs=20, noise=noise, random_state=0)
+    model.fit(X, Y, validation_data=(Z, T)) if given_to_fit else model.fit(X, Y).tune_alpha(Z, T)
+    known, p = ~np.isnan(T), model.predictive(Z)
+    unit = (known * np.log(Y.std(0))).sum(1).mean()
+    assert p.log_prob(T).mean() + unit == pytest.approx(model.alpha_curve_.lpd, abs=1e-9)
+    lpd = lambda step: model.at_alpha(np.log(model.alpha_) + step).predictive(Z).log_prob(T).mean()
+    assert lpd(0) >= max(lpd(-0.3), lpd(0.3)) - 1e-6  # as far as the search goes
+    marginals = norm(p.mean, p.std).logpdf(T)[known.sum(1) == 1]  # where one target is known, it is as if alone
+    np.testing.assert_allclose(p.log_prob(T)[known.sum(1) == 1], np.nansum(marginals, 1))

@@ -97,6 +97,13 @@ def test_epistemic_variance_is_that_of_the_mean_given_the_function():
     np.testing.assert_allclose(p.noise_var, (given_f**2 * np.expm1(one.noise_var)).mean(0), rtol=0.02)
 
 
+def test_a_missing_target_leaves_the_density_of_the_others():
+    p = LogPrediction(log_mixture(2))
+    y = np.array([[1.0, np.nan], [np.nan, 2.0], [0.5, 3.0]])
+    each = p.log_prob(np.nan_to_num(y, nan=1.0), per_output=True)
+    np.testing.assert_allclose(p.log_prob(y)[:2], [each[0, 0], each[1, 1]])
+
+
 def test_what_is_not_positive_has_no_density():
     p = LogPrediction(log_mixture(1))
     y = np.array([0.0, -1.0, 1.0])

@@ -1,6 +1,7 @@
 """A prediction is a Gaussian or a mixture of them at each point: every question has a slow, obvious answer."""
 
 import re
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
@@ -78,6 +79,18 @@ def test_joint_density_is_that_of_a_multivariate_normal(correlated: bool) -> Non
     expected = [stats.multivariate_normal(p.mean[i], cov[i]).logpdf(y[i]) for i in range(6)]
     close(p.log_prob(y), np.array(expected))
     close(p.cov(), cov)
+
+
+@pytest.mark.parametrize("parts", [gaussian, mixture])
+def test_the_joint_density_of_known_targets_is_their_marginal(parts: Callable[..., MixturePrediction]) -> None:
+    p = parts(m=4, q=3)
+    y, known = targets(p), [[0, 2], [1], [0, 1, 2], [1, 2]]
+    holes, covs = np.full_like(y, np.nan), component_covs(p)
+    for i, shown in enumerate(known):
+        holes[i, shown] = y[i, shown]
+    part = lambda c, i, o: stats.multivariate_normal(p.component_mean[c, i, o], covs[c, i][np.ix_(o, o)]).pdf(y[i, o])
+    density = [sum(w * part(c, i, o) for c, w in enumerate(p.weights[:, i])) for i, o in enumerate(known)]
+    close(p.log_prob(holes), np.log(density))
 
 
 @pytest.mark.parametrize("correlated", [False, True])

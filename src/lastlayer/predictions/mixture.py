@@ -228,11 +228,12 @@ class MixturePrediction(Prediction):
     def log_prob(
         self, y: Real[ndarray, "m q"] | Real[ndarray, " m"], *, per_output: bool = False
     ) -> Float[ndarray, "m *q"]:
-        residual = self.targets(y) - self.component_mean
+        targets = self.targets(y)
+        residual, missing = targets - self.component_mean, np.isnan(targets)
         if per_output:
             each = gaussian_log_prob(residual[..., None], self.component_var[..., None])
         else:
-            each = gaussian_log_prob(residual, self.component_var, self._point_correlation())
+            each = gaussian_log_prob(residual, self.component_var, self._point_correlation(), missing=missing)
         share = self.weights.reshape(*self.weights.shape, *[1] * (each.ndim - 2))
         density: ndarray = each[0] if len(share) == 1 else logsumexp(each, axis=0, b=share)
         return self._like_targets(density) if per_output else density
