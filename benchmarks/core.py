@@ -24,13 +24,14 @@ from torch import Tensor, nn
 
 from benchmarks.runner import options_of
 from benchmarks.timing import Ratio, Timing, describe_machine, print_ratios, time_in_turns
-from lastlayer import BLLRegressor
+from lastlayer import BLLRegressor, formula
 from lastlayer.bayes.evidence import LOG_2PI, profiled_nlml
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.networks.mlp import MLP, StackedMLP, inner_network
-from lastlayer.predictor.module import rows_in_cache
+from lastlayer.formula.ops import TorchOps
+from lastlayer.networks.mlp import MLP
+from lastlayer.predictor.state import rows_in_cache
 
 CHUNK = 2_000
 """Rows per chunk, in every loop over points."""
@@ -207,23 +208,18 @@ def default_mixture(shrink: int, d: int = 10) -> list[Ratio]:
     rng = np.random.default_rng(3)
     X = rng.standard_normal((300, d))
     model = BLLRegressor(max_epochs=3, random_state=0).fit(X, X[:, 0] + np.sin(X[:, 1]))  # shapes as after a long fit
-    networks = [inner_network(member.network) for member in model.members_]
-    by_shape: dict[tuple[torch.Size, ...], list[MLP]] = {}
-    for network in networks:
-        if isinstance(network, MLP):
-            by_shape.setdefault(tuple(p.shape for p in network.parameters()), []).append(network)
-    stacks = [StackedMLP.of(alike).requires_grad_(False) for alike in by_shape.values()]
-    chunk = rows_in_cache(max(layer.width for layer in model.fitted_.predictor.groups()))
-    linear = len(networks) - sum(map(len, by_shape.values()))
-    print(f"default mixture: {len(networks) - linear} networks, {linear} linear members, {d} inputs; processor time")
+    layers = model.fitted_.state.layers
+    stacks = [layer for layer in layers if layer.network.weights]
+    chunk = rows_in_cache(max(layer.width for layer in layers))
+    n = sum(len(layer.places) for layer in stacks)
+    print(f"default mixture: {n} networks, {len(model.members_) - n} linear members, {d} inputs; processor time")
+    forward = lambda z: [formula.features(TorchOps, layer.network, z) for layer in stacks]
 
     def measured(n: int, times: int) -> list[Ratio]:
         X = rng.standard_normal((n, d))
-        inputs = [torch.rand(n, stack.weights[0].shape[-2]).to(stack.weights[0]).split(chunk) for stack in stacks]
+        Z = model.fitted_.standardized(X).split(chunk)
         sides = (
-            lambda: [
-                deque(map(stack, Z), maxlen=0) for stack, Z in zip(stacks, inputs, strict=True)
-            ],  # no features kept
+            lambda: deque(map(forward, Z), maxlen=0),  # features are discarded
             lambda: model.predictive(X),
             lambda: model.predict(X),
         )

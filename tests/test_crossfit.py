@@ -28,7 +28,7 @@ from lastlayer.ensemble.splits import SHELLS, Folds, Split, blocked_splits, fold
 from lastlayer.ensemble.trainer import FitTask, Trainer
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import MLP
-from lastlayer.predictor.module import Member
+from lastlayer.predictor.state import Member
 from lastlayer.settings.given import Shape
 from lastlayer.settings.resolve import FAST_PRECISIONS, PRIOR_PRECISIONS, Settings, resolve
 from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR, NETWORK, NO_NOISE_PRIOR, WEAK_NOISE_PRIOR, Family

@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 import lastlayer
-from lastlayer import BLLRegressor
+from lastlayer import BLLRegressor, formula
 from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.data.rows import Points
+from lastlayer.data.rows import Points, Rows
+from lastlayer.formula.ops import TorchOps
 from lastlayer.networks.architecture import Architecture, encoded
 from lastlayer.networks.encoding import PiecewiseEncoding, bins_of
-from lastlayer.networks.mlp import MLP, InputSkip, StackedMLP, encoding_of, grouped, inner_network
+from lastlayer.networks.groups import grouped, numbers_of
+from lastlayer.networks.mlp import MLP, InputSkip, StackedMLP, encoding_of, inner_network
 from lastlayer.settings.given import Shape
 from lastlayer.settings.resolve import resolve
 from lastlayer.settings.types import ADDITIVE, NETWORK
@@ -149,9 +151,8 @@ def test_a_stack_of_encoded_networks_is_each_of_them_alone(dtype):
     together, alone = stack(dtype)
     X = table(seed=9).to(dtype)
     close(together(X), torch.stack([network(X) for network in alone]))
-    (group,) = grouped(alone)
-    assert group.places == [0, 1, 2]
-    close(group(X), together(X))
+    assert grouped(alone) == [[0, 1, 2]]
+    close(formula.features(TorchOps, numbers_of(alone), X), together(X))
 
 
 def test_additive_members_are_one_group_and_others_keep_apart():
@@ -159,10 +160,10 @@ def test_additive_members_are_one_group_and_others_keep_apart():
     _, networks = stack()
     X, raw = table(seed=9), MLP(D, (6, 5), generator=torch.Generator())
     mixed = [additive[0], networks[0], nn.Identity(), additive[1], InputSkip(raw), networks[1], additive[2]]
-    groups = grouped(mixed)
-    assert sorted(group.places for group in groups) == [[0, 3, 6], [1, 5], [2], [4]]
-    for group in groups:
-        close(group(X), torch.stack([mixed[i](X) for i in group.places]))
+    assert sorted(grouped(mixed)) == [[0, 3, 6], [1, 5], [2], [4]]
+    for places in grouped(mixed):
+        phi = formula.features(TorchOps, numbers_of([mixed[i] for i in places]), X)
+        close(phi.expand(len(places), *phi.shape[-2:]), torch.stack([mixed[i](X) for i in places]))
 
 
 @pytest.mark.parametrize("inner", [nn.Identity(), MLP(9, (4,), generator=torch.Generator())], ids=["sum", "network"])

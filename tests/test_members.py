@@ -1,6 +1,5 @@
 """Many networks trained as one batch: each ends where it would end alone, and none touches another."""
 
-import copy
 import math
 from threading import Event
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from lastlayer.bayes.readings import Readings
 from lastlayer.data.rows import Points, Rows
-from lastlayer.networks.mlp import MLP, InputSkip, StackedMLP, grouped, neg_log_hidden_prior
+from lastlayer.networks.mlp import MLP, InputSkip, StackedMLP, neg_log_hidden_prior
 from lastlayer.training import FullBatch, Optimizer, Profiled, TrainingHistory, Validation, train
 
 SEEDS = (3, 1, 4)
@@ -218,23 +217,6 @@ def test_a_last_step_too_far_is_taken_back(data, epochs, noise):
         for i in range(3):
             loss = Profiled(bias_prior="flat", noise=noise)(stack.member(i)(data.X), data.T, None)
             assert math.isfinite(float(loss))
-
-
-@pytest.mark.parametrize("switch", [lambda g: g.train(), lambda g: nn.Sequential(g).train()], ids=["own", "parent's"])
-def test_a_group_of_networks_stays_in_evaluation_mode(data, switch):
-    """Nothing switches dropout or batch statistics on, and the networks that were given stay as they are."""
-    random = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)).double()
-    networks = [random, mlp(0), mlp(1)]
-    expected = [copy.deepcopy(network).eval()(data.X) for network in networks]
-    groups = grouped(networks)
-    assert sorted(place for group in groups for place in group.places) == [0, 1, 2]
-    for group in groups:
-        switch(group)
-        assert not any(part.training for part in group.modules())
-        for _ in range(2):  # batch statistics would move
-            for place, phi in zip(group.places, group(data.X), strict=True):
-                close(phi, expected[place])
-    assert random.training
 
 
 # accidents ----------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted
-from lastlayer.predictor.module import Member
+from lastlayer.predictor.state import Member
 from lastlayer.settings.resolve import PRIOR_PRECISIONS
 from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR, Family
 from lastlayer.training import StackedNetworks
@@ -48,8 +48,8 @@ def quick(**options) -> BLLRegressor:
 
 def moved(model: BLLRegressor, by: float) -> BLLRegressor:
     """Every member's alpha times the same factor."""
-    fitted = model.fitted_
-    return model.with_fitted(dataclasses.replace(fitted, log_alphas=tuple(own + by for own in fitted.log_alphas)))
+    members = [dataclasses.replace(member, tuned=member.log_alpha + by) for member in model.members_]
+    return model.with_fitted(dataclasses.replace(model.fitted_, members=tuple(members)))
 
 
 def outputs(model: BLLRegressor) -> int:

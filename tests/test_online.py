@@ -18,7 +18,6 @@ from lastlayer.bayes.maximum import by_evidence
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.curve import Shrinkage
 from lastlayer.errors import InputError, PrecisionError
-from lastlayer.networks.mlp import grouped
 from lastlayer.online import DriftMonitor, ExponentialForgetting, KeepAll, OnlineModel, SlidingWindow
 from lastlayer.online.layers import LayerStack
 from lastlayer.predictor.unseen import NOTHING
@@ -53,8 +52,7 @@ def mixed() -> BLLRegressor:
     each = [member.family for member in fitted.members]
     weak, strong = (each.index(Family("network", precision)) for precision in (0.03, 0.3))
     kept = [weak, weak + 1, strong, *(each.index(family) for family in (ADDITIVE, LINEAR, FOURIER))]
-    members, log_alphas = (tuple(values[i] for i in kept) for values in (fitted.members, fitted.log_alphas))
-    return wide(model.with_fitted(replace(fitted, members=members, log_alphas=log_alphas)))
+    return wide(model.with_fitted(replace(fitted, members=tuple(fitted.members[i] for i in kept))))
 
 
 def wide(model: BLLRegressor) -> BLLRegressor:
@@ -327,7 +325,7 @@ def test_frames_tensors_and_own_networks_go_in_too():
     frame = pandas.DataFrame(X, columns=["a", "b"])
     make = lambda: nn.Sequential(nn.Linear(2, 5), nn.Tanh())
     model = quick(backbone=make, n_members=2, hidden_prior=0.3).fit(frame[:FITTED], Y[:FITTED, 0])
-    assert [group.places for group in grouped([m.network for m in model.members_])] == [[0], [1]]
+    assert [layer.places for layer in model.fitted_.state.layers] == [[0], [1]]
     online = OnlineModel(model)
     for i in range(100, 110):
         online.update(frame[i : i + 1], Y[i : i + 1, 0])

@@ -12,6 +12,8 @@ from lastlayer import BLLRegressor, metrics
 from lastlayer.calibration.curve import Curve
 from lastlayer.errors import InputError
 from lastlayer.explain import additive_effects
+from lastlayer.integrations.export import to_arrays
+from lastlayer.integrations.export.bundle import Bundle
 from lastlayer.online import ExponentialForgetting, OnlineModel, SlidingWindow
 from lastlayer.plots import additive_curves
 from lastlayer.settings.types import ADDITIVE, FOURIER
@@ -85,7 +87,7 @@ def test_inside_the_data_the_process_adds_nothing_and_outside_it_does(model):
     alone = replace(fitted, calibration=replace(fitted.calibration, outside=None))
     X = np.concatenate([rows(200, seed=3)[0], rows(50, 1.5, 3, seed=4)[0]])
     with torch.no_grad():
-        cost = fitted.predictor.components(torch.tensor(X)).cost_star[place, :, 0].numpy()
+        cost = fitted.module().components(torch.tensor(X)).cost_star[place, :, 0].numpy()
     own, with_process = (_components(f, X).epistemic for f in (alone, fitted))
     inside = cost <= outside.inside
     assert inside.any()
@@ -103,7 +105,7 @@ def _components(fitted, X):
     from lastlayer.predictor.fitted import as_arrays
 
     with torch.no_grad():
-        return as_arrays(fitted.predictor.components(torch.tensor(X)))
+        return as_arrays(fitted.module().components(torch.tensor(X)))
 
 
 def test_a_member_alone_keeps_the_process(model):
@@ -115,6 +117,21 @@ def test_a_member_alone_keeps_the_process(model):
         np.testing.assert_allclose(_components(alone, X).epistemic[0], together.epistemic[i])
         joint = alone.joint(X, noise=False)
         np.testing.assert_allclose(np.diag(joint.cov()), alone.predictive(X, noise=False).var)
+
+
+@pytest.mark.parametrize("i", [0, -1])
+def test_a_member_alone_is_saved_exported_and_tuned_like_any_model(model, i, tmp_path):
+    """With the process beside it, where that is not the member itself."""
+    one, (X, y) = model.with_fitted(model.fitted_.alone(i)), rows(20, 1.5, 3, seed=4)
+    assert (one.fitted_.process is None) == (one.members_[0].family == FOURIER)
+    exact = one.predictive(X)
+    one.save(tmp_path / "one.lastlayer")
+    np.testing.assert_array_equal(lastlayer.load(tmp_path / "one.lastlayer").predictive(X).std, exact.std)
+    np.savez(tmp_path / "one.npz", **to_arrays(one))
+    np.testing.assert_allclose(Bundle(tmp_path / "one.npz").predict(X).std, exact.std, rtol=1e-9)
+    np.testing.assert_allclose(one.module()(torch.tensor(X))["var"][:, 0], exact.var, rtol=1e-9)
+    one.tune_alpha(X, y)
+    assert np.isfinite(one.predictive(X).std).all()
 
 
 def test_outside_the_data_members_that_disagree_widen_the_intervals_and_inside_nothing_changes(model):

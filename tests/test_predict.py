@@ -57,7 +57,7 @@ def test_of_one_member_it_is_the_same_to_the_last_bit(name):
 def test_the_mean_needs_no_costs_where_they_change_nothing(name):
     model, x = fitted(name), torch.tensor(far(data()[0]))
     module = model.module()
-    for layer in module.groups():
+    for layer in module.layers:
         layer.root.fill_(torch.nan)
     same(module.mean(x).numpy(), model.predict(x.numpy()))
     assert module(x)["var"].isnan().all()

@@ -256,7 +256,7 @@ class Draws:
         alone = [fitted.alone(i) for i in range(len(fitted.members))]
         component = (rng.random((n, 1, 1)) > weights.cumsum(0)[:-1].T).sum(-1)
         tail = np.where(component >= len(alone), fitted.tails.factor, 1.0)
-        widest = max(layer.root.shape[-1] for layer in fitted.predictor.groups())
+        widest = max(layer.root.shape[-1] for layer in fitted.state.layers)
         return cls(alone, component % len(alone), tail, rng.standard_normal((n, widest, fitted.n_outputs)))
 
     def __call__(

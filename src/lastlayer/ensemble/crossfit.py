@@ -23,7 +23,7 @@ from lastlayer.ensemble.splits import Folds, Split
 from lastlayer.ensemble.trainer import FitTask, Trainer
 from lastlayer.networks.mlp import features_of, finite_features
 from lastlayer.predictor.fitted import member_features
-from lastlayer.predictor.module import Member
+from lastlayer.predictor.state import Member
 from lastlayer.predictor.unseen import Unseen
 from lastlayer.settings.types import ADDITIVE, FOURIER, Family
 

@@ -18,7 +18,7 @@ from lastlayer.ensemble.problems import checkpoint_of, mini_batches, optimizer_o
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import finite_features
 from lastlayer.networks.structured import converted
-from lastlayer.predictor.module import Member
+from lastlayer.predictor.state import Member
 from lastlayer.settings.resolve import Settings
 from lastlayer.training import TrainingHistory, streamed_statistics, train
 

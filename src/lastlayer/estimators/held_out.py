@@ -120,5 +120,4 @@ def _model(fitted: Fitted, fits: Sequence[FoldFit]) -> Fitted:
     order += [] if fitted.calibration is None else list(fitted.calibration.curves)
     members = sorted((fit.member for fit in fits), key=lambda member: order.index(member.family))
     kept = tuple(replace(member, network=copied(member.network)) for member in members)
-    log_alphas = tuple(float(member.posterior.log_alpha) for member in kept)
-    return replace(fitted, members=kept, log_alphas=log_alphas, conformal_scores=None)
+    return replace(fitted, members=kept, conformal_scores=None)

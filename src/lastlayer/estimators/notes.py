@@ -11,7 +11,7 @@ from numpy import ndarray
 from lastlayer.data.copies import SHARE
 from lastlayer.errors import CopiesWarning, FlooredNoiseWarning, MissingTargetsWarning
 from lastlayer.predictor.fitted import Fitted
-from lastlayer.predictor.module import Member
+from lastlayer.predictor.state import Member
 from lastlayer.settings.resolve import Settings
 
 logger = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from lastlayer.networks.mlp import copied
 from lastlayer.networks.structured import Inputs, moved, named
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted, cost_quantiles
-from lastlayer.predictor.module import Member
+from lastlayer.predictor.state import Member
 from lastlayer.settings.given import Shape
 from lastlayer.settings.parameters import DTYPES, TrainingOptions
 from lastlayer.settings.resolve import SOURCE_BATCH, resolve
@@ -138,7 +138,6 @@ def attach(
             inputs=_unit(X.shape[1]) if X.dim() == 2 else None,
             targets=targets.to("cpu"),
             members=(Member(nn.Identity() if table is None else stage.network, exact),),
-            log_alphas=(float(exact.log_alpha),),
             sample_cost=sample_cost,
             settings=resolve(model.get_params(deep=False), Shape(None, calibration is not None), seed=0),
             n_features_in=X.shape[1],

@@ -11,10 +11,9 @@ from numpy import ndarray
 from torch import Tensor
 
 from lastlayer.errors import InputError
+from lastlayer.formula import State, centred
 from lastlayer.formula.ops import TorchOps
-from lastlayer.networks.mlp import encoding_of
 from lastlayer.predictor.fitted import Fitted, as_fitted
-from lastlayer.predictor.module import LayerGroup
 from lastlayer.settings.types import ADDITIVE
 
 
@@ -62,7 +61,7 @@ def additive_effects(model: Any, *, names: Sequence[str] | None = None, n: int =
     ('speed', (101, 1))
     """
     fitted = as_fitted(model)
-    groups = [layer for layer in fitted.predictor.groups() if _is_additive(fitted, layer)]
+    groups = [layer for layer in fitted.state.layers if fitted.members[layer.places[0]].family == ADDITIVE]
     if not groups:
         raise InputError(
             "this model has no additive members: the default mixture has them if there are at least 20 rows "
@@ -73,14 +72,9 @@ def additive_effects(model: Any, *, names: Sequence[str] | None = None, n: int =
     return [_effect(fitted, layer, j, str(names[j]), n) for j in range(d)]
 
 
-def _is_additive(fitted: Fitted, layer: LayerGroup) -> bool:
-    return fitted.members[layer.group.places[0]].family == ADDITIVE
-
-
 @torch.no_grad()
-def _effect(fitted: Fitted, layer: LayerGroup, j: int, name: str, n: int) -> Effect:
-    encoding, inputs, d = encoding_of(layer.group.network), fitted.inputs, fitted.n_features_in
-    assert encoding is not None
+def _effect(fitted: Fitted, layer: State, j: int, name: str, n: int) -> Effect:
+    encoding, inputs, d = layer.network.bins, fitted.inputs, fitted.n_features_in
     assert inputs is not None
     slope, shift = (x[..., encoding.column == j].double() for x in (encoding.slope, encoding.shift))
     live = slope > 0
@@ -89,10 +83,10 @@ def _effect(fitted: Fitted, layer: LayerGroup, j: int, name: str, n: int) -> Eff
     points[:, j] = torch.linspace(low, high, n, dtype=torch.float64)
     grid = (points[:, j].cpu() * inputs.scale[j] + inputs.mean[j]).numpy()
     own = torch.cat([encoding.column == j, torch.arange(d, device=slope.device) == j])
-    phi = layer.features(TorchOps, points.to(layer.centre)) * own
+    phi = centred(TorchOps, layer, points.to(layer.centre)) * own
     mean: ndarray = (phi @ layer.weights).cpu().numpy()
     cost: ndarray = TorchOps.block_sum((phi @ layer.root).square(), layer.n_costs).cpu().numpy()
-    places = layer.group.places
+    places = layer.places
     factor = np.stack([fitted.curve(i).widening * fitted.curve(i).slope for i in places])[:, None]
     within = cost * factor * np.square(fitted.noise_std[places])[:, None]
     return Effect(name, grid, mean.mean(0), np.sqrt(within.mean(0) + mean.var(0)))

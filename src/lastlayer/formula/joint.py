@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lastlayer.formula.predictive import Components, components, far_of, joined, last_layer, rows, stretch
+from lastlayer.formula.predictive import Components, centred, components, far_of, joined, last_layer, rows, stretch
 
 Array = Any
 """An array of the library whose operations `ops` holds."""
@@ -88,17 +88,16 @@ class Functions:
         return self.ops.blocks(self.mean, self.n_outputs)[j]
 
 
-def stretched(ops, model, z, far=None):  # type: ignore[no-untyped-def]
+def stretched(ops, model, z):  # type: ignore[no-untyped-def]
     """Components, and for each member its whitened features scaled to the calibrated variance: one array, or one per
     output where outputs have different costs."""
-    phi = [layer.features(ops, z) for layer in model.layers]
-    pairs = list(zip(model.layers, phi, strict=True))
-    parts = components(ops, model, joined(ops, model, [last_layer(ops, *pair) for pair in pairs]), z, far)
-    far = far_of(ops, model, parts.cost_star) if far is None else far
+    pairs = [(layer, centred(ops, layer, z)) for layer in model.layers]
+    parts = components(ops, model, joined(ops, model, [last_layer(ops, *pair) for pair in pairs]), z)
+    far = far_of(ops, model, z, parts.cost_star)
     root = model.widening**0.5 * stretch(ops, model.curve, parts.cost, far)
     whitened: dict[int, tuple[Array, int]] = {}
-    for layer, features in pairs:
-        own = rows(ops, layer, features)
+    for layer, phi in pairs:
+        own = rows(ops, layer, phi)
         whitened |= {place: (ops.pick(own, i), layer.n_costs) for i, place in enumerate(layer.places)}
     found = []
     for i in range(len(whitened)):
@@ -107,9 +106,9 @@ def stretched(ops, model, z, far=None):  # type: ignore[no-untyped-def]
     return parts, found
 
 
-def functions(ops, model, z, far=None):  # type: ignore[no-untyped-def]
+def functions(ops, model, z):  # type: ignore[no-untyped-def]
     """The function at standardised inputs, jointly over points and outputs."""
-    parts, members = stretched(ops, model, z, far)
+    parts, members = stretched(ops, model, z)
     mean = ops.total(parts.weights * parts.mean)
     dense = []
     if len(members) > 1:

@@ -2,12 +2,14 @@
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy import ndarray
+from torch import Tensor
+from torch.nn import functional
 
 BLOCK, MOSTLY = 32, 0.9
 """Rows per block of a matrix product in CasADi, and the share of nonzero entries above which it is not split."""
@@ -16,6 +18,7 @@ BLOCK, MOSTLY = 32, 0.9
 class NumPyOps:
     """Operations on arrays whose first axis indexes members. Exported models contain a copy of this class."""
 
+    activation = staticmethod(lambda name: None)
     matmul, square, exp, log, sqrt, tanh, sin = np.matmul, np.square, np.exp, np.log, np.sqrt, np.tanh, np.sin
     join = np.concatenate
     minimum, maximum = np.minimum, np.maximum
@@ -35,6 +38,9 @@ class NumPyOps:
     columns = staticmethod(lambda parts: np.concatenate(parts, -1))
     blocks = staticmethod(lambda x, n: np.split(x, n, -1))
     by_output = staticmethod(lambda x: list(np.moveaxis(x, -1, 0).swapaxes(1, 2)))
+    by_rows = staticmethod(lambda function, z, layer: function(z))
+    take = staticmethod(lambda x, column: x[..., column])
+    like = staticmethod(lambda x, one: x)
 
     @staticmethod
     def softmax(x: ndarray) -> ndarray:
@@ -44,8 +50,9 @@ class NumPyOps:
 
     @staticmethod
     def beside(a: ndarray, b: ndarray) -> ndarray:
-        """Concatenate columns; `b` is broadcast to the rows and members of `a`."""
-        both = np.empty((*a.shape[:-1], a.shape[-1] + b.shape[-1]))
+        """Concatenate columns; rows and members are broadcast."""
+        shape = np.broadcast_shapes(a.shape[:-1], b.shape[:-1])
+        both = np.empty((*shape, a.shape[-1] + b.shape[-1]))
         both[..., : a.shape[-1]], both[..., a.shape[-1] :] = a, b
         return both
 
@@ -68,13 +75,26 @@ class FloatOps:
 class TorchOps:
     """Operations on tensors whose first axis indexes members."""
 
+    ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+        "elu": functional.elu,
+        "gelu": functional.gelu,
+        "leaky_relu": functional.leaky_relu,
+        "relu": torch.relu,
+        "selu": torch.selu,
+        "sigmoid": torch.sigmoid,
+        "silu": functional.silu,
+        "sin": torch.sin,
+        "softplus": functional.softplus,
+        "tanh": torch.tanh,
+    }
+    activation = staticmethod(ACTIVATIONS.get)
     matmul, square, exp, log, sqrt = torch.matmul, torch.square, torch.exp, torch.log, torch.sqrt
     tanh, sin = torch.tanh, torch.sin
     join = torch.cat
     logaddexp, sigmoid, erf = torch.logaddexp, torch.sigmoid, torch.erf
     minimum, maximum = torch.minimum, torch.maximum
     at_least, at_most = torch.clamp_min, torch.clamp_max
-    affine = staticmethod(lambda x, weight, bias: torch.baddbmm(bias, x, weight))
+    affine = staticmethod(lambda x, weight, bias: torch.baddbmm(bias, x.expand(len(weight), *x.shape[-2:]), weight))
     block_sum = staticmethod(lambda x, n: x.sum(-1, keepdim=True) if n == 1 else x.unflatten(-1, (n, -1)).sum(-1))
     row_mean = staticmethod(lambda x: x.mean(-1, keepdim=True))
     total = staticmethod(lambda x: x.sum(0))
@@ -87,6 +107,15 @@ class TorchOps:
     columns = staticmethod(lambda parts: torch.cat(parts, -1))
     blocks = staticmethod(lambda x, n: [x] if n == 1 else x.unflatten(-1, (n, -1)).unbind(-2))
     by_output = staticmethod(lambda x: x.permute(2, 1, 0).unbind(0))
+    by_rows = staticmethod(lambda function, z, layer: function(z))
+    take = staticmethod(lambda x, column: x.index_select(-1, column))
+    like = staticmethod(lambda x, one: x.to(one.dtype) if x.is_floating_point() else x)
+
+    @staticmethod
+    def beside(a: Tensor, b: Tensor) -> Tensor:
+        """Concatenate columns; rows and members are broadcast."""
+        shape = torch.broadcast_shapes(a.shape[:-1], b.shape[:-1])
+        return torch.cat([a.expand(*shape, a.shape[-1]), b.expand(*shape, b.shape[-1])], -1)
 
 
 class Columns:
@@ -117,6 +146,10 @@ class Columns:
 
 class CasADiOps:
     """Expressions of one point: a `Columns` with one column per member; weights (k, n) are stored as (n, k)."""
+
+    activation = staticmethod(lambda name: None)
+    by_rows = staticmethod(lambda function, z, layer: function(z))
+    like = staticmethod(lambda x, one: x)
 
     def __init__(self, casadi: Any, blas: str = "reference") -> None:
         """`blas`: the linear algebra backend that CasADi uses for matrix products."""
@@ -192,6 +225,14 @@ class CasADiOps:
     def blocks(self, x: Columns, n: int) -> list[Columns]:
         """Split into n blocks of rows of equal size."""
         return [self.array(block) for block in self.casadi.vertsplit(x.value, x.value.shape[0] // n)]
+
+    def beside(self, a: Columns, b: Columns) -> Columns:
+        """Concatenate what other libraries have in columns of a row."""
+        return self.columns([a, b])
+
+    def take(self, x: Columns, column: ndarray) -> Columns:
+        """The inputs of every bin."""
+        return self.array(x.value[column.tolist()])
 
     def by_output(self, x: Columns) -> list[Columns]:
         """The values of all members for each output."""

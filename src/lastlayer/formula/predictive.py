@@ -14,12 +14,58 @@ Outside the data the means are then `merged`: disagreement between members count
 A draw of the function is mean' + stretch(v) h E, the columns of E normal with covariance `noise_cov` times b.
 The process is a Gaussian process in random features, which need not be a member. Rows are the last axis but one,
 outputs the last; the first axis indexes members where the library has such an axis. Variances are kept as logarithms,
-the form in which calibration fits them. The names on `model` and `layer` are those of `module.Predictor`. This module
-imports nothing, because exported models contain a copy of it.
+the form in which calibration fits them. `model` is a `State`, or the module of the same shape. This module imports
+nothing, because exported models contain a copy of it.
 """
 
 TINY = 2.0**-511
 """A positive number whose inverse can be squared without overflow."""
+
+
+class State:
+    """Named numbers of a model, in the arrays of any library: arrays, plain values, other states, and lists of these.
+
+    A model has `input_mean`, `input_scale`, `layers`, the `order` of their members, `curve`, `head`, `outside`,
+    `centre`, `noise_cov`, `roots`, `log_noise_var`, `log_precision`, `sharpness` and `widening`. A layer is
+    a group of members with features of one shape; `network` has the numbers of `features`.
+    """
+
+    def __init__(self, **values):  # type: ignore[no-untyped-def]
+        vars(self).update(values)
+
+    def __getattr__(self, name):  # type: ignore[no-untyped-def]
+        raise AttributeError(f"a state of {', '.join(vars(self))} has no {name}")
+
+    def map(self, convert):  # type: ignore[no-untyped-def]
+        """The same state with every array converted."""
+        return _walked(self, lambda _, value: convert(value))
+
+    def flat(self):  # type: ignore[no-untyped-def]
+        """All arrays by name, and the rest as JSON values, with the names of arrays in their places."""
+        arrays = {}
+        plain = _walked(self, lambda name, value: arrays.update({name: value}) or {"array": name}, kind=dict)
+        return arrays, plain
+
+    @classmethod
+    def unflat(cls, arrays, plain):  # type: ignore[no-untyped-def]
+        """Inverse of `flat`."""
+        if isinstance(plain, list):
+            return [cls.unflat(arrays, value) for value in plain]
+        if not isinstance(plain, dict):
+            return plain
+        if "array" in plain:
+            return arrays[plain["array"]]
+        return cls(**{name: cls.unflat(arrays, value) for name, value in plain.items()})
+
+
+def _walked(value, at_array, name="", kind=State):  # type: ignore[no-untyped-def]
+    if isinstance(value, State):
+        within = {key: _walked(part, at_array, f"{name}.{key}", kind) for key, part in vars(value).items()}
+        return kind(**within)
+    if isinstance(value, list):
+        return [_walked(part, at_array, f"{name}.{i}", kind) for i, part in enumerate(value)]
+    plain = value is None or isinstance(value, (int, float, str)) or callable(value)
+    return value if plain else at_array(name[1:], value)
 
 
 class Components:
@@ -32,10 +78,10 @@ class Components:
 
 def last_layer(ops, layer, phi):  # type: ignore[no-untyped-def]
     """Mean and affine cost for centred features at the alpha in use; if that was tuned, also the cost at alpha*."""
-    said = [*layer_mean(ops, layer, phi), ops.block_sum(ops.square(rows(ops, layer, phi)), layer.n_costs)]
+    found = [*layer_mean(ops, layer, phi), ops.block_sum(ops.square(rows(ops, layer, phi)), layer.n_costs)]
     if layer.root_star is None:
-        return said
-    return [*said, ops.block_sum(ops.square(ops.affine(phi, layer.root_star, layer.shift_star)), layer.n_costs)]
+        return found
+    return [*found, ops.block_sum(ops.square(ops.affine(phi, layer.root_star, layer.shift_star)), layer.n_costs)]
 
 
 def layer_mean(ops, layer, phi):  # type: ignore[no-untyped-def]
@@ -90,13 +136,10 @@ def shrunk(ops, mean, log_var, centre, log_precision):  # type: ignore[no-untype
     return centre + (mean - centre) * ops.sigmoid(-log_precision - log_var)
 
 
-def components(ops, model, said, z, far=None):  # type: ignore[no-untyped-def]
-    """Calibrate, weight and shrink the predictions of the last layers, noise included.
-
-    `far` is given where the process is not among the members.
-    """
-    curve, mean, cost, cost_star = model.curve, said[0], said[1], said[-1]
-    far = far_of(ops, model, cost_star) if far is None else far
+def components(ops, model, outputs, z):  # type: ignore[no-untyped-def]
+    """Calibrate, weight and shrink the `outputs` of the last layers at standardised inputs, noise included."""
+    curve, mean, cost, cost_star = model.curve, outputs[0], outputs[1], outputs[-1]
+    far = far_of(ops, model, z, cost_star)
     log_factor = 0.0 if model.head is None else log_noise_factor(ops, model.head, z)
     shape = log_shape(ops, curve, ops.log(ops.at_least(cost, TINY)), far)
     log_star = ops.log(ops.at_least(cost_star, TINY))
@@ -118,29 +161,54 @@ def components(ops, model, said, z, far=None):  # type: ignore[no-untyped-def]
     )
 
 
-def far_of(ops, model, cost_star):  # type: ignore[no-untyped-def]
-    """`log_far` from the member that is the process; None if there is none."""
-    if model.outside is None:
+def far_of(ops, model, z, cost_star):  # type: ignore[no-untyped-def]
+    """`log_far` by the process, which is a member or, where a member was taken out of a mixture, a layer of its own."""
+    outside = model.outside
+    if outside is None:
         return None
-    return log_far(ops, model.outside, ops.row_mean(ops.pick(cost_star, model.outside.place)))
+    layer = outside.process
+    if layer is not None:
+        cost_star = last_layer(ops, layer, centred(ops, layer, z))[-1]
+    return log_far(ops, outside, ops.row_mean(ops.pick(cost_star, outside.place)))
 
 
 def predict(ops, model, x):  # type: ignore[no-untyped-def]
-    """Components for inputs in original units."""
+    """Compute the components for inputs in original units."""
     z = standardized(model, x)
-    said = [last_layer(ops, layer, layer.features(ops, z)) for layer in model.layers]
-    return components(ops, model, joined(ops, model, said), z)
+    return components(ops, model, last_layers(ops, model, z, last_layer), z)
+
+
+def predict_mean(ops, model, x):  # type: ignore[no-untyped-def]
+    """Mean of the mixture; costs are not computed where they affect neither weights nor shrinkage."""
+    if model.log_precision is None and not model.sharpness:
+        return ops.average(last_layers(ops, model, standardized(model, x), layer_mean)[0])
+    parts = predict(ops, model, x)
+    return ops.total(parts.weights * parts.mean)
 
 
 def standardized(model, x):  # type: ignore[no-untyped-def]
-    """z: standardised inputs."""
-    return (x - model.input_mean) / model.input_scale
+    """z: standardised inputs; ids and inputs of more than two dimensions stay as they are."""
+    return x if model.input_mean is None else (x - model.input_mean) / model.input_scale
 
 
-def joined(ops, model, said):  # type: ignore[no-untyped-def]
-    """Predictions of the last layers in the order of the members; layers of equal shape were evaluated together."""
-    whole = [ops.join(part) for part in zip(*said)]  # noqa: B905
+def last_layers(ops, model, z, evaluate):  # type: ignore[no-untyped-def]
+    """Outputs of the last layers in the order of the members; layers of equal shape are evaluated together."""
+    found = [
+        ops.by_rows(lambda z, layer=layer: evaluate(ops, layer, centred(ops, layer, z)), z, layer)
+        for layer in model.layers
+    ]
+    return joined(ops, model, found)
+
+
+def joined(ops, model, found):  # type: ignore[no-untyped-def]
+    """Outputs of several layers in the order of the members."""
+    whole = [ops.join(part) for part in zip(*found)]  # noqa: B905
     return whole if model.order is None else [part[model.order] for part in whole]
+
+
+def centred(ops, layer, z):  # type: ignore[no-untyped-def]
+    """phi: centred linear features of the members of a layer."""
+    return features(ops, layer.network, z) - layer.centre
 
 
 def moments(ops, model, parts):  # type: ignore[no-untyped-def]
@@ -235,20 +303,17 @@ def encoded(ops, encoding, x):  # type: ignore[no-untyped-def]
 
 def mlp(ops, activation, weights, biases, z):  # type: ignore[no-untyped-def]
     """Features of a fully connected network; without layers, the inputs."""
-    a = z
+    a, own = z, ops.activation(activation)
     for weight, bias in zip(weights, biases):  # noqa: B905
-        a = ACTIVATIONS[activation](ops, ops.affine(a, weight, bias))
+        a = ops.affine(a, weight, bias)
+        a = ACTIVATIONS[activation](ops, a) if own is None else own(a)
     return a
 
 
 def features(ops, network, z):  # type: ignore[no-untyped-def]
-    """Linear features of a stack of MLPs; z has an axis for the networks."""
+    """Linear features of networks of one shape, which are MLPs, or the user's own network."""
+    z = z if network.one is None else ops.like(z, network.one)
     bins = network.bins
-    phi = mlp(
-        ops,
-        network.activation,
-        network.weights,
-        network.biases,
-        z if bins is None else encoded(ops, bins, z[..., bins.column]),
-    )
+    a = z if bins is None else encoded(ops, bins, ops.take(z, bins.column))
+    phi = mlp(ops, network.activation, network.weights, network.biases, a) if network.own is None else network.own(a)
     return phi if network.passed is None else ops.beside(phi, network.passed * z)

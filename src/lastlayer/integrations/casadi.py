@@ -1,19 +1,18 @@
 """A fitted model as a CasADi function: mean, covariance and affine cost, differentiated by CasADi."""
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from lastlayer import formula
 from lastlayer.data.observe import Pointwise
 from lastlayer.errors import InputError, check_choice, need
-from lastlayer.formula.ops import CasADiOps, Columns
+from lastlayer.formula.ops import CasADiOps
 from lastlayer.integrations.casadi_network import to_expression
-from lastlayer.networks.mlp import MLP, InputSkip, encoding_of, inner_network
 from lastlayer.predictor.fitted import Fitted, as_fitted
 from lastlayer.predictor.module import OUTPUTS
+from lastlayer.predictor.state import as_array
 
 if TYPE_CHECKING:
     import casadi
@@ -125,66 +124,25 @@ def functional_to_casadi(model: Any, functional: Pointwise, *, name: str = "func
     return ca.Function(name, [x], [whole[:, 0], ca.mtimes(rows, rows.T)], ["x"], ["mean", "cov"])
 
 
-def expressions(ops: CasADiOps, fitted: Fitted) -> SimpleNamespace:
-    """Convert a model into the constants of the predictive formula, with one column per member."""
-    p, c, DM = fitted.predictor, len(fitted.members), ops.casadi.DM
-    columns = lambda values: ops.array(DM(_array(values).reshape(-1, values.shape[-1]).T))
-    shared = lambda values: None if values is None else ops.array(DM(np.tile(_array(values)[:, None], c)))
-    layers: dict[int, SimpleNamespace] = {}
-    for layer in p.groups():
-        for i, place in enumerate(layer.group.places):
-            numbers: dict[str, Any] = {
-                key: None if v is None else columns(v[i]) for key, v in layer.named_buffers(recurse=False)
-            }
-            numbers |= {key: None for key in ("root_star", "shift_star") if key not in numbers}
-            layers[place] = SimpleNamespace(**numbers, n_costs=layer.n_costs, places=[place])
-            layers[place].features = _features(ops, fitted.members[place].network, numbers["centre"])
-    return SimpleNamespace(
-        input_mean=columns(p.input_mean),
-        input_scale=columns(p.input_scale),
-        layers=[layers[i] for i in range(c)],
-        order=None,
-        curve=SimpleNamespace(**{key: columns(v) for key, v in p.curve.named_buffers()}),
-        head=None if p.head is None else SimpleNamespace(**{key: columns(v) for key, v in p.head.named_buffers()}),
-        outside=None if p.outside is None else SimpleNamespace(**_scalars(p.outside), place=p.outside.place),
-        log_noise_var=columns(p.log_noise_var),
-        centre=shared(p.centre),
-        log_precision=shared(p.log_precision),
-        sharpness=float(p.sharpness),
-        roots=_array(p.roots),
-        widening=float(p.widening),
-    )
+def expressions(ops: CasADiOps, fitted: Fitted) -> formula.State:
+    """Convert a model into the constants of the predictive formula, with one layer and one column per member."""
+    state, layers = fitted.state, dict[int, formula.State]()
+    for layer in state.layers:
+        for i, place in enumerate(layer.places):
+            own = layer.map(lambda value, i=i: value[i] if value.dim() > 1 else value)
+            own.places = [place]
+            layers[place] = own
+    parts: dict[str, Any] = {"layers": [layers[i] for i in range(len(layers))], "order": None}
+    model: formula.State = formula.State(**vars(state) | parts).map(lambda value: _constant(ops, value))
+    for layer in [*model.layers, *([model.outside.process] if model.outside and model.outside.process else [])]:
+        if (network := layer.network.own) is not None:
+            layer.network.own = lambda z, network=network: ops.array(to_expression(ops, network, z.value))
+    return formula.State(**vars(model) | {"roots": as_array(state.roots)})
 
 
-def _scalars(numbers: nn.Module) -> dict[str, float]:
-    return {key: float(value) for key, value in numbers.named_buffers()}
-
-
-def _features(ops: CasADiOps, network: nn.Module, centre: Columns) -> Any:
-    """Function (ops, z) -> centred features of one network."""
-    ca, inner, encoding = ops.casadi, inner_network(network), encoding_of(network)
-    column = lambda values: ops.array(ca.DM(_array(values)))
-
-    def features(_: CasADiOps, z: Columns) -> Columns:
-        inputs = z
-        if encoding is not None:
-            bins = SimpleNamespace(slope=column(encoding.slope), shift=column(encoding.shift))
-            inputs = formula.encoded(ops, bins, ops.array(z.value[encoding.column.tolist()]))
-        if isinstance(inner, nn.Identity):
-            phi = inputs
-        elif isinstance(inner, MLP):
-            linears = [layer for layer in inner if isinstance(layer, nn.Linear)]
-            weights, biases = ([column(getattr(layer, name)) for layer in linears] for name in ("weight", "bias"))
-            phi = formula.mlp(ops, inner.activation, weights, biases, inputs)
-        else:
-            phi = ops.array(to_expression(ops, inner, z.value))
-        if isinstance(network, InputSkip):
-            passed = z if network.scale is None else z * column(network.scale)
-            phi = ops.array(ca.vertcat(phi.value, passed.value))
-        return phi - centre
-
-    return features
-
-
-def _array(values: Tensor) -> np.ndarray:
-    return values.detach().cpu().double().numpy()
+def _constant(ops: CasADiOps, value: Tensor) -> Any:
+    """A matrix with one column per member, the number of a scalar, or the places of columns."""
+    array = as_array(value)
+    if not array.ndim or array.dtype.kind != "f":
+        return array if array.ndim else float(array)
+    return ops.array(ops.casadi.DM(array.reshape(-1, array.shape[-1]).T))

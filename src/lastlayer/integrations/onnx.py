@@ -108,8 +108,8 @@ class OnnxModule(nn.Module):
     def __init__(self, fitted: Fitted, dtype: str, network: str) -> None:
         super().__init__()
         self.predictive, self.dtype = fitted.module().cpu(), DTYPES[dtype]
-        for layer in self.predictive.groups():
-            layer.group.to(DTYPES[network])
+        for layer in self.predictive.layers:
+            layer.network.to(DTYPES[network])
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Predict rows."""

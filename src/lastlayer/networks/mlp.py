@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lastlayer.errors import InputError, check_choice
 from lastlayer.networks.encoding import Encoded, PiecewiseEncoding
-from lastlayer.networks.structured import call, converted
+from lastlayer.networks.structured import call
 
 LARGEST_FEATURE = 1e100
 """Largest feature whose square is finite even when summed over weighted rows."""
@@ -96,21 +96,6 @@ class StackedMLP(nn.Module):
         self.activation_name = activation
         self._shape = n_inputs, tuple(hidden)
 
-    @classmethod
-    def of(cls, members: Sequence[MLP]) -> "StackedMLP":
-        """Stack existing networks of one shape, with at least one layer."""
-        first = members[0]
-        linears = [layer for layer in first if isinstance(layer, nn.Linear)]
-        widths = [layer.out_features for layer in linears]
-        generators = [torch.Generator()] * len(members)
-        stack = cls(linears[0].in_features, widths, generators=generators, activation=first.activation)
-        stack = stack.to(linears[0].weight)
-        with torch.no_grad():
-            for j, (W, b) in enumerate(zip(stack.weights, stack.biases, strict=True)):
-                W.copy_(torch.stack([member.get_parameter(f"{2 * j}.weight").mT for member in members]))
-                b.copy_(torch.stack([member.get_parameter(f"{2 * j}.bias")[None] for member in members]))
-        return stack
-
     def member(self, i: int) -> MLP:
         """Copy member i, with its present weights, into a separate network."""
         network = MLP(*self._shape, activation=self.activation_name, generator=torch.Generator()).to(self.weights[0])
@@ -168,36 +153,6 @@ def neg_log_hidden_prior(network: nn.Module) -> Float[Tensor, "*s"]:
     return 0.5 * torch.stack(parts).sum(0).double()
 
 
-class NetworkGroup(nn.Module):
-    """Networks of a mixture whose features have the same shape, with their indices in it."""
-
-    def __init__(self, places: Sequence[int], networks: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.places = list(places)
-        self.network = _together(networks) if len(networks) > 1 or _is_mlp(inner_network(networks[0])) else networks[0]
-        self.network = copied(self.network)
-        self.train(False).requires_grad_(False)
-
-    def train(self, mode: bool = True) -> "NetworkGroup":
-        """Stay in evaluation mode."""
-        return super().train(False)
-
-    def forward(self, z: Num[Tensor, "m *d"]) -> Float[Tensor, "c m k"]:
-        """Features by every network, in the type of z; the networks compute in their own type."""
-        dtype = next((p.dtype for p in self.network.parameters()), z.dtype)
-        phi = self.network(converted(z, dtype))
-        phi = phi.to(z.dtype) if z.is_floating_point() else phi
-        return phi.expand(len(self.places), *phi.shape[-2:])
-
-
-def grouped(networks: Sequence[nn.Module]) -> list[NetworkGroup]:
-    """Group MLPs of one shape and networks without weights; every other network forms its own group."""
-    groups: dict[object, list[int]] = {}
-    for place, network in enumerate(networks):
-        groups.setdefault(_kind(network, place), []).append(place)
-    return [NetworkGroup(places, [networks[i] for i in places]) for places in groups.values()]
-
-
 def inner_network(network: nn.Module) -> nn.Module:
     """The network without input skip and encoding."""
     within = network.network if isinstance(network, InputSkip) else network
@@ -208,34 +163,6 @@ def encoding_of(network: nn.Module) -> PiecewiseEncoding | None:
     """Encoding of the inputs; None if they are not encoded."""
     within = network.network if isinstance(network, InputSkip) else network
     return within.encoding if isinstance(within, Encoded) else None
-
-
-def _is_mlp(network: nn.Module) -> bool:
-    return type(network) is MLP and len(network) > 0
-
-
-def _together(networks: Sequence[nn.Module]) -> nn.Module:
-    """Networks of one kind as one module."""
-    inner = [inner_network(network) for network in networks]
-    whole: nn.Module = StackedMLP.of([n for n in inner if isinstance(n, MLP)]) if _is_mlp(inner[0]) else inner[0]
-    encodings = [encoding for encoding in map(encoding_of, networks) if encoding is not None]
-    if encodings:
-        whole = Encoded(PiecewiseEncoding.stacked(encodings), whole)
-    if not isinstance(networks[0], InputSkip):
-        return whole
-    scales = [skip.scale for skip in networks if isinstance(skip, InputSkip) and skip.scale is not None]
-    return InputSkip(whole, torch.stack(scales)[:, None] if scales else None)
-
-
-def _kind(network: nn.Module, place: int) -> object:
-    inner, encoding = inner_network(network), encoding_of(network)
-    scaled = isinstance(network, InputSkip) and network.scale is not None
-    outer = type(network), scaled, None if encoding is None else len(encoding.column)
-    if isinstance(inner, nn.Identity):
-        return *outer, nn.Identity
-    if isinstance(inner, MLP) and _is_mlp(inner):
-        return *outer, type(inner[1]), tuple(p.shape for p in inner.parameters()), next(inner.parameters()).dtype
-    return place
 
 
 def features_of(network: nn.Module, Z: Num[Tensor, "m *d"]) -> Float[Tensor, "m k"]:

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,80 +15,89 @@ from lastlayer.calibration.curve import Calibration
 from lastlayer.data.scaling import FARTHEST, LARGEST_TARGET, Standardizer
 from lastlayer.data.validation import LARGEST_INPUT
 from lastlayer.errors import InputError
-from lastlayer.formula.ops import FloatOps, NumPyOps
-from lastlayer.networks.arrays import NetworkArrays, as_array
-from lastlayer.networks.mlp import LARGEST_FEATURE, NetworkGroup
+from lastlayer.formula import State
+from lastlayer.formula.ops import FloatOps, NumPyOps, TorchOps
+from lastlayer.networks.mlp import LARGEST_FEATURE
 from lastlayer.online.layers import LayerStack
 from lastlayer.predictor.fitted import Fitted
-from lastlayer.predictor.module import Predictor, curves_of
+from lastlayer.predictor.state import as_array, curves_of
+
+KEPT = (
+    *("order", "curve", "head", "outside", "centre", "noise_cov"),
+    *("log_noise_var", "log_precision", "sharpness", "widening"),
+)
+"""What the predictive formula takes beside the last layers."""
 
 
 @dataclass(frozen=True)
-class TorchFeatures:
-    """Features of networks of any kind, on any device."""
+class Features:
+    """Features of the networks of a layer: in NumPy, or in torch where that gives other numbers."""
 
-    group: NetworkGroup
-    device: torch.device
-    dtype: torch.dtype
+    network: State
+    n_networks: int
+    place: torch.Tensor | None
+    """A tensor of the type and on the device of the inputs; None: in NumPy."""
+
+    @classmethod
+    def of(cls, layer: State, fitted: Fitted) -> "Features":
+        """Features of MLPs in float64 of a table are computed in NumPy."""
+        network, s = layer.network, fitted.settings
+        double = network.one is None or network.one.dtype == s.torch_dtype == torch.float64
+        if double and network.own is None and fitted.inputs is not None:
+            return cls(network.map(as_array), len(layer.places), None)
+        return cls(network, len(layer.places), torch.zeros(0, dtype=s.torch_dtype, device=s.torch_device))
 
     def features(self, z: Float[ndarray, "m *d"]) -> Float[ndarray, "c m k"]:
         """Compute the features of standardised inputs."""
-        with torch.no_grad():
-            phi = self.group(torch.tensor(z, device=self.device, dtype=self.dtype))
-        array: ndarray = phi.double().cpu().numpy()
-        return array
-
-
-def networks_of(groups: Sequence[NetworkGroup], fitted: Fitted) -> list[NetworkArrays | TorchFeatures]:
-    """Feature maps of the groups: in NumPy where that gives the same numbers (MLPs in float64), otherwise in torch."""
-    device, dtype = fitted.settings.torch_device, fitted.settings.torch_dtype
-    networks: list[NetworkArrays | TorchFeatures] = []
-    for group in groups:
-        double = {p.dtype for p in (*group.parameters(), *group.buffers()) if p.is_floating_point()} <= {torch.float64}
-        plain = NetworkArrays.of(group) if double and dtype == torch.float64 and fitted.inputs is not None else None
-        networks.append(plain or TorchFeatures(group, device, dtype))
-    return networks
+        if self.place is None:
+            phi: ndarray = formula.features(NumPyOps, self.network, z)
+        else:
+            with torch.no_grad():
+                phi = formula.features(TorchOps, self.network, torch.tensor(z).to(self.place)).double().cpu().numpy()
+        return np.array(np.broadcast_to(phi, (self.n_networks, *phi.shape[-2:])))
 
 
 @dataclass(frozen=True)
 class ModelArrays:
     """A fitted model without its last layers, as arrays."""
 
-    networks: list[NetworkArrays | TorchFeatures]
+    networks: list[Features]
     input_mean: ndarray | float
     input_scale: ndarray | float
     target_mean: Float[ndarray, " q"]
     target_scale: Float[ndarray, " q"]
-    formula: SimpleNamespace
+    formula: State
     """Arrays under the names that `lastlayer.formula` uses."""
     input_reach: ndarray | float
     """Distances from the mean up to which inputs need no further check."""
     target_reach: Float[ndarray, " q"]
     """Distances from the mean up to which targets need no further check."""
-    numbers: SimpleNamespace | None
+    numbers: State | None
     """`formula` as Python numbers; None if there are several members or outputs, or the noise depends on the input."""
 
     @classmethod
-    def of(cls, fitted: Fitted, networks: list[NetworkArrays | TorchFeatures]) -> "ModelArrays":
+    def of(cls, fitted: Fitted, networks: list[Features]) -> "ModelArrays":
         """Convert a fitted model."""
-        inputs, targets, p = fitted.inputs, fitted.targets, fitted.predictor
+        inputs, targets, one = fitted.inputs, fitted.targets, len(fitted.members) == fitted.n_outputs == 1
+        state = State(**{name: getattr(fitted.state, name) for name in KEPT})
+        of_one = State(**vars(state) | {"order": None, "noise_cov": None})
         return cls(
             networks,
             0.0 if inputs is None else inputs.mean.numpy(),
             1.0 if inputs is None else inputs.scale.numpy(),
             targets.mean.numpy(),
             targets.scale.numpy(),
-            _namespace(p, as_array),
+            state.map(as_array),
             0.0 if inputs is None else _reach(inputs, FARTHEST[fitted.settings.dtype], LARGEST_INPUT),
             _reach(targets, FARTHEST["float64"], LARGEST_TARGET),
-            _namespace(p, float) if len(fitted.members) == fitted.n_outputs == 1 and p.head is None else None,
+            of_one.map(float) if one and state.head is None else None,
         )
 
     def calibrated(self, fitted: Fitted, calibration: Calibration) -> "ModelArrays":
         """Replace the calibration curves of the members."""
         noise_cov = torch.from_numpy(self.formula.noise_cov)
         curve = curves_of([member.family for member in fitted.members], calibration, noise_cov)
-        swapped = lambda model, convert: SimpleNamespace(**(vars(model) | {"curve": _buffers(curve, convert)}))
+        swapped = lambda model, convert: State(**vars(model) | {"curve": curve.map(convert)})
         numbers = None if self.numbers is None else swapped(self.numbers, float)
         return replace(self, formula=swapped(self.formula, as_array), numbers=numbers)
 
@@ -166,21 +173,3 @@ def _reach(scaler: Standardizer, farthest: float, largest: float) -> ndarray:
 
 def _rows(x: ndarray, shape: tuple[int, ...]) -> ndarray:
     return x if x.shape[:2] == shape else np.broadcast_to(x, (*shape, x.shape[-1]))
-
-
-def _namespace(p: Predictor, convert: Any) -> SimpleNamespace:
-    """The predictor without its layers."""
-    model = _buffers(p, convert, recurse=False, leave={"input_mean", "input_scale", "order", "noise_cov"})
-    model.log_precision = None if p.log_precision is None else model.log_precision
-    model.curve, model.outside = _buffers(p.curve, convert), None
-    model.head = None if p.head is None else _buffers(p.head, convert)
-    if p.outside is not None:
-        model.outside = _buffers(p.outside, convert)
-        model.outside.place = p.outside.place
-    model.order, model.noise_cov = None if p.order is None else as_array(p.order), as_array(p.noise_cov)
-    return model
-
-
-def _buffers(module: torch.nn.Module, convert: Any, *, recurse: bool = True, leave: set[str] | None = None) -> Any:
-    named = module.named_buffers(recurse=recurse)
-    return SimpleNamespace(**{name: convert(value) for name, value in named if name not in (leave or ())})

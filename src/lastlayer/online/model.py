@@ -25,8 +25,7 @@ from lastlayer.data.validation import check_weight, check_X
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.estimators.regressor import BLLRegressor, unpacked
-from lastlayer.networks.mlp import grouped
-from lastlayer.online.arrays import Look, ModelArrays, networks_of
+from lastlayer.online.arrays import Features, Look, ModelArrays
 from lastlayer.online.drift import Drift, DriftMonitor, pack_monitor, unpack_monitor
 from lastlayer.online.layers import FeatureRows, LayerStack, within
 from lastlayer.online.memory import KeepAll, Memory, SlidingWindow, pack_memory, unpack_memory
@@ -118,7 +117,7 @@ class OnlineModel:
                 "the variance is in use at an infinite alpha, which no recursion can follow: call "
                 "model.at_alpha(math.log(model.alpha_star_)), or calibrate the model instead of tuning alpha"
             )
-        if fitted.predictor.process is not None:
+        if fitted.process is not None:
             raise InputError(
                 "this is a member of a mixture taken alone, whose variance outside the data is that of another member: "
                 "give the whole mixture"
@@ -128,8 +127,8 @@ class OnlineModel:
         """Error of the recursion at the last factorisation: the largest relative difference of the weights."""
         self.n_rows = 0
         """Rows learned since the start."""
-        self._groups = grouped([member.network for member in fitted.members])
-        self._networks = networks_of(self._groups, fitted)
+        self._groups = fitted.state.layers
+        self._networks = [Features.of(layer, fitted) for layer in self._groups]
         width = max(member.posterior.statistics.n_linear for member in fitted.members)
         self._interval, self._largest = self.memory.interval(width), LARGE_BATCH * Memory().interval(width)
         self._window: deque[list[FeatureRows]] = deque(maxlen=getattr(self.memory, "rows", None))

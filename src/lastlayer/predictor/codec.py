@@ -21,9 +21,9 @@ from lastlayer.networks.encoding import PiecewiseEncoding
 from lastlayer.networks.mlp import copied, encoding_of
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.fitted import Fitted
-from lastlayer.predictor.module import Member
+from lastlayer.predictor.state import Member
 from lastlayer.predictor.unseen import Unseen
-from lastlayer.settings.types import Family
+from lastlayer.settings.types import FOURIER, Family
 
 PROBES = 13
 """Number of random points at which a model from a file is tested."""
@@ -34,14 +34,11 @@ SMALLEST, FARTHEST = float(np.finfo(float).tiny), 1e150
 def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Convert a fitted model to tensors and a header; numbers that may be infinite are strings."""
     tensors = {"sample_cost": fitted.sample_cost}
-    for i, member in enumerate(fitted.members):
-        posterior = member.posterior
-        tensors |= {f"{i}.network.{k}": v for k, v in member.network.state_dict().items()}
-        tensors |= {f"{i}.statistics.{k}": getattr(posterior.statistics, k) for k in MOMENTS}
-        sums = {k: v for k in SUMS if (v := getattr(posterior.statistics, k)) is not None}
-        tensors |= {f"{i}.statistics.{k}": v for k, v in sums.items()}
-        tensors |= {f"{i}.noise_cov": posterior.Sigma_E}
-        tensors |= {f"{i}.unseen.{k}": torch.from_numpy(v) for k, v in vars(member.unseen).items()}
+    members = []
+    for i, member in enumerate((*fitted.members, *([] if fitted.process is None else [fitted.process]))):
+        own, about = _packed(member)
+        tensors |= {f"{i}.{key}": value for key, value in own.items()}
+        members.append(about | {"process": i == len(fitted.members)})
     tensors |= {"targets.mean": fitted.targets.mean, "targets.scale": fitted.targets.scale}
     if fitted.inputs is not None:
         tensors |= {"inputs.mean": fitted.inputs.mean, "inputs.scale": fitted.inputs.scale}
@@ -53,9 +50,7 @@ def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "feature_names_in": None if fitted.feature_names is None else [str(name) for name in fitted.feature_names],
         "y_ndim": fitted.y_ndim,
         "likelihood": asdict(fitted.likelihood),
-        "log_alpha_star": list(fitted.stars),
-        "log_alpha": [str(log_alpha) for log_alpha in fitted.log_alphas],
-        "families": [str(member.family) for member in fitted.members],
+        "members": members,
         "family_scores": [[str(family), str(lpd)] for family, lpd in fitted.family_scores.items()],
         "calibration": None,
     }
@@ -63,6 +58,18 @@ def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
         more, header["calibration"] = fitted.calibration.pack()
         tensors |= more
     return tensors, header
+
+
+def _packed(member: Member) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and header of a member."""
+    statistics = member.posterior.statistics
+    tensors = {f"network.{k}": v for k, v in member.network.state_dict().items()}
+    tensors |= {f"statistics.{k}": getattr(statistics, k) for k in MOMENTS}
+    tensors |= {f"statistics.{k}": v for k in SUMS if (v := getattr(statistics, k)) is not None}
+    tensors |= {f"unseen.{k}": torch.from_numpy(v) for k, v in vars(member.unseen).items()}
+    tuned = None if member.tuned is None else str(member.tuned)
+    header = {"family": str(member.family), "log_alpha_star": member.log_alpha_star, "tuned": tuned}
+    return tensors | {"noise_cov": member.posterior.Sigma_E}, header
 
 
 def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Architecture) -> Fitted:
@@ -76,30 +83,31 @@ def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Arc
         raise ValueError(f"{n_inputs} inputs, {q} outputs and targets of {y_ndim} dimensions are inconsistent")
     if inputs is None and settings.backbone is None:
         raise ValueError("inputs.mean is missing")
-    stars = checked.typed("log_alpha_star", header["log_alpha_star"], tuple[float, ...])
-    families = [Family.parse(text) for text in checked.typed("families", header["families"], tuple[str, ...])]
-    log_alphas = tuple(checked.number("log_alpha", text, infinite=True) for text in header["log_alpha"])
-    if not families or {len(stars), len(families), len(log_alphas)} != {len(families)}:
-        raise ValueError("families, log_alpha and log_alpha_star must have one entry per member")
     reader = _Members(tensors, architecture, n_inputs, q)
-    members = tuple(reader.member(i, *parts) for i, parts in enumerate(zip(families, stars, strict=True)))
+    about = checked.typed("members", header["members"], tuple[Any, ...])
+    found = [reader.member(str(i), own) for i, own in enumerate(about)]
+    aside = [checked.typed("process", own["process"], bool) for own in about]
+    if not aside or aside[0] or sum(aside) > aside[-1]:
+        raise ValueError("members are needed, and at most one process after them")
+    process = found.pop() if aside[-1] else None
     names = checked.typed("feature_names_in", header["feature_names_in"], tuple[str, ...] | None)
     if names is not None and len(names) != n_inputs:
         raise ValueError(f"{len(names)} names of {n_inputs} inputs")
     calibration, scores = None, None
     if header["calibration"] is not None:
         calibration = Calibration.unpack(tensors, header["calibration"], n_inputs, q)
-        if not set(families) <= calibration.curves.keys():
+        families = {member.family for member in found}
+        if not families <= calibration.curves.keys():
             raise ValueError("a family of members has no curve")
-        if not calibration.inside.keys() <= set(families):
-            raise ValueError("the process or the additive model is missing")
+        if calibration.outside is not None and FOURIER not in families and process is None:
+            raise ValueError("the process is missing")
     if "conformal_scores" in tensors:
         scores = checked.tensor(tensors, "conformal_scores", None, q, low=0.0).numpy()
     fitted = Fitted(
         inputs=inputs,
         targets=targets,
-        members=members,
-        log_alphas=log_alphas,
+        members=tuple(found),
+        process=process,
         sample_cost=checked.tensor(tensors, "sample_cost", None, low=0.0, infinite=True),
         settings=settings,
         n_features_in=n_inputs,
@@ -148,25 +156,25 @@ class _Members:
     n_inputs: int
     n_outputs: int
 
-    def member(self, i: int, family: Family, log_alpha: float) -> Member:
-        settings = self.architecture.settings
-        network, statistics = self._network(f"{i}.network.", family), self._statistics(f"{i}.statistics.")
-        q = self.n_outputs
-        noise_cov = checked.covariance(f"{i}.noise_cov", checked.tensor(self.tensors, f"{i}.noise_cov", q, q))
+    def member(self, name: str, about: dict[str, Any]) -> Member:
+        settings, q, about = self.architecture.settings, self.n_outputs, checked.typed(name, about, dict)
+        family = Family.parse(checked.typed(f"{name}.family", about["family"], str))
+        network, statistics = self._network(f"{name}.network.", family), self._statistics(f"{name}.statistics.")
+        noise_cov = checked.covariance(f"{name}.noise_cov", checked.tensor(self.tensors, f"{name}.noise_cov", q, q))
         posterior = posterior_of(
             statistics.to(settings.torch_device),
-            log_alpha,
+            checked.typed(f"{name}.log_alpha_star", about["log_alpha_star"], float),
             noise_cov.to(settings.torch_device),
             settings.noise_structure,
             settings.bias_prior,
             rtol=math.inf,
         )
-        keys = checked.tensor(self.tensors, f"{i}.unseen.keys", None, dtype=torch.int64)
-        weight = checked.tensor(self.tensors, f"{i}.unseen.weight", len(keys), low=0.0)
+        keys = checked.tensor(self.tensors, f"{name}.unseen.keys", None, dtype=torch.int64)
+        weight = checked.tensor(self.tensors, f"{name}.unseen.weight", len(keys), low=0.0)
         if bool((keys[1:] <= keys[:-1]).any()):
-            raise ValueError(f"{i}.unseen.keys are not in ascending order")
-        unseen = Unseen(keys.numpy(), weight.numpy())
-        return Member(copied(network), posterior, family, unseen)
+            raise ValueError(f"{name}.unseen.keys are not in ascending order")
+        tuned = None if about["tuned"] is None else checked.number("tuned", about["tuned"], infinite=True)
+        return Member(copied(network), posterior, family, Unseen(keys.numpy(), weight.numpy()), tuned)
 
     def _network(self, prefix: str, family: Family) -> nn.Module:
         settings = self.architecture.settings

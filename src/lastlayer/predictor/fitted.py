@@ -1,6 +1,5 @@
 """`Fitted`: a fitted model as a frozen value, with its predictions in original units."""
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,7 +32,8 @@ from lastlayer.networks.structured import converted
 from lastlayer.predictions.joint import FunctionalPrediction, JointPrediction
 from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.predictions.prediction import Prediction
-from lastlayer.predictor.module import Member, Predictor, rows_in_cache
+from lastlayer.predictor.module import Predictor
+from lastlayer.predictor.state import BlockOps, Member, rows_in_cache, state_of
 from lastlayer.settings.given import Given
 from lastlayer.settings.resolve import Settings
 from lastlayer.settings.types import FOURIER, Family
@@ -70,8 +70,6 @@ class Fitted:
     """Scaler of the targets."""
     members: tuple[Member, ...]
     """Members of the mixture; those of the best family come first."""
-    log_alphas: tuple[float, ...]
-    """Log alpha of each member's variance; alpha* unless tuned."""
     sample_cost: Float[Tensor, " n"]
     """Quantiles, evenly spaced from 0 to 1, of the affine costs that training points would have if they were new."""
     settings: Settings
@@ -99,21 +97,19 @@ class Fitted:
         kept = tuple(replace(m, network=copied(m.network)) for m in members)
         costs = torch.cat([_costs(kept, data.X[rows]) for rows in row_chunks(len(data.X))], 1)
         new = torch.stack([torch.from_numpy(member.unseen.has(data)) for member in kept])
-        log_alphas = tuple(float(member.posterior.log_alpha) for member in kept)
-        return cls(members=kept, log_alphas=log_alphas, sample_cost=cost_quantiles(costs, new), **parts)
+        return cls(members=kept, sample_cost=cost_quantiles(costs, new), **parts)
 
     @cached_property
-    def predictor(self) -> Predictor:
-        """The model as tensors for the predictive formula; it is not copied, in contrast to `module()`."""
+    def state(self) -> formula.State:
+        """The model as tensors for the predictive formula."""
         widest = max(member.posterior.statistics.n_linear for member in self.members)
         # threads as in calibration, so that a loaded model predicts bitwise the same; outlives torch.inference_mode
         with threads_for(widest**3 // 20), torch.inference_mode(False):
-            return Predictor(self.inputs, self.targets, self.members, self.log_alphas, self.calibration, self.process)
+            return state_of(self.members, self.inputs, self.targets, self.calibration, self.process)
 
     def module(self) -> Predictor:
         """Return the model as a `torch.nn.Module`."""
-        self.needs("module()", linear=True)
-        return copy.deepcopy(self.predictor)
+        return Predictor(self.needs("module()", linear=True).state)
 
     def alone(self, i: int) -> "Fitted":
         """Return a single member with the calibration it has in the mixture.
@@ -123,8 +119,10 @@ class Fitted:
         i : int
             Index of the member.
         """
-        process = next((member for member in self.members if member.family == FOURIER), self.process)
-        return replace(self, members=(self.members[i],), log_alphas=(self.log_alphas[i],), process=process)
+        own, process = self.members[i], None
+        if self.calibration is not None and self.calibration.outside is not None and own.family != FOURIER:
+            process = next((member for member in self.members if member.family == FOURIER), self.process)
+        return replace(self, members=(own,), process=process)
 
     @property
     def n_outputs(self) -> int:
@@ -158,14 +156,19 @@ class Fitted:
         return tuple(member for member in self.members if member.family == first)
 
     @property
+    def log_alphas(self) -> tuple[float, ...]:
+        """Log alpha of each member's variance."""
+        return tuple(member.log_alpha for member in self.members)
+
+    @property
     def stars(self) -> tuple[float, ...]:
         """log alpha* of each member."""
-        return tuple(float(member.posterior.log_alpha) for member in self.members)
+        return tuple(member.log_alpha_star for member in self.members)
 
     @property
     def noise_cov(self) -> Float[ndarray, "c q q"]:
         """Noise covariance of each member before calibration."""
-        return _array(self.predictor.noise_cov)
+        return _array(self.state.noise_cov)
 
     @property
     def noise_std(self) -> Float[ndarray, "c q"]:
@@ -232,15 +235,15 @@ class Fitted:
         """Predict one number for each target: `Prediction.point`."""
         if not self.likelihood.linear:
             return self.predictive(X).with_output_axis().point
-        return _array(torch.cat(self._in_chunks(X, self.predictor.mean)))
+        return _array(torch.cat(self._in_chunks(X, formula.predict_mean)))
 
     def point_and_std(self, X: ndarray) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:
         """Predict `point` and the standard deviation of the targets, noise included."""
         if not self.likelihood.linear:
             p = self.predictive(X).with_output_axis()
             return p.point, p.std
-        say = lambda x: formula.moments(TorchOps, self.predictor, self.predictor.components(x))
-        mean, epistemic, noise, _ = (torch.cat(each) for each in zip(*self._in_chunks(X, say), strict=True))
+        moments = lambda ops, model, x: formula.moments(ops, model, formula.predict(ops, model, x))
+        mean, epistemic, noise, _ = (torch.cat(each) for each in zip(*self._in_chunks(X, moments), strict=True))
         return _array(mean), np.sqrt(_array(epistemic + noise))
 
     def predictive(self, X: ndarray, *, noise: bool = True) -> Prediction:
@@ -257,7 +260,7 @@ class Fitted:
 
     def working(self, X: ndarray, *, noise: bool = True) -> MixturePrediction:
         """Predict the working targets, which `likelihood` makes of the targets."""
-        parts = self._in_chunks(X, lambda x: vars(as_arrays(self.predictor.components(x))).values())
+        parts = self._in_chunks(X, lambda *of: vars(as_arrays(formula.predict(*of))).values())
         together = [each[0] if len(parts) == 1 else np.concatenate(each, axis=1) for each in zip(*parts, strict=True)]
         return self.prediction(formula.Components(*together), noise=noise)
 
@@ -335,8 +338,8 @@ class Fitted:
                     raise InputError("functionals need a table: the inputs of this model have more than two dimensions")
                 if not 0 <= some.output < self.n_outputs:
                     raise InputError(f"output={some.output} is not one of the {self.n_outputs}: counted from 0")
-                linear = lambda z, j=some.output: self.predictor.functions_of(z).linear(j)
-                affine = some.standardized(self.inputs).apply(linear, self.predictor.input_mean)
+                linear = lambda z, j=some.output: formula.functions(TorchOps, self.state, z).linear(j)
+                affine = some.standardized(self.inputs).apply(linear, self.state.centre)
                 means.append(_array(affine[:, 0]))
                 rows.append(_array(affine[:, 1:]))
         return FunctionalPrediction(np.concatenate(means), np.concatenate(rows))
@@ -351,8 +354,8 @@ class Fitted:
         """
         sample_cost = _array(self.sample_cost.sort().values)
 
-        def look(x: Tensor) -> tuple[ndarray, ndarray]:
-            cost = _array(self.predictor.components(x).cost_star)
+        def look(*of: Any) -> tuple[ndarray, ndarray]:
+            cost = _array(formula.predict(*of).cost_star)
             return cost.mean(-1).mean(0), formula.extrapolation(np, self.references, sample_cost, cost)
 
         return Extrapolation(*map(np.concatenate, zip(*self._in_chunks(X, look), strict=True)))
@@ -360,19 +363,23 @@ class Fitted:
     def functions(self, X: ndarray) -> Functions:
         """Compute the function at some points, jointly over points and outputs, as arrays."""
         with torch.no_grad():
-            found = self.predictor.functions(_tensor(X))
+            found = formula.functions(TorchOps, self.state, formula.standardized(self.state, self._inputs(X)))
         _check_answer(found.mean)
         return replace(found.map(_array, outputs=_array), ops=NumPyOps, parts=as_arrays(found.parts))
 
-    def _in_chunks(self, X: ndarray, say: Callable[[Tensor], Any]) -> list[Any]:
-        """Evaluate a function of the inputs in chunks of rows."""
+    def _in_chunks(self, X: ndarray, evaluate: Callable[..., Any]) -> list[Any]:
+        """Evaluate a function of (operations, state, inputs) in chunks of rows."""
         size = min(CHUNK_ROWS, rows_in_cache(len(self.members) * self.n_outputs))
         with torch.no_grad():
-            said = [say(_tensor(X[rows])) for rows in row_chunks(len(X), size)]
-        for part in said:
+            found = [evaluate(BlockOps, self.state, self._inputs(X[rows])) for rows in row_chunks(len(X), size)]
+        for part in found:
             for values in (part,) if isinstance(part, Tensor) else part:
                 _check_answer(values)
-        return said
+        return found
+
+    def _inputs(self, X: ndarray) -> Tensor:
+        """Inputs in float64, or the integers that they are, on the model's device."""
+        return converted(_tensor(X), torch.float64, self.settings.torch_device)
 
     def _noise_at(self, parts: formula.Components) -> Float[ndarray, "m q q"]:
         """Noise covariance of the mixture at each point."""

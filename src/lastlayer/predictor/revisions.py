@@ -1,6 +1,6 @@
 """Revisions of a fitted model: tuned, calibrated, with rows added or removed. Each returns a new value."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -24,29 +24,30 @@ from lastlayer.data.rows import Points, statistics_of
 from lastlayer.errors import InputError
 from lastlayer.formula.ops import TorchOps
 from lastlayer.networks.mlp import features_of
+from lastlayer.networks.structured import converted
 from lastlayer.predictor.fitted import Fitted, as_arrays, linear_features, member_features
-from lastlayer.predictor.module import Member
+from lastlayer.predictor.state import BlockOps, Member
 from lastlayer.settings.types import Family
 
 
 def at_alpha(fitted: Fitted, log_alpha: float) -> Fitted:
     """Set another alpha for the variance; all members shift together, and the mean does not change."""
     start, centre = _start(fitted)
-    shifted = tuple(log_alpha - centre + own for own in start) if len(start) > 1 else (log_alpha,)
-    return replace(fitted, log_alphas=shifted, conformal_scores=None)
+    shifted = [log_alpha - centre + own for own in start] if len(start) > 1 else [log_alpha]
+    return _with(fitted, (replace(m, tuned=own) for m, own in zip(fitted.members, shifted, strict=True)))
 
 
 def tune_alpha(fitted: Fitted, data: Points) -> tuple[Fitted, AlphaCurve]:
     """Algorithm 1: choose the alpha of the variance by the LPD of validation data; the mean does not change."""
     start, centre = _start(fitted)
-    p = fitted.predictor
+    state = fitted.state
     features = [fitted.features(i, data.X) for i in range(len(fitted.members))]
     posteriors = [member.posterior for member in fitted.members]
     scale = fitted.targets.scale.numpy()
     targets = data.readings.values.cpu().numpy() * scale + fitted.targets.mean.numpy()
     with torch.no_grad():
-        z = data.X.to(p.input_mean)
-        mean, *_, cost_star = p.last_layers(z)
+        z = converted(data.X, torch.float64)
+        mean, *_, cost_star = formula.last_layers(BlockOps, state, z, formula.last_layer)
 
     def lpd(log_alphas: Float[ndarray, " a"]) -> Float[ndarray, " a"]:
         ratios = [
@@ -57,7 +58,7 @@ def tune_alpha(fitted: Fitted, data: Points) -> tuple[Fitted, AlphaCurve]:
         for cost in torch.stack(ratios, 1):
             with torch.no_grad():
                 cost = cost if cost.dim() > 2 else cost[..., None]
-                parts = formula.components(TorchOps, p, [mean, cost.to(mean), cost_star], z)
+                parts = formula.components(TorchOps, state, [mean, cost.to(mean), cost_star], z)
             values.append(fitted.prediction(as_arrays(parts)).log_prob(targets).mean())
         return np.array(values)
 
@@ -73,7 +74,7 @@ def tune_alpha(fitted: Fitted, data: Points) -> tuple[Fitted, AlphaCurve]:
 def tune_alpha_on_folds(fitted: Fitted, folds: "list[HeldOut]") -> tuple[Fitted, AlphaCurve]:
     """Algorithm 1 on held-out rows: one alpha for all members."""
     found = tune_alpha_on(folds, float(np.mean(fitted.log_alphas)))
-    return replace(fitted, log_alphas=(found.log_alpha,) * len(fitted.members), conformal_scores=None), found
+    return _with(fitted, (replace(member, tuned=found.log_alpha) for member in fitted.members)), found
 
 
 def calibrate(fitted: Fitted, points: HeldOutPoints) -> Fitted:
@@ -88,8 +89,7 @@ def calibrate(fitted: Fitted, points: HeldOutPoints) -> Fitted:
     return replace(
         fitted,
         calibration=found,
-        members=members,
-        log_alphas=tuple(float(member.posterior.log_alpha) for member in members),
+        members=tuple(replace(member, tuned=None) for member in members),
         family_scores=fitted.family_scores or found.alone,
         conformal_scores=None,
     )
@@ -118,7 +118,9 @@ def with_rows(fitted: Fitted, data: Points, *, forgetting: float = 1.0) -> Fitte
         for rows in row_chunks(len(data.X)):
             part = data.take(rows)
             with torch.no_grad():
-                parts = fitted.predictor.components_of(fitted.predictor.converted(part.X))
+                z = converted(part.X, torch.float64)
+                outputs = formula.last_layers(BlockOps, fitted.state, z, formula.last_layer)
+                parts = formula.components(TorchOps, fitted.state, outputs, z)
             target = (part.T.cpu() * fitted.targets.scale + fitted.targets.mean).numpy()
             weight, present = (None if x is None else x.cpu().numpy() for x in (part.weight, part.readings.read))
             residuals = squared_residuals(fitted, as_arrays(parts), target, weight=weight, present=present)
@@ -132,7 +134,7 @@ def with_rows(fitted: Fitted, data: Points, *, forgetting: float = 1.0) -> Fitte
         posterior = posterior.update(rows, forgetting=forgetting)
         return replace(member, posterior=posterior, unseen=member.unseen.scaled(forgetting))
 
-    return replace(fitted, members=tuple(changed(member) for member in fitted.members), conformal_scores=None)
+    return _with(fitted, map(changed, fitted.members))
 
 
 def with_observations(fitted: Fitted, observations: Sequence[Observations]) -> Fitted:
@@ -150,7 +152,7 @@ def with_observations(fitted: Fitted, observations: Sequence[Observations]) -> F
             more = statistics_of(seen, partial(features_of, member.network), noise_var, like=like)
         return replace(member, posterior=posterior.update(more))
 
-    return replace(fitted, members=tuple(changed(member) for member in fitted.members), conformal_scores=None)
+    return _with(fitted, map(changed, fitted.members))
 
 
 def squared_residuals(
@@ -183,7 +185,7 @@ def without_rows(fitted: Fitted, data: Points) -> Fitted:
         posterior, rows = _matched(member, own)
         return replace(member, posterior=posterior.remove(rows), unseen=unseen)
 
-    return replace(fitted, members=tuple(changed(member) for member in fitted.members), conformal_scores=None)
+    return _with(fitted, map(changed, fitted.members))
 
 
 def reestimate(fitted: Fitted) -> Fitted:
@@ -199,17 +201,18 @@ def reestimate(fitted: Fitted) -> Fitted:
     found = by_evidence(
         [p.statistics for p in posteriors], noise=first.noise, bias_prior=first.bias_prior, noise_prior=prior
     )
-    stars = [float(posterior.log_alpha) for posterior in found]
-    return replace(
-        fitted,
-        members=tuple(replace(m, posterior=p) for m, p in zip(fitted.members, found, strict=True)),
-        log_alphas=tuple(
-            new if own == old else own + (new - old)
-            for own, old, new in zip(fitted.log_alphas, fitted.stars, stars, strict=True)
-        ),
-        calibration=None if fitted.calibration is None else fitted.calibration.forgotten(),
-        conformal_scores=None,
-    )
+
+    def moved(member: Member, posterior: Posterior) -> Member:
+        """A tuned alpha keeps its distance from alpha*."""
+        tuned = None if member.tuned is None else member.tuned + float(posterior.log_alpha) - member.log_alpha_star
+        return replace(member, posterior=posterior, tuned=tuned)
+
+    calibration = None if fitted.calibration is None else fitted.calibration.forgotten()
+    return _with(replace(fitted, calibration=calibration), map(moved, fitted.members, found))
+
+
+def _with(fitted: Fitted, members: Iterable[Member]) -> Fitted:
+    return replace(fitted, members=tuple(members), conformal_scores=None)
 
 
 def _matched(member: Member, data: Points) -> tuple[Posterior, Statistics]:

@@ -183,8 +183,8 @@ class Separable(LinearGaussian):
     """Variance of the noise over the squared scale; None if the noise depends on the input."""
 
     def __init__(self, fitted: Fitted) -> None:
-        p = fitted.predictor
-        super().__init__(fitted, p.function_cov[0].diagonal().sqrt())
+        p = fitted.state
+        super().__init__(fitted, p.roots[0].diagonal())
         ratio = None if p.head is not None else (p.widening * (p.curve.log_noise - p.curve.log_slope).exp())[0, 0]
         self.register_buffer("ratio", ratio)
         self.alike = ratio is not None and bool((ratio == ratio[0]).all())
@@ -225,7 +225,7 @@ class Dense(LinearGaussian):
     correlation: Float[Tensor, "c o o"]
 
     def __init__(self, fitted: Fitted) -> None:
-        noise_cov = fitted.predictor.noise_cov
+        noise_cov = fitted.state.noise_cov
         std = noise_cov.diagonal(dim1=-2, dim2=-1).sqrt()
         super().__init__(fitted, torch.ones_like(std[0, :1]))
         self.register_buffer("correlation", noise_cov / std[:, :, None] / std[:, None, :])

@@ -9,13 +9,12 @@ import numpy as np
 
 from lastlayer._internal.files import replacing
 from lastlayer.errors import InputError
-from lastlayer.formula import predictive
+from lastlayer.formula import State, predictive
 from lastlayer.formula.ops import NumPyOps
 from lastlayer.integrations.export import bundle
 from lastlayer.integrations.export.bundle import FORMAT
-from lastlayer.networks.arrays import NetworkArrays, as_array
 from lastlayer.predictor.fitted import as_fitted
-from lastlayer.predictor.module import LayerGroup
+from lastlayer.predictor.state import as_array
 from lastlayer.tables import Schema, TableRegressor, cells
 
 
@@ -47,20 +46,12 @@ def to_arrays(model: Any, schema: Schema | None = None) -> dict[str, Any]:
     fitted = as_fitted(model)
     if fitted.settings.backbone is not None or fitted.inputs is None:
         raise InputError("this model has a custom backbone: only the built-in network can be exported to NumPy")
-    p = fitted.predictor
-    arrays: dict[str, Any] = {f"model.{name}": as_array(v) for name, v in p.named_buffers(recurse=False)}
-    arrays |= {f"curve.{name}": as_array(v) for name, v in p.curve.named_buffers()}
-    arrays |= {} if p.outside is None else {f"outside.{name}": as_array(v) for name, v in p.outside.named_buffers()}
-    arrays |= {} if p.head is None else {f"head.{name}": as_array(v) for name, v in p.head.named_buffers()}
-    arrays["model.tails"] = np.array([fitted.tails.share, fitted.tails.factor])
-    arrays["model.sample_cost"] = np.sort(as_array(fitted.sample_cost))
-    described = [_layer(layer) for layer in p.groups()]
-    for i, (_, numbers) in enumerate(described):
-        arrays |= {f"{i}.{name}": values for name, values in numbers.items()}
+    more = {"tails": np.array([fitted.tails.share, fitted.tails.factor]), "sample_cost": np.sort(fitted.sample_cost)}
+    state = State(**vars(fitted.state.map(as_array)) | more)
+    arrays, plain = State(model=state).flat()
     about = {
         "format": FORMAT,
-        "layers": [about for about, _ in described],
-        "process": None if p.outside is None else p.outside.place,
+        "state": plain,
         "references": fitted.references,
         "columns": None if schema is None else schema.as_json()["columns"],
         "y_ndim": fitted.y_ndim,
@@ -68,23 +59,3 @@ def to_arrays(model: Any, schema: Schema | None = None) -> dict[str, Any]:
         "impute": schema is not None and schema.impute,
     }
     return arrays | {"about": np.array(json.dumps(about))}
-
-
-def _layer(layer: LayerGroup) -> tuple[dict[str, Any], dict[str, Any]]:
-    network = NetworkArrays.of(layer.group)
-    assert network is not None  # backbones have been refused
-    numbers = {name: as_array(v) for name, v in layer.named_buffers(recurse=False)}
-    if isinstance(network.passed, np.ndarray):
-        numbers["passed"] = network.passed
-    if network.bins is not None:
-        numbers |= {f"bins.{name}": values for name, values in vars(network.bins).items()}
-    for i, (W, b) in enumerate(zip(network.weights, network.biases, strict=True)):
-        numbers |= {f"W{i}": W, f"b{i}": b}
-    about = {
-        "depth": len(network.weights),
-        "activation": network.activation,
-        "input_skip": network.passed is not None,
-        "members": len(layer.group.places),
-        "n_costs": layer.n_costs,
-    }
-    return about, numbers

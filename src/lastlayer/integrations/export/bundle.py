@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import NormalDist
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,11 @@ from numpy import ndarray
 
 # the code of the library:
 from lastlayer.formula.ops import NumPyOps
-from lastlayer.formula.predictive import extrapolation, features, merged, mixture_quantile, outside_fraction, predict
+from lastlayer.formula.predictive import State, extrapolation, merged, mixture_quantile, outside_fraction, predict
 from lastlayer.tables.cells import DateFormat, NumberFormat, as_texts, calendar, days
 
 # the reader:
-FORMAT = 10
+FORMAT = 11
 ROWS = 4096
 
 
@@ -68,30 +67,7 @@ class Bundle:
         if self.about["format"] != FORMAT:
             raise ValueError(f"{path} has format {self.about['format']}: use the predict.py that was written with it")
         self.targets: list[str] = self.about["targets"]
-        under = lambda prefix: {n[len(prefix) :]: a for n, a in arrays.items() if n.startswith(prefix)}
-        layers = [self._layer(about, under(f"{i}.")) for i, about in enumerate(self.about["layers"])]
-        self._model = SimpleNamespace(**{"order": None, "log_precision": None, **under("model."), "layers": layers})
-        self._model.curve = SimpleNamespace(**under("curve."))
-        outside = {name: float(value) for name, value in under("outside.").items()}
-        place = self.about["process"]
-        self._model.outside = None if place is None else SimpleNamespace(**outside, place=place)
-        self._model.head = SimpleNamespace(**under("head.")) if "head.U" in arrays else None
-
-    def _layer(self, about: dict[str, Any], arrays: dict[str, ndarray]) -> SimpleNamespace:
-        """A group of members whose features have the same shape."""
-        layer = SimpleNamespace(**{"root_star": None, "shift_star": None, **arrays, "n_costs": about["n_costs"]})
-        weights = [arrays[f"W{i}"] for i in range(about["depth"])]
-        biases = [arrays[f"b{i}"] for i in range(about["depth"])]
-        network = SimpleNamespace(
-            activation=about["activation"], weights=weights, biases=biases, bins=None, passed=None
-        )
-        if "bins.column" in arrays:
-            network.bins = SimpleNamespace(**{name: arrays[f"bins.{name}"] for name in ("column", "slope", "shift")})
-        if about["input_skip"]:
-            network.passed = arrays.get("passed", 1.0)
-        c = len(layer.weights)
-        layer.features = lambda ops, z: features(ops, network, np.broadcast_to(z, (c, *z.shape))) - layer.centre
-        return layer
+        self._model = State.unflat(arrays, self.about["state"]).model
 
     def inputs(self, columns: Mapping[str, Sequence[Any]]) -> ndarray:
         """Convert raw columns, named as in the training table, to the array that `predict` takes."""
