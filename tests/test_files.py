@@ -234,14 +234,14 @@ def _without(header: dict, name: str) -> dict:
     [
         lambda tensors, header: (_without(tensors, "0.noise_cov"), header),
         lambda tensors, header: (_without(tensors, "0.network.network.0.weight"), header),
-        lambda tensors, header: (tensors, _without(header, "log_alpha")),
+        lambda tensors, header: (tensors, _without(header, "members")),
         lambda tensors, header: (tensors, header | {"parameters": header["parameters"] | {"colour": "red"}}),
         lambda tensors, header: (tensors, header | {"settings": header["settings"] | {"activation": "red"}}),
         lambda tensors, header: (tensors, header | {"settings": header["settings"] | {"hidden": [4, 4]}}),
         lambda tensors, header: (tensors, header | {"parameters": None}),
         lambda tensors, header: (tensors, header | {"settings": None}),
         lambda tensors, header: (tensors, header | {"training": {"colour": "red"}}),
-        lambda tensors, header: (tensors, header | {"log_alpha": ["large"]}),
+        lambda tensors, header: (tensors, header | {"members": [header["members"][0] | {"tuned": "large"}]}),
         lambda tensors, header: (tensors, header | {"model": "SomethingElse"}),
     ],
 )
