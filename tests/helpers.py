@@ -22,6 +22,11 @@ from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.networks.fourier import fourier_network
 from lastlayer.training import Problem
 
+
+class NotFinite(Exception):
+    """An answer that is not a number."""
+
+
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 
 

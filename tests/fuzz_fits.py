@@ -1,18 +1,8 @@
-"""Fits to hostile tables: whatever the numbers, every answer is finite, or an error of the library says what to do.
+"""Fits to hostile tables: whatever the numbers, every answer is finite, or an error of the library says what to do."""
 
-`python tests/hostile_fits.py --fits 5000 --seed 0` generates tables, settings and what is done with the fitted model,
-and counts answers that are not finite and errors that are not the library's own. `--only 17` runs one of them and shows
-where it fails. `test_hostile_fits.py` runs a few of them.
-"""
-
-import argparse
 import contextlib
-import io
-import re
 import tempfile
-import traceback
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from helpers import small_process
+from helpers import NotFinite
 from torch import nn
 
 import lastlayer
@@ -189,6 +179,9 @@ class Case:
     clean_y: np.ndarray
     after: list[str]
 
+    def __str__(self) -> str:
+        return ", ".join(self.words)
+
 
 def changed(a: np.ndarray, name: str, rng: np.random.Generator, words: list[str]) -> Any:
     """One or two changes, or none; those that do not go with what was done before are left out."""
@@ -262,10 +255,6 @@ def generated(seed: int, number: int) -> Case:
     return Case(number, [*words, context, *after], X, y, weight, noise_std, options, context, clean, clean_y, after)
 
 
-class NotFinite(Exception):
-    """An answer that is not a number."""
-
-
 def asked(model: Any, X: Any, y: Any = None) -> None:
     """Everything that can be asked at these points is finite."""
     p = model.predictive(X)
@@ -337,62 +326,28 @@ def plain(a: Any) -> np.ndarray:
     return a.detach().double().numpy() if isinstance(a, torch.Tensor) else np.array(a, dtype=float)
 
 
-def outcome(case: Case) -> tuple[str, str]:
-    """("fine" | "refused" | "not finite" | "raw error", what was said)."""
-    try:
-        with warnings.catch_warnings(), small_process(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            model = BLLRegressor(**case.options)
-            with CONTEXTS[case.context]():
-                model.fit(case.X, case.y, case.weight, noise_std=case.noise_std)
-                X, y = plain(case.X), plain(case.y)
-                asked(model, X, None if np.isnan(y).any() else y)
-                with contextlib.suppress(LastLayerError):
-                    asked(model, case.clean)
-            for step in case.after:
-                try:
-                    stepped(model, step, case, X, y)
-                except LastLayerError:
-                    pass
-                except Exception as error:
-                    error.add_note(f"in {step}")
-                    raise
-                asked(model, X)
-    except LastLayerError as error:
-        return "refused", f"{type(error).__name__}: {error}"
-    except NotFinite as error:
-        return "not finite", " ".join([str(error), *getattr(error, "__notes__", [])])
-    except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        own = [f for f in traceback.extract_tb(error.__traceback__) if "lastlayer" in f.filename]
-        at = own[-1] if own else where
-        notes = " ".join(getattr(error, "__notes__", []))
-        said = f"{type(error).__name__}: {str(error)[:120]}"
-        return "raw error", f"{said} at {Path(at.filename).name}:{at.lineno} {notes}"
-    return "fine", ""
+class Generator:
+    """Tables, settings, and what is done with the fitted model."""
 
+    def __init__(self, folder: Path) -> None: ...
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fits", type=int, default=5_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int)
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    counts: Counter[str] = Counter()
-    refusals: Counter[str] = Counter()
-    for number in range(given.fits) if given.only is None else [given.only]:
-        case = generated(given.seed, number)
-        kind, said = outcome(case)
-        counts[kind] += 1
-        refusals[re.sub(r"[0-9][-+.e0-9]*", "#", said)[:60]] += kind == "refused"
-        if kind in ("not finite", "raw error") or given.only is not None:
-            print(f"{number}: {kind}: {said}\n    {', '.join(case.words)}", flush=True)
-        if number % 100 == 99:
-            print(f"{number + 1} fits: {dict(counts)}", flush=True)
-    print(f"{sum(counts.values())} fits: {dict(counts)}")
-    print(*(f"{n:6d} {said}" for said, n in refusals.most_common() if n), sep="\n")
+    def case(self, number: int) -> Case:
+        return generated(20, number)
 
-
-if __name__ == "__main__":
-    main()
+    def run(self, case: Case) -> None:
+        model = BLLRegressor(**case.options)
+        with CONTEXTS[case.context]():
+            model.fit(case.X, case.y, case.weight, noise_std=case.noise_std)
+            X, y = plain(case.X), plain(case.y)
+            asked(model, X, None if np.isnan(y).any() else y)
+            with contextlib.suppress(LastLayerError):
+                asked(model, case.clean)
+        for step in case.after:
+            try:
+                stepped(model, step, case, X, y)
+            except LastLayerError:
+                pass
+            except Exception as error:
+                error.add_note(f"in {step}")
+                raise
+            asked(model, X)

@@ -1,11 +1,9 @@
-"""Hostile runs of the command line, generated: odd tables, names, options, outputs over inputs, junk for models.
+"""Hostile runs of the command line: odd tables, names, options, outputs over inputs, junk for models (fuzz.py).
 
-`python tests/hostile_cli.py --runs 1000 --seed 0` runs that many in one process, with the smallest training budgets. Of
-each run must be true: no traceback, a message where the exit code is not zero, no file of the user's changed unless
+Of each run must be true: no traceback, a message where the exit code is not zero, no file of the user's changed unless
 `--force` was given or the command is to change it, nothing half-written left behind, and an end within a minute.
 """
 
-import argparse
 import contextlib
 import hashlib
 import json
@@ -13,20 +11,17 @@ import os
 import shutil
 import signal
 import tempfile
-import time
-import warnings
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from click.testing import Result
-from helpers import small_process
 from pyarrow import parquet
 from typer.testing import CliRunner
 
 from lastlayer.cli import app
+from lastlayer.errors import LastLayerError
 
 SECONDS = 60
 BUDGETS = [
@@ -228,7 +223,7 @@ def hashes(folder: Path) -> dict[str, str]:
 def complaint(result: Result, words: list[str], before: dict[str, str], folder: Path) -> str | None:
     """What is wrong with a run; None: nothing."""
     if result.exception is not None and not isinstance(result.exception, SystemExit):
-        return f"{type(result.exception).__name__}: {result.exception}"
+        raise result.exception
     if "Traceback" in result.output:
         return "a traceback"
     if "\x1b[2J" in result.output:
@@ -271,43 +266,33 @@ def fit_model(folder: Path) -> Path:
     return path
 
 
-def run(runs: int, seed: int, model: Path) -> tuple[Counter[str], list[str]]:
-    """Exit codes, and what went wrong; `--runs 1 --seed NUMBER` repeats a run."""
-    codes, wrong, home = Counter[str](), [], Path.cwd()
-    for i in range(seed, seed + runs):
-        rng = np.random.default_rng([4, i])
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            os.chdir(folder)
+class Generator:
+    """Runs in a sandbox that is filled anew for each; a `model` may be given."""
+
+    def __init__(self, folder: Path, model: Path | None = None) -> None:
+        self.model = fit_model(folder) if model is None else model
+
+    def case(self, number: int) -> tuple[int, list[str]]:
+        """The number of the run, and the command line."""
+        with self.sandbox(number) as (sandbox, _):
+            return number, [word[:60] for word in sandbox.words()]
+
+    @contextlib.contextmanager
+    def sandbox(self, number: int) -> Iterator[tuple[Sandbox, Path]]:
+        with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
+            sandbox = Sandbox(Path(name), np.random.default_rng([4, number]))
+            sandbox.fill(self.model)
+            yield sandbox, Path(name)
+
+    def run(self, case: tuple[int, list[str]]) -> None:
+        with self.sandbox(case[0]) as (sandbox, folder):
+            before, words = hashes(folder), sandbox.words()
             try:
-                sandbox = Sandbox(folder, rng)
-                sandbox.fill(model)
-                before, words, started = hashes(folder), sandbox.words(), time.monotonic()
-                try:
-                    with limited(SECONDS), warnings.catch_warnings():
-                        warnings.simplefilter("ignore")
-                        result = CliRunner().invoke(app, words)
-                    found = complaint(result, words, before, folder)
-                    codes[f"{words[0]}: {result.exit_code}"] += 1
-                except Slow:
-                    found = f"slow: {time.monotonic() - started:.0f} s"
-            finally:
-                os.chdir(home)
-        if found:
-            wrong.append(f"run {i}: {[word[:60] for word in words]}: {found[:300]}")
-    return codes, wrong
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0, help="Number of the first run.")
-    asked, started = parser.parse_args(), time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, small_process():
-        codes, wrong = run(asked.runs, asked.seed, fit_model(Path(folder)))
-    print(*wrong, sep="\n")
-    print(f"{dict(sorted(codes.items()))}\n{asked.runs} runs, {len(wrong)} wrong, {time.monotonic() - started:.0f} s")
-
-
-if __name__ == "__main__":
-    main()
+                with limited(SECONDS):
+                    result = CliRunner().invoke(app, words)
+            except Slow:
+                raise AssertionError(f"no end within {SECONDS} s") from None
+            if found := complaint(result, words, before, folder):
+                raise AssertionError(found)
+            if result.exit_code:
+                raise LastLayerError(f"{words[0]}: exit code {result.exit_code}")
