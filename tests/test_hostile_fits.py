@@ -66,7 +66,7 @@ REFUSED = {
     "huge weights": (lambda: (X, Y, np.full(30, 1e300)), r"sample_weight is 1e\+300 in row 0.*divide"),
     "negative weights": (lambda: (X, Y, -np.ones(30)), "Negative"),
     "a row far out": (
-        lambda: (_far(X), Y, np.where(np.arange(30), 1.0, 0.0)),
+        lambda: (_far(X), Y, np.where(np.arange(30), 1.0, 1e-280)),
         "farther than 1e.50 standard deviations",
     ),
     "complex numbers": (lambda: (X + 1j, Y), "Complex"),
