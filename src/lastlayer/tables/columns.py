@@ -1,7 +1,7 @@
 """Encoding of table columns as inputs of a model: numbers, texts and dates. A learned column is plain data."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias
@@ -147,7 +147,7 @@ def shortened(cell: Any) -> str:
 
 @dataclass(frozen=True)
 class NumberColumn:
-    """A column of numbers: one input."""
+    """A column of numbers: one input. Columns of other kinds have the same methods."""
 
     kind: ClassVar[str] = "number"
     name: str
@@ -156,6 +156,10 @@ class NumberColumn:
     fill: float
     """Median of the training rows."""
     format: NumberFormat = PLAIN
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.high:
+            raise ValueError(f"the range of column {self.name!r} is from {self.low} to {self.high}")
 
     @classmethod
     def learn(cls, name: str, table: Table, impute: bool, format: NumberFormat | None = None) -> "NumberColumn":
@@ -166,15 +170,6 @@ class NumberColumn:
         low, high, fill = (float(of(values)) for of in (np.nanmin, np.nanmax, np.nanmedian))
         return cls(name, low, high, fill, format)
 
-    @classmethod
-    def from_json(cls, saved: dict[str, Any]) -> "NumberColumn":
-        """Read a column from JSON; raise KeyError, TypeError or ValueError if it is invalid."""
-        low, high, fill = (checked.typed(word, saved[word], float) for word in ("low", "high", "fill"))
-        column = cls(checked.typed("name", saved["name"], str), low, high, fill, format_from_json(saved["format"]))
-        if not low <= high:
-            raise ValueError(f"the range of column {column.name!r} is from {low} to {high}")
-        return column
-
     @property
     def features(self) -> list[str]:
         """Names of the model's inputs that the column becomes."""
@@ -182,11 +177,11 @@ class NumberColumn:
 
     @property
     def note(self) -> str:
-        """How the cells are read, as a sentence for the user; "" for plain numbers."""
+        """How the cells are read, as a sentence for the user; "" if that needs no explanation."""
         return f"column {self.name!r} is read as numbers {self.format}" if str(self.format) else ""
 
     def typical(self) -> ndarray:
-        """A typical cell: the median of the training rows."""
+        """A typical cell: the median of the training rows, or the most frequent text."""
         return np.array([self.fill])
 
     def read(self, table: Table, impute: bool) -> ndarray:
@@ -198,7 +193,7 @@ class NumberColumn:
         return replace(self, low=float(values.min()), high=float(values.max()))
 
     def outside(self, values: ndarray) -> Bool[ndarray, " m"]:
-        """Mask of values outside the training range."""
+        """Mask of values outside the training range, or of texts that no training row had."""
         return (values < self.low) | (values > self.high)
 
     def encode(self, values: ndarray) -> Float[ndarray, "m k"]:
@@ -224,6 +219,12 @@ class TextColumn:
     fill: str
     """Most frequent text of the training rows."""
 
+    def __post_init__(self) -> None:
+        if len(set(self.categories)) < len(self.categories) or self.fill not in self.categories:
+            raise ValueError(
+                f"the texts of column {self.name!r} are {self}, and missing ones are filled with {self.fill!r}"
+            )
+
     @classmethod
     def learn(cls, name: str, table: Table, impute: bool) -> "TextColumn":
         """Learn the categories and the most frequent one from the training table."""
@@ -239,45 +240,28 @@ class TextColumn:
             )
         return cls(name, tuple(sorted(counts)), counts.most_common(1)[0][0])
 
-    @classmethod
-    def from_json(cls, saved: dict[str, Any]) -> "TextColumn":
-        """Read a column from JSON; raise KeyError, TypeError or ValueError if it is invalid."""
-        column = checked.instance(cls, {name: value for name, value in saved.items() if name != "kind"})
-        if len(set(column.categories)) < len(column.categories) or column.fill not in column.categories:
-            raise ValueError(
-                f"the texts of column {column.name!r} are {column}, and missing ones are filled with {column.fill!r}"
-            )
-        return column
-
     @property
     def features(self) -> list[str]:
-        """Names of the model's inputs that the column becomes."""
         return [f"{self.name}={category}" for category in self.categories]
 
     @property
     def note(self) -> str:
-        """Empty: texts need no explanation."""
         return ""
 
     def typical(self) -> ndarray:
-        """A typical cell: the most frequent text of the training rows."""
         return np.array([self.fill], dtype=object)
 
     def read(self, table: Table, impute: bool) -> ndarray:
-        """Read and check the cells of a table; fill missing ones if `impute`."""
         return whole_texts(self.name, table, fill=self.fill if impute else None)
 
     def outside(self, values: ndarray) -> Bool[ndarray, " m"]:
-        """Mask of texts that no training row had."""
         return ~np.isin(values.astype(str), self.categories)
 
     def encode(self, values: ndarray) -> Float[ndarray, "m k"]:
-        """Values as 0/1 inputs of the model."""
         return (values[:, None] == np.array(self.categories, dtype=object)).astype(float)
 
     def widened(self, values: ndarray) -> "TextColumn":
-        """The column after more rows: the same, since these have no new texts."""
-        return self
+        return self  # more rows have no new texts
 
     def __str__(self) -> str:
         shown = ", ".join(self.categories[:6])
@@ -296,7 +280,14 @@ class DateColumn:
     low: str
     high: str
     fill: str
-    """Median of the training rows; `low`, `high` and `fill` are in ISO 8601."""
+    """Median of the training rows; `low`, `high` and `fill` are in ISO 8601, to the second."""
+
+    def __post_init__(self) -> None:
+        check_choice("order", self.order, ("ymd", "dmy", "mdy", "time"))
+        for part in self.parts:
+            check_choice("part", part, ("days", *PERIODS))
+        for end in (self.low, self.high, self.fill):
+            np.datetime64(end, "s")
 
     @classmethod
     def learn(cls, name: str, table: Table, impute: bool, format: DateFormat) -> "DateColumn":
@@ -313,56 +304,36 @@ class DateColumn:
         ends = (str(known[i].astype("datetime64[s]")) for i in (0, -1, len(known) // 2))
         return cls(name, format.order, tuple(parts), *ends)
 
-    @classmethod
-    def from_json(cls, saved: dict[str, Any]) -> "DateColumn":
-        """Read a column from JSON; raise KeyError, TypeError or ValueError if it is invalid."""
-        parts = tuple(check_choice("part", part, ("days", *PERIODS)) for part in saved["parts"])
-        ends = (str(np.datetime64(saved[word], "s")) for word in ("low", "high", "fill"))
-        order = check_choice("order", saved["order"], ("ymd", "dmy", "mdy", "time"))
-        return cls(checked.typed("name", saved["name"], str), order, parts, *ends)
-
     @property
     def features(self) -> list[str]:
-        """Names of the model's inputs that the column becomes."""
-        words: Callable[[str], list[str]] = lambda part: (
-            [f"{self.name} (days)"] if part == "days" else [f"{self.name} ({part}, {of})" for of in ("sine", "cosine")]
-        )
-        return [feature for part in self.parts for feature in words(part)]
+        waves = [f"{self.name} ({part}, {of})" for part in self.parts if part != "days" for of in ("sine", "cosine")]
+        return ([f"{self.name} (days)"] if "days" in self.parts else []) + waves
 
     @property
     def note(self) -> str:
-        """How the cells are read and which inputs they become, as a sentence for the user."""
-        said = {"days": "days", "hour": "time of the day", "weekday": "day of the week", "season": "day of the year"}
+        words = {"days": "days", "hour": "time of the day", "weekday": "day of the week", "season": "day of the year"}
         written = {"dmy": ", day before month", "mdy": ", month before day"}.get(self.order, "")
-        what = "times" if self.order == "time" else "dates"
-        return (
-            f"column {self.name!r} is read as {what}{written}; inputs: {', '.join(said[part] for part in self.parts)}"
-        )
+        what, inputs = "times" if self.order == "time" else "dates", ", ".join(words[part] for part in self.parts)
+        return f"column {self.name!r} is read as {what}{written}; inputs: {inputs}"
 
     def typical(self) -> ndarray:
-        """A typical cell: the median of the training rows."""
         return np.array([self.fill], dtype="datetime64[us]")
 
     def read(self, table: Table, impute: bool) -> ndarray:
-        """Read and check the cells of a table; fill missing ones if `impute`."""
         return whole_dates(self.name, table, DateFormat(self.order), fill=self.fill if impute else None)
 
     def of_rows(self, values: ndarray) -> "DateColumn":
-        """The same column with the range of the given values, to the second."""
         seconds = np.floor(np.array([values.min(), values.max()]) * 86_400 + 1e-3).astype("datetime64[s]")
         return replace(self, low=str(seconds[0]), high=str(seconds[1]))
 
     def outside(self, values: ndarray) -> Bool[ndarray, " m"]:
-        """Mask of values outside the training range, to the second."""
         low, high = days(np.array([self.low, self.high], dtype="datetime64[us]"))
         return (values < low - SECOND) | (values > high + SECOND)
 
     def encode(self, values: ndarray) -> Float[ndarray, "m k"]:
-        """Values as inputs of the model: days, and calendar parts as sine and cosine."""
         return calendar(values, self.parts)
 
     def widened(self, values: ndarray) -> "DateColumn":
-        """The column after more rows, with a range that includes them."""
         new = self.of_rows(values)
         return replace(self, low=min(self.low, new.low), high=max(self.high, new.high))
 
@@ -377,8 +348,15 @@ Column: TypeAlias = NumberColumn | TextColumn | DateColumn
 KINDS: dict[str, type[Column]] = {kind.kind: kind for kind in (NumberColumn, TextColumn, DateColumn)}
 
 
+def column_from_json(saved: dict[str, Any]) -> Column:
+    """Read a column from JSON; raise KeyError, TypeError or ValueError if it is invalid."""
+    content = {name: value for name, value in saved.items() if name != "kind"}
+    if "format" in content:
+        content["format"] = format_from_json(content["format"])
+    return checked.instance(KINDS[saved["kind"]], content)
+
+
 def format_from_json(saved: dict[str, Any]) -> NumberFormat:
     """Read a format from JSON; raise KeyError, TypeError or ValueError if it is invalid."""
-    decimal = check_choice("decimal", saved["decimal"], (".", ","))
-    thousands, unit = checked.typed("thousands", saved["thousands"], bool), checked.typed("unit", saved["unit"], str)
-    return NumberFormat(decimal, thousands, unit)
+    check_choice("decimal", saved["decimal"], (".", ","))
+    return checked.instance(NumberFormat, saved)

@@ -14,13 +14,13 @@ from lastlayer._internal import checked
 from lastlayer.errors import InputError, check_choice
 from lastlayer.tables.cells import NumberFormat
 from lastlayer.tables.columns import (
-    KINDS,
     LARGEST,
     Column,
     DateColumn,
     NumberColumn,
     Problems,
     TextColumn,
+    column_from_json,
     finite_numbers,
     format_from_json,
     shortened,
@@ -218,7 +218,7 @@ class Schema:
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Schema":
         """Read a schema from JSON; raise KeyError, TypeError or ValueError if it is invalid."""
-        columns = tuple(KINDS[saved["kind"]].from_json(saved) for saved in content["columns"])
+        columns = tuple(map(column_from_json, content["columns"]))
         formats = tuple(map(format_from_json, content["target_formats"]))
         dropped = {str(name): str(why) for name, why in content["dropped"].items()}
         targets = checked.typed("targets", content["targets"], tuple[str, ...])
