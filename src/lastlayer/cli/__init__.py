@@ -55,15 +55,15 @@ def study(
         figures.draw_all(studies[0], three, folder)
         (folder / "report.html").write_text(report(studies, folder))
 
-    written, say = paper.write_all(studies, out, draw), Output(as_json)
+    written, output = paper.write_all(studies, out, draw), Output(as_json)
     places = [0, *(1 + list(paper.COLUMNS).index(name) for name in SHOWN)]
     head, *rows = [[row[i] for i in places] for row in [["", *paper.COLUMNS.values()], *paper.cells(studies)]]
-    say.table(head, rows, f"Table 1: {paper.caption(studies)}")
+    output.table(head, rows, f"Table 1: {paper.caption(studies)}")
     for note in paper.NOTES:
-        say.words(f"  {note}", "dim")
-    say.words(f"\nall columns: {out / 'table1.md'}")
-    say.words(f"{len(written)} files in {out}; open {out / 'report.html'} in a browser")
-    say.result(files=[str(path) for path in written])
+        output.words(f"  {note}", "dim")
+    output.words(f"\nall columns: {out / 'table1.md'}")
+    output.words(f"{len(written)} files in {out}; open {out / 'report.html'} in a browser")
+    output.result(files=[str(path) for path in written])
 
 
 def _version(asked: bool | None) -> None:

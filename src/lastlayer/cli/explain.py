@@ -49,30 +49,30 @@ def explain(
                 raise InputError(f"--{option} {path} must be a PNG file, such as {option}.png")
             given = [model] if data is None else [model, data]
             check_output(path, PICTURE, inputs=given, force=force, advice=f"another --{option}")
-    say, fitted = Output(as_json), load_table(model)
+    output, fitted = Output(as_json), load_table(model)
     table = None if data is None else TableFile(data, encoding, decimal).read()
     if table is None:
         ranking = saved_ranking(fitted)
     else:
         ranking = measure(fitted, table, targets=names_in(target, table) or None)
     varied = vary(fitted, table)
-    say.words(model.name, "bold")
-    say_ranking(say, ranking)
+    output.words(model.name, "bold")
+    print_ranking(output, ranking)
     others = "other inputs at typical values" if table is None else "averaged over the given rows"
-    say.words(
+    output.words(
         f"\nPredictions as one input varies over its training range, {others}; ±: 90% band of the function", "bold"
     )
     head, *rows = extremes_table(varied, fitted.schema_.targets)
-    say.table(head, rows)
-    say.words("\nThe model", "bold")
+    output.table(head, rows)
+    output.words("\nThe model", "bold")
     for subject, words in facts(fitted).items():
-        say.words(f"{subject:17}{words}")
-    say.words()
+        output.words(f"{subject:17}{words}")
+    output.words()
     filled = lambda column: str(column.fill) if fitted.schema_.impute else "rejected"
     rows = [[column.name, column.kind, str(column), filled(column)] for column in fitted.schema_.columns]
-    say.table(["input", "kind", "training range", "if missing"], rows)
-    say.words("\nsettings", "bold")
-    say.words(str(fitted.settings_))
+    output.table(["input", "kind", "training range", "if missing"], rows)
+    output.words("\nsettings", "bold")
+    output.words(str(fitted.settings_))
     drawn = {
         importance: lambda: plots.importance(_measured(ranking).inputs, targets=fitted.schema_.targets),
         dependence: lambda: plots.partial_dependence(varied, targets=fitted.schema_.targets),
@@ -82,9 +82,9 @@ def explain(
         if path is not None:
             with replacing(path) as file:
                 draw().savefig(file, dpi=150, format="png", metadata={"Software": SOFTWARE})
-            say.words(f"\nsaved {path}", "bold")
+            output.words(f"\nsaved {path}", "bold")
     measured = {"importance": None if ranking is None else ranking.as_json()}
-    say.result(**explained(fitted) | measured, dependence=[asdict(one) for one in varied])
+    output.result(**explained(fitted) | measured, dependence=[asdict(one) for one in varied])
 
 
 def _measured(ranking: "Ranking | None") -> "Ranking":
@@ -93,11 +93,13 @@ def _measured(ranking: "Ranking | None") -> "Ranking":
     return ranking
 
 
-def say_ranking(say: Output, found: "Ranking | None") -> None:
+def print_ranking(output: Output, found: "Ranking | None") -> None:
     """Print the importance of inputs."""
     if found is None:
-        say.words("the importance of inputs was not measured when this model was fitted: give rows with --data", "dim")
+        output.words(
+            "the importance of inputs was not measured when this model was fitted: give rows with --data", "dim"
+        )
         return
-    say.words(f"\nWhich inputs matter: loss of accuracy on {found.caption} when an input is shuffled", "bold")
+    output.words(f"\nWhich inputs matter: loss of accuracy on {found.caption} when an input is shuffled", "bold")
     head, *rows = found.table()
-    say.table(head, rows)
+    output.table(head, rows)

@@ -11,7 +11,7 @@ from typer import Argument, Exit, Option
 
 from lastlayer import __version__
 from lastlayer.cli.console import INTERRUPTED, Force, Json, Output
-from lastlayer.cli.explain import explain, say_ranking
+from lastlayer.cli.explain import explain, print_ranking
 from lastlayer.cli.options import Data, Decimal, Encoding, Model, Target, Unknown, names_in
 from lastlayer.errors import InputError
 
@@ -92,7 +92,7 @@ def fit(
     from lastlayer.tables import explain as explained
     from lastlayer.tables.columns import Problems
 
-    file, problems, say = TableFile(data, encoding), Problems(), Output(as_json)
+    file, problems, output = TableFile(data, encoding), Problems(), Output(as_json)
     path = model or Path(f"{file.stem}.lastlayer")
     check_output(path, MODEL, inputs=[data], force=force, advice="another --model")
     given = {"preset": preset, "hidden": _widths(hidden), "noise": noise, "n_members": members}
@@ -102,35 +102,35 @@ def fit(
     asked |= {name: names_in(names, table) for name, names in (("drop", drop), ("keep", keep), ("text", text))}
     asked |= {"impute": impute, "decimal": decimal, "date_order": date_order}
     fitted = TableRegressor(random_state=seed, progress=not as_json, **asked)
-    with say.heeding():
+    with output.heeding():
         targets = names_in(target, table)
         schema = Schema.infer(table, targets, fitted.reading(groups), problems=problems)
-        _describe(say, data, table, schema)
+        _describe(output, data, table, schema)
         rows, kept = (table, None) if holdout is None else keep_back(table, holdout, groups=groups, seed=seed)
         fitted.fit(rows, target=targets, groups=groups, schema=schema if kept is None else None)
         seconds = time.monotonic() - started
         comparison, ranking = measured(fitted, rows, kept)
-    interrupted = any(note.startswith("interrupted") for note in say.notes)
+    interrupted = any(note.startswith("interrupted") for note in output.notes)
     made = {"data": data.name, "fitted": datetime.now(UTC).isoformat(timespec="seconds"), "version": __version__}
-    fitted.card_ |= made | {"seed": seed, "interrupted": interrupted, "notes": say.notes}
+    fitted.card_ |= made | {"seed": seed, "interrupted": interrupted, "notes": output.notes}
     fitted.card_["held_out"] = None if comparison is None else asdict(comparison)
     fitted.card_["importance"] = None if ranking is None else ranking.as_json()
     fitted.save(path)
     facts = explained(fitted)
     networks = "1 network" if facts["members"] == 1 else f"{facts['members']} networks"
     to_working = f" to {facts['modelled']}" if facts["modelled"] else ""
-    say.words(f"{len(rows):,} rows, {networks}, fitted{to_working} in {seconds:.0f} s\n")
-    _say_comparison(say, comparison)
+    output.words(f"{len(rows):,} rows, {networks}, fitted{to_working} in {seconds:.0f} s\n")
+    _print_comparison(output, comparison)
     for sentence in [] if ranking is None else ranking.sentences():
-        say.words(sentence)
+        output.words(sentence)
     if verbose:
-        say_ranking(say, ranking)
-        _say_details(say, facts, comparison)
-    say.words(f"\nsaved {path} ({path.stat().st_size / 1024:,.0f} kB)", "bold")
-    say.words(f"next: lastlayer predict {path} NEW_ROWS.csv, lastlayer report {path} TEST_ROWS.csv", "dim")
+        print_ranking(output, ranking)
+        _print_details(output, facts, comparison)
+    output.words(f"\nsaved {path} ({path.stat().st_size / 1024:,.0f} kB)", "bold")
+    output.words(f"next: lastlayer predict {path} NEW_ROWS.csv, lastlayer report {path} TEST_ROWS.csv", "dim")
     if interrupted:
-        say.note(f"training was interrupted: {path} can be used, but a complete fit would be better")
-    say.result(model=str(path), seconds=seconds, interrupted=interrupted, rows=len(rows), **facts)
+        output.note(f"training was interrupted: {path} can be used, but a complete fit would be better")
+    output.result(model=str(path), seconds=seconds, interrupted=interrupted, rows=len(rows), **facts)
     if interrupted:
         raise Exit(INTERRUPTED)
 
@@ -159,7 +159,7 @@ def predict(
     from lastlayer.tables import TableFile, load_table, stream
     from lastlayer.tables.writing import Dialect, writing
 
-    say, file = Output(as_json), TableFile(data, encoding, decimal)
+    output, file = Output(as_json), TableFile(data, encoding, decimal)
     path = out or Path(f"{file.stem}.predicted.csv")
     check_output(path, PREDICTIONS, inputs=[model, data], force=force, advice="another --out")
     fitted = load_table(model, unknown=unknown)
@@ -175,19 +175,19 @@ def predict(
             strange.update(forecast.unknown)
     seconds = time.monotonic() - started
     for text, count in strange.most_common(10):
-        say.note(f"{count} rows have {text!r}, which no training row had: predicted as no known category")
-    say.words(f"{rows:,} rows in {seconds:.1f} s ({rows / max(seconds, 1e-9):,.0f} per second)")
+        output.note(f"{count} rows have {text!r}, which no training row had: predicted as no known category")
+    output.words(f"{rows:,} rows in {seconds:.1f} s ({rows / max(seconds, 1e-9):,.0f} per second)")
     for name, count in (+outside).items():
-        say.words(f"{_rows(count)} outside the training range of {name}", "yellow")
+        output.words(f"{_rows(count)} outside the training range of {name}", "yellow")
     if beyond:
-        say.words(f"{_rows(beyond)} farther out than every training row: see the column extrapolation", "yellow")
+        output.words(f"{_rows(beyond)} farther out than every training row: see the column extrapolation", "yellow")
     if far:
-        say.words(
+        output.words(
             f"{_rows(far)} farther out than the rows that intervals were calibrated on: do not rely on them", "yellow"
         )
-    say.words(f"saved {path}", "bold")
+    output.words(f"saved {path}", "bold")
     found = {"outside_range": outside, "beyond": beyond, "beyond_reach": far}
-    say.result(out=str(path), rows=rows, seconds=seconds, level=level, **found)
+    output.result(out=str(path), rows=rows, seconds=seconds, level=level, **found)
 
 
 def evaluate(
@@ -202,10 +202,10 @@ def evaluate(
     """Score predictions for a table with the true values, preferably rows that the model has not seen."""
     from lastlayer.tables import TableFile, load_table
 
-    say, table = Output(as_json), TableFile(data, encoding, decimal).read()
+    output, table = Output(as_json), TableFile(data, encoding, decimal).read()
     scores = load_table(model, unknown=unknown).evaluate(table, target=names_in(target, table))
-    _say_scores(say, scores)
-    say.result(**asdict(scores))
+    _print_scores(output, scores)
+    output.result(**asdict(scores))
 
 
 def report(
@@ -227,17 +227,17 @@ def report(
     from lastlayer.report import make_report
     from lastlayer.tables import TableFile, load_table
 
-    say, path = Output(as_json), out or Path(f"{model.stem}.report.html")
+    output, path = Output(as_json), out or Path(f"{model.stem}.report.html")
     check_output(path, PAGE, inputs=[model, data], force=force, advice="another --out")
     fitted, table = load_table(model, unknown=unknown), TableFile(data, encoding, decimal).read()
     targets = names_in(target, table) or None
     made = make_report(fitted, table, targets=targets, group=group, model_name=model.name, data_name=data.name)
     with replacing(path) as file:
         file.write(made.html.encode())
-    say.words(f"{made.verdict}\n")
-    _say_scores(say, made.scores)
-    say.words(f"\nsaved {path}: open it in a browser", "bold")
-    say.result(out=str(path), verdict=made.verdict, **asdict(made.scores))
+    output.words(f"{made.verdict}\n")
+    _print_scores(output, made.scores)
+    output.words(f"\nsaved {path}: open it in a browser", "bold")
+    output.result(out=str(path), verdict=made.verdict, **asdict(made.scores))
 
 
 def update(
@@ -255,14 +255,14 @@ def update(
     from lastlayer._internal.files import MODEL, check_output
     from lastlayer.tables import TableFile, load_table
 
-    say, path = Output(as_json), out or model
+    output, path = Output(as_json), out or model
     check_output(path, MODEL, inputs=[data], force=force, advice="another --out")
     if not 0 < forgetting <= 1:
         raise InputError(f"--forgetting {forgetting} must be above 0 and at most 1")
     fitted, table = load_table(model), TableFile(data, encoding, decimal).read()
     fitted.update(table, target=names_in(target, table), forgetting=forgetting).save(path)
-    say.words(f"{len(table):,} more rows, {fitted.card_['rows']:,} in all; saved {path}", "bold")
-    say.result(model=str(path), new_rows=len(table), rows=fitted.card_["rows"])
+    output.words(f"{len(table):,} more rows, {fitted.card_['rows']:,} in all; saved {path}", "bold")
+    output.result(model=str(path), new_rows=len(table), rows=fitted.card_["rows"])
 
 
 def export(
@@ -291,25 +291,25 @@ def export(
     elif place.is_dir():
         for name, kind in (("model.npz", BUNDLE), ("predict.py", BUNDLE_READER)):
             check_output(place / name, kind, inputs=[model], force=force, advice="another folder")
-    say, fitted = Output(as_json), load_table(model)
+    output, fitted = Output(as_json), load_table(model)
     if place.suffix == ".onnx":
         from lastlayer.integrations.onnx import to_onnx
 
         written = [to_onnx(fitted, place, inputs=fitted.schema_.features, targets=fitted.schema_.targets)]
-        say.words(f"inputs, in this order: {', '.join(fitted.schema_.features)}", "dim")
+        output.words(f"inputs, in this order: {', '.join(fitted.schema_.features)}", "dim")
     elif place.suffix == ".c":
         from lastlayer.integrations import export_c
 
         written = [export_c(fitted, place)]
-        say.words(f"inputs, in this order: {', '.join(fitted.schema_.features)}", "dim")
+        output.words(f"inputs, in this order: {', '.join(fitted.schema_.features)}", "dim")
     else:
         from lastlayer.integrations.export import export_bundle
 
         written = export_bundle(fitted, place)
-        say.words(f"try: python {place / 'predict.py'} ROWS.csv", "dim")
+        output.words(f"try: python {place / 'predict.py'} ROWS.csv", "dim")
     for path in written:
-        say.words(f"saved {path} ({path.stat().st_size / 1024:.0f} kB)")
-    say.result(files=[str(path) for path in written])
+        output.words(f"saved {path} ({path.stat().st_size / 1024:.0f} kB)")
+    output.result(files=[str(path) for path in written])
 
 
 COMMANDS = (fit, predict, evaluate, report, explain, update, export)
@@ -330,41 +330,41 @@ def _widths(text: str | None) -> tuple[int, ...] | None:
     return tuple(int(part) for part in parts)
 
 
-def _describe(say: Output, data: Path, table: "Table", schema: "Schema") -> None:
-    say.words(f"{data}: {len(table):,} rows, {len(table.columns)} columns", "bold")
+def _describe(output: Output, data: Path, table: "Table", schema: "Schema") -> None:
+    output.words(f"{data}: {len(table):,} rows, {len(table.columns)} columns", "bold")
     taken = dict.fromkeys(schema.targets, ("target", ""))
     taken |= {column.name: (column.kind, str(column)) for column in schema.columns}
     rows = [[name, *taken.get(name, ("excluded", ""))] for name in table.columns]
-    say.table(["column", "used as", "range"], rows)
-    say.words()
+    output.table(["column", "used as", "range"], rows)
+    output.words()
     for line in schema.notes:
-        say.note(line)
+        output.note(line)
 
 
-def _say_comparison(say: Output, found: "Comparison | None") -> None:
+def _print_comparison(output: Output, found: "Comparison | None") -> None:
     if found is None:
-        say.words("this fit had no held-out rows to score on: use --holdout 0.2 to keep some out", "dim")
+        output.words("this fit had no held-out rows to score on: use --holdout 0.2 to keep some out", "dim")
         return
-    say.words(f"Scores {found.caption}", "bold")
+    output.words(f"Scores {found.caption}", "bold")
     head, *rows = found.table()
-    say.table(head, rows)
-    say.words(
+    output.table(head, rows)
+    output.words(
         "RMSE (the typical error) and widths are in the units of the target; ideally 90% are in the intervals\n", "dim"
     )
 
 
-def _say_details(say: Output, facts: dict[str, Any], found: "Comparison | None") -> None:
+def _print_details(output: Output, facts: dict[str, Any], found: "Comparison | None") -> None:
     """Print further details: noise, LPD, and the calibration curves from affine cost to variance."""
     densities = {} if found is None else {s.target: s.lpd for s in found.methods if s.lpd is not None}
     cell = lambda target: f"{densities[target]:.4f}" if target in densities else "n/a"
     rows = [[row["target"], f"{row['noise_std']:.4g}", cell(row["target"])] for row in facts["targets"]]
-    say.words()
-    say.table(["target", "noise std", "held-out LPD"], rows)
+    output.words()
+    output.table(["target", "noise std", "held-out LPD"], rows)
     if facts["calibration"] is not None:
-        say.words(f"calibration: {facts['calibration']['words']}", "dim")
+        output.words(f"calibration: {facts['calibration']['words']}", "dim")
 
 
-def _say_scores(say: Output, scores: "Scores") -> None:
+def _print_scores(output: Output, scores: "Scores") -> None:
     head, *rows = scores.table()
-    say.table(head, rows, f"{scores.rows:,} rows")
-    say.words(f"joint LPD {scores.lpd:.4f}, calibration error {scores.calibration_error:.4f}")
+    output.table(head, rows, f"{scores.rows:,} rows")
+    output.words(f"joint LPD {scores.lpd:.4f}, calibration error {scores.calibration_error:.4f}")

@@ -96,7 +96,7 @@ def partial_dependence(
     >>> bool(np.ptp(first.mean) > 10 * np.ptp(second.mean))
     True
     """
-    table, say = table_of(X), predictor_of(model)
+    table, predictive = table_of(X), predictor_of(model)
     if len(table) > max_rows:
         rows = table[np.sort(np.random.default_rng(0).choice(len(table), max_rows, replace=False))]
     else:
@@ -106,7 +106,7 @@ def partial_dependence(
         values = one.values(table, n)
         changed = np.repeat(rows[None], len(values), 0)
         changed[:, :, one.columns] = values[:, None]
-        p = say(changed.reshape(-1, rows.shape[1]))
+        p = predictive(changed.reshape(-1, rows.shape[1]))
         average = partial(_average, n=len(values))
         epistemic, noise = average(p.epistemic_var), average(p.noise_var)
         named = one.labels is not None or values.shape[1] > 1

@@ -77,15 +77,15 @@ def permutation_importance(
             "value of every row, at least two rows, and at least one repeat"
         )
     targets = targets.reshape(len(targets), -1)
-    say, rng = predictor_of(model), np.random.default_rng(random_state)
-    rmse, lpd = _scores(say(table), targets)
+    predictive, rng = predictor_of(model), np.random.default_rng(random_state)
+    rmse, lpd = _scores(predictive(table), targets)
     found = []
     for one in inputs_of(model, X, inputs):
         worse = []
         for _ in range(n_repeats):
             shuffled = table.copy()
             shuffled[:, one.columns] = table[rng.permutation(len(table))][:, one.columns]
-            worse.append(_scores(say(shuffled), targets))
+            worse.append(_scores(predictive(shuffled), targets))
         rmses, lpds = (np.stack(each) for each in zip(*worse, strict=True))
         found.append(Importance(one.name, rmses.mean(0) - rmse, rmses.std(0), lpd - lpds.mean(0)))
     return found

@@ -43,14 +43,14 @@ def make_report(
     evaluation = Evaluation.of(fitted, table_, targets=targets)
     m, beyond = len(evaluation.y), evaluation.p.beyond_reach
     low, high = binomial_band(m, np.array([0.5, 0.95]))
-    said, failing = verdict(evaluation)
+    sentence, failing = verdict(evaluation)
     ranking = importance(fitted, table_, targets=targets)
     content = {
         "model": model_name,
         "data": data_name,
         "names": evaluation.names,
         "m": m,
-        "verdict": said,
+        "verdict": sentence,
         "failing": failing,
         "scores": evaluation.scores,
         "low": low,
@@ -74,7 +74,7 @@ def make_report(
         "alpha_rows": min(m, figures.ALPHA_ROWS),
         "alpha": figures.alpha(evaluation),
     }
-    return Report(rendered("report.html", **content), evaluation.scores, said)
+    return Report(rendered("report.html", **content), evaluation.scores, sentence)
 
 
 def _ranges(evaluation: Evaluation) -> list[list[str]]:

@@ -22,19 +22,19 @@ def judged(share: float, m: int) -> str:
 def verdict(evaluation: Evaluation) -> tuple[str, bool]:
     """Return a line on whether intervals hold and how many rows are outside, and whether it is a warning."""
     inside, outside, m = evaluation.inside(LEVEL), evaluation.outside, len(evaluation.y)
-    said: dict[str, list[str]] = {}
+    judgements: dict[str, list[str]] = {}
     for name, share in zip(evaluation.names, inside.mean(0), strict=True):
         count = f"{round(share * m):,} of {m:,} true values of {name} ({share:.0%})"
-        said.setdefault(judged(share, m), []).append(count)
+        judgements.setdefault(judged(share, m), []).append(count)
     hold = {RIGHT: "hold", NARROW: f"are {NARROW} on these rows", WIDE: f"are {WIDE} on these rows"}
-    words = [f"The 90% intervals {hold[how]}: {' and '.join(counts)} lie inside." for how, counts in said.items()]
+    words = [f"The 90% intervals {hold[how]}: {' and '.join(counts)} lie inside." for how, counts in judgements.items()]
     if not (n := int(outside.sum())):
-        return " ".join([*words, "No row lies outside the training data."]), NARROW in said
+        return " ".join([*words, "No row lies outside the training data."]), NARROW in judgements
     there = dict(zip(evaluation.names, inside[outside].mean(0), strict=True))
     shares = " and ".join(f"{percent(share)} of the true values of {name}" for name, share in there.items())
     count = "1 row lies" if n == 1 else f"{n:,} rows lie"
     words.append(f"{count} outside the training data: there the intervals contain {shares}.")
-    return " ".join(words), NARROW in said or any(judged(share, n) == NARROW for share in there.values())
+    return " ".join(words), NARROW in judgements or any(judged(share, n) == NARROW for share in there.values())
 
 
 def by_fifth(evaluation: Evaluation) -> list[list[str]]:

@@ -113,10 +113,10 @@ class NumberFormat:
         return re.compile(rf"(?P<sign>[+-]?)\s*(?P<before>[{CURRENCY}])?\s*{number}\s*(?P<after>{UNIT})?")
 
     def __str__(self) -> str:
-        said = [f"in {self.unit}"] if self.unit else []
+        words = [f"in {self.unit}"] if self.unit else []
         signs = "points" if self.other == "." else "commas"
-        said += [f"with {signs} between thousands (1{self.other}234 is 1234)"] if self.thousands else []
-        return " ".join(said)
+        words += [f"with {signs} between thousands (1{self.other}234 is 1234)"] if self.thousands else []
+        return " ".join(words)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Scores of a fit on rows that it was not fitted to, next to those of linear regression and the mean."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,50 +63,43 @@ class Comparison:
         return [head, *lines]
 
 
-@dataclass(frozen=True)
-class _Said:
-    """Predictions of one method, with intervals."""
-
-    mean: Float[ndarray, "m q"]
-    lower: Float[ndarray, "m q"]
-    upper: Float[ndarray, "m q"]
+Intervals = Float[ndarray, "3 m q"]
+"""Means of the targets, and the lower and upper ends of their intervals."""
 
 
 def compare(fitted: TableRegressor, table: Table, kept: Table | None = None) -> Comparison | None:
     """Compare the model with linear regression and the mean on held-out rows."""
-    X, y = fitted.schema_.arrays(table)
+    schema, (X, y) = fitted.schema_, fitted.schema_.arrays(table)
     y = y.reshape(len(y), -1)
     if kept is not None:
-        new = fitted.schema_.encode(kept, unknown="warn").X
-        truth = fitted.schema_.targets_of(kept, partly=True)
-        p = fitted.predictive(new)
-        return _compared(fitted.schema_.targets, truth, p, dict(_baselines(X, y, new)), kept_back=True)
-    held_out = fitted.held_out_
-    if held_out is None:
+        new, truth = schema.encode(kept, unknown="warn").X, schema.targets_of(kept, partly=True)
+        others = _baselines(X, y, new)
+        return Comparison(len(truth), True, _scored(schema.targets, truth, fitted.predictive(new), others))
+    if (held_out := fitted.held_out_) is None:
         return None
     rows = held_out.rows
-    said = {name: _Said(*(np.empty((len(rows), y.shape[1])) for _ in range(3))) for name in (LINEAR, MEAN)}
+    others = {name: np.empty((3, len(rows), y.shape[1])) for name in (LINEAR, MEAN)}
     for k in np.unique(held_out.fold):
         at: Int[ndarray, " h"] = np.flatnonzero(held_out.fold == k)
         train = held_out.folds[k].train
-        for name, part in _baselines(X[train], y[train], X[rows[at]]):
-            for whole, values in zip(vars(said[name]).values(), vars(part).values(), strict=True):
-                whole[at] = values
-    return _compared(fitted.schema_.targets, y[rows], held_out.predictive(X[rows]), said, kept_back=False)
+        for name, part in _baselines(X[train], y[train], X[rows[at]]).items():
+            others[name][:, at] = part
+    p = held_out.predictive(X[rows])
+    return Comparison(len(rows), False, _scored(schema.targets, y[rows], p, others))
 
 
-def _compared(
-    targets: tuple[str, ...], y: Float[ndarray, "m q"], p: Prediction, others: dict[str, _Said], *, kept_back: bool
-) -> Comparison:
-    lower, upper = p.interval(LEVEL)
+def _scored(
+    targets: tuple[str, ...], y: Float[ndarray, "m q"], p: Prediction, others: dict[str, Intervals]
+) -> tuple[MethodScores, ...]:
     known = ~np.isnan(y)
     density = p.log_prob(np.where(known, y, 0.0), per_output=True).reshape(y.shape)
-    ours = _Said(*(values.reshape(y.shape) for values in (p.point, lower, upper)))
+    ours = np.stack([values.reshape(y.shape) for values in (p.point, *p.interval(LEVEL))])
     methods = []
     for j, target in enumerate(targets):
         at = known[:, j]
-        for name, said in {OURS: ours, **others}.items():
-            truth, mean, low, high = (values[at, j] for values in (y, said.mean, said.lower, said.upper))
+        truth = y[at, j]
+        for name, found in {OURS: ours, **others}.items():
+            mean, low, high = found[:, at, j]
             rmse, spread = np.sqrt(np.square(truth - mean).mean()), truth.var()
             methods.append(
                 MethodScores(
@@ -120,25 +112,21 @@ def _compared(
                     lpd=float(density[at, j].mean()) if name == OURS else None,
                 )
             )
-    return Comparison(len(y), kept_back, tuple(methods))
+    return tuple(methods)
 
 
-def _baselines(
-    X: Float[ndarray, "m d"], y: Float[ndarray, "m q"], new: Float[ndarray, "n d"]
-) -> Iterator[tuple[str, _Said]]:
+def _baselines(X: Float[ndarray, "m d"], y: Float[ndarray, "m q"], new: Float[ndarray, "n d"]) -> dict[str, Intervals]:
     """Predict by linear regression and by the mean, with Gaussian intervals from their training residuals."""
-    reach = float(ndtri((1 + LEVEL) / 2))
-    linear, constant = np.empty((2, len(new), y.shape[1])), np.empty((2, len(new), y.shape[1]))
+    reach = ndtri((1 + LEVEL) / 2) * np.array([0.0, -1.0, 1.0])[:, None]
+    linear, constant = np.empty((2, 3, len(new), y.shape[1]))
     for j in range(y.shape[1]):
         known = ~np.isnan(y[:, j])
         inputs, truth = X[known], y[known, j]
         least = LinearRegression().fit(inputs, truth)
         free = max(1, len(truth) - 1 - int(least.rank_))
-        residual = np.sqrt(np.square(truth - least.predict(inputs)).sum() / free)
-        linear[:, :, j] = least.predict(new), np.full(len(new), residual)
-        constant[:, :, j] = np.full(len(new), truth.mean()), np.full(len(new), truth.std(ddof=min(1, len(truth) - 1)))
-    for name, (mean, std) in ((LINEAR, linear), (MEAN, constant)):
-        yield name, _Said(mean, mean - reach * std, mean + reach * std)
+        linear[:, :, j] = least.predict(new) + reach * np.sqrt(np.square(truth - least.predict(inputs)).sum() / free)
+        constant[:, :, j] = truth.mean() + reach * truth.std(ddof=min(1, len(truth) - 1))
+    return {LINEAR: linear, MEAN: constant}
 
 
 def keep_back(table: Table, share: float, *, groups: str | None = None, seed: int = 0) -> tuple[Table, Table]:

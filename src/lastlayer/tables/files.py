@@ -7,9 +7,11 @@ import io
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, SupportsInt
@@ -30,6 +32,8 @@ SEPARATORS = ";\t|,"
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 """Byte-order marks and the encodings they stand for; that of UTF-8 is skipped."""
+CSV, JSON_LINES = (".csv", ".tsv"), (".jsonl", ".ndjson", ".json")
+TEXTS = (*CSV, *JSON_LINES)
 SHOWN = 5
 """Number of rows of the wrong length that a message lists."""
 Cells = dict[str, ndarray]
@@ -110,15 +114,15 @@ class TableFile:
         return Path(self.path.stem).stem if self.packed else self.path.stem
 
     def chunks(self, rows: int = CHUNK_ROWS, *, problems: list[str] | None = None) -> Iterator[Table]:
-        """Yield the table in chunks of `rows` rows, at least one row in all."""
+        """Yield the table in chunks of `rows` rows, at least one row in all; rows of wrong length are `problems`."""
         self._check()
-        first, skipped, separator = 0, list[tuple[int, str]](), ","
-        readers = {".parquet": self._parquet, ".xlsx": self._excel} | dict.fromkeys(TEXTS[:2], self._csv(skipped))
+        first, skipped = 0, dict[int, str]()
+        readers: dict[str, Callable[[int], Iterator[Cells]]] = dict.fromkeys(CSV, partial(self._csv, skipped))
+        readers |= {".parquet": self._parquet, ".xlsx": self._excel}
         try:
             separator = self.separator()
             for columns in readers.get(self.suffix, self._json_lines)(rows):
-                rows_skipped = tuple(number for number, _ in skipped)
-                yield (piece := Table(columns, first, rows_skipped, self.decimal, separator))
+                yield (piece := Table(columns, first, tuple(skipped), self.decimal, separator))
                 first += len(piece)
         except UnicodeError as error:
             raise InputError(self._not_decoded(error)) from error
@@ -126,17 +130,13 @@ class TableFile:
             raise InputError(f"{self.path} cannot be read: {error.strerror}") from error
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise InputError(f"{self.path} is not a complete gzip file: {error}") from error
-        found = (
-            [f"{len(skipped)} rows of {self.path} have the wrong number of cells: {_listed(skipped)}"]
-            if skipped
-            else []
-        )
-        if found and problems is None:
-            raise InputError(found[0])
-        if problems is not None:
-            problems += found
+        if skipped:
+            found = f"{len(skipped)} rows of {self.path} have the wrong number of cells: {_listed(skipped)}"
+            if problems is None or not first:
+                raise InputError(found)
+            problems.append(found)
         if not first:
-            raise InputError(found[0] if found else f"{self.path} has no rows below its header")
+            raise InputError(f"{self.path} has no rows below its header")
 
     def read(self, *, problems: list[str] | None = None) -> Table:
         """Read the whole table."""
@@ -146,7 +146,7 @@ class TableFile:
 
     def separator(self) -> str:
         """Separator of the cells in a CSV file; a comma for every other format."""
-        if self.suffix not in TEXTS[:2]:
+        if self.suffix not in CSV:
             return ","
         self._check()
         with self._text() as file:
@@ -197,50 +197,40 @@ class TableFile:
     def _too_long(self) -> str:
         return f"{self.path} has a line of more than {BLOCK:,} characters: that is not a table"
 
-    def _csv(self, skipped: list[tuple[int, str]]) -> Callable[[int], Iterator[Cells]]:
-        """Reader of a CSV file; rows with another number of cells than the header are skipped."""
+    def _csv(self, skipped: dict[int, str], rows: int) -> Iterator[Cells]:
+        """Read a CSV file; rows with another number of cells than the header are skipped."""
+        pa = need("pyarrow", extra="cli")
+        names, separator, first = self._header()
+        _check_names(names, self.path)
 
-        def cells_of(rows: int) -> Iterator[Cells]:
-            pa = need("pyarrow", extra="cli")
-            arrow = need("pyarrow.csv", extra="cli")
-            names, separator, first = self._header()
-            _check_names(names, self.path)
+        def skip(row: Any) -> str:
+            number = row.number - first
+            open_quote = ", with a double quote that is never closed" if row.text.count('"') % 2 else ""
+            skipped[number] = f"row {number} has {row.actual_columns}, not {len(names)}{open_quote}"
+            return "skip"
 
-            def skip(row: Any) -> str:
-                number = row.number - first
-                open_quote = ", with a double quote that is never closed" if row.text.count('"') % 2 else ""
-                skipped.append((number, f"row {number} has {row.actual_columns}, not {len(names)}{open_quote}"))
-                return "skip"
+        try:
+            with self._bytes() as file, self._batches(file, len(names), separator, first, skip) as batches:
+                for part in (batch.slice(k, rows) for batch in batches for k in range(0, batch.num_rows, rows)):
+                    yield {name: part.column(i).to_numpy(zero_copy_only=False) for i, name in enumerate(names)}
+        except pa.ArrowInvalid as error:
+            if "UTF8" in str(error):
+                raise UnicodeError(str(error)) from error
+            raise InputError(self._too_long if "straddl" in str(error) else f"{self.path}: {error}") from error
 
-            places = [str(i) for i in range(len(names))]
-            encoding = self._encoding()
-            reader = {
-                "read_options": arrow.ReadOptions(
-                    use_threads=False,  # threads would lose the row numbers
-                    block_size=BLOCK,
-                    skip_rows=first,
-                    column_names=places,
-                    encoding="utf8" if encoding == "utf-8-sig" else encoding,
-                ),
-                "parse_options": arrow.ParseOptions(
-                    delimiter=separator, newlines_in_values=True, invalid_row_handler=skip
-                ),
-                "convert_options": arrow.ConvertOptions(
-                    column_types=dict.fromkeys(places, pa.string()), strings_can_be_null=False
-                ),
-            }
-            try:
-                with self._bytes() as file, arrow.open_csv(file, **reader) as batches:
-                    for batch in batches:
-                        for start in range(0, batch.num_rows, rows):
-                            part = batch.slice(start, rows)
-                            yield {name: part.column(i).to_numpy(zero_copy_only=False) for i, name in enumerate(names)}
-            except pa.ArrowInvalid as error:
-                if "UTF8" in str(error):
-                    raise UnicodeError(str(error)) from error
-                raise InputError(self._too_long if "straddl" in str(error) else f"{self.path}: {error}") from error
-
-        return cells_of
+    def _batches(self, file: Any, n: int, separator: str, first: int, skip: Callable[[Any], str]) -> Any:
+        """Open a CSV file with n columns of texts below a header of `first` lines."""
+        arrow, texts = need("pyarrow.csv", extra="cli"), dict.fromkeys(map(str, range(n)), arrow_modules()[0].string())
+        encoding = "utf8" if self._encoding() == "utf-8-sig" else self._encoding()
+        # threads would lose the row numbers
+        reading = {"use_threads": False, "block_size": BLOCK, "skip_rows": first, "column_names": list(texts)}
+        parsing = {"delimiter": separator, "newlines_in_values": True, "invalid_row_handler": skip}
+        return arrow.open_csv(
+            file,
+            arrow.ReadOptions(**reading, encoding=encoding),
+            arrow.ParseOptions(**parsing),
+            arrow.ConvertOptions(column_types=texts, strings_can_be_null=False),
+        )
 
     def _header(self) -> tuple[list[str], str, int]:
         """Names of the columns, their separator, and the number of lines of the header."""
@@ -279,10 +269,9 @@ class TableFile:
                         )
                     yield [row.get(name) for name in names]
 
-        lines = cells()
-        while block := list(islice(lines, rows)):
+        for columns in _blocks(cells(), rows):
             _check_names(names, self.path)
-            yield {name: typed(cells) for name, cells in zip(names, zip(*block, strict=True), strict=True)}
+            yield dict(zip(names, columns, strict=True))
 
     def _parquet(self, rows: int) -> Iterator[Cells]:
         pa, parquet = arrow_modules()
@@ -314,13 +303,10 @@ class TableFile:
             _check_names(names, self.path)
             lines = ([_excel_cell(cell) for cell in row] for row in sheet)
             kept = ((line + [None] * len(names))[: len(names)] for line in lines if any(c is not None for c in line))
-            while block := list(islice(kept, rows)):
-                yield {name: typed(cells) for name, cells in zip(names, zip(*block, strict=True), strict=True)}
+            for columns in _blocks(kept, rows):
+                yield dict(zip(names, columns, strict=True))
         finally:
             book.close()
-
-
-TEXTS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
 
 
 def chunks(path: Path, rows: int = CHUNK_ROWS) -> Iterator[Table]:
@@ -337,12 +323,8 @@ def typed(cells: Sequence[Any]) -> ndarray:
     """Convert Python objects to a column: dates if all are dates, else objects; Booleans and times become texts."""
     known = [cell for cell in cells if cell is not None]
     if known and all(hasattr(cell, "year") for cell in known):
-        naive = [
-            cell.replace(tzinfo=None) if getattr(cell, "tzinfo", None) else cell for cell in cells if cell is not None
-        ]
-        dates = np.full(len(cells), "NaT", dtype="datetime64[us]")
-        dates[[cell is not None for cell in cells]] = np.array(naive, dtype="datetime64[us]")
-        return dates
+        naive = [cell.replace(tzinfo=None) if getattr(cell, "tzinfo", None) else cell for cell in cells]
+        return np.array(naive, dtype="datetime64[us]")  # None becomes NaT
     column = np.empty(len(cells), dtype=object)
     column[:] = [str(cell) if isinstance(cell, bool) or hasattr(cell, "minute") else cell for cell in cells]
     return column
@@ -355,6 +337,12 @@ def _joined(parts: list[ndarray]) -> ndarray:
     return np.concatenate(parts)
 
 
+def _blocks(lines: Iterator[list[Any]], rows: int) -> Iterator[list[ndarray]]:
+    """Columns of successive blocks of lines."""
+    while block := list(islice(lines, rows)):
+        yield [typed(cells) for cells in zip(*block, strict=True)]
+
+
 def _separator(line: str) -> str:
     def columns(separator: str) -> int:
         try:
@@ -365,8 +353,8 @@ def _separator(line: str) -> str:
     return max(SEPARATORS, key=columns)
 
 
-def _listed(skipped: list[tuple[int, str]]) -> str:
-    shown = "; ".join(words for _, words in skipped[:SHOWN])
+def _listed(skipped: dict[int, str]) -> str:
+    shown = "; ".join(islice(skipped.values(), SHOWN))
     more = f"; and {len(skipped) - SHOWN} more" if len(skipped) > SHOWN else ""
     return f"{shown}{more}. A cell that contains the separator must be in double quotes"
 
@@ -426,12 +414,10 @@ def _check_names(names: list[str], path: Path) -> None:
             f"{path} has {len(names):,} columns, but the limit is {MOST_COLUMNS:,}: is the table transposed? Keep only "
             "the columns that are needed"
         )
-    seen: set[str] = set()
     for i, name in enumerate(names, 1):
         if not name.strip():
             raise InputError(f"column {i} of {path} has no name: name it or remove it")
         if not name.isprintable():
             raise InputError(f"column {i} of {path} is called {name!r}: rename it, without control characters")
-        if name in seen:
-            raise InputError(f"{path} has two columns called {name!r}: rename one of them")
-        seen.add(name)
+    if twice := [name for name, n in Counter(names).items() if n > 1]:
+        raise InputError(f"{path} has two columns called {twice[0]!r}: rename one of them")
