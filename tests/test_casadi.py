@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from models import FAST, MODELS, data, far, fitted
+from models import FAST, data, far, fitted
 from torch import nn
 
 from lastlayer import BLLRegressor
@@ -21,7 +21,6 @@ from lastlayer.formula.ops import CasADiOps
 from lastlayer.integrations import export_c, functional_to_casadi, to_casadi, variances_to_casadi
 from lastlayer.integrations.c_code import PRODUCT
 from lastlayer.integrations.casadi_network import to_expression
-from lastlayer.networks.mlp import ACTIVATIONS
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
 
@@ -38,26 +37,6 @@ def agrees(function, model, X, noise=True):
         for a, b in zip(found, (mean[:, None], C, [[cost]]), strict=True):
             scale = np.abs(b).max()
             assert np.abs(a - b).max() <= TOLERANCE * scale, np.abs(a - b).max() / scale
-
-
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("noise", [True, False])
-def test_it_says_what_predictive_says(name, noise):
-    (X, _), model = data(), fitted(name)
-    points = far(X)
-    reach = model.fitted_.curve(0).reach
-    if np.isfinite(reach):  # both branches of the curve are tried
-        cost = model.predictive(points).affine_cost
-        assert (cost > reach).any()
-        assert (cost < reach).any()
-    agrees(to_casadi(model, noise=noise), model, points, noise)
-
-
-@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
-def test_every_activation(activation):
-    X, y = data(q=1, d=2)
-    model = BLLRegressor((5, 4), activation=activation, **FAST).fit(X, y)
-    agrees(to_casadi(model), model, far(X))
 
 
 @pytest.mark.parametrize("name", ["single", "mixture", "mixture, noise by input"])

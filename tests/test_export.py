@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lastlayer import BLLRegressor, TrainingOptions
+from lastlayer import BLLRegressor
 from lastlayer.errors import InputError
 from lastlayer.integrations.export import export_bundle, reader, to_arrays
 from lastlayer.integrations.export.bundle import Bundle
-from lastlayer.networks.mlp import ACTIVATIONS
 from lastlayer.settings.types import FOURIER
 from lastlayer.tables import Table, TableRegressor, forecast, read
 
@@ -31,59 +30,6 @@ def data(q: int = 2, m: int = 60) -> tuple[np.ndarray, np.ndarray]:
     X = rng.uniform(-2, 2, (m, 2))
     y = np.sin(X[:, :1] + np.arange(q)) + X[:, 1:] + 0.1 * rng.standard_normal((m, q))
     return X, y
-
-
-def agree(model: BLLRegressor, path: Path, X: np.ndarray) -> None:
-    """To 1e-9 in mean, standard deviation, interval and cost; far beyond the data too."""
-    np.savez(path, **to_arrays(model))
-    p, exact, where = Bundle(path).predict(X), model.predictive(X), model.extrapolation(X)
-    np.testing.assert_allclose(p.mean, exact.mean, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(p.std, exact.std, rtol=1e-9)
-    np.testing.assert_allclose(p.affine_cost, exact.affine_cost, rtol=1e-9)
-    np.testing.assert_array_equal(p.extrapolation, where.quantile)
-    for level in (0.5, 0.95, 0.999):
-        for ours, theirs in zip(p.interval(level), exact.interval(level), strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        FAST,
-        CALIBRATED,
-        FAMILIES,
-        CALIBRATED | {"encoding": "piecewise"},
-        CALIBRATED | {"noise": "full"},
-        CALIBRATED | {"noise": "input"},
-        CALIBRATED | {"calibration": None},
-        CALIBRATED | {"calibration": "alpha"},
-        FAST | {"training": TrainingOptions(bias_prior="shared")},
-        FAST | {"input_skip": False},
-        FAST | {"hidden": ()},
-        FAST | {"encoding": "piecewise"},
-    ],
-    ids=str,
-)
-def test_it_agrees_with_the_model(tmp_path, words):
-    X, y = data()
-    far = np.concatenate([X[:20], 30 * X[:5]])
-    agree(BLLRegressor(**words).fit(X, y), tmp_path / "m.npz", far)
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_every_activation_is_the_same(tmp_path, activation):
-    X, y = data(q=1)
-    model = BLLRegressor(**FAST | {"activation": activation, "max_epochs": 2}).fit(X, y[:, 0])
-    agree(model, tmp_path / "m.npz", np.concatenate([X, 40 * X]))
-
-
-@pytest.mark.parametrize("words", [FAST, CALIBRATED, FAMILIES], ids=["fast", "calibrated", "families"])
-def test_it_agrees_after_alpha_was_tuned_and_rows_were_added(tmp_path, words):
-    X, y = data()
-    model = BLLRegressor(**words).fit(X[:40], y[:40]).tune_alpha(X[40:], y[40:])
-    agree(model, tmp_path / "m.npz", 3 * X)
-    agree(model.at_alpha(np.inf), tmp_path / "m.npz", 3 * X)
-    agree(model.update(X[40:], y[40:]), tmp_path / "m.npz", 3 * X)
 
 
 ALONE = """

@@ -41,14 +41,6 @@ def agrees(values, prediction, rtol):
         assert np.all(np.abs(value.detach().numpy() - exact) <= rtol * scale), name
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_it_says_what_predictive_says(name):
-    model, X = fitted(name), far(data()[0])
-    reach = model.fitted_.curve(0).reach
-    assert not np.isfinite(reach) or (model.predictive(X).affine_cost > reach).any()  # both branches of the curve
-    agrees(model.module()(torch.tensor(X)), model.predictive(X), 1e-12)
-
-
 @pytest.mark.parametrize("name", ["alpha tuned", "mixture, noise by input"])
 def test_its_gradients_in_the_inputs_are_right(name):
     module = fitted(name).module()
