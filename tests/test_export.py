@@ -137,11 +137,11 @@ def test_a_mixture_of_families_is_exported_with_bins_and_process(tmp_path):
     with np.load(tmp_path / "m.npz", allow_pickle=False) as file:
         whole = {name for name in file.files if file[name].dtype.kind == "i"}
         assert all(file[name].dtype.kind in "fU" for name in set(file.files) - whole)
-        assert {"bins.column"} <= {name.split(".", 1)[1] for name in whole} <= {"order", "bins.column"}
-        about, outside = json.loads(str(file["about"])), float(file["outside.inside"])
+        assert {"column"} <= {name.rsplit(".", 1)[1] for name in whole} <= {"order", "column"}
+        about, outside = json.loads(str(file["about"])), float(file["model.outside.inside"])
     families = [member.family for member in model.fitted_.members]
     assert {str(family) for family in families} >= {"piecewise network 0.3", "piecewise linear", "fourier"}
-    assert about["process"] == families.index(FOURIER)
+    assert about["state"]["model"]["outside"]["place"] == families.index(FOURIER)
     assert outside == model.calibration_.outside.inside
 
 
