@@ -38,7 +38,6 @@ from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.rows import Points
-from lastlayer.data.sources import TensorSource
 from lastlayer.training import RunningPosterior, streamed_statistics
 
 SECTIONS = ("epochs", "memory", "statistics", "processes")
@@ -278,7 +277,7 @@ def epochs(options: argparse.Namespace) -> list[Ratio]:
             continue
         adam = torch.optim.Adam(method.parameters(), lr=options.rate)
         runs.append(Run(method, adam, round(method.share * n_steps)))
-    source = TensorSource(train.X, train.T)
+    source = Points(train.X, Readings(train.T))
     stretch = max(1, per_epoch // LOOKS)
     print(
         f"{options.rows:,} x {N_INPUTS} rows, {options.depth} x {options.width} SiLU, batch {options.batch:,}, "
@@ -324,9 +323,7 @@ def epochs(options: argparse.Namespace) -> list[Ratio]:
     return ratios
 
 
-def _advance(
-    run: Run, source: TensorSource, first: int, last: int, per_epoch: int, options: argparse.Namespace
-) -> None:
+def _advance(run: Run, source: Points, first: int, last: int, per_epoch: int, options: argparse.Namespace) -> None:
     step = first
     while step < last and run.goes_on:
         epoch, start = divmod(step, per_epoch)
@@ -480,7 +477,8 @@ import sys, time
 import torch
 from benchmarks.scale import features, make_rows
 from lastlayer.data.distributed import join
-from lastlayer.data.sources import TensorSource
+from lastlayer.bayes.readings import Readings
+from lastlayer.data.rows import Points
 from lastlayer.training import MiniBatches, Optimizer, RunningPosterior, train
 torch.set_num_threads(1)
 group = join()
@@ -488,7 +486,7 @@ rows, width, batch, dtype = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 X, T = (part.to(dtype) for part in make_rows(rows, 0))
 network = features(width, 3, "cpu").to(dtype)
 running = RunningPosterior(torch.tensor(float(rows), dtype=torch.float64), rows, process_group=group)
-problem = MiniBatches(network, TensorSource(X, T), running, batch_size=batch)
+problem = MiniBatches(network, Points(X, Readings(T)), running, batch_size=batch)
 start = time.perf_counter()
 train(problem, Optimizer(1e-3, max_epochs=1))
 if group.rank == 0:

@@ -10,8 +10,9 @@ from torch.distributions import MultivariateNormal, Normal, kl_divergence
 from lastlayer import TrainingOptions
 from lastlayer.bayes.evidence import general_nlml, optimal_alpha
 from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.data.sources import TensorSource
+from lastlayer.data.rows import Points
 from lastlayer.errors import InputError
 from lastlayer.studies import baselines
 from lastlayer.studies.baselines import BayesByBackpropRegressor, BayesianNetwork, BLRRegressor, VariationalLinear
@@ -193,7 +194,7 @@ def test_blr_is_the_evidences_optimum_on_features_that_the_squared_error_made():
 
 
 def test_blr_refuses_a_source_and_says_what_to_call():
-    source = TensorSource(torch.zeros(10, 1), torch.zeros(10, 1))
+    source = Points(torch.zeros(10, 1), Readings(torch.zeros(10, 1)))
     with pytest.raises(InputError, match=r"BLRRegressor.*call fit\(X, y\)"):
         BLRRegressor().fit_source(source)
 

@@ -23,7 +23,6 @@ from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.rows import Points, Rows
-from lastlayer.data.sources import TensorSource
 from lastlayer.errors import InputError
 from lastlayer.networks.mlp import MLP, StackedMLP
 from lastlayer.training import (
@@ -240,11 +239,11 @@ def test_networks_of_a_stack_train_as_if_alone():
     stack = StackedMLP(2, (5,), generators=seeds())
     layer = RunningPosterior(weight.sum(-1), 60)
     words = {"batch_size": 20}
-    in_batches(stack, TensorSource(X, T, weight), layer, optimizer, prior_precision=precision, **words)
+    in_batches(stack, Points(X, Readings(T), weight), layer, optimizer, prior_precision=precision, **words)
     for i, generator in enumerate(seeds()):
         alone = MLP(2, (5,), generator=generator)
         own = RunningPosterior(weight[i].sum(), 60)
-        in_batches(alone, TensorSource(X, T, weight[i]), own, optimizer, prior_precision=precision[i], **words)
+        in_batches(alone, Points(X, Readings(T), weight[i]), own, optimizer, prior_precision=precision[i], **words)
         close(stack.member(i)[0].weight, alone[0].weight, loose=10)
         close(layer.now.log_alpha[i], own.now.log_alpha, loose=10)
 
@@ -267,7 +266,7 @@ def test_a_network_that_failed_goes_back_and_the_others_go_on():
             return phi * torch.tensor([torch.nan, 1.0])[:, None, None] if self.calls == 5 else phi
 
     record = in_batches(
-        Failing(), TensorSource(X, T), layer, Optimizer(max_epochs=6, learning_rate=1e-3), batch_size=20
+        Failing(), Points(X, Readings(T)), layer, Optimizer(max_epochs=6, learning_rate=1e-3), batch_size=20
     )
     assert record.setbacks == 1
     assert all(bool(torch.isfinite(p).all()) for p in stack.parameters())
@@ -323,7 +322,8 @@ RANK_SCRIPT = """
     import sys, torch
     from lastlayer.networks.mlp import MLP
     from lastlayer.data.distributed import join
-    from lastlayer.data.sources import TensorSource
+    from lastlayer.bayes.readings import Readings
+    from lastlayer.data.rows import Points
     from lastlayer.bayes.statistics import Statistics
     from lastlayer.bayes.readings import Readings
     from lastlayer.training import Points, Rows, FullBatch, MiniBatches, Optimizer, Profiled, RunningPosterior
@@ -351,7 +351,7 @@ RANK_SCRIPT = """
 
     network = MLP(3, (6,), generator=torch.Generator().manual_seed(1))
     running = RunningPosterior(torch.tensor(61.0, dtype=torch.float64), 61, process_group=group)
-    problem = MiniBatches(network, TensorSource(X, T), running, batch_size=20, prior_precision=0.5)
+    problem = MiniBatches(network, Points(X, Readings(T)), running, batch_size=20, prior_precision=0.5)
     history = train(problem, Optimizer(max_epochs=4))
     out["batches"], out["batches nlml"] = network[0].weight.detach(), torch.tensor(history.nlml)
     torch.save(

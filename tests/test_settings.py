@@ -16,7 +16,8 @@ from torch import nn
 
 import lastlayer
 from lastlayer import BLLRegressor, TrainingOptions
-from lastlayer.data.sources import TensorSource
+from lastlayer.bayes.readings import Readings
+from lastlayer.data.rows import Points
 from lastlayer.errors import InputError
 from lastlayer.networks.mlp import encoding_of, inner_network
 from lastlayer.settings.given import Shape
@@ -28,9 +29,9 @@ pytestmark = pytest.mark.usefixtures("small_process")
 TINY = {"hidden": (4,), "max_epochs": 2, "random_state": 0}
 
 
-def source(m: int = 60) -> TensorSource:
+def source(m: int = 60) -> Points:
     X, y = sine(m)
-    return TensorSource(torch.tensor(X), torch.tensor(y)[:, None])
+    return Points(torch.tensor(X), Readings(torch.tensor(y)[:, None]))
 
 
 def fit(options: dict) -> BLLRegressor:

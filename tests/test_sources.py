@@ -10,15 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from lastlayer import BLLRegressor, sources
 from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.scaling import Standardizer
-from lastlayer.data.sources import (
-    ArraySource,
-    LoaderSource,
-    Source,
-    StandardizedSource,
-    TensorSource,
-    Without,
-    scales_of,
-)
+from lastlayer.data.sources import ArraySource, LoaderSource, Source, StandardizedSource, Without, scales_of
 from lastlayer.errors import InputError
 
 
@@ -38,9 +30,9 @@ def small_pools(monkeypatch):
     monkeypatch.setattr(sources, "BLOCK_ROWS", 10)
 
 
-def tensor_source(m: int) -> TensorSource:
+def tensor_source(m: int) -> Points:
     X, y = table(m)
-    return TensorSource(torch.from_numpy(X), torch.from_numpy(y)[:, None])
+    return Points(torch.from_numpy(X), Readings(torch.from_numpy(y)[:, None]))
 
 
 @pytest.mark.parametrize("make", [tensor_source, lambda m: ArraySource(*table(m))])

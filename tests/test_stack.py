@@ -9,7 +9,6 @@ from helpers import close
 from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.rows import Points, Rows
-from lastlayer.data.sources import TensorSource
 from lastlayer.networks.mlp import ACTIVATIONS, InputSkip, StackedMLP
 from lastlayer.training import (
     FrozenLayer,
@@ -133,7 +132,7 @@ def test_batches_are_those_of_autograd(generator, sizes):
     for make in (MiniBatches, StackedBatches):
         net = network()
         running = RunningPosterior(data.weight.sum(-1), M, schedule=UpdateSchedule(logdet_share=1))
-        source = TensorSource(data.X, data.T, data.weight)
+        source = Points(data.X, Readings(data.T), data.weight)
         problem = make(net, source, running, batch_size=sizes, prior_precision=PRECISIONS)
         batch = next(iter(problem.steps(0, 0)))
         loss = problem.gradient(batch, 1.0)

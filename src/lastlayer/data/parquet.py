@@ -12,7 +12,8 @@ from jaxtyping import Int
 from numpy import ndarray
 
 from lastlayer.data.distributed import ONE, ProcessGroup
-from lastlayer.data.sources import Batch, Columns, Order, Pooled, batch_lengths
+from lastlayer.data.rows import Batch
+from lastlayer.data.sources import Columns, Order, Pooled, batch_lengths
 from lastlayer.errors import InputError, need
 
 
@@ -62,7 +63,7 @@ class ParquetSource(Pooled):
         start = sum(_rows_of(rank, process_group.world_size, totals) for rank in range(process_group.rank))
         order = Order.of(self.unit_rows, seed).within(start, start + sum(own))
         for total, rows in zip(totals[first:], self.pieces(order, own, size=size, first=first), strict=True):
-            yield Batch.of(rows, total)
+            yield Batch.loaded(rows, total)
 
     @property
     def columns(self) -> list[str]:

@@ -1,7 +1,8 @@
 """Rows as training takes them: readings of a function at points, and of functionals of it beside them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from lastlayer.bayes.noise_groups import StatisticsByNoise, Targets
 from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import OutputStatistics, Statistics
 from lastlayer.data.copies import joined, near_groups
+from lastlayer.data.distributed import ONE, ProcessGroup
 from lastlayer.data.observe import Measurements
 from lastlayer.data.scaling import Scales
 from lastlayer.errors import InputError
@@ -99,6 +101,48 @@ class Points:
     def chunks(self, size: int = CHUNK_ROWS) -> "Iterator[Points]":
         """Split the rows into chunks that fit into memory with their features."""
         return (self.take(rows) for rows in row_chunks(len(self.X), size))
+
+    @property
+    def n_rows(self) -> int:
+        """Rows in a pass."""
+        return self.T.shape[-2]
+
+    def batches(
+        self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
+    ) -> "Iterator[Batch]":
+        """One pass over the rows, in order or shuffled: rows in memory are a `Source`."""
+        order: Tensor | None = None
+        if seed is not None:
+            generator = torch.Generator(self.X.device).manual_seed(seed)
+            order = torch.randperm(self.n_rows, generator=generator, device=self.X.device)
+        for cut in row_chunks(self.n_rows, size)[first:]:
+            rows = slice(cut.start + process_group.rank, cut.stop, process_group.world_size)
+            part = self.take(rows if order is None else order[rows])
+            yield Batch(part.X, part.readings, part.weight, cut.stop - cut.start)
+
+
+@dataclass(frozen=True)
+class Batch(Points):
+    """Rows of a pass, of which other processes may have some more."""
+
+    total: int = 0
+    """Rows of this batch over all processes."""
+
+    @property
+    def kind(self) -> dict[str, Any]:
+        """Properties that all batches of all processes must share."""
+        return {
+            "shape of a row of X": tuple(self.X.shape[1:]),
+            "dtype of X": str(self.X.dtype),
+            "outputs": self.T.shape[1],
+            "weighted": self.weight is not None,
+        }
+
+    @classmethod
+    def loaded(cls, parts: Iterable[Any], total: int) -> "Batch":
+        """Inputs, targets and perhaps weights, as arrays or tensors."""
+        X, y, *weight = (torch.as_tensor(part) for part in parts if part is not None)
+        return cls(X, Readings(y[:, None] if y.dim() == 1 else y), weight[0] if weight else None, total)
 
 
 @dataclass(frozen=True)

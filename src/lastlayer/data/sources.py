@@ -17,6 +17,7 @@ from lastlayer._internal.digests import Digest, digest_of
 from lastlayer._internal.process_state import isolated
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.distributed import ONE, ProcessGroup
+from lastlayer.data.rows import Batch
 from lastlayer.data.scaling import LARGEST_TARGET, Scales, Standardizer
 from lastlayer.errors import InputError
 from lastlayer.networks.structured import Inputs, as_inputs, converted, named
@@ -27,36 +28,6 @@ BLOCK_ROWS = 1_024
 
 Columns = tuple[ndarray, ndarray, ndarray | None]
 """Inputs, targets and weights of some rows."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A batch of rows."""
-
-    X: Tensor
-    """Inputs, one row per sample."""
-    T: Tensor
-    """Targets (r, q)."""
-    weight: Tensor | None = None
-    """Weights (r,), or (s, r) for a stack of networks; None: 1."""
-    total: int = 0
-    """Rows of this batch over all processes."""
-
-    @property
-    def kind(self) -> dict[str, Any]:
-        """Properties that all batches of all processes must share."""
-        return {
-            "shape of a row of X": tuple(self.X.shape[1:]),
-            "dtype of X": str(self.X.dtype),
-            "outputs": self.T.shape[1],
-            "weighted": self.weight is not None,
-        }
-
-    @classmethod
-    def of(cls, parts: Iterable[Any], total: int) -> "Batch":
-        """Build a batch from arrays or tensors."""
-        X, y, *weight = (torch.as_tensor(part) for part in parts if part is not None)
-        return cls(X, y[:, None] if y.dim() == 1 else y, weight[0] if weight else None, total)
 
 
 @dataclass(frozen=True)
@@ -95,37 +66,6 @@ def common_of(source: Source) -> dict[str, Any]:
     units = digest_of(source.unit_rows) if isinstance(source, Pooled) else None
     columns = getattr(source, "columns", None)
     return {"source": type(source).__name__, "rows": source.n_rows, "columns": columns, "digest of row groups": units}
-
-
-@dataclass(frozen=True)
-class TensorSource:
-    """Rows in memory, prepared for training, on the device of the network."""
-
-    X: Tensor
-    """Inputs."""
-    T: Tensor
-    """Targets (m, q)."""
-    weight: Tensor | None = None
-    """Weights (m,), or (s, m) for a stack of networks; None: 1."""
-
-    @property
-    def n_rows(self) -> int:
-        """Rows in a pass."""
-        return len(self.X)
-
-    def batches(
-        self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
-    ) -> Iterator[Batch]:
-        """One pass over the rows, in order or shuffled."""
-        order: Tensor | None = None
-        if seed is not None:
-            generator = torch.Generator(self.X.device).manual_seed(seed)
-            order = torch.randperm(len(self.X), generator=generator, device=self.X.device)
-        for cut in row_chunks(len(self.X), size)[first:]:
-            rows = slice(cut.start + process_group.rank, cut.stop, process_group.world_size)
-            at = rows if order is None else order[rows]
-            weight = None if self.weight is None else self.weight[..., at]
-            yield Batch(self.X[at], self.T[at], weight, cut.stop - cut.start)
 
 
 @dataclass(frozen=True)
@@ -176,7 +116,7 @@ class LoaderSource:
                     f"the loader gave {len(some.inputs)} inputs ({', '.join(named(some.inputs))}), and training takes "
                     "one tensor: train the network in your own loop, then call lastlayer.attach(network, loader)"
                 )
-            yield Batch.of((some.inputs, some.y, some.weight), len(some) * process_group.world_size)
+            yield Batch.loaded((some.inputs, some.y, some.weight), len(some) * process_group.world_size)
 
     def samples(self, *, seed: int | None = None, first: int = 0) -> Iterator[Samples]:
         """Iterate over the batches once, in the loader's order, with inputs of any structure."""
@@ -281,7 +221,8 @@ class StandardizedSource:
         for batch in self.source.batches(size, seed=seed, first=first, process_group=process_group):
             X = batch.X if inputs is None else inputs.forward(batch.X)
             weight = None if batch.weight is None else self._moved(batch.weight)
-            yield Batch(self._moved(X), self._moved(scales.targets.forward(batch.T)), weight, batch.total)
+            readings = scales.read(batch.readings).map(self._moved)
+            yield Batch(self._moved(X), readings, weight, batch.total)
 
     def _moved(self, values: Tensor) -> Tensor:
         return converted(values, self.dtype).to(self.device, non_blocking=True)
@@ -328,7 +269,7 @@ class Pooled:
         order = Order.of(self.unit_rows, seed)
         totals = batch_lengths(self.n_rows, size)
         for total, rows in zip(totals[first:], self.pieces(order, totals, size=size, first=first), strict=True):
-            yield Batch.of(_taken(rows, slice(process_group.rank, None, process_group.world_size)), total)
+            yield Batch.loaded(_taken(rows, slice(process_group.rank, None, process_group.world_size)), total)
 
     def pieces(self, order: "Order", lengths: list[int], *, size: int, first: int) -> Iterator[Columns]:
         """Read the rows in pieces of given lengths, with one pool of units in memory at a time."""

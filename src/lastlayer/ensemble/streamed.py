@@ -9,7 +9,6 @@ import torch
 from lastlayer._internal.chunks import CHUNK_ROWS
 from lastlayer._internal.digests import Digest, digest_of, layout_of
 from lastlayer.bayes.maximum import by_evidence
-from lastlayer.bayes.readings import Readings
 from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.rows import Points
 from lastlayer.data.scaling import Scales
@@ -46,7 +45,7 @@ def train_on_source(
     scales = scales_of(source, s.batch_size, process_group=process_group, digest=digest)
     rows = StandardizedSource(source, scales, device, torch.float32)
     first = next(rows.batches(s.batch_size, process_group=process_group))
-    sample = Points(first.X[:CHUNK_ROWS], Readings(first.T[:CHUNK_ROWS].double()))
+    sample = first.take(slice(CHUNK_ROWS))
     network = architecture.build(first.X.shape[1], torch.Generator().manual_seed(s.seed))
     network = network.to(device=device, dtype=torch.float32)
     with torch.no_grad():
@@ -73,8 +72,7 @@ def train_on_source(
     process_group.broadcast_state(network)  # buffers, such as those of batch norm, depend on the rows of each process
     network = network.to(s.torch_dtype)
     exact = StandardizedSource(source, scales, device, s.torch_dtype)
-    batches = exact.batches(s.batch_size, process_group=process_group)
-    parts = (Points(batch.X, Readings(batch.T.double()), batch.weight) for batch in batches)
+    parts = exact.batches(s.batch_size, process_group=process_group)
     statistics = streamed_statistics(network, parts, process_group=process_group)
     history.gap = float(problem.running.gap(statistics)) if problem.running.snapshot is not None else None
     (posterior,) = by_evidence([statistics], noise=s.noise_structure, bias_prior=s.bias_prior)

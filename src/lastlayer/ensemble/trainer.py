@@ -23,11 +23,9 @@ from lastlayer._internal.progress import progress_bar
 from lastlayer._internal.threads import threads_for
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import held_out_lpd
-from lastlayer.bayes.readings import Readings
 from lastlayer.data.copies import whole_groups
 from lastlayer.data.observe import some_of
 from lastlayer.data.rows import Points, Rows
-from lastlayer.data.sources import TensorSource
 from lastlayer.ensemble.problems import checkpoint_of, mini_batches, optimizer_of
 from lastlayer.ensemble.splits import Split
 from lastlayer.networks.architecture import Architecture, encoded
@@ -301,9 +299,8 @@ class Trainer:
         precisions = _precisions(tasks, data.X.device)
         count = data.T.new_tensor(len(data.X)) if data.weight is None else data.weight.sum(-1)
         small, network = data.float(), network.float()
-        source = TensorSource(small.X, small.T, small.weight)
         precision, is_table = precisions if count.dim() else precisions[0], data.X.dim() == 2
-        problem = mini_batches(network, source, s, count, len(data.X), precision, is_table=is_table)
+        problem = mini_batches(network, small, s, count, len(data.X), precision, is_table=is_table)
         validation = None
         if held_out is not None:
             held_X, held_T = held_out.float().X, held_out.T
@@ -317,7 +314,7 @@ class Trainer:
         self._train(problem, group, validation=validation, checkpoint=checkpoint, stop=stop, label=label)
         # otherwise the running posterior belongs to another state of the network, or there is none
         if self.history.best_epoch == len(self.history.nlml) and problem.running.snapshot is not None:
-            parts = (Points(b.X, Readings(b.T), b.weight) for b in source.batches(CHUNK_ROWS))
+            parts = small.batches(CHUNK_ROWS)
             self.history.gap = float(problem.running.gap(streamed_statistics(network, parts)).nanmean())
         network.to(s.torch_dtype)
 
