@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lastlayer import BLLRegressor, sources
+from lastlayer.bayes.readings import Readings
 from lastlayer.data.distributed import ProcessGroup
+from lastlayer.data.rows import Points
 from lastlayer.data.scaling import Standardizer
 from lastlayer.data.sources import ArraySource, LoaderSource, Source, StandardizedSource, Without, scales_of
 from lastlayer.errors import InputError

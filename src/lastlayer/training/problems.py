@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from lastlayer._internal.threads import SMALL_STEP
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.distributed import ONE, ProcessGroup
-from lastlayer.data.rows import Points, Rows
-from lastlayer.data.sources import Batch, Source
+from lastlayer.data.rows import Batch, Points, Rows
+from lastlayer.data.sources import Source
 from lastlayer.errors import InputError
 from lastlayer.networks.mlp import neg_log_hidden_prior
 from lastlayer.training.bound import FrozenLayer
