@@ -1,7 +1,8 @@
 """Wrong formulas, each of which some test must catch: `python tests/mutants.py`, or with NAMES for some.
 
 Each row of mutants.txt changes one place of a copy of the package, and runs there the tests that should notice. Places
-are found by their text alone: `--check` lists, without running a test, the rows whose text is not there exactly once.
+are found by their text alone, however its lines are broken: `--check` lists, without running a test, the rows whose
+text is not there exactly once, that change nothing or leave no valid Python, or whose test is not there.
 """
 
 import os
@@ -13,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from textwrap import indent
 
@@ -47,12 +49,22 @@ class Mutant:
     test: str
     """The test file, or the one test in it, that should notice."""
 
-    def places(self, texts: Mapping[Path, str]) -> list[tuple[Path, int]]:
-        """Where the formula stands: file and position."""
-        mark = self.start or self.old
-        marks = [(path, found.start()) for path, text in texts.items() for found in re.finditer(re.escape(mark), text)]
-        found = [(path, texts[path].find(self.old, at)) for path, at in marks]
-        return [(path, at) for path, at in found if at >= 0]
+    def places(self, texts: Mapping[Path, str]) -> list[tuple[Path, int, int]]:
+        """Where the formula stands: file, begin and end."""
+        mark, old = spaced(self.start or self.old), spaced(self.old)
+        marks = [(path, found.start()) for path, text in texts.items() for found in mark.finditer(text)]
+        return [(path, *found.span()) for path, at in marks if (found := old.search(texts[path], at))]
+
+    def applied(self, text: str, begin: int, end: int) -> str:
+        return text[:begin] + self.new + text[end:]
+
+
+@cache
+def spaced(text: str) -> re.Pattern[str]:
+    """The text with any white space where it has some, and inside brackets, where a last comma may stand too."""
+    pattern = r"\s+".join(map(re.escape, text.split()))
+    pattern = re.sub(r"(\\[(\[{])(\\s\+)?", r"\1\\s*", pattern)
+    return re.compile(re.sub(r"(\\s[+*])?(\\[)\]}])", r",?\\s*\2", pattern))
 
 
 def read_table(text: str) -> list[Mutant]:
@@ -81,8 +93,13 @@ def stale(mutants: list[Mutant]) -> list[str]:
     """Say of every row what is wrong with it."""
     texts, wrong = sources(ROOT), []
     for mutant in mutants:
-        if len(places := mutant.places(texts)) != 1:
-            where = ", ".join(f"{path}:{texts[path].count(chr(10), 0, at) + 1}" for path, at in places) or "nowhere"
+        if len(places := mutant.places(texts)) == 1:
+            [(path, *place)] = places
+            changed = mutant.applied(texts[path], *place)
+            if changed == texts[path] or not is_python(changed):
+                wrong.append(f"{mutant.name}: would change nothing in {path}, or leave no valid Python")
+        else:
+            where = ", ".join(f"{path}:{texts[path].count(chr(10), 0, at) + 1}" for path, at, _ in places) or "nowhere"
             wrong.append(f"{mutant.name}: {mutant.start or mutant.old!r} must be there once, and is {where}")
         file, _, test = mutant.test.partition("::")
         path = ROOT / "tests" / file
@@ -90,6 +107,14 @@ def stale(mutants: list[Mutant]) -> list[str]:
             wrong.append(f"{mutant.name}: there is no test {mutant.test}")
     names = [mutant.name for mutant in mutants]
     return wrong + [f"{name}: two rows have this name" for name in sorted({n for n in names if names.count(n) > 1})]
+
+
+def is_python(text: str) -> bool:
+    try:
+        compile(text, "mutant", "exec", dont_inherit=True)
+    except SyntaxError:
+        return False
+    return True
 
 
 def run_tests(package: Path, tests: list[str]) -> tuple[bool, str]:
@@ -113,11 +138,11 @@ def verdict(mutant: Mutant, original: Path, place: Path) -> tuple[bool, str]:
     texts = sources(original)
     if len(places := mutant.places(texts)) != 1:
         return False, f"STALE: its text is in {len(places)} places"
-    [(path, at)] = places
+    [(path, *place)] = places
     copy = place / mutant.name
     shutil.copytree(original, copy)
     file = copy / path
-    file.write_text(texts[path][:at] + mutant.new + texts[path][at + len(mutant.old) :])
+    file.write_text(mutant.applied(texts[path], *place))
     for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):  # written by the first run, kept to save time
         compiled.unlink()
     passed, output = run_tests(copy, [mutant.test])
