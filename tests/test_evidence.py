@@ -16,9 +16,10 @@ from lastlayer.bayes import evidence
 from lastlayer.bayes.evidence import general_nlml, nlml, optimal_alpha, optimal_alphas, profile, profiled_nlml
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.maximum import by_evidence
-from lastlayer.bayes.partial_posterior import posterior_of
+from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.precision import NOISE_FLOOR, NormalEquations
-from lastlayer.bayes.statistics import OutputStatistics, Statistics
+from lastlayer.bayes.readings import Readings
+from lastlayer.bayes.statistics import Statistics
 from lastlayer.errors import InputError
 
 PRIORS = ("flat", "shared")
@@ -314,20 +315,17 @@ def test_the_evidence_of_a_posterior_is_that_of_its_rows_whatever_was_added(bias
     (P, T), g = problem(24, 3, 2), torch.Generator().manual_seed(0)
     known = torch.rand(24, 2, generator=g, dtype=torch.float64)
     sums = {
-        "by output": lambda rows, _: OutputStatistics.split(
-            Statistics.from_features(affine_features(P[rows]), T[rows])
-        ),
-        "known": lambda rows, var: OutputStatistics.from_rows(
-            affine_features(P[rows]), T[rows], var / (var + known[rows])
-        ),
-    }.get(noise, lambda rows, _: Statistics.from_features(affine_features(P[rows]), T[rows]))
+        "by output": lambda Phi, rows, _: Statistics.from_features(Phi, T[rows]).each_output(),
+        "known": lambda Phi, rows, var: Statistics.of(Phi, Readings(T[rows], known=known[rows]), noise_var=var),
+    }.get(noise, lambda Phi, rows, _: Statistics.from_features(Phi, T[rows]))
+    of_rows = lambda rows: sums(affine_features(P[rows]), rows, learned)
     learned = torch.tensor([0.5, 0.8], dtype=torch.float64)
     structure = "full" if noise == "full" else "diagonal"
     cov = torch.diag(learned) if noise == "known" else None
-    posterior = posterior_of(sums(slice(0, 16), learned), 0.7, cov, structure, bias_prior)
+    posterior = Posterior(of_rows(slice(0, 16)), 0.7, cov, structure, bias_prior)
     posterior = replace(posterior, noise_cov=posterior.Sigma_E)
     assert math.isfinite(posterior.nlml)
-    for rows, model in ((16, posterior), (24, posterior.update(sums(slice(16, 24), learned)))):
+    for rows, model in ((16, posterior), (24, posterior.update(of_rows(slice(16, 24))))):
         if noise == "known":
             variances = learned + known[:rows]
             each = [

@@ -20,9 +20,9 @@ from lastlayer.bayes.evidence import known_noise_nlml, optimal_alpha, optimal_al
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.maximum import by_evidence
 from lastlayer.bayes.noise_groups import StatisticsByNoise, Targets
-from lastlayer.bayes.partial_posterior import by_output, posterior_of
 from lastlayer.bayes.posterior import Posterior
-from lastlayer.bayes.statistics import OutputStatistics, Statistics
+from lastlayer.bayes.readings import Readings
+from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.observe import Derivative, Difference, Functionals, Gradient, Integral, Sum, Value
 from lastlayer.data.rows import Points, Rows
 from lastlayer.data.scaling import Standardizer
@@ -73,9 +73,9 @@ def test_whatever_is_missing_the_posterior_is_that_of_the_targets_that_are_known
     known = np.array(pattern)
     known[:4] = True  # every output needs some
     Phi, T = rows(len(known), 2, 3, seed)
-    given_ = OutputStatistics.from_rows(Phi, T, torch.from_numpy(known).double())
+    given_ = Statistics.of(Phi, Readings(T, 1 / (torch.from_numpy(known).double())))
     new, log_alpha, noise = rows(3, 2, 3, seed + 100)[0], 0.7, torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
-    posterior = posterior_of(given_, log_alpha, torch.diag(noise), bias_prior="shared")
+    posterior = Posterior(given_, log_alpha, torch.diag(noise), bias_prior="shared")
     joint = posterior.joint(new)
     for j in range(3):
         own = torch.from_numpy(known[:, j])
@@ -91,11 +91,11 @@ def test_whatever_is_missing_the_posterior_is_that_of_the_targets_that_are_known
 def test_outputs_observed_alike_are_what_they_are_together(bias_prior: str) -> None:
     Phi, T = rows(30, 4, 3)
     together = Statistics.from_features(Phi, T)
-    for apart in (OutputStatistics.split(together), OutputStatistics.from_rows(Phi, T, torch.ones_like(T))):
+    for apart in (together.each_output(), Statistics.of(Phi, Readings(T, 1 / (torch.ones_like(T))))):
         one, other = (optimal_alphas(Statistics.stacked([s]), bias_prior=bias_prior)[0] for s in (together, apart))
         assert one.nlml == pytest.approx(other.nlml, abs=1e-10)
         close(one.noise_cov, other.noise_cov, loose=100)  # alpha is found to 1e-10
-        p, o = (posterior_of(s, 1.3, bias_prior=bias_prior) for s in (together, apart))
+        p, o = (Posterior(s, 1.3, bias_prior=bias_prior) for s in (together, apart))
         new = rows(5, 4, 3, 1)[0]
         close(o.mean(new), p.mean(new))
         close(o.weights, p.weights)
@@ -107,13 +107,13 @@ def test_outputs_observed_alike_are_what_they_are_together(bias_prior: str) -> N
         )
         grid = torch.tensor([0.0, 2.0], dtype=torch.float64)
         close(o.variance_ratios(new, grid), p.variance_ratios(new, grid)[..., None].expand(-1, -1, 3))
-    close(by_output(p).mean(new), p.mean(new))
+    close(replace(p, statistics=p.statistics.each_output()).mean(new), p.mean(new))
 
 
 def test_the_evidence_is_the_sum_over_outputs_of_the_targets_that_are_known() -> None:
     Phi, T = rows(20, 3, 2)
     known = torch.rand(20, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64) < 0.6
-    apart = OutputStatistics.from_rows(Phi, T, known.double())
+    apart = Statistics.of(Phi, Readings(T, 1 / (known.double())))
     log_alpha = torch.tensor(0.4, dtype=torch.float64)
     found = profile(apart, log_alpha, bias_prior="shared")
     total = 0.0
@@ -137,8 +137,8 @@ def test_alpha_is_where_the_evidence_of_all_outputs_is_largest() -> None:
     Phi, T = rows(40, 3, 2)
     T = T + 2 * Phi[:, :2]
     known = (torch.arange(80).reshape(40, 2) % 3 > 0).double()
-    best = optimal_alphas(Statistics.stacked([OutputStatistics.from_rows(Phi, T, known)]))[0]
-    apart = OutputStatistics.from_rows(Phi, T, known)
+    best = optimal_alphas(Statistics.stacked([Statistics.of(Phi, Readings(T, 1 / (known)))]))[0]
+    apart = Statistics.of(Phi, Readings(T, 1 / (known)))
     around = [float(profile(apart, best.log_alpha + move).nlml) for move in (-1e-2, 0.0, 1e-2)]
     assert min(around) == around[1] == pytest.approx(best.nlml, abs=1e-12)
 
@@ -147,7 +147,7 @@ def test_the_gradient_of_the_evidence_by_features_is_that_of_differences() -> No
     Phi, T = rows(10, 2, 2)
     known = (torch.arange(20).reshape(10, 2) % 4 > 0).double()
     log_alpha = torch.tensor(0.3, dtype=torch.float64)
-    value = lambda linear: statistics_nlml(OutputStatistics.from_rows(affine_features(linear), T, known), log_alpha)
+    value = lambda linear: statistics_nlml(Statistics.of(affine_features(linear), Readings(T, 1 / (known))), log_alpha)
     torch.autograd.gradcheck(value, (Phi[:, :-1].clone().requires_grad_(),))
 
 
@@ -243,9 +243,7 @@ def test_a_model_of_complete_rows_learns_incomplete_ones() -> None:
     for j in range(3):
         known = ~np.isnan(more[:, j])
         alone = Posterior(
-            OutputStatistics.split(posterior.statistics).output(j),
-            posterior.log_alpha,
-            posterior.Sigma_E[j : j + 1, j : j + 1],
+            posterior.statistics.each_output().output(j), posterior.log_alpha, posterior.Sigma_E[j : j + 1, j : j + 1]
         )
         Z = model.fitted_.standardized(X[:10])
         Phi = model.fitted_.features(0, Z)
@@ -367,12 +365,12 @@ def test_the_evidence_with_known_noise_and_functionals_is_the_dense_one(bias_pri
     learned, total = torch.exp(2 * log_sigma), 0.0
     v = learned + noise_var
     functionals = Statistics.from_functionals(Psi, u[:, None], learned[1] / own_var)
-    given_ = OutputStatistics.from_rows(Phi, T, learned / v) + OutputStatistics.of_outputs(
+    given_ = Statistics.of(Phi, Readings(T, 1 / (learned / v))) + Statistics.of_outputs(
         [functionals.nothing(), functionals]
     )
     found = known_noise_nlml(given_, log_alpha, log_sigma, bias_prior=bias_prior)
     new = torch.cat([Phi[:3], Psi[:2]])
-    posterior = posterior_of(given_, float(log_alpha), torch.diag(learned), bias_prior=bias_prior)
+    posterior = Posterior(given_, float(log_alpha), torch.diag(learned), bias_prior=bias_prior)
     for j in range(2):
         A, t, var = (
             (Phi, T[:, 0], v[:, 0])
@@ -398,8 +396,8 @@ def test_the_gradient_of_the_evidence_with_known_noise_is_that_of_differences() 
         learned = torch.exp(2 * log_sigma)
         v = learned + noise_var
         more = Statistics.from_functionals(torch.cat([psi, Psi[:, -1:]], 1), u[:, None], learned[0] / own_var)
-        given_ = OutputStatistics.from_rows(affine_features(linear), T, learned / v)
-        given_ = given_ + OutputStatistics.of_outputs([more, more.nothing()])
+        given_ = Statistics.of(affine_features(linear), Readings(T, 1 / (learned / v)))
+        given_ = given_ + Statistics.of_outputs([more, more.nothing()])
         return known_noise_nlml(given_, log_alpha, log_sigma)
 
     numbers = (Phi[:, :-1], Psi[:, :-1], torch.tensor(0.6).double(), torch.tensor([-0.2, 0.3]).double())
@@ -430,7 +428,7 @@ def test_the_last_layer_with_known_noise_is_at_the_maximum_of_the_evidence() -> 
     def evidence(log_alpha: float, log_sigma: Tensor) -> float:
         learned = torch.exp(2 * log_sigma)
         v = learned + noise_var
-        statistics = OutputStatistics.from_rows(Phi, T, learned / v)
+        statistics = Statistics.of(Phi, Readings(T, 1 / (learned / v)))
         return float(known_noise_nlml(statistics, torch.tensor(log_alpha).double(), log_sigma))
 
     log_sigma = 0.5 * posterior.Sigma_E.diagonal().log()
@@ -724,7 +722,7 @@ def test_moments_of_levels_of_noise_are_those_of_all_rows(levels: int) -> None:
     data = Rows(Points.of(Phi[:, :-1], T.where(present > 0, torch.nan), weight, noise_var))
     learned = torch.tensor([0.3, 0.05]).double()
     found = data.by_noise(nn.Identity())(learned)
-    expected = OutputStatistics.from_rows(Phi, T, data.main.readings.precision(learned), sample_weight=weight)
+    expected = Statistics.of(Phi, Readings(T, 1 / (data.main.readings.precision(learned))), weight=weight)
     for name in ("count", "mean", "scatter", "n"):
         close(getattr(found, name), getattr(expected, name))
     wide = data.by_noise(lambda X: torch.cat([X, torch.sin(torch.outer(X[:, 0], torch.arange(80.0)))], 1))

@@ -1,7 +1,5 @@
 """Rows that come and go one by one against the same rows factored at once."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -107,7 +105,7 @@ def test_collinear_features_are_taken_by_their_spectrum():
     statistics = Statistics.from_linear_features(P[None], T)
     log_alpha = torch.tensor([25.0], dtype=torch.float64)
     recursion = Recursion.of(statistics, log_alpha)
-    posterior = Posterior(statistics[0], 25.0, rtol=math.inf)
+    posterior = Posterior(statistics[0], 25.0, checked=False)
     new = torch.randn(7, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for points in (P, new):
         mean = recursion.mean(recursion.whitened(points[None].numpy()))

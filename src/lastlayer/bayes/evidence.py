@@ -276,7 +276,7 @@ def known_noise_nlml(
     bias_prior: BiasPrior = "flat",
 ) -> Float[Tensor, "*b"]:
     """Compute the NLML per sample of targets whose noise variances are partly or wholly known."""
-    equations = NormalEquations.of(statistics, bias_prior)
+    equations = NormalEquations.of(statistics.each_output(), bias_prior)
     precision = equations.at(log_alpha[..., None])
     S = equations.targets - precision.penalised_weights.mT @ equations.cross
     return _all_outputs(equations, precision, 2 * log_sigma_e, S[..., 0, 0] * torch.exp(-2 * log_sigma_e))

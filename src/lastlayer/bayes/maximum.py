@@ -1,6 +1,5 @@
 """Last layers at the maximum of the evidence."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 
@@ -14,7 +13,6 @@ from lastlayer._internal.chunks import row_chunks
 from lastlayer._internal.threads import threads_for
 from lastlayer.bayes.evidence import known_noise_nlml, optimal_alphas
 from lastlayer.bayes.noise_groups import StatisticsByNoise
-from lastlayer.bayes.partial_posterior import posterior_of
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.settings.types import NO_NOISE_PRIOR, BiasPrior, NoisePrior, NoiseStructure
@@ -74,8 +72,7 @@ def by_evidence(
             with threads_for(20 * k**3):
                 optima = optimal_alphas(stack, noise=noise, bias_prior=bias_prior, noise_prior=noise_prior)
             for i, best in zip(places, optima, strict=True):
-                # rounding affects only the variance of far points, of which only the magnitude matters
-                found[i] = posterior_of(models[i], best.log_alpha, best.noise_cov, noise, bias_prior, rtol=math.inf)
+                found[i] = Posterior(models[i], best.log_alpha, best.noise_cov, noise, bias_prior, checked=False)
     return [found[i] for i in range(len(found))]
 
 
@@ -90,7 +87,7 @@ def _with_known_noise(sums: StatisticsByNoise, bias_prior: BiasPrior) -> Posteri
     learned = torch.tensor(np.exp(2 * best.x[1:]), device=sums.device)
     with torch.no_grad():
         end = sums(learned)
-    return posterior_of(end, float(best.x[0]), torch.diag(learned), "diagonal", bias_prior, rtol=math.inf)
+    return Posterior(end, float(best.x[0]), torch.diag(learned), "diagonal", bias_prior, checked=False)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lastlayer.bayes.statistics import OutputStatistics, Statistics, log_scales
+from lastlayer.bayes.statistics import Statistics, log_scales
 
 MOST_LEVELS = 8
 """Number of noise levels up to which the moments of each are computed once."""
@@ -73,10 +73,10 @@ class StatisticsByNoise:
         turned = lambda Psi: torch.cat([Psi[:, :-1] @ Q, Psi[:, -1:]], 1)
         return StatisticsByNoise([replace(part, Psi=turned(part.Psi)) for part in self.targets])
 
-    def __call__(self, learned: Float[Tensor, " q"]) -> OutputStatistics:
+    def __call__(self, learned: Float[Tensor, " q"]) -> Statistics:
         parts: dict[int, Statistics] = {}
         for targets, moments in zip(self.targets, self.moments, strict=True):
             share, j = targets.share(learned), targets.output
             more = targets.moments(share) if moments is None else moments.weighted(share)
             parts[j] = parts[j] + more if j in parts else more
-        return OutputStatistics.of_outputs([parts[j] for j in range(self.n_outputs)])
+        return Statistics.of_outputs([parts[j] for j in range(self.n_outputs)])

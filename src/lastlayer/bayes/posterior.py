@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -16,11 +15,13 @@ from lastlayer.bayes.linalg import Cholesky
 from lastlayer.bayes.precision import ROUNDING, NormalEquations, Precision, is_floored, noise_covariance
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.errors import InputError, PrecisionError
-from lastlayer.settings.types import BiasPrior, NoiseStructure
+from lastlayer.settings.types import NEEDS_EVERY_TARGET, BiasPrior, NoiseStructure
 
 COLLINEAR = 1e9
 """Smallest ratio of alpha^-1 to rounding errors at which Cholesky's factor can be used for features of any rank."""
 
+RTOL = 1e-6
+"""Largest relative error of the results of a posterior that is checked."""
 REMOVAL_RTOL = 1e-5
 """Largest relative error of the weights that is accepted after rows have been removed from the moments."""
 
@@ -56,32 +57,42 @@ class Marginals:
 
 @dataclass(frozen=True)
 class Joint:
-    """Joint posterior prediction of all points: the function's covariance is noise_cov (x) ratio_cov."""
+    """Joint posterior prediction of all points: the function's covariance is noise_cov (x) ratio_cov.
+
+    Where each output has its own ratios, outputs are independent.
+    """
 
     mean: Float[Tensor, "m q"]
     """Mean of each output at each point."""
-    ratio_cov: Float[Tensor, "m m"]
-    """Phi Lambda_bar^-1 Phi', the covariance of the function over that of the noise."""
+    ratio_cov: Float[Tensor, "*q m m"]
+    """Phi Lambda_bar^-1 Phi', the covariance of the function over that of the noise. One per output, where outputs
+    were observed at different rows.
+    """
     noise_cov: Float[Tensor, "q q"]
     """Noise covariance between the outputs."""
 
     def function_cov(self) -> Float[Tensor, "mq mq"]:
         """Compute the covariance of vec(Y), ordered by output."""
-        return _kron(self.noise_cov, self.ratio_cov)
+        return self._times_noise(self.ratio_cov)
 
     def target_cov(self) -> Float[Tensor, "mq mq"]:
         """Compute the covariance of noisy targets; noise is independent between points."""
-        eye = torch.eye(len(self.ratio_cov), dtype=self.ratio_cov.dtype, device=self.ratio_cov.device)
-        return _kron(self.noise_cov, self.ratio_cov + eye)
+        return self._times_noise(self.ratio_cov + torch.eye(len(self.mean)).to(self.ratio_cov))
+
+    def _times_noise(self, ratio_cov: Tensor) -> Tensor:
+        if ratio_cov.dim() == 2:
+            return torch.kron(self.noise_cov.contiguous(), ratio_cov.contiguous())
+        return torch.block_diag(*(self.noise_cov.diagonal()[:, None, None] * ratio_cov))
 
 
 @dataclass(frozen=True)
 class Posterior:
     """Posterior of the last layer's weights given statistics, alpha and noise. eq:NN_BLL_distribution (Lemma 1).
 
-    Results whose relative error, caused by rounding of the moments, may exceed `rtol` raise a PrecisionError. An
-    infinite alpha denotes the limit: directions that no sample covers get the smallest precision that the moments
-    can distinguish from zero, hence a large finite variance, which is then a lower bound.
+    Results whose relative error, caused by rounding of the moments, may exceed `RTOL` raise a PrecisionError, unless
+    outputs have statistics of their own. An infinite alpha denotes the limit: directions that no sample covers get the
+    smallest precision that the moments can distinguish from zero, hence a large finite variance, which is then a lower
+    bound.
 
     Examples
     --------
@@ -106,16 +117,21 @@ class Posterior:
     """Structure of the noise covariance between the outputs."""
     bias_prior: BiasPrior = "flat"
     """Prior on the bias."""
-    rtol: float = 1e-6
-    """Largest relative error of results."""
-    ratio_by_output: ClassVar[bool] = False
-    """Whether outputs were observed at different rows, so that each has its own variance ratio."""
+    checked: bool = True
+    """Whether rounding errors are checked; not in models, where they affect only the variance of far points, of which
+    only the magnitude matters.
+    """
 
     def __post_init__(self) -> None:
         if self.statistics.count.dim() != self.ratio_by_output:
             raise InputError("a Posterior takes the statistics of one model: create one Posterior per model of a batch")
         if math.isnan(float(self.log_alpha)):
             raise InputError("log_alpha is nan: give a number or math.inf")
+
+    @property
+    def ratio_by_output(self) -> bool:
+        """Whether outputs were observed at different rows, so that each has its own variance ratio."""
+        return self.statistics.by_output
 
     @cached_property
     def equations(self) -> NormalEquations:
@@ -125,6 +141,8 @@ class Posterior:
     @cached_property
     def precision(self) -> Precision:
         """Lambda_bar at the posterior's own alpha; from the spectrum where the features are close to collinear."""
+        if self.ratio_by_output:
+            return self.equations.spectral_at(self.log_alpha)
         precision = self.equations.at(self.log_alpha)
         close = precision.ridge < COLLINEAR * self.equations.resolution and precision.worst_ratio_error > 1 / COLLINEAR
         return self.equations.spectral_at(self.log_alpha) if close else precision
@@ -134,14 +152,15 @@ class Posterior:
         """The noise covariance in use."""
         if self.noise_cov is not None:
             return self.noise_cov.to(self.equations.gram)
-        return noise_covariance(self.equations.misfit(self.precision.ridge), self.equations, self.noise)[0]
+        cov = noise_covariance(self.equations.misfit(self.precision.ridge), self.equations, self.noise)[0]
+        return torch.diag(cov[:, 0, 0]) if self.ratio_by_output else cov
 
     @cached_property
     def weights(self) -> Float[Tensor, "p q"]:
         """W: mean of the last layer's weights, with the bias in the last row. eq:w_bar_posterior_scalar."""
         if not math.isinf(float(self.log_alpha)) and self._coarse(self.precision):
             self._demand(self.precision.weights_error().max(), "the weights", self.log_alpha)
-        return self.precision.weights
+        return self._columns(self.precision.weights)
 
     @cached_property
     def nlml(self) -> float:
@@ -158,7 +177,9 @@ class Posterior:
         """Number of features that the data determine."""
         return float(self.equations.spectral_at(self.log_alpha).determined.mean())
 
-    def variance_ratio(self, Phi: Float[Tensor, "r p"], log_alpha: float | Tensor | None = None) -> Float[Tensor, " r"]:
+    def variance_ratio(
+        self, Phi: Float[Tensor, "r p"], log_alpha: float | Tensor | None = None
+    ) -> Float[Tensor, "r *q"]:
         """Compute phi' Lambda_bar^-1 phi, the affine cost with gamma = alpha (Theorem 2). eq:BLL_Affine_cost.
 
         With another `log_alpha` than the posterior's own, it takes O(p) per point once the features have been rotated:
@@ -174,17 +195,16 @@ class Posterior:
         Raises
         ------
         PrecisionError
-            If rounding errors may exceed `rtol`.
+            If rounding errors may exceed `RTOL`.
         """
-        z = self.equations.rows(linear_features(Phi))
-        precision = self.precision if log_alpha is None else self.equations.spectral_at(log_alpha)
+        z, precision = self.equations.rows(linear_features(Phi)), self._precision_at(log_alpha)
         asked = self.log_alpha if log_alpha is None else log_alpha
         if not math.isinf(float(asked)) and self._coarse(precision):
             with torch.no_grad():
                 self._demand(precision.ratio_error(z).max(), "the variance ratio", asked)
-        return precision.variance_ratio(z)
+        return precision.variance_ratio(z).mT if self.ratio_by_output else precision.variance_ratio(z)
 
-    def variance_ratios(self, Phi: Float[Tensor, "r p"], log_alphas: Float[Tensor, " a"]) -> Float[Tensor, "a r"]:
+    def variance_ratios(self, Phi: Float[Tensor, "r p"], log_alphas: Float[Tensor, " a"]) -> Float[Tensor, "a r *q"]:
         """Compute the variance ratio for many alphas at once, from squared rotated features.
 
         Parameters
@@ -194,10 +214,12 @@ class Posterior:
         log_alphas : Tensor of shape (a,)
             The log alphas.
         """
-        spectrum = self.equations.spectrum
-        rotated = (self.equations.rows(linear_features(Phi)) @ spectrum.vectors).square()
-        per_alpha = 1 / (spectrum.values + self.equations.ridge(log_alphas)[:, None])
-        return per_alpha @ rotated.mT + self.equations.bias_variance
+        eq, spectrum = self.equations, self.equations.spectrum
+        rotated = (eq.rows(linear_features(Phi)) @ spectrum.vectors).square()
+        ridge = eq.ridge(log_alphas[:, None] if self.ratio_by_output else log_alphas)
+        per_alpha = 1 / (spectrum.values + ridge[..., None])
+        ratios = per_alpha.movedim(0, -2) @ rotated.mT + eq.bias_variance[..., None, None]
+        return ratios.permute(1, 2, 0) if self.ratio_by_output else ratios
 
     def mean(self, Phi: Float[Tensor, "r p"]) -> Float[Tensor, "r q"]:
         """Compute the mean Phi W, around the training mean so that a large offset costs no digits.
@@ -207,9 +229,9 @@ class Posterior:
         Phi : Tensor of shape (r, p)
             Affine features.
         """
-        W, eq = self.precision.penalised_weights, self.equations
-        centre = eq.target_mean if self.bias_prior == "flat" else 0.0
-        return eq.rows(linear_features(Phi)) @ W + centre
+        eq, z = self.equations, self.equations.rows(linear_features(Phi))
+        centre = eq.target_mean if self.bias_prior == "flat" else torch.zeros_like(eq.target_mean)
+        return self._columns(z @ self.precision.penalised_weights + centre[..., None, :])
 
     def predict(self, Phi: Float[Tensor, "r p"]) -> Marginals:
         """Predict each point: mean, variance ratio and noise.
@@ -233,10 +255,8 @@ class Posterior:
         log_alpha : float or Tensor, default None
             Another log alpha for the covariance; None: the posterior's own.
         """
-        z = self.equations.rows(linear_features(Phi))
-        precision = self.precision if log_alpha is None else self.equations.spectral_at(log_alpha)
-        H = precision.factor.whiten(z)
-        return Joint(self.mean(Phi), H @ H.mT + self.equations.bias_variance, self.Sigma_E)
+        H = self._precision_at(log_alpha).factor.whiten(self.equations.rows(linear_features(Phi)))
+        return Joint(self.mean(Phi), H @ H.mT + self.equations.bias_variance[..., None, None], self.Sigma_E)
 
     def affine_map(self) -> tuple[Float[Tensor, " k"], Float[Tensor, "k q"], Float[Tensor, " q"]]:
         """Return the mean as an affine map: it is (phi_tilde - centre) W~ + offset.
@@ -250,10 +270,13 @@ class Posterior:
         offset : Tensor of shape (q,)
             The offset.
         """
-        W = self.precision.penalised_weights
-        if self.bias_prior == "flat":
-            return self.equations.feature_mean, W, self.equations.target_mean
-        return W.new_zeros(len(W) - 1), W[:-1], W[-1]  # the bias, the last feature, becomes the offset
+        W, eq = self._columns(self.precision.penalised_weights), self.equations
+        if self.bias_prior == "shared":
+            return W.new_zeros(len(W) - 1), W[:-1], W[-1]  # the bias, the last feature, becomes the offset
+        if not self.ratio_by_output:
+            return eq.feature_mean, W, eq.target_mean
+        centre = eq.feature_mean.mean(0)  # each output has its own mean
+        return centre, W, eq.target_mean[:, 0] + ((centre - eq.feature_mean) * W.mT).sum(-1)
 
     def whitening(
         self, centre: Float[Tensor, " k"], log_alpha: float | None = None
@@ -276,8 +299,7 @@ class Posterior:
         shift : Tensor of shape (r,)
             The offset.
         """
-        precision = self.precision if log_alpha is None else self.equations.spectral_at(log_alpha)
-        root, shift = _whitening(precision, centre)
+        root, shift = _whitening(self._precision_at(log_alpha), centre)
         return (root.movedim(0, 1).flatten(1), shift.flatten()) if self.ratio_by_output else (root, shift)
 
     def alpha_range(self, Phi: Float[Tensor, "r p"]) -> tuple[float, float]:
@@ -316,6 +338,9 @@ class Posterior:
         generator : torch.Generator, default None
             Source of random numbers.
         """
+        if self.ratio_by_output:
+            each = [self.output(j).sample_weights(n, generator=generator) for j in range(len(self.Sigma_E))]
+            return torch.cat(each, -1)
         W, eq = self.precision.penalised_weights, self.equations
         k, q = W.shape
         options = {"dtype": W.dtype, "device": W.device}
@@ -329,7 +354,7 @@ class Posterior:
         return torch.cat([draws, bias[:, None, :] + free], dim=-2)
 
     def update(self, statistics: Statistics, *, forgetting: float = 1.0) -> "Posterior":
-        """Return the posterior after more rows.
+        """Return the posterior after more rows, of which some targets may be missing unless noise is correlated.
 
         Parameters
         ----------
@@ -339,7 +364,7 @@ class Posterior:
             Factor by which old rows are down-weighted first.
         """
         old = self.statistics if forgetting == 1.0 else self.statistics.scaled(forgetting)
-        return replace(self, statistics=old + statistics)
+        return self._with(old + statistics)
 
     def remove(self, statistics: Statistics) -> "Posterior":
         """Return the posterior without rows that it was computed from.
@@ -356,7 +381,7 @@ class Posterior:
             from those of a refit on the remaining rows by more than `REMOVAL_RTOL` and by more than the rounding
             error of a refit.
         """
-        rest = replace(self, statistics=self.statistics - statistics)
+        rest = self._with(self.statistics - statistics)
         error = rest.equations.at(self.log_alpha).weights_error()
         energy, scatter = rest.statistics.energy, rest.statistics.scatter.diagonal(dim1=-2, dim2=-1)
         left = (scatter - 100 * ROUNDING * energy).clamp_min(0.0)  # a lower bound that excludes rounding errors
@@ -369,20 +394,38 @@ class Posterior:
             )
         return rest
 
+    def output(self, j: int) -> "Posterior":
+        """The posterior of one output."""
+        return replace(self, statistics=self.statistics.output(j), noise_cov=self.Sigma_E[j : j + 1, j : j + 1])
+
+    def _with(self, statistics: Statistics) -> "Posterior":
+        if statistics.by_output and self.noise == "full":
+            raise InputError(NEEDS_EVERY_TARGET)
+        return replace(self, statistics=statistics)
+
+    def _precision_at(self, log_alpha: float | Tensor | None) -> Precision:
+        return self.precision if log_alpha is None else self.equations.spectral_at(log_alpha)
+
+    def _columns(self, x: Float[Tensor, "*q k r"]) -> Float[Tensor, "k q"]:
+        """One column per output, also where they are a batch."""
+        return x[..., 0].mT if self.ratio_by_output else x
+
     def _coarse(self, precision: Precision) -> bool:
         """Whether rounding might matter at some point; a large alpha^-1 or large eigenvalues rule that out."""
-        eq, allowed = self.equations, 0.1 * self.rtol
+        if not self.checked or self.ratio_by_output:
+            return False
+        eq, allowed = self.equations, 0.1 * RTOL
         moments = eq.resolution * eq.n_penalised / precision.ridge
         centring = 2 * EPS * eq.feature_mean.norm() * (eq.count / precision.ridge).sqrt()
         return not bool(moments + centring <= allowed) and not precision.worst_ratio_error <= allowed
 
     def _demand(self, error: Tensor, what: str, log_alpha: float | Tensor) -> None:
-        if not bool(error <= self.rtol):
-            limit = -math.log(float(self.equations.resolution) / self.rtol)
+        if not bool(error <= RTOL):
+            limit = -math.log(float(self.equations.resolution) / RTOL)
             raise PrecisionError(
                 f"at log_alpha={float(log_alpha):.4g} {what} would be accurate only to {float(error):.0e}, and "
-                f"rtol={self.rtol:g} is required: the features are too close to collinear for float64 moments. "
-                f"Rescale or drop collinear features, take log_alpha below about {limit:.3g}, or allow a larger rtol"
+                f"{RTOL:g} is required: the features are too close to collinear for float64 moments. "
+                f"Rescale or drop collinear features, or take log_alpha below about {limit:.3g}"
             )
 
 
@@ -398,7 +441,3 @@ def _whitening(
     apart = centre - equations.feature_mean
     shift = torch.cat([(apart[..., None, :] @ root)[..., 0, :], equations.bias_variance.sqrt()[..., None]], -1)
     return torch.cat([root, torch.zeros_like(root[..., :1])], -1), shift
-
-
-def _kron(A: Tensor, B: Tensor) -> Tensor:
-    return torch.kron(A.contiguous(), B.contiguous())

@@ -11,7 +11,7 @@ from torch import Tensor
 from lastlayer._internal.numbers import EPS, TINY
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.linalg import Cholesky, Factor, Spectrum, eigh, eigvalsh
-from lastlayer.bayes.statistics import OutputStatistics, Statistics
+from lastlayer.bayes.statistics import Statistics
 from lastlayer.errors import InputError, check_choice
 from lastlayer.settings.types import BIAS_PRIORS, NOISE_STRUCTURES, BiasPrior, NoiseStructure
 
@@ -73,7 +73,7 @@ class NormalEquations:
             target_mean=statistics.target_mean,
             bias_prior=bias_prior,
             log_scale=statistics.log_scale,
-            by_output=isinstance(statistics, OutputStatistics),
+            by_output=statistics.by_output,
         )
 
     @property

@@ -12,6 +12,7 @@ from lastlayer._internal.chunks import CHUNK_ROWS
 from lastlayer._internal.numbers import EPS, TINY
 from lastlayer.bayes.features import linear_features
 from lastlayer.bayes.linalg import eigvalsh
+from lastlayer.bayes.readings import Readings
 from lastlayer.errors import InputError
 
 MOMENTS = ("count", "mean", "scatter", "energy")
@@ -28,7 +29,8 @@ GPU_CHUNK = 2**27
 class Statistics:
     """Count, mean and scatter of rows [phi_tilde, t] in float64.
 
-    `a + b` adds rows, `a - b` removes them, `a.scaled(c)` scales their weights.
+    `a + b` adds rows, `a - b` removes them, `a.scaled(c)` scales their weights. Outputs that are read at the same rows
+    with the same noise share all moments; others have moments of their own (`by_output`).
     """
 
     count: Float[Tensor, "*b"]
@@ -47,6 +49,31 @@ class Statistics:
     """
     log_scale: Float[Tensor, "*b"] | None = None
     """Sum over the targets of the log of their noise variance over the learned one; None: no noise is known."""
+    by_output: bool = False
+    """Whether the last axis of a batch indexes the outputs, with one target column each."""
+
+    @classmethod
+    def of(
+        cls,
+        Psi: Float[Tensor, "*b m p"],
+        readings: Readings,
+        *,
+        weight: Float[Tensor, "*#b m"] | None = None,
+        noise_var: Float[Tensor, "*#b q"] | None = None,
+    ) -> "Statistics":
+        """Statistics of readings at affine features: those of each output unless all are read with the same noise."""
+        precision, T = readings.precision(noise_var), readings.t
+        if precision is None:
+            return cls.from_features(Psi, T, sample_weight=weight)
+        phi_tilde, parts = linear_features(Psi), []
+        weight = torch.ones_like(T[..., 0]) if weight is None else weight.to(T)
+        for t, each in zip(T.split(1, -1), precision.expand_as(T).unbind(-1), strict=True):
+            own = weight * each.to(T)
+            part = cls.from_linear_features(phi_tilde, t, sample_weight=own)
+            n, log_scale = (weight * (own > 0)).sum(-1), log_scales(each.to(T), weight)
+            n, log_scale = (x.expand(part.count.shape).double() for x in (n, log_scale))
+            parts.append(replace(part, observations=n, log_scale=log_scale))
+        return cls.of_outputs(parts)
 
     @classmethod
     def from_functionals(
@@ -195,7 +222,7 @@ class Statistics:
 
     def __add__(self, other: "Statistics") -> "Statistics":
         """Statistics of both sets of rows together (Chan's rule for means and scatters)."""
-        self._check_same_columns(other)
+        self, other = self._matched(other)
         count = self.count + other.count
         share = (other.count / count.clamp_min(TINY))[..., None]
         step = other.mean - self.mean
@@ -211,7 +238,7 @@ class Statistics:
 
     def __sub__(self, other: "Statistics") -> "Statistics":
         """Statistics without the rows of `other`; an error if these cannot have been among the rows."""
-        self._check_same_columns(other)
+        self, other = self._matched(other)
         count = self.count - other.count
         if bool((count <= EPS * self.count).any()):
             raise InputError(
@@ -310,6 +337,7 @@ class Statistics:
             Mean and scale of the targets.
         """
         k = self.n_linear
+        mean, scale = (x[:, None] if self.by_output else x for x in (mean, scale))
         shift = torch.cat([torch.zeros_like(self.mean[..., :k]), mean.to(self.mean)], dim=-1)
         unit = torch.cat([torch.ones_like(self.mean[..., :k]), 1 / scale.to(self.mean)], dim=-1)
         return replace(
@@ -318,6 +346,34 @@ class Statistics:
             scatter=self.scatter * unit[..., :, None] * unit[..., None, :],
             energy=self.energy * unit.square(),
         )
+
+    @staticmethod
+    def of_outputs(parts: "Sequence[Statistics]") -> "Statistics":
+        """Combine the statistics of single outputs."""
+        return replace(Statistics.stacked(parts, parts[0].count.dim()), by_output=True)
+
+    def each_output(self) -> "Statistics":
+        """Split statistics that the outputs share into those of each output."""
+        if self.by_output:
+            return self
+        k, q = self.n_linear, self.n_outputs
+        columns = torch.stack([torch.tensor([*range(k), k + j], device=self.mean.device) for j in range(q)])
+        of_each = lambda total: total[..., None].expand(*total.shape, q)
+        return Statistics(
+            count=of_each(self.count),
+            mean=self.mean[..., columns],
+            scatter=self.scatter[..., columns[:, :, None], columns[:, None, :]],
+            energy=self.energy[..., columns],
+            n_outputs=1,
+            observations=of_each(self.n),
+            log_scale=None if self.log_scale is None else of_each(self.log_scale),
+            by_output=True,
+        )
+
+    def output(self, j: int) -> "Statistics":
+        """Statistics of one output."""
+        axis = self.count.dim() - 1
+        return replace(self.each_output()._each(lambda moment: moment.select(axis, j)), by_output=False)
 
     def to(self, device: torch.device | str) -> "Statistics":
         """Move the statistics to another device.
@@ -376,72 +432,20 @@ class Statistics:
         moved: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
         return replace(self, **moved)
 
+    def _matched(self, other: "Statistics") -> "tuple[Statistics, Statistics]":
+        """Both in the finer of their layouts."""
+        if self.by_output != other.by_output:
+            self, other = self.each_output(), other.each_output()
+        self._check_same_columns(other)
+        return self, other
+
     def _check_same_columns(self, other: "Statistics") -> None:
-        if type(self) is not type(other):
-            raise InputError("statistics by output cannot be combined with common ones: convert the latter first")
         mine, theirs = (self.n_linear, self.n_outputs), (other.n_linear, other.n_outputs)
         if mine != theirs:
             raise InputError(
                 f"statistics of {mine[0]} features and {mine[1]} targets cannot be combined with those of "
                 f"{theirs[0]} features and {theirs[1]} targets"
             )
-
-
-@dataclass(frozen=True)
-class OutputStatistics(Statistics):
-    """Statistics of each output, for targets observed at different rows or with different known noise."""
-
-    @classmethod
-    def from_rows(
-        cls,
-        Phi: Float[Tensor, "*b m p"],
-        T: Float[Tensor, "*#b m q"],
-        precision: Float[Tensor, "*#b m q"],
-        *,
-        sample_weight: Float[Tensor, "*#b m"] | None = None,
-    ) -> "OutputStatistics":
-        """Compute the statistics of each output from rows."""
-        weight = torch.ones_like(T[..., 0]) if sample_weight is None else sample_weight.to(T)
-        parts = []
-        for j in range(T.shape[-1]):
-            own = weight * precision[..., j].to(T)
-            part = Statistics.from_features(Phi, T[..., j : j + 1].expand(*Phi.shape[:-1], 1), sample_weight=own)
-            n = (weight * (own > 0)).sum(-1).expand(part.count.shape)
-            known = log_scales(precision[..., j].to(T), weight).expand(part.count.shape)
-            parts.append(replace(part, observations=n.double(), log_scale=known.double()))
-        return cls.of_outputs(parts)
-
-    @classmethod
-    def of_outputs(cls, parts: "Sequence[Statistics]") -> "OutputStatistics":
-        """Combine the statistics of each output."""
-        return cls(**vars(Statistics.stacked(parts, parts[0].count.dim())))
-
-    @classmethod
-    def split(cls, statistics: Statistics) -> "OutputStatistics":
-        """Split the statistics of several outputs at the same rows into those of each output."""
-        k, q = statistics.n_linear, statistics.n_outputs
-        columns = torch.stack([torch.tensor([*range(k), k + j], device=statistics.mean.device) for j in range(q)])
-        rest = statistics.count.shape
-        scatter = statistics.scatter[..., columns[:, :, None], columns[:, None, :]]
-        return cls(
-            count=statistics.count[..., None].expand(*rest, q),
-            mean=statistics.mean[..., columns],
-            scatter=scatter,
-            energy=statistics.energy[..., columns],
-            n_outputs=1,
-            observations=statistics.n[..., None].expand(*rest, q),
-            log_scale=None if statistics.log_scale is None else statistics.log_scale[..., None].expand(*rest, q),
-        )
-
-    def output(self, j: int) -> Statistics:
-        """Return the statistics of one output."""
-        axis = self.count.dim() - 1
-        return Statistics(**vars(self._each(lambda moment: moment.select(axis, j))))
-
-    def with_targets(self, mean: Float[Tensor, " q"], scale: Float[Tensor, " q"]) -> "OutputStatistics":
-        """Standardise the targets of each output."""
-        parts = zip(mean.split(1), scale.split(1), strict=True)
-        return self.of_outputs([self.output(j).with_targets(m, s) for j, (m, s) in enumerate(parts)])
 
 
 def log_scales(precision: Float[Tensor, "*b m"], weight: Float[Tensor, "*b m"] | None = None) -> Float[Tensor, "*b"]:

@@ -14,7 +14,7 @@ from lastlayer._internal.chunks import CHUNK_ROWS, row_chunks
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.noise_groups import StatisticsByNoise, Targets
 from lastlayer.bayes.readings import Readings
-from lastlayer.bayes.statistics import OutputStatistics, Statistics
+from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.copies import joined, near_groups
 from lastlayer.data.distributed import ONE, ProcessGroup
 from lastlayer.data.observe import Measurements
@@ -85,18 +85,11 @@ class Points:
         """Statistics of linear features, computed chunk by chunk."""
         total: Statistics | None = None
         for part in self.chunks():
-            more = part._statistics(part.features(linear), noise_var)
+            Phi = part.features(linear)
+            more = Statistics.of(Phi, part.readings, weight=part.weight, noise_var=noise_var)
             total = more if total is None else total + more
         assert total is not None
         return total
-
-    def _statistics(self, Phi: Tensor, noise_var: Tensor | None) -> Statistics:
-        readings = self.readings
-        if readings.complete:
-            return Statistics.from_features(Phi, self.T, sample_weight=self.weight)
-        precision = readings.precision(noise_var)
-        assert precision is not None
-        return OutputStatistics.from_rows(Phi, self.T, precision, sample_weight=self.weight)
 
     def chunks(self, size: int = CHUNK_ROWS) -> "Iterator[Points]":
         """Split the rows into chunks that fit into memory with their features."""
@@ -257,17 +250,14 @@ class Rows:
         assert noise_var is not None
         return total + statistics_of(self.beside, linear, noise_var, like=self.main.X)
 
-    def by_output(self, linear: FeatureMap, noise_var: Float[Tensor, "*b q"] | None = None) -> OutputStatistics:
-        """Statistics of each output, computed at once and with gradients, also for a stack."""
-        main, precision = self.main, self.main.readings.precision(noise_var)
-        precision = torch.ones_like(main.T) if precision is None else precision
-        total = OutputStatistics.from_rows(main.features(linear), main.T, precision, sample_weight=main.weight)
+    def at_once(self, linear: FeatureMap, noise_var: Float[Tensor, "*b q"] | None = None) -> Statistics:
+        """The same, computed at once and with gradients, also for a stack."""
+        main = self.main
+        total = Statistics.of(main.features(linear), main.readings, weight=main.weight, noise_var=noise_var)
         if not self.beside:
             return total
         assert noise_var is not None
-        more = total + statistics_of(self.beside, linear, noise_var, like=main.X)
-        assert isinstance(more, OutputStatistics)
-        return more
+        return total + statistics_of(self.beside, linear, noise_var, like=main.X)
 
     @torch.no_grad()
     def by_noise(self, linear: FeatureMap) -> StatisticsByNoise:
@@ -290,7 +280,7 @@ class Rows:
 
 def statistics_of(
     beside: Sequence[Measurements], linear: FeatureMap, noise_var: Float[Tensor, "*b q"], *, like: Tensor
-) -> OutputStatistics:
+) -> Statistics:
     """Statistics of measured functionals, by output; `like` has the type of the network's inputs."""
     parts: dict[int, Statistics] = {}
     for seen in beside:
@@ -301,4 +291,4 @@ def statistics_of(
         more = Statistics.from_functionals(Psi, seen.readings.t.to(Psi), own)
         parts[j] = parts[j] + more if j in parts else more
     nothing = next(iter(parts.values())).nothing()
-    return OutputStatistics.of_outputs([parts.get(j, nothing) for j in range(noise_var.shape[-1])])
+    return Statistics.of_outputs([parts.get(j, nothing) for j in range(noise_var.shape[-1])])

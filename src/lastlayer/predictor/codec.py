@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from lastlayer import likelihoods
 from lastlayer._internal import checked
-from lastlayer.bayes.partial_posterior import posterior_of
-from lastlayer.bayes.statistics import MOMENTS, SUMS, OutputStatistics, Statistics, check_scatter
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.statistics import MOMENTS, SUMS, Statistics, check_scatter
 from lastlayer.calibration.curve import Calibration
 from lastlayer.data.scaling import Standardizer
 from lastlayer.networks.architecture import Architecture
@@ -161,13 +161,13 @@ class _Members:
         family = Family.parse(checked.typed(f"{name}.family", about["family"], str))
         network, statistics = self._network(f"{name}.network.", family), self._statistics(f"{name}.statistics.")
         noise_cov = checked.covariance(f"{name}.noise_cov", checked.tensor(self.tensors, f"{name}.noise_cov", q, q))
-        posterior = posterior_of(
+        posterior = Posterior(
             statistics.to(settings.torch_device),
             checked.typed(f"{name}.log_alpha_star", about["log_alpha_star"], float),
             noise_cov.to(settings.torch_device),
             settings.noise_structure,
             settings.bias_prior,
-            rtol=math.inf,
+            checked=False,
         )
         keys = checked.tensor(self.tensors, f"{name}.unseen.keys", None, dtype=torch.int64)
         weight = checked.tensor(self.tensors, f"{name}.unseen.weight", len(keys), low=0.0)
@@ -215,4 +215,4 @@ class _Members:
         lows = {"observations": 0.0, "log_scale": -math.inf}
         sums = {name: checked.tensor(own, name, *batch, low=lows[name]) for name in SUMS if name in own}
         parts: dict[str, Any] = {**moments, **sums, "n_outputs": n_targets}
-        return OutputStatistics(**parts) if batch else Statistics(**parts)
+        return Statistics(**parts, by_output=bool(batch))

@@ -13,9 +13,6 @@ from lastlayer import formula
 from lastlayer._internal.chunks import row_chunks
 from lastlayer.bayes.held_out import HeldOut
 from lastlayer.bayes.maximum import by_evidence
-from lastlayer.bayes.partial_posterior import by_output
-from lastlayer.bayes.posterior import Posterior
-from lastlayer.bayes.statistics import OutputStatistics, Statistics
 from lastlayer.calibration.alpha import AlphaCurve, search_alpha, tune_alpha_on
 from lastlayer.calibration.fit import fit_curves
 from lastlayer.calibration.points import HeldOutPoints
@@ -130,8 +127,8 @@ def with_rows(fitted: Fitted, data: Points, *, forgetting: float = 1.0) -> Fitte
         fitted = replace(fitted, calibration=fitted.calibration.after(squares, n, forgetting))
 
     def changed(member: Member) -> Member:
-        posterior, rows = _matched(member, data)
-        posterior = posterior.update(rows, forgetting=forgetting)
+        rows = data.statistics(partial(linear_features, member))
+        posterior = member.posterior.update(rows, forgetting=forgetting)
         return replace(member, posterior=posterior, unseen=member.unseen.scaled(forgetting))
 
     return _with(fitted, map(changed, fitted.members))
@@ -146,7 +143,7 @@ def with_observations(fitted: Fitted, observations: Sequence[Observations]) -> F
     seen = [one.standardized(inputs, fitted.targets).to(like.device) for one in observations]
 
     def changed(member: Member) -> Member:
-        posterior = by_output(member.posterior)
+        posterior = member.posterior
         with torch.no_grad():
             noise_var = posterior.Sigma_E.diagonal()
             more = statistics_of(seen, partial(features_of, member.network), noise_var, like=like)
@@ -182,8 +179,8 @@ def without_rows(fitted: Fitted, data: Points) -> Fitted:
         if not len(seen):
             return replace(member, unseen=unseen)
         own = replace(data.take(torch.from_numpy(seen)), weight=torch.from_numpy(weight[seen]).to(data.T))
-        posterior, rows = _matched(member, own)
-        return replace(member, posterior=posterior.remove(rows), unseen=unseen)
+        rows = own.statistics(partial(linear_features, member))
+        return replace(member, posterior=member.posterior.remove(rows), unseen=unseen)
 
     return _with(fitted, map(changed, fitted.members))
 
@@ -213,17 +210,6 @@ def reestimate(fitted: Fitted) -> Fitted:
 
 def _with(fitted: Fitted, members: Iterable[Member]) -> Fitted:
     return replace(fitted, members=tuple(members), conformal_scores=None)
-
-
-def _matched(member: Member, data: Points) -> tuple[Posterior, Statistics]:
-    """The posterior and the statistics of new rows, both converted to the same kind of statistics."""
-    posterior = member.posterior
-    statistics = data.statistics(partial(linear_features, member))
-    if type(statistics) is type(posterior.statistics):
-        return posterior, statistics
-    if isinstance(posterior.statistics, OutputStatistics):
-        return posterior, OutputStatistics.split(statistics)
-    return by_output(posterior), statistics
 
 
 def _start(fitted: Fitted) -> tuple[tuple[float, ...], float]:

@@ -221,6 +221,6 @@ def fit_three_samples(seed: int = 1, *, max_epochs: int = 5000, progress: bool =
         statistics = Statistics.from_features(affine_features(network(data.X)), data.T)
         noise_cov = (2 * objective.log_sigma_e).exp()[:, None]
         log_alpha = float(objective.log_alpha)
-        posterior = Posterior(statistics, log_alpha, noise_cov, bias_prior=BIAS_PRIOR, rtol=float("inf"))
+        posterior = Posterior(statistics, log_alpha, noise_cov, bias_prior=BIAS_PRIOR, checked=False)
         curve = tune_alpha(posterior, affine_features(network(test.X)), test.T)
     return ThreeSamples(network, posterior, scale, curve)

@@ -1,6 +1,5 @@
 """Training objectives: the evidence, profiled, augmented (Theorem 1) or with known noise; and squared error."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from lastlayer.bayes.evidence import known_noise_nlml, nlml, profiled_nlml, statistics_nlml
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import held_out_lpd
-from lastlayer.bayes.partial_posterior import posterior_of
+from lastlayer.bayes.posterior import Posterior
 from lastlayer.data.rows import Points, Rows
 from lastlayer.settings.types import BiasPrior, NoiseStructure
 
@@ -51,7 +50,7 @@ class Objective(nn.Module):
         main = rows.main
         if rows.complete:
             return self(linear(main.X), main.T, main.weight)
-        return statistics_nlml(rows.by_output(linear), self.log_alpha, bias_prior=self.bias_prior)
+        return statistics_nlml(rows.at_once(linear), self.log_alpha, bias_prior=self.bias_prior)
 
     @property
     def learned_noise_cov(self) -> Float[Tensor, "q q"] | None:
@@ -63,8 +62,8 @@ class Objective(nn.Module):
         noise_cov = self.learned_noise_cov
         rows, learned = replace(rest, X=phi.double().detach()), None if noise_cov is None else noise_cov.diagonal()
         statistics = rows.statistics(lambda features: features, learned)
-        posterior = posterior_of(
-            statistics, float(self.log_alpha), noise_cov, noise=self.noise, bias_prior=self.bias_prior, rtol=math.inf
+        posterior = Posterior(
+            statistics, float(self.log_alpha), noise_cov, noise=self.noise, bias_prior=self.bias_prior, checked=False
         )
         return torch.tensor(-held_out_lpd(posterior, affine_features(phi_held).double(), held.readings.values))
 
@@ -92,7 +91,7 @@ class KnownNoise(Objective):
     def of_rows(self, linear: Callable[[Tensor], Tensor], rows: Rows) -> Tensor:
         """NLML of a network on rows whose noise may be known, and on observed functionals."""
         learned = torch.exp(2 * self.log_sigma_e)
-        seen = rows.by_output(linear, learned)
+        seen = rows.at_once(linear, learned)
         return known_noise_nlml(seen, self.log_alpha, self.log_sigma_e, bias_prior=self.bias_prior)
 
 
