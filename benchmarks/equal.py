@@ -41,6 +41,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("*", "sample_y"): DRAWS,
     ("functionals mixture", "*"): "the precision of a functional is rounded otherwise, as that of any reading",
     ("*", "nlml_"): "the evidence of all rows in the posterior; without the density of a prior of the noise",
+    ("validation", "*"): "a mixture of families, as on folds, in place of networks with one prior precision",
     ("log", "predict"): "the median in place of the mean, which is astronomical outside",
     ("log", "weights"): WRAPPED,
     ("log", "component_*"): WRAPPED,

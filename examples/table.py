@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     model = TableRegressor(impute="median", preset="fast", likelihood="auto", random_state=0, **epochs)
     model.fit(frame, target=TARGET)
     print("\n".join(model.notes_))
-    print(f"likelihood: {model.settings_.likelihood}")
+    print(f"likelihood: {model.settings_.layer.likelihood}")
 
     (scores,) = model.evaluate(new).targets
     print(f"\n200 new rows: RMSE {scores.rmse:.2f} kWh, R2 {scores.r2:.3f}, {scores.coverage_95:.0%} in 95% intervals")

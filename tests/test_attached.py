@@ -341,7 +341,7 @@ def test_a_frozen_backbone_of_ids_is_what_attach_makes_of_it(sentences):
     attached = attach(backbone, [(ids, y)], layer=None)
     for said, other in zip(fitted.predict(ids, return_std=True), attached.predict(ids, return_std=True), strict=True):
         np.testing.assert_allclose(said, other, rtol=1e-9)
-    assert fitted.settings_.ids
+    assert fitted.settings_.network.ids
     cost = fitted.predictive(ids).affine_cost
     np.testing.assert_allclose(fitted.predictive(ids[:, ::-1]).affine_cost, cost, rtol=1e-9)  # words in any order
 

@@ -217,5 +217,5 @@ def test_the_objective_of_blr_is_the_squared_error_whatever_its_options_say():
         BLRRegressor(hidden=(4,), max_epochs=5, training=options, random_state=0).fit(X, y)
         for options in (None, TrainingOptions(objective="profiled"))
     )
-    assert plain.settings_.objective == asked.settings_.objective == "mse"
+    assert plain.settings_.training.objective == asked.settings_.training.objective == "mse"
     np.testing.assert_array_equal(plain.predict(X), asked.predict(X))

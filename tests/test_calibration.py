@@ -20,12 +20,12 @@ from lastlayer.calibration.points import REGION_WEIGHT, HeldOutPoints
 from lastlayer.ensemble.splits import blocked_splits, given_splits, random_splits, shell_splits
 from lastlayer.errors import InputError
 from lastlayer.formula.ops import NumPyOps, TorchOps
-from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR, NETWORK, Family
+from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR, NETWORK, Family, Network
 
 TRUTH = Curve(np.array([0.6, 2.0]), np.array([1.5, 0.4]), power=0.7)
 TAILS = Tails(0.1, 9.0)
 NONE, FREE = Tails(), Shrinkage()
-WEAK, STRONG = Family("network", 1.0), Family("network", 2.0)
+WEAK, STRONG = Network(1.0), Network(2.0)
 
 
 def held_out(

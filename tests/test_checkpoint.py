@@ -52,7 +52,7 @@ def make() -> nn.Module:
 def kept(monkeypatch, as_a_user):
     """States are written after every step, and stay when training ends."""
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(BLLRegressor, "_clear_checkpoints", lambda self: None)
+    monkeypatch.setattr("lastlayer.ensemble.run.clear_checkpoints", lambda folder: None)
 
 
 def fit(folder: Path | None, X=X, y=Y, *, sample_weight=None, source=None, **parameters) -> BLLRegressor:

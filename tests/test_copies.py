@@ -189,7 +189,7 @@ def test_copies_do_not_make_a_table_larger():
     X, y = sine(50, d=2)
     with pytest.warns(CopiesWarning, match="150 rows .* one of 50"):
         repeated = BLLRegressor(**FAST).fit(X.repeat(3, 0), y.repeat(3))
-    assert repeated.settings_.hidden == (50 // 6,) * 2
+    assert repeated.settings_.network.hidden == (50 // 6,) * 2
 
 
 def test_near_copies_are_held_out_together_and_count_as_one_row():
@@ -198,12 +198,12 @@ def test_near_copies_are_held_out_together_and_count_as_one_row():
     X, y = np.concatenate([X, X + 1e-7 * rng.standard_normal(X.shape)]), np.concatenate([y, y])
     with pytest.warns(CopiesWarning, match="120 rows .* one of 60"):
         near = BLLRegressor(**FAST).fit(X, y)
-    assert near.settings_.hidden == (10, 10)
+    assert near.settings_.network.hidden == (10, 10)
     data = near.fitted_.data(X, y)
     unseen = np.stack([member.unseen.has(data) for member in near.members_])
     assert unseen.any(0).all()
     np.testing.assert_array_equal(unseen[:, :60], unseen[:, 60:])
-    assert BLLRegressor(**ONE).fit(*sine(120, d=2)).settings_.hidden == (20, 20)
+    assert BLLRegressor(**ONE).fit(*sine(120, d=2)).settings_.network.hidden == (20, 20)
 
 
 @pytest.mark.filterwarnings("ignore::lastlayer.errors.CopiesWarning")

@@ -262,7 +262,7 @@ def mixed() -> BLLRegressor:
 def test_a_loaded_model_answers_to_the_last_bit(options, tmp_path):
     X, y = rows()
     model = BLLRegressor(**SMALL | options).fit(X, y)
-    assert all(m.family.encoding == "piecewise" for m in model.fitted_.members if m.family.kind != "fourier")
+    assert all(m.family.encoding == "piecewise" for m in model.fitted_.members if not m.family.once)
     model.save(tmp_path / "m")
     again = lastlayer.load(tmp_path / "m")
     assert again.encoding == "piecewise"
@@ -274,9 +274,9 @@ def test_a_loaded_model_answers_to_the_last_bit(options, tmp_path):
         model, again = (copy.deepcopy(m).update(X[:5], y[:5] + 0.1) for m in (model, again))
 
 
-def members_of(model: BLLRegressor, kind: str) -> list[int]:
+def members_of(model: BLLRegressor, kind: type[Family]) -> list[int]:
     families = [member.family for member in model.fitted_.members]
-    return [i for i, family in enumerate(families) if (family.kind, family.encoding) == (kind, "piecewise")]
+    return [i for i, family in enumerate(families) if (type(family), family.encoding) == (kind, "piecewise")]
 
 
 def mean_of(model: BLLRegressor, member: int, X: np.ndarray) -> torch.Tensor:
@@ -294,7 +294,7 @@ def test_the_mean_of_an_additive_member_is_a_sum_of_functions_of_single_inputs(m
         a, b, c, d = (mean_of(mixed, member, corner) for corner in corners)
         return float((a + b - c - d).abs().max())
 
-    additive, networks = members_of(mixed, "linear"), members_of(mixed, "network")
+    additive, networks = members_of(mixed, Linear), members_of(mixed, Network)
     assert len(additive) == len(networks) == 5
     assert max(mixed_difference(i) for i in additive) < 1e-10
     assert min(mixed_difference(i) for i in networks) > 1e-3
@@ -305,7 +305,7 @@ def test_far_outside_bins_are_constant_and_the_variance_grows(mixed):
     X, _ = rows()
     centre, scale = X.mean(0), X.std(0)
     away = [centre + scale * [size, 0.0] for size in (10.0, 100.0, 1000.0)]
-    for i in members_of(mixed, "linear") + members_of(mixed, "network"):
+    for i in members_of(mixed, Linear) + members_of(mixed, Network):
         member = mixed.fitted_.members[i]
         phi = mixed.fitted_.features(i, mixed.fitted_.standardized(np.array(away)))
         close(phi[1:, :-3], phi[:1, :-3].expand(2, -1))

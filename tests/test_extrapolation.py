@@ -29,7 +29,7 @@ from lastlayer.bayes.hulls import (
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.alpha import tune_alpha, tune_alpha_on
-from lastlayer.ensemble.folds import blocked_folds
+from lastlayer.ensemble.splits import blocked_folds
 from lastlayer.errors import InputError
 
 F64 = torch.float64

@@ -10,9 +10,9 @@ from sklearn.base import clone
 
 import lastlayer
 from lastlayer import BLLRegressor
-from lastlayer.ensemble import trainer
+from lastlayer.ensemble import run
+from lastlayer.ensemble.run import LOGGER, threads
 from lastlayer.errors import InputError
-from lastlayer.estimators.fit_context import LOGGER, threads
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
 
@@ -21,9 +21,9 @@ SMALL = {"hidden": (4,), "preset": "evidence", "max_epochs": 3, "random_state": 
 
 @pytest.mark.parametrize(("n_jobs", "wanted"), [(1, 1), (3, 3), (-1, cpu_count()), (-1000, 1)])
 def test_a_fit_has_the_threads_of_n_jobs_and_leaves_them_as_they_were(n_jobs, wanted, monkeypatch):
-    seen, train = [], trainer.train
-    monkeypatch.setattr(trainer, "threads_for", lambda _: threads(None))
-    monkeypatch.setattr(trainer, "train", lambda *a, **k: (seen.append(torch.get_num_threads()), train(*a, **k))[1])
+    seen, train = [], run.train
+    monkeypatch.setattr(run, "threads_for", lambda _: threads(None))
+    monkeypatch.setattr(run, "train", lambda *a, **k: (seen.append(torch.get_num_threads()), train(*a, **k))[1])
     before = torch.get_num_threads()
     BLLRegressor(**SMALL, n_jobs=n_jobs).fit(*sine(30))
     assert seen == [wanted]

@@ -57,7 +57,7 @@ def test_the_mixture_of_families_has_all_kinds_of_members():
     that sees some of the points inside the data and others outside."""
     model, X = fitted("mixture of families"), far(data()[0])
     families = [member.family for member in model.fitted_.members]
-    networks = [family for family in families if family.kind == "network"]
+    networks = [family for family in families if family.trained]
     assert {family.encoding for family in networks} == {"raw", "piecewise"}
     assert ADDITIVE in families
     assert families.count(FOURIER) == 1

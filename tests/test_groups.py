@@ -8,7 +8,7 @@ from torch import nn
 
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.data.copies import joined, whole_groups
-from lastlayer.ensemble import trainer as trainer_module
+from lastlayer.ensemble import train as train_module
 from lastlayer.ensemble.splits import Split
 from lastlayer.errors import InputError
 from lastlayer.estimators import regressor
@@ -26,9 +26,9 @@ def splits_of(monkeypatch, groups, m: int = M, **options) -> tuple[BLLRegressor,
     made = regressor.folds_for
 
     def watched(*args, **words):
-        folds = made(*args, **words)
-        seen.extend([*folds.trials, *(split for partition in folds.partitions for split in partition)])
-        return folds
+        splits = made(*args, **words)
+        seen.extend(splits)
+        return splits
 
     monkeypatch.setattr(regressor, "folds_for", watched)
     X, y = sine(m)
@@ -40,11 +40,11 @@ def splits_of(monkeypatch, groups, m: int = M, **options) -> tuple[BLLRegressor,
     [
         ({"preset": "fast"}, {"random", "blocked", "shell"}),
         ({"n_members": 3, "hidden_prior": 0.3}, {"random", "blocked", "shell"}),
-        ({"n_members": 2, "calibration": "alpha", "hidden_prior": 0.3}, {"random", "blocked"}),
-        ({"n_members": 1, "calibration": None}, {"random"}),
+        ({"n_members": 2, "calibration": "alpha", "hidden_prior": 0.3}, {"blocked"}),
+        ({"n_members": 1}, {"random", "blocked", "shell"}),
         ({"backbone": nn.Linear(1, 3)}, {"random"}),
     ],
-    ids=["mixture", "one prior", "alpha", "prior selected", "backbone"],
+    ids=["mixture", "one prior", "alpha", "one network", "backbone"],
 )
 def test_no_group_is_split(options, kinds, monkeypatch):
     model, splits = splits_of(monkeypatch, LABELS, **options)
@@ -53,7 +53,7 @@ def test_no_group_is_split(options, kinds, monkeypatch):
         assert len(split.held)
         assert sorted([*split.train, *split.held]) == list(range(M))
         assert not set(LABELS[split.train]) & set(LABELS[split.held])
-    assert model.settings_.hidden == (4,)
+    assert model.settings_.network.hidden == (4,)
 
 
 @pytest.mark.parametrize("n_groups", [2, 3, 4, 5])
@@ -78,12 +78,12 @@ def test_equal_rows_keep_their_groups(monkeypatch):
 
 def test_early_stopping_leaves_out_whole_groups(monkeypatch):
     seen = []
-    make = trainer_module.Validation
-    monkeypatch.setattr(trainer_module, "Validation", lambda *a, **k: (seen.append(a), make(*a, **k))[1])
-    kept = trainer_module.Trainer._for_stopping
+    make = train_module.Validation
+    monkeypatch.setattr(train_module, "Validation", lambda *a, **k: (seen.append(a), make(*a, **k))[1])
+    kept = train_module.Trainer._for_stopping
     parts = []
     monkeypatch.setattr(
-        trainer_module.Trainer, "_for_stopping", lambda *a: (parts.append((a[1], *kept(*a))), parts[-1][1:])[1]
+        train_module.Trainer, "_for_stopping", lambda *a: (parts.append((a[1], *kept(*a))), parts[-1][1:])[1]
     )
     options = {"preset": "evidence", "training": TrainingOptions(early_stopping=True)}
     splits_of(monkeypatch, LABELS, **options)

@@ -151,7 +151,7 @@ def test_it_is_the_model_of_log_y(fitted):
     function = fitted.predictive(X, noise=False)
     np.testing.assert_allclose(function.quantile(0.5), np.exp(of_log.predictive(X, noise=False).mean))
     assert point.shape == y.shape
-    assert fitted.settings_.likelihood == "lognormal"
+    assert fitted.settings_.layer.likelihood == "lognormal"
     assert coverage(p, y, 0.9) > 0.7
 
 
@@ -225,8 +225,8 @@ def test_auto_is_log_for_skewed_targets_alone():
     assert choose("auto", np.ones((5, 1))) == Gaussian()
     X, y = rows()
     model = BLLRegressor(likelihood="auto", **FAST | {"max_epochs": 1})
-    assert model.fit(X, y).settings_.likelihood == "lognormal"
-    assert model.fit(X, np.log(y)).settings_.likelihood == "gaussian"
+    assert model.fit(X, y).settings_.layer.likelihood == "lognormal"
+    assert model.fit(X, np.log(y)).settings_.layer.likelihood == "gaussian"
     assert not isinstance(model.predictive(X), LogPrediction)
 
 

@@ -27,7 +27,7 @@ from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.state import Member
 from lastlayer.settings.resolve import PRIOR_PRECISIONS
-from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR, Family
+from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR, Network
 from lastlayer.training import StackedNetworks
 
 pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")
@@ -382,7 +382,7 @@ def test_the_default_cross_fits_members_of_every_family_and_the_best_come_first(
     X, y = sine(40)
     model = BLLRegressor(hidden=(3,), max_epochs=5, random_state=0).fit(X, y)
     families = [member.family for member in model.members_]
-    networks = [Family("network", p, encoding) for p in PRIOR_PRECISIONS for encoding in ("raw", "piecewise")]
+    networks = [Network(p, encoding) for p in PRIOR_PRECISIONS for encoding in ("raw", "piecewise")]
     wanted = dict.fromkeys([*networks, LINEAR, ADDITIVE], 20) | {FOURIER: 1}
     assert Counter(families) == wanted
     best = wanted[model.members_[0].family]
@@ -827,10 +827,10 @@ def test_a_model_whose_calibration_came_to_nothing_can_be_saved(tmp_path):
     """nan in the scores and no points at all."""
     X, y = sine(30)
     model = quick(n_members=2, max_epochs=3, hidden_prior="auto").fit(X, y)
-    scores = model.fitted_.family_scores | {Family("network", 0.03): math.nan}
+    scores = model.fitted_.family_scores | {Network(0.03): math.nan}
     model = model.with_fitted(dataclasses.replace(model.fitted_, family_scores=scores))
     model.save(tmp_path / "m")
-    assert math.isnan(lastlayer.load(tmp_path / "m").fitted_.family_scores[Family("network", 0.03)])
+    assert math.isnan(lastlayer.load(tmp_path / "m").fitted_.family_scores[Network(0.03)])
 
 
 # conformal intervals ------------------------------------------------------------------------------------------------

@@ -313,7 +313,7 @@ def test_mini_batches_learn_from_targets_partly_missing() -> None:
     X, Y = table(200)
     with pytest.warns(MissingTargetsWarning):
         model = BLLRegressor(**EVIDENCE | {"max_epochs": 30}, batch_size=50).fit(X, holes(Y))
-    assert model.settings_.batch_size == 50
+    assert model.settings_.training.batch_size == 50
     assert (np.sqrt(np.mean((model.predict(X) - Y) ** 2, 0)) < 0.7 * Y.std(0)).all()
 
 
@@ -610,7 +610,7 @@ def test_early_stopping_knows_the_noise_too() -> None:
     X, Y = table(120)
     seen = Derivative(0).at(X[:5]).observed(np.zeros(5), noise_std=1.0)
     model = BLLRegressor(**EVIDENCE | {"max_epochs": 30}).fit(X, Y[:, 0], noise_std=0.3, observations=[seen])
-    assert model.settings_.early_stopping
+    assert model.settings_.training.early_stopping
     assert np.isfinite(model.predictive(X).std).all()
 
 

@@ -23,7 +23,7 @@ from lastlayer.online.layers import LayerStack
 from lastlayer.predictor.unseen import NOTHING
 from lastlayer.settings import resolve
 from lastlayer.settings.resolve import PRIOR_PRECISIONS
-from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR, Family
+from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR, Network
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
 
@@ -50,7 +50,7 @@ def mixed() -> BLLRegressor:
         model = fast.fit(X[:FITTED], Y[:FITTED])
     fitted = model.fitted_
     each = [member.family for member in fitted.members]
-    weak, strong = (each.index(Family("network", precision)) for precision in (0.03, 0.3))
+    weak, strong = (each.index(Network(precision)) for precision in (0.03, 0.3))
     kept = [weak, weak + 1, strong, *(each.index(family) for family in (ADDITIVE, LINEAR, FOURIER))]
     return wide(model.with_fitted(replace(fitted, members=tuple(fitted.members[i] for i in kept))))
 
@@ -284,7 +284,7 @@ def test_alpha_and_noise_anew_are_those_of_the_last_layer_of_all_rows(which, req
     by_hand = refitted(model, ones(slice(0, 300)))
     for ours, theirs in zip(again.members_, by_hand.members_, strict=True):
         p = theirs.posterior
-        prior = model.settings_.noise_prior
+        prior = model.settings_.layer.noise_prior
         (best,) = by_evidence([p.statistics], noise=p.noise, bias_prior=p.bias_prior, noise_prior=prior)
         assert ours.posterior.log_alpha == pytest.approx(best.log_alpha, abs=1e-6)
         torch.testing.assert_close(ours.posterior.Sigma_E, best.Sigma_E, rtol=1e-7, atol=0)

@@ -24,7 +24,8 @@ from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.alpha import search_alpha
-from lastlayer.ensemble import trainer
+from lastlayer.ensemble import run
+from lastlayer.ensemble import train as train_module
 from lastlayer.errors import InputError
 from lastlayer.training import Validation, train
 
@@ -433,8 +434,8 @@ def test_early_stopping_keeps_the_best_network(monkeypatch):
         networks.append(problem.network)
         return train(problem, *args, **options)
 
-    monkeypatch.setattr(trainer, "train", watched)
-    monkeypatch.setattr(trainer, "Validation", lambda _, **options: Validation(scripted, **options))
+    monkeypatch.setattr(run, "train", watched)
+    monkeypatch.setattr(train_module, "Validation", lambda _, **options: Validation(scripted, **options))
     model.fit(*sine())
     history = model.history_
     assert history["stopped"] == "early_stopping"

@@ -21,8 +21,18 @@ from lastlayer.data.rows import Points
 from lastlayer.errors import InputError
 from lastlayer.networks.mlp import encoding_of, inner_network
 from lastlayer.settings.given import Shape
-from lastlayer.settings.resolve import FAST_PRECISIONS, PRIOR_PRECISIONS, Settings, resolve
-from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR, NETWORK, Family
+from lastlayer.settings.resolve import FAST_PRECISIONS, PRIOR_PRECISIONS, resolve
+from lastlayer.settings.types import (
+    ADDITIVE,
+    FOURIER,
+    LINEAR,
+    NETWORK,
+    EnsembleSettings,
+    Family,
+    Network,
+    Plan,
+    Settings,
+)
 
 pytestmark = pytest.mark.usefixtures("small_process")
 
@@ -177,8 +187,8 @@ def test_settings_tell_what_every_auto_became_and_are_saved_with_the_model(kind,
     model = KINDS[kind]()
     assert isinstance(model.settings_, Settings)
     assert "auto" not in str(model.settings_)
-    assert model.settings_.hidden == (4,)
-    assert model.settings_.max_epochs == 2
+    assert model.settings_.network.hidden == (4,)
+    assert model.settings_.training.max_epochs == 2
     model.save(tmp_path / "m")
     again = lastlayer.load(tmp_path / "m", backbone=model.backbone)
     assert again.settings_ == model.settings_
@@ -189,13 +199,15 @@ def test_settings_tell_what_every_auto_became_and_are_saved_with_the_model(kind,
 def test_settings_say_what_was_done():
     model = fit({"preset": "fast", "noise": "full", "dtype": "float32"})
     s = model.settings_
-    assert (s.noise, s.noise_structure, s.dtype) == ("full", "full", "float32")
-    trained = [member.network for member in model.members_ if member.family.kind == "network"]
+    assert (s.layer.noise, s.layer.noise_structure, s.place.dtype) == ("full", "full", "float32")
+    trained = [member.network for member in model.members_ if member.family.trained]
     assert {p.dtype for network in trained for p in network.parameters()} == {torch.float32}
-    wanted = dict.fromkeys(s.families, s.n_members) | {FOURIER: 1}  # the process is one member, of every row
+    wanted = dict.fromkeys(s.ensemble.families, s.ensemble.n_members) | {
+        FOURIER: 1
+    }  # the process is one member, of every row
     assert Counter(member.family for member in model.members_) == wanted
-    assert len(model.history_["nlml"]) == s.max_epochs
-    assert model.history_["learning_rate"][0] == s.learning_rate
+    assert len(model.history_["nlml"]) == s.training.max_epochs
+    assert model.history_["learning_rate"][0] == s.training.learning_rate
 
 
 def test_the_parameters_of_a_model_stay_as_they_were_given():
@@ -205,7 +217,7 @@ def test_the_parameters_of_a_model_stay_as_they_were_given():
     assert (model.encoding, model.input_skip) == ("auto",) * 2
     assert model.training is None
     many, few = model.settings_, model.fit(*sine(4)).settings_
-    assert (many.calibration, few.calibration) == ("random and blocked folds", None)
+    assert (many.plan, few.plan) == (Plan("folds"), Plan())
     assert (model.hidden, model.noise) == ((4,), "auto")
 
 
@@ -216,20 +228,20 @@ def test_noise_left_to_us_is_found_to_depend_on_the_input_or_not():
         BLLRegressor(**TINY, n_members=1, hidden_prior=0.3).fit(X, X[:, 0] + scale * noise)
         for scale in (0.3, 0.2 * np.exp(0.7 * X[:, 0]))
     )
-    assert (even.settings_.noise, even.calibration_.head) == ("diagonal", None)
-    assert uneven.settings_.noise == "input"
+    assert (even.settings_.layer.noise, even.calibration_.head) == ("diagonal", None)
+    assert uneven.settings_.layer.noise == "input"
     assert uneven.calibration_.head is not None
 
 
 # families of members ------------------------------------------------------------------------------------------------
 
 
-PLAIN, ENCODED_PLAIN = (NETWORK,), (Family(encoding="piecewise"),)
-NETWORKS = tuple(Family("network", precision) for precision in PRIOR_PRECISIONS)
-ENCODED = tuple(Family("network", precision, "piecewise") for precision in PRIOR_PRECISIONS)
-FAST = tuple(Family("network", precision) for precision in FAST_PRECISIONS)
-FAST_ENCODED = tuple(Family("network", precision, "piecewise") for precision in FAST_PRECISIONS)
-GIVEN, GIVEN_ENCODED = (Family("network", 0.7),), (Family("network", 0.7, "piecewise"),)
+PLAIN, ENCODED_PLAIN = (NETWORK,), (Network(encoding="piecewise"),)
+NETWORKS = tuple(Network(precision) for precision in PRIOR_PRECISIONS)
+ENCODED = tuple(Network(precision, "piecewise") for precision in PRIOR_PRECISIONS)
+FAST = tuple(Network(precision) for precision in FAST_PRECISIONS)
+FAST_ENCODED = tuple(Network(precision, "piecewise") for precision in FAST_PRECISIONS)
+GIVEN, GIVEN_ENCODED = (Network(0.7),), (Network(0.7, "piecewise"),)
 LINEARS = (LINEAR, ADDITIVE)
 
 
@@ -246,10 +258,10 @@ LINEARS = (LINEAR, ADDITIVE)
                 (*FAST, *FAST_ENCODED, *LINEARS, FOURIER),
             ),
             # no mixture: networks of one encoding
-            ({"n_members": 2}, NETWORKS, ENCODED, NETWORKS),
+            ({"n_members": 1}, NETWORKS[1:], ENCODED[1:], NETWORKS[1:]),
             ({"hidden_prior": 0.7}, GIVEN, GIVEN_ENCODED, GIVEN),
             ({"hidden_prior": 0.7, "n_members": 2}, GIVEN, GIVEN_ENCODED, GIVEN),
-            ({"calibration": "alpha"}, NETWORKS, ENCODED, NETWORKS),
+            ({"calibration": "alpha"}, PLAIN, ENCODED_PLAIN, PLAIN),
             ({"preset": "evidence"}, PLAIN, ENCODED_PLAIN, PLAIN),
         ]
     ],
@@ -260,9 +272,9 @@ def test_an_encoding_is_that_of_all_networks_or_of_half_of_a_mixture(options, ra
     assert resolved(**options) == resolved(**options, encoding="auto")
 
 
-def resolved(rows: int = 60, columns: int = 3, *, source: bool = False, **options) -> Settings:
+def resolved(rows: int = 60, columns: int = 3, *, source: bool = False, **options) -> EnsembleSettings:
     shape = None if source else (rows, columns)
-    return resolve(BLLRegressor(**options).get_params(deep=False), Shape(shape), seed=0)
+    return resolve(BLLRegressor(**options).get_params(deep=False), Shape(shape), seed=0).ensemble
 
 
 @pytest.mark.parametrize(
@@ -271,7 +283,7 @@ def resolved(rows: int = 60, columns: int = 3, *, source: bool = False, **option
 def test_few_rows_have_no_bins(encoding, skip):
     given = {"encoding": encoding, "input_skip": skip}
     assert resolved(19, **given).families == resolved(5, **given).families == (LINEAR, FOURIER)
-    assert "network" in [family.kind for family in resolved(20, **given).families]
+    assert any(family.trained for family in resolved(20, **given).families)
     assert resolved(4, **given).families == (ENCODED_PLAIN if encoding == "piecewise" else PLAIN)  # not calibrated
 
 
@@ -280,7 +292,6 @@ def test_many_columns_are_encoded_only_if_that_is_asked_for():
     assert [resolved(columns=d).families for d in (100, 101)] == [mixed, raw]
     assert resolved(columns=101, encoding="raw").families == raw
     assert resolved(columns=101, encoding="piecewise").families == (*ENCODED, ADDITIVE, FOURIER)
-    assert resolved(columns=101, encoding="piecewise", n_members=2).families == ENCODED
 
 
 def test_very_many_rows_are_encoded_too_and_need_no_process():
@@ -299,7 +310,7 @@ def test_networks_have_the_activation_of_their_family_in_memory_and_in_files(ear
     model.save(tmp_path / "m.lastlayer")
     loaded = lastlayer.load(tmp_path / "m.lastlayer")
     for each in (model, loaded):
-        networks = [member for member in each.members_ if member.family.kind == "network"]
+        networks = [member for member in each.members_ if member.family.trained]
         wanted = {"raw": "silu", "piecewise": "tanh"}
         assert {member.family.encoding for member in networks} == set(wanted)
         for member in networks:
@@ -309,10 +320,8 @@ def test_networks_have_the_activation_of_their_family_in_memory_and_in_files(ear
 
 def test_an_activation_that_was_given_is_that_of_every_network():
     for rows in (60, 5_001):
-        given, own = resolved(rows, activation="relu"), resolved(rows)
-        assert (given.activation, own.activation) == ("relu", "tanh")
-        assert {family.activation for family in given.families} == {None}
-    assert resolved(5_001, n_members=2).families == NETWORKS  # no mixture
+        assert {family.activation for family in resolved(rows, activation="relu").families} == {None}
+    assert resolved(5_001, n_members=1).families == NETWORKS[1:]  # no mixture
     fast = resolved(5_001, preset="fast").families
     assert fast == (replace(FAST[0], activation="silu"), *FAST_ENCODED, *LINEARS)
 
@@ -353,11 +362,11 @@ def test_members_are_of_the_encoding_that_was_asked_for(options, families):
         LINEAR,
         FOURIER,
         ADDITIVE,
-        Family("network", 0.1 + 0.2),
-        Family("network", 5e-324),
-        Family("network", 0.1 + 0.2, "piecewise"),
-        Family("network", 0.3, "raw", "silu"),
-        Family("network", 0.3, "piecewise", "silu"),
+        Network(0.1 + 0.2),
+        Network(5e-324),
+        Network(0.1 + 0.2, "piecewise"),
+        Network(0.3, "raw", "silu"),
+        Network(0.3, "piecewise", "silu"),
     ],
     ids=str,
 )
@@ -367,7 +376,7 @@ def test_a_family_is_read_back_as_it_was_written(family):
 
 def test_families_are_told_apart_by_their_encoding():
     assert (str(LINEAR), str(ADDITIVE)) == ("linear", "piecewise linear")
-    assert str(Family("network", 0.3, "piecewise")) == "piecewise network 0.3"
+    assert str(Network(0.3, "piecewise")) == "piecewise network 0.3"
 
 
 @pytest.mark.parametrize(

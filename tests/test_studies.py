@@ -13,7 +13,7 @@ from lastlayer import cli
 from lastlayer.__main__ import main
 from lastlayer.bayes.evidence import nlml
 from lastlayer.bayes.features import affine_features
-from lastlayer.ensemble.folds import blocked_folds
+from lastlayer.ensemble.splits import blocked_folds
 from lastlayer.networks.mlp import MLP, StackedMLP
 from lastlayer.report import study as report
 from lastlayer.studies import data, figures, networks, paper

@@ -4,7 +4,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import torch
@@ -86,7 +86,11 @@ def typed(name: str, value: Any, annotation: Any) -> Any:
             return None
     elif annotation is float and isinstance(value, int | float) and not isinstance(value, bool):
         return number(name, value)
-    elif isinstance(annotation, type) and type(value) is annotation:
+    elif isinstance(annotation, type) and is_dataclass(annotation) and isinstance(value, dict):
+        return instance(annotation, value, name)
+    elif isinstance(annotation, type) and (
+        type(value) is annotation or (is_dataclass(value) and isinstance(value, annotation))
+    ):
         return value
     wanted = getattr(annotation, "__name__", None) if origin is None else str(annotation).replace("typing.", "")
     raise ValueError(f"{name} is {_shortened(value)}, and {wanted} is needed")

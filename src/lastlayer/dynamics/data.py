@@ -11,7 +11,7 @@ from numpy import ndarray
 from sklearn.preprocessing import StandardScaler
 
 from lastlayer._internal.arrays import as_array, check_finite
-from lastlayer.ensemble.folds import blocked_folds
+from lastlayer.ensemble.splits import blocked_folds
 from lastlayer.errors import InputError
 
 

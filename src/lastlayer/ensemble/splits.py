@@ -9,9 +9,9 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 
 from lastlayer.data.rows import Rows
-from lastlayer.ensemble.folds import blocked_folds, outer_folds
 from lastlayer.errors import InputError
-from lastlayer.settings.resolve import N_FOLDS, Settings
+from lastlayer.settings.resolve import N_FOLDS
+from lastlayer.settings.types import Settings
 
 SHELLS = (0.4, 0.6, 0.8)
 
@@ -86,46 +86,72 @@ def _leave_out(groups: Int[ndarray, " m"], folds: list[ndarray], kind: str) -> l
     return [Split(np.flatnonzero(~rows), np.flatnonzero(rows), kind, m - len(fold)) for fold, rows in held]
 
 
-@dataclass(frozen=True)
-class Folds:
-    """Splits of the networks of an ensemble."""
-
-    partitions: list[list[Split]]
-    """Splits held out by networks of the ensemble, one list per partition."""
-    trials: list[Split]
-    """Splits on which the prior precision is selected."""
-
-
-def folds_for(settings: Settings, rows: Rows, *, splitter: Any = None, groups: Any = None) -> Folds:
-    """Splits that the settings prescribe."""
-    rng, calibration = np.random.default_rng(settings.seed), settings.calibration
+def folds_for(settings: Settings, rows: Rows, *, splitter: Any = None, groups: Any = None) -> list[Split]:
+    """Splits that the plan prescribes: none, unless training rows calibrate."""
+    plan, n_blocks, rng = settings.plan, settings.ensemble.n_blocks, np.random.default_rng(settings.seed)
     X, y = rows.main.X.numpy(force=True), rows.main.T.numpy(force=True)
-    X = X[..., None] if settings.ids else X  # ids are not points of a space that could be split into blocks
+    X = X[..., None] if settings.network.ids else X  # ids are not points of a space that could be split into blocks
+    if plan.rows == "given":
+        return given_splits(splitter, X, y, groups)
+    if plan.rows not in ("folds", "holdout"):
+        return []
     together = np.arange(len(X)) if rows.together is None else rows.together
-    m = int(together.max()) + 1
-    n_partitions = 1 if settings.ensemble == "mixture" else -(-settings.n_members // min(N_FOLDS, m))
-    if calibration == "given folds":
-        given = given_splits(splitter, X, y, groups)
-        return Folds([given] * n_partitions, given)
-    by_folds = calibration in ("random and blocked folds", "alpha on blocked folds")
-    if calibration != "holdout" and not by_folds and len(settings.families) == 1:
-        return Folds([], [])
-    if m < 2:
+    if (m := int(together.max()) + 1) < 2:
         raise InputError(
             f"all {len(X)} rows are of one group, or copies of each other: none can be held out. Give two groups or "
             "more, or omit groups"
         )
-    if calibration == "holdout":
-        n_held = min(m - 1, max(min(2, m // 2), round(settings.validation_fraction * m)))
-        split = _leave_out(together, [rng.permutation(m)[:n_held]], "random")
-        return Folds([split], split)
-    k = settings.n_members if settings.ensemble == "mixture" and by_folds else N_FOLDS
-    random = [random_splits(together, min(k, m), rng) for _ in range(n_partitions)]
-    n_blocks, blocked = min(settings.n_blocks, m // 2), list[Split]()
-    if by_folds and X.ndim == 2 and n_blocks > 1:
-        blocked = blocked_splits(X.astype(float), together, n_blocks)
-    if calibration == "alpha on blocked folds":
-        return Folds([blocked or random[0]], random[0])
-    shells = SHELLS[: max(1, settings.n_blocks - 2)]
-    regions = blocked + (shell_splits(X.astype(float), together, shells) if blocked else [])
-    return Folds([splits + regions for splits in random] if by_folds else [], random[0])
+    if plan.rows == "holdout":
+        n_held = min(m - 1, max(min(2, m // 2), round(settings.training.validation_fraction * m)))
+        return _leave_out(together, [rng.permutation(m)[:n_held]], "random")
+    random, blocked = random_splits(together, min(max(settings.ensemble.n_members, N_FOLDS), m), rng), list[Split]()
+    if X.ndim == 2 and min(n_blocks, m // 2) > 1:
+        blocked = blocked_splits(X.astype(float), together, min(n_blocks, m // 2))
+    if plan.what == "alpha":
+        return blocked or random
+    shells = shell_splits(X.astype(float), together, SHELLS[: max(1, n_blocks - 2)]) if blocked else []
+    return random + blocked + shells
+
+
+def blocked_folds(X: Float[ndarray, "m d"], k: int) -> list[Int[ndarray, " r"]]:
+    """Split the rows of a table into k contiguous blocks of equal size, in standardised inputs.
+
+    The set is cut across its longest principal direction, and each part is cut again. In one dimension the blocks are
+    intervals, in more dimensions cells; the outermost ones lie outside the convex hull of the rest.
+
+    Parameters
+    ----------
+    X : ndarray of shape (m, d)
+        The table.
+    k : int
+        Number of blocks.
+    """
+    m = len(X)
+    if not 2 <= k <= m:
+        raise InputError(f"k={k} blocks of {m} rows: k must lie between 2 and the number of rows")
+    return _cut(_standardised(X), np.arange(m), k)
+
+
+def outer_folds(X: Float[ndarray, "m d"], inner: Sequence[float]) -> list[Int[ndarray, " r"]]:
+    """Select the rows farthest from the centre of a table, in standardised inputs."""
+    order = np.argsort((_standardised(X) ** 2).sum(1), kind="stable")
+    return [order[max(2, round(share * len(order))) :] for share in inner]
+
+
+def _standardised(X: Float[ndarray, "m d"]) -> Float[ndarray, "m d"]:
+    scale = X.std(0)
+    Z: ndarray = (X - X.mean(0)) / np.where(scale > 0, scale, 1.0)
+    return Z
+
+
+def _cut(Z: ndarray, rows: ndarray, k: int) -> list[ndarray]:
+    if k == 1:
+        return [np.sort(rows)]
+    part = Z[rows] - Z[rows].mean(0)
+    direction = np.linalg.svd(part, full_matrices=False)[2][0]
+    order = rows[np.argsort(part @ direction, kind="stable")]
+    if direction[np.abs(direction).argmax()] < 0:  # the sign of a singular vector is arbitrary
+        order = order[::-1]
+    left = k // 2
+    cut = round(len(rows) * left / k)
+    return _cut(Z, order[:cut], left) + _cut(Z, order[cut:], k - left)

@@ -395,7 +395,7 @@ class LastLayerRegressor(BaseRegressor):
         fitted = self._fitted()
         if self._stage is not None:
             return self._stage.rows(X)[0]
-        X = check_X(self, X, reset=False, nd=fitted.inputs is None, ids=fitted.settings.ids)
+        X = check_X(self, X, reset=False, nd=fitted.inputs is None, ids=fitted.settings.network.ids)
         fitted.check_reach(X)
         return X
 
@@ -407,7 +407,7 @@ class LastLayerRegressor(BaseRegressor):
         if self._stage is not None:
             X, y, weight = self._stage.checked_rows(X, y, sample_weight)
         else:
-            ids = fitted.settings.ids
+            ids = fitted.settings.network.ids
             X, y = check_Xy(self, X, y, reset=False, nd=fitted.inputs is None, partly=partly, ids=ids)
             weight = check_weight(sample_weight, np.empty((len(y), 1)))
         q = y.shape[1] if y.ndim > 1 else 1

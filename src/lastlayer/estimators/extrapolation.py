@@ -12,7 +12,7 @@ from lastlayer.bayes.hulls import (
     nearest_in_span,
 )
 from lastlayer.calibration.alpha import AlphaCurve, search_alpha, tune_alpha, tune_alpha_on
-from lastlayer.ensemble.folds import blocked_folds, outer_folds
+from lastlayer.ensemble.splits import blocked_folds, outer_folds
 
 __all__ = [
     "AffineCostSolution",

@@ -10,7 +10,7 @@ from numpy import ndarray
 
 from lastlayer._internal.arrays import as_array
 from lastlayer.calibration.points import REGIONS
-from lastlayer.ensemble.crossfit import FoldFit
+from lastlayer.ensemble.crossfit import Fit
 from lastlayer.errors import InputError
 from lastlayer.networks.mlp import copied
 from lastlayer.predictions.mixture import MixturePrediction
@@ -59,14 +59,14 @@ class HeldOutRows:
     """Fold of each of these rows."""
 
     @classmethod
-    def of(cls, fitted: Fitted, fits: Sequence[FoldFit], place: Int[ndarray, " n"]) -> "HeldOutRows | None":
+    def of(cls, fitted: Fitted, fits: Sequence[Fit], place: Int[ndarray, " n"]) -> "HeldOutRows | None":
         """Collect the held-out rows of the fold fits; None if no fold held out single rows as opposed to regions.
 
         `place` maps each row of the table to its index among the rows that the networks were given, -1 if it was not.
         """
-        parts: dict[int, list[FoldFit]] = {}
+        parts: dict[int, list[Fit]] = {}
         for fit in fits:
-            if fit.task.partition == 0 and fit.task.split.kind not in REGIONS:
+            if fit.task.split.kind not in REGIONS:
                 parts.setdefault(id(fit.task.split), []).append(fit)
         folds, fold = list[HeldOutFold](), np.full(len(place), -1)
         for part in parts.values():
@@ -114,7 +114,7 @@ def joined(parts: Sequence[MixturePrediction], order: Int[ndarray, " m"]) -> Mix
     return replace(parts[0], **changed)
 
 
-def _model(fitted: Fitted, fits: Sequence[FoldFit]) -> Fitted:
+def _model(fitted: Fitted, fits: Sequence[Fit]) -> Fitted:
     """A model of one fold's networks, with the calibration of the whole model."""
     order = [member.family for member in fitted.members]
     order += [] if fitted.calibration is None else list(fitted.calibration.curves)

@@ -9,10 +9,11 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 
 from lastlayer.data.copies import SHARE
+from lastlayer.data.rows import Rows
 from lastlayer.errors import CopiesWarning, FlooredNoiseWarning, MissingTargetsWarning
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.state import Member
-from lastlayer.settings.resolve import Settings
+from lastlayer.settings.types import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -53,15 +54,16 @@ def warn_of_floored_noise(members: Sequence[Member], *, varied: bool) -> None:
         )
 
 
-def log_start(settings: Settings, shape: Sequence[int], n_outputs: int) -> None:
+def log_start(settings: Settings, rows: Rows) -> None:
     """Log what is fitted, and the settings."""
+    shape, n_outputs = rows.main.X.shape, rows.main.T.shape[1]
     logger.info(
         "fit to %s rows, %s inputs, %d outputs on %s; calibration: %s",
         f"{shape[0]:,}",
         " x ".join(map(str, shape[1:])),
         n_outputs,
-        settings.device,
-        settings.calibration,
+        settings.place.device,
+        settings.plan,
     )
     logger.debug("settings:\n%s", settings)
 

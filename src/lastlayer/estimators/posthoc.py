@@ -31,9 +31,9 @@ from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted, cost_quantiles
 from lastlayer.predictor.state import Member
 from lastlayer.settings.given import Shape
-from lastlayer.settings.parameters import DTYPES, TrainingOptions
+from lastlayer.settings.parameters import TrainingOptions
 from lastlayer.settings.resolve import SOURCE_BATCH, resolve
-from lastlayer.settings.types import BIAS_PRIORS, NETWORK, NOISE_STRUCTURES, BiasPrior, NoiseStructure
+from lastlayer.settings.types import BIAS_PRIORS, DTYPES, NETWORK, NOISE_STRUCTURES, BiasPrior, NoiseStructure
 from lastlayer.training import TrainingHistory
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}

@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -21,13 +20,12 @@ from lastlayer.data.rows import Points, Rows
 from lastlayer.data.scaling import Scales
 from lastlayer.data.sources import ArraySource, Source, Without
 from lastlayer.data.validation import check_groups, validated
-from lastlayer.ensemble.crossfit import CrossFit, Ensemble
+from lastlayer.ensemble.crossfit import CrossFit, cross_fit
+from lastlayer.ensemble.run import Run
+from lastlayer.ensemble.source import train_on_source
 from lastlayer.ensemble.splits import folds_for
-from lastlayer.ensemble.streamed import train_on_source
-from lastlayer.ensemble.trainer import Trainer
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor, with_gradients
-from lastlayer.estimators.fit_context import in_fit_context
 from lastlayer.estimators.held_out import HeldOutRows
 from lastlayer.estimators.notes import (
     log_start,
@@ -49,9 +47,9 @@ from lastlayer.predictor.state import Member
 from lastlayer.settings.given import Shape
 from lastlayer.settings.parameters import TrainingOptions, options_of
 from lastlayer.settings.parameters import check as check_parameters
-from lastlayer.settings.resolve import CURVE_FOLDS, Settings, resolve
-from lastlayer.settings.types import Family, NoiseModel
-from lastlayer.training import TrainingHistory, clear_checkpoints
+from lastlayer.settings.resolve import resolve
+from lastlayer.settings.types import NoiseModel, Plan, Settings
+from lastlayer.training import TrainingHistory
 
 STREAMED_ROWS = 200_000
 """Memory maps with more rows than this are streamed from disk by default."""
@@ -237,7 +235,6 @@ class BLLRegressor(LastLayerRegressor):
         self.n_jobs = n_jobs
         self.verbose = verbose
 
-    @in_fit_context
     @with_gradients
     def fit(
         self,
@@ -285,7 +282,6 @@ class BLLRegressor(LastLayerRegressor):
         given = validated(
             self, X, y, sample_weight, groups=groups, noise_std=noise_std, observations=observations, **kinds
         )
-        digest = "" if self._options.checkpoint is None else digest_of(given.X, given.y, given.weight)
         by_splitter = not (self.calibration is None or isinstance(self.calibration, str))
         used = given if by_splitter else distinct(given)
         likelihood = choose(self.likelihood, used.y)
@@ -294,28 +290,23 @@ class BLLRegressor(LastLayerRegressor):
         rows = Rows.of(used, likelihood).searched()
         shape = replace(rows.shape, validation=validation_data is not None)
         settings = resolve(self._parameters() | {"likelihood": likelihood.name}, shape, seed=seed)
-        log_start(settings, rows.main.X.shape, rows.main.T.shape[1])
-        warn_of_missing_targets(given.y)
-        if settings.calibration in ("random and blocked folds", "holdout"):
-            warn_of_copies(given.n_used, rows.copies)
-        rows = rows.to(settings.torch_device, settings.torch_dtype)
-        folds = folds_for(settings, rows, splitter=self.calibration, groups=groups)
-        architecture = Architecture(settings, self.backbone)
-        trainer = Trainer(architecture, rows, self._checkpoints(), self.progress, digest)
-        crossfit = CrossFit(trainer)
-        with architecture.seeded():
-            ensemble = crossfit.run(folds)
-        self.training_ = trainer.history
-        assert rows.scales is not None
-        with trainer.stage("calibration"):
-            self._hold(ensemble.members, rows.main, rows.scales, settings, given.y_ndim, likelihood, ensemble.scores)
-            self._calibrate(crossfit, ensemble, validation_data)
-            self.held_out_ = HeldOutRows.of(self.fitted_, ensemble.folds, rows.place)
-        log_summary(self.fitted_)
-        self._clear_checkpoints()
+        with self._run() as run:
+            run.digest = "" if run.checkpoint is None else digest_of(given.X, given.y, given.weight)
+            log_start(settings, rows)
+            warn_of_missing_targets(given.y)
+            if settings.plan in (Plan("folds"), Plan("holdout")):
+                warn_of_copies(given.n_used, rows.copies)
+            rows = rows.to(settings.place.torch_device, settings.place.torch_dtype)
+            splits = folds_for(settings, rows, splitter=self.calibration, groups=groups)
+            fits = cross_fit(rows, splits, Architecture(settings, self.backbone), run)
+            self.training_ = run.history
+            with run.stage("calibration"):
+                self._hold(fits.members(), rows.main, rows.scales, settings, given.y_ndim, likelihood)
+                self._calibrate(fits, validation_data)
+                self.held_out_ = HeldOutRows.of(self.fitted_, fits.folds, rows.place)
+            log_summary(self.fitted_)
         return self
 
-    @in_fit_context
     @with_gradients
     def fit_source(self, source: Source, validation_data: tuple[Any, Any] | None = None) -> "BLLRegressor":
         """Train one network on a source of batches, in memory that does not grow with the number of rows.
@@ -338,8 +329,9 @@ class BLLRegressor(LastLayerRegressor):
         ProcessError
             If another process of the group has failed.
         """
-        with ProcessGroup.current().guarded():
-            return self._fit_source(source, validation_data, self._common_seed())
+        with ProcessGroup.current().guarded(), self._run() as run:
+            self._fit_source(run, source, validation_data, self._common_seed())
+        return self
 
     def _common_seed(self) -> int:
         """Seed of the first process, for all; a given `random_state` must be the same on all processes."""
@@ -347,27 +339,22 @@ class BLLRegressor(LastLayerRegressor):
         group.agree({"random_state": "None" if self.random_state is None else f"seed {seed}"})
         return group.gather(seed)[0]
 
-    def _fit_source(self, source: Source, validation_data: tuple[Any, Any] | None, seed: int) -> "BLLRegressor":
+    def _fit_source(self, run: Run, source: Source, validation_data: tuple[Any, Any] | None, seed: int) -> None:
         self._forget()
         held_out = None if validation_data is None else digest_of(*map(np.asarray, validation_data))
         ProcessGroup.current().agree({"digest of validation_data": held_out})
         settings = resolve(self._parameters(), Shape(None, validation_data is not None), seed=seed)
-        architecture = Architecture(settings, self.backbone)
-        with architecture.seeded():
-            streamed = train_on_source(source, architecture, checkpoint=self._checkpoints(), progress=self.progress)
+        streamed = train_on_source(source, Architecture(settings, self.backbone), run)
         scales = streamed.scales
-        settings = replace(settings, ids=not streamed.sample.X.is_floating_point())
-        self.training_, y_ndim = streamed.history, 2 if len(scales.targets.mean) > 1 else 1
+        settings = replace(settings, network=replace(settings.network, ids=not streamed.sample.X.is_floating_point()))
+        self.training_, y_ndim = run.history, 2 if len(scales.targets.mean) > 1 else 1
         self.n_features_in_ = int(streamed.sample.X.shape[1])  # scikit-learn's definition, also for images
         vars(self).pop("feature_names_in_", None)
         if isinstance(source, ParquetSource):
             self.feature_names_in_ = np.array(source.inputs, dtype=object)
         self._hold([streamed.member], streamed.sample, scales, settings, y_ndim, Gaussian())
-        if validation_data is not None:
-            self._use_validation(*validation_data)
+        self._calibrate(None, validation_data)
         log_summary(self.fitted_)
-        self._clear_checkpoints()
-        return self
 
     @property
     def history_(self) -> dict[str, Any]:
@@ -446,13 +433,13 @@ class BLLRegressor(LastLayerRegressor):
         self,
         members: list[Member],
         data: Points,
-        scales: Scales,
+        scales: Scales | None,
         settings: Settings,
         y_ndim: int,
         likelihood: Likelihood,
-        scores: dict[Family, float] | None = None,
     ) -> None:
         """Store the trained members as an uncalibrated fitted value; `data` holds all or some of the training rows."""
+        assert scales is not None
         warn_of_floored_noise(members, varied=data.varied)
         self.fitted_ = Fitted.of(
             members,
@@ -464,21 +451,19 @@ class BLLRegressor(LastLayerRegressor):
             feature_names=tuple(getattr(self, "feature_names_in_", ())) or None,
             y_ndim=y_ndim,
             likelihood=likelihood,
-            family_scores=scores or {},
         )
 
-    def _calibrate(self, crossfit: CrossFit, ensemble: Ensemble, validation_data: tuple[Any, Any] | None) -> None:
-        how = self.fitted_.settings.calibration
+    def _calibrate(self, fits: CrossFit | None, validation_data: tuple[Any, Any] | None) -> None:
+        plan = self.fitted_.settings.plan
         if validation_data is not None:
-            self._use_validation(*validation_data)
-        elif how == "alpha on blocked folds":
-            folds = crossfit.alpha_folds(ensemble.folds)
-            self.fitted_, self.alpha_curve_ = revisions.tune_alpha_on_folds(self.fitted_, folds)
-        elif how in CURVE_FOLDS:
-            self.fitted_ = revisions.calibrate(self.fitted_, crossfit.held_out(ensemble.folds))
+            (self.calibrate if plan.curves else self.tune_alpha)(*validation_data)
+        elif fits is not None and plan.curves:
+            self.fitted_ = revisions.calibrate(self.fitted_, fits.held_out())
+        elif fits is not None and plan.rows is not None:
+            self.fitted_, self.alpha_curve_ = revisions.tune_alpha_on_folds(self.fitted_, fits.alpha_folds())
 
-    def _use_validation(self, X: Any, y: Any) -> None:
-        (self.calibrate if self.fitted_.settings.calibration == "curve on validation data" else self.tune_alpha)(X, y)
+    def _run(self) -> Run:
+        return Run(self.n_jobs, self.verbose, self.progress, self._options.checkpoint)
 
     def _fit_mapped(
         self, X: np.memmap, y: Any, sample_weight: Any, validation_data: tuple[Any, Any] | None, groups: Any
@@ -496,26 +481,10 @@ class BLLRegressor(LastLayerRegressor):
             if not len(held):
                 raise InputError("all rows belong to one group: give two or more groups, or omit `groups`")
             validation_data = np.asarray(X[held]), np.asarray(y[held])
-        source = Without(ArraySource(X, y, sample_weight), held)
-        self._fit_source(source, validation_data, seed)
+        with self._run() as run:
+            self._fit_source(run, Without(ArraySource(X, y, sample_weight), held), validation_data, seed)
         self.fitted_ = replace(self.fitted_, y_ndim=np.ndim(y))
         return self
-
-    def _checkpoints(self) -> Path | None:
-        """Folder for the training state; created if it does not exist."""
-        if self._options.checkpoint is None:
-            return None
-        folder = Path(self._options.checkpoint)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"checkpoint={str(folder)!r} must be a folder, or a path where one can be made") from error
-        return folder
-
-    def _clear_checkpoints(self) -> None:
-        """Delete the saved training state, once training has completed."""
-        if self._options.checkpoint is not None and not ProcessGroup.current().rank:
-            clear_checkpoints(Path(self._options.checkpoint))
 
     @classmethod
     def _restore(cls, tensors: dict[str, Tensor], header: dict[str, Any], backbone: nn.Module | None) -> "BLLRegressor":
@@ -530,8 +499,8 @@ class BLLRegressor(LastLayerRegressor):
         check_parameters(model._parameters() | {"backbone": own})
         check_likelihood(model.likelihood)
         settings = Settings.from_json(header["settings"])
-        if settings.device.startswith("cuda") and not torch.cuda.is_available():
-            model.device, settings = "auto", Settings.from_json(header["settings"] | {"device": "cpu"})
+        if settings.place.device.startswith("cuda") and not torch.cuda.is_available():
+            model.device, settings = "auto", replace(settings, place=replace(settings.place, device="cpu"))
         if header["staged"]:
             if backbone is None:
                 raise ValueError("it needs the network: load(path, backbone=FeatureExtractor(network, layer))")
@@ -560,7 +529,8 @@ def unpacked(
 ) -> BLLRegressor:
     """Restore a model from the contents of a file, see `BLLRegressor.packed`."""
     settings = header.get("settings")
-    if backbone is None and isinstance(settings, dict) and settings.get("backbone") is not None:
+    network = settings.get("network") if isinstance(settings, dict) else None
+    if backbone is None and isinstance(network, dict) and network.get("backbone") is not None:
         raise InputError(
             f"{path} was fitted with a backbone: pass a module of the same architecture, load(path, backbone=...)"
         )
@@ -576,7 +546,7 @@ def unpacked(
 
 def _check_size(tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
     """Refuse a header that describes a larger network than the file has numbers for."""
-    widths = [header["n_features_in"], *header["settings"]["hidden"]]
+    widths = [header["n_features_in"], *header["settings"]["network"]["hidden"]]
     wanted = sum(fan_in * fan_out for fan_in, fan_out in pairwise(widths))
     if not all(isinstance(width, int) for width in widths) or wanted > sum(t.numel() for t in tensors.values()):
         raise ValueError(f"a network of layers {widths} is not in it")

@@ -21,7 +21,7 @@ from lastlayer._internal.files import replacing
 from lastlayer.errors import InputError, check_choice, need
 from lastlayer.predictor.fitted import Fitted, as_fitted
 from lastlayer.predictor.module import OUTPUTS
-from lastlayer.settings.parameters import DTYPES
+from lastlayer.settings.types import DTYPES
 
 INPUT = "x"
 CLOSE = {"float64": 1e-9, "float32": 1e-4}
@@ -69,7 +69,7 @@ def to_onnx(
     quiet = runtime.SessionOptions()
     quiet.log_severity_level = 3
     fitted = as_fitted(model)
-    own = fitted.settings.dtype
+    own = fitted.settings.place.dtype
     dtype = check_choice("dtype", own if dtype is None else dtype, DTYPES)
     points = _points(fitted, example).astype(dtype)
     inner = dict.fromkeys([own, dtype] if dtype == "float32" else [own])

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -13,8 +13,7 @@ from lastlayer.errors import InputError
 from lastlayer.networks.encoding import Encoded, PiecewiseEncoding
 from lastlayer.networks.fourier import fourier_network
 from lastlayer.networks.mlp import MLP, InputSkip
-from lastlayer.settings.resolve import Settings
-from lastlayer.settings.types import NETWORK, Family
+from lastlayer.settings.types import NETWORK, Family, Fourier, Linear, Settings
 
 Backbone = nn.Module | Callable[[], nn.Module]
 ENCODED_SKIP = 0.3
@@ -37,7 +36,7 @@ class Architecture:
     def seeded(self) -> AbstractContextManager[None]:
         """Context in which to build and train networks: users' networks draw from torch's global generators."""
         s = self.settings
-        return nullcontext() if self.backbone is None else seeded(s.seed, s.torch_device)
+        return nullcontext() if self.backbone is None else seeded(s.seed, s.place.torch_device)
 
     def build(
         self,
@@ -48,23 +47,22 @@ class Architecture:
     ) -> nn.Module:
         """Build one untrained network of a family, within `seeded`, since callables draw from global generators."""
         if encoding is not None:
-            plain = replace(family, encoding="raw")
-            inner = Architecture(replace(self.settings, input_skip=False)).build(len(encoding.column), generator, plain)
-            return encoded(encoding, inner, n_inputs)
-        if family.kind == "linear":
+            return encoded(encoding, self._features(len(encoding.column), generator, family), n_inputs)
+        network = self._features(n_inputs, generator, family)
+        return InputSkip(network) if family.trained and self.settings.network.input_skip else network
+
+    def _features(self, n_inputs: int, generator: torch.Generator, family: Family) -> nn.Module:
+        if isinstance(family, Linear):
             return nn.Identity()
-        if family.kind == "fourier":
+        if isinstance(family, Fourier):
             lengths = torch.zeros(n_inputs + 1, dtype=torch.float64)
             return fourier_network(lengths[1:], lengths[0], generator=generator)
-        s = self.settings
+        s = self.settings.network
         if self.backbone is None:
-            network: nn.Module = MLP(
-                n_inputs, s.hidden, activation=family.activation or s.activation, generator=generator
-            )
-        elif isinstance(self.backbone, nn.Module):
-            network = copy.deepcopy(self.backbone)
-        else:
-            network = self.backbone()
-            if not isinstance(network, nn.Module):
-                raise InputError(f"backbone() returned a {type(network).__name__}, not a torch.nn.Module")
-        return InputSkip(network) if s.input_skip else network
+            return MLP(n_inputs, s.hidden, activation=family.activation or s.activation, generator=generator)
+        if isinstance(self.backbone, nn.Module):
+            return copy.deepcopy(self.backbone)
+        network = self.backbone()
+        if not isinstance(network, nn.Module):
+            raise InputError(f"backbone() returned a {type(network).__name__}, not a torch.nn.Module")
+        return network

@@ -42,10 +42,10 @@ class Features:
     def of(cls, layer: State, fitted: Fitted) -> "Features":
         """Features of MLPs in float64 of a table are computed in NumPy."""
         network, s = layer.network, fitted.settings
-        double = network.one is None or network.one.dtype == s.torch_dtype == torch.float64
+        double = network.one is None or network.one.dtype == s.place.torch_dtype == torch.float64
         if double and network.own is None and fitted.inputs is not None:
             return cls(network.map(as_array), len(layer.places), None)
-        return cls(network, len(layer.places), torch.zeros(0, dtype=s.torch_dtype, device=s.torch_device))
+        return cls(network, len(layer.places), torch.zeros(0, dtype=s.place.torch_dtype, device=s.place.torch_device))
 
     def features(self, z: Float[ndarray, "m *d"]) -> Float[ndarray, "c m k"]:
         """Compute the features of standardised inputs."""
@@ -88,7 +88,7 @@ class ModelArrays:
             targets.mean.numpy(),
             targets.scale.numpy(),
             state.map(as_array),
-            0.0 if inputs is None else _reach(inputs, FARTHEST[fitted.settings.dtype], LARGEST_INPUT),
+            0.0 if inputs is None else _reach(inputs, FARTHEST[fitted.settings.place.dtype], LARGEST_INPUT),
             _reach(targets, FARTHEST["float64"], LARGEST_TARGET),
             of_one.map(float) if one and state.head is None else None,
         )

@@ -232,7 +232,7 @@ class OnlineModel:
     @property
     def fitted_(self) -> Fitted:
         """The current model as a frozen value."""
-        faded, device = self.memory.kept(self._n_adopted), self._fitted.settings.torch_device
+        faded, device = self.memory.kept(self._n_adopted), self._fitted.settings.place.torch_device
         members = [replace(member, unseen=member.unseen.scaled(faded)) for member in self._fitted.members]
         for group, total in zip(self._groups, self._totals(), strict=True):
             for i, place in enumerate(group.places):

@@ -81,7 +81,7 @@ def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Arc
     q = len(targets.mean)
     if n_inputs < 1 or q < 1 or (y_ndim == 1 and q > 1):
         raise ValueError(f"{n_inputs} inputs, {q} outputs and targets of {y_ndim} dimensions are inconsistent")
-    if inputs is None and settings.backbone is None:
+    if inputs is None and settings.network.backbone is None:
         raise ValueError("inputs.mean is missing")
     reader = _Members(tensors, architecture, n_inputs, q)
     about = checked.typed("members", header["members"], tuple[Any, ...])
@@ -112,7 +112,7 @@ def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Arc
         settings=settings,
         n_features_in=n_inputs,
         y_ndim=y_ndim,
-        likelihood=likelihoods.restored(settings.likelihood, header["likelihood"]),
+        likelihood=likelihoods.restored(settings.layer.likelihood, header["likelihood"]),
         feature_names=names,
         calibration=calibration,
         family_scores={Family.parse(text): float(lpd) for text, lpd in header["family_scores"]},
@@ -162,11 +162,11 @@ class _Members:
         network, statistics = self._network(f"{name}.network.", family), self._statistics(f"{name}.statistics.")
         noise_cov = checked.covariance(f"{name}.noise_cov", checked.tensor(self.tensors, f"{name}.noise_cov", q, q))
         posterior = Posterior(
-            statistics.to(settings.torch_device),
+            statistics.to(settings.place.torch_device),
             checked.typed(f"{name}.log_alpha_star", about["log_alpha_star"], float),
-            noise_cov.to(settings.torch_device),
-            settings.noise_structure,
-            settings.bias_prior,
+            noise_cov.to(settings.place.torch_device),
+            settings.layer.noise_structure,
+            settings.layer.bias_prior,
             checked=False,
         )
         keys = checked.tensor(self.tensors, f"{name}.unseen.keys", None, dtype=torch.int64)
@@ -186,8 +186,8 @@ class _Members:
         # convert the type before loading: a float32 module would round float64 weights
         with self.architecture.seeded():
             network = self.architecture.build(self.n_inputs, torch.Generator(), family, encoding)
-        network = network.to(settings.torch_device)
-        network = network if family.kind == "fourier" else network.to(settings.torch_dtype)
+        network = network.to(settings.place.torch_device)
+        network = network if family.once else network.to(settings.place.torch_dtype)
         for name, value in network.state_dict().items():
             checked.tensor(own, name, *value.shape, dtype=value.dtype)
         network.load_state_dict(own)

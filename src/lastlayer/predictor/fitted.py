@@ -35,8 +35,7 @@ from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.module import Predictor
 from lastlayer.predictor.state import BlockOps, Member, rows_in_cache, state_of
 from lastlayer.settings.given import Given
-from lastlayer.settings.resolve import Settings
-from lastlayer.settings.types import FOURIER, Family
+from lastlayer.settings.types import FOURIER, Family, Settings
 
 KEPT_COSTS = 1001
 """Number of quantiles of the training rows' affine costs that a model keeps."""
@@ -178,7 +177,7 @@ class Fitted:
     @property
     def correlation(self) -> Float[ndarray, "c q q"] | None:
         """Noise correlation between the outputs; None: independent."""
-        if self.settings.noise != "full":
+        if self.settings.layer.noise != "full":
             return None
         return self.noise_cov / self.noise_std[:, :, None] / self.noise_std[:, None, :]
 
@@ -204,12 +203,12 @@ class Fitted:
         """
         Z = _tensor(X)
         Z = Z if self.inputs is None else self.inputs.forward(Z)
-        return converted(Z, self.settings.torch_dtype, self.settings.torch_device)
+        return converted(Z, self.settings.place.torch_dtype, self.settings.place.torch_device)
 
     def check_reach(self, X: ndarray, y: Float[ndarray, "m q"] | None = None) -> None:
         """Check that rows are close enough to the training data for finite predictions."""
         if self.inputs is not None:
-            self.inputs.check_reach(X, "X", FARTHEST[self.settings.dtype])
+            self.inputs.check_reach(X, "X", FARTHEST[self.settings.place.dtype])
         if y is not None:
             self.targets.check_reach(y, "y")
 
@@ -217,7 +216,7 @@ class Fitted:
         """Convert rows to training data."""
         given = Given(X, np.asarray(y, dtype=float).reshape(len(y), -1), sample_weight)
         rows = Rows.of(given, self.likelihood, Scales(self.inputs, self.targets)).main
-        return rows.to(self.settings.torch_device, self.settings.torch_dtype)
+        return rows.to(self.settings.place.torch_device, self.settings.place.torch_dtype)
 
     def features(self, i: int, Z: Tensor) -> Float[Tensor, "m p"]:
         """Compute the affine features of a member.
@@ -379,7 +378,7 @@ class Fitted:
 
     def _inputs(self, X: ndarray) -> Tensor:
         """Inputs in float64, or the integers that they are, on the model's device."""
-        return converted(_tensor(X), torch.float64, self.settings.torch_device)
+        return converted(_tensor(X), torch.float64, self.settings.place.torch_device)
 
     def _noise_at(self, parts: formula.Components) -> Float[ndarray, "m q q"]:
         """Noise covariance of the mixture at each point."""

@@ -77,11 +77,12 @@ def tune_alpha_on_folds(fitted: Fitted, folds: "list[HeldOut]") -> tuple[Fitted,
 
 def calibrate(fitted: Fitted, points: HeldOutPoints) -> Fitted:
     """Fit the curves from affine cost to variance, and for a mixture tails and shrinkage."""
-    asked = fitted.settings.noise
+    asked = fitted.settings.layer.noise
     input_noise = None if asked == "auto" else asked == "input"
     found = fit_curves(points, mixture=len(fitted.members) > 1, input_noise=input_noise)
     if asked == "auto":
-        fitted = replace(fitted, settings=replace(fitted.settings, noise="diagonal" if found.head is None else "input"))
+        layer = replace(fitted.settings.layer, noise="diagonal" if found.head is None else "input")
+        fitted = replace(fitted, settings=replace(fitted.settings, layer=layer))
     order = list(found.curves)
     members = tuple(sorted(fitted.members, key=lambda member: order.index(member.family)))
     return replace(
@@ -140,7 +141,7 @@ def with_observations(fitted: Fitted, observations: Sequence[Observations]) -> F
     inputs = fitted.needs("an observation", linear=True).inputs
     if inputs is None:
         raise InputError("observations need a table: the inputs of this model have more than two dimensions")
-    like = torch.zeros(0, dtype=fitted.settings.torch_dtype, device=fitted.settings.torch_device)
+    like = torch.zeros(0, dtype=fitted.settings.place.torch_dtype, device=fitted.settings.place.torch_device)
     seen = [one.standardized(inputs, fitted.targets).to(like.device) for one in observations]
 
     def changed(member: Member) -> Member:
@@ -195,7 +196,7 @@ def reestimate(fitted: Fitted) -> Fitted:
             "the model has targets with known noise, or functionals: their weight depends on the learned noise, so "
             "alpha and noise cannot be estimated from sums; fit again with all rows"
         )
-    prior = fitted.settings.noise_prior
+    prior = fitted.settings.layer.noise_prior
     found = by_evidence(
         [p.statistics for p in posteriors], noise=first.noise, bias_prior=first.bias_prior, noise_prior=prior
     )

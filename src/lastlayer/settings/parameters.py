@@ -3,19 +3,38 @@
 import math
 import numbers
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from lastlayer.errors import InputError, check_choice
-from lastlayer.settings.types import BIAS_PRIORS, NOISE_MODELS
+from lastlayer.settings.types import BIAS_PRIORS, DTYPES, NOISE_MODELS
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-PRESETS = ("calibrated", "fast", "evidence")
-"""Full calibrated mixture; the same with fewer networks and steps; one uncalibrated network at its evidence."""
-OBJECTIVES = ("profiled", "mse")
+WORDS: dict[str, tuple[Iterable[str], tuple[type, ...]]] = {
+    "noise": (NOISE_MODELS, ()),
+    "bias_prior": (BIAS_PRIORS, ()),
+    "dtype": (DTYPES, ()),
+    "preset": (("calibrated", "fast", "evidence"), ()),
+    "objective": (("profiled", "mse"), ()),
+    "calibration": (("auto", "alpha"), (object,)),
+    "encoding": (("auto", "raw", "piecewise", "fourier"), ()),
+    "hidden": (("auto",), (object,)),
+    "input_skip": (("auto",), (bool,)),
+    "early_stopping": (("auto",), (bool,)),
+}
+"""Words that a parameter may be, and types other than words that it may have."""
+ROWS = "a whole number of rows, 2 or more"
+NUMBERS: dict[str, tuple[str, float, bool, tuple[str | None, ...]]] = {
+    "n_members": ("a whole number, 1 or more", 1, True, ("auto",)),
+    "hidden_prior": ("a number, 0 or more", 0, False, ("auto",)),
+    "max_epochs": ("a whole number, 0 or more", 0, True, ("auto",)),
+    "batch_size": (ROWS, 2, True, ("auto", None)),
+    "chunk_size": (ROWS, 2, True, (None,)),
+    "learning_rate": ("a number, positive and finite", math.ulp(0.0), False, ("auto",)),
+}
+"""What a parameter must be, its smallest value, whether it is whole, and what it may be in place of a number."""
 
 
 @dataclass(frozen=True)
@@ -71,33 +90,16 @@ def options_of(training: Any) -> TrainingOptions:
 def check(p: Mapping[str, Any]) -> None:
     """Check every parameter, and combinations that are invalid for any data."""
     options = options_of(p["training"])
-    for name, value, allowed in (
-        ("noise", p["noise"], NOISE_MODELS),
-        ("bias_prior", options.bias_prior, BIAS_PRIORS),
-        ("dtype", p["dtype"], DTYPES),
-        ("preset", p["preset"], PRESETS),
-        ("objective", options.objective, OBJECTIVES),
-        ("calibration", p["calibration"] if isinstance(p["calibration"], str) else "auto", ("auto", "alpha")),
-        ("encoding", p["encoding"], ("auto", "raw", "piecewise", "fourier")),
-        ("hidden", p["hidden"] if isinstance(p["hidden"], str) else "auto", ("auto",)),
-        ("input_skip", "auto" if p["input_skip"] in (True, False) else p["input_skip"], ("auto",)),
-        ("early_stopping", "auto" if options.early_stopping in (True, False) else options.early_stopping, ("auto",)),
-    ):
-        check_choice(name, value, allowed)
-    rows = "a whole number of rows, 2 or more"
-    limits: list[tuple[str, Any, float, bool, str | None, str]] = [
-        ("n_members", p["n_members"], 1, True, "auto", "a whole number, 1 or more"),
-        ("hidden_prior", p["hidden_prior"], 0, False, "auto", "a number, 0 or more"),
-        ("max_epochs", p["max_epochs"], 0, True, "auto", "a whole number, 0 or more"),
-        ("batch_size", "auto" if p["batch_size"] is None else p["batch_size"], 2, True, "auto", f"None or {rows}"),
-        ("chunk_size", options.chunk_size, 2, True, None, rows),
-        ("learning_rate", options.learning_rate, math.ulp(0.0), False, "auto", "a number, positive and finite"),
-    ]
-    for name, value, least, whole, free, wanted in limits:
+    given = {**p, **vars(options)}
+    for name, (words, kinds) in WORDS.items():
+        if isinstance(given[name], str) or not isinstance(given[name], kinds):
+            check_choice(name, given[name], words)
+    for name, (wanted, least, whole, free) in NUMBERS.items():
+        value = given[name]
         number = not isinstance(value, bool) and isinstance(value, numbers.Real) and least <= float(value) < math.inf
-        left_to_us = value is None if free is None else isinstance(value, str) and value == free
+        left_to_us = any(value is word or (isinstance(value, str) and value == word) for word in free)
         if not left_to_us and not (number and not (whole and float(value) % 1)):
-            raise InputError(f"{name}={value!r} must be {free!r} or {wanted}")
+            raise InputError(f"{name}={value!r} must be {' or '.join(map(repr, free))} or {wanted}")
     if not 0 < options.validation_fraction < 1:
         raise InputError(f"validation_fraction={options.validation_fraction} must lie strictly between 0 and 1")
     if p["n_members"] not in ("auto", 1) and isinstance(p["backbone"], torch.nn.Module):
@@ -106,18 +108,18 @@ def check(p: Mapping[str, Any]) -> None:
             "that returns a new module, such as backbone=lambda: MyNetwork(), in place of a module"
         )
     if p["encoding"] in ("piecewise", "fourier") and (p["backbone"] is not None or p["input_skip"] is False):
-        given = "backbone=..." if p["backbone"] is not None else "input_skip=False"
+        other = "backbone=..." if p["backbone"] is not None else "input_skip=False"
         raise InputError(
-            f'encoding="{p["encoding"]}" cannot be combined with {given}: its features are the library\'s own, and '
+            f'encoding="{p["encoding"]}" cannot be combined with {other}: its features are the library\'s own, and '
             "bounded outside the data, where the inputs passed on let the variance grow"
         )
-    by_rows = isinstance(p["batch_size"], numbers.Integral)
-    if by_rows and (options.objective != "profiled" or options.chunk_size is not None):
+    profiled, by_rows = options.objective == "profiled", isinstance(p["batch_size"], numbers.Integral)
+    if by_rows and not (profiled and options.chunk_size is None):
         raise InputError(
             f'batch_size={p["batch_size"]} needs objective="profiled" and no chunk_size, but they are '
             f"{options.objective!r} and {options.chunk_size!r}"
         )
-    if options.chunk_size is not None and options.objective != "profiled":
+    if options.chunk_size is not None and not profiled:
         raise InputError(
             f'chunk_size needs objective="profiled", whose gradient splits into rows, not "{options.objective}"'
         )

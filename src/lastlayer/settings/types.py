@@ -1,8 +1,14 @@
-"""Types shared by several modules."""
+"""Types of settings: priors and noise, families of members, which rows calibrate, and the settings of a fit."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import torch
+
+from lastlayer._internal import checked
+from lastlayer.errors import InputError, check_choice
 
 BiasPrior: TypeAlias = Literal["flat", "shared"]
 """Prior on the bias row of the last layer: improper and flat (required by Theorem 2), or that of all other rows."""
@@ -22,6 +28,7 @@ NEEDS_EVERY_TARGET = (
 )
 NOISE_STRUCTURES: tuple[NoiseStructure, ...] = ("diagonal", "full")
 NOISE_MODELS: tuple[NoiseModel, ...] = ("auto", "diagonal", "full", "input")
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -39,45 +46,230 @@ NO_NOISE_PRIOR, WEAK_NOISE_PRIOR = NoisePrior(), NoisePrior(2.0, 0.05)
 many features as rows.
 """
 
-FeatureKind: TypeAlias = Literal["network", "fourier", "linear"]
-"""Source of a member's features: a trained network, random Fourier features, or the inputs themselves."""
-FEATURE_KINDS: tuple[FeatureKind, ...] = ("network", "fourier", "linear")
-
 Encoding: TypeAlias = Literal["raw", "piecewise"]
 """Inputs of the features: raw, or their piecewise-linear encoding."""
 
 
-@dataclass(frozen=True)
 class Family:
-    """Members of a mixture with the same kind of features and prior; each family has its own calibration curve."""
+    """Members with the same kind of features and prior; in a mixture each family has its own calibration curve."""
 
-    kind: FeatureKind = "network"
+    encoding: Encoding = "raw"
     prior_precision: float = 0.0
     """Precision of the prior on hidden weights."""
-    encoding: Encoding = "raw"
     activation: Literal["silu"] | None = None
     """Activation of its networks; None: that of the settings."""
+    trained: ClassVar[bool] = False
+    """Whether its networks are trained."""
+    once: ClassVar[bool] = False
+    """Whether one member, fitted to all rows, is enough."""
 
-    def __str__(self) -> str:
-        kind = f"network {self.prior_precision!r}" if self.kind == "network" else self.kind
-        kind = kind if self.activation is None else f"{self.activation} {kind}"
-        return kind if self.encoding == "raw" else f"{self.encoding} {kind}"
+    @property
+    def measures(self) -> bool:
+        """Whether its affine costs decide which points lie outside the data."""
+        return self.once
 
-    @classmethod
-    def parse(cls, text: str) -> "Family":
+    @staticmethod
+    def parse(text: str) -> "Family":
         """Inverse of `str`; ValueError if the text is not a family."""
         encoding: Encoding = "piecewise" if text.startswith("piecewise ") else "raw"
         rest = text.removeprefix("piecewise ")
         activation: Literal["silu"] | None = "silu" if rest.startswith("silu ") else None
         kind, _, number = rest.removeprefix("silu ").partition(" ")
-        parts = float(number or 0.0), encoding, activation
-        family = next((cls(known, *parts) for known in FEATURE_KINDS if known == kind), None)
-        plain = family is not None and (family.kind == "network" or activation is None)
-        if family is None or not plain or not 0 <= family.prior_precision < math.inf or str(family) != text:
+        precision = float(number or 0.0)
+        known: tuple[Family, ...] = (Network(precision, encoding, activation), Linear(encoding), Fourier())
+        family = next((family for family in known if kind in str(family).split()), None)
+        if family is None or not 0 <= precision < math.inf or str(family) != text:
             raise ValueError(f"{text!r} is not a family of members")
         return family
 
 
-NETWORK, LINEAR, FOURIER = Family(), Family("linear"), Family("fourier")
-ADDITIVE = Family("linear", encoding="piecewise")
+@dataclass(frozen=True)
+class Network(Family):
+    """Trained networks."""
+
+    prior_precision: float = 0.0
+    encoding: Encoding = "raw"
+    activation: Literal["silu"] | None = None
+    trained: ClassVar[bool] = True
+
+    def __str__(self) -> str:
+        encoding = "" if self.encoding == "raw" else f"{self.encoding} "
+        return f"{encoding}{'' if self.activation is None else 'silu '}network {self.prior_precision!r}"
+
+
+@dataclass(frozen=True)
+class Linear(Family):
+    """The inputs themselves; encoded, a sum of one function per input."""
+
+    encoding: Encoding = "raw"
+
+    @property
+    def measures(self) -> bool:
+        """Whether it is the additive model."""
+        return self.encoding != "raw"
+
+    def __str__(self) -> str:
+        return "linear" if self.encoding == "raw" else f"{self.encoding} linear"
+
+
+@dataclass(frozen=True)
+class Fourier(Family):
+    """Random Fourier features: a Gaussian process."""
+
+    once: ClassVar[bool] = True
+
+    def __str__(self) -> str:
+        return "fourier"
+
+
+NETWORK: Family = Network()
+LINEAR: Family = Linear()
+ADDITIVE: Family = Linear("piecewise")
 """A sum of one function per input."""
+FOURIER: Family = Fourier()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which rows calibrate the variance, and what is fitted to them."""
+
+    rows: Literal["folds", "given", "holdout", "validation"] | None = None
+    """Training rows in random and blocked folds, in the folds of a splitter, or held out once; or validation data."""
+    what: Literal["curve", "alpha"] = "curve"
+    """A curve for each family; or alpha alone (Algorithm 1)."""
+
+    @property
+    def curves(self) -> bool:
+        """Whether curves are fitted."""
+        return self.rows is not None and self.what == "curve"
+
+    def __str__(self) -> str:
+        return "none" if self.rows is None else f"{self.what}, {self.rows}"
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """The features."""
+
+    hidden: tuple[int, ...]
+    activation: str
+    input_skip: bool
+    backbone: str | None
+    """Description of the user's network; None: the built-in one."""
+    ids: bool
+    """Whether the inputs are integers, which are passed to the backbone unchanged."""
+
+    def __post_init__(self) -> None:
+        if any(width < 1 for width in self.hidden):
+            raise InputError(f"hidden={self.hidden} has a layer without units: give 1 or more to each")
+
+
+@dataclass(frozen=True)
+class EnsembleSettings:
+    """The members."""
+
+    families: tuple[Family, ...]
+    n_members: int
+    """Networks of each family."""
+    n_blocks: int
+    """Blocks held out to calibrate extrapolation; there are two fewer shells."""
+
+    def __post_init__(self) -> None:
+        checked.number("n_members", self.n_members, low=1)
+        checked.number("n_blocks", self.n_blocks, low=0)
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How networks are trained."""
+
+    objective: str
+    learning_rate: float
+    max_epochs: int
+    batch_size: int | None
+    chunk_size: int | None
+    early_stopping: bool
+    validation_fraction: float
+    patience: int
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "max_epochs", "patience"):
+            checked.number(name, getattr(self, name), low=0)
+
+
+@dataclass(frozen=True)
+class LayerSettings:
+    """The last layers, and the distribution of the targets."""
+
+    noise: NoiseModel
+    bias_prior: BiasPrior
+    noise_prior: NoisePrior
+    likelihood: str
+    """Name of the likelihood (`lastlayer.likelihoods`)."""
+
+    @property
+    def noise_structure(self) -> NoiseStructure:
+        """Noise structure in the evidence; noise that depends on the input is a matter of calibration."""
+        return "full" if self.noise == "full" else "diagonal"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Device and type of the networks."""
+
+    device: str
+    dtype: str
+
+    def __post_init__(self) -> None:
+        check_choice("dtype", self.dtype, DTYPES)
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Device as torch has it."""
+        return torch.device(self.device)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Floating-point type of the networks; the last layer is always float64."""
+        return DTYPES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that fitting reads, with every "auto" resolved; `BLLRegressor.settings_` after `fit`."""
+
+    network: NetworkSettings
+    ensemble: EnsembleSettings
+    training: TrainingSettings
+    layer: LayerSettings
+    plan: Plan
+    place: Place
+    seed: int
+
+    @property
+    def stackable(self) -> bool:
+        """Whether several built-in networks can be trained as one batch."""
+        plain = self.training.objective == "profiled" and self.training.chunk_size is None
+        built_in = self.network.backbone is None and bool(self.network.hidden)
+        return plain and built_in and not self.training.early_stopping
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert the settings to a JSON object."""
+        content = asdict(self)
+        content["ensemble"]["families"] = [str(family) for family in self.ensemble.families]
+        return content
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Settings":
+        """Restore settings from `to_json`; raises ValueError for any other content."""
+        own = checked.typed("ensemble", content.get("ensemble"), dict)
+        families = checked.typed("families", own.get("families"), tuple[str, ...])
+        parsed = {**own, "families": tuple(map(Family.parse, families))}
+        return checked.instance(cls, {**content, "ensemble": parsed}, "settings")
+
+    def __str__(self) -> str:
+        subjects = (self.network, self.ensemble, self.training, self.layer)
+        values = {field.name: getattr(subject, field.name) for subject in subjects for field in fields(subject)}
+        values["families"] = ", ".join(map(str, self.ensemble.families))
+        values |= {"plan": self.plan, "device": self.place.device, "dtype": self.place.dtype, "seed": self.seed}
+        return "\n".join(f"{name}: {value}" for name, value in values.items())

@@ -18,7 +18,7 @@ from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.alpha import AlphaCurve, tune_alpha, tune_alpha_on
 from lastlayer.data.rows import Points, Rows
 from lastlayer.data.scaling import Standardizer
-from lastlayer.ensemble.folds import blocked_folds
+from lastlayer.ensemble.splits import blocked_folds
 from lastlayer.networks.mlp import StackedMLP
 from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.settings.types import BiasPrior

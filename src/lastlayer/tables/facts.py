@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lastlayer.estimators.regressor import BLLRegressor
-from lastlayer.settings.resolve import Settings
+from lastlayer.settings.types import Settings
 from lastlayer.tables.numbers import percent, written
 from lastlayer.tables.regressor import TableRegressor
 
@@ -52,8 +52,8 @@ def facts(model: TableRegressor) -> dict[str, str]:
         "training rows": str(card.get("rows", "unknown")),
         "fitted": "{}, on {}, by lastlayer {}".format(*(card.get(k, "unknown") for k in ("fitted", "data", "version"))),
         "training": "interrupted" if card.get("interrupted") else "complete",
-        "networks": f"{found['members']}, hidden layers {list(settings.hidden)}, {_activations(settings)}",
-        "noise": settings.noise,
+        "networks": f"{found['members']}, hidden layers {list(settings.network.hidden)}, {_activations(settings)}",
+        "noise": settings.layer.noise,
         "best family": found["family"],
         "features": f"{features['count']}, of which the data determine {features['determined']:.1f}; "
         f"condition {features['condition']:.1e}",
@@ -67,8 +67,10 @@ def facts(model: TableRegressor) -> dict[str, str]:
 
 def _activations(settings: Settings) -> str:
     """The activations of the networks."""
-    networks = [family for family in settings.families if family.kind == "network"]
-    return " and ".join(dict.fromkeys(family.activation or settings.activation for family in networks)) or "none"
+    networks = [family for family in settings.ensemble.families if family.trained]
+    return (
+        " and ".join(dict.fromkeys(family.activation or settings.network.activation for family in networks)) or "none"
+    )
 
 
 def _held_out(saved: Any) -> str:

@@ -9,6 +9,7 @@ from lastlayer.training.objectives import Augmented, KnownNoise, MeanSquaredErro
 from lastlayer.training.problems import FullBatch, MiniBatches, SampledRows, chunked_nlml, streamed_statistics
 from lastlayer.training.running_posterior import RunningPosterior, UpdateSchedule
 from lastlayer.training.stack import StackedBatches, StackedNetworks
+from lastlayer.training.structure import batches_for, objective_for, problem_for
 
 __all__ = [
     "Augmented",
@@ -31,8 +32,11 @@ __all__ = [
     "TrainingHistory",
     "UpdateSchedule",
     "Validation",
+    "batches_for",
     "chunked_nlml",
     "clear_checkpoints",
+    "objective_for",
+    "problem_for",
     "streamed_statistics",
     "threads_for",
     "train",

@@ -102,6 +102,10 @@ class Problem:
         """NLML in the present state; not finite where a network has failed."""
         raise NotImplementedError
 
+    def held_out_score(self, held: Any) -> Float[Tensor, ""]:
+        """Score of held-out rows for early stopping: smaller is better."""
+        raise NotImplementedError
+
     def penalty(self) -> Float[Tensor, "*s"]:
         """Terms minimised in addition to the NLML, such as the prior of the hidden weights."""
         return torch.zeros(self.shape, dtype=torch.float64)

@@ -8,7 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lastlayer._internal.chunks import CHUNK_ROWS
 from lastlayer._internal.threads import SMALL_STEP
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.held_out import held_out_lpd
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.distributed import ONE, ProcessGroup
 from lastlayer.data.rows import Batch, Points, Rows
@@ -16,7 +19,7 @@ from lastlayer.data.sources import Source
 from lastlayer.errors import InputError
 from lastlayer.networks.mlp import neg_log_hidden_prior
 from lastlayer.training.bound import FrozenLayer
-from lastlayer.training.engine import Problem
+from lastlayer.training.engine import Problem, TrainingHistory
 from lastlayer.training.objectives import Objective, Profiled
 from lastlayer.training.running_posterior import RunningPosterior
 
@@ -86,6 +89,11 @@ class FullBatch(Problem):
     def log_alpha(self) -> Tensor:
         """Present log alpha."""
         return self.objective.log_alpha
+
+    def held_out_score(self, held: Points) -> Float[Tensor, ""]:
+        """Score for early stopping: smaller is better."""
+        rest = self.rows.main
+        return self.objective.held_out_score(self.network(rest.X), rest, self.network(held.X), held)
 
     def penalty(self) -> Float[Tensor, "*s"]:
         """Negative log prior of the hidden weights, per sample."""
@@ -166,6 +174,17 @@ class MiniBatches(Problem):
     def evaluate(self) -> Float[Tensor, "*s"]:
         """Return zeros: mini-batch training is checked by its parameters only."""
         return torch.zeros_like(self.running.count)
+
+    def held_out_score(self, held: Points) -> Float[Tensor, ""]:
+        """Score for early stopping: the negative LPD of held-out rows under the running posterior."""
+        Phi = affine_features(self.network(held.float().X)).double()
+        return torch.tensor(-held_out_lpd(self.running.posterior(), Phi, held.T))
+
+    def gap(self, history: TrainingHistory) -> float | None:
+        """Distance of the last bound from the evidence; None if the running posterior is not that of the network."""
+        if history.best_epoch != len(history.nlml) or self.running.snapshot is None:
+            return None
+        return float(self.running.gap(streamed_statistics(self.network, self.source.batches(CHUNK_ROWS))).nanmean())
 
     @property
     def log_alpha(self) -> Tensor:

@@ -1,0 +1,139 @@
+"""The circumstances of a fit: threads, log lines, progress bars and checkpoints."""
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from joblib import cpu_count
+from threadpoolctl import threadpool_limits
+from torch import nn
+
+from lastlayer._internal.digests import digest_of, digest_of_parameters, layout_of, name_of
+from lastlayer._internal.progress import progress_bar
+from lastlayer._internal.threads import threads_for
+from lastlayer.data.distributed import ProcessGroup
+from lastlayer.errors import InputError
+from lastlayer.networks.architecture import Architecture
+from lastlayer.settings.parameters import check_running
+from lastlayer.settings.types import Settings
+from lastlayer.training import Checkpoint, Optimizer, Problem, TrainingHistory, clear_checkpoints, train
+
+LOGGER = logging.getLogger("lastlayer")
+LEVELS = {1: logging.INFO, 2: logging.DEBUG}
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Run:
+    """One fit, from its parameters `n_jobs`, `verbose`, `progress` and `checkpoint` to its training history."""
+
+    n_jobs: int | None = None
+    verbose: int = 0
+    progress: bool = False
+    checkpoint: Any = None
+    """Folder for the state of training."""
+    digest: str = ""
+    """Digest of the data, stored in the checkpoints."""
+    history: TrainingHistory = field(default_factory=TrainingHistory)
+    """History of the last training."""
+
+    def __post_init__(self) -> None:
+        check_running(self.n_jobs, self.verbose)
+
+    def __enter__(self) -> "Run":
+        with ExitStack() as entered:
+            entered.enter_context(threads(self.n_jobs))
+            entered.enter_context(shown(self.verbose))
+            self._undo = entered.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *more: Any) -> None:
+        self._undo.close()
+        if kind is None and self.checkpoint is not None and not ProcessGroup.current().rank:
+            clear_checkpoints(Path(self.checkpoint))
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the last training was interrupted."""
+        return self.history.stopped == "interrupted"
+
+    @contextmanager
+    def stage(self, label: str, work: int = 0) -> Iterator[None]:
+        """Show and time a stage of so many multiplications; small ones use one thread."""
+        start = time.perf_counter()
+        with self.shown(label), threads_for(work):
+            yield
+        logger.info("%s: %.1f s", label, time.perf_counter() - start)
+
+    def shown(self, label: str) -> Any:
+        """Progress bar of a stage."""
+        return progress_bar(total=1, disable=not self.progress, desc=label, bar_format="{desc}: {elapsed}", leave=False)
+
+    def train(self, problem: Problem, settings: Settings, *, progress: bool = True, **options: Any) -> TrainingHistory:
+        """Train a problem by the optimizer of the settings, and keep the history."""
+        optimizer = Optimizer(settings.training.learning_rate, settings.training.max_epochs)
+        self.history = history = train(problem, optimizer, progress=self.progress and progress, **options)
+        nlml = history.nlml[-1] if history.nlml else math.nan
+        logger.debug("a training ended by %s, %d epochs, NLML %.4g", history.stopped, len(history.nlml), nlml)
+        return history
+
+    def state(
+        self, name: str, architecture: Architecture, network: nn.Module, prior_precisions: Any, data: dict[str, Any]
+    ) -> Checkpoint | None:
+        """Checkpoint of a new training, identified by all settings but the device, the user's network, and the data."""
+        if self.checkpoint is None:
+            return None
+        folder, backbone = Path(self.checkpoint), architecture.backbone
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"checkpoint={str(folder)!r} must be a folder, or a path where one can be made") from error
+        content: dict[str, Any] = dict(architecture.settings.to_json())
+        content["place"] = architecture.settings.place.dtype
+        content["backbone"] = None if backbone is None else digest_of(layout_of(network))
+        if isinstance(backbone, nn.Module):
+            content["backbone"] += f", weights {digest_of_parameters(network)}"
+        elif backbone is not None:
+            content["backbone"] += f", made by {name_of(backbone)}"
+        content |= {"hidden_prior": prior_precisions, "data": data}
+        return Checkpoint(folder / f"{name}.safetensors", content, draws=backbone is not None)
+
+
+@contextmanager
+def threads(n_jobs: int | None) -> Iterator[None]:
+    """Context in which torch, BLAS and OpenMP use `n_jobs` threads; None changes nothing."""
+    if n_jobs is None:
+        yield
+        return
+    n = n_jobs if n_jobs > 0 else max(1, cpu_count() + 1 + n_jobs)
+    before = torch.get_num_threads()
+    with threadpool_limits(n):
+        torch.set_num_threads(n)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+@contextmanager
+def shown(verbose: int) -> Iterator[None]:
+    """Context in which the logger "lastlayer" passes info (1) or debug lines (2), to stderr if it has no handler."""
+    if not verbose:
+        yield
+        return
+    level, before = LEVELS[min(verbose, max(LEVELS))], LOGGER.level
+    with ExitStack() as undo:
+        undo.callback(LOGGER.setLevel, before)
+        LOGGER.setLevel(level)
+        if not LOGGER.hasHandlers():
+            handler: Any = logging.StreamHandler()
+            handler.setFormatter(logging.Formatter("lastlayer: %(message)s"))
+            LOGGER.addHandler(handler)
+            undo.callback(LOGGER.removeHandler, handler)
+        yield

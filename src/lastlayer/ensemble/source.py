@@ -1,0 +1,74 @@
+"""One network trained on a source of batches, with the exact last layer of all its rows."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from lastlayer._internal.chunks import CHUNK_ROWS
+from lastlayer._internal.digests import Digest, digest_of, layout_of
+from lastlayer.bayes.maximum import by_evidence
+from lastlayer.data.distributed import ProcessGroup
+from lastlayer.data.rows import Points
+from lastlayer.data.scaling import Scales
+from lastlayer.data.sources import Source, StandardizedSource, common_of, scales_of
+from lastlayer.ensemble.run import Run
+from lastlayer.networks.architecture import Architecture
+from lastlayer.networks.mlp import finite_features
+from lastlayer.networks.structured import converted
+from lastlayer.predictor.state import Member
+from lastlayer.training import batches_for, streamed_statistics
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A network trained on a source."""
+
+    member: Member
+    scales: Scales
+    sample: Points
+    """Some standardised training rows."""
+
+
+def train_on_source(source: Source, architecture: Architecture, run: Run) -> Streamed:
+    """Train one network on a source of batches."""
+    with architecture.seeded():
+        return _trained(source, architecture, run)
+
+
+def _trained(source: Source, architecture: Architecture, run: Run) -> Streamed:
+    s, process_group = architecture.settings, ProcessGroup.current()
+    device, dtype, batch_size = s.place.torch_device, s.place.torch_dtype, s.training.batch_size
+    assert batch_size is not None
+    family = s.ensemble.families[0]
+    common = s.to_json() | {"place": [device.type, s.place.dtype]}  # each process may have its own device
+    process_group.agree(common | common_of(source) | {"with checkpoint": run.checkpoint is not None})
+    digest = None if run.checkpoint is None else Digest()
+    scales = scales_of(source, batch_size, process_group=process_group, digest=digest)
+    rows = StandardizedSource(source, scales, device, torch.float32)
+    first = next(rows.batches(batch_size, process_group=process_group))
+    sample = first.take(slice(CHUNK_ROWS))
+    network = architecture.build(first.X.shape[1], torch.Generator().manual_seed(s.seed))
+    network = network.to(device=device, dtype=torch.float32)
+    with torch.no_grad():
+        finite_features(network.eval(), first.X[:2])
+    process_group.agree({"backbone": layout_of(network)} if s.network.backbone is not None else {})
+    process_group.broadcast_state(network)
+    count, precision = torch.tensor([scales.count, family.prior_precision], dtype=torch.float64, device=device)
+    is_table = first.X.dim() == 2
+    problem = batches_for(
+        network, rows, s, precision, count, scales.n_rows, is_table=is_table, process_group=process_group
+    )
+    checkpoint = None
+    if run.checkpoint is not None:
+        digests = digest_of(*process_group.gather(str(digest)))
+        data = {"rows": scales.n_rows, "digest": digests, "processes": process_group.world_size}
+        checkpoint = run.state("training", architecture, network, family.prior_precision, data)
+    history = run.train(problem, s, checkpoint=checkpoint, progress=process_group.rank == 0)
+    process_group.broadcast_state(network)  # buffers, such as those of batch norm, depend on the rows of each process
+    network = network.to(dtype)
+    exact = StandardizedSource(source, scales, device, dtype)
+    parts = exact.batches(batch_size, process_group=process_group)
+    statistics = streamed_statistics(network, parts, process_group=process_group)
+    history.gap = float(problem.running.gap(statistics)) if problem.running.snapshot is not None else None
+    (posterior,) = by_evidence([statistics], noise=s.layer.noise_structure, bias_prior=s.layer.bias_prior)
+    return Streamed(Member(network, posterior, family), scales, replace(sample, X=converted(sample.X, dtype)))
