@@ -212,7 +212,7 @@ def test_explain_prints_what_every_auto_became(here, model):
     lines = result.output.splitlines()
     first = lines.index("settings") + 1
     assert lines[first:] == str(settings).splitlines()
-    for line in ("hidden: (6,)", "ensemble: selected prior", "n_members: 1", "calibration: None", "max_epochs: 5"):
+    for line in ("hidden: (6,)", "families: network 0.0", "n_members: 1", "plan: none", "max_epochs: 5"):
         assert line in lines[first:]
     assert not any(": auto" in line for line in lines[first:])
 

@@ -545,7 +545,6 @@ def kinds(m: int, *more: int, **options) -> str:
         (40, {"calibration": None, "hidden_prior": 2.0}, None, "curve", 1, (Network(2.0),), ""),
         (4, {}, None, "curve", 1, (NETWORK,), ""),
     ],
-    ids=str,
 )
 def test_what_auto_means(m, options, rows, what, n_members, wanted, splits):
     found = plan(m, **options)

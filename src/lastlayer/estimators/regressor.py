@@ -92,17 +92,17 @@ class BLLRegressor(LastLayerRegressor):
         Meaning of "auto" in the other parameters. "fast": as "calibrated", with a third of the networks and fewer
         steps. "evidence": one network, no calibration, early stopping from 100 samples on.
     n_members : int or "auto", default "auto"
-        Number of networks in the mixture. "auto": five per family, up to 20 below 250 samples, 10 above 5,000; with
-        a single prior precision 10, or 5 above 5,000 samples; 1 with a backbone.
+        Number of networks of each family. "auto": five, up to 20 below 250 samples, 10 above 5,000; 1 with a backbone
+        or without calibration by curves. 1: a single network.
     calibration : "auto", "alpha", splitter or None, default "auto"
         "auto": on rows held out at random, in blocks and in shells; with a backbone, on 15% of the rows. "alpha":
         Algorithm 1 on blocks, which adjusts alpha alone. A scikit-learn splitter such as TimeSeriesSplit: for
         trajectories, where random rows leak. If `fit` is given `groups`, whole groups are held out. None: no
         calibration, the variance is that of the evidence.
     hidden_prior : float or "auto", default "auto"
-        Precision c of the Gaussian prior N(0, 1 / (c * fan_in)) on hidden weights; 0: no prior. "auto": several in
-        one mixture; if `n_members` is given or there is no calibration, the one that scores best on held-out rows;
-        0 with a backbone.
+        Precision c of the Gaussian prior N(0, 1 / (c * fan_in)) on hidden weights; 0: no prior. "auto": 0.03 and 0.3
+        in one mixture, 0.3 for a single network; 0 with a backbone or without calibration by curves. A number: networks
+        of one kind, with this prior.
     noise : "auto", "diagonal", "full" or "input", default "auto"
         "diagonal": one noise variance per output. "full": noise correlated between the outputs. "input": one
         variance per output that depends on the input, by a small network fitted to the errors of held-out rows
