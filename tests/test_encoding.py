@@ -25,7 +25,7 @@ from lastlayer.networks.groups import grouped, numbers_of
 from lastlayer.networks.mlp import MLP, InputSkip, StackedMLP, encoding_of, inner_network
 from lastlayer.settings.given import Shape
 from lastlayer.settings.resolve import resolve
-from lastlayer.settings.types import ADDITIVE, NETWORK
+from lastlayer.settings.types import ADDITIVE, NETWORK, Family, Linear, Network
 from lastlayer.training import FullBatch, Profiled, StackedNetworks
 from lastlayer.training.stack import StackPass
 
