@@ -24,6 +24,7 @@ from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer._internal import files
 from lastlayer._internal.files import ModelFileError
 from lastlayer.errors import InputError
+from lastlayer.settings.types import Place
 
 NEW = np.linspace(-6, 6, 9)[:, None]
 
@@ -160,7 +161,7 @@ def test_numbers_of_numpy_and_devices_of_torch_can_be_saved(as_a_user, tmp_path)
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_model_of_a_machine_with_a_gpu_loads_on_one_without(tmp_path, model):
-    settings = replace(model.settings_, device="cuda")
+    settings = replace(model.settings_, place=Place("cuda", "float64"))
     from_afar = model.with_fitted(replace(model.fitted_, settings=settings)).set_params(device="cuda")
     from_afar.save(tmp_path / "m")
     assert_same(lastlayer.load(tmp_path / "m"), model)
@@ -229,6 +230,11 @@ def _without(header: dict, name: str) -> dict:
     return {key: value for key, value in header.items() if key != name}
 
 
+def with_network(header: dict, **changed) -> dict:
+    settings = header["settings"]
+    return header | {"settings": settings | {"network": settings["network"] | changed}}
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -236,8 +242,8 @@ def _without(header: dict, name: str) -> dict:
         lambda tensors, header: (_without(tensors, "0.network.network.0.weight"), header),
         lambda tensors, header: (tensors, _without(header, "members")),
         lambda tensors, header: (tensors, header | {"parameters": header["parameters"] | {"colour": "red"}}),
-        lambda tensors, header: (tensors, header | {"settings": header["settings"] | {"activation": "red"}}),
-        lambda tensors, header: (tensors, header | {"settings": header["settings"] | {"hidden": [4, 4]}}),
+        lambda tensors, header: (tensors, with_network(header, activation="red")),
+        lambda tensors, header: (tensors, with_network(header, hidden=[4, 4])),
         lambda tensors, header: (tensors, header | {"parameters": None}),
         lambda tensors, header: (tensors, header | {"settings": None}),
         lambda tensors, header: (tensors, header | {"training": {"colour": "red"}}),
