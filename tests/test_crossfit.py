@@ -28,7 +28,7 @@ from lastlayer.ensemble.splits import SHELLS, Split, blocked_splits, folds_for, 
 from lastlayer.ensemble.train import Task, Trainer
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import MLP, inner_network
-from lastlayer.predictor.state import Member
+from lastlayer.predictor.member import Member
 from lastlayer.settings.given import Shape
 from lastlayer.settings.resolve import FAST_PRECISIONS, N_FOLDS, PRIOR_PRECISIONS, resolve
 from lastlayer.settings.types import (

@@ -25,7 +25,7 @@ from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted
-from lastlayer.predictor.state import Member
+from lastlayer.predictor.member import Member
 from lastlayer.settings.resolve import PRIOR_PRECISIONS
 from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR, Network
 from lastlayer.training import StackedNetworks

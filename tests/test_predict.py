@@ -68,7 +68,7 @@ def test_a_member_alone_is_shrunk_as_among_the_others(name):
     value, X = fitted(name).fitted_, far(data()[0])
     each = value.predictive(X).component_mean
     for i in range(len(value.members)):
-        same(value.alone(i).mean(X), each[i])
+        same(value.alone(i).point(X), each[i])
 
 
 @pytest.mark.parametrize("name", ["single", "mixture of families", "mixture, noise by input", "float32"])

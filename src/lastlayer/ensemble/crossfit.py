@@ -25,8 +25,7 @@ from lastlayer.ensemble.splits import Split
 from lastlayer.ensemble.train import Task, Trainer
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import features_of, finite_features
-from lastlayer.predictor.fitted import member_features
-from lastlayer.predictor.state import Member
+from lastlayer.predictor.member import Member
 from lastlayer.predictor.unseen import Unseen
 from lastlayer.settings.types import Family, Settings
 
@@ -87,8 +86,12 @@ class CrossFit:
         """The held-out rows, for Algorithm 1."""
         held = [_part(self.rows, fit.task.split.held) for fit in self.folds]
         return [
+<<<<<<< HEAD
             HeldOut(fit.posterior, member_features(fit.member, rows.X), rows.T)
             for fit, rows in zip(self.folds, held, strict=True)
+=======
+            HeldOut(fit.posterior, fit.member.features(rows.X), rows.T) for fit, rows in zip(fits, held, strict=True)
+>>>>>>> 9cdb551 (Members have features; what a use of a model needs is asked in one place)
         ]
 
     def _points(self, fits: Sequence[Fit]) -> HeldOutPoints:
@@ -114,7 +117,7 @@ class CrossFit:
     def _largest_cost(self, fit: Fit) -> float:
         rows = _part(self.rows, fit.task.split.train)
         weight = torch.ones_like(rows.T[:, 0]) if rows.weight is None else rows.weight
-        cost = fit.posterior.variance_ratio(member_features(fit.member, rows.X))
+        cost = fit.posterior.variance_ratio(fit.member.features(rows.X))
         cost = cost if cost.dim() == 1 else cost.mean(-1)
         return float((leave_one_out_cost(weight * cost) / weight).max())
 

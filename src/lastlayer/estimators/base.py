@@ -1,5 +1,6 @@
 """Base classes of the estimators: validation, scaling, prediction and revision of fitted models."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -23,7 +24,7 @@ from lastlayer.predictions.joint import FunctionalPrediction, JointPrediction
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictions.shapes import like_targets
 from lastlayer.predictor import revisions
-from lastlayer.predictor.fitted import Extrapolation, Fitted, geometric_mean
+from lastlayer.predictor.fitted import Extrapolation, Fitted
 from lastlayer.predictor.module import Predictor
 
 Self = TypeVar("Self", bound="LastLayerRegressor")
@@ -257,9 +258,9 @@ class LastLayerRegressor(BaseRegressor):
     """Curves from affine cost to variance; None for an uncalibrated model."""
     nlml_ = FromFitted(lambda fitted: float(np.mean([member.posterior.nlml for member in fitted.best])))
     """Negative log marginal likelihood per sample, for standardised targets; the mean over the best members."""
-    alpha_star_ = FromFitted(lambda fitted: geometric_mean(fitted.stars[: len(fitted.best)]))
+    alpha_star_ = FromFitted(lambda fitted: _geometric_mean(fitted.stars[: len(fitted.best)]))
     """Signal-to-noise ratio that maximises the evidence; the geometric mean over the best members."""
-    alpha_ = FromFitted(lambda fitted: geometric_mean(fitted.log_alphas[: len(fitted.best)]))
+    alpha_ = FromFitted(lambda fitted: _geometric_mean(fitted.log_alphas[: len(fitted.best)]))
     """Signal-to-noise ratio in use for the variance; the geometric mean over the best members."""
     noise_std_ = FromFitted(lambda fitted: fitted.noise_std[: len(fitted.best)].mean(0))
     """Noise standard deviation before calibration, in target units; the mean over the best members."""
@@ -418,3 +419,9 @@ class LastLayerRegressor(BaseRegressor):
 
     def _rows(self, X: Any, y: Any, sample_weight: Any = None) -> Points:
         return self._fitted().data(*self._checked_rows(X, y, sample_weight, partly=True))
+
+
+def _geometric_mean(logs: Sequence[float]) -> float:
+    """Geometric mean from logarithms, which may be infinite."""
+    mean = float(np.mean(logs))
+    return math.exp(min(mean, 700.0)) if mean < math.inf else math.inf

@@ -28,8 +28,8 @@ from lastlayer.networks.feature_extractor import FeatureExtractor, last_linear
 from lastlayer.networks.mlp import copied
 from lastlayer.networks.structured import Inputs, moved, named
 from lastlayer.predictor import revisions
-from lastlayer.predictor.fitted import Fitted, cost_quantiles
-from lastlayer.predictor.state import Member
+from lastlayer.predictor.fitted import Fitted
+from lastlayer.predictor.member import Member, cost_quantiles
 from lastlayer.settings.given import Shape
 from lastlayer.settings.parameters import TrainingOptions
 from lastlayer.settings.resolve import SOURCE_BATCH, resolve

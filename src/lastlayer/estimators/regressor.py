@@ -43,7 +43,7 @@ from lastlayer.networks.mlp import copied
 from lastlayer.predictor import revisions
 from lastlayer.predictor.codec import pack, unpack
 from lastlayer.predictor.fitted import Fitted
-from lastlayer.predictor.state import Member
+from lastlayer.predictor.member import Member
 from lastlayer.settings.given import Shape
 from lastlayer.settings.parameters import TrainingOptions, options_of
 from lastlayer.settings.parameters import check as check_parameters

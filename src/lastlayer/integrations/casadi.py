@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lastlayer import formula
 from lastlayer.data.observe import Pointwise
-from lastlayer.errors import InputError, check_choice, need
+from lastlayer.errors import check_choice, need
 from lastlayer.formula.ops import CasADiOps
 from lastlayer.integrations.casadi_network import to_expression
 from lastlayer.predictor.fitted import Fitted, as_fitted
@@ -91,9 +91,7 @@ def variances_to_casadi(model: Any, *, name: str = "variances", blas: Blas = "re
 
 
 def _point(ca: Any, fitted: Fitted) -> Any:
-    if fitted.inputs is None:
-        raise InputError("the model takes inputs of more than two dimensions: only models of tables have an expression")
-    return ca.MX.sym("x", len(fitted.inputs.mean))
+    return ca.MX.sym("x", fitted.needs("an expression", table=True).n_features_in)
 
 
 def functional_to_casadi(model: Any, functional: Pointwise, *, name: str = "functional") -> "casadi.Function":

@@ -1,6 +1,5 @@
 """`Fitted`: a fitted model as a frozen value, with its predictions in original units."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,8 +16,6 @@ from lastlayer import formula
 from lastlayer._internal.arrays import contiguous
 from lastlayer._internal.chunks import CHUNK_ROWS, row_chunks
 from lastlayer._internal.threads import threads_for
-from lastlayer.bayes.affine_cost import leave_one_out_cost
-from lastlayer.bayes.features import affine_features
 from lastlayer.calibration.curve import Calibration, Curve, Tails
 from lastlayer.data.observe import Functionals
 from lastlayer.data.rows import Points, Rows
@@ -27,18 +24,16 @@ from lastlayer.errors import InputError
 from lastlayer.formula.joint import Functions
 from lastlayer.formula.ops import NumPyOps, TorchOps
 from lastlayer.likelihoods.base import Gaussian, Likelihood
-from lastlayer.networks.mlp import copied, finite_features
+from lastlayer.networks.mlp import copied
 from lastlayer.networks.structured import converted
 from lastlayer.predictions.joint import FunctionalPrediction, JointPrediction
 from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.predictions.prediction import Prediction
+from lastlayer.predictor.member import Member, training_costs
 from lastlayer.predictor.module import Predictor
-from lastlayer.predictor.state import BlockOps, Member, rows_in_cache, state_of
+from lastlayer.predictor.state import BlockOps, rows_in_cache, state_of
 from lastlayer.settings.given import Given
 from lastlayer.settings.types import FOURIER, Family, Settings
-
-KEPT_COSTS = 1001
-"""Number of quantiles of the training rows' affine costs that a model keeps."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +89,7 @@ class Fitted:
     def of(cls, members: "list[Member]", data: Points, **parts: Any) -> "Fitted":
         """Build an uncalibrated model."""
         kept = tuple(replace(m, network=copied(m.network)) for m in members)
-        costs = torch.cat([_costs(kept, data.X[rows]) for rows in row_chunks(len(data.X))], 1)
-        new = torch.stack([torch.from_numpy(member.unseen.has(data)) for member in kept])
-        return cls(members=kept, sample_cost=cost_quantiles(costs, new), **parts)
+        return cls(members=kept, sample_cost=training_costs(kept, data), **parts)
 
     @cached_property
     def state(self) -> formula.State:
@@ -133,14 +126,16 @@ class Fitted:
         """Whether outputs were observed at different rows, so that each has its own variance."""
         return self.members[0].posterior.ratio_by_output
 
-    def needs(self, use: str, *, linear: bool = False, shared: bool = False) -> "Fitted":
-        """Check what a use of the model needs: Gaussian predictions of the targets, all outputs at the same rows."""
+    def needs(self, use: str, *, linear: bool = False, shared: bool = False, table: bool = False) -> "Fitted":
+        """Check what a use needs: Gaussian predictions of targets, all outputs at the same rows, a table of inputs."""
         if linear:
             self.likelihood.check_linear(use)
         if shared and self.by_output:
             raise InputError(
                 f"{use} needs a model fitted to targets that are all known, without noise_std and observations: fit one"
             )
+        if table and self.inputs is None:
+            raise InputError(f"{use} needs a table: this model has inputs of more than two dimensions, or integers")
         return self
 
     @property
@@ -201,7 +196,7 @@ class Fitted:
         X : ndarray of shape (m, d)
             Inputs in original units.
         """
-        Z = _tensor(X)
+        Z = torch.tensor(contiguous(X))
         Z = Z if self.inputs is None else self.inputs.forward(Z)
         return converted(Z, self.settings.place.torch_dtype, self.settings.place.torch_device)
 
@@ -228,7 +223,7 @@ class Fitted:
         Z : Tensor
             Standardised inputs.
         """
-        return member_features(self.members[i], Z)
+        return self.members[i].features(Z)
 
     def point(self, X: ndarray) -> Float[ndarray, "m q"]:
         """Predict one number for each target: `Prediction.point`."""
@@ -321,7 +316,19 @@ class Fitted:
         return JointPrediction(replace(functions, mean=mean), noise_cov, self.y_ndim)
 
     def sample(self, X: ndarray, n: int, rng: np.random.RandomState, *, noise: bool = True) -> Float[ndarray, "n m q"]:
-        """Draw whole functions of the targets; a draw takes one set of weights per member and costs O(p) per point."""
+        """Draw whole functions of the targets; a draw takes one set of weights per member and costs O(p) per point.
+
+        Parameters
+        ----------
+        X : ndarray of shape (m, d)
+            Inputs in original units.
+        n : int
+            Number of draws.
+        rng : RandomState
+            Random number generator.
+        noise : bool, default True
+            Whether to include the noise; False gives the distribution of the function.
+        """
         joint = self._joint(X, noise)
         return self.likelihood.draw(
             joint.functions.sample(n, rng.standard_normal), joint.noise_cov if noise else None, rng
@@ -330,15 +337,14 @@ class Fitted:
     def predictive_of(self, functionals: Sequence[Functionals]) -> FunctionalPrediction:
         """Predict linear functionals of the function."""
         means, rows = [], []
-        self.needs("a linear functional", linear=True)
+        inputs = self.needs("a linear functional", linear=True, table=True).inputs
+        assert inputs is not None
         with torch.no_grad():
             for some in functionals:
-                if self.inputs is None:
-                    raise InputError("functionals need a table: the inputs of this model have more than two dimensions")
                 if not 0 <= some.output < self.n_outputs:
                     raise InputError(f"output={some.output} is not one of the {self.n_outputs}: counted from 0")
                 linear = lambda z, j=some.output: formula.functions(TorchOps, self.state, z).linear(j)
-                affine = some.standardized(self.inputs).apply(linear, self.state.centre)
+                affine = some.standardized(inputs).apply(linear, self.state.centre)
                 means.append(_array(affine[:, 0]))
                 rows.append(_array(affine[:, 1:]))
         return FunctionalPrediction(np.concatenate(means), np.concatenate(rows))
@@ -377,8 +383,14 @@ class Fitted:
         return found
 
     def _inputs(self, X: ndarray) -> Tensor:
+<<<<<<< HEAD
         """Inputs in float64, or the integers that they are, on the model's device."""
         return converted(_tensor(X), torch.float64, self.settings.place.torch_device)
+=======
+        """Inputs, which may be read-only, in float64, or the integers that they are, on the model's device."""
+        x = torch.tensor(contiguous(X), device=self.state.centre.device)
+        return x.double() if x.is_floating_point() else x
+>>>>>>> 9cdb551 (Members have features; what a use of a model needs is asked in one place)
 
     def _noise_at(self, parts: formula.Components) -> Float[ndarray, "m q q"]:
         """Noise covariance of the mixture at each point."""
@@ -407,47 +419,9 @@ def as_fitted(model: Any) -> Fitted:
     return found.needs("this use of a model", linear=True)
 
 
-def member_features(member: Member, Z: Tensor) -> Float[Tensor, "m p"]:
-    """Compute the affine features of a member in float64."""
-    return affine_features(linear_features(member, Z)).double()
-
-
-def linear_features(member: Member, Z: Tensor) -> Float[Tensor, "m k"]:
-    """Compute the features of a member without the column of ones."""
-    with torch.no_grad():
-        return finite_features(member.network, Z)
-
-
-def cost_quantiles(cost: Float[Tensor, "c m"], new: Bool[Tensor, "c m"] | None = None) -> Float[Tensor, " n"]:
-    """Compute quantiles of the affine costs that training points would have if they were new."""
-    left_out = leave_one_out_cost(cost)
-    costs = (left_out if new is None else torch.where(new, cost, left_out)).mean(0)
-    levels = torch.linspace(0, 1, min(KEPT_COSTS, len(costs)), dtype=costs.dtype)
-    return costs[: 2**24].quantile(levels)
-
-
-def geometric_mean(logs: "list[float] | tuple[float, ...]") -> float:
-    """Compute the geometric mean from logarithms."""
-    mean = float(np.mean(logs))
-    return math.exp(min(mean, 700.0)) if mean < math.inf else math.inf
-
-
-def _costs(members: "tuple[Member, ...]", Z: Tensor) -> Float[Tensor, "c m"]:
-    """Affine cost at alpha* for each member."""
-    with torch.no_grad():
-        costs = [member.posterior.variance_ratio(member_features(member, Z)) for member in members]
-    costs = [cost if cost.dim() == 1 else cost.mean(-1) for cost in costs]
-    return torch.stack(costs).cpu()
-
-
 def as_arrays(parts: formula.Components) -> formula.Components:
     """Convert components from tensors to arrays with one row per point."""
     return formula.Components(*(_array(x.expand(-1, parts.mean.shape[1], -1)) for x in vars(parts).values()))
-
-
-def _tensor(X: ndarray) -> Tensor:
-    """Copy an array, which may be read-only or of any memory layout, into a tensor."""
-    return torch.tensor(contiguous(X))
 
 
 def _array(x: Tensor) -> ndarray:

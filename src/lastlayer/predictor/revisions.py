@@ -23,8 +23,9 @@ from lastlayer.errors import InputError
 from lastlayer.formula.ops import TorchOps
 from lastlayer.networks.mlp import features_of
 from lastlayer.networks.structured import converted
-from lastlayer.predictor.fitted import Fitted, as_arrays, linear_features, member_features
-from lastlayer.predictor.state import BlockOps, Member
+from lastlayer.predictor.fitted import Fitted, as_arrays
+from lastlayer.predictor.member import Member
+from lastlayer.predictor.state import BlockOps
 from lastlayer.settings.types import Family
 
 
@@ -98,7 +99,7 @@ def held_out_points(fitted: Fitted, data: Points, kind: str = "validation") -> H
     """Predictions of the members for rows that the model has not seen."""
     return HeldOutPoints.stacked(
         [
-            HeldOutPoints.by(member.posterior, member_features(member, data.X), data, kind, member.family)
+            HeldOutPoints.by(member.posterior, member.features(data.X), data, kind, member.family)
             for member in fitted.members
         ]
     ).beside_references()
@@ -129,7 +130,7 @@ def with_rows(fitted: Fitted, data: Points, *, forgetting: float = 1.0) -> Fitte
         fitted = replace(fitted, calibration=fitted.calibration.after(squares, n, forgetting))
 
     def changed(member: Member) -> Member:
-        rows = data.statistics(partial(linear_features, member))
+        rows = data.statistics(member.linear_features)
         posterior = member.posterior.update(rows, forgetting=forgetting)
         return replace(member, posterior=posterior, unseen=member.unseen.scaled(forgetting))
 
@@ -138,10 +139,16 @@ def with_rows(fitted: Fitted, data: Points, *, forgetting: float = 1.0) -> Fitte
 
 def with_observations(fitted: Fitted, observations: Sequence[Observations]) -> Fitted:
     """Add measurements of functionals to every last layer; alpha and noise stay the same."""
+<<<<<<< HEAD
     inputs = fitted.needs("an observation", linear=True).inputs
     if inputs is None:
         raise InputError("observations need a table: the inputs of this model have more than two dimensions")
     like = torch.zeros(0, dtype=fitted.settings.place.torch_dtype, device=fitted.settings.place.torch_device)
+=======
+    inputs = fitted.needs("an observation", linear=True, table=True).inputs
+    assert inputs is not None
+    like = torch.zeros(0, dtype=fitted.settings.torch_dtype, device=fitted.settings.torch_device)
+>>>>>>> 9cdb551 (Members have features; what a use of a model needs is asked in one place)
     seen = [one.standardized(inputs, fitted.targets).to(like.device) for one in observations]
 
     def changed(member: Member) -> Member:
@@ -181,7 +188,7 @@ def without_rows(fitted: Fitted, data: Points) -> Fitted:
         if not len(seen):
             return replace(member, unseen=unseen)
         own = replace(data.take(torch.from_numpy(seen)), weight=torch.from_numpy(weight[seen]).to(data.T))
-        rows = own.statistics(partial(linear_features, member))
+        rows = own.statistics(member.linear_features)
         return replace(member, posterior=member.posterior.remove(rows), unseen=unseen)
 
     return _with(fitted, map(changed, fitted.members))

@@ -2,53 +2,28 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Num
 from numpy import ndarray
-from torch import Tensor, nn
+from torch import Tensor
 
 from lastlayer._internal.chunks import CHUNK_ROWS, row_chunks
-from lastlayer.bayes.posterior import Posterior
 from lastlayer.calibration.curve import Calibration, Curve, Shrinkage, Tails
 from lastlayer.calibration.fit import SHARPNESS
 from lastlayer.data.scaling import Standardizer
 from lastlayer.formula import State
 from lastlayer.formula.ops import TorchOps
 from lastlayer.networks.groups import grouped, numbers_of
-from lastlayer.predictor.unseen import NOTHING, Unseen
-from lastlayer.settings.types import FOURIER, NETWORK, Family
+from lastlayer.predictor.member import Member
+from lastlayer.settings.types import FOURIER, Family
 
 CACHED = 2**16
 """Numbers of an intermediate array per thread: half a megabyte stays in the cache, and in the memory of the process.
 Larger blocks are returned to the system and requested again at every step, which can cost more than their arithmetic.
 """
-
-
-@dataclass(frozen=True)
-class Member:
-    """One network of the mixture and the posterior of its last layer."""
-
-    network: nn.Module
-    posterior: Posterior
-    family: Family = NETWORK
-    unseen: Unseen = NOTHING
-    """Rows of the training table that neither the network nor its last layer was fitted to."""
-    tuned: float | None = None
-    """Log alpha of the variance; None: that of the posterior, alpha*."""
-
-    @property
-    def log_alpha_star(self) -> float:
-        """Log alpha at the maximum of the evidence."""
-        return float(self.posterior.log_alpha)
-
-    @property
-    def log_alpha(self) -> float:
-        """Log alpha in use for the variance."""
-        return self.log_alpha_star if self.tuned is None else self.tuned
 
 
 class BlockOps(TorchOps):

@@ -22,7 +22,7 @@ from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.likelihoods.base import Gaussian
 from lastlayer.networks.fourier import ProcessFeatures
 from lastlayer.predictor.fitted import Fitted
-from lastlayer.predictor.state import Member
+from lastlayer.predictor.member import Member
 from lastlayer.settings.given import Shape
 from lastlayer.settings.parameters import TrainingOptions
 from lastlayer.settings.resolve import resolve
