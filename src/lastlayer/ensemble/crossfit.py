@@ -86,12 +86,7 @@ class CrossFit:
         """The held-out rows, for Algorithm 1."""
         held = [_part(self.rows, fit.task.split.held) for fit in self.folds]
         return [
-<<<<<<< HEAD
-            HeldOut(fit.posterior, member_features(fit.member, rows.X), rows.T)
-            for fit, rows in zip(self.folds, held, strict=True)
-=======
-            HeldOut(fit.posterior, fit.member.features(rows.X), rows.T) for fit, rows in zip(fits, held, strict=True)
->>>>>>> 9cdb551 (Members have features; what a use of a model needs is asked in one place)
+            HeldOut(fit.posterior, fit.member.features(rows.X), rows.T) for fit, rows in zip(self.folds, held, strict=True)
         ]
 
     def _points(self, fits: Sequence[Fit]) -> HeldOutPoints:

@@ -15,7 +15,7 @@ from lastlayer.ensemble.run import Run
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import finite_features
 from lastlayer.networks.structured import converted
-from lastlayer.predictor.state import Member
+from lastlayer.predictor.member import Member
 from lastlayer.training import batches_for, streamed_statistics
 
 

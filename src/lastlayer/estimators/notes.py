@@ -12,13 +12,8 @@ from lastlayer.data.copies import SHARE
 from lastlayer.data.rows import Rows
 from lastlayer.errors import CopiesWarning, FlooredNoiseWarning, MissingTargetsWarning
 from lastlayer.predictor.fitted import Fitted
-<<<<<<< HEAD
-from lastlayer.predictor.state import Member
-from lastlayer.settings.types import Settings
-=======
 from lastlayer.predictor.member import Member
-from lastlayer.settings.resolve import Settings
->>>>>>> 9cdb551 (Members have features; what a use of a model needs is asked in one place)
+from lastlayer.settings.types import Settings
 
 logger = logging.getLogger(__name__)
 

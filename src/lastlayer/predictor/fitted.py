@@ -383,14 +383,9 @@ class Fitted:
         return found
 
     def _inputs(self, X: ndarray) -> Tensor:
-<<<<<<< HEAD
-        """Inputs in float64, or the integers that they are, on the model's device."""
-        return converted(_tensor(X), torch.float64, self.settings.place.torch_device)
-=======
         """Inputs, which may be read-only, in float64, or the integers that they are, on the model's device."""
         x = torch.tensor(contiguous(X), device=self.state.centre.device)
         return x.double() if x.is_floating_point() else x
->>>>>>> 9cdb551 (Members have features; what a use of a model needs is asked in one place)
 
     def _noise_at(self, parts: formula.Components) -> Float[ndarray, "m q q"]:
         """Noise covariance of the mixture at each point."""

@@ -139,16 +139,9 @@ def with_rows(fitted: Fitted, data: Points, *, forgetting: float = 1.0) -> Fitte
 
 def with_observations(fitted: Fitted, observations: Sequence[Observations]) -> Fitted:
     """Add measurements of functionals to every last layer; alpha and noise stay the same."""
-<<<<<<< HEAD
-    inputs = fitted.needs("an observation", linear=True).inputs
-    if inputs is None:
-        raise InputError("observations need a table: the inputs of this model have more than two dimensions")
-    like = torch.zeros(0, dtype=fitted.settings.place.torch_dtype, device=fitted.settings.place.torch_device)
-=======
     inputs = fitted.needs("an observation", linear=True, table=True).inputs
     assert inputs is not None
-    like = torch.zeros(0, dtype=fitted.settings.torch_dtype, device=fitted.settings.torch_device)
->>>>>>> 9cdb551 (Members have features; what a use of a model needs is asked in one place)
+    like = torch.zeros(0, dtype=fitted.settings.place.torch_dtype, device=fitted.settings.place.torch_device)
     seen = [one.standardized(inputs, fitted.targets).to(like.device) for one in observations]
 
     def changed(member: Member) -> Member:
