@@ -51,6 +51,11 @@ def targets(p: MixturePrediction, seed: int = 1) -> ndarray:
     return p.sample(1, random_state=seed)[0]
 
 
+def case(m: int = 60, q: int = 2, c: int = 1) -> tuple[MixturePrediction, ndarray]:
+    p = prediction(m, q, c)
+    return p, targets(p)
+
+
 def narrower(p: MixturePrediction, factor: float) -> MixturePrediction:
     """The same prediction with standard deviations divided by `factor`."""
     return replace(
@@ -115,8 +120,7 @@ def rendered(figure: Figure) -> bytes:
 @pytest.mark.parametrize("q", [1, 3])
 @pytest.mark.parametrize("level", [0.5, 0.9])
 def test_parity_marks_the_targets_outside_their_interval(c: int, q: int, level: float) -> None:
-    p = prediction(q=q, c=c)
-    y = targets(p)
+    p, y = case(q=q, c=c)
     lower, upper = p.interval(level)
     figure = plots.parity(p, y, level=level)
     assert len(figure.axes) == q
@@ -139,8 +143,7 @@ def test_parity_calls_good_what_a_perfect_model_shows() -> None:
 
 
 def test_parity_says_how_many_points_are_beyond_its_axes() -> None:
-    p = prediction(m=400, q=1)
-    y = targets(p)
+    p, y = case(m=400, q=1)
     y[7] = 1e6
     (ax,) = plots.parity(p, y).axes
     assert ax.get_xlim()[1] < 100
@@ -153,8 +156,7 @@ def test_parity_says_how_many_points_are_beyond_its_axes() -> None:
 @pytest.mark.parametrize("c", [1, 3])
 @pytest.mark.parametrize("q", [1, 2])
 def test_calibration_curve_shows_coverages(c: int, q: int) -> None:
-    p = prediction(q=q, c=c)
-    y = targets(p)
+    p, y = case(q=q, c=c)
     figure = plots.calibration_curve(p, y)
     assert len(figure.axes) == q
     slow = np.array([coverage(p, y, float(level), per_output=True) for level in LEVELS])
@@ -176,8 +178,7 @@ def test_calibration_band_is_binomial(m: int) -> None:
 
 
 def test_several_models_share_a_calibration_curve() -> None:
-    p = prediction()
-    y = targets(p)
+    p, y = case()
     models = {"right": p, "too narrow": narrower(p, 3), "too wide": narrower(p, 1 / 3)}
     figure = plots.calibration_curve(models, y)
     for i, ax in enumerate(figure.axes):
@@ -201,8 +202,7 @@ def test_many_models_are_told_apart() -> None:
 @pytest.mark.parametrize("q", [1, 2])
 def test_one_bin_of_sharpness_is_the_rmse_over_the_predicted_deviation(q: int) -> None:
     """Fewer points than two bins need are one bin."""
-    p = prediction(m=20, q=q)
-    y = targets(p)
+    p, y = case(m=20, q=q)
     figure = plots.sharpness(p, y)
     assert len(figure.axes) == 2 * q
     for i, ax in enumerate(figure.axes[:q]):
@@ -258,12 +258,6 @@ def test_alpha_curve_does_without_alpha_star() -> None:
     assert headline(plots.alpha_curve(alpha_curve())) == str(alpha_curve())
 
 
-@pytest.mark.parametrize("alpha_star", [-1.0, float("nan")])
-def test_a_negative_alpha_star_is_refused(alpha_star: float) -> None:
-    with pytest.raises(InputError, match=f"alpha_star={alpha_star}"):
-        plots.alpha_curve(alpha_curve(), alpha_star=alpha_star)
-
-
 # --- extrapolation
 
 
@@ -291,8 +285,7 @@ def test_quantile_band_holds_95_percent_of_samples(n: int, level: float) -> None
 
 
 def test_quantiles_rise_only_where_error_bars_are_too_short() -> None:
-    p = prediction(m=20_000, q=1)
-    y = targets(p)
+    p, y = case(m=20_000, q=1)
     far = p.affine_cost > 2
     y[far] = p.mean[far] + 5 * (y - p.mean)[far]
     (ax,) = plots.extrapolation_error(p, y).axes
@@ -304,8 +297,7 @@ def test_quantiles_rise_only_where_error_bars_are_too_short() -> None:
 
 
 def test_coverage_falls_only_where_intervals_are_too_narrow() -> None:
-    p = prediction(m=20_000, q=1)
-    y = targets(p)
+    p, y = case(m=20_000, q=1)
     far = p.affine_cost > 2
     y[far] = p.mean[far] + 5 * (y - p.mean)[far]
     (ax,) = plots.coverage_by_cost(p, y).axes
@@ -319,8 +311,7 @@ def test_coverage_falls_only_where_intervals_are_too_narrow() -> None:
 
 
 def test_coverage_in_one_bin_is_the_share_of_all() -> None:
-    p = prediction(m=25, q=2)
-    y = targets(p)
+    p, y = case(m=25, q=2)
     lower, upper = p.interval(0.8)
     for i, ax in enumerate(plots.coverage_by_cost(p, y, level=0.8).axes):
         close(xy(ax, "share inside, in bins")[0, 1], ((lower <= y) & (y <= upper))[:, i].mean())
@@ -332,13 +323,6 @@ def test_points_without_cost_stay_in_the_picture() -> None:
     (ax,) = plots.extrapolation_error(free, targets(p)).axes
     assert (xy(ax, "targets")[:, 0] > 0).all()
     plots.extrapolation_error(replace(p, affine_cost=np.zeros(50)), targets(p))
-
-
-def test_infinite_costs_are_refused() -> None:
-    p = prediction(m=3)
-    p = replace(p, affine_cost=np.array([1.0, np.inf, 2.0]))
-    with pytest.raises(InputError, match=r"affine_cost has 1 infinite .* row 1"):
-        plots.extrapolation_error(p, targets(p))
 
 
 # --- from cost to variance
@@ -401,15 +385,6 @@ def test_error_bars_of_binned_means_are_two_standard_errors() -> None:
     close(np.log(np.append(upper / mean, mean / lower)), np.full(2, 2 * relative))
 
 
-def test_a_model_without_held_out_points_is_told_what_to_do() -> None:
-    empty = Calibration(
-        {0.0: Curve.identity(2)}, CalibrationPoints(np.empty(0), np.empty((0, 2)), np.empty(0, str)), np.nan, np.nan
-    )
-    for nothing in (None, empty):
-        with pytest.raises(InputError, match=r"no held-out points: .* model\.calibrate\(X, y\)"):
-            plots.cost_to_variance(nothing)
-
-
 # --- bins
 
 
@@ -440,8 +415,7 @@ def test_equal_points_are_one_bin() -> None:
 
 
 def pictures(m: int, q: int, c: int = 1) -> dict[str, Callable[[], Figure]]:
-    p = prediction(m, q, c)
-    y = targets(p)
+    p, y = case(m, q, c)
     evaluation: dict[str, Callable[[], Figure]] = {f.__name__: lambda f=f: f(p, y) for f in JUDGES}
     return evaluation | {
         "cost_to_variance": lambda: plots.cost_to_variance(calibration(m, q, tails=c > 1)),
@@ -502,8 +476,7 @@ def test_perfect_and_constant_targets_can_be_drawn(judge: Any) -> None:
 
 @pytest.mark.parametrize("judge", JUDGES)
 def test_one_output_takes_targets_without_a_second_axis(judge: Any) -> None:
-    p = prediction(q=1)
-    y = targets(p)
+    p, y = case(q=1)
     for a, b in zip(judge(p, y).axes[0].lines, judge(p, y[:, 0]).axes[0].lines, strict=True):
         np.testing.assert_array_equal(a.get_xydata(), b.get_xydata())
 
@@ -516,18 +489,9 @@ def test_targets_of_another_shape_are_refused(judge: Any, shape: tuple[int, ...]
         judge(prediction(), np.zeros(shape))
 
 
-def test_the_model_that_does_not_fit_the_targets_is_named() -> None:
-    p = prediction()
-    with pytest.raises(InputError, match="prediction 'other' has 59 points"):
-        plots.calibration_curve({"one": p, "other": prediction(m=59)}, targets(p))
-    with pytest.raises(InputError, match="the mapping has no prediction"):
-        plots.calibration_curve({}, targets(p))
-
-
 @pytest.mark.parametrize("judge", JUDGES)
 def test_what_cannot_be_drawn_is_refused(judge: Any) -> None:
-    p = prediction()
-    y = targets(p)
+    p, y = case()
     y[17, 1] = np.nan
     with pytest.raises(InputError, match=r"y has 1 NaN values in 1 rows \(first: row 17\)"):
         judge(p, y)
@@ -539,11 +503,31 @@ def test_what_cannot_be_drawn_is_refused(judge: Any) -> None:
         judge(prediction(m=0), np.empty((0, 2)))
 
 
-@pytest.mark.parametrize("level", [0.0, 1.0, 90.0])
-def test_parity_refuses_a_level_that_is_none(level: float) -> None:
-    p = prediction()
-    with pytest.raises(InputError, match=f"level={level}"):
-        plots.parity(p, targets(p), level=level)
+def without_points() -> Calibration:
+    points = CalibrationPoints(np.empty(0), np.empty((0, 2)), np.empty(0, str))
+    return Calibration({0.0: Curve.identity(2)}, points, np.nan, np.nan)
+
+
+def unreachable() -> MixturePrediction:
+    return replace(prediction(m=3), affine_cost=np.array([1.0, np.inf, 2.0]))
+
+
+REFUSED: list[tuple[Callable[[], Any], str]] = [
+    (lambda: plots.alpha_curve(alpha_curve(), alpha_star=-1.0), r"alpha_star=-1\.0"),
+    (lambda: plots.alpha_curve(alpha_curve(), alpha_star=np.nan), "alpha_star=nan"),
+    (lambda: plots.extrapolation_error(unreachable(), np.zeros((3, 2))), "affine_cost has 1 infinite .* row 1"),
+    (lambda: plots.cost_to_variance(None), r"no held-out points: .* model\.calibrate\(X, y\)"),
+    (lambda: plots.cost_to_variance(without_points()), r"no held-out points: .* model\.calibrate\(X, y\)"),
+    (lambda: plots.calibration_curve({"one": case()[0], "other": prediction(59)}, case()[1]), "'other' has 59 points"),
+    (lambda: plots.calibration_curve({}, case()[1]), "the mapping has no prediction"),
+    *((lambda x=x: plots.parity(*case(), level=x), f"level={x}") for x in (0.0, 1.0, 90.0)),
+]
+
+
+@pytest.mark.parametrize(("draw", "words"), REFUSED)
+def test_misuse_is_refused_with_advice(draw: Callable[[], Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        draw()
 
 
 # --- over one input

@@ -205,7 +205,7 @@ def dependence(found: Sequence[Dependence], ranking: Ranking) -> list[go.Figure]
                     bars |= {"thickness": 9, **height}
                     figure.add_trace(points(one.x, one.mean[:, j], BLUE, error_y=bars))
                 texts = [html.escape(label) for label in one.labels]
-                figure.update_xaxes(tickvals=one.x, ticktext=texts, range=[-0.5, len(texts) - 0.5])
+                figure.update_xaxes(tickvals=one.x, ticktext=texts, range=[-0.5, len(texts) - 0.5], automargin=True)
             ends = np.concatenate([bound[:, j] for each in found for bound in each.band(LEVEL)])
             figure.update_yaxes(range=padded(ends))
             figures.append(figure.update_layout(margin={"b": 50}, showlegend=False))
