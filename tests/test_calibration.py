@@ -13,18 +13,22 @@ from scipy import stats
 from scipy.optimize import approx_fprime, minimize
 from sklearn.model_selection import GroupKFold, KFold, RepeatedKFold, TimeSeriesSplit
 
-from lastlayer import calibration, formula
-from lastlayer.calibration.curve import Calibration, Curve, NoiseHead, Outside, Shrinkage, Tails
-from lastlayer.calibration.fit import LIMITS, PRIOR, SHARPNESS, STARTS, CurveProblem, fit_curves
+from lastlayer import BLLRegressor, calibration, formula
+from lastlayer.bayes.readings import Readings
+from lastlayer.calibration.curve import OF_MIXTURE, Calibration, Curve, NoiseHead, Outside, Shrinkage, Tails
+from lastlayer.calibration.fit import SHARPNESS, CurveProblem, fit_curves
 from lastlayer.calibration.points import REGION_WEIGHT, HeldOutPoints
 from lastlayer.ensemble.splits import blocked_splits, given_splits, random_splits, shell_splits
 from lastlayer.errors import InputError
 from lastlayer.formula.ops import NumPyOps, TorchOps
+from lastlayer.predictor import revisions
 from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR, NETWORK, Family, Network
 
 TRUTH = Curve(np.array([0.6, 2.0]), np.array([1.5, 0.4]), power=0.7)
 TAILS = Tails(0.1, 9.0)
 NONE, FREE = Tails(), Shrinkage()
+PRIOR = {p.name: p.prior for p in (*Curve.PARAMETERS, *OF_MIXTURE)}
+LIMITS = {p.name: p.bounds for p in (*Curve.PARAMETERS, *OF_MIXTURE)}
 WEAK, STRONG = Network(1.0), Network(2.0)
 
 
@@ -80,7 +84,7 @@ def held_out(
         noise_var=torch.from_numpy(noise_var),
         correlation=None if correlation is None else torch.from_numpy(correlation),
         inputs=torch.from_numpy(rng.normal(size=(n, 2))),
-        targets=torch.from_numpy(targets),
+        readings=Readings.of(torch.from_numpy(targets)),
         weight=torch.from_numpy(rng.uniform(0.5, 1.5, n)),
         kind=kind,
         families=families,
@@ -210,6 +214,11 @@ def problem_of(points: HeldOutPoints, mixture: bool, head: NoiseHead | None = No
     return CurveProblem(points, list(dict.fromkeys(points.families)), mixture, head)
 
 
+def names_of(problem: CurveProblem) -> list[str]:
+    """The parameter of each number."""
+    return [parameter.name for parameter in problem.parameters]
+
+
 # --- the curve itself
 
 
@@ -329,7 +338,7 @@ def test_value_and_gradient_are_those_of_the_slow_form(
     of_process = found.outside or Outside(np.exp(x[-1]), np.nan)  # without one the last number says nothing
     close(torch.from_numpy(numbers(curves, tails, shrinkage, of_process)), torch.from_numpy(x))
     prior = sum(-stats.norm(*PRIOR[name]).logpdf(v) + stats.norm(*PRIOR[name]).logpdf(PRIOR[name][0])
-                for name, v in zip(problem.names, x, strict=True))  # fmt: skip
+                for name, v in zip(names_of(problem), x, strict=True))  # fmt: skip
     value, gradient = problem.value(x)
     slow = slow_log_density(points, curves, tails, shrinkage, outside=outside)
     assert value == pytest.approx(prior - (w * slow).sum(), rel=1e-10)
@@ -345,10 +354,10 @@ def test_value_and_gradient_with_noise_that_depends_on_the_input() -> None:
     found = problem.calibration(x, {}, lpd_before=0.0)
     head = found.head
     assert head is not None
-    w, n = points.weight.numpy(), len(problem.names)
+    w, n = points.weight.numpy(), len(problem.parameters)
     energy = 0.5 * (2 * (head.U**2).sum() + (head.u**2).sum() + 10 * (head.V**2).sum())  # fan_in of U is 2, of V is 10
     prior = sum((v - PRIOR[name][0]) ** 2 / (2 * PRIOR[name][1] ** 2)
-                for name, v in zip(problem.names, x[:n], strict=True)) + float(energy)  # fmt: skip
+                for name, v in zip(names_of(problem), x[:n], strict=True)) + float(energy)  # fmt: skip
     value, gradient = problem.value(x)
     assert found.outside is not None
     slow = slow_log_density(points, found.curves, found.tails, found.shrinkage, head, outside=found.outside.factor)
@@ -380,7 +389,9 @@ def test_the_density_with_tails_integrates_to_one(c: int) -> None:
     step = 0.02
     y = torch.arange(-300, 300, step, dtype=torch.float64)
     families = (NETWORK, FOURIER, NETWORK)[:c]
-    points = replace(held_out(1, 1, c, families=families)[np.zeros(len(y), dtype=int)], targets=y[:, None])
+    points = replace(
+        held_out(1, 1, c, families=families)[np.zeros(len(y), dtype=int)], readings=Readings.of(y[:, None])
+    )
     curve = replace(TRUTH, noise=TRUTH.noise[:1], slope=TRUTH.slope[:1])
     one_output = {family: replace(curve, trust=3.0**i) for i, family in enumerate(dict.fromkeys(families))}
     points = replace(points, log_far=torch.ones_like(y) if FOURIER in families else None)
@@ -393,7 +404,7 @@ def test_inside_the_data_the_process_adds_nothing() -> None:
     points = held_out(12, 2, 3, families=(NETWORK, FOURIER, LINEAR), outside=3.0)
     far, _ = slow_far(points.cost.numpy(), points.noise_var.numpy(), points.kind, points.families)
     problem, without = (problem_of(p, True) for p in (points, replace(points, log_far=None)))
-    more, less = (problem.start() + np.r_[np.zeros(len(problem.names) - 1), by] for by in (3.0, -3.0))
+    more, less = (problem.start() + np.r_[np.zeros(len(problem.parameters) - 1), by] for by in (3.0, -3.0))
     inside = far == 0
     assert 3 <= inside.sum() <= 9
     np.testing.assert_allclose(problem.log_density(more)[inside], without.log_density(more)[inside], rtol=1e-12)
@@ -468,7 +479,9 @@ def test_means_that_are_right_far_out_stay_where_they_are() -> None:
     """Targets of twenty standard deviations: they are known beforehand to a precision of 1 / 400, if at all."""
     points = held_out(400, 1)
     mean = 20 * points.mean
-    found = fit_curves(replace(points, mean=mean, targets=points.targets + (mean - points.mean)[0]), mixture=True)
+    found = fit_curves(
+        replace(points, mean=mean, readings=Readings.of(points.targets + (mean - points.mean)[0])), mixture=True
+    )
     assert found.shrinkage.precision < 4 / 400
     assert str(FREE) == ""
     assert "from 2.0 standard deviations" in str(Shrinkage(0.25))
@@ -497,13 +510,13 @@ def test_each_family_finds_its_own_curve_and_the_best_comes_first(poor: Family, 
     points = held_out(4000, 1, 2, families=(poor, best))
     good = held_out(4000, 1, 1, seed=3)
     lost = good.cost[0, :, None] > 30
-    good = replace(good, targets=torch.where(lost, 0.3 * good.mean[0].flip(0), good.targets))
+    good = replace(good, readings=Readings.of(torch.where(lost, 0.3 * good.mean[0].flip(0), good.targets)))
     points = replace(
         points,
         mean=torch.cat([torch.zeros_like(good.mean), good.mean]),
         cost=torch.cat([points.cost[:1], good.cost]),
         noise_var=torch.cat([points.noise_var[:1], good.noise_var]),
-        targets=good.targets,
+        readings=good.readings,
     )
     found = fit_curves(points, mixture=False)
     assert list(found.curves) == [best, poor]
@@ -531,7 +544,7 @@ def test_no_curve_nearby_is_better(n: int, c: int, mixture: bool) -> None:
     found = fit_curves(points, mixture=mixture)
     problem, x = CurveProblem(points, list(found.curves), mixture), optimum(found, points)
     best, _ = problem.value(x)
-    limits = np.array([LIMITS[name] for name in problem.names]).T
+    limits = np.array([LIMITS[name] for name in names_of(problem)]).T
     rng = np.random.default_rng(0)
     for scale in (1e-3, 0.1, 1.0):
         for _ in range(20):
@@ -552,14 +565,14 @@ def test_the_long_way_ends_no_lower(n: int, q: int, c: int, correlated: bool, mi
     found = fit_curves(points, mixture=mixture)
 
     def lowest(problem: CurveProblem, starts: list[np.ndarray]) -> tuple[float, np.ndarray]:
-        options = {"bounds": [LIMITS[name] for name in problem.names], "options": {"maxiter": 3000}}
+        options = {"bounds": [LIMITS[name] for name in names_of(problem)], "options": {"maxiter": 3000}}
         ends = [minimize(problem.value, x, jac=True, method="L-BFGS-B", **options) for x in starts]
         return min(((float(end.fun), end.x) for end in ends), key=lambda end: end[0])
 
     curves = []
     for family in found.curves:
         alone = CurveProblem(points.of(family), [family], mixture=False)
-        curves.append(lowest(alone, [alone.start(*start) for start in STARTS])[1])
+        curves.append(lowest(alone, [alone.start(i) for i in range(3)])[1])
         # nothing holds the LPD still where LPD and prior together end
         assert found.alone[family] == pytest.approx(alone.lpd(curves[-1]), abs=1e-5)
     problem = CurveProblem(points, list(found.curves), mixture)
@@ -597,7 +610,7 @@ def of_widening(n: int) -> dict[str, float]:
     before = x.copy()
     moves = problem.widened(x) - x
     np.testing.assert_array_equal(x, before)
-    names = [*problem.names, *["head"] * (len(x) - len(problem.names))]
+    names = [*names_of(problem), *["head"] * (len(x) - len(problem.parameters))]
     found: dict[str, set[float]] = {"noise": set(), "slope": set(), "other": set()}
     for name, move in zip(names, moves, strict=True):
         found[name if name in found else "other"].add(round(float(move), 12))
@@ -650,7 +663,7 @@ def test_the_promised_lpd_is_never_below_the_old_one_but_for_the_prior(
 )
 def test_limits_hold_whatever_the_errors(n: int, size: float, mixture: bool, seed: int) -> None:
     points = held_out(n, 2, 2, seed, families=(NETWORK, FOURIER), outside=3.0)
-    wild = replace(points, targets=points.mean[0] + size * (points.targets - points.mean[0]))
+    wild = replace(points, readings=Readings.of(points.mean[0] + size * (points.targets - points.mean[0])))
     found = fit_curves(wild, mixture=mixture)
     for curve in narrow(found, wild).values():
         each = {"noise": curve.noise, "slope": curve.slope, "power": [curve.power], "trust": [curve.trust]}
@@ -670,7 +683,9 @@ def test_limits_hold_whatever_the_errors(n: int, size: float, mixture: bool, see
 def test_the_unit_of_the_targets_does_not_matter_to_a_curve(unit: float) -> None:
     """The shrinkage of a mixture has one: that of standardised targets."""
     points, s = held_out(80, 2, 2), torch.tensor([unit, 1.0], dtype=torch.float64)
-    other = replace(points, mean=s * points.mean, noise_var=s**2 * points.noise_var, targets=s * points.targets)
+    other = replace(
+        points, mean=s * points.mean, noise_var=s**2 * points.noise_var, readings=Readings.of(s * points.targets)
+    )
     a, b = fit_curves(points, mixture=False), fit_curves(other, mixture=False)
     np.testing.assert_allclose(moved(a), moved(b), atol=1e-3)
     assert b.lpd == pytest.approx(a.lpd - np.log(unit), abs=1e-6)
@@ -823,7 +838,7 @@ def noisy(n: int, strength: float = 1.5, seed: int = 0) -> tuple[HeldOutPoints, 
     truth = torch.exp(strength * torch.tanh(points.inputs[:, :1]))
     noise = torch.randn(n, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     targets = points.mean[0] + (truth * points.noise_var[0]).sqrt() * noise
-    return replace(points, cost=points.cost * 1e-3, targets=targets), truth
+    return replace(points, cost=points.cost * 1e-3, readings=Readings.of(targets)), truth
 
 
 def test_noise_of_the_input_is_found_and_ends_at_the_edge_of_the_data() -> None:
@@ -1103,3 +1118,22 @@ class Splitter:
 def test_splitters_that_do_not_split_are_told_why(as_a_user, splitter, said: str) -> None:
     with pytest.raises(InputError, match=f"(?s){said}"):
         given_splits(splitter, np.zeros((10, 1)), np.zeros((10, 1)))
+
+
+# --- targets that are missing
+
+
+def with_holes(m: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-1, 1, (m, 1))
+    Y = np.hstack([np.sin(3 * X), 5 + X**2]) + 0.1 * rng.standard_normal((m, 2))
+    return X, np.where(np.arange(m)[:, None] % 3 == np.arange(2), np.nan, Y)
+
+
+def test_alpha_on_folds_is_tuned_on_the_targets_that_are_known(monkeypatch) -> None:
+    seen, tune = [], revisions.tune_alpha_on
+    monkeypatch.setattr(revisions, "tune_alpha_on", lambda folds, *a: (seen.extend(folds), tune(folds, *a))[1])
+    X, Y = with_holes(40)
+    BLLRegressor((4,), n_members=2, calibration="alpha", max_epochs=5, random_state=0).fit(X, Y)
+    missing = sum(int(fold.T.isnan().sum()) for fold in seen)
+    assert missing / sum(fold.T.numel() for fold in seen) == pytest.approx(np.isnan(Y).mean(), abs=0.05)

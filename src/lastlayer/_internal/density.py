@@ -15,18 +15,18 @@ def gaussian_log_prob(
     missing: Bool[ndarray, "r q"] | None = None,
 ) -> Float[ndarray, "*b r"]:
     """Compute the log density of N(0, D C D) with D^2 = var, joint over the outputs that are not missing."""
+    if correlation is not None and correlation.ndim <= var.ndim:  # one matrix for all points
+        correlation = correlation[..., None, :, :]
     if missing is not None and missing.any():
         # a missing target counts as an independent one of density 1, which leaves the marginal of the others
         residual, var = np.where(missing, 0.0, residual), np.where(missing, 0.5 / np.pi, var)
         if correlation is not None:
-            C, known = correlation if correlation.ndim > var.ndim else correlation[..., None, :, :], ~missing
-            correlation = C * (known[:, :, None] & known[:, None]) + np.eye(var.shape[-1]) * missing[:, None]
+            both = ~missing[:, :, None] & ~missing[:, None]
+            correlation = correlation * both + np.eye(var.shape[-1]) * missing[:, None]
     scaled = residual / np.sqrt(var)
     log_det = np.log(var).sum(-1)
     if correlation is not None:
         L = np.linalg.cholesky(correlation)
-        if L.ndim <= var.ndim:  # one matrix for all points
-            L = L[..., None, :, :]
         scaled = np.linalg.solve(L, np.broadcast_to(scaled, var.shape)[..., None])[..., 0]
         log_det = log_det + 2 * np.log(np.diagonal(L, axis1=-2, axis2=-1)).sum(-1)
     density: ndarray = -0.5 * (np.square(scaled).sum(-1) + log_det + LOG_2PI * residual.shape[-1])

@@ -1,6 +1,6 @@
 """Targets as Gaussian readings of the function: reading t has noise variance `scale * sigma^2 + known`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,6 +64,17 @@ class Readings:
     def take(self, rows: Tensor | slice) -> "Readings":
         """Select rows."""
         return self.map(lambda x: x[..., rows, :])
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Readings]", join: Callable[[list[Tensor]], Tensor]) -> "Readings":
+        """Join the tensors of several readings; those that only some of them have are filled in."""
+        filled = {"scale": torch.ones_like, "known": torch.zeros_like, "log_extra": torch.zeros_like}
+        tensors = {"t": join([part.t for part in parts])}
+        for name, fill in filled.items():
+            own = [getattr(part, name) for part in parts]
+            if any(x is not None for x in own):
+                tensors[name] = join([fill(p.t) if x is None else x for p, x in zip(parts, own, strict=True)])
+        return cls(**tensors)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Readings":
         """Change every tensor."""

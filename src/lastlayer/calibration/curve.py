@@ -1,8 +1,9 @@
 """Calibration curves from affine cost to variance, fitted to held-out points."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -16,11 +17,44 @@ from lastlayer.formula.predictive import TINY, log_shape
 from lastlayer.settings.types import ADDITIVE, FOURIER, Family
 
 HEAD_UNITS = 10
-CURVE_NUMBERS = ("power", "reach", "trust", "seen", "squares")
 BELIEVED_ROWS, SURE = 50.0, 3.0
 """Rows that a curve is worth beside those learned later; standard errors by which these must exceed it to widen it."""
 OWN_OUTSIDE = -1.5
 """Log of the fraction of `Outside.factor` applied to the process itself, whose own curve covers most of it."""
+
+
+class Parameter(NamedTuple):
+    """A number that calibration fits, as a logarithm or a logit: with few held-out points it stays near its prior."""
+
+    name: str
+    starts: tuple[float, float, float]
+    """Starting points of the search."""
+    bounds: tuple[float, float]
+    prior: tuple[float, float]
+    """Mean and standard deviation of the Gaussian prior."""
+    by_output: bool = False
+    """Whether there is one for each output."""
+
+
+def each_number(parameters: Sequence[Parameter], n_outputs: int) -> list[Parameter]:
+    """The parameter that each number of a vector belongs to."""
+    return [parameter for parameter in parameters for _ in range(n_outputs if parameter.by_output else 1)]
+
+
+def of_each(parameters: Sequence[Parameter], numbers: Float[ndarray, "*s p"], n_outputs: int) -> list[ndarray]:
+    """Split a vector into the numbers of each parameter."""
+    ends = np.cumsum([n_outputs if parameter.by_output else 1 for parameter in parameters])
+    return np.split(numbers, ends[:-1], axis=-1)
+
+
+OF_MIXTURE = (
+    Parameter("share", (-2.0,) * 3, (-5.0, 0.0), (-2.0, 2.0)),
+    Parameter("factor", (2.0,) * 3, (0.0, 4.0), (2.0, 2.0)),
+    Parameter("shrinkage", (0.0,) * 3, (-12.0, 2.0), (0.0, 2.0)),
+    Parameter("outside", (3.0,) * 3, (-10.0, 8.0), (3.0, 1.0)),
+)
+"""Logit of the tails' share, log of their factor, log precision of the shrinkage, log factor of the process outside the
+data: the numbers that all curves of a mixture share."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +75,13 @@ class Curve:
     """Number of rows learned after calibration."""
     squares: float = 0.0
     """Sum of their squared residuals before they were learned, relative to the variance the curve predicted."""
+    PARAMETERS: ClassVar[tuple[Parameter, ...]] = (
+        Parameter("noise", (0.0, -1.0, 0.0), (-7.0, 7.0), (0.0, 3.0), by_output=True),
+        Parameter("slope", (0.0, 1.0, 3.0), (-20.0, 20.0), (0.0, 5.0), by_output=True),
+        Parameter("power", (0.0, -0.5, 0.0), (-2.0, 1.5), (0.0, 1.0)),
+        Parameter("trust", (0.0, 0.0, 0.0), (-10.0, 10.0), (0.0, 1.0)),
+    )
+    """What is fitted, as logarithms in this order; `StackedCurves` holds their place in the formula."""
 
     @property
     def widening(self) -> float:
@@ -59,6 +100,15 @@ class Curve:
             Number of outputs.
         """
         return cls(np.ones(n_outputs), np.ones(n_outputs))
+
+    @classmethod
+    def of(cls, numbers: Float[ndarray, " p"], n_outputs: int, reach: float) -> "Curve":
+        """Create a curve from the values of `PARAMETERS`."""
+        parts = of_each(cls.PARAMETERS, numbers, n_outputs)
+        words: dict[str, Any] = {
+            p.name: part if p.by_output else float(part[0]) for p, part in zip(cls.PARAMETERS, parts, strict=True)
+        }
+        return cls(**words, reach=reach)
 
     @property
     def log_reach(self) -> float:
@@ -89,6 +139,59 @@ class Curve:
     def __str__(self) -> str:
         a, b = (np.array2string(x, precision=3) for x in (self.noise, self.slope))
         return f"var = noise * (a + b v^{self.power:.2f}), a = {a}, b = {b}"
+
+
+class StackedCurves(NamedTuple):
+    """Curves of c networks as the formula takes them: arrays of shape (c, 1, q), or (c, 1, 1)."""
+
+    log_noise: ndarray
+    log_slope: ndarray
+    power: ndarray
+    log_trust: ndarray
+    log_reach: ndarray | float = math.inf
+    log_share: ndarray | None = None
+    """Log factor of the variance of the process outside the data; None: there is none."""
+
+    @classmethod
+    def of_logs(cls, numbers: Float[ndarray, "c p"], n_outputs: int) -> "StackedCurves":
+        """Split the logarithms of `Curve.PARAMETERS`, without a reach."""
+        log_noise, log_slope, log_power, log_trust = of_each(Curve.PARAMETERS, numbers[:, None], n_outputs)
+        return cls(log_noise, log_slope, np.exp(log_power), log_trust)
+
+    @classmethod
+    def of(
+        cls, families: Sequence[Family], calibration: "Calibration | None", noise_cov: Float[Tensor, "c q q"]
+    ) -> "StackedCurves":
+        """The curve of each member; the members of a family share its trust."""
+        identity = Curve.identity(noise_cov.shape[-1])
+        curves = [identity if calibration is None else calibration.curves[family] for family in families]
+        column = lambda numbers: np.array(numbers)[:, None, None]
+        log_noise, log_slope = (np.log([c.widening * getattr(c, name) for c in curves]) for name in ("noise", "slope"))
+        log_share = None
+        if calibration is not None and calibration.outside is not None:
+            factor = np.log([calibration.outside.of(family) for family in families])
+            variance = noise_cov.diagonal(dim1=-2, dim2=-1).log().numpy() + log_slope
+            log_share = column(factor - variance.mean(-1))
+        return cls(
+            log_noise[:, None],
+            log_slope[:, None],
+            column([curve.power for curve in curves]),
+            column(np.log([c.trust / families.count(f) for c, f in zip(curves, families, strict=True)])),
+            column([curve.log_reach for curve in curves]),
+            log_share,
+        )
+
+    def slopes(
+        self,
+        by_noise: Float[ndarray, "c q"],
+        by_slope: Float[ndarray, "c q"],
+        by_trust: Float[ndarray, " c"],
+        by_shape: Float[ndarray, "c n q"],
+        shape: Float[ndarray, "c n #q"],
+    ) -> Float[ndarray, "c p"]:
+        """Slopes with respect to the parameters, given those with respect to the logs of a, b, trust and v^gamma."""
+        by_power = (by_shape * shape).sum((1, 2))  # the shape, gamma log v, is its own slope in log gamma
+        return np.concatenate([by_noise, by_slope, by_power[:, None], by_trust[:, None]], axis=1)
 
 
 @dataclass(frozen=True)
@@ -272,8 +375,7 @@ class Calibration:
         """
         kinds = sorted(set(self.points.kind.tolist()))
         curves = [
-            {"noise": c.noise.tolist(), "slope": c.slope.tolist()}
-            | {key: str(getattr(c, key)) for key in CURVE_NUMBERS}
+            {k: v.tolist() if isinstance(v, ndarray) else str(v) for k, v in vars(c).items()}
             for c in self.curves.values()
         ]
         header = {
@@ -353,15 +455,15 @@ class Calibration:
 
 def _curve(saved: dict[str, Any], n_outputs: int) -> Curve:
     """Restore a packed curve."""
-    noise, slope = (np.array(checked.typed(name, saved[name], tuple[float, ...])) for name in ("noise", "slope"))
-    if any(len(values) != n_outputs or min(values) <= 0 for values in (noise, slope)):
-        raise ValueError(f"a curve has noise {noise} and slope {slope}: {n_outputs} positive numbers each are needed")
-    low = {"power": 0.0, "reach": 0.0, "trust": TINY, "seen": 0.0, "squares": 0.0}
-    numbers = {
-        name: checked.number(f"a curve's {name}", saved[name], low=low[name], infinite=name == "reach")
-        for name in CURVE_NUMBERS
-    }
-    return Curve(noise, slope, **numbers)
+    by_output = [parameter.name for parameter in Curve.PARAMETERS if parameter.by_output]
+    values: dict[str, Any] = {name: np.array(checked.typed(name, saved[name], tuple[float, ...])) for name in by_output}
+    for name, numbers in values.items():
+        if len(numbers) != n_outputs or min(numbers) <= 0:
+            raise ValueError(f"a curve has {name} {numbers}: {n_outputs} positive numbers are needed")
+    for name in (f.name for f in fields(Curve) if f.name not in by_output):
+        low = TINY if name == "trust" else 0.0
+        values[name] = checked.number(f"a curve's {name}", saved[name], low=low, infinite=name == "reach")
+    return Curve(**values)
 
 
 def _outside(saved: dict[str, Any]) -> Outside:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,39 +13,25 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from lastlayer._internal.chunks import row_chunks
-from lastlayer.calibration.curve import Calibration, CalibrationPoints, Curve, NoiseHead, Outside, Shrinkage, Tails
-from lastlayer.calibration.likelihood import NO_MIXTURE, Likelihood, Said
+from lastlayer.calibration.curve import (
+    OF_MIXTURE,
+    Calibration,
+    CalibrationPoints,
+    Curve,
+    NoiseHead,
+    Outside,
+    Shrinkage,
+    Tails,
+    each_number,
+)
+from lastlayer.calibration.density import NO_MIXTURE, Density, MixtureDensity
 from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.formula.ops import TorchOps
 from lastlayer.formula.predictive import log_noise_factor
+from lastlayer.likelihoods.base import Gaussian, Likelihood
 from lastlayer.settings.types import ADDITIVE, FOURIER, Family
 
-LIMITS = {
-    "noise": (-7.0, 7.0),
-    "slope": (-20.0, 20.0),
-    "power": (-2.0, 1.5),
-    "trust": (-10.0, 10.0),
-    "share": (-5.0, 0.0),
-    "factor": (0.0, 4.0),
-    "shrinkage": (-12.0, 2.0),
-    "outside": (-10.0, 8.0),
-}
-"""Bounds of log a, log b, log gamma, log trust, logit of the tails' share, log of their factor, log precision of the
-shrinkage, log factor of the process outside the data."""
-PRIOR = {
-    "noise": (0.0, 3.0),
-    "slope": (0.0, 5.0),
-    "power": (0.0, 1.0),
-    "trust": (0.0, 1.0),
-    "share": (-2.0, 2.0),
-    "factor": (2.0, 2.0),
-    "shrinkage": (0.0, 2.0),
-    "outside": (3.0, 1.0),
-}
-"""Prior mean and standard deviation of the same: with few held-out points the curve stays near the mean."""
 NO_FACTOR = torch.zeros(())
-OF_MIXTURES = ("share", "factor", "shrinkage", "outside")
-STARTS = ((0.0, 0.0, 0.0), (-1.0, 1.0, -0.5), (0.0, 3.0, 0.0))
 SHARPNESS = 1.0
 """Members are weighted by this power of their precision."""
 FIRST_POINTS, MOST_POINTS = 1_000, 5_000
@@ -62,38 +49,46 @@ DENSE = 200
 """Number of parameters up to which a dense matrix of curvatures is cheap."""
 
 
-def fit_curves(points: HeldOutPoints, *, mixture: bool, input_noise: bool | None = False) -> Calibration:
+def fit_curves(
+    points: HeldOutPoints,
+    *,
+    mixture: bool,
+    input_noise: bool | None = False,
+    likelihood: Likelihood = Gaussian(),  # noqa: B008
+) -> Calibration:
     """Fit the curves of largest held-out LPD, under a weak prior around the uncalibrated posterior."""
     with threadpool_limits(1, "blas"):  # the products are too small for a second thread to help
-        return _fit_curves(points.usable(), mixture, input_noise)
+        return _fit_curves(points.usable(), mixture, input_noise, likelihood)
 
 
-def _fit_curves(points: HeldOutPoints, mixture: bool, input_noise: bool | None) -> Calibration:
+def _fit_curves(points: HeldOutPoints, mixture: bool, input_noise: bool | None, likelihood: Likelihood) -> Calibration:
     n, q = points.targets.shape
+    problem_of = partial(CurveProblem, likelihood=likelihood)
     families = list(dict.fromkeys(points.families))
     if not n:
         empty = CalibrationPoints(np.empty(0), np.empty((0, q)), points.kind)
         return Calibration(dict.fromkeys(families, Curve.identity(q)), empty, lpd=math.nan, lpd_before=math.nan)
     some = points.some(MOST_POINTS)
-    singles = {s: CurveProblem(some.of(s), [s], mixture=False) for s in families}
-    numbers = {s: p.best([p.lowest([p.start(*start) for start in STARTS])]) for s, p in singles.items()}
-    alone = {s: CurveProblem(points.of(s), [s], mixture=False).lpd(numbers[s]) for s in families}
+    singles = {s: problem_of(some.of(s), [s], mixture=False) for s in families}
+    numbers = {s: p.best([p.lowest([p.start(i) for i in range(3)])]) for s, p in singles.items()}
+    alone = {s: problem_of(points.of(s), [s], mixture=False).lpd(numbers[s]) for s in families}
     families.sort(key=lambda s: -alone[s])
-    problem, head = CurveProblem(points.some(FIRST_POINTS), families, mixture), None
+    problem, head = problem_of(points.some(FIRST_POINTS), families, mixture), None
     x = problem.best([problem.start(curves=[numbers[s] for s in families]), problem.start()])
-    x = CurveProblem(some, families, mixture).best([x])
+    whole = problem_of(some, families, mixture)
+    x = whole.best([x])
     if input_noise is None:
-        input_noise = noise_depends_on_input(points, families, mixture, x)
+        input_noise = noise_depends_on_input(points, whole, x)
     if input_noise:
         head = NoiseHead.initial(points.inputs, q)
-        x = CurveProblem(some, families, mixture, head).best([np.concatenate([x, head.numbers().numpy()])])
-    uncalibrated = CurveProblem(points, families, mixture=False, sharpness=0.0)
+        x = whole.on(some, head).best([np.concatenate([x, head.numbers().numpy()])])
+    uncalibrated = problem_of(points, families, mixture=False, sharpness=0.0)
     lpd_before = uncalibrated.lpd(uncalibrated.start())
-    problem = CurveProblem(points, families, mixture, head)
+    problem = whole.on(points, head)
     return problem.calibration(problem.widened(x), alone, lpd_before)
 
 
-def noise_depends_on_input(points: HeldOutPoints, families: list[Family], mixture: bool, x: ndarray) -> bool:
+def noise_depends_on_input(points: HeldOutPoints, problem: "CurveProblem", x: ndarray) -> bool:
     """Whether a small network for the noise, fitted to half of the points, raises the density of the other half."""
     single = np.flatnonzero(points.single)
     if len(single) < DECIDING_POINTS or points.inputs.dim() != 2:
@@ -102,9 +97,9 @@ def noise_depends_on_input(points: HeldOutPoints, families: list[Family], mixtur
     halves, gains = [points[np.sort(order[i::2])] for i in range(2)], []
     for fitted, judged in (halves, halves[::-1]):
         head = NoiseHead.initial(points.inputs, points.targets.shape[1], units=DECIDING_UNITS)
-        found = CurveProblem(fitted, families, mixture, head).best([np.concatenate([x, head.numbers().numpy()])])
-        with_head = CurveProblem(judged, families, mixture, head).log_density(found)
-        gains.append(with_head - CurveProblem(judged, families, mixture).log_density(x))
+        found = problem.on(fitted, head).best([np.concatenate([x, head.numbers().numpy()])])
+        with_head = problem.on(judged, head).log_density(found)
+        gains.append(with_head - problem.on(judged).log_density(x))
     gain, weight = np.concatenate(gains), np.concatenate([half.weight.numpy() for half in halves[::-1]])
     mean = float(np.average(gain, weights=weight))
     spread = math.sqrt(float(np.average((gain - mean) ** 2, weights=weight)) / len(gain))
@@ -121,23 +116,28 @@ class CurveProblem:
         mixture: bool,
         head: NoiseHead | None = None,
         *,
+        likelihood: Likelihood = Gaussian(),  # noqa: B008
         sharpness: float = SHARPNESS,
     ) -> None:
         self.points, self.families, self.initial_head = points, families, head
+        self.likelihood, self.sharpness = likelihood, sharpness
         c, n, self.q = points.mean.shape
-        self.of_mixture = list(OF_MIXTURES) if mixture else []
-        self.names = [*(["noise"] * self.q + ["slope"] * self.q + ["power", "trust"]) * len(families), *self.of_mixture]
-        self.centre, self.width = np.array([PRIOR[name] for name in self.names]).T
+        self.of_mixture = OF_MIXTURE if mixture else ()
+        self.parameters = [*each_number(Curve.PARAMETERS, self.q) * len(families), *self.of_mixture]
+        self.centre, self.width = np.array([parameter.prior for parameter in self.parameters]).T
         curve_of = np.array([families.index(own) for own in points.families])
         chunks = [points[np.arange(n)[rows]] for rows in row_chunks(n, max(1, AT_ONCE // (c * self.q)))]
-        self.pieces = [Likelihood(chunk, curve_of, sharpness) for chunk in chunks]
+        self.pieces = [MixtureDensity(chunk, likelihood, curve_of, sharpness) for chunk in chunks]
 
-    def start(
-        self, noise: float = 0.0, slope: float = 0.0, power: float = 0.0, *, curves: list[ndarray] | None = None
-    ) -> ndarray:
-        """Starting values: the parameters of each curve, and those of the mixture at their prior means."""
-        alike = [np.array([noise] * self.q + [slope] * self.q + [power, 0.0])] * len(self.families)
-        return np.concatenate([*(curves or alike), [PRIOR[name][0] for name in self.of_mixture]])
+    def on(self, points: HeldOutPoints, head: NoiseHead | None = None) -> "CurveProblem":
+        """The same problem for other points."""
+        mixture, sharpness = bool(self.of_mixture), self.sharpness
+        return CurveProblem(points, self.families, mixture, head, likelihood=self.likelihood, sharpness=sharpness)
+
+    def start(self, i: int = 0, *, curves: list[ndarray] | None = None) -> ndarray:
+        """The i-th starting values, with given parameters of the curves."""
+        starts = np.array([parameter.starts[i] for parameter in self.parameters])
+        return starts if curves is None else np.concatenate([*curves, starts[len(starts) - len(self.of_mixture) :]])
 
     def lowest(self, xs: list[ndarray]) -> ndarray:
         """Return the candidate with the lowest value; the first one if none is finite."""
@@ -145,11 +145,11 @@ class CurveProblem:
 
     def parts(self, x: ndarray) -> tuple[Float[ndarray, "s p"], Float[ndarray, " t"], NoiseHead | None]:
         """Split the vector into the parameters of the curves, those of the mixture, and the noise head."""
-        n, of_mixture = len(self.names), len(self.of_mixture)
+        n, of_mixture = len(self.parameters), len(self.of_mixture)
         head = self.initial_head and self.initial_head.with_numbers(torch.tensor(x[n:]))
         return x[: n - of_mixture].reshape(len(self.families), -1), x[n - of_mixture : n], head
 
-    def said(self, x: ndarray, head: NoiseHead | None) -> Iterator[tuple[Said, Likelihood, Tensor]]:
+    def densities(self, x: ndarray, head: NoiseHead | None) -> Iterator[tuple[Density, MixtureDensity, Tensor]]:
         """Evaluate the mixture chunk by chunk, and the log factor of the noise."""
         curves, of_mixture, _ = self.parts(x)
         for piece in self.pieces:
@@ -159,7 +159,7 @@ class CurveProblem:
 
     def log_density(self, x: ndarray) -> Float[ndarray, " n"]:
         """Log density of each point under the mixture of its networks."""
-        return np.concatenate([said[0] for said, _, _ in self.said(x, self.parts(x)[2])])
+        return np.concatenate([found.log_density for found, _, _ in self.densities(x, self.parts(x)[2])])
 
     def lpd(self, x: ndarray) -> float:
         """Weighted mean log density of the points."""
@@ -167,23 +167,25 @@ class CurveProblem:
 
     def value(self, x: ndarray) -> tuple[float, ndarray]:
         """Objective to be minimised, and its gradient."""
-        away, head = (x[: len(self.names)] - self.centre) / self.width, self.parts(x)[2]
+        away, head = (x[: len(self.parameters)] - self.centre) / self.width, self.parts(x)[2]
         loss, slope = 0.5 * float(away @ away), away / self.width
         learned = [] if head is None else [number.requires_grad_() for number in (head.U, head.u, head.V)]
         if head is not None:
             prior = head.neg_log_prior()
             prior.backward()
             loss += prior.item()
-        for (log_density, _, slopes), piece, factor in self.said(x, head):
-            loss -= float(piece.weight @ log_density)
-            slope = slope - np.concatenate([slopes[0].ravel(), slopes[1][: len(self.of_mixture)]])
+        for found, piece, factor in self.densities(x, head):
+            loss -= float(piece.weight @ found.log_density)
+            slope = slope - np.concatenate([found.by_curves.ravel(), found.by_mixture[: len(self.of_mixture)]])
             if head is not None:
-                factor.backward(torch.from_numpy(-slopes[2]))
+                factor.backward(torch.from_numpy(-found.by_log_factor))
         return loss, np.concatenate([slope, *(number.grad.flatten() for number in learned)])  # type: ignore[union-attr]
 
     def best(self, starts: list[ndarray]) -> ndarray:
         """Minimise from several starts, and return the lowest minimum."""
-        limits = [LIMITS[name] for name in self.names] + [(-np.inf, np.inf)] * (len(starts[0]) - len(self.names))
+        limits = [parameter.bounds for parameter in self.parameters] + [(-np.inf, np.inf)] * (
+            len(starts[0]) - len(self.parameters)
+        )
         given = {"jac": True, "bounds": limits}
         if len(limits) <= DENSE:
             options = {"maxiter": 500, "ftol": 1e-7}
@@ -195,9 +197,9 @@ class CurveProblem:
     def widened(self, x: ndarray) -> ndarray:
         """Multiply a and b of every curve by (n + p) / (n - p - 2), for n points and p = 3 parameters of a curve."""
         n = max(float(self.points.weight[torch.from_numpy(self.points.single)].sum()), MANY_UNKNOWN)
-        of_variance = np.isin(self.names, ["noise", "slope"])
+        of_variance = np.isin([parameter.name for parameter in self.parameters], ["noise", "slope"])
         wider = x.copy()
-        wider[: len(self.names)][of_variance] += math.log((n + UNKNOWN) / (n - UNKNOWN - 2))
+        wider[: len(self.parameters)][of_variance] += math.log((n + UNKNOWN) / (n - UNKNOWN - 2))
         return wider
 
     def calibration(self, x: ndarray, alone: dict[Family, float], lpd_before: float) -> Calibration:
@@ -205,7 +207,7 @@ class CurveProblem:
         points, (curves, of_mixture, head) = self.points, self.parts(x)
         reach = [float(points.of(s).cost.max()) for s in self.families]
         first = points.families.index(self.families[0])
-        mean = np.concatenate([said[1][first] for said, _, _ in self.said(x, head)])
+        mean = np.concatenate([found.mean[first] for found, _, _ in self.densities(x, head)])
         squared = (points.targets.numpy() - mean) ** 2 / points.noise_var[first].numpy()
         cost = points.cost[first] if points.cost.dim() == 2 else points.cost[first].mean(-1)
         tails, shrinkage, outside, additive_inside = Tails(), Shrinkage(), None, None
@@ -216,8 +218,8 @@ class CurveProblem:
             additive_inside = points.inside.get(ADDITIVE)
         return Calibration(
             {
-                s: Curve(own[: self.q], own[self.q : -2], float(own[-2]), farthest, float(own[-1]))
-                for s, own, farthest in zip(self.families, np.exp(curves), reach, strict=True)
+                s: Curve.of(np.exp(own), self.q, farthest)
+                for s, own, farthest in zip(self.families, curves, reach, strict=True)
             },
             CalibrationPoints(cost.numpy(), squared, points.kind),
             self.lpd(x),

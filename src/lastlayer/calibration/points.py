@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lastlayer._internal.numbers import TINY
 from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.readings import Readings
 from lastlayer.data.rows import Points
 from lastlayer.formula.ops import TorchOps
 from lastlayer.formula.predictive import log_far
@@ -37,15 +38,13 @@ class HeldOutPoints:
     correlation: Float[Tensor, "c n q q"] | None
     """Noise correlation between the outputs; None: independent."""
     inputs: Num[Tensor, "n ..."]
-    targets: Float[Tensor, "n q"]
-    """Targets; NaN: missing."""
+    readings: Readings
+    """Working targets with their noise."""
     weight: Float[Tensor, " n"]
     kind: ndarray
     """(n,) strings: how the point was held out, such as "random" or "blocked"."""
     families: tuple[Family, ...]
     """Family of each network."""
-    known_var: Float[Tensor, "n q"] | None = None
-    """Known noise variance of the targets, in addition to the learned one; None: there is none."""
     log_far: Float[Tensor, " n"] | None = None
     """`lastlayer.formula.log_far`; None: no network is a Gaussian process."""
     inside: dict[Family, float] = field(default_factory=dict)
@@ -70,12 +69,16 @@ class HeldOutPoints:
             noise_var=var.expand(mean.shape)[None],
             correlation=correlation,
             inputs=data.X,
-            targets=data.readings.values.to(mean),
+            readings=data.readings.map(lambda x: x.to(mean)),
             weight=weight * (REGION_WEIGHT if kind in REGIONS else 1.0),
             kind=np.full(len(mean), kind),
             families=(family,),
-            known_var=None if data.readings.known is None else data.readings.known.to(mean),
         )
+
+    @property
+    def targets(self) -> Float[Tensor, "n q"]:
+        """Working targets, NaN where they are missing."""
+        return self.readings.values
 
     @classmethod
     def joined(cls, parts: "list[HeldOutPoints]") -> "HeldOutPoints":
@@ -96,12 +99,13 @@ class HeldOutPoints:
         cls, parts: "list[HeldOutPoints]", by_network: Callable[[list[Any]], Any], by_point: Callable[[list[Any]], Any]
     ) -> dict[str, Any]:
         """Combine the tensors of several sets, field by field."""
-        names = [field.name for field in fields(cls) if field.name not in ("kind", "families", "inside")]
+        names = [f.name for f in fields(cls) if f.name not in ("readings", "kind", "families", "inside")]
         values = {name: [getattr(part, name) for part in parts] for name in names}
-        return {
+        tensors = {
             name: None if xs[0] is None else (by_network if name in BY_NETWORK else by_point)(xs)
             for name, xs in values.items()
         }
+        return tensors | {"readings": Readings.joined([part.readings for part in parts], by_point)}
 
     def __getitem__(self, points: ndarray) -> "HeldOutPoints":
         """Select points by their indices."""
@@ -124,7 +128,7 @@ class HeldOutPoints:
     def beside_references(self, inside: dict[Family, float] | None = None) -> "HeldOutPoints":
         """Add what the Gaussian process and the additive model say of which points lie outside the data."""
         costs = {family: self._cost_of(family) for family in (FOURIER, ADDITIVE) if family in self.families}
-        if not costs or not len(self.targets):
+        if not costs or not len(self.weight):
             return self
         edge = {family: self._largest_single(cost) for family, cost in costs.items()} if inside is None else inside
         if FOURIER not in costs:
@@ -160,10 +164,11 @@ class HeldOutPoints:
 
     def usable(self) -> "HeldOutPoints":
         """Drop points at which a network failed, and move the others to the CPU, where small problems are fast."""
-        known = ~self.targets.isnan()
-        error = torch.where(known, (self.targets - self.mean).square() / self.noise_var, 0.0)
+        t, read = self.readings.t, self.readings.read
+        read = torch.ones_like(t) if read is None else read
+        error = torch.where(read > 0, (t - self.mean).square() / self.noise_var, 0.0)
         cost = self.cost if self.cost.dim() > 2 else self.cost[..., None]
-        fine = torch.isfinite(error + self.noise_var + cost).all(0).all(-1) & known.any(-1)
+        fine = torch.isfinite(error + self.noise_var + cost).all(0).all(-1) & (read > 0).any(-1)
         kept = self[np.flatnonzero((fine & (self.weight > 0)).cpu().numpy())]
         here = replace(kept, **self._each([kept], lambda xs: xs[0].cpu(), lambda xs: xs[0].cpu()))
         return replace(here, cost=here.cost.clamp_min(TINY))

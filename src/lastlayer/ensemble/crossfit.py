@@ -86,7 +86,7 @@ class CrossFit:
         """The held-out rows, for Algorithm 1."""
         held = [_part(self.rows, fit.task.split.held) for fit in self.folds]
         return [
-            HeldOut(fit.posterior, fit.member.features(rows.X), rows.T)
+            HeldOut(fit.posterior, fit.member.features(rows.X), rows.readings.values)
             for fit, rows in zip(self.folds, held, strict=True)
         ]
 

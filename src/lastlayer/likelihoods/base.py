@@ -10,6 +10,7 @@ from numpy import ndarray
 
 from lastlayer.bayes.readings import Readings
 from lastlayer.errors import InputError
+from lastlayer.likelihoods.marginal import NO_TAILS, HeldOutReadings, Marginal, Predicted, gaussian
 from lastlayer.predictions.joint import add_noise
 from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.predictions.prediction import Prediction
@@ -41,6 +42,10 @@ class Likelihood:
         """Check targets, of which some may be missing (NaN), and convert them to working targets."""
         known = None if given.noise_std is None else torch.tensor(given.noise_std, dtype=torch.float64).square()
         return Readings.of(torch.tensor(given.y, dtype=torch.float64), known)
+
+    def log_marginal(self, r: HeldOutReadings, p: Predicted, tails: tuple[float, float] = NO_TAILS) -> Marginal:
+        """Log densities of held-out working targets with the function integrated out, and their slopes."""
+        return gaussian(r, p, tails)
 
     def predict(self, working: MixturePrediction) -> Prediction:
         """Convert a prediction of the working targets to one of the targets."""

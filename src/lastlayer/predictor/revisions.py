@@ -80,7 +80,7 @@ def calibrate(fitted: Fitted, points: HeldOutPoints) -> Fitted:
     """Fit the curves from affine cost to variance, and for a mixture tails and shrinkage."""
     asked = fitted.settings.layer.noise
     input_noise = None if asked == "auto" else asked == "input"
-    found = fit_curves(points, mixture=len(fitted.members) > 1, input_noise=input_noise)
+    found = fit_curves(points, mixture=len(fitted.members) > 1, input_noise=input_noise, likelihood=fitted.likelihood)
     if asked == "auto":
         layer = replace(fitted.settings.layer, noise="diagonal" if found.head is None else "input")
         fitted = replace(fitted, settings=replace(fitted.settings, layer=layer))

@@ -11,7 +11,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from lastlayer._internal.chunks import CHUNK_ROWS, row_chunks
-from lastlayer.calibration.curve import Calibration, Curve, Shrinkage, Tails
+from lastlayer.calibration.curve import Calibration, Shrinkage, StackedCurves, Tails
 from lastlayer.calibration.fit import SHARPNESS
 from lastlayer.data.scaling import Standardizer
 from lastlayer.formula import State
@@ -129,25 +129,9 @@ def _outside(inside: float, members: Sequence[Member], process: Member | None, t
 
 
 def curves_of(families: Sequence[Family], calibration: Calibration | None, noise_cov: Float[Tensor, "c q q"]) -> State:
-    """The curve of each member, in logarithms: (c, 1, q) or (c, 1, 1). The members of a family share its trust."""
-    identity = Curve.identity(noise_cov.shape[-1])
-    curves = [identity if calibration is None else calibration.curves[family] for family in families]
-    log_noise, log_slope = (np.log([c.widening * getattr(c, name) for c in curves]) for name in ("noise", "slope"))
-    log_share = None
-    if calibration is not None and calibration.outside is not None:
-        factor = np.log([calibration.outside.of(family) for family in families])
-        variance = noise_cov.diagonal(dim1=-2, dim2=-1).log().numpy() + log_slope
-        log_share = _number((factor - variance.mean(-1))[:, None, None])
-    return State(
-        log_share=log_share,
-        log_noise=_number(log_noise[:, None]),
-        log_slope=_number(log_slope[:, None]),
-        power=_number([curve.power for curve in curves])[:, None, None],
-        log_trust=_number(np.log([c.trust / families.count(f) for c, f in zip(curves, families, strict=True)]))[
-            :, None, None
-        ],
-        log_reach=_number([curve.log_reach for curve in curves])[:, None, None],
-    )
+    """The curve of each member."""
+    stacked = StackedCurves.of(families, calibration, noise_cov)._asdict()
+    return State(**{name: None if numbers is None else _number(numbers) for name, numbers in stacked.items()})
 
 
 def as_array(values: Tensor) -> ndarray:
