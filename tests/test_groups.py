@@ -20,19 +20,20 @@ LABELS = np.array([f"run {i}" for i in np.random.default_rng(0).permutation(np.a
 TINY = {"hidden": (4,), "max_epochs": 3, "random_state": 0}
 
 
-def splits_of(monkeypatch, groups, m: int = M, **options) -> tuple[BLLRegressor, list[Split]]:
-    """A fitted model, and the splits that its networks left out."""
-    seen: list[Split] = []
+def splits_of(monkeypatch, groups, m: int = M, **options) -> tuple[BLLRegressor, list[Split], np.ndarray]:
+    """A fitted model, the splits that its networks left out, and the groups of its rows."""
+    seen, labels = list[Split](), list[int]()
     made = regressor.folds_for
 
-    def watched(*args, **words):
-        splits = made(*args, **words)
+    def watched(plan, rows, *args, **words):
+        splits = made(plan, rows, *args, **words)
+        labels.extend(rows.labels)
         seen.extend(splits)
         return splits
 
     monkeypatch.setattr(regressor, "folds_for", watched)
     X, y = sine(m)
-    return BLLRegressor(**TINY | options).fit(X, y, groups=groups), seen
+    return BLLRegressor(**TINY | options).fit(X, y, groups=groups), seen, np.array(labels)
 
 
 @pytest.mark.parametrize(
@@ -47,20 +48,20 @@ def splits_of(monkeypatch, groups, m: int = M, **options) -> tuple[BLLRegressor,
     ids=["mixture", "one prior", "alpha", "one network", "backbone"],
 )
 def test_no_group_is_split(options, kinds, monkeypatch):
-    model, splits = splits_of(monkeypatch, LABELS, **options)
+    model, splits, labels = splits_of(monkeypatch, LABELS, **options)
+    assert sorted(labels) == sorted(np.unique(LABELS, return_inverse=True)[1])
     assert {split.kind for split in splits} == kinds
     for split in splits:
         assert len(split.held)
         assert sorted([*split.train, *split.held]) == list(range(M))
-        assert not set(LABELS[split.train]) & set(LABELS[split.held])
+        assert not set(labels[split.train]) & set(labels[split.held])
     assert model.settings_.network.hidden == (4,)
 
 
 @pytest.mark.parametrize("n_groups", [2, 3, 4, 5])
 def test_few_groups_are_enough(n_groups, monkeypatch):
-    labels = np.arange(M) % n_groups
     for options in ({"preset": "fast"}, {"backbone": nn.Linear(1, 3)}, {"n_members": 2, "hidden_prior": 0.3}):
-        model, splits = splits_of(monkeypatch, labels, **options)
+        model, splits, labels = splits_of(monkeypatch, np.arange(M) % n_groups, **options)
         for split in splits:
             assert len(split.train)
             assert not set(labels[split.train]) & set(labels[split.held])
@@ -86,9 +87,9 @@ def test_early_stopping_leaves_out_whole_groups(monkeypatch):
         train_module.Trainer, "_for_stopping", lambda *a: (parts.append((a[1], *kept(*a))), parts[-1][1:])[1]
     )
     options = {"preset": "evidence", "training": TrainingOptions(early_stopping=True)}
-    splits_of(monkeypatch, LABELS, **options)
+    _, _, labels = splits_of(monkeypatch, LABELS, **options)
     (train, stopping, others) = parts[0]
-    labels = LABELS[train]
+    labels = labels[train]
     assert len(stopping) >= round(0.15 * M)
     assert sorted([*stopping.tolist(), *others.tolist()]) == list(range(M))
     assert not set(labels[stopping]) & set(labels[others])
@@ -141,6 +142,5 @@ def test_what_cannot_be_is_told(groups, message):
 
 
 def test_torch_labels_are_labels_too(monkeypatch):
-    labels = np.arange(M) % 6
-    _, splits = splits_of(monkeypatch, torch.from_numpy(labels), preset="fast")
+    _, splits, labels = splits_of(monkeypatch, torch.arange(M) % 6, preset="fast")
     assert all(not set(labels[split.train]) & set(labels[split.held]) for split in splits)
