@@ -97,7 +97,7 @@ def parity(prediction: Prediction, y: ndarray, *, level: float = 0.9) -> "Figure
 
     Examples
     --------
-    >>> from lastlayer import Prediction
+    >>> from lastlayer.predictions.mixture import MixturePrediction
     >>> rng = np.random.default_rng(0)
     >>> mean, y = np.zeros((50, 1)), rng.standard_normal((50, 1))
     >>> spread = {"epistemic_var": 0.1 + 0 * mean, "noise_var": np.array([0.9])}
@@ -142,7 +142,7 @@ def calibration_curve(prediction: Prediction | Mapping[str, Prediction], y: ndar
 
     Examples
     --------
-    >>> from lastlayer import Prediction
+    >>> from lastlayer.predictions.mixture import MixturePrediction
     >>> rng = np.random.default_rng(0)
     >>> mean, y = np.zeros((50, 1)), rng.standard_normal((50, 1))
     >>> spread = {"epistemic_var": 0.1 + 0 * mean, "noise_var": np.array([0.9])}

@@ -97,6 +97,7 @@ def interval_score(prediction: Prediction, y: ndarray, level: float = 0.9, *, pe
     Examples
     --------
     >>> import numpy as np
+    >>> from lastlayer.predictions.mixture import MixturePrediction
     >>> p = MixturePrediction.gaussian(
     ...     np.zeros(2), epistemic_var=np.ones(2), noise_var=np.zeros(2), affine_cost=np.ones(2)
     ... )

@@ -23,6 +23,7 @@ class Prediction(ABC):
     Examples
     --------
     >>> import numpy as np
+    >>> from lastlayer.predictions.mixture import MixturePrediction
     >>> p = MixturePrediction.gaussian(
     ...     np.zeros(2), epistemic_var=np.array([0.0, 3.0]), noise_var=np.ones(2), affine_cost=np.array([0.0, 3.0])
     ... )
