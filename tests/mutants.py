@@ -94,8 +94,8 @@ def stale(mutants: list[Mutant]) -> list[str]:
     texts, wrong = sources(ROOT), []
     for mutant in mutants:
         if len(places := mutant.places(texts)) == 1:
-            [(path, *place)] = places
-            changed = mutant.applied(texts[path], *place)
+            [(path, *span)] = places
+            changed = mutant.applied(texts[path], *span)
             if changed == texts[path] or not is_python(changed):
                 wrong.append(f"{mutant.name}: would change nothing in {path}, or leave no valid Python")
         else:
@@ -138,11 +138,11 @@ def verdict(mutant: Mutant, original: Path, place: Path) -> tuple[bool, str]:
     texts = sources(original)
     if len(places := mutant.places(texts)) != 1:
         return False, f"STALE: its text is in {len(places)} places"
-    [(path, *place)] = places
+    [(path, *span)] = places
     copy = place / mutant.name
     shutil.copytree(original, copy)
     file = copy / path
-    file.write_text(mutant.applied(texts[path], *place))
+    file.write_text(mutant.applied(texts[path], *span))
     for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):  # written by the first run, kept to save time
         compiled.unlink()
     passed, output = run_tests(copy, [mutant.test])

@@ -239,7 +239,7 @@ def test_auto_is_log_for_skewed_targets_alone():
         (lambda m, X, y: m.module(), r"module\(\) needs Gaussian"),
         (lambda m, X, y: m.predictive_of(Derivative(0), X), "a linear functional needs Gaussian"),
         (lambda m, X, y: m.update_observations([Derivative(0).at(X).observed(y)]), "an observation needs"),
-        (lambda m, X, y: OnlineModel(m), "this use of a model needs Gaussian"),
+        (lambda m, X, y: OnlineModel(m), "OnlineModel needs Gaussian"),
         (lambda m, X, y: m.fit(X, y, noise_std=0.1), "noise_std or observations needs Gaussian"),
         (lambda m, X, y: m.fit(X, -y), "needs positive targets, and y is zero or negative in 80 rows"),
         (lambda m, X, y: m.set_params(likelihood="sqrt").fit(X, y), "likelihood='sqrt'"),

@@ -60,7 +60,7 @@ def additive_effects(model: Any, *, names: Sequence[str] | None = None, n: int =
     >>> first.name, first.mean.shape
     ('speed', (101, 1))
     """
-    fitted = as_fitted(model)
+    fitted = as_fitted(model, "an additive part")
     groups = [layer for layer in fitted.state.layers if fitted.members[layer.places[0]].family == ADDITIVE]
     if not groups:
         raise InputError(

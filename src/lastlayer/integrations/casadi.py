@@ -48,9 +48,8 @@ def to_casadi(
         predictive = to_casadi(model)
         mean, cov, affine_cost = predictive([0.5, 1.0])
     """
-    ca = need("casadi", extra="control")
-    fitted, ops = (as_fitted(model), CasADiOps(ca, check_choice("blas", blas, get_args(Blas))))
-    x = _point(ca, fitted)
+    fitted, ops, x = _started(model, blas)
+    ca = ops.casadi
     parts = formula.predict(ops, expressions(ops, fitted), ops.array(x))
     mean, q = ops.total(parts.weights * parts.mean), fitted.n_outputs
     own_noise = parts.noise * float(noise)
@@ -82,16 +81,11 @@ def variances_to_casadi(model: Any, *, name: str = "variances", blas: Blas = "re
     blas : {"reference", "classic", "blasfeo"}, default "reference"
         Matrix products that CasADi uses, as in `to_casadi`.
     """
-    ca = need("casadi", extra="control")
-    fitted, ops = as_fitted(model), CasADiOps(ca, check_choice("blas", blas, get_args(Blas)))
-    x, constants = _point(ca, fitted), expressions(ops, fitted)
+    fitted, ops, x = _started(model, blas)
+    constants = expressions(ops, fitted)
     parts = formula.moments(ops, constants, formula.predict(ops, constants, ops.array(x)))
     outputs = [name for name in OUTPUTS if name != "var"]
-    return ca.Function(name, [x], [part.value for part in parts], ["x"], outputs)
-
-
-def _point(ca: Any, fitted: Fitted) -> Any:
-    return ca.MX.sym("x", fitted.needs("an expression", table=True).n_features_in)
+    return ops.casadi.Function(name, [x], [part.value for part in parts], ["x"], outputs)
 
 
 def functional_to_casadi(model: Any, functional: Pointwise, *, name: str = "functional") -> "casadi.Function":
@@ -108,11 +102,8 @@ def functional_to_casadi(model: Any, functional: Pointwise, *, name: str = "func
     name : str, default "functional"
         Name of the function.
     """
-    ca = need("casadi", extra="control")
-    fitted = as_fitted(model)
-    x = _point(ca, fitted)
-    ops = CasADiOps(ca)
-    constants = expressions(ops, fitted)
+    fitted, ops, x = _started(model)
+    ca, constants = ops.casadi, expressions(ops, fitted)
     function = formula.functions(ops, constants, formula.standardized(constants, ops.array(x)))
     at, said = functional.at(np.zeros((1, x.shape[0]))), function.output(functional.output).linear(0).value.T
     whole = ca.mtimes(ca.DM(at.weights), said)
@@ -120,6 +111,13 @@ def functional_to_casadi(model: Any, functional: Pointwise, *, name: str = "func
         whole = whole + ca.mtimes(ca.DM(at.directions[:, 0]), ca.jacobian(said, x).T)
     rows = whole[:, 1:]
     return ca.Function(name, [x], [whole[:, 0], ca.mtimes(rows, rows.T)], ["x"], ["mean", "cov"])
+
+
+def _started(model: Any, blas: Blas = "reference") -> tuple[Fitted, CasADiOps, Any]:
+    """The model, CasADi's operations, and the symbol of a point."""
+    ops = CasADiOps(need("casadi", extra="control"), check_choice("blas", blas, get_args(Blas)))
+    fitted = as_fitted(model, "CasADi", table=True)
+    return fitted, ops, ops.casadi.MX.sym("x", fitted.n_features_in)
 
 
 def expressions(ops: CasADiOps, fitted: Fitted) -> formula.State:

@@ -130,7 +130,7 @@ def trust_limit(dynamics: DynamicsModel, quantile: float = 0.99, *, factor: floa
     """
     if not 0 <= quantile <= 1:
         raise InputError(f"quantile={quantile} must lie between 0 and 1")
-    return factor * float(np.quantile(as_fitted(dynamics.regressor_).sample_cost.numpy(), quantile))
+    return factor * float(np.quantile(as_fitted(dynamics.regressor_, "trust_limit").sample_cost.numpy(), quantile))
 
 
 def trust_constraint(mpc: "do_mpc.controller.MPC", limit: float, *, penalty: float | None = None) -> None:

@@ -68,7 +68,7 @@ def to_onnx(
     runtime = need("onnxruntime", extra="onnx")
     quiet = runtime.SessionOptions()
     quiet.log_severity_level = 3
-    fitted = as_fitted(model)
+    fitted = as_fitted(model, "to_onnx")
     own = fitted.settings.place.dtype
     dtype = check_choice("dtype", own if dtype is None else dtype, DTYPES)
     points = _points(fitted, example).astype(dtype)

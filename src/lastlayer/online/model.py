@@ -111,7 +111,7 @@ class OnlineModel:
 
     def _begin(self, model: Any, memory: Memory, monitor: DriftMonitor | None) -> Fitted:
         """Set up all but the last layers and their rows; return the fitted value if it can be updated online."""
-        fitted, self._estimator = as_fitted(model).needs("OnlineModel", shared=True), model
+        fitted, self._estimator = as_fitted(model, "OnlineModel", shared=True), model
         if not all(math.isfinite(log_alpha) for log_alpha in fitted.log_alphas):
             raise InputError(
                 "the variance is in use at an infinite alpha, which no recursion can follow: call "

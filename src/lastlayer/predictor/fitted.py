@@ -406,12 +406,12 @@ def _check_answer(values: Tensor | ndarray) -> None:
         )
 
 
-def as_fitted(model: Any) -> Fitted:
-    """Return the fitted value of a model, for uses that need Gaussian predictions."""
+def as_fitted(model: Any, use: str, *, shared: bool = False, table: bool = False) -> Fitted:
+    """Return the fitted value of a model, for a use that needs Gaussian predictions, and more as in `Fitted.needs`."""
     found = model if isinstance(model, Fitted) else getattr(model, "fitted_", None)
     if not isinstance(found, Fitted):
         raise NotFittedError(f"this {type(model).__name__} holds no fitted Bayesian last layer: call fit first")
-    return found.needs("this use of a model", linear=True)
+    return found.needs(use, linear=True, shared=shared, table=table)
 
 
 def as_arrays(parts: formula.Components) -> formula.Components:

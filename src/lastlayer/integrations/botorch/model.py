@@ -61,7 +61,7 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
         super().__init__()
         if train_X is not None:
             self.train_inputs = (train_X,)
-        one = as_fitted(fitted)
+        one = as_fitted(fitted, "BoTorch")
         self.gaussians = torch.nn.ModuleList([Separable(one) if Separable.suits(one) else Dense(one)])
         self.requires_grad_(False)
         if input_transform is not None:

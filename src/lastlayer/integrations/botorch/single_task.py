@@ -18,7 +18,6 @@ from lastlayer.errors import InputError
 from lastlayer.integrations.botorch.gaussian import Separable
 from lastlayer.integrations.botorch.model import BLLModel
 from lastlayer.integrations.botorch.surrogate import Surrogate
-from lastlayer.predictor.fitted import as_fitted
 
 
 class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # mypy skips BoTorch
@@ -113,7 +112,7 @@ class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # mypy 
         for j, y in enumerate(Y.cpu().double().numpy().T):
             noise_std = None if Yvar is None else Yvar[:, j].cpu().double().sqrt().numpy()
             surrogate = Surrogate(random_state=self.random_state).fit(points, y, bounds=box, noise_std=noise_std)
-            outputs.append(Separable(as_fitted(surrogate)))
+            outputs.append(Separable(surrogate.fitted_))
         self.gaussians = torch.nn.ModuleList(outputs).to(Y.device)
         self.requires_grad_(False)
         noise = self._learned_noise(self.transform_inputs(self.train_inputs[0][:1]))[0]

@@ -43,7 +43,7 @@ def reader() -> str:
 
 def to_arrays(model: Any, schema: Schema | None = None) -> dict[str, Any]:
     """Collect all arrays that an exported model needs."""
-    fitted = as_fitted(model)
+    fitted = as_fitted(model, "a bundle")
     if fitted.settings.network.backbone is not None or fitted.inputs is None:
         raise InputError("this model has a custom backbone: only the built-in network can be exported to NumPy")
     more = {"tails": np.array([fitted.tails.share, fitted.tails.factor]), "sample_cost": np.sort(fitted.sample_cost)}
