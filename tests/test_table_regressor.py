@@ -107,6 +107,30 @@ def test_scores_are_of_the_frame(fitted):
     assert fitted.evaluate(new.drop(columns="y"), new["y"]) == scores
 
 
+def test_targets_may_have_other_names_later(fitted):
+    new = frame().iloc[NEW]
+    renamed = new.rename(columns={"y": "measured"})
+    assert fitted.evaluate(renamed, target="measured") == fitted.evaluate(new)
+    one, other = (TableRegressor(**FAST).fit(frame().iloc[:40], target="y") for _ in range(2))
+    means = [one.update(new).predict(new), other.update(renamed, target="measured").predict(new)]
+    np.testing.assert_array_equal(*means)
+    with pytest.raises(InputError, match="--target gives 2"):
+        fitted.evaluate(renamed, target=["measured", "x"])
+
+
+def test_a_schema_of_another_model_is_used_as_it_is(fitted):
+    few = frame().iloc[:30]
+    assert TableRegressor(**FAST).fit(few, target="y").schema_ != fitted.schema_
+    model = TableRegressor(**FAST).fit(few, schema=fitted.schema_)
+    assert model.schema_ is fitted.schema_
+    assert model.card_["rows"] == 30
+
+
+def test_rows_too_far_out_for_finite_predictions_are_refused(fitted):
+    with pytest.raises(InputError, match=r"farther than 1e\+50 standard deviations"):
+        fitted.predict(frame().assign(x=1e80))
+
+
 def test_an_update_learns_rows_and_their_ranges():
     data = frame()
     model = TableRegressor(**FAST).fit(data.iloc[:40], target="y")

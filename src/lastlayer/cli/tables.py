@@ -16,7 +16,7 @@ from lastlayer.cli.options import Data, Decimal, Encoding, Model, Target, Unknow
 from lastlayer.errors import InputError
 
 if TYPE_CHECKING:
-    from lastlayer.tables import Comparison, Schema, Scores, Table
+    from lastlayer.tables import Comparison, Ranking, Schema, Scores, Table
 
 WIDEST = 10_000
 
@@ -116,21 +116,9 @@ def fit(
     fitted.card_["held_out"] = None if comparison is None else asdict(comparison)
     fitted.card_["importance"] = None if ranking is None else ranking.as_json()
     fitted.save(path)
-    facts = explained(fitted)
-    networks = "1 network" if facts["members"] == 1 else f"{facts['members']} networks"
-    to_working = f" to {facts['modelled']}" if facts["modelled"] else ""
-    output.words(f"{len(rows):,} rows, {networks}, fitted{to_working} in {seconds:.0f} s\n")
-    _print_comparison(output, comparison)
-    for sentence in [] if ranking is None else ranking.sentences():
-        output.words(sentence)
-    if verbose:
-        print_ranking(output, ranking)
-        _print_details(output, facts, comparison)
-    output.words(f"\nsaved {path} ({path.stat().st_size / 1024:,.0f} kB)", "bold")
-    output.words(f"next: lastlayer predict {path} NEW_ROWS.csv, lastlayer report {path} TEST_ROWS.csv", "dim")
-    if interrupted:
-        output.note(f"training was interrupted: {path} can be used, but a complete fit would be better")
-    output.result(model=str(path), seconds=seconds, interrupted=interrupted, rows=len(rows), **facts)
+    facts = {"seconds": seconds, "interrupted": interrupted, "rows": len(rows), **explained(fitted)}
+    _print_fit(output, path, facts, comparison, ranking, verbose=verbose)
+    output.result(model=str(path), **facts)
     if interrupted:
         raise Exit(INTERRUPTED)
 
@@ -339,6 +327,30 @@ def _describe(output: Output, data: Path, table: "Table", schema: "Schema") -> N
     output.words()
     for line in schema.notes:
         output.note(line)
+
+
+def _print_fit(
+    output: Output,
+    path: Path,
+    facts: dict[str, Any],
+    comparison: "Comparison | None",
+    ranking: "Ranking | None",
+    *,
+    verbose: bool,
+) -> None:
+    networks = "1 network" if facts["members"] == 1 else f"{facts['members']} networks"
+    to_working = f" to {facts['modelled']}" if facts["modelled"] else ""
+    output.words(f"{facts['rows']:,} rows, {networks}, fitted{to_working} in {facts['seconds']:.0f} s\n")
+    _print_comparison(output, comparison)
+    for sentence in [] if ranking is None else ranking.sentences():
+        output.words(sentence)
+    if verbose:
+        print_ranking(output, ranking)
+        _print_details(output, facts, comparison)
+    output.words(f"\nsaved {path} ({path.stat().st_size / 1024:,.0f} kB)", "bold")
+    output.words(f"next: lastlayer predict {path} NEW_ROWS.csv, lastlayer report {path} TEST_ROWS.csv", "dim")
+    if facts["interrupted"]:
+        output.note(f"training was interrupted: {path} can be used, but a complete fit would be better")
 
 
 def _print_comparison(output: Output, found: "Comparison | None") -> None:
