@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,13 +34,29 @@ from benchmarks.runner import options_of
 from benchmarks.timing import Ratio, describe_machine, print_ratios, time_in_turns
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.maximum import by_evidence
-from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.rows import Points
 from lastlayer.training import RunningPosterior, streamed_statistics
 
 SECTIONS = ("epochs", "memory", "statistics", "processes")
+SIZES = {
+    "rows": 1_000_000,
+    "test-rows": 50_000,
+    "width": 256,
+    "depth": 3,
+    "batch": 4_096,
+    "epochs": 4,
+    "vbll-steps": 12,
+}
+SIZES |= {
+    "vbll-steps": 12,
+    "memory-width": 64,
+    "statistics-rows": 65_536,
+    "statistics-width": 512,
+    "process-rows": 100_000,
+}
+"""Options; --vbll-steps: steps of vbll, which is slow on a CPU, 0: train to the end."""
 N_INPUTS, NOISE_STD = 16, 0.3
 LOOKS = 8
 """Evaluations of the test rows per epoch, not timed."""
@@ -99,16 +115,24 @@ class Method:
         raise NotImplementedError
 
     def score(self, train: Points, test: Points) -> tuple[float, float]:
-        """Compute final test LPD and RMSE: by default with the exact last layer of all rows on its features."""
-        layer = exact_layer(self.network, train)
-        lpds, errors = [], []
-        for part in _pieces(test):
+        """Compute final test LPD and RMSE."""
+        predict, lpds, errors = self.predictor(train), [], []
+        for part in test.chunks():
             with torch.no_grad():
-                marginals = layer.predict(affine_features(self.network(part.X)).double())
-            std = (marginals.target_cov()[:, 0, 0]).sqrt()
-            lpds.append(torch.distributions.Normal(marginals.mean[:, 0], std).log_prob(part.T[:, 0].double()))
-            errors.append(part.T.double() - marginals.mean)
+                mean, var = predict(part.X)
+            lpds.append(torch.distributions.Normal(mean, var.sqrt()).log_prob(part.T[:, 0].to(mean)))
+            errors.append(part.T[:, 0].to(mean) - mean)
         return float(torch.cat(lpds).mean()), float(torch.cat(errors).square().mean().sqrt())
+
+    def predictor(self, train: Points) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """Mean and variance of targets: by default by the exact last layer of all rows on its features."""
+        posterior = by_evidence([streamed_statistics(self.network, train.chunks())])[0]
+
+        def predict(X: Tensor) -> tuple[Tensor, Tensor]:
+            marginals = posterior.predict(affine_features(self.network(X)).double())
+            return marginals.mean[:, 0], marginals.target_cov()[:, 0, 0]
+
+        return predict
 
 
 class MSE(Method):
@@ -170,16 +194,12 @@ class VBLL(Method):
     def mean(self, X: Tensor) -> Tensor:
         return self.head(self.network(X)).predictive.mean
 
-    def score(self, train: Points, test: Points) -> tuple[float, float]:
-        lpds, errors = [], []
-        for part in _pieces(test):
-            with torch.no_grad():
-                predictive = self.head(self.network(part.X)).predictive
-            std = predictive.variance.reshape(-1).sqrt()
-            mean = predictive.mean.reshape(-1)
-            lpds.append(torch.distributions.Normal(mean, std).log_prob(part.T[:, 0]))
-            errors.append(part.T[:, 0] - mean)
-        return float(torch.cat(lpds).mean()), float(torch.cat(errors).square().mean().sqrt())
+    def predictor(self, train: Points) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        def predict(X: Tensor) -> tuple[Tensor, Tensor]:
+            predictive = self.head(self.network(X)).predictive
+            return predictive.mean.reshape(-1), predictive.variance.reshape(-1)
+
+        return predict
 
 
 class DeepKernel(Method):
@@ -214,14 +234,6 @@ class DeepKernel(Method):
 
 
 KINDS: tuple[type[Method], ...] = (MSE, Evidence, ShorterMSE, ShorterEvidence, VBLL, DeepKernel)
-
-
-def exact_layer(network: nn.Module, data: Points) -> Posterior:
-    return by_evidence([streamed_statistics(network, _pieces(data))])[0]
-
-
-def _pieces(data: Points) -> Iterator[Points]:
-    return data.chunks()
 
 
 # epochs -------------------------------------------------------------------------------------------------------------
@@ -289,7 +301,7 @@ def epochs(options: argparse.Namespace) -> list[Ratio]:
         for run in (run for run in runs if run.goes_on):
             _advance(run, source, first, min(first + stretch, n_steps), per_epoch, options)
             if run.trained:
-                error = torch.cat([part.T - _mean(run.method, part.X) for part in _pieces(test)])
+                error = torch.cat([part.T - _mean(run.method, part.X) for part in test.chunks()])
                 run.curve.append((run.wall, float(error.square().mean().sqrt())))
     goal = runs[0].curve[-1][1]
     print(
@@ -525,28 +537,16 @@ def processes(options: argparse.Namespace) -> list[Ratio]:
 def main(arguments: list[str] | None = None) -> None:
     parser = options_of(__doc__)
     parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], default=[])
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--test-rows", type=int, default=50_000)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--depth", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=4_096)
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument(
-        "--rate", type=float, default=8e-3, help="Adam's learning rate for every method; the default suits the MSE best"
-    )
+    for name, value in SIZES.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    rate = "Adam's learning rate for every method; the default suits the MSE best"
+    parser.add_argument("--rate", type=float, default=8e-3, help=rate)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--threads", type=int)
     names = [kind.name for kind in KINDS]
     parser.add_argument("--methods", nargs="+", choices=names, default=names)
-    parser.add_argument(
-        "--vbll-steps", type=int, default=12, help="steps of vbll, which is slow on a CPU; 0: train to the end"
-    )
     parser.add_argument("--memory-rows", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000])
     parser.add_argument("--memory-from", choices=["map", "parquet"], default="map")
-    parser.add_argument("--memory-width", type=int, default=64)
-    parser.add_argument("--statistics-rows", type=int, default=65_536)
-    parser.add_argument("--statistics-width", type=int, default=512)
-    parser.add_argument("--process-rows", type=int, default=100_000)
     options = parser.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
