@@ -100,44 +100,91 @@ def log_far(ops, outside, cost):  # type: ignore[no-untyped-def]
 
 
 def log_shape(ops, curve, log_cost, far):  # type: ignore[no-untyped-def]
-    """log(v^gamma + share far); beyond the calibrated reach, v^gamma is its value there times v over the reach."""
+    """Compute log(v^gamma + share far).
+
+    Beyond the calibrated reach, v^gamma is its value there times v over the reach.
+
+    Parameters
+    ----------
+    ops, curve : Ops, State
+        Operations of the array library, and the numbers of the curve.
+    log_cost, far : array
+        Log of the affine cost, and log of the process's variance outside the data; None: without it.
+    """
     known = ops.minimum(log_cost, curve.log_reach)
     own = curve.power * known + (log_cost - known)
     return own if far is None else ops.logaddexp(own, curve.log_share + far)
 
 
 def log_noise_factor(ops, head, z):  # type: ignore[no-untyped-def]
-    """Log of the noise variance at z over its base value, for each output; z is clipped to the range of the data."""
+    """Compute the log of the noise variance over its base value, for each output.
+
+    Parameters
+    ----------
+    ops, head : Ops, State
+        Operations of the array library, and the network of the noise.
+    z : array
+        Standardised inputs, clipped to the range of the data.
+    """
     inside = ops.minimum(ops.maximum(z, head.low), head.high)
     return ops.matmul(ops.tanh(ops.matmul(inside, head.U) + head.u), head.V)
 
 
 def log_variance(ops, curve, shape, log_factor):  # type: ignore[no-untyped-def]
-    """Log of the calibrated variance of a target over the noise variance of the evidence.
+    """Compute the log of the calibrated variance of a target, log(a s + b (v^gamma + share far)).
 
-    It is log(a s + b (v^gamma + share far)), given log(v^gamma + share far) as `shape` and log s as `log_factor`.
+    Parameters
+    ----------
+    ops, curve : Ops, State
+        Operations of the array library, and the numbers of the curve.
+    shape, log_factor : array
+        log(v^gamma + share far), and log s; the variance is relative to the noise of the evidence.
     """
     return ops.logaddexp(curve.log_noise + log_factor, curve.log_slope + shape)
 
 
 def member_weights(ops, log_var, sharpness, log_trust):  # type: ignore[no-untyped-def]
-    """Weights of the members: a power of their precision at the point, times the trust in their family.
+    """Weigh members by a power of their precision at the point, times the trust in their family.
 
-    The precision is the geometric mean over the outputs.
+    Parameters
+    ----------
+    ops : Ops
+        Operations of the array library.
+    log_var : array
+        Log variances, whose mean over the outputs counts.
+    sharpness, log_trust : array
+        The power, and the log trust of each member.
     """
     return ops.softmax(log_trust - sharpness * ops.row_mean(log_var))
 
 
 def shrunk(ops, mean, log_var, centre, log_precision):  # type: ignore[no-untyped-def]
-    """Posterior mean of a target with prior N(centre, 1 / precision) that a member predicts as N(mean, var).
+    """Compute the posterior mean of a target with prior N(centre, 1 / precision), predicted as N(mean, var).
 
     The variance is left unchanged: it must not shrink outside the data.
+
+    Parameters
+    ----------
+    ops : Ops
+        Operations of the array library.
+    mean, log_var : array
+        Prediction of each member.
+    centre, log_precision : array
+        Prior of the targets.
     """
     return centre + (mean - centre) * ops.sigmoid(-log_precision - log_var)
 
 
 def components(ops, model, outputs, z):  # type: ignore[no-untyped-def]
-    """Calibrate, weight and shrink the `outputs` of the last layers at standardised inputs, noise included."""
+    """Calibrate, weight and shrink the predictions of the last layers, noise included.
+
+    Parameters
+    ----------
+    ops, model : Ops, State
+        Operations of the array library, and the numbers of the model.
+    outputs, z : list of array, array
+        What `last_layer` returns, and the standardised inputs.
+    """
     curve, mean, cost, cost_star = model.curve, outputs[0], outputs[1], outputs[-1]
     far = far_of(ops, model, z, cost_star)
     log_factor = 0.0 if model.head is None else log_noise_factor(ops, model.head, z)
@@ -173,7 +220,15 @@ def far_of(ops, model, z, cost_star):  # type: ignore[no-untyped-def]
 
 
 def predict(ops, model, x):  # type: ignore[no-untyped-def]
-    """Compute the components for inputs in original units."""
+    """Compute the components for inputs in original units.
+
+    Parameters
+    ----------
+    ops, model : Ops, State
+        Operations of the array library, and the numbers of the model.
+    x : array
+        Inputs.
+    """
     z = standardized(model, x)
     return components(ops, model, last_layers(ops, model, z, last_layer), z)
 
@@ -212,7 +267,15 @@ def centred(ops, layer, z):  # type: ignore[no-untyped-def]
 
 
 def moments(ops, model, parts):  # type: ignore[no-untyped-def]
-    """Mean, epistemic variance and noise variance of the mixture, and the mean affine cost."""
+    """Mean, epistemic variance and noise variance of the mixture, and the mean affine cost.
+
+    Parameters
+    ----------
+    ops, model : Ops, State
+        Operations of the array library, and the numbers of the model.
+    parts : Components
+        Predictions of the members.
+    """
     mean = ops.total(parts.weights * parts.mean)
     between = ops.total(parts.weights * ops.square(parts.mean - mean))
     epistemic = model.widening * ops.total(parts.weights * parts.epistemic) + between
@@ -221,13 +284,29 @@ def moments(ops, model, parts):  # type: ignore[no-untyped-def]
 
 
 def output_cov(ops, correlation, epistemic, noise):  # type: ignore[no-untyped-def]
-    """Covariance between the outputs at a point: that of the function plus that of the noise, which are independent."""
+    """Covariance between the outputs at a point: that of the function plus that of the noise.
+
+    Parameters
+    ----------
+    ops, correlation : Ops, array
+        Operations of the array library, and the correlation of the outputs.
+    epistemic, noise : array
+        Variances of each output.
+    """
     e, n = ops.sqrt(epistemic), ops.sqrt(noise)
     return correlation * (ops.outer(e, e) + ops.outer(n, n))
 
 
 def stretch(ops, curve, cost, far):  # type: ignore[no-untyped-def]
-    """Standard deviation of the calibrated function over that of the posterior at each point, before the factor b."""
+    """Standard deviation of the calibrated function over that of the posterior, before the factor b.
+
+    Parameters
+    ----------
+    ops, curve : Ops, State
+        Operations of the array library, and the numbers of the curve.
+    cost, far : array
+        Affine cost, and log of the process's variance outside the data.
+    """
     log_cost = ops.log(ops.at_least(cost, TINY))
     return ops.exp(0.5 * (log_shape(ops, curve, log_cost, far) - log_cost))
 

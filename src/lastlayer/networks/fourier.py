@@ -21,10 +21,19 @@ def fourier_network(
     *,
     generator: torch.Generator | None = None,
 ) -> InputSkip:
-    """Features [cos(w'a), sin(w'a), sqrt(rho n) a], a = x / length, of n random frequencies w.
+    """Make features [cos(w'a), sin(w'a), sqrt(rho n) a], a = x / length, of n random frequencies w.
 
     A last layer on them approximates the Gaussian process of `training.lengths` by n frequencies: a smooth function
     with the same prior variance everywhere, plus a linear one.
+
+    Parameters
+    ----------
+    log_length, log_linear : Tensor of shape (d,), Tensor of shape ()
+        Log length scales, and log rho.
+    n_frequencies : int, default 256
+        Number of frequencies.
+    generator : torch.Generator, optional
+        Source of the frequencies.
     """
     d, scale = len(log_length), (-log_length).exp()
     waves = (scale[:, None] * frequencies(d, n_frequencies, generator).to(scale)).mT

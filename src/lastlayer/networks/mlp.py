@@ -49,6 +49,15 @@ class MLP(nn.Sequential):
     """Fully connected linear features a_L: every layer, the last one too, ends in the activation (eq:NN_formulation).
 
     Weights start uniform in +-sqrt(6 / (fan_in + fan_out)) times the activation's gain, biases at zero.
+
+    Parameters
+    ----------
+    n_inputs, hidden : int, sequence of int
+        Number of inputs, and widths of the layers.
+    activation : str, default "tanh"
+        One of `ACTIVATIONS`.
+    dtype, generator : torch.dtype, torch.Generator
+        Type of the weights, and the source of their initial values.
     """
 
     def __init__(
@@ -119,6 +128,13 @@ class InputSkip(nn.Module):
 
     Additional features only add constraints to the affine-cost programme, so the variance ratio is never below that of
     Bayesian linear regression on the inputs alone, and far away it grows with the square of the distance.
+
+    Parameters
+    ----------
+    network : Module
+        Features that the inputs are added to.
+    scale : Tensor of shape (d,), optional
+        Factors of the inputs.
     """
 
     scale: Tensor | None

@@ -38,13 +38,17 @@ class FrozenLayer:
     inverse: Float[Tensor, "*b k k"]
     """A^-1: Lambda_0^-1 after elimination of the bias (see `precision`)."""
     noise_cov: Float[Tensor, "*b q q"]
+    """Sigma_E."""
     noise_precision: Float[Tensor, "*b q q"]
+    """Its inverse."""
     ridge: Float[Tensor, "*b"]
     """alpha^-1."""
     logdet: Float[Tensor, "*b"]
     """log det Lambda_0."""
     count: Float[Tensor, "*b"]
+    """Total weight of the rows."""
     bias_prior: BiasPrior
+    """Prior of the bias."""
 
     @classmethod
     def of(
@@ -59,9 +63,17 @@ class FrozenLayer:
     ) -> "FrozenLayer":
         """Compute the last layer at which the bound equals the evidence of these statistics.
 
-        Given `logdet_from`, Lambda_0 is taken from there and only W and Sigma_E are new: still a bound, for less work.
-        Where the statistics stand for all rows but come from a fraction `seen` of them, W is the posterior mean given
-        that fraction: the prior has more weight against fewer rows.
+        Parameters
+        ----------
+        statistics, log_alpha : Statistics, float or Tensor
+            Moments of the rows, and log alpha.
+        noise, bias_prior : str
+            Structure of the noise, and prior of the bias.
+        logdet_from : FrozenLayer, optional
+            Layer whose Lambda_0 is kept; W and Sigma_E alone are new: still a bound, for less work.
+        seen : float, default 1
+            Share of the rows that the statistics come from, although they stand for all: W is the posterior mean given
+            that fraction, since the prior has more weight against fewer rows.
         """
         equations = NormalEquations.of(statistics, bias_prior)
         mean = equations.at(log_alpha + math.log(seen))
@@ -152,8 +164,16 @@ class FrozenLayer:
     ) -> BoundTerms:
         """Loss and gradient of some rows, each of which stands for `scale` rows.
 
-        The log-determinant term costs k^2 per row, in float64: it is computed on the first `logdet_rows` rows, each of
-        which then stands for `logdet_scale` rows. Residuals are computed in the type of T.
+        The log-determinant term costs k^2 per row, in float64. Residuals are computed in the type of T.
+
+        Parameters
+        ----------
+        phi_tilde, T, weight : Tensor of shape (r, k), (r, q), (r,)
+            Linear features, targets and weights.
+        scale : float, default 1
+            Rows that each row stands for.
+        logdet_rows, logdet_scale : int, float
+            Number of rows for the log-determinant, and of rows that each of them stands for.
         """
         k, r = phi_tilde.shape[-2:][::-1]
         q = self.weights.shape[-1]
@@ -173,9 +193,18 @@ class FrozenLayer:
         return BoundTerms((fit + (each * ratio).sum(-1)) / 2, gradient, residual)
 
     def gradient_map(self, centre: Float[Tensor, "*b c"], columns: int, scale: float = 1.0) -> Float[Tensor, "*b c1 h"]:
-        """Matrix that maps rows [phi_tilde - x, t - y, 1], with [x, y] = `centre`, to the gradient of their own loss.
+        """Compute the matrix that maps rows [phi_tilde - x, t - y, 1] to the gradient of their own loss.
 
-        The gradient is in the first `columns` of phi_tilde, as in `rows` for rows of weight one, as a single product.
+        It is that of `rows` for rows of weight one, as a single product.
+
+        Parameters
+        ----------
+        centre : Tensor of shape (k + q,)
+            [x, y].
+        columns : int
+            Number of leading features in which the gradient is taken.
+        scale : float, default 1
+            Rows that each row stands for.
         """
         q, share = self.weights.shape[-1], (scale / self.count)[..., None, None]
         k = centre.shape[-1] - q
@@ -192,6 +221,11 @@ class FrozenLayer:
 
         It is never below the NLML, and equal to it for the statistics that the layer came from. All rows enter through
         their moments: R'R = B' scatter B + m d d' with B = [-W~; I], d the mean residual.
+
+        Parameters
+        ----------
+        statistics : Statistics
+            Moments of the rows.
         """
         k, q = statistics.n_linear, statistics.n_outputs
         eye = torch.eye(q, dtype=self.weights.dtype, device=self.weights.device)

@@ -28,14 +28,28 @@ KEEP_EVERY = 10
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Adam with a cosine schedule from `learning_rate` to 1% of it, or a constant rate."""
+    """Adam with a cosine schedule from `learning_rate` to 1% of it, or a constant rate.
+
+    Parameters
+    ----------
+    learning_rate, max_epochs : float, int
+        Initial learning rate, and maximum number of epochs.
+    cosine : bool, default True
+        Whether the rate falls.
+    """
 
     learning_rate: float = 1e-2
     max_epochs: int = 1000
     cosine: bool = True
 
     def rate(self, epoch: float | int) -> float:
-        """Learning rate at an epoch, or a fraction of one."""
+        """Learning rate at an epoch, or a fraction of one.
+
+        Parameters
+        ----------
+        epoch : float or int
+            Number of epochs so far.
+        """
         if not self.cosine:
             return self.learning_rate
         return self.learning_rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * epoch / max(self.max_epochs, 1))))
@@ -50,8 +64,11 @@ class Validation:
     first: int = 0
     """First epoch to validate: with few held-out rows an untrained network can score best by chance."""
     every: int = 10
+    """Epochs between two scores."""
     patience: int = 200
+    """Epochs without improvement."""
     min_delta: float = 1e-5
+    """Smallest improvement that counts."""
 
 
 @dataclass
@@ -59,12 +76,19 @@ class TrainingHistory:
     """Training history: one entry per epoch (validation scores only where evaluated), and the reason for stopping."""
 
     nlml: list[float] = field(default_factory=list)
+    """NLML per sample."""
     log_alpha: list[float] = field(default_factory=list)
+    """log alpha."""
     learning_rate: list[float] = field(default_factory=list)
+    """Learning rate."""
     validation_epoch: list[int] = field(default_factory=list)
+    """Epochs with a score."""
     validation_score: list[float] = field(default_factory=list)
+    """Their scores."""
     best_epoch: int = 0
+    """Epoch of the state that was kept."""
     setbacks: int = 0
+    """Returns to an older state."""
     gap: float | None = None
     """Difference per sample between the last bound of mini-batch training and the exact evidence."""
     stopped: str = "max_epochs"
@@ -128,8 +152,18 @@ def train(
 ) -> TrainingHistory:
     """Train the problem's networks in place; each ends in its best state, whatever happened on the way.
 
-    `stop` ends training after the present step. If the checkpoint contains a state of the same training, training
-    resumes from there.
+    Parameters
+    ----------
+    problem, optimizer : Problem, Optimizer
+        What to train, and how.
+    validation : Validation, optional
+        Early stopping.
+    checkpoint : Checkpoint, optional
+        Where to save states; training resumes from one of the same training.
+    stop : Event, optional
+        Ends training after the present step once it is set.
+    progress, label : bool, str
+        Whether to show a progress bar, and its name.
     """
     engine = Engine(problem, optimizer, validation, checkpoint)
     with (

@@ -45,7 +45,19 @@ def fit_lengths(
     length_std: float = LOG_LENGTH_STD,
     steps: int = STEPS,
 ) -> tuple[Float[Tensor, "b d"], Float[Tensor, " b"]]:
-    """Fit log length scales and log rho of several tables side by side; rows of weight zero are ignored."""
+    """Fit log length scales and log rho of several tables side by side; rows of weight zero are ignored.
+
+    Parameters
+    ----------
+    Z, T, weight : Tensor of shape (b, m, d), (b, m, q), (b, m)
+        Standardised inputs, targets and weights of the tables.
+    noise_prior : NoisePrior
+        Prior of the noise variance.
+    length, length_std : float
+        Prior median of a length scale over the root of d, and prior standard deviation of its log.
+    steps : int
+        Steps of Adam.
+    """
     b, _, d = Z.shape
     log_length = torch.full((b, d), math.log(START * math.sqrt(d)), dtype=Z.dtype, device=Z.device)
     log_alpha = torch.full((b,), LOG_ALPHA, dtype=Z.dtype, device=Z.device)

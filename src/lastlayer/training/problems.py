@@ -30,8 +30,18 @@ STACK_CHECK, BATCH_CHECK = 25, 100
 class FullBatch(Problem):
     """One network, or a stack, trained by an objective of all rows.
 
-    `prior_precision` is that of the hidden weights: -log p / m is added to the loss. With `chunk_size`, that many rows
-    are in memory at a time, with the same gradient. With several processes, `rows` are those of this one.
+    Parameters
+    ----------
+    network, objective : Module, Objective
+        What is trained.
+    rows : Rows
+        Standardised rows; with several processes, those of this one.
+    prior_precision : float or Tensor, default 0
+        Of the hidden weights: -log p / m is added to the loss.
+    chunk_size : int, optional
+        Rows in memory at a time, with the same gradient.
+    process_group : ProcessGroup
+        The processes that share the rows.
     """
 
     def __init__(
@@ -60,7 +70,13 @@ class FullBatch(Problem):
         self.multiplications = work if main.X.dim() == 2 else SMALL_STEP
 
     def gradient(self, batch: Any, speed: float) -> Float[Tensor, "*s"]:
-        """Add the gradient of NLML and penalty to the parameters, and return the NLML."""
+        """Add the gradient of NLML and penalty to the parameters, and return the NLML.
+
+        Parameters
+        ----------
+        batch, speed : object, float
+            Not used here.
+        """
         if self.chunk_size is not None:
             nlml = chunked_nlml(
                 self.network, self.objective, self.rows.main, self.chunk_size, process_group=self.process_group
@@ -91,7 +107,6 @@ class FullBatch(Problem):
         return self.objective.log_alpha
 
     def held_out_score(self, held: Points) -> Float[Tensor, ""]:
-        """Score for early stopping: smaller is better."""
         rest = self.rows.main
         return self.objective.held_out_score(self.network(rest.X), rest, self.network(held.X), held)
 
@@ -130,6 +145,19 @@ class MiniBatches(Problem):
 
     Rows are standardised, in the type and on the device of the network. The running posterior ends as the average of
     the last batches.
+
+    Parameters
+    ----------
+    network, source : Module, Source
+        What is trained, and its rows.
+    running : RunningPosterior
+        Last layer during training.
+    batch_size, seed : int
+        Rows per step, and the seed of their order.
+    prior_precision : float or Tensor, default 0
+        Of the hidden weights.
+    is_table : bool, default True
+        Whether inputs are rows of a table, each of which uses a weight once.
     """
 
     check_every = BATCH_CHECK
@@ -155,12 +183,24 @@ class MiniBatches(Problem):
         self.multiplications = work if is_table else SMALL_STEP  # other inputs may reuse weights
 
     def steps(self, epoch: int, first: int) -> Iterator[Batch]:
-        """Yield batches, in a new order in every epoch."""
+        """Yield batches, in a new order in every epoch.
+
+        Parameters
+        ----------
+        epoch, first : int
+            Number of the epoch, and of its first step.
+        """
         seed = (self.seed + 1_000_003 * epoch) % 2**63
         return self.source.batches(self.batch_size, seed=seed, first=first, process_group=self.process_group)
 
     def gradient(self, batch: Any, speed: float) -> Float[Tensor, "*s"]:
-        """Add the gradient of the bound on a batch to the parameters, and return the bound."""
+        """Add the gradient of the bound on a batch to the parameters, and return the bound.
+
+        Parameters
+        ----------
+        batch, speed : Points, float
+            The batch, and the learning rate over its initial value.
+        """
         phi = self.network(batch.X)
         with torch.no_grad():
             rows = self.running.step(phi.detach(), batch.T, batch.weight, total=batch.total, drift=speed)
@@ -176,12 +216,17 @@ class MiniBatches(Problem):
         return torch.zeros_like(self.running.count)
 
     def held_out_score(self, held: Points) -> Float[Tensor, ""]:
-        """Score for early stopping: the negative LPD of held-out rows under the running posterior."""
         Phi = affine_features(self.network(held.float().X)).double()
         return torch.tensor(-held_out_lpd(self.running.posterior(), Phi, held.T))
 
     def gap(self, history: TrainingHistory) -> float | None:
-        """Distance of the last bound from the evidence; None if the running posterior is not that of the network."""
+        """Distance of the last bound from the evidence; None if the running posterior is not that of the network.
+
+        Parameters
+        ----------
+        history : TrainingHistory
+            What training kept.
+        """
         if history.best_epoch != len(history.nlml) or self.running.snapshot is None:
             return None
         return float(self.running.gap(streamed_statistics(self.network, self.source.batches(CHUNK_ROWS))).nanmean())

@@ -81,10 +81,15 @@ class RunningPosterior:
     n_rows: int
     """Rows per pass, on all processes."""
     noise: NoiseStructure = "diagonal"
+    """Structure of the noise."""
     bias_prior: BiasPrior = "flat"
+    """Prior of the bias."""
     schedule: UpdateSchedule = UpdateSchedule()
+    """How often the last layer is computed, and from how many rows."""
     process_group: ProcessGroup = ONE
+    """The processes that share the rows."""
     steps: int = 0
+    """Steps so far."""
     snapshot: Snapshot | None = None
     """None before the first step."""
 
@@ -105,9 +110,15 @@ class RunningPosterior:
     ) -> BoundTerms:
         """Add a batch to the statistics, and return its loss and gradient in the features.
 
-        `total` is its number of rows on all processes. `drift` is the speed at which features change, relative to the
-        beginning; the slower, the longer the memory (the weights lag by drift / share and fluctuate by share, so the
-        best share is proportional to the root of the drift).
+        Parameters
+        ----------
+        phi_tilde, T, weight : Tensor of shape (r, k), (r, q), (r,)
+            Linear features, targets and weights of the batch.
+        total : int, optional
+            Rows of the batch on all processes.
+        drift : float, default 1
+            Speed at which features change, relative to the beginning. The slower, the longer the memory: weights lag by
+            drift / share and fluctuate by share, so the best share is proportional to the root of the drift.
         """
         r, k = phi_tilde.shape[-2:]
         total = r if total is None else total
@@ -131,7 +142,15 @@ class RunningPosterior:
         )
 
     def absorb(self, part: Statistics, used: int, *, drift: float = 1.0) -> FrozenLayer:
-        """Add the statistics of `used` rows of a batch, and return the resulting layer."""
+        """Add the statistics of `used` rows of a batch, and return the resulting layer.
+
+        Parameters
+        ----------
+        part, used : Statistics, int
+            Statistics of the rows, and their number.
+        drift : float, default 1
+            As in `step`.
+        """
         share = min(2 / (1 + self.schedule.memory * part.n_linear / used), MOST_SHARE) * drift**0.5
         if self.snapshot is not None:  # a row of the batch counts no less than an old one
             share = max(share, used / (used + self.snapshot.effective_rows))
@@ -147,7 +166,13 @@ class RunningPosterior:
         )
 
     def gap(self, statistics: Statistics) -> Float[Tensor, "*b"]:
-        """Difference per sample between the present bound and the evidence of these statistics, at the same alpha."""
+        """Difference per sample between the present bound and the evidence of these statistics, at the same alpha.
+
+        Parameters
+        ----------
+        statistics : Statistics
+            Those of all rows.
+        """
         exact = self._frozen(statistics, self.now.log_alpha, None, float(self.n_rows))
         return self.now.frozen.bound(statistics) - exact.bound(statistics)
 
