@@ -105,10 +105,10 @@ def functional_to_casadi(model: Any, functional: Pointwise, *, name: str = "func
     fitted, ops, x = _started(model)
     ca, constants = ops.casadi, expressions(ops, fitted)
     function = formula.functions(ops, constants, formula.standardized(constants, ops.array(x)))
-    at, said = functional.at(np.zeros((1, x.shape[0]))), function.output(functional.output).linear(0).value.T
-    whole = ca.mtimes(ca.DM(at.weights), said)
+    at, affine = functional.at(np.zeros((1, x.shape[0]))), function.output(functional.output).linear(0).value.T
+    whole = ca.mtimes(ca.DM(at.weights), affine)
     if at.directions is not None:
-        whole = whole + ca.mtimes(ca.DM(at.directions[:, 0]), ca.jacobian(said, x).T)
+        whole = whole + ca.mtimes(ca.DM(at.directions[:, 0]), ca.jacobian(affine, x).T)
     rows = whole[:, 1:]
     return ca.Function(name, [x], [whole[:, 0], ca.mtimes(rows, rows.T)], ["x"], ["mean", "cov"])
 

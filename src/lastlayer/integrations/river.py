@@ -11,7 +11,7 @@ from scipy.special import ndtri
 
 from lastlayer.errors import InputError, need
 from lastlayer.estimators.regressor import BLLRegressor
-from lastlayer.online import DriftMonitor, Memory, OnlineModel
+from lastlayer.online import DriftMonitor, Memory, OnlineModel, SlidingWindow
 
 base: Any = need("river.base", extra="river")
 conf: Any = need("river.conf", extra="river")
@@ -154,7 +154,7 @@ class RiverRegressor(base.Regressor):  # type: ignore[misc]
         model = BLLRegressor(preset="fast", random_state=0) if self.model is None else copy.deepcopy(self.model)
         assert isinstance(model, BLLRegressor)  # a running model has started already
         rows = np.array(self._rows), np.array(self._targets)
-        start = rows if hasattr(self.memory, "rows") else None  # a window starts from its rows
+        start = rows if isinstance(self.memory, SlidingWindow) else None
         self._go_on(OnlineModel(model.fit(*rows), self.memory, start=start, monitor=copy.deepcopy(self.monitor)))
         self._rows, self._targets = [], []
 

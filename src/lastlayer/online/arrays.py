@@ -133,10 +133,10 @@ class Look:
         return [layers.whitened(phi) for layers, phi in zip(self._layers, self.features, strict=True)]
 
     @cached_property
-    def _said(self) -> list[ndarray]:
+    def _predicted(self) -> list[ndarray]:
         """Mean (c, m, q) in original units; cost (c, m, 1) at the alpha in use, and at alpha* where that differs."""
-        said = [layers.said(rows) for layers, rows in zip(self._layers, self.whitened, strict=True)]
-        mean, *costs = said[0] if len(said) == 1 else formula.joined(NumPyOps, self._arrays.formula, said)
+        each = [layers.predicted(rows) for layers, rows in zip(self._layers, self.whitened, strict=True)]
+        mean, *costs = each[0] if len(each) == 1 else formula.joined(NumPyOps, self._arrays.formula, each)
         return [mean * self._arrays.target_scale + self._arrays.target_mean, *costs]
 
     @cached_property
@@ -145,7 +145,7 @@ class Look:
         numbers = self._arrays.numbers
         if numbers is None or len(self.z) > 1:
             return None
-        parts: formula.Components = formula.components(FloatOps, numbers, [x.item() for x in self._said], None)
+        parts: formula.Components = formula.components(FloatOps, numbers, [x.item() for x in self._predicted], None)
         return parts
 
     @cached_property
@@ -153,7 +153,7 @@ class Look:
         """Calibrated predictions of the members, as arrays with one row per point."""
         if self._single is not None:
             return formula.Components(*(np.full((1, 1, 1), x) for x in vars(self._single).values()))
-        parts = formula.components(NumPyOps, self._arrays.formula, self._said, self.z)
+        parts = formula.components(NumPyOps, self._arrays.formula, self._predicted, self.z)
         shape = parts.mean.shape[:2]
         return formula.Components(*(_rows(x, shape) for x in vars(parts).values()))
 

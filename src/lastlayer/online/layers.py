@@ -175,7 +175,7 @@ class LayerStack:
     def _largest_weights(self) -> Float[ndarray, "a c q"]:
         return np.stack([np.abs(recursion.W).max(1) for recursion in self.recursions])
 
-    def said(self, seen: list[Whitened]) -> list[ndarray]:
+    def predicted(self, seen: list[Whitened]) -> list[ndarray]:
         """Mean (c, n, q), cost (c, n, 1) at the alpha of the variance, and at alpha* if that differs."""
         mean, costs = self.recursions[0].mean(seen[0]), [rows.variance_ratio[..., None] for rows in seen]
         return [mean, *reversed(costs)]

@@ -131,7 +131,9 @@ class OnlineModel:
         self._networks = [Features.of(layer, fitted) for layer in self._groups]
         width = max(member.posterior.statistics.n_linear for member in fitted.members)
         self._interval, self._largest = self.memory.interval(width), LARGE_BATCH * Memory().interval(width)
-        self._window: deque[list[FeatureRows]] = deque(maxlen=getattr(self.memory, "rows", None))
+        self._window: deque[list[FeatureRows]] = deque(
+            maxlen=memory.rows if isinstance(memory, SlidingWindow) else None
+        )
         return fitted
 
     def predictive(self, X: Any, *, noise: bool = True) -> Prediction:

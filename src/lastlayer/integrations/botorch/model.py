@@ -139,9 +139,7 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
                 f"X has shape {tuple(X.shape)} and Y {tuple(Y.shape)}: Y must be (..., {X.shape[-2]}, "
                 f"{self.num_outputs}), one row per row of X and one column per output"
             )
-        if hasattr(self, "outcome_transform"):
-            Y, _ = self.outcome_transform(Y, X=X)
-        return self._with(self._conditioned(self.transform_inputs(X), Y, noise))
+        return self._with(self._conditioned(self.transform_inputs(X), self._transformed(Y, X), noise))
 
     def fantasize(
         self, X: Float[Tensor, "*b n d"], sampler: MCSampler, observation_noise: Tensor | None = None, **_: Any
@@ -151,9 +149,7 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
             return self._with([part.repeated(sampler.sample_shape + X.shape[:-2]) for part in self.parts])
         noise = observation_noise
         with fantasizing():
-            Y = sampler(self.posterior(X, observation_noise=True if noise is None else noise))
-            if hasattr(self, "outcome_transform"):
-                Y, _ = self.outcome_transform(Y, X=X)
+            Y = self._transformed(sampler(self.posterior(X, observation_noise=True if noise is None else noise)), X)
             noise = None if noise is None else noise.expand(Y.shape[1:])
             return self._with(self._conditioned(self.transform_inputs(X), Y, noise))
 
@@ -208,11 +204,12 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
         new = BLLModel.__new__(BLLModel)
         Model.__init__(new)
         new.gaussians = torch.nn.ModuleList(parts)
-        for name in ("train_inputs", "input_transform", "outcome_transform"):
-            if hasattr(self, name):
-                setattr(new, name, getattr(self, name))
+        _share(self, new, "train_inputs", "input_transform", "outcome_transform")
         new.training = False
         return new
+
+    def _transformed(self, Y: Tensor, X: Tensor) -> Tensor:
+        return self.outcome_transform(Y, X=X)[0] if hasattr(self, "outcome_transform") else Y
 
     def _set_transformed_inputs(self) -> None:
         """Do nothing: the training inputs stay as they are, because nothing is computed from them."""
@@ -228,9 +225,7 @@ class DrawnFunctions(DeterministicModel):  # type: ignore[misc]
         self._num_outputs, self.shape, self.own_batch = model.num_outputs, torch.Size(shape), model.parts[0].batch_shape
         self.parts = torch.nn.ModuleList([part.separate() for part in model.parts])
         self.coefficients = [part.draw(generator, shape) for part in model.parts]
-        for name in ("input_transform", "outcome_transform"):
-            if hasattr(model, name):
-                setattr(self, name, getattr(model, name))
+        _share(model, self, "input_transform", "outcome_transform")
         self.eval()
 
     @property
@@ -265,6 +260,13 @@ class FunctionPaths(SamplePath):  # type: ignore[misc]
 def _draw_paths(model: BLLModel, *, sample_shape: torch.Size, **_: Any) -> FunctionPaths:
     """Draw functions from the posterior directly; no prior paths are updated."""
     return FunctionPaths(model, sample_shape)
+
+
+def _share(model: Model, other: Model, *names: str) -> None:
+    """Give another model what BoTorch lets a model have or not have."""
+    for name in names:
+        if hasattr(model, name):
+            setattr(other, name, getattr(model, name))
 
 
 def _distribution(moments: JointMoments, noise: bool | Tensor) -> MultivariateNormal:
