@@ -2,12 +2,18 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from numpy import ndarray
+from scipy.optimize import nnls
 from torch import Tensor
 
-from lastlayer.bayes.linalg import Cholesky
+from lastlayer._internal.numbers import TINY
 from lastlayer.errors import InputError, PrecisionError
+
+HULL_TOL = 1e-6
+"""Largest error of a distance to the convex hull, relative to the size of the data."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +99,8 @@ def nearest_in_affine_hull(x: Float[Tensor, "r d"], X: Float[Tensor, "m d"]) -> 
     return _projection(x, nu - nu.mean(-1, keepdim=True) + 1 / len(X), X)
 
 
-def nearest_in_convex_hull(
-    x: Float[Tensor, "r d"], X: Float[Tensor, "m d"], *, tol: float = 1e-7, chunk_rows: int = 256
-) -> Projection:
-    """Find the nearest points of the convex hull, by one quadratic programme per point, many at a time.
+def nearest_in_convex_hull(x: Float[Tensor, "r d"], X: Float[Tensor, "m d"]) -> Projection:
+    """Find the nearest points of the convex hull, by one non-negative least-squares problem per point.
 
     Parameters
     ----------
@@ -104,88 +108,45 @@ def nearest_in_convex_hull(
         Points.
     X : Tensor of shape (m, d)
         Samples.
-    tol : float, default 1e-7
-        Tolerance on the distances, relative to the size of the data plus the point's distance from their centre.
-    chunk_rows : int, default 256
-        Number of points solved at a time.
 
     Raises
     ------
     PrecisionError
-        If the duality gap does not guarantee distances to within 10 `tol`.
+        If the plane across x - point does not prove the distance to within `HULL_TOL`, relative to the size of the data
+        plus the point's distance from their centre.
     """
     _check(x, X)
-    centre = X.mean(0)
-    size = torch.maximum((X - centre).norm(dim=-1).max(), torch.finfo(X.dtype).eps * X.norm())
-    size = torch.where(size > 0, size, torch.ones_like(size))
-    # the tolerance is relative to each point's own distance, so that far points are as well-conditioned as near ones
-    nu = torch.cat(
-        [_simplex_least_squares((part - centre) / size, (X - centre) / size, tol) for part in x.split(chunk_rows)]
-        or [x.new_zeros(0, len(X))]
+    X_, x_ = X.double().cpu(), x.double().cpu()
+    centre = X_.mean(0)
+    Z, z = X_ - centre, x_ - centre
+    nu = torch.from_numpy(np.array([_simplex_coefficients(point, Z.numpy()) for point in z.numpy()])).reshape(
+        len(x), len(X)
     )
-    return _projection(x, nu, X)
-
-
-def _simplex_least_squares(x: Tensor, X: Tensor, tol: float, max_steps: int = 100) -> Tensor:
-    """min 1/2 |X'nu - x|^2 over the simplex, batched over x, by Mehrotra's predictor-corrector method."""
-    r, m = len(x), len(X)
-    reach = 1 + x.norm(dim=-1, keepdim=True)
-    nu, s, lam = x.new_full((r, m), 1 / m), reach.expand(r, m).clone(), x.new_zeros(r, 1)
-    best, error = nu, torch.full_like(reach, torch.inf)
-    for _ in range(max_steps):
-        e = nu @ X - x
-        gradient = e @ X.mT
-        dual, primal = gradient - s - lam, nu.sum(-1, keepdim=True) - 1
-        # Frank-Wolfe's gap bounds how far 1/2 |e|^2 is above its minimum, and so the error of the distance |e|
-        distance = e.norm(dim=-1, keepdim=True)
-        gap = ((nu * gradient).sum(-1, keepdim=True) - gradient.min(-1, keepdim=True).values).clamp_min(0)
-        now = distance - (distance.square() - 2 * gap).clamp_min(0).sqrt() + primal.abs()
-        best, error = torch.where(now < error, nu, best), torch.minimum(now, error)
-        if bool((error <= tol * reach).all()):
-            break
-        newton = _Newton(nu, s, dual, primal, X)
-        d_nu, d_s, _ = newton.step(torch.zeros_like(nu))
-        mu = (nu * s).mean(-1, keepdim=True)
-        affine = ((nu + _longest(nu, d_nu) * d_nu) * (s + _longest(s, d_s) * d_s)).mean(-1, keepdim=True)
-        d_nu, d_s, d_lam = newton.step((affine / mu) ** 3 * mu - d_nu * d_s)
-        step = 0.995 * torch.minimum(_longest(nu, d_nu), _longest(s, d_s))
-        step = torch.where(torch.isfinite(d_nu).all(-1, keepdim=True), step, torch.zeros_like(step))
-        nu, s, lam = nu + step * d_nu.nan_to_num(), s + step * d_s.nan_to_num(), lam + step * d_lam.nan_to_num()
-    if not bool((error <= 10 * tol * reach).all()):
+    away = z - nu @ Z
+    distance = away.norm(dim=-1)
+    proven = ((away * z).sum(-1) - (away @ Z.mT).amax(-1)).clamp_min(0.0) / distance.clamp_min(TINY)
+    size = Z.norm(dim=-1).max() + z.norm(dim=-1)
+    if not bool((distance - proven <= HULL_TOL * size).all()):
         raise PrecisionError(
-            f"the quadratic programme of the convex hull stopped with distances accurate to {(error / reach).max():.0e}"
-            f" of the data's size, not tol={tol:g}: allow a larger tol"
+            f"distances to the convex hull are accurate only to {((distance - proven) / size).max():.0e} of the data's "
+            "size: rescale the columns"
         )
-    best = best.clamp_min(0)
-    return best / best.sum(-1, keepdim=True)
+    return _projection(x, nu.to(X), X)
 
 
-class _Newton:
-    """Newton steps on the optimality conditions gradient - s - lam = 0, sum(nu) = 1, nu s = tau, factored once."""
+def _simplex_coefficients(x: ndarray, X: ndarray) -> ndarray:
+    """nu >= 0 of sum one that minimises |X'nu - x|.
 
-    def __init__(self, nu: Tensor, s: Tensor, dual: Tensor, primal: Tensor, X: Tensor) -> None:
-        self.nu, self.s, self.dual, self.primal, self.X = nu, s, dual, primal, X
-        self.D = nu / s
-        eye = torch.eye(X.shape[1], dtype=X.dtype, device=X.device)
-        self.inner = Cholesky.of(eye + X.mT @ (self.D[..., None] * X))
-        self.ones = self._solve(torch.ones_like(nu))
-
-    def _solve(self, v: Tensor) -> Tensor:
-        """(diag(s / nu) + X X')^-1 v."""
-        Dv = self.D * v
-        return Dv - self.D * (self.inner.solve((Dv @ self.X)[..., None])[..., 0] @ self.X.mT)
-
-    def step(self, tau: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        b = self._solve(tau / self.nu - self.s - self.dual)
-        d_lam = -(self.primal + b.sum(-1, keepdim=True)) / self.ones.sum(-1, keepdim=True)
-        d_nu = b + d_lam * self.ones
-        return d_nu, tau / self.nu - self.s - d_nu / self.D, d_lam
-
-
-def _longest(x: Tensor, d: Tensor) -> Tensor:
-    """The largest step up to one that keeps x + step d non-negative."""
-    ratio = torch.where(d < 0, -x / d, torch.full_like(x, torch.inf))
-    return ratio.min(-1, keepdim=True).values.clamp_max(1.0)
+    Over u = s nu, |(X - x)'u|^2 + (sum(u) - 1)^2 is s^2 |X'nu - x|^2 + (s - 1)^2: for any s, the same nu is the best.
+    """
+    apart = X - x
+    size = np.abs(apart).max()
+    A = np.vstack([apart.T / (size if size > 0 else 1.0), np.ones(len(X))])
+    try:
+        u = nnls(A, np.eye(len(A))[-1])[0]
+    except RuntimeError as error:
+        raise PrecisionError(f"no nearest point of the convex hull was found ({error}): rescale the columns") from error
+    return u / u.sum()
 
 
 def _least_norm_coefficients(x: Tensor, X: Tensor, *, scale: float | Tensor = 0.0) -> Tensor:
