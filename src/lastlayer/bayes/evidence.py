@@ -1,11 +1,13 @@
 """The negative log marginal likelihood (NLML) of a Bayesian last layer, in every form given in the paper."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -17,6 +19,7 @@ from lastlayer.bayes.statistics import Statistics
 from lastlayer.errors import InputError, check_choice
 from lastlayer.settings.types import (
     BIAS_PRIORS,
+    NEEDS_EVERY_TARGET,
     NO_NOISE_PRIOR,
     NOISE_STRUCTURES,
     BiasPrior,
@@ -101,30 +104,22 @@ def nlml(
     penalised = W[..., : equations.n_penalised, :]
     w = 1.0 if sample_weight is None else sample_weight[..., None]
     S = (w * (T - Phi @ W).square()).sum(-2) + precision.ridge[..., None] * penalised.square().sum(-2)
-    return _assemble(
-        equations,
-        log_alpha=-precision.ridge.log(),
-        logdet_Lambda=precision.logdet(),
-        logdet_noise=2 * log_sigma_e.sum(-1),
-        misfit=(S * torch.exp(-2 * log_sigma_e)).sum(-1),
-    )
+    misfit = (S * torch.exp(-2 * log_sigma_e)).sum(-1)
+    return _assemble(equations, precision, 2 * log_sigma_e.sum(-1), misfit)
 
 
-def _assemble(
-    equations: NormalEquations, *, log_alpha: Tensor, logdet_Lambda: Tensor, logdet_noise: Tensor, misfit: Tensor
-) -> Tensor:
-    total = _total(
-        equations, log_alpha=log_alpha, logdet_Lambda=logdet_Lambda, logdet_noise=logdet_noise, misfit=misfit
-    )
-    return total / (2 * equations.n_targets)
+def _assemble(equations: NormalEquations, precision: Precision, logdet_noise: Tensor, misfit: Tensor) -> Tensor:
+    """Sum of the terms of eq:LMLH_multivariate_simplified per sample, with k and n according to the bias prior."""
+    k, q, n, log_alpha = equations.n_penalised, equations.cross.shape[-1], equations.dof, -precision.ridge.log()
+    total = q * (n * LOG_2PI + k * log_alpha + precision.logdet()) + n * logdet_noise + misfit
+    return _per_sample(equations, total if equations.log_scale is None else total + equations.log_scale)
 
 
-def _total(
-    equations: NormalEquations, *, log_alpha: Tensor, logdet_Lambda: Tensor, logdet_noise: Tensor, misfit: Tensor
-) -> Tensor:
-    """Twice the sum of the terms of eq:LMLH_multivariate_simplified, with k and n according to the bias prior."""
-    k, q, n = equations.n_penalised, equations.cross.shape[-1], equations.dof
-    return q * (n * LOG_2PI + k * log_alpha + logdet_Lambda) + n * logdet_noise + misfit
+def _per_sample(equations: NormalEquations, total: Tensor) -> Tensor:
+    """Half a sum over the targets, per sample; those of outputs with moments of their own are added."""
+    if not equations.by_output:
+        return total / (2 * equations.n_targets)
+    return total.sum(-1) / (2 * equations.n_targets.amax(-1))
 
 
 def profiled_nlml(
@@ -203,13 +198,7 @@ class _ProfiledNLML(torch.autograd.Function):
         W_ = precision.penalised_weights
         S = R.mT @ wR + precision.ridge[..., None, None] * (W_.mT @ W_)
         Sigma_E = Cholesky.of(noise_covariance(S, equations, noise)[0])
-        J = _assemble(
-            equations,
-            log_alpha=-precision.ridge.log(),
-            logdet_Lambda=precision.logdet(),
-            logdet_noise=Sigma_E.logdet(),
-            misfit=_trace(Sigma_E.solve(S)),
-        )
+        J = _assemble(equations, precision, Sigma_E.logdet(), _trace(Sigma_E.solve(S)))
         ctx.save_for_backward(Phi, wR, *([] if sample_weight is None else [sample_weight]))
         ctx.precision, ctx.Sigma_E, ctx.log_alpha_type = precision, Sigma_E, log_alpha.dtype
         return J
@@ -256,16 +245,7 @@ def statistics_nlml(
     W = precision.penalised_weights
     S = equations.targets - W.mT @ equations.cross
     Sigma_E = Cholesky.of(noise_covariance(S, equations, noise)[0])
-    J = _assemble(
-        equations,
-        log_alpha=-precision.ridge.log(),
-        logdet_Lambda=precision.logdet(),
-        logdet_noise=Sigma_E.logdet(),
-        misfit=_trace(Sigma_E.solve(S)),
-    )
-    if not equations.by_output:
-        return J
-    return (equations.n_targets / equations.n_targets.amax(-1, keepdim=True) * J).sum(-1)
+    return _assemble(equations, precision, Sigma_E.logdet(), _trace(Sigma_E.solve(S)))
 
 
 def known_noise_nlml(
@@ -279,7 +259,7 @@ def known_noise_nlml(
     equations = NormalEquations.of(statistics.each_output(), bias_prior)
     precision = equations.at(log_alpha[..., None])
     S = equations.targets - precision.penalised_weights.mT @ equations.cross
-    return _all_outputs(equations, precision, 2 * log_sigma_e, S[..., 0, 0] * torch.exp(-2 * log_sigma_e))
+    return _assemble(equations, precision, 2 * log_sigma_e, S[..., 0, 0] * torch.exp(-2 * log_sigma_e))
 
 
 def nlml_of(
@@ -288,23 +268,7 @@ def nlml_of(
     """Compute the NLML per sample of one model at any alpha and noise covariance."""
     precision = equations.spectral_at(log_alpha)
     E = Cholesky.of(Sigma_E.diagonal()[:, None, None] if equations.by_output else Sigma_E)
-    misfit = _trace(E.solve(equations.misfit(precision.ridge)))
-    return _all_outputs(equations, precision, E.logdet(), misfit)
-
-
-def _all_outputs(equations: NormalEquations, precision: Precision, logdet_noise: Tensor, misfit: Tensor) -> Tensor:
-    """NLML per sample of all outputs, with known noise where there is any."""
-    total = _total(
-        equations,
-        log_alpha=-precision.ridge.log(),
-        logdet_Lambda=precision.logdet(),
-        logdet_noise=logdet_noise,
-        misfit=misfit,
-    )
-    total = total if equations.log_scale is None else total + equations.log_scale
-    if equations.by_output:
-        return total.sum(-1) / (2 * equations.n_targets.amax(-1))
-    return total / (2 * equations.n_targets)
+    return _assemble(equations, precision, E.logdet(), _trace(E.solve(equations.misfit(precision.ridge))))
 
 
 @dataclass(frozen=True)
@@ -353,26 +317,11 @@ def profile(
 def _profile(
     equations: NormalEquations, log_alpha: Tensor, noise: NoiseStructure, prior: NoisePrior = NO_NOISE_PRIOR
 ) -> Profile:
-    """Profile over all outputs; where each output is a separate regression, their sum at one alpha."""
-    if not equations.by_output:
-        return _profile_each(equations, log_alpha, noise, prior)
-    if noise != "diagonal":
-        raise InputError(f'noise="{noise}" needs outputs that are all observed at the same rows: take "diagonal"')
-    each = _profile_each(equations, log_alpha[..., None], noise, prior)
-    share = equations.n_targets / equations.n_targets.amax(-1, keepdim=True)
-    size = (each.fixed_point.exp() * each.determined).sum(-1)
-    return Profile(
-        nlml=(share * each.nlml).sum(-1),
-        noise_cov=torch.diag_embed(each.noise_cov[..., 0, 0]),
-        floored=each.floored.any(-1),
-        slope=(share * each.slope).sum(-1),
-        determined=each.determined.mean(-1),
-        fixed_point=(size.clamp_min(TINY) / each.determined.sum(-1).clamp_min(TINY)).log(),
-    )
-
-
-def _profile_each(equations: NormalEquations, log_alpha: Tensor, noise: NoiseStructure, prior: NoisePrior) -> Profile:
-    precision, q = equations.spectral_at(log_alpha), equations.cross.shape[-1]
+    """Profile over all outputs, also where each is a separate regression at one common alpha."""
+    by_output, q = equations.by_output, equations.cross.shape[-1]
+    if by_output and noise != "diagonal":
+        raise InputError(NEEDS_EVERY_TARGET)
+    precision = equations.spectral_at(log_alpha[..., None] if by_output else log_alpha)
     S = equations.misfit(precision.ridge)
     if prior.rows:
         S = S + torch.diag_embed(prior.rows * prior.share * equations.target_energy / equations.n_targets[..., None])
@@ -383,20 +332,13 @@ def _profile_each(equations: NormalEquations, log_alpha: Tensor, noise: NoiseStr
     effective = (values / shifted).sum(-1)
     W = equations.rotated_cross / shifted[..., None]  # V'W~, which has the norm of W~
     size = _trace(E.solve(W.mT @ W))
-    return Profile(
-        nlml=_assemble(
-            equations,
-            log_alpha=-precision.ridge.log(),
-            logdet_Lambda=precision.logdet(),
-            logdet_noise=E.logdet(),
-            misfit=_trace(E.solve(S)) + prior.rows * E.logdet(),
-        ),
-        noise_cov=Sigma_E,
-        floored=floored,
-        slope=(q * effective - precision.ridge * size) / (2 * equations.n_targets),
-        determined=effective,
-        fixed_point=(size.clamp_min(TINY) / (q * effective).clamp_min(TINY)).log(),
-    )
+    nlml = _assemble(equations, precision, E.logdet(), _trace(E.solve(S)) + prior.rows * E.logdet())
+    slope = _per_sample(equations, q * effective - precision.ridge * size)
+    if by_output:
+        Sigma_E, floored = torch.diag_embed(Sigma_E[..., 0, 0]), floored.any(-1)
+        size, effective, q = size.sum(-1), effective.mean(-1), effective.shape[-1]
+    fixed_point = (size.clamp_min(TINY) / (q * effective).clamp_min(TINY)).log()
+    return Profile(nlml, Sigma_E, floored, slope, effective, fixed_point)
 
 
 @dataclass(frozen=True)
@@ -464,24 +406,54 @@ def optimal_alphas(
         Prior on the noise, whose density multiplies the evidence.
     """
     equations = NormalEquations.of(statistics, bias_prior)
+    at = partial(_profile, equations, noise=noise, prior=noise_prior)
+    basin = _scan(equations, at)
+    log_alpha, n_steps = _refine(basin, at)
+    end = at(log_alpha)
+    columns = (log_alpha, end.nlml, end.determined, end.floored, basin.infinity, basin.zero, n_steps)
+    return [
+        AlphaOptimum(a, value, cov, gamma, bool(floored), "infinity" if far else "zero" if none else "", int(steps))
+        for (a, value, gamma, floored, far, none, steps), cov in zip(
+            torch.stack(columns, -1).tolist(), end.noise_cov, strict=True
+        )
+    ]
+
+
+class _Basin(NamedTuple):
+    """Where the evidence of each model is largest on a grid: the point, and its neighbours."""
+
+    lo: Float[Tensor, " b"]
+    log_alpha: Float[Tensor, " b"]
+    hi: Float[Tensor, " b"]
+    zero: Bool[Tensor, " b"]
+    """Whether the evidence is largest at the lower end."""
+    infinity: Bool[Tensor, " b"]
+    """Whether it is largest at the upper end, or as large from here to far above."""
+
+
+def _scan(equations: NormalEquations, at: Callable[[Tensor], Profile]) -> _Basin:
     grid = equations.alpha_range(257)
     at_once = max(1, SCANNED.get(grid.device.type, 2**17) // max(1, equations.cross.numel()))
-    nlml = torch.cat([_profile(equations, part, noise, noise_prior).nlml for part in grid.split(at_once)])
+    nlml = torch.cat([at(part).nlml for part in grid.split(at_once)])
     place, best, last = torch.arange(len(grid), device=grid.device)[:, None], nlml.argmin(0), len(grid) - 1
     of = lambda row: grid.gather(0, row.clamp(0, last)[None])[0]
     worse = (nlml > nlml.gather(0, best[None]) + PLATEAU) & (place < best)
     near = torch.where(worse, place + 1, 0).amax(0)
-    zero = best == 0
-    plateau = ~zero & (of(best) - of(near) > 2.0)
-    infinity = plateau | (best == last)
-    lo, hi, log_alpha = of(best - 1), of(best + 1), of(torch.where(plateau, near, best))
-    running, n_steps = ~(zero | infinity), torch.zeros_like(best)
+    plateau = (best > 0) & (of(best) - of(near) > 2.0)
+    start = of(torch.where(plateau, near, best))
+    return _Basin(of(best - 1), start, of(best + 1), zero=best == 0, infinity=plateau | (best == last))
+
+
+def _refine(basin: _Basin, at: Callable[[Tensor], Profile]) -> tuple[Float[Tensor, " b"], Int[Tensor, " b"]]:
+    """log alpha at the maximum, and the number of steps to it."""
+    lo, log_alpha, hi, zero, infinity = basin
+    running, n_steps = ~(zero | infinity), torch.zeros_like(zero, dtype=torch.long)
     before, gap_before = log_alpha, torch.full_like(log_alpha, math.inf)
     for step in range(MAX_STEPS):
         running = running & (hi - lo > ALPHA_TOL)
         if not bool(running.any()):
             break
-        here = _profile(equations, log_alpha, noise, noise_prior)
+        here = at(log_alpha)
         lo, hi = torch.where(here.slope < 0, log_alpha, lo), torch.where(here.slope < 0, hi, log_alpha)
         gap = here.fixed_point - log_alpha
         move = gap * (before - log_alpha) / (gap - gap_before) if step else gap  # fixed point, then secants
@@ -490,12 +462,7 @@ def optimal_alphas(
         before, gap_before = log_alpha, gap
         log_alpha = torch.where(running, torch.where(sound, log_alpha + move, (lo + hi) / 2), log_alpha)
         n_steps = n_steps + running
-    end = _profile(equations, log_alpha, noise, noise_prior)
-    numbers = torch.stack([log_alpha, end.nlml, end.determined, end.floored, infinity, zero, n_steps], -1).tolist()
-    return [
-        AlphaOptimum(a, value, cov, gamma, bool(floored), "infinity" if far else "zero" if none else "", int(steps))
-        for (a, value, gamma, floored, far, none, steps), cov in zip(numbers, end.noise_cov, strict=True)
-    ]
+    return log_alpha, n_steps
 
 
 def _trace(A: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from numpy import ndarray
-from scipy.optimize import nnls
+from scipy.optimize import nnls  # type: ignore[attr-defined]
 from torch import Tensor
 
 from lastlayer._internal.numbers import TINY

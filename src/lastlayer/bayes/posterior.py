@@ -395,7 +395,13 @@ class Posterior:
         return rest
 
     def output(self, j: int) -> "Posterior":
-        """The posterior of one output."""
+        """Return the posterior of one output.
+
+        Parameters
+        ----------
+        j : int
+            Index of the output.
+        """
         return replace(self, statistics=self.statistics.output(j), noise_cov=self.Sigma_E[j : j + 1, j : j + 1])
 
     def _with(self, statistics: Statistics) -> "Posterior":
