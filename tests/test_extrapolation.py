@@ -351,6 +351,23 @@ def test_the_curve_is_the_validation_lpd(options: dict) -> None:
 
 
 @pytest.mark.parametrize("options", CASES)
+def test_at_every_alpha_missing_targets_leave_the_density_of_the_others(options: dict) -> None:
+    _, posterior, Phi, T = tuning_problem(**options)
+    known = torch.rand(15, generator=torch.Generator().manual_seed(0)) < 0.5
+    T[~known, 0] = math.nan
+    curve = tune_alpha(posterior, Phi, T)
+    second = replace(posterior, statistics=posterior.statistics.output(1), noise_cov=posterior.Sigma_E[1:, 1:])
+    for i in (0, 60, 120):
+        ratios = posterior.variance_ratio(Phi, float(curve.log_alphas[i]))
+        both, one = (
+            lpd(posterior, ratios[known], Phi[known], T[known]),
+            lpd(second, ratios[~known], Phi[~known], T[~known, 1:]),
+        )
+        share = float(known.double().mean())
+        close(curve.lpds[i], share * both + (1 - share) * one, loose=100)
+
+
+@pytest.mark.parametrize("options", CASES)
 @pytest.mark.parametrize("misfit", [0.01, 0.2, 20.0])
 def test_no_alpha_on_a_fine_grid_is_better(options: dict, misfit: float) -> None:
     _, posterior, Phi, T = tuning_problem(misfit=misfit, **options)
