@@ -372,8 +372,8 @@ class Statistics:
 
     def output(self, j: int) -> "Statistics":
         """Statistics of one output."""
-        axis = self.count.dim() - 1
-        return replace(self.each_output()._each(lambda moment: moment.select(axis, j)), by_output=False)
+        each = self.each_output()
+        return replace(each._each(lambda moment: moment.select(each.count.dim() - 1, j)), by_output=False)
 
     def to(self, device: torch.device | str) -> "Statistics":
         """Move the statistics to another device.
