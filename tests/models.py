@@ -13,7 +13,7 @@ from sklearn.model_selection import GroupKFold
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.data.observe import Derivative
 from lastlayer.data.validation import validated
-from lastlayer.settings.given import Given
+from lastlayer.settings.types import Given
 
 SHARED = TrainingOptions(bias_prior="shared")
 FAST = {"preset": "evidence", "max_epochs": 20, "random_state": 0}

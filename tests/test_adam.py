@@ -3,7 +3,7 @@
 import torch
 from helpers import close
 
-from lastlayer.training.adam import Adam
+from lastlayer.training.engine import Adam
 
 
 def test_it_steps_as_torch_does(generator):

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import lastlayer
 from lastlayer.cli import app
 from lastlayer.tables import TableRegressor, facts, forecast, load_table, read
-from lastlayer.training.adam import Adam
+from lastlayer.training.engine import Adam
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
 

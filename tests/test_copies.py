@@ -13,7 +13,7 @@ from sklearn.model_selection import KFold
 from lastlayer import BLLRegressor
 from lastlayer.data.copies import SEARCHED_ROWS, distinct, near_groups
 from lastlayer.errors import CopiesWarning
-from lastlayer.settings.given import Given
+from lastlayer.settings.types import Given
 
 pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")
 

@@ -29,7 +29,6 @@ from lastlayer.ensemble.train import Task, Trainer
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import MLP, inner_network
 from lastlayer.predictor.member import Member
-from lastlayer.settings.given import Shape
 from lastlayer.settings.resolve import FAST_PRECISIONS, N_FOLDS, PRIOR_PRECISIONS, resolve
 from lastlayer.settings.types import (
     ADDITIVE,
@@ -43,6 +42,7 @@ from lastlayer.settings.types import (
     Network,
     Plan,
     Settings,
+    Shape,
 )
 
 pytestmark = pytest.mark.usefixtures("small_process")

@@ -23,9 +23,8 @@ from lastlayer.networks.architecture import Architecture, encoded
 from lastlayer.networks.encoding import PiecewiseEncoding, bins_of
 from lastlayer.networks.groups import grouped, numbers_of
 from lastlayer.networks.mlp import MLP, InputSkip, StackedMLP, encoding_of, inner_network
-from lastlayer.settings.given import Shape
 from lastlayer.settings.resolve import resolve
-from lastlayer.settings.types import ADDITIVE, NETWORK, Family, Linear, Network
+from lastlayer.settings.types import ADDITIVE, NETWORK, Family, Linear, Network, Shape
 from lastlayer.training import FullBatch, Profiled, StackedNetworks
 from lastlayer.training.stack import StackPass
 

@@ -26,7 +26,7 @@ from lastlayer.cli import app, console
 from lastlayer.errors import InputError
 from lastlayer.studies import paper
 from lastlayer.tables import TableRegressor, load_table
-from lastlayer.training.adam import Adam
+from lastlayer.training.engine import Adam
 
 pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")
 

@@ -20,7 +20,6 @@ from lastlayer.bayes.readings import Readings
 from lastlayer.data.rows import Points
 from lastlayer.errors import InputError
 from lastlayer.networks.mlp import encoding_of, inner_network
-from lastlayer.settings.given import Shape
 from lastlayer.settings.resolve import FAST_PRECISIONS, PRIOR_PRECISIONS, resolve
 from lastlayer.settings.types import (
     ADDITIVE,
@@ -32,6 +31,7 @@ from lastlayer.settings.types import (
     Network,
     Plan,
     Settings,
+    Shape,
 )
 
 pytestmark = pytest.mark.usefixtures("small_process")

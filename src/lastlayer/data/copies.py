@@ -11,7 +11,7 @@ from scipy.sparse.csgraph import connected_components
 from scipy.spatial import KDTree
 from scipy.spatial.distance import pdist
 
-from lastlayer.settings.given import Given
+from lastlayer.settings.types import Given
 
 NEAR, NEAR_TARGET = 0.1, 1e-3
 """Distances relative to the typical distance between neighbours and to the standard deviation of a target: rows closer

@@ -22,7 +22,7 @@ from lastlayer.data.scaling import Scales
 from lastlayer.errors import InputError
 from lastlayer.likelihoods.base import Likelihood
 from lastlayer.networks.structured import converted
-from lastlayer.settings.given import Given, Shape
+from lastlayer.settings.types import Given, Shape
 
 FeatureMap = Callable[[Tensor], Tensor]
 """Maps inputs to linear features."""

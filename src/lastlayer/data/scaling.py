@@ -11,7 +11,7 @@ from torch import Tensor
 from lastlayer._internal.numbers import EPS
 from lastlayer.bayes.readings import Readings
 from lastlayer.errors import InputError
-from lastlayer.settings.given import Given
+from lastlayer.settings.types import Given
 
 LARGEST_TARGET = 1e100
 """Magnitude up to which variances of targets do not overflow in float64."""

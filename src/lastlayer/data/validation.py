@@ -14,7 +14,7 @@ from lastlayer._internal.arrays import as_array, check_finite, contiguous
 from lastlayer.data.observe import check_observations
 from lastlayer.data.scaling import LARGEST_TARGET
 from lastlayer.errors import InputError, InputTypeError
-from lastlayer.settings.given import Given
+from lastlayer.settings.types import Given
 
 FLOATS = {"dtype": [np.float64, np.float32], "ensure_all_finite": False}
 """Arguments of scikit-learn's validation for floats; finiteness is checked here, with the rows named."""

@@ -47,10 +47,11 @@ class Run:
         check_running(self.n_jobs, self.verbose)
 
     def __enter__(self) -> "Run":
-        with ExitStack() as entered:
-            entered.enter_context(threads(self.n_jobs))
-            entered.enter_context(shown(self.verbose))
-            self._undo = entered.pop_all()
+        self._undo = ExitStack()
+        if self.n_jobs is not None:
+            self._undo.enter_context(threads(self.n_jobs))
+        if self.verbose:
+            self._undo.enter_context(shown(self.verbose))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *more: Any) -> None:
@@ -106,11 +107,8 @@ class Run:
 
 
 @contextmanager
-def threads(n_jobs: int | None) -> Iterator[None]:
-    """Context in which torch, BLAS and OpenMP use `n_jobs` threads; None changes nothing."""
-    if n_jobs is None:
-        yield
-        return
+def threads(n_jobs: int) -> Iterator[None]:
+    """Context in which torch, BLAS and OpenMP use `n_jobs` threads."""
     n = n_jobs if n_jobs > 0 else max(1, cpu_count() + 1 + n_jobs)
     before = torch.get_num_threads()
     with threadpool_limits(n):
@@ -124,9 +122,6 @@ def threads(n_jobs: int | None) -> Iterator[None]:
 @contextmanager
 def shown(verbose: int) -> Iterator[None]:
     """Context in which the logger "lastlayer" passes info (1) or debug lines (2), to stderr if it has no handler."""
-    if not verbose:
-        yield
-        return
     level, before = LEVELS[min(verbose, max(LEVELS))], LOGGER.level
     with ExitStack() as undo:
         undo.callback(LOGGER.setLevel, before)

@@ -44,11 +44,10 @@ from lastlayer.predictor import revisions
 from lastlayer.predictor.codec import pack, unpack
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.member import Member
-from lastlayer.settings.given import Shape
 from lastlayer.settings.parameters import TrainingOptions, options_of
 from lastlayer.settings.parameters import check as check_parameters
 from lastlayer.settings.resolve import resolve
-from lastlayer.settings.types import NoiseModel, Plan, Settings
+from lastlayer.settings.types import NoiseModel, Plan, Settings, Shape
 from lastlayer.training import TrainingHistory
 
 STREAMED_ROWS = 200_000

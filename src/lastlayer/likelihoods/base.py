@@ -14,7 +14,7 @@ from lastlayer.likelihoods.marginal import NO_TAILS, HeldOutReadings, Marginal, 
 from lastlayer.predictions.joint import add_noise
 from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.predictions.prediction import Prediction
-from lastlayer.settings.given import Given
+from lastlayer.settings.types import Given
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from lastlayer.errors import InputError
 from lastlayer.likelihoods.base import Likelihood
 from lastlayer.predictions.lognormal import LogPrediction
 from lastlayer.predictions.mixture import MixturePrediction
-from lastlayer.settings.given import Given
+from lastlayer.settings.types import Given
 
 SKEWED = 1.0
 """Skewness above which a positive target is modelled by its logarithm, if that of the logarithm is less than half."""

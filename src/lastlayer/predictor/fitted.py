@@ -32,8 +32,7 @@ from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.member import Member, training_costs
 from lastlayer.predictor.module import Predictor
 from lastlayer.predictor.state import BlockOps, rows_in_cache, state_of
-from lastlayer.settings.given import Given
-from lastlayer.settings.types import FOURIER, Family, Settings
+from lastlayer.settings.types import FOURIER, Family, Given, Settings
 
 
 @dataclass(frozen=True)

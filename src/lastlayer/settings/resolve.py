@@ -3,14 +3,12 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
 
 from lastlayer._internal.digests import printed
 from lastlayer.errors import InputError
-from lastlayer.settings.given import Shape
 from lastlayer.settings.parameters import TrainingOptions, check, check_source, options_of
 from lastlayer.settings.types import (
     ADDITIVE,
@@ -27,6 +25,7 @@ from lastlayer.settings.types import (
     Place,
     Plan,
     Settings,
+    Shape,
     TrainingSettings,
 )
 
@@ -70,75 +69,54 @@ TABLE_BATCH, SOURCE_BATCH = 1_024, 4_096
 
 @dataclass(frozen=True)
 class Asked:
-    """Parameters of a `BLLRegressor`, and the data it is fitted to."""
+    """Parameters of a `BLLRegressor`, and what they mean for the data it is fitted to."""
 
     p: Mapping[str, Any]
     options: TrainingOptions
     data: Shape
+    n_rows: float | int
+    """Number of rows; those of a source are taken to be many."""
+    n_groups: float | int
+    """Number of clearly different rows."""
+    source: bool
+    own_network: bool
+    bare: bool
+    """Whether the preset is the evidence alone."""
+    fast: bool
+    spare: bool
+    """Whether rows can be held out for calibration."""
+    plan: Plan
+    calibrated: bool
+    """Whether there are built-in networks, calibrated by curves: more than one kind of them may be worth it."""
 
-    @property
-    def source(self) -> bool:
-        """Whether the rows come from a source of batches."""
-        return self.data.shape is None
-
-    @property
-    def n_rows(self) -> float | int:
-        """Number of rows; those of a source are taken to be many."""
-        return math.inf if self.data.shape is None else self.data.shape[0]
-
-    @property
-    def n_groups(self) -> float | int:
-        """Number of clearly different rows."""
-        return self.n_rows if self.data.n_groups is None else self.data.n_groups
-
-    @property
-    def own_network(self) -> bool:
-        """Whether the user gave the network."""
-        return self.p["backbone"] is not None
-
-    @property
-    def bare(self) -> bool:
-        """Whether the preset is the evidence alone."""
-        return bool(self.p["preset"] == "evidence")
-
-    @property
-    def fast(self) -> bool:
-        """Whether the preset is the fast one."""
-        return bool(self.p["preset"] == "fast")
-
-    @property
-    def spare(self) -> bool:
-        """Whether rows can be held out for calibration."""
-        return not self.bare and not self.source and self.n_groups >= (FEW_ROWS if self.own_network else LEAST_ROWS)
-
-    @cached_property
-    def plan(self) -> Plan:
-        """Which rows calibrate, and what."""
-        given = self.p["calibration"]
-        if given is not None and not isinstance(given, str):
-            if self.data.validation:
-                raise InputError(
-                    f"calibration={given!r} and validation_data both select the rows for calibration: give one of them"
-                )
-            return Plan("given")
-        if self.data.validation:
-            return Plan("validation", "curve" if given == "auto" and not self.bare else "alpha")
-        if given == "alpha":
-            return Plan("folds", "alpha")
-        if given is None or not self.spare:
-            return Plan()
-        return Plan("holdout" if self.own_network and self.p["n_members"] in ("auto", 1) else "folds")
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether there are built-in networks, calibrated by curves: more than one kind of them may be worth it."""
-        return self.spare and self.plan.curves and not self.own_network
+    @classmethod
+    def of(cls, p: Mapping[str, Any], data: Shape) -> "Asked":
+        """Look at the parameters and at the shape of the data once."""
+        source, own, bare = data.shape is None, p["backbone"] is not None, p["preset"] == "evidence"
+        n_rows = math.inf if data.shape is None else data.shape[0]
+        n_groups = n_rows if data.n_groups is None else data.n_groups
+        spare = not bare and not source and n_groups >= (FEW_ROWS if own else LEAST_ROWS)
+        plan = _plan(p, data, spare=spare)
+        return cls(
+            p=p,
+            options=options_of(p["training"]),
+            data=data,
+            n_rows=n_rows,
+            n_groups=n_groups,
+            source=source,
+            own_network=own,
+            bare=bare,
+            fast=p["preset"] == "fast",
+            spare=spare,
+            plan=plan,
+            calibrated=spare and plan.curves and not own,
+        )
 
 
 def resolve(parameters: Mapping[str, Any], data: Shape, *, seed: int) -> Settings:
     """Check the parameters of a `BLLRegressor` against each other and the data, and resolve every "auto"."""
     check(parameters)
-    asked = Asked(parameters, options_of(parameters["training"]), data)
+    asked = Asked.of(parameters, data)
     if asked.source:
         check_source(parameters, asked.options, validation=data.validation)
     place = Place(device_name(parameters["device"]), parameters["dtype"])
@@ -151,6 +129,24 @@ def resolve(parameters: Mapping[str, Any], data: Shape, *, seed: int) -> Setting
 def device_name(device: str) -> str:
     """Resolve "auto" to a GPU if there is one, otherwise the CPU."""
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else str(device)
+
+
+def _plan(p: Mapping[str, Any], data: Shape, *, spare: bool) -> Plan:
+    """Which rows calibrate, and what; `spare`: whether training rows can be held out."""
+    given, own_network = p["calibration"], p["backbone"] is not None
+    if given is not None and not isinstance(given, str):
+        if data.validation:
+            raise InputError(
+                f"calibration={given!r} and validation_data both select the rows for calibration: give one of them"
+            )
+        return Plan("given")
+    if data.validation:
+        return Plan("validation", "curve" if given == "auto" and p["preset"] != "evidence" else "alpha")
+    if given == "alpha":
+        return Plan("folds", "alpha")
+    if given is None or not spare:
+        return Plan()
+    return Plan("holdout" if own_network and p["n_members"] in ("auto", 1) else "folds")
 
 
 def _network(asked: Asked) -> NetworkSettings:

@@ -5,10 +5,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal, TypeAlias
 
+import numpy as np
 import torch
+from jaxtyping import Float, Int, Num
+from numpy import ndarray
 
 from lastlayer._internal import checked
-from lastlayer.errors import InputError, check_choice
+from lastlayer.errors import check_choice
 
 BiasPrior: TypeAlias = Literal["flat", "shared"]
 """Prior on the bias row of the last layer: improper and flat (required by Theorem 2), or that of all other rows."""
@@ -29,6 +32,65 @@ NEEDS_EVERY_TARGET = (
 NOISE_STRUCTURES: tuple[NoiseStructure, ...] = ("diagonal", "full")
 NOISE_MODELS: tuple[NoiseModel, ...] = ("auto", "diagonal", "full", "input")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Validated rows, in original units."""
+
+    X: Num[ndarray, "m ..."]
+    """Inputs: a table of floats, ids, or arrays of any shape."""
+    y: Float[ndarray, "m q"]
+    """Targets; NaN: missing."""
+    weight: Float[ndarray, " m"] | None = None
+    """Sample weights; None: 1."""
+    groups: Int[ndarray, " m"] | None = None
+    """Index of each row's group, from 0; None: there are no groups."""
+    noise_std: Float[ndarray, "m q"] | None = None
+    """Known standard deviations of the noise; None: 0."""
+    observations: tuple[Any, ...] = ()
+    """Measured functionals, `lastlayer.observe.Observations`."""
+    y_ndim: int = 2
+    """Number of dimensions of the targets as given."""
+    place: Int[ndarray, " n"] | None = None
+    """Index of every row of the user among these, -1 if it has no weight; None: in the same order."""
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the inputs are columns of numbers, which can be standardised."""
+        return self.X.ndim == 2 and self.X.dtype.kind == "f"
+
+    @property
+    def n_used(self) -> int:
+        """Number of rows that have a weight."""
+        return len(self.X) if self.weight is None else int(np.count_nonzero(self.weight))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the settings depend on of the rows, in which copies are one row, as a row of a larger weight is."""
+
+    shape: tuple[int, ...] | None
+    """Shape of X; None: a source of batches, whose rows are not counted in advance."""
+    validation: bool = False
+    """Whether validation data were given."""
+    n_groups: int | None = None
+    """Number of clearly different rows, or of those per output on average; None: all rows differ."""
+    n_together: int | None = None
+    """Number of groups, given by the user, that are held out together; None: rows are held out individually."""
+    complete: bool = True
+    """Whether all targets are known and equally noisy, and there are no functionals."""
+    learned: bool = True
+    """Whether the noise of all targets is learned."""
+    n_beside: int = 0
+    """Number of functionals observed beside the rows."""
+    ids: bool = False
+    """Whether the inputs are integers, which are passed to the backbone unchanged."""
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the inputs are columns of numbers, as far as known."""
+        return not self.ids and (self.shape is None or len(self.shape) == 2)
 
 
 @dataclass(frozen=True)
@@ -159,10 +221,6 @@ class NetworkSettings:
     ids: bool
     """Whether the inputs are integers, which are passed to the backbone unchanged."""
 
-    def __post_init__(self) -> None:
-        if any(width < 1 for width in self.hidden):
-            raise InputError(f"hidden={self.hidden} has a layer without units: give 1 or more to each")
-
 
 @dataclass(frozen=True)
 class EnsembleSettings:
@@ -173,10 +231,6 @@ class EnsembleSettings:
     """Networks of each family."""
     n_blocks: int
     """Blocks held out to calibrate extrapolation; there are two fewer shells."""
-
-    def __post_init__(self) -> None:
-        checked.number("n_members", self.n_members, low=1)
-        checked.number("n_blocks", self.n_blocks, low=0)
 
 
 @dataclass(frozen=True)
@@ -191,10 +245,6 @@ class TrainingSettings:
     early_stopping: bool
     validation_fraction: float
     patience: int
-
-    def __post_init__(self) -> None:
-        for name in ("learning_rate", "max_epochs", "patience"):
-            checked.number(name, getattr(self, name), low=0)
 
 
 @dataclass(frozen=True)
@@ -219,9 +269,6 @@ class Place:
 
     device: str
     dtype: str
-
-    def __post_init__(self) -> None:
-        check_choice("dtype", self.dtype, DTYPES)
 
     @property
     def torch_device(self) -> torch.device:
@@ -265,7 +312,15 @@ class Settings:
         own = checked.typed("ensemble", content.get("ensemble"), dict)
         families = checked.typed("families", own.get("families"), tuple[str, ...])
         parsed = {**own, "families": tuple(map(Family.parse, families))}
-        return checked.instance(cls, {**content, "ensemble": parsed}, "settings")
+        found = checked.instance(cls, {**content, "ensemble": parsed}, "settings")
+        check_choice("dtype", found.place.dtype, DTYPES)
+        if any(width < 1 for width in found.network.hidden):
+            raise ValueError(f"hidden={found.network.hidden} has a layer without units")
+        for name, low in {"n_members": 1, "n_blocks": 0}.items():
+            checked.number(name, getattr(found.ensemble, name), low=low)
+        for name in ("learning_rate", "max_epochs", "patience"):
+            checked.number(name, getattr(found.training, name), low=0)
+        return found
 
     def __str__(self) -> str:
         subjects = (self.network, self.ensemble, self.training, self.layer)

@@ -13,7 +13,7 @@ from lastlayer.bayes.maximum import minimum
 from lastlayer.data.rows import Rows
 from lastlayer.networks.fourier import fourier_features, frequencies
 from lastlayer.settings.types import WEAK_NOISE_PRIOR, BiasPrior, NoisePrior
-from lastlayer.training.adam import Adam
+from lastlayer.training.engine import Adam
 
 LENGTH, LOG_LENGTH_STD = 2.0, 1.0
 """Prior mode of a length scale over the root of the number of inputs, for standardised inputs; standard deviation of

@@ -23,10 +23,9 @@ from lastlayer.likelihoods.base import Gaussian
 from lastlayer.networks.fourier import ProcessFeatures
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.member import Member
-from lastlayer.settings.given import Shape
 from lastlayer.settings.parameters import TrainingOptions
 from lastlayer.settings.resolve import resolve
-from lastlayer.settings.types import NoisePrior
+from lastlayer.settings.types import NoisePrior, Shape
 from lastlayer.training.lengths import fit_lengths, refine_lengths
 
 LITTLE_NOISE = NoisePrior(rows=2.0, share=1e-4)
