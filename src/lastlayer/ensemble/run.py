@@ -95,8 +95,7 @@ class Run:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"checkpoint={str(folder)!r} must be a folder, or a path where one can be made") from error
-        content: dict[str, Any] = dict(architecture.settings.to_json())
-        content["place"] = architecture.settings.place.dtype
+        content = architecture.settings.identity()
         content["backbone"] = None if backbone is None else digest_of(layout_of(network))
         if isinstance(backbone, nn.Module):
             content["backbone"] += f", weights {digest_of_parameters(network)}"

@@ -40,8 +40,8 @@ def _trained(source: Source, architecture: Architecture, run: Run) -> Streamed:
     device, dtype, batch_size = s.place.torch_device, s.place.torch_dtype, s.training.batch_size
     assert batch_size is not None
     family = s.ensemble.families[0]
-    common = s.to_json() | {"place": [device.type, s.place.dtype]}  # each process may have its own device
-    process_group.agree(common | common_of(source) | {"with checkpoint": run.checkpoint is not None})
+    with_checkpoint = {"with checkpoint": run.checkpoint is not None}
+    process_group.agree(s.identity() | {"device": device.type} | common_of(source) | with_checkpoint)
     digest = None if run.checkpoint is None else Digest()
     scales = scales_of(source, batch_size, process_group=process_group, digest=digest)
     rows = StandardizedSource(source, scales, device, torch.float32)

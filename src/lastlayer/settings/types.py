@@ -306,6 +306,14 @@ class Settings:
         content["ensemble"]["families"] = [str(family) for family in self.ensemble.families]
         return content
 
+    def identity(self) -> dict[str, Any]:
+        """All values but the device, by name: what two trainings must have in common to be the same."""
+        content = self.to_json()
+        values = {"seed": content.pop("seed")}
+        for subject in content.values():
+            values |= subject
+        return {name: value for name, value in values.items() if name != "device"}
+
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Settings":
         """Restore settings from `to_json`; raises ValueError for any other content."""
