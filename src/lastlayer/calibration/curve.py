@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
-from lastlayer._internal import checked
+from lastlayer._internal.codec import Limits
 from lastlayer.formula.ops import NumPyOps
 from lastlayer.formula.predictive import TINY, log_shape
 from lastlayer.settings.types import ADDITIVE, FOURIER, Family
@@ -368,112 +368,20 @@ class Calibration:
         """Reset the curves to their state after calibration."""
         return replace(self, curves={f: replace(c, seen=0.0, squares=0.0) for f, c in self.curves.items()})
 
-    def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Convert the calibration to tensors and JSON for a model file.
 
-        Numbers that may be infinite or NaN are stored as strings.
-        """
-        kinds = sorted(set(self.points.kind.tolist()))
-        curves = [
-            {k: v.tolist() if isinstance(v, ndarray) else str(v) for k, v in vars(c).items()}
-            for c in self.curves.values()
-        ]
-        header = {
-            "families": [str(family) for family in self.curves],
-            "curves": curves,
-            "tails": asdict(self.tails),
-            "shrinkage": asdict(self.shrinkage),
-            "outside": None if self.outside is None else asdict(self.outside),
-            "additive_inside": None if self.additive_inside is None else str(self.additive_inside),
-            "alone": [[str(family), str(lpd)] for family, lpd in self.alone.items()],
-            "lpd": str(self.lpd),
-            "lpd_before": str(self.lpd_before),
-            "kinds": kinds,
-        }
-        tensors = {
-            "calibration.cost": torch.from_numpy(self.points.cost),
-            "calibration.squared_error": torch.from_numpy(self.points.squared_error),
-            "calibration.kind": torch.tensor([kinds.index(kind) for kind in self.points.kind.tolist()]),
-        }
-        if self.head is not None:
-            tensors |= {f"head.{f.name}": getattr(self.head, f.name) for f in fields(self.head)}
-        return tensors, header
-
-    @classmethod
-    def unpack(cls, tensors: dict[str, Tensor], header: dict[str, Any], n_inputs: int, n_outputs: int) -> "Calibration":
-        """Restore a calibration that `pack` converted.
-
-        Parameters
-        ----------
-        tensors : dict of str to Tensor
-            Tensors of the model file.
-        header : dict
-            Header of the model file.
-        n_inputs : int
-            Number of inputs.
-        n_outputs : int
-            Number of outputs.
-
-        Raises
-        ------
-        KeyError, TypeError, ValueError
-            If the parts are missing or inconsistent.
-        """
-        n, q = len(tensors["calibration.cost"]), n_outputs
-        kinds = checked.typed("kinds", header["kinds"], tuple[str, ...])
-        places = checked.tensor(tensors, "calibration.kind", n, dtype=torch.int64).tolist()
-        if any(not 0 <= place < len(kinds) for place in places):
-            raise ValueError("calibration.kind has indices outside the list of kinds")
-        points = CalibrationPoints(
-            checked.tensor(tensors, "calibration.cost", n, low=0.0).numpy(),
-            checked.tensor(tensors, "calibration.squared_error", n, q, low=0.0, missing=True).numpy(),
-            np.array([kinds[place] for place in places], dtype=str),
-        )
-        tails = checked.instance(Tails, header["tails"])
-        checked.number("tails.share", tails.share, low=0.0, high=1.0)
-        checked.number("tails.factor", tails.factor, low=TINY)
-        shrinkage = checked.instance(Shrinkage, header["shrinkage"])
-        checked.number("shrinkage.precision", shrinkage.precision, low=0.0)
-        outside = None if header["outside"] is None else _outside(header["outside"])
-        additive_inside = header["additive_inside"]
-        if additive_inside is not None:
-            additive_inside = checked.number("additive_inside", additive_inside, low=0.0, infinite=True)
-        families = [Family.parse(text) for text in header["families"]]
-        return cls(
-            dict(zip(families, [_curve(saved, q) for saved in header["curves"]], strict=True)),
-            points,
-            lpd=float(header["lpd"]),
-            lpd_before=float(header["lpd_before"]),
-            tails=tails,
-            shrinkage=shrinkage,
-            outside=outside,
-            additive_inside=additive_inside,
-            head=_head(tensors, n_inputs, q) if any(name.startswith("head.") for name in tensors) else None,
-            alone={Family.parse(text): float(lpd) for text, lpd in header["alone"]},
-        )
-
-
-def _curve(saved: dict[str, Any], n_outputs: int) -> Curve:
-    """Restore a packed curve."""
-    by_output = [parameter.name for parameter in Curve.PARAMETERS if parameter.by_output]
-    values: dict[str, Any] = {name: np.array(checked.typed(name, saved[name], tuple[float, ...])) for name in by_output}
-    for name, numbers in values.items():
-        if len(numbers) != n_outputs or min(numbers) <= 0:
-            raise ValueError(f"a curve has {name} {numbers}: {n_outputs} positive numbers are needed")
-    for name in (f.name for f in fields(Curve) if f.name not in by_output):
-        low = TINY if name == "trust" else 0.0
-        values[name] = checked.number(f"a curve's {name}", saved[name], low=low, infinite=name == "reach")
-    return Curve(**values)
-
-
-def _outside(saved: dict[str, Any]) -> Outside:
-    """Restore the packed variance outside the data; `inside` is infinite where no point was held out on its own."""
-    inside = checked.number("outside.inside", saved["inside"], low=0.0, infinite=True)
-    return Outside(checked.number("outside.factor", saved["factor"], low=TINY), inside)
-
-
-def _head(tensors: dict[str, Tensor], n_inputs: int, n_outputs: int) -> NoiseHead:
-    units = tensors["head.u"].numel()
-    shapes: dict[str, tuple[int, ...]] = {"low": (n_inputs,), "high": (n_inputs,), "U": (n_inputs, units)}
-    shapes |= {"u": (units,), "V": (units, n_outputs)}
-    return NoiseHead(**{name: checked.tensor(tensors, f"head.{name}", *shape) for name, shape in shapes.items()})
+LIMITS = {
+    Curve: {
+        **dict.fromkeys(("noise", "slope", "trust"), Limits(TINY)),
+        **dict.fromkeys(("power", "seen", "squares"), Limits(0.0)),
+        "reach": Limits(0.0, infinite=True),
+    },
+    Tails: {"share": Limits(0.0, 1.0), "factor": Limits(TINY)},
+    Shrinkage: {"precision": Limits(0.0)},
+    Outside: {"factor": Limits(TINY), "inside": Limits(0.0, infinite=True)},
+    CalibrationPoints: {"cost": Limits(0.0), "squared_error": Limits(0.0, missing=True)},
+    Calibration: {
+        **dict.fromkeys(("lpd", "lpd_before", "alone"), Limits(infinite=True, missing=True)),
+        "additive_inside": Limits(0.0, infinite=True),
+    },
+}
+"""What a model file may hold."""

@@ -11,10 +11,10 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from lastlayer import likelihoods
-from lastlayer._internal import checked
+from lastlayer._internal import checked, codec
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import MOMENTS, SUMS, Statistics, check_scatter
-from lastlayer.calibration.curve import Calibration
+from lastlayer.calibration.curve import LIMITS, Calibration
 from lastlayer.data.scaling import Standardizer
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.encoding import PiecewiseEncoding
@@ -55,7 +55,7 @@ def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "calibration": None,
     }
     if fitted.calibration is not None:
-        more, header["calibration"] = fitted.calibration.pack()
+        more, header["calibration"] = codec.pack(fitted.calibration, "calibration")
         tensors |= more
     return tensors, header
 
@@ -95,7 +95,8 @@ def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Arc
         raise ValueError(f"{len(names)} names of {n_inputs} inputs")
     calibration, scores = None, None
     if header["calibration"] is not None:
-        calibration = Calibration.unpack(tensors, header["calibration"], n_inputs, q)
+        parts = codec.Reader(tensors, {"d": n_inputs, "q": q}, LIMITS)
+        calibration = parts.unpack(Calibration, header["calibration"], "calibration")
         families = {member.family for member in found}
         if not families <= calibration.curves.keys():
             raise ValueError("a family of members has no curve")
