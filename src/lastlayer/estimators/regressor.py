@@ -545,7 +545,7 @@ def unpacked(
 
 def _check_size(tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
     """Refuse a header that describes a larger network than the file has numbers for."""
-    widths = [header["n_features_in"], *header["settings"]["network"]["hidden"]]
+    widths = [header["about"]["n_features_in"], *header["settings"]["network"]["hidden"]]
     wanted = sum(fan_in * fan_out for fan_in, fan_out in pairwise(widths))
     if not all(isinstance(width, int) for width in widths) or wanted > sum(t.numel() for t in tensors.values()):
         raise ValueError(f"a network of layers {widths} is not in it")

@@ -3,18 +3,21 @@
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor, nn
 
 from lastlayer import likelihoods
 from lastlayer._internal import checked, codec
+from lastlayer._internal.codec import Limits
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import MOMENTS, SUMS, Statistics, check_scatter
-from lastlayer.calibration.curve import LIMITS, Calibration
+from lastlayer.calibration import curve as calibration
+from lastlayer.calibration.curve import Calibration
 from lastlayer.data.scaling import Standardizer
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.encoding import PiecewiseEncoding
@@ -31,96 +34,108 @@ SMALLEST, FARTHEST = float(np.finfo(float).tiny), 1e150
 """Smallest scale, and largest ratio of mean to scale."""
 
 
+@dataclass(frozen=True)
+class About:
+    """What a file holds of a model beside its scalers and members."""
+
+    n_features_in: int
+    feature_names_in: tuple[str, ...] | None
+    y_ndim: Literal[1, 2]
+    sample_cost: Float[Tensor, " costs"]
+    family_scores: dict[Family, float]
+    conformal_scores: Float[ndarray, "r q"] | None
+    calibration: Calibration | None
+
+
+@dataclass(frozen=True)
+class AboutMember:
+    """What a file holds of a member beside its network and its statistics."""
+
+    family: Family
+    log_alpha_star: float
+    tuned: float | None
+    noise_cov: Float[Tensor, "q q"]
+    unseen: Unseen
+    process: bool
+    """Whether it is the process of a model that has no such member."""
+
+
+LIMITS = calibration.LIMITS | {
+    About: {
+        "sample_cost": Limits(0.0, infinite=True),
+        "family_scores": Limits(infinite=True, missing=True),
+        "conformal_scores": Limits(0.0),
+    },
+    AboutMember: {"tuned": Limits(infinite=True)},
+    Unseen: {"weight": Limits(0.0)},
+}
+
+
 def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Convert a fitted model to tensors and a header; numbers that may be infinite are strings."""
-    tensors = {"sample_cost": fitted.sample_cost}
+    """Convert a fitted model to tensors and a header."""
+    names = None if fitted.feature_names is None else tuple(map(str, fitted.feature_names))
+    about = About(
+        *(int(fitted.n_features_in), names, cast(Literal[1, 2], fitted.y_ndim), fitted.sample_cost),
+        *(fitted.family_scores, fitted.conformal_scores, fitted.calibration),
+    )
+    tensors, packed = codec.pack(about, "about")
+    for name, scaler in (("targets", fitted.targets), ("inputs", fitted.inputs)):
+        tensors |= {} if scaler is None else {f"{name}.{key}": value for key, value in vars(scaler).items()}
     members = []
     for i, member in enumerate((*fitted.members, *([] if fitted.process is None else [fitted.process]))):
-        own, about = _packed(member)
-        tensors |= {f"{i}.{key}": value for key, value in own.items()}
-        members.append(about | {"process": i == len(fitted.members)})
-    tensors |= {"targets.mean": fitted.targets.mean, "targets.scale": fitted.targets.scale}
-    if fitted.inputs is not None:
-        tensors |= {"inputs.mean": fitted.inputs.mean, "inputs.scale": fitted.inputs.scale}
-    if fitted.conformal_scores is not None:
-        tensors["conformal_scores"] = torch.from_numpy(fitted.conformal_scores)
-    header: dict[str, Any] = {
-        "settings": fitted.settings.to_json(),
-        "n_features_in": int(fitted.n_features_in),
-        "feature_names_in": None if fitted.feature_names is None else [str(name) for name in fitted.feature_names],
-        "y_ndim": fitted.y_ndim,
-        "likelihood": asdict(fitted.likelihood),
-        "members": members,
-        "family_scores": [[str(family), str(lpd)] for family, lpd in fitted.family_scores.items()],
-        "calibration": None,
-    }
-    if fitted.calibration is not None:
-        more, header["calibration"] = codec.pack(fitted.calibration, "calibration")
-        tensors |= more
-    return tensors, header
-
-
-def _packed(member: Member) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and header of a member."""
-    statistics = member.posterior.statistics
-    tensors = {f"network.{k}": v for k, v in member.network.state_dict().items()}
-    tensors |= {f"statistics.{k}": getattr(statistics, k) for k in MOMENTS}
-    tensors |= {f"statistics.{k}": v for k in SUMS if (v := getattr(statistics, k)) is not None}
-    tensors |= {f"unseen.{k}": torch.from_numpy(v) for k, v in vars(member.unseen).items()}
-    tuned = None if member.tuned is None else str(member.tuned)
-    header = {"family": str(member.family), "log_alpha_star": member.log_alpha_star, "tuned": tuned}
-    return tensors | {"noise_cov": member.posterior.Sigma_E}, header
+        p, aside = member.posterior, i == len(fitted.members)
+        of_member = AboutMember(member.family, member.log_alpha_star, member.tuned, p.Sigma_E, member.unseen, aside)
+        own, packed_member = codec.pack(of_member, f"{i}")
+        members.append(packed_member)
+        tensors |= own | {f"{i}.network.{k}": v for k, v in member.network.state_dict().items()}
+        sums = {k: getattr(p.statistics, k) for k in (*MOMENTS, *SUMS)}
+        tensors |= {f"{i}.statistics.{k}": v for k, v in sums.items() if v is not None}
+    header = {"settings": fitted.settings.to_json(), "likelihood": asdict(fitted.likelihood), "about": packed}
+    return tensors, header | {"members": members}
 
 
 def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Architecture) -> Fitted:
     """Restore a packed model; raises KeyError, TypeError, ValueError or RuntimeError if the parts are inconsistent."""
-    settings = architecture.settings
-    n_inputs = checked.typed("n_features_in", header["n_features_in"], int)
-    targets, y_ndim = _scaler(tensors, "targets", None), checked.typed("y_ndim", header["y_ndim"], Literal[1, 2])
-    inputs = _scaler(tensors, "inputs", n_inputs) if {"inputs.mean", "inputs.scale"} & tensors.keys() else None
-    q = len(targets.mean)
-    if n_inputs < 1 or q < 1 or (y_ndim == 1 and q > 1):
-        raise ValueError(f"{n_inputs} inputs, {q} outputs and targets of {y_ndim} dimensions are inconsistent")
+    settings, targets = architecture.settings, _scaler(tensors, "targets", None)
+    reader = codec.Reader(tensors, {"q": len(targets.mean)}, LIMITS)
+    about: About = reader.unpack(About, header["about"], "about")
+    d, q, names = about.n_features_in, len(targets.mean), about.feature_names_in
+    inputs = _scaler(tensors, "inputs", d) if {"inputs.mean", "inputs.scale"} & tensors.keys() else None
+    if d < 1 or q < 1 or (about.y_ndim == 1 and q > 1) or reader.sizes.get("d", d) != d:
+        raise ValueError(f"{d} inputs, {q} outputs and targets of {about.y_ndim} dimensions are inconsistent")
     if inputs is None and settings.network.backbone is None:
         raise ValueError("inputs.mean is missing")
-    reader = _Members(tensors, architecture, n_inputs, q)
-    about = checked.typed("members", header["members"], tuple[Any, ...])
-    found = [reader.member(str(i), own) for i, own in enumerate(about)]
-    aside = [checked.typed("process", own["process"], bool) for own in about]
-    if not aside or aside[0] or sum(aside) > aside[-1]:
+    if names is not None and len(names) != d:
+        raise ValueError(f"{len(names)} names of {d} inputs")
+    if not len(about.sample_cost):
+        raise ValueError("sample_cost is empty")
+    members = _Members(tensors, architecture, d, q)
+    each = [members.member(str(i), own) for i, own in enumerate(checked.typed("members", header["members"], list[Any]))]
+    found = [member for member, aside in each if not aside]
+    if not found or [aside for _, aside in each[: len(found)]] != [False] * len(found) or len(each) > len(found) + 1:
         raise ValueError("members are needed, and at most one process after them")
-    process = found.pop() if aside[-1] else None
-    names = checked.typed("feature_names_in", header["feature_names_in"], tuple[str, ...] | None)
-    if names is not None and len(names) != n_inputs:
-        raise ValueError(f"{len(names)} names of {n_inputs} inputs")
-    calibration, scores = None, None
-    if header["calibration"] is not None:
-        parts = codec.Reader(tensors, {"d": n_inputs, "q": q}, LIMITS)
-        calibration = parts.unpack(Calibration, header["calibration"], "calibration")
+    process = each[-1][0] if len(each) > len(found) else None
+    if about.calibration is not None:
         families = {member.family for member in found}
-        if not families <= calibration.curves.keys():
+        if not families <= about.calibration.curves.keys():
             raise ValueError("a family of members has no curve")
-        if calibration.outside is not None and FOURIER not in families and process is None:
+        if about.calibration.outside is not None and FOURIER not in families and process is None:
             raise ValueError("the process is missing")
-    if "conformal_scores" in tensors:
-        scores = checked.tensor(tensors, "conformal_scores", None, q, low=0.0).numpy()
     fitted = Fitted(
         inputs=inputs,
         targets=targets,
         members=tuple(found),
         process=process,
-        sample_cost=checked.tensor(tensors, "sample_cost", None, low=0.0, infinite=True),
+        sample_cost=about.sample_cost,
         settings=settings,
-        n_features_in=n_inputs,
-        y_ndim=y_ndim,
+        n_features_in=d,
+        y_ndim=about.y_ndim,
         likelihood=likelihoods.restored(settings.layer.likelihood, header["likelihood"]),
         feature_names=names,
-        calibration=calibration,
-        family_scores={Family.parse(text): float(lpd) for text, lpd in header["family_scores"]},
-        conformal_scores=scores,
+        calibration=about.calibration,
+        family_scores=about.family_scores,
+        conformal_scores=about.conformal_scores,
     )
-    if not len(fitted.sample_cost):
-        raise ValueError("sample_cost is empty")
     check_predictions(fitted, fitted.predictive)
     return fitted
 
@@ -157,25 +172,22 @@ class _Members:
     n_inputs: int
     n_outputs: int
 
-    def member(self, name: str, about: dict[str, Any]) -> Member:
-        settings, q, about = self.architecture.settings, self.n_outputs, checked.typed(name, about, dict)
-        family = Family.parse(checked.typed(f"{name}.family", about["family"], str))
-        network, statistics = self._network(f"{name}.network.", family), self._statistics(f"{name}.statistics.")
-        noise_cov = checked.covariance(f"{name}.noise_cov", checked.tensor(self.tensors, f"{name}.noise_cov", q, q))
+    def member(self, name: str, content: Any) -> tuple[Member, bool]:
+        """A member, and whether it is a process aside."""
+        settings, q = self.architecture.settings, self.n_outputs
+        about: AboutMember = codec.Reader(self.tensors, {"q": q}, LIMITS).unpack(AboutMember, content, name)
+        network, statistics = self._network(f"{name}.network.", about.family), self._statistics(f"{name}.statistics.")
         posterior = Posterior(
             statistics.to(settings.place.torch_device),
-            checked.typed(f"{name}.log_alpha_star", about["log_alpha_star"], float),
-            noise_cov.to(settings.place.torch_device),
+            about.log_alpha_star,
+            checked.covariance(f"{name}.noise_cov", about.noise_cov).to(settings.place.torch_device),
             settings.layer.noise_structure,
             settings.layer.bias_prior,
             checked=False,
         )
-        keys = checked.tensor(self.tensors, f"{name}.unseen.keys", None, dtype=torch.int64)
-        weight = checked.tensor(self.tensors, f"{name}.unseen.weight", len(keys), low=0.0)
-        if bool((keys[1:] <= keys[:-1]).any()):
+        if (about.unseen.keys[1:] <= about.unseen.keys[:-1]).any():
             raise ValueError(f"{name}.unseen.keys are not in ascending order")
-        tuned = None if about["tuned"] is None else checked.number("tuned", about["tuned"], infinite=True)
-        return Member(copied(network), posterior, family, Unseen(keys.numpy(), weight.numpy()), tuned)
+        return Member(copied(network), posterior, about.family, about.unseen, about.tuned), about.process
 
     def _network(self, prefix: str, family: Family) -> nn.Module:
         settings = self.architecture.settings
