@@ -450,7 +450,7 @@ def test_rows_that_a_network_has_no_features_for_are_refused():
     network = nn.Sequential(nn.Linear(2, 3, dtype=torch.float64), nn.Softplus())
     model = quick(preset="evidence", n_members=1, backbone=network).fit(X[:FITTED], Y[:FITTED, 0])
     online = OnlineModel(model)
-    online._networks[0].group.network[0].bias.fill_(torch.nan)
+    online._networks[0].network.own[0].bias.fill_(torch.nan)
     with pytest.raises(InputError, match="features that are NaN"):
         online.update(X[:1], Y[:1, 0])
 

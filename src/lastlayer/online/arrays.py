@@ -22,12 +22,6 @@ from lastlayer.online.layers import LayerStack
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.state import as_array, curves_of
 
-KEPT = (
-    *("order", "curve", "head", "outside", "centre", "noise_cov"),
-    *("log_noise_var", "log_precision", "sharpness", "widening"),
-)
-"""What the predictive formula takes beside the last layers."""
-
 
 @dataclass(frozen=True)
 class Features:
@@ -58,39 +52,52 @@ class Features:
 
 
 @dataclass(frozen=True)
+class Scaler:
+    """Standardisation in NumPy, and the distances from the mean up to which values need no further check."""
+
+    mean: ndarray | float = 0.0
+    scale: ndarray | float = 1.0
+    reach: ndarray | float = 0.0
+
+    @classmethod
+    def of(cls, scaler: Standardizer, dtype: str, largest: float) -> "Scaler":
+        """Convert a standardizer of finite values of at most this size."""
+        mean, scale = scaler.mean.numpy(), scaler.scale.numpy()
+        return cls(mean, scale, np.minimum(scale, largest / FARTHEST[dtype]) * FARTHEST[dtype])
+
+    def forward(self, values: Float[ndarray, "m *n"]) -> Float[ndarray, "m *n"]:
+        """Standardise values."""
+        return (values - self.mean) / self.scale
+
+    def near(self, values: Float[ndarray, "m n"]) -> bool:
+        """Whether all values are finite and close enough; if False, they need a full check."""
+        return bool((np.abs(values - self.mean) <= self.reach).all())
+
+
+@dataclass(frozen=True)
 class ModelArrays:
     """A fitted model without its last layers, as arrays."""
 
     networks: list[Features]
-    input_mean: ndarray | float
-    input_scale: ndarray | float
-    target_mean: Float[ndarray, " q"]
-    target_scale: Float[ndarray, " q"]
+    inputs: Scaler
+    targets: Scaler
     formula: State
-    """Arrays under the names that `lastlayer.formula` uses."""
-    input_reach: ndarray | float
-    """Distances from the mean up to which inputs need no further check."""
-    target_reach: Float[ndarray, " q"]
-    """Distances from the mean up to which targets need no further check."""
+    """What the predictive formula takes beside the last layers."""
     numbers: State | None
     """`formula` as Python numbers; None if there are several members or outputs, or the noise depends on the input."""
 
     @classmethod
     def of(cls, fitted: Fitted, networks: list[Features]) -> "ModelArrays":
         """Convert a fitted model."""
-        inputs, targets, one = fitted.inputs, fitted.targets, len(fitted.members) == fitted.n_outputs == 1
-        state = State(**{name: getattr(fitted.state, name) for name in KEPT})
+        state = State(**vars(fitted.state) | {"layers": [], "roots": None, "input_mean": None, "input_scale": None})
         of_one = State(**vars(state) | {"order": None, "noise_cov": None})
+        one = len(fitted.members) == fitted.n_outputs == 1 and state.head is None
         return cls(
             networks,
-            0.0 if inputs is None else inputs.mean.numpy(),
-            1.0 if inputs is None else inputs.scale.numpy(),
-            targets.mean.numpy(),
-            targets.scale.numpy(),
+            Scaler() if fitted.inputs is None else Scaler.of(fitted.inputs, fitted.settings.place.dtype, LARGEST_INPUT),
+            Scaler.of(fitted.targets, "float64", LARGEST_TARGET),
             state.map(as_array),
-            0.0 if inputs is None else _reach(inputs, FARTHEST[fitted.settings.place.dtype], LARGEST_INPUT),
-            _reach(targets, FARTHEST["float64"], LARGEST_TARGET),
-            of_one.map(float) if one and state.head is None else None,
+            of_one.map(float) if one else None,
         )
 
     def calibrated(self, fitted: Fitted, calibration: Calibration) -> "ModelArrays":
@@ -101,25 +108,13 @@ class ModelArrays:
         numbers = None if self.numbers is None else swapped(self.numbers, float)
         return replace(self, formula=swapped(self.formula, as_array), numbers=numbers)
 
-    def near(self, X: Float[ndarray, "m d"]) -> bool:
-        """Whether all inputs are finite and close enough; if False, they need a full check."""
-        return bool((np.abs(X - self.input_mean) <= self.input_reach).all())
-
-    def near_targets(self, y: Float[ndarray, "m q"]) -> bool:
-        """Whether all targets are finite and close enough; if False, they need a full check."""
-        return bool((np.abs(y - self.target_mean) <= self.target_reach).all())
-
-    def standardized_targets(self, y: Float[ndarray, "m q"]) -> Float[ndarray, "m q"]:
-        """Standardise targets."""
-        return (y - self.target_mean) / self.target_scale
-
 
 class Look:
     """Rows before they are learned: features and predictions, each computed once on demand."""
 
     def __init__(self, arrays: ModelArrays, layers: Sequence[LayerStack], X: Float[ndarray, "m *d"]) -> None:
         self._arrays, self._layers = arrays, layers
-        self.z: ndarray = (X - arrays.input_mean) / arrays.input_scale
+        self.z: ndarray = arrays.inputs.forward(X)
         self.features = [network.features(self.z) for network in arrays.networks]
         if not all((np.abs(phi) <= LARGEST_FEATURE).all() for phi in self.features):
             raise InputError(
@@ -137,7 +132,7 @@ class Look:
         """Mean (c, m, q) in original units; cost (c, m, 1) at the alpha in use, and at alpha* where that differs."""
         each = [layers.predicted(rows) for layers, rows in zip(self._layers, self.whitened, strict=True)]
         mean, *costs = each[0] if len(each) == 1 else formula.joined(NumPyOps, self._arrays.formula, each)
-        return [mean * self._arrays.target_scale + self._arrays.target_mean, *costs]
+        return [mean * self._arrays.targets.scale + self._arrays.targets.mean, *costs]
 
     @cached_property
     def _single(self) -> formula.Components | None:
@@ -165,10 +160,6 @@ class Look:
             return mean, epistemic + noise
         mean, epistemic, noise, _ = formula.moments(FloatOps, self._arrays.numbers, self._single)
         return np.array([[mean]]), np.array([[epistemic + noise]])
-
-
-def _reach(scaler: Standardizer, farthest: float, largest: float) -> ndarray:
-    return np.minimum(scaler.scale.numpy(), largest / farthest) * farthest
 
 
 def _rows(x: ndarray, shape: tuple[int, ...]) -> ndarray:

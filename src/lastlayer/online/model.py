@@ -372,7 +372,7 @@ class OnlineModel:
 
     def _seen(self, look: Look, y: Float[ndarray, "m q"], weight: Float[ndarray, " m"] | None) -> list[FeatureRows]:
         """Features and standardised targets of the rows, one set per group of networks."""
-        T, weight = self._arrays.standardized_targets(y), np.ones(len(y)) if weight is None else weight
+        T, weight = self._arrays.targets.forward(y), np.ones(len(y)) if weight is None else weight
         return [FeatureRows(phi, T, weight) for phi in look.features]
 
     def _remember(self, rows: list[FeatureRows]) -> None:
@@ -429,7 +429,7 @@ class OnlineModel:
         """Check inputs: valid float64 arrays take a short path, everything else scikit-learn's validation."""
         d, is_table = self._fitted.n_features_in, self._fitted.inputs is not None
         plain = type(X) is ndarray and X.dtype == np.float64 and X.shape == (len(X), d)
-        if plain and len(X) and is_table and self._arrays.near(X):
+        if plain and len(X) and is_table and self._arrays.inputs.near(X):
             return X
         if isinstance(self._estimator, BaseEstimator):
             checked = check_X(self._estimator, X, reset=False, nd=not is_table)
@@ -449,7 +449,7 @@ class OnlineModel:
         targets = targets[:, None] if targets.ndim == 1 else targets
         if targets.shape != (len(x), q):
             raise InputError(f"y has shape {np.shape(y)}: give ({len(x)}, {q}), one row of outputs per row of X")
-        if not self._arrays.near_targets(targets):
+        if not self._arrays.targets.near(targets):
             check_finite(targets, "y", largest=LARGEST_TARGET)
             self._fitted.check_reach(x, targets)
         weight = check_weight(sample_weight, np.empty((len(x), 1)))
