@@ -249,6 +249,16 @@ def test_law_of_total_variance() -> None:
     close(p.std**2, p.var)
 
 
+@pytest.mark.parametrize("correlated", [False, True])
+def test_a_split_prediction_is_the_mixture_of_its_parts(correlated: bool) -> None:
+    p = gaussian(correlated=correlated)
+    wider = lambda e, n: replace(
+        p, component_epistemic_var=e * p.epistemic_var[None], component_noise_var=n * p.noise_var[None]
+    )
+    apart = MixturePrediction.mixture([wider(1.0, 0.5), wider(2.0, 3.0)], np.array([0.8, 0.2]))
+    same(p.split([0.8, 0.2], [1.0, 2.0], [0.5, 3.0]), apart)
+
+
 # --- merging
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from numpy import ndarray
+from torch import Tensor
 
 from lastlayer.bayes.readings import Readings
 from lastlayer.errors import InputError
@@ -31,6 +32,8 @@ class Likelihood:
     """What the working targets are, in words, if they are not the targets."""
     point_name: ClassVar[str] = Prediction.point_name
     """What `predict` returns: "mean" or "median"."""
+    iterated: ClassVar[bool] = False
+    """Whether the Gaussian readings depend on the prediction, see `sites`."""
     linear: ClassVar[bool] = True
     """Whether working targets are the targets, with the mean and the variance of these."""
 
@@ -42,6 +45,20 @@ class Likelihood:
         """Check targets, of which some may be missing (NaN), and convert them to working targets."""
         known = None if given.noise_std is None else torch.tensor(given.noise_std, dtype=torch.float64).square()
         return Readings.of(torch.tensor(given.y, dtype=torch.float64), known)
+
+    def sites(
+        self,
+        r: Readings,
+        mean: Float[Tensor, "*b m q"],
+        var: Float[Tensor, "*b m q"],
+        noise_var: Float[Tensor, "*#b #q"],
+    ) -> Readings:
+        """The Gaussian readings that stand for those of an iterated likelihood at the present prediction."""
+        return r
+
+    def refitted(self, r: Readings, mean: Float[Tensor, "c n q"], var: Float[Tensor, "c n q"]) -> "Likelihood":
+        """Estimate the likelihood's own numbers from held-out predictions of working targets."""
+        return self
 
     def log_marginal(self, r: HeldOutReadings, p: Predicted, tails: tuple[float, float] = NO_TAILS) -> Marginal:
         """Log densities of held-out working targets with the function integrated out, and their slopes."""

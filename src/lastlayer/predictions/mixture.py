@@ -225,6 +225,20 @@ class MixturePrediction(Prediction):
             functions = cov / NumPyOps.outer(std, std)
         return replace(self, component_mean=mean, component_epistemic_var=epistemic, function_correlation=functions)
 
+    def split(self, shares: Sequence[float], epistemic: Sequence[float], noise: Sequence[float]) -> "MixturePrediction":
+        """Replace every component by several, each with a share of its weight and factors on its variances."""
+        each = lambda factors, x: np.multiply.outer(factors, x).reshape(-1, *x.shape[1:])
+        alike = lambda x: None if x is None else np.concatenate([x] * len(shares))
+        return replace(
+            self,
+            component_mean=each(np.ones(len(shares)), self.component_mean),
+            component_epistemic_var=each(epistemic, self.component_epistemic_var),
+            component_noise_var=each(noise, self.component_noise_var),
+            weights=each(shares, self.weights),
+            correlation=alike(self.correlation),
+            function_correlation=alike(self.function_correlation),
+        )
+
     def log_prob(
         self, y: Real[ndarray, "m q"] | Real[ndarray, " m"], *, per_output: bool = False
     ) -> Float[ndarray, "m *q"]:

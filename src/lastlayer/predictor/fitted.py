@@ -259,22 +259,20 @@ class Fitted:
 
     def prediction(self, parts: formula.Components, *, noise: bool = True) -> MixturePrediction:
         """Assemble the mixture of calibrated members and its tails, merged outside the data."""
-        share, factor = self.tails.share, self.tails.factor
-        shares, widths = ([1 - share, share], [1.0, factor]) if share else ([1.0], [1.0])
-        # one component per member and share
-        each = lambda factors, x: np.multiply.outer(factors, x).reshape(-1, *x.shape[1:])
-        alike = lambda x: None if x is None else np.concatenate([x] * len(shares))
         prediction = MixturePrediction(
-            component_mean=each(np.ones(len(shares)), parts.mean),
-            component_epistemic_var=each(widths, parts.epistemic),
-            component_noise_var=each(np.multiply(widths, float(noise)), parts.noise),
+            component_mean=parts.mean,
+            component_epistemic_var=parts.epistemic,
+            component_noise_var=parts.noise * float(noise),
             affine_cost=parts.cost.mean(-1).mean(0),
-            weights=each(shares, parts.weights[..., 0]),
-            correlation=alike(self.correlation),
+            weights=parts.weights[..., 0],
+            correlation=self.correlation,
             conformal_scores=self.conformal_scores if noise else None,
             beyond_reach=self._beyond_reach(parts.cost_star.mean(-1)),
             y_ndim=self.y_ndim,
         )
+        if share := self.tails.share:
+            widths = [1.0, self.tails.factor]
+            prediction = prediction.split([1 - share, share], widths, widths)
         if not self.references:
             return prediction
         return prediction.merged(formula.outside_fraction(np, self.references, parts.cost_star)[:, 0])

@@ -58,7 +58,9 @@ def tune_alpha(fitted: Fitted, data: Points) -> tuple[Fitted, AlphaCurve]:
             with torch.no_grad():
                 cost = cost if cost.dim() > 2 else cost[..., None]
                 parts = formula.components(TorchOps, state, [mean, cost.to(mean), cost_star], z)
-            values.append(fitted.prediction(as_arrays(parts)).log_prob(targets).mean())
+            working = fitted.prediction(as_arrays(parts))
+            p = fitted.likelihood.predict(working) if fitted.likelihood.linear else working  # targets are working ones
+            values.append(p.log_prob(targets).mean())
         return np.array(values)
 
     ranges = [q.alpha_range(Phi) for q, Phi in zip(posteriors, features, strict=True)]
@@ -80,7 +82,9 @@ def calibrate(fitted: Fitted, points: HeldOutPoints) -> Fitted:
     """Fit the curves from affine cost to variance, and for a mixture tails and shrinkage."""
     asked = fitted.settings.layer.noise
     input_noise = None if asked == "auto" else asked == "input"
-    found = fit_curves(points, mixture=len(fitted.members) > 1, input_noise=input_noise, likelihood=fitted.likelihood)
+    cost = points.cost if points.cost.dim() > 2 else points.cost[..., None]
+    likelihood = fitted.likelihood.refitted(points.readings, points.mean, points.noise_var * (1 + cost))
+    found = fit_curves(points, mixture=len(fitted.members) > 1, input_noise=input_noise, likelihood=likelihood)
     if asked == "auto":
         layer = replace(fitted.settings.layer, noise="diagonal" if found.head is None else "input")
         fitted = replace(fitted, settings=replace(fitted.settings, layer=layer))
@@ -89,6 +93,7 @@ def calibrate(fitted: Fitted, points: HeldOutPoints) -> Fitted:
     return replace(
         fitted,
         calibration=found,
+        likelihood=likelihood,
         members=tuple(replace(member, tuned=None) for member in members),
         family_scores=fitted.family_scores or found.alone,
         conformal_scores=None,
