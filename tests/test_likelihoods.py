@@ -11,7 +11,7 @@ from lastlayer.bayes.readings import Readings
 from lastlayer.likelihoods import LIKELIHOODS
 from lastlayer.likelihoods.marginal import NO_TAILS, HeldOutReadings, Predicted
 from lastlayer.predictions.metrics import crps
-from lastlayer.settings.given import Given
+from lastlayer.settings.types import Given
 
 KINDS = pytest.mark.parametrize("likelihood", [kind() for kind in LIKELIHOODS.values()], ids=str)
 ROWS = pytest.mark.parametrize("rows", ["complete", "missing", "known noise", "correlated"])
