@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.precision import NormalEquations
+from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.errors import InputError
 
@@ -129,6 +130,26 @@ def test_errors_name_what_was_given(as_a_user):
         of(P, T) + of(P[:, :3], T)
     with pytest.raises(InputError, match="factor=-1"):
         of(P, T).scaled(-1.0)
+
+
+@given(seed=st.integers(0, 99), known=st.booleans())
+def test_a_sum_has_the_finer_layout_and_takes_the_rows_away_again(seed, known):
+    """Of each output the moments of the rows that read it, whichever rows were added or split first."""
+    (P, T), g = problem(12, 3, 2, seed=seed), torch.Generator().manual_seed(seed)
+    scale = torch.where(torch.rand(6, 2, generator=g) < 0.3, torch.inf, 1.0).double()
+    scale[0] = 1.0
+    var = torch.rand(6, 2, generator=g, dtype=torch.float64) if known else None
+    shared, noise = of(P[6:], T[6:]), torch.tensor([0.5, 2.0], dtype=torch.float64)
+    apart = Statistics.of(affine_features(P[:6]), Readings(T[:6], scale, var), noise_var=noise)
+    total = apart + shared
+    assert [s.by_output for s in (shared, apart, total)] == [False, True, True]
+    same(shared + apart, total)
+    same(total - shared, apart, loose=100)
+    own = torch.cat([1 / (scale + (0.0 if var is None else var / noise)), torch.ones(6, 2, dtype=torch.float64)])
+    for j in range(2):
+        same(total.output(j), of(P, T[:, j : j + 1], sample_weight=own[:, j]))
+        assert float(total.n[j]) == 6 + float((scale[:, j] < torch.inf).sum())
+        close(total.log_scale[j], -own[own[:, j] > 0, j].log().sum())
 
 
 def test_they_move_between_devices():

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from lastlayer._internal.numbers import TINY
 from lastlayer.bayes.features import linear_features
-from lastlayer.bayes.linalg import Cholesky
+from lastlayer.bayes.linalg import Cholesky, trace
 from lastlayer.bayes.precision import NormalEquations, Precision, noise_covariance
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.errors import InputError, check_choice
@@ -198,7 +198,7 @@ class _ProfiledNLML(torch.autograd.Function):
         W_ = precision.penalised_weights
         S = R.mT @ wR + precision.ridge[..., None, None] * (W_.mT @ W_)
         Sigma_E = Cholesky.of(noise_covariance(S, equations, noise)[0])
-        J = _assemble(equations, precision, Sigma_E.logdet(), _trace(Sigma_E.solve(S)))
+        J = _assemble(equations, precision, Sigma_E.logdet(), trace(Sigma_E.solve(S)))
         ctx.save_for_backward(Phi, wR, *([] if sample_weight is None else [sample_weight]))
         ctx.precision, ctx.Sigma_E, ctx.log_alpha_type = precision, Sigma_E, log_alpha.dtype
         return J
@@ -226,8 +226,8 @@ class _ProfiledNLML(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             d_T = pull
         if ctx.needs_input_grad[2]:
-            spread = precision.ridge * _trace(inverse)
-            size = precision.ridge * _trace(ctx.Sigma_E.solve(W.mT @ W))
+            spread = precision.ridge * trace(inverse)
+            size = precision.ridge * trace(ctx.Sigma_E.solve(W.mT @ W))
             d_log_alpha = (grad * (q * (equations.n_penalised - spread) - size) / (2 * m)).to(ctx.log_alpha_type)
         return d_phi, d_T, d_log_alpha, None, None, None
 
@@ -245,7 +245,7 @@ def statistics_nlml(
     W = precision.penalised_weights
     S = equations.targets - W.mT @ equations.cross
     Sigma_E = Cholesky.of(noise_covariance(S, equations, noise)[0])
-    return _assemble(equations, precision, Sigma_E.logdet(), _trace(Sigma_E.solve(S)))
+    return _assemble(equations, precision, Sigma_E.logdet(), trace(Sigma_E.solve(S)))
 
 
 def known_noise_nlml(
@@ -268,7 +268,7 @@ def nlml_of(
     """Compute the NLML per sample of one model at any alpha and noise covariance."""
     precision = equations.spectral_at(log_alpha)
     E = Cholesky.of(Sigma_E.diagonal()[:, None, None] if equations.by_output else Sigma_E)
-    return _assemble(equations, precision, E.logdet(), _trace(E.solve(equations.misfit(precision.ridge))))
+    return _assemble(equations, precision, E.logdet(), trace(E.solve(equations.misfit(precision.ridge))))
 
 
 @dataclass(frozen=True)
@@ -331,8 +331,8 @@ def _profile(
     shifted = values + precision.ridge[..., None]
     effective = (values / shifted).sum(-1)
     W = equations.rotated_cross / shifted[..., None]  # V'W~, which has the norm of W~
-    size = _trace(E.solve(W.mT @ W))
-    nlml = _assemble(equations, precision, E.logdet(), _trace(E.solve(S)) + prior.rows * E.logdet())
+    size = trace(E.solve(W.mT @ W))
+    nlml = _assemble(equations, precision, E.logdet(), trace(E.solve(S)) + prior.rows * E.logdet())
     slope = _per_sample(equations, q * effective - precision.ridge * size)
     if by_output:
         Sigma_E, floored = torch.diag_embed(Sigma_E[..., 0, 0]), floored.any(-1)
@@ -463,7 +463,3 @@ def _refine(basin: _Basin, at: Callable[[Tensor], Profile]) -> tuple[Float[Tenso
         log_alpha = torch.where(running, torch.where(sound, log_alpha + move, (lo + hi) / 2), log_alpha)
         n_steps = n_steps + running
     return log_alpha, n_steps
-
-
-def _trace(A: Tensor) -> Tensor:
-    return A.diagonal(dim1=-2, dim2=-1).sum(-1)

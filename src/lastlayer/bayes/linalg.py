@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from lastlayer.errors import PrecisionError
@@ -124,3 +124,13 @@ def eigvalsh(A: Float[Tensor, "*b k k"]) -> Float[Tensor, "*b k"]:
         return torch.linalg.eigvalsh(A)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         return eigh(A)[0]
+
+
+def diagonal(A: Shaped[Tensor, "*b k k"]) -> Shaped[Tensor, "*b k"]:
+    """Diagonals of a batch of matrices."""
+    return A.diagonal(dim1=-2, dim2=-1)
+
+
+def trace(A: Float[Tensor, "*b k k"]) -> Float[Tensor, "*b"]:
+    """Traces of a batch of matrices."""
+    return diagonal(A).sum(-1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from lastlayer._internal.numbers import EPS
 from lastlayer.bayes.evidence import nlml_of
 from lastlayer.bayes.features import linear_features
-from lastlayer.bayes.linalg import Cholesky
+from lastlayer.bayes.linalg import Cholesky, diagonal
 from lastlayer.bayes.precision import ROUNDING, NormalEquations, Precision, is_floored, noise_covariance
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.errors import InputError, PrecisionError
@@ -383,7 +383,7 @@ class Posterior:
         """
         rest = self._with(self.statistics - statistics)
         error = rest.equations.at(self.log_alpha).weights_error()
-        energy, scatter = rest.statistics.energy, rest.statistics.scatter.diagonal(dim1=-2, dim2=-1)
+        energy, scatter = rest.statistics.energy, diagonal(rest.statistics.scatter)
         left = (scatter - 100 * ROUNDING * energy).clamp_min(0.0)  # a lower bound that excludes rounding errors
         refit = NormalEquations.of(replace(rest.statistics, energy=left), self.bias_prior).at(self.log_alpha)
         if not bool((error <= (100 * refit.weights_error()).clamp_min(REMOVAL_RTOL)).all()):

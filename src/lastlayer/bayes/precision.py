@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lastlayer._internal.numbers import EPS, TINY
 from lastlayer.bayes.features import affine_features
-from lastlayer.bayes.linalg import Cholesky, Factor, Spectrum, eigh, eigvalsh
+from lastlayer.bayes.linalg import Cholesky, Factor, Spectrum, diagonal, eigh, eigvalsh
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.errors import InputError, check_choice
 from lastlayer.settings.types import BIAS_PRIORS, NOISE_STRUCTURES, BiasPrior, NoiseStructure
@@ -117,7 +117,7 @@ class NormalEquations:
         S = self.targets - (B / values.clamp_min(TINY)).mT @ B
         scale = self.target_energy.sqrt()
         noise = ROUNDING * (1 + self.n_penalised) * scale[..., :, None] * scale[..., None, :]
-        seen = _diagonal(noise < S)
+        seen = diagonal(noise < S)
         return S * (seen[..., :, None] & seen[..., None, :])
 
     def misfit(self, ridge: Float[Tensor, "..."]) -> Float[Tensor, "... q q"]:
@@ -241,7 +241,7 @@ def noise_covariance(
     scale = (equations.target_energy / equations.n_targets[..., None]).clamp_min(TINY).sqrt()
     relative = S / ((equations.dof[..., None, None] + prior_rows) * scale[..., :, None] * scale[..., None, :])
     if noise == "diagonal":
-        values, vectors = _diagonal(relative), torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
+        values, vectors = diagonal(relative), torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
     else:
         fine = torch.isfinite(relative).all(-1).all(-1)[..., None]  # one NaN would raise an error for the whole batch
         values, vectors = eigh(torch.where(fine[..., None], relative, 0.0))
@@ -255,7 +255,3 @@ def is_floored(Sigma_E: Float[Tensor, "q q"], equations: NormalEquations) -> boo
     scale = (equations.target_energy / equations.count[..., None]).clamp_min(TINY).sqrt().flatten()
     relative = Sigma_E / scale / scale[:, None]
     return bool(eigvalsh(relative).min() <= 2 * NOISE_FLOOR)
-
-
-def _diagonal(A: Tensor) -> Tensor:
-    return A.diagonal(dim1=-2, dim2=-1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from lastlayer._internal.chunks import CHUNK_ROWS
 from lastlayer._internal.numbers import EPS, TINY
 from lastlayer.bayes.features import linear_features
-from lastlayer.bayes.linalg import eigvalsh
+from lastlayer.bayes.linalg import diagonal, eigvalsh
 from lastlayer.bayes.readings import Readings
 from lastlayer.errors import InputError
 
@@ -99,7 +99,7 @@ class Statistics:
         scatter = rest.mT @ (w * rest)
         n = torch.full_like(count, float(Psi.shape[-2]))
         log_scale = None if precision is None else log_scales(precision.double()).expand(count.shape)
-        return cls(count, mean, scatter, _diagonal(scatter).detach(), t.shape[-1], n, log_scale)
+        return cls(count, mean, scatter, diagonal(scatter).detach(), t.shape[-1], n, log_scale)
 
     @classmethod
     def from_features(
@@ -211,7 +211,7 @@ class Statistics:
         scatter = torch.cat([torch.cat([Z.mT @ wZ, cross], dim=-1), torch.cat([cross.mT, Y.mT @ wY], dim=-1)], dim=-2)
         rest = torch.cat([z_rest, y_rest], dim=-1)
         scatter = (scatter - count[..., None, None] * _outer(rest)).double()
-        energy = _diagonal(scatter).detach()
+        energy = diagonal(scatter).detach()
         if dtype == torch.float32:
             # rounding errors of features grow as sqrt(k); those of targets only affect the noise floor
             k = phi_tilde.shape[-1]
@@ -232,7 +232,7 @@ class Statistics:
             count=count,
             mean=self.mean + share * step,
             scatter=self.scatter + other.scatter + between,
-            energy=self.energy + other.energy + _diagonal(between).detach(),
+            energy=self.energy + other.energy + diagonal(between).detach(),
             **self._sums(other, 1.0),
         )
 
@@ -252,7 +252,7 @@ class Statistics:
             count=count,
             mean=self.mean - (other.count / self.count)[..., None] * step,
             scatter=self.scatter - other.scatter - between,
-            energy=self.energy + other.energy + _diagonal(between).detach(),
+            energy=self.energy + other.energy + diagonal(between).detach(),
             **self._sums(other, -1.0),
         )
         scale = rest.energy.clamp_min(TINY).rsqrt()
@@ -456,10 +456,10 @@ def log_scales(precision: Float[Tensor, "*b m"], weight: Float[Tensor, "*b m"] |
 
 def check_scatter(scatter: Float[Tensor, "*b c c"]) -> None:
     """Check that a matrix can be the scatter of rows."""
-    size = _diagonal(scatter).clamp_min(0.0).sqrt()
+    size = diagonal(scatter).clamp_min(0.0).sqrt()
     bound = size[..., :, None] * size[..., None, :]
     loose = 1e-6 * bound + 1e-9 * bound.amax()
-    if bool((_diagonal(scatter) < -1e-9 * bound.amax()).any()) or bool((scatter.abs() > bound + loose).any()):
+    if bool((diagonal(scatter) < -1e-9 * bound.amax()).any()) or bool((scatter.abs() > bound + loose).any()):
         raise ValueError("the scatter is not that of any rows")
     if bool(((scatter - scatter.mT).abs() > loose).any()):
         raise ValueError("the scatter is not symmetric")
@@ -475,7 +475,3 @@ def chunk_rows(phi_tilde: Float[Tensor, "*b m k"]) -> int:
 
 def _outer(x: Tensor) -> Tensor:
     return x[..., :, None] * x[..., None, :]
-
-
-def _diagonal(A: Tensor) -> Tensor:
-    return A.diagonal(dim1=-2, dim2=-1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from lastlayer._internal.numbers import TINY
 from lastlayer.bayes.evidence import LOG_2PI
 from lastlayer.bayes.features import affine_features
-from lastlayer.bayes.linalg import Cholesky
+from lastlayer.bayes.linalg import Cholesky, trace
 from lastlayer.bayes.precision import NormalEquations, noise_covariance
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.settings.types import BiasPrior, NoiseStructure
@@ -120,7 +120,7 @@ class FrozenLayer:
     @property
     def shrinkage(self) -> Float[Tensor, "*b"]:
         """Penalty of the prior, alpha^-1 (tr Sigma_E^-1 W~'W~ + q tr_k Lambda_0^-1)."""
-        return self.ridge * (self.weight_size + self.weights.shape[-1] * _trace(self.inverse))
+        return self.ridge * (self.weight_size + self.weights.shape[-1] * trace(self.inverse))
 
     @property
     def offset(self) -> Float[Tensor, "*b"]:
@@ -149,7 +149,7 @@ class FrozenLayer:
         It equals log alpha where the slope is zero.
         """
         k, q = self.penalised.shape[-2:]
-        effective = q * (k - self.ridge * _trace(self.inverse))
+        effective = q * (k - self.ridge * trace(self.inverse))
         return (self.weight_size.clamp_min(TINY) / effective.clamp_min(TINY)).log()
 
     def rows(
@@ -239,10 +239,6 @@ class FrozenLayer:
             gram = gram + count * away[..., :, None] * away[..., None, :]
         ratios = (self.inverse * gram).sum((-2, -1)) + self._n_free * statistics.count / self.count
         return self.offset + ((self.noise_precision * RR).sum((-2, -1)) + q * ratios) / (2 * self.count)
-
-
-def _trace(A: Tensor) -> Tensor:
-    return A.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
 def _outer(a: Float[Tensor, "*b r q"], B: Float[Tensor, "*b q k"]) -> Float[Tensor, "*b r k"]:
