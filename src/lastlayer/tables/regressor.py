@@ -60,9 +60,10 @@ class TableRegressor(BLLRegressor):
     unknown : "error" or "warn", default "error"
         Text that did not occur in training: "error" raises an error, "warn" predicts with all 0/1 inputs of the
         column set to 0.
-
-    **parameters : dict
-        The other parameters of `BLLRegressor`.
+    activation, input_skip, encoding, backbone, preset, n_members, calibration, hidden_prior, noise : object
+        As in `BLLRegressor`.
+    likelihood, max_epochs, batch_size, training, device, dtype, random_state, progress, n_jobs, verbose : object
+        As in `BLLRegressor`.
 
     Attributes
     ----------

@@ -36,7 +36,9 @@ class Scores:
     """Scores of all targets."""
 
     rows: int
+    """Number of rows."""
     targets: tuple[TargetScores, ...]
+    """Scores of each target."""
     lpd: float
     """Mean log predictive density, joint over the targets."""
     calibration_error: float
