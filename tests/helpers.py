@@ -17,7 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lastlayer.bayes.evidence import optimal_alpha
 from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.data.scaling import Standardizer
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.networks.fourier import fourier_network
 from lastlayer.training import Problem
@@ -80,6 +84,24 @@ def last_layer_rows(model: LastLayerRegressor, X: Any, y: Any, *, member: int = 
     """Affine features and standardised targets: what the last layer of a member is fitted to."""
     data = model.fitted_.data(np.asarray(X), np.asarray(y))
     return model.fitted_.features(member, data.X), data.T
+
+
+def exact_layer(
+    Phi: Tensor,
+    T: Tensor,
+    at: Tensor,
+    weight: Tensor | None = None,
+    *,
+    noise: Any = "diagonal",
+    bias_prior: Any = "flat",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and covariance of targets, and affine cost, by the posterior at the maximum of the evidence."""
+    scaler = Standardizer.fit(T.double(), sample_weight=weight)
+    statistics = Statistics.from_features(Phi, scaler.forward(T), sample_weight=weight)
+    best = optimal_alpha(statistics, noise=noise, bias_prior=bias_prior)
+    p = Posterior(statistics, best.log_alpha, best.noise_cov, noise, bias_prior).predict(at)
+    unit = torch.outer(scaler.scale, scaler.scale)
+    return p.mean * scaler.scale + scaler.mean, p.target_cov() * unit, p.variance_ratio
 
 
 def free_port() -> int:

@@ -5,17 +5,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import alone_and_by_two, close
+from helpers import alone_and_by_two, close, exact_layer
 from torch import Tensor, nn
 
 import lastlayer
 from lastlayer import BLLRegressor, attach
-from lastlayer.bayes.evidence import optimal_alpha
 from lastlayer.bayes.features import affine_features
-from lastlayer.bayes.posterior import Posterior
-from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.observe import Sum
-from lastlayer.data.scaling import Standardizer
 from lastlayer.data.sources import LoaderSource
 from lastlayer.errors import InputError
 from lastlayer.integrations.casadi import to_casadi
@@ -68,12 +64,8 @@ def split(inputs: dict[str, Tensor], y: Tensor, size: int = 16) -> list[dict[str
 def by_hand(phi: Tensor, T: Tensor, at: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of the exact posterior, row by row."""
     Phi, at = (affine_features(x.detach().double()) for x in (phi, at))
-    scaler = Standardizer.fit(T.double(), sample_weight=weight)
-    statistics = Statistics.from_features(Phi, scaler.forward(T), sample_weight=weight)
-    best = optimal_alpha(statistics)
-    said = Posterior(statistics, best.log_alpha, best.noise_cov, "diagonal", "flat").predict(at)
-    std = said.target_cov().diagonal(dim1=-2, dim2=-1).sqrt()
-    return said.mean * scaler.scale + scaler.mean, std * scaler.scale
+    mean, cov, _ = exact_layer(Phi, T, at, weight)
+    return mean, cov.diagonal(dim1=-2, dim2=-1).sqrt()
 
 
 def check(model: BLLRegressor, X, mean: Tensor, std: Tensor) -> None:
@@ -164,6 +156,7 @@ def test_a_convolution_after_pooling_has_one_row_per_sample():
     model = attach(network, [(x, y)])
     assert type(model) is BLLRegressor
     check(model, x, *by_hand(body(x).flatten(1), y, body(x).flatten(1)))
+    close(torch.tensor(model.features(x)), body(x).flatten(1).double(), loose=1e4)  # batches of another size
 
 
 def test_features_may_be_logits_or_hidden_states(text):
