@@ -1,7 +1,7 @@
 """Linear functionals of the unknown function, which can be observed and predicted like its values."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,14 @@ from numpy import ndarray
 from torch import Tensor
 
 from lastlayer._internal.arrays import as_array, check_finite
+from lastlayer.bayes.noise_groups import Targets
 from lastlayer.bayes.readings import Readings
+from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.scaling import Standardizer
 from lastlayer.errors import InputError
+
+FeatureMap = Callable[[Tensor], Tensor]
+"""Maps inputs to linear features."""
 
 
 @dataclass(frozen=True)
@@ -142,9 +147,9 @@ class StandardFunctionals:
         whole = whole if slopes is None else whole + slopes
         return whole.unflatten(-2, (n, s)).sum(-2)
 
-    def features(self, linear: Callable[[Tensor], Tensor], like: Tensor | None = None) -> Float[Tensor, "*b n p"]:
+    def features(self, linear: FeatureMap) -> Float[Tensor, "*b n p"]:
         """Build the feature rows [L phi_tilde, L 1] of the functionals."""
-        rows = self.apply(linear, like)
+        rows = self.apply(linear)
         one = self.weights.sum(1).to(rows).expand(rows.shape[:-1])
         return torch.cat([rows, one[..., None]], -1)
 
@@ -158,15 +163,37 @@ class Measurements:
     readings: Readings
     """One reading per functional, (n, 1); with known noise, they have no learned noise."""
 
-    def to(self, device: torch.device) -> "Measurements":
-        """Move the readings to a device; functionals follow the inputs of the network that they are applied to."""
-        return Measurements(self.functionals, self.readings.map(lambda x: x.to(device)))
+    def moments(self, linear: FeatureMap, noise_var: Tensor | None = None) -> Statistics:
+        """Statistics of linear features, by output, with gradients."""
+        assert noise_var is not None
+        j, Psi = self.functionals.output, self.functionals.features(linear).double()
+        precision = self.readings.precision(noise_var[..., j : j + 1])
+        own = None if precision is None else precision[..., 0]
+        found = Statistics.from_functionals(Psi, self.readings.t.to(Psi), own)
+        parts = [found.nothing()] * noise_var.shape[-1]
+        parts[j] = found
+        return Statistics.of_outputs(parts)
+
+    def targets(self, linear: FeatureMap) -> list[Targets]:
+        """Targets with their known noise."""
+        Psi, known = self.functionals.features(linear).double(), self.readings.known
+        t = self.readings.t[:, 0].to(Psi)
+        variance = torch.zeros_like(t) if known is None else known[:, 0].to(t)
+        return [Targets(self.functionals.output, Psi, t, torch.ones_like(t), variance, known is None)]
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Measurements":
+        """Move to a device, with points of another type."""
+        f, of = self.functionals, lambda x: None if x is None else x.to(device, dtype)
+        return Measurements(
+            replace(f, points=f.points.to(device, dtype), directions=of(f.directions)),
+            self.readings.map(lambda x: x.to(device)),
+        )
 
     def take(self, at: Tensor) -> "Measurements":
         """Select measurements."""
         f = self.functionals
         directions = None if f.directions is None else f.directions[at]
-        part = StandardFunctionals(f.points[at], f.weights[at], directions, f.output)
+        part = replace(f, points=f.points[at], weights=f.weights[at], directions=directions)
         return Measurements(part, self.readings.take(at))
 
 

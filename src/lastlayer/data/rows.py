@@ -1,8 +1,10 @@
 """Rows as training takes them: readings of a function at points, and of functionals of it beside them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import reduce
+from operator import add
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,15 +19,30 @@ from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.copies import joined, near_groups
 from lastlayer.data.distributed import ONE, ProcessGroup
-from lastlayer.data.observe import Measurements
+from lastlayer.data.observe import FeatureMap, Measurements
 from lastlayer.data.scaling import Scales
 from lastlayer.errors import InputError
 from lastlayer.likelihoods.base import Likelihood
 from lastlayer.networks.structured import converted
 from lastlayer.settings.types import Given, Shape
 
-FeatureMap = Callable[[Tensor], Tensor]
-"""Maps inputs to linear features."""
+
+@runtime_checkable
+class Observations(Protocol):
+    """A kind of observation of the function: `Points`, its values at rows, or `Measurements` of its functionals."""
+
+    @property
+    def readings(self) -> Readings:
+        """What was read."""
+        ...
+
+    def moments(self, linear: FeatureMap, noise_var: Tensor | None = None) -> Statistics:
+        """Statistics of linear features; if some noise is known, as far as `noise_var` is learned."""
+        ...
+
+    def targets(self, linear: FeatureMap) -> list[Targets]:
+        """Targets of each output with their known noise."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -81,12 +98,24 @@ class Points:
         """Affine features in float64."""
         return affine_features(linear(self.X)).double()
 
+    def moments(self, linear: FeatureMap, noise_var: Tensor | None = None) -> Statistics:
+        """Statistics of linear features, computed at once and with gradients, also for a stack."""
+        return Statistics.of(self.features(linear), self.readings, weight=self.weight, noise_var=noise_var)
+
+    def targets(self, linear: FeatureMap) -> list[Targets]:
+        """Targets of each output with their known noise."""
+        Phi, readings = self.features(linear), self.readings
+        weight = torch.ones_like(Phi[:, 0]) if self.weight is None else self.weight.to(Phi)
+        known = torch.zeros_like(self.T) if readings.known is None else readings.known
+        read = torch.ones_like(self.T) if readings.read is None else readings.read
+        columns = zip(self.T.to(Phi).T, known.to(Phi).T, read.T > 0, strict=True)
+        return [Targets(j, Phi[at], t[at], weight[at], v[at], True) for j, (t, v, at) in enumerate(columns)]
+
     def statistics(self, linear: FeatureMap, noise_var: Tensor | None = None) -> Statistics:
         """Statistics of linear features, computed chunk by chunk."""
         total: Statistics | None = None
         for part in self.chunks():
-            Phi = part.features(linear)
-            more = Statistics.of(Phi, part.readings, weight=part.weight, noise_var=noise_var)
+            more = part.moments(linear, noise_var)
             total = more if total is None else total + more
         assert total is not None
         return total
@@ -211,7 +240,7 @@ class Rows:
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Rows":
         """Move to a device, with inputs of another type; ids stay integers."""
-        beside = tuple(seen.to(device) for seen in self.beside)
+        beside = tuple(seen.to(device, dtype) for seen in self.beside)
         return replace(self, main=self.main.to(device, dtype), beside=beside)
 
     @property
@@ -242,53 +271,16 @@ class Rows:
             weight = used.double() if weight is None else used * weight
         return Rows(Points(main.X[index], main.readings.map(lambda x: x[index]), weight), self.beside)
 
-    def statistics(self, linear: FeatureMap, noise_var: Float[Tensor, "*b q"] | None = None) -> Statistics:
-        """Statistics of the rows and of the functionals."""
-        total = self.main.statistics(linear, noise_var)
-        if not self.beside:
-            return total
-        assert noise_var is not None
-        return total + statistics_of(self.beside, linear, noise_var, like=self.main.X)
+    @property
+    def kinds(self) -> tuple[Observations, ...]:
+        """Everything that was observed of the function."""
+        return (self.main, *self.beside)
 
-    def at_once(self, linear: FeatureMap, noise_var: Float[Tensor, "*b q"] | None = None) -> Statistics:
-        """The same, computed at once and with gradients, also for a stack."""
-        main = self.main
-        total = Statistics.of(main.features(linear), main.readings, weight=main.weight, noise_var=noise_var)
-        if not self.beside:
-            return total
-        assert noise_var is not None
-        return total + statistics_of(self.beside, linear, noise_var, like=main.X)
+    def statistics(self, linear: FeatureMap, noise_var: Float[Tensor, "*b q"] | None = None) -> Statistics:
+        """Statistics of all observations, computed at once and with gradients, also for a stack."""
+        return reduce(add, (kind.moments(linear, noise_var) for kind in self.kinds))
 
     @torch.no_grad()
     def by_noise(self, linear: FeatureMap) -> StatisticsByNoise:
         """Statistics of linear features as a function of the learned noise."""
-        main, readings = self.main, self.main.readings
-        Phi = main.features(linear)
-        weight = torch.ones_like(Phi[:, 0]) if main.weight is None else main.weight.to(Phi)
-        noise_var = torch.zeros_like(main.T) if readings.known is None else readings.known
-        read = torch.ones_like(main.T) if readings.read is None else readings.read
-        found = []
-        for j, (t, known, shown) in enumerate(zip(main.T.T, noise_var.T, read.T > 0, strict=True)):
-            found.append(Targets(j, Phi[shown], t.to(Phi)[shown], weight[shown], known.to(Phi)[shown], True))
-        for seen in self.beside:
-            Psi, variance = seen.functionals.features(linear, main.X).double(), seen.readings.known
-            t = seen.readings.t[:, 0].to(Phi)
-            known = torch.zeros_like(t) if variance is None else variance[:, 0].to(t)
-            found.append(Targets(seen.functionals.output, Psi, t, torch.ones_like(t), known, variance is None))
-        return StatisticsByNoise(found)
-
-
-def statistics_of(
-    beside: Sequence[Measurements], linear: FeatureMap, noise_var: Float[Tensor, "*b q"], *, like: Tensor
-) -> Statistics:
-    """Statistics of measured functionals, by output; `like` has the type of the network's inputs."""
-    parts: dict[int, Statistics] = {}
-    for seen in beside:
-        j = seen.functionals.output
-        precision = seen.readings.precision(noise_var[..., j : j + 1])
-        Psi = seen.functionals.features(linear, like).double()
-        own = None if precision is None else precision[..., 0]
-        more = Statistics.from_functionals(Psi, seen.readings.t.to(Psi), own)
-        parts[j] = parts[j] + more if j in parts else more
-    nothing = next(iter(parts.values())).nothing()
-    return Statistics.of_outputs([parts.get(j, nothing) for j in range(noise_var.shape[-1])])
+        return StatisticsByNoise([targets for kind in self.kinds for targets in kind.targets(linear)])

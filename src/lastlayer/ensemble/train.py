@@ -131,8 +131,8 @@ class Trainer:
         self, log_length: torch.Tensor, log_linear: torch.Tensor, rows: np.ndarray, generator: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Length scales fitted to functionals as well, or to some of them."""
-        main, device = self.rows.main.take(torch.from_numpy(rows)), self.rows.main.X.device
-        data = Rows(replace(main, X=main.X.double()), some_of(self.rows.beside, MOST_FUNCTIONALS, generator))
+        device, beside = self.rows.main.X.device, some_of(self.rows.beside, MOST_FUNCTIONALS, generator)
+        data = Rows(self.rows.main.take(torch.from_numpy(rows)), beside).to(device, torch.float64)
         numbers, prior = (log_length.to(device), log_linear.to(device)), self.settings.layer.bias_prior
         found = refine_lengths(data, *numbers, bias_prior=prior, generator=generator)
         return found[0].cpu(), found[1].cpu()

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
+from operator import add
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from lastlayer.calibration.alpha import AlphaCurve, search_alpha, tune_alpha_on
 from lastlayer.calibration.fit import fit_curves
 from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.data.observe import Observations
-from lastlayer.data.rows import Points, statistics_of
+from lastlayer.data.rows import Points
 from lastlayer.errors import InputError
 from lastlayer.formula.ops import TorchOps
 from lastlayer.networks.mlp import features_of
@@ -146,15 +147,14 @@ def with_observations(fitted: Fitted, observations: Sequence[Observations]) -> F
     """Add measurements of functionals to every last layer; alpha and noise stay the same."""
     inputs = fitted.needs("an observation", linear=True, table=True).inputs
     assert inputs is not None
-    like = torch.zeros(0, dtype=fitted.settings.place.torch_dtype, device=fitted.settings.place.torch_device)
-    seen = [one.standardized(inputs, fitted.targets).to(like.device) for one in observations]
+    place = fitted.settings.place
+    seen = [one.standardized(inputs, fitted.targets).to(place.torch_device, place.torch_dtype) for one in observations]
 
     def changed(member: Member) -> Member:
-        posterior = member.posterior
+        linear, noise_var = partial(features_of, member.network), member.posterior.Sigma_E.diagonal()
         with torch.no_grad():
-            noise_var = posterior.Sigma_E.diagonal()
-            more = statistics_of(seen, partial(features_of, member.network), noise_var, like=like)
-        return replace(member, posterior=posterior.update(more))
+            more = reduce(add, (one.moments(linear, noise_var) for one in seen))
+        return replace(member, posterior=member.posterior.update(more))
 
     return _with(fitted, map(changed, fitted.members))
 

@@ -96,7 +96,7 @@ def refine_lengths(
         lengths, linear, log_alpha, log_std = numbers[:d], numbers[d], numbers[d + 1], numbers[d + 2 :]
         learned = torch.exp(2 * log_std)
         features = lambda x: fourier_features(x.to(waves), lengths, linear, waves)
-        seen = rows.at_once(features, learned)
+        seen = rows.statistics(features, learned)
         nlml = known_noise_nlml(seen, log_alpha - math.log(waves.shape[1]), log_std, bias_prior=bias_prior)
         return seen.n.amax() * nlml + neg_log_prior(lengths, linear, log_alpha)
 

@@ -50,7 +50,7 @@ class Objective(nn.Module):
         main = rows.main
         if rows.complete:
             return self(linear(main.X), main.T, main.weight)
-        return statistics_nlml(rows.at_once(linear), self.log_alpha, bias_prior=self.bias_prior)
+        return statistics_nlml(rows.statistics(linear), self.log_alpha, bias_prior=self.bias_prior)
 
     @property
     def learned_noise_cov(self) -> Float[Tensor, "q q"] | None:
@@ -91,7 +91,7 @@ class KnownNoise(Objective):
     def of_rows(self, linear: Callable[[Tensor], Tensor], rows: Rows) -> Tensor:
         """NLML of a network on rows whose noise may be known, and on observed functionals."""
         learned = torch.exp(2 * self.log_sigma_e)
-        seen = rows.at_once(linear, learned)
+        seen = rows.statistics(linear, learned)
         return known_noise_nlml(seen, self.log_alpha, self.log_sigma_e, bias_prior=self.bias_prior)
 
 

@@ -1,7 +1,5 @@
 """The training problem of a network: the one place where the structure of its rows is asked about."""
 
-from dataclasses import replace
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -44,7 +42,7 @@ def problem_for(
     if stacked and isinstance(objective, Profiled) and rows.complete:
         return StackedNetworks(network.float(), objective, main, prior_precision=precision)
     if stacked:
-        network, rows = network.float(), replace(rows, main=replace(main, X=main.X.float()))
+        network, rows = network.float(), rows.to(main.X.device, torch.float32)
     if s.batch_size is None:
         return FullBatch(network, objective, rows, prior_precision=precision, chunk_size=s.chunk_size)
     return SampledRows(network, objective, rows, batch_size=s.batch_size, seed=settings.seed, prior_precision=precision)
