@@ -102,7 +102,7 @@ def test_inside_the_data_the_process_adds_nothing_and_outside_it_does(model):
 
 
 def _components(fitted, X):
-    from lastlayer.predictor.fitted import as_arrays
+    from lastlayer.predictor.state import as_arrays
 
     with torch.no_grad():
         return as_arrays(fitted.module().components(torch.tensor(X)))

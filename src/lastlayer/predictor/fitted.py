@@ -31,7 +31,7 @@ from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.member import Member, training_costs
 from lastlayer.predictor.module import Predictor
-from lastlayer.predictor.state import BlockOps, rows_in_cache, state_of
+from lastlayer.predictor.state import BlockOps, as_array, as_arrays, check_answer, rows_in_cache, state_of
 from lastlayer.settings.types import FOURIER, Family, Given, Settings
 
 
@@ -161,7 +161,7 @@ class Fitted:
     @property
     def noise_cov(self) -> Float[ndarray, "c q q"]:
         """Noise covariance of each member before calibration."""
-        return _array(self.state.noise_cov)
+        return as_array(self.state.noise_cov)
 
     @property
     def noise_std(self) -> Float[ndarray, "c q"]:
@@ -228,7 +228,7 @@ class Fitted:
         """Predict one number for each target: `Prediction.point`."""
         if not self.likelihood.linear:
             return self.predictive(X).with_output_axis().point
-        return _array(torch.cat(self._in_chunks(X, formula.predict_mean)))
+        return as_array(torch.cat(self._in_chunks(X, formula.predict_mean)))
 
     def point_and_std(self, X: ndarray) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:
         """Predict `point` and the standard deviation of the targets, noise included."""
@@ -237,7 +237,7 @@ class Fitted:
             return p.point, p.std
         moments = lambda ops, model, x: formula.moments(ops, model, formula.predict(ops, model, x))
         mean, epistemic, noise, _ = (torch.cat(each) for each in zip(*self._in_chunks(X, moments), strict=True))
-        return _array(mean), np.sqrt(_array(epistemic + noise))
+        return as_array(mean), np.sqrt(as_array(epistemic + noise))
 
     def predictive(self, X: ndarray, *, noise: bool = True) -> Prediction:
         """Predict the distribution of the targets, or of the function.
@@ -342,8 +342,8 @@ class Fitted:
                     raise InputError(f"output={some.output} is not one of the {self.n_outputs}: counted from 0")
                 linear = lambda z, j=some.output: formula.functions(TorchOps, self.state, z).linear(j)
                 affine = some.standardized(inputs).apply(linear, self.state.centre)
-                means.append(_array(affine[:, 0]))
-                rows.append(_array(affine[:, 1:]))
+                means.append(as_array(affine[:, 0]))
+                rows.append(as_array(affine[:, 1:]))
         return FunctionalPrediction(np.concatenate(means), np.concatenate(rows))
 
     def extrapolation(self, X: ndarray) -> Extrapolation:
@@ -354,10 +354,10 @@ class Fitted:
         X : ndarray of shape (m, d)
             Inputs in original units.
         """
-        sample_cost = _array(self.sample_cost.sort().values)
+        sample_cost = as_array(self.sample_cost.sort().values)
 
         def look(*of: Any) -> tuple[ndarray, ndarray]:
-            cost = _array(formula.predict(*of).cost_star)
+            cost = as_array(formula.predict(*of).cost_star)
             return cost.mean(-1).mean(0), formula.extrapolation(np, self.references, sample_cost, cost)
 
         return Extrapolation(*map(np.concatenate, zip(*self._in_chunks(X, look), strict=True)))
@@ -366,8 +366,8 @@ class Fitted:
         """Compute the function at some points, jointly over points and outputs, as arrays."""
         with torch.no_grad():
             found = formula.functions(TorchOps, self.state, formula.standardized(self.state, self._inputs(X)))
-        _check_answer(found.mean)
-        return replace(found.map(_array, outputs=_array), ops=NumPyOps, parts=as_arrays(found.parts))
+        check_answer(found.mean)
+        return replace(found.map(as_array, outputs=as_array), ops=NumPyOps, parts=as_arrays(found.parts))
 
     def _in_chunks(self, X: ndarray, evaluate: Callable[..., Any]) -> list[Any]:
         """Evaluate a function of (operations, state, inputs) in chunks of rows."""
@@ -376,7 +376,7 @@ class Fitted:
             found = [evaluate(BlockOps, self.state, self._inputs(X[rows])) for rows in row_chunks(len(X), size)]
         for part in found:
             for values in (part,) if isinstance(part, Tensor) else part:
-                _check_answer(values)
+                check_answer(values)
         return found
 
     def _inputs(self, X: ndarray) -> Tensor:
@@ -394,28 +394,9 @@ class Fitted:
         return cov
 
 
-def _check_answer(values: Tensor | ndarray) -> None:
-    """Raise an error for predictions that are not finite, which only a user's network can cause."""
-    if not bool(np.isfinite(_array(values) if isinstance(values, Tensor) else values).all()):
-        raise InputError(
-            "the model has no finite prediction for these rows: its network maps some of them to features that are "
-            "NaN, infinite or huge; drop these rows, or let the network return finite numbers"
-        )
-
-
 def as_fitted(model: Any, use: str, *, shared: bool = False, table: bool = False) -> Fitted:
     """Return the fitted value of a model, for a use that needs Gaussian predictions, and more as in `Fitted.needs`."""
     found = model if isinstance(model, Fitted) else getattr(model, "fitted_", None)
     if not isinstance(found, Fitted):
         raise NotFittedError(f"this {type(model).__name__} holds no fitted Bayesian last layer: call fit first")
     return found.needs(use, linear=True, shared=shared, table=table)
-
-
-def as_arrays(parts: formula.Components) -> formula.Components:
-    """Convert components from tensors to arrays with one row per point."""
-    return formula.Components(*(_array(x.expand(-1, parts.mean.shape[1], -1)) for x in vars(parts).values()))
-
-
-def _array(x: Tensor) -> ndarray:
-    array: ndarray = x.numpy(force=True)
-    return array.astype(float, copy=False)

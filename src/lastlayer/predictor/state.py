@@ -14,7 +14,8 @@ from lastlayer._internal.chunks import CHUNK_ROWS, row_chunks
 from lastlayer.calibration.curve import Calibration, Shrinkage, StackedCurves, Tails
 from lastlayer.calibration.fit import SHARPNESS
 from lastlayer.data.scaling import Standardizer
-from lastlayer.formula import State
+from lastlayer.errors import InputError
+from lastlayer.formula import Components, State
 from lastlayer.formula.ops import TorchOps
 from lastlayer.networks.groups import grouped, numbers_of
 from lastlayer.predictor.member import Member
@@ -143,3 +144,17 @@ def as_array(values: Tensor) -> ndarray:
 def _number(value: Any) -> Tensor:
     """Numbers in float64, scalars included, since ONNX would keep Python's numbers in float32."""
     return torch.as_tensor(value, dtype=torch.float64)
+
+
+def as_arrays(parts: Components) -> Components:
+    """Convert components from tensors to arrays with one row per point."""
+    return Components(*(as_array(x.expand(-1, parts.mean.shape[1], -1)) for x in vars(parts).values()))
+
+
+def check_answer(values: Tensor | ndarray) -> None:
+    """Raise an error for predictions that are not finite, which only a user's network can cause."""
+    if not bool(np.isfinite(as_array(values) if isinstance(values, Tensor) else values).all()):
+        raise InputError(
+            "the model has no finite prediction for these rows: its network maps some of them to features that are "
+            "NaN, infinite or huge; drop these rows, or let the network return finite numbers"
+        )
