@@ -9,7 +9,7 @@ import platform
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -129,8 +129,9 @@ def perform(
         if processes > 1 and not isolated:
             yield from (Outcome(task, store.results[task.key]) for task in tasks if task not in new)
             with _pool(processes) as pool:
-                for done in as_completed([pool.submit(_outcome, task) for task in new]):
-                    yield _kept(done.result(), store, bar)
+                asked = {pool.submit(_outcome, task): task for task in new}
+                for done in as_completed(asked):
+                    yield _kept(_ended(asked[done], done), store, bar)
             return
         for task in tasks:
             if task not in new:
@@ -153,11 +154,19 @@ def _pool(processes: int) -> Executor:
 
 
 def _alone(task: Work) -> Outcome[Work, Any]:
+    with _pool(1) as pool:
+        return _ended(task, pool.submit(_outcome, task))
+
+
+def _ended(task: Work, done: Future[Outcome[Work, Any]]) -> Outcome[Work, Any]:
     try:
-        with _pool(1) as pool:
-            return pool.submit(_outcome, task).result()
+        return done.result()
     except Exception as error:  # the process itself was ended
-        return Outcome(task, why_not=f"{type(error).__name__}: {error}", failed=True)
+        return _failed(task, error)
+
+
+def _failed(task: Work, error: Exception) -> Outcome[Work, Any]:
+    return Outcome(task, why_not=f"{type(error).__name__}: {error}", failed=True)
 
 
 def _outcome(task: Work) -> Outcome[Work, Any]:
@@ -166,7 +175,7 @@ def _outcome(task: Work) -> Outcome[Work, Any]:
         try:
             return Outcome(task, task.run())
         except Exception as error:  # an error of one method does not stop the others
-            return Outcome(task, why_not=f"{type(error).__name__}: {error}", failed=True)
+            return _failed(task, error)
 
 
 def _kept(outcome: Outcome[Work, Any], store: Store[Any], bar: Any) -> Outcome[Work, Any]:

@@ -1,5 +1,6 @@
 """Benchmarks: every command runs at a tiny size, the runner resumes, and made functions are what their pages say."""
 
+import pickle
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,7 +19,6 @@ from benchmarks import fit, observe, outside, runner
 from benchmarks.__main__ import commands
 from benchmarks.bo import methods as bo_methods
 from benchmarks.bo import tables as bo_tables
-from benchmarks.bo.__main__ import Job as BoJob
 from benchmarks.bo.problems import PROBLEMS
 from benchmarks.control_studies import mpc, reactor, spring
 from benchmarks.control_studies.controllers import true_model
@@ -269,6 +269,17 @@ def test_some_tasks_cannot_be_run_and_failures_end_the_program(tmp_path, capsys)
     with pytest.raises(SystemExit):
         runner.complete([Square(13)], store)
     assert "failed: 13: RuntimeError: no luck" in capsys.readouterr().out
+
+
+def test_jobs_are_found_by_other_processes():
+    """What is defined in the __main__ of a package is not."""
+    for job in (
+        bo_methods.Job("Branin", "random", 0, 1),
+        outside.Fitted("sine", "NGBoost", 0),
+        fit.Job("lastlayer", 60, 1),
+    ):
+        assert not type(job).__module__.endswith("__main__")
+        assert pickle.loads(pickle.dumps(job)) == job
 
 
 def test_names_with_commas_are_found():
@@ -539,12 +550,12 @@ def test_two_objectives_and_vbll_run(monkeypatch):
     # else BoTorch compiles a kernel of its own, which takes half a minute where it was never used before
     monkeypatch.setattr("botorch.acquisition.multi_objective.logei._load_attempted", True)
     for problem, method in (("Branin", "VBLL"), ("BraninCurrin", "VBLL"), ("BraninCurrin", "lastlayer")):
-        outcome = runner._outcome(BoJob(problem, method, 0, 2 if method == "VBLL" else 1)).result
+        outcome = runner._outcome(bo_methods.Job(problem, method, 0, 2 if method == "VBLL" else 1)).result
         assert np.isfinite(outcome.regret).all()
 
 
 def run_of(problem, method, seed, regret, steps=2):
-    return bo_tables.Result(problem, method, seed, "1", [*([9.0] * 3), *regret], [0.5] * steps, {})
+    return bo_methods.Result(problem, method, seed, "1", [*([9.0] * 3), *regret], [0.5] * steps, {})
 
 
 def test_ranks_are_of_the_last_regret_seed_by_seed():

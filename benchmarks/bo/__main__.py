@@ -4,53 +4,14 @@ Every run is saved when it is done; a second call runs only what is missing. At 
 `tables.md`, `scores.csv` and `bo.png` are made of all results in the folder.
 """
 
-import time
-from dataclasses import dataclass
-
-import torch
-
 from benchmarks import runner
 from benchmarks.bo import tables
-from benchmarks.bo.methods import METHODS, initial_points
+from benchmarks.bo.methods import METHODS, Job, Result
 from benchmarks.bo.problems import PROBLEMS
-from benchmarks.bo.tables import Result
 from lastlayer.errors import InputError
 from lastlayer.studies.paper import check_folder
 
 TIMING_SEEDS = 3
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run, identified by names only so that any process can execute it."""
-
-    problem: str
-    method: str
-    seed: int
-    n_steps: int
-
-    def __str__(self) -> str:
-        return f"{self.method} on {self.problem}, seed {self.seed}"
-
-    @property
-    def key(self) -> tuple[str, str, int, str]:
-        """Results of another configuration are not reused."""
-        config = f"{PROBLEMS[self.problem].n_initial} + {self.n_steps}, {METHODS[self.method].config}"
-        return self.problem, self.method, self.seed, config
-
-    def run(self) -> Result:
-        torch.set_num_threads(1)
-        problem, method = PROBLEMS[self.problem], METHODS[self.method]
-        function, optimiser = problem.make(self.seed), method.make(problem, self.seed)
-        torch.manual_seed(self.seed)
-        X = initial_points(problem, self.seed, problem.n_initial)
-        Y, seconds = function(X), []
-        for _ in range(self.n_steps):
-            start = time.process_time()
-            x = optimiser.propose(X, Y)
-            seconds.append(round(time.process_time() - start, 4))
-            X, Y = torch.cat([X, x]), torch.cat([Y, function(x)])
-        return Result(*self.key, problem.regret(Y), seconds, runner.versions(method.packages))
 
 
 def jobs(problems: str | None, methods: str | None, seeds: int, steps: int | None) -> list[Job]:

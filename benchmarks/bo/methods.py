@@ -1,5 +1,6 @@
-"""Methods that propose the next point: lastlayer, BoTorch's Gaussian process and community VBLL, and Sobol points."""
+"""Methods that propose the next point: lastlayer, BoTorch's Gaussian process and VBLL, Sobol points; a run of one."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -21,7 +22,8 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from jaxtyping import Float
 from torch import Tensor
 
-from benchmarks.bo.problems import Problem
+from benchmarks.bo.problems import PROBLEMS, Problem
+from benchmarks.runner import versions
 from lastlayer.integrations.botorch import fit_model
 
 RESTARTS, RAW_SAMPLES, DRAWS = 4, 256, 64
@@ -183,3 +185,51 @@ METHODS = {
         Method("random", "Sobol points", Sobol),
     )
 }
+
+
+@dataclass(frozen=True)
+class Result:
+    """Result of one run: one line of the file."""
+
+    problem: str
+    method: str
+    seed: int
+    config: str
+    regret: list[float]
+    """Regret after every evaluation, including the initial ones."""
+    seconds: list[float]
+    """Processor seconds of each step: fit and search for the next point."""
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, identified by names only so that any process can execute it."""
+
+    problem: str
+    method: str
+    seed: int
+    n_steps: int
+
+    def __str__(self) -> str:
+        return f"{self.method} on {self.problem}, seed {self.seed}"
+
+    @property
+    def key(self) -> tuple[str, str, int, str]:
+        """Results of another configuration are not reused."""
+        config = f"{PROBLEMS[self.problem].n_initial} + {self.n_steps}, {METHODS[self.method].config}"
+        return self.problem, self.method, self.seed, config
+
+    def run(self) -> Result:
+        torch.set_num_threads(1)
+        problem, method = PROBLEMS[self.problem], METHODS[self.method]
+        function, optimiser = problem.make(self.seed), method.make(problem, self.seed)
+        torch.manual_seed(self.seed)
+        X = initial_points(problem, self.seed, problem.n_initial)
+        Y, seconds = function(X), []
+        for _ in range(self.n_steps):
+            start = time.process_time()
+            x = optimiser.propose(X, Y)
+            seconds.append(round(time.process_time() - start, 4))
+            X, Y = torch.cat([X, x]), torch.cat([Y, function(x)])
+        return Result(*self.key, problem.regret(Y), seconds, versions(method.packages))

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy import ndarray
 
-from benchmarks.bo.methods import METHODS, Method
+from benchmarks.bo.methods import METHODS, Method, Result
 from benchmarks.bo.problems import PROBLEMS, Problem
 from benchmarks.runner import Rows, as_csv, markdown, rank
 from lastlayer.plots.drawing import BLUE, GREEN, GREY, ORANGE
@@ -19,21 +19,6 @@ from lastlayer.studies.figures import STYLE
 COLOURS = {"lastlayer": BLUE, "SingleTaskGP": GREEN, "VBLL": ORANGE, "random": GREY}
 FLOOR = 1e-6
 """Smallest regret drawn; smaller values are drawn here."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """Result of one run: one line of the file."""
-
-    problem: str
-    method: str
-    seed: int
-    config: str
-    regret: list[float]
-    """Regret after every evaluation, including the initial ones."""
-    seconds: list[float]
-    """Processor seconds of each step: fit and search for the next point."""
-    versions: dict[str, str]
 
 
 @dataclass(frozen=True)
