@@ -233,7 +233,7 @@ class BayesByBackpropRegressor(BaseRegressor):
         return self.network_.log_sigma_e.detach().exp().cpu().numpy() * self._scales.targets.scale.numpy()
 
     def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "history_")
+        return "history_" in vars(self)
 
 
 class VariationalLinear(nn.Module):

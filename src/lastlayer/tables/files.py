@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import date, datetime, time
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -322,11 +323,11 @@ def read(path: Path) -> Table:
 def typed(cells: Sequence[Any]) -> ndarray:
     """Convert Python objects to a column: dates if all are dates, else objects; Booleans and times become texts."""
     known = [cell for cell in cells if cell is not None]
-    if known and all(hasattr(cell, "year") for cell in known):
-        naive = [cell.replace(tzinfo=None) if getattr(cell, "tzinfo", None) else cell for cell in cells]
+    if known and all(isinstance(cell, date) for cell in known):
+        naive = [cell.replace(tzinfo=None) if isinstance(cell, datetime) else cell for cell in cells]
         return np.array(naive, dtype="datetime64[us]")  # None becomes NaT
     column = np.empty(len(cells), dtype=object)
-    column[:] = [str(cell) if isinstance(cell, bool) or hasattr(cell, "minute") else cell for cell in cells]
+    column[:] = [str(cell) if isinstance(cell, bool | time | datetime) else cell for cell in cells]
     return column
 
 
