@@ -549,22 +549,22 @@ def test_features_of_a_process_have_its_kernel_at_its_points():
     assert float((new @ new.mT).diagonal().min()) > 0.5
 
 
-@pytest.mark.parametrize("wrong", [(1.5, -2.25), (np.nan, 1.0)])
-def test_reversed_bounds_are_named_with_their_input_and_numbers(wrong, as_a_user):
-    X = points(6).numpy()
-    bounds = np.array([[-9.0, wrong[0]], [9.0, wrong[1]]])
-    match = rf"input 1 .*from {wrong[0]:g} to {wrong[1]:g}: the first row holds the lower bounds"
-    with pytest.raises(InputError, match=match):
-        Surrogate(8).fit(X, X[:, 0], bounds=bounds)
-    with pytest.raises(InputError, match=match):
-        fit_model(torch.tensor(X), torch.tensor(X[:, :1]), bounds=torch.tensor(bounds))
-
-
-@pytest.mark.parametrize("shape", [(3, 2), (2, 3), (2,)])
-def test_bounds_of_another_shape_are_told_their_shape(shape, as_a_user):
-    X = points(6).numpy()
-    with pytest.raises(InputError, match=rf"has shape {re.escape(str(shape))}: it must be \(2, 2\)"):
-        Surrogate(8).fit(X, X[:, 0], bounds=np.zeros(shape))
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        ([[-9, 1.5], [9, -2.25]], "input 1 .*from 1.5 to -2.25: the first row holds the lower bounds"),
+        ([[-9, np.nan], [9, 1.0]], "input 1 .*from nan to 1: the first row holds the lower bounds"),
+        *[(np.zeros(shape), rf"has shape {re.escape(str(shape))}: it must be \(2, 2\)") for shape in [(3, 2), (2,)]],
+    ],
+)
+def test_bounds_that_are_no_box_are_told(bounds, words, as_a_user):
+    X, bounds = points(6).numpy(), np.array(bounds)
+    for fit in (
+        lambda: Surrogate(8).fit(X, X[:, 0], bounds=bounds),
+        lambda: fit_model(torch.tensor(X), torch.tensor(X[:, :1]), bounds=torch.tensor(bounds)),
+    ):
+        with pytest.raises(InputError, match=words):
+            fit()
 
 
 def test_bounds_may_meet_in_an_input_that_does_not_move():
