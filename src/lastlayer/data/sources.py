@@ -200,23 +200,17 @@ class StandardizedSource:
     """A source whose batches are standardised and converted to one dtype and device."""
 
     source: Source
-    """The raw rows."""
     scales: SourceScales
-    """Scalers of inputs and targets."""
     device: torch.device
-    """Device of the batches."""
     dtype: torch.dtype
-    """Floating-point type of the batches."""
 
     @property
     def n_rows(self) -> int:
-        """Rows in a pass over all processes."""
         return self.scales.n_rows
 
     def batches(
         self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
     ) -> Iterator[Batch]:
-        """One pass over the standardised rows."""
         scales, inputs = self.scales, self.scales.inputs
         for batch in self.source.batches(size, seed=seed, first=first, process_group=process_group):
             X = batch.X if inputs is None else inputs.forward(batch.X)
@@ -259,7 +253,6 @@ class Pooled:
 
     @property
     def n_rows(self) -> int:
-        """Rows in a pass."""
         return int(self.unit_rows.sum())
 
     def batches(
@@ -300,11 +293,9 @@ class Order:
     """The units of a pass in reading order, and the range of rows used from each."""
 
     units: Int[ndarray, " u"]
-    """Indices of the units."""
     starts: Int[ndarray, " u"]
-    """First row used of each unit."""
     stops: Int[ndarray, " u"]
-    """End of the rows used of each unit."""
+    """First row used of each unit, and the end of them."""
     rng: np.random.Generator | None
     """Generator that shuffles the rows of a pool; None: rows come in order."""
 
