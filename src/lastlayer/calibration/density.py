@@ -64,10 +64,8 @@ class MixtureDensity:
         # variances: inside the data, and with what the process adds outside
         inside, shape = (log_shape(ops, curve, self.log_cost, far) for far in (None, self.log_far))
         log_var = self.log_noise_var + log_variance(ops, curve, shape, log_factor)
-        epistemic, noise = (
-            self.log_noise_var + curve.log_slope + shape,
-            self.log_noise_var + curve.log_noise + log_factor,
-        )
+        epistemic = self.log_noise_var + curve.log_slope + shape
+        noise = self.log_noise_var + curve.log_noise + log_factor
         own_var = self.log_noise_var + log_variance(ops, curve, inside, log_factor)
         # shrunk means, weights and densities
         kept = shrunk(ops, 1.0, own_var, 0.0, log_precision)  # fraction of the mean

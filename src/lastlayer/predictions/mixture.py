@@ -225,7 +225,9 @@ class MixturePrediction(Prediction):
             functions = cov / NumPyOps.outer(std, std)
         return replace(self, component_mean=mean, component_epistemic_var=epistemic, function_correlation=functions)
 
-    def split(self, shares: Sequence[float], epistemic: Sequence[float], noise: Sequence[float]) -> "MixturePrediction":
+    def split(
+        self, shares: Sequence[float] | ndarray, epistemic: Sequence[float] | ndarray, noise: Sequence[float] | ndarray
+    ) -> "MixturePrediction":
         """Replace every component by several, each with a share of its weight and factors on its variances."""
         each = lambda factors, x: np.multiply.outer(factors, x).reshape(-1, *x.shape[1:])
         alike = lambda x: None if x is None else np.concatenate([x] * len(shares))
