@@ -16,7 +16,7 @@ HOLDS_lowest  = $$($(PYTHON) tests/lowest.py) pandas==2.2.1 scoringrules==0.8 py
 	beartype==0.20 hypothesis==6.100 mpmath==1.3 editables hatchling
 # what users call without an extra, and what the tests of that need
 CORE_TESTS := adam calibration copies crossfit encoding evidence extrapolation features files formula lazy_imports lengths \
-	members metrics model module patterns posterior prediction recursion regressor settings stack statistics training unseen
+	members metrics model module posterior prediction recursion regressor settings stack statistics training unseen
 # benchmarks in the environment of the peers, and those that take their number of threads as an option
 WITH_PEERS := exactness fit observe outside peers scale uci
 THREADS    := core fit imports members peers predict scale training
