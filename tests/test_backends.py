@@ -30,9 +30,14 @@ REVISED = {
     "families, alpha tuned": lambda X, y: copy.deepcopy(plain("mixture of families")).tune_alpha(far(X, 60), y),
     "infinite alpha": lambda X, y: plain("mixture").at_alpha(np.inf),
     "another alpha": lambda X, y: plain("mixture").at_alpha(math.log(plain("mixture").alpha_star_) + 1.5),
+    "a member alone": lambda X, y: alone(plain("mixture of families"), 0),
     "rows added": lambda X, y: copy.deepcopy(plain("mixture of families")).update(X + 1, y),
 }
 KINDS = [*MODELS, *MORE, *REVISED]
+
+
+def alone(model, i):
+    return model.with_fitted(model.fitted_.alone(i))
 
 
 @cache
