@@ -566,16 +566,6 @@ def test_validation_data_calibrate_a_mixture_whose_networks_see_every_row():
     assert (tuned.plan, tuned.ensemble.families) == (Plan("validation", "alpha"), (NETWORK,))
 
 
-def test_which_families_see_encoded_inputs():
-    assert families(40, encoding="raw") == (*NETWORKS, LINEAR, FOURIER)
-    assert families(40, encoding="piecewise") == (*ENCODED, ADDITIVE, FOURIER)
-    assert [families(40, d) for d in (100, 101)] == [EVERY, (*NETWORKS, LINEAR, FOURIER)]
-    assert families(40, 101, encoding="piecewise") == (*ENCODED, ADDITIVE, FOURIER)
-    assert families(40, n_members=1, encoding="piecewise") == ENCODED[1:]
-    assert families(40, hidden_prior=2.0, encoding="piecewise") == (Network(2.0, "piecewise"),)
-    assert families(40, preset="evidence", encoding="piecewise") == (Network(encoding="piecewise"),)
-
-
 def test_below_twenty_rows_no_network_is_trained_and_each_row_is_held_out_alone():
     assert (members(19), families(19), kinds(19)) == (19, (LINEAR, FOURIER), "r" * 19 + "bbbbbsss")
     assert families(19, input_skip=False) == families(19, encoding="piecewise") == (LINEAR, FOURIER)

@@ -62,7 +62,14 @@ class HeldOutRows:
     def of(cls, fitted: Fitted, fits: Sequence[Fit], place: Int[ndarray, " n"]) -> "HeldOutRows | None":
         """Collect the held-out rows of the fold fits; None if no fold held out single rows as opposed to regions.
 
-        `place` maps each row of the table to its index among the rows that the networks were given, -1 if it was not.
+        Parameters
+        ----------
+        fitted : Fitted
+            The whole model.
+        fits : sequence of Fit
+            Networks with the rows they held out.
+        place : ndarray of shape (n,)
+            Index of each row of the table among the rows that the networks were given, -1 if it is not one of them.
         """
         parts: dict[int, list[Fit]] = {}
         for fit in fits:
@@ -79,7 +86,13 @@ class HeldOutRows:
         return cls(tuple(folds), rows, fold[rows]) if len(rows) else None
 
     def take(self, places: Int[ndarray, " k"]) -> "HeldOutRows":
-        """Select some of the rows."""
+        """Select some of the rows.
+
+        Parameters
+        ----------
+        places : ndarray of shape (k,)
+            Indices into `rows`.
+        """
         return replace(self, rows=self.rows[places], fold=self.fold[places])
 
     def predictive(self, X: Any) -> Prediction:
