@@ -283,7 +283,25 @@ class Place:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that fitting reads, with every "auto" resolved; `BLLRegressor.settings_` after `fit`."""
+    """Everything that fitting reads, with every "auto" resolved; `BLLRegressor.settings_` after `fit`.
+
+    Parameters
+    ----------
+    network : NetworkSettings
+        The features: `hidden`, `activation`, `input_skip`, `backbone` and `ids`.
+    ensemble : EnsembleSettings
+        The members: `families`, `n_members` of each, and `n_blocks` held out.
+    training : TrainingSettings
+        `objective`, `learning_rate`, `max_epochs`, `batch_size`, `chunk_size`, `early_stopping` and the like.
+    layer : LayerSettings
+        The last layers: `noise`, `bias_prior`, `noise_prior` and `likelihood`.
+    plan : Plan
+        Which `rows` calibrate the variance, and `what` is fitted to them.
+    place : Place
+        `device` and `dtype` of the networks.
+    seed : int
+        Seed of initialisation and splits.
+    """
 
     network: NetworkSettings
     ensemble: EnsembleSettings
