@@ -103,7 +103,17 @@ class Curve:
 
     @classmethod
     def of(cls, numbers: Float[ndarray, " p"], n_outputs: int, reach: float) -> "Curve":
-        """Create a curve from the values of `PARAMETERS`."""
+        """Create a curve from the values of `PARAMETERS`.
+
+        Parameters
+        ----------
+        numbers : ndarray of shape (p,)
+            The values, in the order of `PARAMETERS`.
+        n_outputs : int
+            Number of outputs.
+        reach : float
+            Largest affine cost in the calibration.
+        """
         parts = of_each(cls.PARAMETERS, numbers, n_outputs)
         words: dict[str, Any] = {
             p.name: part if p.by_output else float(part[0]) for p, part in zip(cls.PARAMETERS, parts, strict=True)
