@@ -61,7 +61,19 @@ class Statistics:
         weight: Float[Tensor, "*#b m"] | None = None,
         noise_var: Float[Tensor, "*#b q"] | None = None,
     ) -> "Statistics":
-        """Statistics of readings at affine features: those of each output unless all are read with the same noise."""
+        """Compute the statistics of readings: those of each output unless all are read with the same noise.
+
+        Parameters
+        ----------
+        Psi : Tensor of shape (..., m, p)
+            Affine features.
+        readings : Readings
+            Readings at these features.
+        weight : Tensor of shape (..., m), optional
+            Weight of each row; 1 if not given.
+        noise_var : Tensor of shape (..., q), optional
+            Learned noise variance; only readings with known noise need it.
+        """
         precision, T = readings.precision(noise_var), readings.t
         if precision is None:
             return cls.from_features(Psi, T, sample_weight=weight)
@@ -349,7 +361,13 @@ class Statistics:
 
     @staticmethod
     def of_outputs(parts: "Sequence[Statistics]") -> "Statistics":
-        """Combine the statistics of single outputs."""
+        """Combine the statistics of single outputs.
+
+        Parameters
+        ----------
+        parts : sequence of Statistics
+            Statistics of each output.
+        """
         return replace(Statistics.stacked(parts, parts[0].count.dim()), by_output=True)
 
     def each_output(self) -> "Statistics":
@@ -371,7 +389,13 @@ class Statistics:
         )
 
     def output(self, j: int) -> "Statistics":
-        """Statistics of one output."""
+        """Select the statistics of one output.
+
+        Parameters
+        ----------
+        j : int
+            Index of the output.
+        """
         each = self.each_output()
         return replace(each._each(lambda moment: moment.select(each.count.dim() - 1, j)), by_output=False)
 
