@@ -35,7 +35,6 @@ class Output:
 
     as_json: bool
     notes: list[str] = field(default_factory=list)
-    """Notes for the user, in the order in which they were printed."""
 
     def words(self, text: str = "", style: str = "") -> None:
         """Print a line of text, unless the output is JSON."""
@@ -69,7 +68,6 @@ class Output:
 
     @contextmanager
     def heeding(self) -> Iterator[None]:
-        """Turn warnings of the library into notes."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.filterwarnings("always", category=UserWarning)

@@ -94,7 +94,6 @@ def _measured(ranking: "Ranking | None") -> "Ranking":
 
 
 def print_ranking(output: Output, found: "Ranking | None") -> None:
-    """Print the importance of inputs."""
     if found is None:
         output.words(
             "the importance of inputs was not measured when this model was fitted: give rows with --data", "dim"

@@ -201,7 +201,6 @@ def _described(stage: FeatureStage, first: Samples) -> dict[str, Any]:
 
 
 def _unit(d: int) -> Standardizer:
-    """A scaler that changes nothing."""
     return Standardizer(torch.zeros(d, dtype=torch.float64), torch.ones(d, dtype=torch.float64))
 
 

@@ -38,11 +38,9 @@ class FeatureStage:
 
     @property
     def place(self) -> Tensor:
-        """A tensor of the network's dtype and device."""
         return next(self.network.parameters(), torch.zeros(()))
 
     def features(self, inputs: Inputs) -> Float[Tensor, "*s k"]:
-        """Compute the linear features of every position of a batch."""
         with torch.no_grad():
             phi_tilde = output_tensor(call(self.network, moved(inputs, self.place)))
         if phi_tilde.dim() < 2:
@@ -95,13 +93,11 @@ class FeatureStage:
         return Points(phi_tilde[kept], Readings(T.to(device)[kept].double()), None if weight is None else weight[kept])
 
     def shaped(self, values: Float[ndarray, "n q"], where: tuple[int, ...], y_ndim: int) -> ndarray:
-        """Reshape values of all rows to the shape of the targets."""
         if y_ndim == 1:
             return values.reshape(where)
         return np.moveaxis(values.reshape(*where, -1), -1, self.outputs_axis)
 
     def module(self, predictor: Predictor) -> "StagedPredictor":
-        """Return network and predictive formula as one module."""
         return StagedPredictor(copied(self.network), predictor)
 
 
@@ -113,11 +109,9 @@ class StagedPredictor(nn.Module):
         self.network, self.predictor = network, predictor
 
     def train(self, mode: bool = True) -> "StagedPredictor":
-        """Keep the module in evaluation mode."""
         return super().train(False)
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> dict[str, Tensor]:
-        """Predict the moments of the targets at every position."""
         phi_tilde = output_tensor(self.network(*args, **kwargs))
         moments = self.predictor(phi_tilde.flatten(0, -2))
         return {name: values.unflatten(0, phi_tilde.shape[:-1]) for name, values in moments.items()}

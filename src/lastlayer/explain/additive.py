@@ -27,10 +27,8 @@ class Effect:
         Name of the input.
     x : array of shape (n,)
         Values of the input.
-    mean : array of shape (n, q)
-        Contribution to each target, averaged over the additive members.
-    std : array of shape (n, q)
-        Epistemic standard deviation, within the additive members and between them.
+    mean, std : array of shape (n, q)
+        Contribution to each target, averaged over the additive members, and epistemic standard deviation.
     """
 
     name: str
@@ -50,15 +48,6 @@ def additive_effects(model: Any, *, names: Sequence[str] | None = None, n: int =
         Names of the inputs; by default, those of the training table.
     n : int, default 101
         Number of values of each input.
-
-    Examples
-    --------
-    >>> from lastlayer import BLLRegressor
-    >>> X = np.random.default_rng(0).uniform(-1, 1, (60, 2))
-    >>> model = BLLRegressor(max_epochs=5, random_state=0).fit(X, 3 * X[:, 0])
-    >>> first, second = additive_effects(model, names=["speed", "load"])
-    >>> first.name, first.mean.shape
-    ('speed', (101, 1))
     """
     fitted = as_fitted(model, "an additive part")
     groups = [layer for layer in fitted.state.layers if fitted.members[layer.places[0]].family == ADDITIVE]

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,10 +28,8 @@ class Dependence:
         Labels of the values, such as categories; None for numbers.
     mean : array of shape (n, q)
         Average of the predictions, in the units of the targets.
-    epistemic_std : array of shape (n, q)
-        Root of the average epistemic variance: the uncertainty about the function at a single row.
-    std : array of shape (n, q)
-        The same with noise: the uncertainty about a single measurement.
+    epistemic_std, std : array of shape (n, q)
+        Uncertainty about the function at a single row, and about a single measurement, from averages of the variances.
     """
 
     name: str
@@ -56,10 +53,8 @@ class Dependence:
 
         Returns
         -------
-        lower : array of shape (n, q)
-            Lower end of the band.
-        upper : array of shape (n, q)
-            Upper end of the band.
+        lower, upper : array of shape (n, q)
+            Ends of the band.
         """
         half = ndtri((1 + level) / 2) * (self.std if noise else self.epistemic_std)
         return self.mean - half, self.mean + half
@@ -85,37 +80,19 @@ def partial_dependence(
         Number of values of an input without a grid.
     max_rows : int, default 100
         If X has more rows, a random subset of this size is used, the same in every call.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from lastlayer import BLLRegressor
-    >>> X = np.random.default_rng(0).uniform(-1, 1, (80, 2))
-    >>> model = BLLRegressor(preset="fast", max_epochs=20, random_state=0).fit(X, 3 * X[:, 0])
-    >>> first, second = partial_dependence(model, X, n=5)
-    >>> bool(np.ptp(first.mean) > 10 * np.ptp(second.mean))
-    True
     """
     table, predictive = table_of(X), predictor_of(model)
-    if len(table) > max_rows:
-        rows = table[np.sort(np.random.default_rng(0).choice(len(table), max_rows, replace=False))]
-    else:
-        rows = table
-    found = []
+    m, found = len(table), []
+    rows = table if m <= max_rows else table[np.sort(np.random.default_rng(0).choice(m, max_rows, replace=False))]
     for one in inputs_of(model, X, inputs):
         values = one.values(table, n)
         changed = np.repeat(rows[None], len(values), 0)
         changed[:, :, one.columns] = values[:, None]
         p = predictive(changed.reshape(-1, rows.shape[1]))
-        average = partial(_average, n=len(values))
-        epistemic, noise = average(p.epistemic_var), average(p.noise_var)
+        parts = (each.reshape(len(values), len(rows), -1).mean(1) for each in (p.point, p.epistemic_var, p.noise_var))
+        point, epistemic, noise = parts
         named = one.labels is not None or values.shape[1] > 1
         x = np.arange(len(values), dtype=float) if named else values[:, 0]
         std = np.sqrt(epistemic + noise)
-        found.append(Dependence(one.name, x, one.labels, average(p.point), np.sqrt(epistemic), std))
+        found.append(Dependence(one.name, x, one.labels, point, np.sqrt(epistemic), std))
     return found
-
-
-def _average(each: ndarray, n: int) -> Float[ndarray, "n q"]:
-    """Average over the rows of each of n values."""
-    return each.reshape(n, -1, each.shape[1] if each.ndim > 1 else 1).mean(1)

@@ -22,10 +22,8 @@ class Importance:
     ----------
     name : str
         Name of the input.
-    rmse : array of shape (q,)
-        RMSE after shuffling minus RMSE before, in the units of the target; about zero if the input does not matter.
-    rmse_std : array of shape (q,)
-        Standard deviation of this difference over the shuffles.
+    rmse, rmse_std : array of shape (q,)
+        RMSE after shuffling minus RMSE before, in the units of the target: mean and standard deviation over shuffles.
     lpd : array of shape (q,)
         Mean log predictive density before shuffling minus after, in nats; it judges mean and uncertainty together.
     """
@@ -49,10 +47,8 @@ def permutation_importance(
     ----------
     model : fitted regressor, or its `held_out_`
         Anything with a method `predictive`.
-    X : array of shape (m, d)
-        Inputs, in the format of the training inputs.
-    y : array of shape (m,) or (m, q)
-        True values; NaN where a value is missing.
+    X, y : array of shape (m, d), array of shape (m,) or (m, q)
+        Inputs, in the format of the training inputs, and true values; NaN where a value is missing.
     inputs : sequence of Input, optional
         Which columns of X belong together; by default, each column is an input.
     n_repeats : int, default 5

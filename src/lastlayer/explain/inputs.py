@@ -28,11 +28,6 @@ class Input:
         Values for partial dependence. Without a grid, a single column varies evenly over its range in X.
     labels : tuple of str, optional
         Labels of these values if they are not numbers.
-
-    Examples
-    --------
-    >>> Input("fluid", (3, 4), grid=np.eye(2), labels=("oil", "water")).name
-    'fluid'
     """
 
     name: str
@@ -45,10 +40,8 @@ class Input:
 
         Parameters
         ----------
-        X : array of shape (m, d)
-            Table whose column gives the range.
-        n : int
-            Number of values.
+        X, n : array of shape (m, d), int
+            Table whose column gives the range, and the number of values.
         """
         if self.grid is not None:
             return np.asarray(self.grid, dtype=float)
@@ -68,13 +61,11 @@ def table_of(X: Any) -> Float[ndarray, "m d"]:
 
 
 def inputs_of(model: Any, X: Any, inputs: Sequence[Input] | None) -> list[Input]:
-    """Return the given inputs, or one input per column of X."""
     d = np.shape(as_array(X))[1]
     if inputs is None:
         fitted = model if isinstance(model, Fitted) else getattr(model, "fitted_", None)
-        names = getattr(X, "columns", None)
-        names = names if names is not None else getattr(fitted, "feature_names", None)
-        names = names if names is not None else [f"input {j + 1}" for j in range(d)]
+        asked = getattr(X, "columns", None), getattr(fitted, "feature_names", None)
+        names = next((each for each in asked if each is not None), [f"input {j + 1}" for j in range(d)])
         return [Input(str(name), (j,)) for j, name in enumerate(names)]
     for one in inputs:
         if not one.columns or min(one.columns) < 0 or max(one.columns) >= d:
@@ -83,7 +74,5 @@ def inputs_of(model: Any, X: Any, inputs: Sequence[Input] | None) -> list[Input]
 
 
 def predictor_of(model: Any) -> Callable[[ndarray], Prediction]:
-    """Return the `predictive` method of a model."""
-    fitted = getattr(model, "fitted_", model)
-    predictive: Callable[[ndarray], Prediction] = fitted.predictive
+    predictive: Callable[[ndarray], Prediction] = getattr(model, "fitted_", model).predictive
     return predictive

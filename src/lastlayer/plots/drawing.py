@@ -28,7 +28,6 @@ IN_95_PERCENT = np.array([0.025, 0.975])
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure, size in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained", dpi=150)
@@ -49,7 +48,6 @@ def panels(q: int, heights: Sequence[float] = (3.0,)) -> tuple["Figure", ndarray
 def finish(
     figure: "Figure", axes: ndarray, headline: str, xlabel: str, *ylabels: str, titles: Sequence[str] = ()
 ) -> "Figure":
-    """Add titles and labels, and one legend for all panels."""
     for i, stack in enumerate(axes.T):
         stack[0].set_title(": ".join([f"output {i + 1}"] * (len(axes.T) > 1) + [*titles[i : i + 1]]), fontsize=9)
         stack[-1].set_xlabel(xlabel)
@@ -90,7 +88,6 @@ def padded(values: Float[ndarray, " n"], margin: float = 0.06) -> tuple[float, f
 
 
 def log_padded(values: Float[ndarray, " n"]) -> tuple[float, float]:
-    """Limits of a logarithmic axis, with a margin."""
     return float(values.min()) / 1.2, float(values.max()) * 1.2
 
 
@@ -178,7 +175,6 @@ class BinnedCoverage:
 
     @classmethod
     def of(cls, cost: Float[ndarray, " m"], inside: Bool[ndarray, "m q"], level: float) -> "BinnedCoverage":
-        """Bin the rows by their affine cost."""
         cost = positive(cost)
         rows = bins(cost)
         bands = [binomial_band(len(r), np.array([level])) for r in rows]

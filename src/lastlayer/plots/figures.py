@@ -6,7 +6,7 @@ from itertools import cycle, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from numpy import ndarray
 
 from lastlayer._internal.arrays import as_array, check_finite
@@ -46,10 +46,8 @@ def one_input(
     ----------
     model : BLLRegressor
         Fitted model with one input.
-    X : array of shape (m, 1)
-        Training inputs; their range is shaded.
-    y : array of shape (m,) or (m, q)
-        Training targets.
+    X, y : array of shape (m, 1), array of shape (m,) or (m, q)
+        Training rows; the range of their inputs is shaded.
     span : tuple of two floats
         Smallest and largest input to draw.
     truth : callable, optional
@@ -88,21 +86,10 @@ def parity(prediction: Prediction, y: ndarray, *, level: float = 0.9) -> "Figure
 
     Parameters
     ----------
-    prediction : Prediction
-        Predictive distribution of m points, noise included.
-    y : array of shape (m,) or (m, q)
-        Targets of the same points, not used in the fit.
+    prediction, y : Prediction, array of shape (m,) or (m, q)
+        Predictive distribution of m points, noise included, and their targets, not used in the fit.
     level : float, default 0.9
         Probability of the intervals.
-
-    Examples
-    --------
-    >>> from lastlayer.predictions.mixture import MixturePrediction
-    >>> rng = np.random.default_rng(0)
-    >>> mean, y = np.zeros((50, 1)), rng.standard_normal((50, 1))
-    >>> spread = {"epistemic_var": 0.1 + 0 * mean, "noise_var": np.array([0.9])}
-    >>> prediction = MixturePrediction.gaussian(mean, **spread, affine_cost=rng.uniform(0.1, 1, 50))
-    >>> figure = parity(prediction, y)
     """
     prediction, y = _aligned(prediction, y)
     lower, upper = prediction.interval(level)
@@ -135,19 +122,8 @@ def calibration_curve(prediction: Prediction | Mapping[str, Prediction], y: ndar
 
     Parameters
     ----------
-    prediction : Prediction or mapping of str to Prediction
-        Predictive distribution of m points, noise included; several models by name.
-    y : array of shape (m,) or (m, q)
-        Targets of the same points, not used in the fit.
-
-    Examples
-    --------
-    >>> from lastlayer.predictions.mixture import MixturePrediction
-    >>> rng = np.random.default_rng(0)
-    >>> mean, y = np.zeros((50, 1)), rng.standard_normal((50, 1))
-    >>> spread = {"epistemic_var": 0.1 + 0 * mean, "noise_var": np.array([0.9])}
-    >>> prediction = MixturePrediction.gaussian(mean, **spread, affine_cost=rng.uniform(0.1, 1, 50))
-    >>> figure = calibration_curve(prediction, y)
+    prediction, y : Prediction or mapping of str to Prediction, array of shape (m,) or (m, q)
+        Predictive distribution of m points, noise included, several models by name, and their targets.
     """
     models = prediction if isinstance(prediction, Mapping) else {"": prediction}
     if not models:
@@ -180,10 +156,8 @@ def sharpness(prediction: Prediction, y: ndarray) -> "Figure":
 
     Parameters
     ----------
-    prediction : Prediction
-        Predictive distribution of m points, noise included.
-    y : array of shape (m,) or (m, q)
-        Targets of the same points, not used in the fit.
+    prediction, y : Prediction, array of shape (m,) or (m, q)
+        Predictive distribution of m points, noise included, and their targets, not used in the fit.
     """
     prediction, y = _aligned(prediction, y)
     std, error = prediction.std, np.abs(y - prediction.point)
@@ -251,10 +225,8 @@ def extrapolation_error(prediction: Prediction, y: ndarray) -> "Figure":
 
     Parameters
     ----------
-    prediction : Prediction
-        Predictive distribution of m points, noise included.
-    y : array of shape (m,) or (m, q)
-        Targets of the same points, not used in the fit.
+    prediction, y : Prediction, array of shape (m,) or (m, q)
+        Predictive distribution of m points, noise included, and their targets, not used in the fit.
     """
     prediction, y = _aligned(prediction, y)
     check_finite(prediction.affine_cost, "affine_cost")
@@ -290,10 +262,8 @@ def coverage_by_cost(prediction: Prediction, y: ndarray, *, level: float = 0.9) 
 
     Parameters
     ----------
-    prediction : Prediction
-        Predictive distribution of m points, noise included.
-    y : array of shape (m,) or (m, q)
-        Targets of the same points, not used in the fit.
+    prediction, y : Prediction, array of shape (m,) or (m, q)
+        Predictive distribution of m points, noise included, and their targets, not used in the fit.
     level : float, default 0.9
         Probability of the intervals.
     """
@@ -369,11 +339,6 @@ def importance(found: Sequence[Importance], *, targets: Sequence[str] | None = N
         Result of `lastlayer.explain.permutation_importance`.
     targets : sequence of str, optional
         Names of the targets.
-
-    Examples
-    --------
-    >>> from lastlayer.explain import Importance
-    >>> figure = importance([Importance("speed", np.array([2.0]), np.array([0.1]), np.array([1.0]))])
     """
     if not found:
         raise InputError("there is no input to draw: pass the result of permutation_importance")
@@ -402,13 +367,6 @@ def partial_dependence(
         Names of the targets.
     level : float, default 0.9
         Probability of the bands.
-
-    Examples
-    --------
-    >>> from lastlayer.explain import Dependence
-    >>> x = np.linspace(0, 1, 3)
-    >>> one = Dependence("speed", x, None, x[:, None], 0.1 + 0 * x[:, None], 0.2 + 0 * x[:, None])
-    >>> figure = partial_dependence([one])
     """
     if not found:
         raise InputError("there is no input to draw: pass the result of partial_dependence")
@@ -429,7 +387,7 @@ def partial_dependence(
                     ax.vlines(one.x, lower, upper, color=BLUE, alpha=shade, lw=8, label=label)
             ax.plot(one.x, one.mean[:, j], "-" if one.labels is None else "o", color=BLUE, ms=4, label="average")
             if one.labels is not None:
-                shown = _evenly(len(one.labels), 8)
+                shown = np.unique(np.linspace(0, len(one.x) - 1, min(len(one.x), 8)).round().astype(int))
                 ax.set_xticks(one.x[shown], [one.labels[k] for k in shown], rotation=30 if len(shown) > 3 else 0)
                 ax.set_xlim(-0.5, len(one.x) - 0.5)
             ax.set_ylim(padded(np.concatenate([bound[:, j] for each in found for bound in each.band(level)])))
@@ -455,25 +413,20 @@ def additive_curves(model: Any, *, names: Sequence[str] | None = None, output: i
         Which target, counted from 0.
     """
     effects = additive_effects(model, names=names)
-    columns = min(4, len(effects))
+    columns = min(drawing.COLUMNS, len(effects))
     lines = -(-len(effects) // columns)
     figure = drawing.new_figure(2.6 * columns, 2.1 * lines)
     axes = figure.subplots(lines, columns, sharey=True, squeeze=False).ravel()
     for ax, effect in zip(axes, effects, strict=False):
         mean, band = effect.mean[:, output], 1.96 * effect.std[:, output]
-        ax.fill_between(effect.x, mean - band, mean + band, color=drawing.BLUE, alpha=0.25, lw=0)
-        ax.plot(effect.x, mean, color=drawing.BLUE, lw=1.4)
+        ax.fill_between(effect.x, mean - band, mean + band, color=BLUE, alpha=0.25, lw=0)
+        ax.plot(effect.x, mean, color=BLUE, lw=1.4)
         ax.set_xlabel(effect.name)
     for ax in axes[len(effects) :]:
         ax.set_visible(False)
     axes[0].set_ylabel("effect on the target")
     figure.suptitle("What each input adds, by the additive members; band: 95% of the function", fontsize=9)
     return figure
-
-
-def _evenly(n: int, most: int) -> Int[ndarray, " k"]:
-    """At most `most` evenly spaced indices below n."""
-    return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int))
 
 
 def _names_of(targets: Sequence[str] | None, q: int) -> list[str]:

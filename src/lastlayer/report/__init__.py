@@ -22,8 +22,6 @@ INPUTS_SHOWN = 12
 
 @dataclass(frozen=True)
 class Report:
-    """The page, its scores and its verdict."""
-
     html: str
     scores: Scores
     verdict: str

@@ -46,7 +46,6 @@ class Evaluation:
 
     @classmethod
     def of(cls, fitted: TableRegressor, table: Table, *, targets: Sequence[str] | None = None) -> "Evaluation":
-        """Predict the rows of a table, and score the predictions."""
         y = fitted.schema_.targets_of(table, targets)
         encoded = fitted.schema_.encode(table, unknown=fitted.unknown)
         p = fitted.predictive(encoded.X).with_output_axis()
@@ -55,7 +54,6 @@ class Evaluation:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the targets."""
         return self.fitted.schema_.targets
 
     @property
@@ -65,7 +63,6 @@ class Evaluation:
 
     @property
     def std(self) -> Float[ndarray, "m q"]:
-        """Predictive standard deviations."""
         return self.p.std.reshape(self.y.shape)
 
     @property
@@ -80,12 +77,10 @@ class Evaluation:
         return outside
 
     def interval(self, level: float) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:
-        """Lower and upper bounds of the central intervals."""
         lower, upper = self.p.interval(level)
         return lower.reshape(self.y.shape), upper.reshape(self.y.shape)
 
     def inside(self, level: float) -> Bool[ndarray, "m q"]:
-        """Mask of true values inside their intervals."""
         lower, upper = self.interval(level)
         inside: ndarray = (lower <= self.y) & (self.y <= upper)
         return inside
@@ -95,7 +90,6 @@ class Evaluation:
         return some(len(self.y), n)[0]
 
     def labels(self, rows: Int[ndarray, " s"]) -> list[str]:
-        """Labels of rows: their numbers in the table."""
         return [f"row {self.table.row(k)}" for k in rows]
 
 

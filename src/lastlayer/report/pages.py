@@ -39,7 +39,6 @@ class Sliding:
     figure: go.Figure
     readings: Sequence[str]
     start: int
-    """Step that is shown first."""
 
 
 def rendered(template: str, **content: Any) -> str:
@@ -59,7 +58,6 @@ def _environment() -> Environment:
 
 
 def _figure(figure: go.Figure, name: str) -> Markup:
-    """A figure as part of a page."""
     config = {"displaylogo": False, "responsive": True}
     return Markup(figure.to_html(full_html=False, include_plotlyjs=False, div_id=name, config=config))
 
@@ -78,14 +76,12 @@ def panels(rows: int, columns: int, *, height: int, titles: Sequence[str] | None
 
 
 def points(x: ndarray, y: ndarray, color: str, name: str = "", *, size: int = 5, **words: Any) -> go.Scatter:
-    """A trace of points."""
     marker = {"color": color, "size": size, "symbol": words.pop("symbol", "circle")}
     words = {"showlegend": bool(name)} | words
     return go.Scatter(x=x, y=y, mode="markers", marker=marker, name=html.escape(name), **words)
 
 
 def line(x: Any, y: Any, color: str, name: str = "", *, dash: str = "solid", **words: Any) -> go.Scatter:
-    """A trace of a line."""
     words = {"showlegend": bool(name), "mode": "lines"} | words
     return go.Scatter(x=x, y=y, line={"color": color, "dash": dash}, name=html.escape(name), **words)
 

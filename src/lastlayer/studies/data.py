@@ -15,8 +15,6 @@ SEED = 99
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs and targets."""
-
     X: Float[ndarray, "m 1"]
     y: Float[ndarray, "m q"]
 
@@ -31,7 +29,6 @@ class PaperData:
 
 
 def truth(x: Float[ndarray, "m 1"]) -> Float[ndarray, "m 2"]:
-    """The two true functions."""
     wave = np.sin(4 * np.pi * x)
     return np.hstack([x**2 * wave, wave])
 

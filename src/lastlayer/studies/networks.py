@@ -32,14 +32,11 @@ N_BLOCKS = 5
 
 @dataclass(frozen=True)
 class Scalers:
-    """Standardisation of inputs and targets."""
-
     inputs: Standardizer
     targets: Standardizer
 
     @classmethod
     def of(cls, samples: Samples) -> "Scalers":
-        """Fit the scalers to samples."""
         return cls(Standardizer.fit(torch.from_numpy(samples.X)), Standardizer.fit(torch.from_numpy(samples.y)))
 
     def __call__(self, samples: Samples) -> Points:
@@ -53,7 +50,6 @@ class FittedNetwork:
 
     network: StackedMLP
     member: int
-    """Index in the stack of networks."""
     scale: Scalers
     posterior: Posterior
     nlml: float
@@ -65,7 +61,6 @@ class FittedNetwork:
 
     @property
     def noise_std(self) -> Float[ndarray, " q"]:
-        """Noise standard deviation in target units."""
         return (self.posterior.Sigma_E.diagonal().sqrt() * self.scale.targets.scale).numpy()
 
     def nlml_at(self, log_alphas: Float[ndarray, " a"]) -> Float[ndarray, " a"]:
@@ -151,7 +146,6 @@ X_TEST = np.linspace(0, 1, 100)[:, None]
 
 
 def line(x: Float[ndarray, "m 1"]) -> Float[ndarray, "m 1"]:
-    """The true function of the example."""
     return 3 * x + 2
 
 
@@ -166,7 +160,6 @@ class ThreeSamples:
     posterior: Posterior
     scale: Scalers
     curve: AlphaCurve
-    """LPD of the test points against alpha."""
 
     @property
     def log_alphas(self) -> tuple[float, float]:
@@ -174,7 +167,6 @@ class ThreeSamples:
         return float(self.posterior.log_alpha), min(self.curve.log_alpha, 30.0)
 
     def features(self, X: Float[ndarray, "m 1"]) -> Float[Tensor, "m k"]:
-        """Features of inputs in their units."""
         with torch.no_grad():
             return self.network(self.scale.inputs.forward(torch.from_numpy(X)))
 
@@ -199,7 +191,6 @@ class ThreeSamples:
         return np.array([value(a) for a in log_alphas])
 
     def lpd(self, X: Float[ndarray, "m 1"], log_alphas: ndarray) -> ndarray:
-        """Log predictive density in standardised units."""
         Phi, T = affine_features(self.features(X)), self.scale(Samples(X, line(X))).T
         return np.array([held_out_lpd(self.posterior, Phi, T, float(a)) for a in log_alphas])
 

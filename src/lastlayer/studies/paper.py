@@ -171,7 +171,6 @@ def check_results(folder: Path, *, force: bool = False) -> None:
 
 
 def pooled(studies: list[Study], row: str, column: str) -> ndarray:
-    """One score of one row for all initialisations and data seeds."""
     return np.concatenate([study.column(row, column) for study in studies])
 
 
@@ -213,7 +212,6 @@ def as_csv(studies: list[Study]) -> str:
 
 
 def as_markdown(studies: list[Study]) -> str:
-    """The table in Markdown, with caption and notes."""
     head = ["", *COLUMNS.values()]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     lines += ["| " + " | ".join(line) + " |" for line in cells(studies)]

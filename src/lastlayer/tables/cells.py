@@ -35,12 +35,10 @@ def is_missing(cell: Any) -> bool:
 
 
 def looks_like_date(text: str) -> bool:
-    """Whether a text is a date or a time."""
     return any(pattern.fullmatch(text) for pattern in (YEAR_FIRST, YEAR_LAST, TIME_ALONE))
 
 
 def as_text(cell: Any) -> str:
-    """The cell as text without surrounding spaces; "" if it is missing."""
     if isinstance(cell, str):
         return cell.strip()
     if cell is None or cell != cell:
@@ -65,7 +63,6 @@ class NumberFormat:
 
     @property
     def other(self) -> str:
-        """The one of point and comma that is not the decimal sign."""
         return "," if self.decimal == "." else "."
 
     def numbers(self, cells: ndarray) -> tuple[ndarray, ndarray]:

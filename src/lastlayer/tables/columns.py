@@ -36,14 +36,12 @@ class Problems:
 
     @contextmanager
     def collected(self) -> Iterator[None]:
-        """Collect an error instead of raising it."""
         try:
             yield
         except InputError as error:
             self.found.append(str(error))
 
     def check(self) -> None:
-        """Raise one error with all problems, if there are any."""
         if len(self.found) > 1:
             raise InputError("\n  - ".join([f"the table has {len(self.found)} problems:", *self.found]))
         if self.found:
@@ -154,7 +152,6 @@ class NumberColumn:
     low: float
     high: float
     fill: float
-    """Median of the training rows."""
     format: NumberFormat = PLAIN
 
     def __post_init__(self) -> None:
@@ -163,7 +160,6 @@ class NumberColumn:
 
     @classmethod
     def learn(cls, name: str, table: Table, impute: bool, format: NumberFormat | None = None) -> "NumberColumn":
-        """Learn range, median and format from the training table."""
         format = format or PLAIN
         finite_numbers(name, table, format=format, fill=0.0 if impute else None)
         values = format.numbers(table.columns[name])[0]
@@ -172,7 +168,6 @@ class NumberColumn:
 
     @property
     def features(self) -> list[str]:
-        """Names of the model's inputs that the column becomes."""
         return [self.name]
 
     @property
@@ -185,11 +180,9 @@ class NumberColumn:
         return np.array([self.fill])
 
     def read(self, table: Table, impute: bool) -> ndarray:
-        """Read and check the cells of a table; fill missing ones if `impute`."""
         return finite_numbers(self.name, table, format=self.format, fill=self.fill if impute else None)
 
     def of_rows(self, values: ndarray) -> "NumberColumn":
-        """The same column with the range of the given values."""
         return replace(self, low=float(values.min()), high=float(values.max()))
 
     def outside(self, values: ndarray) -> Bool[ndarray, " m"]:
@@ -197,11 +190,9 @@ class NumberColumn:
         return (values < self.low) | (values > self.high)
 
     def encode(self, values: ndarray) -> Float[ndarray, "m k"]:
-        """Values as inputs of the model."""
         return values[:, None]
 
     def widened(self, values: ndarray) -> "NumberColumn":
-        """The column after more rows, with a range that includes them."""
         new = self.of_rows(values)
         return replace(self, low=min(self.low, new.low), high=max(self.high, new.high))
 
@@ -217,7 +208,6 @@ class TextColumn:
     name: str
     categories: tuple[str, ...]
     fill: str
-    """Most frequent text of the training rows."""
 
     def __post_init__(self) -> None:
         if len(set(self.categories)) < len(self.categories) or self.fill not in self.categories:
@@ -227,7 +217,6 @@ class TextColumn:
 
     @classmethod
     def learn(cls, name: str, table: Table, impute: bool) -> "TextColumn":
-        """Learn the categories and the most frequent one from the training table."""
         texts = whole_texts(name, table, fill="" if impute else None)
         counts = Counter(texts[texts != ""].tolist())
         if not counts:
@@ -291,7 +280,6 @@ class DateColumn:
 
     @classmethod
     def learn(cls, name: str, table: Table, impute: bool, format: DateFormat) -> "DateColumn":
-        """Learn range, median and calendar parts from the training table."""
         whole_dates(name, table, format, fill="1970-01-01" if impute else None)
         dates = format.dates(table.columns[name])[0]
         known = np.sort(dates[~np.isnat(dates)])

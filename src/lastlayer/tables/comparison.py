@@ -31,7 +31,6 @@ class MethodScores:
     coverage_90: float
     """Share of true values inside their 90% intervals."""
     width_90: float
-    """Mean width of these intervals."""
     lpd: float | None = None
     """Mean log predictive density; larger is better. Only for lastlayer."""
 
@@ -47,7 +46,6 @@ class Comparison:
 
     @property
     def caption(self) -> str:
-        """Which rows were scored, as part of a sentence."""
         if self.kept_back:
             return f"on {self.rows:,} rows that were kept out of the fit"
         return f"on {self.rows:,} rows, each predicted by networks that were not trained on it"

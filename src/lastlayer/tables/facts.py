@@ -66,7 +66,6 @@ def facts(model: TableRegressor) -> dict[str, str]:
 
 
 def _activations(settings: Settings) -> str:
-    """The activations of the networks."""
     networks = [family for family in settings.ensemble.families if family.trained]
     return (
         " and ".join(dict.fromkeys(family.activation or settings.network.activation for family in networks)) or "none"

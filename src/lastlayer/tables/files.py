@@ -59,7 +59,6 @@ class Table:
         return len(next(iter(self.columns.values())))
 
     def __str__(self) -> str:
-        """The names of the columns, for messages."""
         shown, n = ", ".join(map(repr, islice(self.columns, 20))), len(self.columns)
         return f"{shown}, ... ({n} columns)" if n > 20 else shown
 
@@ -101,17 +100,14 @@ class TableFile:
 
     @property
     def suffix(self) -> str:
-        """Suffix of the table, without .gz."""
         return (self.path.with_suffix("") if self.packed else self.path).suffix.lower()
 
     @property
     def packed(self) -> bool:
-        """Whether the file is compressed by gzip."""
         return self.path.suffix.lower() == ".gz"
 
     @property
     def stem(self) -> str:
-        """Name of the file without suffixes."""
         return Path(self.path.stem).stem if self.packed else self.path.stem
 
     def chunks(self, rows: int = CHUNK_ROWS, *, problems: list[str] | None = None) -> Iterator[Table]:
@@ -140,7 +136,6 @@ class TableFile:
             raise InputError(f"{self.path} has no rows below its header")
 
     def read(self, *, problems: list[str] | None = None) -> Table:
-        """Read the whole table."""
         parts = list(self.chunks(problems=problems))
         columns = {name: _joined([part.columns[name] for part in parts]) for name in parts[0].columns}
         return replace(parts[-1], columns=columns, first=0)
@@ -311,12 +306,10 @@ class TableFile:
 
 
 def chunks(path: Path, rows: int = CHUNK_ROWS) -> Iterator[Table]:
-    """Yield the table in a file in chunks of `rows` rows."""
     return TableFile(path).chunks(rows)
 
 
 def read(path: Path) -> Table:
-    """Read the whole table in a file."""
     return TableFile(path).read()
 
 
@@ -339,7 +332,6 @@ def _joined(parts: list[ndarray]) -> ndarray:
 
 
 def _blocks(lines: Iterator[list[Any]], rows: int) -> Iterator[list[ndarray]]:
-    """Columns of successive blocks of lines."""
     while block := list(islice(lines, rows)):
         yield [typed(cells) for cells in zip(*block, strict=True)]
 
@@ -388,12 +380,10 @@ def _excel_cell(cell: Any) -> Any:
 
 
 def arrow_modules() -> tuple[Any, Any]:
-    """Import pyarrow and its Parquet module."""
     return need("pyarrow", extra="cli"), need("pyarrow.parquet", extra="cli")
 
 
 def arrow_cells(column: Any, name: str) -> ndarray:
-    """Convert a column of an Arrow table."""
     pa = arrow_modules()[0]
     types = pa.types
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type

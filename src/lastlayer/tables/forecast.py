@@ -17,7 +17,6 @@ class Forecast:
     """Predictions for some rows, with warnings about them."""
 
     cells: Cells
-    """Columns to add to the rows."""
     outside: Counter[str]
     """Number of rows outside the training range of each input column."""
     beyond: int

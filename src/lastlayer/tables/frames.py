@@ -17,7 +17,6 @@ CELLS = (str, Real, Decimal, date, time, type(None), np.bool_)
 
 
 def is_table(X: Any) -> bool:
-    """Whether X has named columns."""
     return isinstance(X, Table | Mapping) or (hasattr(X, "columns") and hasattr(X, "__getitem__"))
 
 

@@ -30,17 +30,14 @@ class Ranking:
     targets: tuple[str, ...]
     inputs: tuple[Importance, ...]
     rows: int
-    """Number of rows that it was measured on."""
     held_out: bool
     """Whether these rows were held out by the fit or kept out of it; otherwise they were given by the user."""
 
     def ranked(self, j: int) -> list[Importance]:
-        """Columns by their importance for target j, the most important one first."""
         return sorted(self.inputs, key=lambda one: -one.rmse[j])
 
     @property
     def caption(self) -> str:
-        """Which rows were used, as part of a sentence."""
         return f"{self.rows:,} {'held-out' if self.held_out else 'given'} rows"
 
     def table(self) -> list[list[str]]:
@@ -62,7 +59,6 @@ class Ranking:
         return found
 
     def as_json(self) -> dict[str, Any]:
-        """The ranking as plain JSON."""
         inputs = [{"input": one.name} | {word: getattr(one, word).tolist() for word in LOSSES} for one in self.inputs]
         return {"targets": list(self.targets), "rows": self.rows, "held_out": self.held_out, "inputs": inputs}
 

@@ -35,7 +35,6 @@ FEWEST_LABELS = 10
 
 
 def number_formats(table: Table, names: Iterable[str], *, decimal: str = "auto") -> dict[str, NumberFormat]:
-    """Find the columns of numbers, and their formats."""
     if decimal != "auto":
         one = {name: _format(table.columns[name], decimal) for name in names}
         return {name: found for name, found in one.items() if found is not None}

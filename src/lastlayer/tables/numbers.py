@@ -29,5 +29,4 @@ def plain(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a share in percent, as a whole number."""
     return "n/a" if math.isnan(share) else f"{share:.0%}"

@@ -43,13 +43,9 @@ class TableRegressor(BLLRegressor):
     ----------
     hidden : sequence of int or "auto", default "auto"
         As in `BLLRegressor`.
-    drop : sequence of str, default ()
-        Columns to ignore.
-    keep : sequence of str, default ()
-        Columns to use even if they look like row labels: text whose values are all distinct, or consecutive integers
-        named id, index or the like. Such columns are ignored by default.
-    text : sequence of str, default ()
-        Columns of numbers that are codes, to be read as text.
+    drop, keep, text : sequence of str, default ()
+        Columns to ignore; columns to use even if they look like row labels (text whose values are all distinct, or
+        consecutive integers named id, index or the like); and columns of codes, to be read as text.
     impute : None or "median", default None
         How to fill missing inputs. "median": numbers and dates by the median, text by the most frequent value. None:
         missing inputs are an error.
@@ -69,10 +65,6 @@ class TableRegressor(BLLRegressor):
     ----------
     schema_ : Schema
         The learned encoding of the columns.
-    notes_ : list of str
-        How columns were encoded, and which were ignored.
-    input_names_ : list of str
-        Names of the model's inputs.
 
     Examples
     --------
@@ -109,13 +101,8 @@ class TableRegressor(BLLRegressor):
         **parameters: Any,
     ) -> None:
         super().__init__(hidden, **parameters)
-        self.drop = drop
-        self.keep = keep
-        self.text = text
-        self.impute = impute
-        self.decimal = decimal
-        self.date_order = date_order
-        self.unknown = unknown
+        self.drop, self.keep, self.text = drop, keep, text
+        self.impute, self.decimal, self.date_order, self.unknown = impute, decimal, date_order, unknown
 
     def fit(
         self,
@@ -148,10 +135,8 @@ class TableRegressor(BLLRegressor):
             Names of the target columns of X.
         schema : Schema, default None
             An encoding to use, such as `schema_` of another model, instead of one that is learned from X.
-        noise_std : float or array-like, default None
-            As in `BLLRegressor.fit`.
-        observations : sequence of Observations, default ()
-            As in `BLLRegressor.fit`; in terms of the encoded inputs.
+        noise_std, observations : object, optional
+            As in `BLLRegressor.fit`; observations are in terms of the encoded inputs.
         """
         check_choice("unknown", self.unknown, UNKNOWN)
         self._forget()
@@ -182,12 +167,8 @@ class TableRegressor(BLLRegressor):
 
         Parameters
         ----------
-        X : DataFrame, or dictionary of columns
-            The table.
-        y : array, Series or DataFrame, default None
-            The targets, if they are not columns of X.
-        target : str or sequence of str, default None
-            Names of the target columns of X, if they differ from those in `fit`.
+        X, y, target : object
+            As in `fit`; by default, the targets have the names of those in `fit`.
         """
         schema = self._schema()
         names, table = _targets(as_table(X), y, target or schema.targets)
@@ -207,14 +188,8 @@ class TableRegressor(BLLRegressor):
 
         Parameters
         ----------
-        X : DataFrame, or dictionary of columns
-            The table.
-        y : array, Series or DataFrame, default None
-            The targets, if they are not columns of X.
-        sample_weight : array-like of shape (m,), default None
-            Weight of each row.
-        target : str or sequence of str, default None
-            Names of the target columns of X, if they differ from those in `fit`.
+        X, y, sample_weight, target : object
+            As in `fit`; by default, the targets have the names of those in `fit`.
         forgetting : float, default 1.0
             Factor by which old rows are down-weighted first.
         """
@@ -233,15 +208,12 @@ class TableRegressor(BLLRegressor):
 
         Parameters
         ----------
-        source : Source
-            Ignored.
-        validation_data : tuple, default None
+        source, validation_data : object
             Ignored.
         """
         raise InputError("a source of batches yields numbers, not a table with columns: use BLLRegressor.fit_source")
 
     def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the contents of a model file, the same as for a model fitted on the command line."""
         tensors, header = super().packed()
         table = {"table": self._schema().as_json(), "card": self.card_}
         return tensors, header | {"model": BLLRegressor.__name__} | table
@@ -372,7 +344,6 @@ def _targets(table: Table, y: Any, target: str | Sequence[str] | None) -> tuple[
 
 
 def _rows(schema: Schema, X: Any, y: Any, *, partly: bool = True) -> tuple[ndarray, ndarray]:
-    """Encoded inputs and targets of a table."""
     table = as_table(X) if y is None else _targets(as_table(X), y, schema.targets)[1]
     return schema.arrays(table, partly=partly)
 

@@ -49,15 +49,12 @@ class Reading:
     """Options for reading the columns of a table."""
 
     drop: Collection[str] = ()
-    """Columns to exclude."""
     keep: Collection[str] = ()
     """Columns to keep even if they look like row labels."""
     text: Collection[str] = ()
     """Columns to read as text, such as codes that look like numbers."""
     impute: bool = False
-    """Whether to fill missing cells."""
     decimal: str = "auto"
-    """Decimal sign of numbers that are written as text."""
     date_order: str = "auto"
     """Order of dates whose year comes last: "dmy" or "mdy"."""
 
@@ -85,7 +82,6 @@ class Schema:
     columns: tuple[Column, ...]
     targets: tuple[str, ...]
     impute: bool
-    """Whether missing cells are filled."""
     target_formats: tuple[NumberFormat, ...] = ()
     """Format of each target; plain numbers if empty."""
     dropped: dict[str, str] = field(default_factory=dict)
@@ -141,7 +137,6 @@ class Schema:
 
     @property
     def decimal(self) -> str:
-        """The decimal sign of the training table."""
         formats = [column.format for column in self.columns if isinstance(column, NumberColumn)]
         return "," if "," in {format.decimal for format in (*formats, *self._formats)} else "."
 
@@ -151,7 +146,6 @@ class Schema:
 
     @property
     def features(self) -> list[str]:
-        """Names of the model's inputs."""
         return [feature for column in self.columns for feature in column.features]
 
     def encode(self, table: Table, *, unknown: str = "error") -> Encoded:
@@ -178,7 +172,6 @@ class Schema:
     def targets_of(
         self, table: Table, names: Sequence[str] | None = None, *, partly: bool = False
     ) -> Float[ndarray, "m q"]:
-        """Read the targets of a table; `names` if they have other names there."""
         names = self.targets if names is None else names
         if len(names) != len(self.targets):
             raise InputError(
@@ -208,11 +201,9 @@ class Schema:
         return self.encode(table, unknown=unknown).X, y[:, 0] if y.shape[1] == 1 else y
 
     def widened(self, table: Table) -> "Schema":
-        """The schema after more rows, with training ranges that include them."""
         return replace(self, columns=tuple(column.widened(column.read(table, self.impute)) for column in self.columns))
 
     def as_json(self) -> dict[str, Any]:
-        """The schema as plain JSON."""
         return asdict(self) | {"columns": [{"kind": column.kind, **asdict(column)} for column in self.columns]}
 
     @classmethod
@@ -229,7 +220,6 @@ class Schema:
 
 
 def _column(name: str, table: Table, reading: Reading, formats: dict[str, NumberFormat]) -> Column:
-    """Learn one column; its type is inferred from the cells."""
     if name in formats:
         return NumberColumn.learn(name, table, reading.impute, formats[name])
     if name not in reading.text:
