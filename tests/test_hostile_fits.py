@@ -66,17 +66,21 @@ REFUSED = {
     "huge weights": (lambda: (X, Y, np.full(30, 1e300)), r"sample_weight is 1e\+300 in row 0.*divide"),
     "negative weights": (lambda: (X, Y, -np.ones(30)), "Negative"),
     "a row far out": (
-        lambda: (_far(X), Y, np.where(np.arange(30), 1.0, 1e-280)),
-        "farther than 1e.50 standard deviations",
+        lambda: (_far(X), Y, np.where(np.arange(30) == 7, 1e-280, 1.0)),
+        r"X has values farther than 1e.50 standard deviations .* in 1 rows \(first: row 7\)",
+    ),
+    "a target far out": (
+        lambda: (X, _far(Y, 1e90), np.where(np.arange(30) == 7, 1e-280, 1.0)),
+        r"y has values farther than 1e.50 standard deviations .* in 1 rows \(first: row 7\)",
     ),
     "complex numbers": (lambda: (X + 1j, Y), "Complex"),
     "complex objects": (lambda: ((X + 1j).astype(object), Y), "real number"),
 }
 
 
-def _far(X: np.ndarray) -> np.ndarray:
+def _far(X: np.ndarray, size: float = 1e200) -> np.ndarray:
     X = X.copy()
-    X[0] = 1e200
+    X[7] = size
     return X
 
 

@@ -242,6 +242,7 @@ def test_auto_is_log_for_skewed_targets_alone():
         (lambda m, X, y: OnlineModel(m), "OnlineModel needs Gaussian"),
         (lambda m, X, y: m.fit(X, y, noise_std=0.1), "noise_std or observations needs Gaussian"),
         (lambda m, X, y: m.fit(X, -y), "needs positive targets, and y is zero or negative in 80 rows"),
+        (lambda m, X, y: m.fit(X, np.where(np.arange(len(y)) == 40, -y, y)), r"in 1 rows \(first: row 40\)"),
         (lambda m, X, y: m.set_params(likelihood="sqrt").fit(X, y), "likelihood='sqrt'"),
         (lambda m, X, y: m.fit_source(lastlayer.sources.ArraySource(X, y)), "transform the targets of the source"),
         (

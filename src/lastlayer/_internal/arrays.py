@@ -30,19 +30,20 @@ def check_finite(values: ndarray, name: str, *, largest: float | None = None) ->
     bad = ~np.isfinite(values)
     if not bad.any():
         if largest is not None and float(np.abs(values).max(initial=0)) > largest:
-            rows = _rows_with(np.abs(values) > largest)
+            rows = rows_with(np.abs(values) > largest)
             raise InputError(
                 f"{name} has values beyond {largest:g} in {len(rows)} rows (first: row {rows[0]}); fix them, or give "
                 f"{name} in another unit"
             )
         return
-    rows = _rows_with(bad)
+    rows = rows_with(bad)
     n_nan = int(np.isnan(values).sum())
     n_inf = int(bad.sum()) - n_nan
     what = " and ".join(f"{n} {word} values" for n, word in ((n_nan, "NaN"), (n_inf, "infinite (inf)")) if n)
     raise InputError(f"{name} has {what} in {len(rows)} rows (first: row {rows[0]}); drop or impute them")
 
 
-def _rows_with(bad: ndarray) -> ndarray:
-    """Indices of the rows with a bad value."""
-    return np.flatnonzero(bad.reshape(len(bad), -1).any(1))
+def rows_with(bad: ndarray, place: ndarray | None = None) -> ndarray:
+    """Indices of the rows with a bad value; `place` is that of each of the user's rows among these, -1 for none."""
+    rows = np.asarray(bad.reshape(len(bad), -1).any(1))
+    return np.flatnonzero(rows if place is None else rows[place] & (place >= 0))

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
+from lastlayer._internal.arrays import rows_with
 from lastlayer._internal.numbers import EPS
 from lastlayer.bayes.readings import Readings
 from lastlayer.errors import InputError
@@ -51,12 +52,14 @@ class Standardizer:
         """Standardise rows."""
         return (X.double() - self.mean) / self.scale
 
-    def check_reach(self, values: ndarray, name: str, farthest: float = FARTHEST["float64"]) -> None:
-        """Raise an error for rows so far out that predictions would not be finite."""
+    def check_reach(
+        self, values: ndarray, name: str, farthest: float = FARTHEST["float64"], *, place: ndarray | None = None
+    ) -> None:
+        """Raise an error for rows so far out that predictions would not be finite, named by `place` in them."""
         with np.errstate(over="ignore"):
             far = np.abs(values - self.mean.numpy(force=True)) / self.scale.numpy(force=True) > farthest
         if far.any():
-            rows = np.flatnonzero(far.reshape(len(far), -1).any(1))
+            rows = rows_with(far, place)
             raise InputError(
                 f"{name} has values farther than {farthest:g} standard deviations from the mean of the rows of fit, in "
                 f"{len(rows)} rows (first: row {rows[0]}); drop or fix them"
@@ -83,8 +86,8 @@ class Scales:
         inputs = Standardizer.fit(torch.tensor(given.X), sample_weight=weight) if given.is_table else None
         targets = Standardizer.fit(working.values, sample_weight=weight)
         if inputs is not None:
-            inputs.check_reach(given.X, "X")
-        targets.check_reach(working.values.numpy(), "y")
+            inputs.check_reach(given.X, "X", place=given.place)
+        targets.check_reach(working.values.numpy(), "y", place=given.place)
         if bool((targets.scale < 1 / LARGEST_TARGET).any()):
             raise InputError(
                 f"the targets differ by about {float(targets.scale.min()):g}, less than {1 / LARGEST_TARGET:g}: give y "

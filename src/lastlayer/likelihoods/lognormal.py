@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from lastlayer._internal.arrays import rows_with
 from lastlayer.bayes.readings import Readings
 from lastlayer.errors import InputError
 from lastlayer.likelihoods.base import Likelihood
@@ -33,7 +34,7 @@ class LogNormal(Likelihood):
 
     def read(self, given: Given) -> Readings:
         """Take the logarithm of positive targets."""
-        rows = np.flatnonzero((given.y <= 0).any(1))
+        rows = rows_with(given.y <= 0, given.place)
         if len(rows):
             raise InputError(
                 f'likelihood="lognormal" needs positive targets, and y is zero or negative in {len(rows)} rows (first: '
