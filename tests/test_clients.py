@@ -73,7 +73,7 @@ def test_that_process_is_the_joint_distribution_and_its_network_stays_in_evaluat
 
 
 def test_forces_on_atoms_teach_the_forces_of_other_clusters(run):
-    table = run("atoms", "--clusters", 8, "--new", 20, "--members", 1, "--epochs", 40)
+    table = run("atoms", "--clusters", 12, "--new", 20, "--members", 1, "--epochs", 80)
     assert table["force, from energies and forces"][0] < 0.7 * table["force, from energies"][0]
 
 

@@ -10,6 +10,9 @@ from helpers import sine
 import lastlayer
 from lastlayer import BLLRegressor, errors, metrics
 from lastlayer.errors import InputError, MissingPackageError
+from lastlayer.formula.joint import Functions
+from lastlayer.formula.ops import NumPyOps
+from lastlayer.formula.predictive import Components
 from lastlayer.integrations.export import to_arrays
 from lastlayer.integrations.export.bundle import Bundle
 from lastlayer.online import OnlineModel
@@ -114,8 +117,9 @@ def test_a_gaussian_and_a_mixture_of_them_are_shaped_like_their_means():
 
 def test_joint_predictions_have_the_shape_of_the_targets():
     rng = np.random.default_rng(0)
-    parts = rng.normal(size=(M, 1)), np.eye(M)[None], np.eye(1)[None], np.empty((0, M, 1)), np.ones((M, 1, 1))
-    one, two = JointPrediction(*parts, y_ndim=1), JointPrediction(*parts)
+    mean, cost = rng.normal(size=(M, 1)), np.ones((1, M, 1))
+    function = Functions(NumPyOps, Components(*[cost] * 6), mean, [(np.eye(M), np.eye(1))], [])
+    one, two = JointPrediction(function, np.ones((M, 1, 1)), y_ndim=1), JointPrediction(function, np.ones((M, 1, 1)))
     assert (one.mean.shape, two.mean.shape) == ((M,), (M, 1))
     assert (one.cov_of_outputs().shape, two.cov_of_outputs().shape) == ((M, M), (M, M, 1))
     assert (one.sample(3).shape, two.sample(3).shape) == ((3, M), (3, M, 1))

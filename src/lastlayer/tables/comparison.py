@@ -61,7 +61,7 @@ class Comparison:
         return [head, *lines]
 
 
-Intervals = Float[ndarray, "3 m q"]
+Intervals = Float[ndarray, "3 _ _"]
 """Means of the targets, and the lower and upper ends of their intervals."""
 
 

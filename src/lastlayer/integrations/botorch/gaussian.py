@@ -184,7 +184,7 @@ class Separable(LinearGaussian):
 
     def __init__(self, fitted: Fitted) -> None:
         p = fitted.state
-        super().__init__(fitted, p.roots[0].diagonal())
+        super().__init__(fitted, p.roots[0].diagonal().clone())
         ratio = None if p.head is not None else (p.widening * (p.curve.log_noise - p.curve.log_slope).exp())[0, 0]
         self.register_buffer("ratio", ratio)
         self.alike = ratio is not None and bool((ratio == ratio[0]).all())
