@@ -141,9 +141,9 @@ def test_a_single_column_may_lie_backwards():
     np.testing.assert_array_equal(quick().fit(column, Y).predict(column), quick().fit(X[:, :1], Y).predict(X[:, :1]))
 
 
-def test_a_process_alone_has_members():
-    model = quick(preset="fast", encoding="fourier", n_members=2).fit(X, Y)
-    assert len(model.members_) == 2
+@pytest.mark.parametrize("parameters", [{}, {"n_members": 2}, {"calibration": None}], ids=str)
+def test_a_process_alone_has_one_member(parameters):
+    assert len(quick(preset="fast", encoding="fourier").set_params(**parameters).fit(X, Y).members_) == 1
 
 
 def test_no_epoch_of_mini_batches_is_a_training_too():

@@ -65,9 +65,8 @@ class CrossFit:
     def members(self) -> list[Member]:
         """Networks of random splits, or those fitted to all rows, as far as wanted of each family."""
         whole = [fit for fit in self.fits if fit.task.split.kind == "all"]
-        # in a mixture, one of all rows replaces those of random splits where one is enough
-        enough = {fit.task.family for fit in whole if fit.task.family.once and len(self.settings.ensemble.families) > 1}
-        crossed = [f for f in self.fits if f.task.split.kind == "random" and f.task.family not in enough]
+        # what was fitted to all rows replaces those of random splits where one of them is enough
+        crossed = [f for f in self.fits if f.task.split.kind == "random" and not (whole and f.task.family.once)]
         n, made = self.settings.ensemble.n_members, Counter[Family]()
         members = []
         for fit in crossed + whole:

@@ -92,7 +92,7 @@ class BLLRegressor(LastLayerRegressor):
         steps. "evidence": one network, no calibration, early stopping from 100 samples on.
     n_members : int or "auto", default "auto"
         Number of networks of each family. "auto": five, up to 20 below 250 samples, 10 above 5,000; 1 with a backbone
-        or without calibration by curves. 1: a single network.
+        or without calibration by curves. 1: a single network. A Gaussian process has one member, fitted to all rows.
     calibration : "auto", "alpha", splitter or None, default "auto"
         "auto": on rows held out at random, in blocks and in shells; with a backbone, on 15% of the rows. "alpha":
         Algorithm 1 on blocks, which adjusts alpha alone. A scikit-learn splitter such as TimeSeriesSplit: for
