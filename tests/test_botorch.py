@@ -233,6 +233,16 @@ def test_conditioning_is_that_of_the_joint_gaussian(kind, noise):
     close(later.distribution.covariance_matrix, S[:4, :4] - gain @ S[4:, :4], loose=1e4)
 
 
+@pytest.mark.parametrize("kind", ["one network", "calibrated"])
+@pytest.mark.parametrize("noise", ["diagonal", "full"])
+def test_outputs_may_be_in_different_units(kind, noise):
+    """The jitter of an output is in its unit."""
+    X, y = sine(50, q=2, d=2)
+    regressor = BLLRegressor(**{**SMALL, **KINDS[kind], "noise": noise}).fit(X, y * [1.0, 1e7])
+    found = BLLModel(regressor).posterior(torch.from_numpy(X[:4])).variance.detach().numpy()
+    np.testing.assert_allclose(found, regressor.predictive(X[:4], noise=False).var, rtol=1e-6)
+
+
 def test_noise_of_an_observation_can_be_given():
     regressor = fitted(q=1)
     model, X, Y = BLLModel(regressor), points(2), points(2, seed=2)[:, :1]

@@ -4,6 +4,7 @@ import copy
 import math
 import runpy
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -186,22 +187,41 @@ def test_forgetting_is_a_refit_with_weights_and_the_prior_does_not_fade(
     which, memory, step, end, request, factorizations
 ):
     model = request.getfixturevalue(which)
-    online, weight, since = OnlineModel(model, ExponentialForgetting(memory)), ones(slice(0, FITTED)), 0
-    stops = range(FITTED, end, step)
+    online, since = OnlineModel(model, ExponentialForgetting(memory)), 0
     interval = online.memory.interval(max(m.posterior.statistics.n_linear for m in model.members_))
-    for i in stops:
-        rows, before = slice(i, i + step), len(factorizations)
+    for i in range(FITTED, end, step):
+        before, since = len(factorizations), since + step
         stream(online, model, i, i + step, step)
-        weight[rows], since = 1, since + step
-        if len(factorizations) > before:  # the rows of before fade by what came since
+        if len(factorizations) > before:
             assert since >= interval or step > 1
-            weight[: i + step - since] *= math.exp(-since / memory)
             since = 0
-    ideal = np.exp(-(stops[-1] + step - 1 - np.arange(len(X))) / memory)
-    kept = weight > 0
-    lag = max(interval, step) / memory  # weights fall in steps: a row begins to fade after one, and is late by one
-    assert (np.abs(np.log(weight[kept] / ideal[kept])[FITTED:]) < 2 * lag).all()
+    age = i + step - 1 - np.arange(len(X))
+    fitted_rows_fade_together = np.minimum(age, i + step - FITTED)
+    weight = np.where(age < 0, 0.0, np.exp((since - fitted_rows_fade_together) / memory))
+    assert since < interval  # all rows together lose weight at every factorisation
     same(online, refitted(model, weight))
+
+
+@pytest.mark.parametrize("which", MODELS)
+def test_forgetting_does_not_see_how_a_stream_is_cut(which, request, monkeypatch):
+    """Rows of a batch fade one by one: statistics, and the residuals that the curves remember."""
+    model = request.getfixturevalue(which)
+    monkeypatch.setattr("lastlayer.online.model.NOTICED", math.inf)  # else a batch is judged by the curve before it
+    memory, y, found = ExponentialForgetting(40), targets(model), []
+    for cuts in (range(60, 361), [60, 360], [60, 62, 140, 141, 240, 360]):
+        online = OnlineModel(model, memory)
+        for start, stop in pairwise(cuts):
+            online.update(X[start:stop], y[start:stop])
+        found.append(online)
+        same(online, found[0])
+        for family, curve in (online.fitted_.calibration.curves if online.fitted_.calibration else {}).items():
+            assert curve.seen == pytest.approx(found[0].fitted_.calibration.curves[family].seen)
+
+
+@pytest.mark.parametrize("memory", [1.0, 2.5])
+def test_batches_of_many_memories_do_not_overflow(single, memory):
+    online = OnlineModel(single, ExponentialForgetting(memory)).update(X, Y[:, 0])
+    same(online, refitted(single, np.exp(-np.arange(len(X))[::-1] / memory)))
 
 
 @pytest.mark.parametrize("which", ["mixed", "noisy"])
@@ -227,10 +247,10 @@ def test_what_surprised_is_forgotten_with_the_rows(noisy, memory, left):
     online = OnlineModel(noisy, memory, start=(X[:FITTED], Y[:FITTED, 0]))
     online.update(X[100:120], noisy.predict(X[100:120]) + 5)
     (surprised,) = online.fitted_.calibration.curves.values()
-    assert (surprised.seen, surprised.widening > 2) == (20, True)
+    assert (surprised.seen, surprised.widening > 2) == (pytest.approx(memory.weights(20).sum()), True)
     online.update(X[120:140], online.predict(X[120:140]))
     (curve,) = online.fitted_.calibration.curves.values()
-    assert curve.seen == pytest.approx(20 + left * 20)
+    assert curve.seen == pytest.approx((1 + left) * memory.weights(20).sum())
     assert left * surprised.squares < curve.squares < left * surprised.squares + 1
     for i in range(140, 300, 20):
         online.update(X[i : i + 20], online.predict(X[i : i + 20]))
@@ -490,9 +510,8 @@ def test_ten_thousand_rows_one_by_one_are_a_refit_to_nine_digits(single, memory)
     online = OnlineModel(single, memory, start=(X[:FITTED], y[:FITTED]))
     for i in again[FITTED:]:
         online.update(X[i : i + 1], y[i : i + 1])
-    weight, step = np.ones(FITTED + n), memory.interval(fitted.members[0].posterior.statistics.n_linear)
-    for stop in range(FITTED + step, FITTED + n + 1, step):  # a factorisation, and those of before the last one fade
-        weight[: stop - step] *= memory.kept(step)
+    interval, age = memory.interval(fitted.members[0].posterior.statistics.n_linear), np.arange(FITTED + n)[::-1]
+    weight = np.array([memory.kept(min(i, n) - n % interval) for i in age])  # all fade together at a factorisation
     if isinstance(memory, SlidingWindow):
         weight[: -memory.rows] = 0
     data = fitted.data(X[again], y[again])

@@ -135,9 +135,9 @@ class LayerStack:
         return cls(start.log_alphas, start.bias_prior, statistics, recursions, rows, peak)
 
     def total(self, kept: float = 1.0) -> Statistics:
-        """Statistics of all rows so far; those before the last factorisation keep a fraction `kept` of their weight."""
-        old = self.statistics if kept == 1.0 else self.statistics.scaled(kept)
-        return old + FeatureRows.joined(self.since).statistics() if self.since else old
+        """Statistics of all rows so far, which keep a fraction `kept` of their weight."""
+        total = self.statistics + FeatureRows.joined(self.since).statistics() if self.since else self.statistics
+        return total if kept == 1.0 else total.scaled(kept)
 
     def error(self, factored: "LayerStack") -> float:
         """Largest difference of the weights from those of another factorisation, relative to the largest weight."""

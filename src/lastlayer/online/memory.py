@@ -4,7 +4,12 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
 from lastlayer._internal import checked
+from lastlayer._internal.numbers import TINY
 from lastlayer.errors import InputError
 
 FEWEST_ROWS = 200
@@ -24,6 +29,10 @@ class Memory:
         """Return the fraction of their weight that old rows keep."""
         return 1.0
 
+    def weights(self, n: int) -> Float[ndarray, " n"]:
+        """Return the weights of n rows that are learned together, once the last of them is."""
+        return np.ones(n)
+
     def remembered(self, n: int) -> float:
         """Return the fraction of their weight that the residuals of old rows keep in the calibration."""
         return self.kept(n)
@@ -38,7 +47,8 @@ class KeepAll(Memory):
 class ExponentialForgetting(Memory):
     """Old rows lose weight exponentially; the prior does not.
 
-    Weights fall in steps of about 5%, each with a factorisation: O(p^2) per row if the memory is several times p.
+    However a stream is cut into batches, its rows lose weight one by one relative to each other. Relative to the prior
+    they do so in steps of about 5%, each with a factorisation: O(p^2) per row if the memory is several times p.
 
     Parameters
     ----------
@@ -66,7 +76,11 @@ class ExponentialForgetting(Memory):
 
     def kept(self, n: int) -> float:
         """Return the fraction of their weight that old rows keep, exp(-n / memory)."""
-        return math.exp(-n / self.memory)
+        return max(math.exp(-n / self.memory), TINY)
+
+    def weights(self, n: int) -> Float[ndarray, " n"]:
+        """Return the weights of n rows that are learned together, once the last of them is."""
+        return np.exp(np.arange(1 - n, 1) / self.memory)
 
 
 @dataclass(frozen=True)

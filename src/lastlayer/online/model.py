@@ -176,18 +176,23 @@ class OnlineModel:
             Weights of the rows; None: 1.
         """
         X, y, weight = self._rows(X, y, sample_weight)
-        look, n = self._look(X), len(X)
-        rows = self._seen(look, y, weight)
+        look, n, weight = self._look(X), len(X), weight * self.memory.weights(len(X))
         self._judge(look, y, weight)
+        self.n_rows += n
+        self._n_since, self._n_adopted = self._n_since + n, self._n_adopted + n
+        kept, due = self.memory.kept(self._n_since), self._n_since >= self._interval
+        if due and kept < 1:  # the recursion could not follow
+            new = self._seen(look, y, weight)
+            self._factor([total + rows.statistics() for total, rows in zip(self._totals(kept), new, strict=True)])
+            return self
+        rows = self._seen(look, y, weight / kept)  # old rows fade at the next factorisation, all together
         carried = n <= self._largest and self._carry(rows, look)
         for layers, new in zip(self._layers, rows, strict=True):
             layers.since.append(new)
         self._remember(rows)
         self._last = None
-        self.n_rows += n
-        self._n_since, self._n_adopted = self._n_since + n, self._n_adopted + n
-        if not carried or self._n_since >= self._interval:
-            self._factor(self._totals(self.memory.kept(self._n_since)), carried=carried)
+        if not carried or due:
+            self._factor(self._totals(kept), carried=carried)
         return self
 
     partial_fit = update
@@ -216,12 +221,12 @@ class OnlineModel:
                 "a sliding window drops rows itself: use KeepAll() or ExponentialForgetting() to remove rows"
             )
         X, y, weight = self._rows(X, y, sample_weight)
-        self._adopt(revisions.without_rows(self.fitted_, self._fitted.data(X, y, weight)))
+        self._adopt(revisions.without_rows(self._faded(), self._fitted.data(X, y, weight)))
         return self
 
     def reestimate(self) -> "OnlineModel":
         """Estimate alpha and the noise from the rows in memory, as in `BLLRegressor.reestimate`."""
-        self._adopt(revisions.reestimate(self.fitted_))
+        self._adopt(revisions.reestimate(self._faded()))
         return self
 
     @property
@@ -234,9 +239,16 @@ class OnlineModel:
     @property
     def fitted_(self) -> Fitted:
         """The current model as a frozen value."""
+        return self._with(self._totals())
+
+    def _faded(self) -> Fitted:
+        """The current model with the rows at the weights they have now, which `_adopt` starts from."""
+        return self._with(self._totals(self.memory.kept(self._n_since)))
+
+    def _with(self, totals: list[Statistics]) -> Fitted:
         faded, device = self.memory.kept(self._n_adopted), self._fitted.settings.place.torch_device
         members = [replace(member, unseen=member.unseen.scaled(faded)) for member in self._fitted.members]
-        for group, total in zip(self._groups, self._totals(), strict=True):
+        for group, total in zip(self._groups, totals, strict=True):
             for i, place in enumerate(group.places):
                 posterior = replace(members[place].posterior, statistics=total[i].to(device))
                 members[place] = replace(members[place], posterior=posterior)
@@ -370,9 +382,9 @@ class OnlineModel:
         )
         return list(each[0]) if len(each) == 1 else [np.concatenate(part, -2) for part in zip(*each, strict=True)]
 
-    def _seen(self, look: Look, y: Float[ndarray, "m q"], weight: Float[ndarray, " m"] | None) -> list[FeatureRows]:
+    def _seen(self, look: Look, y: Float[ndarray, "m q"], weight: Float[ndarray, " m"]) -> list[FeatureRows]:
         """Features and standardised targets of the rows, one set per group of networks."""
-        T, weight = self._arrays.targets.forward(y), np.ones(len(y)) if weight is None else weight
+        T = self._arrays.targets.forward(y)
         return [FeatureRows(phi, T, weight) for phi in look.features]
 
     def _remember(self, rows: list[FeatureRows]) -> None:
@@ -400,13 +412,13 @@ class OnlineModel:
         return [layers.total(kept) for layers in self._layers]
 
     def _factor(self, totals: list[Statistics], *, carried: bool = False) -> None:
-        """Factorise from statistics; if the recursion was applied and no row lost weight, measure its error."""
+        """Factorise from statistics; if the recursion was applied, measure its error."""
         layers = [old.factored(total) for old, total in zip(self._layers, totals, strict=True)]
-        if carried and self.memory.kept(self._n_since) == 1.0:
+        if carried:
             self.error = max(old.error(new) for old, new in zip(self._layers, layers, strict=True))
         self._layers, self._n_since, self._last = layers, 0, None
 
-    def _judge(self, look: Look, y: Float[ndarray, "m q"], weight: Float[ndarray, " m"] | None) -> None:
+    def _judge(self, look: Look, y: Float[ndarray, "m q"], weight: Float[ndarray, " m"]) -> None:
         """Update the calibration and the drift monitor with new rows before they are learned."""
         if self.monitor is not None:
             mean, var = look.moments
@@ -418,8 +430,7 @@ class OnlineModel:
         in_use = {family: curve.widening for family, curve in self._fitted.calibration.curves.items()}
         # residuals are relative to the variance in use, those of the calibration relative to its own
         own = {f: total * in_use[f] / self._calibration.curves[f].widening for f, total in squares.items()}
-        n = float(len(y) if weight is None else weight.sum())
-        self._calibration = self._calibration.after(own, n, self.memory.remembered(len(y)))
+        self._calibration = self._calibration.after(own, float(weight.sum()), self.memory.remembered(len(y)))
         now = self._calibration.curves
         if max(abs(math.log(now[f].widening / used)) for f, used in in_use.items()) > NOTICED:
             self._fitted = replace(self._fitted, calibration=self._calibration)
@@ -442,7 +453,7 @@ class OnlineModel:
 
     def _rows(
         self, X: Any, y: Any, sample_weight: Any = None
-    ) -> tuple[ndarray, Float[ndarray, "m q"], Float[ndarray, " m"] | None]:
+    ) -> tuple[ndarray, Float[ndarray, "m q"], Float[ndarray, " m"]]:
         """Check rows, in original units."""
         x, q = self._inputs(X), self._fitted.n_outputs
         targets = np.asarray(as_array(y), dtype=float)
@@ -453,4 +464,4 @@ class OnlineModel:
             check_finite(targets, "y", largest=LARGEST_TARGET)
             self._fitted.check_reach(x, targets)
         weight = check_weight(sample_weight, np.empty((len(x), 1)))
-        return x, targets, None if weight is None else weight.copy()
+        return x, targets, np.ones(len(x)) if weight is None else weight.copy()

@@ -15,8 +15,8 @@ from lastlayer.formula.ops import TorchOps
 from lastlayer.predictor.fitted import Fitted
 
 JITTER = 1e-10
-"""Added to the diagonal of every covariance, relative to its mean variance, because low-rank matrices have no Cholesky
-factor."""
+"""Added to the diagonal of every covariance, relative to the output's mean variance, because low-rank matrices have no
+Cholesky factor."""
 
 Own = TypeVar("Own", bound="LinearGaussian")
 
@@ -89,14 +89,15 @@ class LinearGaussian(nn.Module):
         half = self._whitened(rows.H)
         between, var = half @ half.mT, self.scale.square()
         mean = rows.mean if self.M is None else rows.mean + self._move(rows, self.M)
+        n_outputs = rows.mean.shape[-1]
         if len(var) == 1:
-            cov = to_linear_operator(_jittered(var * between[..., 0, :, :]))
+            cov = to_linear_operator(_jittered(var * between[..., 0, :, :], n_outputs))
         elif between.shape[-3] == 1:
             K = _jittered(between[..., 0, :, :])
             cov = KroneckerProductLinearOperator(K, DiagLinearOperator(var.expand(*K.shape[:-2], -1)))
         else:
             cov = torch.diag_embed(var * between.movedim(-3, -1)).transpose(-3, -2).flatten(-2).flatten(-3, -2)
-            cov = to_linear_operator(_jittered(cov))
+            cov = to_linear_operator(_jittered(cov, n_outputs))
         batch, noise = mean.shape[:-2], rows.point_noise
         return JointMoments(mean, cov.expand(*batch, *cov.shape[-2:]), noise.expand(*batch, *noise.shape[-3:]))
 
@@ -260,6 +261,6 @@ def block_diagonal(blocks: Float[Tensor, "*b q o o"]) -> Float[Tensor, "*b qo qo
     return full.reshape(*blocks.shape[:-3], q * o, q * o)
 
 
-def _jittered(cov: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
-    each = cov.diagonal(dim1=-2, dim2=-1)
-    return cov + torch.diag_embed(JITTER * each.mean(-1, keepdim=True).expand(each.shape))
+def _jittered(cov: Float[Tensor, "*b n n"], n_outputs: int = 1) -> Float[Tensor, "*b n n"]:
+    each = cov.diagonal(dim1=-2, dim2=-1).unflatten(-1, (-1, n_outputs))
+    return cov + torch.diag_embed((JITTER * each.mean(-2, keepdim=True)).expand(each.shape).flatten(-2))
