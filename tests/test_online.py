@@ -21,7 +21,7 @@ from lastlayer.calibration.curve import Shrinkage
 from lastlayer.errors import InputError, PrecisionError
 from lastlayer.online import DriftMonitor, ExponentialForgetting, KeepAll, OnlineModel, SlidingWindow
 from lastlayer.online.layers import LayerStack
-from lastlayer.predictor.unseen import NOTHING
+from lastlayer.predictor.member import NOTHING
 from lastlayer.settings import resolve
 from lastlayer.settings.resolve import PRIOR_PRECISIONS
 from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR, Network

@@ -16,7 +16,7 @@ from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.rows import Points
 from lastlayer.errors import InputError
-from lastlayer.predictor.unseen import NOTHING, Unseen, keys_of
+from lastlayer.predictor.member import NOTHING, Unseen, keys_of
 from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR
 
 pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")

@@ -25,8 +25,7 @@ from lastlayer.ensemble.splits import Split
 from lastlayer.ensemble.train import Task, Trainer
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import features_of, finite_features
-from lastlayer.predictor.member import Member
-from lastlayer.predictor.unseen import Unseen
+from lastlayer.predictor.member import Member, Unseen
 from lastlayer.settings.types import Family, Settings
 
 ROWS_PER_FEATURE = 10

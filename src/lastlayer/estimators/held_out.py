@@ -62,15 +62,10 @@ class HeldOutRows:
     def of(cls, fitted: Fitted, fits: Sequence[Fit], place: Int[ndarray, " n"]) -> "HeldOutRows | None":
         """Collect the held-out rows of the fold fits; None if no fold held out single rows as opposed to regions.
 
-        Parameters
-        ----------
-        fitted : Fitted
-            The whole model.
-        fits : sequence of Fit
-            Networks with the rows they held out.
-        place : ndarray of shape (n,)
-            Index of each row of the table among the rows that the networks were given, -1 if it is not one of them.
+        `place` is the place of each row of the table among the rows that the networks were given, -1 for none.
         """
+        order = [member.family for member in fitted.members]
+        order += [] if fitted.calibration is None else list(fitted.calibration.curves)
         parts: dict[int, list[Fit]] = {}
         for fit in fits:
             if fit.task.split.kind not in REGIONS:
@@ -81,7 +76,9 @@ class HeldOutRows:
             held = np.flatnonzero(np.isin(place, split.held))
             fold[held[fold[held] < 0]] = len(folds)
             train = np.flatnonzero(np.isin(place, split.train))
-            folds.append(HeldOutFold(held, train, _model(fitted, part)))
+            members = sorted((fit.member for fit in part), key=lambda member: order.index(member.family))
+            kept = tuple(replace(member, network=copied(member.network)) for member in members)
+            folds.append(HeldOutFold(held, train, replace(fitted, members=kept, conformal_scores=None)))
         rows = np.flatnonzero(fold >= 0)
         return cls(tuple(folds), rows, fold[rows]) if len(rows) else None
 
@@ -125,12 +122,3 @@ def joined(parts: Sequence[MixturePrediction], order: Int[ndarray, " m"]) -> Mix
     correlations = [part.correlation for part in parts if part.correlation is not None]
     changed["correlation"] = np.mean(correlations, axis=0) if correlations else None
     return replace(parts[0], **changed)
-
-
-def _model(fitted: Fitted, fits: Sequence[Fit]) -> Fitted:
-    """A model of one fold's networks, with the calibration of the whole model."""
-    order = [member.family for member in fitted.members]
-    order += [] if fitted.calibration is None else list(fitted.calibration.curves)
-    members = sorted((fit.member for fit in fits), key=lambda member: order.index(member.family))
-    kept = tuple(replace(member, network=copied(member.network)) for member in members)
-    return replace(fitted, members=kept, conformal_scores=None)

@@ -1,5 +1,6 @@
 """`attach`: an exact Bayesian last layer for a network that was trained elsewhere."""
 
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
@@ -19,10 +20,9 @@ from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.rows import Points
 from lastlayer.data.scaling import Standardizer
 from lastlayer.data.sources import LoaderSource, Samples, Source, check_finite
-from lastlayer.errors import InputError, check_choice
+from lastlayer.errors import FlooredNoiseWarning, InputError, check_choice
 from lastlayer.estimators.base import with_gradients
-from lastlayer.estimators.notes import warn_of_floored_noise
-from lastlayer.estimators.regressor import BLLRegressor
+from lastlayer.estimators.regressor import FLOORED_NOISE, BLLRegressor
 from lastlayer.estimators.stage import FeatureStage
 from lastlayer.networks.feature_extractor import FeatureExtractor, last_linear
 from lastlayer.networks.mlp import copied
@@ -166,7 +166,8 @@ def _last_layer(
     targets = Standardizer.of_moments(raw.target_mean, var, int(raw.count))
     standard = raw.with_targets(targets.mean, targets.scale)
     (exact,) = by_evidence([standard], noise=noise, bias_prior=bias_prior)
-    warn_of_floored_noise([Member(nn.Identity(), exact)], varied=bool((var > 0).all()))
+    if exact.noise_floored and bool((var > 0).all()):
+        warnings.warn(FLOORED_NOISE, FlooredNoiseWarning, stacklevel=4)
     cost = torch.cat([exact.variance_ratio(Phi) for Phi in some])
     return exact, targets, cost_quantiles(torch.cat(process_group.gather(cost.cpu()))[None])
 

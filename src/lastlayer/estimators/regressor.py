@@ -1,18 +1,23 @@
 """`BLLRegressor`, the main estimator, which follows scikit-learn's conventions."""
 
+import logging
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from jaxtyping import Int
+from numpy import ndarray
 from torch import Tensor, nn
 
 from lastlayer._internal import checked, files
 from lastlayer._internal.digests import digest_of
-from lastlayer.data.copies import distinct, whole_groups
+from lastlayer.data.copies import SHARE, distinct, whole_groups
 from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.observe import Observations
 from lastlayer.data.parquet import ParquetSource
@@ -20,20 +25,13 @@ from lastlayer.data.rows import Points, Rows
 from lastlayer.data.scaling import Scales
 from lastlayer.data.sources import ArraySource, Source, Without
 from lastlayer.data.validation import check_groups, validated
-from lastlayer.ensemble.crossfit import CrossFit, cross_fit
+from lastlayer.ensemble.crossfit import CrossFit, Fit, cross_fit
 from lastlayer.ensemble.run import Run
 from lastlayer.ensemble.source import train_on_source
 from lastlayer.ensemble.splits import folds_for
-from lastlayer.errors import InputError
+from lastlayer.errors import CopiesWarning, FlooredNoiseWarning, InputError, MissingTargetsWarning
 from lastlayer.estimators.base import LastLayerRegressor, with_gradients
 from lastlayer.estimators.held_out import HeldOutRows
-from lastlayer.estimators.notes import (
-    log_start,
-    log_summary,
-    warn_of_copies,
-    warn_of_floored_noise,
-    warn_of_missing_targets,
-)
 from lastlayer.estimators.stage import FeatureStage
 from lastlayer.likelihoods import check as check_likelihood
 from lastlayer.likelihoods import choose
@@ -43,17 +41,22 @@ from lastlayer.networks.mlp import copied
 from lastlayer.predictor import revisions
 from lastlayer.predictor.codec import pack, unpack
 from lastlayer.predictor.fitted import Fitted
-from lastlayer.predictor.member import Member
+from lastlayer.predictor.member import Member, training_costs
 from lastlayer.settings.parameters import TrainingOptions, options_of
 from lastlayer.settings.parameters import check as check_parameters
 from lastlayer.settings.resolve import resolve
-from lastlayer.settings.types import NoiseModel, Plan, Settings, Shape
+from lastlayer.settings.types import Given, NoiseModel, Plan, Settings, Shape
 from lastlayer.training import TrainingHistory
 
 STREAMED_ROWS = 200_000
 """Memory maps with more rows than this are streamed from disk by default."""
 MAX_HELD_ROWS = 10_000
 """Largest number of rows of a memory map that are held out for calibration."""
+FLOORED_NOISE = (
+    "the network fits the targets without error: the noise was set to its floor, 1e-6 of their standard deviation; "
+    "expect intervals that are too narrow, and give more data or a smaller network"
+)
+logger = logging.getLogger(__name__)
 
 
 class BLLRegressor(LastLayerRegressor):
@@ -289,21 +292,16 @@ class BLLRegressor(LastLayerRegressor):
         rows = Rows.of(used, likelihood).searched()
         shape = replace(rows.shape, validation=validation_data is not None)
         settings = resolve(self._parameters() | {"likelihood": likelihood.name}, shape, seed=seed)
-        with self._run() as run:
+        with Run(self.n_jobs, self.verbose, self.progress, options_of(self.training).checkpoint) as run:
             run.digest = "" if run.checkpoint is None else digest_of(given.X, given.y, given.weight)
-            log_start(settings, rows)
-            warn_of_missing_targets(given.y)
-            if settings.plan in (Plan("folds"), Plan("holdout")):
-                warn_of_copies(given.n_used, rows.copies)
+            _note(given, rows, settings)
             rows = rows.to(settings.place.torch_device, settings.place.torch_dtype)
             splits = folds_for(settings, rows, splitter=self.calibration, groups=groups)
             fits = cross_fit(rows, splits, Architecture(settings, self.backbone), run)
-            self.training_ = run.history
             with run.stage("calibration"):
                 self._hold(fits.members(), rows.main, rows.scales, settings, given.y_ndim, likelihood)
-                self._calibrate(fits, validation_data)
-                self.held_out_ = HeldOutRows.of(self.fitted_, fits.folds, rows.place)
-            log_summary(self.fitted_)
+                self._calibrate(run, validation_data, fits)
+                self._held_out = self.fitted_, fits.folds, rows.place
         return self
 
     @with_gradients
@@ -328,8 +326,8 @@ class BLLRegressor(LastLayerRegressor):
         ProcessError
             If another process of the group has failed.
         """
-        with ProcessGroup.current().guarded(), self._run() as run:
-            self._fit_source(run, source, validation_data, self._common_seed())
+        with ProcessGroup.current().guarded():
+            self._fit_source(source, validation_data, self._common_seed())
         return self
 
     def _common_seed(self) -> int:
@@ -338,37 +336,43 @@ class BLLRegressor(LastLayerRegressor):
         group.agree({"random_state": "None" if self.random_state is None else f"seed {seed}"})
         return group.gather(seed)[0]
 
-    def _fit_source(self, run: Run, source: Source, validation_data: tuple[Any, Any] | None, seed: int) -> None:
+    def _fit_source(self, source: Source, validation_data: tuple[Any, Any] | None, seed: int) -> None:
         self._forget()
         held_out = None if validation_data is None else digest_of(*map(np.asarray, validation_data))
         ProcessGroup.current().agree({"digest of validation_data": held_out})
         settings = resolve(self._parameters(), Shape(None, validation_data is not None), seed=seed)
-        streamed = train_on_source(source, Architecture(settings, self.backbone), run)
-        scales = streamed.scales
-        settings = replace(settings, network=replace(settings.network, ids=not streamed.sample.X.is_floating_point()))
-        self.training_, y_ndim = run.history, 2 if len(scales.targets.mean) > 1 else 1
-        self.n_features_in_ = int(streamed.sample.X.shape[1])  # scikit-learn's definition, also for images
-        vars(self).pop("feature_names_in_", None)
-        if isinstance(source, ParquetSource):
-            self.feature_names_in_ = np.array(source.inputs, dtype=object)
-        self._hold([streamed.member], streamed.sample, scales, settings, y_ndim, Gaussian())
-        self._calibrate(None, validation_data)
-        log_summary(self.fitted_)
+        with Run(self.n_jobs, self.verbose, self.progress, options_of(self.training).checkpoint) as run:
+            streamed = train_on_source(source, Architecture(settings, self.backbone), run)
+            scales, ids = streamed.scales, not streamed.sample.X.is_floating_point()
+            settings = replace(settings, network=replace(settings.network, ids=ids))
+            self.n_features_in_ = int(streamed.sample.X.shape[1])  # scikit-learn's definition, also for images
+            vars(self).pop("feature_names_in_", None)
+            if isinstance(source, ParquetSource):
+                self.feature_names_in_ = np.array(source.inputs, dtype=object)
+            y_ndim = 2 if len(scales.targets.mean) > 1 else 1
+            self._hold([streamed.member], streamed.sample, scales, settings, y_ndim, Gaussian())
+            self._calibrate(run, validation_data)
 
     @property
     def history_(self) -> dict[str, Any]:
         """Training history: one entry per epoch, and the reason for stopping."""
         return dict(vars(self.training_))
 
+    @cached_property
+    def held_out_(self) -> HeldOutRows | None:
+        """After `fit`, training rows with the networks that were not trained on them, for unbiased scores of this fit.
+
+        None if no network held out single rows. Not saved with the model, and not pickled.
+        """
+        return None if self._held_out is None else HeldOutRows.of(*self._held_out)
+
     training_: TrainingHistory
-    held_out_: HeldOutRows | None = None
-    """After `fit`, training rows with the networks that were not trained on them, for unbiased scores of this fit. None
-    if no network held out single rows. Not saved with the model, and not pickled.
-    """
+    _held_out: tuple[Fitted, list[Fit], Int[ndarray, " n"]] | None = None
+    """The model that `fit` made, and the arguments of `HeldOutRows.of`."""
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        return {name: value for name, value in state.items() if name != "held_out_"}
+        return {name: value for name, value in state.items() if name not in ("held_out_", "_held_out")}
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> "BLLRegressor":
         """Fit on the first call; on later calls, `update` the last layers and keep the features.
@@ -417,15 +421,11 @@ class BLLRegressor(LastLayerRegressor):
         """Parameters that settings are resolved from, as `BLLRegressor` names them, also in subclasses."""
         return {name: getattr(self, name) for name in BLLRegressor._get_param_names()}
 
-    @property
-    def _options(self) -> TrainingOptions:
-        return options_of(self.training)
-
     def _forget(self) -> None:
         """Remove results of an earlier fit, so that a fit that fails leaves the estimator unfitted."""
         if self._stage is not None:
             raise InputError("an attached model is not trained: call lastlayer.attach(network, loader) again")
-        for name in ("fitted_", "alpha_curve_", "held_out_"):
+        for name in ("fitted_", "alpha_curve_", "held_out_", "_held_out"):
             vars(self).pop(name, None)
 
     def _hold(
@@ -439,12 +439,14 @@ class BLLRegressor(LastLayerRegressor):
     ) -> None:
         """Store the trained members as an uncalibrated fitted value; `data` holds all or some of the training rows."""
         assert scales is not None
-        warn_of_floored_noise(members, varied=data.varied)
-        self.fitted_ = Fitted.of(
-            members,
-            data,
+        if data.varied and any(member.posterior.noise_floored for member in members):
+            warnings.warn(FLOORED_NOISE, FlooredNoiseWarning, stacklevel=3)
+        kept = tuple(replace(member, network=copied(member.network)) for member in members)
+        self.fitted_ = Fitted(
             inputs=scales.inputs,
             targets=scales.targets,
+            members=kept,
+            sample_cost=training_costs(kept, data),
             settings=settings,
             n_features_in=self.n_features_in_,
             feature_names=tuple(getattr(self, "feature_names_in_", ())) or None,
@@ -452,17 +454,18 @@ class BLLRegressor(LastLayerRegressor):
             likelihood=likelihood,
         )
 
-    def _calibrate(self, fits: CrossFit | None, validation_data: tuple[Any, Any] | None) -> None:
-        plan = self.fitted_.settings.plan
+    def _calibrate(self, run: Run, validation_data: tuple[Any, Any] | None, fits: CrossFit | None = None) -> None:
+        """Calibrate the fitted value as its settings say, and end the fit."""
+        self.training_, plan = run.history, self.fitted_.settings.plan
         if validation_data is not None:
             (self.calibrate if plan.curves else self.tune_alpha)(*validation_data)
         elif fits is not None and plan.curves:
             self.fitted_ = revisions.calibrate(self.fitted_, fits.held_out())
         elif fits is not None and plan.rows is not None:
             self.fitted_, self.alpha_curve_ = revisions.tune_alpha_on_folds(self.fitted_, fits.alpha_folds())
-
-    def _run(self) -> Run:
-        return Run(self.n_jobs, self.verbose, self.progress, self._options.checkpoint)
+        found = self.fitted_
+        logger.info("fitted %d members; best alone: %s", len(found.members), found.members[0].family)
+        logger.info("%s", "not calibrated" if found.calibration is None else found.calibration)
 
     def _fit_mapped(
         self, X: np.memmap, y: Any, sample_weight: Any, validation_data: tuple[Any, Any] | None, groups: Any
@@ -470,7 +473,7 @@ class BLLRegressor(LastLayerRegressor):
         """Fit a memory map from disk; some random rows, or whole groups of them, are held out for calibration."""
         held, seed = np.empty(0, dtype=np.int64), self._common_seed()
         if validation_data is None and self.preset != "evidence" and self.calibration == "auto":
-            fraction = self._options.validation_fraction
+            fraction = options_of(self.training).validation_fraction
             rng = np.random.default_rng(seed)
             labels, n = check_groups(groups, len(X)), min(MAX_HELD_ROWS, round(fraction * len(X)))
             if labels is None:
@@ -480,8 +483,7 @@ class BLLRegressor(LastLayerRegressor):
             if not len(held):
                 raise InputError("all rows belong to one group: give two or more groups, or omit `groups`")
             validation_data = np.asarray(X[held]), np.asarray(y[held])
-        with self._run() as run:
-            self._fit_source(run, Without(ArraySource(X, y, sample_weight), held), validation_data, seed)
+        self._fit_source(Without(ArraySource(X, y, sample_weight), held), validation_data, seed)
         self.fitted_ = replace(self.fitted_, y_ndim=np.ndim(y))
         return self
 
@@ -512,6 +514,32 @@ class BLLRegressor(LastLayerRegressor):
         if fitted.feature_names is not None:
             model.feature_names_in_ = np.array(fitted.feature_names, dtype=object)
         return model
+
+
+def _note(given: Given, rows: Rows, settings: Settings) -> None:
+    """Log what is fitted and by which settings; warn of missing targets, and of copies where rows are held out."""
+    shape, q = rows.main.X.shape, rows.main.T.shape[1]
+    n_rows, inputs = f"{shape[0]:,}", " x ".join(map(str, shape[1:]))
+    place = settings.place.device
+    logger.info("fit to %s rows, %s inputs, %d outputs on %s; calibration: %s", n_rows, inputs, q, place, settings.plan)
+    logger.debug("settings:\n%s", settings)
+    missing = np.isnan(given.y)
+    if missing.any():
+        each = ", ".join(f"{n:,}" for n in (~missing).sum(0).tolist())
+        warnings.warn(
+            f"{int(missing.sum()):,} of {missing.size:,} targets are missing: each output is fitted to the rows where "
+            f"it is known ({each})",
+            MissingTargetsWarning,
+            stacklevel=4,
+        )
+    n_groups = given.n_used if rows.copies is None else int(rows.copies.max()) + 1
+    if settings.plan in (Plan("folds"), Plan("holdout")) and n_groups <= (1 - SHARE) * given.n_used:
+        warnings.warn(
+            f"{given.n_used} rows are equal or nearly equal to one of {n_groups}: copies are held out together, so "
+            "that the model is evaluated on rows that are new to it",
+            CopiesWarning,
+            stacklevel=4,
+        )
 
 
 def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> BLLRegressor:

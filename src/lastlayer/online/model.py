@@ -34,7 +34,7 @@ from lastlayer.predictions.shapes import like_targets
 from lastlayer.predictor import revisions
 from lastlayer.predictor.codec import check_predictions
 from lastlayer.predictor.fitted import Fitted, as_fitted
-from lastlayer.predictor.unseen import NOTHING
+from lastlayer.predictor.member import NOTHING
 
 CHUNK_ROWS = 1_024
 LARGE_BATCH = 0.25

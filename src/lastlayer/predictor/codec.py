@@ -24,8 +24,7 @@ from lastlayer.networks.encoding import PiecewiseEncoding
 from lastlayer.networks.mlp import copied, encoding_of
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.fitted import Fitted
-from lastlayer.predictor.member import Member
-from lastlayer.predictor.unseen import Unseen
+from lastlayer.predictor.member import Member, Unseen
 from lastlayer.settings.types import FOURIER, Family
 
 PROBES = 13

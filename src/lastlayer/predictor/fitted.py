@@ -24,12 +24,11 @@ from lastlayer.errors import InputError
 from lastlayer.formula.joint import Functions
 from lastlayer.formula.ops import NumPyOps, TorchOps
 from lastlayer.likelihoods.base import Gaussian, Likelihood
-from lastlayer.networks.mlp import copied
 from lastlayer.networks.structured import converted
 from lastlayer.predictions.joint import FunctionalPrediction, JointPrediction
 from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.predictions.prediction import Prediction
-from lastlayer.predictor.member import Member, training_costs
+from lastlayer.predictor.member import Member
 from lastlayer.predictor.module import Predictor
 from lastlayer.predictor.state import BlockOps, as_array, as_arrays, check_answer, rows_in_cache, state_of
 from lastlayer.settings.types import FOURIER, Family, Given, Settings
@@ -83,12 +82,6 @@ class Fitted:
     """Scores that set the width of conformal intervals; None if there are none."""
     process: Member | None = None
     """The Gaussian process that gives the variance outside the data, where it is needed but is not a member."""
-
-    @classmethod
-    def of(cls, members: "list[Member]", data: Points, **parts: Any) -> "Fitted":
-        """Build an uncalibrated model."""
-        kept = tuple(replace(m, network=copied(m.network)) for m in members)
-        return cls(members=kept, sample_cost=training_costs(kept, data), **parts)
 
     @cached_property
     def state(self) -> formula.State:

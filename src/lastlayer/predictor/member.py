@@ -1,23 +1,65 @@
-"""`Member`: a network of a mixture and the posterior of its last layer; and the affine costs of training rows."""
+"""`Member`: a network of a mixture, the posterior of its last layer, and the training rows that it has not seen."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
+from numpy import ndarray
 from torch import Tensor, nn
 
 from lastlayer._internal.chunks import row_chunks
 from lastlayer.bayes.affine_cost import leave_one_out_cost
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.posterior import Posterior
+from lastlayer.data.copies import fingerprints
 from lastlayer.data.rows import Points
 from lastlayer.networks.mlp import finite_features
-from lastlayer.predictor.unseen import NOTHING, Unseen
 from lastlayer.settings.types import NETWORK, Family
 
 KEPT_COSTS = 1001
 """Number of quantiles of the training rows' affine costs that a model keeps."""
+
+
+@dataclass(frozen=True, eq=False)
+class Unseen:
+    """Training rows held out from a member, which must not be removed from its last layer: fingerprints, weights."""
+
+    keys: Int64[ndarray, " r"]
+    """Fingerprints in ascending order."""
+    weight: Float[ndarray, " r"]
+    """The current weight of each."""
+
+    @classmethod
+    def of(cls, data: Points) -> "Unseen":
+        """Collect standardised rows; equal ones are counted together."""
+        keys, place = np.unique(keys_of(data), return_inverse=True)
+        weight = None if data.weight is None else data.weight.cpu().double().numpy()
+        return cls(keys, np.bincount(place, weight, len(keys)).astype(float))
+
+    def has(self, data: Points) -> Bool[ndarray, " m"]:
+        """Mask of the rows that are among these."""
+        return np.isin(keys_of(data), self.keys) if len(self.keys) else np.zeros(len(data.X), dtype=bool)
+
+    def scaled(self, factor: float) -> "Unseen":
+        """Down-weight these rows as the seen ones are."""
+        return Unseen(self.keys, factor * self.weight)
+
+    def without(self, data: Points) -> 'tuple[Unseen, Float[ndarray, " m"]]':
+        """Remove rows; return the rest, and the weight of each row that is still to be removed from the seen ones."""
+        rest, own = self.weight.copy(), keys_of(data)
+        weight = np.ones(len(data.X)) if data.weight is None else data.weight.cpu().numpy().astype(float)
+        for row in np.flatnonzero(np.isin(own, self.keys)):
+            place = np.searchsorted(self.keys, own[row])
+            taken = min(rest[place], weight[row])
+            rest[place] -= taken
+            weight[row] -= taken
+        left = rest > 0
+        return Unseen(self.keys[left], rest[left]), weight
+
+
+NOTHING = Unseen(np.empty(0, dtype=np.int64), np.empty(0))
 
 
 @dataclass(frozen=True)
@@ -42,22 +84,24 @@ class Member:
         """Log alpha in use for the variance."""
         return self.log_alpha_star if self.tuned is None else self.tuned
 
-    def linear_features(self, Z: Tensor) -> Float[Tensor, "m k"]:
-        """Features of standardised inputs, without the column of ones."""
-        with torch.no_grad():
-            return finite_features(self.network, Z)
-
+    @torch.no_grad()
     def features(self, Z: Tensor) -> Float[Tensor, "m p"]:
         """Affine features of standardised inputs in float64."""
-        return affine_features(self.linear_features(Z)).double()
+        return affine_features(finite_features(self.network, Z)).double()
 
 
+def keys_of(data: Points) -> Int64[ndarray, " m"]:
+    """Fingerprints of rows, inputs and targets."""
+    columns = [x.detach().cpu().double().flatten(1).numpy() for x in (data.X, data.readings.values)]
+    return fingerprints(np.concatenate(columns, 1))
+
+
+@torch.no_grad()
 def training_costs(members: Sequence[Member], data: Points) -> Float[Tensor, " n"]:
     """Quantiles of the affine costs at alpha* that the training points would have if they were new."""
     costs = []
     for rows in row_chunks(len(data.X)):
-        with torch.no_grad():
-            each = [member.posterior.variance_ratio(member.features(data.X[rows])) for member in members]
+        each = [member.posterior.variance_ratio(member.features(data.X[rows])) for member in members]
         costs.append(torch.stack([cost if cost.dim() == 1 else cost.mean(-1) for cost in each]).cpu())
     new = torch.stack([torch.from_numpy(member.unseen.has(data)) for member in members])
     return cost_quantiles(torch.cat(costs, 1), new)

@@ -22,7 +22,7 @@ from lastlayer.data.observe import Observations
 from lastlayer.data.rows import Points
 from lastlayer.errors import InputError
 from lastlayer.formula.ops import TorchOps
-from lastlayer.networks.mlp import features_of
+from lastlayer.networks.mlp import features_of, finite_features
 from lastlayer.networks.structured import converted
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.member import Member
@@ -136,7 +136,7 @@ def with_rows(fitted: Fitted, data: Points, *, forgetting: float = 1.0) -> Fitte
         fitted = replace(fitted, calibration=fitted.calibration.after(squares, n, forgetting))
 
     def changed(member: Member) -> Member:
-        rows = data.statistics(member.linear_features)
+        rows = data.statistics(partial(finite_features, member.network))
         posterior = member.posterior.update(rows, forgetting=forgetting)
         return replace(member, posterior=posterior, unseen=member.unseen.scaled(forgetting))
 
@@ -186,7 +186,7 @@ def without_rows(fitted: Fitted, data: Points) -> Fitted:
         if not len(seen):
             return replace(member, unseen=unseen)
         own = replace(data.take(torch.from_numpy(seen)), weight=torch.from_numpy(weight[seen]).to(data.T))
-        rows = own.statistics(member.linear_features)
+        rows = own.statistics(partial(finite_features, member.network))
         return replace(member, posterior=member.posterior.remove(rows), unseen=unseen)
 
     return _with(fitted, map(changed, fitted.members))

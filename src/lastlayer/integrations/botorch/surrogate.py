@@ -21,8 +21,9 @@ from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.likelihoods.base import Gaussian
 from lastlayer.networks.fourier import ProcessFeatures
+from lastlayer.networks.mlp import copied
 from lastlayer.predictor.fitted import Fitted
-from lastlayer.predictor.member import Member
+from lastlayer.predictor.member import Member, training_costs
 from lastlayer.settings.parameters import TrainingOptions
 from lastlayer.settings.resolve import resolve
 from lastlayer.settings.types import NoisePrior, Shape
@@ -115,9 +116,10 @@ class Surrogate(LastLayerRegressor):
             training=TrainingOptions(early_stopping=False),
             device="cpu",
         )
-        self.fitted_ = Fitted.of(
-            [Member(network, self._posterior(table, network))],
-            data,
+        member = Member(copied(network), self._posterior(table, network))
+        self.fitted_ = Fitted(
+            members=(member,),
+            sample_cost=training_costs([member], data),
             inputs=scales.inputs,
             targets=scales.targets,
             settings=resolve(defaults.get_params(deep=False), Shape(tuple(data.X.shape)), seed=seed),
