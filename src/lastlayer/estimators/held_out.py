@@ -62,7 +62,14 @@ class HeldOutRows:
     def of(cls, fitted: Fitted, fits: Sequence[Fit], place: Int[ndarray, " n"]) -> "HeldOutRows | None":
         """Collect the held-out rows of the fold fits; None if no fold held out single rows as opposed to regions.
 
-        `place` is the place of each row of the table among the rows that the networks were given, -1 for none.
+        Parameters
+        ----------
+        fitted : Fitted
+            The whole model.
+        fits : sequence of Fit
+            Networks with the rows they held out.
+        place : ndarray of shape (n,)
+            Index of each row of the table among the rows that the networks were given, -1 if it is not one of them.
         """
         order = [member.family for member in fitted.members]
         order += [] if fitted.calibration is None else list(fitted.calibration.curves)

@@ -441,7 +441,7 @@ class BLLRegressor(LastLayerRegressor):
         assert scales is not None
         if data.varied and any(member.posterior.noise_floored for member in members):
             warnings.warn(FLOORED_NOISE, FlooredNoiseWarning, stacklevel=3)
-        kept = tuple(replace(member, network=copied(member.network)) for member in members)
+        kept = tuple(replace(m, network=copied(m.network)) for m in members)
         self.fitted_ = Fitted(
             inputs=scales.inputs,
             targets=scales.targets,
