@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from benchmarks.runner import options_of
 from benchmarks.timing import Ratio, Timing, describe_machine, print_ratios, time_in_turns
 from lastlayer import BLLRegressor, formula
-from lastlayer.bayes.evidence import LOG_2PI, profiled_nlml
+from lastlayer._internal.numbers import LOG_2PI
+from lastlayer.bayes.evidence import profiled_nlml
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics

@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray
 
-LOG_2PI = float(np.log(2 * np.pi))
+from lastlayer._internal.numbers import LOG_2PI
 
 
 def gaussian_log_prob(

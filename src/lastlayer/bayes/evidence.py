@@ -4,17 +4,17 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lastlayer._internal.numbers import TINY
+from lastlayer._internal.numbers import LOG_2PI, TINY
 from lastlayer.bayes.features import linear_features
 from lastlayer.bayes.linalg import Cholesky, trace
-from lastlayer.bayes.precision import NormalEquations, Precision, noise_covariance
+from lastlayer.bayes.precision import NormalEquations, noise_covariance
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.errors import InputError, check_choice
 from lastlayer.settings.types import (
@@ -28,7 +28,6 @@ from lastlayer.settings.types import (
 )
 
 GRADIENT_ROWS = 1_024
-LOG_2PI = math.log(2 * math.pi)
 PLATEAU = 1e-6
 """Differences in evidence below this, in nats per sample, are ignored."""
 ALPHA_TOL, MAX_STEPS = 1e-10, 200
@@ -105,21 +104,7 @@ def nlml(
     w = 1.0 if sample_weight is None else sample_weight[..., None]
     S = (w * (T - Phi @ W).square()).sum(-2) + precision.ridge[..., None] * penalised.square().sum(-2)
     misfit = (S * torch.exp(-2 * log_sigma_e)).sum(-1)
-    return _assemble(equations, precision, 2 * log_sigma_e.sum(-1), misfit)
-
-
-def _assemble(equations: NormalEquations, precision: Precision, logdet_noise: Tensor, misfit: Tensor) -> Tensor:
-    """Sum of the terms of eq:LMLH_multivariate_simplified per sample, with k and n according to the bias prior."""
-    k, q, n, log_alpha = equations.n_penalised, equations.cross.shape[-1], equations.dof, -precision.ridge.log()
-    total = q * (n * LOG_2PI + k * log_alpha + precision.logdet()) + n * logdet_noise + misfit
-    return _per_sample(equations, total if equations.log_scale is None else total + equations.log_scale)
-
-
-def _per_sample(equations: NormalEquations, total: Tensor) -> Tensor:
-    """Half a sum over the targets, per sample; those of outputs with moments of their own are added."""
-    if not equations.by_output:
-        return total / (2 * equations.n_targets)
-    return total.sum(-1) / (2 * equations.n_targets.amax(-1))
+    return precision.nlml(2 * log_sigma_e.sum(-1), misfit)
 
 
 def profiled_nlml(
@@ -198,7 +183,7 @@ class _ProfiledNLML(torch.autograd.Function):
         W_ = precision.penalised_weights
         S = R.mT @ wR + precision.ridge[..., None, None] * (W_.mT @ W_)
         Sigma_E = Cholesky.of(noise_covariance(S, equations, noise)[0])
-        J = _assemble(equations, precision, Sigma_E.logdet(), trace(Sigma_E.solve(S)))
+        J = precision.nlml(Sigma_E.logdet(), trace(Sigma_E.solve(S)))
         ctx.save_for_backward(Phi, wR, *([] if sample_weight is None else [sample_weight]))
         ctx.precision, ctx.Sigma_E, ctx.log_alpha_type = precision, Sigma_E, log_alpha.dtype
         return J
@@ -245,7 +230,7 @@ def statistics_nlml(
     W = precision.penalised_weights
     S = equations.targets - W.mT @ equations.cross
     Sigma_E = Cholesky.of(noise_covariance(S, equations, noise)[0])
-    return _assemble(equations, precision, Sigma_E.logdet(), trace(Sigma_E.solve(S)))
+    return precision.nlml(Sigma_E.logdet(), trace(Sigma_E.solve(S)))
 
 
 def known_noise_nlml(
@@ -259,16 +244,7 @@ def known_noise_nlml(
     equations = NormalEquations.of(statistics.each_output(), bias_prior)
     precision = equations.at(log_alpha[..., None])
     S = equations.targets - precision.penalised_weights.mT @ equations.cross
-    return _assemble(equations, precision, 2 * log_sigma_e, S[..., 0, 0] * torch.exp(-2 * log_sigma_e))
-
-
-def nlml_of(
-    equations: NormalEquations, log_alpha: float | Float[Tensor, ""], Sigma_E: Float[Tensor, "q q"]
-) -> Float[Tensor, ""]:
-    """Compute the NLML per sample of one model at any alpha and noise covariance."""
-    precision = equations.spectral_at(log_alpha)
-    E = Cholesky.of(Sigma_E.diagonal()[:, None, None] if equations.by_output else Sigma_E)
-    return _assemble(equations, precision, E.logdet(), trace(E.solve(equations.misfit(precision.ridge))))
+    return precision.nlml(2 * log_sigma_e, S[..., 0, 0] * torch.exp(-2 * log_sigma_e))
 
 
 @dataclass(frozen=True)
@@ -326,14 +302,13 @@ def _profile(
     if prior.rows:
         S = S + torch.diag_embed(prior.rows * prior.share * equations.target_energy / equations.n_targets[..., None])
     Sigma_E, floored = noise_covariance(S, equations, noise, prior.rows)
-    E = Cholesky.of(Sigma_E)
-    values = equations.spectrum.values
-    shifted = values + precision.ridge[..., None]
-    effective = (values / shifted).sum(-1)
-    W = equations.rotated_cross / shifted[..., None]  # V'W~, which has the norm of W~
+    E, effective = Cholesky.of(Sigma_E), precision.determined
+    W = (
+        equations.rotated_cross / (equations.spectrum.values + precision.ridge[..., None])[..., None]
+    )  # V'W~, which has the norm of W~
     size = trace(E.solve(W.mT @ W))
-    nlml = _assemble(equations, precision, E.logdet(), trace(E.solve(S)) + prior.rows * E.logdet())
-    slope = _per_sample(equations, q * effective - precision.ridge * size)
+    nlml = precision.nlml(E.logdet(), trace(E.solve(S)) + prior.rows * E.logdet())
+    slope = equations.per_sample(q * effective - precision.ridge * size)
     if by_output:
         Sigma_E, floored = torch.diag_embed(Sigma_E[..., 0, 0]), floored.any(-1)
         size, effective, q = size.sum(-1), effective.mean(-1), effective.shape[-1]
@@ -407,10 +382,10 @@ def optimal_alphas(
     """
     equations = NormalEquations.of(statistics, bias_prior)
     at = partial(_profile, equations, noise=noise, prior=noise_prior)
-    basin = _scan(equations, at)
-    log_alpha, n_steps = _refine(basin, at)
+    *bracket, zero, infinity = _scan(equations, at)
+    log_alpha, n_steps = _refine(*bracket, running=~(zero | infinity), at=at)
     end = at(log_alpha)
-    columns = (log_alpha, end.nlml, end.determined, end.floored, basin.infinity, basin.zero, n_steps)
+    columns = (log_alpha, end.nlml, end.determined, end.floored, infinity, zero, n_steps)
     return [
         AlphaOptimum(a, value, cov, gamma, bool(floored), "infinity" if far else "zero" if none else "", int(steps))
         for (a, value, gamma, floored, far, none, steps), cov in zip(
@@ -419,19 +394,11 @@ def optimal_alphas(
     ]
 
 
-class _Basin(NamedTuple):
-    """Where the evidence of each model is largest on a grid: the point, and its neighbours."""
+def _scan(equations: NormalEquations, at: Callable[[Tensor], Profile]) -> tuple[Shaped[Tensor, " b"], ...]:
+    """Where the evidence of each model is largest on a grid: the point between its neighbours, and two masks.
 
-    lo: Float[Tensor, " b"]
-    log_alpha: Float[Tensor, " b"]
-    hi: Float[Tensor, " b"]
-    zero: Bool[Tensor, " b"]
-    """Whether the evidence is largest at the lower end."""
-    infinity: Bool[Tensor, " b"]
-    """Whether it is largest at the upper end, or as large from here to far above."""
-
-
-def _scan(equations: NormalEquations, at: Callable[[Tensor], Profile]) -> _Basin:
+    The first: it is largest at the lower end. The second: at the upper end, or as large from the point to far above.
+    """
     grid = equations.alpha_range(257)
     at_once = max(1, SCANNED.get(grid.device.type, 2**17) // max(1, equations.cross.numel()))
     nlml = torch.cat([at(part).nlml for part in grid.split(at_once)])
@@ -441,13 +408,14 @@ def _scan(equations: NormalEquations, at: Callable[[Tensor], Profile]) -> _Basin
     near = torch.where(worse, place + 1, 0).amax(0)
     plateau = (best > 0) & (of(best) - of(near) > 2.0)
     start = of(torch.where(plateau, near, best))
-    return _Basin(of(best - 1), start, of(best + 1), zero=best == 0, infinity=plateau | (best == last))
+    return of(best - 1), start, of(best + 1), best == 0, plateau | (best == last)
 
 
-def _refine(basin: _Basin, at: Callable[[Tensor], Profile]) -> tuple[Float[Tensor, " b"], Int[Tensor, " b"]]:
+def _refine(
+    lo: Tensor, log_alpha: Tensor, hi: Tensor, *, running: Tensor, at: Callable[[Tensor], Profile]
+) -> tuple[Float[Tensor, " b"], Int[Tensor, " b"]]:
     """log alpha at the maximum, and the number of steps to it."""
-    lo, log_alpha, hi, zero, infinity = basin
-    running, n_steps = ~(zero | infinity), torch.zeros_like(zero, dtype=torch.long)
+    n_steps = torch.zeros_like(running, dtype=torch.long)
     before, gap_before = log_alpha, torch.full_like(log_alpha, math.inf)
     for step in range(MAX_STEPS):
         running = running & (hi - lo > ALPHA_TOL)

@@ -1,5 +1,6 @@
 """Two factorisations of a positive definite matrix with a common interface, in float64."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -100,22 +101,14 @@ Factor: TypeAlias = Cholesky | Spectrum
 
 def eigh(A: Float[Tensor, "*b k k"]) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b k k"]]:
     """Eigenvalues and eigenvectors; on the processor if the GPU's solver does not converge."""
-    try:
-        values, vectors = torch.linalg.eigh(A)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        values, vectors = (part.to(A.device) for part in _eigh_on_cpu(A))
-    return values, vectors
-
-
-def _eigh_on_cpu(A: Tensor) -> tuple[Tensor, Tensor]:
-    try:
-        values, vectors = torch.linalg.eigh(A.cpu())
-    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-        raise PrecisionError(
-            "the eigenvalues of a matrix of moments could not be computed in float64: the features or targets are not "
-            "finite, or their sizes differ too much; rescale them, or drop outlying rows"
-        ) from error
-    return values, vectors
+    for device in (A.device, torch.device("cpu")):
+        with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+            values, vectors = torch.linalg.eigh(A.to(device))
+            return values.to(A.device), vectors.to(A.device)
+    raise PrecisionError(
+        "the eigenvalues of a matrix of moments could not be computed in float64: the features or targets are not "
+        "finite, or their sizes differ too much; rescale them, or drop outlying rows"
+    )
 
 
 def eigvalsh(A: Float[Tensor, "*b k k"]) -> Float[Tensor, "*b k"]:

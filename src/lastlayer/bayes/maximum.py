@@ -1,6 +1,6 @@
 """Last layers at the maximum of the evidence."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import product
 
 import numpy as np
@@ -82,17 +82,15 @@ def _with_known_noise(sums: StatisticsByNoise, bias_prior: BiasPrior) -> Posteri
     def value(numbers: Tensor) -> Tensor:
         return known_noise_nlml(fewer(torch.exp(2 * numbers[1:])), numbers[0], numbers[1:], bias_prior=bias_prior)
 
-    start = _best(value, [torch.tensor([a, *[e] * sums.n_outputs], device=sums.device) for a, e in product(*STARTS)])
-    best = minimum(value, start, [LIMITS[0], *[LIMITS[1]] * sums.n_outputs])
+    q, options = sums.n_outputs, {"dtype": torch.float64, "device": sums.device}
+    with torch.no_grad():
+        starts = [torch.tensor([a, *[e] * q], **options) for a, e in product(*STARTS)]  # type: ignore[arg-type]
+        start = min(starts, key=lambda x: np.nan_to_num(float(value(x)), nan=np.inf))
+    best = minimum(value, start, [LIMITS[0], *[LIMITS[1]] * q])
     learned = torch.tensor(np.exp(2 * best.x[1:]), device=sums.device)
     with torch.no_grad():
         end = sums(learned)
     return Posterior(end, float(best.x[0]), torch.diag(learned), "diagonal", bias_prior, checked=False)
-
-
-@torch.no_grad()
-def _best(value: Callable[[Tensor], Tensor], starts: Sequence[Tensor]) -> Tensor:
-    return min((x.double() for x in starts), key=lambda x: np.nan_to_num(float(value(x)), nan=np.inf))
 
 
 def minimum(value: Callable[[Tensor], Tensor], start: Tensor, limits: list[tuple[float, float]]) -> OptimizeResult:

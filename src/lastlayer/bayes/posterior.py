@@ -8,11 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lastlayer._internal.numbers import EPS
-from lastlayer.bayes.evidence import nlml_of
+from lastlayer._internal.numbers import EPS, TINY
 from lastlayer.bayes.features import linear_features
-from lastlayer.bayes.linalg import Cholesky, diagonal
-from lastlayer.bayes.precision import ROUNDING, NormalEquations, Precision, is_floored, noise_covariance
+from lastlayer.bayes.linalg import Cholesky, diagonal, eigvalsh, trace
+from lastlayer.bayes.precision import NOISE_FLOOR, ROUNDING, NormalEquations, Precision, noise_covariance
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.errors import InputError, PrecisionError
 from lastlayer.settings.types import NEEDS_EVERY_TARGET, BiasPrior, NoiseStructure
@@ -123,15 +122,12 @@ class Posterior:
     """
 
     def __post_init__(self) -> None:
-        if self.statistics.count.dim() != self.ratio_by_output:
+        if self.statistics.count.dim() != self.statistics.by_output:
             raise InputError("a Posterior takes the statistics of one model: create one Posterior per model of a batch")
         if math.isnan(float(self.log_alpha)):
             raise InputError("log_alpha is nan: give a number or math.inf")
-
-    @property
-    def ratio_by_output(self) -> bool:
-        """Whether outputs were observed at different rows, so that each has its own variance ratio."""
-        return self.statistics.by_output
+        if self.statistics.by_output and self.noise == "full":
+            raise InputError(NEEDS_EVERY_TARGET)
 
     @cached_property
     def equations(self) -> NormalEquations:
@@ -141,7 +137,7 @@ class Posterior:
     @cached_property
     def precision(self) -> Precision:
         """Lambda_bar at the posterior's own alpha; from the spectrum where the features are close to collinear."""
-        if self.ratio_by_output:
+        if self.statistics.by_output:
             return self.equations.spectral_at(self.log_alpha)
         precision = self.equations.at(self.log_alpha)
         close = precision.ridge < COLLINEAR * self.equations.resolution and precision.worst_ratio_error > 1 / COLLINEAR
@@ -153,7 +149,7 @@ class Posterior:
         if self.noise_cov is not None:
             return self.noise_cov.to(self.equations.gram)
         cov = noise_covariance(self.equations.misfit(self.precision.ridge), self.equations, self.noise)[0]
-        return torch.diag(cov[:, 0, 0]) if self.ratio_by_output else cov
+        return torch.diag(cov[:, 0, 0]) if self.statistics.by_output else cov
 
     @cached_property
     def weights(self) -> Float[Tensor, "p q"]:
@@ -165,12 +161,17 @@ class Posterior:
     @cached_property
     def nlml(self) -> float:
         """Negative log marginal likelihood per sample of the rows behind the statistics, at this alpha and noise."""
-        return float(nlml_of(self.equations, self.log_alpha, self.Sigma_E))
+        eq, noise = self.equations, self.Sigma_E
+        precision = eq.spectral_at(self.log_alpha)
+        E = Cholesky.of(noise.diagonal()[:, None, None] if eq.by_output else noise)
+        return float(precision.nlml(E.logdet(), trace(E.solve(eq.misfit(precision.ridge)))))
 
     @cached_property
     def noise_floored(self) -> bool:
         """Whether the features fit the targets without error, so that the noise is at its floor."""
-        return is_floored(self.Sigma_E, self.equations)
+        eq = self.equations
+        scale = (eq.target_energy / eq.count[..., None]).clamp_min(TINY).sqrt().flatten()
+        return bool(eigvalsh(self.Sigma_E / scale / scale[:, None]).min() <= 2 * NOISE_FLOOR)
 
     @cached_property
     def determined(self) -> float:
@@ -202,7 +203,7 @@ class Posterior:
         if not math.isinf(float(asked)) and self._coarse(precision):
             with torch.no_grad():
                 self._demand(precision.ratio_error(z).max(), "the variance ratio", asked)
-        return precision.variance_ratio(z).mT if self.ratio_by_output else precision.variance_ratio(z)
+        return precision.variance_ratio(z).mT if self.statistics.by_output else precision.variance_ratio(z)
 
     def variance_ratios(self, Phi: Float[Tensor, "r p"], log_alphas: Float[Tensor, " a"]) -> Float[Tensor, "a r *q"]:
         """Compute the variance ratio for many alphas at once, from squared rotated features.
@@ -216,10 +217,10 @@ class Posterior:
         """
         eq, spectrum = self.equations, self.equations.spectrum
         rotated = (eq.rows(linear_features(Phi)) @ spectrum.vectors).square()
-        ridge = eq.ridge(log_alphas[:, None] if self.ratio_by_output else log_alphas)
+        ridge = eq.ridge(log_alphas[:, None] if self.statistics.by_output else log_alphas)
         per_alpha = 1 / (spectrum.values + ridge[..., None])
         ratios = per_alpha.movedim(0, -2) @ rotated.mT + eq.bias_variance[..., None, None]
-        return ratios.permute(1, 2, 0) if self.ratio_by_output else ratios
+        return ratios.permute(1, 2, 0) if self.statistics.by_output else ratios
 
     def mean(self, Phi: Float[Tensor, "r p"]) -> Float[Tensor, "r q"]:
         """Compute the mean Phi W, around the training mean so that a large offset costs no digits.
@@ -273,7 +274,7 @@ class Posterior:
         W, eq = self._columns(self.precision.penalised_weights), self.equations
         if self.bias_prior == "shared":
             return W.new_zeros(len(W) - 1), W[:-1], W[-1]  # the bias, the last feature, becomes the offset
-        if not self.ratio_by_output:
+        if not self.statistics.by_output:
             return eq.feature_mean, W, eq.target_mean
         centre = eq.feature_mean.mean(0)  # each output has its own mean
         return centre, W, eq.target_mean[:, 0] + ((centre - eq.feature_mean) * W.mT).sum(-1)
@@ -299,8 +300,15 @@ class Posterior:
         shift : Tensor of shape (r,)
             The offset.
         """
-        root, shift = _whitening(self._precision_at(log_alpha), centre)
-        return (root.movedim(0, 1).flatten(1), shift.flatten()) if self.ratio_by_output else (root, shift)
+        eq = self.equations
+        root = self._precision_at(log_alpha).factor.whiten(torch.eye(eq.n_penalised).to(eq.gram))
+        if self.bias_prior == "shared":
+            root, shift = root[..., :-1, :], root[..., -1, :]
+        else:  # the variance of a free bias adds one column
+            apart = centre - eq.feature_mean
+            shift = torch.cat([(apart[..., None, :] @ root)[..., 0, :], eq.bias_variance.sqrt()[..., None]], -1)
+            root = torch.cat([root, torch.zeros_like(root[..., :1])], -1)
+        return (root.movedim(0, 1).flatten(1), shift.flatten()) if eq.by_output else (root, shift)
 
     def alpha_range(self, Phi: Float[Tensor, "r p"]) -> tuple[float, float]:
         """Compute the range of log alpha in which it affects these points.
@@ -338,7 +346,7 @@ class Posterior:
         generator : torch.Generator, default None
             Source of random numbers.
         """
-        if self.ratio_by_output:
+        if self.statistics.by_output:
             each = [self.output(j).sample_weights(n, generator=generator) for j in range(len(self.Sigma_E))]
             return torch.cat(each, -1)
         W, eq = self.precision.penalised_weights, self.equations
@@ -364,7 +372,7 @@ class Posterior:
             Factor by which old rows are down-weighted first.
         """
         old = self.statistics if forgetting == 1.0 else self.statistics.scaled(forgetting)
-        return self._with(old + statistics)
+        return replace(self, statistics=old + statistics)
 
     def remove(self, statistics: Statistics) -> "Posterior":
         """Return the posterior without rows that it was computed from.
@@ -381,7 +389,7 @@ class Posterior:
             from those of a refit on the remaining rows by more than `REMOVAL_RTOL` and by more than the rounding
             error of a refit.
         """
-        rest = self._with(self.statistics - statistics)
+        rest = replace(self, statistics=self.statistics - statistics)
         error = rest.equations.at(self.log_alpha).weights_error()
         energy, scatter = rest.statistics.energy, diagonal(rest.statistics.scatter)
         left = (scatter - 100 * ROUNDING * energy).clamp_min(0.0)  # a lower bound that excludes rounding errors
@@ -404,21 +412,16 @@ class Posterior:
         """
         return replace(self, statistics=self.statistics.output(j), noise_cov=self.Sigma_E[j : j + 1, j : j + 1])
 
-    def _with(self, statistics: Statistics) -> "Posterior":
-        if statistics.by_output and self.noise == "full":
-            raise InputError(NEEDS_EVERY_TARGET)
-        return replace(self, statistics=statistics)
-
     def _precision_at(self, log_alpha: float | Tensor | None) -> Precision:
         return self.precision if log_alpha is None else self.equations.spectral_at(log_alpha)
 
     def _columns(self, x: Float[Tensor, "*q k r"]) -> Float[Tensor, "k q"]:
         """One column per output, also where they are a batch."""
-        return x[..., 0].mT if self.ratio_by_output else x
+        return x[..., 0].mT if self.statistics.by_output else x
 
     def _coarse(self, precision: Precision) -> bool:
         """Whether rounding might matter at some point; a large alpha^-1 or large eigenvalues rule that out."""
-        if not self.checked or self.ratio_by_output:
+        if not self.checked or self.statistics.by_output:
             return False
         eq, allowed = self.equations, 0.1 * RTOL
         moments = eq.resolution * eq.n_penalised / precision.ridge
@@ -433,17 +436,3 @@ class Posterior:
                 f"{RTOL:g} is required: the features are too close to collinear for float64 moments. "
                 f"Rescale or drop collinear features, or take log_alpha below about {limit:.3g}"
             )
-
-
-def _whitening(
-    precision: Precision, centre: Float[Tensor, " k"]
-) -> tuple[Float[Tensor, "*q k r"], Float[Tensor, "*q r"]]:
-    equations = precision.equations
-    eye = torch.eye(equations.n_penalised, dtype=equations.gram.dtype, device=equations.gram.device)
-    root = precision.factor.whiten(eye)
-    if equations.bias_prior == "shared":
-        return root[..., :-1, :], root[..., -1, :]
-    # the variance of a free bias adds one column
-    apart = centre - equations.feature_mean
-    shift = torch.cat([(apart[..., None, :] @ root)[..., 0, :], equations.bias_variance.sqrt()[..., None]], -1)
-    return torch.cat([root, torch.zeros_like(root[..., :1])], -1), shift

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lastlayer._internal.numbers import EPS, TINY
+from lastlayer._internal.numbers import EPS, LOG_2PI, TINY
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.linalg import Cholesky, Factor, Spectrum, diagonal, eigh, eigvalsh
 from lastlayer.bayes.statistics import Statistics
@@ -91,6 +91,12 @@ class NormalEquations:
         """Smallest eigenvalue, alpha^-1 included, that is meaningful given the rounding errors of the moments."""
         return (ROUNDING * self.energy.sum(-1)).clamp_min(TINY)
 
+    def per_sample(self, total: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Half a sum over the targets, per sample; those of outputs with moments of their own are added."""
+        if not self.by_output:
+            return total / (2 * self.n_targets)
+        return total.sum(-1) / (2 * self.n_targets.amax(-1))
+
     def rows(self, phi_tilde: Float[Tensor, "... r k1"]) -> Float[Tensor, "... r k"]:
         """z for linear features."""
         phi_tilde = phi_tilde.to(self.gram.dtype)
@@ -98,7 +104,8 @@ class NormalEquations:
 
     def ridge(self, log_alpha: float | Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """alpha^-1, but at least the resolution: an infinite alpha becomes the largest that the moments can resolve."""
-        return torch.maximum(self._alpha_inverse(log_alpha), self.resolution)
+        log_alpha = torch.as_tensor(log_alpha, dtype=self.gram.dtype, device=self.gram.device)
+        return torch.maximum((-log_alpha).exp(), self.resolution)
 
     @cached_property
     def spectrum(self) -> Spectrum:
@@ -136,17 +143,14 @@ class NormalEquations:
 
     def at(self, log_alpha: float | Float[Tensor, "..."]) -> "Precision":
         """Factor the precision matrix for one alpha."""
-        alpha_inverse, ridge = self._alpha_inverse(log_alpha), self.ridge(log_alpha)
+        ridge = self.ridge(log_alpha)
         eye = torch.eye(self.n_penalised, dtype=self.gram.dtype, device=self.gram.device)
-        return Precision(self, alpha_inverse, ridge, Cholesky.of(self.gram + ridge[..., None, None] * eye))
+        return Precision(self, log_alpha, ridge, Cholesky.of(self.gram + ridge[..., None, None] * eye))
 
     def spectral_at(self, log_alpha: float | Float[Tensor, "..."]) -> "Precision":
         """The precision matrix from the spectrum, which is computed once for all alphas."""
-        alpha_inverse, ridge = self._alpha_inverse(log_alpha), self.ridge(log_alpha)
-        return Precision(self, alpha_inverse, ridge, self.spectrum.shifted(ridge))
-
-    def _alpha_inverse(self, log_alpha: float | Tensor) -> Tensor:
-        return (-torch.as_tensor(log_alpha, dtype=self.gram.dtype, device=self.gram.device)).exp()
+        ridge = self.ridge(log_alpha)
+        return Precision(self, log_alpha, ridge, self.spectrum.shifted(ridge))
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ class Precision:
     """Lambda_bar = Phi'Phi + alpha^-1 I~ at one alpha, factored. eq:Lambda_p_bar_alpha."""
 
     equations: NormalEquations
-    alpha_inverse: Float[Tensor, "..."]
+    log_alpha: float | Float[Tensor, "..."]
     ridge: Float[Tensor, "..."]
     """alpha^-1 in use, at least the resolution."""
     factor: Factor
@@ -163,6 +167,13 @@ class Precision:
         """log det Lambda_bar."""
         bias = self.equations.count.log() if self.equations.bias_prior == "flat" else 0.0
         return self.factor.logdet() + bias
+
+    def nlml(self, logdet_noise: Float[Tensor, "..."], misfit: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Terms of eq:LMLH_multivariate_simplified per sample, with k and n according to the bias prior."""
+        eq, n, log_alpha = self.equations, self.equations.dof, -self.ridge.log()
+        k, q = eq.n_penalised, eq.cross.shape[-1]
+        total = q * (n * LOG_2PI + k * log_alpha + self.logdet()) + n * logdet_noise + misfit
+        return eq.per_sample(total if eq.log_scale is None else total + eq.log_scale)
 
     @cached_property
     def penalised_weights(self) -> Float[Tensor, "... k q"]:
@@ -190,6 +201,11 @@ class Precision:
         values = self.equations.spectrum.values
         return (values / (values + self.ridge[..., None])).sum(-1)
 
+    @property
+    def _lift(self) -> Float[Tensor, "..."]:
+        """The ridge in use minus alpha^-1."""
+        return self.ridge - (-torch.as_tensor(self.log_alpha).to(self.ridge)).exp()
+
     @cached_property
     def worst_ratio_error(self) -> float:
         """Largest `ratio_error` over all z, for one model."""
@@ -204,7 +220,7 @@ class Precision:
             values = self.factor.values * d[0] ** 2
         lo, hi = values.min().clamp_min(TINY), values.max()
         centre = (eq.feature_mean * d).norm() * (eq.count / lo).sqrt() if eq.bias_prior == "flat" else 0.0
-        lifted = (self.ridge - self.alpha_inverse) * d.max() ** 2 / lo
+        lifted = self._lift * d.max() ** 2 / lo
         return float(ROUNDING * terms / lo + 2 * EPS * ((hi / lo).sqrt() + centre) + lifted)
 
     def ratio_error(self, z: Float[Tensor, "... r k"]) -> Float[Tensor, "... r"]:
@@ -213,7 +229,7 @@ class Precision:
         moments = ROUNDING * self.factor.perturbation(u, self.equations.energy)
         centre = self.equations.feature_mean.abs()[..., None, :] if self.equations.bias_prior == "flat" else 0.0
         centring = 2 * EPS * ((z.abs() + 2 * centre) * u.abs()).sum(-1)
-        lifted = (self.ridge - self.alpha_inverse)[..., None] * u.square().sum(-1)
+        lifted = self._lift[..., None] * u.square().sum(-1)
         return (moments + centring + lifted) / self.variance_ratio(z)
 
     def weights_error(self) -> Float[Tensor, "... q"]:
@@ -224,7 +240,7 @@ class Precision:
         inverse = self.factor.solve(eye)
         reach = (inverse.abs() @ scale).square().sum(-2).sqrt()
         drive = (scale * W.abs()).sum(-2) + eq.target_energy.sqrt()
-        lifted = (self.ridge - self.alpha_inverse) * inverse.square().sum((-2, -1)).sqrt()
+        lifted = self._lift * inverse.square().sum((-2, -1)).sqrt()
         return ROUNDING * reach * drive / W.square().sum(-2).sqrt().clamp_min(TINY) + lifted[..., None]
 
 
@@ -248,10 +264,3 @@ def noise_covariance(
         values = torch.where(fine, values, torch.nan)
     root = scale[..., :, None] * vectors * values.clamp_min(NOISE_FLOOR).sqrt()[..., None, :]
     return root @ root.mT, (values < NOISE_FLOOR).any(-1)
-
-
-def is_floored(Sigma_E: Float[Tensor, "q q"], equations: NormalEquations) -> bool:
-    """Whether a noise covariance is at its floor, in at least one direction."""
-    scale = (equations.target_energy / equations.count[..., None]).clamp_min(TINY).sqrt().flatten()
-    relative = Sigma_E / scale / scale[:, None]
-    return bool(eigvalsh(relative).min() <= 2 * NOISE_FLOOR)

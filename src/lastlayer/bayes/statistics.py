@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lastlayer._internal.chunks import CHUNK_ROWS
+from lastlayer._internal.chunks import CHUNK_ROWS, row_chunks
 from lastlayer._internal.numbers import EPS, TINY
 from lastlayer.bayes.features import linear_features
 from lastlayer.bayes.linalg import diagonal, eigvalsh
@@ -169,15 +171,11 @@ class Statistics:
         m = phi_tilde.shape[-2]
         if m == 0 or T.shape[-2] != m:
             raise InputError(f"{m} rows of features and {T.shape[-2]} of targets: give equally many, at least one")
-        total: Statistics | None = None
-        step = chunk_rows(phi_tilde)
-        for start in range(0, m, step):
-            rows = slice(start, start + step)
-            weight = None if sample_weight is None else sample_weight[..., rows]
-            part = cls._of_chunk(phi_tilde[..., rows, :], T[..., rows, :], weight, dtype)
-            total = part if total is None else total + part
-        assert total is not None
-        return total
+        on_gpu, width = phi_tilde.device.type != "cpu", max(1, phi_tilde[..., :1, :].numel())
+        chunks = row_chunks(m, max(CHUNK_ROWS, GPU_CHUNK // width) if on_gpu else CHUNK_ROWS)
+        weights = (None if sample_weight is None else sample_weight[..., rows] for rows in chunks)
+        parts = zip(chunks, weights, strict=True)
+        return reduce(add, (cls._of_chunk(phi_tilde[..., at, :], T[..., at, :], w, dtype) for at, w in parts))
 
     @classmethod
     def from_batches(cls, batches: Iterable[tuple[Tensor, ...]]) -> "Statistics":
@@ -188,13 +186,11 @@ class Statistics:
         batches : iterable of tuple of Tensor
             Batches (Phi, T) or (Phi, T, sample_weight).
         """
-        total: Statistics | None = None
-        for Phi, T, *weight in batches:
-            part = cls.from_features(Phi, T, sample_weight=weight[0] if weight else None)
-            total = part if total is None else total + part
-        if total is None:
+        parts = (cls.from_features(Phi, T, sample_weight=w[0] if w else None) for Phi, T, *w in batches)
+        first = next(parts, None)
+        if first is None:
             raise InputError("the iterator of batches is empty: at least one batch (Phi, T) is needed")
-        return total
+        return reduce(add, parts, first)
 
     @classmethod
     def _of_chunk(cls, phi_tilde: Tensor, T: Tensor, weight: Tensor | None, dtype: torch.dtype) -> "Statistics":
@@ -298,7 +294,7 @@ class Statistics:
         """
         factor = torch.where(self.count > 0, count / self.count, 0.0)
         sums = {name: factor * total for name in SUMS if (total := getattr(self, name)) is not None}
-        return replace(self._times(factor), **sums)
+        return self._times(factor, **sums)
 
     def weighted(self, factor: Float[Tensor, "*b"]) -> "Statistics":
         """Scale the precision of every target; the number of targets does not change.
@@ -308,13 +304,11 @@ class Statistics:
         factor : Tensor of shape (...)
             The factor.
         """
-        return replace(self._times(factor), observations=self.n, log_scale=self._log_scale - self.n * factor.log())
+        return self._times(factor, observations=self.n, log_scale=self._log_scale - self.n * factor.log())
 
-    def _times(self, factor: Float[Tensor, "*b"]) -> "Statistics":
-        count, scatter, energy = self.count, self.scatter, self.energy
-        return replace(
-            self, count=factor * count, scatter=factor[..., None, None] * scatter, energy=factor[..., None] * energy
-        )
+    def _times(self, factor: Float[Tensor, "*b"], **sums: Any) -> "Statistics":
+        scatter, energy = factor[..., None, None] * self.scatter, factor[..., None] * self.energy
+        return replace(self, count=factor * self.count, scatter=scatter, energy=energy, **sums)
 
     @staticmethod
     def stacked(parts: "Sequence[Statistics]", dim: int = 0) -> "Statistics":
@@ -328,9 +322,9 @@ class Statistics:
             The new dimension.
         """
         first = parts[0]
-        moved: dict[str, Any] = {name: torch.stack([getattr(part, name) for part in parts], dim) for name in MOMENTS}
         for part in parts:
             first._check_same_columns(part)
+        moved: dict[str, Any] = {name: torch.stack([getattr(part, name) for part in parts], dim) for name in MOMENTS}
         if any(part.observations is not None for part in parts):
             moved["observations"] = torch.stack([part.n for part in parts], dim)
         if any(part.log_scale is not None for part in parts):
@@ -438,17 +432,11 @@ class Statistics:
         """Mean of the targets."""
         return self.mean[..., self.n_linear :]
 
-    @property
-    def target_scatter(self) -> Float[Tensor, "*b q q"]:
-        """Scatter of the targets."""
-        return self.scatter[..., self.n_linear :, self.n_linear :]
-
     def _sums(self, other: "Statistics", sign: float) -> dict[str, Any]:
-        of_each = (self.observations, other.observations), (self.log_scale, other.log_scale)
-        n, log_scale = (any(total is not None for total in both) for both in of_each)
+        has = {name for name in SUMS for part in (self, other) if getattr(part, name) is not None}
         return {
-            "observations": self.n + sign * other.n if n else None,
-            "log_scale": self._log_scale + sign * other._log_scale if log_scale else None,
+            "observations": self.n + sign * other.n if "observations" in has else None,
+            "log_scale": self._log_scale + sign * other._log_scale if "log_scale" in has else None,
         }
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Statistics":
@@ -487,14 +475,6 @@ def check_scatter(scatter: Float[Tensor, "*b c c"]) -> None:
         raise ValueError("the scatter is not that of any rows")
     if bool(((scatter - scatter.mT).abs() > loose).any()):
         raise ValueError("the scatter is not symmetric")
-
-
-def chunk_rows(phi_tilde: Float[Tensor, "*b m k"]) -> int:
-    """Return the number of rows to process at a time."""
-    if phi_tilde.device.type == "cpu":
-        return CHUNK_ROWS
-    width = max(1, phi_tilde[..., :1, :].numel())
-    return max(CHUNK_ROWS, GPU_CHUNK // width)
 
 
 def _outer(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from lastlayer.bayes.evidence import LOG_2PI
+from lastlayer._internal.numbers import LOG_2PI
 from lastlayer.bayes.readings import Readings
 from lastlayer.formula.ops import NumPyOps
 from lastlayer.formula.predictive import output_cov

@@ -116,7 +116,7 @@ class Fitted:
     @property
     def by_output(self) -> bool:
         """Whether outputs were observed at different rows, so that each has its own variance."""
-        return self.members[0].posterior.ratio_by_output
+        return self.members[0].posterior.statistics.by_output
 
     def needs(self, use: str, *, linear: bool = False, shared: bool = False, table: bool = False) -> "Fitted":
         """Check what a use needs: Gaussian predictions of targets, all outputs at the same rows, a table of inputs."""

@@ -112,7 +112,7 @@ def _layer(members: Sequence[Member], places: list[int], targets: Standardizer, 
         shift=torch.stack([shift for _, shift in used])[:, None],
         root_star=torch.stack([root for root, _ in star]) if tuned else None,
         shift_star=torch.stack([shift for _, shift in star])[:, None] if tuned else None,
-        n_costs=len(targets.mean) if posteriors[0].ratio_by_output else 1,
+        n_costs=len(targets.mean) if posteriors[0].statistics.by_output else 1,
         places=list(places),
         width=len(members) * max(widths),
     )

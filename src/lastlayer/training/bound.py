@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lastlayer._internal.numbers import TINY
-from lastlayer.bayes.evidence import LOG_2PI
+from lastlayer._internal.numbers import LOG_2PI, TINY
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.linalg import Cholesky, trace
 from lastlayer.bayes.precision import NormalEquations, noise_covariance
