@@ -101,9 +101,9 @@ Factor: TypeAlias = Cholesky | Spectrum
 
 def eigh(A: Float[Tensor, "*b k k"]) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b k k"]]:
     """Eigenvalues and eigenvectors; on the processor if the GPU's solver does not converge."""
-    for device in (A.device, torch.device("cpu")):
+    for here in (lambda: A, A.cpu):
         with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]
-            values, vectors = torch.linalg.eigh(A.to(device))
+            values, vectors = torch.linalg.eigh(here())
             return values.to(A.device), vectors.to(A.device)
     raise PrecisionError(
         "the eigenvalues of a matrix of moments could not be computed in float64: the features or targets are not "
