@@ -1,23 +1,36 @@
 """Small fitted models of every kind, for all that must say what `predictive` says: modules, graphs, expressions."""
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 from helpers import sine, small_process
 from numpy import ndarray
+from scipy import stats
 from sklearn.model_selection import GroupKFold
 
 from lastlayer import BLLRegressor, TrainingOptions
+from lastlayer.calibration.curve import Curve, Tails
 from lastlayer.data.observe import Derivative
 from lastlayer.data.validation import validated
-from lastlayer.settings.types import Given
+from lastlayer.estimators.base import LastLayerRegressor
+from lastlayer.predictor.member import Member
+from lastlayer.settings.types import ADDITIVE, FOURIER, Given
 
 SHARED = TrainingOptions(bias_prior="shared")
 FAST = {"preset": "evidence", "max_epochs": 20, "random_state": 0}
 SMALL = {"hidden": (6, 5), "max_epochs": 40, "random_state": 0, "hidden_prior": 0.3}
+OF_TRAINING = {field.name for field in fields(TrainingOptions)}
+
+
+def regressor(**options: Any) -> BLLRegressor:
+    """What only training reads is given by its own name too."""
+    own = {name: options.pop(name) for name in OF_TRAINING & options.keys()}
+    return BLLRegressor(**options | ({"training": TrainingOptions(**own)} if own else {}))
 
 
 def data(q=2, d=3, m=60):
@@ -111,3 +124,101 @@ CASES: dict[str, Callable[[int], Case]] = {
     "functionals": lambda m: _case(m, observations=(_SLOPES,)),
 }
 """Rows of every kind, by their number."""
+
+
+# the slow form of a prediction ---------------------------------------------------------------------------------------
+
+
+def affine(member: Member, Z: ndarray) -> torch.Tensor:
+    """Affine features of standardised inputs by one member."""
+    with torch.no_grad():
+        return torch.cat([member.network(torch.from_numpy(Z)), torch.ones(len(Z), 1)], 1).double()
+
+
+def variance_outside(model: LastLayerRegressor, Z: ndarray) -> ndarray:
+    """(m,): what the process says beyond its largest variance inside, times the factor; target units."""
+    outside = None if model.calibration_ is None else model.calibration_.outside
+    if outside is None:
+        return np.zeros(len(Z))
+    (process,) = (member for member in model.members_ if member.family == FOURIER)
+    posterior, scale = process.posterior, model.fitted_.targets.scale.numpy()
+    beyond = np.maximum(posterior.variance_ratio(affine(process, Z)).numpy() - outside.inside, 0.0)
+    return outside.factor * beyond * stats.gmean(np.diag(posterior.Sigma_E.numpy()) * scale**2)
+
+
+def widening(curve: Curve) -> float:
+    """Of rows learned since: a curve is worth 50, and they must miss it by more than three standard errors."""
+    unexpected = (curve.squares - curve.seen) ** 2 > 9 * 2 * curve.seen and curve.squares > curve.seen
+    return (50 + curve.squares) / (50 + curve.seen) if unexpected else 1.0
+
+
+def by_members(model: LastLayerRegressor, X: ndarray, *, noise: bool = True) -> tuple[ndarray, ndarray, ndarray]:
+    """Weights (c, m), means (c, m, q) and covariances (c, m, q, q) of the components, one wide twin a member."""
+    calibration, fitted = model.calibration_, model.fitted_
+    Z = (X - fitted.inputs.mean.numpy()) / fitted.inputs.scale.numpy()
+    scale, centre = fitted.targets.scale.numpy(), fitted.targets.mean.numpy()
+    families, weights, means, covs = [member.family for member in model.members_], [], [], []
+    far = variance_outside(model, Z)
+    for member, log_alpha in zip(model.members_, model.fitted_.log_alphas, strict=True):
+        curve = Curve.identity(len(scale)) if calibration is None else calibration.curves[member.family]
+        wide = widening(curve)
+        a, b = np.tile(wide * curve.noise, (len(X), 1)), wide * curve.slope
+        if calibration is not None and calibration.head is not None:
+            head = calibration.head
+            inside = np.clip(Z, head.low.numpy(), head.high.numpy())
+            a = a * np.exp(np.tanh(inside @ head.U.numpy() + head.u.numpy()) @ head.V.numpy())
+        posterior, Phi = member.posterior, affine(member, Z)
+        v = posterior.variance_ratio(Phi, log_alpha).numpy()[:, None]
+        v_star = posterior.variance_ratio(Phi).numpy()[:, None]
+        Sigma = posterior.Sigma_E.numpy() * np.outer(scale, scale)
+        # as much as the process has outside the data, the same for every output in units of its own variance there
+        more = far * (math.exp(-1.5) if member.family == FOURIER else 1.0) / stats.gmean(np.diag(Sigma) * b)
+        inside = lambda v: np.where(v < curve.reach, v, curve.reach) ** curve.power * np.maximum(v / curve.reach, 1.0)
+        shape = lambda v: inside(v) + more[:, None]
+        # the function and the noise are independent, each as correlated between the outputs as Sigma_E
+        stds = [np.sqrt(b * shape(v)), np.sqrt(noise * a)]
+        covs.append(sum(std[:, :, None] * Sigma * std[:, None, :] for std in stds))
+        var = np.diag(Sigma) * (a + b * shape(v_star))
+        # a target known beforehand to the precision of the shrinkage, and the member's word on it, as one Gaussian
+        shrinkage = 0.0 if calibration is None else calibration.shrinkage.precision
+        own, before = (
+            1 / (np.diag(Sigma) * (a + b * inside(v_star))),
+            shrinkage / scale**2,
+        )  # what the process adds left out
+        mean = (Phi @ posterior.weights).numpy() * scale + centre
+        means.append((own * mean + before * centre) / (own + before))
+        trust = curve.trust / families.count(member.family)  # members of a family share it
+        weights.append(trust / stats.gmean(var, axis=1) if calibration is not None else np.ones(len(X)))
+    w, mean, cov = np.stack(weights), np.stack(means), np.stack(covs)
+    w = w / w.sum(0)
+    tails = Tails() if calibration is None else calibration.tails
+    share = tails.share
+    return (
+        np.concatenate([(1 - share) * w, share * w]),
+        np.tile(mean, (2, 1, 1)),
+        np.concatenate([cov, tails.factor * cov]),
+    )
+
+
+def outside_the_data(model: LastLayerRegressor, X: ndarray) -> list[ndarray]:
+    """Of each reference, 1 - inside / u where its members cost more than inside, on average, and zero elsewhere."""
+    calibration = model.calibration_
+    if calibration is None or calibration.outside is None:
+        return [np.zeros(len(X))]
+    Z = (X - model.fitted_.inputs.mean.numpy()) / model.fitted_.inputs.scale.numpy()
+    found = []
+    for family, inside in ((FOURIER, calibration.outside.inside), (ADDITIVE, calibration.additive_inside)):
+        own = [member for member in model.members_ if member.family == family]
+        u = sum(member.posterior.variance_ratio(affine(member, Z)).numpy() for member in own) / len(own)
+        found.append(np.where(u > inside, 1 - inside / u, 0.0))
+    return found
+
+
+def merged(model: LastLayerRegressor, X: ndarray, *, noise: bool = True) -> tuple[ndarray, ...]:
+    """`by_members`, where outside the data the spread of the means is part of the variance of every component."""
+    w, mean, cov = by_members(model, X, noise=noise)
+    g = np.max(outside_the_data(model, X), axis=0)[:, None]
+    centre = (w[..., None] * mean).sum(0)
+    spread = mean - centre
+    between = np.einsum("cm,cmp,cmq->mpq", w, spread, spread)
+    return w, centre + np.sqrt(1 - g) * spread, cov + g[..., None] * between

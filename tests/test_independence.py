@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -15,14 +16,25 @@ from lastlayer.dynamics import DynamicsModel, Episode, Lags, Linearized, Sampled
 from lastlayer.integrations import to_casadi
 from lastlayer.integrations.botorch import BLLModel
 from lastlayer.online import OnlineModel
+from lastlayer.predictor.fitted import Fitted
 
 NAMES = ["single", "mixture", "mixture, noise by input", "mixture, full noise, alpha tuned"]
 KEPT = ("component_mean", "component_epistemic_var", "component_noise_var", "weights", "affine_cost")
 
 
+def backbone() -> nn.Module:
+    """One that says something else in training mode, and changes when it is asked there."""
+    return nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.5)).double()
+
+
+@cache
+def of_backbones():
+    return BLLRegressor(backbone=backbone, n_members=2, max_epochs=5, random_state=0).fit(*data())
+
+
 def made(name):
     """Online models follow finite alphas alone, and some of the models were tuned to an infinite one."""
-    model = fitted(name)
+    model = of_backbones() if name == "backbones" else fitted(name)
     return model if np.isfinite(model.alpha_) else model.at_alpha(math.log(model.alpha_star_) + 1)
 
 
@@ -38,7 +50,7 @@ def equal(a, b):
 
 def spoil(module: nn.Module) -> None:
     """All that can be done to a module."""
-    module.train()
+    nn.Sequential(module).train()(torch.randn(16, 3, dtype=torch.float64))
     with torch.no_grad():
         for tensor in [*module.parameters(), *module.buffers()]:
             if tensor.is_floating_point():
@@ -87,20 +99,36 @@ def test_rows_of_an_online_model_do_not_reach_the_regressor(name):
     np.testing.assert_array_equal(online.predictive(X).component_mean, now)
 
 
-@pytest.mark.parametrize("name", [*NAMES, "mixture, uncalibrated"])
+@pytest.mark.parametrize("name", [*NAMES, "mixture, uncalibrated", "backbones"])
 def test_nothing_done_to_modules_reaches_the_regressor(name):
-    model = fitted(name)
+    model = made(name)
     before = answers(model)
     joint = model.joint(data()[0][:4]).cov()
     spoil(model.module())
     spoil(model.network_)
-    botorch, X = BLLModel(model), torch.tensor(data()[0][:4])
-    botorch.condition_on_observations(X, torch.tensor(data()[1][:4]) + 50)
-    spoil(botorch.draw(seed=0))
-    spoil(botorch)
+    if name != "backbones":
+        botorch, X = BLLModel(model), torch.tensor(data()[0][:4])
+        botorch.condition_on_observations(X, torch.tensor(data()[1][:4]) + 50)
+        spoil(botorch.draw(seed=0))
+        spoil(botorch)
     assert equal(answers(model), before)
     np.testing.assert_array_equal(model.joint(data()[0][:4]).cov(), joint)
     assert not equal(answers(copy.deepcopy(model).update(*data())), before)
+
+
+@pytest.mark.parametrize("name", ["mixture of families", "backbones"])
+def test_what_is_done_to_networks_that_were_handed_over_does_not_reach_the_model(name):
+    """Before the first prediction too."""
+    value, (X, y) = made(name).fitted_, data()
+    given = [replace(member, network=copy.deepcopy(member.network)) for member in value.members]
+    kept = {name: getattr(value, name) for name in ("inputs", "targets", "settings", "n_features_in", "y_ndim")}
+    again = Fitted.of(given, value.data(X, y), **kept)
+    for member in given:
+        spoil(member.network)
+    assert equal(answers(again), answers(replace(value, calibration=None)))
+    for member in again.members:
+        assert not member.network.training
+        assert not any(p.requires_grad for p in member.network.parameters())
 
 
 def test_a_conditioned_botorch_model_leaves_the_one_it_came_from():
@@ -144,10 +172,9 @@ def test_a_rollout_does_not_change_the_regressor_nor_its_arguments(by):
 
 def test_the_network_and_the_rows_given_are_copied():
     torch.manual_seed(0)
-    backbone = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.5)).double()
-    X, y = data()
-    model = BLLRegressor(backbone=backbone, preset="evidence", max_epochs=3, random_state=0).fit(X, y)
+    given, (X, y) = backbone(), data()
+    model = BLLRegressor(backbone=given, preset="evidence", max_epochs=3, random_state=0).fit(X, y)
     before = answers(model)
-    spoil(backbone)
+    spoil(given)
     X += 100
     assert equal(answers(model), before)

@@ -61,24 +61,6 @@ def test_it_moves_between_types_and_holds_all_its_numbers_as_state():
     assert all(value.device.type == "meta" for value in meta(torch.empty(2, 3, device="meta")).values())
 
 
-def test_later_updates_of_the_model_do_not_reach_it():
-    (X, y), model = data(), copy.deepcopy(fitted("single"))
-    module, before = model.module(), model.predictive(X)
-    model.update(X, y + 100)
-    agrees(module(torch.tensor(X)), before, 1e-12)
-
-
-def test_in_a_parent_that_trains_dropout_and_batch_statistics_stay_off():
-    X, y = data()
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.5)).double()
-    model = BLLRegressor(backbone=network, **FAST | {"max_epochs": 3}).fit(X, y)
-    parent = nn.Sequential(model.module()).train()
-    for _ in range(2):
-        agrees(parent(torch.tensor(far(X))), model.predictive(far(X)), 1e-12)
-    assert not any(module.training for module in parent[0].modules())
-
-
 def test_inputs_of_more_dimensions_and_networks_of_float32():
     rng = np.random.default_rng(0)
     images, y = rng.normal(size=(40, 1, 6, 6)), rng.normal(size=(40, 2))

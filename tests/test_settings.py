@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import sine
-from sklearn.model_selection import KFold
+from sklearn.model_selection import GroupKFold, KFold, TimeSeriesSplit
 from torch import nn
 
 import lastlayer
@@ -99,6 +99,8 @@ def training(**options) -> dict:
         (training(learning_rate="fast"), "learning_rate='fast'"),
         (training(validation_fraction=0.0), "validation_fraction=0"),
         (training(validation_fraction=1.5), r"validation_fraction=1\.5"),
+        *((training(validation_fraction=v), f"validation_fraction={v}") for v in (1.0, -0.1, math.nan)),
+        ({"hidden": (5, -1)}, "hidden"),
         (training(objective="mse", chunk_size=10), 'chunk_size needs objective="profiled"'),
         ({"batch_size": 10} | training(objective="mse"), 'batch_size=10 needs objective="profiled"'),
         ({"batch_size": 10} | training(chunk_size=10), "no chunk_size"),
@@ -128,6 +130,23 @@ def test_every_way_to_fit_checks_every_parameter(as_a_user, entrance, options, s
 def test_a_source_refuses_what_needs_all_rows_or_some_of_them_held_out(as_a_user, options, said):
     with pytest.raises(InputError, match=f"(?s){said}"):
         fit_source(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"calibration": 5}, "calibration=5 is not a splitter"),
+        ({"calibration": GroupKFold(3)}, "could not split 60 rows.*groups"),
+        ({"calibration": TimeSeriesSplit(100)}, "could not split 60 rows"),
+        ({"noise": "input", "calibration": None}, 'noise="input" is fitted to held-out rows'),
+        ({"noise": "input", "preset": "evidence"}, 'noise="input" is fitted to held-out rows'),
+        (training(checkpoint="somewhere"), "batch_size"),
+    ],
+    ids=str,
+)
+def test_what_needs_rows_held_out_or_batches_is_told(as_a_user, options, said):
+    with pytest.raises(InputError, match=f"(?s){said}"):
+        fit(options)
 
 
 def test_validation_data_and_a_splitter_both_say_which_rows_calibrate(as_a_user):
