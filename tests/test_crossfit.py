@@ -24,23 +24,21 @@ from lastlayer.data.rows import Points, Rows
 from lastlayer.ensemble import train
 from lastlayer.ensemble.crossfit import CrossFit, cross_fit
 from lastlayer.ensemble.run import Run
-from lastlayer.ensemble.splits import SHELLS, Split, blocked_splits, folds_for, random_splits, shell_splits
+from lastlayer.ensemble.splits import Split, blocked_splits, folds_for, random_splits, shell_splits
 from lastlayer.ensemble.train import Task, Trainer
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import MLP, inner_network
 from lastlayer.predictor.member import Member
-from lastlayer.settings.resolve import FAST_PRECISIONS, N_FOLDS, PRIOR_PRECISIONS, resolve
+from lastlayer.settings.resolve import PRIOR_PRECISIONS, resolve
 from lastlayer.settings.types import (
     ADDITIVE,
     FOURIER,
     LINEAR,
-    NETWORK,
     NO_NOISE_PRIOR,
     WEAK_NOISE_PRIOR,
     EnsembleSettings,
     Family,
     Network,
-    Plan,
     Settings,
     Shape,
 )
@@ -434,57 +432,6 @@ def test_the_prior_on_the_noise_is_that_of_the_settings(data, prior):
 # groups of rows -----------------------------------------------------------------------------------------------------
 
 
-def test_rows_of_a_group_are_held_out_together_and_once(data):
-    groups = np.random.default_rng(1).permutation(np.arange(M) // 3)  # 13 of three rows, one of a single row
-    plans = {
-        "random": random_splits(groups, 4, np.random.default_rng(0)),
-        "blocked": blocked_splits(data.X.numpy(), groups, 4),
-    }
-    for kind, splits in plans.items():
-        assert [split.kind for split in splits] == [kind] * 4
-        assert sorted(np.concatenate([split.held for split in splits])) == list(range(M))
-        for split in splits:
-            assert sorted([*split.train, *split.held]) == list(range(M))
-            assert not set(groups[split.train]) & set(groups[split.held])
-            assert split.n_groups == len(set(groups[split.train]))
-            assert split.n_groups in (10, 11)  # of 14, three or four are held out
-
-
-def test_a_block_is_made_of_neighbours_whatever_group_they_are_in():
-    groups = np.random.default_rng(0).permutation(np.repeat(np.arange(12), 2))
-    X = np.random.default_rng(1).permutation(12.0 * np.arange(12))[groups][:, None]
-    splits = blocked_splits(X, groups, 3)
-    assert sorted(sorted(X[split.held, 0]) for split in splits) == [
-        sorted(12.0 * i for i in range(start, start + 4) for _ in range(2)) for start in (0, 4, 8)
-    ]
-
-
-@pytest.mark.parametrize("share", SHELLS)
-def test_a_shell_is_what_lies_farthest_from_the_middle(share):
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(30, 3)) * [1.0, 1e3, 1e-3] + [0.0, 1e5, 1.0]
-    (split,) = shell_splits(X, np.arange(30), [share])
-    distance = [sum(((x - c.mean()) / c.std()) ** 2 for x, c in zip(row, X.T, strict=True)) for row in X]
-    nearest = sorted(range(30), key=distance.__getitem__)
-    assert split.train.tolist() == sorted(nearest[: round(30 * share)])
-    assert split.held.tolist() == sorted(nearest[round(30 * share) :])
-    assert (split.kind, split.n_groups) == ("shell", len(split.train))
-
-
-def test_shells_keep_groups_together_and_leave_two_of_them(data):
-    groups = np.random.default_rng(1).permutation(np.arange(M) // 3)
-    shells = shell_splits(data.X.numpy(), groups)
-    assert len(shells) == 3
-    for split, share in zip(shells, SHELLS, strict=True):
-        assert sorted([*split.train, *split.held]) == list(range(M))
-        assert not set(groups[split.train]) & set(groups[split.held])
-        assert split.n_groups == len(set(groups[split.train])) == round(14 * share)
-    for outer, inner in zip(shells[1:], shells, strict=False):
-        assert set(outer.held) < set(inner.held)
-    still = np.stack([np.arange(5.0), np.ones(5)], 1)  # a column that does not move
-    assert [split.train.tolist() for split in shell_splits(still, np.arange(5))] == [[1, 2], [1, 2, 3], [0, 1, 2, 3]]
-
-
 def test_folds_keep_copies_together_unless_a_splitter_is_given(data):
     copies = np.arange(M) // 2
     rows = replace(Rows(data), copies=copies)
@@ -498,145 +445,3 @@ def test_folds_keep_copies_together_unless_a_splitter_is_given(data):
     splits = folds_for(given, rows, splitter=KFold(M))
     assert [split.held.tolist() for split in splits] == [[i] for i in range(M)]
     assert {split.n_groups for split in splits} == {M - 1}
-
-
-# what "auto" means --------------------------------------------------------------------------------------------------
-
-
-def plan(m: int, *more: int, n_groups: int | None = None, **options) -> Settings:
-    """Settings of m rows."""
-    shape = Shape((m, *(more or (2,))), n_groups=n_groups)
-    return resolve(BLLRegressor(**options).get_params(deep=False), shape, seed=0)
-
-
-def families(m: int, *more: int, **options) -> tuple[Family, ...]:
-    return plan(m, *more, **options).ensemble.families
-
-
-def members(m: int, **options) -> int:
-    return plan(m, **options).ensemble.n_members
-
-
-def kinds(m: int, *more: int, **options) -> str:
-    """First letters of the kinds of splits."""
-    X = torch.from_numpy(np.random.default_rng(0).normal(size=(m, *(more or (2,)))))
-    rows = Rows(Points(X, Readings(torch.zeros(m, 1).double())))
-    splits = folds_for(plan(m, *more, **options), rows, splitter=options.get("calibration"))
-    return "".join(split.kind[0] for split in splits)
-
-
-@pytest.mark.parametrize(
-    ("m", "options", "rows", "what", "n_members", "wanted", "splits"),
-    [
-        (250, {}, "folds", "curve", 5, EVERY, "rrrrrbbbbbsss"),
-        (40, {"input_skip": False}, "folds", "curve", 20, (*NETWORKS, FOURIER), "r" * 20 + "bbbbbsss"),
-        (40, {"calibration": KFold(3)}, "given", "curve", 20, EVERY, "ggg"),
-        (40, {"n_members": 10}, "folds", "curve", 10, EVERY, "r" * 10 + "bbbbbsss"),
-        (40, {"n_members": 2}, "folds", "curve", 2, EVERY, "rrrrrbbbbbsss"),  # five folds, two of which are kept
-        (40, {"n_members": 1}, "folds", "curve", 1, NETWORKS[1:], "rrrrrbbbbbsss"),
-        (250, {"hidden_prior": 1.0}, "folds", "curve", 5, (Network(1.0),), "rrrrrbbbbbsss"),
-        (5001, {"hidden_prior": 1.0}, "folds", "curve", 10, (Network(1.0),), "r" * 10 + "bbs"),
-        (40, {"preset": "evidence"}, None, "curve", 1, (NETWORK,), ""),
-        (40, {"preset": "evidence", "n_members": 3}, None, "curve", 3, (NETWORK,), ""),
-        (40, {"backbone": nn.Linear(2, 3)}, "holdout", "curve", 1, (NETWORK,), "r"),
-        (40, {"backbone": lambda: nn.Linear(2, 3), "n_members": 2}, "folds", "curve", 2, (NETWORK,), "rrrrrbbbbbsss"),
-        (40, {"calibration": "alpha", "n_members": 3}, "folds", "alpha", 3, (NETWORK,), "bbbbb"),
-        (40, {"calibration": None}, None, "curve", 1, (NETWORK,), ""),
-        (40, {"calibration": None, "hidden_prior": 2.0}, None, "curve", 1, (Network(2.0),), ""),
-        (4, {}, None, "curve", 1, (NETWORK,), ""),
-    ],
-)
-def test_what_auto_means(m, options, rows, what, n_members, wanted, splits):
-    found = plan(m, **options)
-    assert found.plan == Plan(rows, what)
-    assert (found.ensemble.n_members, found.ensemble.families) == (n_members, wanted)
-    assert kinds(m, **options) == splits
-
-
-def test_a_backbone_holds_rows_out_once_where_there_are_enough():
-    assert [plan(m, backbone=nn.Linear(2, 3)).plan.rows for m in (19, 20)] == [None, "holdout"]
-    assert kinds(40, 1, 4, 4, backbone=lambda: nn.Flatten(), n_members=2) == "rrrrr"
-
-
-def test_validation_data_calibrate_a_mixture_whose_networks_see_every_row():
-    parameters = BLLRegressor().get_params(deep=False)
-    found = resolve(parameters, Shape((250, 2), validation=True), seed=0)
-    assert found == replace(plan(250), plan=Plan("validation"))
-    tuned = resolve(parameters | {"calibration": "alpha"}, Shape((250, 2), validation=True), seed=0)
-    assert (tuned.plan, tuned.ensemble.families) == (Plan("validation", "alpha"), (NETWORK,))
-
-
-def test_below_twenty_rows_no_network_is_trained_and_each_row_is_held_out_alone():
-    assert (members(19), families(19), kinds(19)) == (19, (LINEAR, FOURIER), "r" * 19 + "bbbbbsss")
-    assert families(19, input_skip=False) == families(19, encoding="piecewise") == (LINEAR, FOURIER)
-    assert families(20) == EVERY
-    assert kinds(5) == "rrrrrbbsss"  # a block has two rows at least
-
-
-def test_the_fewer_the_rows_the_more_folds_a_mixture_has():
-    rows = (20, 99, 100, 249, 250, 10_000)
-    assert [members(m) for m in rows] == [20, 20, 10, 10, 5, 10]
-    assert [members(m, preset="fast") for m in (19, *rows)] == [19] + [5] * 6
-    # copies count as one, but many of them are as long to train on as other rows
-    assert [members(m, n_groups=99) for m in (249, 250)] == [20, 10]
-    assert members(400, n_groups=12) == 12
-
-
-def test_processes_are_for_tables_that_are_not_large():
-    assert families(5000) == families(5001, n_groups=5000) == EVERY
-    assert list(map(type, families(5001))) == list(map(type, EVERY[:-1]))
-
-
-def test_fast_has_one_prior_precision_and_fewer_steps():
-    (precision,) = FAST_PRECISIONS
-    fast, full, own = plan(300, preset="fast"), plan(300), Network(precision)
-    every = (own, replace(own, encoding="piecewise"), LINEAR, ADDITIVE, FOURIER)
-    ensemble, training = EnsembleSettings(every, N_FOLDS, 3), replace(full.training, max_epochs=75)
-    assert fast == replace(full, ensemble=ensemble, training=training)
-    assert [plan(m, preset="fast").training.max_epochs for m in (5001, 1_000_000)] == [25, 3]  # 120 steps, or 3 passes
-    assert families(300, preset="fast", n_members=10) == every
-
-
-def test_the_more_rows_the_wider_the_hidden_layers():
-    widths = {20: 5, 35: 5, 36: 6, 299: 49, 300: 50, 100_000: 50}
-    assert {m: plan(m).network.hidden for m in widths} == {m: (width, width) for m, width in widths.items()}
-    assert plan(300, n_groups=60).network.hidden == (10, 10)
-    assert plan(300, hidden=[7]).network.hidden == (7,)
-
-
-def test_a_source_has_the_widest_hidden_layers():
-    """Its rows are not counted in advance, and are taken to be many."""
-    source = resolve(BLLRegressor().get_params(deep=False), Shape(None, validation=True), seed=0)
-    assert source.network.hidden == (50, 50)
-    assert (source.ensemble.n_members, source.ensemble.families) == (1, (NETWORK,))
-    assert (source.plan, source.training.batch_size, source.training.early_stopping) == (
-        Plan("validation"),
-        4096,
-        False,
-    )
-
-
-def test_noise_may_depend_on_the_input_where_a_curve_is_calibrated_on_a_table():
-    noise = lambda *shape, **options: plan(*shape, **options).layer
-    assert noise(40).noise == noise(40, calibration=KFold(3), n_members=2).noise == "auto"
-    for options in ({"preset": "evidence"}, {"calibration": None}, {"calibration": "alpha"}):
-        assert noise(40, **options).noise == "diagonal"
-    assert noise(40, 1, 4, 4, backbone=lambda: nn.Flatten(), n_members=2).noise == "diagonal"
-    for given, structure in (("auto", "diagonal"), ("diagonal", "diagonal"), ("input", "diagonal"), ("full", "full")):
-        assert (noise(40, noise=given).noise, noise(40, noise=given).noise_structure) == (given, structure)
-
-
-def test_the_noise_of_calibrated_built_in_networks_has_a_weak_prior_and_others_none():
-    assert plan(40).layer.noise_prior == plan(40, hidden_prior=1.0).layer.noise_prior == WEAK_NOISE_PRIOR
-    for options in ({"preset": "evidence"}, {"calibration": "alpha"}, {"backbone": nn.Linear(2, 3)}):
-        assert plan(40, **options).layer.noise_prior == NO_NOISE_PRIOR
-
-
-def test_auto_is_the_same_at_every_size_but_for_the_thresholds_it_names():
-    """Rows of a mini-batch, epochs, learning rate and early stopping follow from the size of the table."""
-    small, large = plan(5000).training, plan(5001).training
-    assert (small.batch_size, small.max_epochs, small.learning_rate) == (None, 250, 0.04)
-    assert (large.batch_size, large.max_epochs, large.learning_rate) == (1024, 82, 0.04)  # 400 steps
-    assert plan(100_000).training.max_epochs == 10
-    assert [plan(m, preset="evidence").training.early_stopping for m in (99, 100)] == [False, True]
-    assert not plan(100).training.early_stopping

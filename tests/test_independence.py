@@ -2,7 +2,6 @@
 
 import copy
 import math
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -16,7 +15,6 @@ from lastlayer.dynamics import DynamicsModel, Episode, Lags, Linearized, Sampled
 from lastlayer.integrations import to_casadi
 from lastlayer.integrations.botorch import BLLModel
 from lastlayer.online import OnlineModel
-from lastlayer.predictor.fitted import Fitted
 
 NAMES = ["single", "mixture", "mixture, noise by input", "mixture, full noise, alpha tuned"]
 KEPT = ("component_mean", "component_epistemic_var", "component_noise_var", "weights", "affine_cost")
@@ -116,21 +114,6 @@ def test_nothing_done_to_modules_reaches_the_regressor(name):
     assert not equal(answers(copy.deepcopy(model).update(*data())), before)
 
 
-@pytest.mark.parametrize("name", ["mixture of families", "backbones"])
-def test_what_is_done_to_networks_that_were_handed_over_does_not_reach_the_model(name):
-    """Before the first prediction too."""
-    value, (X, y) = made(name).fitted_, data()
-    given = [replace(member, network=copy.deepcopy(member.network)) for member in value.members]
-    kept = {name: getattr(value, name) for name in ("inputs", "targets", "settings", "n_features_in", "y_ndim")}
-    again = Fitted.of(given, value.data(X, y), **kept)
-    for member in given:
-        spoil(member.network)
-    assert equal(answers(again), answers(replace(value, calibration=None)))
-    for member in again.members:
-        assert not member.network.training
-        assert not any(p.requires_grad for p in member.network.parameters())
-
-
 def test_a_conditioned_botorch_model_leaves_the_one_it_came_from():
     X, y = (torch.tensor(part[:5]) for part in data())
     model = BLLModel(fitted("mixture"))
@@ -170,11 +153,22 @@ def test_a_rollout_does_not_change_the_regressor_nor_its_arguments(by):
     assert not np.array_equal(other.rollout(start, inputs, by=by, noise="measurement").mean, kept)
 
 
-def test_the_network_and_the_rows_given_are_copied():
+def test_networks_and_rows_that_were_handed_over_are_copied():
+    """A module, and what a factory made."""
     torch.manual_seed(0)
-    given, (X, y) = backbone(), data()
-    model = BLLRegressor(backbone=given, preset="evidence", max_epochs=3, random_state=0).fit(X, y)
-    before = answers(model)
-    spoil(given)
+    made, (X, y) = [backbone()], data()
+    factory = lambda: made.append(backbone()) or made[-1]
+    words = {"max_epochs": 3, "random_state": 0}
+    models = [
+        BLLRegressor(backbone=made[0], preset="evidence", **words),
+        BLLRegressor(backbone=factory, n_members=2, **words),
+    ]
+    before = [answers(model.fit(X, y)) for model in models]
+    for network in made:
+        spoil(network)
     X += 100
-    assert equal(answers(model), before)
+    for model, old in zip(models, before, strict=True):
+        assert equal(answers(model), old)
+        for member in model.members_:
+            assert not member.network.training
+            assert not any(p.requires_grad for p in member.network.parameters())

@@ -17,15 +17,18 @@ from torch import nn
 import lastlayer
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.bayes.readings import Readings
-from lastlayer.data.rows import Points
+from lastlayer.data.rows import Points, Rows
+from lastlayer.ensemble.splits import folds_for
 from lastlayer.errors import InputError
 from lastlayer.networks.mlp import encoding_of, inner_network
-from lastlayer.settings.resolve import FAST_PRECISIONS, PRIOR_PRECISIONS, resolve
+from lastlayer.settings.resolve import FAST_PRECISIONS, N_FOLDS, PRIOR_PRECISIONS, resolve
 from lastlayer.settings.types import (
     ADDITIVE,
     FOURIER,
     LINEAR,
     NETWORK,
+    NO_NOISE_PRIOR,
+    WEAK_NOISE_PRIOR,
     EnsembleSettings,
     Family,
     Network,
@@ -252,7 +255,7 @@ def test_noise_left_to_us_is_found_to_depend_on_the_input_or_not():
     assert uneven.calibration_.head is not None
 
 
-# families of members ------------------------------------------------------------------------------------------------
+# what "auto" means --------------------------------------------------------------------------------------------------
 
 
 PLAIN, ENCODED_PLAIN = (NETWORK,), (Network(encoding="piecewise"),)
@@ -262,6 +265,138 @@ FAST = tuple(Network(precision) for precision in FAST_PRECISIONS)
 FAST_ENCODED = tuple(Network(precision, "piecewise") for precision in FAST_PRECISIONS)
 GIVEN, GIVEN_ENCODED = (Network(0.7),), (Network(0.7, "piecewise"),)
 LINEARS = (LINEAR, ADDITIVE)
+EVERY = (*NETWORKS, *ENCODED, *LINEARS, FOURIER)
+
+
+def plan(m: int = 60, *more: int, n_groups: int | None = None, **options) -> Settings:
+    """Settings of m rows, of three columns unless the shape goes on otherwise."""
+    shape = Shape((m, *(more or (3,))), n_groups=n_groups)
+    return resolve(BLLRegressor(**options).get_params(deep=False), shape, seed=0)
+
+
+def families(m: int = 60, *more: int, **options) -> tuple[Family, ...]:
+    return plan(m, *more, **options).ensemble.families
+
+
+def members(m: int, **options) -> int:
+    return plan(m, **options).ensemble.n_members
+
+
+def kinds(m: int, *more: int, **options) -> str:
+    """First letters of the kinds of splits."""
+    X = torch.from_numpy(np.random.default_rng(0).normal(size=(m, *(more or (3,)))))
+    rows = Rows(Points(X, Readings(torch.zeros(m, 1).double())))
+    splits = folds_for(plan(m, *more, **options), rows, splitter=options.get("calibration"))
+    return "".join(split.kind[0] for split in splits)
+
+
+@pytest.mark.parametrize(
+    ("m", "options", "rows", "what", "n_members", "wanted", "splits"),
+    [
+        (250, {}, "folds", "curve", 5, EVERY, "rrrrrbbbbbsss"),
+        (40, {"input_skip": False}, "folds", "curve", 20, (*NETWORKS, FOURIER), "r" * 20 + "bbbbbsss"),
+        (40, {"calibration": KFold(3)}, "given", "curve", 20, EVERY, "ggg"),
+        (40, {"n_members": 10}, "folds", "curve", 10, EVERY, "r" * 10 + "bbbbbsss"),
+        (40, {"n_members": 2}, "folds", "curve", 2, EVERY, "rrrrrbbbbbsss"),  # five folds, two of which are kept
+        (40, {"n_members": 1}, "folds", "curve", 1, NETWORKS[1:], "rrrrrbbbbbsss"),
+        (250, {"hidden_prior": 1.0}, "folds", "curve", 5, (Network(1.0),), "rrrrrbbbbbsss"),
+        (5001, {"hidden_prior": 1.0}, "folds", "curve", 10, (Network(1.0),), "r" * 10 + "bbs"),
+        (40, {"preset": "evidence"}, None, "curve", 1, (NETWORK,), ""),
+        (40, {"preset": "evidence", "n_members": 3}, None, "curve", 3, (NETWORK,), ""),
+        (40, {"backbone": nn.Linear(3, 2)}, "holdout", "curve", 1, (NETWORK,), "r"),
+        (40, {"backbone": lambda: nn.Linear(3, 2), "n_members": 2}, "folds", "curve", 2, (NETWORK,), "rrrrrbbbbbsss"),
+        (40, {"calibration": "alpha", "n_members": 3}, "folds", "alpha", 3, (NETWORK,), "bbbbb"),
+        (40, {"calibration": None}, None, "curve", 1, (NETWORK,), ""),
+        (40, {"calibration": None, "hidden_prior": 2.0}, None, "curve", 1, (Network(2.0),), ""),
+        (4, {}, None, "curve", 1, (NETWORK,), ""),
+    ],
+)
+def test_what_auto_means(m, options, rows, what, n_members, wanted, splits):
+    found = plan(m, **options)
+    assert found.plan == Plan(rows, what)
+    assert (found.ensemble.n_members, found.ensemble.families) == (n_members, wanted)
+    assert kinds(m, **options) == splits
+
+
+def test_a_backbone_holds_rows_out_once_where_there_are_enough():
+    assert [plan(m, backbone=nn.Linear(3, 2)).plan.rows for m in (19, 20)] == [None, "holdout"]
+    assert kinds(40, 1, 4, 4, backbone=lambda: nn.Flatten(), n_members=2) == "rrrrr"
+
+
+def test_validation_data_calibrate_a_mixture_whose_networks_see_every_row():
+    parameters = BLLRegressor().get_params(deep=False)
+    found = resolve(parameters, Shape((250, 3), validation=True), seed=0)
+    assert found == replace(plan(250), plan=Plan("validation"))
+    tuned = resolve(parameters | {"calibration": "alpha"}, Shape((250, 3), validation=True), seed=0)
+    assert (tuned.plan, tuned.ensemble.families) == (Plan("validation", "alpha"), (NETWORK,))
+
+
+def test_the_fewer_the_rows_the_more_folds_a_mixture_has():
+    rows = (20, 99, 100, 249, 250, 10_000)
+    assert [members(m) for m in rows] == [20, 20, 10, 10, 5, 10]
+    assert [members(m, preset="fast") for m in (19, *rows)] == [19] + [5] * 6
+    # copies count as one, but many of them are as long to train on as other rows
+    assert [members(m, n_groups=99) for m in (249, 250)] == [20, 10]
+    assert members(400, n_groups=12) == 12
+
+
+def test_fast_has_one_prior_precision_and_fewer_steps():
+    (precision,) = FAST_PRECISIONS
+    fast, full, own = plan(300, preset="fast"), plan(300), Network(precision)
+    every = (own, replace(own, encoding="piecewise"), LINEAR, ADDITIVE, FOURIER)
+    ensemble, training = EnsembleSettings(every, N_FOLDS, 3), replace(full.training, max_epochs=75)
+    assert fast == replace(full, ensemble=ensemble, training=training)
+    assert [plan(m, preset="fast").training.max_epochs for m in (5001, 1_000_000)] == [25, 3]  # 120 steps, or 3 passes
+    assert families(300, preset="fast", n_members=10) == every
+
+
+def test_the_more_rows_the_wider_the_hidden_layers():
+    widths = {20: 5, 35: 5, 36: 6, 299: 49, 300: 50, 100_000: 50}
+    assert {m: plan(m).network.hidden for m in widths} == {m: (width, width) for m, width in widths.items()}
+    assert plan(300, n_groups=60).network.hidden == (10, 10)
+    assert plan(300, hidden=[7]).network.hidden == (7,)
+
+
+def test_a_source_has_the_widest_hidden_layers():
+    """Its rows are not counted in advance, and are taken to be many."""
+    of_source = lambda **options: resolve(
+        BLLRegressor(**options).get_params(deep=False), Shape(None, validation=True), seed=0
+    )
+    source = of_source()
+    assert of_source(encoding="raw").ensemble.families == (NETWORK,)
+    assert source.network.hidden == (50, 50)
+    assert (source.ensemble.n_members, source.ensemble.families) == (1, (NETWORK,))
+    assert (source.plan, source.training.batch_size, source.training.early_stopping) == (
+        Plan("validation"),
+        4096,
+        False,
+    )
+
+
+def test_noise_may_depend_on_the_input_where_a_curve_is_calibrated_on_a_table():
+    noise = lambda *shape, **options: plan(*shape, **options).layer
+    assert noise(40).noise == noise(40, calibration=KFold(3), n_members=2).noise == "auto"
+    for options in ({"preset": "evidence"}, {"calibration": None}, {"calibration": "alpha"}):
+        assert noise(40, **options).noise == "diagonal"
+    assert noise(40, 1, 4, 4, backbone=lambda: nn.Flatten(), n_members=2).noise == "diagonal"
+    for given, structure in (("auto", "diagonal"), ("diagonal", "diagonal"), ("input", "diagonal"), ("full", "full")):
+        assert (noise(40, noise=given).noise, noise(40, noise=given).noise_structure) == (given, structure)
+
+
+def test_the_noise_of_calibrated_built_in_networks_has_a_weak_prior_and_others_none():
+    assert plan(40).layer.noise_prior == plan(40, hidden_prior=1.0).layer.noise_prior == WEAK_NOISE_PRIOR
+    for options in ({"preset": "evidence"}, {"calibration": "alpha"}, {"backbone": nn.Linear(3, 2)}):
+        assert plan(40, **options).layer.noise_prior == NO_NOISE_PRIOR
+
+
+def test_auto_is_the_same_at_every_size_but_for_the_thresholds_it_names():
+    """Rows of a mini-batch, epochs, learning rate and early stopping follow from the size of the table."""
+    small, large = plan(5000).training, plan(5001).training
+    assert (small.batch_size, small.max_epochs, small.learning_rate) == (None, 250, 0.04)
+    assert (large.batch_size, large.max_epochs, large.learning_rate) == (1024, 82, 0.04)  # 400 steps
+    assert plan(100_000).training.max_epochs == 10
+    assert [plan(m, preset="evidence").training.early_stopping for m in (99, 100)] == [False, True]
+    assert not plan(100).training.early_stopping
 
 
 @pytest.mark.parametrize(
@@ -269,7 +404,7 @@ LINEARS = (LINEAR, ADDITIVE)
     [
         pytest.param(options, raw, piecewise, both, id=str(options))
         for options, raw, piecewise, both in [
-            ({}, (*NETWORKS, LINEAR, FOURIER), (*ENCODED, ADDITIVE, FOURIER), (*NETWORKS, *ENCODED, *LINEARS, FOURIER)),
+            ({}, (*NETWORKS, LINEAR, FOURIER), (*ENCODED, ADDITIVE, FOURIER), EVERY),
             (
                 {"preset": "fast"},
                 (*FAST, LINEAR, FOURIER),
@@ -286,38 +421,34 @@ LINEARS = (LINEAR, ADDITIVE)
     ],
 )
 def test_an_encoding_is_that_of_all_networks_or_of_half_of_a_mixture(options, raw, piecewise, both):
-    for encoding, families in {"raw": raw, "piecewise": piecewise, "auto": both}.items():
-        assert resolved(**options, encoding=encoding).families == families
-    assert resolved(**options) == resolved(**options, encoding="auto")
-
-
-def resolved(rows: int = 60, columns: int = 3, *, source: bool = False, **options) -> EnsembleSettings:
-    shape = None if source else (rows, columns)
-    return resolve(BLLRegressor(**options).get_params(deep=False), Shape(shape), seed=0).ensemble
+    for encoding, wanted in {"raw": raw, "piecewise": piecewise, "auto": both}.items():
+        assert families(**options, encoding=encoding) == wanted
+    assert families(**options) == families(**options, encoding="auto")
 
 
 @pytest.mark.parametrize(
     ("encoding", "skip"), [("auto", "auto"), ("raw", "auto"), ("piecewise", "auto"), ("auto", False), ("raw", False)]
 )
-def test_few_rows_have_no_bins(encoding, skip):
+def test_below_twenty_rows_no_network_is_trained_and_each_row_is_held_out_alone(encoding, skip):
     given = {"encoding": encoding, "input_skip": skip}
-    assert resolved(19, **given).families == resolved(5, **given).families == (LINEAR, FOURIER)
-    assert any(family.trained for family in resolved(20, **given).families)
-    assert resolved(4, **given).families == (ENCODED_PLAIN if encoding == "piecewise" else PLAIN)  # not calibrated
+    assert families(19, **given) == families(5, **given) == (LINEAR, FOURIER)
+    assert (members(19, **given), kinds(19, **given)) == (19, "r" * 19 + "bbbbbsss")
+    assert any(family.trained for family in families(20, **given))
+    assert families(4, **given) == (ENCODED_PLAIN if encoding == "piecewise" else PLAIN)  # not calibrated
+    assert kinds(5, **given) == "rrrrrbbsss"  # a block has two rows at least
+
+
+def test_processes_are_for_tables_that_are_not_large():
+    assert families(20) == families(5000) == families(5001, n_groups=5000) == EVERY
+    assert families(5001) == (NETWORKS[0], replace(NETWORKS[1], activation="silu"), *ENCODED, *LINEARS)
+    assert families(5001, encoding="piecewise") == (*ENCODED, ADDITIVE)
 
 
 def test_many_columns_are_encoded_only_if_that_is_asked_for():
-    mixed, raw = (*NETWORKS, *ENCODED, *LINEARS, FOURIER), (*NETWORKS, LINEAR, FOURIER)
-    assert [resolved(columns=d).families for d in (100, 101)] == [mixed, raw]
-    assert resolved(columns=101, encoding="raw").families == raw
-    assert resolved(columns=101, encoding="piecewise").families == (*ENCODED, ADDITIVE, FOURIER)
-
-
-def test_very_many_rows_are_encoded_too_and_need_no_process():
-    assert resolved(5_000).families == (*NETWORKS, *ENCODED, *LINEARS, FOURIER)
-    many = (NETWORKS[0], replace(NETWORKS[1], activation="silu"))
-    assert resolved(5_001).families == (*many, *ENCODED, *LINEARS)
-    assert resolved(5_001, encoding="piecewise").families == (*ENCODED, ADDITIVE)
+    raw = (*NETWORKS, LINEAR, FOURIER)
+    assert [families(60, d) for d in (100, 101)] == [EVERY, raw]
+    assert families(60, 101, encoding="raw") == raw
+    assert families(60, 101, encoding="piecewise") == (*ENCODED, ADDITIVE, FOURIER)
 
 
 @pytest.mark.parametrize("early_stopping", [False, True])  # trained as one batch, or one by one
@@ -339,24 +470,22 @@ def test_networks_have_the_activation_of_their_family_in_memory_and_in_files(ear
 
 def test_an_activation_that_was_given_is_that_of_every_network():
     for rows in (60, 5_001):
-        assert {family.activation for family in resolved(rows, activation="relu").families} == {None}
-    assert resolved(5_001, n_members=1).families == NETWORKS[1:]  # no mixture
-    fast = resolved(5_001, preset="fast").families
-    assert fast == (replace(FAST[0], activation="silu"), *FAST_ENCODED, *LINEARS)
+        assert {family.activation for family in families(rows, activation="relu")} == {None}
+    assert families(5_001, n_members=1) == NETWORKS[1:]  # no mixture
+    assert families(5_001, preset="fast") == (replace(FAST[0], activation="silu"), *FAST_ENCODED, *LINEARS)
 
 
 def test_without_inputs_passed_on_nothing_is_encoded():
     """Outside the data an encoding is constant: only the inputs passed on let the variance grow."""
-    without, raw = resolved(input_skip=False), resolved(input_skip=False, encoding="raw")
-    assert without.families == raw.families == (*NETWORKS, FOURIER)  # no linear members either
-    assert resolved(input_skip=True).families == resolved().families
+    without, raw = families(input_skip=False), families(input_skip=False, encoding="raw")
+    assert without == raw == (*NETWORKS, FOURIER)  # no linear members either
+    assert families(input_skip=True) == families()
 
 
-def test_own_networks_and_sources_see_their_inputs_as_they_are():
+def test_own_networks_see_their_inputs_as_they_are():
     for encoding in ("auto", "raw"):
-        assert resolved(backbone=nn.Linear(3, 2), encoding=encoding).families == PLAIN
-        assert resolved(backbone=nn.Linear(3, 2), hidden_prior=0.7, encoding=encoding).families == GIVEN
-        assert resolved(source=True, encoding=encoding).families == PLAIN
+        assert families(backbone=nn.Linear(3, 2), encoding=encoding) == PLAIN
+        assert families(backbone=nn.Linear(3, 2), hidden_prior=0.7, encoding=encoding) == GIVEN
 
 
 @pytest.mark.parametrize(
