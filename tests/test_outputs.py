@@ -258,7 +258,7 @@ def test_odd_texts_are_shown(text, said, capsys):
 def test_a_long_message_is_cut(capsys):
     console.Output(as_json=False).note("x" * 10**6)
     assert len(capsys.readouterr().err) < 5000
-    console.Output(as_json=False).table(["n"], [[str(i)] for i in range(1000)])
+    console.Output(as_json=False).table([["n"], *([str(i)] for i in range(1000))])
     assert "and 800 more" in capsys.readouterr().out
 
 

@@ -57,8 +57,8 @@ def study(
 
     written, output = paper.write_all(studies, out, draw), Output(as_json)
     places = [0, *(1 + list(paper.COLUMNS).index(name) for name in SHOWN)]
-    head, *rows = [[row[i] for i in places] for row in [["", *paper.COLUMNS.values()], *paper.cells(studies)]]
-    output.table(head, rows, f"Table 1: {paper.caption(studies)}")
+    lines = [["", *paper.COLUMNS.values()], *paper.cells(studies)]
+    output.table([[line[i] for i in places] for line in lines], f"Table 1: {paper.caption(studies)}")
     for note in paper.NOTES:
         output.words(f"  {note}", "dim")
     output.words(f"\nall columns: {out / 'table1.md'}")

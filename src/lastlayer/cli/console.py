@@ -46,10 +46,11 @@ class Output:
         self.notes.append(text)
         Console(stderr=True).print(Text(f"note: {shown(text)}"), style="yellow", soft_wrap=True)
 
-    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
-        """Print a table, unless the output is JSON; columns of numbers are right-aligned."""
+    def table(self, lines: Sequence[Sequence[str]], title: str = "") -> None:
+        """Print a table below its header, unless the output is JSON; columns of numbers are right-aligned."""
         if self.as_json:
             return
+        head, *rows = lines
         table = Table(title=Text(shown(title)) if title else None, title_justify="left", box=None, pad_edge=False)
         for i, name in enumerate(head):
             numbers = i > 0 and all(row[i][:1] in "-0123456789" for row in rows)
