@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks.runner import helpful, options_of, write_files
 from lastlayer.estimators.regressor import BLLRegressor
-from lastlayer.plots.figures import one_input
+from lastlayer.plots import one_input
 from lastlayer.predictions.metrics import coverage, crps, log_predictive_density, rmse
 from lastlayer.studies.data import NOISE_STD, TEST_RANGE, TRAIN_RANGE, Samples, draw, paper_data, truth
 from lastlayer.studies.paper import check_folder

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from lastlayer.errors import InputError
-from lastlayer.tables import Reading, Schema, Table, TableFile
+from lastlayer.tables import Schema, Table, TableFile
 from lastlayer.tables.cells import DateFormat, NumberFormat, calendar, days
 from lastlayer.tables.columns import DateColumn, NumberColumn, TextColumn
 
@@ -23,7 +23,7 @@ def table(**columns) -> Table:
 
 
 def learned(cells: list, **words) -> Schema:
-    return Schema.infer(table(x=cells, y=list(range(len(cells)))), ["y"], Reading(**words))
+    return Schema.infer(table(x=cells, y=list(range(len(cells)))), ["y"], **words)
 
 
 # numbers ------------------------------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def fit(
         progress=not as_json,
     )
     with output.heeding():
-        schema = Schema.infer(table, targets, fitted.reading(groups), problems=problems)
+        schema = Schema.infer(table, targets, **fitted.reading(groups), problems=problems)
         _describe(output, data, table, schema)
         rows, kept = (table, None) if holdout is None else keep_back(table, holdout, groups=groups, seed=seed)
         fitted.fit(rows, target=targets, groups=groups, schema=schema if kept is None else None)

@@ -6,13 +6,12 @@ from lastlayer.tables.files import Table, TableFile, chunks, read
 from lastlayer.tables.forecast import forecast, stream
 from lastlayer.tables.importance import Ranking, dependence, held_out_importance, importance, measured
 from lastlayer.tables.regressor import TableRegressor, load_table
-from lastlayer.tables.schema import Reading, Schema
+from lastlayer.tables.schema import Schema
 from lastlayer.tables.scores import Scores, score
 
 __all__ = [
     "Comparison",
     "Ranking",
-    "Reading",
     "Schema",
     "Scores",
     "Table",

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -61,34 +61,36 @@ class NumberFormat:
     unit: str = ""
     """Unit after each number, or currency sign before it."""
 
+    def __post_init__(self) -> None:
+        if self.decimal not in (".", ","):
+            raise ValueError(f"decimal={self.decimal!r} is neither a point nor a comma")
+
     @property
     def other(self) -> str:
         return "," if self.decimal == "." else "."
 
     def numbers(self, cells: ndarray) -> tuple[ndarray, ndarray]:
         """Return the cells as numbers (NaN if missing), and a mask of cells that are neither numbers nor missing."""
-        values, wrong = np.full(len(cells), math.nan), np.zeros(len(cells), dtype=bool)
         if cells.dtype.kind in "fiub":
-            return cells.astype(float), wrong
+            return cells.astype(float), np.zeros(len(cells), dtype=bool)
         if self == NumberFormat():
             try:
                 if "_" not in "".join(cells.tolist()):  # Python reads 1_0 as ten
-                    return cells.astype(float), wrong
+                    return cells.astype(float), np.zeros(len(cells), dtype=bool)
             except (TypeError, ValueError):
                 pass  # mixed types, missing or invalid cells: parse one by one
-        for i, cell in enumerate(cells):
-            if is_missing(cell):
-                continue
-            try:
-                number, unit = self.split(cell) if isinstance(cell, str) else (float(cell), self.unit)
-                wrong[i] = unit != self.unit and (unit != "" or self.unit == PERCENT)
-                values[i] = math.nan if wrong[i] else number
-            except (TypeError, ValueError, OverflowError):
-                wrong[i] = True
-        return values, wrong
+        return _parsed(cells, self._number, np.full(len(cells), math.nan))
 
-    def split(self, cell: str) -> tuple[float, str]:
-        """Return the number of a cell and its unit; raise ValueError if the cell does not begin with a number."""
+    def _number(self, cell: Any) -> float:
+        number, unit = self.split(cell)
+        if isinstance(cell, str) and unit != self.unit and (unit or self.unit == PERCENT):
+            raise ValueError(cell)
+        return number
+
+    def split(self, cell: Any) -> tuple[float, str]:
+        """Return the number of a cell and its unit; raise an error if the cell does not begin with a number."""
+        if not isinstance(cell, str):
+            return float(cell), ""
         text = cell.strip()
         try:
             if self.decimal == "." and "_" not in text:
@@ -126,15 +128,8 @@ class DateFormat:
         """Return the cells as dates (NaT if missing), and a mask of cells that are neither dates nor missing."""
         if cells.dtype.kind == "M":
             return cells.astype("datetime64[us]"), np.zeros(len(cells), dtype=bool)
-        values, wrong = np.full(len(cells), "NaT", dtype="datetime64[us]"), np.zeros(len(cells), dtype=bool)
-        for i, cell in enumerate(cells):
-            if is_missing(cell):
-                continue
-            try:
-                values[i] = np.datetime64(self.iso(cell) if isinstance(cell, str) else cell, "us")
-            except (TypeError, ValueError):
-                wrong[i] = True
-        return values, wrong
+        date = lambda cell: np.datetime64(self.iso(cell) if isinstance(cell, str) else cell, "us")
+        return _parsed(cells, date, np.full(len(cells), "NaT", dtype="datetime64[us]"))
 
     def iso(self, cell: str) -> str:
         """Convert a cell to ISO 8601 without a time zone; raise ValueError if it is not a date."""
@@ -150,6 +145,18 @@ class DateFormat:
         else:
             raise ValueError(cell)
         return f"{year}-{int(month):02}-{int(day):02}{_clock(*time)}"
+
+
+def _parsed(cells: ndarray, parse: Callable[[Any], Any], values: ndarray) -> tuple[ndarray, ndarray]:
+    """Parse the cells that are not missing into `values`; return also a mask of those that cannot be parsed."""
+    wrong = np.zeros(len(cells), dtype=bool)
+    for i, cell in enumerate(cells):
+        try:
+            if not is_missing(cell):
+                values[i] = parse(cell)
+        except (TypeError, ValueError, OverflowError):
+            wrong[i] = True
+    return values, wrong
 
 
 def _clock(hour: str | None, minute: str | None, second: str | None, part: str | None, half: str | None) -> str:

@@ -1,5 +1,6 @@
 """Encoding of table columns as inputs of a model: numbers, texts and dates. A learned column is plain data."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,8 +19,6 @@ from lastlayer.tables.files import Table
 from lastlayer.tables.numbers import plain
 
 MOST_CATEGORIES = 50
-LARGEST = LARGEST_TARGET
-"""Largest absolute value in a table, for inputs and targets alike."""
 PERIODS_SEEN = 2
 """A calendar part becomes an input if the training rows cover at least this many of its periods."""
 PLAIN = NumberFormat()
@@ -52,13 +51,13 @@ def finite_numbers(
     name: str,
     table: Table,
     *,
-    format: NumberFormat | None = None,
+    format: NumberFormat = PLAIN,
     fill: float | None = None,
     what: str = "the model needs",
     advice: str = ADVICE,
 ) -> Float[ndarray, " m"]:
     """Read a column of finite numbers; missing values are replaced by `fill`, or rejected with advice if it is None."""
-    format, cells = format or PLAIN, table.cells(name, what)
+    cells = table.cells(name, what)
     format = format if table.decimal == "auto" else replace(format, decimal=table.decimal)
     values, wrong = format.numbers(cells)
     if wrong.any():
@@ -73,9 +72,9 @@ def finite_numbers(
         _refuse_missing(name, table, np.isnan(values), advice)
     else:
         values = np.where(np.isnan(values), fill, values)
-    if (large := np.abs(values) > LARGEST).any():
+    if (large := np.abs(values) > LARGEST_TARGET).any():
         raise InputError(
-            f"column {name!r} is infinite, or larger than {LARGEST:g}, in {large.sum()} rows "
+            f"column {name!r} is infinite, or larger than {LARGEST_TARGET:g}, in {large.sum()} rows "
             f"(first: row {table.row(large.argmax())}): fix them, or use another unit for the column"
         )
     return values
@@ -152,6 +151,7 @@ class NumberColumn:
     low: float
     high: float
     fill: float
+    """Median of the training rows; of texts, the most frequent one."""
     format: NumberFormat = PLAIN
 
     def __post_init__(self) -> None:
@@ -159,10 +159,8 @@ class NumberColumn:
             raise ValueError(f"the range of column {self.name!r} is from {self.low} to {self.high}")
 
     @classmethod
-    def learn(cls, name: str, table: Table, impute: bool, format: NumberFormat | None = None) -> "NumberColumn":
-        format = format or PLAIN
-        finite_numbers(name, table, format=format, fill=0.0 if impute else None)
-        values = format.numbers(table.columns[name])[0]
+    def learn(cls, name: str, table: Table, impute: bool, format: NumberFormat = PLAIN) -> "NumberColumn":
+        values = finite_numbers(name, table, format=format, fill=math.nan if impute else None)
         low, high, fill = (float(of(values)) for of in (np.nanmin, np.nanmax, np.nanmedian))
         return cls(name, low, high, fill, format)
 
@@ -174,10 +172,6 @@ class NumberColumn:
     def note(self) -> str:
         """How the cells are read, as a sentence for the user; "" if that needs no explanation."""
         return f"column {self.name!r} is read as numbers {self.format}" if str(self.format) else ""
-
-    def typical(self) -> ndarray:
-        """A typical cell: the median of the training rows, or the most frequent text."""
-        return np.array([self.fill])
 
     def read(self, table: Table, impute: bool) -> ndarray:
         return finite_numbers(self.name, table, format=self.format, fill=self.fill if impute else None)
@@ -192,10 +186,6 @@ class NumberColumn:
     def encode(self, values: ndarray) -> Float[ndarray, "m k"]:
         return values[:, None]
 
-    def widened(self, values: ndarray) -> "NumberColumn":
-        new = self.of_rows(values)
-        return replace(self, low=min(self.low, new.low), high=max(self.high, new.high))
-
     def __str__(self) -> str:
         return f"{plain(self.low)} to {plain(self.high)}{f' {self.format.unit}' if self.format.unit else ''}"
 
@@ -205,6 +195,7 @@ class TextColumn:
     """A column of categories: one 0/1 input per category."""
 
     kind: ClassVar[str] = "text"
+    note: ClassVar[str] = ""
     name: str
     categories: tuple[str, ...]
     fill: str
@@ -233,13 +224,6 @@ class TextColumn:
     def features(self) -> list[str]:
         return [f"{self.name}={category}" for category in self.categories]
 
-    @property
-    def note(self) -> str:
-        return ""
-
-    def typical(self) -> ndarray:
-        return np.array([self.fill], dtype=object)
-
     def read(self, table: Table, impute: bool) -> ndarray:
         return whole_texts(self.name, table, fill=self.fill if impute else None)
 
@@ -248,9 +232,6 @@ class TextColumn:
 
     def encode(self, values: ndarray) -> Float[ndarray, "m k"]:
         return (values[:, None] == np.array(self.categories, dtype=object)).astype(float)
-
-    def widened(self, values: ndarray) -> "TextColumn":
-        return self  # more rows have no new texts
 
     def __str__(self) -> str:
         shown = ", ".join(self.categories[:6])
@@ -280,17 +261,14 @@ class DateColumn:
 
     @classmethod
     def learn(cls, name: str, table: Table, impute: bool, format: DateFormat) -> "DateColumn":
-        whole_dates(name, table, format, fill="1970-01-01" if impute else None)
-        dates = format.dates(table.columns[name])[0]
-        known = np.sort(dates[~np.isnat(dates)])
-        since = days(known)
+        since = whole_dates(name, table, format, fill="NaT" if impute else None)
+        since = np.sort(since[~np.isnan(since)])
         parts = ["hour"] if format.order == "time" else ["days"]
         if format.order != "time":
             varies = {part: np.ptp(calendar(since, [part]), axis=0).max() > 1e-9 for part in PERIODS}
             covered = since[-1] - since[0] + (since % 1 == 0).all()  # the last day counts as a whole
             parts += [part for part, days in PERIODS.items() if varies[part] and covered >= PERIODS_SEEN * days]
-        ends = (str(known[i].astype("datetime64[s]")) for i in (0, -1, len(known) // 2))
-        return cls(name, format.order, tuple(parts), *ends)
+        return cls(name, format.order, tuple(parts), *(_iso(since[i]) for i in (0, -1, len(since) // 2)))
 
     @property
     def features(self) -> list[str]:
@@ -304,15 +282,11 @@ class DateColumn:
         what, inputs = "times" if self.order == "time" else "dates", ", ".join(words[part] for part in self.parts)
         return f"column {self.name!r} is read as {what}{written}; inputs: {inputs}"
 
-    def typical(self) -> ndarray:
-        return np.array([self.fill], dtype="datetime64[us]")
-
     def read(self, table: Table, impute: bool) -> ndarray:
         return whole_dates(self.name, table, DateFormat(self.order), fill=self.fill if impute else None)
 
     def of_rows(self, values: ndarray) -> "DateColumn":
-        seconds = np.floor(np.array([values.min(), values.max()]) * 86_400 + 1e-3).astype("datetime64[s]")
-        return replace(self, low=str(seconds[0]), high=str(seconds[1]))
+        return replace(self, low=_iso(values.min()), high=_iso(values.max()))
 
     def outside(self, values: ndarray) -> Bool[ndarray, " m"]:
         low, high = days(np.array([self.low, self.high], dtype="datetime64[us]"))
@@ -320,10 +294,6 @@ class DateColumn:
 
     def encode(self, values: ndarray) -> Float[ndarray, "m k"]:
         return calendar(values, self.parts)
-
-    def widened(self, values: ndarray) -> "DateColumn":
-        new = self.of_rows(values)
-        return replace(self, low=min(self.low, new.low), high=max(self.high, new.high))
 
     def __str__(self) -> str:
         if self.order == "time":
@@ -338,13 +308,9 @@ KINDS: dict[str, type[Column]] = {kind.kind: kind for kind in (NumberColumn, Tex
 
 def column_from_json(saved: dict[str, Any]) -> Column:
     """Read a column from JSON; raise KeyError, TypeError or ValueError if it is invalid."""
-    content = {name: value for name, value in saved.items() if name != "kind"}
-    if "format" in content:
-        content["format"] = format_from_json(content["format"])
-    return checked.instance(KINDS[saved["kind"]], content)
+    return checked.instance(KINDS[saved["kind"]], {name: value for name, value in saved.items() if name != "kind"})
 
 
-def format_from_json(saved: dict[str, Any]) -> NumberFormat:
-    """Read a format from JSON; raise KeyError, TypeError or ValueError if it is invalid."""
-    check_choice("decimal", saved["decimal"], (".", ","))
-    return checked.instance(NumberFormat, saved)
+def _iso(since: float) -> str:
+    """A date in ISO 8601, to the second, from days since 1970."""
+    return str(np.datetime64(math.floor(since * 86_400 + 1e-3), "s"))

@@ -9,11 +9,10 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date, datetime, time
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, SupportsInt
 
@@ -112,12 +111,11 @@ class TableFile:
 
     def chunks(self, rows: int = CHUNK_ROWS, *, problems: list[str] | None = None) -> Iterator[Table]:
         """Yield the table in chunks of `rows` rows, at least one row in all; rows of wrong length are `problems`."""
-        self._check()
         first, skipped = 0, dict[int, str]()
-        readers: dict[str, Callable[[int], Iterator[Cells]]] = dict.fromkeys(CSV, partial(self._csv, skipped))
-        readers |= {".parquet": self._parquet, ".xlsx": self._excel}
         try:
             separator = self.separator()
+            readers: dict[str, Callable[[int], Iterator[Cells]]] = {".parquet": self._parquet, ".xlsx": self._excel}
+            readers |= dict.fromkeys(CSV, partial(self._csv, separator, skipped))
             for columns in readers.get(self.suffix, self._json_lines)(rows):
                 yield (piece := Table(columns, first, tuple(skipped), self.decimal, separator))
                 first += len(piece)
@@ -137,16 +135,24 @@ class TableFile:
 
     def read(self, *, problems: list[str] | None = None) -> Table:
         parts = list(self.chunks(problems=problems))
-        columns = {name: _joined([part.columns[name] for part in parts]) for name in parts[0].columns}
+        columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
         return replace(parts[-1], columns=columns, first=0)
 
     def separator(self) -> str:
         """Separator of the cells in a CSV file; a comma for every other format."""
+        self._check()
         if self.suffix not in CSV:
             return ","
-        self._check()
         with self._text() as file:
-            return _separator(self._line(file))
+            line = self._line(file)
+
+        def columns(separator: str) -> int:
+            try:
+                return len(next(csv.reader([line], delimiter=separator), []))
+            except csv.Error:  # an unclosed quote
+                return 0
+
+        return max(SEPARATORS, key=columns)
 
     def _check(self) -> None:
         path, suffix = self.path, self.suffix
@@ -163,10 +169,8 @@ class TableFile:
     def _bytes(self) -> "io.BufferedReader | gzip.GzipFile":
         return gzip.open(self.path, "rb") if self.packed else self.path.open("rb")
 
-    @contextmanager
-    def _text(self) -> Iterator[io.TextIOWrapper]:
-        with self._bytes() as file, io.TextIOWrapper(file, self._encoding(), newline="") as text:
-            yield text
+    def _text(self) -> io.TextIOWrapper:
+        return io.TextIOWrapper(self._bytes(), self._encoding(), newline="")
 
     def _encoding(self) -> str:
         with self._bytes() as file:
@@ -193,10 +197,10 @@ class TableFile:
     def _too_long(self) -> str:
         return f"{self.path} has a line of more than {BLOCK:,} characters: that is not a table"
 
-    def _csv(self, skipped: dict[int, str], rows: int) -> Iterator[Cells]:
+    def _csv(self, separator: str, skipped: dict[int, str], rows: int) -> Iterator[Cells]:
         """Read a CSV file; rows with another number of cells than the header are skipped."""
-        pa = need("pyarrow", extra="cli")
-        names, separator, first = self._header()
+        pa, arrow = need("pyarrow", extra="cli"), need("pyarrow.csv", extra="cli")
+        names, first = self._header(separator)
         _check_names(names, self.path)
 
         def skip(row: Any) -> str:
@@ -205,8 +209,18 @@ class TableFile:
             skipped[number] = f"row {number} has {row.actual_columns}, not {len(names)}{open_quote}"
             return "skip"
 
+        texts = dict.fromkeys(map(str, range(len(names))), pa.string())
+        reading = arrow.ReadOptions(
+            use_threads=False,  # threads would lose the row numbers
+            block_size=BLOCK,
+            skip_rows=first,
+            column_names=list(texts),
+            encoding=self._encoding().replace("utf-8-sig", "utf8"),
+        )
+        parsing = arrow.ParseOptions(delimiter=separator, newlines_in_values=True, invalid_row_handler=skip)
+        conversion = arrow.ConvertOptions(column_types=texts, strings_can_be_null=False)
         try:
-            with self._bytes() as file, self._batches(file, len(names), separator, first, skip) as batches:
+            with self._bytes() as file, arrow.open_csv(file, reading, parsing, conversion) as batches:
                 for part in (batch.slice(k, rows) for batch in batches for k in range(0, batch.num_rows, rows)):
                     yield {name: part.column(i).to_numpy(zero_copy_only=False) for i, name in enumerate(names)}
         except pa.ArrowInvalid as error:
@@ -214,26 +228,10 @@ class TableFile:
                 raise UnicodeError(str(error)) from error
             raise InputError(self._too_long if "straddl" in str(error) else f"{self.path}: {error}") from error
 
-    def _batches(self, file: Any, n: int, separator: str, first: int, skip: Callable[[Any], str]) -> Any:
-        """Open a CSV file with n columns of texts below a header of `first` lines."""
-        arrow, texts = need("pyarrow.csv", extra="cli"), dict.fromkeys(map(str, range(n)), arrow_modules()[0].string())
-        encoding = "utf8" if self._encoding() == "utf-8-sig" else self._encoding()
-        # threads would lose the row numbers
-        reading = {"use_threads": False, "block_size": BLOCK, "skip_rows": first, "column_names": list(texts)}
-        parsing = {"delimiter": separator, "newlines_in_values": True, "invalid_row_handler": skip}
-        return arrow.open_csv(
-            file,
-            arrow.ReadOptions(**reading, encoding=encoding),
-            arrow.ParseOptions(**parsing),
-            arrow.ConvertOptions(column_types=texts, strings_can_be_null=False),
-        )
-
-    def _header(self) -> tuple[list[str], str, int]:
-        """Names of the columns, their separator, and the number of lines of the header."""
+    def _header(self, separator: str) -> tuple[list[str], int]:
+        """Names of the columns, and the number of lines of the header."""
         with self._text() as file:
-            separator = _separator(first := self._line(file))
-            lines = chain([first] if first else [], iter(lambda: self._line(file), ""))
-            reader = csv.reader(lines, delimiter=separator)
+            reader = csv.reader(iter(lambda: self._line(file), ""), delimiter=separator)
             try:
                 names = [name.strip() for name in next(reader, [])]
             except csv.Error as error:
@@ -247,7 +245,7 @@ class TableFile:
             )
         if not names[0] and "index" not in names:
             names[0] = "index"  # as pandas writes it
-        return names, separator, reader.line_num
+        return names, reader.line_num
 
     def _json_lines(self, rows: int) -> Iterator[Cells]:
         names: list[str] = []
@@ -324,26 +322,9 @@ def typed(cells: Sequence[Any]) -> ndarray:
     return column
 
 
-def _joined(parts: list[ndarray]) -> ndarray:
-    """Concatenate chunks of a column; if their types differ, the cells keep theirs."""
-    if len({part.dtype for part in parts}) > 1:
-        parts = [part.astype(object) for part in parts]
-    return np.concatenate(parts)
-
-
 def _blocks(lines: Iterator[list[Any]], rows: int) -> Iterator[list[ndarray]]:
     while block := list(islice(lines, rows)):
         yield [typed(cells) for cells in zip(*block, strict=True)]
-
-
-def _separator(line: str) -> str:
-    def columns(separator: str) -> int:
-        try:
-            return len(next(csv.reader([line], delimiter=separator), []))
-        except csv.Error:  # an unclosed quote
-            return 0
-
-    return max(SEPARATORS, key=columns)
 
 
 def _listed(skipped: dict[int, str]) -> str:

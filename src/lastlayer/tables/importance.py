@@ -139,8 +139,7 @@ def _ranking(
 def dependence(fitted: TableRegressor, table: Table | None = None) -> list[Dependence]:
     """Compute the partial dependence on each column over its training range."""
     inputs = [one for one in columns_of(fitted.schema_, table) if one.grid is not None]
-    typical = {column.name: column.typical() for column in fitted.schema_.columns}
-    X = fitted.schema_.encode(Table(typical) if table is None else table, unknown="warn").X
+    X = fitted.schema_.encode(fitted.schema_.typical() if table is None else table, unknown="warn").X
     return partial_dependence(fitted, X, inputs=inputs)
 
 

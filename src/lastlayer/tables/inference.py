@@ -2,8 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 from numpy import ndarray
@@ -35,10 +34,9 @@ FEWEST_LABELS = 10
 
 
 def number_formats(table: Table, names: Iterable[str], *, decimal: str = "auto") -> dict[str, NumberFormat]:
-    if decimal != "auto":
-        one = {name: _format(table.columns[name], decimal) for name in names}
-        return {name: found for name, found in one.items() if found is not None}
-    both = {name: (_format(table.columns[name], "."), _format(table.columns[name], ",")) for name in names}
+    """Formats of the columns of numbers; where point and comma are both possible, the other columns decide."""
+    signs = ".," if decimal == "auto" else (decimal, decimal)
+    both = {name: [_format(table.columns[name], sign) for sign in signs] for name in names}
     semicolons = table.separator == ";"
     by_comma = any(comma and (point is None or (semicolons and point.thousands)) for point, comma in both.values())
     by_point = any(comma is None and point is not None for point, comma in both.values())
@@ -55,28 +53,23 @@ def _format(cells: ndarray, decimal: str) -> NumberFormat | None:
         return None
     if decimal == "." and not NumberFormat().numbers(cells)[1].any():
         return NumberFormat() if any(not is_missing(cell) for cell in cells) else None
-    split, units, grouped, found = NumberFormat(decimal, thousands=True), set[str](), False, False
-    for cell in cells:
-        if is_missing(cell):
-            continue
-        found = True
-        try:
-            unit = unit_of(cell, split)
-        except (TypeError, ValueError, OverflowError):
+    split, units, grouped = NumberFormat(decimal, thousands=True), set[str](), False
+    for i, unit in _units(cells, split):
+        if unit is None or len(units | {unit, ""}) > 2:
             return None
         units.add(unit)
-        grouped |= isinstance(cell, str) and split.other in cell.removesuffix(unit)
-        if len(units - {""}) > 1:
-            return None
-    return NumberFormat(decimal, grouped, max(units)) if found else None
+        grouped |= isinstance(cells[i], str) and split.other in cells[i].removesuffix(unit)
+    return NumberFormat(decimal, grouped, max(units)) if units else None
 
 
-def unit_of(cell: Any, format: NumberFormat) -> str:
-    """Unit of a number; raise ValueError, TypeError or OverflowError if the cell is not a number."""
-    if isinstance(cell, str):
-        return format.split(cell)[1]
-    float(cell)
-    return ""
+def _units(cells: ndarray, format: NumberFormat) -> Iterator[tuple[int, str | None]]:
+    """The unit of each number, None where a cell is not one; cells that are missing are left out."""
+    for i, cell in enumerate(cells):
+        if not is_missing(cell):
+            try:
+                yield i, format.split(cell)[1]
+            except (TypeError, ValueError, OverflowError):
+                yield i, None
 
 
 def date_format(name: str, cells: ndarray, *, order: str = "auto") -> DateFormat | None:
@@ -114,33 +107,21 @@ def date_format(name: str, cells: ndarray, *, order: str = "auto") -> DateFormat
 def refuse_mixed(name: str, table: Table) -> None:
     """Reject, with advice, a column that mixes numbers with other cells or has several units."""
     cells = table.columns[name]
-    texts = [text for text in as_texts(cells) if text]
-    if not texts:
+    if not any(as_texts(cells)):
         raise InputError(f"column {name!r} is empty: exclude it with --drop {quoted(name)}")
-    units, wrong = min((_units(cells, decimal) for decimal in ".,"), key=lambda found: sum(found[1]))
-    if len(units) > 1 and not any(wrong) and all(not unit or UNITS.fullmatch(unit) for unit in units):
+    read = [list(_units(cells, NumberFormat(decimal, thousands=True))) for decimal in ".,"]
+    found = min(read, key=lambda each: sum(unit is None for _, unit in each))
+    units = Counter(unit for _, unit in found if unit is not None)
+    wrong = [i for i, unit in found if unit is None]
+    if len(units) > 1 and not wrong and all(not unit or UNITS.fullmatch(unit) for unit in units):
         counted = ", ".join(f"{unit or 'no unit'} in {n} rows" for unit, n in units.most_common())
         raise InputError(f"column {name!r} has numbers in several units ({counted}): convert them to one")
-    if any(wrong) and len(units) <= 2 and sum(units.values()) > 0.5 * len(cells):
-        i = wrong.index(True)
+    if wrong and len(units) <= 2 and units.total() > 0.5 * len(cells):
         raise InputError(
-            f"column {name!r} contains numbers except in {sum(wrong)} of {len(cells)} cells (first: row "
-            f"{table.row(i)}, {shortened(cells[i])}): fix these cells, or use "
+            f"column {name!r} contains numbers except in {len(wrong)} of {len(cells)} cells (first: row "
+            f"{table.row(wrong[0])}, {shortened(cells[wrong[0]])}): fix these cells, or use "
             f"--text {quoted(name)} if the numbers are codes"
         )
-
-
-def _units(cells: ndarray, decimal: str) -> tuple[Counter[str], list[bool]]:
-    """Count the units of the numbers, and mark the cells that are not numbers."""
-    units, wrong, format = Counter[str](), [], NumberFormat(decimal, thousands=True)
-    for cell in cells:
-        try:
-            if not is_missing(cell):
-                units[unit_of(cell, format)] += 1
-            wrong.append(False)
-        except (TypeError, ValueError, OverflowError):
-            wrong.append(True)
-    return units, wrong
 
 
 def row_labels(table: Table, names: Iterable[str], formats: Mapping[str, NumberFormat]) -> dict[str, str]:

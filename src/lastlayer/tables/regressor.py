@@ -22,7 +22,7 @@ from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.tables.cells import as_texts
 from lastlayer.tables.files import Table
 from lastlayer.tables.frames import as_table, column_cells, is_table
-from lastlayer.tables.schema import IMPUTE, UNKNOWN, Reading, Schema
+from lastlayer.tables.schema import IMPUTE, UNKNOWN, Schema
 from lastlayer.tables.scores import Scores, score
 
 GROUP_FOLDS = 5
@@ -141,7 +141,7 @@ class TableRegressor(BLLRegressor):
         check_choice("unknown", self.unknown, UNKNOWN)
         self._forget()
         names, table = _targets(as_table(X), y, target if schema is None else schema.targets)
-        schema = schema or Schema.infer(table, names, self.reading(groups))
+        schema = schema or Schema.infer(table, names, **self.reading(groups))
         given = {"sample_weight": sample_weight, "noise_std": noise_std, "observations": observations}
         if validation_data is not None:
             given["validation_data"] = _rows(schema, *validation_data)
@@ -155,12 +155,13 @@ class TableRegressor(BLLRegressor):
         model = BLLRegressor(**parameters).fit(inputs, targets, groups=groups, **given)
         return self._adopt(model, schema, {"rows": len(table)})
 
-    def reading(self, groups: Any = None) -> Reading:
-        """Return the options for reading columns; a column of groups is not an input."""
+    def reading(self, groups: Any = None) -> dict[str, Any]:
+        """Options of `Schema.infer`; a column of groups is not an input."""
         if self.impute is not None:
             check_choice("impute", self.impute, IMPUTE)
-        drop = {*self.drop, groups} if isinstance(groups, str) else {*self.drop}
-        return Reading(drop, self.keep, self.text, self.impute is not None, self.decimal, self.date_order)
+        drop = {*self.drop, groups} if isinstance(groups, str) else self.drop
+        own = {name: getattr(self, name) for name in ("keep", "text", "decimal", "date_order")}
+        return own | {"drop": drop, "impute": self.impute is not None}
 
     def evaluate(self, X: Any, y: Any = None, *, target: str | Sequence[str] | None = None) -> Scores:
         """Score the predictions of rows whose targets are known, preferably rows that were not used in training.
@@ -297,7 +298,7 @@ def _restored(
     empty = TableRegressor(impute=IMPUTE[0] if schema.impute else None, unknown=unknown, **model.get_params(deep=False))
     made = empty._adopt(model, schema, _card(header.get("card")))
     try:
-        row = Table({column.name: column.typical() for column in schema.columns})
+        row = schema.typical()
         p, where = made.predictive(row), made.extrapolation(row)
         for numbers in (p.mean, p.std, *p.interval(0.95), p.affine_cost, where.affine_cost, where.quantile):
             check_finite(numbers, "its prediction")

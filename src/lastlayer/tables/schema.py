@@ -11,10 +11,11 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from lastlayer._internal import checked
+from lastlayer.data.scaling import LARGEST_TARGET
 from lastlayer.errors import InputError, check_choice
 from lastlayer.tables.cells import NumberFormat
 from lastlayer.tables.columns import (
-    LARGEST,
+    PLAIN,
     Column,
     DateColumn,
     NumberColumn,
@@ -22,7 +23,6 @@ from lastlayer.tables.columns import (
     TextColumn,
     column_from_json,
     finite_numbers,
-    format_from_json,
     shortened,
 )
 from lastlayer.tables.files import DECIMALS, Table
@@ -45,37 +45,6 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Options for reading the columns of a table."""
-
-    drop: Collection[str] = ()
-    keep: Collection[str] = ()
-    """Columns to keep even if they look like row labels."""
-    text: Collection[str] = ()
-    """Columns to read as text, such as codes that look like numbers."""
-    impute: bool = False
-    decimal: str = "auto"
-    date_order: str = "auto"
-    """Order of dates whose year comes last: "dmy" or "mdy"."""
-
-    def __post_init__(self) -> None:
-        check_choice("decimal", self.decimal, DECIMALS)
-        check_choice("date_order", self.date_order, DATE_ORDERS)
-
-    def check(self, table: Table, targets: Sequence[str]) -> None:
-        """Reject names that are not in the table, and contradictory options."""
-        asked = {"--target": targets, "--drop": self.drop, "--keep": self.keep, "--text": self.text}
-        for word, names in asked.items():
-            for name in names:
-                table.cells(name, word)
-        if len(set(targets)) < len(targets) or not targets:
-            raise InputError(f"--target {','.join(targets)!r} must name one or more different columns")
-        for name in targets:
-            if name in self.drop or name in self.text:
-                raise InputError(f"column {name!r} is a target: it can be neither dropped nor text")
-
-
-@dataclass(frozen=True)
 class Schema:
     """The inputs and targets of a model, by the names of their columns."""
 
@@ -92,35 +61,45 @@ class Schema:
         cls,
         table: Table,
         targets: Sequence[str],
-        reading: Reading | None = None,
         *,
+        drop: Collection[str] = (),
+        keep: Collection[str] = (),
+        text: Collection[str] = (),
+        impute: bool = False,
+        decimal: str = "auto",
+        date_order: str = "auto",
         problems: Problems | None = None,
-        **words: Any,
     ) -> "Schema":
         """Infer the schema from the training table; all problems are reported in one error, with advice."""
-        reading, problems = reading or Reading(**words), problems or Problems()
+        problems = problems or Problems()
         try:
-            reading.check(table, targets)
+            check_choice("decimal", decimal, DECIMALS)
+            check_choice("date_order", date_order, DATE_ORDERS)
+            _check_names(table, {"--target": targets, "--drop": drop, "--keep": keep, "--text": text})
         except InputError as error:
             problems.found.append(str(error))
             problems.check()
-        asked = [name for name in table.columns if name not in {*targets, *reading.drop}]
-        numbers = [name for name in (*targets, *asked) if name not in reading.text]
-        formats = number_formats(table, numbers, decimal=reading.decimal)
-        dropped = row_labels(table, [name for name in asked if name not in {*reading.keep, *reading.text}], formats)
+        asked = [name for name in table.columns if name not in {*targets, *drop}]
+        formats = number_formats(table, [name for name in (*targets, *asked) if name not in text], decimal=decimal)
+        dropped = row_labels(table, [name for name in asked if name not in {*keep, *text}], formats)
         columns = list[Column]()
         for name in [name for name in asked if name not in dropped]:
             with problems.collected():
-                columns.append(_column(name, table, reading, formats))
+                if name in formats:
+                    columns.append(NumberColumn.learn(name, table, impute, formats[name]))
+                elif name not in text and (dates := date_format(name, table.columns[name], order=date_order)):
+                    columns.append(DateColumn.learn(name, table, impute, dates))
+                else:
+                    if name not in text:
+                        refuse_mixed(name, table)
+                    columns.append(TextColumn.learn(name, table, impute))
         if not asked or (not columns and not problems.found):
             left_out = "".join(f"; {name!r} was excluded, since {why}" for name, why in dropped.items())
             problems.found.append(
                 f"no column is left to predict {', '.join(targets)} from: the table has {table}{left_out}"
             )
-        plain = NumberFormat()
-        schema = cls(
-            tuple(columns), tuple(targets), reading.impute, tuple(formats.get(name, plain) for name in targets), dropped
-        )
+        target_formats = tuple(formats.get(name, PLAIN) for name in targets)
+        schema = cls(tuple(columns), tuple(targets), impute, target_formats, dropped)
         with problems.collected():
             _check_targets(schema, schema.targets_of(table, partly=True))
         problems.check()
@@ -142,7 +121,7 @@ class Schema:
 
     @property
     def _formats(self) -> tuple[NumberFormat, ...]:
-        return self.target_formats or (NumberFormat(),) * len(self.targets)
+        return self.target_formats or (PLAIN,) * len(self.targets)
 
     @property
     def features(self) -> list[str]:
@@ -187,10 +166,8 @@ class Schema:
         y = np.stack(read, 1)
         empty = np.isnan(y).all(1)
         if empty.any():
-            raise InputError(
-                f"all targets are missing in {empty.sum()} rows (first: row {table.row(empty.argmax())}): remove these "
-                "rows"
-            )
+            first = table.row(empty.argmax())
+            raise InputError(f"all targets are missing in {empty.sum()} rows (first: row {first}): remove these rows")
         return y
 
     def arrays(
@@ -201,7 +178,19 @@ class Schema:
         return self.encode(table, unknown=unknown).X, y[:, 0] if y.shape[1] == 1 else y
 
     def widened(self, table: Table) -> "Schema":
-        return replace(self, columns=tuple(column.widened(column.read(table, self.impute)) for column in self.columns))
+        """The schema whose ranges include these rows; they have no new texts."""
+
+        def wider(column: Column) -> Column:
+            if isinstance(column, TextColumn):
+                return column
+            new = column.of_rows(column.read(table, self.impute))
+            return replace(column, low=min(column.low, new.low), high=max(column.high, new.high))
+
+        return replace(self, columns=tuple(map(wider, self.columns)))
+
+    def typical(self) -> Table:
+        """A table of one row: medians of the training rows, or the most frequent texts."""
+        return Table({column.name: np.array([column.fill], dtype=object) for column in self.columns})
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"columns": [{"kind": column.kind, **asdict(column)} for column in self.columns]}
@@ -210,7 +199,7 @@ class Schema:
     def from_json(cls, content: dict[str, Any]) -> "Schema":
         """Read a schema from JSON; raise KeyError, TypeError or ValueError if it is invalid."""
         columns = tuple(map(column_from_json, content["columns"]))
-        formats = tuple(map(format_from_json, content["target_formats"]))
+        formats = checked.typed("target_formats", content["target_formats"], tuple[NumberFormat, ...])
         dropped = {str(name): str(why) for name, why in content["dropped"].items()}
         targets = checked.typed("targets", content["targets"], tuple[str, ...])
         names = [column.name for column in columns] + list(targets)
@@ -219,15 +208,17 @@ class Schema:
         return cls(columns, targets, checked.typed("impute", content["impute"], bool), formats, dropped)
 
 
-def _column(name: str, table: Table, reading: Reading, formats: dict[str, NumberFormat]) -> Column:
-    if name in formats:
-        return NumberColumn.learn(name, table, reading.impute, formats[name])
-    if name not in reading.text:
-        dates = date_format(name, table.columns[name], order=reading.date_order)
-        if dates is not None:
-            return DateColumn.learn(name, table, reading.impute, dates)
-        refuse_mixed(name, table)
-    return TextColumn.learn(name, table, reading.impute)
+def _check_names(table: Table, asked: dict[str, Collection[str]]) -> None:
+    """Reject names that are not in the table, and contradictory options."""
+    for option, names in asked.items():
+        for name in names:
+            table.cells(name, option)
+    targets = asked["--target"]
+    if len(set(targets)) < len(targets) or not targets:
+        raise InputError(f"--target {','.join(targets)!r} must name one or more different columns")
+    for name in targets:
+        if name in asked["--drop"] or name in asked["--text"]:
+            raise InputError(f"column {name!r} is a target: it can be neither dropped nor text")
 
 
 def _check_targets(schema: Schema, y: Float[ndarray, "m q"]) -> None:
@@ -237,5 +228,5 @@ def _check_targets(schema: Schema, y: Float[ndarray, "m q"]) -> None:
             raise InputError(f"target {name!r} is missing in every row: there is nothing to learn")
         if (values == values[0]).all():
             raise InputError(f"target {name!r} is {values[0]:g} in every row: there is nothing to learn")
-        if np.ptp(values) < 1 / LARGEST:
-            raise InputError(f"target {name!r} varies by less than {1 / LARGEST:g}: use another unit")
+        if np.ptp(values) < 1 / LARGEST_TARGET:
+            raise InputError(f"target {name!r} varies by less than {1 / LARGEST_TARGET:g}: use another unit")
