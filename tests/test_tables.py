@@ -19,7 +19,7 @@ import lastlayer
 from lastlayer._internal import files
 from lastlayer._internal.files import ModelFileError
 from lastlayer.errors import InputError
-from lastlayer.tables import Schema, Table, TableRegressor, chunks, forecast, load_table, read, score, stream
+from lastlayer.tables import Schema, Table, TableRegressor, chunks, forecast, load_table, read, score
 from lastlayer.tables.schema import NumberColumn, TextColumn
 from lastlayer.tables.writing import guarded, writing
 
@@ -167,7 +167,7 @@ def test_a_table_model_says_what_its_regressor_says_of_the_encoded_rows(fitted, 
 
 def test_pieces_are_predicted_as_the_whole(fitted):
     whole = forecast(fitted, read(NEW)).cells
-    parts = [found.cells for _, found in stream(fitted, chunks(NEW, 33))]
+    parts = [forecast(fitted, part).cells for part in chunks(NEW, 33)]
     for name, values in whole.items():
         together = np.concatenate([part[name] for part in parts])
         if values.dtype == object:

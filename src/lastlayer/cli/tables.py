@@ -157,7 +157,7 @@ def predict(
 ) -> None:
     """Predict each row: add mean, standard deviation, interval and degree of extrapolation as columns."""
     from lastlayer._internal.files import PREDICTIONS, check_output
-    from lastlayer.tables import TableFile, load_table, stream
+    from lastlayer.tables import TableFile, forecast, load_table
     from lastlayer.tables.writing import Dialect, writing
 
     output, file = Output(as_json), TableFile(data, encoding, decimal)
@@ -167,13 +167,14 @@ def predict(
     rows, beyond, far, outside, strange = 0, 0, 0, Counter[str](), Counter[str]()
     sign, started = fitted.schema_.decimal if decimal == "auto" else decimal, time.monotonic()
     with writing(path, Dialect(file.separator(), sign)) as write:
-        for table, forecast in stream(fitted, file.chunks(), level=level):
-            write(table.columns | forecast.cells)
+        for table in file.chunks():
+            found = forecast(fitted, table, level=level)
+            write(table.columns | found.cells)
             rows += len(table)
-            beyond += forecast.beyond
-            far += forecast.beyond_reach
-            outside.update(forecast.outside)
-            strange.update(forecast.unknown)
+            beyond += found.beyond
+            far += found.beyond_reach
+            outside.update(found.outside)
+            strange.update(found.unknown)
     seconds = time.monotonic() - started
     for text, count in strange.most_common(10):
         output.note(f"{count} rows have {text!r}, which no training row had: predicted as no known category")
@@ -185,8 +186,9 @@ def predict(
         if count:
             output.words(f"{'1 row is' if count == 1 else f'{count:,} rows are'} {remark}", "yellow")
     output.words(f"saved {path}", "bold")
-    found = {"outside_range": outside, "beyond": beyond, "beyond_reach": far}
-    output.result(out=str(path), rows=rows, seconds=seconds, level=level, **found)
+    output.result(
+        out=str(path), rows=rows, seconds=seconds, level=level, outside_range=outside, beyond=beyond, beyond_reach=far
+    )
 
 
 def evaluate(

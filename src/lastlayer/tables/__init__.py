@@ -3,7 +3,7 @@
 from lastlayer.tables.comparison import Comparison, compare, keep_back
 from lastlayer.tables.facts import explain, facts
 from lastlayer.tables.files import Table, TableFile, chunks, read
-from lastlayer.tables.forecast import forecast, stream
+from lastlayer.tables.forecast import forecast
 from lastlayer.tables.importance import Ranking, dependence, held_out_importance, importance, measured
 from lastlayer.tables.regressor import TableRegressor, load_table
 from lastlayer.tables.schema import Schema
@@ -30,5 +30,4 @@ __all__ = [
     "measured",
     "read",
     "score",
-    "stream",
 ]

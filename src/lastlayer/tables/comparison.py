@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from numpy import ndarray
 from scipy.special import ndtri
 from sklearn.linear_model import LinearRegression
@@ -61,33 +61,26 @@ class Comparison:
         return [head, *lines]
 
 
-Intervals = Float[ndarray, "3 _ _"]
-"""Means of the targets, and the lower and upper ends of their intervals."""
-
-
 def compare(fitted: TableRegressor, table: Table, kept: Table | None = None) -> Comparison | None:
     """Compare the model with linear regression and the mean on held-out rows."""
     schema, (X, y) = fitted.schema_, fitted.schema_.arrays(table)
     y = y.reshape(len(y), -1)
     if kept is not None:
         new, truth = schema.encode(kept, unknown="warn").X, schema.targets_of(kept, partly=True)
-        others = _baselines(X, y, new)
-        return Comparison(len(truth), True, _scored(schema.targets, truth, fitted.predictive(new), others))
-    if (held_out := fitted.held_out_) is None:
+        p, others = fitted.predictive(new), _baselines(X, y, new)
+    elif (held_out := fitted.held_out_) is not None:
+        new, truth = X[held_out.rows], y[held_out.rows]
+        p, others = held_out.predictive(new), np.empty((2, 3, *truth.shape))
+        for k in np.unique(held_out.fold):
+            train, here = held_out.folds[k].train, held_out.fold == k
+            others[:, :, here] = _baselines(X[train], y[train], new[here])
+    else:
         return None
-    rows = held_out.rows
-    others = {name: np.empty((3, len(rows), y.shape[1])) for name in (LINEAR, MEAN)}
-    for k in np.unique(held_out.fold):
-        at: Int[ndarray, " h"] = np.flatnonzero(held_out.fold == k)
-        train = held_out.folds[k].train
-        for name, part in _baselines(X[train], y[train], X[rows[at]]).items():
-            others[name][:, at] = part
-    p = held_out.predictive(X[rows])
-    return Comparison(len(rows), False, _scored(schema.targets, y[rows], p, others))
+    return Comparison(len(truth), kept is not None, _scored(schema.targets, truth, p, others))
 
 
 def _scored(
-    targets: tuple[str, ...], y: Float[ndarray, "m q"], p: Prediction, others: dict[str, Intervals]
+    targets: tuple[str, ...], y: Float[ndarray, "m q"], p: Prediction, others: Float[ndarray, "2 3 m q"]
 ) -> tuple[MethodScores, ...]:
     known = ~np.isnan(y)
     density = p.log_prob(np.where(known, y, 0.0), per_output=True).reshape(y.shape)
@@ -96,7 +89,7 @@ def _scored(
     for j, target in enumerate(targets):
         at = known[:, j]
         truth = y[at, j]
-        for name, found in {OURS: ours, **others}.items():
+        for name, found in zip((OURS, LINEAR, MEAN), (ours, *others), strict=True):
             mean, low, high = found[:, at, j]
             rmse, spread = np.sqrt(np.square(truth - mean).mean()), truth.var()
             methods.append(
@@ -113,18 +106,19 @@ def _scored(
     return tuple(methods)
 
 
-def _baselines(X: Float[ndarray, "m d"], y: Float[ndarray, "m q"], new: Float[ndarray, "n d"]) -> dict[str, Intervals]:
-    """Predict by linear regression and by the mean, with Gaussian intervals from their training residuals."""
+def _baselines(
+    X: Float[ndarray, "m d"], y: Float[ndarray, "m q"], new: Float[ndarray, "n d"]
+) -> Float[ndarray, "2 3 n q"]:
+    """Mean and ends of Gaussian intervals, from training residuals, of linear regression and of the mean."""
     reach = ndtri((1 + LEVEL) / 2) * np.array([0.0, -1.0, 1.0])[:, None]
-    linear, constant = np.empty((2, 3, len(new), y.shape[1]))
-    for j in range(y.shape[1]):
-        known = ~np.isnan(y[:, j])
+    found = np.empty((2, 3, len(new), y.shape[1]))
+    for j, known in enumerate(~np.isnan(y).T):
         inputs, truth = X[known], y[known, j]
         least = LinearRegression().fit(inputs, truth)
         free = max(1, len(truth) - 1 - int(least.rank_))
-        linear[:, :, j] = least.predict(new) + reach * np.sqrt(np.square(truth - least.predict(inputs)).sum() / free)
-        constant[:, :, j] = truth.mean() + reach * truth.std(ddof=min(1, len(truth) - 1))
-    return {LINEAR: linear, MEAN: constant}
+        found[0, :, :, j] = least.predict(new) + reach * np.sqrt(np.square(truth - least.predict(inputs)).sum() / free)
+        found[1, :, :, j] = truth.mean() + reach * truth.std(ddof=min(1, len(truth) - 1))
+    return found
 
 
 def keep_back(table: Table, share: float, *, groups: str | None = None, seed: int = 0) -> tuple[Table, Table]:

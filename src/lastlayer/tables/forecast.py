@@ -1,7 +1,7 @@
 """Predictions for the rows of a table as columns to add to it, in chunks of bounded memory."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,19 +38,12 @@ def forecast(model: TableRegressor, table: Table, *, level: float = 0.95) -> For
     cells["outside_range"] = np.array(["; ".join(names[row]) for row in encoded.outside], dtype=object)
     outside = Counter(dict(zip(names, encoded.outside.sum(0).tolist(), strict=True)))
     texts = ((f"{name}={text}", n) for name, found in encoded.unknown.items() for text, n in found.items())
+    if clash := sorted(table.columns.keys() & cells.keys()):
+        raise InputError(
+            f"the table already has a column {clash[0]!r}: rename it, since predict adds a column of this name"
+        )
     far = 0 if p.beyond_reach is None else int(p.beyond_reach.sum())
     return Forecast(cells, outside, int((where.quantile == 1).sum()), far, Counter(dict(texts)))
-
-
-def stream(model: TableRegressor, tables: Iterator[Table], *, level: float = 0.95) -> Iterator[tuple[Table, Forecast]]:
-    """Predict chunk by chunk, in the memory of one chunk."""
-    for table in tables:
-        found = forecast(model, table, level=level)
-        if clash := sorted(table.columns.keys() & found.cells.keys()):
-            raise InputError(
-                f"the table already has a column {clash[0]!r}: rename it, since predict adds a column of this name"
-            )
-        yield table, found
 
 
 def prediction_cells(p: Prediction, targets: Sequence[str], level: float) -> Cells:

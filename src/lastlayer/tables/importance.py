@@ -1,6 +1,6 @@
 """Importance of the columns of a table for a model, and partial dependence of its predictions on them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,8 +75,7 @@ class Ranking:
 def columns_of(schema: Schema, table: Table | None = None) -> list[Input]:
     """The columns of a table as inputs to explain; a category or a date is one input, however it is encoded."""
     found, first = [], 0
-    columns: Iterable[Any] = schema.columns  # these types, or any with features
-    for column in columns:
+    for column in schema.columns:
         places = tuple(range(first, first + len(column.features)))
         first += len(places)
         grid, labels = None, None
@@ -84,7 +83,7 @@ def columns_of(schema: Schema, table: Table | None = None) -> list[Input]:
             grid = np.linspace(column.low, column.high, STEPS)[:, None]
         elif isinstance(column, TextColumn):
             grid, labels = np.eye(len(places)), column.categories
-        elif table is not None:  # other types: values of the table, sorted
+        elif table is not None:  # dates: values of the table, sorted
             texts, rows = np.unique(as_texts(table.columns[column.name]).astype(str), return_index=True)
             kept = np.unique(np.linspace(0, len(texts) - 1, STEPS).round().astype(int))
             grid = schema.encode(table, unknown="warn").X[rows[kept]][:, places]
@@ -109,31 +108,28 @@ def importance(
 ) -> Ranking:
     """Measure the permutation importance of each column on given rows, at most 500 of them."""
     X, y = fitted.schema_.arrays(table, targets, unknown="warn")
-    return _ranking(fitted, fitted, X, y, some(len(X), ROWS)[0], held_out=kept_back)
+    return _ranking(fitted.schema_, fitted, X, y, some(len(X), ROWS)[0], held_out=kept_back)
 
 
 def held_out_importance(fitted: TableRegressor, table: Table) -> Ranking | None:
     """Measure the importance on the training rows, each predicted by networks that were not trained on it."""
-    held_out = fitted.held_out_
-    if held_out is None:
+    if fitted.held_out_ is None:
         return None
-    judge = held_out.take(some(len(held_out.rows), ROWS)[0])
-    X, y = fitted.schema_.arrays(table)
-    return _ranking(fitted, judge, X, y, judge.rows, held_out=True)
+    judge = fitted.held_out_.take(some(len(fitted.held_out_.rows), ROWS)[0])
+    return _ranking(fitted.schema_, judge, *fitted.schema_.arrays(table), judge.rows, held_out=True)
+
+
+def _ranking(
+    schema: Schema, judge: Any, X: ndarray, y: ndarray, rows: Int[ndarray, " k"], *, held_out: bool
+) -> Ranking:
+    found = permutation_importance(judge, X[rows], y[rows], inputs=columns_of(schema), n_repeats=REPEATS)
+    return Ranking(schema.targets, tuple(found), len(rows), held_out)
 
 
 def measured(model: TableRegressor, table: Table, kept: Table | None) -> tuple[Comparison | None, Ranking | None]:
     """Compare a model with simple ones and rank its inputs, on rows kept out of the fit, or on its held-out rows."""
     found = compare(model, table, kept)
     return found, held_out_importance(model, table) if kept is None else importance(model, kept, kept_back=True)
-
-
-def _ranking(
-    fitted: TableRegressor, judge: Any, X: ndarray, y: ndarray, rows: Int[ndarray, " k"], *, held_out: bool
-) -> Ranking:
-    inputs = columns_of(fitted.schema_)
-    found = permutation_importance(judge, X[rows], y[rows], inputs=inputs, n_repeats=REPEATS)
-    return Ranking(fitted.schema_.targets, tuple(found), len(rows), held_out)
 
 
 def dependence(fitted: TableRegressor, table: Table | None = None) -> list[Dependence]:

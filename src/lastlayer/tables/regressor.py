@@ -320,11 +320,11 @@ def _card(saved: Any) -> dict[str, Any]:
 
 def _targets(table: Table, y: Any, target: str | Sequence[str] | None) -> tuple[list[str], Table]:
     """Names of the targets, and the table with them in it."""
-    if y is None:
-        if target is None:
-            raise InputError('no target was given: name the target columns, fit(frame, target="y"), or call fit(X, y)')
-        return [target] if isinstance(target, str) else list(target), table
     asked = None if target is None else [target] if isinstance(target, str) else list(target)
+    if y is None:
+        if asked is None:
+            raise InputError('no target was given: name the target columns, fit(frame, target="y"), or call fit(X, y)')
+        return asked, table
     if is_table(y):
         given = as_table(y).columns
     else:

@@ -184,7 +184,8 @@ class Schema:
             if isinstance(column, TextColumn):
                 return column
             new = column.of_rows(column.read(table, self.impute))
-            return replace(column, low=min(column.low, new.low), high=max(column.high, new.high))
+            ends: dict[str, Any] = {"low": min(column.low, new.low), "high": max(column.high, new.high)}
+            return replace(column, **ends)
 
         return replace(self, columns=tuple(map(wider, self.columns)))
 
