@@ -22,6 +22,7 @@ from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.scaling import Standardizer
+from lastlayer.ensemble.splits import SHELLS, Split, blocked_folds, centres, leave_out, outer_folds
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.networks.fourier import fourier_network
 from lastlayer.training import Problem
@@ -211,3 +212,18 @@ def by_two_processes(code: str, folder: Path) -> dict[str, list[Any]]:
     return {
         name: [json.loads(file.read_text()) if file.exists() else None for file in both] for name, both in files.items()
     }
+
+
+def random_splits(groups, k: int, rng: np.random.Generator) -> list[Split]:
+    """Splits that hold out each group once, together with others picked at random."""
+    return leave_out(groups, np.array_split(rng.permutation(groups.max() + 1), k), "random")
+
+
+def blocked_splits(X, groups, k: int) -> list[Split]:
+    """Splits that hold out each group once, together with its neighbours."""
+    return leave_out(groups, blocked_folds(centres(X, groups), k), "blocked")
+
+
+def shell_splits(X, groups, inner=SHELLS) -> list[Split]:
+    """Splits that hold out the groups farthest from the centre; `inner` are the fractions that remain."""
+    return leave_out(groups, outer_folds(centres(X, groups), inner), "shell")

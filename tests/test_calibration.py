@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import close
+from helpers import blocked_splits, close, random_splits, shell_splits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -18,7 +18,7 @@ from lastlayer.bayes.readings import Readings
 from lastlayer.calibration.curve import OF_MIXTURE, Calibration, Curve, NoiseHead, Outside, Shrinkage, Tails
 from lastlayer.calibration.fit import SHARPNESS, CurveProblem, fit_curves
 from lastlayer.calibration.points import REGION_WEIGHT, HeldOutPoints
-from lastlayer.ensemble.splits import blocked_splits, given_splits, random_splits, shell_splits
+from lastlayer.ensemble.splits import given_splits
 from lastlayer.errors import InputError
 from lastlayer.formula.ops import NumPyOps, TorchOps
 from lastlayer.predictor import revisions

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import close
+from helpers import blocked_splits, close, random_splits, shell_splits
 from sklearn.model_selection import KFold
 from torch import nn
 
@@ -24,7 +24,7 @@ from lastlayer.data.rows import Points, Rows
 from lastlayer.ensemble import train
 from lastlayer.ensemble.crossfit import CrossFit, cross_fit
 from lastlayer.ensemble.run import Run
-from lastlayer.ensemble.splits import Split, blocked_splits, folds_for, random_splits, shell_splits
+from lastlayer.ensemble.splits import Split, folds_for
 from lastlayer.ensemble.train import Task, Trainer
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import MLP, inner_network
@@ -372,7 +372,7 @@ def test_without_random_splits_members_are_trained_on_every_row(data):
         (expected,) = by_evidence([moments(member.network, data, np.arange(M))], noise_prior=WEAK_NOISE_PRIOR)
         assert member.posterior.log_alpha == pytest.approx(expected.log_alpha)
         close(member.posterior.weights, expected.weights)
-        (again,) = networks(data, [Task(Split.everything(M), NETWORKS[1], 7 + 1000 * i)])
+        (again,) = networks(data, [Task(Split(np.arange(M), np.empty(0, int), "all", M), NETWORKS[1], 7 + 1000 * i)])
         for a, b in zip(weights(member.network), weights(again), strict=True):
             torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)  # in a stack, in float32
     assert not equal(members[0].network, members[1].network)

@@ -27,7 +27,7 @@ def splits_of(monkeypatch, groups, m: int = M, **options) -> tuple[BLLRegressor,
 
     def watched(plan, rows, *args, **words):
         splits = made(plan, rows, *args, **words)
-        labels.extend(rows.labels)
+        labels.extend(rows.given.groups)
         seen.extend(splits)
         return splits
 

@@ -71,9 +71,9 @@ class Points:
         """Whether every target takes at least two values."""
         return all(bool(len(t[~t.isnan()].unique()) > 1) for t in self.readings.values.T)
 
-    def take(self, rows: Tensor | slice) -> "Points":
+    def take(self, rows: Tensor | ndarray | slice) -> "Points":
         """Select rows; of a stack, the same of every network."""
-        rows = rows.to(self.X.device) if isinstance(rows, Tensor) else rows
+        rows = rows if isinstance(rows, slice) else torch.as_tensor(rows, device=self.X.device)
         X = self.X[rows] if self.T.dim() == 2 else self.X[..., rows, :]
         return Points(X, self.readings.take(rows), None if self.weight is None else self.weight[..., rows])
 
@@ -111,6 +111,7 @@ class Points:
         columns = zip(self.T.to(Phi).T, known.to(Phi).T, read.T > 0, strict=True)
         return [Targets(j, Phi[at], t[at], weight[at], v[at], True) for j, (t, v, at) in enumerate(columns)]
 
+    @torch.no_grad()
     def statistics(self, linear: FeatureMap, noise_var: Tensor | None = None) -> Statistics:
         """Statistics of linear features, computed chunk by chunk."""
         total: Statistics | None = None
@@ -181,26 +182,27 @@ class Rows:
     """The rows in original units."""
     copies: Int[ndarray, " m"] | None = None
     """Index of each row's group of nearly equal rows; None: such rows were not looked for."""
+    groups: Int[ndarray, " m"] | None = None
+    """Index of each row's group as given, where groups that share copies are one; None: there are no groups."""
 
     @classmethod
     def of(cls, given: Given, likelihood: Likelihood, scales: Scales | None = None) -> "Rows":
-        """Read and standardise rows, in float64 on the CPU; without scalers, these are fitted to them."""
-        working = likelihood.read(given)
+        """Read and standardise rows, in float64 on the CPU.
+
+        Without scalers these are training rows: the scalers are fitted to them, and copies searched for in a table.
+        """
+        working, copies, groups, to_train = likelihood.read(given), None, given.groups, scales is None
         scales = Scales.of(given, working) if scales is None else scales
         readings, X = scales.read(working), torch.tensor(given.X)
         if scales.inputs is not None:
             X = scales.inputs.forward(X)
+            copies = near_groups(X.numpy(), readings.values.numpy()) if to_train else None
+            groups = groups if copies is None or groups is None else joined(copies, groups)
         if given.observations and scales.inputs is None:
             raise InputError("observations need a table: these inputs are integers, or have more than two dimensions")
         beside = tuple(one.standardized(scales.inputs, scales.targets) for one in given.observations)
         weight = None if given.weight is None else torch.tensor(given.weight)
-        return cls(Points(X, readings, weight), beside, scales, given)
-
-    def searched(self) -> "Rows":
-        """Find rows that are nearly equal, in a table."""
-        if self.given is None or not self.given.is_table:
-            return self
-        return replace(self, copies=near_groups(self.main.X.numpy(), self.main.readings.values.numpy()))
+        return cls(Points(X, readings, weight), beside, scales, given, copies, groups)
 
     @property
     def place(self) -> Int[ndarray, " n"]:
@@ -209,29 +211,15 @@ class Rows:
         return np.arange(len(self.main.X)) if given is None or given.place is None else given.place
 
     @property
-    def labels(self) -> Int[ndarray, " m"] | None:
-        """Group of each row, as given; None: there are no groups."""
-        return None if self.given is None else self.given.groups
-
-    @property
-    def together(self) -> Int[ndarray, " m"] | None:
-        """Index of each row's group of rows that are held out together; None: rows are held out one by one."""
-        if self.copies is None or self.labels is None:
-            return self.labels if self.copies is None else self.copies
-        return joined(self.copies, self.labels)
-
-    @property
     def shape(self) -> Shape:
         """What the settings depend on."""
-        read, together, n_groups, n_together = self.main.readings.read, self.together, None, None
+        read, n_groups = self.main.readings.read, None
         if self.copies is not None:
             n_groups = round((int(self.copies.max()) + 1) * (1.0 if read is None else float(read.double().mean())))
-        if together is not None and self.labels is not None:
-            n_together = int(together.max()) + 1
         return Shape(
             tuple(self.main.X.shape),
             n_groups=n_groups,
-            n_together=n_together,
+            n_together=None if self.groups is None else int(self.groups.max()) + 1,
             complete=self.complete,
             learned=self.learned,
             n_beside=sum(len(seen.readings.t) for seen in self.beside),
@@ -253,7 +241,7 @@ class Rows:
         """Whether all noise is learned."""
         return self.main.readings.learned and not self.beside
 
-    def take(self, rows: Tensor | slice) -> "Rows":
+    def take(self, rows: Tensor | ndarray | slice) -> "Rows":
         """Select rows of the table; functionals stay."""
         return Rows(self.main.take(rows), self.beside)
 

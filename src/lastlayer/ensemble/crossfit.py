@@ -7,8 +7,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from jaxtyping import Int
-from numpy import ndarray
 from torch import nn
 
 from lastlayer.bayes.affine_cost import leave_one_out_cost
@@ -19,7 +17,7 @@ from lastlayer.bayes.noise_groups import StatisticsByNoise
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.points import HeldOutPoints
-from lastlayer.data.rows import Points, Rows
+from lastlayer.data.rows import Rows
 from lastlayer.ensemble.run import Run
 from lastlayer.ensemble.splits import Split
 from lastlayer.ensemble.train import Task, Trainer
@@ -44,7 +42,6 @@ class Fit:
 
     @property
     def member(self) -> Member:
-        """The network and its last layer as a member."""
         return Member(self.network, self.posterior, self.task.family)
 
 
@@ -83,7 +80,7 @@ class CrossFit:
 
     def alpha_folds(self) -> list[HeldOut]:
         """The held-out rows, for Algorithm 1."""
-        held = [_part(self.rows, fit.task.split.held) for fit in self.folds]
+        held = [self.rows.main.take(fit.task.split.held) for fit in self.folds]
         return [
             HeldOut(fit.posterior, fit.member.features(rows.X), rows.readings.values)
             for fit, rows in zip(self.folds, held, strict=True)
@@ -93,7 +90,7 @@ class CrossFit:
         """The held-out points of one family, in the order of their rows."""
         parts = []
         for fit in fits:
-            rows, split = _part(self.rows, fit.task.split.held), fit.task.split
+            split, rows = fit.task.split, self.rows.main.take(fit.task.split.held)
             with torch.no_grad():  # not checked: networks that fail at held-out rows show it in their scores
                 Phi = affine_features(features_of(fit.network, rows.X)).double()
             parts.append(HeldOutPoints.by(fit.posterior, Phi, rows, split.kind, fit.task.family))
@@ -110,7 +107,7 @@ class CrossFit:
         return {family: self._largest_cost(fit) for family, fit in most.items()}
 
     def _largest_cost(self, fit: Fit) -> float:
-        rows = _part(self.rows, fit.task.split.train)
+        rows = self.rows.main.take(fit.task.split.train)
         weight = torch.ones_like(rows.T[:, 0]) if rows.weight is None else rows.weight
         cost = fit.posterior.variance_ratio(fit.member.features(rows.X))
         cost = cost if cost.dim() == 1 else cost.mean(-1)
@@ -118,12 +115,13 @@ class CrossFit:
 
     def _member(self, fit: Fit) -> Member:
         """The member of a fit, which learns its held-out rows only if they change it little."""
-        held, posterior = fit.task.split.held, fit.posterior
-        if not len(held):
+        split, posterior = fit.task.split, fit.posterior
+        if not len(split.held):
             return fit.member
-        if ROWS_PER_FEATURE * posterior.determined > fit.task.split.n_groups:
-            return replace(fit.member, unseen=Unseen.of(_part(self.rows, held)))
-        more = _statistics(_part(self.rows, held), fit.network, posterior.Sigma_E.diagonal())
+        held = self.rows.main.take(split.held)
+        if ROWS_PER_FEATURE * posterior.determined > split.n_groups:
+            return replace(fit.member, unseen=Unseen.of(held))
+        more = held.statistics(partial(finite_features, fit.network), posterior.Sigma_E.diagonal())
         return replace(fit.member, posterior=posterior.update(more))
 
 
@@ -136,7 +134,7 @@ def cross_fit(rows: Rows, splits: Sequence[Split], architecture: Architecture, r
     n = 0 if any(split.kind == "random" for split in splits) else n_members
     for family in sorted(families, key=lambda family: family.once):
         again = [1000 * i for i in range(n)] if not family.once else [0]
-        tasks += [Task(Split.everything(m), family, seed + more) for more in again]
+        tasks += [Task(Split(np.arange(m), np.empty(0, int), "all", m), family, seed + more) for more in again]
     with architecture.seeded():
         networks = Trainer(architecture, rows, run).networks(tasks)
     with run.stage("last layers", WORK_PER_ROW * m):
@@ -149,15 +147,7 @@ def cross_fit(rows: Rows, splits: Sequence[Split], architecture: Architecture, r
 
 
 def _sums(rows: Rows, task: Task, network: nn.Module) -> Statistics | StatisticsByNoise:
-    part = rows.take(torch.from_numpy(task.split.train))
-    return _statistics(part.main, network) if rows.learned else part.by_noise(partial(finite_features, network))
-
-
-@torch.no_grad()
-def _statistics(rows: Points, network: nn.Module, noise_var: torch.Tensor | None = None) -> Statistics:
-    """Statistics of rows, without observed functionals."""
-    return rows.statistics(partial(finite_features, network), noise_var)
-
-
-def _part(rows: Rows, at: Int[ndarray, " r"]) -> Points:
-    return rows.main.take(torch.from_numpy(at))
+    features = partial(finite_features, network)
+    if rows.learned:
+        return rows.main.take(task.split.train).statistics(features)
+    return rows.take(task.split.train).by_noise(features)

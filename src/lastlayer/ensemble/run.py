@@ -2,9 +2,10 @@
 
 import logging
 import math
+import numbers
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from lastlayer._internal.threads import threads_for
 from lastlayer.data.distributed import ProcessGroup
 from lastlayer.errors import InputError
 from lastlayer.networks.architecture import Architecture
-from lastlayer.settings.parameters import check_running
 from lastlayer.settings.types import Settings
 from lastlayer.training import Checkpoint, Optimizer, Problem, TrainingHistory, clear_checkpoints, train
 
@@ -31,10 +31,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Run:
-    """One fit, from its parameters `n_jobs`, `verbose`, `progress` and `checkpoint` to its training history."""
+    """One fit: its progress bars and checkpoints, and its training history."""
 
-    n_jobs: int | None = None
-    verbose: int = 0
     progress: bool = False
     checkpoint: Any = None
     """Folder for the state of training."""
@@ -43,37 +41,15 @@ class Run:
     history: TrainingHistory = field(default_factory=TrainingHistory)
     """History of the last training."""
 
-    def __post_init__(self) -> None:
-        check_running(self.n_jobs, self.verbose)
-
-    def __enter__(self) -> "Run":
-        self._undo = ExitStack()
-        if self.n_jobs is not None:
-            self._undo.enter_context(threads(self.n_jobs))
-        if self.verbose:
-            self._undo.enter_context(shown(self.verbose))
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *more: Any) -> None:
-        self._undo.close()
-        if kind is None and self.checkpoint is not None and not ProcessGroup.current().rank:
-            clear_checkpoints(Path(self.checkpoint))
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether the last training was interrupted."""
-        return self.history.stopped == "interrupted"
-
     @contextmanager
     def stage(self, label: str, work: int = 0) -> Iterator[None]:
         """Show and time a stage of so many multiplications; small ones use one thread."""
         start = time.perf_counter()
-        with self.shown(label), threads_for(work):
+        with self.bar(label), threads_for(work):
             yield
         logger.info("%s: %.1f s", label, time.perf_counter() - start)
 
-    def shown(self, label: str) -> Any:
-        """Progress bar of a stage."""
+    def bar(self, label: str) -> Any:
         return progress_bar(total=1, disable=not self.progress, desc=label, bar_format="{desc}: {elapsed}", leave=False)
 
     def train(self, problem: Problem, settings: Settings, *, progress: bool = True, **options: Any) -> TrainingHistory:
@@ -103,6 +79,20 @@ class Run:
             content["backbone"] += f", made by {name_of(backbone)}"
         content |= {"hidden_prior": prior_precisions, "data": data}
         return Checkpoint(folder / f"{name}.safetensors", content, draws=backbone is not None)
+
+
+@contextmanager
+def running(n_jobs: Any, verbose: Any, progress: bool, checkpoint: Any) -> Iterator[Run]:
+    """Context of a fit, by the parameters of an estimator."""
+    whole = lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if n_jobs is not None and not (whole(n_jobs) and n_jobs):
+        raise InputError(f"n_jobs={n_jobs!r} must be None, a number of threads, or -1 for all cores")
+    if verbose not in (True, False) and not (whole(verbose) and verbose >= 0):
+        raise InputError(f"verbose={verbose!r} must be 0, 1 for the stages of a fit, or 2 for details")
+    with nullcontext() if n_jobs is None else threads(n_jobs), shown(verbose) if verbose else nullcontext():
+        yield Run(progress, checkpoint)
+    if checkpoint is not None and not ProcessGroup.current().rank:
+        clear_checkpoints(Path(checkpoint))
 
 
 @contextmanager

@@ -26,26 +26,6 @@ class Split:
     n_groups: int
     """Number of groups of training rows; near copies form one group."""
 
-    @classmethod
-    def everything(cls, m: int) -> "Split":
-        """Train on all m rows, with none held out."""
-        return cls(np.arange(m), np.empty(0, dtype=int), "all", m)
-
-
-def random_splits(groups: Int[ndarray, " m"], k: int, rng: np.random.Generator) -> list[Split]:
-    """Hold out each group of rows once, together with others picked at random."""
-    return _leave_out(groups, np.array_split(rng.permutation(groups.max() + 1), k), "random")
-
-
-def blocked_splits(X: Float[ndarray, "m d"], groups: Int[ndarray, " m"], k: int) -> list[Split]:
-    """Hold out each group of rows once, together with its neighbours."""
-    return _leave_out(groups, blocked_folds(_centres(X, groups), k), "blocked")
-
-
-def shell_splits(X: Float[ndarray, "m d"], groups: Int[ndarray, " m"], inner: Sequence[float] = SHELLS) -> list[Split]:
-    """Hold out the rows farthest from the centre, in standardised inputs; `inner` are the fractions that remain."""
-    return _leave_out(groups, outer_folds(_centres(X, groups), inner), "shell")
-
 
 def given_splits(splitter: Any, X: ndarray, y: ndarray, groups: Any = None) -> list[Split]:
     """Splits of a scikit-learn splitter, such as GroupKFold or TimeSeriesSplit."""
@@ -72,45 +52,47 @@ def given_splits(splitter: Any, X: ndarray, y: ndarray, groups: Any = None) -> l
     return splits
 
 
-def _centres(X: Float[ndarray, "m d"], groups: Int[ndarray, " m"]) -> Float[ndarray, "g d"]:
-    """Mean of each group's rows."""
-    count = np.bincount(groups)
-    total = np.zeros((len(count), X.shape[1]))
-    np.add.at(total, groups, X)
-    centres: ndarray = total / count[:, None]
-    return centres
-
-
-def _leave_out(groups: Int[ndarray, " m"], folds: list[ndarray], kind: str) -> list[Split]:
+def leave_out(groups: Int[ndarray, " m"], folds: Sequence[Int[ndarray, "_"]], kind: str) -> list[Split]:
+    """Hold out all rows of some groups, and train on the others."""
     held, m = [(fold, np.isin(groups, fold)) for fold in folds], int(groups.max()) + 1
     return [Split(np.flatnonzero(~rows), np.flatnonzero(rows), kind, m - len(fold)) for fold, rows in held]
 
 
-def folds_for(settings: Settings, rows: Rows, *, splitter: Any = None, groups: Any = None) -> list[Split]:
-    """Splits that the plan prescribes: none, unless training rows calibrate."""
+def centres(X: Float[ndarray, "m d"], groups: Int[ndarray, " m"]) -> Float[ndarray, "g d"]:
+    """Mean of each group's rows."""
+    total = np.zeros((int(groups.max()) + 1, X.shape[1]))
+    np.add.at(total, groups, X)
+    return total / np.bincount(groups)[:, None]
+
+
+def folds_for(settings: Settings, rows: Rows, *, splitter: Any = None, labels: Any = None) -> list[Split]:
+    """Splits that the plan prescribes: none, unless training rows calibrate; `labels`: groups as given."""
     plan, n_blocks, rng = settings.plan, settings.ensemble.n_blocks, np.random.default_rng(settings.seed)
     X, y = rows.main.X.numpy(force=True), rows.main.T.numpy(force=True)
     X = X[..., None] if settings.network.ids else X  # ids are not points of a space that could be split into blocks
     if plan.rows == "given":
-        return given_splits(splitter, X, y, groups)
+        return given_splits(splitter, X, y, labels)
     if plan.rows not in ("folds", "holdout"):
         return []
-    together = np.arange(len(X)) if rows.together is None else rows.together
-    if (m := int(together.max()) + 1) < 2:
+    groups = rows.copies if rows.groups is None else rows.groups
+    groups = np.arange(len(X)) if groups is None else groups
+    if (m := int(groups.max()) + 1) < 2:
         raise InputError(
             f"all {len(X)} rows are of one group, or copies of each other: none can be held out. Give two groups or "
             "more, or omit groups"
         )
     if plan.rows == "holdout":
         n_held = min(m - 1, max(min(2, m // 2), round(settings.training.validation_fraction * m)))
-        return _leave_out(together, [rng.permutation(m)[:n_held]], "random")
-    random, blocked = random_splits(together, min(max(settings.ensemble.n_members, N_FOLDS), m), rng), list[Split]()
-    if X.ndim == 2 and min(n_blocks, m // 2) > 1:
-        blocked = blocked_splits(X.astype(float), together, min(n_blocks, m // 2))
+        return leave_out(groups, [rng.permutation(m)[:n_held]], "random")
+    k = min(max(settings.ensemble.n_members, N_FOLDS), m)
+    random = leave_out(groups, np.array_split(rng.permutation(m), k), "random")
+    if X.ndim != 2 or min(n_blocks, m // 2) < 2:
+        return random
+    middle = centres(X.astype(float), groups)
+    blocked = leave_out(groups, blocked_folds(middle, min(n_blocks, m // 2)), "blocked")
     if plan.what == "alpha":
-        return blocked or random
-    shells = shell_splits(X.astype(float), together, SHELLS[: max(1, n_blocks - 2)]) if blocked else []
-    return random + blocked + shells
+        return blocked
+    return random + blocked + leave_out(groups, outer_folds(middle, SHELLS[: max(1, n_blocks - 2)]), "shell")
 
 
 def blocked_folds(X: Float[ndarray, "m d"], k: int) -> list[Int[ndarray, " r"]]:

@@ -12,20 +12,22 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from jaxtyping import Bool
+from numpy import ndarray
 from torch import nn
 
 from lastlayer._internal.digests import digest_of
 from lastlayer._internal.threads import threads_for
 from lastlayer.data.copies import whole_groups
 from lastlayer.data.observe import some_of
-from lastlayer.data.rows import Points, Rows
+from lastlayer.data.rows import Rows
 from lastlayer.ensemble.run import Run
 from lastlayer.ensemble.splits import Split
 from lastlayer.networks.architecture import Architecture, encoded
 from lastlayer.networks.encoding import PiecewiseEncoding, bins_of
 from lastlayer.networks.fourier import fourier_network
 from lastlayer.networks.mlp import InputSkip, StackedMLP, finite_features
-from lastlayer.settings.types import NETWORK, Family, Settings
+from lastlayer.settings.types import NETWORK, Family
 from lastlayer.training import FullBatch, MiniBatches, Problem, Validation, objective_for, problem_for
 from lastlayer.training.lengths import MOST_FUNCTIONALS, MOST_ROWS, fit_lengths, refine_lengths
 
@@ -45,7 +47,6 @@ class Task:
     """Seed of the initialisation: the same for every family, different for every network of a family."""
 
     def generator(self) -> torch.Generator:
-        """Generator of the initialisation."""
         return torch.Generator().manual_seed(self.seed)
 
 
@@ -57,11 +58,6 @@ class Trainer:
     rows: Rows
     run: Run
 
-    @property
-    def settings(self) -> Settings:
-        """Settings of the architecture."""
-        return self.architecture.settings
-
     def networks(self, tasks: Sequence[Task]) -> list[nn.Module]:
         """Return one network per task, trained if it has anything to train."""
         made: dict[int, nn.Module] = {}
@@ -71,8 +67,11 @@ class Trainer:
             own, family, start = [tasks[i] for i in places], tasks[places[0]].family, time.perf_counter()
             if family.trained:
                 networks = self._trained(own, stage)
+            elif family.once:
+                networks = self._processes(own)
             else:
-                networks = self._processes(own) if family.once else [self._linear(task) for task in own]
+                none, d = nn.Identity(), self.rows.main.X.shape[1]
+                networks = [none if e is None else encoded(e, none, d) for e in map(self.encoding, own)]
             made |= zip(places, networks, strict=True)
             logger.info("%d fits like %s: %.1f s", len(places), family, time.perf_counter() - start)
         return [made[i] for i in range(len(tasks))]
@@ -81,35 +80,36 @@ class Trainer:
         """Encoding fitted to the network's training rows, so that held-out rows lie outside it as new rows will."""
         if task.family.encoding == "raw":
             return None
-        rows = torch.from_numpy(task.split.train).to(self.rows.main.X.device)
-        return PiecewiseEncoding.of(self.rows.main.X[rows], self._n_bins).to(self.settings.place.torch_dtype)
+        X, dtype = self.rows.main.take(task.split.train).X, self.architecture.settings.place.torch_dtype
+        return PiecewiseEncoding.of(X, self._n_bins).to(dtype)
 
     @cached_property
     def _n_bins(self) -> torch.Tensor:
         return bins_of(self.rows.main.X)
 
-    def _linear(self, task: Task) -> nn.Module:
-        encoding = self.encoding(task)
-        return nn.Identity() if encoding is None else encoded(encoding, nn.Identity(), self.rows.main.X.shape[1])
-
     def _trained(self, tasks: list[Task], stage: int) -> list[nn.Module]:
-        if len(tasks) == 1 or not self.settings.stackable or self.rows.main.X.dim() > 2:
+        s, network = self.architecture.settings.training, self.architecture.settings.network
+        plain = s.objective == "profiled" and s.chunk_size is None and not s.early_stopping
+        if len(tasks) == 1 or not (plain and network.hidden and network.backbone is None) or self.rows.main.X.dim() > 2:
             return [self._alone(task, (stage, i)) for i, task in enumerate(tasks)]
-        over = self.run.interrupted  # networks after an interrupt keep their initial weights
+        over = self.run.history.stopped == "interrupted"  # networks after an interrupt keep their initial weights
         label = f"training {len(tasks)} networks"
         work = lambda group, i, stop: self._stack(group, (stage, i), None if over else stop, label)
         networks = self._together(tasks, work)
-        if self.run.interrupted and not over:
+        if self.run.history.stopped == "interrupted" and not over:
             epochs = len(self.run.history.nlml)
             warnings.warn(f"interrupted after {epochs} epochs: the networks are kept and usable", stacklevel=8)
         return networks
 
     def _processes(self, tasks: list[Task]) -> list[nn.Module]:
         """Random frequencies, with length scales by the evidence of at most `MOST_ROWS` rows."""
-        generators = [task.generator() for task in tasks]
-        some = lambda rows, g: rows[torch.randperm(len(rows), generator=g).numpy()[:MOST_ROWS]]
-        known, outputs = self._lengths_by
-        parts = [some(rows[known[rows]], g) for rows, g in zip((t.split.train for t in tasks), generators, strict=True)]
+        generators, whole, outputs = [task.generator() for task in tasks], None, slice(None)
+        if (read := self.rows.main.readings.read) is not None:
+            whole, outputs = _most_complete((read > 0).numpy(force=True))
+        parts = []
+        for task, generator in zip(tasks, generators, strict=True):
+            rows = task.split.train if whole is None else task.split.train[whole[task.split.train]]
+            parts.append(rows[torch.randperm(len(rows), generator=generator).numpy()[:MOST_ROWS]])
         data = self.rows.stacked(parts).main
         T = data.T[..., outputs]
         weight = torch.ones_like(T[..., 0]) if data.weight is None else data.weight
@@ -123,32 +123,19 @@ class Trainer:
                 made.append(fourier_network(log_length, log_linear, generator=generators[j]))
             return made
 
-        with self.run.shown(f"lengths of {len(tasks)} processes"):
+        with self.run.bar(f"lengths of {len(tasks)} processes"):
             networks = self._together(list(range(len(tasks))), lengths)
         return [network.to(data.X.device).eval() for network in networks]
 
     def _refined(
-        self, log_length: torch.Tensor, log_linear: torch.Tensor, rows: np.ndarray, generator: torch.Generator
+        self, log_length: torch.Tensor, log_linear: torch.Tensor, rows: ndarray, generator: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Length scales fitted to functionals as well, or to some of them."""
         device, beside = self.rows.main.X.device, some_of(self.rows.beside, MOST_FUNCTIONALS, generator)
         data = Rows(self.rows.main.take(torch.from_numpy(rows)), beside).to(device, torch.float64)
-        numbers, prior = (log_length.to(device), log_linear.to(device)), self.settings.layer.bias_prior
+        numbers, prior = (log_length.to(device), log_linear.to(device)), self.architecture.settings.layer.bias_prior
         found = refine_lengths(data, *numbers, bias_prior=prior, generator=generator)
         return found[0].cpu(), found[1].cpu()
-
-    @cached_property
-    def _lengths_by(self) -> tuple[np.ndarray, slice]:
-        """Rows and targets to fit length scales to: complete rows, or if these are few, the most frequent target."""
-        m, read = len(self.rows.main.X), self.rows.main.readings.read
-        if read is None:
-            return np.ones(m, dtype=bool), slice(None)
-        known = (read > 0).cpu().numpy()
-        whole = np.asarray(known.all(1))
-        if whole.sum() >= max(MOST_ROWS // 4, 0.5 * known.sum(0).max()):
-            return whole, slice(None)
-        j = int(known.sum(0).argmax())
-        return known[:, j], slice(j, j + 1)
 
     def _together(
         self, items: list[Item], work: Callable[[list[Item], int, Event], list[nn.Module]]
@@ -173,8 +160,8 @@ class Trainer:
 
     def _stack(self, tasks: Sequence[Task], place: tuple[int, int], stop: Event | None, label: str) -> list[nn.Module]:
         """Train networks of one kind as a stack; without `stop`, they keep their initial weights."""
-        s, device, dtype = self.settings.network, self.rows.main.X.device, self.settings.place.torch_dtype
-        generators, d = [task.generator() for task in tasks], self.rows.main.X.shape[1]
+        settings, d, device = self.architecture.settings, self.rows.main.X.shape[1], self.rows.main.X.device
+        s, dtype, generators = settings.network, settings.place.torch_dtype, [task.generator() for task in tasks]
         encodings = [e for e in map(self.encoding, tasks) if e is not None]
         n_inputs = len(encodings[0].column) if encodings else d
         activation = tasks[0].family.activation or s.activation
@@ -184,9 +171,11 @@ class Trainer:
         if encodings:
             network = encoded(PiecewiseEncoding.stacked(encodings), stack, d)
         if stop is not None:
+            shared, parts = settings.training.batch_size is not None, [task.split.train for task in tasks]
+            rows = self._shared(parts) if shared and self.rows.complete else self.rows.stacked(parts)
             precision = torch.tensor([t.family.prior_precision for t in tasks], dtype=torch.float64, device=device)
-            objective = objective_for(self.rows, self.settings, (len(tasks),), n_inputs)
-            problem = problem_for(network, objective, self._rows_of(tasks), self.settings, precision)
+            objective = objective_for(self.rows, settings, (len(tasks),), n_inputs)
+            problem = problem_for(network, objective, rows, settings, precision)
             self._train(problem, network, tasks, place, stop=stop, label=label, progress=place[1] == 0)
         stack.to(dtype)
         members = [stack.member(i) for i in range(len(tasks))]
@@ -194,57 +183,50 @@ class Trainer:
             return [encoded(e, member, d).eval() for e, member in zip(encodings, members, strict=True)]
         return [(InputSkip(member) if s.input_skip else member).eval() for member in members]
 
-    def _rows_of(self, tasks: Sequence[Task]) -> Rows:
-        """Rows of each network of a stack; mini-batches are shared, with weights that assign rows to networks."""
-        main, parts = self.rows.main, [task.split.train for task in tasks]
-        if self.settings.training.batch_size is None or not self.rows.complete:
-            return self.rows.stacked(parts)
-        weight = torch.zeros(len(tasks), len(main.X), dtype=torch.float64)
+    def _shared(self, parts: Sequence[ndarray]) -> Rows:
+        """All rows, with weights that assign them to the networks of a stack: these share their mini-batches."""
+        main = self.rows.main
+        weight = torch.zeros(len(parts), len(main.X), dtype=torch.float64)
         for row, part in zip(weight, parts, strict=True):
             row[torch.from_numpy(part)] = 1
         return Rows(replace(main, weight=weight.to(main.X.device) * (1 if main.weight is None else main.weight)))
 
     def _alone(self, task: Task, place: tuple[int, int]) -> nn.Module:
         """Train one network of any kind, with any objective, and early stopping."""
-        s, device, everything = self.settings, self.rows.main.X.device, len(task.split.train) == len(self.rows.main.X)
-        rows = self.rows if everything else self.rows.take(torch.from_numpy(task.split.train))
-        X, generator = rows.main.X, task.generator()
-        network = self.architecture.build(X.shape[1], generator, task.family, self.encoding(task))
-        network = network.to(device=device, dtype=s.place.torch_dtype)
+        s, main, generator = self.architecture.settings, self.rows.main, task.generator()
+        rows = self.rows if len(task.split.train) == len(main.X) else self.rows.take(task.split.train)
+        network = self.architecture.build(main.X.shape[1], generator, task.family, self.encoding(task))
+        network = network.to(device=main.X.device, dtype=s.place.torch_dtype)
         with torch.no_grad():
-            n_features = finite_features(network.eval(), X[:2]).shape[1]
+            n_features = finite_features(network.eval(), rows.main.X[:2]).shape[1]
         objective = objective_for(self.rows, s, (), n_features, generator)
         stopping, others = self._for_stopping(task.split.train, generator)
         rest = replace(rows, main=rows.main.take(others)) if len(stopping) else rows
-        precision = torch.tensor(task.family.prior_precision, dtype=torch.float64, device=device)
-        problem = problem_for(network, objective, rest, s, precision)
-        validation = self._validation(problem, rows.main.take(stopping)) if len(stopping) else None
+        precision = torch.tensor(task.family.prior_precision, dtype=torch.float64, device=main.X.device)
+        problem, validation = problem_for(network, objective, rest, s, precision), None
+        if len(stopping):
+            first = every = 1
+            if isinstance(problem, FullBatch):
+                every = max(1, min(10, s.training.max_epochs // 20))
+                first = -(-min(50, s.training.max_epochs // 10) // every) * every
+            score = partial(problem.held_out_score, rows.main.take(stopping))
+            validation = Validation(score, first=first, every=every, patience=s.training.patience)
         self._train(problem, network, [task], place, validation=validation)
         return network.to(s.place.torch_dtype)
 
-    def _for_stopping(self, train: np.ndarray, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    def _for_stopping(self, train: ndarray, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """Indices into the training rows for early stopping, none if it is off or not possible, and the others."""
-        m, s = len(train), self.settings.training
+        m, s = len(train), self.architecture.settings.training
         n, none = round(s.validation_fraction * m), (torch.empty(0, dtype=torch.long), torch.arange(m))
         if not s.early_stopping or n < 1 or m - n < 2:
             return none
-        together = None if self.rows.labels is None else self.rows.together
-        if together is None:
+        if self.rows.groups is None:
             order = torch.randperm(m, generator=generator)
             return order[:n], order[n:]
-        groups = np.unique(together[train], return_inverse=True)[1]
+        groups = np.unique(self.rows.groups[train], return_inverse=True)[1]
         held = whole_groups(groups, n, torch.randperm(int(groups.max()) + 1, generator=generator).numpy())
         others = np.setdiff1d(np.arange(m), held)
         return (torch.from_numpy(held), torch.from_numpy(others)) if len(others) >= 2 else none
-
-    def _validation(self, problem: Problem, held_out: Points) -> Validation:
-        """Early stopping by the score of held-out rows."""
-        s = self.settings.training
-        first = every = 1
-        if isinstance(problem, FullBatch):
-            every = max(1, min(10, s.max_epochs // 20))
-            first = -(-min(50, s.max_epochs // 10) // every) * every
-        return Validation(partial(problem.held_out_score, held_out), first=first, every=every, patience=s.patience)
 
     def _train(
         self, problem: Problem, network: nn.Module, tasks: Sequence[Task], place: tuple[int, int], **options: Any
@@ -256,6 +238,15 @@ class Trainer:
             precisions = [task.family.prior_precision for task in tasks]
             name = "training-{}-{}".format(*place)
             checkpoint = self.run.state(name, self.architecture, network, precisions, data)
-        history = self.run.train(problem, self.settings, checkpoint=checkpoint, **options)
+        history = self.run.train(problem, self.architecture.settings, checkpoint=checkpoint, **options)
         if isinstance(problem, MiniBatches):
             history.gap = problem.gap(history)
+
+
+def _most_complete(known: Bool[ndarray, "m q"]) -> tuple[Bool[ndarray, " m"], slice]:
+    """Rows and targets to fit length scales to: complete rows, or if these are few, the most frequent target."""
+    n, whole = known.sum(0), np.asarray(known.all(1))
+    if whole.sum() >= max(MOST_ROWS // 4, 0.5 * n.max()):
+        return whole, slice(None)
+    j = int(n.argmax())
+    return known[:, j], slice(j, j + 1)

@@ -26,7 +26,7 @@ from lastlayer.data.scaling import Scales
 from lastlayer.data.sources import ArraySource, Source, Without
 from lastlayer.data.validation import check_groups, validated
 from lastlayer.ensemble.crossfit import CrossFit, Fit, cross_fit
-from lastlayer.ensemble.run import Run
+from lastlayer.ensemble.run import Run, running
 from lastlayer.ensemble.source import train_on_source
 from lastlayer.ensemble.splits import folds_for
 from lastlayer.errors import CopiesWarning, FlooredNoiseWarning, InputError, MissingTargetsWarning
@@ -289,14 +289,14 @@ class BLLRegressor(LastLayerRegressor):
         likelihood = choose(self.likelihood, used.y)
         if noise_std is not None or observations:
             likelihood.check_linear("noise_std or observations")
-        rows = Rows.of(used, likelihood).searched()
+        rows = Rows.of(used, likelihood)
         shape = replace(rows.shape, validation=validation_data is not None)
         settings = resolve(self._parameters() | {"likelihood": likelihood.name}, shape, seed=seed)
-        with Run(self.n_jobs, self.verbose, self.progress, options_of(self.training).checkpoint) as run:
+        with running(self.n_jobs, self.verbose, self.progress, options_of(self.training).checkpoint) as run:
             run.digest = "" if run.checkpoint is None else digest_of(given.X, given.y, given.weight)
             _note(given, rows, settings)
             rows = rows.to(settings.place.torch_device, settings.place.torch_dtype)
-            splits = folds_for(settings, rows, splitter=self.calibration, groups=groups)
+            splits = folds_for(settings, rows, splitter=self.calibration, labels=groups)
             fits = cross_fit(rows, splits, Architecture(settings, self.backbone), run)
             with run.stage("calibration"):
                 self._hold(fits.members(), rows.main, rows.scales, settings, given.y_ndim, likelihood)
@@ -341,7 +341,7 @@ class BLLRegressor(LastLayerRegressor):
         held_out = None if validation_data is None else digest_of(*map(np.asarray, validation_data))
         ProcessGroup.current().agree({"digest of validation_data": held_out})
         settings = resolve(self._parameters(), Shape(None, validation_data is not None), seed=seed)
-        with Run(self.n_jobs, self.verbose, self.progress, options_of(self.training).checkpoint) as run:
+        with running(self.n_jobs, self.verbose, self.progress, options_of(self.training).checkpoint) as run:
             streamed = train_on_source(source, Architecture(settings, self.backbone), run)
             scales, ids = streamed.scales, not streamed.sample.X.is_floating_point()
             settings = replace(settings, network=replace(settings.network, ids=ids))
