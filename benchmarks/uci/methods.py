@@ -7,7 +7,7 @@ from numpy import ndarray
 from benchmarks.uci import boosting, gaussian_boosting, gaussian_processes, last_layers, networks
 from benchmarks.uci.protocol import HELD_OUT, Fit, Method, Predict, Task, hold_out
 from lastlayer.estimators.regressor import BLLRegressor
-from lastlayer.settings.parameters import TrainingOptions
+from lastlayer.settings.types import TrainingOptions
 
 BARE: dict[str, Any] = {"n_members": 1, "calibration": None, "hidden_prior": 0.0}
 PAPER: dict[str, Any] = {

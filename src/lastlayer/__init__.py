@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from lastlayer.estimators.regressor import BLLRegressor
     from lastlayer.predictions import metrics, scorers
     from lastlayer.predictions.prediction import Prediction
-    from lastlayer.settings.parameters import TrainingOptions
+    from lastlayer.settings.types import TrainingOptions
     from lastlayer.studies import baselines
     from lastlayer.tables.regressor import TableRegressor, load
     from lastlayer.training.loss import BLLLoss
@@ -46,7 +46,7 @@ _HOMES = {  # of each public name: the module that holds it, or the package of a
     "BLLRegressor": "estimators.regressor",
     "Prediction": "predictions.prediction",
     "TableRegressor": "tables.regressor",
-    "TrainingOptions": "settings.parameters",
+    "TrainingOptions": "settings.types",
     "attach": "estimators.posthoc",
     "load": "tables.regressor",
 }

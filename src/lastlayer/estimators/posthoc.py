@@ -30,9 +30,17 @@ from lastlayer.networks.structured import Inputs, moved, named
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.member import Member, cost_quantiles
-from lastlayer.settings.parameters import TrainingOptions
 from lastlayer.settings.resolve import SOURCE_BATCH, resolve
-from lastlayer.settings.types import BIAS_PRIORS, DTYPES, NETWORK, NOISE_STRUCTURES, BiasPrior, NoiseStructure, Shape
+from lastlayer.settings.types import (
+    BIAS_PRIORS,
+    DTYPES,
+    NETWORK,
+    NOISE_STRUCTURES,
+    BiasPrior,
+    NoiseStructure,
+    Shape,
+    TrainingOptions,
+)
 from lastlayer.training import TrainingHistory
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}

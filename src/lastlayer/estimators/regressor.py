@@ -42,10 +42,9 @@ from lastlayer.predictor import revisions
 from lastlayer.predictor.codec import pack, unpack
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.member import Member, training_costs
-from lastlayer.settings.parameters import TrainingOptions, options_of
-from lastlayer.settings.parameters import check as check_parameters
-from lastlayer.settings.resolve import resolve
-from lastlayer.settings.types import Given, NoiseModel, Plan, Settings, Shape
+from lastlayer.settings.resolve import check as check_parameters
+from lastlayer.settings.resolve import options_of, resolve
+from lastlayer.settings.types import Given, NoiseModel, Plan, Settings, Shape, TrainingOptions
 from lastlayer.training import TrainingHistory
 
 STREAMED_ROWS = 200_000

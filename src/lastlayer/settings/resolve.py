@@ -1,21 +1,24 @@
 """Resolution of an estimator's parameters: every "auto" becomes a value for the given data, one subject at a time."""
 
 import math
-from collections.abc import Mapping
+import numbers
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from lastlayer._internal.digests import printed
-from lastlayer.errors import InputError
-from lastlayer.settings.parameters import TrainingOptions, check, check_source, options_of
+from lastlayer.errors import InputError, check_choice
 from lastlayer.settings.types import (
     ADDITIVE,
+    BIAS_PRIORS,
+    DTYPES,
     FOURIER,
     LINEAR,
     NEEDS_EVERY_TARGET,
     NO_NOISE_PRIOR,
+    NOISE_MODELS,
     WEAK_NOISE_PRIOR,
     EnsembleSettings,
     Family,
@@ -26,6 +29,7 @@ from lastlayer.settings.types import (
     Plan,
     Settings,
     Shape,
+    TrainingOptions,
     TrainingSettings,
 )
 
@@ -67,63 +71,132 @@ TABLE_BATCH, SOURCE_BATCH = 1_024, 4_096
 """Rows per mini-batch, for a table in memory and for a source."""
 
 
+WORDS: dict[str, tuple[Iterable[str], tuple[type, ...]]] = {
+    "noise": (NOISE_MODELS, ()),
+    "bias_prior": (BIAS_PRIORS, ()),
+    "dtype": (DTYPES, ()),
+    "preset": (("calibrated", "fast", "evidence"), ()),
+    "objective": (("profiled", "mse"), ()),
+    "calibration": (("auto", "alpha"), (object,)),
+    "encoding": (("auto", "raw", "piecewise", "fourier"), ()),
+    "hidden": (("auto",), (object,)),
+    "input_skip": (("auto",), (bool,)),
+    "early_stopping": (("auto",), (bool,)),
+}
+"""Words that a parameter may be, and types other than words that it may have."""
+ROWS = "a whole number of rows, 2 or more"
+NUMBERS: dict[str, tuple[str, float, bool, tuple[str | None, ...]]] = {
+    "n_members": ("a whole number, 1 or more", 1, True, ("auto",)),
+    "hidden_prior": ("a number, 0 or more", 0, False, ("auto",)),
+    "max_epochs": ("a whole number, 0 or more", 0, True, ("auto",)),
+    "batch_size": (ROWS, 2, True, ("auto", None)),
+    "chunk_size": (ROWS, 2, True, (None,)),
+    "learning_rate": ("a number, positive and finite", math.ulp(0.0), False, ("auto",)),
+}
+"""What a parameter must be, its smallest value, whether it is whole, and what it may be in place of a number."""
+
+
 @dataclass(frozen=True)
 class Asked:
     """Parameters of a `BLLRegressor`, and what they mean for the data it is fitted to."""
 
     p: Mapping[str, Any]
-    options: TrainingOptions
+    """All parameters, with the options of training."""
     data: Shape
     n_rows: float | int
     """Number of rows; those of a source are taken to be many."""
     n_groups: float | int
     """Number of clearly different rows."""
-    source: bool
-    own_network: bool
-    bare: bool
-    """Whether the preset is the evidence alone."""
-    fast: bool
-    spare: bool
-    """Whether rows can be held out for calibration."""
     plan: Plan
-    calibrated: bool
+    mixture: bool
     """Whether there are built-in networks, calibrated by curves: more than one kind of them may be worth it."""
-
-    @classmethod
-    def of(cls, p: Mapping[str, Any], data: Shape) -> "Asked":
-        """Look at the parameters and at the shape of the data once."""
-        source, own, bare = data.shape is None, p["backbone"] is not None, p["preset"] == "evidence"
-        n_rows = math.inf if data.shape is None else data.shape[0]
-        n_groups = n_rows if data.n_groups is None else data.n_groups
-        spare = not bare and not source and n_groups >= (FEW_ROWS if own else LEAST_ROWS)
-        plan = _plan(p, data, spare=spare)
-        return cls(
-            p=p,
-            options=options_of(p["training"]),
-            data=data,
-            n_rows=n_rows,
-            n_groups=n_groups,
-            source=source,
-            own_network=own,
-            bare=bare,
-            fast=p["preset"] == "fast",
-            spare=spare,
-            plan=plan,
-            calibrated=spare and plan.curves and not own,
-        )
 
 
 def resolve(parameters: Mapping[str, Any], data: Shape, *, seed: int) -> Settings:
     """Check the parameters of a `BLLRegressor` against each other and the data, and resolve every "auto"."""
-    check(parameters)
-    asked = Asked.of(parameters, data)
-    if asked.source:
-        check_source(parameters, asked.options, validation=data.validation)
-    place = Place(device_name(parameters["device"]), parameters["dtype"])
-    training = _training(asked)
-    settings = Settings(_network(asked), _ensemble(asked), training, _layer(asked), asked.plan, place, seed)
+    p, n_rows = check(parameters), math.inf if data.shape is None else data.shape[0]
+    if data.shape is None:
+        _check_source(p, validation=data.validation)
+    n_groups, own_network = n_rows if data.n_groups is None else data.n_groups, p["backbone"] is not None
+    spare = p["preset"] != "evidence" and data.shape is not None
+    spare = spare and n_groups >= (FEW_ROWS if own_network else LEAST_ROWS)
+    plan = _plan(p, data, spare=spare)
+    asked = Asked(p, data, n_rows, n_groups, plan, spare and plan.curves and not own_network)
+    place, training = Place(device_name(p["device"]), p["dtype"]), _training(asked)
+    settings = Settings(_network(asked), _ensemble(asked), training, _layer(asked), plan, place, seed)
     _check_together(settings, asked)
     return settings
+
+
+def options_of(training: Any) -> TrainingOptions:
+    """Options of training that were given, or the defaults."""
+    if training is not None and not isinstance(training, TrainingOptions):
+        raise InputError(f"training={training!r} must be None or a lastlayer.TrainingOptions")
+    return training or TrainingOptions()
+
+
+def check(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Check every parameter, and combinations that no data allow; return them with the options of training."""
+    p = {**parameters, **vars(options_of(parameters["training"]))}
+    for name, (words, kinds) in WORDS.items():
+        if isinstance(p[name], str) or not isinstance(p[name], kinds):
+            check_choice(name, p[name], words)
+    for name, (wanted, least, whole, free) in NUMBERS.items():
+        value = p[name]
+        number = not isinstance(value, bool) and isinstance(value, numbers.Real) and least <= float(value) < math.inf
+        left_to_us = any(value is word or (isinstance(value, str) and value == word) for word in free)
+        if not left_to_us and not (number and not (whole and float(value) % 1)):
+            raise InputError(f"{name}={value!r} must be {' or '.join(map(repr, free))} or {wanted}")
+    if not 0 < p["validation_fraction"] < 1:
+        raise InputError(f"validation_fraction={p['validation_fraction']} must lie strictly between 0 and 1")
+    if p["n_members"] not in ("auto", 1) and isinstance(p["backbone"], torch.nn.Module):
+        raise InputError(
+            f"n_members={p['n_members']} needs networks with different initial weights: give backbone a callable "
+            "that returns a new module, such as backbone=lambda: MyNetwork(), in place of a module"
+        )
+    if p["encoding"] in ("piecewise", "fourier") and (p["backbone"] is not None or p["input_skip"] is False):
+        other = "backbone=..." if p["backbone"] is not None else "input_skip=False"
+        raise InputError(
+            f'encoding="{p["encoding"]}" cannot be combined with {other}: its features are the library\'s own, and '
+            "bounded outside the data, where the inputs passed on let the variance grow"
+        )
+    profiled, by_rows = p["objective"] == "profiled", isinstance(p["batch_size"], numbers.Integral)
+    if by_rows and not (profiled and p["chunk_size"] is None):
+        raise InputError(
+            f'batch_size={p["batch_size"]} needs objective="profiled" and no chunk_size, but they are '
+            f"{p['objective']!r} and {p['chunk_size']!r}"
+        )
+    if p["chunk_size"] is not None and not profiled:
+        raise InputError(
+            f'chunk_size needs objective="profiled", whose gradient splits into rows, not "{p["objective"]}"'
+        )
+    return p
+
+
+def _check_source(p: Mapping[str, Any], *, validation: bool) -> None:
+    """Check the parameters for a source of batches: one network, trained in mini-batches, without held-out rows."""
+    whole = "needs rows held out of training, and a source of batches is passed over as a whole"
+    for name, allowed, advice in (
+        ("n_members", ("auto", 1), "cannot be combined with a source of batches: leave it at 'auto'"),
+        ("objective", ("profiled",), "cannot be combined with a source of batches"),
+        ("chunk_size", (None,), "cannot be combined with a source of batches: give batch_size"),
+        ("early_stopping", ("auto", False), f"{whole}: choose max_epochs"),
+        ("encoding", ("auto", "raw"), "needs a table, not a source of batches"),
+        ("likelihood", ("auto", "gaussian"), "needs arrays: transform the targets of the source"),
+    ):
+        if p[name] not in allowed:
+            raise InputError(f"{name}={p[name]!r} {advice}")
+    if p["batch_size"] is None:
+        raise InputError(
+            "batch_size=None means all rows in every step, which a source of batches cannot give: leave it at 'auto' "
+            "or give a number of rows"
+        )
+    calibration = p["calibration"]
+    if not (calibration is None or calibration == "auto" or (validation and calibration == "alpha")):
+        raise InputError(
+            f"calibration={calibration!r} {whole}: give validation_data, with calibration 'auto' for a curve or "
+            "'alpha' for Algorithm 1"
+        )
 
 
 def device_name(device: str) -> str:
@@ -157,30 +230,30 @@ def _network(asked: Asked) -> NetworkSettings:
     return NetworkSettings(
         hidden=tuple(int(width) for width in hidden),
         activation="tanh" if p["activation"] == "auto" else p["activation"],
-        input_skip=not asked.own_network if p["input_skip"] == "auto" else bool(p["input_skip"]),
-        backbone=_name(p["backbone"]) if asked.own_network else None,
+        input_skip=p["backbone"] is None if p["input_skip"] == "auto" else bool(p["input_skip"]),
+        backbone=None if p["backbone"] is None else _name(p["backbone"]),
         ids=asked.data.ids,
     )
 
 
 def _ensemble(asked: Asked) -> EnsembleSettings:
-    n_members = asked.p["n_members"]
+    n_members, fast = asked.p["n_members"], asked.p["preset"] == "fast"
     if n_members == "auto":
-        n_members = _n_folds(asked) if asked.calibrated else 1
-    n_blocks = LARGE_TABLE_BLOCKS if asked.n_rows > LARGE_TABLE else FAST_BLOCKS if asked.fast else N_FOLDS
+        n_members = _n_folds(asked, fast) if asked.mixture else 1
+    n_blocks = LARGE_TABLE_BLOCKS if asked.n_rows > LARGE_TABLE else FAST_BLOCKS if fast else N_FOLDS
     return EnsembleSettings(_families(asked), int(n_members), n_blocks)
 
 
-def _n_folds(asked: Asked) -> int:
+def _n_folds(asked: Asked, fast: bool) -> int:
     """Number of folds of a mixture; very few rows are held out one by one."""
     n, together = asked.n_groups, asked.data.n_together
     *_, (many, most) = FOLDS_OF_FEW.items()
     if n < FEW_ROWS:
         k = int(n)
-    elif n > LARGE_TABLE and not asked.fast:
+    elif n > LARGE_TABLE and not fast:
         k = N_MEMBERS
     else:
-        k = N_FOLDS if asked.fast else next((k for rows, k in FOLDS_OF_FEW.items() if n < rows), N_FOLDS)
+        k = N_FOLDS if fast else next((k for rows, k in FOLDS_OF_FEW.items() if n < rows), N_FOLDS)
         k = k if asked.n_rows < many else min(k, most)  # copies cost as much as other rows
     return k if together is None else min(k, together)
 
@@ -188,20 +261,18 @@ def _n_folds(asked: Asked) -> int:
 def _families(asked: Asked) -> tuple[Family, ...]:
     """A mixture of families where curves weigh them, unless one network or one prior was asked for."""
     p, encoding = asked.p, asked.p["encoding"]
-    if not asked.calibrated or p["n_members"] == 1 or p["hidden_prior"] != "auto":
-        if encoding == "fourier":
-            return (FOURIER,)
-        precision = STRONG_NETWORK.prior_precision if asked.calibrated else 0.0
-        precision = precision if p["hidden_prior"] == "auto" else float(p["hidden_prior"])
-        return (Network(precision, "piecewise" if encoding == "piecewise" else "raw"),)
     if encoding == "fourier":
         return (FOURIER,)
+    if not asked.mixture or p["n_members"] == 1 or p["hidden_prior"] != "auto":
+        precision = STRONG_NETWORK.prior_precision if asked.mixture else 0.0
+        precision = precision if p["hidden_prior"] == "auto" else float(p["hidden_prior"])
+        return (Network(precision, "piecewise" if encoding == "piecewise" else "raw"),)
     n, n_columns = asked.n_groups + asked.data.n_beside, (asked.data.shape or (0, 0))[1]
     few, many, skips = n < FEW_ROWS, n > LARGE_TABLE, p["input_skip"] is not False
     if encoding == "auto" and (n_columns > MANY_COLUMNS or not skips):
         encoding = "raw"
     raw, encoded = encoding != "piecewise" or few, encoding != "raw" and not few
-    networks = () if few else tuple(map(Network, FAST_PRECISIONS if asked.fast else PRIOR_PRECISIONS))
+    networks = () if few else tuple(map(Network, FAST_PRECISIONS if p["preset"] == "fast" else PRIOR_PRECISIONS))
     families: tuple[Family, ...] = networks if raw else ()
     if p["activation"] == "auto" and asked.n_groups > LARGE_TABLE:
         families = tuple(replace(f, activation="silu") if f == STRONG_NETWORK else f for f in families)
@@ -211,33 +282,33 @@ def _families(asked: Asked) -> tuple[Family, ...]:
 
 
 def _training(asked: Asked) -> TrainingSettings:
-    p, options, alike = asked.p, asked.options, asked.data.complete
-    early = (asked.bare or asked.own_network) and not asked.source and asked.n_rows >= STOPPED_ROWS
-    early = early if options.early_stopping == "auto" else bool(options.early_stopping)
-    plain = options.objective == "profiled" and not asked.own_network
-    brisk = plain and not asked.source and not early  # early stopping needs small steps
-    batch_size = p["batch_size"]
+    p, n_rows, own_network = asked.p, asked.n_rows, asked.p["backbone"] is not None
+    source, complete, early = asked.data.shape is None, asked.data.complete, p["early_stopping"]
+    if early == "auto":
+        early = (p["preset"] == "evidence" or own_network) and not source and n_rows >= STOPPED_ROWS
+    plain = p["objective"] == "profiled" and not own_network
+    brisk = plain and not source and not early  # early stopping needs small steps
+    batch_size, epochs, share = p["batch_size"], p["max_epochs"], FAST_SHARE if p["preset"] == "fast" else 1.0
     if batch_size == "auto":
-        large = asked.n_rows > LARGE_TABLE if alike else asked.n_rows > TABLE_BATCH and not early
-        large = large and plain and options.chunk_size is None
-        batch_size = SOURCE_BATCH if asked.source else TABLE_BATCH if large else None
-    epochs, share = p["max_epochs"], FAST_SHARE if asked.fast else 1.0
+        large = n_rows > LARGE_TABLE if complete else n_rows > TABLE_BATCH and not early
+        large = large and plain and p["chunk_size"] is None
+        batch_size = SOURCE_BATCH if source else TABLE_BATCH if large else None
     if epochs == "auto" and batch_size is None:
         epochs = round(share * (FULL_STEPS if brisk else SLOW_STEPS))
     elif epochs == "auto":
-        one = asked.n_rows / int(batch_size)
-        passes = _passes(one, share) if alike else math.ceil(share * FULL_STEPS / one)
-        epochs = SOURCE_PASSES if asked.source or asked.own_network else passes
-    rate = (4e-2 if brisk else 2e-2) if options.learning_rate == "auto" else options.learning_rate
+        one = n_rows / int(batch_size)
+        passes = _passes(one, share) if complete else math.ceil(share * FULL_STEPS / one)
+        epochs = SOURCE_PASSES if source or own_network else passes
+    rate = (4e-2 if brisk else 2e-2) if p["learning_rate"] == "auto" else p["learning_rate"]
     return TrainingSettings(
-        objective=options.objective,
+        objective=p["objective"],
         learning_rate=float(rate),
         max_epochs=int(epochs),
         batch_size=None if batch_size is None else int(batch_size),
-        chunk_size=options.chunk_size,
-        early_stopping=early,
-        validation_fraction=float(options.validation_fraction),
-        patience=int(options.patience),
+        chunk_size=p["chunk_size"],
+        early_stopping=bool(early),
+        validation_fraction=float(p["validation_fraction"]),
+        patience=int(p["patience"]),
     )
 
 
@@ -252,15 +323,15 @@ def _layer(asked: Asked) -> LayerSettings:
     p, can_vary = asked.p, asked.plan.curves and asked.data.shape is not None and asked.data.is_table
     return LayerSettings(
         noise="diagonal" if p["noise"] == "auto" and not can_vary else p["noise"],
-        bias_prior="shared" if asked.options.bias_prior == "shared" else "flat",
-        noise_prior=WEAK_NOISE_PRIOR if asked.calibrated else NO_NOISE_PRIOR,
+        bias_prior=p["bias_prior"],
+        noise_prior=WEAK_NOISE_PRIOR if asked.mixture else NO_NOISE_PRIOR,
         likelihood=p["likelihood"],
     )
 
 
 def _check_together(settings: Settings, asked: Asked) -> None:
     """Raise an error for settings that are incompatible with the data or with each other."""
-    p, data, training, checkpoint = asked.p, asked.data, settings.training, asked.options.checkpoint
+    p, data, training, checkpoint = asked.p, asked.data, settings.training, asked.p["checkpoint"]
     if settings.network.input_skip and not data.is_table:
         given = "integers" if data.ids else f"shape {data.shape}"
         raise InputError(f"input_skip=True needs a table, but X has {given}: leave it at 'auto' or False")

@@ -1,11 +1,11 @@
-"""Types of settings: priors and noise, families of members, which rows calibrate, and the settings of a fit."""
+"""Types: what is given, priors and noise, families of members, which rows calibrate, and the settings of a fit."""
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal, TypeAlias
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int, Num
 from numpy import ndarray
@@ -59,11 +59,6 @@ class Given:
     def is_table(self) -> bool:
         """Whether the inputs are columns of numbers, which can be standardised."""
         return self.X.ndim == 2 and self.X.dtype.kind == "f"
-
-    @property
-    def n_used(self) -> int:
-        """Number of rows that have a weight."""
-        return len(self.X) if self.weight is None else int(np.count_nonzero(self.weight))
 
 
 @dataclass(frozen=True)
@@ -210,6 +205,49 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class TrainingOptions:
+    """Options of training; pass them as `BLLRegressor(training=TrainingOptions(...))`.
+
+    Parameters
+    ----------
+    objective : {"profiled", "mse"}, default "profiled"
+        Loss. "profiled": evidence with weights and noise in closed form at every step; "mse": mean squared error.
+    bias_prior : {"flat", "shared"}, default "flat"
+        Prior on the bias of the last layer: "flat" (Theorem 2), or "shared", which reproduces the evidence printed
+        in the paper.
+    learning_rate : float or "auto", default "auto"
+        Initial step size of Adam. "auto": 0.04; 0.02 with early stopping, a backbone, a source of batches or an
+        objective other than "profiled".
+    early_stopping : bool or "auto", default "auto"
+        Whether to hold out rows, score them under the posterior of the others, and keep the best network. "auto": with
+        a backbone or preset="evidence", from 100 rows on.
+    validation_fraction : float, default 0.15
+        Fraction of the rows held out for early stopping, or for calibration with a backbone.
+    patience : int, default 200
+        Epochs without improvement before stopping.
+    chunk_size : int or None, default None
+        Rows in memory at a time. The gradient is still that of all rows, at the price of a second forward pass.
+    checkpoint : path or None, default None
+        Folder in which mini-batch training saves its state every minute. A fit that was interrupted resumes from
+        it; a fit that completes deletes what it saved there.
+
+    Examples
+    --------
+    >>> from lastlayer import BLLRegressor, TrainingOptions
+    >>> model = BLLRegressor(training=TrainingOptions(early_stopping=True, patience=50))
+    """
+
+    objective: str = "profiled"
+    bias_prior: str = "flat"
+    learning_rate: float | int | str = "auto"
+    early_stopping: bool | str = "auto"
+    validation_fraction: float = 0.15
+    patience: int = 200
+    chunk_size: int | None = None
+    checkpoint: str | os.PathLike[str] | None = None
+
+
+@dataclass(frozen=True)
 class NetworkSettings:
     """The features."""
 
@@ -310,13 +348,6 @@ class Settings:
     plan: Plan
     place: Place
     seed: int
-
-    @property
-    def stackable(self) -> bool:
-        """Whether several built-in networks can be trained as one batch."""
-        plain = self.training.objective == "profiled" and self.training.chunk_size is None
-        built_in = self.network.backbone is None and bool(self.network.hidden)
-        return plain and built_in and not self.training.early_stopping
 
     def to_json(self) -> dict[str, Any]:
         """Convert the settings to a JSON object."""

@@ -24,9 +24,8 @@ from lastlayer.estimators.base import BaseRegressor, with_gradients
 from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.likelihoods.base import Gaussian
 from lastlayer.predictions.mixture import MixturePrediction
-from lastlayer.settings.parameters import TrainingOptions
 from lastlayer.settings.resolve import device_name
-from lastlayer.settings.types import NoiseModel
+from lastlayer.settings.types import NoiseModel, TrainingOptions
 
 INITIAL_STD = 0.003
 """Initial standard deviation of the weights: with 0.05, the study's network ended at a bound 0.33 nats lower."""

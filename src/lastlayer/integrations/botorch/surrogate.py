@@ -24,9 +24,8 @@ from lastlayer.networks.fourier import ProcessFeatures
 from lastlayer.networks.mlp import copied
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.member import Member, training_costs
-from lastlayer.settings.parameters import TrainingOptions
 from lastlayer.settings.resolve import resolve
-from lastlayer.settings.types import NoisePrior, Shape
+from lastlayer.settings.types import NoisePrior, Shape, TrainingOptions
 from lastlayer.training.lengths import fit_lengths, refine_lengths
 
 LITTLE_NOISE = NoisePrior(rows=2.0, share=1e-4)
