@@ -531,10 +531,11 @@ def _note(given: Given, rows: Rows, settings: Settings) -> None:
             MissingTargetsWarning,
             stacklevel=4,
         )
-    n_groups = given.n_used if rows.copies is None else int(rows.copies.max()) + 1
-    if settings.plan in (Plan("folds"), Plan("holdout")) and n_groups <= (1 - SHARE) * given.n_used:
+    n_used = len(given.X) if given.weight is None else int((given.weight > 0).sum())
+    n_groups = n_used if rows.copies is None else int(rows.copies.max()) + 1
+    if settings.plan in (Plan("folds"), Plan("holdout")) and n_groups <= (1 - SHARE) * n_used:
         warnings.warn(
-            f"{given.n_used} rows are equal or nearly equal to one of {n_groups}: copies are held out together, so "
+            f"{n_used} rows are equal or nearly equal to one of {n_groups}: copies are held out together, so "
             "that the model is evaluated on rows that are new to it",
             CopiesWarning,
             stacklevel=4,
