@@ -166,7 +166,7 @@ def slow_log_density(
             alone = var[i] - added_by_process[i]
             mean = points.mean[i, j].numpy() / alone / (1 / alone + shrinkage.precision)
             for share, wide in ((1 - tails.share, 1.0), (tails.share, tails.factor)):
-                each = normal_density(points.targets[j].numpy() - mean, wide * cov)
+                each = normal_density(points.readings.values[j].numpy() - mean, wide * cov)
                 density[j] += weight[i] / weight.sum() * share * each
     return np.log(density)
 
@@ -321,8 +321,8 @@ def test_value_and_gradient_are_those_of_the_slow_form(
     process = FOURIER in families
     points = held_out(12, q, len(families), families=families, outside=3.0 * process, correlated=correlated and q > 1)
     problem = problem_of(points.usable(), mixture)
-    assert len(problem.start()) == len(set(families)) * (2 * q + 2) + 4 * mixture
-    x = problem.start() + np.random.default_rng(1).normal(0, 0.5, len(problem.start()))
+    assert len(problem.starts[0]) == len(set(families)) * (2 * q + 2) + 4 * mixture
+    x = problem.starts[0] + np.random.default_rng(1).normal(0, 0.5, len(problem.starts[0]))
     found, w = problem.calibration(x, {}, lpd_before=0.0), points.weight.numpy()
     curves, tails, shrinkage, outside = found.curves, found.tails, found.shrinkage, 0.0
     assert (found.outside is not None) == (process and mixture)
@@ -349,7 +349,7 @@ def test_value_and_gradient_are_those_of_the_slow_form(
 def test_value_and_gradient_with_noise_that_depends_on_the_input() -> None:
     points = held_out(12, 2, 2, families=(FOURIER, LINEAR), outside=3.0)
     problem = problem_of(points.usable(), True, NoiseHead.initial(points.inputs, 2))
-    x = np.concatenate([problem.start(), problem.initial_head.numbers().numpy()])
+    x = np.concatenate([problem.starts[0], problem.head.numbers().numpy()])
     x += np.random.default_rng(1).normal(0, 0.3, len(x))
     found = problem.calibration(x, {}, lpd_before=0.0)
     head = found.head
@@ -371,7 +371,7 @@ def test_the_gradient_is_that_of_differences_and_pieces_add_up(at_once: int, cor
     points = held_out(40, 2, 3, families=(WEAK, FOURIER, WEAK), outside=3.0, correlated=correlated).usable()
     head = NoiseHead.initial(points.inputs, 2)
     whole = problem_of(points, True, head)
-    x = np.concatenate([whole.start(), head.numbers().numpy()])
+    x = np.concatenate([whole.starts[0], head.numbers().numpy()])
     x += np.random.default_rng(1).normal(0, 0.5, len(x))
     value, gradient = whole.value(x)
     both_ways = [whole.value(x + 1e-5 * e)[0] - whole.value(x - 1e-5 * e)[0] for e in np.eye(len(x))]
@@ -404,7 +404,7 @@ def test_inside_the_data_the_process_adds_nothing() -> None:
     points = held_out(12, 2, 3, families=(NETWORK, FOURIER, LINEAR), outside=3.0)
     far, _ = slow_far(points.cost.numpy(), points.noise_var.numpy(), points.kind, points.families)
     problem, without = (problem_of(p, True) for p in (points, replace(points, log_far=None)))
-    more, less = (problem.start() + np.r_[np.zeros(len(problem.parameters) - 1), by] for by in (3.0, -3.0))
+    more, less = (problem.starts[0] + np.r_[np.zeros(len(problem.parameters) - 1), by] for by in (3.0, -3.0))
     inside = far == 0
     assert 3 <= inside.sum() <= 9
     np.testing.assert_allclose(problem.log_density(more)[inside], without.log_density(more)[inside], rtol=1e-12)
@@ -471,7 +471,7 @@ def test_a_known_factor_of_the_process_is_found_again(factor: float, families: t
 def test_without_a_process_its_factor_stays_what_it_was_before_data() -> None:
     points = held_out(50, 1, 2, families=(NETWORK, LINEAR)).usable()
     problem = problem_of(points, True)
-    assert problem.best([problem.start()])[-1] == pytest.approx(PRIOR["outside"][0], abs=1e-6)
+    assert problem.best([problem.starts[0]])[-1] == pytest.approx(PRIOR["outside"][0], abs=1e-6)
     assert fit_curves(points, mixture=True).outside is None
 
 
@@ -480,7 +480,7 @@ def test_means_that_are_right_far_out_stay_where_they_are() -> None:
     points = held_out(400, 1)
     mean = 20 * points.mean
     found = fit_curves(
-        replace(points, mean=mean, readings=Readings.of(points.targets + (mean - points.mean)[0])), mixture=True
+        replace(points, mean=mean, readings=Readings.of(points.readings.values + (mean - points.mean)[0])), mixture=True
     )
     assert found.shrinkage.precision < 4 / 400
     assert str(FREE) == ""
@@ -510,7 +510,7 @@ def test_each_family_finds_its_own_curve_and_the_best_comes_first(poor: Family, 
     points = held_out(4000, 1, 2, families=(poor, best))
     good = held_out(4000, 1, 1, seed=3)
     lost = good.cost[0, :, None] > 30
-    good = replace(good, readings=Readings.of(torch.where(lost, 0.3 * good.mean[0].flip(0), good.targets)))
+    good = replace(good, readings=Readings.of(torch.where(lost, 0.3 * good.mean[0].flip(0), good.readings.values)))
     points = replace(
         points,
         mean=torch.cat([torch.zeros_like(good.mean), good.mean]),
@@ -572,11 +572,11 @@ def test_the_long_way_ends_no_lower(n: int, q: int, c: int, correlated: bool, mi
     curves = []
     for family in found.curves:
         alone = CurveProblem(points.of(family), [family], mixture=False)
-        curves.append(lowest(alone, [alone.start(i) for i in range(3)])[1])
+        curves.append(lowest(alone, [*alone.starts])[1])
         # nothing holds the LPD still where LPD and prior together end
         assert found.alone[family] == pytest.approx(alone.lpd(curves[-1]), abs=1e-5)
     problem = CurveProblem(points, list(found.curves), mixture)
-    value, _ = lowest(problem, [problem.start(curves=curves), problem.start()])
+    value, _ = lowest(problem, [np.concatenate([*curves, problem.starts[0, problem.n_curves :]]), problem.starts[0]])
     assert problem.value(optimum(found, points))[0] <= value + 1e-6 * abs(value)
 
 
@@ -605,7 +605,7 @@ def of_widening(n: int) -> dict[str, float]:
     points = held_out(4 * n, 2, 2, families=(NETWORK, LINEAR))  # half of them in blocks
     points = replace(points, weight=torch.full((4 * n,), 0.5, dtype=torch.float64))
     problem = problem_of(points, True, NoiseHead.initial(points.inputs, 2))
-    x = np.concatenate([problem.start(), problem.initial_head.numbers().numpy()])
+    x = np.concatenate([problem.starts[0], problem.head.numbers().numpy()])
     x += np.random.default_rng(0).normal(size=len(x))
     before = x.copy()
     moves = problem.widened(x) - x
@@ -663,7 +663,7 @@ def test_the_promised_lpd_is_never_below_the_old_one_but_for_the_prior(
 )
 def test_limits_hold_whatever_the_errors(n: int, size: float, mixture: bool, seed: int) -> None:
     points = held_out(n, 2, 2, seed, families=(NETWORK, FOURIER), outside=3.0)
-    wild = replace(points, readings=Readings.of(points.mean[0] + size * (points.targets - points.mean[0])))
+    wild = replace(points, readings=Readings.of(points.mean[0] + size * (points.readings.values - points.mean[0])))
     found = fit_curves(wild, mixture=mixture)
     for curve in narrow(found, wild).values():
         each = {"noise": curve.noise, "slope": curve.slope, "power": [curve.power], "trust": [curve.trust]}
@@ -684,7 +684,10 @@ def test_the_unit_of_the_targets_does_not_matter_to_a_curve(unit: float) -> None
     """The shrinkage of a mixture has one: that of standardised targets."""
     points, s = held_out(80, 2, 2), torch.tensor([unit, 1.0], dtype=torch.float64)
     other = replace(
-        points, mean=s * points.mean, noise_var=s**2 * points.noise_var, readings=Readings.of(s * points.targets)
+        points,
+        mean=s * points.mean,
+        noise_var=s**2 * points.noise_var,
+        readings=Readings.of(s * points.readings.values),
     )
     a, b = fit_curves(points, mixture=False), fit_curves(other, mixture=False)
     np.testing.assert_allclose(moved(a), moved(b), atol=1e-3)
@@ -698,7 +701,7 @@ def test_weights_count_copies() -> None:
     copies = np.arange(30) % 3
     weighted = fit_curves(replace(points, weight=torch.from_numpy(copies.astype(float))), mixture=True)
     repeated = points[np.repeat(np.arange(30), copies)]
-    ones = torch.ones(len(repeated.targets), dtype=torch.float64)
+    ones = torch.ones(len(repeated.readings.values), dtype=torch.float64)
     repeated = fit_curves(replace(repeated, weight=ones), mixture=True)
     np.testing.assert_allclose(moved(weighted), moved(repeated), atol=1e-3)
     assert weighted.lpd == pytest.approx(repeated.lpd)
@@ -715,9 +718,11 @@ def test_a_part_of_the_points_is_always_the_same_and_weighs_as_much() -> None:
     for kind in ("random", "blocked"):
         of = lambda p, kind=kind: float(p.weight[torch.from_numpy(p.kind == kind)].sum())
         assert of(part) == pytest.approx(of(points))
-    for name in ("mean", "cost", "noise_var", "inputs", "targets", "weight"):
+    for name in ("mean", "cost", "noise_var", "inputs", "weight"):
         assert torch.equal(getattr(part, name), getattr(again, name))
-    rows = [int((points.targets == target).all(1).nonzero()) for target in part.targets]
+    assert torch.equal(part.readings.t, again.readings.t)
+    assert torch.equal(part.readings.t, again.readings.t)
+    rows = [int((points.readings.values == target).all(1).nonzero()) for target in part.readings.values]
     assert rows == sorted(set(rows))  # each at most once, in the old order
     assert rows[-10:] == list(range(40, 50))
     assert rows[:12] != list(range(12))
@@ -726,7 +731,7 @@ def test_a_part_of_the_points_is_always_the_same_and_weighs_as_much() -> None:
     assert part.inside == points.inside
     same = points.some(40)
     assert torch.equal(same.weight, points.weight)
-    assert torch.equal(same.targets, points.targets)
+    assert torch.equal(same.readings.values, points.readings.values)
 
 
 def test_curves_of_a_part_are_near_those_of_all_and_speak_for_all(monkeypatch) -> None:
@@ -824,7 +829,7 @@ def test_points_shown_are_those_of_the_first_network() -> None:
     points = held_out(20, 2, 3)
     shown = fit_curves(points, mixture=False).points
     np.testing.assert_array_equal(shown.cost, points.cost[0].numpy())
-    error = (points.targets - points.mean[0]) ** 2 / points.noise_var[0]
+    error = (points.readings.values - points.mean[0]) ** 2 / points.noise_var[0]
     np.testing.assert_allclose(shown.squared_error, error.numpy())
     assert list(shown.kind) == list(points.kind)
 
@@ -913,12 +918,13 @@ def test_sets_of_points_are_joined_and_stacked_field_by_field() -> None:
     both = HeldOutPoints.joined([a, b])
     for part, rows in ((a, np.arange(5)), (b, np.arange(5, 9))):
         cut = both[rows]
-        for name in ("mean", "cost", "noise_var", "inputs", "targets", "weight"):
+        for name in ("mean", "cost", "noise_var", "inputs", "weight"):
             assert torch.equal(getattr(cut, name), getattr(part, name))
+        assert torch.equal(cut.readings.t, part.readings.t)
         assert list(cut.kind) == list(part.kind)
     twice = HeldOutPoints.stacked([a, a])
     assert torch.equal(twice.mean, torch.cat([a.mean, a.mean]))
-    assert torch.equal(twice.targets, a.targets)
+    assert torch.equal(twice.readings.values, a.readings.values)
     assert twice.cost.shape == (6, 5)
 
 
@@ -935,7 +941,7 @@ def test_members_of_a_family_keep_their_places_in_sets_of_points() -> None:
         assert own.families == (family,) * len(places)
         for name in ("mean", "cost", "noise_var", "correlation"):
             assert torch.equal(getattr(own, name), getattr(a, name)[places])
-        assert torch.equal(own.targets, a.targets)
+        assert torch.equal(own.targets, a.readings.values)
         assert torch.equal(own.log_far, a.log_far)
         assert own.inside == a.inside
 

@@ -36,17 +36,6 @@ class Parameter(NamedTuple):
     """Whether there is one for each output."""
 
 
-def each_number(parameters: Sequence[Parameter], n_outputs: int) -> list[Parameter]:
-    """The parameter that each number of a vector belongs to."""
-    return [parameter for parameter in parameters for _ in range(n_outputs if parameter.by_output else 1)]
-
-
-def of_each(parameters: Sequence[Parameter], numbers: Float[ndarray, "*s p"], n_outputs: int) -> list[ndarray]:
-    """Split a vector into the numbers of each parameter."""
-    ends = np.cumsum([n_outputs if parameter.by_output else 1 for parameter in parameters])
-    return np.split(numbers, ends[:-1], axis=-1)
-
-
 OF_MIXTURE = (
     Parameter("share", (-2.0,) * 3, (-5.0, 0.0), (-2.0, 2.0)),
     Parameter("factor", (2.0,) * 3, (0.0, 4.0), (2.0, 2.0)),
@@ -114,10 +103,8 @@ class Curve:
         reach : float
             Largest affine cost in the calibration.
         """
-        parts = of_each(cls.PARAMETERS, numbers, n_outputs)
-        words: dict[str, Any] = {
-            p.name: part if p.by_output else float(part[0]) for p, part in zip(cls.PARAMETERS, parts, strict=True)
-        }
+        parts = zip(cls.PARAMETERS, _of_each(numbers, n_outputs), strict=True)
+        words: dict[str, Any] = {p.name: part if p.by_output else float(part[0]) for p, part in parts}
         return cls(**words, reach=reach)
 
     @property
@@ -151,6 +138,12 @@ class Curve:
         return f"var = noise * (a + b v^{self.power:.2f}), a = {a}, b = {b}"
 
 
+def _of_each(numbers: Float[ndarray, "*s p"], n_outputs: int) -> list[ndarray]:
+    """The numbers of each of `Curve.PARAMETERS`."""
+    ends = np.cumsum([n_outputs if parameter.by_output else 1 for parameter in Curve.PARAMETERS])
+    return np.split(numbers, ends[:-1], axis=-1)
+
+
 class StackedCurves(NamedTuple):
     """Curves of c networks as the formula takes them: arrays of shape (c, 1, q), or (c, 1, 1)."""
 
@@ -165,7 +158,7 @@ class StackedCurves(NamedTuple):
     @classmethod
     def of_logs(cls, numbers: Float[ndarray, "c p"], n_outputs: int) -> "StackedCurves":
         """Split the logarithms of `Curve.PARAMETERS`, without a reach."""
-        log_noise, log_slope, log_power, log_trust = of_each(Curve.PARAMETERS, numbers[:, None], n_outputs)
+        log_noise, log_slope, log_power, log_trust = _of_each(numbers[:, None], n_outputs)
         return cls(log_noise, log_slope, np.exp(log_power), log_trust)
 
     @classmethod

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from lastlayer.calibration.curve import (
     Outside,
     Shrinkage,
     Tails,
-    each_number,
 )
 from lastlayer.calibration.density import NO_MIXTURE, Density, MixtureDensity
 from lastlayer.calibration.points import HeldOutPoints
@@ -49,6 +48,7 @@ DENSE = 200
 """Number of parameters up to which a dense matrix of curvatures is cheap."""
 
 
+@threadpool_limits.wrap(limits=1, user_api="blas")  # the products are too small for a second thread to help
 def fit_curves(
     points: HeldOutPoints,
     *,
@@ -57,35 +57,30 @@ def fit_curves(
     likelihood: Likelihood = Gaussian(),  # noqa: B008
 ) -> Calibration:
     """Fit the curves of largest held-out LPD, under a weak prior around the uncalibrated posterior."""
-    with threadpool_limits(1, "blas"):  # the products are too small for a second thread to help
-        return _fit_curves(points.usable(), mixture, input_noise, likelihood)
-
-
-def _fit_curves(points: HeldOutPoints, mixture: bool, input_noise: bool | None, likelihood: Likelihood) -> Calibration:
-    n, q = points.targets.shape
-    problem_of = partial(CurveProblem, likelihood=likelihood)
+    points = points.usable()
+    n, q = points.readings.t.shape
     families = list(dict.fromkeys(points.families))
     if not n:
         empty = CalibrationPoints(np.empty(0), np.empty((0, q)), points.kind)
         return Calibration(dict.fromkeys(families, Curve.identity(q)), empty, lpd=math.nan, lpd_before=math.nan)
     some = points.some(MOST_POINTS)
-    singles = {s: problem_of(some.of(s), [s], mixture=False) for s in families}
-    numbers = {s: p.best([p.lowest([p.start(i) for i in range(3)])]) for s, p in singles.items()}
-    alone = {s: problem_of(points.of(s), [s], mixture=False).lpd(numbers[s]) for s in families}
+    singles = {s: CurveProblem(some.of(s), [s], mixture=False, likelihood=likelihood) for s in families}
+    numbers = {s: p.best([p.lowest([*p.starts])]) for s, p in singles.items()}
+    alone = {s: replace(p, points=points.of(s)).lpd(numbers[s]) for s, p in singles.items()}
     families.sort(key=lambda s: -alone[s])
-    problem, head = problem_of(points.some(FIRST_POINTS), families, mixture), None
-    x = problem.best([problem.start(curves=[numbers[s] for s in families]), problem.start()])
-    whole = problem_of(some, families, mixture)
+    first = CurveProblem(points.some(FIRST_POINTS), families, mixture, likelihood=likelihood)
+    own = [numbers[s] for s in families]
+    x = first.best([np.concatenate([*own, first.starts[0, first.n_curves :]]), first.starts[0]])
+    whole, head = replace(first, points=some), None
     x = whole.best([x])
     if input_noise is None:
         input_noise = noise_depends_on_input(points, whole, x)
     if input_noise:
         head = NoiseHead.initial(points.inputs, q)
-        x = whole.on(some, head).best([np.concatenate([x, head.numbers().numpy()])])
-    uncalibrated = problem_of(points, families, mixture=False, sharpness=0.0)
-    lpd_before = uncalibrated.lpd(uncalibrated.start())
-    problem = whole.on(points, head)
-    return problem.calibration(problem.widened(x), alone, lpd_before)
+        x = replace(whole, head=head).best([np.concatenate([x, head.numbers().numpy()])])
+    uncalibrated = CurveProblem(points, families, mixture=False, likelihood=likelihood, sharpness=0.0)
+    found = replace(whole, points=points, head=head)
+    return found.calibration(found.widened(x), alone, uncalibrated.lpd(uncalibrated.starts[0]))
 
 
 def noise_depends_on_input(points: HeldOutPoints, problem: "CurveProblem", x: ndarray) -> bool:
@@ -96,48 +91,38 @@ def noise_depends_on_input(points: HeldOutPoints, problem: "CurveProblem", x: nd
     order = np.random.default_rng(0).permutation(single)[: 4 * DECIDING_POINTS]
     halves, gains = [points[np.sort(order[i::2])] for i in range(2)], []
     for fitted, judged in (halves, halves[::-1]):
-        head = NoiseHead.initial(points.inputs, points.targets.shape[1], units=DECIDING_UNITS)
-        found = problem.on(fitted, head).best([np.concatenate([x, head.numbers().numpy()])])
-        with_head = problem.on(judged, head).log_density(found)
-        gains.append(with_head - problem.on(judged).log_density(x))
+        head = NoiseHead.initial(points.inputs, problem.q, units=DECIDING_UNITS)
+        with_head, without = replace(problem, points=fitted, head=head), replace(problem, points=judged)
+        found = with_head.best([np.concatenate([x, head.numbers().numpy()])])
+        gains.append(replace(with_head, points=judged).log_density(found) - without.log_density(x))
     gain, weight = np.concatenate(gains), np.concatenate([half.weight.numpy() for half in halves[::-1]])
     mean = float(np.average(gain, weights=weight))
     spread = math.sqrt(float(np.average((gain - mean) ** 2, weights=weight)) / len(gain))
     return mean > max(WORTH, 2 * spread)
 
 
+@dataclass(eq=False)
 class CurveProblem:
     """Negative held-out LPD plus prior, as a function of all calibration parameters."""
 
-    def __init__(
-        self,
-        points: HeldOutPoints,
-        families: list[Family],
-        mixture: bool,
-        head: NoiseHead | None = None,
-        *,
-        likelihood: Likelihood = Gaussian(),  # noqa: B008
-        sharpness: float = SHARPNESS,
-    ) -> None:
-        self.points, self.families, self.initial_head = points, families, head
-        self.likelihood, self.sharpness = likelihood, sharpness
-        c, n, self.q = points.mean.shape
-        self.of_mixture = OF_MIXTURE if mixture else ()
-        self.parameters = [*each_number(Curve.PARAMETERS, self.q) * len(families), *self.of_mixture]
+    points: HeldOutPoints
+    families: list[Family]
+    mixture: bool
+    head: NoiseHead | None = None
+    """Initial noise head; None: the noise does not depend on the input."""
+    likelihood: Likelihood = field(default_factory=Gaussian)
+    sharpness: float = SHARPNESS
+
+    def __post_init__(self) -> None:
+        c, n, self.q = self.points.mean.shape
+        of_curve = [p for p in Curve.PARAMETERS for _ in range(self.q if p.by_output else 1)]
+        self.n_curves = len(of_curve) * len(self.families)
+        self.parameters = [*of_curve * len(self.families), *(OF_MIXTURE if self.mixture else ())]
+        self.starts = np.array([parameter.starts for parameter in self.parameters]).T
         self.centre, self.width = np.array([parameter.prior for parameter in self.parameters]).T
-        curve_of = np.array([families.index(own) for own in points.families])
-        chunks = [points[np.arange(n)[rows]] for rows in row_chunks(n, max(1, AT_ONCE // (c * self.q)))]
-        self.pieces = [MixtureDensity(chunk, likelihood, curve_of, sharpness) for chunk in chunks]
-
-    def on(self, points: HeldOutPoints, head: NoiseHead | None = None) -> "CurveProblem":
-        """The same problem for other points."""
-        mixture, sharpness = bool(self.of_mixture), self.sharpness
-        return CurveProblem(points, self.families, mixture, head, likelihood=self.likelihood, sharpness=sharpness)
-
-    def start(self, i: int = 0, *, curves: list[ndarray] | None = None) -> ndarray:
-        """The i-th starting values, with given parameters of the curves."""
-        starts = np.array([parameter.starts[i] for parameter in self.parameters])
-        return starts if curves is None else np.concatenate([*curves, starts[len(starts) - len(self.of_mixture) :]])
+        curve_of = np.array([self.families.index(own) for own in self.points.families])
+        chunks = [self.points[np.arange(n)[rows]] for rows in row_chunks(n, max(1, AT_ONCE // (c * self.q)))]
+        self.pieces = [MixtureDensity(chunk, self.likelihood, curve_of, self.sharpness) for chunk in chunks]
 
     def lowest(self, xs: list[ndarray]) -> ndarray:
         """Return the candidate with the lowest value; the first one if none is finite."""
@@ -145,16 +130,16 @@ class CurveProblem:
 
     def parts(self, x: ndarray) -> tuple[Float[ndarray, "s p"], Float[ndarray, " t"], NoiseHead | None]:
         """Split the vector into the parameters of the curves, those of the mixture, and the noise head."""
-        n, of_mixture = len(self.parameters), len(self.of_mixture)
-        head = self.initial_head and self.initial_head.with_numbers(torch.tensor(x[n:]))
-        return x[: n - of_mixture].reshape(len(self.families), -1), x[n - of_mixture : n], head
+        curves, of_mixture, of_head = np.split(x, [self.n_curves, len(self.parameters)])
+        head = self.head and self.head.with_numbers(torch.tensor(of_head))
+        return curves.reshape(len(self.families), -1), of_mixture, head
 
     def densities(self, x: ndarray, head: NoiseHead | None) -> Iterator[tuple[Density, MixtureDensity, Tensor]]:
         """Evaluate the mixture chunk by chunk, and the log factor of the noise."""
         curves, of_mixture, _ = self.parts(x)
         for piece in self.pieces:
             factor = NO_FACTOR if head is None else log_noise_factor(TorchOps, head, piece.inputs.to(head.low))
-            numbers = curves, of_mixture if self.of_mixture else NO_MIXTURE, factor.detach().numpy()
+            numbers = curves, of_mixture if self.mixture else NO_MIXTURE, factor.detach().numpy()
             yield piece.at(*numbers), piece, factor
 
     def log_density(self, x: ndarray) -> Float[ndarray, " n"]:
@@ -167,7 +152,8 @@ class CurveProblem:
 
     def value(self, x: ndarray) -> tuple[float, ndarray]:
         """Objective to be minimised, and its gradient."""
-        away, head = (x[: len(self.parameters)] - self.centre) / self.width, self.parts(x)[2]
+        n, head = len(self.parameters), self.parts(x)[2]
+        away = (x[:n] - self.centre) / self.width
         loss, slope = 0.5 * float(away @ away), away / self.width
         learned = [] if head is None else [number.requires_grad_() for number in (head.U, head.u, head.V)]
         if head is not None:
@@ -176,16 +162,15 @@ class CurveProblem:
             loss += prior.item()
         for found, piece, factor in self.densities(x, head):
             loss -= float(piece.weight @ found.log_density)
-            slope = slope - np.concatenate([found.by_curves.ravel(), found.by_mixture[: len(self.of_mixture)]])
+            slope = slope - np.concatenate([found.by_curves.ravel(), found.by_mixture])[:n]
             if head is not None:
                 factor.backward(torch.from_numpy(-found.by_log_factor))
         return loss, np.concatenate([slope, *(number.grad.flatten() for number in learned)])  # type: ignore[union-attr]
 
     def best(self, starts: list[ndarray]) -> ndarray:
         """Minimise from several starts, and return the lowest minimum."""
-        limits = [parameter.bounds for parameter in self.parameters] + [(-np.inf, np.inf)] * (
-            len(starts[0]) - len(self.parameters)
-        )
+        limits = [parameter.bounds for parameter in self.parameters]
+        limits += [(-np.inf, np.inf)] * (len(starts[0]) - len(limits))
         given = {"jac": True, "bounds": limits}
         if len(limits) <= DENSE:
             options = {"maxiter": 500, "ftol": 1e-7}
@@ -204,30 +189,24 @@ class CurveProblem:
 
     def calibration(self, x: ndarray, alone: dict[Family, float], lpd_before: float) -> Calibration:
         """Assemble the calibration, and the points for plots."""
-        points, (curves, of_mixture, head) = self.points, self.parts(x)
-        reach = [float(points.of(s).cost.max()) for s in self.families]
+        points, (numbers, of_mixture, head) = self.points, self.parts(x)
+        curves = {
+            family: Curve.of(np.exp(own), self.q, reach=float(points.of(family).cost.max()))
+            for family, own in zip(self.families, numbers, strict=True)
+        }
         first = points.families.index(self.families[0])
         mean = np.concatenate([found.mean[first] for found, _, _ in self.densities(x, head)])
-        squared = (points.targets.numpy() - mean) ** 2 / points.noise_var[first].numpy()
+        squared = (points.readings.values.numpy() - mean) ** 2 / points.noise_var[first].numpy()
         cost = points.cost[first] if points.cost.dim() == 2 else points.cost[first].mean(-1)
-        tails, shrinkage, outside, additive_inside = Tails(), Shrinkage(), None, None
-        if self.of_mixture:
-            odds, factor, precision, of_process = np.exp(of_mixture).tolist()
-            tails, shrinkage = Tails(odds / (1 + odds), factor), Shrinkage(precision)
-            outside = None if points.log_far is None else Outside(of_process, points.inside[FOURIER])
-            additive_inside = points.inside.get(ADDITIVE)
-        return Calibration(
-            {
-                s: Curve.of(np.exp(own), self.q, farthest)
-                for s, own, farthest in zip(self.families, curves, reach, strict=True)
-            },
-            CalibrationPoints(cost.numpy(), squared, points.kind),
-            self.lpd(x),
-            lpd_before,
-            tails,
-            shrinkage,
-            outside,
-            additive_inside,
-            head,
-            alone,
+        shown = CalibrationPoints(cost.numpy(), squared, points.kind)
+        calibration = Calibration(curves, shown, self.lpd(x), lpd_before, head=head, alone=alone)
+        if not self.mixture:
+            return calibration
+        odds, factor, precision, of_process = np.exp(of_mixture).tolist()
+        return replace(
+            calibration,
+            tails=Tails(odds / (1 + odds), factor),
+            shrinkage=Shrinkage(precision),
+            outside=None if points.log_far is None else Outside(of_process, points.inside[FOURIER]),
+            additive_inside=points.inside.get(ADDITIVE),
         )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +24,7 @@ REGIONS = ("blocked", "shell", "outside")
 """Kinds of points that were held out together with all their neighbours."""
 REGION_WEIGHT = 0.1
 """Weight of such a point in calibration, relative to one held out at random: errors within a region are correlated."""
-BY_NETWORK = ("mean", "cost", "noise_var", "correlation")
+BY_NETWORK, BY_POINT = ("mean", "cost", "noise_var", "correlation"), ("inputs", "weight", "log_far")
 
 
 @dataclass(frozen=True)
@@ -75,50 +75,42 @@ class HeldOutPoints:
             families=(family,),
         )
 
-    @property
-    def targets(self) -> Float[Tensor, "n q"]:
-        """Working targets, NaN where they are missing."""
-        return self.readings.values
-
     @classmethod
     def joined(cls, parts: "list[HeldOutPoints]") -> "HeldOutPoints":
         """Concatenate the points of several sets with equally many networks."""
-        every = cls._each(parts, lambda xs: torch.cat(xs, 1), torch.cat)
         kind = np.concatenate([part.kind for part in parts])
-        return cls(**every, kind=kind, families=parts[0].families)
+        return cls._each(parts, lambda xs: torch.cat(xs, 1), torch.cat, kind=kind)
 
     @classmethod
     def stacked(cls, parts: "list[HeldOutPoints]") -> "HeldOutPoints":
         """Combine the networks of several sets of the same points."""
-        every = cls._each(parts, torch.cat, lambda xs: xs[0])
         families = tuple(family for part in parts for family in part.families)
-        return cls(**every, kind=parts[0].kind, families=families)
+        return cls._each(parts, torch.cat, lambda xs: xs[0], families=families)
 
-    @classmethod
+    @staticmethod
     def _each(
-        cls, parts: "list[HeldOutPoints]", by_network: Callable[[list[Any]], Any], by_point: Callable[[list[Any]], Any]
-    ) -> dict[str, Any]:
+        parts: "list[HeldOutPoints]",
+        by_network: Callable[[list[Any]], Any],
+        by_point: Callable[[list[Any]], Any],
+        **other: Any,
+    ) -> "HeldOutPoints":
         """Combine the tensors of several sets, field by field."""
-        names = [f.name for f in fields(cls) if f.name not in ("readings", "kind", "families", "inside")]
-        values = {name: [getattr(part, name) for part in parts] for name in names}
-        tensors = {
-            name: None if xs[0] is None else (by_network if name in BY_NETWORK else by_point)(xs)
-            for name, xs in values.items()
-        }
-        return tensors | {"readings": Readings.joined([part.readings for part in parts], by_point)}
+        tensors = {}
+        for combine, names in ((by_network, BY_NETWORK), (by_point, BY_POINT)):
+            values = {name: [getattr(part, name) for part in parts] for name in names}
+            tensors |= {name: None if xs[0] is None else combine(xs) for name, xs in values.items()}
+        readings = Readings.joined([part.readings for part in parts], by_point)
+        return replace(parts[0], **tensors, readings=readings, **other)
 
     def __getitem__(self, points: ndarray) -> "HeldOutPoints":
         """Select points by their indices."""
         at = torch.from_numpy(points).to(self.mean.device)
-        every = self._each([self], lambda xs: xs[0][:, at], lambda xs: xs[0][at])
-        return replace(self, **every, kind=self.kind[points])
+        return self._each([self], lambda xs: xs[0][:, at], lambda xs: xs[0][at], kind=self.kind[points])
 
     def of(self, family: Family) -> "HeldOutPoints":
         """Select the networks of one family."""
         same = [i for i, own in enumerate(self.families) if own == family]
-        at = torch.tensor(same, device=self.mean.device)
-        every = self._each([self], lambda xs: xs[0][at], lambda xs: xs[0])
-        return replace(self, **every, families=(family,) * len(same))
+        return self._each([self], lambda xs: xs[0][same], lambda xs: xs[0], families=(family,) * len(same))
 
     @property
     def single(self) -> Bool[ndarray, " n"]:
@@ -127,10 +119,14 @@ class HeldOutPoints:
 
     def beside_references(self, inside: dict[Family, float] | None = None) -> "HeldOutPoints":
         """Add what the Gaussian process and the additive model say of which points lie outside the data."""
-        costs = {family: self._cost_of(family) for family in (FOURIER, ADDITIVE) if family in self.families}
+        costs: dict[Family, Tensor] = {}
+        for family in (FOURIER, ADDITIVE):
+            if family in self.families:
+                cost = self.of(family).cost.mean(0)
+                costs[family] = cost if cost.dim() == 1 else cost.mean(-1)
         if not costs or not len(self.weight):
             return self
-        edge = {family: self._largest_single(cost) for family, cost in costs.items()} if inside is None else inside
+        edge = inside if inside is not None else {family: self._edge(cost) for family, cost in costs.items()}
         if FOURIER not in costs:
             return replace(self, inside=edge)
         cost, weight, kind = costs[FOURIER], self.weight, self.kind
@@ -142,12 +138,7 @@ class HeldOutPoints:
         far = log_far(TorchOps, SimpleNamespace(log_noise=log_noise, inside=edge[FOURIER]), cost)
         return replace(self, log_far=far, inside=edge, weight=weight, kind=kind)
 
-    def _cost_of(self, family: Family) -> Float[Tensor, " n"]:
-        """Mean affine cost over the networks of a family and over the outputs."""
-        cost = self.of(family).cost.mean(0)
-        return cost if cost.dim() == 1 else cost.mean(-1)
-
-    def _largest_single(self, cost: Float[Tensor, " n"]) -> float:
+    def _edge(self, cost: Float[Tensor, " n"]) -> float:
         """Largest finite cost of points held out without their neighbours; of all points if there are no such."""
         finite = torch.isfinite(cost)
         single = finite & torch.from_numpy(self.single).to(cost.device)
@@ -164,11 +155,10 @@ class HeldOutPoints:
 
     def usable(self) -> "HeldOutPoints":
         """Drop points at which a network failed, and move the others to the CPU, where small problems are fast."""
-        t, read = self.readings.t, self.readings.read
-        read = torch.ones_like(t) if read is None else read
-        error = torch.where(read > 0, (t - self.mean).square() / self.noise_var, 0.0)
+        t = self.readings.values
+        error = torch.where(t.isnan(), 0.0, (t - self.mean).square() / self.noise_var)
         cost = self.cost if self.cost.dim() > 2 else self.cost[..., None]
-        fine = torch.isfinite(error + self.noise_var + cost).all(0).all(-1) & (read > 0).any(-1)
+        fine = torch.isfinite(error + self.noise_var + cost).all(0).all(-1) & ~t.isnan().all(-1)
         kept = self[np.flatnonzero((fine & (self.weight > 0)).cpu().numpy())]
-        here = replace(kept, **self._each([kept], lambda xs: xs[0].cpu(), lambda xs: xs[0].cpu()))
+        here = self._each([kept], lambda xs: xs[0].cpu(), lambda xs: xs[0].cpu())
         return replace(here, cost=here.cost.clamp_min(TINY))
