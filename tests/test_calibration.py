@@ -941,7 +941,7 @@ def test_members_of_a_family_keep_their_places_in_sets_of_points() -> None:
         assert own.families == (family,) * len(places)
         for name in ("mean", "cost", "noise_var", "correlation"):
             assert torch.equal(getattr(own, name), getattr(a, name)[places])
-        assert torch.equal(own.targets, a.readings.values)
+        assert torch.equal(own.readings.values, a.readings.values)
         assert torch.equal(own.log_far, a.log_far)
         assert own.inside == a.inside
 

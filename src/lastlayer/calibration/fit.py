@@ -48,7 +48,7 @@ DENSE = 200
 """Number of parameters up to which a dense matrix of curvatures is cheap."""
 
 
-@threadpool_limits.wrap(limits=1, user_api="blas")  # the products are too small for a second thread to help
+@threadpool_limits.wrap(limits=1, user_api="blas")  # type: ignore[untyped-decorator]  # the products are small
 def fit_curves(
     points: HeldOutPoints,
     *,

@@ -95,7 +95,7 @@ class HeldOutPoints:
         **other: Any,
     ) -> "HeldOutPoints":
         """Combine the tensors of several sets, field by field."""
-        tensors = {}
+        tensors: dict[str, Any] = {}
         for combine, names in ((by_network, BY_NETWORK), (by_point, BY_POINT)):
             values = {name: [getattr(part, name) for part in parts] for name in names}
             tensors |= {name: None if xs[0] is None else combine(xs) for name, xs in values.items()}
