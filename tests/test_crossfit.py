@@ -209,7 +209,7 @@ def test_held_out_points_meet_row_by_row(data, noise):
     assert points.mean.shape == (2, 2 * M, 2)
     assert points.kind.tolist() == ["random"] * M + ["blocked"] * M
     for offset in (0, M):
-        assert torch.equal(points.targets[offset : offset + M], data.T)
+        assert torch.equal(points.readings.values[offset : offset + M], data.T)
         assert torch.equal(points.inputs[offset : offset + M], data.X)
         counts = 0.1 if offset else 1.0  # points of a block err together
         assert torch.equal(points.weight[offset : offset + M], counts * data.weight)
@@ -240,7 +240,7 @@ def test_rows_that_several_shells_hold_out_are_points_of_each(data):
     assert points.kind.tolist() == ["random"] * M + ["shell"] * len(by_row)
     assert points.single.tolist() == [True] * M + [False] * len(by_row)
     rows = torch.tensor([row for row, _ in by_row])
-    assert torch.equal(points.targets[M:], data.T[rows])
+    assert torch.equal(points.readings.values[M:], data.T[rows])
     assert torch.equal(points.weight[M:], 0.1 * data.weight[rows])  # points of a shell err together
     each = [fit.posterior.predict(features(fit.network, data.X[row : row + 1])) for row, fit in by_row]
     close(points.mean[0, M:], torch.cat([one.mean for one in each]))
@@ -302,7 +302,7 @@ def test_rows_that_a_splitter_never_holds_out_are_no_points(data):
         Split(np.arange(20), np.arange(20, 40), "given", 20),
     ]
     points = fitted(data, splits).held_out()
-    assert torch.equal(points.targets, data.T[10:])
+    assert torch.equal(points.readings.values, data.T[10:])
     assert points.mean.shape == (1, 30, 2)
 
 

@@ -296,7 +296,7 @@ def test_held_out_points_are_predicted_by_networks_that_left_them_out(monkeypatc
     quick().fit(*sine())
     held, found = seen[0], fitted("one").calibration_
     assert found.points.kind.tolist() == ["random"] * 60 + ["blocked"] * 60 + ["shell"] * 72
-    noise, mean, t = held.noise_var[0].numpy(), held.mean[0].numpy(), held.targets.numpy()
+    noise, mean, t = held.noise_var[0].numpy(), held.mean[0].numpy(), held.readings.values.numpy()
     assert len(np.unique(noise)) == 13  # one network per row: of five random folds, five blocks and three shells
     var = noise * found.curve.factor(held.cost[0].numpy())
     centre = mean / var / (1 / var + found.shrinkage.precision)

@@ -160,7 +160,7 @@ def test_calibration_skips_what_is_missing_and_knows_what_noise_is_known() -> No
     cost = points.cost[..., None] * torch.tensor([1.0, 2.0], dtype=torch.float64)
     partly = replace(
         points,
-        readings=Readings.of(torch.where(torch.from_numpy(missing), torch.nan, points.targets), known_var),
+        readings=Readings.of(torch.where(torch.from_numpy(missing), torch.nan, points.readings.values), known_var),
         cost=cost,
     )
     problem = problem_of(partly.usable(), True)
@@ -168,20 +168,20 @@ def test_calibration_skips_what_is_missing_and_knows_what_noise_is_known() -> No
     gradient = problem.value(x)[1]
     np.testing.assert_allclose(gradient, approx_fprime(x, lambda z: problem.value(z)[0], 1e-6), rtol=1e-4, atol=1e-4)
     # a point with all its targets but one missing, and with the same one alone
-    single = replace(partly, readings=Readings.of(partly.targets), cost=points.cost)
+    single = replace(partly, readings=Readings.of(partly.readings.values), cost=points.cost)
     one = problem_of(single.usable(), True).log_density(x)
     i = int(np.flatnonzero((~missing).sum(1) == 1)[0])
     j = int(np.flatnonzero(~missing[i])[0])
-    also = single.targets.clone()
+    also = single.readings.values.clone()
     also[i, 1 - j] = 0.3
     assert problem_of(replace(single, readings=Readings.of(also)).usable(), True).log_density(x)[i] != one[i]
-    other = single.targets.clone()
+    other = single.readings.values.clone()
     other[i, j] += 100.0
     assert problem_of(replace(single, readings=Readings.of(other)).usable(), True).log_density(x)[i] < one[i] - 1
     # where a target is missing, what was predicted for it does not count
     astray = replace(single, mean=single.mean + 3.0 * torch.from_numpy(missing))
     np.testing.assert_allclose(problem_of(astray.usable(), True).log_density(x), one, rtol=1e-12)
-    empty = replace(partly, readings=Readings.of(torch.full_like(partly.targets, torch.nan)))
+    empty = replace(partly, readings=Readings.of(torch.full_like(partly.readings.values, torch.nan)))
     assert len(empty.usable().targets) == 0
 
 
