@@ -14,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.scaling import Standardizer
 from lastlayer.ensemble.splits import SHELLS, Split, blocked_folds, centres, leave_out, outer_folds
+from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.networks.fourier import fourier_network
 from lastlayer.training import Problem
@@ -30,6 +32,12 @@ from lastlayer.training import Problem
 
 class NotFinite(Exception):
     """An answer that is not a number."""
+
+
+def refused(words: str, call: Any, *given: Any, error: type[Exception] = InputError, **options: Any) -> None:
+    """The call ends with this error, in these words."""
+    with pytest.raises(error, match=words):
+        call(*given, **options)
 
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}

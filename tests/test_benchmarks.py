@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import close
+from helpers import close, refused
 from scipy.integrate import solve_ivp
 
 import lastlayer
@@ -31,7 +31,6 @@ from benchmarks.uci.protocol import Gaussians, Method, Quantiles, Result, Scores
 from benchmarks.uci.stacks import Recipe, search, squared_error, train
 from lastlayer import BLLRegressor, metrics
 from lastlayer.dynamics import DynamicsModel, Lags, Linearized, Unscented
-from lastlayer.errors import InputError
 from lastlayer.predictions.mixture import MixturePrediction
 
 pytestmark = [
@@ -73,8 +72,6 @@ def folder(tmp_path):
     (path / "second.csv").write_text("\n".join(["a,b,c,target", *lines, ""]))
     return path
 
-
-# every command --------------------------------------------------------------------------------------------------------
 
 SIZES = {"ROWS": 100, "TEST_ROWS": 20, "ENERGIES": 12, "GRADIENTS": 6, "TIMES": 2, "STEPS": 2}
 SPRING = {"train_episodes": 4, "train_steps": 15, "test_episodes": 2, "horizon": 6, "hidden": (4,), "n_members": 2}
@@ -181,8 +178,7 @@ def test_uci_writes_tables_and_figure_and_fails_softly(folder, tmp_path, monkeyp
 )
 def test_wrong_words_are_answered_with_the_right_ones(folder, tmp_path, changes, message):
     words = ["--data", str(folder), "--methods", "conformal network", "--out", str(tmp_path / "out"), *changes]
-    with pytest.raises(SystemExit, match=re.escape(message)):
-        import_module("benchmarks.uci.__main__").main(words)
+    refused(re.escape(message), import_module("benchmarks.uci.__main__").main, words, error=SystemExit)
 
 
 def test_fit_writes_table_and_figure_and_fails_softly(tmp_path, monkeypatch, capsys):
@@ -207,9 +203,6 @@ def test_fit_writes_table_and_figure_and_fails_softly(tmp_path, monkeypatch, cap
     (first,) = (runner.Store(tmp_path / "fit.jsonl", fit.Result).results.values().__iter__().__next__(),)
     slow = [replace(first, method="CatBoost", seconds=100.0)]
     assert fit.unable(fit.Job("CatBoost", 300, 1), slow, 50.0) == "100 s for 100 rows, above the limit of 50 s"
-
-
-# the runner -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -288,9 +281,6 @@ def test_names_with_commas_are_found():
     assert runner.named("method", None, every) == ["a", "a, b", "b"]
 
 
-# uci ------------------------------------------------------------------------------------------------------------------
-
-
 def gaussian(mean, std):
     zero, noise = np.zeros(len(mean)), np.full(len(mean), float(std) ** 2)
     return MixturePrediction.gaussian(np.asarray(mean, float), epistemic_var=zero, noise_var=noise, affine_cost=zero)
@@ -318,8 +308,7 @@ def test_given_splits_are_those_of_the_file_or_drawn_by_seed(folder):
     assert rows.tolist() == second.test_rows("given", 3).tolist() != second.test_rows("given", 4).tolist()
     assert len(np.unique(rows)) == 4
     assert second.splits("given", [0, 9]) == [0, 9]
-    with pytest.raises(InputError, match=r"first has no split 7: it has \[0, 1\]"):
-        first.test_rows("given", 7)
+    refused(r"first has no split 7: it has \[0, 1\]", first.test_rows, "given", 7)
 
 
 def test_outer_rows_are_the_ends_of_the_widest_direction():
@@ -349,14 +338,12 @@ def test_outer_rows_are_the_ends_of_the_widest_direction():
 )
 def test_a_wrong_npz_says_what_is_wrong(tmp_path, arrays, message):
     np.savez(tmp_path / "bad.npz", **arrays)
-    with pytest.raises(InputError, match=message):
-        load_folder(tmp_path)
+    refused(message, load_folder, tmp_path)
 
 
 def test_a_wrong_csv_says_what_is_wrong(tmp_path):
     (tmp_path / "bad.csv").write_text("a,b\n1,2\nx,3\n")
-    with pytest.raises(InputError, match="only numbers"):
-        load_folder(tmp_path)
+    refused("only numbers", load_folder, tmp_path)
 
 
 def test_many_quantiles_of_a_gaussian_score_like_the_gaussian():
@@ -463,9 +450,6 @@ def test_the_picture_shows_each_table_and_marks_what_is_far_off(tmp_path):
     assert len(shown) == 8
     assert any("-1000" in text.get_text() for text in shown[0].texts)
     figure.savefig(tmp_path / "x.png")
-
-
-# made functions -------------------------------------------------------------------------------------------------------
 
 
 def test_the_function_itself_scores_as_said():

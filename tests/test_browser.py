@@ -89,8 +89,6 @@ def test_it_needs_nothing_from_outside(page, browser):
     assert not [name for name in resources if name.startswith("http")], resources
 
 
-# a model's report ---------------------------------------------------------------------------------------------------
-
 EVIL = "</script><img src=x onerror=alert(1)>"
 
 

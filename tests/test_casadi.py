@@ -11,12 +11,13 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from helpers import refused
 from models import FAST, data, far, fitted
 from torch import nn
 
 from lastlayer import BLLRegressor
 from lastlayer.data.observe import Derivative, Gradient, Value
-from lastlayer.errors import InputError, MissingPackageError
+from lastlayer.errors import MissingPackageError
 from lastlayer.formula.ops import CasADiOps
 from lastlayer.integrations import export_c, functional_to_casadi, to_casadi, variances_to_casadi
 from lastlayer.integrations.c_code import PRODUCT
@@ -133,8 +134,7 @@ def test_the_product_in_exported_code_is_a_matrix_product(tmp_path):
 
 
 def test_a_file_name_that_is_no_c_name_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"my-model.*name="):
-        export_c(fitted("single"), tmp_path / "my-model.c")
+    refused(r"my-model.*name=", export_c, fitted("single"), tmp_path / "my-model.c")
     assert "int own_name(" in export_c(fitted("single"), tmp_path / "my-model.c", name="own_name").read_text()
 
 
@@ -159,8 +159,7 @@ def test_other_products_say_the_same(blas):
         pytest.skip(f"this build of CasADi comes without {blas}")
     X, _ = data()
     agrees(to_casadi(fitted("mixture of families"), blas=blas), fitted("mixture of families"), far(X, 5))
-    with pytest.raises(InputError, match="did you mean 'blasfeo'"):
-        to_casadi(fitted("single"), blas="blasfe")
+    refused("did you mean 'blasfeo'", to_casadi, fitted("single"), blas="blasfe")
 
 
 class Residual(nn.Module):
@@ -276,24 +275,21 @@ def test_backbones_without_an_expression_are_refused_with_advice():
         (Odd(), "other values"),
         (nn.BatchNorm1d(3, track_running_stats=False), "more than 1 value"),
     ):
-        with pytest.raises(InputError, match=message):
-            to_expression(ops, network, x)
+        refused(message, to_expression, ops, network, x)
 
 
 def test_without_casadi_it_says_what_to_install(monkeypatch):
     X, y = data(q=0, d=1)
     model = BLLRegressor((), **FAST).fit(X, y)
     monkeypatch.setitem(sys.modules, "casadi", None)
-    with pytest.raises(MissingPackageError, match=r"pip install 'lastlayer\[control\]'"):
-        to_casadi(model)
+    refused(r"pip install 'lastlayer\[control\]'", to_casadi, model, error=MissingPackageError)
 
 
 def test_inputs_that_are_no_table_are_refused():
     X = np.random.default_rng(0).standard_normal((30, 2, 3))
     network = nn.Sequential(nn.Flatten(), nn.Linear(6, 4, dtype=torch.float64))
     model = BLLRegressor(backbone=network, **FAST).fit(X, X[:, 0, 0])
-    with pytest.raises(ValueError, match="more than two dimensions"):
-        to_casadi(model)
+    refused("more than two dimensions", to_casadi, model, error=ValueError)
 
 
 @pytest.mark.parametrize("name", ["single", "mixture of families", "partly missing targets"])

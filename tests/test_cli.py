@@ -71,9 +71,6 @@ def here(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-# the path -----------------------------------------------------------------------------------------------------------
-
-
 def test_from_a_table_to_a_report(here):
     fit = done("fit", PUMP, *TARGETS, *SMALL)
     for words in (
@@ -335,9 +332,6 @@ def test_help_is_wrapped_by_the_terminal_alone():
         assert all("\n" not in paragraph for paragraph in command.callback.__doc__.split("\n\n"))
 
 
-# what is written ----------------------------------------------------------------------------------------------------
-
-
 def test_formulas_in_cells_come_out_as_text(here, model):
     lines = NEW.read_text().splitlines()
     Path("evil.csv").write_text(
@@ -424,8 +418,6 @@ def test_an_interrupt_outside_training_leaves_the_old_model(here, monkeypatch):
     assert "existing files are unchanged" in said(result)
     assert Path("m").read_text() == "old"
 
-
-# hostile input ------------------------------------------------------------------------------------------------------
 
 GOOD = "a,b,y\n" + "".join(f"{i % 7},{i % 5}.5,{i * i % 11}\n" for i in range(30))
 

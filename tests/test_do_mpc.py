@@ -5,6 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from helpers import refused
 
 from lastlayer import BLLRegressor
 from lastlayer.dynamics import DynamicsModel, Episode, Lags, Linearized
@@ -119,8 +120,7 @@ def test_a_model_of_scalars_linearises(lags):
 
 
 def test_the_kind_of_symbols_is_checked(as_a_user):
-    with pytest.raises(ValueError, match="did you mean 'SX'"):
-        to_do_mpc(learned(), symvar_type="SXX")
+    refused("did you mean 'SX'", to_do_mpc, learned(), error=ValueError, symvar_type="SXX")
 
 
 def test_the_back_off_is_the_quantile_times_the_propagated_standard_deviation():
@@ -196,11 +196,9 @@ def test_mistakes_are_answered_with_advice(call, message):
     model.setup()
     mpc = do_mpc().controller.MPC(model)
     mpc.settings.n_horizon, mpc.settings.t_step = 3, 1.0
-    with pytest.raises(ValueError, match=message):
-        call(mpc)
+    refused(message, call, mpc, error=ValueError)
 
 
 def test_without_do_mpc_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "do_mpc", None)
-    with pytest.raises(MissingPackageError, match=r"pip install 'lastlayer\[control\]'"):
-        to_do_mpc(learned())
+    refused(r"pip install 'lastlayer\[control\]'", to_do_mpc, learned(), error=MissingPackageError)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from helpers import close
+from helpers import close, refused
 from numpy import ndarray
 
 from lastlayer import plots
@@ -41,9 +41,6 @@ def rows(m: int = 300) -> ndarray:
     rng = np.random.default_rng(0)
     kind = rng.integers(0, 2, m)
     return np.column_stack([rng.normal(size=(m, 2)), 1 - kind, kind])
-
-
-# importance ---------------------------------------------------------------------------------------------------------
 
 
 def test_importance_is_the_rise_of_the_rmse():
@@ -88,17 +85,11 @@ def test_missing_targets_are_left_out():
 
 def test_what_cannot_be_explained_is_refused():
     X = rows(20)
-    with pytest.raises(InputError, match=r"X has 20 rows, y has 3"):
-        permutation_importance(Linear(), X, np.zeros(3))
+    refused(r"X has 20 rows, y has 3", permutation_importance, Linear(), X, np.zeros(3))
     with pytest.raises(InputError, match=r"'far' has columns \(4,\), counted from 0, but X has 4"):
         permutation_importance(Linear(), X, X @ WEIGHTS, inputs=[Input("far", (4,))])
-    with pytest.raises(InputError, match="give it a grid"):
-        partial_dependence(Linear(), X, inputs=[Input("kind", (2, 3))])
-    with pytest.raises(InputError, match="need a table"):
-        partial_dependence(Linear(), X[:, 0])
-
-
-# dependence ---------------------------------------------------------------------------------------------------------
+    refused("give it a grid", partial_dependence, Linear(), X, inputs=[Input("kind", (2, 3))])
+    refused("need a table", partial_dependence, Linear(), X[:, 0])
 
 
 def test_dependence_is_an_average_over_rows():
@@ -125,9 +116,6 @@ def test_few_values_are_taken_as_they_are_and_many_rows_are_sampled():
     close(b.epistemic_std[0, 0], np.sqrt(np.square(X[some, 0]).mean()))
 
 
-# pictures -----------------------------------------------------------------------------------------------------------
-
-
 def test_pictures_show_every_input_and_target():
     X = rows(30)
     found = permutation_importance(Linear(), X, X @ WEIGHTS, inputs=INPUTS)
@@ -142,11 +130,8 @@ def test_pictures_show_every_input_and_target():
     assert [label.get_text() for label in axes[2].get_xticklabels()] == ["low", "high"]
     assert len({ax.get_ylim() for ax in axes[:3]}) == 1  # effects can be compared
     for draw in (plots.importance, plots.partial_dependence):
-        with pytest.raises(InputError, match="no input to draw"):
-            draw([])
+        refused("no input to draw", draw, [])
 
-
-# tables -------------------------------------------------------------------------------------------------------------
 
 QUICK = {"hidden": (4,), "preset": "fast", "max_epochs": 10, "random_state": 0}
 
@@ -179,8 +164,7 @@ def test_columns_of_a_table_are_explained_whole(fitted):
     assert saved_ranking(fitted).table() == ranking.table()
     damaged = copy(fitted)
     damaged.card_ = {"importance": {"targets": 3}}
-    with pytest.raises(ModelFileError, match="damaged"):
-        saved_ranking(damaged)
+    refused("damaged", saved_ranking, damaged, error=ModelFileError)
 
 
 def test_dependence_of_a_table_goes_over_the_training_range_with_or_without_rows(fitted):
@@ -264,8 +248,7 @@ def test_rows_kept_back_are_scored_and_not_learned(fitted):
     assert len(kept) == 18
     assert not set(train.columns["run"]) & set(kept.columns["run"])
     for share in (0.001, 1.0, -0.5):
-        with pytest.raises(InputError, match=r"--holdout .* would keep \d+ of 60 rows out of the fit"):
-            keep_back(table(), share)
+        refused(r"--holdout .* would keep \d+ of 60 rows out of the fit", keep_back, table(), share)
 
 
 def test_partly_missing_targets_are_scored_where_they_are_known():

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import close
+from helpers import close, refused
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
@@ -113,9 +113,6 @@ def rendered(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-# --- parity
-
-
 @pytest.mark.parametrize("c", [1, 3])
 @pytest.mark.parametrize("q", [1, 3])
 @pytest.mark.parametrize("level", [0.5, 0.9])
@@ -148,9 +145,6 @@ def test_parity_says_how_many_points_are_beyond_its_axes() -> None:
     (ax,) = plots.parity(p, y).axes
     assert ax.get_xlim()[1] < 100
     assert [t.get_text() for t in ax.texts] == ["1 beyond the axes"]
-
-
-# --- calibration curve
 
 
 @pytest.mark.parametrize("c", [1, 3])
@@ -196,9 +190,6 @@ def test_many_models_are_told_apart() -> None:
     assert len(looks) == 9
 
 
-# --- sharpness
-
-
 @pytest.mark.parametrize("q", [1, 2])
 def test_one_bin_of_sharpness_is_the_rmse_over_the_predicted_deviation(q: int) -> None:
     """Fewer points than two bins need are one bin."""
@@ -230,9 +221,6 @@ def test_histogram_of_sharpness_counts_every_point() -> None:
         assert sum(bar.get_height() for bar in ax.patches) == 5000
 
 
-# --- alpha
-
-
 def test_alpha_curve_marks_both_alphas_and_the_limit() -> None:
     curve = alpha_curve()
     (ax,) = plots.alpha_curve(curve, alpha_star=np.exp(0.5)).axes
@@ -256,9 +244,6 @@ def test_alpha_curve_does_without_alpha_star() -> None:
     (ax,) = plots.alpha_curve(alpha_curve()).axes
     assert not [x for x in ax.lines if str(x.get_label()).startswith("α*")]
     assert headline(plots.alpha_curve(alpha_curve())) == str(alpha_curve())
-
-
-# --- extrapolation
 
 
 @pytest.mark.parametrize("q", [1, 2])
@@ -325,9 +310,6 @@ def test_points_without_cost_stay_in_the_picture() -> None:
     plots.extrapolation_error(replace(p, affine_cost=np.zeros(50)), targets(p))
 
 
-# --- from cost to variance
-
-
 @pytest.mark.parametrize("q", [1, 3])
 @pytest.mark.parametrize("tails", [False, True])
 def test_lines_of_cost_to_variance_are_the_formula(q: int, tails: bool) -> None:
@@ -385,9 +367,6 @@ def test_error_bars_of_binned_means_are_two_standard_errors() -> None:
     close(np.log(np.append(upper / mean, mean / lower)), np.full(2, 2 * relative))
 
 
-# --- bins
-
-
 @given(
     m=st.integers(1, 300), decades=st.floats(0, 20), seed=st.integers(0, 99), tail=st.sampled_from([0, 1, 5, 20, 100])
 )
@@ -409,9 +388,6 @@ def test_a_few_far_points_do_not_drown() -> None:
 
 def test_equal_points_are_one_bin() -> None:
     assert len(drawing.bins(np.full(100, 3.0))) == 1
-
-
-# --- all of them
 
 
 def pictures(m: int, q: int, c: int = 1) -> dict[str, Callable[[], Figure]]:
@@ -493,14 +469,12 @@ def test_targets_of_another_shape_are_refused(judge: Any, shape: tuple[int, ...]
 def test_what_cannot_be_drawn_is_refused(judge: Any) -> None:
     p, y = case()
     y[17, 1] = np.nan
-    with pytest.raises(InputError, match=r"y has 1 NaN values in 1 rows \(first: row 17\)"):
-        judge(p, y)
+    refused(r"y has 1 NaN values in 1 rows \(first: row 17\)", judge, p, y)
     var = p.component_noise_var.copy()
     var[0, 3:5] = -p.component_epistemic_var[0, 3:5]
     with pytest.raises(InputError, match=r"zero or infinite standard deviation at 2 points \(first: row 3\)"):
         judge(replace(p, component_noise_var=var), targets(p))
-    with pytest.raises(InputError, match="0 points"):
-        judge(prediction(m=0), np.empty((0, 2)))
+    refused("0 points", judge, prediction(m=0), np.empty((0, 2)))
 
 
 def without_points() -> Calibration:
@@ -526,11 +500,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
 
 @pytest.mark.parametrize(("draw", "words"), REFUSED)
 def test_misuse_is_refused_with_advice(draw: Callable[[], Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        draw()
-
-
-# --- over one input
+    refused(words, draw)
 
 
 @pytest.mark.usefixtures("as_a_user")

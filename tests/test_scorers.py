@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from helpers import sine
+from helpers import refused, sine
 from sklearn.base import clone
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import GridSearchCV, KFold, cross_val_score, cross_validate
@@ -12,7 +12,6 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import MinMaxScaler
 
 from lastlayer import BLLRegressor, metrics, scorers
-from lastlayer.errors import InputError
 from lastlayer.predictions.mixture import MixturePrediction
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
@@ -47,8 +46,7 @@ def test_a_pipeline_is_asked_at_its_end(pipeline):
     np.testing.assert_array_equal(scorers.predictive(pipeline, X).std, p.std)
     assert not scorers.predictive(pipeline, X, noise=False).noise_var.any()
     assert scorers.lpd_scorer(pipeline, X, y) == metrics.log_predictive_density(p, y)
-    with pytest.raises(InputError, match="Ridge has no predictive distribution"):
-        scorers.lpd_scorer(Ridge().fit(X, y), X, y)
+    refused("Ridge has no predictive distribution", scorers.lpd_scorer, Ridge().fit(X, y), X, y)
 
 
 def test_cross_validation_and_grid_search_take_them():

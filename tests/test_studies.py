@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import Losses
+from helpers import Losses, refused
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
@@ -109,8 +109,7 @@ def test_blocks_partition_the_rows_and_are_contiguous():
     assert sorted(np.concatenate(cells).tolist()) == list(range(200))
     within = np.mean([plane[c][:, :2].std(0).prod() for c in cells])
     assert within < 0.5 * plane[:, :2].std(0).prod()
-    with pytest.raises(ValueError, match="k=60 blocks of 53 rows"):
-        blocked_folds(X, 60)
+    refused("k=60 blocks of 53 rows", blocked_folds, X, 60, error=ValueError)
 
 
 @pytest.fixture(scope="module")
