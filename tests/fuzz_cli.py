@@ -34,12 +34,9 @@ NAMES += ["a b.csv", "x" * 200 + ".csv", "\udcff.csv", "\x1b[2J.csv", "a\nb.csv"
 COLUMNS = ["a b", *listed('a b =a $a_{ [red] [/red] ä a,b " affine_cost y_mean -1 nan')]
 CELLS = ["", "\x00", *listed("1 -2.5 1e308 1e-308 1e999 nan x =1+1 1,5 2024-01-01 1_0 inf 0x10")]
 COMMANDS = listed("fit fit fit predict predict evaluate report explain update export study")
-OUTPUTS = listed(
-    "good.csv link.csv hard.csv model.lastlayer ./model.lastlayer other.lastlayer page.html photo.png folder"
-)
-OUTPUTS += listed(
-    "none/x.csv new.csv new.html new.jsonl new.parquet new.onnx new.png new /dev/null loop.csv [/red].csv"
-)
+OUTPUTS = listed("good.csv link.csv hard.csv model.lastlayer ./model.lastlayer other.lastlayer page.html photo.png")
+OUTPUTS += listed("folder none/x.csv new.csv new.html new.jsonl new.parquet new.onnx new.png new /dev/null loop.csv")
+OUTPUTS.append("[/red].csv")
 TABLES = listed("good.csv none.csv folder loop.csv link.csv model.lastlayer notes.txt photo.png /dev/null")
 TABLES += ["", "x" * 5000]
 MODELS = ["", *listed("cut.lastlayer good.csv none folder notes.txt /dev/zero")]
@@ -124,16 +121,8 @@ def encoded(rng: np.random.Generator, rows: Rows, name: str) -> bytes:
 
 
 def junk(rng: np.random.Generator) -> bytes:
-    kinds = [
-        b"",
-        b"\x00" * 50,
-        b"PK\x03\x04" + bytes(60),
-        rng.bytes(300),
-        b"{}\n",
-        b"\xef\xbb\xbf",
-        b"\n\n\n",
-        b"a,y\n",
-    ]
+    kinds = [b"", b"\x00" * 50, b"PK\x03\x04" + bytes(60), rng.bytes(300), b"{}\n", b"\xef\xbb\xbf", b"\n\n\n"]
+    kinds.append(b"a,y\n")
     kinds += [b"," * 3_000_000 + b"\n1\n", b"x" * 2_000_000 + b",y\n1,2\n3,4\n5,9\n", b"\x89PNG\r\n", b"PAR1PAR1"]
     kinds.append(",".join(f"c{i}" for i in range(150_000)).encode() + b",y\n" + b"1," * 150_000 + b"2\n")
     return kinds[rng.integers(len(kinds))]
@@ -157,19 +146,14 @@ class Sandbox:
             rows = odd(rng, rows) if rows else rows
         Path(self.table).write_bytes(junk(rng) if rng.random() < 0.15 else encoded(rng, rows, self.table))
         Path("good.csv").write_bytes(encoded(np.random.default_rng(7), good(rng, 25), "good.csv"))
-        for name, content in {
-            "page.html": "<html>mine</html>",
-            "photo.png": "\x89PNG mine",
-            "notes.txt": "mine",
-        }.items():
-            Path(name).write_text(content)
+        Path("folder").mkdir()
+        Path("results").mkdir()
+        mine = {"page.html": "<html>mine</html>", "photo.png": "\x89PNG mine"}
+        for name in ("notes.txt", "folder/predict.py", "results/table1.csv", *mine):
+            Path(name).write_text(mine.get(name, "mine"))
         Path("link.csv").symlink_to("good.csv")
         os.link("good.csv", "hard.csv")
         Path("loop.csv").symlink_to("loop.csv")
-        Path("folder").mkdir()
-        Path("folder/predict.py").write_text("mine")
-        Path("results").mkdir()
-        Path("results/table1.csv").write_text("mine")
 
     def one(self, *choices: str) -> str:
         return str(self.rng.choice(choices))

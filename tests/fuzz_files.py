@@ -146,14 +146,8 @@ def save_fitted(name: str) -> Callable[[Path], None]:
     return lambda path: fitted(name).save(path)
 
 
-MODELS = (
-    "single",
-    "shared prior, full noise",
-    "mixture of families",
-    "mixture, noise by input",
-    "partly missing targets",
-)
-KINDS = {name: (save_fitted(name), check_regressor) for name in MODELS}
+MODELS = ("single", "shared prior, full noise", "mixture of families", "mixture, noise by input")
+KINDS = {name: (save_fitted(name), check_regressor) for name in (*MODELS, "partly missing targets")}
 KINDS |= {"online": (save_online, check_online), "table": (save_table, check_table)}
 
 

@@ -57,27 +57,19 @@ def frozen(a: np.ndarray, _: np.random.Generator) -> np.ndarray:
 
 
 NUMBERS: dict[str, Change] = {
-    "times 1e155": lambda a, _: a * 1e155,
-    "times 1e300": lambda a, _: a * 1e300,
-    "times 1e90": lambda a, _: a * 1e90,
-    "times 1e-90": lambda a, _: a * 1e-90,
-    "times 1e-155": lambda a, _: a * 1e-155,
+    **{
+        f"times {size}": lambda a, _, size=float(size): a * size
+        for size in ["1e155", "1e300", "1e90", "1e-90", "1e-155"]
+    },
     "denormals": lambda a, _: a * 1e-310,
     "a denormal column": column(lambda c, _: c * 1e-310),
     "one column times 1e160": column(lambda c, _: c * 1e160),
-    "a cell of 1e15": cell(1e15),
-    "a cell of 1e160": cell(1e160),
-    "a cell of 1e308": cell(1e308),
-    "a cell of -1e308": cell(-1e308),
-    "a cell of inf": cell(np.inf),
-    "a cell of NaN": cell(np.nan),
+    **{f"a cell of {value}": cell(float(value)) for value in ["1e15", "1e160", "1e308", "-1e308", "inf", "NaN"]},
     "a constant column": column(lambda _, rng: rng.choice([0.0, 0.1, 1e9, 1e200, 5e-324])),
     "constant": lambda a, rng: np.full(a.shape, rng.choice([0.0, 0.1, 1e9, 1e160, 5e-324])),
     "constant but for one row": lambda a, rng: np.where(np.arange(len(a)) == 0, a.T, 0.3).T,
-    "the 15th digit": column(lambda c, _: 1.0 + 1e-15 * np.sign(c)),
-    "the 12th digit": column(lambda c, _: 1.0 + 1e-12 * np.sign(c)),
-    "an offset of 1e12": lambda a, _: a + 1e12,
-    "an offset of 1e100": lambda a, _: a + 1e100,
+    **{f"the {n}th digit": column(lambda c, _, n=n: 1.0 + float(f"1e-{n}") * np.sign(c)) for n in (15, 12)},
+    **{f"an offset of {size}": lambda a, _, size=float(size): a + size for size in ("1e12", "1e100")},
     "each row thrice": lambda a, _: np.repeat(a, 3, 0)[: len(a)],
     "all rows equal": lambda a, _: np.repeat(a[:1], len(a), 0),
     "columns of all sizes": lambda a, rng: a * 10.0 ** rng.integers(-200, 200, a.shape[-1] if a.ndim > 1 else ()),
@@ -87,9 +79,7 @@ NUMBERS: dict[str, Change] = {
     "objects": lambda a, _: a.astype(object),
     "text": text,
     "complex": lambda a, _: a + 0j,
-    "float16": lambda a, _: a.astype(np.float16),
-    "float32": lambda a, _: a.astype(np.float32),
-    "longdouble": lambda a, _: a.astype(np.longdouble),
+    **{kind: lambda a, _, kind=kind: a.astype(kind) for kind in ("float16", "float32", "longdouble")},
     "bfloat16 tensor": lambda a, _: torch.tensor(a).bfloat16(),
     "float16 tensor": lambda a, _: torch.tensor(a).half(),
     "boolean tensor": lambda a, _: torch.tensor(a) > 0,
@@ -103,6 +93,12 @@ NUMBERS: dict[str, Change] = {
 REFUSED = {"times 1e155", "times 1e300", "one column times 1e160", "times 1e-155", "a cell of 1e160", "a cell of inf"}
 REFUSED |= {"a cell of 1e308", "a cell of -1e308", "a cell of NaN", "text", "complex", "denormals"}
 """Mostly: enough of each is soon seen."""
+
+
+def one_of(value: float, others: float = 1.0) -> Callable[[int, np.random.Generator], np.ndarray]:
+    return lambda m, _: np.where(np.arange(m) == 0, value, others)
+
+
 WEIGHTS: dict[str, Callable[[int, np.random.Generator], Any]] = {
     "none": lambda m, _: None,
     "ones": lambda m, _: np.ones(m),
@@ -111,23 +107,20 @@ WEIGHTS: dict[str, Callable[[int, np.random.Generator], Any]] = {
     "zero but for one": lambda m, _: np.eye(m)[0],
     "zero but for two": lambda m, _: (np.arange(m) < 2).astype(float),
     "1e300": lambda m, _: np.full(m, 1e300),
-    "one of 1e300": lambda m, _: np.where(np.arange(m) == 0, 1e300, 1.0),
-    "one of 1e14": lambda m, _: np.where(np.arange(m) == 0, 1e14, 1.0),
+    "one of 1e300": one_of(1e300),
+    "one of 1e14": one_of(1e14),
     "1e-300": lambda m, _: np.full(m, 1e-300),
-    "one of 1e-300": lambda m, _: np.where(np.arange(m) == 0, 1e-300, 1.0),
-    "one of 1e-12": lambda m, _: np.where(np.arange(m) == 0, 1e-12, 1.0),
-    "negative": lambda m, _: np.where(np.arange(m) == 0, -1.0, 1.0),
-    "NaN": lambda m, _: np.where(np.arange(m) == 0, np.nan, 1.0),
+    "one of 1e-300": one_of(1e-300),
+    "one of 1e-12": one_of(1e-12),
+    "negative": one_of(-1.0),
+    "NaN": one_of(np.nan),
     "bfloat16 tensor": lambda m, _: torch.ones(m).bfloat16(),
     "a column": lambda m, _: np.ones((m, 1)),
 }
 NOISE_STD: dict[str, Callable[[int, np.random.Generator], Any]] = {
-    "0": lambda m, _: 0.0,
-    "0.1": lambda m, _: 0.1,
-    "1e-200": lambda m, _: 1e-200,
-    "1e200": lambda m, _: 1e200,
+    **{size: lambda m, _, size=float(size): size for size in ("0", "0.1", "1e-200", "1e200")},
     "of each row": lambda m, rng: rng.uniform(0, 1, m),
-    "one of 1e60": lambda m, _: np.where(np.arange(m) == 0, 1e60, 0.1),
+    "one of 1e60": one_of(1e60, 0.1),
 }
 
 
@@ -155,11 +148,7 @@ BACKBONES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "bfloat16": lambda h: torch.tanh(h).bfloat16(),
     "one dimension": lambda h: h[:, 0],
 }
-CONTEXTS: dict[str, Callable[[], Any]] = {
-    "plain": contextlib.nullcontext,
-    "no_grad": torch.no_grad,
-    "inference_mode": torch.inference_mode,
-}
+CONTEXTS = {"plain": contextlib.nullcontext, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
 
 
 @dataclass
@@ -218,15 +207,11 @@ def generated(seed: int, number: int) -> Case:
         name = pick(NOISE_STD)
         noise_std, _ = NOISE_STD[name](m, rng), words.append(f"noise_std {name}")
     preset = pick(["evidence", "fast", "calibrated"], [0.6, 0.3, 0.1])
-    options: dict[str, Any] = {
-        "preset": preset,
-        "hidden": (int(rng.integers(2, 6)),) * int(rng.integers(1, 3)),
-        "max_epochs": int(rng.integers(0, 6)) if preset != "calibrated" else 2,
-        "activation": pick(["tanh", "relu", "silu"]),
-        "noise": pick(["auto", "diagonal", "full", "input"], [0.4, 0.3, 0.25, 0.05]),
-        "dtype": pick(["float64", "float32"], [0.7, 0.3]),
-        "random_state": number,
-    }
+    options: dict[str, Any] = {"preset": preset, "hidden": (int(rng.integers(2, 6)),) * int(rng.integers(1, 3))}
+    options["max_epochs"] = int(rng.integers(0, 6)) if preset != "calibrated" else 2
+    options["activation"] = pick(["tanh", "relu", "silu"])
+    options["noise"] = pick(["auto", "diagonal", "full", "input"], [0.4, 0.3, 0.25, 0.05])
+    options |= {"dtype": pick(["float64", "float32"], [0.7, 0.3]), "random_state": number}
     if rng.random() < 0.2:
         options["n_members"] = int(rng.integers(1, 4))
     if rng.random() < 0.2:

@@ -27,15 +27,15 @@ from botorch.models.transforms import Normalize, Standardize
 from botorch.models.transforms.input import InputPerturbation
 from botorch.optim import optimize_acqf
 from botorch.sampling import SobolQMCNormalSampler
+from botorch.sampling.get_sampler import get_sampler
 from botorch.sampling.pathwise import draw_matheron_paths
 from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 from helpers import close, refused, sine
 from models import holes
 
-import lastlayer.errors
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.bayes.features import affine_features
-from lastlayer.errors import FlooredNoiseWarning
+from lastlayer.errors import FlooredNoiseWarning, MissingPackageError, need
 from lastlayer.integrations.botorch import BLLModel, SingleTaskBLL, Surrogate, fit_model
 from lastlayer.integrations.botorch.surrogate import LITTLE_NOISE
 from lastlayer.networks.fourier import ProcessFeatures
@@ -88,6 +88,11 @@ def joint_of(posterior):
     return mean, cov.reshape(q * o, q * o)
 
 
+def is_joint(posterior, joint):
+    for found, expected, loose in zip(joint_of(posterior), (joint.mean, joint.cov()), (1.0, JOINT), strict=True):
+        close(found, torch.tensor(expected), loose=loose)
+
+
 @pytest.fixture(scope="module")
 def linear_gp():
     """A network of two outputs under the shared bias prior, and the Gaussian processes of one output with its kernel.
@@ -111,24 +116,16 @@ def linear_gp():
             flat = affine_features(regressor.network_(z.reshape(-1, z.shape[-1])))
             return flat.reshape(*x.shape[:-1], flat.shape[-1])
 
-    gps = []
-    for i in range(2):
+    def gp(i):
         variance = float(posterior.Sigma_E[i, i]) * float(targets.scale[i]) ** 2
-        kernel = gpytorch.kernels.ScaleKernel(Features())
-        kernel.outputscale = variance
-        constant = gpytorch.means.ConstantMean()
-        constant.constant.data.fill_(float(targets.mean[i]))
+        modules = {"covar_module": gpytorch.kernels.ScaleKernel(Features())}
+        modules |= {"mean_module": gpytorch.means.ConstantMean(), "outcome_transform": None}
+        modules["covar_module"].outputscale = variance
+        modules["mean_module"].constant.data.fill_(float(targets.mean[i]))
         noise = torch.full((50, 1), variance, dtype=torch.float64)
-        gp = SingleTaskGP(
-            torch.tensor(X),
-            torch.tensor(y)[:, i : i + 1],
-            train_Yvar=noise,
-            covar_module=kernel,
-            mean_module=constant,
-            outcome_transform=None,
-        )
-        gps.append(gp.eval())
-    return regressor, gps
+        return SingleTaskGP(torch.tensor(X), torch.tensor(y)[:, i : i + 1], train_Yvar=noise, **modules).eval()
+
+    return regressor, [gp(i) for i in range(2)]
 
 
 @pytest.mark.parametrize(("kind", "noise"), ALL)
@@ -136,10 +133,7 @@ def test_the_posterior_is_the_models_joint(kind, noise):
     regressor, X = fitted(kind, noise=noise), points(4)
     model = BLLModel(regressor)
     for with_noise in (False, True):
-        joint = regressor.joint(X.numpy(), noise=with_noise)
-        mean, cov = joint_of(model.posterior(X, observation_noise=with_noise))
-        close(mean, torch.tensor(joint.mean))
-        close(cov, torch.tensor(joint.cov()), loose=JOINT)
+        is_joint(model.posterior(X, observation_noise=with_noise), regressor.joint(X.numpy(), noise=with_noise))
 
 
 @pytest.mark.parametrize("noise", ["diagonal", "full"])
@@ -209,9 +203,7 @@ def test_conditioning_is_the_update_of_the_last_layer(noise, bias_prior):
     twice = model.condition_on_observations(X[:1], Y[:1]).condition_on_observations(X[1:], Y[1:])
     joint = regressor.update(X.numpy(), Y.numpy()).joint(new.numpy(), noise=False)
     for later in (once, twice):
-        mean, cov = joint_of(later.posterior(new))
-        close(mean, torch.tensor(joint.mean))
-        close(cov, torch.tensor(joint.cov()), loose=JOINT)
+        is_joint(later.posterior(new), joint)
 
 
 @pytest.mark.parametrize(("kind", "noise"), ALL)
@@ -238,13 +230,11 @@ def test_outputs_may_be_in_different_units(kind, noise):
 
 
 def test_noise_of_an_observation_can_be_given():
-    regressor = fitted(q=1)
-    model, X, Y = BLLModel(regressor), points(2), points(2, seed=2)[:, :1]
+    model, X, Y = BLLModel(fitted(q=1)), points(2), points(2, seed=2)[:, :1]
     own = model.posterior(X, observation_noise=True).variance - model.posterior(X).variance
-    given = model.condition_on_observations(X, Y, noise=own).posterior(X)
-    close(given.mean, model.condition_on_observations(X, Y).posterior(X).mean, loose=1e4)
-    sure = model.condition_on_observations(X, Y, noise=1e-8 * own).posterior(X)
-    close(sure.mean, Y, loose=1e5)
+    given, sure = (model.condition_on_observations(X, Y, noise=s * own).posterior(X).mean for s in (1.0, 1e-8))
+    close(given, model.condition_on_observations(X, Y).posterior(X).mean, loose=1e4)
+    close(sure, Y, loose=1e5)
 
 
 @pytest.mark.parametrize("kind", ["one network", "alike"])
@@ -252,11 +242,10 @@ def test_fantasies_are_models_conditioned_on_draws(kind):
     model, X, new = BLLModel(fitted(kind)), points(3, 2), points(3, 4, seed=2)
     sampler = SobolQMCNormalSampler(torch.Size([5]), seed=0)
     fantasies = model.fantasize(X, sampler)
-    assert fantasies.batch_shape == (5, 3)
     Y = sampler(model.posterior(X, observation_noise=True))
     one = model.condition_on_observations(X[1], Y[4, 1]).posterior(new[1])
     many = fantasies.posterior(new)
-    assert many.mean.shape == (5, 3, 4, 2)
+    assert (fantasies.batch_shape, many.mean.shape) == ((5, 3), (5, 3, 4, 2))
     close(many.mean[4, 1], one.mean)
     close(many.variance[4, 1], one.variance, loose=JOINT)
 
@@ -312,18 +301,15 @@ def test_posterior_and_acquisition_values_are_those_of_the_gaussian_process(line
     def sampler(n=16):
         return SobolQMCNormalSampler(torch.Size([n]), seed=1)
 
+    plain = {"prune_baseline": False, "cache_root": False}
     makers = {
         "LogEI": (lambda m: LogExpectedImprovement(m, best), X[:, :1]),
         "qLogEI": (lambda m: qLogExpectedImprovement(m, best, sampler()), X),
         "qUCB": (lambda m: qUpperConfidenceBound(m, 2.0, sampler()), X),
-        "qLogNEI": (
-            lambda m: qLogNoisyExpectedImprovement(m, base, sampler(), prune_baseline=False, cache_root=False),
-            X,
-        ),
+        "qLogNEI": (lambda m: qLogNoisyExpectedImprovement(m, base, sampler(), **plain), X),
         "qKG": (lambda m: qKnowledgeGradient(m, num_fantasies=4, sampler=sampler(4)), points(3, 5)),
         "qMES": (lambda m: qMaxValueEntropy(m, base, num_fantasies=4), X[:, :1]),
     }
-
     for name, (make, x) in makers.items():
         values = []
         for m in (model, gp):
@@ -340,19 +326,12 @@ def test_posterior_and_acquisition_values_are_those_of_the_gaussian_process(line
     hypervolumes = []
     for m in (both, ModelList(gp, other)):
         torch.manual_seed(0)
-        words = {"ref_point": [0.0, 0.0], "X_baseline": base, "prune_baseline": False, "cache_root": False}
-        acquisition = qLogNoisyExpectedHypervolumeImprovement(m, **words, sampler=_samplers(m))
-        hypervolumes.append(acquisition(X).detach())
+        words = {"X_baseline": base, "sampler": get_sampler(m.posterior(points(1)), torch.Size([128]), seed=0)}
+        hypervolumes.append(qLogNoisyExpectedHypervolumeImprovement(m, [0.0, 0.0], **words, **plain)(X).detach())
     assert torch.isfinite(hypervolumes[0]).all()
     close(hypervolumes[0], hypervolumes[1], loose=6e9)  # other base samples: Monte Carlo, 128 draws
     drawn = MaxPosteriorSampling(model, replacement=False)(points(30, seed=6), num_samples=2)
     assert drawn.shape == (2, 2)
-
-
-def _samplers(model):
-    from botorch.sampling.get_sampler import get_sampler
-
-    return get_sampler(model.posterior(points(1)), torch.Size([128]), seed=0)
 
 
 def test_a_surrogate_is_close_to_its_process():
@@ -365,11 +344,8 @@ def test_a_surrogate_is_close_to_its_process():
     surrogate = Surrogate(random_state=0).fit(X.numpy(), T[:, 0].numpy(), bounds=box.numpy())
     new = torch.rand(50, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     z, z_new = ((x - 0.5) * math.sqrt(12) for x in (X, new))
-    ones = torch.ones(1, 20).double()
-    near = (1 + 2 / 40) ** -0.5  # of two inputs
-    log_length, log_linear = fit_lengths(
-        z[None], T[None], ones, noise_prior=LITTLE_NOISE, length=1.0, length_std=near, steps=100
-    )
+    words = {"noise_prior": LITTLE_NOISE, "length": 1.0, "length_std": (1 + 2 / 40) ** -0.5, "steps": 100}  # two inputs
+    log_length, log_linear = fit_lengths(z[None], T[None], torch.ones(1, 20).double(), **words)
     length, rho = log_length[0].exp(), math.exp(log_linear)
     # the same numbers from rows in another order: rounding grows over the steps
     torch.testing.assert_close(surrogate.network_.scale, 1 / length, rtol=1e-4, atol=0)
@@ -391,13 +367,15 @@ def test_a_surrogate_is_close_to_its_process():
     assert float((ours.variance.sqrt()[:, 0] - var.sqrt()).abs().max()) < 0.05
 
 
-def test_lengths_do_not_change_where_points_gather():
-    box = np.array([[0.0, 0.0], [1.0, 1.0]])
+def test_lengths_do_not_change_where_points_gather_and_bounds_may_meet_in_an_input_that_does_not_move():
     rng = np.random.default_rng(0)
     X = np.concatenate([rng.uniform(size=(10, 2)), 0.5 + 0.01 * rng.normal(size=(10, 2))])
-    surrogate = Surrogate(16, max_steps=0, random_state=0).fit(X, X[:, 0], bounds=box)
+    surrogate = Surrogate(16, max_steps=0, random_state=0).fit(X, X[:, 0], bounds=[[0.0, 0.0], [1.0, 1.0]])
     assert surrogate.fitted_.inputs.scale == pytest.approx(1 / math.sqrt(12))
     assert surrogate.fitted_.inputs.mean == pytest.approx(0.5)
+    X[:, 1] = 3.0
+    surrogate = Surrogate(8, max_steps=2, random_state=0).fit(X, X[:, 0], bounds=[[-9.0, 3.0], [9.0, 3.0]])
+    assert np.isfinite(surrogate.predict(X)).all()
 
 
 def test_many_inputs_are_honest():
@@ -439,9 +417,10 @@ def test_several_outputs_are_conditioned_each(two_columns):
     more, values = torch.rand(2, 3, 2).double(), torch.rand(2, 3, 2).double()
     after = model.condition_on_observations(more, values).posterior(X[:4])
     for j in range(2):
-        alone = fit_model(X, Y[:, j : j + 1]).condition_on_observations(more, values[..., j : j + 1]).posterior(X[:4])
-        torch.testing.assert_close(after.mean[..., j], alone.mean[..., 0])
-        torch.testing.assert_close(after.variance[..., j], alone.variance[..., 0])
+        own = slice(j, j + 1)
+        alone = fit_model(X, Y[:, own]).condition_on_observations(more, values[..., own]).posterior(X[:4])
+        torch.testing.assert_close(after.mean[..., own], alone.mean)
+        torch.testing.assert_close(after.variance[..., own], alone.variance)
     fantasies = model.fantasize(more, SobolQMCNormalSampler(torch.Size([4]), seed=0))
     assert fantasies.posterior(X[:4]).mean.shape == (4, 2, 4, 2)
 
@@ -549,25 +528,9 @@ def test_features_of_a_process_have_its_kernel_at_its_points():
     ],
 )
 def test_bounds_that_are_no_box_are_told(bounds, words, as_a_user):
-    X, bounds = points(6).numpy(), np.array(bounds)
-    for fit in (
-        lambda: Surrogate(8).fit(X, X[:, 0], bounds=bounds),
-        lambda: fit_model(torch.tensor(X), torch.tensor(X[:, :1]), bounds=torch.tensor(bounds)),
-    ):
-        refused(words, fit)
-
-
-def test_bounds_may_meet_in_an_input_that_does_not_move():
-    X = points(6).numpy()
-    X[:, 1] = 3.0
-    surrogate = Surrogate(8, max_steps=2, random_state=0).fit(X, X[:, 0], bounds=[[-9.0, 3.0], [9.0, 3.0]])
-    assert np.isfinite(surrogate.predict(X)).all()
-
-
-def test_a_surrogate_is_neither_streamed_nor_saved():
-    assert not hasattr(Surrogate, "fit_source")
-    assert not hasattr(Surrogate, "save")
-    assert "sample_weight" not in inspect.signature(Surrogate.fit).parameters
+    X = points(6)
+    refused(words, Surrogate(8).fit, X.numpy(), X[:, 0].numpy(), bounds=np.array(bounds))
+    refused(words, fit_model, X, X[:, :1], bounds=torch.tensor(np.array(bounds)))
 
 
 def test_a_model_turned_to_float32_leaves_the_regressor_as_it_is():
@@ -597,30 +560,28 @@ def test_a_calibrated_mixture_answers_in_float32_too(noise):
 def test_in_a_parent_that_trains_it_still_answers_alike():
     """Dropout and batch statistics of the backbone stay off."""
     torch.manual_seed(0)
-    backbone = torch.nn.Sequential(
-        torch.nn.Linear(2, 6), torch.nn.BatchNorm1d(6), torch.nn.Tanh(), torch.nn.Dropout(0.5)
-    ).double()
-    X, y = sine(50, q=2, d=2)
-    regressor = BLLRegressor(backbone=backbone, preset="evidence", max_epochs=5, random_state=0).fit(X, y)
+    layers = torch.nn.Linear(2, 6), torch.nn.BatchNorm1d(6), torch.nn.Tanh(), torch.nn.Dropout(0.5)
+    words = {"backbone": torch.nn.Sequential(*layers).double(), "preset": "evidence", "max_epochs": 5}
+    regressor = BLLRegressor(**words, random_state=0).fit(*sine(50, q=2, d=2))
     model = BLLModel(regressor)
     parent, new = torch.nn.ModuleList([model, torch.nn.Dropout()]).train(), points(5)
     first, state = parent[0].posterior(new), copy.deepcopy(model.state_dict())
-    parent.train()
-    second = parent[0].posterior(new)
+    second = parent.train()[0].posterior(new)
     assert torch.equal(first.mean, second.mean)
     assert torch.equal(first.variance, second.variance)
     assert torch.equal(parent[0].draw(seed=0)(new), parent[0].draw(seed=0)(new))
-    part = parent.train()[0].parts[0]
-    assert torch.equal(part.moments(new).mean, first.mean)
+    assert torch.equal(parent.train()[0].parts[0].moments(new).mean, first.mean)
     close(first.mean, torch.tensor(regressor.predictive(new.numpy()).with_output_axis().mean))
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
-def test_errors_say_what_to_do(as_a_user, monkeypatch):
+def test_errors_say_what_to_do(as_a_user):
     model, X = BLLModel(fitted()), points(3)
     refused(r"Y must be \(..., 3, 2\)", model.condition_on_observations, X, X[:, :1])
     refused("outputs 0 to 1", model.posterior, X, output_indices=[2])
     refused(r"Y\[:, None\]", fit_model, X, X[:, 0])
     refused("use SingleTaskBLL", Surrogate(8).fit, X.numpy(), X.numpy())
-    with pytest.raises(lastlayer.errors.MissingPackageError, match=r"lastlayer\[botorch\]"):
-        lastlayer.errors.need("no_such_botorch", extra="botorch")
+    refused(r"lastlayer\[botorch\]", need, "no_such_botorch", extra="botorch", error=MissingPackageError)
+    for name in ("fit_source", "save"):  # a surrogate is neither streamed nor saved
+        assert not hasattr(Surrogate, name)
+    assert "sample_weight" not in inspect.signature(Surrogate.fit).parameters

@@ -31,24 +31,39 @@ def browser(tmp_path):
     """Headless and quiet: no look-ups of its own, a profile of its own."""
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
-    for flag in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        "--disable-dev-shm-usage",
-        "--window-size=1200,1600",
-        f"--user-data-dir={tmp_path}",
-    ):
-        options.add_argument(flag)
+    flags = "headless=new no-sandbox disable-gpu disable-quic no-first-run disable-background-networking"
+    flags += " disable-component-update disable-sync disable-dev-shm-usage window-size=1200,1600"
+    for flag in (*flags.split(), f"user-data-dir={tmp_path}"):
+        options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
     yield driver
     driver.quit()
+
+
+def returned(browser, script: str):
+    return browser.execute_script(f"return {script}")
+
+
+def reading(browser) -> str:
+    return returned(browser, "document.getElementById('reading').textContent")
+
+
+def outside(browser) -> list[str]:
+    names = returned(browser, "performance.getEntriesByType('resource').map(r => r.name)")
+    return [name for name in names if name.startswith("http")]
+
+
+def waited(browser) -> None:
+    browser.execute_async_script("setTimeout(arguments[0], 1000)")
+
+
+def slid(browser, figure: str, share: float) -> None:
+    """The slider of a figure, clicked at that share of its rail."""
+    rail = browser.find_element("css selector", f"#{figure} .slider-rail-touch-rect")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", rail)
+    ActionChains(browser).move_to_element_with_offset(rail, int(rail.size["width"] * share), 0).click().perform()
+    waited(browser)
 
 
 def visible_band(browser) -> list[float]:
@@ -62,31 +77,22 @@ def severe(browser) -> list:
     return [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
 
 
-def test_the_report_opens_without_errors_and_the_slider_moves_the_band(page, browser):
+def test_the_report_opens_without_errors_or_requests_and_the_slider_moves_the_band(page, browser):
     browser.get(page.as_uri())
     assert not severe(browser)
-    assert browser.execute_script("return document.querySelectorAll('.js-plotly-plot').length") == 1
-    widths = browser.execute_script("return Array.from(document.images, image => image.naturalWidth)")
+    assert not outside(browser)
+    assert returned(browser, "document.querySelectorAll('.js-plotly-plot').length") == 1
+    widths = returned(browser, "Array.from(document.images, image => image.naturalWidth)")
     assert len(widths) == 4
     assert min(widths) > 100
-    reading = lambda: browser.execute_script("return document.getElementById('reading').textContent")
-    before, band = reading(), visible_band(browser)
+    before, band = reading(browser), visible_band(browser)
     assert "LPD test" in before
-    rail = browser.find_element("css selector", "#figure4 .slider-rail-touch-rect")
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", rail)
-    ActionChains(browser).move_to_element_with_offset(rail, int(rail.size["width"] * 0.4), 0).click().perform()
-    browser.execute_async_script("setTimeout(arguments[0], 1000)")
-    assert reading() != before
+    slid(browser, "figure4", 0.4)
+    assert reading(browser) != before
     moved = visible_band(browser)
     assert len(moved) == len(band)
     assert max(abs(a - b) for a, b in zip(moved, band, strict=True)) > 0.1
     assert not severe(browser)
-
-
-def test_it_needs_nothing_from_outside(page, browser):
-    browser.get(page.as_uri())
-    resources = browser.execute_script("return performance.getEntriesByType('resource').map(r => r.name)")
-    assert not [name for name in resources if name.startswith("http")], resources
 
 
 EVIL = "</script><img src=x onerror=alert(1)>"
@@ -114,12 +120,10 @@ def model_page(tmp_path_factory):
 def test_a_models_report_opens_offline_whatever_its_table_says(model_page, browser):
     browser.get(model_page.as_uri())
     assert not severe(browser)
-    assert browser.execute_script("return document.querySelectorAll('.js-plotly-plot .main-svg').length") >= 5
-    assert browser.execute_script("return document.images.length") == 0  # no cell has become markup
-    title = browser.execute_script("return document.querySelector('h1').textContent")
-    assert title == f"m{EVIL} on d{EVIL}"
-    resources = browser.execute_script("return performance.getEntriesByType('resource').map(r => r.name)")
-    assert not [name for name in resources if name.startswith("http")], resources
+    assert not outside(browser)
+    assert returned(browser, "document.querySelectorAll('.js-plotly-plot .main-svg').length") >= 5
+    assert returned(browser, "document.images.length") == 0  # no cell has become markup
+    assert returned(browser, "document.querySelector('h1').textContent") == f"m{EVIL} on d{EVIL}"
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -129,8 +133,8 @@ def test_reports_fit_a_desk_and_a_phone(model_page, page, browser, width):
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
     for path in (model_page, page):
         browser.get(path.as_uri())
-        browser.execute_async_script("setTimeout(arguments[0], 1000)")
-        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        waited(browser)
+        assert returned(browser, "document.documentElement.scrollWidth") <= width
         boxes = browser.execute_script(
             "return [...document.querySelectorAll('.js-plotly-plot')].map(f => {"
             " const own = f.getBoundingClientRect(), drawn = f.querySelector('.main-svg').getBoundingClientRect(),"
@@ -144,44 +148,35 @@ def test_reports_fit_a_desk_and_a_phone(model_page, page, browser, width):
             assert right <= column + 1
         assert not severe(browser)
     browser.get(model_page.as_uri())
-    browser.execute_async_script("setTimeout(arguments[0], 1000)")
-    tops = browser.execute_script(
-        "return ['parity-0', 'parity-1'].map(id => document.getElementById(id).getBoundingClientRect().top)"
+    waited(browser)
+    first, second = (
+        returned(browser, f"document.getElementById('parity-{i}').getBoundingClientRect().top") for i in "01"
     )
-    assert (tops[0] == tops[1]) == (width > 600)  # side by side on wide screens only
-    wide = browser.execute_script("const t = document.getElementById('wrong'); return [t.scrollWidth, t.clientWidth]")
-    assert wide[0] > wide[1] or width > 600
+    assert (first == second) == (width > 600)  # side by side on wide screens only
+    whole, shown = (returned(browser, f"document.getElementById('wrong').{part}Width") for part in ("scroll", "client"))
+    assert whole > shown or width > 600
 
 
 def test_card_and_slider_name_the_same_alpha(model_page, browser):
     browser.get(model_page.as_uri())
-    card = browser.execute_script("return document.getElementById('card').textContent")
-    reading = browser.execute_script("return document.getElementById('reading').textContent")
+    card = returned(browser, "document.getElementById('card').textContent")
     in_card = float(re.search(r"([-\d.]+) in use", card)[1])
-    on_slider = float(re.search(r"log alpha ([-\d.]+) \(in use\)", reading)[1])
+    on_slider = float(re.search(r"log alpha ([-\d.]+) \(in use\)", reading(browser))[1])
     assert abs(in_card - on_slider) < 0.006  # digits shown
-    order = browser.execute_script("return [...document.querySelectorAll('h2')].map(h => h.textContent)")
+    order = returned(browser, "[...document.querySelectorAll('h2')].map(h => h.textContent)")
     assert order[-1].startswith("Alpha")
-    verdict = browser.execute_script("return document.getElementById('verdict').textContent")
-    assert verdict.startswith("The 90% intervals")
+    assert returned(browser, "document.getElementById('verdict').textContent").startswith("The 90% intervals")
 
 
 def test_the_slider_of_a_models_report_moves_band_and_reading(model_page, browser):
     browser.get(model_page.as_uri())
-    reading = lambda: browser.execute_script("return document.getElementById('reading').textContent")
-    width = lambda: browser.execute_script(
-        "const band = document.getElementById('alpha')._fullData.find(t => t.fill === 'toself' && t.visible === true);"
-        "return Math.max(...band.y) - Math.min(...band.y)"
-    )
-    assert "(in use)" in reading()
+    assert "(in use)" in reading(browser)
     widths = []
-    rail = browser.find_element("css selector", "#alpha .slider-rail-touch-rect")
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", rail)
     for share in (-0.45, 0.45):
-        ActionChains(browser).move_to_element_with_offset(rail, int(rail.size["width"] * share), 0).click().perform()
-        browser.execute_async_script("setTimeout(arguments[0], 1000)")
-        assert "LPD" in reading()
-        widths.append(width())
+        slid(browser, "alpha", share)
+        assert "LPD" in reading(browser)
+        band = "document.getElementById('alpha')._fullData.find(t => t.fill === 'toself' && t.visible === true).y"
+        widths.append(returned(browser, f"Math.max(...{band}) - Math.min(...{band})"))
     assert widths[1] > 1.05 * widths[0]  # a larger alpha never narrows a band
     assert not severe(browser)
 

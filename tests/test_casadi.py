@@ -32,28 +32,21 @@ TOLERANCE = 1e-9
 
 def agrees(function, model, X, noise=True):
     p = model.predictive(X, noise=noise)
-    cov = p.cov()
-    for x, mean, C, cost in zip(X, p.mean, cov, p.affine_cost, strict=True):
-        found = [np.array(part) for part in function(x)]
-        for a, b in zip(found, (mean[:, None], C, [[cost]]), strict=True):
-            scale = np.abs(b).max()
-            assert np.abs(a - b).max() <= TOLERANCE * scale, np.abs(a - b).max() / scale
+    for x, *wanted in zip(X, p.mean[..., None], p.cov(), p.affine_cost[:, None, None], strict=True):
+        for a, b in zip(map(np.array, function(x)), wanted, strict=True):
+            assert np.abs(a - b).max() <= TOLERANCE * np.abs(b).max()
 
 
 @pytest.mark.parametrize("name", ["single", "mixture", "mixture, noise by input"])
 def test_its_jacobians_are_differences_of_predictive(name):
     (X, _), model = data(), fitted(name)
     function = to_casadi(model)
-    jacobian = function.jacobian()
+    step = 1e-5 * X.std(0)
+    parts = lambda p: (p.mean, p.cov().transpose(0, 2, 1).reshape(len(step), -1), p.affine_cost[:, None])
     for x in far(X, 5):
-        outputs = function(x)
-        exact = [np.array(J) for J in jacobian(x, *outputs)]
-        step = 1e-5 * X.std(0)
-        up, down = (model.predictive(x + sign * np.diag(step)) for sign in (1, -1))
-        parts = [
-            (p.mean, p.cov().transpose(0, 2, 1).reshape(len(step), -1), p.affine_cost[:, None]) for p in (up, down)
-        ]
-        for J, a, b in zip(exact, *parts, strict=True):
+        exact = [np.array(J) for J in function.jacobian()(x, *function(x))]
+        up, down = (parts(model.predictive(x + sign * np.diag(step))) for sign in (1, -1))
+        for J, a, b in zip(exact, up, down, strict=True):
             slope = ((a - b) / (2 * step[:, None])).T
             # differences of this step are right to about 1e-9 / 1e-5 of the values' change
             np.testing.assert_allclose(J * step, slope * step, rtol=1e-5, atol=1e-9 * np.abs(a).max())
@@ -71,10 +64,14 @@ def test_a_fitted_value_serves_as_well_and_later_updates_do_not_reach_it():
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed: no C code can be compiled")
 
 
-def compiled(source, name, *flags):
+def shared_library(source, *flags):
     library = source.with_suffix(".so")
     subprocess.run(["gcc", "-O1", "-fPIC", "-shared", *flags, str(source), "-o", str(library), "-lm"], check=True)
-    return casadi.external(name, str(library))
+    return library
+
+
+def compiled(source, name, *flags):
+    return casadi.external(name, str(shared_library(source, *flags)))
 
 
 @needs_gcc
@@ -92,8 +89,7 @@ def test_generated_c_code_computes_the_same(tmp_path):
 def test_exported_c_code_says_what_the_module_says(name, tmp_path):
     """Numbers and Jacobians to 1e-12 of the largest; those of torch, since CasADi wrote the code."""
     (X, _), model = data(), fitted(name)
-    source = export_c(model, tmp_path / "pump.c")
-    function = compiled(source, "pump", "-std=c99", "-Wall", "-Werror")
+    function = compiled(export_c(model, tmp_path / "pump.c"), "pump", "-std=c99", "-Wall", "-Werror")
     module, names = model.module(), function.name_out()
     assert names == ["mean", "epistemic_var", "noise_var", "affine_cost"]
     points = far(X, 6)
@@ -115,21 +111,17 @@ def test_the_product_in_exported_code_is_a_matrix_product(tmp_path):
     """Whichever factors are transposed; the functions themselves may use some of the cases only."""
     source = tmp_path / "product.c"
     source.write_text(PRODUCT.replace("NAME", "own"))
-    compiled_to = tmp_path / "product.so"
-    subprocess.run(["gcc", "-std=c99", "-fPIC", "-shared", str(source), "-o", str(compiled_to)], check=True)
-    product = ctypes.CDLL(str(compiled_to)).own_dgemm
+    product = ctypes.CDLL(str(shared_library(source, "-std=c99"))).own_dgemm
     rng, (m, n, k) = np.random.default_rng(0), (3, 4, 7)
-    for first, second in itertools.product("NT", "NT"):
+    whole, one = lambda i: ctypes.byref(ctypes.c_int(i)), ctypes.byref(ctypes.c_double(1.0))
+    at = lambda M: M.ctypes.data_as(ctypes.POINTER(ctypes.c_double))
+    for turned in itertools.product("NT", "NT"):
         A, B, C = (np.asfortranarray(rng.standard_normal(shape)) for shape in ((m, k), (k, n), (m, n)))
         wanted = C + A @ B
-        stored = [np.asfortranarray(M.T) if turned == "T" else M for M, turned in ((A, first), (B, second))]
-        whole = lambda i: ctypes.byref(ctypes.c_int(i))
-        at = lambda M: M.ctypes.data_as(ctypes.POINTER(ctypes.c_double))
-        one = ctypes.byref(ctypes.c_double(1.0))
-        product(
-            ctypes.c_char_p(first.encode()), ctypes.c_char_p(second.encode()), whole(m), whole(n), whole(k), one,
-            at(stored[0]), whole(len(stored[0])), at(stored[1]), whole(len(stored[1])), one, at(C), whole(m),
-        )  # fmt: skip
+        first, second = (np.asfortranarray(M.T) if t == "T" else M for M, t in zip((A, B), turned, strict=True))
+        factors = at(first), whole(len(first)), at(second), whole(len(second))
+        words = (ctypes.c_char_p(t.encode()) for t in turned)
+        product(*words, whole(m), whole(n), whole(k), one, *factors, one, at(C), whole(m))
         np.testing.assert_allclose(C, wanted, rtol=1e-14, atol=1e-14)
 
 
@@ -266,23 +258,18 @@ class Odd(nn.Module):
 
 
 def test_backbones_without_an_expression_are_refused_with_advice():
-    x, ops = casadi.MX.sym("x", 3), CasADiOps(casadi)
+    convolution = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 2, 3), nn.Flatten())
     for network, message in (
-        (
-            nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 2, 3), nn.Flatten()),
-            r"conv1d.*no CasADi expression.*hidden=",
-        ),
+        (convolution, r"conv1d.*no CasADi expression.*hidden="),
         (Odd(), "other values"),
         (nn.BatchNorm1d(3, track_running_stats=False), "more than 1 value"),
     ):
-        refused(message, to_expression, ops, network, x)
+        refused(message, to_expression, CasADiOps(casadi), network, casadi.MX.sym("x", 3))
 
 
 def test_without_casadi_it_says_what_to_install(monkeypatch):
-    X, y = data(q=0, d=1)
-    model = BLLRegressor((), **FAST).fit(X, y)
     monkeypatch.setitem(sys.modules, "casadi", None)
-    refused(r"pip install 'lastlayer\[control\]'", to_casadi, model, error=MissingPackageError)
+    refused(r"pip install 'lastlayer\[control\]'", to_casadi, fitted("single"), error=MissingPackageError)
 
 
 def test_inputs_that_are_no_table_are_refused():

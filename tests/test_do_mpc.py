@@ -30,19 +30,22 @@ def learned(lags=Lags(1, 1, increments=True)):  # noqa: B008
     rng = np.random.default_rng(0)
     episodes = []
     for _ in range(6):
-        y, u = np.zeros(2), rng.uniform(-1, 1, (15, 1))
-        ys = [y]
+        ys, u = [np.zeros(2)], rng.uniform(-1, 1, (15, 1))
         for (force,) in u:
-            y = np.array([0.9, 0.5]) * y + np.array([0.5, 0.1]) * force
-            ys.append(y)
+            ys.append(np.array([0.9, 0.5]) * ys[-1] + np.array([0.5, 0.1]) * force)
         episodes.append(Episode.of(np.stack(ys) + 0.02 * rng.standard_normal((16, 2)), u))
     return DynamicsModel(lags, BLLRegressor((4,), preset="evidence", max_epochs=60, random_state=0)).fit(episodes)
 
 
+def set_up(dynamics, **words):
+    model = to_do_mpc(dynamics, **words)
+    model.setup()
+    return model
+
+
 def controller(*constraints, horizon=5, target=50.0, extra=lambda model: 0, **words):
     """Pushes the first output as high as it may."""
-    model = to_do_mpc(learned())
-    model.setup()
+    model = set_up(learned())
     mpc = do_mpc().controller.MPC(model)
     mpc.settings.n_horizon, mpc.settings.t_step, mpc.settings.nlpsol_opts = horizon, 1.0, QUIET
     cost = 0.01 * (model.x["y"][0] - target) ** 2
@@ -57,8 +60,7 @@ def controller(*constraints, horizon=5, target=50.0, extra=lambda model: 0, **wo
 @pytest.mark.parametrize("lags", [Lags(1, 1, increments=True), Lags(2, 1), Lags(2, 3)])
 def test_a_step_of_the_model_is_a_step_of_the_dynamics(lags):
     dynamics = learned(lags)
-    model = to_do_mpc(dynamics)
-    model.setup()
+    model = set_up(dynamics)
     rng = np.random.default_rng(0)
     state, u = rng.uniform(-1, 1, lags.n_state(2, 1)), rng.uniform(-1, 1, 1)
     zero = np.zeros(2)
@@ -82,9 +84,7 @@ def test_a_model_of_one_output_and_one_lag_steps():
     for i in range(30):
         y[i + 1] = 0.9 * y[i] + 0.5 * u[i] + 0.02 * rng.standard_normal()
     dynamics = DynamicsModel(Lags(1, 1), BLLRegressor((4,), preset="evidence", max_epochs=20, random_state=0))
-    model = to_do_mpc(dynamics.fit([Episode.of(y, u)]))
-    model.setup()
-    simulator = do_mpc().simulator.Simulator(model)
+    simulator = do_mpc().simulator.Simulator(set_up(dynamics.fit([Episode.of(y, u)])))
     simulator.set_param(t_step=1.0)
     template = simulator.get_tvp_template()
     simulator.set_tvp_fun(lambda _: template)
@@ -98,8 +98,7 @@ def test_a_model_of_one_output_and_one_lag_steps():
 def test_a_model_of_scalars_linearises(lags):
     """A and B are the derivatives of a step, by differences; do-mpc's own linear model and LQR take them."""
     dynamics, rng = learned(lags), np.random.default_rng(0)
-    model = to_do_mpc(dynamics, symvar_type="SX")
-    model.setup()
+    model = set_up(dynamics, symvar_type="SX")
     state, u, step = rng.uniform(-0.5, 0.5, lags.n_state(2, 1)), rng.uniform(-0.5, 0.5, 1), 1e-5
     words = {"tvp": np.zeros(2)}
     A, B, _, _ = model.get_linear_system_matrices(state, u, **words)
@@ -117,10 +116,6 @@ def test_a_model_of_scalars_linearises(lags):
     linear = do_mpc().model.linearize(model, state, u, tvp0=np.zeros(2))
     np.testing.assert_array_equal(linear.sys_A, A)
     np.testing.assert_array_equal(linear.sys_B, B)
-
-
-def test_the_kind_of_symbols_is_checked(as_a_user):
-    refused("did you mean 'SX'", to_do_mpc, learned(), error=ValueError, symvar_type="SXX")
 
 
 def test_the_back_off_is_the_quantile_times_the_propagated_standard_deviation():
@@ -192,13 +187,12 @@ def test_the_limit_of_trust_is_a_quantile_of_the_training_points():
     ],
 )
 def test_mistakes_are_answered_with_advice(call, message):
-    model = to_do_mpc(learned())
-    model.setup()
-    mpc = do_mpc().controller.MPC(model)
+    mpc = do_mpc().controller.MPC(set_up(learned()))
     mpc.settings.n_horizon, mpc.settings.t_step = 3, 1.0
     refused(message, call, mpc, error=ValueError)
 
 
-def test_without_do_mpc_it_says_what_to_install(monkeypatch):
+def test_the_kind_of_symbols_is_checked_and_without_do_mpc_it_says_what_to_install(monkeypatch, as_a_user):
+    refused("did you mean 'SX'", to_do_mpc, learned(), symvar_type="SXX", error=ValueError)
     monkeypatch.setitem(sys.modules, "do_mpc", None)
     refused(r"pip install 'lastlayer\[control\]'", to_do_mpc, learned(), error=MissingPackageError)

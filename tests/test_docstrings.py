@@ -42,12 +42,10 @@ def documented(x):
     x : float
         What to return.
     """
-    return x
 
 
 def bare(x):
     """Return it."""
-    return x
 
 
 def silent(): ...
@@ -69,11 +67,9 @@ class Fields:
     @property
     def total(self) -> int:
         """The sum"""
-        return self.a + self.b
 
     @property
-    def half(self) -> float:
-        return self.a / 2
+    def half(self) -> float: ...
 
     def method(self):
         """Do nothing."""
@@ -106,8 +102,7 @@ class Listed:
 class Made:
     """Its parameters are nowhere."""
 
-    def __init__(self, width):
-        self.width = width
+    def __init__(self, width): ...
 
     def method(self, x): ...
 
@@ -154,20 +149,9 @@ def test_the_check_reads_the_names_of_the_reference_and_no_others(reference):
         one.name.removeprefix("lastlayer.shown."): [code for code, _ in docstrings.problems(one)]
         for one in docstrings.shown(reference)
     }
-    assert found == {
-        "documented": [],
-        "Made": ["PR01"],
-        "bare": ["PR01"],
-        "silent": ["GL08"],
-        "Fields": [],
-        "Fields.total": ["SS03"],
-        "Fields.method": [],
-        "gone": [""],
-        "Half": ["PR01"],
-        "Listed": [],
-        "Inherited": [],
-        "Inherited.method": [],
-    }
+    right = ("documented", "Fields", "Fields.method", "Listed", "Inherited", "Inherited.method")
+    wrong = {"Made": ["PR01"], "bare": ["PR01"], "silent": ["GL08"], "Fields.total": ["SS03"], "gone": [""]}
+    assert found == {name: [] for name in right} | wrong | {"Half": ["PR01"]}
 
 
 def test_the_check_lists_by_file_and_fails_where_there_is_something_to_do(reference, capsys):
@@ -176,8 +160,7 @@ def test_the_check_lists_by_file_and_fails_where_there_is_something_to_do(refere
     assert "lastlayer_shown.py: 5" in counts
     assert "6 of 12 definitions that the reference shows fail" in counts
     assert docstrings.main([str(reference)]) == 1
-    assert (
-        "  lastlayer.shown.silent, line 22\n      GL08 The object does not have a docstring" in capsys.readouterr().out
-    )
+    printed = capsys.readouterr().out
+    assert "  lastlayer.shown.silent, line 20\n      GL08 The object does not have a docstring" in printed
     (reference / "page.md").write_text(".. autofunction:: lastlayer.shown.documented\n")
     assert docstrings.main([str(reference)]) == 0

@@ -49,11 +49,10 @@ def pendulum(n_episodes=8, steps=25, seed=0, noise=0.01):
     rng = np.random.default_rng(seed)
     episodes = []
     for _ in range(n_episodes):
-        x, u = rng.uniform(-1, 1, 2), rng.uniform(-1, 1, (steps, 1))
-        xs = [x]
+        xs, u = [rng.uniform(-1, 1, 2)], rng.uniform(-1, 1, (steps, 1))
         for (force,) in u:
-            x = x + 0.2 * np.array([x[1], -np.sin(2 * x[0]) - 0.3 * x[1] + force])
-            xs.append(x)
+            angle, speed = xs[-1]
+            xs.append(xs[-1] + 0.2 * np.array([speed, -np.sin(2 * angle) - 0.3 * speed + force]))
         episodes.append(Episode.of(np.stack(xs) + noise * rng.standard_normal((steps + 1, 2)), u))
     return episodes
 
@@ -90,17 +89,13 @@ def test_a_state_stepped_by_its_shift_is_the_next_state(lags):
         np.testing.assert_array_equal(row, lags.table(episode).X[k - lags.first])
 
 
-def test_windows_are_stretches_of_one_episode():
+def test_windows_are_stretches_of_one_episode_and_cutting_it_shares_no_measurement():
     windows = Lags(2, 1).windows(numbered(), 4)
     assert windows.starts.shape == (8, 4)
     first = windows.starts[:, 0]
     np.testing.assert_array_equal(windows.outputs[:, :, 0], first[:, None] + np.arange(1, 5))
     np.testing.assert_array_equal(windows.inputs[:, :, 0], first[:, None] + np.arange(4) + 0.25)
-
-
-def test_cutting_an_episode_shares_no_measurement():
-    whole = numbered(1, steps=20)[0]
-    parts = whole.cut(4)
+    parts = numbered(1, steps=20)[0].cut(4)
     seen = np.concatenate([part.outputs[:, 0] for part in parts])
     assert len(set(seen)) == len(seen) == 21
     for part in parts:
@@ -124,14 +119,11 @@ def test_folds_hold_whole_episodes_out_and_blocks_of_alike_ones():
 
 def test_calibration_holds_out_whole_episodes(monkeypatch):
     """Leakage: with lags, neighbours in time share measurements; no network may be judged on its own episode."""
-    seen = []
-    original = EpisodeFolds.split
-    monkeypatch.setattr(
-        EpisodeFolds, "split", lambda self, X, y, groups: seen.append(groups) or original(self, X, y, groups)
-    )
-    episodes = pendulum(4, 10)
+    seen, original = [], EpisodeFolds.split
+    split = lambda self, X, y, groups: seen.append(groups) or original(self, X, y, groups)
+    monkeypatch.setattr(EpisodeFolds, "split", split)
     words = {"hidden": (3,), "n_members": 1, "hidden_prior": 0.3, "max_epochs": 3, "random_state": 0}
-    model = DynamicsModel(Lags(2, 1), BLLRegressor(**words)).fit(episodes)
+    model = DynamicsModel(Lags(2, 1), BLLRegressor(**words)).fit(pendulum(4, 10))
     np.testing.assert_array_equal(seen[0], np.repeat(np.arange(4), 9))
     assert set(model.regressor_.calibration_.points.kind.tolist()) == {"given"}
     assert model.regressor.calibration == "auto"
@@ -144,15 +136,10 @@ class Linear:
     R = 2 * Q
 
     def predictive(self, X):
-        mean = X[:, :2] @ A.T + X[:, 2:] @ B.T
-        std = np.sqrt(np.diag(self.Q))
-        return MixturePrediction.gaussian(
-            mean,
-            epistemic_var=np.tile(std**2, (len(X), 1)),
-            noise_var=np.diag(self.R),
-            affine_cost=np.ones(len(X)),
-            correlation=self.Q / np.outer(std, std),
-        )
+        var, std = np.diag(self.Q), np.sqrt(np.diag(self.Q))
+        words = {"noise_var": np.diag(self.R), "correlation": self.Q / np.outer(std, std)}
+        mean, one = X[:, :2] @ A.T + X[:, 2:] @ B.T, np.ones(len(X))
+        return MixturePrediction.gaussian(mean, epistemic_var=one[:, None] * var, affine_cost=one, **words)
 
 
 @dataclass(frozen=True)
@@ -205,10 +192,8 @@ class Lagged:
 
     def predictive(self, X):
         mean = np.stack([1.6 * X[:, 0] - 0.8 * X[:, 2], 0.5 * X[:, 1] + 0.2 * X[:, 2] + X[:, 4]], 1)
-        zero = np.zeros_like(mean)
-        return MixturePrediction.gaussian(
-            mean, epistemic_var=zero, noise_var=np.array([0.04, 0.01]), affine_cost=zero[:, 0]
-        )
+        noise, zero = np.array([0.04, 0.01]), 0 * mean
+        return MixturePrediction.gaussian(mean, epistemic_var=zero, noise_var=noise, affine_cost=zero[:, 0])
 
 
 @pytest.mark.parametrize("by", [Linearized(), Unscented()])
@@ -227,9 +212,7 @@ def test_lags_carry_their_covariances(by):
 
 def _monte_carlo(model, start, inputs, n=4000):
     """Fresh draws of the one-step prediction at every step: slow and obvious, for Gaussian propagation."""
-    rng = np.random.default_rng(1)
-    y = np.tile(start, (n, 1))
-    out = []
+    rng, y, out = np.random.default_rng(1), np.tile(start, (n, 1)), []
     for u in inputs:
         y = model.next(np.column_stack([y, np.tile(u, (n, 1))])).sample(1, random_state=rng)[0]
         out.append(y)
@@ -281,12 +264,11 @@ def test_uncalibrated_draws_are_of_the_posterior_as_it_stands():
 
 @pytest.mark.parametrize("name", ["mixture", "all families", "full noise", "noise by input"])
 def test_the_first_step_of_sampled_weights_is_the_prediction(name):
-    X, Y = sine(60, q=2, d=2)
     words = {"hidden": (6,), "max_epochs": 40, "random_state": 0, "hidden_prior": 0.3, "n_members": 3}
     if name == "all families":  # without a hidden layer, encoded, or a process: its variance is that of all outside
         words |= {"preset": "fast", "hidden_prior": "auto", "n_members": "auto", "max_epochs": 10}
     noise = {"full noise": "full", "noise by input": "input"}.get(name, "diagonal")
-    regressor = BLLRegressor(**words, noise=noise).fit(X, Y)
+    regressor = BLLRegressor(**words, noise=noise).fit(*sine(60, q=2, d=2))
     assert (regressor.calibration_.outside is not None) == (name == "all families")
     points = np.array([[0.0, 0.0], [4.0, -1.0]])
     p = regressor.predictive(points)
@@ -294,10 +276,8 @@ def test_the_first_step_of_sampled_weights_is_the_prediction(name):
     n = 5_000 if name == "all families" else 20_000  # draws of the process have many weights
     draws = Draws.of(regressor.fitted_, p.weights, n, np.random.default_rng(0))
     value, noise_cov, _ = draws(np.broadcast_to(points, (n, 2, 2)))
-    loose = np.sqrt(20_000 / n)
-    total = value + np.einsum(
-        "nbij,nbj->nbi", np.linalg.cholesky(noise_cov), np.random.default_rng(1).standard_normal(value.shape)
-    )
+    loose, normal = np.sqrt(20_000 / n), np.random.default_rng(1).standard_normal(value.shape)
+    total = value + np.einsum("nbij,nbj->nbi", np.linalg.cholesky(noise_cov), normal)
     np.testing.assert_allclose(value.mean(0), p.mean, atol=0.05 * p.std.max())
     for b in range(2):
         np.testing.assert_allclose(np.cov(total[:, b].T), joint[b::2, b::2], atol=0.05 * loose * p.var.max())
@@ -319,8 +299,7 @@ def test_one_draw_is_kept_for_a_whole_trajectory():
 
 def test_epistemic_errors_that_stay_add_up_to_more_than_those_drawn_anew():
     """An integrator of unknown rate: sampled weights spread with k, fresh draws with the root of k."""
-    rng = np.random.default_rng(0)
-    y = np.arange(9) * 0.1
+    rng, y = np.random.default_rng(0), np.arange(9) * 0.1
     episodes = [Episode.of(y + 0.2 * rng.standard_normal(9), rng.standard_normal(8)) for _ in range(4)]
     model = DynamicsModel(Lags(1, 1, increments=True), BLLRegressor((), **FAST)).fit(episodes)
     fitted = model.regressor_.fitted_
@@ -353,39 +332,35 @@ def test_scores_tell_a_good_model_from_a_poor_one_and_pictures_draw(tmp_path):
     outputs = Lags().windows(test, 10).outputs
     inside = np.mean([(outputs >= rollout.interval(0.9)[0]) & (outputs <= rollout.interval(0.9)[1])])
     np.testing.assert_allclose(scores.coverage, inside)
-    figure = trajectories({"a": rollout, "b": rollout}, outputs, trajectory=1)
-    figure.savefig(tmp_path / "a.png", dpi=40)
-    density_by_step({"a": scores.lpd_by_step}).savefig(tmp_path / "b.png", dpi=40)
-    assert all((tmp_path / name).stat().st_size > 2000 for name in ("a.png", "b.png"))
+    both = trajectories({"a": rollout, "b": rollout}, outputs, trajectory=1)
+    for i, figure in enumerate((both, density_by_step({"a": scores.lpd_by_step}))):
+        figure.savefig(tmp_path / f"{i}.png", dpi=40)
+        assert (tmp_path / f"{i}.png").stat().st_size > 2000
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: Episode.of([1.0], [1.0]), "at least 2 outputs"),
-        (lambda: Episode.of(np.ones(5), np.ones(3)), "as many inputs or one fewer"),
-        (lambda: Episode.of([1.0, np.nan], [1.0]), "NaN"),
-        (lambda: Episode.of(np.ones((2, 2, 2)), np.ones(2)), "one row per step"),
-        (lambda: Episode.of(np.ones(5), np.ones(4)).cut(4), "cannot be cut into 4"),
-        (lambda: Lags(0, 1), "at least one of each"),
-        (lambda: Lags(5, 1).table(numbered(1, 4)), "no episode is longer than its lags"),
-        (lambda: Lags().windows(numbered(1, 4), 9), "no episode holds 9 steps"),
-        (lambda: Lags(3).state(numbered(1)[0], 1), "past of 2"),
-        (lambda: Lags().table([]), "nothing was given"),
-        (lambda: Lags().table([np.ones(3)]), r"Episode\.of"),
-        (lambda: Lags().table([*numbered(1), Episode.of(np.ones(3), np.ones(2))]), "different numbers"),
-        (lambda: list(EpisodeFolds().split(np.ones((4, 1)))), "groups"),
-        (lambda: list(EpisodeFolds().split(np.ones((4, 1)), None, np.zeros(4))), "cut"),
-        (lambda: SampledWeights(1), "at least 2"),
-        (lambda: mixture().rollout(np.ones(3), np.ones((4, 1))), "starts have shape"),
-        (lambda: mixture().rollout(np.ones(2), np.ones((4, 1)), noise="both"), "process"),
-        (lambda: SampledWeights().run(Known(Linear()), np.ones((1, 2)), np.ones((1, 2, 1)), "process"), "Unscented"),
-    ],
-)
+MISTAKES = [
+    (lambda: Episode.of([1.0], [1.0]), "at least 2 outputs"),
+    (lambda: Episode.of(np.ones(5), np.ones(3)), "as many inputs or one fewer"),
+    (lambda: Episode.of([1.0, np.nan], [1.0]), "NaN"),
+    (lambda: Episode.of(np.ones((2, 2, 2)), np.ones(2)), "one row per step"),
+    (lambda: Episode.of(np.ones(5), np.ones(4)).cut(4), "cannot be cut into 4"),
+    (lambda: Lags(0, 1), "at least one of each"),
+    (lambda: Lags(5, 1).table(numbered(1, 4)), "no episode is longer than its lags"),
+    (lambda: Lags().windows(numbered(1, 4), 9), "no episode holds 9 steps"),
+    (lambda: Lags(3).state(numbered(1)[0], 1), "past of 2"),
+    (lambda: Lags().table([]), "nothing was given"),
+    (lambda: Lags().table([np.ones(3)]), r"Episode\.of"),
+    (lambda: Lags().table([*numbered(1), Episode.of(np.ones(3), np.ones(2))]), "different numbers"),
+    (lambda: list(EpisodeFolds().split(np.ones((4, 1)))), "groups"),
+    (lambda: list(EpisodeFolds().split(np.ones((4, 1)), None, np.zeros(4))), "cut"),
+    (lambda: SampledWeights(1), "at least 2"),
+    (lambda: mixture().rollout(np.ones(3), np.ones((4, 1))), "starts have shape"),
+    (lambda: mixture().rollout(np.ones(2), np.ones((4, 1)), noise="both"), "process"),
+    (lambda: SampledWeights().run(Known(Linear()), np.ones((1, 2)), np.ones((1, 2, 1)), "process"), "Unscented"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), MISTAKES)
 def test_mistakes_are_answered_with_advice(call, message, as_a_user):
     refused(message, call, error=ValueError)
-
-
-def test_an_unfitted_model_says_so():
-    with pytest.raises(NotFittedError, match="fit"):
-        DynamicsModel().rollout(np.ones(2), np.ones((4, 1)))
+    refused("fit", DynamicsModel().rollout, np.ones(2), np.ones((4, 1)), error=NotFittedError)

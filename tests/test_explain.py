@@ -47,20 +47,12 @@ def test_importance_is_the_rise_of_the_rmse():
     """Of a linear function without noise: sqrt(2) times the weight times the standard deviation of the input."""
     X = rows(2000)
     found = permutation_importance(Linear(), X, X @ WEIGHTS, inputs=INPUTS, n_repeats=3)
-    by_name = {one.name: one for one in found}
-    assert list(by_name) == ["a", "b", "kind"]
-    np.testing.assert_allclose(
-        by_name["a"].rmse, np.sqrt(2) * np.array([3.0, 0.0]) * X[:, 0].std(), rtol=0.05, atol=1e-12
-    )
-    np.testing.assert_allclose(
-        by_name["b"].rmse, np.sqrt(2) * np.array([0.0, 1.0]) * X[:, 1].std(), rtol=0.05, atol=1e-12
-    )
-    np.testing.assert_allclose(
-        by_name["kind"].rmse, np.sqrt(2) * np.array([2.0, 0.0]) * X[:, 3].std(), rtol=0.05, atol=1e-12
-    )
-    assert by_name["b"].lpd[0] == 0
-    assert by_name["b"].lpd[1] > 0
-    assert 0 < by_name["a"].rmse_std[0] < 0.2
+    assert [one.name for one in found] == ["a", "b", "kind"]
+    for one, weights, j in zip(found, ([3.0, 0.0], [0.0, 1.0], [2.0, 0.0]), (0, 1, 3), strict=True):
+        np.testing.assert_allclose(one.rmse, np.sqrt(2) * np.array(weights) * X[:, j].std(), rtol=0.05, atol=1e-12)
+    a, b, _ = found
+    assert b.lpd[0] == 0 < b.lpd[1]
+    assert 0 < a.rmse_std[0] < 0.2
 
 
 def test_the_lpd_that_is_lost_is_that_of_the_shuffled_rows():
@@ -76,8 +68,7 @@ def test_the_lpd_that_is_lost_is_that_of_the_shuffled_rows():
 def test_missing_targets_are_left_out():
     X = rows(50)
     y = X @ WEIGHTS
-    y[::2, 0] = np.nan
-    y[1::2, 1] = np.nan
+    y[::2, 0], y[1::2, 1] = np.nan, np.nan
     (one,) = permutation_importance(Linear(), X, y, inputs=INPUTS[1:2])
     assert one.rmse[0] == 0
     assert one.rmse[1] > 0.5
@@ -198,9 +189,8 @@ class Pair:
 
 
 def test_a_column_of_another_kind_is_one_input_with_the_values_that_are_there():
-    schema = Schema(
-        (Pair("day", ("day", "day squared")), *Schema.infer(table(), ["y"], drop=["run"]).columns), ("y",), False
-    )
+    columns = Schema.infer(table(), ["y"], drop=["run"]).columns
+    schema = Schema((Pair("day", ("day", "day squared")), *columns), ("y",), False)
     t = Table(table().columns | {"day": np.array([f"{i % 4}" for i in range(60)], dtype=object)})
     day, *_ = columns_of(schema, t)
     assert (day.name, day.columns, day.labels) == ("day", (0, 1), ("0", "1", "2", "3"))
@@ -240,10 +230,8 @@ def test_rows_kept_back_are_scored_and_not_learned(fitted):
     assert not set(train.columns["x"]) & set(kept.columns["x"])
     found = compare(fitted, train, kept)
     assert (found.rows, found.kept_back) == (15, True)
-    y = kept.columns["y"].astype(float)
-    assert found.methods[2].rmse == pytest.approx(
-        np.sqrt(np.square(y - train.columns["y"].astype(float).mean()).mean())
-    )
+    error = kept.columns["y"].astype(float) - train.columns["y"].astype(float).mean()
+    assert found.methods[2].rmse == pytest.approx(np.sqrt(np.square(error).mean()))
     train, kept = keep_back(table(), 0.3, groups="run")
     assert len(kept) == 18
     assert not set(train.columns["run"]) & set(kept.columns["run"])

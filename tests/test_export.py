@@ -13,6 +13,7 @@ from helpers import refused
 from lastlayer import BLLRegressor
 from lastlayer.integrations.export import export_bundle, reader, to_arrays
 from lastlayer.integrations.export.bundle import Bundle
+from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.settings.types import FOURIER
 from lastlayer.tables import Table, TableRegressor, forecast, read
 
@@ -57,6 +58,19 @@ print(json.dumps([x.tolist() for x in (p.mean, p.std, lower, upper, p.affine_cos
 """
 
 
+def printed(program: str, folder: Path, rows: object) -> list[list]:
+    """What it prints of the rows, by an interpreter that finds neither the package nor torch."""
+    command, words = [sys.executable, "-I", "-c", program, str(folder)], {"capture_output": True, "text": True}
+    done = subprocess.run(command, input=json.dumps(rows), cwd=folder, check=False, **words)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def assert_says(found: list[list], p: MixturePrediction, **tolerance: float) -> None:
+    for ours, theirs in zip(found, (p.mean, p.std, *p.interval(0.9), p.affine_cost), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, **tolerance)
+
+
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory) -> tuple[TableRegressor, Path]:
     fitted = TableRegressor(**FAST).fit(read(PUMP), target=["head_m", "power_kw"])
@@ -66,20 +80,9 @@ def exported(tmp_path_factory) -> tuple[TableRegressor, Path]:
 
 
 def test_it_predicts_raw_rows_where_torch_cannot_be_imported(exported):
-    fitted, folder = exported
-    t = read(NEW)
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", ALONE, str(folder)],
-        input=json.dumps({name: cells.tolist() for name, cells in t.columns.items()}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    p = fitted.predictive(t)
-    expected = p.mean, p.std, *p.interval(0.9), p.affine_cost
-    for ours, theirs in zip(json.loads(done.stdout), expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+    (fitted, folder), t = exported, read(NEW)
+    found = printed(ALONE, folder, {name: cells.tolist() for name, cells in t.columns.items()})
+    assert_says(found, fitted.predictive(t))
 
 
 def test_its_own_command_predicts_a_csv(exported, tmp_path):
@@ -109,29 +112,19 @@ def test_the_exported_module_imports_python_and_numpy_alone(exported):
     "words", [CALIBRATED, CALIBRATED | {"noise": "input"}, FAMILIES, FAST], ids=["mixture", "input", "families", "fast"]
 )
 def test_a_file_of_its_own_says_what_the_model_says(tmp_path, words):
-    """Without columns, by an interpreter that finds neither the package nor torch."""
+    """Without columns."""
     (X, y), far = data(), 3 * data()[0]
     model = BLLRegressor(**words).fit(X, y).tune_alpha(far, y)
     np.savez(tmp_path / "model.npz", **to_arrays(model))
     (tmp_path / "predict.py").write_text(reader())
     program = ALONE.replace("bundle.inputs(json.load(sys.stdin))", "json.load(sys.stdin)")
-    command = [sys.executable, "-I", "-c", program, str(tmp_path)]
-    words = {"input": json.dumps(far.tolist()), "capture_output": True, "text": True, "cwd": tmp_path}
-    done = subprocess.run(command, **words, check=False)
-    assert done.returncode == 0, done.stderr
-    p = model.predictive(far)
-    expected = p.mean, p.std, *p.interval(0.9), p.affine_cost
-    for ours, theirs in zip(json.loads(done.stdout), expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
+    assert_says(printed(program, tmp_path, far.tolist()), model.predictive(far), atol=1e-9)
 
 
-def test_no_array_needs_a_pickle(exported):
+def test_a_mixture_of_families_is_exported_with_bins_and_process(tmp_path, exported):
+    """Numbers, whole ones for the order of members and the inputs of bins, and a text: no pickle is needed."""
     with np.load(exported[1] / "model.npz", allow_pickle=False) as file:
         assert all(file[name].dtype.kind in "fU" for name in file.files)
-
-
-def test_a_mixture_of_families_is_exported_with_bins_and_process(tmp_path):
-    """Numbers, whole ones for the order of members and the inputs of bins, and a text: no pickle is needed."""
     model = BLLRegressor(**FAMILIES).fit(*data())
     np.savez(tmp_path / "m.npz", allow_pickle=False, **to_arrays(model))
     with np.load(tmp_path / "m.npz", allow_pickle=False) as file:
@@ -155,7 +148,7 @@ def test_strange_rows_are_refused(exported):
         ({"fluid": ["beer"]}, "known values are"),
         ({"speed_rpm": [float("inf")]}, "not finite"),
     ):
-        refused(message, bundle.predict, bundle.inputs(row | change), error=ValueError)
+        refused(message, lambda row: bundle.predict(bundle.inputs(row)), row | change, error=ValueError)
     refused("is missing", bundle.inputs, {}, error=ValueError)
     refused("takes", bundle.predict, np.zeros((2, 3)), error=ValueError)
 

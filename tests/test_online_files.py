@@ -2,7 +2,7 @@
 
 import json
 import math
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -23,23 +23,12 @@ pytestmark = pytest.mark.usefixtures("small_process")
 
 X, Y = data(m=260)
 MEMORIES = [KeepAll(), ExponentialForgetting(30), SlidingWindow(40)]
-MODELS = [
-    "one output",
-    "shared prior, full noise",
-    "another alpha",
-    "mixture",
-    "mixture, noise by input",
-    "mixture of families",
-]
-
-
-@cache
-def model(name: str) -> BLLRegressor:
-    if name == "one output":
-        return BLLRegressor(**FAST).fit(X[:60], Y[:60, 0])
-    if name == "another alpha":
-        return fitted("single").at_alpha(math.log(fitted("single").alpha_) + 1.5)
-    return fitted(name)
+MODELS = {
+    "one output": cache(lambda: BLLRegressor(**FAST).fit(X[:60], Y[:60, 0])),
+    "another alpha": lambda: fitted("single").at_alpha(math.log(fitted("single").alpha_) + 1.5),
+}
+MODELS |= {name: partial(fitted, name) for name in ("shared prior, full noise", "mixture", "mixture, noise by input")}
+MODELS["mixture of families"] = partial(fitted, "mixture of families")
 
 
 def targets(online: OnlineModel) -> np.ndarray:
@@ -49,7 +38,7 @@ def targets(online: OnlineModel) -> np.ndarray:
 def started(name: str, memory: Memory) -> OnlineModel:
     y = Y[:60, 0] if name == "one output" else Y[:60]
     monitor = DriftMonitor(n_outputs=1 if y.ndim == 1 else 2, random_state=3)
-    return OnlineModel(model(name), memory, start=(X[:60], y), monitor=monitor)
+    return OnlineModel(MODELS[name](), memory, start=(X[:60], y), monitor=monitor)
 
 
 def learn(online: OnlineModel, start: int, stop: int, step: int = 1) -> list[np.ndarray]:
@@ -68,6 +57,11 @@ def numbers(online: OnlineModel) -> list[np.ndarray]:
     return [p.component_mean, p.component_var, p.weights, p.affine_cost, np.array(state)]
 
 
+def equal(ones: list[np.ndarray], others: list[np.ndarray]) -> None:
+    for a, b in zip(ones, others, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 @pytest.mark.parametrize("memory", MEMORIES, ids=lambda memory: type(memory).__name__)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_loaded_model_goes_on_as_the_saved_one_does(name, memory, tmp_path):
@@ -75,18 +69,12 @@ def test_the_loaded_model_goes_on_as_the_saved_one_does(name, memory, tmp_path):
     learn(online, 60, 73)
     online.save(tmp_path / "running")
     again = OnlineModel.load(tmp_path / "running")
-    assert again.memory == memory
-    assert again.drift == online.drift
-    for a, b in zip(numbers(online), numbers(again), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert (again.memory, again.drift) == (memory, online.drift)
+    equal(numbers(online), numbers(again))
     for start, stop, step in ((73, 125, 1), (125, 131, 3), (131, 231, 100)):  # one by one, a few, and factored
-        for a, b in zip(learn(online, start, stop, step), learn(again, start, stop, step), strict=True):
-            np.testing.assert_array_equal(a, b)
-    for a, b in zip(numbers(online), numbers(again), strict=True):
-        np.testing.assert_array_equal(a, b)
-    np.testing.assert_array_equal(
-        online.reestimate().predictive(X[:9]).component_var, again.reestimate().predictive(X[:9]).component_var
-    )
+        equal(learn(online, start, stop, step), learn(again, start, stop, step))
+    equal(numbers(online), numbers(again))
+    equal(*([each.reestimate().predictive(X[:9]).component_var] for each in (online, again)))
 
 
 def test_a_model_with_a_network_of_yours_needs_it_again(tmp_path):

@@ -70,21 +70,12 @@ def test_the_sdist_can_be_tested_and_holds_no_data(sdist):
     with tarfile.open(sdist) as archive:
         files = [member for member in archive.getmembers() if member.isfile()]
     names = {member.name.split("/", 1)[1] for member in files}
-    for name in (
-        "README.md",
-        "LICENSE",
-        "CHANGELOG.md",
-        "CITATION.cff",
-        "CONTRIBUTING.md",
-        "Makefile",
-        "requirements.lock",
-    ):
-        assert name in names
+    pages = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md"}
+    assert pages | {"LICENSE", "CITATION.cff", "Makefile", "requirements.lock"} <= names
     for folder in ("src/lastlayer", "tests", "benchmarks", "examples", "docs"):
         assert any(name.startswith(f"{folder}/") for name in names), folder
     data = (".npz", ".parquet", ".pkl", ".lastlayer", ".pyc", ".html")
-    odd = {name for name in names if Path(name).suffix in data and "/templates/" not in name}
-    assert not odd
+    assert not {name for name in names if Path(name).suffix in data and "/templates/" not in name}
     assert sum(member.size for member in files) < 5e6
 
 

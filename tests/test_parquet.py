@@ -87,10 +87,16 @@ def test_processes_share_the_rows_and_can_join_half_way(source, size, world, see
             assert torch.equal(later.T, batch.T)
 
 
-@pytest.mark.parametrize("seed", [None, 3])
-def test_a_row_group_is_read_by_one_process_or_by_the_two_whose_border_it_holds(source, monkeypatch, seed):
+@pytest.fixture
+def seen(monkeypatch):
+    """The row groups that were read."""
     read, seen = ParquetSource.read, []
     monkeypatch.setattr(ParquetSource, "read", lambda self, unit: seen.append(unit) or read(self, unit))
+    return seen
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_row_group_is_read_by_one_process_or_by_the_two_whose_border_it_holds(source, seen, seed):
     units, world = len(source.unit_rows), 3
     for rank in range(world):
         list(source.batches(13, seed=seed, process_group=ProcessGroup(rank, world)))
@@ -98,10 +104,8 @@ def test_a_row_group_is_read_by_one_process_or_by_the_two_whose_border_it_holds(
     assert len(seen) <= units + world - 1
 
 
-def test_a_pool_is_all_that_is_in_memory(source, monkeypatch):
+def test_a_pool_is_all_that_is_in_memory(source, seen):
     """Ten rows a batch, 30 rows a pool: a batch is not waited for by more than four row groups."""
-    read, seen = ParquetSource.read, []
-    monkeypatch.setattr(ParquetSource, "read", lambda self, unit: seen.append(unit) or read(self, unit))
     waiting = [len(seen) * GROUP_ROWS - 10 * i for i, _ in enumerate(source.batches(10, seed=0))]
     assert max(waiting) <= 40 + 2 * GROUP_ROWS
 
@@ -110,20 +114,15 @@ def test_weights_and_folders_that_name_a_column_and_numbers_of_any_kind(tmp_path
     for year, kind in ((2023, pa.int32()), (2024, pa.decimal128(12, 2))):
         numbers = pa.array(range(5), pa.int32()).cast(kind)
         write(tmp_path / f"year={year}" / "rows.parquet", 0, 5, a=numbers, b=[True, False] * 2 + [True])
-    source = ParquetSource(tmp_path, ["a", "b", "year"], ["y"], sample_weight="weight")
-    (batch,) = source.batches(10)
+    (batch,) = ParquetSource(tmp_path, ["a", "b", "year"], ["y"], sample_weight="weight").batches(10)
     X, y = table(5)
     for rows, year in ((slice(5), 2023), (slice(5, 10), 2024)):
-        expected = np.stack([X[:, 0], [1, 0, 1, 0, 1], np.full(5, year)], 1)
-        assert np.array_equal(batch.X[rows], expected)
+        assert np.array_equal(batch.X[rows], np.stack([X[:, 0], [1, 0, 1, 0, 1], np.full(5, year)], 1))
         assert np.array_equal(batch.T[rows, 0], y)
         assert np.array_equal(batch.weight[rows], X[:, 0] + 1)
-
-
-def test_integers_beyond_those_of_float64_are_rounded(tmp_path):
-    write(tmp_path / "large.parquet", 0, 2, a=pa.array([2**60 + 1, 3], pa.int64()))
-    (batch,) = ParquetSource(tmp_path, ["a"], ["y"]).batches(10)
-    assert batch.X[:, 0].tolist() == [2.0**60, 3.0]
+    write(tmp_path / "large" / "0.parquet", 0, 2, a=pa.array([2**60 + 1, 3], pa.int64()))
+    (batch,) = ParquetSource(tmp_path / "large", ["a"], ["y"]).batches(10)
+    assert batch.X[:, 0].tolist() == [2.0**60, 3.0]  # integers beyond those of float64 are rounded
 
 
 def test_a_model_of_a_folder_is_that_of_the_same_rows_in_memory(source, folder):

@@ -58,11 +58,22 @@ def case(m: int = 60, q: int = 2, c: int = 1) -> tuple[MixturePrediction, ndarra
 
 def narrower(p: MixturePrediction, factor: float) -> MixturePrediction:
     """The same prediction with standard deviations divided by `factor`."""
-    return replace(
-        p,
-        component_epistemic_var=p.component_epistemic_var / factor**2,
-        component_noise_var=p.component_noise_var / factor**2,
-    )
+    scaled = {
+        f"component_{part}_var": getattr(p, f"component_{part}_var") / factor**2 for part in ("epistemic", "noise")
+    }
+    return replace(p, **scaled)
+
+
+def wrong_far_out() -> tuple[MixturePrediction, ndarray]:
+    """Errors five times too large where the cost is above 2."""
+    p, y = case(m=20_000, q=1)
+    return p, p.mean + np.where(p.affine_cost > 2, 5, 1)[:, None] * (y - p.mean)
+
+
+def panels(figure: Figure, q: int, of: int | None = None) -> list[tuple[int, Axes]]:
+    """The axes of each output, of so many."""
+    assert len(figure.axes) == (of or q)
+    return list(enumerate(figure.axes[:q]))
 
 
 def calibration(n: int = 400, q: int = 2, *, tails: bool = False, noise: bool = True) -> Calibration:
@@ -120,29 +131,22 @@ def test_parity_marks_the_targets_outside_their_interval(c: int, q: int, level: 
     p, y = case(q=q, c=c)
     lower, upper = p.interval(level)
     figure = plots.parity(p, y, level=level)
-    assert len(figure.axes) == q
-    for i, ax in enumerate(figure.axes):
+    for i, ax in panels(figure, q):
         out = (y[:, i] < lower[:, i]) | (y[:, i] > upper[:, i])
         assert out.any()
         for mask, label, bar in ((out, "outside", ax.collections[1]), (~out, "target inside", ax.collections[0])):
             close(xy(ax, label), np.stack([y[mask, i], p.mean[mask, i]], 1))
             close(np.array(bar.get_segments())[..., 1], np.stack([lower[mask, i], upper[mask, i]], 1))
-        share = coverage(p, y, level, per_output=True)[i]
-        assert f"{share:.1%} inside" in ax.get_title()
+        assert f"{coverage(p, y, level, per_output=True)[i]:.1%} inside" in ax.get_title()
     assert f"{100 * level:g}% of the bars" in headline(figure)
 
 
-def test_parity_calls_good_what_a_perfect_model_shows() -> None:
-    p = prediction(m=200, q=1)
-    least, most = stats.binom.ppf([0.025, 0.975], 200, 0.9) / 200
-    (ax,) = plots.parity(p, targets(p)).axes
-    assert ax.get_title().endswith(f"good: {100 * least:.1f} to {100 * most:.1f}%")
-
-
-def test_parity_says_how_many_points_are_beyond_its_axes() -> None:
-    p, y = case(m=400, q=1)
+def test_parity_says_what_a_perfect_model_shows_and_how_many_points_are_beyond_its_axes() -> None:
+    p, y = case(m=200, q=1)
     y[7] = 1e6
+    least, most = stats.binom.ppf([0.025, 0.975], 200, 0.9) / 200
     (ax,) = plots.parity(p, y).axes
+    assert ax.get_title().endswith(f"good: {100 * least:.1f} to {100 * most:.1f}%")
     assert ax.get_xlim()[1] < 100
     assert [t.get_text() for t in ax.texts] == ["1 beyond the axes"]
 
@@ -152,9 +156,8 @@ def test_parity_says_how_many_points_are_beyond_its_axes() -> None:
 def test_calibration_curve_shows_coverages(c: int, q: int) -> None:
     p, y = case(q=q, c=c)
     figure = plots.calibration_curve(p, y)
-    assert len(figure.axes) == q
     slow = np.array([coverage(p, y, float(level), per_output=True) for level in LEVELS])
-    for i, ax in enumerate(figure.axes):
+    for i, ax in panels(figure, q):
         close(xy(ax, "prediction"), np.stack([LEVELS, slow[:, i]], 1))
         close(xy(ax, "share = level"), np.array([[0.0, 0.0], [1.0, 1.0]]))
     assert f"calibration error {calibration_error(p, y):.3f}" in headline(figure)
@@ -171,32 +174,24 @@ def test_calibration_band_is_binomial(m: int) -> None:
             assert tuple(np.round([level, bound], 12)) in corners
 
 
-def test_several_models_share_a_calibration_curve() -> None:
+def test_several_models_share_a_calibration_curve_and_many_are_told_apart() -> None:
     p, y = case()
     models = {"right": p, "too narrow": narrower(p, 3), "too wide": narrower(p, 1 / 3)}
-    figure = plots.calibration_curve(models, y)
-    for i, ax in enumerate(figure.axes):
+    for i, ax in panels(plots.calibration_curve(models, y), 2):
         for name, model in models.items():
             shares = [coverage(model, y, float(level), per_output=True)[i] for level in LEVELS]
             close(xy(ax, f"{name}: ")[:, 1], np.array(shares))
             assert str(line(ax, f"{name}: ").get_label()).endswith(f"{calibration_error(model, y):.3f}")
         assert len({line(ax, f"{name}: ").get_color() for name in models}) == 3
-
-
-def test_many_models_are_told_apart() -> None:
-    p = prediction(q=1)
-    (ax,) = plots.calibration_curve({f"model {k}": p for k in range(9)}, targets(p)).axes
-    looks = {(x.get_color(), x.get_linestyle()) for x in ax.lines if str(x.get_label()).startswith("model")}
-    assert len(looks) == 9
+    ax = plots.calibration_curve({f"model {k}": p for k in range(9)}, y).axes[0]
+    assert len({(x.get_color(), x.get_linestyle()) for x in ax.lines if str(x.get_label()).startswith("model")}) == 9
 
 
 @pytest.mark.parametrize("q", [1, 2])
 def test_one_bin_of_sharpness_is_the_rmse_over_the_predicted_deviation(q: int) -> None:
     """Fewer points than two bins need are one bin."""
     p, y = case(m=20, q=q)
-    figure = plots.sharpness(p, y)
-    assert len(figure.axes) == 2 * q
-    for i, ax in enumerate(figure.axes[:q]):
+    for i, ax in panels(plots.sharpness(p, y), q, of=2 * q):
         x, height, _, _ = bars(ax, "RMSE")
         close(x, np.sqrt(p.var[:, i].mean(keepdims=True)))
         close(height, rmse(p, y, per_output=True)[i : i + 1])
@@ -232,28 +227,22 @@ def test_alpha_curve_marks_both_alphas_and_the_limit() -> None:
     assert line(ax, "αᵐᵃˣ").get_marker() == "o"
 
 
-def test_alpha_beyond_the_curve_is_an_arrow_at_its_end() -> None:
+def test_alpha_beyond_the_curve_is_an_arrow_at_its_end_and_alpha_star_may_be_missing() -> None:
     curve = alpha_curve(np.inf)
     (ax,) = plots.alpha_curve(curve, alpha_star=0.0).axes
     close(xy(ax, "αᵐᵃˣ"), np.array([[20.0, curve.lpds[-1]]]))
     close(xy(ax, "α*"), np.array([[-5.0, curve.lpds[0]]]))
     assert (line(ax, "αᵐᵃˣ").get_marker(), line(ax, "α*").get_marker()) == (">", "<")
-
-
-def test_alpha_curve_does_without_alpha_star() -> None:
-    (ax,) = plots.alpha_curve(alpha_curve()).axes
-    assert not [x for x in ax.lines if str(x.get_label()).startswith("α*")]
-    assert headline(plots.alpha_curve(alpha_curve())) == str(alpha_curve())
+    without = plots.alpha_curve(alpha_curve())
+    assert not [x for x in without.axes[0].lines if str(x.get_label()).startswith("α*")]
+    assert headline(without) == str(alpha_curve())
 
 
 @pytest.mark.parametrize("q", [1, 2])
 def test_extrapolation_error_shows_scaled_errors_and_their_quantiles(q: int) -> None:
-    p = prediction(m=25, q=q)  # one bin
-    y = targets(p)
+    p, y = case(m=25, q=q)  # one bin
     scaled = np.abs(y - p.mean) / p.std
-    figure = plots.extrapolation_error(p, y)
-    assert len(figure.axes) == q
-    for i, ax in enumerate(figure.axes):
+    for i, ax in panels(plots.extrapolation_error(p, y), q):
         close(xy(ax, "targets"), np.stack([p.affine_cost, scaled[:, i]], 1))
         for level in (0.5, 0.9):
             close(xy(ax, f"{level:.0%} quantile in bins")[0, 1], np.quantile(scaled[:, i], level))
@@ -270,10 +259,7 @@ def test_quantile_band_holds_95_percent_of_samples(n: int, level: float) -> None
 
 
 def test_quantiles_rise_only_where_error_bars_are_too_short() -> None:
-    p, y = case(m=20_000, q=1)
-    far = p.affine_cost > 2
-    y[far] = p.mean[far] + 5 * (y - p.mean)[far]
-    (ax,) = plots.extrapolation_error(p, y).axes
+    (ax,) = plots.extrapolation_error(*wrong_far_out()).axes
     cost, quantile = xy(ax, "90% quantile in bins").T
     expected = stats.halfnorm.ppf(0.9) * np.where(cost > 2, 5, 1)
     clear = (cost < 1) | (cost > 4)  # away from the bin that holds the step
@@ -282,17 +268,12 @@ def test_quantiles_rise_only_where_error_bars_are_too_short() -> None:
 
 
 def test_coverage_falls_only_where_intervals_are_too_narrow() -> None:
-    p, y = case(m=20_000, q=1)
-    far = p.affine_cost > 2
-    y[far] = p.mean[far] + 5 * (y - p.mean)[far]
-    (ax,) = plots.coverage_by_cost(p, y).axes
+    (ax,) = plots.coverage_by_cost(*wrong_far_out()).axes
     cost, share = xy(ax, "share inside, in bins").T
-    near, beyond = cost < 1, cost > 4
-    assert near.sum() >= 3
-    assert beyond.sum() >= 3
-    assert (np.abs(share[near] - 0.9) < 0.1).all()
-    expected = 2 * stats.norm.cdf(stats.norm.ppf(0.95) / 5) - 1
-    assert (np.abs(share[beyond] - expected) < 0.15).all()
+    too_narrow = 2 * stats.norm.cdf(stats.norm.ppf(0.95) / 5) - 1
+    for where, expected, off in ((cost < 1, 0.9, 0.1), (cost > 4, too_narrow, 0.15)):
+        assert where.sum() >= 3
+        assert (np.abs(share[where] - expected) < off).all()
 
 
 def test_coverage_in_one_bin_is_the_share_of_all() -> None:
@@ -315,8 +296,7 @@ def test_points_without_cost_stay_in_the_picture() -> None:
 def test_lines_of_cost_to_variance_are_the_formula(q: int, tails: bool) -> None:
     c = calibration(q=q, tails=tails)
     figure = plots.cost_to_variance(c)
-    assert len(figure.axes) == q
-    for i, ax in enumerate(figure.axes):
+    for i, ax in panels(figure, q):
         v, factor = xy(ax, "calibrated").T
         close(factor, c.curve.noise[i] + c.curve.slope[i] * v**c.curve.power)
         assert v[0] < c.points.cost.min() < c.points.cost.max() < v[-1]
@@ -380,13 +360,10 @@ def test_bins_hold_every_point_once_and_enough_of_them(m: int, decades: float, s
     assert len(bins) == 1 or min(map(len, bins)) >= drawing.AT_LEAST
 
 
-def test_a_few_far_points_do_not_drown() -> None:
+def test_a_few_far_points_do_not_drown_and_equal_ones_are_one_bin() -> None:
     x = np.append(np.geomspace(1, 2, 5000), np.geomspace(1e5, 1e6, 4))
     assert len(drawing.bins(x)[-1]) == drawing.AT_LEAST
     assert np.isin(np.arange(5000, 5004), drawing.bins(x)[-1]).all()
-
-
-def test_equal_points_are_one_bin() -> None:
     assert len(drawing.bins(np.full(100, 3.0))) == 1
 
 
@@ -443,10 +420,9 @@ def test_of_many_points_some_are_shown_and_all_are_counted(name: str) -> None:
 
 @pytest.mark.parametrize("judge", JUDGES)
 def test_perfect_and_constant_targets_can_be_drawn(judge: Any) -> None:
-    p = MixturePrediction.gaussian(
-        np.full((40, 1), 2.0), epistemic_var=np.ones((40, 1)), noise_var=np.ones(1), affine_cost=np.ones(40)
-    )
-    assert rendered(judge(p, np.full((40, 1), 2.5)))
+    one = np.ones((40, 1))
+    p = MixturePrediction.gaussian(2 * one, epistemic_var=one, noise_var=np.ones(1), affine_cost=np.ones(40))
+    assert rendered(judge(p, 2.5 * one))
     assert rendered(judge(p, p.mean))
 
 
@@ -503,7 +479,6 @@ def test_misuse_is_refused_with_advice(draw: Callable[[], Any], words: str) -> N
     refused(words, draw)
 
 
-@pytest.mark.usefixtures("as_a_user")
 def test_one_input_draws_mean_data_and_cost() -> None:
     def predictive(X: ndarray, *, noise: bool = True) -> MixturePrediction:
         mean = np.hstack([np.sin(X), 10 * X])

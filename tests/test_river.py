@@ -117,24 +117,18 @@ def test_mistakes_are_told_and_change_nothing(fitted):
         _ = RiverRegressor(tiny()).drift
 
 
-@pytest.mark.parametrize(
-    ("words", "more"),
-    {
-        r"give feature_names=\[\.\.\.\]": {},
-        "3 feature_names for a model of 2 columns": {"feature_names": ["a", "b", "c"]},
-        "warm_up=1": {"warm_up": 1},
-        "confidence_level=95": {"confidence_level": 95},
-    }.items(),
-)
-def test_what_cannot_be_made_is_refused(fitted, words, more):
-    with pytest.raises(InputError, match=words):
-        RiverRegressor(fitted, **more)
-
-
-def test_two_outputs_and_two_memories_are_refused(fitted):
+def test_what_cannot_be_made_is_refused(fitted):
+    names = {"feature_names": ["a", "b"]}
     two = tiny().fit(X[:40], np.stack([Y[:40], Y[:40]], 1))
-    refused("2 outputs", RiverRegressor, two, feature_names=["a", "b"])
-    refused("its own memory", RiverRegressor, OnlineModel(fitted), ExponentialForgetting(9), feature_names=["a", "b"])
+    for words, model, *given, more in (
+        (r"give feature_names=\[\.\.\.\]", fitted, {}),
+        ("3 feature_names for a model of 2 columns", fitted, {"feature_names": ["a", "b", "c"]}),
+        ("warm_up=1", fitted, {"warm_up": 1}),
+        ("confidence_level=95", fitted, {"confidence_level": 95}),
+        ("2 outputs", two, names),
+        ("its own memory", OnlineModel(fitted), ExponentialForgetting(9), names),
+    ):
+        refused(words, RiverRegressor, model, *given, **more)
 
 
 def test_the_stream_of_the_example_runs(capsys):

@@ -48,12 +48,12 @@ def test_members_train_as_if_each_were_alone():
         generators = [torch.Generator().manual_seed(s) for s in seeds]
         net = StackedMLP(1, (5, 4), generators=generators)
         W = torch.stack([Augmented(4, 2, bias_prior="shared", generator=g).W.detach() for g in generators])
-        W.requires_grad_()
-        log_alpha = torch.full((len(seeds),), 4.0, dtype=torch.float64, requires_grad=True)
-        log_sigma = torch.full((len(seeds), 2), -1.0, dtype=torch.float64, requires_grad=True)
-        loss = lambda: nlml(
-            affine_features(net(X)), T.expand(len(seeds), 20, 2), log_alpha, log_sigma, W=W, bias_prior="shared"
-        )
+        n = len(seeds)
+        log_alpha, log_sigma = torch.full((n,), 4.0).double(), torch.full((n, 2), -1.0).double()
+        for free in (W, log_alpha, log_sigma):
+            free.requires_grad_()
+        targets, words = T.expand(n, 20, 2), {"W": W, "bias_prior": "shared"}
+        loss = lambda: nlml(affine_features(net(X)), targets, log_alpha, log_sigma, **words)
         history = train(
             Losses([*net.parameters(), W, log_alpha, log_sigma], loss),
             Optimizer(learning_rate=1e-2, max_epochs=60, cosine=False),
@@ -118,10 +118,8 @@ def small_study() -> paper.Study:
 
 
 def test_all_rows_are_scored_alike(small_study):
-    study = small_study
-    scale = study.data.train.y.std(0)
-    for row in paper.ROWS:
-        assert len(study.scores[row]) == 2
+    study, scale = small_study, small_study.data.train.y.std(0)
+    assert {len(study.scores[row]) for row in paper.ROWS} == {2}
     network, scores = study.bll[1], study.scores["BLL, alpha*"][1]
     p = network.predict(study.data.test.X, float(network.posterior.log_alpha))
     density = -0.5 * (((study.data.test.y - p.mean) ** 2 / p.var) + np.log(2 * np.pi * p.var / scale**2)).sum(1)
@@ -136,27 +134,17 @@ def test_all_rows_are_scored_alike(small_study):
 
 
 def test_the_leak_is_best_on_the_test_set_and_honest_alpha_never_saw_it(small_study):
+    kinds = ("alpha*", "alpha^max honest", "alpha^max leak")
     for name in ("BLL", "BLR"):
-        own, honest, leak = (
-            small_study.column(f"{name}, {kind}", "lpd_test")
-            for kind in ("alpha*", "alpha^max honest", "alpha^max leak")
-        )
+        own, honest, leak = (small_study.column(f"{name}, {kind}", "lpd_test") for kind in kinds)
         assert (leak >= own - 1e-9).all()
         assert (leak >= honest - 1e-9).all()
-    other = paper.run([0, 1], budget=networks.Budget(max_epochs=15), bnn_epochs=1)
-    changed = data.PaperData(other.data.train, other.data.validation, data.draw(100, data.TEST_RANGE, 5))
+    known = data.paper_data()
+    changed = data.PaperData(known.train, known.validation, data.draw(100, data.TEST_RANGE, 5))
     refit = networks.fit_networks(changed, [0, 1], loss="evidence", budget=networks.Budget(max_epochs=15))
     for a, b in zip(refit, small_study.bll, strict=True):
         assert a.honest.log_alpha == pytest.approx(b.honest.log_alpha)
         assert a.leak.log_alpha != pytest.approx(b.leak.log_alpha)
-
-
-def test_the_bnn_stands_beside_no_figure_of_the_paper(small_study):
-    """Its published figures are of another score on another range."""
-    *others, bnn = paper.cells([small_study])
-    assert bnn[0] == "BNN"
-    assert not any("(" in cell for cell in bnn)
-    assert any("(" in cell for row in others for cell in row)
 
 
 def test_the_plane_of_features_is_turned_and_test_features_leave_the_line():
@@ -184,22 +172,23 @@ def test_the_figures_have_no_corner_and_name_their_panels():
     assert np.abs(np.diff(slope) / slope[1:]).max() < 0.05  # a threshold would be a jump
     hulls = figures.hulls().axes
     assert [ax.get_title() for ax in hulls[:3]] == ["convex hull", "span", "affine hull"]
-    for ax in hulls:
-        for label in ax.texts:
-            assert label.get_ha() == "right"
+    assert {label.get_ha() for ax in hulls for label in ax.texts} == {"right"}
 
 
-def test_tables_hold_every_number(small_study):
+def test_tables_hold_every_number_and_the_bnn_stands_beside_none_of_the_paper(small_study):
+    """Its published figures are of another score on another range."""
     content = json.loads(paper.as_json([small_study]))
     assert len(content["studies"][0]["scores"]["BNN"]) == 2
     assert content["studies"][0]["data_seed"] == 99
     assert paper.as_csv([small_study]).count("\n") == 1 + 2 * len(paper.ROWS)
     assert "(-18.14)" in paper.as_markdown([small_study])
     assert r"\alpha^{\max}" in paper.as_latex([small_study])
-    assert math.isclose(
-        float(np.median(small_study.column("BNN", "lpd_test"))),
-        float(np.median(paper.pooled([small_study], "BNN", "lpd_test"))),
-    )
+    own, pooled = small_study.column("BNN", "lpd_test"), paper.pooled([small_study], "BNN", "lpd_test")
+    assert math.isclose(float(np.median(own)), float(np.median(pooled)))
+    *others, bnn = paper.cells([small_study])
+    assert bnn[0] == "BNN"
+    assert not any("(" in cell for cell in bnn)
+    assert any("(" in cell for row in others for cell in row)
 
 
 def test_the_command_writes_everything_and_twice_the_same(tmp_path, monkeypatch):
@@ -236,8 +225,8 @@ def test_an_interrupt_leaves_old_results_alone(tmp_path, monkeypatch, capsys):
 
 
 def test_bad_arguments_end_with_a_message(tmp_path, monkeypatch, capsys):
-    assert runner.invoke(cli.app, ["study", "--seeds", "0"]).exit_code == 2
-    assert runner.invoke(cli.app, ["study", "--sedes", "3"]).exit_code == 2
+    for words in (["--seeds", "0"], ["--sedes", "3"]):
+        assert runner.invoke(cli.app, ["study", *words]).exit_code == 2
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("sys.argv", ["lastlayer", "study", "--out", str(tmp_path / "file" / "inside")])
     with pytest.raises(SystemExit) as end:

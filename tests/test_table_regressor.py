@@ -37,22 +37,16 @@ def test_columns_of_every_kind_become_inputs(fitted):
     assert kinds == {"x": "number", "kind": "text", "when": "date", "on": "text"}
     assert fitted.input_names_[:4] == ["x", "kind=a", "kind=b", "kind=c"]
     assert fitted.n_features_in_ == len(fitted.input_names_)
-    assert [note.split(":")[0] for note in fitted.notes_] == [
-        "column 'id' is excluded",
-        "column 'when' is read as dates; inputs",
-    ]
+    notes = [note.split(":")[0] for note in fitted.notes_]
+    assert notes == ["column 'id' is excluded", "column 'when' is read as dates; inputs"]
 
 
 def test_pandas_polars_and_dictionaries_say_the_same(fitted):
     new = frame().iloc[NEW]
     expected = fitted.predict(new)
     assert expected.shape == (20,)
-    for other in (
-        pl.from_pandas(new),
-        pl.from_pandas(new.drop(columns="y")),
-        dict(new),
-        new.astype({"kind": "string"}),
-    ):
+    without = pl.from_pandas(new.drop(columns="y"))
+    for other in (pl.from_pandas(new), without, dict(new), new.astype({"kind": "string"})):
         np.testing.assert_array_equal(fitted.predict(other), expected)
     texts = new.assign(when=new["when"].dt.strftime("%Y-%m-%d"), on=new["on"].map(str), x=new["x"].map(repr))
     np.testing.assert_allclose(fitted.predict(texts), expected)
@@ -100,18 +94,14 @@ def test_everything_that_a_regressor_can_do_takes_frames(fitted):
     assert np.isfinite(model.predictive(new).interval(0.5, method="conformal")[0]).all()
 
 
-def test_scores_are_of_the_frame(fitted):
+def test_scores_are_of_the_frame_and_targets_may_have_other_names_later(fitted):
     new = frame().iloc[NEW]
     scores = fitted.evaluate(new)
     assert scores.targets[0].target == "y"
     assert scores.lpd == pytest.approx(fitted.predictive(new).log_prob(new["y"].to_numpy()).mean())
     assert fitted.evaluate(new.drop(columns="y"), new["y"]) == scores
-
-
-def test_targets_may_have_other_names_later(fitted):
-    new = frame().iloc[NEW]
     renamed = new.rename(columns={"y": "measured"})
-    assert fitted.evaluate(renamed, target="measured") == fitted.evaluate(new)
+    assert fitted.evaluate(renamed, target="measured") == scores
     one, other = (TableRegressor(**FAST).fit(frame().iloc[:40], target="y") for _ in range(2))
     means = [one.update(new).predict(new), other.update(renamed, target="measured").predict(new)]
     np.testing.assert_array_equal(*means)
@@ -183,24 +173,26 @@ def test_rows_that_belong_together_and_rows_for_validation(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("act", "words"),
+    ("change", "words"),
     [
-        (lambda f: TableRegressor().fit(f), r'fit\(frame, target="y"\)'),
-        (lambda f: TableRegressor().fit(f.to_numpy(), f["y"]), "it is a ndarray"),
-        (lambda f: TableRegressor().fit(f, f["y"]), "X and y both have a column 'y'"),
-        (lambda f: TableRegressor().fit(f.drop(columns="y"), f["y"][:9]), "X has 60 rows and y has 9"),
-        (lambda f: TableRegressor().fit(f.rename(columns={"x": 3}), target="y"), "column name 3 is not a text"),
-        (lambda f: TableRegressor().fit(f.assign(x=[[1]] * 60), target="y"), "'x' holds a list"),
-        (lambda f: TableRegressor().fit(f.assign(x=pd.to_timedelta(f["x"], unit="D")), target="y"), "timedelta64"),
-        (lambda f: TableRegressor().fit(f.iloc[:0], target="y"), "no rows"),
-        (lambda f: TableRegressor(unknown="x").fit(f, target="y"), "unknown='x'"),
-        (lambda f: TableRegressor(impute="mean").fit(f, target="y"), "impute='mean'"),
-        (lambda f: TableRegressor(keep=["z"]).fit(f, target="y"), "'z' is not in the table"),
-        (lambda f: TableRegressor().fit_source(None), "BLLRegressor.fit_source"),
+        (lambda f: (f,), r'fit\(frame, target="y"\)'),
+        (lambda f: (f.to_numpy(), f["y"]), "it is a ndarray"),
+        (lambda f: (f, f["y"]), "X and y both have a column 'y'"),
+        (lambda f: (f.drop(columns="y"), f["y"][:9]), "X has 60 rows and y has 9"),
+        (lambda f: f.rename(columns={"x": 3}), "column name 3 is not a text"),
+        (lambda f: f.assign(x=[[1]] * 60), "'x' holds a list"),
+        (lambda f: f.assign(x=pd.to_timedelta(f["x"], unit="D")), "timedelta64"),
+        (lambda f: f.iloc[:0], "no rows"),
+        ({"unknown": "x"}, "unknown='x'"),
+        ({"impute": "mean"}, "impute='mean'"),
+        ({"keep": ["z"]}, "'z' is not in the table"),
     ],
 )
-def test_what_is_wrong_is_said(act, words, as_a_user):
-    refused(words, act, frame())
+def test_what_is_wrong_is_said(change, words, as_a_user):
+    options, given = (change, frame()) if isinstance(change, dict) else ({}, change(frame()))
+    given, target = (given, {}) if isinstance(given, tuple) else ((given,), {"target": "y"})
+    refused(words, TableRegressor(**options).fit, *given, **target)
+    refused("BLLRegressor.fit_source", TableRegressor().fit_source, None)
 
 
 def test_strange_texts_follow_the_rule(fitted):

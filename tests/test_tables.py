@@ -3,8 +3,11 @@
 import copy
 import csv
 import errno
+import itertools
 import json
 import os
+import runpy
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +32,9 @@ PUMP, NEW = ROOT / "examples" / "pump.csv", ROOT / "examples" / "pump_new.csv"
 TARGETS = ["head_m", "power_kw"]
 
 
+assert_allclose = partial(np.testing.assert_allclose, rtol=1e-12)
+
+
 def table(**columns) -> Table:
     return Table({name: np.array(cells, dtype=object) for name, cells in columns.items()})
 
@@ -44,11 +50,8 @@ def test_csv_with_any_separator_is_read_as_it_stands(tmp_path, separator):
     rows = [["a", "b, c" if separator != "," else "bc"], ["1.50", 'say "x"\nand y'], ["-2", "é"]]
     with (tmp_path / "t.csv").open("w", newline="", encoding="utf-8-sig") as file:
         csv.writer(file, delimiter=separator).writerows(rows)
-    found = read(tmp_path / "t.csv")
-    assert {name: cells.tolist() for name, cells in found.columns.items()} == {
-        "a": ["1.50", "-2"],
-        rows[0][1]: ['say "x"\nand y', "é"],
-    }
+    found = {name: cells.tolist() for name, cells in read(tmp_path / "t.csv").columns.items()}
+    assert found == {"a": ["1.50", "-2"], rows[0][1]: ['say "x"\nand y', "é"]}
 
 
 def test_pieces_make_up_the_whole_and_know_their_place(tmp_path):
@@ -66,29 +69,17 @@ def test_the_three_formats_say_the_same(tmp_path):
     lines.write_text('{"n": 1.5, "k": 1, "t": "x", "b": true}\n{"k": 2, "n": null, "t": "", "b": false}\n')
     columns = {"n": [1.5, None], "k": [1, 2], "t": ["x", None], "b": [True, False]}
     parquet.write_table(pa.table(columns), arrow)
-    schema = Schema(
-        (
-            NumberColumn("n", 0.0, 2.0, 9.0),
-            NumberColumn("k", 0.0, 2.0, 9.0),
-            TextColumn("t", ("x", "y"), "y"),
-            TextColumn("b", ("False", "True"), "True"),
-        ),
-        ("k",),
-        impute=True,
-    )
+    numbers = (NumberColumn(name, 0.0, 2.0, 9.0) for name in "nk")
+    texts = TextColumn("t", ("x", "y"), "y"), TextColumn("b", ("False", "True"), "True")
+    schema = Schema((*numbers, *texts), ("k",), impute=True)
     expected = [[1.5, 1, 1, 0, 0, 1], [9, 2, 0, 1, 1, 0]]
     for path in (csv_path, lines, arrow):
         np.testing.assert_array_equal(schema.encode(read(path)).X, expected, err_msg=str(path))
 
 
 def test_columns_are_what_they_look_like():
-    t = table(
-        x=["1", " 2e1 ", "-3"],
-        code=["007", "008", "007"],
-        fluid=["oil", "water", "oil"],
-        y=["1", "2", "4"],
-        no=["", "", ""],
-    )
+    texts = {"code": ["007", "008", "007"], "fluid": ["oil", "water", "oil"], "no": ["", "", ""]}
+    t = table(x=["1", " 2e1 ", "-3"], **texts, y=["1", "2", "4"])
     schema = Schema.infer(t, ["y"], text=["code"], drop=["no"])
     assert schema.columns == (
         NumberColumn("x", -3.0, 20.0, 1.0),
@@ -126,9 +117,7 @@ def test_unknown_texts_follow_an_explicit_rule():
 
 
 def test_the_example_is_what_its_script_makes(tmp_path):
-    names: dict[str, object] = {"__name__": "make_pump", "__file__": str(ROOT / "examples" / "make_pump.py")}
-    exec(compile((ROOT / "examples" / "make_pump.py").read_text(), "make_pump.py", "exec"), names)
-    names["main"](tmp_path)
+    runpy.run_path(str(ROOT / "examples" / "make_pump.py"))["main"](tmp_path)
     for path in (PUMP, NEW):
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
 
@@ -159,11 +148,8 @@ def test_pieces_are_predicted_as_the_whole(fitted):
     whole = forecast(fitted, read(NEW)).cells
     parts = [forecast(fitted, part).cells for part in chunks(NEW, 33)]
     for name, values in whole.items():
-        together = np.concatenate([part[name] for part in parts])
-        if values.dtype == object:
-            assert together.tolist() == values.tolist()
-        else:
-            np.testing.assert_allclose(together, values, rtol=1e-12)
+        compare = np.testing.assert_array_equal if values.dtype == object else assert_allclose
+        compare(np.concatenate([part[name] for part in parts]), values)
 
 
 def test_an_update_takes_rows_in_and_widens_the_ranges(tmp_path, fitted):
@@ -211,23 +197,16 @@ def test_scores_are_those_of_the_metrics(fitted):
 
 
 def written(path: Path, *parts: dict) -> None:
+    array = lambda cells: np.array(cells, dtype=object) if isinstance(cells, list) else cells
     with writing(path) as write:
         for part in parts:
-            write(
-                {
-                    name: np.array(cells, dtype=object) if isinstance(cells, list) else cells
-                    for name, cells in part.items()
-                }
-            )
+            write({name: array(cells) for name, cells in part.items()})
 
 
 @pytest.mark.parametrize("end", ["csv", "jsonl", "parquet"])
 def test_what_is_written_is_read_again(tmp_path, end):
-    parts = [
-        {"t": ['a, "b"\nc', "é"], "k": [1, 2], "x": np.array([0.1, 1e300])},
-        {"t": ["", "d"], "k": [3, 4], "x": np.ones(2)},
-    ]
-    written(tmp_path / f"t.{end}", *parts)
+    parts = [{"t": ['a, "b"\nc', "é"], "k": [1, 2], "x": np.array([0.1, 1e300])}]
+    written(tmp_path / f"t.{end}", *parts, {"t": ["", "d"], "k": [3, 4], "x": np.ones(2)})
     found = read(tmp_path / f"t.{end}").columns
     assert [str(cell) for cell in found["t"]] == ['a, "b"\nc', "é", "", "d"]
     assert [int(cell) for cell in found["k"]] == [1, 2, 3, 4]
@@ -315,15 +294,13 @@ def test_a_table_model_that_loads_can_predict(as_a_user, tmp_path, fitted):
     row = table(flow_m3h=[20], speed_rpm=[2000], temperature_c=[30], fluid=["oil"])
     odd = [torch.zeros(0), torch.full((3, 3), torch.nan), torch.ones(2, 2, 2), -torch.ones(6, dtype=torch.float64)]
     changed = [(tensors | {name: tensor}, header) for name in tensors for tensor in odd]
+    tables = []
     for words in (None, [], {}, "x", {"columns": None}, {"columns": [], "targets": [], "impute": 0}):
-        changed.append((tensors, header | {"table": words}))
-        changed.append((tensors, header | {"table": header["table"] | {"columns": words}}))
-        changed.append((tensors, header | {"table": header["table"] | {"targets": words}}))
-    for column in range(4):
-        for word in ("name", "kind", "low", "fill", "categories"):
-            columns = copy.deepcopy(header["table"]["columns"])
-            columns[column][word] = "nan"
-            changed.append((tensors, header | {"table": header["table"] | {"columns": columns}}))
+        tables += [words, header["table"] | {"columns": words}, header["table"] | {"targets": words}]
+    for column, word in itertools.product(range(4), ("name", "kind", "low", "fill", "categories")):
+        tables.append(copy.deepcopy(header["table"]))
+        tables[-1]["columns"][column][word] = "nan"
+    changed += [(tensors, header | {"table": each}) for each in tables]
     refused = 0
     for content in changed:
         files.write(path, *content)
@@ -332,7 +309,6 @@ def test_a_table_model_that_loads_can_predict(as_a_user, tmp_path, fitted):
         except (ModelFileError, InputError):
             refused += 1
             continue
-        names = {column.name for column in loaded.schema_.columns}
-        if names == set(row.columns):
+        if {column.name for column in loaded.schema_.columns} == set(row.columns):
             forecast(loaded, row)
     assert refused > len(changed) // 2
