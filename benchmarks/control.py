@@ -28,7 +28,7 @@ from lastlayer.integrations import to_casadi, variances_to_casadi
 from lastlayer.integrations.c_code import c_source
 from lastlayer.networks.mlp import MLP, InputSkip, encoding_of, inner_network
 
-POINTS = 2_000
+POINTS, SIZES = 2_000, ((20, 20), (50, 50), (100, 100))
 AT_MOST = 2.0
 
 
@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> None:
     points = rng.normal(size=(POINTS, 8))
     print(describe_machine())
     print(f"{'microseconds per point':<50} {'full':>8} {'bare':>8} {'ratio':>8}")
-    for hidden in ((20, 20), (50, 50), (100, 100)):
+    for hidden in SIZES:
         single = BLLRegressor(hidden=hidden, max_epochs=50, preset="evidence", random_state=0).fit(X, Y)
         name = f"{len(hidden)} layers of {hidden[0]}"
         ours, bare = to_casadi(single), bare_mean(single)

@@ -1,5 +1,6 @@
 """Benchmarks: every command runs at a tiny size, the runner resumes, and made functions are what their pages say."""
 
+import itertools
 import pickle
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,7 @@ from benchmarks.uci.stacks import Recipe, search, squared_error, train
 from lastlayer import BLLRegressor, metrics
 from lastlayer.dynamics import DynamicsModel, Lags, Linearized, Unscented
 from lastlayer.predictions.mixture import MixturePrediction
+from lastlayer.tables import TableRegressor
 
 pytestmark = [
     pytest.mark.usefixtures("as_a_user", "small_process"),
@@ -44,8 +46,10 @@ def quick(*args, **options):
     return BLLRegressor(*args, **(options | {"max_epochs": 2, "n_members": 2}))
 
 
-def evidence_alone(_=None, **options):
-    return BLLRegressor((5,), **(options | {"preset": "evidence", "max_epochs": 2}))
+def one_network(*_, **options):
+    """A single small network, trained for two epochs by the evidence alone."""
+    kept = {name: options[name] for name in options.keys() & {"random_state", "noise", "encoding", "progress"}}
+    return BLLRegressor((5,), preset="evidence", max_epochs=2, **kept)
 
 
 def mean_of_targets(name, *, family="neural", fails=False, modules=()):
@@ -79,34 +83,32 @@ MPC = {"n_experiments": 6, "steps": 2, "horizon": 4}
 SCALE = "epochs statistics --rows 256 --test-rows 64 --width 8 --batch 64 --epochs 1 --statistics-rows 64"
 RUNS = {
     "bo": ("--problems Branin --methods random --seeds 2 --steps 2", {}, "last regret"),
-    "control": ("", {"POINTS": 4, "BLLRegressor": quick}, "C code of export_c"),
+    "control": ("", {"POINTS": 4, "SIZES": ((4, 4),), "BLLRegressor": quick}, "C code of export_c"),
     "control_studies.mpc": ("--starts 1 --max-epochs 2", {"run": partial(mpc.run, **MPC)}, "chance and trust"),
     "control_studies.spring": ("--seeds 1 --max-epochs 2", {"Budget": partial(spring.Budget, **SPRING)}, "BLR, alpha"),
-    "core": ("--shrink 50", {"peak_bytes": lambda form, shrink: 1.0}, "autograd / closed form"),
+    "core": ("--shrink 50", {"peak_bytes": lambda *_: 1.0, "BLLRegressor": quick}, "autograd / closed form"),
     "growth": ("--ms 64 128 --ps 8 16 --qs 1 2 --m 64 --p 8 --out OUT/growth.png", {"REPEATS": 1}, "against m, slope"),
     "imports": ("--repeats 1", {"PROGRAMS": dict.fromkeys(("torch", "torch, lastlayer"), "")}, "importing torch"),
     "lines": ("", {}, "per line of code"),
-    "members": ("", {"BLLRegressor": quick, "ROWS": 40}, "ratio of processor seconds"),
-    "observe": ("--quick --seeds 1", {"BLLRegressor": evidence_alone, **SIZES}, "energies and n gradients"),
+    "members": ("", {"BLLRegressor": one_network, "ROWS": 40}, "ratio of processor seconds"),
+    "observe": ("--quick --seeds 1", {"BLLRegressor": one_network, **SIZES}, "energies and n gradients"),
     "online": ("--rows 12 --epochs 2", {"FITTED": 40, "TUNING": 12, "BLLRegressor": quick}, "lower bound"),
-    "outside": ("--seeds 2 --processes 2 --functions linear --methods", {}, "mean of all"),
+    "outside": ("--seeds 2 --processes 2 --functions linear --methods exact_process", {}, "mean of all"),
     "paper_recipe": ("--initialisations 1 --max-epochs 2", {}, "-18.1400"),
     "paper_seeds": ("--data-seeds 99 --initialisations 2 --max-epochs 2", {}, "| 99 |"),
-    "pump": ("--seeds 7", {"ROWS": 40}, "| 1,400 to 2,900 |"),
-    "readme_picture": ("", {"BLLRegressor": quick}, "Algorithm 1"),
+    "pump": (
+        "--seeds 7",
+        {"ROWS": 40, "TableRegressor": partial(TableRegressor, preset="evidence", max_epochs=2)},
+        "| 1,400 to 2,900 |",
+    ),
+    "readme_picture": ("", {"BLLRegressor": one_network}, "Algorithm 1"),
     "scale": (SCALE, {}, "float32 features / own matrix product"),
     "small": ("--tables 1 --seeds 1", {"BLLRegressor": quick}, "exact process: coverage"),
     "training": ("--initialisations 1 --steps 2", {"MAX_ITERATIONS": 2, "REPEATS": 1}, "training, median"),
 }
 """Arguments, names of the module that are replaced, and words of the output."""
-ELSEWHERE = {
-    "equal": "needs a commit",
-    "walk": "test_walk.py",
-    "terminal": "test_docs.py",
-    "uci": "below",
-    "fit": "below",
-}
-ELSEWHERE |= {"exactness": "needs peers", "peers": "needs peers", "predict": "a table of a million rows"}
+ELSEWHERE = {"equal": "needs a commit", "walk": "test_walk.py", "terminal": "test_docs.py", "uci": "below"}
+ELSEWHERE |= {"fit": "below", "exactness": "needs peers", "peers": "needs peers", "predict": "a million rows"}
 FILES = {
     "bo": {"results.jsonl", "tables.md", "scores.csv", "bo.png"},
     "control_studies.mpc": {"mpc.md", "mpc-runs.png", "mpc-plane.png"},
@@ -125,10 +127,7 @@ def test_every_command_runs(name, tmp_path, monkeypatch, capsys):
     module = import_module(f"benchmarks.{name}" + (".__main__" if name == "bo" else ""))
     for each, value in replaced.items():
         monkeypatch.setattr(module, each, value)
-    given = [
-        *arguments.replace("OUT", str(tmp_path / "out")).split(),
-        *(["exact process"] if name == "outside" else []),
-    ]
+    given = [part.replace("OUT", str(tmp_path / "out")).replace("_", " ") for part in arguments.split()]
     if name in FILES and "--out" not in given:
         given += ["--out", str(tmp_path / "out")]
     module.main(given)
@@ -200,7 +199,7 @@ def test_fit_writes_table_and_figure_and_fails_softly(tmp_path, monkeypatch, cap
     before = (tmp_path / "fit.jsonl").read_text()
     fit.main([*words, "--methods", "lastlayer"])
     assert (tmp_path / "fit.jsonl").read_text() == before
-    (first,) = (runner.Store(tmp_path / "fit.jsonl", fit.Result).results.values().__iter__().__next__(),)
+    first = next(iter(runner.Store(tmp_path / "fit.jsonl", fit.Result).results.values()))
     slow = [replace(first, method="CatBoost", seconds=100.0)]
     assert fit.unable(fit.Job("CatBoost", 300, 1), slow, 50.0) == "100 s for 100 rows, above the limit of 50 s"
 
@@ -239,19 +238,16 @@ def test_a_second_run_computes_what_is_missing(tmp_path, monkeypatch, how):
     assert len(path.read_text().splitlines()) == 3
 
 
-def test_lines_cut_off_or_of_another_version_are_computed_again(tmp_path):
+def test_lines_cut_off_or_of_another_version_are_computed_again_and_results_survive_their_file(tmp_path):
     path = tmp_path / "results.jsonl"
     computed(runner.Store(path, Answer), [1, 2])
     path.write_text('{"key": [5], "result": {"other": 1}}\n' + path.read_text()[:-10])
     assert list(runner.Store(path, Answer).results) == [(1,)]
     computed(runner.Store(path, Answer), [2, 1], again=True)
     assert {key: r.value for key, r in runner.Store(path, Answer).results.items()} == {(1,): 1, (2,): 4}
-
-
-def test_results_survive_their_file(tmp_path):
-    result = Result("a", "given", 0, "m", "1", Scores(None, 1.0, 2.0, 0.9, 0.0), 1.0, 1.0, "cpu", {"torch": "2"})
-    runner.Store(tmp_path / "x", Result).append(("a", 0), result)
-    assert runner.Store(tmp_path / "x", Result).results == {("a", 0): result}
+    whole = Result("a", "given", 0, "m", "1", Scores(None, 1.0, 2.0, 0.9, 0.0), 1.0, 1.0, "cpu", {"torch": "2"})
+    runner.Store(tmp_path / "x", Result).append(("a", 0), whole)
+    assert runner.Store(tmp_path / "x", Result).results == {("a", 0): whole}
 
 
 def test_some_tasks_cannot_be_run_and_failures_end_the_program(tmp_path, capsys):
@@ -266,11 +262,8 @@ def test_some_tasks_cannot_be_run_and_failures_end_the_program(tmp_path, capsys)
 
 def test_jobs_are_found_by_other_processes():
     """What is defined in the __main__ of a package is not."""
-    for job in (
-        bo_methods.Job("Branin", "random", 0, 1),
-        outside.Fitted("sine", "NGBoost", 0),
-        fit.Job("lastlayer", 60, 1),
-    ):
+    fitted = outside.Fitted("sine", "NGBoost", 0)
+    for job in (bo_methods.Job("Branin", "random", 0, 1), fitted, fit.Job("lastlayer", 60, 1)):
         assert not type(job).__module__.endswith("__main__")
         assert pickle.loads(pickle.dumps(job)) == job
 
@@ -290,18 +283,12 @@ def result(data, split, name, *, lpd=0.0, crps=1.0, kind="given", config="1"):
     return Result(data, kind, split, name, config, Scores(lpd, 1.0, crps, 0.9, 0.0), 1.0, 1.0, "cpu", {})
 
 
-def test_tables_from_both_kinds_of_files_smallest_first(folder):
-    second, first = load_folder(folder)
-    assert (first.name, second.name) == ("first", "second")
-    assert first.X.shape == (60, 3)
-    assert second.X.shape == (40, 3)
+def test_tables_from_both_kinds_of_files_and_their_splits_given_or_drawn_by_seed(folder):
+    second, first = load_folder(folder)  # the smallest first
+    assert [(table.name, table.X.shape) for table in (first, second)] == [("first", (60, 3)), ("second", (40, 3))]
     np.testing.assert_allclose(second.X, first.X[:40])
     np.testing.assert_allclose(second.y, first.y[:40])
     assert [table.name for table in load_folder(folder, ["first"])] == ["first"]
-
-
-def test_given_splits_are_those_of_the_file_or_drawn_by_seed(folder):
-    second, first = load_folder(folder)
     assert first.test_rows("given", 1).tolist() == list(range(10, 16))
     assert first.splits("given", [0, 1, 7]) == [0, 1]
     rows = second.test_rows("given", 3)
@@ -334,16 +321,15 @@ def test_outer_rows_are_the_ends_of_the_widest_direction():
         ({"X": np.zeros((30, 2)), "y": np.zeros(29)}, "need"),
         ({"X": np.zeros((30, 2)), "y": np.full(30, np.nan)}, "missing or infinite"),
         ({"X": np.zeros((30, 2)), "y": np.zeros(30), "test_0": np.array([0, 30])}, "row numbers from 0 to 29"),
+        ("a,b\n1,2\nx,3\n", "only numbers"),
     ],
 )
-def test_a_wrong_npz_says_what_is_wrong(tmp_path, arrays, message):
-    np.savez(tmp_path / "bad.npz", **arrays)
+def test_a_wrong_file_says_what_is_wrong(tmp_path, arrays, message):
+    if isinstance(arrays, str):
+        (tmp_path / "bad.csv").write_text(arrays)
+    else:
+        np.savez(tmp_path / "bad.npz", **arrays)
     refused(message, load_folder, tmp_path)
-
-
-def test_a_wrong_csv_says_what_is_wrong(tmp_path):
-    (tmp_path / "bad.csv").write_text("a,b\n1,2\nx,3\n")
-    refused("only numbers", load_folder, tmp_path)
 
 
 def test_many_quantiles_of_a_gaussian_score_like_the_gaussian():
@@ -410,8 +396,8 @@ def test_the_same_seed_gives_the_same_prediction(folder, monkeypatch):
 
 def test_means_errors_and_ranks_by_hand():
     results = [
-        *(result("one", split, "a", lpd=lpd, crps=1.0) for split, lpd in enumerate((1.0, 2.0, 3.0))),
-        *(result("one", split, "b", lpd=1.5, crps=1.0) for split in range(3)),
+        *(result("one", split, "a", lpd=split + 1.0) for split in range(3)),
+        *(result("one", split, "b", lpd=1.5) for split in range(3)),
         result("one", 0, "c", lpd=None, crps=0.5),
         result("two", 0, "a", lpd=0.0, crps=2.0),
         result("two", 0, "b", lpd=1.0, crps=3.0),
@@ -419,9 +405,7 @@ def test_means_errors_and_ranks_by_hand():
         result("three", 0, "a", lpd=9.0, crps=9.0),  # the others have not finished it: no part in the ranks
         result("one", 0, "a", lpd=-100.0, config="old"),
     ]
-    summary = tables.Summary(
-        results, [mean_of_targets("a"), mean_of_targets("b"), mean_of_targets("c", family="other")]
-    )
+    summary = tables.Summary(results, [*map(mean_of_targets, "ab"), mean_of_targets("c", family="other")])
     cell = summary.cell("given", "one", "a", "lpd")
     assert (cell.mean, cell.error, cell.n) == (2.0, pytest.approx(1 / np.sqrt(3)), 3)
     assert np.isnan(summary.cell("given", "two", "a", "lpd").error)
@@ -440,9 +424,7 @@ def test_the_picture_shows_each_table_and_marks_what_is_far_off(tmp_path):
     names = [f"m{i}" for i in range(6)]
     results = [
         result(data, split, name, lpd=float(i) if i else -1000.0, crps=1.0 + i, kind=kind)
-        for data in ("one", "two")
-        for kind in ("given", "outer")
-        for split in range(2)
+        for data, kind, split in itertools.product(("one", "two"), ("given", "outer"), range(2))
         for i, name in enumerate(names)
     ]
     figure = tables.picture(tables.Summary(results, [mean_of_targets(name) for name in names]))
@@ -476,28 +458,25 @@ def test_points_lie_on_the_surface_of_the_cube():
     assert np.abs(outside.surface(3, 50, 1.5, 0)).max(1) == pytest.approx(1.5)
 
 
-def test_made_gradients_are_those_of_the_energy():
+def test_made_gradients_are_those_of_the_energy_and_every_row_of_the_incomplete_table_has_a_target():
     X, step = observe.draw_points(4, np.random.default_rng(0))[0], 1e-6
     for j, e in enumerate(np.eye(3) * step):
         slope = (observe.surface(X + e)[:, 0] - observe.surface(X - e)[:, 0]) / (2 * step)
         np.testing.assert_allclose(observe.surface(X)[:, 1 + j], slope, atol=1e-7)
-
-
-def test_every_row_of_the_incomplete_table_has_a_target():
     known = observe.draw_known((2_000, 4), np.random.default_rng(0))
     assert known.any(1).all()
     assert known.mean() == pytest.approx(0.5, abs=0.05)
 
 
+SIX = [0.20169, 0.150011, 0.476874, 0.275332, 0.311652, 0.6573]
+"""The best point of Hartmann's function of six inputs."""
+
+
 def test_the_best_points_are_in_the_box_and_no_other_is_better(generator):
-    for name, best in {
-        "Branin": [[0.5427727, 0.1516667]],
-        "Hartmann6": [[0.20169, 0.150011, 0.476874, 0.275332, 0.311652, 0.6573]],
-        "Ackley20": [[1 / 3] * 20],
-    }.items():
+    for name, best in {"Branin": [0.5427727, 0.1516667], "Hartmann6": SIX, "Ackley20": [1 / 3] * 20}.items():
         problem = PROBLEMS[name]
         function = problem.make(0)
-        assert float(function(torch.tensor(best, dtype=torch.float64))) == pytest.approx(problem.best, abs=2e-5)
+        assert float(function(torch.tensor([best], dtype=torch.float64))) == pytest.approx(problem.best, abs=2e-5)
         X = torch.rand(500, problem.n_inputs, generator=generator, dtype=torch.float64)
         assert bool((function(X) < problem.best).all())
 
@@ -509,7 +488,7 @@ def test_the_rotated_problem_depends_on_six_directions_and_on_the_seed(generator
         (slope,) = torch.autograd.grad(problem.make(seed)(X).sum(), X)
         assert int(torch.linalg.matrix_rank(slope, rtol=1e-8)) == 6
     assert bool((problem.make(0)(X) != problem.make(1)(X)).any())
-    u = torch.tensor([[0.20169, 0.150011, 0.476874, 0.275332, 0.311652, 0.6573]], dtype=torch.float64)
+    u = torch.tensor([SIX], dtype=torch.float64)
     Q = torch.linalg.qr(torch.randn(200, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)).Q
     x = ((2 * u - 1) @ Q.T + 1) / 2
     assert bool(((x > 0) & (x < 1)).all())
@@ -543,22 +522,16 @@ def run_of(problem, method, seed, regret, steps=2):
 
 
 def test_ranks_are_of_the_last_regret_seed_by_seed():
-    lines = [
-        run_of("Branin", "lastlayer", 0, [5.0, 1.0]),
-        run_of("Branin", "lastlayer", 1, [5.0, 3.0]),
-        run_of("Branin", "lastlayer", 2, [5.0, 0.0]),  # a seed that the other has not done
-        run_of("Branin", "random", 0, [5.0, 2.0]),
-        run_of("Branin", "random", 1, [5.0, 3.0]),
-        run_of("2,000 points", "lastlayer", 0, [9.0, 9.0]),
-    ]
+    finals = {"lastlayer": [1.0, 3.0, 0.0], "random": [2.0, 3.0]}  # a seed that the other has not done
+    runs = [(name, seed, last) for name, each in finals.items() for seed, last in enumerate(each)]
+    lines = [run_of("Branin", name, seed, [5.0, last]) for name, seed, last in runs]
+    lines.append(run_of("2,000 points", "lastlayer", 0, [9.0, 9.0]))
     summary = bo_tables.Summary(lines)
     assert summary.ranks(PROBLEMS["Branin"]) == {"lastlayer": 1.25, "random": 1.75}
     assert summary.average_ranks() == {"lastlayer": 1.25, "random": 1.75}
-    assert bo_tables.regret_table(summary) == [
-        ["last regret", "Branin", "rank"],
-        ["lastlayer", "1 (0.5, 2)", "1.25"],
-        ["random", "2.5 (2.2, 2.8)", "1.75"],
-    ]
+    first = ["lastlayer", "1 (0.5, 2)", "1.25"]
+    second = ["random", "2.5 (2.2, 2.8)", "1.75"]
+    assert bo_tables.regret_table(summary) == [["last regret", "Branin", "rank"], first, second]
     assert bo_tables.seconds_table(summary)[0] == ["seconds per step", "Branin", "2,000 points"]
     longer = run_of("Branin", "random", 0, [1.0, 1.0, 1.0], steps=3)
     assert bo_tables.Summary([*lines, longer]).of(PROBLEMS["Branin"], bo_methods.METHODS["lastlayer"]) is None
@@ -611,9 +584,7 @@ def test_reactor_steps_as_its_differential_equation():
 
 
 def test_the_experiments_leave_the_hot_region_unexplored_and_starts_can_be_held(as_a_user):
-    episodes = reactor.experiments(10)
-    for episode in episodes:
-        assert (episode.outputs[:-1, 1] <= reactor.INTERLOCK).all()
+    assert all((episode.outputs[:-1, 1] <= reactor.INTERLOCK).all() for episode in reactor.experiments(10))
     x = reactor.starts()
     assert x.shape == (20, 2)
     for _ in range(60):
