@@ -52,6 +52,9 @@ def one_network(*_, **options):
     return BLLRegressor((5,), preset="evidence", max_epochs=2, **kept)
 
 
+quick_table = partial(TableRegressor, preset="evidence", max_epochs=2)
+
+
 def mean_of_targets(name, *, family="neural", fails=False, modules=()):
     """The mean of the training targets, whatever the input."""
 
