@@ -70,7 +70,6 @@ def plain_source(function: Any) -> str:
 
 
 def compiled(name: str, text: str, folder: str) -> Any:
-    """Compile C code with gcc and load the function."""
     source = Path(folder) / f"{name}.c"
     source.write_text(text)
     library = source.with_suffix(".so")

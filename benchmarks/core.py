@@ -41,7 +41,6 @@ ROWS = 10_000
 
 
 def relative_difference(a: Tensor, b: Tensor) -> float:
-    """Relative difference in the Euclidean norm."""
     return float(torch.linalg.vector_norm(a - b) / torch.linalg.vector_norm(b))
 
 
@@ -72,7 +71,6 @@ def spectral_ratios(
 
 
 def alpha_sweep(shrink: int) -> Ratio:
-    """Time the variance ratio of many points for many alphas."""
     m, n_test, k, n_alphas, n_timed = ROWS // shrink, ROWS // shrink, 255 // shrink, 200, 5
     generator = torch.Generator().manual_seed(0)
     network = MLP(10, (k,), generator=generator).requires_grad_(False)
@@ -150,7 +148,6 @@ def peak_bytes(form: str, shrink: int) -> float:
 
 
 def evidence(shrink: int) -> list[Ratio]:
-    """Time value and gradient of the profiled evidence."""
     problem = Phi, T, _ = evidence_problem(ROWS // shrink)
     closed, autograd = (partial(value_and_gradient, form, *problem) for form in EVIDENCE_FORMS.values())
     times = time_in_turns(closed, autograd, repeats=9)
@@ -168,7 +165,6 @@ def evidence(shrink: int) -> list[Ratio]:
 
 
 def predict(network: nn.Module, posterior: Posterior, X: Float[Tensor, "r d"]) -> tuple[Tensor, Tensor]:
-    """Compute mean and standard deviation of the targets."""
     means, stds = [], []
     for x in X.split(CHUNK):
         marginals = posterior.predict(affine_features(network(x)))
@@ -178,7 +174,6 @@ def predict(network: nn.Module, posterior: Posterior, X: Float[Tensor, "r d"]) -
 
 
 def prediction(shrink: int) -> list[Ratio]:
-    """Time mean and standard deviation against the bare network, for a small and a large alpha."""
     n_points, m, d, width, q = 10 * ROWS // shrink, ROWS // shrink, 10, 50, 2
     generator = torch.Generator().manual_seed(2)
     network = MLP(d, (width, width), generator=generator).requires_grad_(False)
@@ -205,7 +200,6 @@ def prediction(shrink: int) -> list[Ratio]:
 
 
 def default_mixture(shrink: int, d: int = 10) -> list[Ratio]:
-    """Time the default mixture against the forward pass of its networks, on the same rows in the same chunks."""
     rng = np.random.default_rng(3)
     X = rng.standard_normal((300, d))
     model = BLLRegressor(max_epochs=3, random_state=0).fit(X, X[:, 0] + np.sin(X[:, 1]))  # shapes as after a long fit

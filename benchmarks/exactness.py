@@ -47,7 +47,6 @@ def exact_std(network: nn.Sequential, X: Tensor, far: Tensor) -> float:
 
 
 def laplace_std(network: nn.Sequential, X: Tensor, Y: Tensor, far: Tensor, structure: str) -> list[float]:
-    """Standard deviation of the function at the far point, for each output."""
     model: Any = Laplace(
         network,
         "regression",

@@ -74,8 +74,6 @@ def make_rows(m: int, seed: int) -> tuple[Float[ndarray, "m 10"], Float[ndarray,
 
 @dataclass(frozen=True)
 class Result:
-    """Result of one measurement: one line of the file."""
-
     method: str
     config: str
     rows: int
@@ -97,8 +95,6 @@ class Result:
 
 @dataclass(frozen=True)
 class Job:
-    """One method at one size."""
-
     name: str
     rows: int
     threads: int
@@ -138,7 +134,6 @@ class Job:
 
 
 def unable(job: Job, taken: Sequence[Result], limit: float) -> str | None:
-    """Reason why a method is not fitted to that many rows, or None."""
     if missing := job.method.missing():
         return f"needs {', '.join(missing)}; make bench-fit installs it"
     need, free = MATRICES * 8 * job.rows**2 / 1e9, free_memory()
@@ -156,11 +151,7 @@ def free_memory() -> float:
     return int(lines["MemAvailable"].split()[0]) * 1024 / 1e9
 
 
-# table and figure -----------------------------------------------------------------------------------------------------
-
-
 def table(outcomes: Sequence[runner.Outcome[Job, Result]]) -> str:
-    """Format machine, lines and the meaning of the columns as text; costs also as a ratio at the same size."""
     results = [o.result for o in outcomes if o.result is not None]
     own = {r.rows: r.cpu_seconds for r in results if r.method == OWN}
     head = f"{'rows':>8}  {'':<13} {'cpu s':>9} {'wall s':>9} {'cpu ratio':>9} {'LPD':>7} {'CRPS':>7} "
@@ -202,7 +193,6 @@ def _cells(r: Result, own: float | None) -> str:
 
 
 def picture(results: Sequence[Result]) -> Figure:
-    """Draw processor seconds of a fit against rows, one labelled line per method."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(5.2, 3.4), layout="constrained")
         ax = figure.subplots()

@@ -32,8 +32,6 @@ REPEATS = 3
 
 @dataclass(frozen=True)
 class Line:
-    """Cost of one part of training against one size."""
-
     name: str
     size: str
     sizes: Sequence[int]

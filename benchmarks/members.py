@@ -26,7 +26,6 @@ def table(m: int, d: int) -> tuple[ndarray, ndarray]:
 
 
 def seconds(X: ndarray, y: ndarray, **parameters: Any) -> tuple[float, float]:
-    """Measure processor time and wall time of one fit."""
     cpu, clock = time.process_time(), time.perf_counter()
     BLLRegressor(random_state=0, **parameters).fit(X, y)
     return time.process_time() - cpu, time.perf_counter() - clock

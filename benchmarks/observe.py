@@ -31,8 +31,6 @@ TEST_ROWS, LEVEL = 1_000, 0.9
 
 @dataclass(frozen=True)
 class Run:
-    """Scores of one method on new rows for one draw of the data, and the seconds of its fit."""
-
     method: str
     size: int
     """Rows with targets, or points with gradients."""
@@ -41,8 +39,6 @@ class Run:
     cpu: float
     scores: dict[str, float]
 
-
-# partly missing targets ----------------------------------------------------------------------------------------------
 
 ROWS, INPUTS, NOISE, MISSING = 400, 5, 0.1, 0.5
 INCOMPLETE, COMPLETE = "lastlayer, incomplete table", "lastlayer, complete table"
@@ -107,8 +103,6 @@ def score_targets(models: Sequence[BLLRegressor], X: ndarray, Y: ndarray) -> dic
 
 @dataclass(frozen=True)
 class Missing(Job):
-    """One way with missing targets, for one draw of the table."""
-
     way: str
     seed: int
     preset: str
@@ -140,8 +134,6 @@ def missing_table(runs: Sequence[Run]) -> Rows:
     return rows
 
 
-# energies and gradients -----------------------------------------------------------------------------------------------
-
 ENERGIES, GRADIENTS, TIMES = 30, 50, 10
 NOISES = np.array([0.01, 0.05, 0.05, 0.05])
 """Noise of an energy and of the three components of a gradient; known to all methods."""
@@ -163,8 +155,6 @@ def surface(X: Float[ndarray, "m 3"]) -> Float[ndarray, "m 4"]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Energies at some points, gradients at others."""
-
     X: Float[ndarray, "n 3"]
     energies: Float[ndarray, " n"]
     X_gradients: Float[ndarray, "k 3"]
@@ -177,7 +167,6 @@ class Measured:
 
 
 def draw_points(m: int, rng: np.random.Generator) -> tuple[Float[ndarray, "m 3"], Float[ndarray, "m 4"]]:
-    """Draw points, with noisy energies and gradients."""
     X = rng.uniform(0.8, 2.2, (m, 3))
     return X, surface(X) + NOISES * rng.normal(size=(m, 4))
 
@@ -309,8 +298,6 @@ def asked_of(points: int, seed: int, quick: bool) -> list[str]:
 
 @dataclass(frozen=True)
 class Gradients(Job):
-    """One method for energies and gradients, for one draw of the points."""
-
     method: str
     points: int
     seed: int
@@ -353,11 +340,7 @@ def rows_in_the_same_time(runs: Sequence[Run]) -> str:
     )
 
 
-# the command ----------------------------------------------------------------------------------------------------------
-
-
 def scores_of(runs: Sequence[Run], digits: dict[str, int]) -> list[str]:
-    """Format means over the seeds and their standard errors."""
     return [runner.with_error([run.scores[name] for run in runs], places) for name, places in digits.items()]
 
 

@@ -47,8 +47,6 @@ def rows(m: int, seed: int, creep: float) -> tuple[ndarray, ndarray]:
 
 @dataclass(frozen=True)
 class Learner:
-    """A method of online learning."""
-
     name: str
     state: Any
     """Initial state, copied before each stream."""

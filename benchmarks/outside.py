@@ -85,8 +85,6 @@ class Result:
 
 @dataclass(frozen=True)
 class Fitted(Job):
-    """One method, one function, one seed."""
-
     function: str
     method: str
     seed: int
@@ -157,7 +155,6 @@ def _print(function: str, method: str, scores: Float[ndarray, "r 3"], seconds: f
 
 
 def picture(found: dict[str, Float[ndarray, "f r 3"]]) -> Figure:
-    """Draw coverage, LPD and CRPS against distance: means over functions, and faint lines for each function."""
     figure = new_figure(9.0, 3.0)
     axes = figure.subplots(1, 3)
     for method, scores in found.items():

@@ -70,7 +70,6 @@ class Recipe:
 
 
 def run(data: PaperData, seed: int, *, max_epochs: int = 10_000, progress: bool = False) -> Recipe:
-    """Train from one initialisation."""
     generator = torch.Generator().manual_seed(seed)
     inputs = Standardizer.fit(torch.from_numpy(data.train.X))
     targets = Standardizer.fit(torch.from_numpy(data.train.y))

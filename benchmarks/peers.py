@@ -129,8 +129,6 @@ def count_lines(snippet: Snippet) -> int:
 
 @dataclass(frozen=True)
 class Table:
-    """Training and test rows."""
-
     X: ndarray
     y: ndarray
     X_test: ndarray
@@ -150,8 +148,6 @@ def make_table(n_outputs: int, seed: int) -> Table:
 
 @dataclass(frozen=True)
 class Fit:
-    """Cost and test scores of one complete fit and prediction."""
-
     epochs: int
     seconds: float
     """Processor seconds, which other work on the machine lengthens less than wall time."""
@@ -184,7 +180,6 @@ def climb(snippet: Snippet, table: Table, seed: int, budget: float) -> list[Fit]
 
 
 def compare(n_outputs: int, seed: int, budget: float) -> None:
-    """Compare the three methods on one table."""
     table = make_table(n_outputs, seed)
     for snippet in METHODS.values():
         snippet(table.X[:100], table.y[:100], table.X_test, 1, seed)  # loads the libraries

@@ -13,7 +13,6 @@ from lastlayer.studies.paper import check_folder
 
 
 def run(folder: Path, *, progress: bool = True) -> str:
-    """Fit the paper's data, write prediction.png and scores.txt into the folder, and return the table."""
     check_folder(folder)
     train, validation, test = paper_data().train, draw(40, TEST_RANGE, 2), draw(400, TEST_RANGE, 1)
     model = BLLRegressor(hidden=(20, 20, 20), random_state=0, progress=progress).fit(train.X, train.y)

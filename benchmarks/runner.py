@@ -34,9 +34,6 @@ Rows = list[list[str]]
 """Cells of a table; the first row is the header, whose first cell may be a title."""
 
 
-# tasks and results ----------------------------------------------------------------------------------------------------
-
-
 class Task(Protocol):
     """Work with one result, a dataclass. To run in a process of its own, it must be picklable."""
 
@@ -196,9 +193,6 @@ def versions(packages: Sequence[str] = ()) -> dict[str, str]:
     return found
 
 
-# options --------------------------------------------------------------------------------------------------------------
-
-
 def options_of(doc: str | None, *, out: str | None = None, again: bool = False) -> argparse.ArgumentParser:
     """A parser with the text of a module as help, and on request the options `--out` and `--again`."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -210,7 +204,6 @@ def options_of(doc: str | None, *, out: str | None = None, again: bool = False) 
 
 
 def split_list(text: str) -> list[str]:
-    """Split comma-separated names."""
     found = [part.strip() for part in text.split(",") if part.strip()]
     if not found:
         raise InputError("an empty list was given: name at least one, with commas between them")
@@ -274,9 +267,6 @@ def helpful() -> Iterator[None]:
         sys.exit(f"error: {error}")
 
 
-# tables and files -----------------------------------------------------------------------------------------------------
-
-
 def rank(costs: Sequence[float]) -> list[float]:
     """Rank costs from 1 for the smallest; equal costs share the mean of their ranks."""
     return [sum(c < cost for c in costs) + (1 + sum(c == cost for c in costs)) / 2 for cost in costs]
@@ -305,7 +295,6 @@ def as_csv(rows: Sequence[Sequence[object]]) -> str:
 
 
 def print_rows(rows: Rows) -> None:
-    """Print a table."""
     from rich.console import Console
     from rich.table import Table
 
@@ -332,7 +321,6 @@ def write_files(folder: Path, texts: Mapping[str, str], figures: Mapping[str, Fi
 
 
 def tell(failures: Sequence[Outcome[Any, Any]]) -> None:
-    """Print failures and end the program with 1; without any, do nothing."""
     for failure in failures:
         print(f"failed: {failure}")
     if failures:

@@ -87,9 +87,6 @@ def features(width: int, depth: int, device: str) -> nn.Sequential:
     return nn.Sequential(*layers).to(device)
 
 
-# methods ------------------------------------------------------------------------------------------------------------
-
-
 class Method:
     """A training method: `backward` is called in every step, before the optimizer's step."""
 
@@ -111,11 +108,9 @@ class Method:
         raise NotImplementedError
 
     def mean(self, X: Tensor) -> Tensor:
-        """Predict with the current parameters."""
         raise NotImplementedError
 
     def score(self, train: Points, test: Points) -> tuple[float, float]:
-        """Compute final test LPD and RMSE."""
         predict, lpds, errors = self.predictor(train), [], []
         for part in test.chunks():
             with torch.no_grad():
@@ -236,13 +231,8 @@ class DeepKernel(Method):
 KINDS: tuple[type[Method], ...] = (MSE, Evidence, ShorterMSE, ShorterEvidence, VBLL, DeepKernel)
 
 
-# epochs -------------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Run:
-    """State of one method during training."""
-
     method: Method
     adam: torch.optim.Optimizer
     n_steps: int
@@ -271,7 +261,6 @@ class Run:
 
 
 def epochs(options: argparse.Namespace) -> list[Ratio]:
-    """Run the section "epochs"."""
     made = (make_rows(m, seed, options.device) for m, seed in ((options.rows, 0), (options.test_rows, 1)))
     train, test = (Points(X, Readings(T)) for X, T in made)
     mean, std = train.T.mean(), train.T.std()
@@ -366,8 +355,6 @@ def _now(options: argparse.Namespace) -> float:
     return time.perf_counter()
 
 
-# memory -------------------------------------------------------------------------------------------------------------
-
 MEMORY_SCRIPT = """
 import resource, sys, threading, time
 import numpy as np, torch
@@ -406,7 +393,6 @@ print(seconds, peak[0] - before, resource.getrusage(resource.RUSAGE_SELF).ru_max
 
 
 def write_map(folder: str, m: int) -> None:
-    """Write rows as two memory maps."""
     X = np.lib.format.open_memmap(f"{folder}/X.npy", "w+", np.float32, (m, N_INPUTS))
     y = np.lib.format.open_memmap(f"{folder}/y.npy", "w+", np.float32, (m,))
     for i, start in enumerate(range(0, m, 2**18)):
@@ -445,11 +431,7 @@ def memory(options: argparse.Namespace) -> list[Ratio]:
     return [Ratio("memory", f"{options.memory_rows[0]:,} rows / {options.memory_rows[-1]:,}", own[0] / own[-1], 0.8)]
 
 
-# statistics ---------------------------------------------------------------------------------------------------------
-
-
 def statistics(options: argparse.Namespace) -> list[Ratio]:
-    """Run the section "statistics"."""
     k, m, device = options.statistics_width, options.statistics_rows, options.device
     g = torch.Generator(device).manual_seed(0)
     phi = torch.randn(m, k, generator=g, dtype=torch.float64, device=device)
@@ -481,8 +463,6 @@ def statistics(options: argparse.Namespace) -> list[Ratio]:
         ratios.append(Ratio("statistics", f"{name} / own matrix product", speed / peak, 0.6))
     return ratios
 
-
-# processes ----------------------------------------------------------------------------------------------------------
 
 PROCESS_SCRIPT = """
 import sys, time

@@ -27,8 +27,6 @@ Rows = tuple[ndarray, ndarray]
 
 @dataclass(frozen=True)
 class Made:
-    """A synthetic table: rows, columns, and the distribution of training and test rows."""
-
     rows: int
     columns: int
     function: Callable[[ndarray], ndarray]
@@ -104,8 +102,6 @@ class Score:
 
 @dataclass(frozen=True)
 class Fitted(Job):
-    """One method on one draw of a table."""
-
     table: str
     method: str
     seed: int

@@ -80,7 +80,6 @@ def timed(work: Callable[[], Done]) -> tuple[Done, float, float]:
 
 
 def describe_machine() -> str:
-    """Describe what timings depend on: processor, load, torch version and threads."""
     return (
         f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; torch {torch.__version__}, "
         f"threads in use: {torch.get_num_threads()}"

@@ -75,7 +75,6 @@ class Run:
 
 
 def load() -> Points:
-    """Load the standardised training part of the paper's data."""
     samples = paper_data().train
     X, T = torch.from_numpy(samples.X), torch.from_numpy(samples.y)
     return Points(Standardizer.fit(X).forward(X), Readings(Standardizer.fit(T).forward(T)))
@@ -121,7 +120,6 @@ def contend(network: nn.Module, objective: Objective, data: Points, target: floa
 
 
 def compare(seed: int, data: Points, steps: int) -> tuple[Run, dict[str, Run]]:
-    """Run the recipe and the contenders from one initialisation."""
     generator = torch.Generator().manual_seed(seed)
     initial = MLP(1, HIDDEN, generator=generator)
     objectives: dict[str, Objective] = {

@@ -39,8 +39,6 @@ class Optimizer(Protocol):
 
 @dataclass(frozen=True)
 class Method:
-    """A method of the benchmark: one line of the figure."""
-
     name: str
     note: str
     """Description for tables.md."""
@@ -137,7 +135,6 @@ class Sobol:
 
 
 def maximised(acquisition: AcquisitionFunction, problem: Problem, raw_samples: int) -> Float[Tensor, "1 d"]:
-    """Maximise an acquisition function, with the same search for all methods."""
     options = {"batch_limit": RESTARTS, "maxiter": 100, "sample_around_best": True}
     found, _ = optimize_acqf(
         acquisition, _box(problem), q=1, num_restarts=RESTARTS, raw_samples=raw_samples, options=options
@@ -189,8 +186,6 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Result:
-    """Result of one run: one line of the file."""
-
     problem: str
     method: str
     seed: int
@@ -216,7 +211,6 @@ class Job:
 
     @property
     def key(self) -> tuple[str, str, int, str]:
-        """Results of another configuration are not reused."""
         config = f"{PROBLEMS[self.problem].n_initial} + {self.n_steps}, {METHODS[self.method].config}"
         return self.problem, self.method, self.seed, config
 

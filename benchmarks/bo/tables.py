@@ -23,8 +23,6 @@ FLOOR = 1e-6
 
 @dataclass(frozen=True)
 class Curves:
-    """All runs of one method on one problem, in the order of seeds."""
-
     seeds: tuple[int, ...]
     regret: Float[ndarray, "s n"]
     seconds: Float[ndarray, "s t"]
@@ -35,7 +33,6 @@ class Curves:
 
     @property
     def final(self) -> dict[int, float]:
-        """Final regret of each seed."""
         return dict(zip(self.seeds, self.regret[:, -1].tolist(), strict=True))
 
     @property
@@ -86,7 +83,6 @@ class Summary:
 
 
 def regret_table(summary: Summary) -> Rows:
-    """Make a table of median and quartiles of the final regret, with the average rank in the last column."""
     shown = [problem for problem in summary.problems if problem.ranked]
     average = summary.average_ranks()
     table = [["last regret", *(problem.name for problem in shown), "rank"]]
@@ -100,7 +96,6 @@ def regret_table(summary: Summary) -> Rows:
 
 
 def rank_table(summary: Summary) -> Rows:
-    """Make a table of ranks of the final regret, averaged over the seeds."""
     shown = [problem for problem in summary.problems if problem.ranked]
     table = [["rank", *(problem.name for problem in shown)]]
     ranks = [summary.ranks(problem) for problem in shown]
@@ -112,7 +107,6 @@ def rank_table(summary: Summary) -> Rows:
 
 
 def seconds_table(summary: Summary) -> Rows:
-    """Make a table of median seconds per step."""
     table = [["seconds per step", *(problem.name for problem in summary.problems)]]
     for method in summary.methods:
         each = [summary.of(problem, method) for problem in summary.problems]
@@ -124,7 +118,6 @@ TABLES = (regret_table, rank_table, seconds_table)
 
 
 def as_markdown(summary: Summary) -> str:
-    """Format the three tables, followed by descriptions of problems and methods."""
     seeds = {len(c.seeds) for c in summary.curves.values()}
     count = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(max(seeds, default=0))
     lines = [
@@ -141,7 +134,6 @@ def as_markdown(summary: Summary) -> str:
 
 
 def scores_csv(results: Iterable[Result]) -> str:
-    """Format one line per run."""
     rows: list[list[object]] = [["problem", "method", "seed", "last regret", "median seconds per step", "config"]]
     for r in sorted(results, key=lambda r: (r.problem, r.method, r.seed, r.config)):
         seconds = float(np.median(r.seconds)) if r.seconds else 0.0

@@ -36,8 +36,6 @@ from lastlayer.studies.paper import check_folder
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """All runs of one controller."""
-
     runs: list[Run]
     seconds: ndarray
     """Wall seconds of every step, including propagation of the covariance."""
@@ -78,7 +76,6 @@ def run(
     max_epochs: int = 500,
     horizon: int = HORIZON,
 ) -> str:
-    """Learn, control, write table and figures; return the table."""
     check_folder(folder)
     episodes = experiments(n_experiments)
     dynamics = learn(episodes, max_epochs=max_epochs)
@@ -95,7 +92,6 @@ def run(
 
 
 def report(results: dict[str, Result]) -> str:
-    """Format the table as Markdown."""
     columns = ("controller", "cost per run", "steps above the limit", "runs with any", "hottest / K")
     lines = [[*columns, "median ms per step", "slowest ms", "unsolved steps"]]
     for kind, result in results.items():
@@ -124,7 +120,6 @@ def report(results: dict[str, Result]) -> str:
 
 
 def over_time(results: dict[str, Result]) -> Figure:
-    """Draw temperature and concentration of all runs, one column per controller."""
     figure = Figure(figsize=(3.0 * len(results), 5.2), layout="constrained", dpi=150)
     axes = figure.subplots(2, len(results), sharex=True, sharey="row", squeeze=False)
     for (kind, result), (top, bottom) in zip(results.items(), axes.T, strict=True):
@@ -147,7 +142,6 @@ def over_time(results: dict[str, Result]) -> Figure:
 
 
 def in_the_plane(results: dict[str, Result], dynamics: DynamicsModel, episodes: Sequence[Episode]) -> Figure:
-    """Draw data, trust limit and runs in the plane of the two states."""
     measured = np.concatenate([episode.outputs for episode in episodes])
     c, T = np.meshgrid(np.linspace(0.2, 1.0, 81), np.linspace(310.0, 370.0, 81))
     rows = np.column_stack([c.ravel(), T.ravel(), np.full(c.size, 300.0)])

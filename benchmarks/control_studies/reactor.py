@@ -53,7 +53,6 @@ class Reactor:
         return np.stack([(1 - c) - rate, dT], axis=-1)
 
     def step(self, x: State, coolant: float | Float[ndarray, "*b"]) -> State:
-        """Advance by one sample with fourth-order Runge-Kutta steps."""
         h = STEP_MIN / self.substeps
         for _ in range(self.substeps):
             a = self.slope(x, coolant)
@@ -94,15 +93,12 @@ def starts() -> Float[ndarray, "20 2"]:
 
 
 def stage_cost(c: Float[ndarray, "*b"], coolant_change: Float[ndarray, "*b"]) -> Float[ndarray, "*b"]:
-    """Stage cost that the controllers minimise and that is reported."""
     cost: ndarray = 100 * np.square(c - WANTED) + 1e-3 * np.square(coolant_change)
     return cost
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """True states and inputs of one closed loop."""
-
     states: Float[ndarray, "t1 2"]
     coolant: Float[ndarray, " t"]
 
@@ -113,7 +109,6 @@ class Run:
 
     @property
     def violations(self) -> Float[ndarray, " t"]:
-        """One for each step that ends above the limit, otherwise zero."""
         return (self.states[1:, 1] > LIMIT).astype(float)
 
 

@@ -45,8 +45,6 @@ NAMES = ("angle 1 - mean / rad", "angle 2 - mean / rad", "angle 3 - mean / rad")
 
 @dataclass(frozen=True)
 class Budget:
-    """Sizes of data, networks and training."""
-
     train_episodes: int = 12
     train_steps: int = 80
     test_episodes: int = 10
@@ -84,8 +82,6 @@ class Data:
 
 @dataclass(frozen=True)
 class Row:
-    """Scores of one model on the data of one seed."""
-
     one_inside: StepScores
     one_outside: StepScores
     many_inside: StepScores
@@ -124,7 +120,6 @@ def score(model: DynamicsModel, data: Data, budget: Budget, by: Propagation) -> 
 
 
 def run(folder: Path, *, seeds: Sequence[int] = (0, 1, 2), budget: Budget | None = None) -> str:
-    """Fit and score all models on the data of every seed; write tables and figures; return the tables."""
     check_folder(folder)
     budget = Budget() if budget is None else budget
     rows: dict[str, list[Row]] = {}
@@ -154,7 +149,6 @@ def run(folder: Path, *, seeds: Sequence[int] = (0, 1, 2), budget: Budget | None
 
 
 def report(rows: dict[str, list[Row]], ways: dict[str, list[Row]], budget: Budget) -> str:
-    """Format both tables as Markdown, with means over the seeds or one value per seed."""
     seeds = len(next(iter(rows.values())))
     h = budget.horizon
     mean = lambda of: lambda row: f"{np.mean([of(r) for r in row]):.3g}"

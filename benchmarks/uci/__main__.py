@@ -25,8 +25,6 @@ GROUPS = {"all": (*OURS, *PEERS), "ours": OURS, "peers": PEERS}
 
 @dataclass(frozen=True)
 class Job:
-    """One method on one split of one table."""
-
     task: Task
     table: Table
     method: Method

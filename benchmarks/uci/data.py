@@ -39,7 +39,6 @@ class Table:
         return [split for split in asked if self.given is None or split in self.given]
 
     def test_rows(self, kind: str, split: int) -> Int[ndarray, " t"]:
-        """Row numbers of the test part; the other rows are for training."""
         check_choice("kind", kind, KINDS)
         if kind == "outer":
             return outer_rows(self.X, highest=bool(split))

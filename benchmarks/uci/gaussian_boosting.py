@@ -76,7 +76,6 @@ def catboost(X: ndarray, y: ndarray, task: Task) -> Predict:
 
 
 def _chosen(losses: HeldOutLosses, depths: Sequence[int], m: int, task: Task) -> tuple[int, int]:
-    """Find depth and number of trees with the lowest loss on held-out rows."""
     rows = hold_out(m, task.seed)
     tried = {depth: losses(depth, *rows) for depth in depths}
     best = min(depths, key=lambda depth: min(tried[depth]))

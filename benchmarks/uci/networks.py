@@ -114,7 +114,6 @@ def held_out_error(stack: Stack, x: Tensor, t: Tensor) -> list[tuple[float, floa
 
 
 def passes(stack: Stack, x: Float[Tensor, "m d"], n: int) -> Float[Tensor, "n e m"]:
-    """Outputs of n passes with dropout."""
     return torch.stack([stack(stack.spread(x))[..., 0] for _ in range(n)])
 
 

@@ -90,8 +90,6 @@ class Scores:
 
 @dataclass(frozen=True)
 class Result:
-    """Result of one fit: one line of the file."""
-
     data: str
     kind: str
     split: int
@@ -113,8 +111,6 @@ Fit = Callable[[ndarray, ndarray, Task], Predict]
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the tables."""
-
     name: str
     family: str
     """"neural": a network of the size set by the protocol; "other": anything else."""

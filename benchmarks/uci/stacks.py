@@ -78,7 +78,6 @@ class Stack(nn.Module):
         return torch.baddbmm(self.last_bias, self._drop(self.features(x)), self.last)
 
     def spread(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "e m d"]:
-        """Apply every member to the same rows."""
         return x.expand(len(self.first), *x.shape)
 
     def squared_norm(self) -> Float[Tensor, " e"]:
@@ -128,8 +127,6 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Found:
-    """Best epoch of one configuration."""
-
     score: float
     """Score on the held-out rows; smaller is better."""
     note: float

@@ -84,12 +84,10 @@ class Summary:
         return self._cells.get((kind, data, method, score))
 
     def row(self, kind: str, data: str, score: str) -> dict[str, Cell]:
-        """Cells of all methods that have one."""
         cells = {m.name: self.cell(kind, data, m.name, score) for m in self.methods}
         return {name: cell for name, cell in cells.items() if cell is not None}
 
     def best(self, kind: str, data: str, score: str) -> str | None:
-        """Name of the method with the best mean."""
         row = self.row(kind, data, score)
         return min(row, key=lambda name: SCORES[score].cost(row[name].mean)) if row else None
 
@@ -133,7 +131,6 @@ def score_table(summary: Summary, kind: str, score: str) -> Rows:
 
 
 def splits_note(summary: Summary, kind: str) -> str:
-    """Describe the number of splits for each data set."""
     counts = []
     for data in summary.sets:
         ns = sorted({cell.n for cell in summary.row(kind, data, "crps").values()})
@@ -143,7 +140,6 @@ def splits_note(summary: Summary, kind: str) -> str:
 
 
 def as_markdown(summary: Summary) -> str:
-    """Format all tables and the rules of the protocol."""
     lines = ["# The library beside its peers", "", *(f"- {rule}" for rule in RULES)]
     lines += ["- A star marks the best mean. Ranks are by the mean, over data sets that every method has finished."]
     for kind in summary.kinds:
@@ -161,7 +157,6 @@ def as_markdown(summary: Summary) -> str:
 
 
 def scores_csv(results: Iterable[Result]) -> str:
-    """Format one line per result."""
     rows: list[list[object]] = [["data", "kind", "split", "method", *SCORES, "config"]]
     for r in sorted(results, key=lambda r: (r.data, r.kind, r.split, r.method, r.config)):
         values = [score.of(r) for score in SCORES.values()]
