@@ -120,19 +120,22 @@ def cut(name):
 @pytest.mark.parametrize(
     ("change", "words"),
     {
-        "a weight lost": (lost("online.0.recursion.0.W"), "W is missing"),
-        "a root cut": (cut("online.0.recursion.0.R"), "R has shape"),
-        "a window lost": (lost("online.0.window.T"), "KeyError"),
-        "a window cut": (cut("online.0.window.phi"), "phi has shape"),
-        "moments cut": (cut("online.0.statistics.scatter"), "scatter has shape"),
-        "not finite": (lambda tensors, online: tensors["online.0.recursion.0.W"].fill_(torch.nan), "not finite"),
+        "a weight lost": (lost("online.layers.0.recursions.0.W"), "W is missing"),
+        "a root cut": (cut("online.layers.0.recursions.0.R"), "R has shape"),
+        "a window lost": (lost("online.window.0.T"), "T is missing"),
+        "a window cut": (cut("online.window.0.phi"), "phi has shape"),
+        "moments cut": (cut("online.layers.0.scatter"), "scatter has shape"),
+        "not finite": (
+            lambda tensors, online: tensors["online.layers.0.recursions.0.W"].fill_(torch.nan),
+            "not finite",
+        ),
         "of whole numbers": (
-            lambda tensors, online: tensors.update({"online.0.window.T": tensors["online.0.window.T"].long()}),
+            lambda tensors, online: tensors.update({"online.window.0.T": tensors["online.window.0.T"].long()}),
             "int64",
         ),
-        "evidence cut": (cut("online.monitor.log_M"), "evidence of shape"),
+        "evidence cut": (cut("online.monitor.log_M"), "has shape"),
         "no memory": (lambda tensors, online: online.pop("memory"), "memory"),
-        "a memory of another kind": (lambda tensors, online: online["memory"].update(kind="Elephant"), "Elephant"),
+        "a memory of another kind": (lambda tensors, online: online["memory"].update(kind="Elephant"), "memory"),
         "too few curves": (lambda tensors, online: online["curves"].pop(), "zip"),
     }.values(),
 )

@@ -3,7 +3,7 @@
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -63,48 +63,52 @@ def number(
     return found
 
 
-def typed(name: str, value: Any, annotation: Any) -> Any:
-    """Return a JSON value of the annotated type; lists become tuples, and integers floats, where that is annotated."""
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if annotation is Any:
+def typed(name: str, value: Any, annotation: Any, read: Callable[[str, Any, Any], Any] | None = None) -> Any:
+    """Return a JSON value of the annotated type, its parts by `read`.
+
+    Lists become tuples, and integers floats, where that is annotated.
+    """
+    read, origin, inner = read or typed, get_origin(annotation), get_args(annotation)
+    if annotation is Any or (value is None and types.NoneType in inner):
         return value
     if origin in (Union, types.UnionType):
-        for option in inner:
+        options = [option for option in inner if option is not types.NoneType]
+        if len(options) == 1:
+            return read(name, value, options[0])
+        for option in options:
             try:
-                return typed(name, value, option)
+                return read(name, value, option)
             except ValueError:
                 pass
     elif origin is Literal:
         if any(type(value) is type(choice) and value == choice for choice in inner):
             return value
-    elif origin is tuple and isinstance(value, list | tuple):
-        return tuple(typed(name, part, inner[0]) for part in value)
-    elif origin is list and isinstance(value, list):
-        return [typed(name, part, inner[0]) for part in value]
-    elif annotation is None or annotation is types.NoneType:
-        if value is None:
-            return None
+    elif origin in (tuple, list) and isinstance(value, list | tuple):
+        return origin(read(f"{name}.{i}", part, inner[0]) for i, part in enumerate(value))
     elif annotation is float and isinstance(value, int | float) and not isinstance(value, bool):
         return number(name, value)
-    elif isinstance(annotation, type) and is_dataclass(annotation) and isinstance(value, dict):
-        return instance(annotation, value, name)
     elif isinstance(annotation, type) and (
         type(value) is annotation or (is_dataclass(value) and isinstance(value, annotation))
     ):
         return value
+    elif isinstance(annotation, type) and is_dataclass(annotation):
+        return instance(annotation, value, name, read)
     wanted = getattr(annotation, "__name__", None) if origin is None else str(annotation).replace("typing.", "")
     raise ValueError(f"{name} is {_shortened(value)}, and {wanted} is needed")
 
 
-def instance(cls: type[Value], content: Any, name: str = "") -> Value:
+def instance(
+    cls: type[Value], content: Any, name: str = "", read: Callable[[str, Any, Any], Any] | None = None
+) -> Value:
     """Build a dataclass from a JSON object of its fields, after checking the type of each."""
+    name, read = name or cls.__name__, read or typed
     if not isinstance(content, dict):
-        raise ValueError(f"{name or cls.__name__} is {_shortened(content)}, and an object is needed")
-    known = {field.name: hint for field in fields(cls) for hint in [typing.get_type_hints(cls)[field.name]]}  # type: ignore[arg-type]
-    if content.keys() != known.keys():
-        strange = sorted(map(str, content.keys() ^ known.keys()))
-        raise ValueError(f"{name or cls.__name__} has other fields than it should: {', '.join(strange)}")
-    return cls(**{field: typed(f"{name or cls.__name__}.{field}", content[field], known[field]) for field in known})
+        raise ValueError(f"{name} is {_shortened(content)}, and an object is needed")
+    hints = typing.get_type_hints(cls)
+    known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+    if strange := content.keys() ^ set(known):
+        raise ValueError(f"{name} has other fields than it should: {', '.join(sorted(map(str, strange)))}")
+    return cls(**{field: read(f"{name}.{field}", content[field], hints[field]) for field in known})
 
 
 def _shortened(value: Any) -> str:

@@ -1,10 +1,9 @@
 """Dataclasses as tensors and JSON for model files, and back: driven by the types of their fields."""
 
 import math
-import types
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Protocol, Union, get_args, get_origin, get_type_hints, runtime_checkable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Protocol, get_args, get_origin, runtime_checkable
 
 import numpy as np
 import torch
@@ -69,63 +68,45 @@ class Reader:
 
     tensors: Mapping[str, Tensor]
     sizes: dict[str, int]
-    """Lengths by the names of axes in annotations; new names take the length that they are first met with."""
+    """Lengths by the names of axes in annotations; new names take the length that they are first met with, in each
+    part of a tuple anew."""
     limits: Mapping[type, Mapping[str, Limits]]
     """Limits of the fields of each dataclass."""
 
     def unpack(self, hint: Any, content: Any, name: str, limits: Limits = ANY) -> Any:
         """Restore a value of the annotated type."""
         origin, inner = get_origin(hint), get_args(hint)
-        if origin in (Union, types.UnionType):
-            if content is None:
-                return checked.typed(name, content, hint)
-            (hint,) = (option for option in inner if option is not types.NoneType)
-            return self.unpack(hint, content, name, limits)
         if origin is dict:
-            pairs = [checked.typed(name, item, tuple[Any, ...]) for item in checked.typed(name, content, list[Any])]
+            pairs = checked.typed(name, content, tuple[tuple[Any, ...], ...])
             if any(len(pair) != 2 for pair in pairs):
                 raise ValueError(f"{name} has items that are not pairs")
-            each = [
-                [
-                    self.unpack(kind, part, f"{name}.{i}.{j}", limits)
-                    for j, (kind, part) in enumerate(zip(inner, pair, strict=True))
-                ]
-                for i, pair in enumerate(pairs)
-            ]
-            return dict(each)
-        if hint is float and limits.missing and content == "nan":
-            return math.nan
-        if hint is float:
+            part = lambda i, j: self.unpack(inner[j], pairs[i][j], f"{name}.{i}.{j}", limits)
+            return {part(i, 0): part(i, 1) for i in range(len(pairs))}
+        if hint is float and not (limits.missing and content == "nan"):
             return checked.number(name, content, low=limits.low, high=limits.high, infinite=limits.infinite)
+        if hint is float:
+            return math.nan
         if hint is ndarray:
             return self._words(content, name)
         if isinstance(hint, type) and issubclass(hint, AbstractArray):
             return self._array(hint, name, limits)
         if isinstance(hint, type) and issubclass(hint, Text):
             return hint.parse(checked.typed(name, content, str))
-        if isinstance(hint, type) and is_dataclass(hint):
-            return self._dataclass(hint, content, name)
-        return checked.typed(name, content, hint)
+        of_fields = self.limits.get(hint, {}) if is_dataclass(hint) else None
 
-    def _dataclass(self, cls: Any, content: Any, name: str) -> Any:
-        hints = get_type_hints(cls)
-        known = {part.name: hints[part.name] for part in fields(cls)}
-        if not isinstance(content, dict) or content.keys() != known.keys():
-            raise ValueError(f"{name} has other fields than {', '.join(known)}")
-        limits = self.limits.get(cls, {})
-        return cls(
-            **{
-                key: self.unpack(hint, content[key], f"{name}.{key}", limits.get(key, ANY))
-                for key, hint in known.items()
-            }
-        )
+        def read(part: str, value: Any, kind: Any) -> Any:
+            own = limits if of_fields is None else of_fields.get(part.rpartition(".")[2], ANY)
+            reader = replace(self, sizes=dict(self.sizes)) if origin is tuple else self
+            return reader.unpack(kind, value, part, own)
+
+        return checked.typed(name, content, hint, read)
 
     def _array(self, hint: Any, name: str, limits: Limits) -> Any:
-        axes = hint.dim_str.split()
-        found = self.tensors.get(name)
-        if found is None or found.dim() != len(axes):
-            raise ValueError(f"{name} must have {len(axes)} axes")
-        shape = [self.sizes.setdefault(axis, n) for axis, n in zip(axes, found.shape, strict=True)]
+        axes, found = hint.dim_str.split(), self.tensors.get(name)
+        shape: list[int | None] = [None] * len(axes)
+        if found is not None and found.dim() == len(axes):
+            named = zip(axes, found.shape, strict=True)
+            shape = [int(axis) if axis.isdigit() else self.sizes.setdefault(axis, n) for axis, n in named]
         dtype = torch.int64 if "int64" in hint.dtypes else torch.float64
         value = checked.tensor(
             self.tensors, name, *shape, dtype=dtype, low=limits.low, infinite=limits.infinite, missing=limits.missing

@@ -1,19 +1,17 @@
 """Drift detection: a sequential test on standardised residuals with a bounded rate of false alarms."""
 
+import json
 import math
 from array import array
 from bisect import bisect_left, bisect_right, insort
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from numpy import ndarray
 from scipy.special import ndtri
-from torch import Tensor
 
-from lastlayer._internal import checked
 from lastlayer.errors import InputError
 
 SHIFTS = np.array([-2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 0.0, 0.0])
@@ -69,10 +67,6 @@ class Drift:
             f"{chance:.2g} at most. Fit a new model to rows from there on, or let old rows fade faster; then restart() "
             "the monitor"
         )
-
-
-STATE = ("log_M", "log_cusum", "reset", "scores")
-"""State of a monitor besides the earlier residuals."""
 
 
 class DriftMonitor:
@@ -218,35 +212,43 @@ class DriftMonitor:
             )
         return table
 
+    def saved(self) -> "SavedMonitor":
+        """What a model file holds of the monitor."""
+        before = tuple(np.array(column) for column in self._before)
+        sums = self._log_M, self._log_cusum, self._reset, self._scores
+        return SavedMonitor(
+            self.false_alarm_every, json.dumps(self._rng.bit_generator.state), before, *sums, self.drift
+        )
 
-def pack_monitor(monitor: DriftMonitor) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Convert a monitor to tensors and JSON for a model file."""
-    tensors = {f"before.{j}": torch.tensor(before, dtype=torch.float64) for j, before in enumerate(monitor._before)}
-    tensors |= {name: torch.tensor(getattr(monitor, f"_{name}")) for name in STATE}
-    header = {"false_alarm_every": monitor.false_alarm_every, "drift": asdict(monitor.drift)}
-    return tensors, header | {"random": monitor._rng.bit_generator.state}
+    @classmethod
+    def restored(cls, saved: "SavedMonitor") -> "DriftMonitor":
+        """Inverse of `saved`; raises ValueError if the parts are inconsistent."""
+        q, n = saved.log_M.shape
+        if n != len(SHIFTS) or len(saved.before) != q or (saved.log_M == math.inf).any():
+            raise ValueError(
+                f"evidence of shape {(q, n)} does not match the {len(SHIFTS)} alternatives, or is infinite"
+            )
+        if any((np.diff(column) < 0).any() for column in saved.before):
+            raise ValueError("earlier residuals are not in ascending order")
+        if saved.drift.kind not in KINDS or not 0 <= saved.drift.output < q:
+            raise ValueError(f"drift is {saved.drift!r}")
+        monitor = cls(false_alarm_every=saved.false_alarm_every, n_outputs=q)
+        monitor._rng.bit_generator.state = json.loads(saved.random)
+        monitor._before = [array("d", column) for column in saved.before]
+        monitor._log_M, monitor._log_cusum = saved.log_M, saved.log_cusum
+        monitor._reset, monitor._scores, monitor.drift = saved.reset, saved.scores, saved.drift
+        return monitor
 
 
-def unpack_monitor(tensors: dict[str, Tensor], header: dict[str, Any]) -> DriftMonitor:
-    """Restore a packed monitor; raises KeyError, TypeError or ValueError if the parts are missing or inconsistent."""
-    shape = q, _ = tuple(tensors["log_M"].shape)
-    if shape != (q, len(SHIFTS)):
-        raise ValueError(f"evidence of shape {shape} does not match the {len(SHIFTS)} alternatives")
-    every = checked.typed("false_alarm_every", header["false_alarm_every"], float)
-    monitor = DriftMonitor(false_alarm_every=every, n_outputs=q)
-    monitor._rng.bit_generator.state = header["random"]
-    for j in range(q):
-        residuals = checked.tensor(tensors, f"before.{j}", None)
-        if bool((residuals.diff() < 0).any()):
-            raise ValueError(f"before.{j} is not in ascending order")
-        monitor._before[j] = array("d", residuals.tolist())
-    monitor._log_M = checked.tensor(tensors, "log_M", *shape, infinite=True).numpy()
-    monitor._log_cusum = checked.tensor(tensors, "log_cusum", *shape).numpy()
-    monitor._reset = checked.tensor(tensors, "reset", *shape, dtype=torch.int64).numpy()
-    monitor._scores = checked.tensor(tensors, "scores", 5, q).numpy()
-    if (monitor._log_M == math.inf).any():
-        raise ValueError("log_M is infinite")
-    monitor.drift = checked.instance(Drift, header["drift"])
-    if monitor.drift.kind not in KINDS or not 0 <= monitor.drift.output < q:
-        raise ValueError(f"drift is {monitor.drift!r}")
-    return monitor
+@dataclass(frozen=True)
+class SavedMonitor:
+    """What a model file holds of a monitor."""
+
+    false_alarm_every: float
+    random: str
+    before: tuple[Float[ndarray, " n"], ...]
+    log_M: Float[ndarray, "q a"]
+    log_cusum: Float[ndarray, "q a"]
+    reset: Int64[ndarray, "q a"]
+    scores: Float[ndarray, "5 q"]
+    drift: Drift

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
-from lastlayer._internal import checked
+from lastlayer._internal.codec import Limits, Reader
 from lastlayer._internal.numbers import TINY
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.recursion import Recursion, Whitened
@@ -48,17 +48,6 @@ class FeatureRows:
         """Select a range of rows."""
         return FeatureRows(self.phi[:, rows], self.T[rows], self.weight[rows])
 
-    def pack(self) -> dict[str, Tensor]:
-        """Convert the rows to tensors for a model file."""
-        return {name: torch.tensor(values) for name, values in vars(self).items()}
-
-    @classmethod
-    def unpack(cls, tensors: dict[str, Tensor], like: Statistics) -> "FeatureRows":
-        """Restore packed rows of layers with such statistics."""
-        n, (c, k, q) = len(tensors["T"]), widths(like)
-        checked.tensor(tensors, "weight", n, low=0.0)
-        return cls(**arrays_of(tensors, phi=(c, n, k), T=(n, q), weight=(n,)))
-
     def statistics(self) -> Statistics:
         """Statistics of the rows, for every network."""
         phi, T = torch.from_numpy(self.phi), torch.from_numpy(self.T)
@@ -85,54 +74,38 @@ class LayerStack:
     @classmethod
     def of(cls, posteriors: Sequence[Posterior], log_alphas: Sequence[float] | None = None) -> "LayerStack":
         """Build a stack from posteriors, and the `log_alphas` of the variance where they were tuned."""
-        start = cls._unfactored(posteriors, log_alphas)
-        return start.factored(start.statistics)
-
-    @classmethod
-    def _unfactored(cls, posteriors: Sequence[Posterior], log_alphas: Sequence[float] | None) -> "LayerStack":
         stars = [float(p.log_alpha) for p in posteriors]
         statistics = Statistics.stacked([p.statistics for p in posteriors]).to("cpu")
         each = [stars] if log_alphas is None else [stars, log_alphas]
         alphas = tuple(statistics.count.new_tensor(values) for values in each)
-        return cls(alphas, posteriors[0].bias_prior, statistics)
+        return cls(alphas, posteriors[0].bias_prior, statistics).factored(statistics)
 
     def factored(self, statistics: Statistics) -> "LayerStack":
         """Return a stack factorised from these statistics, without rows since."""
         recursions = tuple(Recursion.of(statistics, log_alpha, self.bias_prior) for log_alpha in self.log_alphas)
         return LayerStack(self.log_alphas, self.bias_prior, statistics, recursions)
 
-    def pack(self) -> dict[str, Tensor]:
-        """Convert all that the posteriors do not hold to tensors for a model file."""
-        tensors = {f"statistics.{name}": getattr(self.statistics, name) for name in MOMENTS}
-        for i, recursion in enumerate(self.recursions):
-            tensors |= {f"recursion.{i}.{name}": torch.tensor(values) for name, values in vars(recursion).items()}
-        since = FeatureRows.joined(self.since).pack() if self.since else {}
-        if self.peak is not None:
-            tensors["peak"] = torch.tensor(self.peak)
-        return tensors | {f"since.{name}": values for name, values in since.items()}
+    def saved(self) -> "SavedStack":
+        """What a model file holds of the stack beside the posteriors."""
+        moments = {name: getattr(self.statistics, name) for name in MOMENTS}
+        since = (FeatureRows.joined(self.since),) if self.since else ()
+        return SavedStack(**moments, recursions=self.recursions, since=since, peak=self.peak)
 
-    @classmethod
-    def unpack(
-        cls, tensors: dict[str, Tensor], posteriors: Sequence[Posterior], log_alphas: Sequence[float] | None
-    ) -> "LayerStack":
-        """Restore a packed stack; raises KeyError or ValueError if the parts are inconsistent."""
-        start = cls._unfactored(posteriors, log_alphas)
-        c, k, q = widths(start.statistics)
-        shapes: dict[str, tuple[int, ...]] = {name: getattr(start.statistics, name).shape for name in MOMENTS}
-        moments = arrays_of(within(tensors, "statistics."), **shapes)
-        check_scatter(torch.from_numpy(moments["scatter"]))
-        if not (moments["count"] > 0).all() or not (moments["energy"] >= 0).all():
-            raise ValueError("statistics.count or statistics.energy is not positive")
-        moved: dict[str, Any] = {name: torch.from_numpy(values) for name, values in moments.items()}
-        statistics = replace(start.statistics, **moved)
-        recursions = tuple(
-            Recursion(**arrays_of(own, R=(c, k + 1, k + 1), W=(c, k + 1, q), centre=(c, 1, k)))
-            for own in (within(tensors, f"recursion.{i}.") for i in range(len(start.log_alphas)))
-        )
-        since = within(tensors, "since.")
-        rows = [FeatureRows.unpack(since, statistics)] if since else []
-        peak = arrays_of(tensors, peak=(len(recursions), c, q))["peak"] if "peak" in tensors else None
-        return cls(start.log_alphas, start.bias_prior, statistics, recursions, rows, peak)
+    def restored(self, content: Any, name: str, tensors: dict[str, Tensor]) -> "LayerStack":
+        """This stack as it was when `saved`; raises ValueError if the parts are inconsistent."""
+        saved: SavedStack = self.reader(tensors).unpack(SavedStack, content, name)
+        check_scatter(saved.scatter)
+        if not (saved.count > 0).all() or len(saved.recursions) != len(self.log_alphas):
+            raise ValueError(f"{name} has no rows, or {len(saved.recursions)} recursions")
+        moments = {key: getattr(saved, key) for key in MOMENTS}
+        statistics = replace(self.statistics, **moments)
+        return LayerStack(self.log_alphas, self.bias_prior, statistics, saved.recursions, list(saved.since), saved.peak)
+
+    def reader(self, tensors: dict[str, Tensor]) -> Reader:
+        """What restores packed parts of this stack, of its numbers of layers, features and outputs."""
+        c, k, q = len(self.statistics.count), self.statistics.n_linear, self.statistics.n_outputs
+        sizes = {"a": len(self.log_alphas), "c": c, "k": k, "p": k + 1, "q": q, "s": k + q}
+        return Reader(tensors, sizes, LIMITS)
 
     def total(self, kept: float = 1.0) -> Statistics:
         """Statistics of all rows so far, which keep a fraction `kept` of their weight."""
@@ -181,16 +154,18 @@ class LayerStack:
         return [mean, *reversed(costs)]
 
 
-def widths(statistics: Statistics) -> tuple[int, int, int]:
-    """Number of layers, features and outputs."""
-    return len(statistics.count), statistics.n_linear, statistics.n_outputs
+@dataclass(frozen=True)
+class SavedStack:
+    """What a model file holds of a `LayerStack` beside the posteriors."""
+
+    count: Float[Tensor, " c"]
+    mean: Float[Tensor, "c s"]
+    scatter: Float[Tensor, "c s s"]
+    energy: Float[Tensor, "c s"]
+    recursions: tuple[Recursion, ...]
+    since: tuple[FeatureRows, ...]
+    """All rows together, if any."""
+    peak: Float[ndarray, "a c q"] | None
 
 
-def within(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Select tensors by a prefix of their names, and remove it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def arrays_of(tensors: dict[str, Tensor], **shapes: tuple[int, ...]) -> dict[str, Any]:
-    """Convert tensors to arrays after checking names and shapes; raises ValueError otherwise."""
-    return {name: checked.tensor(tensors, name, *shape).numpy() for name, shape in shapes.items()}
+LIMITS = {FeatureRows: {"weight": Limits(0.0)}, SavedStack: {"count": Limits(0.0), "energy": Limits(0.0)}}

@@ -1,14 +1,12 @@
 """What happens to old rows: keep all of them, down-weight them exponentially, or keep a sliding window."""
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from lastlayer._internal import checked
 from lastlayer._internal.numbers import TINY
 from lastlayer.errors import InputError
 
@@ -106,20 +104,3 @@ class SlidingWindow(Memory):
     def remembered(self, n: int) -> float:
         """Return the fraction of their weight that the residuals of old rows keep in the calibration."""
         return max(0.0, 1 - n / self.rows)
-
-
-MEMORIES: dict[str, type[Memory]] = {kind.__name__: kind for kind in (KeepAll, ExponentialForgetting, SlidingWindow)}
-
-
-def pack_memory(memory: Memory) -> dict[str, Any]:
-    """Convert a memory to an entry of a model file's header."""
-    if type(memory) not in MEMORIES.values():
-        raise InputError(
-            f"a {type(memory).__name__} cannot be saved: use one of {', '.join(MEMORIES)}, or save online.model()"
-        )
-    return {"kind": type(memory).__name__, **asdict(memory)}  # type: ignore[call-overload]
-
-
-def unpack_memory(saved: dict[str, Any]) -> Memory:
-    """Restore a memory that `pack_memory` converted."""
-    return checked.instance(MEMORIES[saved["kind"]], {name: value for name, value in saved.items() if name != "kind"})

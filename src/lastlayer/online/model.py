@@ -3,9 +3,8 @@
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,10 @@ from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
 from lastlayer import formula
-from lastlayer._internal import checked, files
+from lastlayer._internal import codec, files
 from lastlayer._internal.arrays import as_array, check_finite
 from lastlayer._internal.chunks import row_chunks
+from lastlayer._internal.codec import Limits
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.curve import Calibration
 from lastlayer.data.scaling import LARGEST_TARGET
@@ -26,9 +26,9 @@ from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.estimators.regressor import BLLRegressor, unpacked
 from lastlayer.online.arrays import Features, Look, ModelArrays
-from lastlayer.online.drift import Drift, DriftMonitor, pack_monitor, unpack_monitor
-from lastlayer.online.layers import FeatureRows, LayerStack, within
-from lastlayer.online.memory import KeepAll, Memory, SlidingWindow, pack_memory, unpack_memory
+from lastlayer.online.drift import Drift, DriftMonitor, SavedMonitor
+from lastlayer.online.layers import FeatureRows, LayerStack
+from lastlayer.online.memory import ExponentialForgetting, KeepAll, Memory, SlidingWindow
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictions.shapes import like_targets
 from lastlayer.predictor import revisions
@@ -41,6 +41,25 @@ LARGE_BATCH = 0.25
 """Fraction of the rows between two factorisations above which a batch is factorised instead of added recursively."""
 NOTICED = 0.05
 """Predictions adopt a new calibration curve once its logarithm has changed by this much."""
+
+
+MEMORIES = (KeepAll, ExponentialForgetting, SlidingWindow)
+
+
+@dataclass(frozen=True)
+class Running:
+    """What a model file holds of a running model beside its last layers and rows."""
+
+    memory: KeepAll | ExponentialForgetting | SlidingWindow
+    monitor: SavedMonitor | None
+    curves: tuple[tuple[float, ...], ...]
+    """Numbers of residuals that each curve has seen, and sums of their squares."""
+    error: float
+    counts: tuple[int, ...]
+    """Rows since the start, since the last factorisation, and since a fitted model was adopted."""
+
+
+LIMITS = {Running: {"curves": Limits(0.0), "error": Limits(0.0)}, SavedMonitor: {"log_M": Limits(infinite=True)}}
 
 
 class OnlineModel:
@@ -272,19 +291,29 @@ class OnlineModel:
         """
         if not isinstance(self._estimator, BLLRegressor):
             raise InputError("only an OnlineModel of a BLLRegressor can be saved: it was made from another model")
+        if type(self.memory) not in MEMORIES:
+            kinds = ", ".join(kind.__name__ for kind in MEMORIES)
+            raise InputError(
+                f"a {type(self.memory).__name__} cannot be saved: use one of {kinds}, or save online.model()"
+            )
+        curves = {} if self._calibration is None else self._calibration.curves
+        running = Running(
+            memory=self.memory,
+            monitor=None if self.monitor is None else self.monitor.saved(),
+            curves=tuple((curve.seen, curve.squares) for curve in curves.values()),
+            error=self.error,
+            counts=(self.n_rows, self._n_since, self._n_adopted),
+        )
+        window = [FeatureRows.joined(parts) for parts in zip(*self._window, strict=True)]
         tensors, header = self._estimator.with_fitted(self._fitted).packed()
-        online: dict[str, Any] = {"memory": pack_memory(self.memory), "error": self.error, "n_rows": self.n_rows}
-        online |= {"n_since": self._n_since, "n_adopted": self._n_adopted, "monitor": None, "curves": None}
-        for i, layers in enumerate(self._layers):
-            tensors |= {f"online.{i}.{name}": tensor for name, tensor in layers.pack().items()}
-        for i, parts in enumerate(zip(*self._window, strict=True)):
-            tensors |= {f"online.{i}.window.{name}": x for name, x in FeatureRows.joined(parts).pack().items()}
-        if self.monitor is not None:
-            more, online["monitor"] = pack_monitor(self.monitor)
-            tensors |= {f"online.monitor.{name}": tensor for name, tensor in more.items()}
-        if self._calibration is not None:
-            online["curves"] = [[curve.seen, curve.squares] for curve in self._calibration.curves.values()]
-        files.write(path, tensors, header | {"online": online})
+        for name, value in (
+            ("online", running),
+            ("online.layers", [layers.saved() for layers in self._layers]),
+            ("online.window", window),
+        ):
+            more, header[name] = codec.pack(value, name)
+            tensors |= more
+        files.write(path, tensors, header)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> "OnlineModel":
@@ -310,60 +339,46 @@ class OnlineModel:
         own = {name: tensor for name, tensor in tensors.items() if not name.startswith("online.")}
         model = unpacked(path, own, header, backbone)
         try:
-            return cls._restored(model, within(tensors, "online."), header["online"])
+            return cls._restored(model, tensors, header)
         except Exception as error:  # an intact file may still hold anything
             raise files.ModelFileError(f"{path} does not fit this version of lastlayer: {error!r}") from error
 
     @classmethod
     def _restored(cls, model: BLLRegressor, tensors: dict[str, Tensor], header: dict[str, Any]) -> "OnlineModel":
-        monitor, curves = header["monitor"], header["curves"]
+        running: Running = codec.Reader(tensors, {}, LIMITS).unpack(Running, header["online"], "online")
         online = object.__new__(cls)
-        fitted = online._begin(
-            model,
-            unpack_memory(header["memory"]),
-            None if monitor is None else unpack_monitor(within(tensors, "monitor."), monitor),
-        )
-        online._adopt(fitted, [within(tensors, f"{i}.") for i in range(len(online._groups))])
-        online.error = checked.number("error", header["error"], low=0.0)
-        counts = [checked.typed(name, header[name], int) for name in ("n_rows", "n_since", "n_adopted")]
-        if min(counts) < 0:
-            raise ValueError(f"n_rows, n_since and n_adopted are {counts}")
-        online.n_rows, online._n_since, online._n_adopted = counts
-        if isinstance(online.memory, SlidingWindow):
+        monitor = None if running.monitor is None else DriftMonitor.restored(running.monitor)
+        online._adopt(online._begin(model, running.memory, monitor))
+        stacks = enumerate(zip(online._layers, header["online.layers"], strict=True))
+        online._layers = [layers.restored(own, f"online.layers.{i}", tensors) for i, (layers, own) in stacks]
+        if isinstance(running.memory, SlidingWindow):
+            parts = enumerate(zip(online._layers, header["online.window"], strict=True))
             online._remember(
-                [
-                    FeatureRows.unpack(within(tensors, f"{i}.window."), layers.statistics)
-                    for i, layers in enumerate(online._layers)
-                ]
+                [layers.reader(tensors).unpack(FeatureRows, own, f"online.window.{i}") for i, (layers, own) in parts]
             )
-        if fitted.calibration is not None:
-            numbers = zip(fitted.calibration.curves.items(), curves, strict=True)
-            number = partial(checked.number, low=0.0)
-            now = {
-                f: replace(c, seen=number("seen", seen), squares=number("squares", squares))
-                for (f, c), (seen, squares) in numbers
-            }
-            online._calibration = replace(fitted.calibration, curves=now)
+        online.error, (online.n_rows, online._n_since, online._n_adopted) = running.error, running.counts
+        if min(running.counts) < 0:
+            raise ValueError(f"n_rows, n_since and n_adopted are {running.counts}")
+        calibration = online._calibration
+        if calibration is not None:
+            pairs = zip(calibration.curves.items(), running.curves, strict=True)
+            curves = {f: replace(curve, seen=seen, squares=squares) for (f, curve), (seen, squares) in pairs}
+            online._calibration = replace(calibration, curves=curves)
         for predictive in (online.predictive, online.fitted_.predictive):
-            check_predictions(fitted, predictive)
+            check_predictions(online._fitted, predictive)
         return online
 
-    def _adopt(self, fitted: Fitted, packed: Sequence[dict[str, Tensor]] | None = None) -> None:
-        """Adopt the last layers of a fitted model, or packed ones."""
+    def _adopt(self, fitted: Fitted) -> None:
+        """Adopt the last layers of a fitted model."""
         self._fitted, self._n_since, self._n_adopted, self._last = fitted, 0, 0, None
         self._calibration, self._arrays = fitted.calibration, ModelArrays.of(fitted, self._networks)
-        tuned = fitted.log_alphas != fitted.stars
-        parts = [
-            (
-                [fitted.members[i].posterior for i in group.places],
-                [fitted.log_alphas[i] for i in group.places] if tuned else None,
+        posteriors, tuned = [member.posterior for member in fitted.members], fitted.log_alphas != fitted.stars
+        self._layers = [
+            LayerStack.of(
+                [posteriors[i] for i in group.places], [fitted.log_alphas[i] for i in group.places] if tuned else None
             )
             for group in self._groups
         ]
-        if packed is None:
-            self._layers = [LayerStack.of(*own) for own in parts]
-        else:
-            self._layers = [LayerStack.unpack(tensors, *own) for tensors, own in zip(packed, parts, strict=True)]
 
     def _look(self, X: ndarray) -> Look:
         """Evaluate rows; the row evaluated last is reused, so that predicting and learning it costs one evaluation."""
