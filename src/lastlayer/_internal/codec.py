@@ -92,7 +92,7 @@ class Reader:
             return self._array(hint, name, limits)
         if isinstance(hint, type) and issubclass(hint, Text):
             return hint.parse(checked.typed(name, content, str))
-        of_fields = self.limits.get(hint, {}) if is_dataclass(hint) else None
+        of_fields = self.limits.get(hint, {}) if isinstance(hint, type) and is_dataclass(hint) else None
 
         def read(part: str, value: Any, kind: Any) -> Any:
             own = limits if of_fields is None else of_fields.get(part.rpartition(".")[2], ANY)

@@ -2,7 +2,8 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -44,18 +45,14 @@ def digest_of(*arrays: Any) -> str:
 
 def digest_of_parameters(network: nn.Module, *, buffers: bool = True) -> str:
     """Digest of all weights, which of them are trained, and the buffers."""
-    digest = Digest()
-    for name, p in network.named_parameters():
-        digest.add(name, str(p.requires_grad), p)
-    for name, b in network.named_buffers() if buffers else ():
-        digest.add(name, b)
-    return str(digest)
+    weights = [(name, str(p.requires_grad), p) for name, p in network.named_parameters()]
+    return digest_of(*chain(*weights, *(network.named_buffers() if buffers else ())))
 
 
 def layout_of(network: nn.Module) -> str:
     """Printed form of the network, with names, shapes and types of all its parameters and buffers."""
-    held = [f"{name} {tuple(x.shape)} {x.dtype}" for name, x in _held(network)]
-    return "\n".join([printed(network), *held])
+    held = chain(network.named_parameters(), network.named_buffers())
+    return "\n".join([printed(network), *(f"{name} {tuple(x.shape)} {x.dtype}" for name, x in held)])
 
 
 def printed(network: nn.Module) -> str:
@@ -67,11 +64,6 @@ def name_of(function: Callable[..., Any]) -> str:
     """Module and qualified name of a function or class, or of the class of any other callable."""
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}.{named.__qualname__}"
-
-
-def _held(network: nn.Module) -> Iterable[tuple[str, Tensor]]:
-    yield from network.named_parameters()
-    yield from network.named_buffers()
 
 
 def _bytes(values: Any) -> Any:

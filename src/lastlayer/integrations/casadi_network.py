@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,19 @@ MOVES = re.compile(
     "|slice|split|split_with_sizes|squeeze|stack|swapaxes|t|transpose|unbind|unflatten|unsafe_view|unsqueeze|view"
 )
 UNARY = re.compile("acos|asin|atan|ceil|cos|cosh|erf|exp|expm1|floor|log|log1p|sign|sin|sinh|sqrt|tan|tanh")
-BINARY: dict[str, Callable[..., Any]] = {"div": operator.truediv, "mul": operator.mul, "pow": operator.pow}
+POINTWISE: dict[str, Callable[..., Any]] = {
+    "abs": lambda ca, a: ca.fabs(a),
+    "div": lambda ca, a, b: a / b,
+    "maximum": lambda ca, a, b: ca.fmax(a, b),
+    "minimum": lambda ca, a, b: ca.fmin(a, b),
+    "mul": lambda ca, a, b: a * b,
+    "neg": lambda ca, a: -a,
+    "pow": lambda ca, a, b: a**b,
+    "reciprocal": lambda ca, a: 1 / a,
+    "rsqrt": lambda ca, a: 1 / ca.sqrt(a),
+    "rsub": lambda ca, a, b: b - a,
+    "square": lambda ca, a: a * a,
+}
 
 
 @dataclass(frozen=True)
@@ -93,8 +106,8 @@ class _Reader:
             return self.move(target, args)
         if UNARY.fullmatch(name):
             return self.map(getattr(self.ca, name), args[0])
-        if name in BINARY:
-            return self.map(BINARY[name], *args)
+        if name in POINTWISE:
+            return self.map(partial(POINTWISE[name], self.ca), *args)
         own = getattr(self, f"op_{name}", None)
         if own is not None:
             return own(*args, **words)
@@ -159,30 +172,6 @@ class _Reader:
     def op_sub(self, x: Any, y: Any, alpha: float = 1.0) -> Array:
         return self.op_add(x, y, -alpha)
 
-    def op_rsub(self, x: Any, y: Any) -> Array:
-        return self.map(lambda a, b: b - a, x, y)
-
-    def op_neg(self, x: Array) -> Array:
-        return self.map(operator.neg, x)
-
-    def op_abs(self, x: Array) -> Array:
-        return self.map(self.ca.fabs, x)
-
-    def op_square(self, x: Array) -> Array:
-        return self.map(lambda a: a * a, x)
-
-    def op_reciprocal(self, x: Array) -> Array:
-        return self.map(lambda a: 1 / a, x)
-
-    def op_rsqrt(self, x: Array) -> Array:
-        return self.map(lambda a: 1 / self.ca.sqrt(a), x)
-
-    def op_maximum(self, x: Array, y: Array) -> Array:
-        return self.map(self.ca.fmax, x, y)
-
-    def op_minimum(self, x: Array, y: Array) -> Array:
-        return self.map(self.ca.fmin, x, y)
-
     def op_clamp(self, x: Array, low: float | None = None, high: float | None = None) -> Array:
         above = x if low is None else self.map(lambda a: self.ca.fmax(a, low), x)
         return above if high is None else self.map(lambda a: self.ca.fmin(a, high), above)
@@ -230,7 +219,7 @@ class _Reader:
     ) -> Array:
         dims = list(range(-len(shape), 0))
         apart = self.op_sub(x, self.op_mean(x, dims, True))
-        var = self.op_mean(self.op_square(apart), dims, True)
+        var = self.op_mean(self.map(lambda a: a * a, apart), dims, True)
         out = self.map(lambda a, v: a / self.ca.sqrt(v + eps), apart, var)
         return self.scaled(out, weight, bias)
 
@@ -252,4 +241,4 @@ class _Reader:
                 f"the backbone uses torch.cdist with p={p}: only Euclidean distances have an expression here"
             )
         a, b = (self.move(torch.Tensor.unsqueeze, (each, dim)) for each, dim in ((x, -2), (y, -3)))
-        return self.map(self.ca.sqrt, self.op_sum(self.op_square(self.op_sub(a, b)), -1))
+        return self.map(self.ca.sqrt, self.op_sum(self.map(lambda x, y: (x - y) * (x - y), a, b), -1))

@@ -201,8 +201,8 @@ class OnlineModel:
         self._n_since, self._n_adopted = self._n_since + n, self._n_adopted + n
         kept, due = self.memory.kept(self._n_since), self._n_since >= self._interval
         if due and kept < 1:  # the recursion could not follow
-            new = self._seen(look, y, weight)
-            self._factor([total + rows.statistics() for total, rows in zip(self._totals(kept), new, strict=True)])
+            pairs = zip(self._totals(kept), self._seen(look, y, weight), strict=True)
+            self._factor([total + new.statistics() for total, new in pairs])
             return self
         rows = self._seen(look, y, weight / kept)  # old rows fade at the next factorisation, all together
         carried = n <= self._largest and self._carry(rows, look)
@@ -298,7 +298,7 @@ class OnlineModel:
             )
         curves = {} if self._calibration is None else self._calibration.curves
         running = Running(
-            memory=self.memory,
+            memory=self.memory,  # type: ignore[arg-type]
             monitor=None if self.monitor is None else self.monitor.saved(),
             curves=tuple((curve.seen, curve.squares) for curve in curves.values()),
             error=self.error,
