@@ -164,7 +164,7 @@ def test_calibration_skips_what_is_missing_and_knows_what_noise_is_known() -> No
         cost=cost,
     )
     problem = problem_of(partly.usable(), True)
-    x = problem.start() + np.random.default_rng(2).normal(0, 0.4, len(problem.start()))
+    x = problem.starts[0] + np.random.default_rng(2).normal(0, 0.4, len(problem.starts[0]))
     gradient = problem.value(x)[1]
     np.testing.assert_allclose(gradient, approx_fprime(x, lambda z: problem.value(z)[0], 1e-6), rtol=1e-4, atol=1e-4)
     # a point with all its targets but one missing, and with the same one alone
@@ -182,7 +182,7 @@ def test_calibration_skips_what_is_missing_and_knows_what_noise_is_known() -> No
     astray = replace(single, mean=single.mean + 3.0 * torch.from_numpy(missing))
     np.testing.assert_allclose(problem_of(astray.usable(), True).log_density(x), one, rtol=1e-12)
     empty = replace(partly, readings=Readings.of(torch.full_like(partly.readings.values, torch.nan)))
-    assert len(empty.usable().targets) == 0
+    assert len(empty.usable().readings.t) == 0
 
 
 @pytest.fixture(scope="module")
