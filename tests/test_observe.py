@@ -325,7 +325,7 @@ def test_rows_drawn_for_a_step_stand_for_all(known: bool) -> None:
     twice = lambda x: None if x is None else torch.cat([x, x])
     data = Points.of(twice(Phi[:, :-1]), twice(T.where(present > 0, torch.nan)), None, twice(noise_var))
     objective = KnownNoise(2, bias_prior="flat") if known else Profiled(bias_prior="flat")
-    whole, part = (objective.of_rows(nn.Identity(), Rows(d)) for d in (data, data.sampled(torch.arange(20))))
+    whole, part = (objective.of_rows(nn.Identity(), d) for d in (Rows(data), Rows(data).sampled(torch.arange(20))))
     assert float(part.detach()) == pytest.approx(float(whole.detach()), abs=1e-10)
     problem = SampledRows(nn.Identity(), objective, Rows(data), batch_size=15, seed=0)
     first, second = (list(problem.steps(epoch, 0)) for epoch in (0, 1))
@@ -333,7 +333,7 @@ def test_rows_drawn_for_a_step_stand_for_all(known: bool) -> None:
     assert sorted(torch.cat(first).tolist()) == list(range(len(data.X)))
     assert torch.cat(first).tolist() != torch.cat(second).tolist()
     assert [rows.tolist() for rows in problem.steps(0, 1)] == [rows.tolist() for rows in first[1:]]
-    expected = objective.of_rows(nn.Identity(), Rows(data.sampled(first[0])))
+    expected = objective.of_rows(nn.Identity(), Rows(data).sampled(first[0]))
     assert float(problem.gradient(first[0], 1.0).detach()) == float(expected.detach())
 
 

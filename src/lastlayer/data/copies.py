@@ -1,6 +1,5 @@
 """Rows that are held out together: duplicates, which become one row of larger weight, near copies, and given groups."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -34,9 +33,15 @@ def distinct(given: Given) -> Given:
         key = fingerprints(X.reshape(m, -1))
         X = np.stack([key >> 32, key & 0xFFFFFFFF], 1)  # exact as floats
     rest = [x.reshape(m, -1) for x in (given.noise_std, given.groups) if x is not None]
-    order, first, total = _merged([X, given.y, *rest], np.ones(m) if given.weight is None else given.weight)
-    place, kept = np.full(m, -1), order[first]
-    place[order] = np.cumsum(first) - 1
+    weight = np.ones(m) if given.weight is None else given.weight
+    used, table = np.flatnonzero(weight > 0), np.concatenate([X, given.y, *rest], 1)
+    order = used[np.lexsort(table[used].T[::-1])]
+    here, before = table[order[1:]], table[order[:-1]]
+    first = np.ones(len(order), dtype=bool)  # whether a row differs from the one before
+    first[1:] = ((here != before) & ~(np.isnan(here) & np.isnan(before))).any(1)
+    place, kept, number = np.full(m, -1), order[first], np.cumsum(first) - 1
+    place[order] = number
+    total = np.bincount(number, weight[order])
     if len(kept) < 2:
         return given
     return replace(
@@ -48,16 +53,6 @@ def distinct(given: Given) -> Given:
         noise_std=None if given.noise_std is None else given.noise_std[kept],
         place=place,
     )
-
-
-def _merged(columns: Sequence[ndarray], weight: ndarray) -> tuple[ndarray, ndarray, ndarray]:
-    """Order of the rows that have a weight, whether each differs from the one before, and the sums of equal ones."""
-    rows, table = np.flatnonzero(weight > 0), np.concatenate(columns, 1)
-    order = rows[np.lexsort(table[rows].T[::-1])]
-    here, before = table[order[1:]], table[order[:-1]]
-    first = np.ones(len(order), dtype=bool)
-    first[1:] = ((here != before) & ~(np.isnan(here) & np.isnan(before))).any(1)
-    return order, first, np.bincount(np.cumsum(first) - 1, weight[order])
 
 
 def fingerprints(columns: ndarray) -> Int64[ndarray, " m"]:
@@ -74,7 +69,20 @@ def fingerprints(columns: ndarray) -> Int64[ndarray, " m"]:
 
 def near_groups(Z: Float[ndarray, "m d"], T: Float[ndarray, "m q"]) -> Int[ndarray, " m"]:
     """Group index of each standardised row: rows with equal inputs, or with nearly equal inputs and targets."""
-    m, group = len(Z), _near(Z, T)
+    m, group = len(Z), np.full(len(Z), -1)
+    if m > SEARCHED_ROWS:
+        group = np.unique(Z, axis=0, return_inverse=True)[1].reshape(m)
+    else:
+        distances = pdist(Z[np.random.default_rng(0).permutation(m)[:SAMPLE]])
+        apart = float(np.median(distances[distances > 0])) if (distances > 0).any() else 0.0
+        varying = max(1, int((Z.std(0) > 0).sum()))
+        near = KDTree(Z).query_ball_point(Z, NEAR * apart * m ** (-1.0 / varying))
+        for row in range(m):
+            if group[row] < 0:
+                members = np.array(near[row])
+                alike = (np.abs(T[members] - T[row]) <= NEAR_TARGET).all(1) | (Z[members] == Z[row]).all(1)
+                group[members[alike & (group[members] < 0)]] = row
+        group = np.unique(group, return_inverse=True)[1].reshape(m)
     return group if (np.bincount(group)[group] > 1).mean() > SHARE else np.arange(m)
 
 
@@ -92,21 +100,3 @@ def whole_groups(groups: Int[ndarray, " m"], n: int, order: Int[ndarray, " g"]) 
     rows = np.bincount(groups, minlength=len(order))[order].cumsum()
     taken = order[: min(int(np.searchsorted(rows, n)) + 1, len(order) - 1)]
     return np.flatnonzero(np.isin(groups, taken))
-
-
-def _near(Z: Float[ndarray, "m d"], T: Float[ndarray, "m q"]) -> Int[ndarray, " m"]:
-    m = len(Z)
-    if m > SEARCHED_ROWS:
-        return np.unique(Z, axis=0, return_inverse=True)[1].reshape(m)
-    some = Z[np.random.default_rng(0).permutation(m)[:SAMPLE]]
-    distances = pdist(some)
-    apart = float(np.median(distances[distances > 0])) if (distances > 0).any() else 0.0
-    varying = max(1, int((Z.std(0) > 0).sum()))
-    tree, group = KDTree(Z), np.full(m, -1)
-    near = tree.query_ball_point(Z, NEAR * apart * m ** (-1.0 / varying))
-    for row in range(m):
-        if group[row] < 0:
-            members = np.array(near[row])
-            alike = (np.abs(T[members] - T[row]) <= NEAR_TARGET).all(1) | (Z[members] == Z[row]).all(1)
-            group[members[alike & (group[members] < 0)]] = row
-    return np.unique(group, return_inverse=True)[1].reshape(m)

@@ -216,7 +216,13 @@ class Pointwise:
     """Index of the output, from 0."""
 
     def at(self, X: Any) -> Functionals:
-        """Place the functional at points."""
+        """Place the functional at points.
+
+        Parameters
+        ----------
+        X : array-like of shape (m, d)
+            One point per row.
+        """
         raise NotImplementedError
 
 
@@ -228,13 +234,6 @@ class Value(Pointwise):
     """Index of the output, from 0."""
 
     def at(self, X: Any) -> Functionals:
-        """Place the functional at points.
-
-        Parameters
-        ----------
-        X : array-like of shape (m, d)
-            One point per row.
-        """
         points = _points(X)
         return Functionals(points[:, None], np.ones((len(points), 1)), None, self.output)
 
@@ -260,13 +259,6 @@ class Derivative(Pointwise):
     """Index of the output, from 0."""
 
     def at(self, X: Any) -> Functionals:
-        """Place the functional at points.
-
-        Parameters
-        ----------
-        X : array-like of shape (m, d)
-            One point per row.
-        """
         points = _points(X)
         if not 0 <= self.j < points.shape[1]:
             raise InputError(f"Derivative({self.j}) of points with {points.shape[1]} inputs: they are counted from 0")
@@ -283,13 +275,6 @@ class Gradient(Pointwise):
     """Index of the output, from 0."""
 
     def at(self, X: Any) -> Functionals:
-        """Place the functional at points.
-
-        Parameters
-        ----------
-        X : array-like of shape (m, d)
-            One point per row.
-        """
         points = _points(X)
         m, d = points.shape
         directions = np.tile(np.eye(d), (m, 1))[:, None]
@@ -360,7 +345,7 @@ def Integral(points: Any, volume: float = 1.0, *, output: int = 0) -> Functional
         Index of the output.
     """
     sums = Sum(points, output=output)
-    return Functionals(sums.points, sums.weights * (volume / sums.points.shape[1]), None, output)
+    return replace(sums, weights=sums.weights * (volume / sums.points.shape[1]))
 
 
 def functionals_at(functional: "Pointwise | Functionals", X: Any = None) -> Functionals:

@@ -63,7 +63,6 @@ class Points:
 
     @property
     def T(self) -> Tensor:
-        """Targets; 0 where they are missing."""
         return self.readings.t
 
     @property
@@ -76,12 +75,6 @@ class Points:
         rows = rows if isinstance(rows, slice) else torch.as_tensor(rows, device=self.X.device)
         X = self.X[rows] if self.T.dim() == 2 else self.X[..., rows, :]
         return Points(X, self.readings.take(rows), None if self.weight is None else self.weight[..., rows])
-
-    def sampled(self, at: Int[Tensor, " n"]) -> "Points":
-        """Select rows, each weighted for all rows that it stands for."""
-        part, m = self.take(at), self.T.shape[-2]
-        weight = torch.ones(len(at), dtype=torch.float64, device=self.X.device) if part.weight is None else part.weight
-        return replace(part, weight=weight * (m / len(at)))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Points":
         """Move to a device, with inputs of another type; ids stay integers."""
@@ -114,12 +107,7 @@ class Points:
     @torch.no_grad()
     def statistics(self, linear: FeatureMap, noise_var: Tensor | None = None) -> Statistics:
         """Statistics of linear features, computed chunk by chunk."""
-        total: Statistics | None = None
-        for part in self.chunks():
-            more = part.moments(linear, noise_var)
-            total = more if total is None else total + more
-        assert total is not None
-        return total
+        return reduce(add, (self.take(rows).moments(linear, noise_var) for rows in row_chunks(len(self.X))))
 
     def chunks(self, size: int = CHUNK_ROWS) -> "Iterator[Points]":
         """Split the rows into chunks that fit into memory with their features."""
@@ -205,12 +193,6 @@ class Rows:
         return cls(Points(X, readings, weight), beside, scales, given, copies, groups)
 
     @property
-    def place(self) -> Int[ndarray, " n"]:
-        """Index of every row of the user among these, -1 if it has no weight."""
-        given = self.given
-        return np.arange(len(self.main.X)) if given is None or given.place is None else given.place
-
-    @property
     def shape(self) -> Shape:
         """What the settings depend on."""
         read, n_groups = self.main.readings.read, None
@@ -247,7 +229,9 @@ class Rows:
 
     def sampled(self, at: Int[Tensor, " n"]) -> "Rows":
         """Select rows of the table, each weighted for all rows that it stands for; functionals stay."""
-        return Rows(self.main.sampled(at), self.beside)
+        part = self.main.take(at)
+        weight = torch.ones(len(at), dtype=torch.float64, device=part.X.device) if part.weight is None else part.weight
+        return Rows(replace(part, weight=weight * (self.main.T.shape[-2] / len(at))), self.beside)
 
     def stacked(self, parts: Sequence[Int[ndarray, "_"]]) -> "Rows":
         """Rows of each network of a stack side by side, padded with rows of weight zero."""

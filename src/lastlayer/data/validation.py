@@ -46,10 +46,10 @@ def validated(
     return Given(
         X,
         T,
-        check_weight(sample_weight, X),
-        check_groups(groups, len(X)),
+        None if sample_weight is None else check_weight(sample_weight, X),
+        None if groups is None else check_groups(groups, len(X)),
         None if noise_std is None else check_noise_std(noise_std, T),
-        tuple(check_observations(observations)),
+        tuple(check_observations(observations)) if observations else (),
         y_ndim=y.ndim,
     )
 
@@ -57,7 +57,8 @@ def validated(
 def check_X(estimator: BaseEstimator, X: Any, *, reset: bool, nd: bool, ids: bool = False) -> ndarray:
     """Return the inputs as a finite float array with the columns of `fit`: a table, or with `nd` more dimensions."""
     with _refusing():
-        checked: ndarray = validate_data(estimator, as_array(X), reset=reset, allow_nd=nd, **_kept(X, ids, reset=reset))
+        words = _kept(X, reset=reset) if ids else FLOATS
+        checked: ndarray = validate_data(estimator, as_array(X), reset=reset, allow_nd=nd, **words)
     check_finite(checked, "X", largest=LARGEST_INPUT)
     return contiguous(checked)
 
@@ -74,7 +75,7 @@ def check_Xy(
             check_rows(missing)
             y = np.where(missing, 0.0, given)
         check_finite(np.asarray(y), "y")  # before scikit-learn, which names no rows
-    words = {"multi_output": True, "y_numeric": True, **_kept(X, ids, reset=reset)}
+    words = {"multi_output": True, "y_numeric": True, **(_kept(X, reset=reset) if ids else FLOATS)}
     with _refusing():
         checked, targets = validate_data(estimator, as_array(X), y, reset=reset, allow_nd=nd, **words)
         targets = np.asarray(targets, dtype=np.float64)
@@ -83,10 +84,8 @@ def check_Xy(
     return contiguous(checked), contiguous(targets) if missing is None else np.where(missing, np.nan, targets)
 
 
-def _kept(X: Any, ids: bool, *, reset: bool) -> dict[str, Any]:
-    """Arguments of scikit-learn's validation for these inputs."""
-    if not ids:
-        return FLOATS
+def _kept(X: Any, *, reset: bool) -> dict[str, Any]:
+    """Arguments of scikit-learn's validation for inputs that may be ids."""
     given = np.asarray(as_array(X)).dtype
     if given.kind not in "iu" and not reset:
         raise InputError(
@@ -105,10 +104,8 @@ def check_rows(missing: ndarray) -> None:
         )
 
 
-def check_weight(sample_weight: Any, X: ndarray) -> ndarray | None:
-    """Return non-negative weights, one per row; None stays None."""
-    if sample_weight is None:
-        return None
+def check_weight(sample_weight: Any, X: ndarray) -> ndarray:
+    """Return non-negative weights, one per row."""
     with _refusing():
         weight: ndarray = _check_sample_weight(as_array(sample_weight), X, dtype=np.float64, ensure_non_negative=True)
     if not weight.sum() > 0:
@@ -121,10 +118,8 @@ def check_weight(sample_weight: Any, X: ndarray) -> ndarray | None:
     return contiguous(weight)
 
 
-def check_groups(groups: Any, n_rows: int) -> Int[ndarray, " m"] | None:
-    """Return the index of each row's group, from 0; None stays None."""
-    if groups is None:
-        return None
+def check_groups(groups: Any, n_rows: int) -> Int[ndarray, " m"]:
+    """Return the index of each row's group, from 0."""
     labels = np.asarray(as_array(groups))
     if labels.shape != (n_rows,):
         raise InputError(f"groups has shape {labels.shape}: give one label for each of the {n_rows} rows")

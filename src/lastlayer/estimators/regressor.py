@@ -300,7 +300,8 @@ class BLLRegressor(LastLayerRegressor):
             with run.stage("calibration"):
                 self._hold(fits.members(), rows.main, rows.scales, settings, given.y_ndim, likelihood)
                 self._calibrate(run, validation_data, fits)
-                self._held_out = self.fitted_, fits.folds, rows.place
+                place = np.arange(len(used.X)) if used.place is None else used.place
+                self._held_out = self.fitted_, fits.folds, place
         return self
 
     @with_gradients
@@ -438,7 +439,7 @@ class BLLRegressor(LastLayerRegressor):
     ) -> None:
         """Store the trained members as an uncalibrated fitted value; `data` holds all or some of the training rows."""
         assert scales is not None
-        if data.varied and any(member.posterior.noise_floored for member in members):
+        if any(member.posterior.noise_floored for member in members) and data.varied:
             warnings.warn(FLOORED_NOISE, FlooredNoiseWarning, stacklevel=3)
         kept = tuple(replace(m, network=copied(m.network)) for m in members)
         self.fitted_ = Fitted(
@@ -474,10 +475,11 @@ class BLLRegressor(LastLayerRegressor):
         if validation_data is None and self.preset != "evidence" and self.calibration == "auto":
             fraction = options_of(self.training).validation_fraction
             rng = np.random.default_rng(seed)
-            labels, n = check_groups(groups, len(X)), min(MAX_HELD_ROWS, round(fraction * len(X)))
-            if labels is None:
+            n = min(MAX_HELD_ROWS, round(fraction * len(X)))
+            if groups is None:
                 held = np.sort(rng.choice(len(X), n, replace=False))
             else:
+                labels = check_groups(groups, len(X))
                 held = whole_groups(labels, n, rng.permutation(labels.max() + 1))
             if not len(held):
                 raise InputError("all rows belong to one group: give two or more groups, or omit `groups`")

@@ -478,5 +478,6 @@ class OnlineModel:
         if not self._arrays.targets.near(targets):
             check_finite(targets, "y", largest=LARGEST_TARGET)
             self._fitted.check_reach(x, targets)
-        weight = check_weight(sample_weight, np.empty((len(x), 1)))
-        return x, targets, np.ones(len(x)) if weight is None else weight.copy()
+        if sample_weight is None:
+            return x, targets, np.ones(len(x))
+        return x, targets, check_weight(sample_weight, np.empty((len(x), 1))).copy()
