@@ -102,16 +102,13 @@ class ParquetSource(Pooled):
 
     @cached_property
     def unit_rows(self) -> Int[ndarray, " u"]:
-        """Rows in each row group."""
         return np.array([group.row_groups[0].num_rows for group in self._row_groups], dtype=np.int64)
 
     @property
     def n_inputs(self) -> int:
-        """Number of input columns."""
         return len(self.inputs)
 
     def read(self, unit: int) -> Columns:
-        """Read one row group."""
         group, pa = self._row_groups[unit], need("pyarrow", extra="parquet")
         kinds = _kinds(group)
         table = group.to_table(schema=pa.schema([(name, kinds[name]) for name in dict.fromkeys(self.columns)]))

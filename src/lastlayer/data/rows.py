@@ -32,9 +32,7 @@ class Observations(Protocol):
     """A kind of observation of the function: `Points`, its values at rows, or `Measurements` of its functionals."""
 
     @property
-    def readings(self) -> Readings:
-        """What was read."""
-        ...
+    def readings(self) -> Readings: ...
 
     def moments(self, linear: FeatureMap, noise_var: Tensor | None = None) -> Statistics:
         """Statistics of linear features; if some noise is known, as far as `noise_var` is learned."""

@@ -360,16 +360,13 @@ class ArraySource(Pooled):
 
     @cached_property
     def unit_rows(self) -> Int[ndarray, " u"]:
-        """Rows in each unit."""
         return np.diff(np.append(np.arange(0, len(self.X), BLOCK_ROWS), len(self.X)))
 
     @property
     def n_inputs(self) -> int:
-        """Number of input values per row."""
         return int(np.prod(self.X.shape[1:]))
 
     def read(self, unit: int) -> Columns:
-        """Read one unit."""
         rows = slice(unit * BLOCK_ROWS, (unit + 1) * BLOCK_ROWS)
         return self.X[rows], self.y[rows], None if self.sample_weight is None else self.sample_weight[rows]
 
@@ -383,16 +380,13 @@ class Without(Pooled):
 
     @cached_property
     def unit_rows(self) -> Int[ndarray, " u"]:
-        """Rows in each unit."""
         return self.source.unit_rows - np.bincount(self.rows // BLOCK_ROWS, minlength=len(self.source.unit_rows))
 
     @property
     def n_inputs(self) -> int:
-        """Number of input values per row."""
         return self.source.n_inputs
 
     def read(self, unit: int) -> Columns:
-        """Read one unit."""
         here = self.rows[self.rows // BLOCK_ROWS == unit] - unit * BLOCK_ROWS
         X, y, weight = self.source.read(unit)
         kept = lambda values: np.delete(values, here, axis=0)

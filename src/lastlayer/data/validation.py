@@ -72,7 +72,11 @@ def check_Xy(
     if given.ndim and given.dtype.kind == "f":
         if partly and given.ndim == 2 and given.shape[1] > 1 and np.isnan(given).any():
             missing = np.isnan(given)
-            check_rows(missing)
+            if (empty := np.flatnonzero(missing.all(1))).size:
+                raise InputError(
+                    f"all targets are missing in {len(empty)} rows (first: row {empty[0]}): drop these rows, and keep "
+                    "those of which at least one target is known"
+                )
             y = np.where(missing, 0.0, given)
         check_finite(np.asarray(y), "y")  # before scikit-learn, which names no rows
     words = {"multi_output": True, "y_numeric": True, **(_kept(X, reset=reset) if ids else FLOATS)}
@@ -92,16 +96,6 @@ def _kept(X: Any, *, reset: bool) -> dict[str, Any]:
             f"the model was fitted to integers, such as ids, and X has values of type {given}: give integers"
         )
     return IDS if given.kind in "iu" else FLOATS
-
-
-def check_rows(missing: ndarray) -> None:
-    """Raise an error if all targets of a row are missing."""
-    empty = np.flatnonzero(missing.all(1))
-    if len(empty):
-        raise InputError(
-            f"all targets are missing in {len(empty)} rows (first: row {empty[0]}): drop these rows, and keep those of "
-            "which at least one target is known"
-        )
 
 
 def check_weight(sample_weight: Any, X: ndarray) -> ndarray:

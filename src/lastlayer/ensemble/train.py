@@ -70,8 +70,8 @@ class Trainer:
             elif family.once:
                 networks = self._processes(own)
             else:
-                none, d = nn.Identity(), self.rows.main.X.shape[1]
-                networks = [none if e is None else encoded(e, none, d) for e in map(self.encoding, own)]
+                d, same = self.rows.main.X.shape[1], nn.Identity
+                networks = [same() if e is None else encoded(e, same(), d) for e in map(self.encoding, own)]
             made |= zip(places, networks, strict=True)
             logger.info("%d fits like %s: %.1f s", len(places), family, time.perf_counter() - start)
         return [made[i] for i in range(len(tasks))]
@@ -132,7 +132,7 @@ class Trainer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Length scales fitted to functionals as well, or to some of them."""
         device, beside = self.rows.main.X.device, some_of(self.rows.beside, MOST_FUNCTIONALS, generator)
-        data = Rows(self.rows.main.take(torch.from_numpy(rows)), beside).to(device, torch.float64)
+        data = Rows(self.rows.main.take(rows), beside).to(device, torch.float64)
         numbers, prior = (log_length.to(device), log_linear.to(device)), self.architecture.settings.layer.bias_prior
         found = refine_lengths(data, *numbers, bias_prior=prior, generator=generator)
         return found[0].cpu(), found[1].cpu()

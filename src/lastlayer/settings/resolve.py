@@ -237,25 +237,17 @@ def _network(asked: Asked) -> NetworkSettings:
 
 
 def _ensemble(asked: Asked) -> EnsembleSettings:
-    n_members, fast = asked.p["n_members"], asked.p["preset"] == "fast"
-    if n_members == "auto":
-        n_members = _n_folds(asked, fast) if asked.mixture else 1
-    n_blocks = LARGE_TABLE_BLOCKS if asked.n_rows > LARGE_TABLE else FAST_BLOCKS if fast else N_FOLDS
-    return EnsembleSettings(_families(asked), int(n_members), n_blocks)
-
-
-def _n_folds(asked: Asked, fast: bool) -> int:
-    """Number of folds of a mixture; very few rows are held out one by one."""
-    n, together = asked.n_groups, asked.data.n_together
+    n, k, fast = asked.n_groups, asked.p["n_members"], asked.p["preset"] == "fast"
     *_, (many, most) = FOLDS_OF_FEW.items()
-    if n < FEW_ROWS:
-        k = int(n)
-    elif n > LARGE_TABLE and not fast:
-        k = N_MEMBERS
-    else:
-        k = N_FOLDS if fast else next((k for rows, k in FOLDS_OF_FEW.items() if n < rows), N_FOLDS)
+    if k == "auto" and not asked.mixture:
+        k = 1
+    elif k == "auto":  # one network per fold; very few rows are held out one by one
+        k = next((k for rows, k in FOLDS_OF_FEW.items() if n < rows and not fast), N_FOLDS)
         k = k if asked.n_rows < many else min(k, most)  # copies cost as much as other rows
-    return k if together is None else min(k, together)
+        k = int(n) if n < FEW_ROWS else N_MEMBERS if n > LARGE_TABLE and not fast else k
+        k = k if asked.data.n_together is None else min(k, asked.data.n_together)
+    n_blocks = LARGE_TABLE_BLOCKS if asked.n_rows > LARGE_TABLE else FAST_BLOCKS if fast else N_FOLDS
+    return EnsembleSettings(_families(asked), int(k), n_blocks)
 
 
 def _families(asked: Asked) -> tuple[Family, ...]:
