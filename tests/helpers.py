@@ -27,6 +27,7 @@ from lastlayer.ensemble.splits import SHELLS, Split, blocked_folds, centres, lea
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.networks.fourier import fourier_network
+from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.training import Problem
 
 
@@ -82,6 +83,22 @@ def sine(m: int = 60, q: int = 0, seed: int = 0, d: int = 1) -> tuple[np.ndarray
     clean = np.stack([np.sin(X[:, 0] + 0.5 * j) * (1 + j) + 2 for j in range(max(q, 1))], 1)
     y = clean + 0.15 * rng.standard_normal(clean.shape) @ (np.eye(max(q, 1)) + 0.5)
     return X, y if q else y[:, 0]
+
+
+def prediction(
+    c: int = 1, m: int = 30, q: int = 2, seed: int = 0, *, correlated: bool = True, **more: Any
+) -> MixturePrediction:
+    """Of c components at m points, with weights of each point."""
+    rng = np.random.default_rng(seed)
+    return MixturePrediction(
+        component_mean=rng.normal(0, 2, (c, m, q)),
+        component_epistemic_var=rng.uniform(0.2, 2, (c, m, q)),
+        component_noise_var=rng.uniform(0.2, 2, (c, m, q)),
+        affine_cost=rng.uniform(0, 3, m),
+        weights=rng.dirichlet(np.ones(c), m).T,
+        correlation=np.stack([np.corrcoef(rng.normal(size=(q, 4 * q))).reshape(q, q)] * c) if correlated else None,
+        **more,
+    )
 
 
 def small_process() -> AbstractContextManager:

@@ -1,6 +1,5 @@
 """From affine cost to variance: the curve against a slow form and known truths; splits against what they promise."""
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -9,14 +8,15 @@ import torch
 from helpers import blocked_splits, close, random_splits, shell_splits
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models import CASES
 from scipy import stats
 from scipy.optimize import approx_fprime, minimize
 from sklearn.model_selection import GroupKFold, KFold, RepeatedKFold, TimeSeriesSplit
 
-from lastlayer import BLLRegressor, calibration, formula
+from lastlayer import calibration, formula
 from lastlayer.bayes.readings import Readings
 from lastlayer.calibration.curve import OF_MIXTURE, Calibration, Curve, NoiseHead, Outside, Shrinkage, Tails
-from lastlayer.calibration.fit import SHARPNESS, CurveProblem, fit_curves
+from lastlayer.calibration.fit import CurveProblem, fit_curves
 from lastlayer.calibration.points import REGION_WEIGHT, HeldOutPoints
 from lastlayer.ensemble.splits import given_splits
 from lastlayer.errors import InputError
@@ -266,32 +266,11 @@ def test_a_cost_of_zero_has_no_epistemic_variance() -> None:
     assert (TRUTH.factor(np.zeros(1)) == TRUTH.noise).all()
 
 
-@given(share=st.floats(0, 0.5), factor=st.floats(1, 50))
-def test_widening_is_the_variance_of_a_mixture_with_tails(share: float, factor: float) -> None:
-    assert Tails(share, factor).widening == pytest.approx((1 - share) * 1 + share * factor)
-
-
 def test_a_curve_says_what_it_is() -> None:
     assert "v^0.70" in str(TRUTH)
     assert "10% of it 9.0 times as wide" in str(TAILS)
     assert str(NONE) == ""
     assert "2.5 times the variance of the process" in str(Outside(2.5, 0.3))
-
-
-@pytest.mark.parametrize("family", [NETWORK, WEAK, LINEAR, ADDITIVE, FOURIER])
-def test_the_process_counts_less_in_its_own_variance(family: Family) -> None:
-    assert Outside(2.5, 0.3).of(family) == pytest.approx(2.5 * (np.exp(-1.5) if family == FOURIER else 1.0))
-
-
-@given(c=st.integers(1, 5), n=st.integers(1, 4), q=st.integers(1, 3), seed=st.integers(0, 99))
-def test_member_weights_are_trusted_precisions_that_add_up_to_one(c: int, n: int, q: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    var, trust = rng.uniform(0.01, 10, (c, n, q)), rng.uniform(0.05, 20, c)
-    log_var, log_trust = torch.from_numpy(np.log(var)), torch.from_numpy(np.log(trust))[:, None, None]
-    weights = formula.member_weights(TorchOps, log_var, SHARPNESS, log_trust)[..., 0]
-    each = trust[:, None] * (1 / var).prod(-1) ** (1 / q)
-    close(weights, torch.from_numpy(each / each.sum(0)))
-    close(weights.sum(0), torch.ones(n, dtype=torch.float64))
 
 
 # --- the objective
@@ -300,29 +279,32 @@ def test_member_weights_are_trusted_precisions_that_add_up_to_one(c: int, n: int
 @pytest.mark.parametrize("mixture", [False, True])
 @pytest.mark.parametrize("correlated", [False, True])
 @pytest.mark.parametrize(
-    ("q", "families"),
+    ("q", "families", "with_head"),
     [
-        (1, (NETWORK,)),
-        (2, (NETWORK,)),
-        (2, (WEAK,) * 3),
-        (2, (WEAK, LINEAR, WEAK)),
-        (1, (STRONG, WEAK)),
-        (1, (FOURIER,)),
-        (1, (WEAK, FOURIER)),
-        (2, (NETWORK, FOURIER, LINEAR)),
-        (2, (FOURIER, ADDITIVE, FOURIER)),
+        (1, (NETWORK,), False),
+        (2, (NETWORK,), False),
+        (2, (WEAK,) * 3, False),
+        (2, (WEAK, LINEAR, WEAK), False),
+        (1, (STRONG, WEAK), False),
+        (1, (FOURIER,), False),
+        (1, (WEAK, FOURIER), False),
+        (2, (NETWORK, FOURIER, LINEAR), False),
+        (2, (FOURIER, ADDITIVE, FOURIER), False),
+        (2, (FOURIER, LINEAR), True),  # noise that depends on the input
     ],
 )
 def test_value_and_gradient_are_those_of_the_slow_form(
-    q: int, families: tuple[Family, ...], mixture: bool, correlated: bool
+    q: int, families: tuple[Family, ...], with_head: bool, mixture: bool, correlated: bool
 ) -> None:
     """Correlated outputs are judged by their joint density; in a mixture the process has its say outside, and the cost
     of the additive model up to which points are inside is kept."""
     process = FOURIER in families
     points = held_out(12, q, len(families), families=families, outside=3.0 * process, correlated=correlated and q > 1)
-    problem = problem_of(points.usable(), mixture)
+    head = NoiseHead.initial(points.inputs, q) if with_head else None
+    problem = problem_of(points.usable(), mixture, head)
     assert len(problem.starts[0]) == len(set(families)) * (2 * q + 2) + 4 * mixture
-    x = problem.starts[0] + np.random.default_rng(1).normal(0, 0.5, len(problem.starts[0]))
+    x = np.concatenate([problem.starts[0], [] if head is None else head.numbers().numpy()])
+    x += np.random.default_rng(1).normal(0, 0.3 if with_head else 0.5, len(x))
     found, w = problem.calibration(x, {}, lpd_before=0.0), points.weight.numpy()
     curves, tails, shrinkage, outside = found.curves, found.tails, found.shrinkage, 0.0
     assert (found.outside is not None) == (process and mixture)
@@ -335,33 +317,17 @@ def test_value_and_gradient_are_those_of_the_slow_form(
         assert 3 <= (far > 0).sum() <= 9  # some outside, some inside
         assert found.outside.inside == pytest.approx(inside, rel=1e-12)
         outside = found.outside.factor
-    of_process = found.outside or Outside(np.exp(x[-1]), np.nan)  # without one the last number says nothing
-    close(torch.from_numpy(numbers(curves, tails, shrinkage, of_process)), torch.from_numpy(x))
-    prior = sum(-stats.norm(*PRIOR[name]).logpdf(v) + stats.norm(*PRIOR[name]).logpdf(PRIOR[name][0])
-                for name, v in zip(names_of(problem), x, strict=True))  # fmt: skip
+    own = x[: len(problem.parameters)]
+    of_process = found.outside or Outside(np.exp(own[-1]), np.nan)  # without one the last number says nothing
+    close(torch.from_numpy(numbers(curves, tails, shrinkage, of_process)), torch.from_numpy(own))
+    prior = sum(0.5 * ((v - PRIOR[name][0]) / PRIOR[name][1]) ** 2
+                for name, v in zip(names_of(problem), own, strict=True))  # fmt: skip
+    if found.head is not None:  # fan_in of U is 2, of V is 10
+        prior += 0.5 * float(2 * (found.head.U**2).sum() + (found.head.u**2).sum() + 10 * (found.head.V**2).sum())
     value, gradient = problem.value(x)
-    slow = slow_log_density(points, curves, tails, shrinkage, outside=outside)
+    slow = slow_log_density(points, curves, tails, shrinkage, found.head, outside=outside)
     assert value == pytest.approx(prior - (w * slow).sum(), rel=1e-10)
     assert problem.lpd(x) == pytest.approx((w * slow).sum() / w.sum(), rel=1e-10)
-    np.testing.assert_allclose(gradient, approx_fprime(x, lambda z: problem.value(z)[0], 1e-6), rtol=1e-4, atol=1e-4)
-
-
-def test_value_and_gradient_with_noise_that_depends_on_the_input() -> None:
-    points = held_out(12, 2, 2, families=(FOURIER, LINEAR), outside=3.0)
-    problem = problem_of(points.usable(), True, NoiseHead.initial(points.inputs, 2))
-    x = np.concatenate([problem.starts[0], problem.head.numbers().numpy()])
-    x += np.random.default_rng(1).normal(0, 0.3, len(x))
-    found = problem.calibration(x, {}, lpd_before=0.0)
-    head = found.head
-    assert head is not None
-    w, n = points.weight.numpy(), len(problem.parameters)
-    energy = 0.5 * (2 * (head.U**2).sum() + (head.u**2).sum() + 10 * (head.V**2).sum())  # fan_in of U is 2, of V is 10
-    prior = sum((v - PRIOR[name][0]) ** 2 / (2 * PRIOR[name][1] ** 2)
-                for name, v in zip(names_of(problem), x[:n], strict=True)) + float(energy)  # fmt: skip
-    value, gradient = problem.value(x)
-    assert found.outside is not None
-    slow = slow_log_density(points, found.curves, found.tails, found.shrinkage, head, outside=found.outside.factor)
-    assert value == pytest.approx(prior - (w * slow).sum(), rel=1e-10)
     np.testing.assert_allclose(gradient, approx_fprime(x, lambda z: problem.value(z)[0], 1e-6), rtol=1e-4, atol=1e-4)
 
 
@@ -382,33 +348,6 @@ def test_the_gradient_is_that_of_differences_and_pieces_add_up(at_once: int, cor
     assert in_pieces.value(x)[0] == pytest.approx(value, rel=1e-12)
     np.testing.assert_allclose(in_pieces.value(x)[1], gradient, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(in_pieces.log_density(x), whole.log_density(x), rtol=1e-12)
-
-
-@pytest.mark.parametrize("c", [1, 3])
-def test_the_density_with_tails_integrates_to_one(c: int) -> None:
-    step = 0.02
-    y = torch.arange(-300, 300, step, dtype=torch.float64)
-    families = (NETWORK, FOURIER, NETWORK)[:c]
-    points = replace(
-        held_out(1, 1, c, families=families)[np.zeros(len(y), dtype=int)], readings=Readings.of(y[:, None])
-    )
-    curve = replace(TRUTH, noise=TRUTH.noise[:1], slope=TRUTH.slope[:1])
-    one_output = {family: replace(curve, trust=3.0**i) for i, family in enumerate(dict.fromkeys(families))}
-    points = replace(points, log_far=torch.ones_like(y) if FOURIER in families else None)
-    x = numbers(one_output, TAILS, Shrinkage(0.5), Outside(2.0, np.nan))
-    log_density = problem_of(points, True).log_density(x)
-    assert np.exp(log_density).sum() * step == pytest.approx(1.0, rel=1e-12)
-
-
-def test_inside_the_data_the_process_adds_nothing() -> None:
-    points = held_out(12, 2, 3, families=(NETWORK, FOURIER, LINEAR), outside=3.0)
-    far, _ = slow_far(points.cost.numpy(), points.noise_var.numpy(), points.kind, points.families)
-    problem, without = (problem_of(p, True) for p in (points, replace(points, log_far=None)))
-    more, less = (problem.starts[0] + np.r_[np.zeros(len(problem.parameters) - 1), by] for by in (3.0, -3.0))
-    inside = far == 0
-    assert 3 <= inside.sum() <= 9
-    np.testing.assert_allclose(problem.log_density(more)[inside], without.log_density(more)[inside], rtol=1e-12)
-    assert (np.abs(problem.log_density(more) - problem.log_density(less))[~inside] > 1e-3).all()
 
 
 # --- what the fit finds
@@ -825,15 +764,6 @@ def test_without_a_usable_point_the_posterior_stands_as_it_is(input_noise: bool)
         assert found.points.squared_error.shape == (0, 2)
 
 
-def test_points_shown_are_those_of_the_first_network() -> None:
-    points = held_out(20, 2, 3)
-    shown = fit_curves(points, mixture=False).points
-    np.testing.assert_array_equal(shown.cost, points.cost[0].numpy())
-    error = (points.readings.values - points.mean[0]) ** 2 / points.noise_var[0]
-    np.testing.assert_allclose(shown.squared_error, error.numpy())
-    assert list(shown.kind) == list(points.kind)
-
-
 # --- noise that depends on the input
 
 
@@ -1064,29 +994,15 @@ def test_of_few_rows_shells_leave_two() -> None:
 
 
 def test_given_splits_are_the_splitters_own() -> None:
-    X, y = np.zeros((12, 1)), np.zeros((12, 1))
-    for splitter in (KFold(3), TimeSeriesSplit(3), RepeatedKFold(n_splits=2, n_repeats=2, random_state=0)):
-        splits = given_splits(splitter, X, y)
-        for split, (train, held) in zip(splits, splitter.split(X, y), strict=True):
+    X, groups = np.zeros((12, 1)), np.random.default_rng(0).permutation(np.arange(12) // 2)
+    repeated = RepeatedKFold(n_splits=2, n_repeats=2, random_state=0)
+    for splitter in (KFold(3), TimeSeriesSplit(3), repeated, GroupKFold(3)):
+        of = groups if isinstance(splitter, GroupKFold) else None
+        for split, (train, held) in zip(given_splits(splitter, X, X, of), splitter.split(X, X, of), strict=True):
             assert (split.train == train).all()
             assert (split.held == held).all()
             assert split.kind == "given"
-            assert split.n_groups == len(train)
-
-
-@given(seed=st.integers(0, 30), n_groups=st.integers(3, 8))
-def test_groups_are_never_split(seed: int, n_groups: int) -> None:
-    groups = np.r_[np.arange(n_groups), np.random.default_rng(seed).integers(n_groups, size=30)]
-    X = np.zeros((len(groups), 1))
-    splits = given_splits(GroupKFold(3), X, X, groups)
-    for split in splits:
-        assert not set(groups[split.train]) & set(groups[split.held])
-    assert Counter(np.concatenate([split.held for split in splits]).tolist()) == Counter(range(len(groups)))
-
-
-def test_time_series_are_trained_on_the_past_alone() -> None:
-    for split in given_splits(TimeSeriesSplit(3), np.zeros((20, 1)), np.zeros((20, 1))):
-        assert split.train.max() < split.held.min()
+            assert split.n_groups == len(train if of is None else set(groups[train]))
 
 
 class Splitter:
@@ -1126,20 +1042,10 @@ def test_splitters_that_do_not_split_are_told_why(as_a_user, splitter, said: str
         given_splits(splitter, np.zeros((10, 1)), np.zeros((10, 1)))
 
 
-# --- targets that are missing
-
-
-def with_holes(m: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    X = rng.uniform(-1, 1, (m, 1))
-    Y = np.hstack([np.sin(3 * X), 5 + X**2]) + 0.1 * rng.standard_normal((m, 2))
-    return X, np.where(np.arange(m)[:, None] % 3 == np.arange(2), np.nan, Y)
-
-
 def test_alpha_on_folds_is_tuned_on_the_targets_that_are_known(monkeypatch) -> None:
     seen, tune = [], revisions.tune_alpha_on
     monkeypatch.setattr(revisions, "tune_alpha_on", lambda folds, *a: (seen.extend(folds), tune(folds, *a))[1])
-    X, Y = with_holes(40)
-    BLLRegressor((4,), n_members=2, calibration="alpha", max_epochs=5, random_state=0).fit(X, Y)
+    case = CASES["missing"](40)
+    case.fitted(hidden=(4,), n_members=2, calibration="alpha", max_epochs=5, random_state=0)
     missing = sum(int(fold.T.isnan().sum()) for fold in seen)
-    assert missing / sum(fold.T.numel() for fold in seen) == pytest.approx(np.isnan(Y).mean(), abs=0.05)
+    assert missing / sum(fold.T.numel() for fold in seen) == pytest.approx(np.isnan(case.y).mean(), abs=0.05)

@@ -100,6 +100,15 @@ def test_another_setting_does_not_resume(kept, tmp_path, other):
         fit(tmp_path, **other)
 
 
+def test_what_is_in_the_way_and_what_differs_is_said(kept, tmp_path):
+    fit(tmp_path / "states")
+    with pytest.raises(InputError, match="max_epochs: 1 there, 4 here"):
+        fit(tmp_path / "states", max_epochs=4)
+    (tmp_path / "a file").write_text("")
+    with pytest.raises(InputError, match="must be a folder"):
+        fit(tmp_path / "a file")
+
+
 def test_other_folds_do_not_resume(kept, tmp_path):
     """The same rows and settings, but networks leave out others."""
     from sklearn.model_selection import KFold

@@ -103,38 +103,27 @@ def grouped_by(group: ndarray, origin: ndarray) -> bool:
     return bool(((group[:, None] == group) == (origin[:, None] == origin)).all())
 
 
-def test_near_copies_are_grouped_where_most_rows_have_one():
-    Z, T, origin = near_copies(50, 50)
+@pytest.mark.parametrize(
+    ("m", "n_copied", "off", "grouped"),
+    [
+        (50, 50, {}, True),
+        (50, 17, {}, True),  # 34 of 67 rows have a copy: a new row may be one as well
+        (50, 16, {}, False),  # 32 of 66
+        (60, 20, {}, False),  # half of the rows is not most
+        (50, 50, {"targets": 0.5e-3}, True),
+        (50, 50, {"targets": 2e-3}, False),
+        (50, 50, {"inputs": 0.0, "targets": 1.0}, True),  # equal inputs are copies whatever their targets
+        (50, 50, {"inputs": 0.3}, False),
+    ],
+)
+def test_rows_with_near_inputs_and_targets_are_grouped_where_most_rows_have_a_copy(m, n_copied, off, grouped):
+    Z, T, origin = near_copies(m, n_copied, **off)
     group = near_groups(Z, T)
-    assert grouped_by(group, origin)
-    assert sorted(set(group)) == list(range(50))
-
-
-def test_copies_that_are_exceptions_are_not_grouped():
-    """A new row may be such a copy as well: 34 of 67 rows have one, or 32 of 66."""
-    Z, T, origin = near_copies(50, 17)
-    assert grouped_by(near_groups(Z, T), origin)
-    Z, T, _ = near_copies(50, 16)
-    assert near_groups(Z, T).tolist() == list(range(66))
-
-
-def test_half_of_the_rows_is_not_most():
-    Z, T, _ = near_copies(60, 20)
-    assert near_groups(Z, T).tolist() == list(range(80))
-
-
-def test_rows_with_near_inputs_are_copies_only_with_near_targets_and_with_equal_inputs_always():
-    Z, T, origin = near_copies(50, 50, targets=0.5e-3)
-    assert grouped_by(near_groups(Z, T), origin)
-    Z, T, _ = near_copies(50, 50, targets=2e-3)
-    assert near_groups(Z, T).tolist() == list(range(100))
-    Z, T, origin = near_copies(50, 50, inputs=0.0, targets=1.0)
-    assert grouped_by(near_groups(Z, T), origin)
-
-
-def test_rows_with_near_targets_are_copies_only_with_near_inputs():
-    Z, T, _ = near_copies(50, 50, inputs=0.3)
-    assert near_groups(Z, T).tolist() == list(range(100))
+    if grouped:
+        assert grouped_by(group, origin)
+        assert sorted(set(group)) == list(range(m))
+    else:
+        assert group.tolist() == list(range(m + n_copied))
 
 
 def test_a_long_trajectory_is_not_one_group():

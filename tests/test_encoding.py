@@ -1,7 +1,6 @@
 """Piecewise-linear encoding: bins against a slow form, stacks of them, networks that see them, and models that have
 such networks as members."""
 
-import copy
 from dataclasses import replace
 from itertools import pairwise
 
@@ -13,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-import lastlayer
 from lastlayer import BLLRegressor, formula
 from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
@@ -245,32 +243,6 @@ def rows(m: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 @pytest.fixture(scope="module")
 def mixed() -> BLLRegressor:
     return BLLRegressor(**SMALL, preset="fast").fit(*rows())
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"preset": "fast"},
-        {"preset": "fast", "dtype": "float32"},
-        {"preset": "evidence"},
-        {"n_members": 3, "hidden_prior": 0.3},
-        {"n_members": 1, "hidden_prior": 0.3, "hidden": ()},
-    ],
-    ids=str,
-)
-def test_a_loaded_model_answers_to_the_last_bit(options, tmp_path):
-    X, y = rows()
-    model = BLLRegressor(**SMALL | options).fit(X, y)
-    assert all(m.family.encoding == "piecewise" for m in model.fitted_.members if not m.family.once)
-    model.save(tmp_path / "m")
-    again = lastlayer.load(tmp_path / "m")
-    assert again.encoding == "piecewise"
-    new = rows(seed=1)[0] * 1.5
-    for _ in range(2):
-        expected, got = model.predictive(new), again.predictive(new)
-        for name in ("component_mean", "component_var", "weights", "affine_cost"):
-            np.testing.assert_array_equal(getattr(got, name), getattr(expected, name))
-        model, again = (copy.deepcopy(m).update(X[:5], y[:5] + 0.1) for m in (model, again))
 
 
 def members_of(model: BLLRegressor, kind: type[Family]) -> list[int]:

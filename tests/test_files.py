@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
+from fuzz_files import ODD, places
 from torch import nn
 
 import lastlayer
@@ -71,15 +73,28 @@ def assert_same(got: BLLRegressor, expected: BLLRegressor, X=NEW) -> None:
 # there and back -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("q", [0, 2])
+SINGLE = [
+    {},
+    {"noise": "full"},
+    {"training": TrainingOptions(bias_prior="shared")},
+    {"dtype": "float32"},
+    {"hidden": (3, 5), "activation": "relu"},
+]
+ENCODED = [
+    {"preset": "fast"},
+    {"preset": "fast", "dtype": "float32"},
+    {},
+    {"preset": "calibrated", "n_members": 3, "hidden_prior": 0.3},
+    {"preset": "calibrated", "n_members": 1, "hidden_prior": 0.3, "hidden": ()},
+]
+
+
+@pytest.mark.usefixtures("small_process")
 @pytest.mark.parametrize(
-    "options",
+    ("q", "options"),
     [
-        {},
-        {"noise": "full"},
-        {"training": TrainingOptions(bias_prior="shared")},
-        {"dtype": "float32"},
-        {"hidden": (3, 5), "activation": "relu"},
+        *((q, options) for q in (0, 2) for options in SINGLE),
+        *((0, each | {"encoding": "piecewise"}) for each in ENCODED),
     ],
     ids=str,
 )
@@ -257,105 +272,75 @@ def test_whole_files_that_do_not_fit_are_refused(as_a_user, path, change):
         lastlayer.load(path)
 
 
-def test_truncated_files_are_refused(path):
-    content = path.read_bytes()
-    for length in {*range(0, len(content), 97), *range(12), len(content) - 1, len(content) - 8}:
-        path.write_bytes(content[:length])
-        with pytest.raises(ModelFileError):
-            lastlayer.load(path)
-
-
-@pytest.mark.parametrize("kind", ["flip", "delete", "insert", "zero", "swap"])
-def test_mutated_files_are_refused(path, kind):
-    content = path.read_bytes()
-    n_header = 8 + int.from_bytes(content[:8], "little")
+def damaged(content: bytes, kind: str) -> Iterator[bytes]:
+    """What becomes of a file that is cut, changed somewhere, or replaced by noise."""
     rng = np.random.default_rng([1, 2, 3, len(kind)])
-    for i in range(100):
+    noise = lambda n: rng.integers(0, 256, int(n), dtype=np.uint8).tobytes()
+    if kind == "cut":
+        lengths = {*range(0, len(content), 97), *range(12), len(content) - 1, len(content) - 8}
+        yield from (content[:length] for length in lengths)
+        return
+    if kind == "header too long":
+        sizes = [0, 1, 2**31, 2**40, 2**63, 2**64 - 1]
+        yield from (length.to_bytes(8, "little") + content[8:] for length in sizes)
+        return
+    n_header = 8 + int.from_bytes(content[:8], "little")
+    for i in range(300 if kind == "noise" else 100):
         # every second one in the header, where the parsers are
-        at = int(rng.integers(n_header if i % 2 else len(content)))
-        n = int(rng.integers(1, 9))
-        noise = rng.integers(0, 256, n, dtype=np.uint8).tobytes()
-        mutated = {
-            "flip": lambda: content[:at] + bytes([content[at] ^ int(rng.integers(1, 256))]) + content[at + 1 :],
-            "delete": lambda: content[:at] + content[at + n :],
-            "insert": lambda: content[:at] + noise + content[at:],
-            "zero": lambda: content[:at] + bytes(n) + content[at + n :],
-            "swap": lambda: content[at:] + content[:at],
-        }[kind]()
-        if mutated == content:
-            continue
-        path.write_bytes(mutated)
-        with pytest.raises(ModelFileError):
-            lastlayer.load(path)
+        at, n = int(rng.integers(n_header if i % 2 else len(content))), int(rng.integers(1, 9))
+        if kind == "flip":
+            yield content[:at] + bytes([content[at] ^ int(rng.integers(1, 256))]) + content[at + 1 :]
+        elif kind == "delete":
+            yield content[:at] + content[at + n :]
+        elif kind == "insert":
+            yield content[:at] + noise(n) + content[at:]
+        elif kind == "zero":
+            yield content[:at] + bytes(n) + content[at + n :]
+        elif kind == "swap":
+            yield content[at:] + content[:at]
+        else:  # a third with a length that a header could have, a third with one that begins like JSON too
+            rest = noise(rng.integers(0, 4000))
+            length = int(rng.integers(0, 2 * len(rest) + 2)).to_bytes(8, "little")
+            yield (b"", length, length + b'{"')[i % 3] + rest
 
 
-def test_random_bytes_are_refused(tmp_path):
-    rng = np.random.default_rng(0)
-    path = tmp_path / "m"
-    for i in range(300):
-        noise = rng.integers(0, 256, int(rng.integers(0, 4000)), dtype=np.uint8).tobytes()
-        # a third with a length that a header could have, a third with one that begins like JSON too
-        length = int(rng.integers(0, 2 * len(noise) + 2)).to_bytes(8, "little")
-        path.write_bytes((b"", length, length + b'{"')[i % 3] + noise)
-        with pytest.raises(ModelFileError):
-            lastlayer.load(path)
+@pytest.mark.parametrize("kind", ["cut", "header too long", "flip", "delete", "insert", "zero", "swap", "noise"])
+def test_damaged_files_are_refused(path, kind):
+    content = path.read_bytes()
+    for changed in damaged(content, kind):
+        path.write_bytes(changed)
+        if changed != content:
+            with pytest.raises(ModelFileError):
+                lastlayer.load(path)
 
 
-@pytest.mark.parametrize("length", [0, 1, 2**31, 2**40, 2**63, 2**64 - 1], ids=lambda n: f"header of {n}")
-def test_a_header_that_promises_too_much_is_refused(path, length):
-    path.write_bytes(length.to_bytes(8, "little") + path.read_bytes()[8:])
-    with pytest.raises(ModelFileError):
-        lastlayer.load(path)
-
-
-ODD = [None, True, -1, 0, 10**9, 10**30, 1e308, "x", "", "nan", [], {}, [[]], [10**9, 10**9], {"a": 1}]
-
-
-def places(value, path=()):
-    """Every place in a JSON value."""
-    if path:
-        yield path
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in pairs:
-        yield from places(inner, (*path, key))
-
-
-def test_whole_files_with_odd_words_load_or_are_refused(as_a_user, path):
+def test_whole_files_with_odd_words_and_tensors_load_or_are_refused(as_a_user, path):
     """A digest is no secret: a file may be whole and say anything. No other error, no hang, no memory for a phantom."""
     tensors, header = files.read(path)
-    rng = np.random.default_rng(0)
-    every = list(places(header))
-    loaded = 0
+    rng, every, odd = np.random.default_rng(0), list(places(header)), [word for word in ODD if word == word]
+    changes = []
     for place in every:
-        for i in rng.choice(len(ODD), 4, replace=False):
-            changed = copy.deepcopy(header)
-            inner = changed
+        for i in rng.choice(len(odd), 4, replace=False):
+            changed = inner = copy.deepcopy(header)
             for key in place[:-1]:
                 inner = inner[key]
-            inner[place[-1]] = ODD[i]
-            files.write(path, tensors, changed)
-            try:
-                lastlayer.load(path)
-                loaded += 1
-            except (ModelFileError, InputError):
-                pass
-    assert 0 < loaded < 4 * len(every)  # some words do not matter, such as a learning rate
-
-
-def test_whole_files_with_odd_tensors_load_or_are_refused(as_a_user, path):
-    tensors, header = files.read(path)
-    odd = [
+            inner[place[-1]] = odd[i]
+            changes.append((tensors, changed))
+    sizes = [
         torch.zeros(0),
         torch.ones(1),
         torch.full((3, 3), torch.nan),
         torch.ones(2, 2, 2),
-        torch.ones(5, dtype=torch.int8),
+        torch.ones(5).to(torch.int8),
     ]
-    for name in tensors:
-        for tensor in odd:
-            files.write(path, tensors | {name: tensor}, header)
-            with contextlib.suppress(ModelFileError, InputError):
-                lastlayer.load(path)
+    changes += [(tensors | {name: tensor}, header) for name in tensors for tensor in sizes]
+    loaded = 0
+    for change in changes:
+        files.write(path, *change)
+        with contextlib.suppress(ModelFileError, InputError):
+            lastlayer.load(path)
+            loaded += 1
+    assert 0 < loaded < len(changes)  # some words do not matter, such as a learning rate
 
 
 # accidents while saving ---------------------------------------------------------------------------------------------

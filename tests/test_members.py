@@ -198,14 +198,6 @@ def test_a_stronger_prior_leaves_smaller_weights(data):
     assert size[-1] < 0.1 * size[0]
 
 
-def test_no_epochs_change_nothing(data):
-    stack = stacked()
-    before = state(stack)
-    record = fit(stack, data, epochs=0)
-    assert record.nlml == []
-    assert all(torch.equal(p, old) for p, old in zip(stack.parameters(), before, strict=True))
-
-
 @pytest.mark.parametrize("epochs", [1, 10, 26])
 @pytest.mark.parametrize("noise", ["diagonal", "full"])
 def test_a_last_step_too_far_is_taken_back(data, epochs, noise):
@@ -355,25 +347,3 @@ def test_any_loss_of_a_stack_is_minimised_network_by_network():
     assert x[1].tolist() == [0.0, 0.0]
     assert record.setbacks == 16  # at every look, 25 epochs apart
     assert record.nlml[-1] < 1e-5
-
-
-# progress -----------------------------------------------------------------------------------------------------------
-
-
-def test_progress_is_shown_on_request_and_on_stderr_alone(data, at_terminal, capsys):
-    fit(stacked(), data, epochs=3)
-    assert capsys.readouterr() == ("", "")
-    fit(stacked(), data, epochs=3, progress=True, label="ten networks")
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "ten networks" in err
-    assert "3/3" in err
-
-
-def test_threads_are_put_back(data):
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    fit(stacked(), data, epochs=2)
-    after = torch.get_num_threads()
-    torch.set_num_threads(before)
-    assert after == 2

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import scoringrules
-from helpers import close
+from helpers import close, prediction
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy import ndarray
@@ -13,23 +13,10 @@ from scipy import stats
 from scipy.integrate import quad
 from sklearn.metrics import root_mean_squared_error
 
-from lastlayer.errors import InputError
 from lastlayer.predictions.metrics import LEVELS, calibration_error, coverage, crps, log_predictive_density, rmse
 from lastlayer.predictions.mixture import MixturePrediction
 
 SCORES = (log_predictive_density, rmse, coverage, crps)
-
-
-def prediction(c: int = 1, m: int = 30, q: int = 2, seed: int = 0, *, correlated: bool = True) -> MixturePrediction:
-    rng = np.random.default_rng(seed)
-    return MixturePrediction(
-        component_mean=rng.normal(0, 2, (c, m, q)),
-        component_epistemic_var=rng.uniform(0.2, 2, (c, m, q)),
-        component_noise_var=rng.uniform(0.2, 2, (c, m, q)),
-        affine_cost=rng.uniform(0, 3, m),
-        weights=rng.dirichlet(np.ones(c), m).T,
-        correlation=np.stack([np.corrcoef(rng.normal(size=(q, 4 * q))).reshape(q, q)] * c) if correlated else None,
-    )
 
 
 def targets(p: MixturePrediction, seed: int = 1) -> ndarray:
@@ -182,17 +169,6 @@ def test_crps_has_the_units_of_the_targets() -> None:
 # --- shapes
 
 
-@pytest.mark.parametrize("c", [1, 3])
-def test_one_output_takes_targets_without_a_second_axis(c: int) -> None:
-    p = prediction(c, q=1)
-    y = targets(p)
-    for score in SCORES:
-        assert score(p, y[:, 0]) == score(p, y)
-        assert score(p, y[:, 0], per_output=True).shape == (1,)
-    assert rmse(p.mean, y[:, 0]) == rmse(p.mean[:, 0], y[:, 0]) == rmse(p, y)
-    assert calibration_error(p, y[:, 0]) == calibration_error(p, y)
-
-
 @pytest.mark.parametrize("score", [*SCORES, calibration_error])
 def test_whole_numbers_are_targets_too(score) -> None:
     p = prediction(c=2)
@@ -204,10 +180,3 @@ def test_whole_numbers_are_targets_too(score) -> None:
 def test_scores_are_plain_numbers(score) -> None:
     p = prediction(c=2)
     assert type(score(p, targets(p))) is float
-
-
-@pytest.mark.parametrize("shape", [(29, 2), (30, 1), (30,), (2, 30)])
-@pytest.mark.parametrize("score", SCORES)
-def test_targets_of_another_shape_are_refused(score, shape: tuple[int, ...]) -> None:
-    with pytest.raises(InputError, match=rf"\({', '.join(map(str, shape))},?\)"):
-        score(prediction(), np.zeros(shape))

@@ -252,23 +252,6 @@ def test_a_model_of_complete_rows_learns_incomplete_ones() -> None:
         close(model.members_[0].posterior.variance_ratio(Phi)[:, j], alone.variance_ratio(Phi))
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (
-            lambda X, Y: (X, np.where(np.arange(len(Y))[:, None] == 7, np.nan, Y)),
-            "all targets are missing in 1 rows .*7",
-        ),
-        (lambda X, Y: (np.where(np.arange(len(X))[:, None] == 3, np.nan, X), Y), "X has 2 NaN values in 1 rows"),
-        (lambda X, Y: (X, np.where(np.arange(len(Y)) == 7, np.nan, Y[:, 0])), "y has 1 NaN values in 1 rows"),
-        (lambda X, Y: (X, np.where(np.arange(len(Y))[:, None] == 7, np.inf, Y)), "infinite"),
-    ],
-)
-def test_what_cannot_be_learned_is_refused(change: Callable, words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        BLLRegressor(**EVIDENCE).fit(*change(*table(30)))
-
-
 def test_a_note_counts_what_is_missing() -> None:
     X, Y = table(30)
     Y[[0, 1, 2], [0, 0, 1]] = np.nan

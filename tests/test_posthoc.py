@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import alone_and_by_two, close, exact_layer, problem
+from helpers import close, exact_layer, problem
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import lastlayer
-from lastlayer import BLLLoss, attach
+from lastlayer import BLLLoss, BLLRegressor, attach
 from lastlayer.bayes.evidence import optimal_alpha, profiled_nlml
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.statistics import Statistics
@@ -92,6 +91,8 @@ def test_one_pass_is_enough_and_the_network_stays_as_it_was():
     for name, value in network.state_dict().items():
         assert torch.equal(value, before[name]), name
     assert model.backbone.layer == "out"
+    assert model.extrapolation(100 * X).quantile.mean() > 0.9 > model.extrapolation(X).quantile.mean()
+    assert isinstance(BLLRegressor().set_params(**model.get_params()), BLLRegressor)
     assert not model.network_.training
 
 
@@ -101,42 +102,6 @@ def test_whatever_rows_come_in_the_model_is_the_same():
     models.append(attach(network, ArraySource(X.numpy(), y.numpy())))
     for other in models[1:]:
         np.testing.assert_allclose(other.predictive(X).std, models[0].predictive(X).std, rtol=1e-5)  # float32 network
-
-
-def test_it_does_everything_a_fitted_model_does(tmp_path):
-    (X, y), network = rows(q=1), net(q=1)
-    more, more_y = rows(q=1, seed=5)
-    model = attach(network, batches(X, y))
-    assert model.predict(X).shape == (90,)
-    assert model.extrapolation(100 * X).quantile.mean() > 0.9 > model.extrapolation(X).quantile.mean()
-    model.save(tmp_path / "m.lastlayer")
-    again = lastlayer.load(tmp_path / "m.lastlayer", backbone=FeatureExtractor(Net(1), "out"))
-    np.testing.assert_array_equal(again.predictive(X).std, model.predictive(X).std)
-    before = model.predictive(X).epistemic_var
-    assert (model.update(more, more_y).predictive(X).epistemic_var < before).all()
-    assert model.tune_alpha(more, more_y).alpha_curve_.lpd >= model.alpha_curve_.lpd_before
-    assert isinstance(lastlayer.BLLRegressor().set_params(**model.get_params()), lastlayer.BLLRegressor)
-
-
-def test_calibration_by_batches_is_calibration():
-    (X, y), network = rows(), net()
-    held, held_y = rows(seed=3)
-    streamed = attach(network, batches(X, y), calibration=batches(held, held_y, size=13))
-    at_once = attach(network, batches(X, y)).calibrate(held, held_y)
-    np.testing.assert_allclose(streamed.predictive(3 * X).std, at_once.predictive(3 * X).std, rtol=1e-3)
-    assert streamed.calibration_.lpd > streamed.calibration_.lpd_before
-
-
-def test_images_go_through():
-    g = torch.Generator().manual_seed(0)
-    images, y = torch.randn(60, 1, 5, 5, generator=g), torch.randn(60, generator=g)
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 6), nn.Tanh(), nn.Linear(6, 1))
-    model = attach(network, batches(images, y))
-    p = model.predictive(images)
-    assert p.std.shape == (60,)
-    module = model.module()
-    np.testing.assert_allclose(module(images)["var"], p.with_output_axis().var, rtol=1e-12)
 
 
 def test_its_module_goes_through_torch_export(as_a_user):
@@ -264,55 +229,6 @@ def test_a_loop_of_ones_own_trains_by_it():
 def test_misuse_of_the_loss_is_said(use, told, as_a_user):
     with pytest.raises(InputError, match=told):
         use()
-
-
-RANK_SCRIPT = """
-    import sys, torch
-    from torch import nn
-    from torch.utils.data import DataLoader, Subset, TensorDataset
-    from lastlayer import BLLLoss, attach
-    from lastlayer.data.distributed import join
-
-    torch.set_num_threads(1)
-    group = join()
-    g = torch.Generator().manual_seed(0)
-    X = torch.randn(96, 3, generator=g, dtype=torch.float64)
-    y = torch.sin(X[:, :2]) + 0.1 * torch.randn(96, 2, generator=g, dtype=torch.float64)
-    own = Subset(TensorDataset(X, y), range(group.rank, 96, group.world_size))
-    loader = DataLoader(own, batch_size=24 // group.world_size)
-
-    torch.manual_seed(1)
-    trunk = nn.Sequential(nn.Linear(3, 8), nn.Tanh()).double()
-    network = trunk if group.world_size == 1 else nn.parallel.DistributedDataParallel(trunk)
-    loss, optimiser, values = BLLLoss(96), torch.optim.SGD(network.parameters(), lr=0.3), []
-    for _ in range(5):
-        for x, t in loader:
-            optimiser.zero_grad()
-            value = loss(network(x), t)
-            value.backward()
-            optimiser.step()
-            values.append(value.detach())
-    held = torch.randn(20, 3, generator=g, dtype=torch.float64)
-    held_out = [(held[group.rank :: group.world_size], torch.sin(2 * held[group.rank :: group.world_size, :2]))]
-    model = attach(network, loader, layer=None, calibration=held_out)
-    p = model.predictive(3 * X)
-    out = {
-        "loss": group.sum_(torch.stack(values)) / group.world_size,
-        "weight": trunk[0].weight.detach(),
-        "mean": torch.tensor(p.mean),
-        "std": torch.tensor(p.std),
-        "cost": model.fitted_.sample_cost,
-    }
-    torch.save(out, f"{sys.argv[1]}/{group.world_size}-{group.rank}.pt")
-    group.shutdown()
-"""
-
-
-def test_two_processes_give_the_answer_of_one(tmp_path, as_a_user):
-    one, *two = alone_and_by_two(RANK_SCRIPT, tmp_path)
-    for name, value in one.items():
-        for other in two:
-            close(other[name], value, loose=1e5 if name == "std" else 1e2)  # the curve's optimum has a flat top
 
 
 # The example ----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """A prediction is a Gaussian or a mixture of them at each point: every question has a slow, obvious answer."""
 
-import re
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
 
@@ -110,15 +109,8 @@ def test_noise_of_every_point_may_be_given_once() -> None:
     once = MixturePrediction.gaussian(p.mean, noise_var=noise, **parts)
     np.testing.assert_array_equal(once.noise_var, np.tile(noise, (4, 1)))
     close(once.var, p.epistemic_var + noise)
-
-
-def test_without_noise_the_prediction_is_of_the_function() -> None:
-    p = gaussian()
-    f = MixturePrediction.gaussian(
-        p.mean, epistemic_var=p.epistemic_var, noise_var=np.zeros((4, 2)), affine_cost=p.affine_cost
-    )
-    close(f.var, p.epistemic_var)
-    close(f.quantile(0.9), stats.norm(p.mean, np.sqrt(p.epistemic_var)).ppf(0.9))
+    function = MixturePrediction.gaussian(p.mean, noise_var=0 * noise, **parts)
+    close(function.quantile(0.9), stats.norm(p.mean, np.sqrt(p.epistemic_var)).ppf(0.9))
 
 
 def test_the_covariance_of_the_targets_is_that_of_the_function_plus_that_of_the_noise() -> None:
@@ -188,37 +180,36 @@ def test_quantile_inverts_the_distribution_function(c: int, seed: int, level: fl
     np.testing.assert_allclose(p.cdf(lower), 1 - p.cdf(upper), atol=1e-9, rtol=0)
 
 
-@pytest.mark.parametrize("correlated", [False, True])
-def test_a_mixture_of_one_is_its_member(correlated: bool) -> None:
-    p = gaussian(correlated=correlated)
-    same(MixturePrediction.mixture([p]), p)
-
-
-def test_a_mixture_of_equal_members_is_the_member() -> None:
-    for p in (gaussian(), gaussian(correlated=False), mixture()):
-        same(MixturePrediction.mixture([p, p, p], np.array([0.2, 0.5, 0.3])), p)
-
-
-def test_a_member_of_weight_zero_does_not_count() -> None:
-    near = gaussian(seed=7)
-    far = replace(near, component_mean=1e3 + near.component_mean, component_noise_var=1e4 * near.component_noise_var)
-    same(MixturePrediction.mixture([gaussian(), far], np.array([1.0, 0.0])), gaussian())
-
-
-def test_weights_of_nested_mixtures_multiply() -> None:
+def same_mixtures() -> dict[str, tuple[MixturePrediction, MixturePrediction]]:
+    p, apart, of = gaussian(), gaussian(correlated=False), MixturePrediction.mixture
     a, b, c = (gaussian(seed=i, correlated=i > 0) for i in range(3))
-    nested = MixturePrediction.mixture(
-        [a, MixturePrediction.mixture([b, c], np.array([0.25, 0.75]))], np.array([0.4, 0.6])
+    far = replace(c, component_mean=1e3 + c.component_mean, component_noise_var=1e4 * c.component_noise_var)
+    wider = lambda p, e, n: replace(
+        p, component_epistemic_var=e * p.epistemic_var[None], component_noise_var=n * p.noise_var[None]
     )
-    flat = MixturePrediction.mixture([a, b, c], np.array([0.4, 0.15, 0.45]))
-    close(nested.weights, flat.weights)
-    close(nested.affine_cost, 0.4 * a.affine_cost + 0.15 * b.affine_cost + 0.45 * c.affine_cost)
-    same(nested, flat)
+    split = lambda p: (
+        p.split([0.8, 0.2], [1.0, 2.0], [0.5, 3.0]),
+        of([wider(p, 1.0, 0.5), wider(p, 2.0, 3.0)], np.array([0.8, 0.2])),
+    )
+    merged = mixture().merged(np.full(4, 0.5))
+    inner = of([b, c], np.array([0.25, 0.75]))
+    return {
+        **{f"of one: {i}": (of([each]), each) for i, each in enumerate((p, apart, merged))},
+        **{f"equal: {i}": (of([x] * 3, np.array([0.2, 0.5, 0.3])), x) for i, x in enumerate((p, apart, mixture()))},
+        "a member of weight zero": (of([p, far], np.array([1.0, 0.0])), p),
+        "weights of nested mixtures multiply": (
+            of([a, inner], np.array([0.4, 0.6])),
+            of([a, b, c], np.array([0.4, 0.15, 0.45])),
+        ),
+        "members count equally unless weights are given": (of([a, b, c]), of([a, b, c], np.full(3, 1 / 3))),
+        "split": split(p),
+        "split, uncorrelated": split(apart),
+    }
 
 
-def test_members_count_equally_unless_weights_are_given() -> None:
-    members = [gaussian(seed=i) for i in range(3)]
-    same(MixturePrediction.mixture(members), MixturePrediction.mixture(members, np.full(3, 1 / 3)))
+@pytest.mark.parametrize("name", same_mixtures())
+def test_mixtures_that_are_the_same_say_the_same(name: str) -> None:
+    same(*same_mixtures()[name])
 
 
 def test_weights_of_each_point_are_those_of_a_mixture_at_that_point_alone() -> None:
@@ -247,16 +238,6 @@ def test_law_of_total_variance() -> None:
     close(p.noise_var, (w * p.component_noise_var).sum(0))
     close(np.einsum("mii->mi", p.cov()), p.var)
     close(p.std**2, p.var)
-
-
-@pytest.mark.parametrize("correlated", [False, True])
-def test_a_split_prediction_is_the_mixture_of_its_parts(correlated: bool) -> None:
-    p = gaussian(correlated=correlated)
-    wider = lambda e, n: replace(
-        p, component_epistemic_var=e * p.epistemic_var[None], component_noise_var=n * p.noise_var[None]
-    )
-    apart = MixturePrediction.mixture([wider(1.0, 0.5), wider(2.0, 3.0)], np.array([0.8, 0.2]))
-    same(p.split([0.8, 0.2], [1.0, 2.0], [0.5, 3.0]), apart)
 
 
 # --- merging
@@ -295,12 +276,6 @@ def test_a_merged_density_is_that_of_the_mixture_written_down(correlated: bool) 
     close(p.merged(fraction).log_prob(y), np.array(density))
 
 
-@pytest.mark.parametrize("fraction", [np.zeros(3), np.full(4, 1.1), np.full(4, -0.1), np.full(4, np.nan)])
-def test_fractions_that_are_none_are_refused(fraction: ndarray) -> None:
-    with pytest.raises(InputError, match="from 0 to 1 for each of 4 points"):
-        mixture().merged(fraction)
-
-
 def test_what_is_merged_inside_the_data_is_what_it_was() -> None:
     p = mixture()
     assert p.merged(np.zeros(4)) is p
@@ -324,7 +299,6 @@ def test_members_that_contradict_the_others_widen_a_merged_interval() -> None:
 def test_correlations_of_functions_survive_a_mixture() -> None:
     merged = mixture().merged(np.full(4, 0.5))
     close(MixturePrediction.mixture([merged, merged]).cov(), merged.cov())
-    same(MixturePrediction.mixture([merged]), merged)
 
 
 # --- draws
@@ -407,14 +381,6 @@ def test_a_conformal_interval_needs_scores_and_a_known_word() -> None:
 # --- what cannot be
 
 
-def test_one_output_takes_targets_without_a_second_axis() -> None:
-    p = mixture(q=1)
-    y = targets(p)
-    close(p.log_prob(y[:, 0]), p.log_prob(y))
-    close(p.log_prob(y[:, 0], per_output=True), p.log_prob(y, per_output=True))
-    close(p.cdf(y[:, 0]), p.cdf(y))
-
-
 def test_a_prediction_cannot_be_changed() -> None:
     p = gaussian()
     for name in ("component_mean", "weights", "mean", "std", "new"):
@@ -422,41 +388,32 @@ def test_a_prediction_cannot_be_changed() -> None:
             setattr(p, name, p.component_mean)
 
 
-@pytest.mark.parametrize("shape", [(3, 2), (4, 3), (2, 4), (4,)])
-def test_targets_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
-    y = np.zeros(shape)
-    for ask in (gaussian().log_prob, mixture().log_prob):
-        with pytest.raises(InputError, match=rf"\({', '.join(map(str, shape))},?\).*4 points and 2 outputs"):
-            ask(y)
+def of_two(weights: list) -> Callable[[], MixturePrediction]:
+    return lambda: MixturePrediction.mixture([gaussian(), gaussian()], np.array(weights))
 
 
-@pytest.mark.parametrize("level", [0.0, 1.0, -0.1, 95.0, float("nan")])
-def test_levels_outside_zero_and_one_are_refused(level: float) -> None:
-    for ask in (gaussian().quantile, mixture().quantile, gaussian().interval):
-        with pytest.raises(InputError, match=f"level={level}"):
-            ask(level)
+SHARES = "must be 2 non-negative"
+REFUSED = [
+    *((of_two(w), rf"weights=.*{SHARES}") for w in ([0.5, 0.6], [1.5, -0.5], [1.0], [0.2, 0.3, 0.5], [0.5, np.nan])),
+    (of_two([[0.5] * 4, [0.5, 0.5, 0.6, 0.5]]), "add up to one"),
+    (lambda: MixturePrediction.mixture([]), "at least one"),
+    *(
+        (lambda other=other: MixturePrediction.mixture([gaussian(), other]), rf"(?s)(?=.*{len(other.mean)})(?=.*{q})")
+        for other, q in ((gaussian(m=5), 2), (gaussian(q=3), 3), (gaussian(q=3, correlated=False), 3))
+    ),
+    *(
+        (lambda p=p, ask=ask, level=level: getattr(p, ask)(level), f"level={level}")
+        for level in (0.0, 1.0, -0.1, 95.0, float("nan"))
+        for p, ask in ((gaussian(), "quantile"), (mixture(), "quantile"), (gaussian(), "interval"))
+    ),
+    *(
+        (lambda fraction=fraction: mixture().merged(fraction), "from 0 to 1 for each of 4 points")
+        for fraction in (np.zeros(3), np.full(4, 1.1), np.full(4, -0.1), np.full(4, np.nan))
+    ),
+]
 
 
-@pytest.mark.parametrize("weights", [[0.5, 0.6], [1.5, -0.5], [1.0], [0.2, 0.3, 0.5], [0.5, np.nan]])
-def test_weights_that_are_no_shares_are_refused(weights: list[float]) -> None:
-    given_weights = np.array(weights)
-    with pytest.raises(InputError, match=re.escape(f"weights={given_weights} must be 2 non-negative")):
-        MixturePrediction.mixture([gaussian(), gaussian()], given_weights)
-
-
-def test_weights_must_add_up_at_every_point() -> None:
-    weights = np.array([[0.5, 0.5, 0.5, 0.5], [0.5, 0.5, 0.6, 0.5]])
-    with pytest.raises(InputError, match="add up to one"):
-        MixturePrediction.mixture([gaussian(), gaussian()], weights)
-
-
-def test_a_mixture_needs_members() -> None:
-    with pytest.raises(InputError, match="at least one"):
-        MixturePrediction.mixture([])
-
-
-@pytest.mark.parametrize("other", [gaussian(m=5), gaussian(q=3), gaussian(q=3, correlated=False)])
-def test_members_of_other_points_or_outputs_are_refused(other: MixturePrediction) -> None:
-    m, q = other.mean.shape
-    with pytest.raises(InputError, match=f"(?s)(?=.*{m})(?=.*{q})"):
-        MixturePrediction.mixture([gaussian(), other])
+@pytest.mark.parametrize(("ask", "said"), REFUSED)
+def test_what_cannot_be_is_refused(ask: Callable, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        ask()

@@ -21,10 +21,7 @@ from torch import nn
 
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.calibration.alpha import search_alpha
-from lastlayer.ensemble import run
-from lastlayer.ensemble import train as train_module
 from lastlayer.errors import InputError
-from lastlayer.training import Validation, train
 
 pytestmark = pytest.mark.usefixtures("as_a_user")
 
@@ -215,31 +212,6 @@ def test_update_refuses_what_does_not_fit(as_a_user, two):
 # training -----------------------------------------------------------------------------------------------------------
 
 
-def test_early_stopping_keeps_the_best_network(monkeypatch):
-    scores, states, networks = [3.0, 2.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [], []
-    model = quick(early_stopping=True, patience=4, max_epochs=40)
-
-    def scripted() -> torch.Tensor:
-        states.append(copy.deepcopy(networks[0].state_dict()))
-        return torch.tensor(scores[min(len(states), len(scores)) - 1])
-
-    def watched(problem, *args, **options):
-        networks.append(problem.network)
-        return train(problem, *args, **options)
-
-    monkeypatch.setattr(run, "train", watched)
-    monkeypatch.setattr(train_module, "Validation", lambda _, **options: Validation(scripted, **options))
-    model.fit(*sine())
-    history = model.history_
-    assert history["stopped"] == "early_stopping"
-    assert len(history["nlml"]) < 40
-    assert history["best_epoch"] == history["validation_epoch"][2]
-    assert min(history["validation_score"]) == history["validation_score"][2] == 1.0
-    for name, value in model.network_.state_dict().items():
-        assert torch.equal(value, states[2][name])
-        assert not torch.equal(value, states[3][name])
-
-
 def test_history_tells_what_happened():
     history = quick(max_epochs=100, early_stopping=True).fit(*sine(110)).history_
     lengths = {len(history[name]) for name in ("nlml", "log_alpha", "learning_rate")}
@@ -416,16 +388,12 @@ ODD = {
     "huge inputs": lambda X, y: (X * 1e150, y),
     "integer inputs": lambda X, y: ((10 * X).astype(int), (10 * y).astype(int)),
     "float32": lambda X, y: (X.astype(np.float32), y.astype(np.float32)),
-    "every second row": lambda X, y: (np.repeat(X, 2, 0)[::2], np.repeat(y, 2)[::2]),
-    "backwards": lambda X, y: (X[::-1], y[::-1]),
     "columns backwards": lambda X, y: (X[:, ::-1], y),
-    "Fortran order": lambda X, y: (np.asfortranarray(X), y),
-    "read-only": lambda X, y: (_frozen(X), _frozen(y)),
     "lists": lambda X, y: (X.tolist(), y.tolist()),
     "two samples": lambda X, y: (X[:2], y[:2]),
     "two equal samples": lambda X, y: (X[[0, 0]], y[[0, 0]]),
 }
-LAYOUTS = ("integer inputs", "float32", "every second row", "backwards", "Fortran order", "read-only", "lists")
+LAYOUTS = ("integer inputs", "float32", "lists")
 
 
 @floored

@@ -6,12 +6,11 @@ import runpy
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import alone_and_by_two, close, problem, sine
+from helpers import close, problem, sine
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,7 +35,6 @@ from lastlayer.training import (
     TrainingHistory,
     UpdateSchedule,
     Validation,
-    checkpoint,
     chunked_nlml,
     train,
 )
@@ -298,75 +296,7 @@ def test_the_calibrated_default_works_with_mini_batches(as_a_user):
     assert np.sqrt(np.mean((model.predict(X) - y) ** 2)) < 0.5
 
 
-@pytest.mark.parametrize(
-    ("words", "options", "told"),
-    [
-        ({"batch_size": 1}, {}, "batch_size=1"),
-        ({"batch_size": 2.5}, {}, "batch_size=2.5"),
-        ({}, {"chunk_size": 0}, "chunk_size=0"),
-        ({"batch_size": 10}, {"chunk_size": 10}, "chunk_size"),
-        ({"batch_size": 10}, {"objective": "mse"}, "mse"),
-        ({}, {"checkpoint": "somewhere"}, "batch_size"),
-    ],
-)
-def test_words_that_do_not_go_together(words, options, told, as_a_user):
-    X, y = sine(m=40)
-    words = {"hidden": (4,), "preset": "evidence", "max_epochs": 2} | words
-    with pytest.raises(InputError, match=told):
-        BLLRegressor(**words, training=TrainingOptions(**options)).fit(X, y)
-
-
 # several processes --------------------------------------------------------------------------------------------------
-
-RANK_SCRIPT = """
-    import sys, torch
-    from lastlayer.networks.mlp import MLP
-    from lastlayer.data.distributed import join
-    from lastlayer.bayes.readings import Readings
-    from lastlayer.data.rows import Points
-    from lastlayer.bayes.statistics import Statistics
-    from lastlayer.bayes.readings import Readings
-    from lastlayer.training import Points, Rows, FullBatch, MiniBatches, Optimizer, Profiled, RunningPosterior
-    from lastlayer.training import chunked_nlml, train
-
-    torch.set_num_threads(1)
-    group = join()
-    g = torch.Generator().manual_seed(0)
-    X = torch.randn(61, 3, generator=g, dtype=torch.float64) + 5
-    T = torch.sin(X[:, :2]) + 0.1 * torch.randn(61, 2, generator=g, dtype=torch.float64)
-    own = slice(group.rank, None, group.world_size)
-    out = {}
-
-    statistics = group.reduce(Statistics.from_linear_features(X[own], T[own]))
-    out["mean"], out["scatter"] = statistics.mean, statistics.scatter
-
-    network = MLP(3, (6,), generator=torch.Generator().manual_seed(1))
-    objective, rows = Profiled(bias_prior="flat", noise="full"), Points(X[own], Readings(T[own]))
-    out["nlml"] = chunked_nlml(network, objective, rows, 8, process_group=group)
-    out["gradient"] = torch.cat([p.grad.flatten() for p in network.parameters()])
-
-    problem = FullBatch(network, objective, Rows(rows), prior_precision=0.5, process_group=group)
-    history = train(problem, Optimizer(max_epochs=5))
-    out["exact"], out["exact nlml"] = network[0].weight.detach(), torch.tensor(history.nlml)
-
-    network = MLP(3, (6,), generator=torch.Generator().manual_seed(1))
-    running = RunningPosterior(torch.tensor(61.0, dtype=torch.float64), 61, process_group=group)
-    problem = MiniBatches(network, Points(X, Readings(T)), running, batch_size=20, prior_precision=0.5)
-    history = train(problem, Optimizer(max_epochs=4))
-    out["batches"], out["batches nlml"] = network[0].weight.detach(), torch.tensor(history.nlml)
-    torch.save(
-        {name: value.detach() for name, value in out.items()}, f"{sys.argv[1]}/{group.world_size}-{group.rank}.pt"
-    )
-    group.shutdown()
-"""
-
-
-def test_two_processes_give_the_answer_of_one(tmp_path, as_a_user):
-    one, *two = alone_and_by_two(RANK_SCRIPT, tmp_path)
-    for name, value in one.items():
-        loose = 1e3 if name.startswith(("exact", "batches")) else 1.0  # rounding grows from step to step
-        for other in two:
-            close(other[name], value, loose=loose)
 
 
 @given(world=st.integers(1, 7), n=st.integers(0, 50))
@@ -433,24 +363,6 @@ def test_a_killed_fit_goes_on_and_ends_in_the_same_place(tmp_path, as_a_user, mo
     runpy.run_path(str(script))
     assert np.array_equal(np.load(tmp_path / "plain.npy"), np.load(tmp_path / "resumed.npy"))
     assert not list(folder.glob("training*.safetensors"))  # a fit that ends leaves nothing behind
-
-
-def test_a_state_of_another_training_is_refused(tmp_path, as_a_user, monkeypatch):
-    X, y = sine(m=60, d=2)
-    words = {"hidden": (4,), "preset": "evidence", "batch_size": 20, "random_state": 0}
-    monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(Path, "unlink", lambda self, **words: None)  # as if killed at the end
-    words["training"] = TrainingOptions(checkpoint=tmp_path)
-    BLLRegressor(**words, max_epochs=3).fit(X, y)
-    BLLRegressor(**words, max_epochs=3).fit(X, y)  # goes on from the end
-    with pytest.raises(InputError, match="max_epochs: 3 there, 4 here"):
-        BLLRegressor(**words, max_epochs=4).fit(X, y)
-    with pytest.raises(InputError, match="data"):
-        BLLRegressor(**words, max_epochs=3).fit(X, y + X[:, 0])
-    (tmp_path / "a file").write_text("")
-    words["training"] = TrainingOptions(checkpoint=tmp_path / "a file")
-    with pytest.raises(InputError, match="must be a folder"):
-        BLLRegressor(**words, max_epochs=3).fit(X, y)
 
 
 def test_a_longer_memory_brings_the_running_layer_closer_to_the_exact_one():

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers import prediction as of_width
 from helpers import sine
 
 import lastlayer
@@ -27,17 +28,9 @@ TARGETS = {0: (M,), 1: (M, 1), 2: (M, 2)}
 
 def prediction(q: int, c: int = 2) -> MixturePrediction:
     """Of targets as `sine(q=q)` has them: 0 is one dimension."""
-    rng, width = np.random.default_rng(0), max(q, 1)
-    return MixturePrediction(
-        component_mean=rng.normal(size=(c, M, width)),
-        component_epistemic_var=rng.uniform(0.2, 2, (c, M, width)),
-        component_noise_var=rng.uniform(0.2, 2, (c, M, width)),
-        affine_cost=rng.uniform(0, 3, M),
-        weights=rng.dirichlet(np.ones(c), M).T,
-        conformal_scores=rng.uniform(0, 2, (30, width)),
-        beyond_reach=np.arange(M) > 4,
-        y_ndim=1 if q == 0 else 2,
-    )
+    width, of_each = max(q, 1), {"beyond_reach": np.arange(M) > 4, "y_ndim": 1 if q == 0 else 2}
+    scores = np.random.default_rng(0).uniform(0, 2, (30, width))
+    return of_width(c, M, width, correlated=False, conformal_scores=scores, **of_each)
 
 
 @pytest.mark.parametrize("c", [1, 2])
@@ -79,19 +72,22 @@ def test_targets_of_one_output_may_have_its_axis_or_not(q):
     assert metrics.rmse(p.mean, y) == metrics.rmse(p.mean.reshape(M), y[:, None]) == metrics.rmse(p, y)
 
 
+OF_ONE = [(1, M), (M, M), (M + 1,), (), (M, 1, 1)]
+OF_TWO = [(M - 1, 2), (M, 3), (2, M), (M,)]
+
+
 @pytest.mark.parametrize(
-    "wrong", [np.zeros((1, M)), np.zeros((M, M)), np.zeros(M + 1), np.zeros(()), np.zeros((M, 1, 1))]
+    ("q", "shape"), [*((q, s) for q in (0, 1) for s in OF_ONE), *((2, s) for s in OF_TWO)], ids=str
 )
-@pytest.mark.parametrize("q", [0, 1])
-def test_what_would_broadcast_is_refused(q, wrong):
-    p = prediction(q)
+def test_what_would_broadcast_is_refused(q, shape):
+    p, wrong = prediction(q), np.zeros(shape)
     asked = [
         p.targets,
         *(lambda y, score=score: score(p, y) for score in (metrics.crps, metrics.rmse, metrics.coverage)),
     ]
     asked += [lambda y: metrics.interval_score(p, y), lambda y: metrics.rmse(p.mean, y)]
     for ask in asked:
-        with pytest.raises(InputError, match=r"shape .*7 points and 1 outputs"):
+        with pytest.raises(InputError, match=rf"shape .*7 points and {max(q, 1)} outputs"):
             ask(wrong)
 
 
