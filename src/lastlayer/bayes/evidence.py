@@ -218,18 +218,14 @@ class _ProfiledNLML(torch.autograd.Function):
 
 
 def statistics_nlml(
-    statistics: Statistics,
-    log_alpha: Float[Tensor, "*b"],
-    *,
-    noise: NoiseStructure = "diagonal",
-    bias_prior: BiasPrior = "flat",
+    statistics: Statistics, log_alpha: Float[Tensor, "*b"], *, bias_prior: BiasPrior = "flat"
 ) -> Float[Tensor, "*b"]:
     """Compute the profiled NLML from statistics, differentiably."""
     equations = NormalEquations.of(statistics, bias_prior)
     precision = equations.at(log_alpha[..., None] if equations.by_output else log_alpha)
     W = precision.penalised_weights
     S = equations.targets - W.mT @ equations.cross
-    Sigma_E = Cholesky.of(noise_covariance(S, equations, noise)[0])
+    Sigma_E = Cholesky.of(noise_covariance(S, equations)[0])
     return precision.nlml(Sigma_E.logdet(), trace(Sigma_E.solve(S)))
 
 

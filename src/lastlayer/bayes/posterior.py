@@ -1,6 +1,7 @@
 """The exact posterior over the last layer's weights, and its predictions at new points, in the units of the data."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -154,8 +155,7 @@ class Posterior:
     @cached_property
     def weights(self) -> Float[Tensor, "p q"]:
         """W: mean of the last layer's weights, with the bias in the last row. eq:w_bar_posterior_scalar."""
-        if not math.isinf(float(self.log_alpha)) and self._coarse(self.precision):
-            self._demand(self.precision.weights_error().max(), "the weights", self.log_alpha)
+        self._check(self.precision, self.precision.weights_error, "the weights")
         return self._columns(self.precision.weights)
 
     @cached_property
@@ -199,10 +199,7 @@ class Posterior:
             If rounding errors may exceed `RTOL`.
         """
         z, precision = self.equations.rows(linear_features(Phi)), self._precision_at(log_alpha)
-        asked = self.log_alpha if log_alpha is None else log_alpha
-        if not math.isinf(float(asked)) and self._coarse(precision):
-            with torch.no_grad():
-                self._demand(precision.ratio_error(z).max(), "the variance ratio", asked)
+        self._check(precision, lambda: precision.ratio_error(z), "the variance ratio")
         return precision.variance_ratio(z).mT if self.statistics.by_output else precision.variance_ratio(z)
 
     def variance_ratios(self, Phi: Float[Tensor, "r p"], log_alphas: Float[Tensor, " a"]) -> Float[Tensor, "a r *q"]:
@@ -310,25 +307,6 @@ class Posterior:
             root = torch.cat([root, torch.zeros_like(root[..., :1])], -1)
         return (root.movedim(0, 1).flatten(1), shift.flatten()) if eq.by_output else (root, shift)
 
-    def alpha_range(self, Phi: Float[Tensor, "r p"]) -> tuple[float, float]:
-        """Compute the range of log alpha in which it affects these points.
-
-        Parameters
-        ----------
-        Phi : Tensor of shape (r, p)
-            Affine features.
-
-        Returns
-        -------
-        first : float
-            Lower end.
-        last : float
-            Upper end.
-        """
-        farthest = self.equations.rows(linear_features(Phi)).square().sum(-1).max()
-        first, last = self.equations.alpha_range(2, farthest=float(farthest)).tolist()
-        return first, last
-
     def eigenvalues(self) -> Float[Tensor, " k"]:
         """Return the eigenvalues of the Gram matrix, of all outputs where they differ.
 
@@ -419,20 +397,21 @@ class Posterior:
         """One column per output, also where they are a batch."""
         return x[..., 0].mT if self.statistics.by_output else x
 
-    def _coarse(self, precision: Precision) -> bool:
-        """Whether rounding might matter at some point; a large alpha^-1 or large eigenvalues rule that out."""
-        if not self.checked or self.statistics.by_output:
-            return False
+    def _check(self, precision: Precision, error: Callable[[], Tensor], what: str) -> None:
+        """Raise an error if rounding matters; a large alpha^-1 or large eigenvalues rule that out for every point."""
+        if not self.checked or self.statistics.by_output or math.isinf(float(precision.log_alpha)):
+            return
         eq, allowed = self.equations, 0.1 * RTOL
         moments = eq.resolution * eq.n_penalised / precision.ridge
         centring = 2 * EPS * eq.feature_mean.norm() * (eq.count / precision.ridge).sqrt()
-        return not bool(moments + centring <= allowed) and not precision.worst_ratio_error <= allowed
-
-    def _demand(self, error: Tensor, what: str, log_alpha: float | Tensor) -> None:
-        if not bool(error <= RTOL):
-            limit = -math.log(float(self.equations.resolution) / RTOL)
+        if bool(moments + centring <= allowed) or precision.worst_ratio_error <= allowed:
+            return
+        with torch.no_grad():
+            worst = float(error().max())
+        if not worst <= RTOL:
+            limit = -math.log(float(eq.resolution) / RTOL)
             raise PrecisionError(
-                f"at log_alpha={float(log_alpha):.4g} {what} would be accurate only to {float(error):.0e}, and "
+                f"at log_alpha={float(precision.log_alpha):.4g} {what} would be accurate only to {worst:.0e}, and "
                 f"{RTOL:g} is required: the features are too close to collinear for float64 moments. "
                 f"Rescale or drop collinear features, or take log_alpha below about {limit:.3g}"
             )

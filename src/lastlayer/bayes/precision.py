@@ -132,9 +132,11 @@ class NormalEquations:
         values, ridge, B = self.spectrum.values[..., None], ridge[..., None, None], self.rotated_cross
         return self._least_squares_misfit + (B * (ridge / (values.clamp_min(TINY) * (values + ridge)))).mT @ B
 
-    def alpha_range(self, n: int, *, farthest: float = 0.0) -> Float[Tensor, "n *b"]:
-        """Grid over the range of log alpha that matters: below it all weights are zero, above it none is shrunk."""
-        largest = torch.maximum(self.spectrum.values.amax(-1), self.resolution).clamp_min(farthest)
+    def alpha_range(self, n: int, Phi: Float[Tensor, "r p"] | None = None) -> Float[Tensor, "n *b"]:
+        """Grid over the range of log alpha that matters to these points: from weights of zero to weights not shrunk."""
+        largest = torch.maximum(self.spectrum.values.amax(-1), self.resolution)
+        if Phi is not None:
+            largest = largest.clamp_min(float(self.rows(Phi[..., :-1]).square().sum(-1).max()))
         first, last = -largest.log() - 12.0, -self.resolution.log()
         if self.by_output:
             first, last = first.amin(-1), last.amax(-1)

@@ -77,7 +77,7 @@ def tune_alpha_on(folds: Sequence[HeldOut], log_alpha: float, *, n_curve: int = 
     """
     with torch.no_grad():
         lpds = [_lpd(*fold) for fold in folds]
-        ranges = [posterior.alpha_range(Phi) for posterior, Phi, _ in folds]
+        ranges = [posterior.equations.alpha_range(2, Phi).tolist() for posterior, Phi, _ in folds]
         share = np.array([len(fold.T) for fold in folds]) / sum(len(fold.T) for fold in folds)
 
         lpd = lambda log_alphas: sum(w * f(log_alphas) for w, f in zip(share, lpds, strict=True))

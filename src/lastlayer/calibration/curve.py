@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -90,23 +90,6 @@ class Curve:
         """
         return cls(np.ones(n_outputs), np.ones(n_outputs))
 
-    @classmethod
-    def of(cls, numbers: Float[ndarray, " p"], n_outputs: int, reach: float) -> "Curve":
-        """Create a curve from the values of `PARAMETERS`.
-
-        Parameters
-        ----------
-        numbers : ndarray of shape (p,)
-            The values, in the order of `PARAMETERS`.
-        n_outputs : int
-            Number of outputs.
-        reach : float
-            Largest affine cost in the calibration.
-        """
-        parts = zip(cls.PARAMETERS, _of_each(numbers, n_outputs), strict=True)
-        words: dict[str, Any] = {p.name: part if p.by_output else float(part[0]) for p, part in parts}
-        return cls(**words, reach=reach)
-
     @property
     def log_reach(self) -> float:
         """Logarithm of `reach`."""
@@ -138,8 +121,8 @@ class Curve:
         return f"var = noise * (a + b v^{self.power:.2f}), a = {a}, b = {b}"
 
 
-def _of_each(numbers: Float[ndarray, "*s p"], n_outputs: int) -> list[ndarray]:
-    """The numbers of each of `Curve.PARAMETERS`."""
+def of_each(numbers: Float[ndarray, "*s p"], n_outputs: int) -> list[ndarray]:
+    """Split numbers into those of each of `Curve.PARAMETERS`."""
     ends = np.cumsum([n_outputs if parameter.by_output else 1 for parameter in Curve.PARAMETERS])
     return np.split(numbers, ends[:-1], axis=-1)
 
@@ -158,7 +141,7 @@ class StackedCurves(NamedTuple):
     @classmethod
     def of_logs(cls, numbers: Float[ndarray, "c p"], n_outputs: int) -> "StackedCurves":
         """Split the logarithms of `Curve.PARAMETERS`, without a reach."""
-        log_noise, log_slope, log_power, log_trust = _of_each(numbers[:, None], n_outputs)
+        log_noise, log_slope, log_power, log_trust = of_each(numbers[:, None], n_outputs)
         return cls(log_noise, log_slope, np.exp(log_power), log_trust)
 
     @classmethod
@@ -169,15 +152,16 @@ class StackedCurves(NamedTuple):
         identity = Curve.identity(noise_cov.shape[-1])
         curves = [identity if calibration is None else calibration.curves[family] for family in families]
         column = lambda numbers: np.array(numbers)[:, None, None]
-        log_noise, log_slope = (np.log([c.widening * getattr(c, name) for c in curves]) for name in ("noise", "slope"))
+        log = lambda name: np.log([c.widening * getattr(c, name) for c in curves])[:, None]
+        log_noise, log_slope = log("noise"), log("slope")
         log_share = None
         if calibration is not None and calibration.outside is not None:
             factor = np.log([calibration.outside.of(family) for family in families])
-            variance = noise_cov.diagonal(dim1=-2, dim2=-1).log().numpy() + log_slope
+            variance = noise_cov.diagonal(dim1=-2, dim2=-1).log().numpy() + log_slope[:, 0]
             log_share = column(factor - variance.mean(-1))
         return cls(
-            log_noise[:, None],
-            log_slope[:, None],
+            log_noise,
+            log_slope,
             column([curve.power for curve in curves]),
             column(np.log([c.trust / families.count(f) for c, f in zip(curves, families, strict=True)])),
             column([curve.log_reach for curve in curves]),

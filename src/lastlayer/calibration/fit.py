@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from lastlayer.calibration.curve import (
     Outside,
     Shrinkage,
     Tails,
+    of_each,
 )
 from lastlayer.calibration.density import NO_MIXTURE, Density, MixtureDensity
 from lastlayer.calibration.points import HeldOutPoints
@@ -190,10 +192,11 @@ class CurveProblem:
     def calibration(self, x: ndarray, alone: dict[Family, float], lpd_before: float) -> Calibration:
         """Assemble the calibration, and the points for plots."""
         points, (numbers, of_mixture, head) = self.points, self.parts(x)
-        curves = {
-            family: Curve.of(np.exp(own), self.q, reach=float(points.of(family).cost.max()))
-            for family, own in zip(self.families, numbers, strict=True)
-        }
+        curves = {}
+        for family, own in zip(self.families, np.exp(numbers), strict=True):
+            parts = zip(Curve.PARAMETERS, of_each(own, self.q), strict=True)
+            words: dict[str, Any] = {p.name: part if p.by_output else float(part[0]) for p, part in parts}
+            curves[family] = Curve(**words, reach=float(points.of(family).cost.max()))
         first = points.families.index(self.families[0])
         mean = np.concatenate([found.mean[first] for found, _, _ in self.densities(x, head)])
         squared = (points.readings.values.numpy() - mean) ** 2 / points.noise_var[first].numpy()

@@ -64,7 +64,7 @@ def tune_alpha(fitted: Fitted, data: Points) -> tuple[Fitted, AlphaCurve]:
             values.append(p.log_prob(targets).mean())
         return np.array(values)
 
-    ranges = [q.alpha_range(Phi) for q, Phi in zip(posteriors, features, strict=True)]
+    ranges = [q.equations.alpha_range(2, Phi).tolist() for q, Phi in zip(posteriors, features, strict=True)]
     first = min(low - own for (low, _), own in zip(ranges, start, strict=True))
     last = max(high - own for (_, high), own in zip(ranges, start, strict=True))
     unit = float(np.log(scale) @ (~np.isnan(targets)).mean(0))  # an LPD of standardised targets, as everywhere
