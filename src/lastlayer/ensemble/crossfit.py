@@ -13,9 +13,7 @@ from lastlayer.bayes.affine_cost import leave_one_out_cost
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import HeldOut
 from lastlayer.bayes.maximum import by_evidence
-from lastlayer.bayes.noise_groups import StatisticsByNoise
 from lastlayer.bayes.posterior import Posterior
-from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.data.rows import Rows
 from lastlayer.ensemble.run import Run
@@ -138,16 +136,11 @@ def cross_fit(rows: Rows, splits: Sequence[Split], architecture: Architecture, r
     with architecture.seeded():
         networks = Trainer(architecture, rows, run).networks(tasks)
     with run.stage("last layers", WORK_PER_ROW * m):
-        sums = (_sums(rows, task, net) for task, net in zip(tasks, networks, strict=True))
+        parts = (rows.main.take(task.split.train) for task in tasks)
+        each = zip(parts, (partial(finite_features, network) for network in networks), strict=True)
+        sums = (at.statistics(of) if rows.learned else Rows(at, rows.beside).by_noise(of) for at, of in each)
         layer = settings.layer
         posteriors = by_evidence(
             sums, noise=layer.noise_structure, bias_prior=layer.bias_prior, noise_prior=layer.noise_prior
         )
     return CrossFit(rows, settings, [Fit(*parts) for parts in zip(tasks, networks, posteriors, strict=True)])
-
-
-def _sums(rows: Rows, task: Task, network: nn.Module) -> Statistics | StatisticsByNoise:
-    features = partial(finite_features, network)
-    if rows.learned:
-        return rows.main.take(task.split.train).statistics(features)
-    return rows.take(task.split.train).by_noise(features)

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from threading import Event
 from typing import Any, TypeVar
 
@@ -46,8 +46,9 @@ class Task:
     seed: int = 0
     """Seed of the initialisation: the same for every family, different for every network of a family."""
 
-    def generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(self.seed)
+
+EncodedTask = tuple[Task, PiecewiseEncoding | None]
+"""A network to be trained, and the encoding of its inputs."""
 
 
 @dataclass(frozen=True)
@@ -65,33 +66,32 @@ class Trainer:
         for stage, kind in enumerate(dict.fromkeys(alike(task.family) for task in tasks), 1):
             places = [i for i, task in enumerate(tasks) if alike(task.family) == kind]
             own, family, start = [tasks[i] for i in places], tasks[places[0]].family, time.perf_counter()
+            encodings = self._encodings(own)
             if family.trained:
-                networks = self._trained(own, stage)
+                networks = self._trained(list(zip(own, encodings, strict=True)), stage)
             elif family.once:
-                networks = self._processes(own)
+                with self.run.bar(f"lengths of {len(own)} processes"):
+                    networks = self._together(own, self._processes)
             else:
                 d, same = self.rows.main.X.shape[1], nn.Identity
-                networks = [same() if e is None else encoded(e, same(), d) for e in map(self.encoding, own)]
+                networks = [same() if e is None else encoded(e, same(), d) for e in encodings]
             made |= zip(places, networks, strict=True)
             logger.info("%d fits like %s: %.1f s", len(places), family, time.perf_counter() - start)
         return [made[i] for i in range(len(tasks))]
 
-    def encoding(self, task: Task) -> PiecewiseEncoding | None:
-        """Encoding fitted to the network's training rows, so that held-out rows lie outside it as new rows will."""
-        if task.family.encoding == "raw":
-            return None
-        X, dtype = self.rows.main.take(task.split.train).X, self.architecture.settings.place.torch_dtype
-        return PiecewiseEncoding.of(X, self._n_bins).to(dtype)
+    def _encodings(self, tasks: Sequence[Task]) -> list[PiecewiseEncoding | None]:
+        """Encodings fitted to training rows, so that held-out rows lie outside them as new rows will."""
+        if tasks[0].family.encoding == "raw":
+            return [None] * len(tasks)
+        main, dtype = self.rows.main, self.architecture.settings.place.torch_dtype
+        n_bins = bins_of(main.X)
+        return [PiecewiseEncoding.of(main.take(task.split.train).X, n_bins).to(dtype) for task in tasks]
 
-    @cached_property
-    def _n_bins(self) -> torch.Tensor:
-        return bins_of(self.rows.main.X)
-
-    def _trained(self, tasks: list[Task], stage: int) -> list[nn.Module]:
+    def _trained(self, tasks: list[EncodedTask], stage: int) -> list[nn.Module]:
         s, network = self.architecture.settings.training, self.architecture.settings.network
         plain = s.objective == "profiled" and s.chunk_size is None and not s.early_stopping
         if len(tasks) == 1 or not (plain and network.hidden and network.backbone is None) or self.rows.main.X.dim() > 2:
-            return [self._alone(task, (stage, i)) for i, task in enumerate(tasks)]
+            return [self._alone(*task, (stage, i)) for i, task in enumerate(tasks)]
         over = self.run.history.stopped == "interrupted"  # networks after an interrupt keep their initial weights
         label = f"training {len(tasks)} networks"
         work = lambda group, i, stop: self._stack(group, (stage, i), None if over else stop, label)
@@ -101,9 +101,10 @@ class Trainer:
             warnings.warn(f"interrupted after {epochs} epochs: the networks are kept and usable", stacklevel=8)
         return networks
 
-    def _processes(self, tasks: list[Task]) -> list[nn.Module]:
+    def _processes(self, tasks: list[Task], i: int, stop: Event) -> list[nn.Module]:
         """Random frequencies, with length scales by the evidence of at most `MOST_ROWS` rows."""
-        generators, whole, outputs = [task.generator() for task in tasks], None, slice(None)
+        generators = [torch.Generator().manual_seed(task.seed) for task in tasks]
+        whole, outputs, networks = None, slice(None), list[nn.Module]()
         if (read := self.rows.main.readings.read) is not None:
             whole, outputs = _most_complete((read > 0).numpy(force=True))
         parts = []
@@ -113,19 +114,13 @@ class Trainer:
         data = self.rows.stacked(parts).main
         T = data.T[..., outputs]
         weight = torch.ones_like(T[..., 0]) if data.weight is None else data.weight
-
-        def lengths(group: list[int], i: int, stop: Event) -> list[nn.Module]:
-            own, made = torch.tensor(group, device=weight.device), list[nn.Module]()
-            found = (x.cpu() for x in fit_lengths(data.X[own].double(), T[own], weight[own]))
-            for j, log_length, log_linear in zip(group, *found, strict=True):
-                if not self.rows.learned:
-                    log_length, log_linear = self._refined(log_length, log_linear, parts[j], generators[j])
-                made.append(fourier_network(log_length, log_linear, generator=generators[j]))
-            return made
-
-        with self.run.bar(f"lengths of {len(tasks)} processes"):
-            networks = self._together(list(range(len(tasks))), lengths)
-        return [network.to(data.X.device).eval() for network in networks]
+        found = (x.cpu() for x in fit_lengths(data.X.double(), T, weight))
+        for rows, generator, log_length, log_linear in zip(parts, generators, *found, strict=True):
+            if not self.rows.learned:
+                log_length, log_linear = self._refined(log_length, log_linear, rows, generator)
+            network = fourier_network(log_length, log_linear, generator=generator)
+            networks.append(network.to(data.X.device).eval())
+        return networks
 
     def _refined(
         self, log_length: torch.Tensor, log_linear: torch.Tensor, rows: ndarray, generator: torch.Generator
@@ -158,11 +153,14 @@ class Trainer:
             networks[i :: len(groups)] = part
         return networks
 
-    def _stack(self, tasks: Sequence[Task], place: tuple[int, int], stop: Event | None, label: str) -> list[nn.Module]:
+    def _stack(
+        self, items: list[EncodedTask], place: tuple[int, int], stop: Event | None, label: str
+    ) -> list[nn.Module]:
         """Train networks of one kind as a stack; without `stop`, they keep their initial weights."""
+        tasks, encodings = [task for task, _ in items], [encoding for _, encoding in items if encoding is not None]
         settings, d, device = self.architecture.settings, self.rows.main.X.shape[1], self.rows.main.X.device
-        s, dtype, generators = settings.network, settings.place.torch_dtype, [task.generator() for task in tasks]
-        encodings = [e for e in map(self.encoding, tasks) if e is not None]
+        s, dtype = settings.network, settings.place.torch_dtype
+        generators = [torch.Generator().manual_seed(task.seed) for task in tasks]
         n_inputs = len(encodings[0].column) if encodings else d
         activation = tasks[0].family.activation or s.activation
         stack = StackedMLP(n_inputs, s.hidden, generators=generators, activation=activation)
@@ -191,11 +189,11 @@ class Trainer:
             row[torch.from_numpy(part)] = 1
         return Rows(replace(main, weight=weight.to(main.X.device) * (1 if main.weight is None else main.weight)))
 
-    def _alone(self, task: Task, place: tuple[int, int]) -> nn.Module:
+    def _alone(self, task: Task, encoding: PiecewiseEncoding | None, place: tuple[int, int]) -> nn.Module:
         """Train one network of any kind, with any objective, and early stopping."""
-        s, main, generator = self.architecture.settings, self.rows.main, task.generator()
+        s, main, generator = self.architecture.settings, self.rows.main, torch.Generator().manual_seed(task.seed)
         rows = self.rows if len(task.split.train) == len(main.X) else self.rows.take(task.split.train)
-        network = self.architecture.build(main.X.shape[1], generator, task.family, self.encoding(task))
+        network = self.architecture.build(main.X.shape[1], generator, task.family, encoding)
         network = network.to(device=main.X.device, dtype=s.place.torch_dtype)
         with torch.no_grad():
             n_features = finite_features(network.eval(), rows.main.X[:2]).shape[1]

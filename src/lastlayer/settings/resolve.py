@@ -122,7 +122,8 @@ def resolve(parameters: Mapping[str, Any], data: Shape, *, seed: int) -> Setting
     spare = spare and n_groups >= (FEW_ROWS if own_network else LEAST_ROWS)
     plan = _plan(p, data, spare=spare)
     asked = Asked(p, data, n_rows, n_groups, plan, spare and plan.curves and not own_network)
-    place, training = Place(device_name(p["device"]), p["dtype"]), _training(asked)
+    device = str(p["device"]) if p["device"] != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    place, training = Place(device, p["dtype"]), _training(asked)
     settings = Settings(_network(asked), _ensemble(asked), training, _layer(asked), plan, place, seed)
     _check_together(settings, asked)
     return settings
@@ -197,11 +198,6 @@ def _check_source(p: Mapping[str, Any], *, validation: bool) -> None:
             f"calibration={calibration!r} {whole}: give validation_data, with calibration 'auto' for a curve or "
             "'alpha' for Algorithm 1"
         )
-
-
-def device_name(device: str) -> str:
-    """Resolve "auto" to a GPU if there is one, otherwise the CPU."""
-    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else str(device)
 
 
 def _plan(p: Mapping[str, Any], data: Shape, *, spare: bool) -> Plan:

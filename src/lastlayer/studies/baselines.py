@@ -24,7 +24,6 @@ from lastlayer.estimators.base import BaseRegressor, with_gradients
 from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.likelihoods.base import Gaussian
 from lastlayer.predictions.mixture import MixturePrediction
-from lastlayer.settings.resolve import device_name
 from lastlayer.settings.types import NoiseModel, TrainingOptions
 
 INITIAL_STD = 0.003
@@ -143,7 +142,8 @@ class BayesByBackpropRegressor(BaseRegressor):
         self._fit_seed, given = self._seed(), validated(self, X, y)
         self._scales, self._y_ndim = Scales.of(given, Gaussian().read(given)), given.y_ndim
         rows = Rows.of(given, Gaussian(), self._scales)
-        data = rows.main.to(torch.device(device_name(self.device)), torch.float64)
+        device = self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+        data = rows.main.to(torch.device(device), torch.float64)
         generator = Generator(data.X.device).manual_seed(self._fit_seed)
         (d, q), start = (data.X.shape[1], data.T.shape[1]), Generator().manual_seed(self._fit_seed)
         network = BayesianNetwork(d, self.hidden, q, prior_std=self.prior_std, generator=start)
