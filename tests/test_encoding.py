@@ -19,8 +19,7 @@ from lastlayer.data.rows import Points, Rows
 from lastlayer.formula.ops import TorchOps
 from lastlayer.networks.architecture import Architecture, encoded
 from lastlayer.networks.encoding import PiecewiseEncoding, bins_of
-from lastlayer.networks.groups import grouped, numbers_of
-from lastlayer.networks.mlp import MLP, InputSkip, StackedMLP, encoding_of, inner_network
+from lastlayer.networks.mlp import MLP, InputSkip, StackedMLP, encoding_of, grouped, inner_network, numbers_of
 from lastlayer.settings.resolve import resolve
 from lastlayer.settings.types import ADDITIVE, NETWORK, Family, Linear, Network, Shape
 from lastlayer.training import FullBatch, Profiled, StackedNetworks

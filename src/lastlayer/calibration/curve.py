@@ -144,30 +144,6 @@ class StackedCurves(NamedTuple):
         log_noise, log_slope, log_power, log_trust = of_each(numbers[:, None], n_outputs)
         return cls(log_noise, log_slope, np.exp(log_power), log_trust)
 
-    @classmethod
-    def of(
-        cls, families: Sequence[Family], calibration: "Calibration | None", noise_cov: Float[Tensor, "c q q"]
-    ) -> "StackedCurves":
-        """The curve of each member; the members of a family share its trust."""
-        identity = Curve.identity(noise_cov.shape[-1])
-        curves = [identity if calibration is None else calibration.curves[family] for family in families]
-        column = lambda numbers: np.array(numbers)[:, None, None]
-        log = lambda name: np.log([c.widening * getattr(c, name) for c in curves])[:, None]
-        log_noise, log_slope = log("noise"), log("slope")
-        log_share = None
-        if calibration is not None and calibration.outside is not None:
-            factor = np.log([calibration.outside.of(family) for family in families])
-            variance = noise_cov.diagonal(dim1=-2, dim2=-1).log().numpy() + log_slope[:, 0]
-            log_share = column(factor - variance.mean(-1))
-        return cls(
-            log_noise,
-            log_slope,
-            column([curve.power for curve in curves]),
-            column(np.log([c.trust / families.count(f) for c, f in zip(curves, families, strict=True)])),
-            column([curve.log_reach for curve in curves]),
-            log_share,
-        )
-
     def slopes(
         self,
         by_noise: Float[ndarray, "c q"],
@@ -224,10 +200,6 @@ class Outside:
     """Factor on the variance of the process."""
     inside: float
     """Affine cost of the process up to which a point counts as inside the data."""
-
-    def of(self, family: Family) -> float:
-        """Factor on the variance of the process, for members of a family."""
-        return self.factor * math.exp(log_fraction(family))
 
     def __str__(self) -> str:
         return f", {self.factor:.1f} times the variance of the process outside the data"

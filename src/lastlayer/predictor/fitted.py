@@ -1,27 +1,26 @@
 """`Fitted`: a fitted model as a frozen value, with its predictions in original units."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from numpy import ndarray
 from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
 from lastlayer import formula
 from lastlayer._internal.arrays import contiguous
-from lastlayer._internal.chunks import CHUNK_ROWS, row_chunks
-from lastlayer._internal.threads import threads_for
+from lastlayer._internal.chunks import CHUNK_ROWS
 from lastlayer.calibration.curve import Calibration, Curve, Tails
 from lastlayer.data.observe import Functionals
 from lastlayer.data.rows import Points, Rows
 from lastlayer.data.scaling import FARTHEST, Scales, Standardizer
 from lastlayer.errors import InputError
-from lastlayer.formula.joint import Functions
+from lastlayer.formula import Components, Functions
 from lastlayer.formula.ops import NumPyOps, TorchOps
 from lastlayer.likelihoods.base import Gaussian, Likelihood
 from lastlayer.networks.structured import converted
@@ -83,13 +82,8 @@ class Fitted:
     process: Member | None = None
     """The Gaussian process that gives the variance outside the data, where it is needed but is not a member."""
 
-    @cached_property
-    def state(self) -> formula.State:
-        """The model as tensors for the predictive formula."""
-        widest = max(member.posterior.statistics.n_linear for member in self.members)
-        # threads as in calibration, so that a loaded model predicts bitwise the same; outlives torch.inference_mode
-        with threads_for(widest**3 // 20), torch.inference_mode(False):
-            return state_of(self.members, self.inputs, self.targets, self.calibration, self.process)
+    state = cached_property(state_of)
+    """The model as tensors for the predictive formula."""
 
     def module(self) -> Predictor:
         """Return the model as a `torch.nn.Module`."""
@@ -221,7 +215,7 @@ class Fitted:
         """Predict one number for each target: `Prediction.point`."""
         if not self.likelihood.linear:
             return self.predictive(X).with_output_axis().point
-        return as_array(torch.cat(self._in_chunks(X, formula.predict_mean)))
+        return self._evaluated(X, lambda *of: [formula.predict_mean(*of)])[0]
 
     def point_and_std(self, X: ndarray) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:
         """Predict `point` and the standard deviation of the targets, noise included."""
@@ -229,8 +223,8 @@ class Fitted:
             p = self.predictive(X).with_output_axis()
             return p.point, p.std
         moments = lambda ops, model, x: formula.moments(ops, model, formula.predict(ops, model, x))
-        mean, epistemic, noise, _ = (torch.cat(each) for each in zip(*self._in_chunks(X, moments), strict=True))
-        return as_array(mean), np.sqrt(as_array(epistemic + noise))
+        mean, epistemic, noise, _ = self._evaluated(X, moments)
+        return mean, np.sqrt(epistemic + noise)
 
     def predictive(self, X: ndarray, *, noise: bool = True) -> Prediction:
         """Predict the distribution of the targets, or of the function.
@@ -246,12 +240,16 @@ class Fitted:
 
     def working(self, X: ndarray, *, noise: bool = True) -> MixturePrediction:
         """Predict the working targets, which `likelihood` makes of the targets."""
-        parts = self._in_chunks(X, lambda *of: vars(as_arrays(formula.predict(*of))).values())
-        together = [each[0] if len(parts) == 1 else np.concatenate(each, axis=1) for each in zip(*parts, strict=True)]
-        return self.prediction(formula.Components(*together), noise=noise)
+        return self.prediction(self._components(X), noise=noise)
 
-    def prediction(self, parts: formula.Components, *, noise: bool = True) -> MixturePrediction:
+    def prediction(self, parts: Components, *, noise: bool = True) -> MixturePrediction:
         """Assemble the mixture of calibrated members and its tails, merged outside the data."""
+        found, families = self.calibration, [member.family for member in self.members]
+        beyond = None
+        if found is not None:  # judged by the Gaussian process, or else by the first family
+            judge = FOURIER if FOURIER in families else families[0]
+            star = parts.cost_star[[family == judge for family in families]]
+            beyond = star.mean(-1).mean(0) > found.curves[judge].reach
         prediction = MixturePrediction(
             component_mean=parts.mean,
             component_epistemic_var=parts.epistemic,
@@ -260,24 +258,15 @@ class Fitted:
             weights=parts.weights[..., 0],
             correlation=self.correlation,
             conformal_scores=self.conformal_scores if noise else None,
-            beyond_reach=self._beyond_reach(parts.cost_star.mean(-1)),
+            beyond_reach=beyond,
             y_ndim=self.y_ndim,
         )
-        if share := self.tails.share:
-            widths = [1.0, self.tails.factor]
+        if found is not None and (share := found.tails.share):
+            widths = [1.0, found.tails.factor]
             prediction = prediction.split([1 - share, share], widths, widths)
         if not self.references:
             return prediction
         return prediction.merged(formula.outside_fraction(np, self.references, parts.cost_star)[:, 0])
-
-    def _beyond_reach(self, cost_star: Float[ndarray, "c m"]) -> Bool[ndarray, " m"] | None:
-        """Points beyond the calibrated range, judged by the Gaussian process, or else by the first family."""
-        if self.calibration is None:
-            return None
-        families = [member.family for member in self.members]
-        judge = FOURIER if FOURIER in families else families[0]
-        beyond: ndarray = cost_star[[f == judge for f in families]].mean(0) > self.calibration.curves[judge].reach
-        return beyond
 
     @cached_property
     def references(self) -> list[tuple[list[int], float]]:
@@ -347,37 +336,38 @@ class Fitted:
         X : ndarray of shape (m, d)
             Inputs in original units.
         """
-        sample_cost = as_array(self.sample_cost.sort().values)
-
-        def look(*of: Any) -> tuple[ndarray, ndarray]:
-            cost = as_array(formula.predict(*of).cost_star)
-            return cost.mean(-1).mean(0), formula.extrapolation(np, self.references, sample_cost, cost)
-
-        return Extrapolation(*map(np.concatenate, zip(*self._in_chunks(X, look), strict=True)))
+        sample_cost, cost = as_array(self.sample_cost.sort().values), self._components(X).cost_star
+        return Extrapolation(cost.mean(-1).mean(0), formula.extrapolation(np, self.references, sample_cost, cost))
 
     def functions(self, X: ndarray) -> Functions:
         """Compute the function at some points, jointly over points and outputs, as arrays."""
         with torch.no_grad():
             found = formula.functions(TorchOps, self.state, formula.standardized(self.state, self._inputs(X)))
-        check_answer(found.mean)
+        check_answer(as_array(found.mean))
         return replace(found.map(as_array, outputs=as_array), ops=NumPyOps, parts=as_arrays(found.parts))
 
-    def _in_chunks(self, X: ndarray, evaluate: Callable[..., Any]) -> list[Any]:
-        """Evaluate a function of (operations, state, inputs) in chunks of rows."""
-        size = min(CHUNK_ROWS, rows_in_cache(len(self.members) * self.n_outputs))
-        with torch.no_grad():
-            found = [evaluate(BlockOps, self.state, self._inputs(X[rows])) for rows in row_chunks(len(X), size)]
-        for part in found:
-            for values in (part,) if isinstance(part, Tensor) else part:
-                check_answer(values)
-        return found
+    def _components(self, X: ndarray) -> Components:
+        """Calibrated predictions of the members."""
+        return Components(*self._evaluated(X, lambda *of: vars(formula.predict(*of)).values()))
+
+    def _evaluated(self, X: ndarray, evaluate: Callable[..., Iterable[Tensor]]) -> list[ndarray]:
+        """Arrays of a function of (operations, state, inputs), with one row per row of X, computed in chunks."""
+        size, parts = min(CHUNK_ROWS, rows_in_cache(len(self.members) * len(self.targets.mean))), []
+        for first in range(0, len(X), size):
+            x = self._inputs(X[first : first + size])
+            with torch.no_grad():
+                found = evaluate(BlockOps, self.state, x)
+            parts.append([as_array(each.expand(*each.shape[:-2], len(x), -1)) for each in found])
+        arrays = parts[0] if len(parts) == 1 else [np.concatenate(each, axis=-2) for each in zip(*parts, strict=True)]
+        check_answer(*arrays)
+        return arrays
 
     def _inputs(self, X: ndarray) -> Tensor:
-        """Inputs, which may be read-only, in float64, or the integers that they are, on the model's device."""
-        x = torch.tensor(contiguous(X), device=self.state.centre.device)
+        """Inputs in float64, or the integers that they are, on the model's device; a copy without negative strides."""
+        x = torch.from_numpy(np.array(X, order="C")).to(self.state.centre.device)
         return x.double() if x.is_floating_point() else x
 
-    def _noise_at(self, parts: formula.Components) -> Float[ndarray, "m q q"]:
+    def _noise_at(self, parts: Components) -> Float[ndarray, "m q q"]:
         """Noise covariance of the mixture at each point."""
         q = self.n_outputs
         correlation = np.broadcast_to(np.eye(q), (len(self.members), q, q))

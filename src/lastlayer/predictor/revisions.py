@@ -58,8 +58,8 @@ def tune_alpha(fitted: Fitted, data: Points) -> tuple[Fitted, AlphaCurve]:
         for cost in torch.stack(ratios, 1):
             with torch.no_grad():
                 cost = cost if cost.dim() > 2 else cost[..., None]
-                parts = formula.components(TorchOps, state, [mean, cost.to(mean), cost_star], z)
-            working = fitted.prediction(as_arrays(parts))
+                parts = as_arrays(formula.components(TorchOps, state, [mean, cost.to(mean), cost_star], z))
+            working = fitted.prediction(parts)
             p = fitted.likelihood.predict(working) if fitted.likelihood.linear else working  # targets are working ones
             values.append(p.log_prob(targets).mean())
         return np.array(values)
@@ -126,10 +126,10 @@ def with_rows(fitted: Fitted, data: Points, *, forgetting: float = 1.0) -> Fitte
             with torch.no_grad():
                 z = converted(part.X, torch.float64)
                 outputs = formula.last_layers(BlockOps, fitted.state, z, formula.last_layer)
-                parts = formula.components(TorchOps, fitted.state, outputs, z)
+                parts = as_arrays(formula.components(TorchOps, fitted.state, outputs, z))
             target = (part.T.cpu() * fitted.targets.scale + fitted.targets.mean).numpy()
             weight, present = (None if x is None else x.cpu().numpy() for x in (part.weight, part.readings.read))
-            residuals = squared_residuals(fitted, as_arrays(parts), target, weight=weight, present=present)
+            residuals = squared_residuals(fitted, parts, target, weight=weight, present=present)
             for family, more in residuals.items():
                 squares[family] += more
         n = float(len(data.X) if data.weight is None else data.weight.sum())

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -10,21 +12,27 @@ from jaxtyping import Float, Num
 from numpy import ndarray
 from torch import Tensor
 
-from lastlayer._internal.chunks import CHUNK_ROWS, row_chunks
-from lastlayer.calibration.curve import Calibration, Shrinkage, StackedCurves, Tails
+from lastlayer._internal.chunks import CHUNK_ROWS
+from lastlayer._internal.threads import threads_for
+from lastlayer.calibration.curve import Calibration, Curve, log_fraction
 from lastlayer.calibration.fit import SHARPNESS
 from lastlayer.data.scaling import Standardizer
 from lastlayer.errors import InputError
 from lastlayer.formula import Components, State
 from lastlayer.formula.ops import TorchOps
-from lastlayer.networks.groups import grouped, numbers_of
+from lastlayer.networks.mlp import grouped, numbers_of
 from lastlayer.predictor.member import Member
 from lastlayer.settings.types import FOURIER, Family
+
+if TYPE_CHECKING:
+    from lastlayer.predictor.fitted import Fitted
 
 CACHED = 2**16
 """Numbers of an intermediate array per thread: half a megabyte stays in the cache, and in the memory of the process.
 Larger blocks are returned to the system and requested again at every step, which can cost more than their arithmetic.
 """
+_double = partial(torch.as_tensor, dtype=torch.float64)
+"""Numbers as a tensor, scalars included, since ONNX would keep Python's numbers in float32."""
 
 
 class BlockOps(TorchOps):
@@ -34,7 +42,7 @@ class BlockOps(TorchOps):
     def by_rows(function: Callable[[Tensor], list[Tensor]], z: Num[Tensor, "m *d"], layer: State) -> list[Tensor]:
         """Evaluate a function of the rows, whose widest array has `layer.width` numbers per row."""
         size = rows_in_cache(layer.width) if z.device.type == "cpu" else CHUNK_ROWS // len(layer.places) + 1
-        parts = [function(z[rows]) for rows in row_chunks(len(z), size)]
+        parts = [function(rows) for rows in z.split(size)]
         return parts[0] if len(parts) == 1 else [torch.cat(each, 1) for each in zip(*parts, strict=True)]
 
 
@@ -43,96 +51,99 @@ def rows_in_cache(width: int) -> int:
     return CACHED * torch.get_num_threads() // width + 1
 
 
-def state_of(
-    members: Sequence[Member],
-    inputs: Standardizer | None,
-    targets: Standardizer,
-    calibration: Calibration | None,
-    process: Member | None = None,
-) -> State:
-    """Collect the numbers of a model; `process` is the Gaussian process, if it is needed and is not a member."""
+def state_of(fitted: "Fitted") -> State:
+    """The numbers of a fitted model."""
+    members, targets, scale, found = fitted.members, fitted.targets, fitted.targets.scale, fitted.calibration
     posteriors, tuned = [member.posterior for member in members], any(member.tuned is not None for member in members)
-    groups = grouped([member.network for member in members])
-    places = [i for group in groups for i in group]
-    tails, shrinkage, head, outside = Tails(), Shrinkage(), None, None
-    if calibration is not None:
-        tails, shrinkage, head, outside = (
-            calibration.tails,
-            calibration.shrinkage,
-            calibration.head,
-            calibration.outside,
+    widest = max(p.statistics.mean.shape[-1] for p in posteriors)
+    # threads as in calibration, so that a loaded model predicts bitwise the same; outlives torch.inference_mode
+    with threads_for(widest**3 // 20), torch.inference_mode(False):
+        groups = grouped([member.network for member in members])
+        places = [i for group in groups for i in group]
+        noise_cov = torch.stack([p.Sigma_E.cpu() for p in posteriors]) * scale[:, None] * scale
+        curve = curves_of([member.family for member in members], found, noise_cov)
+        root = (0.5 * curve.log_slope).exp()
+        outside, precision = None, 0.0 if found is None else found.shrinkage.precision
+        if found is not None and found.outside is not None:
+            place = next((i for i, member in enumerate(members) if member.family == FOURIER), None)
+            process = fitted.process if place is None else members[place]
+            assert process is not None  # a model file, or `Fitted.alone`, has seen to it
+            outside = State(
+                inside=_double(found.outside.inside),
+                log_noise=(process.posterior.Sigma_E.cpu().diagonal() * scale.square()).log().mean(),
+                place=place or 0,
+                process=None
+                if place is not None
+                else _layer([replace(process, tuned=None)], [0], targets, tuned=False),
+            )
+        state = State(
+            input_mean=None if fitted.inputs is None else fitted.inputs.mean,
+            input_scale=None if fitted.inputs is None else fitted.inputs.scale,
+            layers=[_layer([members[i] for i in group], group, targets, tuned=tuned) for group in groups],
+            order=None if places == sorted(places) else torch.tensor(np.argsort(places)),
+            curve=curve,
+            head=None if found is None or found.head is None else State(**vars(found.head)),
+            outside=outside,
+            centre=targets.mean,
+            noise_cov=noise_cov,
+            roots=torch.linalg.cholesky(noise_cov * root * root.mT),
+            log_noise_var=noise_cov.diagonal(dim1=-2, dim2=-1).log()[:, None],
+            log_precision=math.log(precision) - 2 * scale.log() if precision else None,
+            sharpness=_double(SHARPNESS if found is not None and len(members) > 1 else 0.0),
+            widening=_double(1.0 if found is None else found.tails.widening),
         )
-    scale = targets.scale
-    noise_cov = torch.stack([p.Sigma_E.cpu() for p in posteriors]) * scale[:, None] * scale
-    curve = curves_of([member.family for member in members], calibration, noise_cov)
-    root = (0.5 * curve.log_slope).exp()
-    weigh = calibration is not None and len(members) > 1
-    precision = None if not shrinkage.precision else math.log(shrinkage.precision) - 2 * scale.log()
-    state = State(
-        input_mean=None if inputs is None else inputs.mean,
-        input_scale=None if inputs is None else inputs.scale,
-        layers=[_layer([members[i] for i in group], group, targets, tuned=tuned) for group in groups],
-        order=None if places == sorted(places) else torch.tensor(np.argsort(places)),
-        curve=curve,
-        head=None if head is None else State(**vars(head)),
-        outside=None if outside is None else _outside(outside.inside, members, process, targets),
-        centre=targets.mean,
-        noise_cov=noise_cov,
-        roots=torch.linalg.cholesky(noise_cov * root * root.mT),
-        log_noise_var=noise_cov.diagonal(dim1=-2, dim2=-1).log()[:, None],
-        log_precision=precision,
-        sharpness=_number(SHARPNESS if weigh else 0.0),
-        widening=_number(tails.widening),
-    )
-    device = posteriors[0].Sigma_E.device
-    moved: State = state.map(lambda value: value.detach().to(device))
-    return moved
+        device = posteriors[0].Sigma_E.device
+        return state if device.type == "cpu" else state.map(lambda value: value.to(device))
 
 
 def _layer(members: Sequence[Member], places: list[int], targets: Standardizer, *, tuned: bool) -> State:
     """Members whose features have the same shape: networks and last layers, targets in original units."""
     posteriors = [member.posterior for member in members]
-    mean = [p.affine_map() for p in posteriors]
-    each = list(zip(members, posteriors, [centre for centre, _, _ in mean], strict=True))
-    star = [p.whitening(centre) for _, p, centre in each]
+    centre, weights, offset = map(torch.stack, zip(*[p.affine_map() for p in posteriors], strict=True))
+    star = [p.whitening(own) for p, own in zip(posteriors, centre, strict=True)]
     used = [
-        own if member.tuned is None else p.whitening(centre, member.tuned)
-        for own, (member, p, centre) in zip(star, each, strict=True)
+        own if member.tuned is None else member.posterior.whitening(middle, member.tuned)
+        for own, member, middle in zip(star, members, centre, strict=True)
     ]
-    scale, middle = targets.scale.to(mean[0][1]), targets.mean.to(mean[0][1])
-    network = numbers_of([member.network for member in members])
-    root = torch.stack([root for root, _ in used])
+    (root, shift), (root_star, shift_star) = (map(torch.stack, zip(*each, strict=True)) for each in (used, star))
+    scale, mean = targets.scale.to(weights), targets.mean.to(weights)
     widths = [w.shape[-1] for w in (root, *members[0].network.parameters()) if w.dim()]
     return State(
-        network=network,
-        centre=torch.stack([centre for centre, _, _ in mean])[:, None],
-        weights=torch.stack([W for _, W, _ in mean]) * scale,
-        offset=torch.stack([offset for _, _, offset in mean])[:, None] * scale + middle,
+        network=numbers_of([member.network for member in members]),
+        centre=centre[:, None],
+        weights=weights * scale,
+        offset=offset[:, None] * scale + mean,
         root=root,
-        shift=torch.stack([shift for _, shift in used])[:, None],
-        root_star=torch.stack([root for root, _ in star]) if tuned else None,
-        shift_star=torch.stack([shift for _, shift in star])[:, None] if tuned else None,
-        n_costs=len(targets.mean) if posteriors[0].statistics.by_output else 1,
+        shift=shift[:, None],
+        root_star=root_star if tuned else None,
+        shift_star=shift_star[:, None] if tuned else None,
+        n_costs=len(mean) if posteriors[0].statistics.by_output else 1,
         places=list(places),
         width=len(members) * max(widths),
     )
 
 
-def _outside(inside: float, members: Sequence[Member], process: Member | None, targets: Standardizer) -> State:
-    """The Gaussian process, by which points outside the data are told."""
-    place = next((i for i, member in enumerate(members) if member.family == FOURIER), None)
-    found = process if place is None else members[place]
-    assert found is not None  # a model file, or `Fitted.alone`, has seen to it
-    noise = found.posterior.Sigma_E.cpu().diagonal() * targets.scale.square()
-    at_star = Member(found.network, found.posterior, found.family)
-    layer = _layer([at_star], [0], targets, tuned=False) if place is None else None
-    return State(inside=_number(inside), log_noise=noise.log().mean(), place=place or 0, process=layer)
-
-
 def curves_of(families: Sequence[Family], calibration: Calibration | None, noise_cov: Float[Tensor, "c q q"]) -> State:
-    """The curve of each member."""
-    stacked = StackedCurves.of(families, calibration, noise_cov)._asdict()
-    return State(**{name: None if numbers is None else _number(numbers) for name, numbers in stacked.items()})
+    """The curve of each of c members: arrays of shape (c, 1, q), or (c, 1, 1). A family's members share its trust."""
+    if calibration is None:
+        curves = [Curve(*np.ones((2, noise_cov.shape[-1])))] * len(families)
+    else:
+        curves = [calibration.curves[family] for family in families]
+    column = lambda numbers: _double(np.array(numbers)[:, None, None])
+    log_noise, log_slope = (np.log([c.widening * getattr(c, name) for c in curves]) for name in ("noise", "slope"))
+    log_share = None
+    if calibration is not None and calibration.outside is not None:
+        factor = math.log(calibration.outside.factor) + np.array([log_fraction(family) for family in families])
+        variance = noise_cov.diagonal(dim1=-2, dim2=-1).log().numpy() + log_slope
+        log_share = column(factor - variance.mean(-1))
+    return State(
+        log_noise=_double(log_noise[:, None]),
+        log_slope=_double(log_slope[:, None]),
+        power=column([curve.power for curve in curves]),
+        log_trust=column(np.log([c.trust / families.count(f) for c, f in zip(curves, families, strict=True)])),
+        log_reach=column([curve.reach for curve in curves]).log(),
+        log_share=log_share,
+    )
 
 
 def as_array(values: Tensor) -> ndarray:
@@ -141,19 +152,14 @@ def as_array(values: Tensor) -> ndarray:
     return array.astype(np.float64) if array.dtype.kind == "f" else array
 
 
-def _number(value: Any) -> Tensor:
-    """Numbers in float64, scalars included, since ONNX would keep Python's numbers in float32."""
-    return torch.as_tensor(value, dtype=torch.float64)
-
-
 def as_arrays(parts: Components) -> Components:
     """Convert components from tensors to arrays with one row per point."""
     return Components(*(as_array(x.expand(-1, parts.mean.shape[1], -1)) for x in vars(parts).values()))
 
 
-def check_answer(values: Tensor | ndarray) -> None:
+def check_answer(*values: ndarray) -> None:
     """Raise an error for predictions that are not finite, which only a user's network can cause."""
-    if not bool(np.isfinite(as_array(values) if isinstance(values, Tensor) else values).all()):
+    if not all(np.isfinite(each).all() for each in values):
         raise InputError(
             "the model has no finite prediction for these rows: its network maps some of them to features that are "
             "NaN, infinite or huge; drop these rows, or let the network return finite numbers"
