@@ -60,7 +60,7 @@ def check_X(estimator: BaseEstimator, X: Any, *, reset: bool, nd: bool, ids: boo
         words = _kept(X, reset=reset) if ids else FLOATS
         checked: ndarray = validate_data(estimator, as_array(X), reset=reset, allow_nd=nd, **words)
     check_finite(checked, "X", largest=LARGEST_INPUT)
-    return contiguous(checked)
+    return checked
 
 
 def check_Xy(

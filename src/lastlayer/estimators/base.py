@@ -123,11 +123,11 @@ class LastLayerRegressor(BaseRegressor):
                 raise InputError("return_cov needs one row per sample: use joint(X), whose rows are the positions")
             joint = self.joint(X)
             return joint.mean, joint.cov_of_outputs()
-        fitted = self._fitted()
         if self._stage is None:
-            X, shaped = self._checked(X), partial(like_targets, y_ndim=fitted.y_ndim)
+            fitted, X = self._checked(X)
+            shaped = partial(like_targets, y_ndim=fitted.y_ndim)
         else:
-            X, where = self._stage.rows(X)
+            fitted, (X, where) = self._fitted(), self._stage.rows(X)
             shaped = partial(self._stage.shaped, where=where, y_ndim=fitted.y_ndim)
         if not return_std:
             return shaped(fitted.point(X))
@@ -144,7 +144,8 @@ class LastLayerRegressor(BaseRegressor):
         noise : bool, default True
             Whether to include the noise; False: the distribution of the function.
         """
-        return self._fitted().predictive(self._checked(X), noise=noise)
+        fitted, X = self._checked(X)
+        return fitted.predictive(X, noise=noise)
 
     def joint(self, X: Any, *, noise: bool = True) -> JointPrediction:
         """Compute the joint Gaussian over all points and outputs; O(m^2) numbers per member.
@@ -156,7 +157,8 @@ class LastLayerRegressor(BaseRegressor):
         noise : bool, default True
             Whether to include the noise; False: the distribution of the function.
         """
-        return self._fitted().joint(self._checked(X), noise=noise)
+        fitted, X = self._checked(X)
+        return fitted.joint(X, noise=noise)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0, *, noise: bool = True) -> ndarray:
         """Draw whole functions from `joint`, with noise.
@@ -174,8 +176,8 @@ class LastLayerRegressor(BaseRegressor):
         noise : bool, default True
             Whether to add noise, independent between points; False: draws of the function.
         """
-        fitted, rng = self._fitted(), random_numbers(random_state)
-        draws = fitted.sample(self._checked(X), n_samples, rng, noise=noise)
+        fitted, X = self._checked(X)
+        draws = fitted.sample(X, n_samples, random_numbers(random_state), noise=noise)
         return np.moveaxis(like_targets(draws, fitted.y_ndim), 0, -1)
 
     def predictive_of(self, functional: Pointwise | Functionals, X: Any = None) -> FunctionalPrediction:
@@ -224,7 +226,8 @@ class LastLayerRegressor(BaseRegressor):
         X : array-like of shape (m, d)
             Inputs.
         """
-        return self._fitted().extrapolation(self._checked(X))
+        fitted, X = self._checked(X)
+        return fitted.extrapolation(X)
 
     def features(self, X: Any) -> Float[ndarray, "n k"]:
         """Compute the features of the first member, one row per row of `predictive`.
@@ -234,8 +237,8 @@ class LastLayerRegressor(BaseRegressor):
         X : array-like of shape (m, d)
             Inputs.
         """
-        fitted, rows = self._fitted(), self._checked(X)
-        phi: ndarray = fitted.features(0, fitted.standardized(rows))[:, :-1].numpy(force=True)
+        fitted, X = self._checked(X)
+        phi: ndarray = fitted.features(0, fitted.standardized(X))[:, :-1].numpy(force=True)
         return phi
 
     def module(self) -> Predictor | StagedPredictor:
@@ -389,16 +392,18 @@ class LastLayerRegressor(BaseRegressor):
         return view
 
     def _fitted(self) -> Fitted:
-        check_is_fitted(self)
+        check_is_fitted(self, "fitted_")
         return self.fitted_
 
-    def _checked(self, X: Any) -> ndarray:
-        fitted = self._fitted()
+    def _checked(self, X: Any) -> tuple[Fitted, ndarray]:
+        """The fitted value, and the rows of its table."""
+        check_is_fitted(self, "fitted_")
+        fitted = self.fitted_
         if self._stage is not None:
-            return self._stage.rows(X)[0]
+            return fitted, self._stage.rows(X)[0]
         X = check_X(self, X, reset=False, nd=fitted.inputs is None, ids=fitted.settings.network.ids)
         fitted.check_reach(X)
-        return X
+        return fitted, X
 
     def _checked_rows(
         self, X: Any, y: Any, sample_weight: Any = None, *, partly: bool = False

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lastlayer.formula.predictive import Components, centred, components, far_of, joined, last_layer, rows, stretch
+from lastlayer.formula.predictive import Components, centred, components, far_of, joined, last_layer, stretch
 
 Array = Any
 """An array of the library whose operations `ops` holds."""
@@ -97,7 +97,7 @@ def stretched(ops, model, z):  # type: ignore[no-untyped-def]
     root = model.widening**0.5 * stretch(ops, model.curve, parts.cost, far)
     whitened: dict[int, tuple[Array, int]] = {}
     for layer, phi in pairs:
-        own = rows(ops, layer, phi)
+        own = ops.affine(phi, layer.root, layer.shift)
         whitened |= {place: (ops.pick(own, i), layer.n_costs) for i, place in enumerate(layer.places)}
     found = []
     for i in range(len(whitened)):

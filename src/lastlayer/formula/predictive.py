@@ -78,20 +78,11 @@ class Components:
 
 def last_layer(ops, layer, phi):  # type: ignore[no-untyped-def]
     """Mean and affine cost for centred features at the alpha in use; if that was tuned, also the cost at alpha*."""
-    found = [*layer_mean(ops, layer, phi), ops.block_sum(ops.square(rows(ops, layer, phi)), layer.n_costs)]
+    h = ops.affine(phi, layer.root, layer.shift)
+    found = [ops.affine(phi, layer.weights, layer.offset), ops.block_sum(ops.square(h), layer.n_costs)]
     if layer.root_star is None:
         return found
     return [*found, ops.block_sum(ops.square(ops.affine(phi, layer.root_star, layer.shift_star)), layer.n_costs)]
-
-
-def layer_mean(ops, layer, phi):  # type: ignore[no-untyped-def]
-    """Mean for centred features."""
-    return [ops.affine(phi, layer.weights, layer.offset)]
-
-
-def rows(ops, layer, phi):  # type: ignore[no-untyped-def]
-    """h: whitened features at the alpha in use; concatenated over outputs that were observed at different rows."""
-    return ops.affine(phi, layer.root, layer.shift)
 
 
 def log_far(ops, outside, cost):  # type: ignore[no-untyped-def]
@@ -236,7 +227,8 @@ def predict(ops, model, x):  # type: ignore[no-untyped-def]
 def predict_mean(ops, model, x):  # type: ignore[no-untyped-def]
     """Mean of the mixture; costs are not computed where they affect neither weights nor shrinkage."""
     if model.log_precision is None and not model.sharpness:
-        return ops.average(last_layers(ops, model, standardized(model, x), layer_mean)[0])
+        mean = lambda ops, layer, phi: [ops.affine(phi, layer.weights, layer.offset)]
+        return ops.average(last_layers(ops, model, standardized(model, x), mean)[0])
     parts = predict(ops, model, x)
     return ops.total(parts.weights * parts.mean)
 
@@ -380,19 +372,12 @@ def encoded(ops, encoding, x):  # type: ignore[no-untyped-def]
     return ops.at_most(ops.at_least(x * encoding.slope + encoding.shift, 0.0), 1.0)
 
 
-def mlp(ops, activation, weights, biases, z):  # type: ignore[no-untyped-def]
-    """Features of a fully connected network; without layers, the inputs."""
-    a, own = z, ops.activation(activation)
-    for weight, bias in zip(weights, biases):  # noqa: B905
-        a = ops.affine(a, weight, bias)
-        a = ACTIVATIONS[activation](ops, a) if own is None else own(a)
-    return a
-
-
 def features(ops, network, z):  # type: ignore[no-untyped-def]
     """Linear features of networks of one shape, which are MLPs, or the user's own network."""
     z = z if network.one is None else ops.like(z, network.one)
-    bins = network.bins
-    a = z if bins is None else encoded(ops, bins, ops.take(z, bins.column))
-    phi = mlp(ops, network.activation, network.weights, network.biases, a) if network.own is None else network.own(a)
+    a = z if network.bins is None else encoded(ops, network.bins, ops.take(z, network.bins.column))
+    phi, activation = a if network.own is None else network.own(a), ops.activation(network.activation)
+    for weight, bias in zip(network.weights, network.biases):  # noqa: B905
+        phi = ops.affine(phi, weight, bias)
+        phi = ACTIVATIONS[network.activation](ops, phi) if activation is None else activation(phi)
     return phi if network.passed is None else ops.beside(phi, network.passed * z)

@@ -240,7 +240,8 @@ class Fitted:
 
     def working(self, X: ndarray, *, noise: bool = True) -> MixturePrediction:
         """Predict the working targets, which `likelihood` makes of the targets."""
-        return self.prediction(self._components(X), noise=noise)
+        parts = self._evaluated(X, lambda *of: vars(formula.predict(*of)).values())
+        return self.prediction(Components(*parts), noise=noise)
 
     def prediction(self, parts: Components, *, noise: bool = True) -> MixturePrediction:
         """Assemble the mixture of calibrated members and its tails, merged outside the data."""
@@ -336,7 +337,8 @@ class Fitted:
         X : ndarray of shape (m, d)
             Inputs in original units.
         """
-        sample_cost, cost = as_array(self.sample_cost.sort().values), self._components(X).cost_star
+        (cost,) = self._evaluated(X, lambda *of: [formula.predict(*of).cost_star])
+        sample_cost = as_array(self.sample_cost.sort().values)
         return Extrapolation(cost.mean(-1).mean(0), formula.extrapolation(np, self.references, sample_cost, cost))
 
     def functions(self, X: ndarray) -> Functions:
@@ -345,10 +347,6 @@ class Fitted:
             found = formula.functions(TorchOps, self.state, formula.standardized(self.state, self._inputs(X)))
         check_answer(as_array(found.mean))
         return replace(found.map(as_array, outputs=as_array), ops=NumPyOps, parts=as_arrays(found.parts))
-
-    def _components(self, X: ndarray) -> Components:
-        """Calibrated predictions of the members."""
-        return Components(*self._evaluated(X, lambda *of: vars(formula.predict(*of)).values()))
 
     def _evaluated(self, X: ndarray, evaluate: Callable[..., Iterable[Tensor]]) -> list[ndarray]:
         """Arrays of a function of (operations, state, inputs), with one row per row of X, computed in chunks."""

@@ -180,7 +180,7 @@ class BayesByBackpropRegressor(BaseRegressor):
         inputs = self._scales.inputs
         assert inputs is not None
         inputs.check_reach(X, "X")
-        Z = inputs.forward(torch.tensor(X)).to(self.network_.log_sigma_e)
+        Z = inputs.forward(torch.tensor(X.copy())).to(self.network_.log_sigma_e)
         generator = Generator(Z.device).manual_seed(self._fit_seed + 1)
         with torch.no_grad():
             outputs: Tensor = self.network_(Z.expand(self.n_components, *Z.shape), generator)

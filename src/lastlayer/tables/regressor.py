@@ -19,6 +19,7 @@ from lastlayer.data.sources import Source
 from lastlayer.errors import InputError, check_choice
 from lastlayer.estimators import regressor
 from lastlayer.estimators.regressor import BLLRegressor
+from lastlayer.predictor.fitted import Fitted
 from lastlayer.tables.cells import as_texts
 from lastlayer.tables.files import Table
 from lastlayer.tables.frames import as_table, column_cells, is_table
@@ -238,7 +239,7 @@ class TableRegressor(BLLRegressor):
         self._fitted()
         return self.schema_
 
-    def _checked(self, X: Any) -> ndarray:
+    def _checked(self, X: Any) -> tuple[Fitted, ndarray]:
         return super()._checked(self._schema().encode(as_table(X), unknown=self.unknown).X if is_table(X) else X)
 
     def _checked_rows(
