@@ -1,7 +1,6 @@
 """Calibration curves from affine cost to variance, fitted to held-out points."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
