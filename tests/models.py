@@ -181,10 +181,8 @@ def by_members(model: LastLayerRegressor, X: ndarray, *, noise: bool = True) -> 
         var = np.diag(Sigma) * (a + b * shape(v_star))
         # a target known beforehand to the precision of the shrinkage, and the member's word on it, as one Gaussian
         shrinkage = 0.0 if calibration is None else calibration.shrinkage.precision
-        own, before = (
-            1 / (np.diag(Sigma) * (a + b * inside(v_star))),
-            shrinkage / scale**2,
-        )  # what the process adds left out
+        own = 1 / (np.diag(Sigma) * (a + b * inside(v_star)))  # what the process adds left out
+        before = shrinkage / scale**2
         mean = (Phi @ posterior.weights).numpy() * scale + centre
         means.append((own * mean + before * centre) / (own + before))
         trust = curve.trust / families.count(member.family)  # members of a family share it

@@ -35,9 +35,6 @@ def same(*found: Given) -> None:
             np.testing.assert_array_equal(other[name], value, err_msg=name)
 
 
-# equal rows ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", CASES)
 def test_order_copies_weights_and_rows_of_weight_zero_make_no_difference(kind):
     case, rng, m = CASES[kind](30), np.random.default_rng(1), 30
@@ -86,9 +83,6 @@ def test_rows_that_differ_in_anything_are_no_copies():
     for name, values in (("noise_std", np.array([[0.1, 0.2], [0.1, 0.3]])), ("groups", np.array([0, 1]))):
         assert len(distinct(replace(one, **{name: values})).X) == 2
     assert distinct(more) is more
-
-
-# nearly equal rows --------------------------------------------------------------------------------------------------
 
 
 def near_copies(m: int, n_copied: int, *, inputs: float = 1e-6, targets: float = 1e-6) -> tuple[ndarray, ...]:
@@ -149,9 +143,6 @@ def test_in_a_large_table_only_equal_inputs_are_copies():
     assert len(set(zip(group, origin, strict=True))) == m
     Z, T, _ = near_copies(m, m)
     assert near_groups(Z, T).tolist() == list(range(2 * m))
-
-
-# from end to end ----------------------------------------------------------------------------------------------------
 
 
 def same_predictions(*models: BLLRegressor) -> None:

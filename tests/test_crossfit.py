@@ -118,9 +118,6 @@ def equal(a: nn.Module, b: nn.Module) -> bool:
     return all(torch.equal(x, y) for x, y in zip(weights(a), weights(b), strict=True))
 
 
-# what a network sees ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("m", [M, MANY])
 @pytest.mark.parametrize("options", [{}, {"batch_size": 16}, {"early": True}], ids=str)
 def test_a_network_never_sees_the_rows_it_leaves_out(options, m):
@@ -195,9 +192,6 @@ def test_on_several_cores_the_networks_are_the_same(data, monkeypatch, family):
     for a, b in zip(one.folds, three.folds, strict=True):
         for x, y in zip(weights(a.network), weights(b.network), strict=True):
             torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)  # in other stacks, in float32
-
-
-# held-out points ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("noise", ["diagonal", "full"])
@@ -320,9 +314,6 @@ def test_what_a_network_says_of_new_points_is_its_posterior(data):
     assert points.families == (LINEAR,)
 
 
-# members ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("noise", ["diagonal", "full"])
 @pytest.mark.parametrize("m", [M, MANY])
 def test_a_members_last_layer_is_the_one_that_was_judged_or_of_many_rows_knows_all(noise, m):
@@ -427,9 +418,6 @@ def test_the_prior_on_the_noise_is_that_of_the_settings(data, prior):
         close(found.Sigma_E, by_evidence(statistics, noise_prior=prior)[0].Sigma_E)
         wrong = by_evidence(statistics, noise_prior=other)[0].Sigma_E
         assert not torch.allclose(found.Sigma_E, wrong, rtol=1e-3)
-
-
-# groups of rows -----------------------------------------------------------------------------------------------------
 
 
 def test_folds_keep_copies_together_unless_a_splitter_is_given(data):

@@ -67,9 +67,6 @@ def stack(dtype: torch.dtype = torch.float64, activation: str = "tanh") -> tuple
     return encoded(PiecewiseEncoding.stacked(own), inner, D), alone
 
 
-# bins -----------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("n_bins", [[1, 1, 1], [8, 3, 5], [2, 7, 4]], ids=str)
 @pytest.mark.parametrize("m", [2, 11, M])
 def test_bins_are_those_of_the_slow_form(m, n_bins, generator):
@@ -130,9 +127,6 @@ def test_how_many_bins_an_input_has(generator):
     assert bins_of(few.double()).tolist() == [1, 1, 2, 8, 8]  # one between each value and the next
 
 
-# stacks ---------------------------------------------------------------------------------------------------------------
-
-
 def test_a_stack_of_encodings_is_each_of_them_alone():
     own, X = encodings(), table(seed=9)
     together = PiecewiseEncoding.stacked(own)
@@ -182,9 +176,6 @@ def test_an_architecture_builds_the_network_of_its_family():
         close(build(family)(X), encoded(encoding, inner, D)(X))
 
 
-# training -------------------------------------------------------------------------------------------------------------
-
-
 def folds(generator) -> Points:
     """Rows with weights of each network, some of them zero."""
     X, noise = table(seed=9), torch.randn(M, 2, generator=generator, dtype=torch.float64)
@@ -223,9 +214,6 @@ def test_the_gradient_of_an_encoded_stack_is_that_of_autograd(generator):
         for p, expected in zip(fast.parameters, slow.parameters, strict=True):
             close(p.grad, expected.grad)
             expected.grad = None
-
-
-# models ---------------------------------------------------------------------------------------------------------------
 
 
 SMALL = {"hidden": (4,), "encoding": "piecewise", "max_epochs": 5, "random_state": 0}

@@ -57,21 +57,6 @@ def test_lemma_2_with_general_covariances_is_the_gaussian_density(generator):
     close(general_nlml(Phi, T[:, 0], Sigma_E, Sigma_W), truth)
 
 
-def test_result_3_is_lemma_2_on_the_vectorised_problem():
-    P, T = problem(8, 3, 2)
-    Phi, log_sigma = affine_features(P), torch.tensor([-0.3, 0.5], dtype=torch.float64)
-    log_alpha = torch.tensor(0.7, dtype=torch.float64)
-    noise = torch.diag(torch.exp(2 * log_sigma))
-    eye = torch.eye(2, dtype=torch.float64)
-    total = general_nlml(
-        torch.kron(eye, Phi),
-        T.T.reshape(-1),
-        torch.kron(noise, torch.eye(8, dtype=torch.float64)),
-        torch.kron(noise * log_alpha.exp(), torch.eye(4, dtype=torch.float64)),
-    )
-    close(nlml(Phi, T, log_alpha, log_sigma, bias_prior="shared"), total / 8)
-
-
 @pytest.mark.parametrize("bias_prior", PRIORS)
 def test_theorem_1_augmented_is_exact_at_its_minimum_over_the_weights(bias_prior, generator):
     P, T = problem(15, 4, 2)
@@ -233,9 +218,6 @@ def test_a_perfect_fit_is_held_up_by_the_noise_floor_and_said(noise):
     J = profiled_nlml(affine_features(P.requires_grad_()), T, torch.tensor(best.log_alpha).double(), noise=noise)
     assert torch.isfinite(J)
     assert bool(torch.isfinite(torch.autograd.grad(J, P)[0]).all())
-
-
-# --- many models at once
 
 
 def slow_alpha(statistics, noise, bias_prior):

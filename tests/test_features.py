@@ -61,9 +61,6 @@ def test_bad_words_and_widths_speak():
         MLP(2, (3, 0))
 
 
-# inputs passed on to the last layer ---------------------------------------------------------------------------------
-
-
 def ratio(samples: Tensor, points: Tensor, log_alpha: float) -> Tensor:
     """phi' Lambda_bar^-1 phi with the flat bias prior."""
     moments = Statistics.from_linear_features(samples, samples.new_zeros(len(samples), 0))

@@ -70,9 +70,6 @@ def assert_same(got: BLLRegressor, expected: BLLRegressor, X=NEW) -> None:
     assert got.n_features_in_ == expected.n_features_in_
 
 
-# there and back -----------------------------------------------------------------------------------------------------
-
-
 SINGLE = [
     {},
     {"noise": "full"},
@@ -204,9 +201,6 @@ def test_the_file_can_be_read_by_whom_the_umask_allows(path):
     plain = path.parent / "plain"
     plain.touch()
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
-
-
-# what is not a model file -------------------------------------------------------------------------------------------
 
 
 def test_what_is_no_file_is_refused(tmp_path):
@@ -341,9 +335,6 @@ def test_whole_files_with_odd_words_and_tensors_load_or_are_refused(as_a_user, p
             lastlayer.load(path)
             loaded += 1
     assert 0 < loaded < len(changes)  # some words do not matter, such as a learning rate
-
-
-# accidents while saving ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

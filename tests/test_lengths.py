@@ -155,9 +155,6 @@ def test_the_generator_decides_on_frequencies():
         assert not torch.equal(one, other)
 
 
-# the prior of the noise -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("noise", ["diagonal", "full"])
 def test_the_noise_under_its_prior_is_that_of_the_largest_product(noise, generator):
     m, q, prior = 12, 2, NoisePrior(3.0, 0.2)

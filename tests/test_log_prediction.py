@@ -45,9 +45,6 @@ def fitted() -> BLLRegressor:
     return BLLRegressor(likelihood="lognormal", **FAST).fit(*rows())
 
 
-# the distribution ---------------------------------------------------------------------------------------------------
-
-
 def test_a_single_component_is_scipys_log_normal():
     log = MixturePrediction.gaussian(
         np.array([[0.3]]), epistemic_var=np.array([[0.2]]), noise_var=np.array([[0.1]]), affine_cost=np.zeros(1)
@@ -133,9 +130,6 @@ def test_far_outside_moments_stay_numbers():
     np.testing.assert_allclose(p.point, 1)
 
 
-# the model ----------------------------------------------------------------------------------------------------------
-
-
 def test_it_is_the_model_of_log_y(fitted):
     X, y = rows()
     of_log = BLLRegressor(**FAST).fit(X, np.log(y))
@@ -172,16 +166,6 @@ def test_predict_is_the_median_which_is_sane_far_outside(mixture):
     assert rmse(p, y) < 1e10
     assert p.mean.max() > 1e50
     assert list(p.to_frame())[:2] == ["median", "std"]
-
-
-def test_held_out_rows_are_predicted_by_the_models_of_their_folds(mixture):
-    X, y = rows(60)
-    held_out = mixture.held_out_
-    p = held_out.predictive(X[held_out.rows])
-    assert p.log_prob(y[held_out.rows]).shape == p.point.shape == p.log.mean.shape == held_out.rows.shape
-    for i in (0, 31):
-        one = held_out.folds[held_out.fold[i]].model.predictive(X[held_out.rows[[i]]])
-        np.testing.assert_allclose(p.quantile(0.8)[i], one.quantile(0.8)[0])
 
 
 @pytest.mark.usefixtures("as_a_user", "small_process")

@@ -1,6 +1,7 @@
 """Many networks trained as one batch: each ends where it would end alone, and none touches another."""
 
 import math
+from functools import partial
 from threading import Event
 
 import pytest
@@ -33,39 +34,28 @@ def fit(
     network: nn.Module,
     data: Points,
     *,
-    weight: Tensor | None = None,
+    alone=False,
+    weight=None,
     prior_precision=0.3,
-    epochs: int = 20,
-    learning_rate: float = 2e-2,
-    noise: str = "diagonal",
-    bias_prior: str = "flat",
+    epochs=20,
+    rate=2e-2,
+    noise="diagonal",
+    bias_prior="flat",
     **options,
 ) -> TrainingHistory:
-    s = len(next(iter(network.parameters())))
-    weight = torch.ones(s, len(data.X), dtype=torch.float64) if weight is None else weight
+    """A stack, or one network alone."""
+    shape = () if alone else (len(next(iter(network.parameters()))),)
+    weight = torch.ones(*shape, len(data.X), dtype=torch.float64) if weight is None else weight
     problem = FullBatch(
         network,
-        Profiled(noise=noise, bias_prior=bias_prior, shape=(s,)),
+        Profiled(noise=noise, bias_prior=bias_prior, shape=shape),
         Rows(Points(data.X, Readings(data.T), weight)),
-        prior_precision=torch.as_tensor(prior_precision, dtype=torch.float64).expand(s),
+        prior_precision=torch.as_tensor(prior_precision, dtype=torch.float64).expand(shape),
     )
-    return train(problem, Optimizer(learning_rate=learning_rate, max_epochs=epochs), **options)
+    return train(problem, Optimizer(learning_rate=rate, max_epochs=epochs), **options)
 
 
-def fit_alone(
-    network: nn.Module,
-    data: Points,
-    *,
-    prior_precision: float = 0.3,
-    epochs: int = 20,
-    noise: str = "diagonal",
-    bias_prior: str = "flat",
-    **options,
-) -> TrainingHistory:
-    problem = FullBatch(
-        network, Profiled(noise=noise, bias_prior=bias_prior), Rows(data), prior_precision=prior_precision
-    )
-    return train(problem, Optimizer(learning_rate=2e-2, max_epochs=epochs), **options)
+fit_alone = partial(fit, alone=True)
 
 
 def mlp(i: int, **options) -> MLP:
@@ -80,9 +70,6 @@ def state(network: nn.Module) -> list[Tensor]:
 def same_member(stack: StackedMLP, i: int, alone: MLP, tolerance: float = 1e-8) -> None:
     for got, expected in zip(stack.member(i).parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(got.detach(), expected.detach(), rtol=tolerance, atol=tolerance)
-
-
-# networks and their stack -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
@@ -138,9 +125,6 @@ def test_the_hidden_prior_of_other_networks_counts_what_reaches_a_unit():
     expected = 0.5 * (3 * 2 * 2 * conv.weight.square().sum() + conv.bias.square().sum())
     close(neg_log_hidden_prior(conv).float(), expected)
     assert float(neg_log_hidden_prior(MLP(3, ()))) == 0.0
-
-
-# training -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{}, {"noise": "full"}, {"bias_prior": "shared"}, {"skip": True}], ids=str)
@@ -203,15 +187,12 @@ def test_a_stronger_prior_leaves_smaller_weights(data):
 def test_a_last_step_too_far_is_taken_back(data, epochs, noise):
     """The loss belongs to the state before the step: 1e200 is a finite weight, but two layers of it are not."""
     stack = stacked(activation="relu")
-    record = fit(stack, data, epochs=epochs, learning_rate=1e200, noise=noise)
+    record = fit(stack, data, epochs=epochs, rate=1e200, noise=noise)
     assert record.setbacks >= 3
     with torch.no_grad():
         for i in range(3):
             loss = Profiled(bias_prior="flat", noise=noise)(stack.member(i)(data.X), data.T, None)
             assert math.isfinite(float(loss))
-
-
-# accidents ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("noise", ["diagonal", "full"])
@@ -284,9 +265,6 @@ def test_a_stop_leaves_the_networks_as_they_are(data):
     assert all(torch.isfinite(p).all() for p in stack.parameters())
 
 
-# stopping -----------------------------------------------------------------------------------------------------------
-
-
 class Script:
     """Scores of every member read from lists, one entry a question."""
 
@@ -333,9 +311,6 @@ def test_a_network_that_has_stopped_does_not_come_back(data):
     scores = [[1.0, 2.0, 2.0, 0.0, 0.0], [5.0, 4.0, 3.0, 2.0, 1.0], [5.0, 4.0, 3.0, 2.0, 1.0]]
     fit(stack, data, epochs=20, validation=Validation(Script(scores), every=5, patience=10))
     same_member(stack, 0, mlp(0), tolerance=0.0)
-
-
-# any loss -----------------------------------------------------------------------------------------------------------
 
 
 def test_any_loss_of_a_stack_is_minimised_network_by_network():

@@ -33,9 +33,6 @@ def standardised(p: MixturePrediction, scale: ndarray) -> MixturePrediction:
     )
 
 
-# --- log predictive density
-
-
 def test_lpd_is_the_mean_of_the_points_log_densities() -> None:
     p = prediction()
     y, cov = targets(p), p.cov()
@@ -66,9 +63,6 @@ def test_one_scale_serves_all_outputs() -> None:
     y = targets(p)
     one, each = (log_predictive_density(p, y, scale=scale) for scale in (2.5, np.full(3, 2.5)))
     close(np.float64(one), np.float64(each))
-
-
-# --- error of the mean, coverage and calibration
 
 
 @pytest.mark.parametrize("c", [1, 3])
@@ -128,9 +122,6 @@ def test_wrong_widths_show_as_the_calibration_error_of_theory(factor: float) -> 
     assert expected > 0.3
 
 
-# --- continuous ranked probability score
-
-
 @given(m=st.integers(1, 5), q=st.integers(1, 3), seed=st.integers(0, 99))
 def test_crps_of_a_gaussian_is_that_of_scoringrules(m: int, q: int, seed: int) -> None:
     p = prediction(1, m, q, seed)
@@ -164,9 +155,6 @@ def test_crps_has_the_units_of_the_targets() -> None:
     p = prediction(3)
     y, scale = targets(p), np.array([0.02, 500.0])
     close(crps(p, y, per_output=True), scale * crps(standardised(p, scale), y / scale, per_output=True))
-
-
-# --- shapes
 
 
 @pytest.mark.parametrize("score", [*SCORES, calibration_error])

@@ -669,15 +669,10 @@ def test_a_loaded_mixture_answers_to_the_last_bit(model, tmp_path):
     if model.calibration_ is None:
         assert again.calibration_ is None
     else:
-        assert (again.calibration_.lpd, again.calibration_.lpd_before) == (
-            model.calibration_.lpd,
-            model.calibration_.lpd_before,
-        )
-        assert str(again.calibration_) == str(model.calibration_)
+        one, other = again.calibration_, model.calibration_
+        assert (one.lpd, one.lpd_before, str(one)) == (other.lpd, other.lpd_before, str(other))
         for name in ("cost", "squared_error", "kind"):
-            np.testing.assert_array_equal(
-                getattr(again.calibration_.points, name), getattr(model.calibration_.points, name)
-            )
+            np.testing.assert_array_equal(getattr(one.points, name), getattr(other.points, name))
     X, y = sine(5, q=q)
     np.testing.assert_array_equal(again.update(X, y).predict(NEW), copy.deepcopy(model).update(X, y).predict(NEW))
 

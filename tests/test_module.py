@@ -82,9 +82,6 @@ def test_the_exported_program_takes_any_number_of_rows(name, tmp_path, as_a_user
         agrees(again(torch.tensor(X[:rows])), model.predictive(X[:rows]), 1e-12)
 
 
-# ONNX ---------------------------------------------------------------------------------------------------------------
-
-
 def runs(path, X):
     """Outputs by name, from onnxruntime."""
     session = pytest.importorskip("onnxruntime").InferenceSession(path)

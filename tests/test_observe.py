@@ -64,9 +64,6 @@ def table(m: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return X, 5 * curved((X - [0, 3]) / [1, 20]) + 0.3 * rng.normal(size=(m, 3)) + 10
 
 
-# --- partly missing targets
-
-
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=12, max_size=20), st.integers(0, 99))
 def test_whatever_is_missing_the_posterior_is_that_of_the_targets_that_are_known(pattern: list, seed: int) -> None:
@@ -320,15 +317,10 @@ def test_rows_drawn_for_a_step_stand_for_all(known: bool) -> None:
     assert float(problem.gradient(first[0], 1.0).detach()) == float(expected.detach())
 
 
-# --- known noise and functionals: the evidence
-
-
 def known_noise_case(q: int = 2) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    Phi, T = rows(16, 3, q)
-    g = torch.Generator().manual_seed(7)
-    Psi = torch.cat(
-        [torch.randn(5, 3, generator=g, dtype=torch.float64), torch.tensor([0.0, 0, 1, 2, -1])[:, None].double()], 1
-    )
+    (Phi, T), g = rows(16, 3, q), torch.Generator().manual_seed(7)
+    constant = torch.tensor([0.0, 0, 1, 2, -1], dtype=torch.float64)[:, None]
+    Psi = torch.cat([torch.randn(5, 3, generator=g, dtype=torch.float64), constant], 1)
     u = torch.randn(5, generator=g, dtype=torch.float64)
     return (
         Phi,
@@ -354,11 +346,8 @@ def test_the_evidence_with_known_noise_and_functionals_is_the_dense_one(bias_pri
     new = torch.cat([Phi[:3], Psi[:2]])
     posterior = Posterior(given_, float(log_alpha), torch.diag(learned), bias_prior=bias_prior)
     for j in range(2):
-        A, t, var = (
-            (Phi, T[:, 0], v[:, 0])
-            if j == 0
-            else (torch.cat([Phi, Psi]), torch.cat([T[:, 1], u]), torch.cat([v[:, 1], own_var]))
-        )
+        with_functionals = torch.cat([Phi, Psi]), torch.cat([T[:, 1], u]), torch.cat([v[:, 1], own_var])
+        A, t, var = with_functionals if j else (Phi, T[:, 0], v[:, 0])
         prior = learned[j] * log_alpha.exp() * torch.ones(4, dtype=torch.float64)
         free = 1e7 if bias_prior == "flat" else float(prior[0])
         prior[-1] = free
@@ -430,9 +419,6 @@ def test_known_noise_of_zero_is_none() -> None:
     assert posterior.nlml == pytest.approx(plain.nlml, abs=1e-7)
     assert float(posterior.log_alpha) == pytest.approx(plain.log_alpha, abs=1e-2)
     close(posterior.Sigma_E, plain.noise_cov, loose=1e8)
-
-
-# --- functionals of networks and models
 
 
 FUNCTIONALS = {
@@ -523,6 +509,8 @@ def test_values_and_derivatives_are_correlated(mixture: tuple) -> None:
     np.testing.assert_allclose(both.mean[:3], model.predict(X[:3])[:, 2], rtol=1e-9)
     np.testing.assert_allclose(both.std[:3], model.predictive(X[:3], noise=False).std[:, 2], rtol=1e-9)
     assert np.abs(both.cov()[:3, 3:]).max() > 0
+    backwards = model.predictive_of(Value(), X[:5][::-1]).mean
+    np.testing.assert_allclose(backwards, model.predictive_of(Value(), X[:5]).mean[::-1])
     assert np.linalg.eigvalsh(both.cov()).min() > -1e-9 * both.var.max()
 
 
@@ -572,13 +560,6 @@ def test_derivatives_teach_what_values_leave_open() -> None:
     assert (
         slope.log_prob(g(grid[:, 0]), 0.05).mean()
         > without.predictive_of(Derivative(0), grid).log_prob(g(grid[:, 0]), 0.05).mean()
-    )
-
-
-def test_points_of_any_layout_are_taken(mixture: tuple) -> None:
-    model, X = mixture
-    np.testing.assert_allclose(
-        model.predictive_of(Value(), X[:5][::-1]).mean, model.predictive_of(Value(), X[:5]).mean[::-1]
     )
 
 
@@ -657,9 +638,6 @@ def test_wrong_functionals_say_what_is_wrong(ask: Callable, words: str) -> None:
 def test_wrong_questions_say_what_is_wrong(ask: Callable, words: str, mixture: tuple) -> None:
     with pytest.raises(InputError, match=words):
         ask(*mixture)
-
-
-# --- Fourier features: a Gaussian process with functionals
 
 
 def test_lengths_are_found_from_functionals_too() -> None:

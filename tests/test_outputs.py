@@ -227,9 +227,6 @@ def test_predictions_end_quietly_when_nobody_reads_on(here):
         assert "Traceback" not in done.stderr
 
 
-# what is shown ------------------------------------------------------------------------------------------------------
-
-
 def test_a_log_gets_a_line_a_minute(monkeypatch):
     clock, log = [0.0], io.StringIO()
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
@@ -281,9 +278,6 @@ def test_a_table_of_a_million_columns_is_refused_at_once(here):
     result = run("fit", "wide.csv", "-t", "c1")
     assert result.exit_code == 1
     assert "300,000 columns" in result.output
-
-
-# generated ----------------------------------------------------------------------------------------------------------
 
 
 def test_crafted_model_files_are_refused_or_predict():

@@ -37,9 +37,6 @@ def model():
     return fast(max_epochs=150).fit(*rows(60))
 
 
-# the theorem ----------------------------------------------------------------------------------------------------------
-
-
 def linear_cost(member, z, d):
     """Affine cost of Bayesian linear regression on what the member passes on of the inputs, from moments alone."""
     posterior = member.posterior
@@ -78,9 +75,6 @@ def test_every_member_sees_the_inputs_themselves(model):
     assert {member.family.encoding for member in model.fitted_.members} == {"raw", "piecewise"}
     for member in model.fitted_.members:
         assert float(linear_cost(member, z, 2)) > 1e6, member.family
-
-
-# the term of the process ----------------------------------------------------------------------------------------------
 
 
 def _components(fitted, X):
@@ -141,9 +135,6 @@ def test_points_beyond_what_was_calibrated_are_flagged(model):
     assert BLLRegressor(preset="evidence", max_epochs=2).fit(*rows(30)).predictive(rows(3)[0]).beyond_reach is None
 
 
-# honest updates -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("f", [lambda X: np.sin(3 * X[:, 0]) + X[:, 1], lambda X: (X[:, 0] > 1.3) + X[:, 1]])
 def test_rows_of_a_new_region_make_the_model_no_less_honest(f):
     model = fast(max_epochs=60).fit(*rows(80, f=f))
@@ -180,9 +171,6 @@ def test_a_stream_that_leaves_the_data_is_followed_honestly(model, memory):
     new, _ = rows(50, seed=11)
     assert online.predictive(new).var.mean() > 1.5 * model.predictive(new).var.mean()
     np.testing.assert_allclose(online.model().predictive(new).var, online.predictive(new).var, rtol=0.1)
-
-
-# curves of single inputs ----------------------------------------------------------------------------------------------
 
 
 def test_effects_of_single_inputs_add_up_to_the_additive_member(model):

@@ -57,9 +57,6 @@ def batches(*tensors: torch.Tensor, size: int = 32) -> DataLoader:
     return DataLoader(TensorDataset(*tensors), batch_size=size)
 
 
-# attach -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bias_prior", ["flat", "shared"])
 @pytest.mark.parametrize("noise", ["diagonal", "full"])
 def test_it_is_the_posterior_of_the_features_written_down_by_hand(bias_prior, noise):
@@ -161,9 +158,6 @@ def test_statistics_of_scaled_targets_follow_from_those_of_raw_ones(scale, shift
         close(getattr(after, name), getattr(before, name))
 
 
-# the loss -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bias_prior", ["flat", "shared"])
 @pytest.mark.parametrize("noise", ["diagonal", "full"])
 def test_the_first_batch_of_all_rows_gives_the_evidence_and_its_gradient(bias_prior, noise):
@@ -229,9 +223,6 @@ def test_a_loop_of_ones_own_trains_by_it():
 def test_misuse_of_the_loss_is_said(use, told, as_a_user):
     with pytest.raises(InputError, match=told):
         use()
-
-
-# The example ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_example_knows_pictures_unlike_those_of_training(as_a_user, monkeypatch, capsys):

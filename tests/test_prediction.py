@@ -67,9 +67,6 @@ def same(a: MixturePrediction, b: MixturePrediction) -> None:
         close(a.quantile(level), b.quantile(level))
 
 
-# --- one Gaussian
-
-
 @pytest.mark.parametrize("correlated", [False, True])
 def test_joint_density_is_that_of_a_multivariate_normal(correlated: bool) -> None:
     p = gaussian(m=6, q=3, correlated=correlated)
@@ -124,9 +121,6 @@ def test_the_covariance_of_the_targets_is_that_of_the_function_plus_that_of_the_
 def test_a_standardised_residual_counts_standard_deviations() -> None:
     p = mixture()
     close(p.standardized_residual(p.mean + 1.7 * p.std), np.full((4, 2), 1.7))
-
-
-# --- mixtures
 
 
 @given(c=st.integers(2, 5), m=st.integers(1, 4), q=st.integers(1, 3), seed=st.integers(0, 99))
@@ -240,9 +234,6 @@ def test_law_of_total_variance() -> None:
     close(p.std**2, p.var)
 
 
-# --- merging
-
-
 @given(seed=st.integers(0, 100), c=st.integers(2, 4), q=st.integers(1, 3), correlated=st.booleans())
 def test_merging_leaves_the_moments_as_they_are(seed: int, c: int, q: int, correlated: bool) -> None:
     members = [gaussian(4, q, 100 * seed + i, correlated=correlated) for i in range(c)]
@@ -301,9 +292,6 @@ def test_correlations_of_functions_survive_a_mixture() -> None:
     close(MixturePrediction.mixture([merged, merged]).cov(), merged.cov())
 
 
-# --- draws
-
-
 @pytest.mark.parametrize("p", [gaussian(m=2), gaussian(m=2, correlated=False), mixture(m=2)])
 def test_draws_have_the_moments_and_quantiles_of_the_prediction(p: MixturePrediction) -> None:
     n = 100_000
@@ -355,9 +343,6 @@ def test_joint_draws_vary_together_over_points_and_outputs(rank: int, parts: int
     assert (p.sample(4, random_state=1) == p.sample(4, random_state=1)).all()
 
 
-# --- conformal intervals
-
-
 @given(n=st.integers(1, 60), level=st.floats(0.01, 0.99))
 def test_a_conformal_interval_reaches_as_far_as_its_rank_among_the_scores(n: int, level: float) -> None:
     """Of n + 1 exchangeable scores the new one is equally likely to have any rank: P(rank <= r) = r / (n + 1)."""
@@ -376,9 +361,6 @@ def test_a_conformal_interval_needs_scores_and_a_known_word() -> None:
         gaussian().interval(0.9, method="conformal")
     with pytest.raises(InputError, match="did you mean 'conformal'"):
         gaussian().interval(0.9, method="conformall")
-
-
-# --- what cannot be
 
 
 def test_a_prediction_cannot_be_changed() -> None:

@@ -63,9 +63,6 @@ def in_batches(
     return train(MiniBatches(network, source, running, **options), optimizer, validation=validation)
 
 
-# the loss of a sample -----------------------------------------------------------------------------------------------
-
-
 @cases
 def test_fresh_statistics_give_value_and_gradient_of_the_profiled_evidence(bias_prior, noise, weighted):
     P, T, w = rows(weighted=weighted)
@@ -137,9 +134,6 @@ def test_products_in_float32_leave_sums_in_float64_and_say_how_coarse_they_are()
     assert bool((coarse.energy[:5] > 1e6 * fine.energy[:5]).all())
 
 
-# chunks -------------------------------------------------------------------------------------------------------------
-
-
 @cases
 def test_chunks_give_the_gradient_of_all_rows(bias_prior, noise, weighted):
     X, T, w = rows(weighted=weighted)
@@ -175,9 +169,6 @@ def test_chunks_need_an_objective_that_splits():
     X, T, _ = rows(weighted=False)
     with pytest.raises(InputError, match='objective="profiled"'):
         chunked_nlml(MLP(5, (4,)), Augmented(4, 3, bias_prior="flat"), Points(X, Readings(T)), 10)
-
-
-# mini-batches -------------------------------------------------------------------------------------------------------
 
 
 def test_one_batch_of_all_rows_is_the_exact_step():
@@ -294,9 +285,6 @@ def test_the_calibrated_default_works_with_mini_batches(as_a_user):
     assert model.calibration_ is not None
     assert np.array_equal(model.predict(X), again.predict(X))
     assert np.sqrt(np.mean((model.predict(X) - y) ** 2)) < 0.5
-
-
-# several processes --------------------------------------------------------------------------------------------------
 
 
 @given(world=st.integers(1, 7), n=st.integers(0, 50))

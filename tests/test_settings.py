@@ -59,9 +59,6 @@ def training(**options) -> dict:
     return {"training": TrainingOptions(**options)}
 
 
-# what cannot be -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("entrance", [fit, fit_source])
 @pytest.mark.parametrize(
     ("options", "said"),
@@ -179,9 +176,6 @@ def test_a_model_that_was_refused_holds_nothing(as_a_user):
         model.settings_  # noqa: B018
 
 
-# what "auto" became -------------------------------------------------------------------------------------------------
-
-
 @cache
 def default() -> BLLRegressor:
     return fit({})
@@ -254,9 +248,6 @@ def test_noise_left_to_us_is_found_to_depend_on_the_input_or_not():
     assert (even.settings_.layer.noise, even.calibration_.head) == ("diagonal", None)
     assert uneven.settings_.layer.noise == "input"
     assert uneven.calibration_.head is not None
-
-
-# what "auto" means --------------------------------------------------------------------------------------------------
 
 
 PLAIN, ENCODED_PLAIN = (NETWORK,), (Network(encoding="piecewise"),)
@@ -528,25 +519,11 @@ def test_families_are_told_apart_by_their_encoding():
     assert str(Network(0.3, "piecewise")) == "piecewise network 0.3"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "tree",
-        "Network 0.3",
-        "silu linear",
-        "relu network 0.3",
-        "network -1.0",
-        "network nan",
-        "network inf",
-        "network x",
-        "piecewise",
-        "piecewise tree",
-        "raw linear",
-        "linear piecewise",
-        "piecewise piecewise linear",
-    ],
-)
+NO_FAMILIES = "|tree|Network 0.3|silu linear|relu network 0.3|network -1.0|network nan|network inf|network x|piecewise"
+NO_FAMILIES += "|piecewise tree|raw linear|linear piecewise|piecewise piecewise linear"
+
+
+@pytest.mark.parametrize("text", NO_FAMILIES.split("|"))
 def test_what_is_no_family_is_refused(text):
     with pytest.raises(ValueError, match=r"not a family of members|could not convert"):
         Family.parse(text)

@@ -145,9 +145,6 @@ def test_every_model_of_one_dimensional_targets_says_so(model, tmp_path):
     assert copy.deepcopy(model).fit(X, y[:, None]).predictive(new).mean.shape == (M, 1)
 
 
-# quantiles of several levels, and frames ----------------------------------------------------------------------------
-
-
 def test_several_levels_are_the_levels_one_by_one():
     p = prediction(2)
     np.testing.assert_array_equal(p.quantile([0.1, 0.9]), [p.quantile(0.1), p.quantile(0.9)])

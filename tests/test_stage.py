@@ -272,9 +272,6 @@ def test_what_is_wrong_with_batches_is_said(text, as_a_user):
         model.predict(text, return_cov=True)
 
 
-# backbones of BLLRegressor ------------------------------------------------------------------------------------------
-
-
 class Bag(nn.Module):
     """The mean of the words of a sentence, through a layer; integers must come as integers."""
 

@@ -48,9 +48,6 @@ class Script:
         return all(torch.equal(v, self.states[question][k]) for k, v in self.net.state_dict().items())
 
 
-# optimizers ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_cosine_goes_from_the_learning_rate_to_a_hundredth_of_it():
     rate = Optimizer(learning_rate=0.5, max_epochs=100).rate
     assert rate(0) == pytest.approx(0.5)
@@ -83,9 +80,6 @@ def test_frozen_layers_stay_frozen(data):
     fit(data, net, epochs=5)
     assert torch.equal(net[0].weight, before["0.weight"])
     assert not torch.equal(net[2].weight, before["2.weight"])
-
-
-# stopping -----------------------------------------------------------------------------------------------------------
 
 
 def test_training_stops_after_the_patience_and_returns_to_the_best(data):
@@ -159,9 +153,6 @@ def test_training_is_done_in_train_mode_and_ends_in_eval_mode(data, validated):
     assert all(net.modes[:10])
 
 
-# accidents ----------------------------------------------------------------------------------------------------------
-
-
 class Explodes(nn.Module):
     """The pass of that number does something else."""
 
@@ -208,9 +199,6 @@ def test_errors_of_the_network_reach_the_caller(data):
         fit(data, Explodes(fail, at=3))
 
 
-# progress -----------------------------------------------------------------------------------------------------------
-
-
 def test_progress_is_shown_on_request_and_on_stderr_alone(data, at_terminal, capsys):
     fit(data, epochs=3)
     assert capsys.readouterr() == ("", "")
@@ -219,9 +207,6 @@ def test_progress_is_shown_on_request_and_on_stderr_alone(data, at_terminal, cap
     assert out == ""
     assert "fit" in err
     assert "3/3" in err
-
-
-# scaling ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1.0, 1e200, 1e-200])

@@ -79,9 +79,6 @@ def without(*rows: int, weight: ndarray | float = 1.0) -> ndarray:
     return left
 
 
-# removing rows from a model -----------------------------------------------------------------------------------------
-
-
 def test_a_mixture_has_members_that_have_seen_all_rows_and_others_that_have_not():
     unseen = unseen_rows(fitted())
     assert unseen.any(0).all()
@@ -197,9 +194,6 @@ def test_a_saved_model_removes_the_same(tmp_path):
         each.remove(X[rows], Y[rows], sample_weight=WEIGHT[rows])
     holds(again, fitted(weighted=True), without(*rows, weight=WEIGHT))
     np.testing.assert_array_equal(again.predict(NEW_X, return_std=True), model.predict(NEW_X, return_std=True))
-
-
-# fingerprints -------------------------------------------------------------------------------------------------------
 
 
 def test_rows_that_differ_have_other_keys_of():
