@@ -81,7 +81,8 @@ def alpha_and_features(three: ThreeSamples) -> Figure:
     axes = figure.subplots(2, 3, sharex="row", sharey="row")
     test, train = three.turned_features(X_TEST), three.turned_features(X_TRAIN)
     alphas = {"alpha*": own, "between": (own + best) / 2, "alpha^max": best}
-    predictions = [three.predict(X_TEST, log_alpha) for log_alpha in alphas.values()]
+    functions = [three.predict(X_TEST, log_alpha) for log_alpha in alphas.values()]
+    predictions = [(p.mean[:, 0], np.sqrt(p.epistemic_var[:, 0])) for p in functions]
     shades = np.log10(np.concatenate([std for _, std in predictions]))
     for i, ((name, log_alpha), (mean, std)) in enumerate(zip(alphas.items(), predictions, strict=True)):
         top, bottom = axes[0, i], axes[1, i]

@@ -45,36 +45,41 @@ class Scalers:
 
 
 @dataclass(frozen=True)
-class FittedNetwork:
-    """One initialisation: features, last layer, and alpha tuned on held-out blocks and, as a leak, on the test set."""
+class LastLayer:
+    """A network and the Bayesian last layer of its features, in standardised units."""
 
-    network: StackedMLP
-    member: int
+    network: nn.Module
     scale: Scalers
     posterior: Posterior
-    nlml: float
-    """NLML per sample at the maximum of the evidence over alpha and noise."""
-    honest: AlphaCurve
-    """alpha^max on blocks of the training range that the features were not trained on."""
-    leak: AlphaCurve
-    """alpha^max on the test set, as in the published notebook."""
 
     @property
     def noise_std(self) -> Float[ndarray, " q"]:
         return (self.posterior.Sigma_E.diagonal().sqrt() * self.scale.targets.scale).numpy()
 
-    def nlml_at(self, log_alphas: Float[ndarray, " a"]) -> Float[ndarray, " a"]:
-        """NLML per sample at other alphas, each with its optimal noise."""
-        return profile(self.posterior.statistics, torch.from_numpy(log_alphas), bias_prior=BIAS_PRIOR).nlml.numpy()
+    def features(self, X: Float[ndarray, "m 1"]) -> Float[Tensor, "m k"]:
+        with torch.no_grad():
+            return self.network(self.scale.inputs.forward(torch.from_numpy(X)))
 
     def predict(self, X: Float[ndarray, "m 1"], log_alpha: float) -> MixturePrediction:
         """Predict in target units, with the mean at alpha* and the variance at the given alpha."""
-        with torch.no_grad():
-            Phi = affine_features(self.network(self.scale.inputs.forward(torch.from_numpy(X)))[self.member])
+        Phi, noise_var, unit = affine_features(self.features(X)), np.square(self.noise_std), self.scale.targets
         ratio = self.posterior.variance_ratio(Phi, log_alpha).numpy()
-        noise_var, unit = np.square(self.noise_std), self.scale.targets
         mean, var = (self.posterior.mean(Phi) * unit.scale + unit.mean).numpy(), ratio[:, None] * noise_var
         return MixturePrediction.gaussian(mean, epistemic_var=var, noise_var=noise_var, affine_cost=ratio)
+
+
+@dataclass(frozen=True)
+class FittedNetwork(LastLayer):
+    """One initialisation, with alpha tuned on held-out blocks and, as a leak, on the test set."""
+
+    honest: AlphaCurve
+    """alpha^max on blocks of the training range that the features were not trained on."""
+    leak: AlphaCurve
+    """alpha^max on the test set, as in the published notebook."""
+
+    def nlml_at(self, log_alphas: Float[ndarray, " a"]) -> Float[ndarray, " a"]:
+        """NLML per sample at other alphas, each with its optimal noise."""
+        return profile(self.posterior.statistics, torch.from_numpy(log_alphas), bias_prior=BIAS_PRIOR).nlml.numpy()
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,7 @@ def fit_networks(
             folds.append(HeldOut(finished(Phi[j][rest], rows.T[rest]), Phi[j][block], rows.T[block]))
         honest = tune_alpha_on(folds, float(posterior.log_alpha))
         leak = tune_alpha(posterior, Phi_test[first], test.T)
-        fitted.append(FittedNetwork(network, first, scale, posterior, posterior.nlml, honest, leak))
+        fitted.append(FittedNetwork(network.member(first), scale, posterior, honest, leak))
     return fitted
 
 
@@ -153,12 +158,9 @@ TRAIN = Samples(X_TRAIN, line(X_TRAIN))
 
 
 @dataclass(frozen=True)
-class ThreeSamples:
-    """A network 1-3(tanh)-2(linear)-1 with its last layer at the maximum of the evidence, in standardised units."""
+class ThreeSamples(LastLayer):
+    """A network 1-3(tanh)-2(linear)-1 with its last layer at the maximum of the evidence."""
 
-    network: nn.Module
-    posterior: Posterior
-    scale: Scalers
     curve: AlphaCurve
 
     @property
@@ -166,22 +168,11 @@ class ThreeSamples:
         """Logarithms of alpha* and of alpha^max, the latter at most 30 so that it can be drawn."""
         return float(self.posterior.log_alpha), min(self.curve.log_alpha, 30.0)
 
-    def features(self, X: Float[ndarray, "m 1"]) -> Float[Tensor, "m k"]:
-        with torch.no_grad():
-            return self.network(self.scale.inputs.forward(torch.from_numpy(X)))
-
     def turned_features(self, X: Float[ndarray, "m 1"]) -> Float[ndarray, "m 2"]:
         """Features in coordinates along the line through the training features, from their mean, and off it."""
         train = self.features(X_TRAIN)
         directions = torch.linalg.svd(train - train.mean(0)).Vh
         return ((self.features(X) - train.mean(0)) @ directions.T).numpy()
-
-    def predict(self, X: Float[ndarray, "m 1"], log_alpha: float) -> tuple[ndarray, ndarray]:
-        """Mean and standard deviation of the function, in target units."""
-        Phi = affine_features(self.features(X))
-        std = (self.posterior.variance_ratio(Phi, log_alpha) * self.posterior.Sigma_E[0, 0]).sqrt()
-        mean, unit = self.posterior.mean(Phi)[:, 0], self.scale.targets
-        return (mean * unit.scale + unit.mean).numpy(), (std * unit.scale).numpy()
 
     def nlml(self, log_alphas: ndarray) -> ndarray:
         """Negative log marginal likelihood per sample at the trained noise, eq:LMLH_alpha_cost."""
@@ -214,4 +205,4 @@ def fit_three_samples(seed: int = 1, *, max_epochs: int = 5000, progress: bool =
         log_alpha = float(objective.log_alpha)
         posterior = Posterior(statistics, log_alpha, noise_cov, bias_prior=BIAS_PRIOR, checked=False)
         curve = tune_alpha(posterior, affine_features(network(test.X)), test.T)
-    return ThreeSamples(network, posterior, scale, curve)
+    return ThreeSamples(network, scale, posterior, curve)

@@ -102,7 +102,7 @@ def run(
             alphas = float(network.posterior.log_alpha), network.honest.log_alpha, network.leak.log_alpha
             for kind, log_alpha in zip(KINDS, alphas, strict=True):
                 train, test = network.predict(data.train.X, log_alpha), network.predict(data.test.X, log_alpha)
-                nlml = network.nlml if kind == "alpha*" else math.nan
+                nlml = network.posterior.nlml if kind == "alpha*" else math.nan
                 scores[f"{name}, {kind}"].append(score(data, train, test, network.noise_std, nlml, log_alpha))
     for model in bnn:
         train, test = model.predictive(data.train.X), model.predictive(data.test.X)

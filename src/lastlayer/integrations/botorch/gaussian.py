@@ -1,7 +1,7 @@
 """A fitted model as a Gaussian over functions, in torch: differentiable, batched, conditioned on observations."""
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -30,15 +30,6 @@ class LinearRows:
     noise: Float[Tensor, "*b s n n"]
     """Covariance of the noise of the rows, over the squared scale."""
     point_noise: Float[Tensor, "*b q o o"]
-
-
-@dataclass(frozen=True)
-class JointMoments:
-    """Joint Gaussian of q points and o outputs, ordered by point: the first o entries belong to the first point."""
-
-    mean: Float[Tensor, "*b q o"]
-    cov: LinearOperator
-    noise: Float[Tensor, "*b q o o"]
 
 
 class LinearGaussian(nn.Module):
@@ -83,8 +74,8 @@ class LinearGaussian(nn.Module):
         """Shape of the batch of distributions: () before any batched observation."""
         return torch.Size() if self.M is None else self.M.shape[:-2]
 
-    def moments(self, X: Float[Tensor, "*b q d"]) -> JointMoments:
-        """Return the joint distribution at some points."""
+    def moments(self, X: Float[Tensor, "*b q d"]) -> tuple[Tensor, LinearOperator, Tensor]:
+        """Return mean (*b, q, o), covariance of the function, ordered by point, and noise covariances (*b, q, o, o)."""
         rows = self.rows(X)
         half = self._whitened(rows.H)
         between, var = half @ half.mT, self.scale.square()
@@ -99,7 +90,7 @@ class LinearGaussian(nn.Module):
             cov = torch.diag_embed(var * between.movedim(-3, -1)).transpose(-3, -2).flatten(-2).flatten(-3, -2)
             cov = to_linear_operator(_jittered(cov, n_outputs))
         batch, noise = mean.shape[:-2], rows.point_noise
-        return JointMoments(mean, cov.expand(*batch, *cov.shape[-2:]), noise.expand(*batch, *noise.shape[-3:]))
+        return mean, cov.expand(*batch, *cov.shape[-2:]), noise.expand(*batch, *noise.shape[-3:])
 
     def condition(
         self: Own, X: Float[Tensor, "*c n d"], Y: Float[Tensor, "*b n o"], noise: Tensor | None = None
@@ -149,16 +140,9 @@ class LinearGaussian(nn.Module):
 
     def functions(self, X: Float[Tensor, "*b q d"]) -> formula.Functions:
         """The function of the model for batches of points, (*b, q, ...)."""
-        found, shape = self.predictor.functions(X.reshape(-1, X.shape[-1])), X.shape[:-1]
-        each = (x.expand(-1, shape.numel(), -1).unflatten(1, shape) for x in vars(found.parts).values())
-        shaped = lambda x: x.unflatten(0, shape)
-        return replace(
-            found,
-            parts=formula.Components(*each),
-            mean=shaped(found.mean),
-            terms=[(shaped(H), outputs) for H, outputs in found.terms],
-            dense=[shaped(D) for D in found.dense],
-        )
+        shape = X.shape[:-1]
+        points = lambda x: x.expand(*x.shape[:-2], shape.numel(), -1).unflatten(-2, shape)
+        return self.predictor.functions(X.reshape(-1, X.shape[-1])).map(points)
 
     def separate(self: Own) -> Own:
         """Copy the distribution; the copy shares no state with the original."""

@@ -20,7 +20,7 @@ from linear_operator import to_linear_operator
 from torch import Tensor
 
 from lastlayer.errors import InputError
-from lastlayer.integrations.botorch.gaussian import Dense, JointMoments, LinearGaussian, Separable, block_diagonal
+from lastlayer.integrations.botorch.gaussian import Dense, LinearGaussian, Separable, block_diagonal
 from lastlayer.predictor.fitted import as_fitted
 
 
@@ -178,7 +178,7 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
         return DrawnFunctions(self, (n,) if isinstance(n, int) else n, generator)
 
     def _posterior(self, X: Tensor, noise: bool | Tensor) -> GPyTorchPosterior:
-        each = [_distribution(part.moments(X), n) for part, n in zip(self.parts, self._by_part(noise), strict=True)]
+        each = [_distribution(part, X, n) for part, n in zip(self.parts, self._by_part(noise), strict=True)]
         # several parts are block-diagonal, as in `SingleTaskGP`: BoTorch decomposes each output separately
         whole = each[0] if len(each) == 1 else MultitaskMultivariateNormal.from_independent_mvns(each)
         return GPyTorchPosterior(whole)
@@ -269,11 +269,11 @@ def _share(model: Model, other: Model, *names: str) -> None:
             setattr(other, name, getattr(model, name))
 
 
-def _distribution(moments: JointMoments, noise: bool | Tensor) -> MultivariateNormal:
+def _distribution(part: LinearGaussian, X: Tensor, noise: bool | Tensor) -> MultivariateNormal:
     """Distribution of the points, with the requested noise."""
-    mean, cov = moments.mean, moments.cov
+    mean, cov, learned = part.moments(X)
     if isinstance(noise, Tensor) or noise:
-        added = torch.diag_embed(noise.expand(mean.shape)) if isinstance(noise, Tensor) else moments.noise
+        added = torch.diag_embed(noise.expand(mean.shape)) if isinstance(noise, Tensor) else learned
         cov = cov + to_linear_operator(block_diagonal(added.expand(*mean.shape, mean.shape[-1])))
     if mean.shape[-1] == 1:
         return MultivariateNormal(mean[..., 0], cov)
