@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from lastlayer._internal.numbers import TINY
+from lastlayer._internal.numbers import EPS
 from lastlayer.errors import InputError
 
 FEWEST_ROWS = 200
@@ -74,7 +74,7 @@ class ExponentialForgetting(Memory):
 
     def kept(self, n: int) -> float:
         """Return the fraction of their weight that old rows keep, exp(-n / memory)."""
-        return max(math.exp(-n / self.memory), TINY)
+        return max(math.exp(-n / self.memory), EPS)
 
     def weights(self, n: int) -> Float[ndarray, " n"]:
         """Return the weights of n rows that are learned together, once the last of them is."""

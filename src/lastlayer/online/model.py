@@ -200,12 +200,9 @@ class OnlineModel:
         self.n_rows += n
         self._n_since, self._n_adopted = self._n_since + n, self._n_adopted + n
         kept, due = self.memory.kept(self._n_since), self._n_since >= self._interval
-        if due and kept < 1:  # the recursion could not follow
-            pairs = zip(self._totals(kept), self._seen(look, y, weight), strict=True)
-            self._factor([total + new.statistics() for total, new in pairs])
-            return self
         rows = self._seen(look, y, weight / kept)  # old rows fade at the next factorisation, all together
-        carried = n <= self._largest and self._carry(rows, look)
+        # where they fade now, the recursion would be of no use
+        carried = n <= self._largest and not (due and kept < 1) and self._carry(rows, look)
         for layers, new in zip(self._layers, rows, strict=True):
             layers.since.append(new)
         self._remember(rows)
@@ -392,9 +389,7 @@ class OnlineModel:
     def _together(self, X: Any, of: Callable[[Look], Iterable[ndarray]]) -> list[ndarray]:
         """Evaluate rows in chunks; rows are the last axis but one of what is evaluated."""
         X = self._inputs(X)
-        each = (
-            [of(self._look(X[rows])) for rows in row_chunks(len(X), CHUNK_ROWS)] if len(X) > 1 else [of(self._look(X))]
-        )
+        each = [of(self._look(X[rows])) for rows in row_chunks(len(X), CHUNK_ROWS)]
         return list(each[0]) if len(each) == 1 else [np.concatenate(part, -2) for part in zip(*each, strict=True)]
 
     def _seen(self, look: Look, y: Float[ndarray, "m q"], weight: Float[ndarray, " m"]) -> list[FeatureRows]:
