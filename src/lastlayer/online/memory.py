@@ -27,9 +27,9 @@ class Memory:
         """Return the fraction of their weight that old rows keep."""
         return 1.0
 
-    def weights(self, n: int) -> Float[ndarray, " n"]:
+    def weights(self, n: int) -> Float[ndarray, " n"] | float:
         """Return the weights of n rows that are learned together, once the last of them is."""
-        return np.ones(n)
+        return 1.0
 
     def remembered(self, n: int) -> float:
         """Return the fraction of their weight that the residuals of old rows keep in the calibration."""

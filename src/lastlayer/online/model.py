@@ -389,7 +389,8 @@ class OnlineModel:
     def _together(self, X: Any, of: Callable[[Look], Iterable[ndarray]]) -> list[ndarray]:
         """Evaluate rows in chunks; rows are the last axis but one of what is evaluated."""
         X = self._inputs(X)
-        each = [of(self._look(X[rows])) for rows in row_chunks(len(X), CHUNK_ROWS)]
+        chunks = [X] if len(X) <= CHUNK_ROWS else [X[rows] for rows in row_chunks(len(X), CHUNK_ROWS)]
+        each = [of(self._look(chunk)) for chunk in chunks]
         return list(each[0]) if len(each) == 1 else [np.concatenate(part, -2) for part in zip(*each, strict=True)]
 
     def _seen(self, look: Look, y: Float[ndarray, "m q"], weight: Float[ndarray, " m"]) -> list[FeatureRows]:
