@@ -32,8 +32,8 @@ from torch import Tensor, nn
 
 from benchmarks.runner import options_of
 from benchmarks.timing import Ratio, describe_machine, print_ratios, time_in_turns
+from lastlayer.bayes.evidence import by_evidence
 from lastlayer.bayes.features import affine_features
-from lastlayer.bayes.maximum import by_evidence
 from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.rows import Points

@@ -14,8 +14,8 @@ from sklearn.model_selection import KFold
 from torch import nn
 
 from lastlayer import BLLRegressor, TrainingOptions
+from lastlayer.bayes.evidence import by_evidence
 from lastlayer.bayes.features import affine_features
-from lastlayer.bayes.maximum import by_evidence
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics

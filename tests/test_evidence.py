@@ -13,9 +13,16 @@ from torch.distributions import MultivariateNormal
 
 from lastlayer import BLLRegressor
 from lastlayer.bayes import evidence
-from lastlayer.bayes.evidence import general_nlml, nlml, optimal_alpha, optimal_alphas, profile, profiled_nlml
+from lastlayer.bayes.evidence import (
+    by_evidence,
+    general_nlml,
+    nlml,
+    optimal_alpha,
+    optimal_alphas,
+    profile,
+    profiled_nlml,
+)
 from lastlayer.bayes.features import affine_features
-from lastlayer.bayes.maximum import by_evidence
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.precision import NOISE_FLOOR, NormalEquations
 from lastlayer.bayes.readings import Readings

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from lastlayer import BLLRegressor
-from lastlayer.bayes.affine_cost import affine_cost, affine_cost_program, leave_one_out_cost
+from lastlayer.bayes.affine_cost import affine_cost, affine_cost_program
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import HeldOut, held_out_lpd
 from lastlayer.bayes.hulls import (
@@ -25,7 +25,7 @@ from lastlayer.bayes.hulls import (
     nearest_in_convex_hull,
     nearest_in_span,
 )
-from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.posterior import Posterior, leave_one_out_cost
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.alpha import tune_alpha, tune_alpha_on
 from lastlayer.ensemble.splits import blocked_folds

@@ -9,9 +9,8 @@ import torch
 from helpers import close
 from scipy.linalg import null_space
 
-from lastlayer.bayes.evidence import optimal_alphas, profile
+from lastlayer.bayes.evidence import by_evidence, optimal_alphas, profile
 from lastlayer.bayes.features import affine_features
-from lastlayer.bayes.maximum import by_evidence
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.networks.fourier import fourier_network, frequencies
 from lastlayer.settings.types import WEAK_NOISE_PRIOR, NoisePrior

@@ -9,7 +9,7 @@ import lastlayer
 from lastlayer import BLLRegressor
 from lastlayer.bayes.readings import Readings
 from lastlayer.likelihoods import LIKELIHOODS
-from lastlayer.likelihoods.marginal import NO_TAILS, HeldOutReadings, Predicted
+from lastlayer.likelihoods.base import NO_TAILS, HeldOutReadings, Predicted
 from lastlayer.predictions.metrics import crps
 from lastlayer.settings.types import Given
 

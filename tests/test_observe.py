@@ -16,9 +16,15 @@ from test_calibration import held_out, problem_of
 from torch import Tensor, nn
 
 from lastlayer import BLLRegressor, TrainingOptions, load
-from lastlayer.bayes.evidence import known_noise_nlml, optimal_alpha, optimal_alphas, profile, statistics_nlml
+from lastlayer.bayes.evidence import (
+    by_evidence,
+    known_noise_nlml,
+    optimal_alpha,
+    optimal_alphas,
+    profile,
+    statistics_nlml,
+)
 from lastlayer.bayes.features import affine_features
-from lastlayer.bayes.maximum import by_evidence
 from lastlayer.bayes.noise_groups import StatisticsByNoise, Targets
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.readings import Readings

@@ -16,7 +16,7 @@ from torch import nn
 
 import lastlayer
 from lastlayer import BLLRegressor, TrainingOptions
-from lastlayer.bayes.maximum import by_evidence
+from lastlayer.bayes.evidence import by_evidence
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.curve import Shrinkage
 from lastlayer.errors import PrecisionError

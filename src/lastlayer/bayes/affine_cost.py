@@ -78,20 +78,6 @@ def affine_cost_program(x: Float[Tensor, "r k"], X: Float[Tensor, "m k"], gamma:
     return AffineCostSolution(nu.square().sum(-1) + gamma * e.square().sum(-1), nu, e)
 
 
-def leave_one_out_cost(cost: Float[Tensor, "*b m"]) -> Float[Tensor, "*b m"]:
-    """Compute the affine cost that each sample would have if it were not among the samples: c / (1 - c).
-
-    The cost of new points should be compared with these values: samples have low costs only because they are part of
-    the data.
-
-    Parameters
-    ----------
-    cost : Tensor of shape (..., m)
-        Affine cost of the samples themselves.
-    """
-    return cost / (1 - cost).clamp_min(torch.finfo(cost.dtype).eps)
-
-
 def _check_gamma(gamma: float) -> None:
     if not gamma > 0:
         raise InputError(f"gamma={gamma} must be positive: it is the price of leaving the affine hull")

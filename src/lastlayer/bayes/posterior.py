@@ -415,3 +415,17 @@ class Posterior:
                 f"{RTOL:g} is required: the features are too close to collinear for float64 moments. "
                 f"Rescale or drop collinear features, or take log_alpha below about {limit:.3g}"
             )
+
+
+def leave_one_out_cost(cost: Float[Tensor, "*b m"]) -> Float[Tensor, "*b m"]:
+    """Compute the affine cost that each sample would have if it were not among the samples: c / (1 - c).
+
+    The cost of new points should be compared with these values: samples have low costs only because they are part of
+    the data.
+
+    Parameters
+    ----------
+    cost : Tensor of shape (..., m)
+        Affine cost of the samples themselves.
+    """
+    return cost / (1 - cost).clamp_min(torch.finfo(cost.dtype).eps)

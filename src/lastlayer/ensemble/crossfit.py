@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from lastlayer.bayes.affine_cost import leave_one_out_cost
+from lastlayer.bayes.evidence import by_evidence
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import HeldOut
-from lastlayer.bayes.maximum import by_evidence
-from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.posterior import Posterior, leave_one_out_cost
 from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.data.rows import Rows
 from lastlayer.ensemble.run import Run

@@ -6,7 +6,7 @@ import torch
 
 from lastlayer._internal.chunks import CHUNK_ROWS
 from lastlayer._internal.digests import Digest, digest_of, layout_of
-from lastlayer.bayes.maximum import by_evidence
+from lastlayer.bayes.evidence import by_evidence
 from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.rows import Points
 from lastlayer.data.scaling import Scales

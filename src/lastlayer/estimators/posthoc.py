@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from lastlayer._internal.chunks import CHUNK_ROWS
 from lastlayer._internal.digests import digest_of_parameters
+from lastlayer.bayes.evidence import by_evidence
 from lastlayer.bayes.features import affine_features
-from lastlayer.bayes.maximum import by_evidence
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.points import HeldOutPoints

@@ -1,5 +1,7 @@
 """`Likelihood`: how targets are read as Gaussian readings of the function, and predicted."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,13 +11,78 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
+from lastlayer._internal.numbers import LOG_2PI
 from lastlayer.bayes.readings import Readings
 from lastlayer.errors import InputError
-from lastlayer.likelihoods.marginal import NO_TAILS, HeldOutReadings, Marginal, Predicted, gaussian
+from lastlayer.formula.ops import NumPyOps
+from lastlayer.formula.predictive import output_cov
 from lastlayer.predictions.joint import add_noise
 from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.settings.types import Given
+
+NO_TAILS = (-math.inf, 0.0)
+"""Tails of share zero."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOutReadings:
+    """Readings of n held-out points as arrays, and the correlation of the noise in them."""
+
+    t: Float[ndarray, "n q"]
+    """Working targets; 0 where a target is not read."""
+    read: Float[ndarray, "n q"] | None
+    """1 where a target is read, 0 elsewhere; None: all are."""
+    n_read: ndarray
+    """Number of targets read at each point."""
+    log_known: Float[ndarray, "n q"] | None
+    """Log of the known noise variance; None: there is none."""
+    correlation: Float[ndarray, "c n q q"] | None
+    """Correlation between the outputs, of each network; None: independent."""
+
+    @classmethod
+    def of(cls, readings: Readings, correlation: ndarray | None = None) -> "HeldOutReadings":
+        """Convert readings, each output to one piece of memory: sums over outputs are then sums of whole arrays."""
+        read = None if readings.read is None else readings.read.numpy().astype(float)
+        n_read = np.full(len(readings.t), readings.t.shape[1]) if read is None else read.sum(-1)
+        log_known = None if readings.known is None else readings.known.log().numpy()
+        return cls(by_output(readings.t.numpy()), read, n_read, log_known, correlation)
+
+
+@dataclass(frozen=True, eq=False)
+class Predicted:
+    """What c networks predict of the working targets of held-out points."""
+
+    mean: Float[ndarray, "c n q"]
+    log_var: Float[ndarray, "c n q"]
+    """Log of the sum of the two variances that follow."""
+    log_epistemic: Float[ndarray, "c n q"]
+    log_noise: Float[ndarray, "c n q"]
+    log_weight: Float[ndarray, "c n"]
+    """Log of the weight of each network at each point, which densities include."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slopes:
+    """Slopes of the weighted sum of log densities."""
+
+    mean: Float[ndarray, "c n q"]
+    log_var: Float[ndarray, "c n q"] | float
+    """With respect to the log of the whole variance, at a fixed share of the noise in it."""
+    log_epistemic: Float[ndarray, "c n q"] | float
+    """What is left with respect to the log of the epistemic variance alone."""
+    log_noise: Float[ndarray, "c n q"] | float
+    """What is left with respect to the log of the noise variance alone."""
+    tails: tuple[float, float]
+    """With respect to the logit of the tails' share, and to the log of their factor."""
+
+
+@dataclass(frozen=True, eq=False)
+class Marginal:
+    """Log density of each point under each network, and its slopes given weights of points and networks."""
+
+    log_density: Float[ndarray, "c n"]
+    slopes: Callable[[Float[ndarray, "c n"]], Slopes]
 
 
 @dataclass(frozen=True)
@@ -88,3 +155,49 @@ class Gaussian(Likelihood):
     """Gaussian noise."""
 
     name = "gaussian"
+
+
+def gaussian(r: HeldOutReadings, p: Predicted, tails: tuple[float, float]) -> Marginal:
+    """Gaussian readings, joint over the outputs; a share of the probability has a larger variance.
+
+    `tails` are the logit of that share and the log of the factor on the variance.
+    """
+    ops, C, (share, wider) = NumPyOps, r.correlation, tails
+    residual = r.t - p.mean if r.read is None else r.read * (r.t - p.mean)
+    of_target, of_model = p.log_var, np.ones(())
+    if r.log_known is not None:
+        of_target = ops.logaddexp(p.log_var, r.log_known)
+        of_model = np.exp(p.log_var - of_target)  # fraction of the target's variance that is not known
+    if C is None:
+        pull = residual * np.exp(-of_target)
+        logdet = (of_target if r.read is None else r.read * of_target).sum(-1)
+    else:
+        cov = output_cov(ops, C, np.exp(p.log_epistemic), np.exp(p.log_noise))
+        inverse, logdet = np.linalg.inv(cov), np.linalg.slogdet(cov)[1]
+        pull = (inverse @ residual[..., None])[..., 0]
+    distance = (residual * pull).sum(-1)
+    less = 1 - math.exp(-wider)  # reduction of the distance in the tails
+    odds = share + 0.5 * (less * distance - r.n_read * wider)
+    either = ops.logaddexp(0.0, odds)
+    log_density = p.log_weight - 0.5 * (distance + logdet + r.n_read * LOG_2PI) + either - ops.logaddexp(0.0, share)
+
+    def slopes(rho: Float[ndarray, "c n"]) -> Slopes:
+        tail = np.exp(odds - either)
+        R, h = rho[..., None], (1 - less * tail)[..., None]  # h: factor on the distance
+        in_tails = rho * tail
+        of_share = in_tails.sum() - rho.sum() * ops.sigmoid(share)
+        of_factor = 0.5 * (((1 - less) * distance - r.n_read) * in_tails).sum()
+        if C is None:
+            log_var = R * of_model * (0.5 * (h * residual * pull - (1 if r.read is None else r.read)))
+            return Slopes(R * h * pull, log_var, 0.0, 0.0, (of_share, of_factor))
+        by_cov = 0.5 * C * (h[..., None] * ops.outer(pull, pull) - inverse)
+        roots = np.exp(p.log_epistemic / 2), np.exp(p.log_noise / 2)
+        e, n = (root * (by_cov @ root[..., None])[..., 0] for root in roots)
+        return Slopes(R * h * pull, 0.0, R * e, R * n, (of_share, of_factor))
+
+    return Marginal(log_density, slopes)
+
+
+def by_output(x: Float[ndarray, "*s q"]) -> Float[ndarray, "*s q"]:
+    """The same numbers, each output in one piece of memory."""
+    return np.moveaxis(np.ascontiguousarray(np.moveaxis(x, -1, 0)), 0, -1)

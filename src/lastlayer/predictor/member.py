@@ -10,9 +10,8 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from lastlayer._internal.chunks import row_chunks
-from lastlayer.bayes.affine_cost import leave_one_out_cost
 from lastlayer.bayes.features import affine_features
-from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.posterior import Posterior, leave_one_out_cost
 from lastlayer.data.copies import fingerprints
 from lastlayer.data.rows import Points
 from lastlayer.networks.mlp import finite_features

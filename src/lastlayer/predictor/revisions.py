@@ -12,8 +12,8 @@ from numpy import ndarray
 
 from lastlayer import formula
 from lastlayer._internal.chunks import row_chunks
+from lastlayer.bayes.evidence import by_evidence
 from lastlayer.bayes.held_out import HeldOut
-from lastlayer.bayes.maximum import by_evidence
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.calibration.alpha import AlphaCurve, search_alpha, tune_alpha_on
 from lastlayer.calibration.fit import fit_curves

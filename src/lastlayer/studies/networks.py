@@ -8,10 +8,9 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor, nn
 
-from lastlayer.bayes.evidence import nlml, profile
+from lastlayer.bayes.evidence import by_evidence, nlml, profile
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import HeldOut, held_out_lpd
-from lastlayer.bayes.maximum import by_evidence
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics

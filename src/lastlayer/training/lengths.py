@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lastlayer.bayes.evidence import known_noise_nlml
-from lastlayer.bayes.maximum import minimum
+from lastlayer.bayes.evidence import known_noise_nlml, minimum
 from lastlayer.data.rows import Rows
 from lastlayer.networks.fourier import fourier_features, frequencies
 from lastlayer.settings.types import WEAK_NOISE_PRIOR, BiasPrior, NoisePrior

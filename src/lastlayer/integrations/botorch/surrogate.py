@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lastlayer.bayes.evidence import by_evidence
 from lastlayer.bayes.features import affine_features
-from lastlayer.bayes.maximum import by_evidence
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.rows import Rows
