@@ -19,8 +19,8 @@ Value = TypeVar("Value")
 
 TIMEOUT = 600.0
 """Default number of seconds that a process waits for the others."""
-SHOWN = 200
-"""Characters of a value that an error message shows."""
+FAILURE = "lastlayer/failure/{}"
+"""Key under which a process of a rank records its failure."""
 LOOK_EVERY = 0.5
 """Seconds of waiting between checks for failures of other processes."""
 
@@ -95,8 +95,10 @@ class ProcessGroup:
         for rank, theirs in enumerate(others, 1):
             names = [name for name in {**first, **theirs} if first.get(name) != theirs.get(name)]
             if names:
-                both = [(name, _short(first.get(name)), _short(theirs.get(name))) for name in names]
-                told = "; ".join(f"{name}: {mine} on rank 0, {other} on rank {rank}" for name, mine, other in both)
+                told = "; ".join(
+                    f"{name}: {first.get(name)!s:.200} on rank 0, {theirs.get(name)!s:.200} on rank {rank}"
+                    for name in names
+                )
                 raise MismatchError(
                     f"the processes do not fit the same model, rank {rank} differs from rank 0 ({told}): give all of "
                     "them the same parameters and data of the same kind"
@@ -158,7 +160,7 @@ class ProcessGroup:
     def _tell(self, error: BaseException) -> None:
         """Record for the other processes that this one has failed."""
         with suppress(Exception):  # the first process, which hosts the store, may be gone
-            _notes().set(_failure(self.rank), f"{type(error).__name__}: {error}")
+            _notes().set(FAILURE.format(self.rank), f"{type(error).__name__}: {error}")
 
     def _wait(self, work: Any) -> None:
         """Wait for all processes, as long as none of them has failed."""
@@ -186,11 +188,11 @@ class ProcessGroup:
         """Raise an error if another process has failed."""
         for rank in range(self.world_size):
             try:
-                failed = _notes().check([_failure(rank)])
+                failed = _notes().check([FAILURE.format(rank)])
             except Exception as error:
                 raise ProcessError("rank 0, through which the processes find each other, has ended") from error
             if failed:
-                told = _notes().get(_failure(rank)).decode(errors="replace")
+                told = _notes().get(FAILURE.format(rank)).decode(errors="replace")
                 raise ProcessError(
                     f"rank {rank} failed, so rank {self.rank} stops too; a new fit needs a new process group. "
                     f"Error of rank {rank}: {told}"
@@ -230,17 +232,6 @@ def join(*, timeout: float | int = TIMEOUT) -> ProcessGroup:
     return ProcessGroup.current()
 
 
-def _short(value: Any) -> str:
-    """Text of a value, truncated for error messages."""
-    text = str(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
-
-
 def _notes() -> Any:
     """The store through which the processes of the group found each other."""
     return distributed.distributed_c10d._get_default_store()
-
-
-def _failure(rank: int) -> str:
-    """Key under which a process records its failure."""
-    return f"lastlayer/failure/{rank}"

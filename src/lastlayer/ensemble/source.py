@@ -1,6 +1,6 @@
 """One network trained on a source of batches, with the exact last layer of all its rows."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -9,8 +9,7 @@ from lastlayer._internal.digests import Digest, digest_of, layout_of
 from lastlayer.bayes.evidence import by_evidence
 from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.rows import Points
-from lastlayer.data.scaling import Scales
-from lastlayer.data.sources import Source, StandardizedSource, common_of, scales_of
+from lastlayer.data.sources import Source, SourceScales, StandardizedSource, common_of, scales_of
 from lastlayer.ensemble.run import Run
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import finite_features
@@ -19,23 +18,8 @@ from lastlayer.predictor.member import Member
 from lastlayer.training import batches_for, streamed_statistics
 
 
-@dataclass(frozen=True)
-class Streamed:
-    """A network trained on a source."""
-
-    member: Member
-    scales: Scales
-    sample: Points
-    """Some standardised training rows."""
-
-
-def train_on_source(source: Source, architecture: Architecture, run: Run) -> Streamed:
-    """Train one network on a source of batches."""
-    with architecture.seeded():
-        return _trained(source, architecture, run)
-
-
-def _trained(source: Source, architecture: Architecture, run: Run) -> Streamed:
+def train_on_source(source: Source, architecture: Architecture, run: Run) -> tuple[Member, SourceScales, Points]:
+    """Train one network on a source of batches, within `Architecture.seeded`; also give some standardised rows."""
     s, process_group = architecture.settings, ProcessGroup.current()
     device, dtype, batch_size = s.place.torch_device, s.place.torch_dtype, s.training.batch_size
     assert batch_size is not None
@@ -71,4 +55,4 @@ def _trained(source: Source, architecture: Architecture, run: Run) -> Streamed:
     statistics = streamed_statistics(network, parts, process_group=process_group)
     history.gap = float(problem.running.gap(statistics)) if problem.running.snapshot is not None else None
     (posterior,) = by_evidence([statistics], noise=s.layer.noise_structure, bias_prior=s.layer.bias_prior)
-    return Streamed(Member(network, posterior, family), scales, replace(sample, X=converted(sample.X, dtype)))
+    return Member(network, posterior, family), scales, replace(sample, X=converted(sample.X, dtype))

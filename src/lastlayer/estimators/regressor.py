@@ -341,16 +341,17 @@ class BLLRegressor(LastLayerRegressor):
         held_out = None if validation_data is None else digest_of(*map(np.asarray, validation_data))
         ProcessGroup.current().agree({"digest of validation_data": held_out})
         settings = resolve(self._parameters(), Shape(None, validation_data is not None), seed=seed)
+        architecture = Architecture(settings, self.backbone)
         with running(self.n_jobs, self.verbose, self.progress, options_of(self.training).checkpoint) as run:
-            streamed = train_on_source(source, Architecture(settings, self.backbone), run)
-            scales, ids = streamed.scales, not streamed.sample.X.is_floating_point()
-            settings = replace(settings, network=replace(settings.network, ids=ids))
-            self.n_features_in_ = int(streamed.sample.X.shape[1])  # scikit-learn's definition, also for images
+            with architecture.seeded():
+                member, scales, sample = train_on_source(source, architecture, run)
+            settings = replace(settings, network=replace(settings.network, ids=not sample.X.is_floating_point()))
+            self.n_features_in_ = int(sample.X.shape[1])  # scikit-learn's definition, also for images
             vars(self).pop("feature_names_in_", None)
             if isinstance(source, ParquetSource):
                 self.feature_names_in_ = np.array(source.inputs, dtype=object)
             y_ndim = 2 if len(scales.targets.mean) > 1 else 1
-            self._hold([streamed.member], streamed.sample, scales, settings, y_ndim, Gaussian())
+            self._hold([member], sample, scales, settings, y_ndim, Gaussian())
             self._calibrate(run, validation_data)
 
     @property

@@ -108,6 +108,8 @@ class Asked:
     n_groups: float | int
     """Number of clearly different rows."""
     plan: Plan
+    is_table: bool
+    """Whether the inputs are columns of numbers, as far as known."""
     mixture: bool
     """Whether there are built-in networks, calibrated by curves: more than one kind of them may be worth it."""
 
@@ -121,7 +123,8 @@ def resolve(parameters: Mapping[str, Any], data: Shape, *, seed: int) -> Setting
     spare = p["preset"] != "evidence" and data.shape is not None
     spare = spare and n_groups >= (FEW_ROWS if own_network else LEAST_ROWS)
     plan = _plan(p, data, spare=spare)
-    asked = Asked(p, data, n_rows, n_groups, plan, spare and plan.curves and not own_network)
+    is_table, mixture = not data.ids and len(data.shape or (0, 0)) == 2, spare and plan.curves and not own_network
+    asked = Asked(p, data, n_rows, n_groups, plan, is_table, mixture)
     device = str(p["device"]) if p["device"] != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     place, training = Place(device, p["dtype"]), _training(asked)
     settings = Settings(_network(asked), _ensemble(asked), training, _layer(asked), plan, place, seed)
@@ -308,7 +311,7 @@ def _passes(steps_of_one: float, share: float) -> int:
 
 
 def _layer(asked: Asked) -> LayerSettings:
-    p, can_vary = asked.p, asked.plan.curves and asked.data.shape is not None and asked.data.is_table
+    p, can_vary = asked.p, asked.plan.curves and asked.data.shape is not None and asked.is_table
     return LayerSettings(
         noise="diagonal" if p["noise"] == "auto" and not can_vary else p["noise"],
         bias_prior=p["bias_prior"],
@@ -320,7 +323,7 @@ def _layer(asked: Asked) -> LayerSettings:
 def _check_together(settings: Settings, asked: Asked) -> None:
     """Raise an error for settings that are incompatible with the data or with each other."""
     p, data, training, checkpoint = asked.p, asked.data, settings.training, asked.p["checkpoint"]
-    if settings.network.input_skip and not data.is_table:
+    if settings.network.input_skip and not asked.is_table:
         given = "integers" if data.ids else f"shape {data.shape}"
         raise InputError(f"input_skip=True needs a table, but X has {given}: leave it at 'auto' or False")
     if training.batch_size is None and checkpoint is not None:
@@ -342,7 +345,7 @@ def _check_together(settings: Settings, asked: Asked) -> None:
         )
     if not data.complete and settings.layer.noise == "full":
         raise InputError(NEEDS_EVERY_TARGET)
-    if settings.layer.noise == "input" and not (settings.plan.curves and data.is_table):
+    if settings.layer.noise == "input" and not (settings.plan.curves and asked.is_table):
         rows = "a source without validation_data" if data.shape is None else f"X of shape {data.shape}"
         raise InputError(
             'noise="input" is fitted to held-out rows of a table: it cannot be combined with '

@@ -82,11 +82,6 @@ class Shape:
     ids: bool = False
     """Whether the inputs are integers, which are passed to the backbone unchanged."""
 
-    @property
-    def is_table(self) -> bool:
-        """Whether the inputs are columns of numbers, as far as known."""
-        return not self.ids and (self.shape is None or len(self.shape) == 2)
-
 
 @dataclass(frozen=True)
 class NoisePrior:
