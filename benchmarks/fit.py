@@ -30,7 +30,6 @@ from benchmarks.uci.methods import METHODS as UCI
 from benchmarks.uci.protocol import Method, Scores, Task, score
 from lastlayer.plots.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, log_axis, log_padded
 from lastlayer.studies.figures import STYLE
-from lastlayer.studies.paper import check_folder
 
 N_INPUTS = 10
 NOISE = 1.0
@@ -139,7 +138,7 @@ def unable(job: Job, taken: Sequence[Result], limit: float) -> str | None:
     need, free = MATRICES * 8 * job.rows**2 / 1e9, free_memory()
     if job.name == EXACT and (job.rows > EXACT_ROWS or need > free):
         return f"needs about {need:,.0f} GB of memory, {free:,.0f} GB are free"
-    over = [r for r in taken if r.method == job.name and r.seconds > limit]
+    over = [r for r in taken if r.method == job.name and r.rows < job.rows and r.seconds > limit]
     if over:
         return f"{over[-1].seconds:,.0f} s for {over[-1].rows:,} rows, above the limit of {limit:,.0f} s"
     return None
@@ -218,17 +217,11 @@ def _label(ax: Axes, ends: dict[str, tuple[int, float]]) -> None:
     """Put labels next to the last points, moved up where they would overlap."""
     to_axes = ax.transScale + ax.transLimits
     heights: dict[int, float] = {}
-    style: dict[str, Any] = {
-        "xytext": (5, 0),
-        "textcoords": "offset points",
-        "va": "center",
-        "fontsize": 7.5,
-        "annotation_clip": False,
-    }
+    style: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 7.5}
     for name, end in sorted(ends.items(), key=lambda item: item[1]):
         x, y = to_axes.transform(end)
         height = heights[end[0]] = max(y, heights.get(end[0], -np.inf) + APART)
-        ax.annotate(name, (x, height), xycoords="axes fraction", color=COLOURS[name], **style)
+        ax.annotate(name, (x, height), xycoords="axes fraction", color=COLOURS[name], annotation_clip=False, **style)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -242,23 +235,19 @@ def main(arguments: list[str] | None = None) -> None:
     with runner.helpful():
         chosen = runner.named("method", asked.methods, METHODS)
         sizes = runner.whole_numbers("rows", asked.rows, least=WARM_UP_ROWS, example="300,1000")
-        check_folder(asked.out)
     os.environ |= {f"{kind}_NUM_THREADS": str(asked.threads) for kind in ("OMP", "MKL", "OPENBLAS")}
     # size by size, the smallest first, so that methods are compared under similar load
     jobs = [Job(method.name, size, asked.threads) for size in sizes for method in chosen]
-    outcomes: list[runner.Outcome[Job, Result]] = []
-    results: list[Result] = []
     store = runner.Store(asked.out / "fit.jsonl", Result)
-    why_not = lambda job: unable(job, results, asked.limit)
-    try:
-        for outcome in runner.perform(jobs, store, again=asked.again, isolated=True, unable=why_not):
-            outcomes.append(outcome)
-            results += [] if outcome.result is None else [outcome.result]
-    finally:  # an interrupted run also writes its table
-        text = table(outcomes)
+
+    def write(outcomes: Sequence[runner.Outcome[Job, Result]]) -> None:
+        text, results = table(outcomes), [outcome.result for outcome in outcomes if outcome.result is not None]
         print(f"\n{text}\n")
         runner.write_files(asked.out, {"fit.txt": text + "\n"}, {"fit.png": picture(results)} if results else {})
-    runner.tell([outcome for outcome in outcomes if outcome.failed])
+
+    taken = lambda: [store.results[job.key] for job in jobs if job.key in store.results]
+    why_not = lambda job: unable(job, taken(), asked.limit)
+    runner.summarised(jobs, store, write, again=asked.again, isolated=True, unable=why_not)
 
 
 if __name__ == "__main__":

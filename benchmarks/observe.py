@@ -24,7 +24,6 @@ from benchmarks.runner import Job, Rows
 from benchmarks.timing import describe_machine, timed
 from lastlayer import BLLRegressor, metrics
 from lastlayer.data.observe import Gradient, Value
-from lastlayer.studies.paper import check_folder
 
 TEST_ROWS, LEVEL = 1_000, 0.9
 
@@ -371,8 +370,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help=quick)
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    with runner.helpful():
-        check_folder(asked.out)
     machine, preset = describe_machine(), "fast" if asked.quick else "calibrated"
     print(machine)
     seeds, sizes = range(asked.seeds), (GRADIENTS, TIMES * GRADIENTS)

@@ -22,7 +22,6 @@ from benchmarks.uci.methods import METHODS as UCI
 from benchmarks.uci.protocol import Fit, Gaussians, Predict, Task, score
 from lastlayer.errors import check_choice
 from lastlayer.plots.drawing import BLUE, GREEN, GREY, ORANGE, new_figure
-from lastlayer.studies.paper import check_folder
 
 ROWS, TEST_ROWS, NOISE, RADII = 150, 300, 0.1, (1.0, 1.25, 1.5, 2.0)
 COUNTED = -20.0
@@ -126,7 +125,6 @@ def main(arguments: list[str] | None = None) -> dict[str, Float[ndarray, "f r 3"
     with helpful():
         methods = [check_choice("method", name, METHODS) for name in split_list(asked.methods)]
         functions = [check_choice("function", name, FUNCTIONS) for name in split_list(asked.functions)]
-        check_folder(asked.out)
     jobs = [Fitted(f, m, seed) for f in functions for m in methods for seed in range(asked.seeds)]
     store = Store(asked.out / "results.jsonl", Result)
     complete(jobs, store, again=asked.again, processes=asked.processes)

@@ -4,16 +4,15 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.runner import helpful, options_of, write_files
+from benchmarks.runner import options_of, write_files
 from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.plots import one_input
 from lastlayer.predictions.metrics import coverage, crps, log_predictive_density, rmse
 from lastlayer.studies.data import NOISE_STD, TEST_RANGE, TRAIN_RANGE, Samples, draw, paper_data, truth
-from lastlayer.studies.paper import check_folder
 
 
 def run(folder: Path, *, progress: bool = True) -> str:
-    check_folder(folder)
+
     train, validation, test = paper_data().train, draw(40, TEST_RANGE, 2), draw(400, TEST_RANGE, 1)
     model = BLLRegressor(hidden=(20, 20, 20), random_state=0, progress=progress).fit(train.X, train.y)
     inside = ((test.X >= TRAIN_RANGE[0]) & (test.X <= TRAIN_RANGE[1]))[:, 0]
@@ -45,9 +44,7 @@ def run(folder: Path, *, progress: bool = True) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    asked = options_of(__doc__, out="results").parse_args(arguments)
-    with helpful():
-        print(run(asked.out))
+    print(run(options_of(__doc__, out="results").parse_args(arguments).out))
 
 
 if __name__ == "__main__":

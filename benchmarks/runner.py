@@ -146,6 +146,18 @@ def complete(tasks: Sequence[Work], store: Store[Result], **how: Any) -> list[Re
     return [store.results[task.key] for task in tasks]
 
 
+def summarised(
+    tasks: Sequence[Work], store: Store[Any], write: Callable[[Sequence[Outcome[Work, Any]]], None], **how: Any
+) -> None:
+    """Perform the tasks; write what there is at the end or where it is interrupted; failures end the program."""
+    outcomes: list[Outcome[Work, Any]] = []
+    try:
+        outcomes.extend(perform(tasks, store, **how))
+    finally:
+        write(outcomes)
+    tell([outcome for outcome in outcomes if outcome.failed])
+
+
 def _pool(processes: int) -> Executor:
     return ProcessPoolExecutor(processes, get_context("spawn"))  # forks would share locks of torch's threads
 
@@ -197,10 +209,17 @@ def options_of(doc: str | None, *, out: str | None = None, again: bool = False) 
     """A parser with the text of a module as help, and on request the options `--out` and `--again`."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     if out is not None:
-        parser.add_argument("--out", type=Path, default=Path(out), help=f"folder for results, default {out}")
+        parser.add_argument("--out", type=folder, default=out, help=f"folder for results, default {out}")
     if again:
         parser.add_argument("--again", action="store_true", help="repeat what already has results")
     return parser
+
+
+def folder(name: str) -> Path:
+    """A folder that can be written to, or the end of the program."""
+    with helpful():
+        check_folder(Path(name))
+    return Path(name)
 
 
 def split_list(text: str) -> list[str]:

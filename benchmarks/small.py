@@ -16,10 +16,9 @@ from scipy.special import ndtri
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
-from benchmarks.runner import Job, Store, complete, helpful, options_of, write_files
+from benchmarks.runner import Job, Store, complete, options_of, write_files
 from lastlayer import BLLRegressor, metrics
 from lastlayer.plots.drawing import BLUE, GREY, ORANGE, new_figure
-from lastlayer.studies.paper import check_folder
 
 TEST_ROWS, LEVEL, CLOSE = 1_000, 0.9, 0.15
 Rows = tuple[ndarray, ndarray]
@@ -144,8 +143,6 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, Score]]:
     parser.add_argument("--seeds", type=int, default=3, help="draws of each table, averaged")
     parser.add_argument("--tables", type=int, default=len(TABLES), help="number of tables, from the first on")
     asked = parser.parse_args(arguments)
-    with helpful():
-        check_folder(asked.out)
     names = list(TABLES)[: asked.tables]
     jobs = [Fitted(name, method, seed) for name in names for method in METHODS for seed in range(asked.seeds)]
     store = Store(asked.out / "results.jsonl", Score)

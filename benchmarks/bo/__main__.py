@@ -9,22 +9,17 @@ from benchmarks.bo import tables
 from benchmarks.bo.methods import METHODS, Job, Result
 from benchmarks.bo.problems import PROBLEMS
 from lastlayer.errors import InputError
-from lastlayer.studies.paper import check_folder
 
 TIMING_SEEDS = 3
 
 
 def jobs(problems: str | None, methods: str | None, seeds: int, steps: int | None) -> list[Job]:
-    chosen, present = (
-        runner.named("problem", problems, PROBLEMS),
-        runner.installed(runner.named("method", methods, METHODS)),
-    )
+    chosen = runner.named("problem", problems, PROBLEMS)
+    present = runner.installed(runner.named("method", methods, METHODS))
     return [
         Job(problem.name, method.name, seed, min(problem.n_steps, steps or problem.n_steps))
         for seed in range(seeds)
-        for problem in sorted(
-            chosen, key=lambda problem: -problem.n_steps
-        )  # long runs first: no core is idle at the end
+        for problem in sorted(chosen, key=lambda each: -each.n_steps)  # long runs first: no core is idle at the end
         for method in present
         if not problem.timing or (seed < TIMING_SEEDS and not method.slow)
     ]
@@ -42,20 +37,18 @@ def main(arguments: list[str] | None = None) -> None:
         if min(asked.seeds, asked.processes, asked.steps or 1) < 1:
             raise InputError("--seeds, --steps and --processes: each must be 1 or more")
         tasks = jobs(asked.problems, asked.methods, asked.seeds, asked.steps)
-        check_folder(asked.out)
-    store, failed = runner.Store(asked.out / "results.jsonl", Result), []
-    try:
-        for outcome in runner.perform(tasks, store, again=asked.again, processes=asked.processes):
-            failed += [outcome] if outcome.failed else []
-    finally:  # an interrupted run also writes its tables
+    store = runner.Store(asked.out / "results.jsonl", Result)
+
+    def write(_: object) -> None:
         results = list(store.results.values())
         summary = tables.Summary(results)
         texts = {"tables.md": tables.as_markdown(summary), "scores.csv": tables.scores_csv(results)}
         ranked = any(problem.ranked for problem in summary.problems)
         runner.write_files(asked.out, texts, {"bo.png": tables.picture(summary)} if ranked else {})
-    for table in tables.TABLES:
-        runner.print_rows(table(summary))
-    runner.tell(failed)
+        for table in tables.TABLES:
+            runner.print_rows(table(summary))
+
+    runner.summarised(tasks, store, write, again=asked.again, processes=asked.processes)
 
 
 if __name__ == "__main__":

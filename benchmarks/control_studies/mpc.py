@@ -31,7 +31,6 @@ from benchmarks.runner import helpful, markdown, options_of, write_files
 from lastlayer.dynamics import DynamicsModel, Episode
 from lastlayer.integrations.do_mpc import trust_limit
 from lastlayer.plots.drawing import BLUE, GREEN, GREY, ORANGE
-from lastlayer.studies.paper import check_folder
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +75,7 @@ def run(
     max_epochs: int = 500,
     horizon: int = HORIZON,
 ) -> str:
-    check_folder(folder)
+
     episodes = experiments(n_experiments)
     dynamics = learn(episodes, max_epochs=max_epochs)
     print(f"learned: {dynamics.regressor_.calibration_}", flush=True)

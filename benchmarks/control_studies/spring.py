@@ -30,7 +30,6 @@ from lastlayer.dynamics.plots import density_by_step, trajectories
 from lastlayer.dynamics.rollout import Propagation
 from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.studies.baselines import BLRRegressor
-from lastlayer.studies.paper import check_folder
 
 LAGS = Lags(outputs=3, inputs=3)
 HORIZON = 100
@@ -120,7 +119,7 @@ def score(model: DynamicsModel, data: Data, budget: Budget, by: Propagation) -> 
 
 
 def run(folder: Path, *, seeds: Sequence[int] = (0, 1, 2), budget: Budget | None = None) -> str:
-    check_folder(folder)
+
     budget = Budget() if budget is None else budget
     rows: dict[str, list[Row]] = {}
     ways: dict[str, list[Row]] = {}

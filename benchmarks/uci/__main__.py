@@ -18,7 +18,6 @@ from benchmarks.uci.data import KINDS, Table, load_folder
 from benchmarks.uci.methods import METHODS, OURS, PEERS
 from benchmarks.uci.protocol import Method, Result, Task, score
 from lastlayer.errors import InputError, check_choice
-from lastlayer.studies.paper import check_folder
 
 GROUPS = {"all": (*OURS, *PEERS), "ours": OURS, "peers": PEERS}
 
@@ -39,12 +38,10 @@ class Job:
     def run(self) -> Result:
         test = self.table.test_rows(self.task.kind, self.task.split)
         train = np.setdiff1d(np.arange(len(self.table.X)), test)
-        X, y = self.table.X, self.table.y
+        X, y, versions = self.table.X, self.table.y, runner.versions(self.method.packages)
         prediction, cpu, wall = timed(lambda: self.method.fit(X[train], y[train], self.task)(X[test]))
         scores = score(prediction, y[test])
-        return Result(
-            *self.key, scores, round(cpu, 3), round(wall, 3), self.task.device, runner.versions(self.method.packages)
-        )
+        return Result(*self.key, scores, round(cpu, 3), round(wall, 3), self.task.device, versions)
 
 
 def jobs(
@@ -81,22 +78,20 @@ def main(arguments: list[str] | None = None) -> None:
             if gap := sorted(set(splits) - set(table.splits("given", splits))):
                 print(f"{table.name} has no given split {', '.join(map(str, gap))}")
         device = _device(asked.device)
-        check_folder(asked.out)
-    store, failed = runner.Store(asked.out / "results.jsonl", Result), []
-    try:
-        for outcome in runner.perform(jobs(found, methods, kinds, splits, device), store, again=asked.again):
-            failed += [outcome] if outcome.failed else []
-    finally:  # an interrupted run also writes its tables
+    store = runner.Store(asked.out / "results.jsonl", Result)
+
+    def write(_: object) -> None:
         results = list(store.results.values())
         summary = tables.Summary(results, list(METHODS.values()))
         texts = {"tables.md": tables.as_markdown(summary), "scores.csv": tables.scores_csv(results)}
         runner.write_files(asked.out, texts, {"uci.png": tables.picture(summary)} if summary.methods else {})
-    for kind in summary.kinds:
-        for name in tables.RANKED:
-            (title, *head), *rows = tables.score_table(summary, kind, name)
-            runner.print_rows([[f"{title}, {kind} splits", *head], *rows])
-        print(f"  {tables.splits_note(summary, kind)}")
-    runner.tell(failed)
+        for kind in summary.kinds:
+            for name in tables.RANKED:
+                (title, *head), *rows = tables.score_table(summary, kind, name)
+                runner.print_rows([[f"{title}, {kind} splits", *head], *rows])
+            print(f"  {tables.splits_note(summary, kind)}")
+
+    runner.summarised(jobs(found, methods, kinds, splits, device), store, write, again=asked.again)
 
 
 def _device(name: str) -> str:
