@@ -46,6 +46,10 @@ def quick(*args, **options):
     return BLLRegressor(*args, **(options | {"max_epochs": 2, "n_members": 2}))
 
 
+def tiny(**options):
+    return quick(**(options | {"hidden": (4,)}))
+
+
 def one_network(*_, **options):
     """A single small network, trained for two epochs by the evidence alone."""
     kept = {name: options[name] for name in options.keys() & {"random_state", "noise", "encoding", "progress"}}
@@ -86,7 +90,7 @@ MPC = {"n_experiments": 6, "steps": 2, "horizon": 4}
 SCALE = "epochs statistics --rows 256 --test-rows 64 --width 8 --batch 64 --epochs 1 --statistics-rows 64"
 RUNS = {
     "bo": ("--problems Branin --methods random --seeds 2 --steps 2", {}, "last regret"),
-    "control": ("", {"POINTS": 4, "SIZES": ((4, 4),), "BLLRegressor": quick}, "C code of export_c"),
+    "control": ("", {"POINTS": 4, "SIZES": ((4, 4),), "BLLRegressor": tiny}, "C code of export_c"),
     "control_studies.mpc": ("--starts 1 --max-epochs 2", {"run": partial(mpc.run, **MPC)}, "chance and trust"),
     "control_studies.spring": ("--seeds 1 --max-epochs 2", {"Budget": partial(spring.Budget, **SPRING)}, "BLR, alpha"),
     "core": ("--shrink 50", {"peak_bytes": lambda *_: 1.0, "BLLRegressor": quick}, "autograd / closed form"),
@@ -130,7 +134,7 @@ def test_every_command_runs(name, tmp_path, monkeypatch, capsys):
     module = import_module(f"benchmarks.{name}" + (".__main__" if name == "bo" else ""))
     for each, value in replaced.items():
         monkeypatch.setattr(module, each, value)
-    given = [part.replace("OUT", str(tmp_path / "out")).replace("_", " ") for part in arguments.split()]
+    given = [part.replace("_", " ").replace("OUT", str(tmp_path / "out")) for part in arguments.split()]
     if name in FILES and "--out" not in given:
         given += ["--out", str(tmp_path / "out")]
     module.main(given)
