@@ -10,7 +10,6 @@ factorisation slope 3.
 import argparse
 import ctypes
 import math
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,11 +18,12 @@ from pathlib import Path
 import torch
 
 from benchmarks.runner import options_of
-from benchmarks.timing import describe_machine
+from benchmarks.timing import describe_machine, peak_of
 from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.rows import Points
 from lastlayer.networks.mlp import MLP
+from lastlayer.plots.drawing import new_figure
 from lastlayer.studies.paper import check_folder
 from lastlayer.training import FrozenLayer, Profiled, RunningPosterior, chunked_nlml
 
@@ -57,28 +57,13 @@ def measure(work: Callable[[], object], device: str) -> tuple[float, float]:
         allocated = torch.cuda.memory_allocated()
         work()
         return best, (torch.cuda.max_memory_allocated() - allocated) / 2**20
-    peak, done, before = [0.0], threading.Event(), _resident()
-
-    def watch() -> None:
-        while not done.wait(0.0005):
-            peak[0] = max(peak[0], _resident())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    work()
-    done.set()
-    watcher.join()
-    return best, max(peak[0] - before, 0.1)
+    return best, max(peak_of(work), 0.1)
 
 
 def _now(device: str) -> float:
     if device != "cpu":
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def _resident() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
 
 
 def rows(m: int, k: int, q: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -142,16 +127,11 @@ def lines(options: argparse.Namespace) -> list[Line]:
 
 
 def draw(found: list[Line], options: argparse.Namespace) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(2, 3, figsize=(13, 7), layout="constrained")
-    base = {"m": f"{options.m:,}", "p": f"{options.p:,}", "q": f"{options.q:,}"}
+    figure = new_figure(13, 7)
+    axes = figure.subplots(2, 3)
     titles = {"m": "rows m", "p": "features p", "q": "outputs q"}
     for column, size in enumerate(titles):
-        fixed = ", ".join(f"{other} = {value}" for other, value in base.items() if other != size)
+        fixed = ", ".join(f"{other} = {getattr(options, other):,}" for other in titles if other != size)
         for row, (what, values) in enumerate((("seconds", "seconds"), ("memory, MB", "megabytes"))):
             axis = axes[row, column]
             for line in [line for line in found if line.size == size]:
@@ -167,14 +147,6 @@ def draw(found: list[Line], options: argparse.Namespace) -> None:
     print(f"wrote {options.out}")
 
 
-def return_freed_memory_at_once() -> None:
-    """Make glibc return freed memory at once (M_MMAP_THRESHOLD).
-
-    Otherwise a call would reuse the memory that the previous one freed, and seem to need none.
-    """
-    ctypes.CDLL("libc.so.6").mallopt(-3, 65_536)
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = options_of(__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/scale-growth.png"))
@@ -187,8 +159,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--qs", type=int, nargs="+", default=[1, 4, 16, 64])
     options = parser.parse_args(arguments)
     check_folder(options.out.parent)
-    if options.device == "cpu":
-        return_freed_memory_at_once()
+    if options.device == "cpu":  # else a call would reuse the memory that the last one freed (M_MMAP_THRESHOLD)
+        ctypes.CDLL("libc.so.6").mallopt(-3, 65_536)
     print(f"{describe_machine()}, {options.device}")
     draw(lines(options), options)
 

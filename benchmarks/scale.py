@@ -40,29 +40,17 @@ from lastlayer.data.rows import Points
 from lastlayer.training import RunningPosterior, streamed_statistics
 
 SECTIONS = ("epochs", "memory", "statistics", "processes")
-SIZES = {
-    "rows": 1_000_000,
-    "test-rows": 50_000,
-    "width": 256,
-    "depth": 3,
-    "batch": 4_096,
-    "epochs": 4,
-    "vbll-steps": 12,
-}
-SIZES |= {
-    "vbll-steps": 12,
-    "memory-width": 64,
-    "statistics-rows": 65_536,
-    "statistics-width": 512,
-    "process-rows": 100_000,
-}
+SIZES = {"rows": 1_000_000, "test-rows": 50_000, "width": 256, "depth": 3, "batch": 4_096, "epochs": 4}
+SIZES |= {"vbll-steps": 12, "memory-width": 64, "process-rows": 100_000}
+SIZES |= {"statistics-rows": 65_536, "statistics-width": 512}
 """Options; --vbll-steps: steps of vbll, which is slow on a CPU, 0: train to the end."""
 N_INPUTS, NOISE_STD = 16, 0.3
 LOOKS = 8
 """Evaluations of the test rows per epoch, not timed."""
+
 SHORTER = 0.65
-"""Share of the epochs in "shorter" runs, which show whether a method reaches the MSE's final score in fewer epochs. The
-learning rate falls until the end of training, so a method that is ahead shows it only if its training ends earlier."""
+"""Share of the epochs in "shorter" runs: the learning rate falls until the end of training, so a method that is ahead
+of the MSE shows it only if its training ends earlier."""
 
 
 def make_rows(m: int, seed: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
@@ -162,14 +150,11 @@ class Evidence(Method):
         return self.network(X) @ W[:-1] + W[-1]
 
 
-class ShorterMSE(MSE):
-    name = "MSE, shorter"
-    share = SHORTER
+def shorter(kind: type[Method]) -> type[Method]:
+    return type(kind.__name__, (kind,), {"name": f"{kind.name.split(',')[0]}, shorter", "share": SHORTER})
 
 
-class ShorterEvidence(Evidence):
-    name = "lastlayer, shorter"
-    share = SHORTER
+ShorterMSE, ShorterEvidence = shorter(MSE), shorter(Evidence)
 
 
 class VBLL(Method):
@@ -269,35 +254,28 @@ def epochs(options: argparse.Namespace) -> list[Ratio]:
     n_steps = per_epoch * options.epochs
     runs = []
     for kind in KINDS:
-        if kind.name not in options.methods:
-            continue
-        try:
-            method = kind(options, options.rows)
-        except ImportError:
-            print(f"{kind.name}: not installed")
-            continue
-        adam = torch.optim.Adam(method.parameters(), lr=options.rate)
-        runs.append(Run(method, adam, round(method.share * n_steps)))
-    source = Points(train.X, Readings(train.T))
+        if kind.name in options.methods:
+            try:
+                method = kind(options, options.rows)
+            except ImportError:
+                print(f"{kind.name}: not installed")
+                continue
+            adam = torch.optim.Adam(method.parameters(), lr=options.rate)
+            runs.append(Run(method, adam, round(method.share * n_steps)))
     stretch = max(1, per_epoch // LOOKS)
-    print(
-        f"{options.rows:,} x {N_INPUTS} rows, {options.depth} x {options.width} SiLU, batch {options.batch:,}, "
-        f"{options.epochs} epochs of {per_epoch:,} steps, Adam {options.rate:g} cosine; {describe_machine()}, "
-        f"{options.device}",
-        flush=True,
-    )
+    network = f"{options.rows:,} x {N_INPUTS} rows, {options.depth} x {options.width} SiLU, batch {options.batch:,}"
+    steps = f"{options.epochs} epochs of {per_epoch:,} steps, Adam {options.rate:g} cosine"
+    print(f"{network}, {steps}; {describe_machine()}, {options.device}", flush=True)
     for first in range(0, n_steps, stretch):
         for run in (run for run in runs if run.goes_on):
-            _advance(run, source, first, min(first + stretch, n_steps), per_epoch, options)
+            _advance(run, train, first, min(first + stretch, n_steps), per_epoch, options)
             if run.trained:
                 error = torch.cat([part.T - _mean(run.method, part.X) for part in test.chunks()])
                 run.curve.append((run.wall, float(error.square().mean().sqrt())))
     goal = runs[0].curve[-1][1]
-    print(
-        f"\n{'':22} {'s/epoch':>9} {'ratio':>6} {'cpu':>6} {'test RMSE of its head':>22} {'s to RMSE of MSE':>17} "
-        f"{'ratio':>6} {'exact LPD':>10} {'exact RMSE':>11}"
-    )
-    ratios, scores = [], {}
+    print(f"\n{'':22} {'s/epoch':>9} {'ratio':>6} {'cpu':>6} {'test RMSE of its head':>22}", end="")
+    print(f" {'s to RMSE of MSE':>17} {'ratio':>6} {'exact LPD':>10} {'exact RMSE':>11}")
+    scores = {}
     for run in runs:
         cpu = run.cpu / run.steps / (runs[0].cpu / runs[0].steps)
         speed = f"{run.step_seconds * per_epoch:9.2f} {run.step_seconds / runs[0].step_seconds:6.2f} {cpu:6.2f}"
@@ -306,21 +284,19 @@ def epochs(options: argparse.Namespace) -> list[Ratio]:
             continue
         lpd, rmse = scores[run.method.name] = run.method.score(train, test)
         to_goal, own = run.seconds_to(goal), runs[0].seconds_to(goal)
-        print(
-            f"{run.method.name:22} {speed} {run.curve[-1][1]:22.4f} {to_goal:17.2f} {to_goal / own:6.2f} {lpd:10.4f} "
-            f"{rmse:11.4f}",
-            flush=True,
-        )
+        reached = f"{run.curve[-1][1]:22.4f} {to_goal:17.2f} {to_goal / own:6.2f}"
+        print(f"{run.method.name:22} {speed} {reached} {lpd:10.4f} {rmse:11.4f}", flush=True)
     by_name = {run.method.name: run for run in runs}
-    mse, ours, shorter = (by_name.get(kind.name) for kind in (MSE, Evidence, ShorterEvidence))
+    mse, ours, early = (by_name.get(kind.name) for kind in (MSE, Evidence, ShorterEvidence))
+    ratios = []
     if mse is not None and ours is not None:
         ratios.append(Ratio("epoch", "MSE / lastlayer, wall", mse.step_seconds / ours.step_seconds, 1 / 1.25))
         ratios.append(Ratio("epoch", "MSE / lastlayer, cpu", mse.cpu / ours.cpu, None))
         for name in (name for name in (MSE.name, VBLL.name) if name in scores):
             gain = math.exp(scores[ours.method.name][0] - scores[name][0])
             ratios.append(Ratio("test density", f"lastlayer / {name}", gain, 1.0))
-    if mse is not None and shorter is not None:
-        ratios.append(Ratio("to MSE's RMSE", "MSE / lastlayer", mse.seconds_to(goal) / shorter.seconds_to(goal), 1.25))
+    if mse is not None and early is not None:
+        ratios.append(Ratio("to MSE's RMSE", "MSE / lastlayer", mse.seconds_to(goal) / early.seconds_to(goal), 1.25))
     return ratios
 
 
@@ -356,8 +332,9 @@ def _now(options: argparse.Namespace) -> float:
 
 
 MEMORY_SCRIPT = """
-import resource, sys, threading, time
+import resource, sys, time
 import numpy as np, torch
+from benchmarks.timing import peak_of
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.data.parquet import ParquetSource
 folder, width, batch, device, kind = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
@@ -374,30 +351,17 @@ if kind == "parquet":
 else:
     X, y = (np.load(f"{folder}/{name}.npy", mmap_mode="r") for name in "Xy")
     fit = lambda: BLLRegressor(**parameters).fit(X, y)
-def anonymous():
-    lines = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
-    return int(lines["RssAnon"].split()[0]) / 1024
-before, peak, done = anonymous(), [0.0], threading.Event()
-def watch():
-    while not done.wait(0.01):
-        peak[0] = max(peak[0], anonymous())
-watcher = threading.Thread(target=watch)
-watcher.start()
 start = time.perf_counter()
-fit()
-seconds = time.perf_counter() - start
-done.set()
-watcher.join()
-print(seconds, peak[0] - before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+peak = peak_of(fit, kind="RssAnon", every=0.01)
+print(time.perf_counter() - start, peak, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
 
 
 def write_map(folder: str, m: int) -> None:
     X = np.lib.format.open_memmap(f"{folder}/X.npy", "w+", np.float32, (m, N_INPUTS))
     y = np.lib.format.open_memmap(f"{folder}/y.npy", "w+", np.float32, (m,))
-    for i, start in enumerate(range(0, m, 2**18)):
-        rows = slice(start, min(start + 2**18, m))
-        x, t = make_rows(rows.stop - rows.start, i)
+    for i, rows in enumerate(np.array_split(np.arange(m), range(2**18, m, 2**18))):
+        x, t = make_rows(len(rows), i)
         X[rows], y[rows] = x.numpy(), t[:, 0].numpy()
     X.flush()
     y.flush()
@@ -422,9 +386,8 @@ def memory(options: argparse.Namespace) -> list[Ratio]:
         with tempfile.TemporaryDirectory() as folder:
             (write_parquet if options.memory_from == "parquet" else write_map)(folder, m)
             arguments = [folder, str(options.memory_width), str(options.batch), options.device, options.memory_from]
-            done = subprocess.run(
-                [sys.executable, "-c", MEMORY_SCRIPT, *arguments], capture_output=True, text=True, check=True
-            )
+            command = [sys.executable, "-c", MEMORY_SCRIPT, *arguments]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
         seconds, peak, whole = map(float, done.stdout.split())
         own.append(peak)
         print(f"{m:>12,} {seconds:>9.1f} {peak:>15.1f} {whole:>22.1f}", flush=True)
@@ -439,21 +402,9 @@ def statistics(options: argparse.Namespace) -> list[Ratio]:
     n = 2_048 if device == "cpu" else 8_192
     A = torch.randn(n, n, generator=g, dtype=torch.float64, device=device)
 
-    def done(work: Callable[[], object]) -> Callable[[], None]:
-        def run() -> None:
-            work()
-            if device != "cpu":
-                torch.cuda.synchronize()
-
-        return run
-
     narrow_phi = phi.float()
-    product, ours, narrow = time_in_turns(
-        done(lambda: A @ A),
-        done(lambda: Statistics.from_linear_features(phi, T)),
-        done(lambda: Statistics.from_linear_features(narrow_phi, T)),
-        repeats=5,
-    )
+    passes = [lambda: A @ A, *(lambda phi=phi: Statistics.from_linear_features(phi, T) for phi in (phi, narrow_phi))]
+    product, ours, narrow = time_in_turns(*[lambda work=work: (work(), _now(options)) for work in passes], repeats=5)
     peak = 2 * n**3 / product.median
     print(f"\nmatrix product of {n:,}: {peak / 1e9:,.0f} GFLOP/s in float64; statistics of {m:,} x {k}:")
     ratios = []
@@ -498,11 +449,12 @@ def processes(options: argparse.Namespace) -> list[Ratio]:
             for world in (1, 2):
                 out = f"{folder}/{world}.pt"
                 sizes = [str(options.process_rows), str(options.width), str(options.batch), dtype, out]
-                command = [sys.executable, "-c", PROCESS_SCRIPT, *sizes]
-                environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-                if world > 1:
-                    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29577", "WORLD_SIZE": str(world)}
-                own = [{"RANK": str(i), "LOCAL_RANK": str(i)} if world > 1 else {} for i in range(world)]
+                command, environment = (
+                    [sys.executable, "-c", PROCESS_SCRIPT, *sizes],
+                    os.environ | {"OMP_NUM_THREADS": "1"},
+                )
+                both = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29577", "WORLD_SIZE": str(world)}
+                own = [both | {"RANK": str(i), "LOCAL_RANK": str(i)} if world > 1 else {} for i in range(world)]
                 started = [subprocess.Popen(command, env=environment | variables) for variables in own]
                 if any(process.wait() for process in started):
                     raise SystemExit("a process failed")

@@ -3,9 +3,11 @@
 import os
 import platform
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -79,11 +81,30 @@ def timed(work: Callable[[], Done]) -> tuple[Done, float, float]:
     return done, cpu, wall
 
 
+def peak_of(work: Callable[[], object], *, kind: str = "VmRSS", every: float = 0.0005) -> float:
+    """By how many megabytes a call raises the process's resident memory, or another line of /proc/self/status."""
+
+    def now() -> float:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith(kind)) / 1024
+
+    before, peak, done = now(), [0.0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(every):
+            peak[0] = max(peak[0], now())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    work()
+    done.set()
+    watcher.join()
+    return peak[0] - before
+
+
 def describe_machine() -> str:
-    return (
-        f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; torch {torch.__version__}, "
-        f"threads in use: {torch.get_num_threads()}"
-    )
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+    return f"{machine}; torch {torch.__version__}, threads in use: {torch.get_num_threads()}"
 
 
 def print_ratios(ratios: list[Ratio]) -> None:

@@ -70,19 +70,12 @@ class ByModel:
         T, centre, scale = _standardised(Y)
         model = self.fit(X, T)
         if self.problem.n_outputs == 1:
-            return self._best(LogExpectedImprovement(model, best_f=T.max()), RAW_SAMPLES)
+            return maximised(LogExpectedImprovement(model, best_f=T.max()), self.problem, RAW_SAMPLES)
         reference = (torch.tensor(self.problem.reference, dtype=Y.dtype) - centre) / scale
-        acquisition = qLogNoisyExpectedHypervolumeImprovement(
-            model,
-            ref_point=reference.tolist(),
-            X_baseline=X,
-            sampler=get_sampler(model.posterior(X[:1]), torch.Size([DRAWS]), seed=len(X)),
-            prune_baseline=True,
-        )
-        return self._best(acquisition, RAW_SAMPLES // 2)
-
-    def _best(self, acquisition: AcquisitionFunction, raw_samples: int) -> Tensor:
-        return maximised(acquisition, self.problem, raw_samples)
+        sampler = get_sampler(model.posterior(X[:1]), torch.Size([DRAWS]), seed=len(X))
+        words = {"X_baseline": X, "sampler": sampler, "prune_baseline": True}
+        acquisition = qLogNoisyExpectedHypervolumeImprovement(model, reference.tolist(), **words)
+        return maximised(acquisition, self.problem, RAW_SAMPLES // 2)
 
 
 def gaussian_process(X: Tensor, T: Tensor) -> Model:
@@ -143,9 +136,7 @@ def maximised(acquisition: AcquisitionFunction, problem: Problem, raw_samples: i
 
 
 def _box(problem: Problem) -> Float[Tensor, "2 d"]:
-    ends = torch.zeros(2, problem.n_inputs, dtype=torch.float64)
-    ends[1] = 1
-    return ends
+    return torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, problem.n_inputs)
 
 
 def _standardised(Y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,32 +144,23 @@ def _standardised(Y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (Y - centre) / scale, centre, scale
 
 
+def _lastlayer(problem: Problem, seed: int) -> Optimizer:
+    return ByModel(problem, lambda X, T: fit_model(X, T, bounds=_box(problem), random_state=seed))
+
+
+_OURS = "`lastlayer.integrations.botorch.fit_model`, fitted at every step; LogEI or qLogNEHVI"
+_THEIRS = "BoTorch's Gaussian process and its fit at their defaults, fitted anew at every step; LogEI or qLogNEHVI"
+_VBLL = (
+    "BoTorch community's VBLLModel as in its tutorial (3 + 1 layers of 64, AdamW at 1e-3), but at most "
+    f"{VBLL_EPOCHS['first']:,} epochs in the first step and {VBLL_EPOCHS['later']} in each later one, which begins at "
+    "the last weights; Thompson sampling by BLLMaxPosteriorSampling, for two objectives under random Chebyshev weights"
+)
 METHODS = {
     method.name: method
     for method in (
-        Method(
-            "lastlayer",
-            "`lastlayer.integrations.botorch.fit_model`, fitted at every step; LogEI or qLogNEHVI",
-            lambda problem, seed: ByModel(
-                problem, lambda X, T: fit_model(X, T, bounds=_box(problem), random_state=seed)
-            ),
-            config="2",
-        ),
-        Method(
-            "SingleTaskGP",
-            "BoTorch's Gaussian process and its fit at their defaults, fitted anew at every step; LogEI or qLogNEHVI",
-            lambda problem, _: ByModel(problem, gaussian_process),
-        ),
-        Method(
-            "VBLL",
-            "BoTorch community's VBLLModel as in its tutorial (3 + 1 layers of 64, AdamW at 1e-3), but at most "
-            f"{VBLL_EPOCHS['first']:,} epochs in the first step and {VBLL_EPOCHS['later']} in each later one, which "
-            "begins at the last weights; Thompson sampling by BLLMaxPosteriorSampling, for two objectives under random "
-            "Chebyshev weights",
-            lambda problem, _: Vbll(problem),
-            modules=("botorch_community",),
-            slow=True,
-        ),
+        Method("lastlayer", _OURS, _lastlayer, config="2"),
+        Method("SingleTaskGP", _THEIRS, lambda problem, _: ByModel(problem, gaussian_process)),
+        Method("VBLL", _VBLL, lambda problem, _: Vbll(problem), modules=("botorch_community",), slow=True),
         Method("random", "Sobol points", Sobol),
     )
 }

@@ -71,42 +71,26 @@ def _rotated(seed: int) -> Evaluate:
     return lambda X: -inner._evaluate_true(((2 * X - 1) @ Q + 1) / 2)[:, None]
 
 
-_ackley = Ackley(20, bounds=[(-5.0, 10.0)] * 20)
-_two = BraninCurrin()
-HARTMANN = 3.32237
+def _ackley(seed: int) -> Evaluate:
+    return _scaled(Ackley(20, bounds=[(-5.0, 10.0)] * 20))
 
+
+def _two(seed: int) -> Evaluate:
+    return _scaled(BraninCurrin())
+
+
+HARTMANN, FRONT = 3.32237, 59.36011874867746
+
+TURNED = "Hartmann6 of six orthogonal directions of [-1, 1]^200; every seed draws other directions"
 PROBLEMS = {
     problem.name: problem
     for problem in (
         Problem("Branin", "2 inputs", 2, 10, 30, lambda _: _scaled(Branin()), -0.397887),
         Problem("Hartmann6", "6 inputs", 6, 10, 50, lambda _: _scaled(Hartmann(6)), HARTMANN),
+        Problem("Ackley20", "20 inputs in [-5, 10]: the best point is not the centre", 20, 20, 60, _ackley, 0.0),
+        Problem("rotated200", TURNED, 200, 20, 60, _rotated, HARTMANN),
         Problem(
-            "Ackley20",
-            "20 inputs in [-5, 10]: the best point is not the centre",
-            20,
-            20,
-            60,
-            lambda _: _scaled(_ackley),
-            0.0,
-        ),
-        Problem(
-            "rotated200",
-            "Hartmann6 of six orthogonal directions of [-1, 1]^200; every seed draws other directions",
-            200,
-            20,
-            60,
-            _rotated,
-            HARTMANN,
-        ),
-        Problem(
-            "BraninCurrin",
-            "two objectives; regret is the missing hypervolume",
-            2,
-            10,
-            30,
-            lambda _: _scaled(_two),
-            59.36011874867746,
-            reference=(-18.0, -6.0),
+            "BraninCurrin", "two objectives; regret is the missing hypervolume", 2, 10, 30, _two, FRONT, (-18.0, -6.0)
         ),
         Problem(
             "2,000 points",

@@ -1,6 +1,6 @@
 """Median and quartiles of the regret, ranks, and seconds per step, as Markdown, CSV and a figure."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import matplotlib as mpl
@@ -47,21 +47,19 @@ class Summary:
         found: dict[tuple[str, str], list[Result]] = {}
         for result in sorted(results, key=lambda r: r.seed):
             found.setdefault((result.problem, result.method), []).append(result)
-        length = {
-            name: max(len(r.regret) for key, rs in found.items() if key[0] == name for r in rs) for name, _ in found
-        }
-        self.curves = {
-            key: Curves(
-                tuple(r.seed for r in kept), np.array([r.regret for r in kept]), np.array([r.seconds for r in kept])
-            )
-            for key, results in found.items()
-            if (kept := [r for r in results if len(r.regret) == length[key[0]]])
-        }
-        present = {problem for problem, _ in self.curves}
-        self.problems: list[Problem] = [p for name, p in PROBLEMS.items() if name in present]
-        self.methods: list[Method] = [
-            m for name, m in METHODS.items() if any(name == method for _, method in self.curves)
-        ]
+        self.curves: dict[tuple[str, str], Curves] = {}
+        for (problem, method), every in found.items():
+            longest = max(len(r.regret) for key, rs in found.items() if key[0] == problem for r in rs)
+            if kept := [r for r in every if len(r.regret) == longest]:
+                regret, seconds = (np.array([getattr(r, name) for r in kept]) for name in ("regret", "seconds"))
+                self.curves[problem, method] = Curves(tuple(r.seed for r in kept), regret, seconds)
+        problems, methods = ({key[i] for key in self.curves} for i in range(2))
+        self.problems: list[Problem] = [problem for name, problem in PROBLEMS.items() if name in problems]
+        self.methods: list[Method] = [method for name, method in METHODS.items() if name in methods]
+
+    @property
+    def ranked(self) -> list[Problem]:
+        return [problem for problem in self.problems if problem.ranked]
 
     def of(self, problem: Problem, method: Method) -> Curves | None:
         return self.curves.get((problem.name, method.name))
@@ -69,7 +67,7 @@ class Summary:
     def ranks(self, problem: Problem) -> dict[str, float]:
         """Rank of the final regret among the methods, averaged over the seeds that all of them have; 1 is best."""
         finals = {m.name: c.final for m in self.methods if (c := self.of(problem, m)) is not None}
-        seeds = set.intersection(*(set(final) for final in finals.values())) if finals else set()
+        seeds = set.intersection(*map(set, finals.values())) if finals else set()
         if not seeds:
             return {}
         each = [rank([final[seed] for final in finals.values()]) for seed in sorted(seeds)]
@@ -77,41 +75,45 @@ class Summary:
 
     def average_ranks(self) -> dict[str, float]:
         """Average the ranks over the ranked problems that every method has finished."""
-        rows = [self.ranks(p) for p in self.problems if p.ranked]
-        complete = [row for row in rows if len(row) == len(self.methods)]
+        complete = [row for p in self.ranked if len(row := self.ranks(p)) == len(self.methods)]
         return {m.name: float(np.mean([row[m.name] for row in complete])) for m in self.methods} if complete else {}
 
 
+def _table(
+    title: str, summary: Summary, problems: list[Problem], cell: Callable[[Problem, Method], str | None]
+) -> Rows:
+    """A row for each method, a column for each problem."""
+    rows = [[method.name, *(cell(problem, method) or "-" for problem in problems)] for method in summary.methods]
+    return [[title, *(problem.name for problem in problems)], *rows]
+
+
 def regret_table(summary: Summary) -> Rows:
-    shown = [problem for problem in summary.problems if problem.ranked]
+    def cell(problem: Problem, method: Method) -> str | None:
+        curves = summary.of(problem, method)
+        return curves and "{1:.3g} ({0:.2g}, {2:.2g})".format(*curves.quartiles()[:, -1])
+
     average = summary.average_ranks()
-    table = [["last regret", *(problem.name for problem in shown), "rank"]]
-    for method in summary.methods:
-        line = [method.name]
-        for problem in shown:
-            curves = summary.of(problem, method)
-            line.append("-" if curves is None else "{1:.3g} ({0:.2g}, {2:.2g})".format(*curves.quartiles()[:, -1]))
-        table.append([*line, f"{average[method.name]:.2f}" if average else "-"])
-    return table
+    last = ["rank", *(f"{average[method.name]:.2f}" if average else "-" for method in summary.methods)]
+    rows = _table("last regret", summary, summary.ranked, cell)
+    return [[*row, end] for row, end in zip(rows, last, strict=True)]
 
 
 def rank_table(summary: Summary) -> Rows:
-    shown = [problem for problem in summary.problems if problem.ranked]
-    table = [["rank", *(problem.name for problem in shown)]]
-    ranks = [summary.ranks(problem) for problem in shown]
-    table += [
-        [method.name, *(f"{row[method.name]:.2f}" if method.name in row else "-" for row in ranks)]
-        for method in summary.methods
-    ]
-    return table
+    ranks = {problem.name: summary.ranks(problem) for problem in summary.ranked}
+
+    def cell(problem: Problem, method: Method) -> str | None:
+        own = ranks[problem.name].get(method.name)
+        return None if own is None else f"{own:.2f}"
+
+    return _table("rank", summary, summary.ranked, cell)
 
 
 def seconds_table(summary: Summary) -> Rows:
-    table = [["seconds per step", *(problem.name for problem in summary.problems)]]
-    for method in summary.methods:
-        each = [summary.of(problem, method) for problem in summary.problems]
-        table.append([method.name, *("-" if curves is None else f"{curves.seconds_a_step:.2f}" for curves in each)])
-    return table
+    def cell(problem: Problem, method: Method) -> str | None:
+        curves = summary.of(problem, method)
+        return curves and f"{curves.seconds_a_step:.2f}"
+
+    return _table("seconds per step", summary, summary.problems, cell)
 
 
 TABLES = (regret_table, rank_table, seconds_table)
@@ -142,7 +144,7 @@ def scores_csv(results: Iterable[Result]) -> str:
 
 
 def picture(summary: Summary) -> Figure:
-    shown = [problem for problem in summary.problems if problem.ranked]
+    shown = summary.ranked
     with mpl.rc_context(STYLE):
         columns = 3
         lines = -(-(len(shown) + 1) // columns)
