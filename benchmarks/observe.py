@@ -41,7 +41,6 @@ class Run:
 
 ROWS, INPUTS, NOISE, MISSING = 400, 5, 0.1, 0.5
 INCOMPLETE, COMPLETE = "lastlayer, incomplete table", "lastlayer, complete table"
-Fit = Callable[[ndarray, ndarray], BLLRegressor]
 
 
 def outputs(X: Float[ndarray, "m 5"]) -> Float[ndarray, "m 4"]:
@@ -58,30 +57,15 @@ def draw_known(shape: tuple[int, int], rng: np.random.Generator) -> Bool[ndarray
     return known
 
 
-def complete_rows(fit: Fit, X: ndarray, Y: ndarray) -> list[BLLRegressor]:
-    whole = ~np.isnan(Y).any(1)
-    return [fit(X[whole], Y[whole])]
-
-
-def filled_with_means(fit: Fit, X: ndarray, Y: ndarray) -> list[BLLRegressor]:
-    return [fit(X, np.where(np.isnan(Y), np.nanmean(Y, 0), Y))]
-
-
-def one_for_each_output(fit: Fit, X: ndarray, Y: ndarray) -> list[BLLRegressor]:
-    return [fit(X[known], y[known]) for y, known in zip(Y.T, ~np.isnan(Y).T, strict=True)]
-
-
-def as_it_is(fit: Fit, X: ndarray, Y: ndarray) -> list[BLLRegressor]:
-    return [fit(X, Y)]
-
-
-WAYS: dict[str, Callable[[Fit, ndarray, ndarray], list[BLLRegressor]]] = {
-    INCOMPLETE: as_it_is,
-    "rows without gaps alone": complete_rows,
-    "gaps filled with means": filled_with_means,
-    "one model for each output": one_for_each_output,
-    COMPLETE: as_it_is,
+Tables = list[tuple[ndarray, ndarray]]
+WAYS: dict[str, Callable[[ndarray, ndarray, ndarray], Tables]] = {
+    INCOMPLETE: lambda X, Y, known: [(X, Y)],
+    "rows without gaps alone": lambda X, Y, known: [(X[known.all(1)], Y[known.all(1)])],
+    "gaps filled with means": lambda X, Y, known: [(X, np.where(known, Y, np.nanmean(Y, 0)))],
+    "one model for each output": lambda X, Y, known: [(X[k], y[k]) for y, k in zip(Y.T, known.T, strict=True)],
+    COMPLETE: lambda X, Y, known: [(X, Y)],
 }
+"""The tables that models are fitted to, from rows whose unknown targets are NaN."""
 
 
 def score_targets(models: Sequence[BLLRegressor], X: ndarray, Y: ndarray) -> dict[str, float]:
@@ -114,11 +98,9 @@ class Missing(Job):
         X, new, Y, Y_new = X[:ROWS], X[ROWS:], Y[:ROWS], Y[ROWS:]
         seen = Y if self.way == COMPLETE else np.where(draw_known(Y.shape, rng), Y, np.nan)
         warm_up()
-
-        def fit(X: ndarray, Y: ndarray) -> BLLRegressor:
-            return BLLRegressor(preset=self.preset, random_state=self.seed).fit(X, Y)
-
-        models, cpu, wall = timed(partial(WAYS[self.way], fit, X, seen))
+        fit = lambda X, Y: BLLRegressor(preset=self.preset, random_state=self.seed).fit(X, Y)
+        tables = WAYS[self.way](X, seen, ~np.isnan(seen))
+        models, cpu, wall = timed(lambda: [fit(*table) for table in tables])
         return Run(self.way, len(seen), self.seed, wall, cpu, score_targets(models, new, Y_new))
 
 
@@ -170,26 +152,16 @@ def draw_points(m: int, rng: np.random.Generator) -> tuple[Float[ndarray, "m 3"]
     return X, surface(X) + NOISES * rng.normal(size=(m, 4))
 
 
-def network(
-    data: Measured,
-    seed: int,
-    *,
-    gradients: bool = True,
-    preset: str = "evidence",
-    hidden: Any = HIDDEN,
-    encoding: str = "auto",
-) -> Predict:
+def network(data: Measured, seed: int, *, gradients: bool = True, hidden: Any = HIDDEN, **options: Any) -> Predict:
     noise_std = np.broadcast_to(NOISES[1:], data.gradients.shape)
     seen = [Gradient().at(data.X_gradients).observed(data.gradients, noise_std=noise_std)] if gradients else []
-    model = BLLRegressor(hidden, preset=preset, encoding=encoding, random_state=seed)
+    model = BLLRegressor(hidden, **{"preset": "evidence", "random_state": seed, **options})
     model.fit(data.X, data.energies, noise_std=NOISES[0], observations=seen)
 
     def predict(X: ndarray) -> tuple[ndarray, ndarray]:
         values, slopes = model.predictive_of(Value(), X), model.predictive_of(Gradient(), X)
-        return (
-            np.column_stack([values.mean, slopes.mean.reshape(X.shape)]),
-            np.column_stack([values.var, slopes.var.reshape(X.shape)]),
-        )
+        both = lambda name: np.column_stack([getattr(values, name), getattr(slopes, name).reshape(X.shape)])
+        return both("mean"), both("var")
 
     return predict
 
@@ -227,9 +199,9 @@ def trained_process(
         def forward(self, x: Tensor) -> Any:
             return gpytorch.distributions.MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
 
-    likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(
-        len(noise_var), noise_constraint=gpytorch.constraints.GreaterThan(1e-9), has_global_noise=False
-    ).double()
+    least = gpytorch.constraints.GreaterThan(1e-9)
+    kind = gpytorch.likelihoods.MultitaskGaussianLikelihood
+    likelihood = kind(len(noise_var), noise_constraint=least, has_global_noise=False).double()
     likelihood.task_noises = noise_var
     likelihood.raw_task_noises.requires_grad_(False)
     model = Process(likelihood).double()
@@ -276,16 +248,12 @@ METHODS: dict[str, Callable[[Measured, int], Predict]] = {
 
 
 def score_surface(predict: Predict, X: Float[ndarray, "m 3"], Y: Float[ndarray, "m 4"]) -> dict[str, float]:
-    """Compute RMSE of the function and LPD of measurements, summed over the components of a gradient."""
+    """RMSE of the function and LPD of measurements, summed over the components of a gradient."""
     mean, var = predict(X)
     square, var = np.square(mean - surface(X)).mean(0), var + np.square(NOISES)
     density = -0.5 * (np.square(Y - mean) / var + np.log(2 * np.pi * var)).mean(0)
-    return {
-        "gradient_rmse": float(np.sqrt(square[1:].mean())),
-        "gradient_lpd": float(density[1:].sum()),
-        "energy_rmse": float(np.sqrt(square[0])),
-        "energy_lpd": float(density[0]),
-    }
+    gradient = {"gradient_rmse": float(np.sqrt(square[1:].mean())), "gradient_lpd": float(density[1:].sum())}
+    return gradient | {"energy_rmse": float(np.sqrt(square[0])), "energy_lpd": float(density[0])}
 
 
 def asked_of(points: int, seed: int, quick: bool) -> list[str]:
@@ -323,20 +291,18 @@ def gradient_table(runs: Sequence[Run]) -> Rows:
 
 def rows_in_the_same_time(runs: Sequence[Run]) -> str:
     """Number of gradients that Fourier features handle in the time that the process needs for the fewest."""
-    times: dict[tuple[str, int], float] = {
-        key: float(np.mean([run.cpu for run in runs if (run.method, run.size) == key]))
-        for key in {(run.method, run.size) for run in runs}
-    }
-    limit = times.get((PROCESS, GRADIENTS))
+    seconds: dict[tuple[str, int], list[float]] = {}
+    for run in runs:
+        seconds.setdefault((run.method, run.size), []).append(run.cpu)
+    times = {key: float(np.mean(each)) for key, each in seconds.items()}
+    limit, large = times.get((PROCESS, GRADIENTS)), TIMES * GRADIENTS
     if limit is None:
         return "skipped: the exact process needs gpytorch; make bench-observe installs it"
-    few, many = times[WAVES, GRADIENTS], times[WAVES, TIMES * GRADIENTS]
+    few, many = times[WAVES, GRADIENTS], times[WAVES, large]
     slope = math.log(TIMES) / math.log(max(many / few, 1.01))
-    count = f"about {GRADIENTS * (limit / few) ** slope:,.0f}" if limit < many else f"more than {TIMES * GRADIENTS:,}"
-    return (
-        f"in the {limit:.1f} cpu s that the exact process takes for {GRADIENTS} gradients, Fourier features handle "
-        f"{count} ({GRADIENTS}: {few:.1f} s, {TIMES * GRADIENTS}: {many:.1f} s)"
-    )
+    count = f"about {GRADIENTS * (limit / few) ** slope:,.0f}" if limit < many else f"more than {large:,}"
+    process = f"in the {limit:.1f} cpu s that the exact process takes for {GRADIENTS} gradients"
+    return f"{process}, Fourier features handle {count} ({GRADIENTS}: {few:.1f} s, {large}: {many:.1f} s)"
 
 
 def scores_of(runs: Sequence[Run], digits: dict[str, int]) -> list[str]:

@@ -35,6 +35,7 @@ from lastlayer.online import DriftMonitor, ExponentialForgetting, OnlineModel, S
 
 FITTED, TUNING, D, NOISE = 1_000, 500, 8, 0.1
 STEPS = (1e-4, 1e-3, 1e-2, 1e-1)
+Form = Callable[[ndarray, ndarray], tuple[list[Any], list[Any]]]
 
 
 def rows(m: int, seed: int, creep: float) -> tuple[ndarray, ndarray]:
@@ -54,7 +55,7 @@ class Learner:
     """(state, row) -> mean, or mean and standard deviation."""
     learn: Callable[[Any, Any, Any], object]
     """(state, row, target)"""
-    form: Callable[[ndarray, ndarray], tuple[list[Any], list[Any]]]
+    form: Form
     """Converts rows and targets to the method's format; not timed."""
 
 
@@ -127,22 +128,28 @@ class Anew:
         return mean[:, 0].numpy()
 
 
-def ours(name: str, model: OnlineModel | BLLRegressor) -> Learner:
-    predict = lambda state, row: state.predict(row, return_std=True)
-    return Learner(name, model, predict, lambda state, row, target: state.update(row, target), as_arrays)
+Predictor = Callable[[Any, Any], Any]
+
+
+def by(learn: str, predict: Predictor, form: Form, name: str, state: Any) -> Learner:
+    """A method whose states learn by the method of that name."""
+    return Learner(name, state, predict, lambda state, row, target: getattr(state, learn)(row, target), form)
+
+
+def by_river(name: str, model: Any, form: Form) -> Learner:
+    def predict(state: Any, row: dict[str, float]) -> tuple[float, float]:
+        gaussian = state.predict_one(row, with_dist=True)
+        return gaussian.mu, gaussian.sigma
+
+    return by("learn_one", predict, form, name, model)
+
+
+ours = partial(by, "update", lambda state, row: state.predict(row, return_std=True), as_arrays)
 
 
 def theirs(name: str, way: Any) -> Learner:
     predict = lambda state, row: state.predict(row)
     return Learner(name, way, predict, lambda state, row, target: state.learn(row, target), as_arrays)
-
-
-def by_river(name: str, model: Any, form: Callable[[ndarray, ndarray], tuple[list[Any], list[Any]]]) -> Learner:
-    def predict(state: Any, row: dict[str, float]) -> tuple[float, float]:
-        gaussian = state.predict_one(row, with_dist=True)
-        return gaussian.mu, gaussian.sigma
-
-    return Learner(name, model, predict, lambda state, row, target: state.learn_one(row, target), form)
 
 
 def bayesian_linear(model: BLLRegressor, X: ndarray, y: ndarray) -> Learner:
@@ -161,47 +168,35 @@ class Scaled:
     """A scikit-learn regressor on standardised inputs, or features, and targets."""
 
     def __init__(self, regressor: Any, features: Callable[[ndarray], ndarray], X: ndarray, y: ndarray) -> None:
-        self.features, self.regressor = features, regressor
-        Z = features(X)
-        self.mean, self.scale = Z.mean(0), Z.std(0) + 1e-12
-        self.centre, self.unit = y.mean(), y.std()
-        regressor.fit(self.inputs(X), (y - self.centre) / self.unit)
+        self.features, self.regressor, Z = features, regressor, features(X)
+        self.mean, self.scale, self.centre, self.unit = Z.mean(0), Z.std(0) + 1e-12, y.mean(), y.std()
+        regressor.fit(*self.scaled(X, y))
 
-    def inputs(self, X: ndarray) -> ndarray:
-        return (self.features(X) - self.mean) / self.scale
+    def scaled(self, X: ndarray, y: Any = 0.0) -> tuple[ndarray, ndarray]:
+        return (self.features(X) - self.mean) / self.scale, (y - self.centre) / self.unit
 
     def predict(self, X: ndarray) -> ndarray:
-        mean: ndarray = self.regressor.predict(self.inputs(X)) * self.unit + self.centre
+        mean: ndarray = self.regressor.predict(self.scaled(X)[0]) * self.unit + self.centre
         return mean
 
     def learn(self, X: ndarray, y: ndarray) -> None:
-        self.regressor.partial_fit(self.inputs(X), (y - self.centre) / self.unit)
+        self.regressor.partial_fit(*self.scaled(X, y))
 
 
 def incremental(X: ndarray, y: ndarray, creep: float, model: BLLRegressor) -> list[Learner]:
     """Make scikit-learn's regressors, each with the best step size on another stream of the same kind."""
     other = rows(TUNING, 77, creep)
-    plain: Callable[[ndarray], ndarray] = lambda Z: Z
     fitted = model.fitted_
-    deep: Callable[[ndarray], ndarray] = lambda Z: fitted.features(0, fitted.standardized(Z))[:, :-1].numpy()
+    plain = lambda Z: Z
+    deep = lambda Z: fitted.features(0, fitted.standardized(Z))[:, :-1].numpy()
+    constant = lambda eta: SGDRegressor(learning_rate="constant", eta0=eta, random_state=0)
+    passive = {"loss": "epsilon_insensitive", "penalty": None, "learning_rate": "pa1", "random_state": 0}
+    network = {"hidden_layer_sizes": (50, 50), "max_iter": 300, "random_state": 0, "tol": 0.0}
     makers: dict[str, tuple[Callable[[float], Any], Callable[[ndarray], ndarray]]] = {
-        "SGDRegressor, inputs": (lambda eta: SGDRegressor(learning_rate="constant", eta0=eta, random_state=0), plain),
-        "SGDRegressor, the network's features": (
-            lambda eta: SGDRegressor(learning_rate="constant", eta0=eta, random_state=0),
-            deep,
-        ),
-        "passive-aggressive, the network's features": (
-            lambda eta: SGDRegressor(
-                loss="epsilon_insensitive", penalty=None, learning_rate="pa1", eta0=eta, random_state=0
-            ),
-            deep,
-        ),
-        "MLPRegressor": (
-            lambda eta: MLPRegressor(
-                hidden_layer_sizes=(50, 50), learning_rate_init=eta, max_iter=300, random_state=0, tol=0.0
-            ),
-            plain,
-        ),
+        "SGDRegressor, inputs": (constant, plain),
+        "SGDRegressor, the network's features": (constant, deep),
+        "passive-aggressive, the network's features": (lambda eta: SGDRegressor(eta0=eta, **passive), deep),
+        "MLPRegressor": (lambda eta: MLPRegressor(learning_rate_init=eta, **network), plain),
     }
     learners = []
     for name, (make, features) in makers.items():
@@ -233,21 +228,20 @@ def main(arguments: list[str] | None = None) -> None:
     c, p = len(mixture.members_), single.members_[0].posterior.statistics.n_linear
     names = tuple(f"x{i}" for i in range(D))
     for title, creep in (("constant function", 0.0), ("drifting function", 1.0)):
-        stream, start = rows(options.rows, 1, creep), (X, y)
-        of = OnlineModel
+        stream, of, fading = rows(options.rows, 1, creep), OnlineModel, ExponentialForgetting
         dicts = partial(as_dicts, names=names)
         ways = [
             ours("one network: OnlineModel, all rows", of(single)),
-            ours("one network: OnlineModel, ExponentialForgetting(300)", of(single, ExponentialForgetting(300))),
-            ours("one network: OnlineModel, ExponentialForgetting(1000)", of(single, ExponentialForgetting(1_000))),
-            ours("one network: OnlineModel, SlidingWindow(500)", of(single, SlidingWindow(500), start=start)),
+            ours("one network: OnlineModel, ExponentialForgetting(300)", of(single, fading(300))),
+            ours("one network: OnlineModel, ExponentialForgetting(1000)", of(single, fading(1_000))),
+            ours("one network: OnlineModel, SlidingWindow(500)", of(single, SlidingWindow(500), start=(X, y))),
             ours("one network: OnlineModel, with a DriftMonitor", of(single, monitor=DriftMonitor())),
             by_river("one network: RiverRegressor", RiverRegressor(single, feature_names=names), dicts),
             ours("one network, calibrated: OnlineModel, all rows", of(calibrated)),
             ours("one network: BLLRegressor.update", single),
             theirs("one network: last layer recomputed from all rows", Anew(single, X, y)),
             ours(f"mixture of {c}: OnlineModel, all rows", of(mixture)),
-            ours(f"mixture of {c}: OnlineModel, ExponentialForgetting(300)", of(mixture, ExponentialForgetting(300))),
+            ours(f"mixture of {c}: OnlineModel, ExponentialForgetting(300)", of(mixture, fading(300))),
             bayesian_linear(single, X, y),
             *incremental(X, y, creep, single),
         ]
