@@ -1,10 +1,8 @@
 """Cost of uncertainty in CasADi: `to_casadi` compared with a hand-written expression of the bare mean.
 
-`python -m benchmarks.control` evaluates both at the same points in CasADi's own loop and prints their ratio: for one
-network and for the mixture that a plain `BLLRegressor()` fits, interpreted and as C code compiled by gcc; for one
-network also the Jacobian of the mean. The bare mean of a mixture is the average of its members' means, which needs no
-variances; the mean that the mixture predicts weights them by their precision. The C code of `export_c` contains its own
-matrix product, faster than CasADi's: the last line of each block uses it for the bare mean, too.
+Both are evaluated at the same points in CasADi's own loop: one network and the default mixture, interpreted and as C
+code compiled by gcc; for one network also the Jacobian. The bare mean of a mixture is the average of its members'. The
+C code of `export_c` has its own matrix product: the last line of each block uses it for the bare mean, too.
 """
 
 import subprocess
@@ -102,10 +100,8 @@ def main(arguments: list[str] | None = None) -> None:
         ours, bare = to_casadi(single), bare_mean(single)
         np.testing.assert_allclose(np.array(ours(points[0])[0]), np.array(bare(points[0])), rtol=1e-6)
         evaluations(name, single, points)
-        jacobians = [
-            f.factory(f"d{f.name()}", f.name_in(), [f"jac:{f.name_out(0)}:{f.name_in(0)}"]) for f in (ours, bare)
-        ]
-        compare(f"{name}: Jacobian of the mean", points, *jacobians)
+        slope = lambda f: f.factory(f"d{f.name()}", f.name_in(), [f"jac:{f.name_out(0)}:{f.name_in(0)}"])
+        compare(f"{name}: Jacobian of the mean", points, slope(ours), slope(bare))
     mixture = BLLRegressor(max_epochs=50, random_state=0).fit(X, Y)
     evaluations(f"mixture of {len(mixture.members_)} (default)", mixture, points)
 

@@ -1,10 +1,7 @@
 """Speed of the closed forms: ratios to the straightforward implementation, measured in the same run.
 
-    python -m benchmarks.core [--threads 1]
-
-Both sides of a ratio use the same dtype (float64), chunks and threads, take turns, and are compared by their medians.
-Only the peak memory is measured in separate processes. One thread is the default because several threads wait for each
-other: on a busy machine, the benchmark would measure little but that wait.
+Both sides of a ratio use float64, the same chunks and threads, take turns, and are compared by their medians; the peak
+memory is measured in separate processes. On a busy machine several threads mostly wait for each other: one by default.
 """
 
 import os
@@ -47,12 +44,7 @@ def relative_difference(a: Tensor, b: Tensor) -> float:
 def pinv_ratios(
     gram: Float[Tensor, "p p"], Phi: Float[Tensor, "r p"], log_alphas: Float[Tensor, " a"]
 ) -> Float[Tensor, "a r"]:
-    """Compute phi' pinv(Lambda_bar) phi for one alpha after the other.
-
-    An optimised version of the authors' loop: theirs also forms Phi'Phi again for every alpha, takes the pseudo-inverse
-    and a condition number from one SVD each, and computes the quadratic form for all pairs of points to keep the
-    diagonal.
-    """
+    """phi' pinv(Lambda_bar) phi for one alpha after the other: the authors' loop without its repeated products."""
     penalised = torch.ones_like(gram[0])
     penalised[-1] = 0  # flat prior on the bias
     ratios = []
@@ -213,20 +205,15 @@ def default_mixture(shrink: int, d: int = 10) -> list[Ratio]:
     def measured(n: int, times: int) -> list[Ratio]:
         X = rng.standard_normal((n, d))
         Z = model.fitted_.standardized(X).split(chunk)
-        sides = (
-            lambda: deque(map(forward, Z), maxlen=0),  # features are discarded
-            lambda: model.predictive(X),
-            lambda: model.predict(X),
-        )
+        discarded = lambda: deque(map(forward, Z), maxlen=0)
+        sides = (discarded, lambda: model.predictive(X), lambda: model.predict(X))
         repeated = [partial(timeit.timeit, side, number=times) for side in sides]
         bare, *whole = time_in_turns(*repeated, clock=time.process_time)
         micro = [1e6 * timing.median / times / n for timing in (bare, *whole)]
         print("  {:>6,} rows at once, us per row: forward {:.1f}, predictive {:.1f}, predict {:.1f}".format(n, *micro))
-        names = (f"{name} / bare forward pass, rows: {n:,}" for name in ("predictive", "predict"))
-        return [
-            Ratio.of_times("default mixture", name, timing, bare, at_least=None)
-            for name, timing in zip(names, whole, strict=True)
-        ]
+        found = zip(("predictive", "predict"), whole, strict=True)
+        name = f"bare forward pass, rows: {n:,}"
+        return [Ratio.of_times("default mixture", f"{each} / {name}", timing, bare, None) for each, timing in found]
 
     return [*measured(1, 200 // shrink), *measured(1_000 // shrink, 1), *measured(20_000 // shrink, 1)]
 

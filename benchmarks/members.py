@@ -4,7 +4,6 @@
 the default on a table of 1,000 rows by 10 columns, and prints the cost that calibration adds to a single plain fit.
 """
 
-import time
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from numpy import ndarray
 
 from benchmarks.runner import options_of
+from benchmarks.timing import timed
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.studies.data import paper_data
 
@@ -23,12 +23,6 @@ def table(m: int, d: int) -> tuple[ndarray, ndarray]:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(m, d))
     return X, np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] + 0.3 * rng.normal(size=m)
-
-
-def seconds(X: ndarray, y: ndarray, **parameters: Any) -> tuple[float, float]:
-    cpu, clock = time.process_time(), time.perf_counter()
-    BLLRegressor(random_state=0, **parameters).fit(X, y)
-    return time.process_time() - cpu, time.perf_counter() - clock
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -46,7 +40,8 @@ def main(arguments: list[str] | None = None) -> None:
         "1,000 x 10, one member, default": (X, y, {"n_members": 1}),
         "1,000 x 10, default": (X, y, {}),
     }.items():
-        cases[name] = seconds(inputs, targets, **parameters)
+        fit = BLLRegressor(random_state=0, **parameters).fit
+        _, *cases[name] = timed(lambda fit=fit, inputs=inputs, targets=targets: fit(inputs, targets))
         print(f"{name:36} {cases[name][0]:7.1f} ({cases[name][1]:.1f})", flush=True)
     print("\nratio of processor seconds")
     for many, one in (

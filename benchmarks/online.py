@@ -1,11 +1,9 @@
 """Cost and accuracy of online learning: microseconds per row and errors, measured in one run.
 
-`python -m benchmarks.online` streams rows one by one through last layers updated by the recursion, through
-`BLLRegressor.update`, through a last layer recomputed from all rows so far, through river's Bayesian linear regression
-on the same features, and through scikit-learn's incremental regressors; first for a constant function, then for one
-whose gain and offset drift. Rows are only learned, only predicted (mean, and standard deviation if available), or
-predicted first and then learned. For reference, the table has a lower bound: a rank-one update of a matrix by BLAS.
-Every method starts from the same fitted rows; step sizes of the linear ones are chosen beforehand on separate rows.
+Rows go one by one through `OnlineModel`, `BLLRegressor.update`, a last layer recomputed from all rows so far, river's
+Bayesian linear regression on the same features, and scikit-learn's incremental regressors, for a constant function and
+for one that drifts. They are only learned, only predicted, or predicted first and then learned. Every method starts
+from the same fitted rows; step sizes of the linear ones are chosen beforehand on separate rows.
 """
 
 import copy

@@ -1,10 +1,8 @@
 """Rows per second and memory of `lastlayer predict` on a large CSV, compared with the bare networks in memory.
 
-`python -m benchmarks.predict` makes a table like the example, fits a single network (`--preset evidence`) and
-the default mixture, and predicts the table with each. "Bare network" is the forward pass of the same networks alone, on
-numeric inputs in memory: no file, no variance, no interval. Memory is the peak of the predicting process, also for a
-tenth of the rows: it must not grow with the table. Rows are counted per processor second, which other work on the
-machine hardly affects, and per second of wall time.
+A single network and the default mixture predict a table like the example. "Bare network" is the forward pass of the
+same networks alone, on numeric inputs in memory. Memory is the peak of the predicting process, also for a tenth of the
+rows: it must not grow with the table. Rows are counted per processor second and per second of wall time.
 """
 
 import json
@@ -61,15 +59,10 @@ def bare_seconds(fitted: TableRegressor, path: Path) -> float:
 
 def predict(model: Path, data: Path, out: Path) -> dict[str, Any]:
     """Predict in a separate process; return its output, processor seconds and peak memory in MiB."""
-    done = subprocess.run(
-        [sys.executable, "-c", PREDICT, str(model), str(data), "--out", str(out)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = [sys.executable, "-c", PREDICT, str(model), str(data), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     said: dict[str, Any] = json.loads(done.stderr.splitlines()[-1])
-    measured: dict[str, float] = json.loads(done.stdout)
-    return said | measured
+    return said | json.loads(done.stdout)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -83,14 +76,12 @@ def main(arguments: list[str] | None = None) -> None:
         make_table(large, rows)
         make_table(small, rows // 10)
         print(f"{rows:,} rows, {large.stat().st_size / 2**20:.0f} MiB of CSV\n")
-        print(
-            f"{'':28} {'rows':>8} {'bare network':>14} {'ratio':>6}      wall time   peak memory (a tenth of the rows)"
-        )
+        head = f"{'':28} {'rows':>8} {'bare network':>14} {'ratio':>6}"
+        print(f"{head}      wall time   peak memory (a tenth of the rows)")
+        table = read(ROOT / "examples" / "pump.csv")
         for preset in ("evidence", "calibrated"):
-            parameters: dict[str, Any] = {"preset": preset, "max_epochs": 50, "random_state": 0}
-            fitted = TableRegressor(**parameters).fit(
-                read(ROOT / "examples" / "pump.csv"), target=["head_m", "power_kw"]
-            )
+            model = TableRegressor(preset=preset, max_epochs=50, random_state=0)
+            fitted = model.fit(table, target=["head_m", "power_kw"])
             fitted.save(folder / "model")
             part = predict(folder / "model", small, folder / "out.csv")
             whole = predict(folder / "model", large, folder / "out.csv")

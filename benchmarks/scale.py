@@ -4,12 +4,10 @@
     python -m benchmarks.scale epochs --rows 10000000 --width 512 --batch 65536 --rate 4e-3 --device cuda
 
 Sections, all of them by default:
-    epochs     seconds per epoch, and seconds to the final test RMSE of MSE training, as ratios; test LPD after the same
-               number of epochs: mini-batches of the evidence, the MSE followed by Bayesian linear regression, vbll, a
-               deep-kernel Gaussian process. All use one network, optimizer and order of batches; the methods take
-               turns, so that other work on the machine slows all of them.
-    memory     peak memory of a fit from a memory map, or with --memory-from parquet from a folder of Parquet files,
-               against the number of rows
+    epochs     seconds per epoch and to the final test RMSE of MSE training, and test LPD: mini-batches of the
+               evidence, MSE and then Bayesian linear regression, vbll, a deep-kernel Gaussian process, with one
+               network, optimizer and order of batches, in turns
+    memory     peak memory of a fit from a memory map, or from Parquet files, against the number of rows
     statistics speed of the exact statistics pass, relative to the machine's matrix product in the same precision
     processes  two processes against one: seconds and the difference of the trained parameters
 """

@@ -46,38 +46,54 @@ def gaussian_process(X: ndarray, y: ndarray, task: Task) -> Predict:
     return predict
 
 
-def _exact(x: Float[Tensor, "m d"], t: Float[Tensor, " m"]) -> Process:
+def _model(kind: Any, n_inputs: int, given: Callable[[Any], tuple[Any, ...]]) -> Any:
+    """A model of GPyTorch of that kind, with a constant mean and the kernel; `given` makes what it starts from."""
     import gpytorch
 
-    class Model(gpytorch.models.ExactGP):  # type: ignore[misc, unused-ignore]
-        def __init__(self, likelihood: Any) -> None:
-            super().__init__(x, t, likelihood)
-            self.mean_module = gpytorch.means.ConstantMean()
-            self.covar_module = _kernel(x.shape[1])
+    class Model(kind):  # type: ignore[misc, unused-ignore]
+        def __init__(self) -> None:
+            super().__init__(*given(self))
+            kernel = gpytorch.kernels.MaternKernel(nu=2.5, ard_num_dims=n_inputs)
+            self.mean_module, self.covar_module = gpytorch.means.ConstantMean(), gpytorch.kernels.ScaleKernel(kernel)
 
         def forward(self, x: Tensor) -> Any:
             return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
+    return Model()
+
+
+class _Climb:
+    """Adam with a cosine schedule on an objective."""
+
+    def __init__(self, parameters: Any, rate: float, length: int) -> None:
+        self.adam = torch.optim.Adam(parameters, lr=rate)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.adam, length, rate / 100)
+
+    def step(self, loss: Callable[[], Tensor]) -> None:
+        self.adam.zero_grad()
+        loss().backward()
+        self.adam.step()
+
+
+def _exact(x: Float[Tensor, "m d"], t: Float[Tensor, " m"]) -> Process:
+    import gpytorch
+
     likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=gpytorch.constraints.GreaterThan(LEAST_NOISE))
-    model = Model(likelihood).to(x)
+    model = _model(gpytorch.models.ExactGP, x.shape[1], lambda _: (x, t, likelihood)).to(x)
     objective = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
 
-    def climb(rows: Tensor, iterations: int, rate: float) -> None:
+    def climb(rows: Tensor, iterations: int) -> None:
         model.train()
         model.set_train_data(x[rows], t[rows], strict=False)
-        optimizer = torch.optim.Adam(model.parameters(), lr=rate)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, iterations, rate / 100)
+        climbing = _Climb(model.parameters(), RATE, iterations)
         for _ in range(iterations):
-            optimizer.zero_grad()
-            loss = -objective(model(x[rows]), t[rows])
-            loss.backward()
-            optimizer.step()
-            schedule.step()
+            climbing.step(lambda: -objective(model(x[rows]), t[rows]))
+            climbing.schedule.step()
 
     order = torch.randperm(len(x)).to(x.device)
-    climb(order[:PRETRAINING_ROWS], ITERATIONS, RATE)
+    climb(order[:PRETRAINING_ROWS], ITERATIONS)
     if len(x) > PRETRAINING_ROWS:
-        climb(order, FULL_ITERATIONS, RATE)
+        climb(order, FULL_ITERATIONS)
     model.eval()
 
     def process(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
@@ -91,28 +107,17 @@ def _sparse(x: Float[Tensor, "m d"], t: Float[Tensor, " m"]) -> Process:
     """Fit by stochastic variational inference; inducing points start at random rows (Hensman et al., 2015)."""
     import gpytorch
 
-    class Model(gpytorch.models.ApproximateGP):  # type: ignore[misc, unused-ignore]
-        def __init__(self, points: Tensor) -> None:
-            distribution = gpytorch.variational.CholeskyVariationalDistribution(len(points))
-            super().__init__(gpytorch.variational.VariationalStrategy(self, points, distribution))
-            self.mean_module = gpytorch.means.ConstantMean()
-            self.covar_module = _kernel(x.shape[1])
-
-        def forward(self, x: Tensor) -> Any:
-            return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
+    points = x[torch.randperm(len(x))[:INDUCING].to(x.device)].clone()
+    distribution = gpytorch.variational.CholeskyVariationalDistribution(len(points))
+    strategy = lambda model: (gpytorch.variational.VariationalStrategy(model, points, distribution),)
     likelihood = gpytorch.likelihoods.GaussianLikelihood().to(x)
-    model = Model(x[torch.randperm(len(x))[:INDUCING].to(x.device)].clone()).to(x)
+    model = _model(gpytorch.models.ApproximateGP, x.shape[1], strategy).to(x)
     objective = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(x))
-    optimizer = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=SPARSE_RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, SPARSE_EPOCHS, SPARSE_RATE / 100)
+    climbing = _Climb([*model.parameters(), *likelihood.parameters()], SPARSE_RATE, SPARSE_EPOCHS)
     for _ in range(SPARSE_EPOCHS):
         for rows in torch.randperm(len(x)).to(x.device).split(SPARSE_BATCH):
-            optimizer.zero_grad()
-            loss = -objective(model(x[rows]), t[rows])
-            loss.backward()
-            optimizer.step()
-        schedule.step()
+            climbing.step(lambda rows=rows: -objective(model(x[rows]), t[rows]))
+        climbing.schedule.step()
     model.eval()
 
     def process(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
@@ -120,9 +125,3 @@ def _sparse(x: Float[Tensor, "m d"], t: Float[Tensor, " m"]) -> Process:
         return torch.cat([p.mean for p in parts]), torch.cat([p.variance for p in parts])
 
     return process
-
-
-def _kernel(n_inputs: int) -> Any:
-    import gpytorch
-
-    return gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=2.5, ard_num_dims=n_inputs))

@@ -10,14 +10,9 @@ from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.settings.types import TrainingOptions
 
 BARE: dict[str, Any] = {"n_members": 1, "calibration": None, "hidden_prior": 0.0}
-PAPER: dict[str, Any] = {
-    **BARE,
-    "input_skip": False,
-    "max_epochs": 10_000,
-    "training": TrainingOptions(
-        bias_prior="shared", learning_rate=1e-3, early_stopping=True, patience=1000, validation_fraction=0.2
-    ),
-}
+STOPPED: dict[str, Any] = {"early_stopping": True, "patience": 1000, "validation_fraction": 0.2}
+PAPER: dict[str, Any] = {**BARE, "input_skip": False, "max_epochs": 10_000}
+PAPER["training"] = TrainingOptions(bias_prior="shared", learning_rate=1e-3, **STOPPED)
 ROWS: dict[str, tuple[dict[str, Any], str]] = {
     "lastlayer": ({}, "defaults"),
     "lastlayer, own network": ({"hidden": None}, "defaults, with the network of BLLRegressor()"),
@@ -30,10 +25,7 @@ ROWS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def _with(parameters: dict[str, Any]) -> Fit:
-    def fit(X: ndarray, y: ndarray, task: Task) -> Predict:
-        return _regressor(parameters, task).fit(X, y).predictive
-
-    return fit
+    return lambda X, y, task: _regressor(parameters, task).fit(X, y).predictive
 
 
 def paper_recipe(X: ndarray, y: ndarray, task: Task) -> Predict:
@@ -79,6 +71,12 @@ _TREES = (
     f"at most {gaussian_boosting.TREES:,} trees, learning rate {gaussian_boosting.SHRINKAGE:g}; held-out likelihood "
     "chooses their number and the depth"
 )
+
+
+def _by(package: str, module: str | None = None) -> dict[str, Any]:
+    return {"packages": (package,), "modules": (module or package,)}
+
+
 PEERS = (
     Method(
         "vbll",
@@ -88,8 +86,7 @@ PEERS = (
         "schedule, at most 600 epochs or, if that is more, 8,000 steps; held-out likelihood chooses the epoch and ReLU "
         "or the tutorial's ELU",
         last_layers.vbll,
-        packages=("vbll",),
-        modules=("vbll",),
+        **_by("vbll"),
     ),
     Method(
         "laplace-torch",
@@ -99,8 +96,7 @@ PEERS = (
         "tanh; last layer, full Hessian; prior precision and noise by 1,000 steps on the marginal likelihood as in "
         "its regression example",
         last_layers.laplace,
-        packages=("laplace-torch",),
-        modules=("laplace",),
+        **_by("laplace-torch", "laplace"),
     ),
     Method(
         "deep ensemble",
@@ -144,21 +140,12 @@ PEERS = (
         "the minimum number of rows per leaf (5, 20); no density, so no LPD",
         boosting.boosting,
     ),
-    Method(
-        "NGBoost",
-        "other",
-        f"Gaussian, {_TREES} {gaussian_boosting.NGBOOST_DEPTHS}",
-        gaussian_boosting.ngboost,
-        packages=("ngboost",),
-        modules=("ngboost",),
-    ),
-    Method(
-        "CatBoost",
-        "other",
-        f"RMSEWithUncertainty, {_TREES} {gaussian_boosting.CATBOOST_DEPTHS}",
-        gaussian_boosting.catboost,
-        packages=("catboost",),
-        modules=("catboost",),
+    *(
+        Method(name, "other", f"{loss}, {_TREES} {depths}", fit, **_by(name.lower()))
+        for name, loss, depths, fit in (
+            ("NGBoost", "Gaussian", gaussian_boosting.NGBOOST_DEPTHS, gaussian_boosting.ngboost),
+            ("CatBoost", "RMSEWithUncertainty", gaussian_boosting.CATBOOST_DEPTHS, gaussian_boosting.catboost),
+        )
     ),
 )
 METHODS: dict[str, Method] = {method.name: method for method in (*OURS, *PEERS)}

@@ -1,15 +1,15 @@
 """Summary: mean and standard error over splits, ranks over data sets, as Markdown, CSV and a figure."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.runner import Rows, as_csv, markdown, mean_and_error, rank
+from benchmarks.runner import Rows, as_csv, markdown, mean_and_error, rank, with_error
 from benchmarks.uci.data import KINDS
 from benchmarks.uci.protocol import RULES, Method, Result
 from lastlayer.plots.drawing import BLUE, GREY, ORANGE
@@ -46,18 +46,20 @@ RANKED = ("lpd", "crps")
 class Cell:
     """One score of one method on one data set, over its splits."""
 
-    mean: float
-    error: float
-    """Standard error of the mean; NaN for a single split."""
-    n: int
+    values: Sequence[float]
 
-    @classmethod
-    def over(cls, values: Sequence[float]) -> "Cell":
-        return cls(*mean_and_error(values), len(values))
+    @property
+    def mean(self) -> float:
+        return mean_and_error(self.values)[0]
 
-    def text(self, digits: int) -> str:
-        error = "" if math.isnan(self.error) else f" ± {self.error:.{digits}f}"
-        return f"{self.mean:.{digits}f}{error}"
+    @property
+    def error(self) -> float:
+        """Standard error of the mean; NaN for a single split."""
+        return mean_and_error(self.values)[1]
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
 
 
 class Summary:
@@ -78,7 +80,7 @@ class Summary:
             for name, score in SCORES.items():
                 values = [value for r in group if (value := score.of(r)) is not None]
                 if values:
-                    self._cells[kind, data, method, name] = Cell.over(values)
+                    self._cells[kind, data, method, name] = Cell(values)
 
     def cell(self, kind: str, data: str, method: str, score: str) -> Cell | None:
         return self._cells.get((kind, data, method, score))
@@ -123,7 +125,7 @@ def score_table(summary: Summary, kind: str, score: str) -> Rows:
         for data in summary.sets:
             cell = summary.cell(kind, data, method.name, score)
             star = " *" if summary.best(kind, data, score) == method.name and score != "cpu_seconds" else ""
-            line.append("-" if cell is None else cell.text(SCORES[score].digits) + star)
+            line.append("-" if cell is None else with_error(cell.values, SCORES[score].digits) + star)
         if ranked:
             line += [f"{ranks[method.name]:.1f}" if method.name in ranks else "-" for ranks in (every, neural)]
         table.append(line)
@@ -171,32 +173,23 @@ SPAN = 3.0
 
 def picture(summary: Summary) -> Figure:
     """Draw LPD and CRPS with standard errors; right is better for LPD, left for CRPS."""
-    panels = [
-        (score, kind, data)
-        for kind in summary.kinds
-        for score in SHOWN
-        for data in summary.sets
-        if summary.row(kind, data, score)
-    ]
-    columns = max(1, len(summary.sets))
-    lines = max(1, len(summary.kinds) * len(SHOWN))
+    columns, lines = max(1, len(summary.sets)), max(1, len(summary.kinds) * len(SHOWN))
     with mpl.rc_context(STYLE):
         height = 0.6 + 0.16 * len(summary.methods)
         figure = Figure(figsize=(2.0 + 1.9 * columns, 0.4 + height * lines), layout="constrained")
         axes = figure.subplots(lines, columns, squeeze=False)
-        for ax in axes.flat:
-            ax.set_visible(False)
-        for score, kind, data in panels:
-            row = summary.kinds.index(kind) * len(SHOWN) + SHOWN.index(score)
-            column = summary.sets.index(data)
-            _panel(axes[row, column], summary, kind, data, score, labels=column == 0)
+        for row, (kind, score) in enumerate(product(summary.kinds, SHOWN)):
+            for column, data in enumerate(summary.sets):
+                _panel(axes[row, column], summary, kind, data, score, labels=column == 0)
         figure.supxlabel("LPD: right is better. CRPS: left is better. Bars: standard error over splits.", fontsize=7)
     return figure
 
 
 def _panel(ax: Axes, summary: Summary, kind: str, data: str, score: str, *, labels: bool) -> None:
-    ax.set_visible(True)
     row = summary.row(kind, data, score)
+    ax.set_visible(bool(row))
+    if not row:
+        return
     values = np.array([cell.mean for cell in row.values()])
     low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
     reach = SPAN * max(high - low, 1e-3 * abs(middle), 1e-12)
@@ -213,17 +206,9 @@ def _panel(ax: Axes, summary: Summary, kind: str, data: str, score: str, *, labe
         filled = colour if method.name == best else "white"
         ax.errorbar(at, i, xerr=error, fmt="o", ms=4, color=colour, mfc=filled, elinewidth=1)
         if at != cell.mean:
-            side = "left" if at < cell.mean else "right"
-            ax.annotate(
-                f"{cell.mean:.{SCORES[score].digits}f}",
-                (at, i),
-                xytext=(-5 if side == "left" else 5, 0),
-                textcoords="offset points",
-                fontsize=5.5,
-                color=colour,
-                va="center",
-                ha="right" if side == "left" else "left",
-            )
+            offset, align = (-5, "right") if at < cell.mean else (5, "left")
+            words = {"xytext": (offset, 0), "textcoords": "offset points", "va": "center", "ha": align}
+            ax.annotate(f"{cell.mean:.{SCORES[score].digits}f}", (at, i), fontsize=5.5, color=colour, **words)
     ax.set_xlim(start - margin, end + margin)
     ax.set_ylim(len(summary.methods) - 0.5, -0.5)
     names = [method.name for method in summary.methods]
