@@ -47,14 +47,8 @@ def exact_std(network: nn.Sequential, X: Tensor, far: Tensor) -> float:
 
 
 def laplace_std(network: nn.Sequential, X: Tensor, Y: Tensor, far: Tensor, structure: str) -> list[float]:
-    model: Any = Laplace(
-        network,
-        "regression",
-        subset_of_weights="last_layer",
-        hessian_structure=structure,
-        sigma_noise=NOISE_STD,
-        prior_precision=PRIOR_PRECISION,
-    )
+    words = {"subset_of_weights": "last_layer", "hessian_structure": structure}
+    model: Any = Laplace(network, "regression", **words, sigma_noise=NOISE_STD, prior_precision=PRIOR_PRECISION)
     model.fit(DataLoader(TensorDataset(X, Y), batch_size=ROWS))
     _, cov = model(far)
     return cov[0].diagonal().sqrt().tolist()
@@ -62,10 +56,8 @@ def laplace_std(network: nn.Sequential, X: Tensor, Y: Tensor, far: Tensor, struc
 
 def vbll_std(network: nn.Sequential, X: Tensor, Y: Tensor, far: Tensor) -> list[float]:
     """Standard deviation after updating the last layer's prior by vbll's recursion, row by row."""
-    q = Y.shape[1]
-    prior = DenseNormalPrec(
-        torch.zeros(q, FEATURES + 1), torch.eye(FEATURES + 1).expand(q, -1, -1) * PRIOR_PRECISION**0.5
-    )
+    q, root = Y.shape[1], PRIOR_PRECISION**0.5 * torch.eye(FEATURES + 1)
+    prior = DenseNormalPrec(torch.zeros(q, FEATURES + 1), root.expand(q, -1, -1))
     cholesky, _ = prior.recursive_update(affine(network, X), Y, torch.full((q,), NOISE_STD**2))
     phi = affine(network, far)
     precision = cholesky @ cholesky.mT

@@ -120,16 +120,8 @@ class Job:
         scores = score(predict(X_test), y_test)
         (many,) = time_in_turns(lambda: predict(X_test), clock=time.process_time)
         (single,) = time_in_turns(lambda: predict(X_test[:1]), repeats=CALLS, clock=time.process_time)
-        return Result(
-            *self.key,
-            load=round(load, 2),
-            cpu_seconds=round(cpu, 3),
-            seconds=round(wall, 3),
-            row_us=round(1e6 * many.median / TEST_ROWS, 3),
-            single_us=round(1e6 * single.median, 1),
-            scores=scores,
-            versions=runner.versions(self.method.packages),
-        )
+        costs = round(cpu, 3), round(wall, 3), round(1e6 * many.median / TEST_ROWS, 3), round(1e6 * single.median, 1)
+        return Result(*self.key, round(load, 2), *costs, scores, runner.versions(self.method.packages))
 
 
 def unable(job: Job, taken: Sequence[Result], limit: float) -> str | None:
@@ -160,14 +152,11 @@ def table(outcomes: Sequence[runner.Outcome[Job, Result]]) -> str:
         size = f"{task.rows:,}" if before is None or before.task.rows != task.rows else ""
         cells = _cells(outcome.result, own.get(task.rows)) if outcome.result else f"not measured: {outcome.why_not}"
         lines.append(f"{size:>8}  {task.name:<13} {cells}")
-    notes = [
-        f"cpu s, wall s: of the fit, tuning included; cpu ratio: to {OWN} at the same size",
-        f"LPD (larger is better), CRPS (smaller is better): {TEST_ROWS:,} fresh rows; the true function with its "
-        f"noise has {ORACLE_LPD:.3f} and {ORACLE_CRPS:.3f}",
-        f"us/row: processor microseconds per row for a prediction of {TEST_ROWS:,} rows; us, one: for a prediction "
-        "of one row",
-    ]
-    return "\n".join([*lines, "", *notes])
+    rows = f"{TEST_ROWS:,} fresh rows; the true function with its noise has {ORACLE_LPD:.3f} and {ORACLE_CRPS:.3f}"
+    costs = f"processor microseconds per row for a prediction of {TEST_ROWS:,} rows"
+    notes = f"cpu s, wall s: of the fit, tuning included; cpu ratio: to {OWN} at the same size"
+    notes += f"\nLPD (larger is better), CRPS (smaller is better): {rows}"
+    return "\n".join([*lines, "", notes, f"us/row: {costs}; us, one: for a prediction of one row"])
 
 
 def _heading(results: Sequence[Result]) -> str:
@@ -175,20 +164,16 @@ def _heading(results: Sequence[Result]) -> str:
         return "nothing measured"
     machines = "; ".join(dict.fromkeys(f"{r.machine}, torch {r.versions['torch']}" for r in results))
     threads = ", ".join(str(n) for n in sorted({r.threads for r in results}))
-    loads = [r.load for r in results]
-    return (
-        f"{machines}; {threads} thread(s), load {min(loads):.1f} to {max(loads):.1f} as each began; rows by {N_INPUTS} "
-        "columns"
-    )
+    loads = sorted(r.load for r in results)
+    began = f"load {loads[0]:.1f} to {loads[-1]:.1f} as each began"
+    return f"{machines}; {threads} thread(s), {began}; rows by {N_INPUTS} columns"
 
 
 def _cells(r: Result, own: float | None) -> str:
     ratio = "-" if not own else f"{r.cpu_seconds / own:.2f}"
     lpd = "-" if r.scores.lpd is None else f"{r.scores.lpd:.3f}"
-    return (
-        f"{r.cpu_seconds:9,.1f} {r.seconds:9,.1f} {ratio:>9} {lpd:>7} {r.scores.crps:7.3f} {r.row_us:9,.1f} "
-        f"{r.single_us:9,.0f}"
-    )
+    scores = f"{lpd:>7} {r.scores.crps:7.3f} {r.row_us:9,.1f} {r.single_us:9,.0f}"
+    return f"{r.cpu_seconds:9,.1f} {r.seconds:9,.1f} {ratio:>9} {scores}"
 
 
 def picture(results: Sequence[Result]) -> Figure:

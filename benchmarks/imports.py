@@ -7,9 +7,10 @@ using the mathematics and the estimator, most of which is scikit-learn for the l
 import resource
 import subprocess
 import sys
+from functools import partial
 
 from benchmarks.runner import options_of
-from benchmarks.timing import Timing, describe_machine
+from benchmarks.timing import describe_machine, time_in_turns
 
 ALLOWED = 1.2
 """Allowed ratio of importing torch and lastlayer to importing torch."""
@@ -22,12 +23,14 @@ PROGRAMS = {
 }
 
 
-def processor_seconds(program: str) -> float:
-    """Processor seconds of a fresh process whose files are already in the disk cache."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def run(program: str) -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def of_children() -> float:
+    """Processor seconds of all processes that have been started."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -35,13 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=7)
     asked = parser.parse_args(arguments)
     print(describe_machine())
-    seconds: dict[str, list[float]] = {name: [] for name in PROGRAMS}
-    for turn in range(asked.repeats + 1):
-        for name, program in PROGRAMS.items():
-            taken = processor_seconds(program)
-            if turn:  # the first turn warms up
-                seconds[name].append(taken)
-    timings = {name: Timing.of(taken) for name, taken in seconds.items()}
+    sides = [partial(run, program) for program in PROGRAMS.values()]
+    timings = dict(zip(PROGRAMS, time_in_turns(*sides, repeats=asked.repeats, clock=of_children), strict=True))
     torch = timings["torch"].median
     for name, timing in timings.items():
         print(f"{name:<24} {timing}  {timing.median / torch:5.2f} times torch alone")

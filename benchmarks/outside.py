@@ -5,7 +5,6 @@ NGBoost and a deep ensemble to 150 rows uniform on [-1, 1]^d with noise 0.1, and
 of half-width r. A calibrated model covers 90% at every r. Every fit is saved when done; a second run computes the rest.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from benchmarks.runner import Job, Store, complete, helpful, options_of, split_list, write_files
+from benchmarks.timing import timed
 from benchmarks.uci.methods import METHODS as UCI
 from benchmarks.uci.protocol import Fit, Gaussians, Predict, Task, score
 from lastlayer.errors import check_choice
@@ -93,10 +93,9 @@ class Fitted(Job):
         d, f = FUNCTIONS[self.function]
         X = surface(d, ROWS, 1.0, self.seed)
         rng = np.random.default_rng(self.seed + 500)
-        start = time.process_time()
         y = f(X, self.seed) + NOISE * rng.normal(size=ROWS)
-        predict = METHODS[self.method](X, y, Task(self.function, "given", self.seed))
-        seconds = time.process_time() - start
+        task = Task(self.function, "given", self.seed)
+        predict, seconds, _ = timed(lambda: METHODS[self.method](X, y, task))
         found = []
         for radius in RADII:
             Z = surface(d, TEST_ROWS, radius, self.seed + 1000)

@@ -11,6 +11,8 @@ import numpy as np
 from numpy import ndarray
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from benchmarks.runner import options_of
 from examples.make_pump import COLUMNS, rows
@@ -28,14 +30,11 @@ def table(lines: list[list[str]]) -> Table:
 
 def process(X: ndarray, y: ndarray, new: ndarray) -> tuple[ndarray, ndarray]:
     """Interval bounds of exact Gaussian processes, one per target, with length scales by the evidence."""
-    mean, std = X.mean(0), X.std(0)
     kernel = ConstantKernel() * RBF(np.ones(X.shape[1])) + WhiteKernel()
-    parts = []
+    model = make_pipeline(StandardScaler(), GaussianProcessRegressor(kernel, normalize_y=True))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # length scales at their bounds
-        for target in y.T:
-            model = GaussianProcessRegressor(kernel, normalize_y=True).fit((X - mean) / std, target)
-            parts.append(model.predict((new - mean) / std, return_std=True))
+        parts = [model.fit(X, target).predict(new, return_std=True) for target in y.T]
     means, stds = (np.stack(each, 1) for each in zip(*parts, strict=True))
     return means - GAUSSIAN * stds, means + GAUSSIAN * stds
 

@@ -254,20 +254,8 @@ def named(kind: str, text: str | None, every: Mapping[str, Thing]) -> list[Thing
     return found
 
 
-class Installable(Protocol):
-    """A method that may need more packages."""
-
-    @property
-    def name(self) -> str: ...
-
-    def missing(self) -> list[str]: ...
-
-
-Method = TypeVar("Method", bound=Installable)
-
-
-def installed(methods: Sequence[Method], hint: str = "") -> list[Method]:
-    """Methods whose packages are there; the others are printed."""
+def installed(methods: Sequence[Any], hint: str = "") -> list[Any]:
+    """Methods none of whose packages are `missing()`; the others are printed."""
     absent = [f"{method.name} needs {', '.join(method.missing())}{hint}" for method in methods if method.missing()]
     present = [method for method in methods if not method.missing()]
     if not present:
@@ -330,12 +318,12 @@ def print_rows(rows: Rows) -> None:
 def write_files(folder: Path, texts: Mapping[str, str], figures: Mapping[str, Figure] | None = None) -> None:
     """Write texts and figures, each replaced as a whole or not at all, and print their paths."""
     check_folder(folder)
-    for name, text in texts.items():
+    for name, content in {**texts, **(figures or {})}.items():
         with replacing(folder / name) as file:
-            file.write(text.encode())
-    for name, figure in (figures or {}).items():
-        with replacing(folder / name) as file:
-            figure.savefig(file, format="png", dpi=200, metadata={"Software": None})
+            if isinstance(content, str):
+                file.write(content.encode())
+            else:
+                content.savefig(file, format="png", dpi=200, metadata={"Software": None})
     print(f"written to {folder}: {', '.join([*texts, *(figures or {})])}")
 
 
