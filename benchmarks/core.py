@@ -31,8 +31,7 @@ from lastlayer.formula.ops import TorchOps
 from lastlayer.networks.mlp import MLP
 from lastlayer.predictor.state import rows_in_cache
 
-CHUNK = 2_000
-"""Rows per chunk, in every loop over points."""
+CHUNK = 2_000  # rows per chunk, in every loop over points
 
 ROWS = 10_000
 

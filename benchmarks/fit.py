@@ -32,14 +32,11 @@ from lastlayer.plots.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, log_axis,
 from lastlayer.studies.figures import STYLE
 
 N_INPUTS = 10
-NOISE = 1.0
-"""Standard deviation, the same everywhere."""
+NOISE = 1.0  # standard deviation, the same everywhere
 ORACLE_LPD = -0.5 * math.log(2 * math.pi * math.e * NOISE**2)
-ORACLE_CRPS = NOISE / math.sqrt(math.pi)
-"""Expected scores of the true function with its noise."""
+ORACLE_CRPS = NOISE / math.sqrt(math.pi)  # expected scores of the true function with its noise
 OWN, EXACT = "lastlayer", "exact GP"
-MATRICES = 17
-"""Number of m x m matrices that fit and prediction of the exact process hold at their peak, as measured."""
+MATRICES = 17  # number of m x m matrices that fit and prediction of the exact process hold at their peak, as measured
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
@@ -50,12 +47,9 @@ METHODS: dict[str, Method] = {
 }
 COLOURS = dict(zip(METHODS, (BLUE, GREEN, ORANGE, PURPLE, GREY), strict=True))
 TEST_ROWS, WARM_UP_ROWS = 2_000, 60
-TRAINING, TESTING, WARM_UP = range(3)
-"""Seeds."""
-CALLS = 30
-"""Number of single-row predictions; the median is reported."""
-APART = 0.055
-"""Smallest distance between two labels of the figure, as a share of its height."""
+TRAINING, TESTING, WARM_UP = range(3)  # seeds
+CALLS = 30  # number of single-row predictions; the median is reported
+APART = 0.055  # smallest distance between two labels of the figure, as a share of its height
 
 
 def function(X: Float[ndarray, "m 10"]) -> Float[ndarray, " m"]:
@@ -78,16 +72,11 @@ class Result:
     rows: int
     threads: int
     machine: str
-    load: float
-    """Load of the machine at the start."""
-    cpu_seconds: float
-    """Processor seconds of the fit, all threads."""
-    seconds: float
-    """Wall seconds of the fit."""
-    row_us: float
-    """Processor microseconds per row for a prediction of all test rows."""
-    single_us: float
-    """Processor microseconds for a prediction of one row."""
+    load: float  # load of the machine at the start
+    cpu_seconds: float  # processor seconds of the fit, all threads
+    seconds: float  # wall seconds of the fit
+    row_us: float  # processor microseconds per row for a prediction of all test rows
+    single_us: float  # processor microseconds for a prediction of one row
     scores: Scores
     versions: dict[str, str]
 

@@ -12,8 +12,7 @@ from functools import partial
 from benchmarks.runner import options_of
 from benchmarks.timing import describe_machine, time_in_turns
 
-ALLOWED = 1.2
-"""Allowed ratio of importing torch and lastlayer to importing torch."""
+ALLOWED = 1.2  # allowed ratio of importing torch and lastlayer to importing torch
 PROGRAMS = {
     "torch": "import torch",
     "torch, lastlayer": "import torch, lastlayer",

@@ -31,8 +31,7 @@ TEST_ROWS, LEVEL = 1_000, 0.9
 @dataclass(frozen=True)
 class Run:
     method: str
-    size: int
-    """Rows with targets, or points with gradients."""
+    size: int  # rows with targets, or points with gradients
     seed: int
     wall: float
     cpu: float

@@ -47,14 +47,10 @@ def rows(m: int, seed: int, creep: float) -> tuple[ndarray, ndarray]:
 @dataclass(frozen=True)
 class Learner:
     name: str
-    state: Any
-    """Initial state, copied before each stream."""
-    predict: Callable[[Any, Any], Any]
-    """(state, row) -> mean, or mean and standard deviation."""
-    learn: Callable[[Any, Any, Any], object]
-    """(state, row, target)"""
-    form: Form
-    """Converts rows and targets to the method's format; not timed."""
+    state: Any  # initial state, copied before each stream
+    predict: Callable[[Any, Any], Any]  # (state, row) -> mean, or mean and standard deviation
+    learn: Callable[[Any, Any, Any], object]  # (state, row, target)
+    form: Form  # converts rows and targets to the method's format; not timed
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from lastlayer.errors import check_choice
 from lastlayer.plots.drawing import BLUE, GREEN, GREY, ORANGE, new_figure
 
 ROWS, TEST_ROWS, NOISE, RADII = 150, 300, 0.1, (1.0, 1.25, 1.5, 2.0)
-COUNTED = -20.0
-"""Lower bound of a function's LPD in the mean over functions."""
+COUNTED = -20.0  # lower bound of a function's LPD in the mean over functions
 
 
 def drawn(length: float) -> Callable[[ndarray, int], ndarray]:

@@ -43,8 +43,7 @@ class Recipe:
     inputs: Standardizer
     targets: Standardizer
     history: TrainingHistory
-    nlml: float
-    """NLML of the training rows in the last epoch."""
+    nlml: float  # NLML of the training rows in the last epoch
 
     def features(self, samples: Samples) -> Tensor:
         with torch.no_grad():

@@ -142,14 +142,11 @@ def make_table(n_outputs: int, seed: int) -> Table:
 @dataclass(frozen=True)
 class Fit:
     epochs: int
-    seconds: float
-    """Processor seconds, which other work on the machine lengthens less than wall time."""
+    seconds: float  # processor seconds, which other work on the machine lengthens less than wall time
     wall: float
     rmse: float
-    lpd: float
-    """Mean log predictive density, summed over the outputs."""
-    coverage: float
-    """Share of the targets inside the central 90% interval."""
+    lpd: float  # mean log predictive density, summed over the outputs
+    coverage: float  # share of the targets inside the central 90% interval
 
 
 def fit(snippet: Snippet, table: Table, epochs: int, seed: int) -> Fit:

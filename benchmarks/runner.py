@@ -26,12 +26,10 @@ from lastlayer.errors import InputError, LastLayerError, check_choice
 from lastlayer.studies.paper import check_folder
 
 PACKAGES = ("lastlayer", "torch", "numpy", "scipy", "scikit-learn")
-WIDTH = 200
-"""Of printed tables where the output is not a terminal."""
+WIDTH = 200  # of printed tables where the output is not a terminal
 Thing = TypeVar("Thing")
 Key = tuple[Any, ...]
-Rows = list[list[str]]
-"""Cells of a table; the first row is the header, whose first cell may be a title."""
+Rows = list[list[str]]  # cells of a table; the first row is the header, whose first cell may be a title
 
 
 class Task(Protocol):
@@ -100,8 +98,7 @@ class Outcome(Generic[Work, Result]):
     task: Work
     result: Result | None = None
     why_not: str = ""
-    failed: bool = False
-    """Whether it was tried and failed."""
+    failed: bool = False  # whether it was tried and failed
 
     def __str__(self) -> str:
         return f"{self.task}: {self.why_not or 'done'}"

@@ -43,8 +43,7 @@ SIZES |= {"vbll-steps": 12, "memory-width": 64, "process-rows": 100_000}
 SIZES |= {"statistics-rows": 65_536, "statistics-width": 512}
 """Options; --vbll-steps: steps of vbll, which is slow on a CPU, 0: train to the end."""
 N_INPUTS, NOISE_STD = 16, 0.3
-LOOKS = 8
-"""Evaluations of the test rows per epoch, not timed."""
+LOOKS = 8  # evaluations of the test rows per epoch, not timed
 
 SHORTER = 0.65
 """Share of the epochs in "shorter" runs: the learning rate falls until the end of training, so a method that is ahead
@@ -77,10 +76,8 @@ class Method:
     """A training method: `backward` is called in every step, before the optimizer's step."""
 
     name = ""
-    share = 1.0
-    """Share of the epochs for which it trains; the learning rate falls until their end."""
-    most_steps = sys.maxsize
-    """Maximum number of steps; methods too slow to train here are only timed."""
+    share = 1.0  # share of the epochs for which it trains; the learning rate falls until their end
+    most_steps = sys.maxsize  # maximum number of steps; methods too slow to train here are only timed
 
     def __init__(self, options: argparse.Namespace, n_rows: int) -> None:
         self.options, self.n_rows = options, n_rows
@@ -218,13 +215,11 @@ KINDS: tuple[type[Method], ...] = (MSE, Evidence, ShorterMSE, ShorterEvidence, V
 class Run:
     method: Method
     adam: torch.optim.Optimizer
-    n_steps: int
-    """Number of steps of the whole training."""
+    n_steps: int  # number of steps of the whole training
     wall: float = 0.0
     cpu: float = 0.0
     steps: int = 0
-    curve: list[tuple[float, float]] = field(default_factory=list)
-    """Elapsed seconds and test RMSE."""
+    curve: list[tuple[float, float]] = field(default_factory=list)  # elapsed seconds and test RMSE
 
     @property
     def trained(self) -> bool:

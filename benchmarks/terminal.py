@@ -15,8 +15,7 @@ from PIL import Image  # which matplotlib brings
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 100
-COLORS = 64
-"""Palette size: enough for figures of lines and text, at a third of the file size."""
+COLORS = 64  # palette size: enough for figures of lines and text, at a third of the file size
 STEPS = (
     (
         "Fit",

@@ -14,8 +14,7 @@ import torch
 
 Done = TypeVar("Done")
 
-STEADY = 1.5
-"""Ratio of slowest to fastest repeat above which a timing is reported as unsteady."""
+STEADY = 1.5  # ratio of slowest to fastest repeat above which a timing is reported as unsteady
 
 
 @dataclass(frozen=True)
@@ -23,8 +22,7 @@ class Timing:
     """Median time of one side over its repeats, in seconds."""
 
     median: float
-    spread: float
-    """Slowest over fastest."""
+    spread: float  # slowest over fastest
 
     @classmethod
     def of(cls, seconds: list[float]) -> "Timing":
@@ -42,8 +40,7 @@ class Ratio:
     measured: str
     value: float
     at_least: float | None = None
-    spread: float = 1.0
-    """The larger spread of the two sides."""
+    spread: float = 1.0  # the larger spread of the two sides
 
     @classmethod
     def of_times(cls, subject: str, measured: str, above: Timing, below: Timing, at_least: float | None) -> "Ratio":

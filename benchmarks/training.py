@@ -25,8 +25,7 @@ from lastlayer.training import Augmented, FullBatch, Objective, Optimizer, Profi
 HIDDEN = (20, 20, 20)
 RECIPE_RATE = 1e-3
 MAX_ITERATIONS = 3_000
-REPEATS = 3
-"""Repeats of the first contender, whose ratio has a target; everything else runs once."""
+REPEATS = 3  # repeats of the first contender, whose ratio has a target; everything else runs once
 CONTENDERS = {"profiled, one-call L-BFGS": "profiled", "augmented, one-call L-BFGS": "augmented"}
 
 

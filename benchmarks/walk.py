@@ -33,8 +33,7 @@ from numpy import ndarray
 ROWS, INPUTS, EPOCHS = 60, 3, 2
 PRESETS: dict[str, dict[str, str]] = {"default": {}, "evidence": {"preset": "evidence"}}
 ORCHESTRATION = ("estimators", "settings", "ensemble", "predictor", "data")
-AT_THE_TOP = {"__init__", "__main__", "errors"}
-"""Modules that belong at the top of the package."""
+AT_THE_TOP = {"__init__", "__main__", "errors"}  # modules that belong at the top of the package
 Counts = dict[str, tuple[int, ...]]
 
 

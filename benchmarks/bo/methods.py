@@ -40,15 +40,12 @@ class Optimizer(Protocol):
 @dataclass(frozen=True)
 class Method:
     name: str
-    note: str
-    """Description for tables.md."""
+    note: str  # description for tables.md
     make: Callable[[Problem, int], Optimizer] = field(repr=False)
-    config: str = "1"
-    """Version of the configuration; results of other versions are not reused."""
+    config: str = "1"  # version of the configuration; results of other versions are not reused
     packages: tuple[str, ...] = ("botorch", "gpytorch", "linear_operator")
     modules: tuple[str, ...] = ("botorch", "gpytorch")
-    slow: bool = False
-    """Whether to skip problems on which a run would take hours."""
+    slow: bool = False  # whether to skip problems on which a run would take hours
 
     def missing(self) -> list[str]:
         return [module for module in self.modules if find_spec(module) is None]
@@ -172,10 +169,8 @@ class Result:
     method: str
     seed: int
     config: str
-    regret: list[float]
-    """Regret after every evaluation, including the initial ones."""
-    seconds: list[float]
-    """Processor seconds of each step: fit and search for the next point."""
+    regret: list[float]  # regret after every evaluation, including the initial ones
+    seconds: list[float]  # processor seconds of each step: fit and search for the next point
     versions: dict[str, str]
 
 

@@ -19,13 +19,10 @@ class Problem:
     name: str
     note: str
     n_inputs: int
-    n_initial: int
-    """Number of initial Sobol points, the same for every method."""
+    n_initial: int  # number of initial Sobol points, the same for every method
     n_steps: int
-    make: Callable[[int], Evaluate]
-    """The function for one seed."""
-    best: float
-    """The maximum, or the hypervolume of the true Pareto front."""
+    make: Callable[[int], Evaluate]  # the function for one seed
+    best: float  # the maximum, or the hypervolume of the true Pareto front
     reference: tuple[float, ...] = ()
     """Reference point of the hypervolume, with the signs of the values; empty for one objective."""
     timing: bool = False

@@ -17,8 +17,7 @@ from lastlayer.plots.drawing import BLUE, GREEN, GREY, ORANGE
 from lastlayer.studies.figures import STYLE
 
 COLOURS = {"lastlayer": BLUE, "SingleTaskGP": GREEN, "VBLL": ORANGE, "random": GREY}
-FLOOR = 1e-6
-"""Smallest regret drawn; smaller values are drawn here."""
+FLOOR = 1e-6  # smallest regret drawn; smaller values are drawn here
 
 
 @dataclass(frozen=True)

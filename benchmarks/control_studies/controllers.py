@@ -16,15 +16,11 @@ from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.integrations.do_mpc import Controller, chance_constraint, to_do_mpc, trust_constraint, trust_limit
 
 HORIZON = 20
-PENALTY = 1e3
-"""Penalty per kelvin above the bound, at every stage."""
-MARGIN = 0.1
-"""Safety margin of the controller that knows the plant, since its integrator is coarser."""
+PENALTY = 1e3  # penalty per kelvin above the bound, at every stage
+MARGIN = 0.1  # safety margin of the controller that knows the plant, since its integrator is coarser
 PROBABILITY = 0.95
-BACK_OFF_STEPS = 5
-"""Number of steps over which the covariance of a plan grows."""
-TRUST_QUANTILE = 0.95
-"""Quantile of the training points' affine cost that is the trust limit."""
+BACK_OFF_STEPS = 5  # number of steps over which the covariance of a plan grows
+TRUST_QUANTILE = 0.95  # quantile of the training points' affine cost that is the trust limit
 TRUST_PENALTY = 1e3
 KINDS = ("true plant", "plain network", "chance constraint", "chance and trust")
 

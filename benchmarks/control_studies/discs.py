@@ -9,20 +9,17 @@ from scipy.linalg import expm
 
 from lastlayer.dynamics import Episode
 
-NOISE_STD = (0.1, 0.05, 0.01)
-"""Noise of the three measured angles, rad."""
+NOISE_STD = (0.1, 0.05, 0.01)  # noise of the three measured angles, rad
 
 
 @dataclass(frozen=True)
 class Discs:
     """inertia * angle'' = torques of the springs to both sides - damping * angle'; the motors hold the outer ends."""
 
-    inertia: tuple[float, float, float] = (2.25e-4, 2.25e-4, 2.25e-4)
-    """kg m^2"""
+    inertia: tuple[float, float, float] = (2.25e-4, 2.25e-4, 2.25e-4)  # kg m^2
     stiffness: tuple[float, float, float, float] = (2.70e-3, 2.66e-3, 3.05e-3, 2.86e-3)
     """N m / rad: motor 1 to disc 1, disc 1 to 2, 2 to 3, 3 to motor 2."""
-    damping: tuple[float, float, float] = (6.78e-5, 8.01e-5, 8.82e-5)
-    """N m s / rad"""
+    damping: tuple[float, float, float] = (6.78e-5, 8.01e-5, 8.82e-5)  # N m s / rad
     step_s: float = 0.1
 
     def continuous(self) -> tuple[Float[ndarray, "6 6"], Float[ndarray, "6 2"]]:

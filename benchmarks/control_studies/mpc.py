@@ -36,8 +36,7 @@ from lastlayer.plots.drawing import BLUE, GREEN, GREY, ORANGE
 @dataclass(frozen=True, eq=False)
 class Result:
     runs: list[Run]
-    seconds: ndarray
-    """Wall seconds of every step, including propagation of the covariance."""
+    seconds: ndarray  # wall seconds of every step, including propagation of the covariance
     unsolved: int
 
     @property

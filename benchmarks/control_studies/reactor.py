@@ -14,20 +14,13 @@ from numpy import ndarray
 
 from lastlayer.dynamics import Episode
 
-STEP_MIN = 0.1
-"""Minutes between samples; the coolant is held in between."""
-COOLANT = (280.0, 320.0)
-"""Lowest and highest coolant temperature, K."""
-COOLANT_START = 295.0
-"""Coolant temperature before the first step of a run, K."""
-LIMIT = 360.0
-"""Constraint: upper limit of the reactor temperature, K."""
-INTERLOCK = 350.0
-"""Measured temperature at which identification experiments end, so that there are no data above it, K."""
-WANTED = 0.35
-"""Target concentration of A, mol/l; the reactor's steady state is then at about 359 K."""
-NOISE_STD = np.array([0.005, 0.3])
-"""Noise of the measured concentration and temperature."""
+STEP_MIN = 0.1  # minutes between samples; the coolant is held in between
+COOLANT = (280.0, 320.0)  # lowest and highest coolant temperature, K
+COOLANT_START = 295.0  # coolant temperature before the first step of a run, K
+LIMIT = 360.0  # constraint: upper limit of the reactor temperature, K
+INTERLOCK = 350.0  # measured temperature at which identification experiments end, so that there are no data above it, K
+WANTED = 0.35  # target concentration of A, mol/l; the reactor's steady state is then at about 359 K
+NOISE_STD = np.array([0.005, 0.3])  # noise of the measured concentration and temperature
 RUN_STEPS = 50
 N_STARTS = 20
 
@@ -41,8 +34,7 @@ class Reactor:
     k0_per_min: float = 7.2e10
     activation_k: float = 8750.0
     feed_k: float = 350.0
-    heat_k_l_per_mol: float = 5e4 / 239.0
-    """Heat of reaction divided by density and heat capacity."""
+    heat_k_l_per_mol: float = 5e4 / 239.0  # heat of reaction divided by density and heat capacity
     cooling_per_min: float = 5e4 / (100.0 * 239.0)
     substeps: int = 40
 

@@ -85,8 +85,7 @@ class Row:
     one_outside: StepScores
     many_inside: StepScores
     many_outside: StepScores
-    rollout: Rollout
-    """Rollout of a test episode outside the training amplitude."""
+    rollout: Rollout  # rollout of a test episode outside the training amplitude
     by: Propagation
 
 

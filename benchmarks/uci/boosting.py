@@ -11,12 +11,10 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from benchmarks.uci.protocol import Predict, Quantiles, Task, hold_out, pinball
 
 LEVELS = np.array([0.025, *np.linspace(0.05, 0.95, 19), 0.975])
-TRIED_LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
-"""Levels by which the configuration is chosen."""
+TRIED_LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)  # levels by which the configuration is chosen
 TREES = 500
 SHRINKAGE = 0.05
-SHAPES = ((8, 5), (8, 20), (31, 5), (31, 20))
-"""Configurations: leaves per tree and minimum number of rows per leaf."""
+SHAPES = ((8, 5), (8, 20), (31, 5), (31, 20))  # configurations: leaves per tree and minimum number of rows per leaf
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from lastlayer.errors import InputError, check_choice
 KINDS = {"given": "splits that come with the data", "outer": "test rows from the ends of the first principal direction"}
 OUTER_SPLITS = (0, 1)
 TEST_SHARE = 0.1
-WIDE = {"protein": 100}
-"""Number of hidden units for tables that use more than `HIDDEN`, as is customary for them."""
+WIDE = {"protein": 100}  # number of hidden units for tables that use more than `HIDDEN`, as is customary for them
 HIDDEN = 50
 
 

@@ -13,8 +13,7 @@ from benchmarks.uci.protocol import Gaussians, Predict, Task, hold_out
 
 TREES, SHRINKAGE, PATIENCE = 2_000, 0.05, 50
 """Maximum number of trees, learning rate, and patience of early stopping on held-out rows, in trees."""
-NGBOOST_DEPTHS, CATBOOST_DEPTHS = (3, 5), (4, 6)
-"""Configurations to choose from on held-out rows."""
+NGBOOST_DEPTHS, CATBOOST_DEPTHS = (3, 5), (4, 6)  # configurations to choose from on held-out rows
 
 HeldOutLosses = Callable[[int, Int[ndarray, " f"], Int[ndarray, " h"]], Sequence[float]]
 """(depth, rows to fit, rows held out) to a loss after each tree."""

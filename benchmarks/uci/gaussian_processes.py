@@ -11,8 +11,7 @@ from torch import Tensor
 from benchmarks.uci.protocol import Gaussians, Predict, Task
 from benchmarks.uci.stacks import Scaler
 
-EXACT_ROWS = 10_000
-"""Above this many rows: inducing points."""
+EXACT_ROWS = 10_000  # above this many rows: inducing points
 PRETRAINING_ROWS = 3_000
 """Above this many rows: most iterations on as many random rows, the last few on all (Wang et al., 2019)."""
 ITERATIONS, FULL_ITERATIONS, RATE = 200, 5, 0.1
@@ -21,8 +20,7 @@ LEAST_NOISE = 1e-6
 INDUCING, SPARSE_EPOCHS, SPARSE_BATCH, SPARSE_RATE = 500, 100, 1024, 1e-2
 
 
-Process = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Mean and variance of standardised targets at standardised inputs."""
+Process = Callable[[Tensor], tuple[Tensor, Tensor]]  # mean and variance of standardised targets at standardised inputs
 
 
 def gaussian_process(X: ndarray, y: ndarray, task: Task) -> Predict:

@@ -27,8 +27,7 @@ PASSES = 200
 LENGTHSCALE = 1e-2
 DECAYS = (0.0, 1e-5, 1e-4, 1e-3)
 DROPOUT_RATES = (0.005, 0.01, 0.05, 0.1)
-TAUS = tuple(float(tau) for tau in np.geomspace(1, 1e4, 25))
-"""Precisions of the noise, of standardised targets."""
+TAUS = tuple(float(tau) for tau in np.geomspace(1, 1e4, 25))  # precisions of the noise, of standardised targets
 CONFORMAL_LEVELS = np.linspace(0.01, 0.99, 99)
 
 ENSEMBLE = Recipe(2e-2, batch_size=100, max_epochs=1200, decays=DECAYS, members=MEMBERS, n_outputs=2)

@@ -12,8 +12,7 @@ from lastlayer import metrics
 from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.predictions.prediction import Prediction
 
-HELD_OUT = 0.2
-"""Share of the training rows that a method may hold out to choose an epoch or a configuration."""
+HELD_OUT = 0.2  # share of the training rows that a method may hold out to choose an epoch or a configuration
 
 FULL_BUDGET_ROWS = 2_000
 """Above this many training rows the maximum number of epochs falls, so that the number of steps stays constant."""
@@ -96,33 +95,26 @@ class Result:
     method: str
     config: str
     scores: Scores
-    cpu_seconds: float
-    """Processor seconds, tuning included."""
+    cpu_seconds: float  # processor seconds, tuning included
     seconds: float
     device: str
     versions: dict[str, str]
 
 
 Predicted = Prediction | Gaussians | Quantiles
-Predict = Callable[[ndarray], Predicted]
-"""A fitted method: predicts new rows."""
+Predict = Callable[[ndarray], Predicted]  # a fitted method: predicts new rows
 Fit = Callable[[ndarray, ndarray, Task], Predict]
 
 
 @dataclass(frozen=True)
 class Method:
     name: str
-    family: str
-    """"neural": a network of the size set by the protocol; "other": anything else."""
-    tuning: str
-    """Description of the tuning, for the notes of the tables."""
+    family: str  # "neural": a network of the size set by the protocol; "other": anything else
+    tuning: str  # description of the tuning, for the notes of the tables
     fit: Fit = field(repr=False)
-    config: str = "1"
-    """Version of the configuration; results of other versions are not reused."""
-    packages: tuple[str, ...] = ()
-    """Distributions needed in addition to those of lastlayer."""
-    modules: tuple[str, ...] = ()
-    """Import names of the same packages."""
+    config: str = "1"  # version of the configuration; results of other versions are not reused
+    packages: tuple[str, ...] = ()  # distributions needed in addition to those of lastlayer
+    modules: tuple[str, ...] = ()  # import names of the same packages
 
     def missing(self) -> list[str]:
         return [module for module in self.modules if find_spec(module) is None]

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from benchmarks.uci.protocol import Task, hold_out, most_epochs
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""(e m o) outputs and (m or e m) targets to one loss per member: (e)."""
+Loss = Callable[[Tensor, Tensor], Tensor]  # (e m o) outputs and (m or e m) targets to one loss per member: (e)
 
 
 @dataclass(frozen=True)
@@ -100,14 +99,11 @@ class Recipe:
     max_epochs: int
     decays: tuple[float, ...] = (0.0,)
     """Weight decay of each configuration: factor of the squared norm, added to the mean loss per row."""
-    members: int = 1
-    """Networks of each configuration."""
-    dropout: tuple[float, ...] | None = None
-    """Dropout rate of each configuration."""
+    members: int = 1  # networks of each configuration
+    dropout: tuple[float, ...] | None = None  # dropout rate of each configuration
     n_outputs: int = 1
     activation: Callable[[Tensor], Tensor] = torch.relu
-    checks: int = 40
-    """Number of evaluations of the held-out rows."""
+    checks: int = 40  # number of evaluations of the held-out rows
 
     def stack(self, configurations: Sequence[int], n_inputs: int, task: Task) -> Stack:
         """Make newly initialised networks for some of the configurations, member by member."""
@@ -127,13 +123,10 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Found:
-    score: float
-    """Score on the held-out rows; smaller is better."""
-    note: float
-    """Note returned with the score."""
+    score: float  # score on the held-out rows; smaller is better
+    note: float  # note returned with the score
     epoch: int
-    weights: dict[str, Tensor]
-    """Parameters of the configuration's members."""
+    weights: dict[str, Tensor]  # parameters of the configuration's members
 
 
 HeldOut = Callable[[Stack, Tensor, Tensor], list[tuple[float, float]]]

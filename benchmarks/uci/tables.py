@@ -23,8 +23,7 @@ class Score:
     name: str
     of: Callable[[Result], float | None]
     digits: int
-    better: str
-    """"larger", "smaller", or "0.9": nearest to it."""
+    better: str  # "larger", "smaller", or "0.9": nearest to it
 
     def cost(self, value: float) -> float:
         """Convert to a cost, of which smaller values are better."""
