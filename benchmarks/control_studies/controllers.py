@@ -9,7 +9,16 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from benchmarks.control_studies.reactor import COOLANT, COOLANT_START, LIMIT, STEP_MIN, WANTED, Reactor, State
+from benchmarks.control_studies.reactor import (
+    COOLANT,
+    COOLANT_START,
+    LIMIT,
+    STEP_MIN,
+    WANTED,
+    Reactor,
+    State,
+    runge_kutta,
+)
 from lastlayer.dynamics import DynamicsModel, Episode, Lags
 from lastlayer.errors import need
 from lastlayer.estimators.regressor import BLLRegressor
@@ -56,22 +65,16 @@ def make_controller(kind: str, dynamics: DynamicsModel, *, horizon: int = HORIZO
     model.setup()
     mpc = need("do_mpc", extra="control").controller.MPC(model)
     mpc.settings.n_horizon, mpc.settings.t_step, mpc.settings.store_full_solution = horizon, STEP_MIN, False
-    mpc.settings.nlpsol_opts = {
-        "ipopt.print_level": 0,
-        "print_time": 0,
-        "ipopt.sb": "yes",
-        "ipopt.max_iter": 100,
-        "expand": True,
-    }
+    quiet = {"ipopt.print_level": 0, "print_time": 0, "ipopt.sb": "yes"}
+    mpc.settings.nlpsol_opts = quiet | {"ipopt.max_iter": 100, "expand": True}
     error = 100 * (model.x["y"][0] - WANTED) ** 2
     mpc.set_objective(mterm=error, lterm=error)
     mpc.set_rterm(u=1e-3)
     mpc.bounds["lower", "_u", "u"], mpc.bounds["upper", "_u", "u"] = COOLANT
     mpc.scaling["_x", "y"] = np.array([1.0, 300.0])
     if kind in ("true plant", "plain network"):
-        chance_constraint(
-            mpc, 1, upper=LIMIT - (MARGIN if kind == "true plant" else 0.0), probability=0.5, penalty=PENALTY
-        )
+        upper = LIMIT - (MARGIN if kind == "true plant" else 0.0)
+        chance_constraint(mpc, 1, upper=upper, probability=0.5, penalty=PENALTY)
         return Timed(Certain(mpc))
     chance_constraint(mpc, 1, upper=LIMIT, probability=PROBABILITY, penalty=PENALTY)
     if kind == "chance and trust":
@@ -114,11 +117,5 @@ def true_model(substeps: int = 10) -> Any:
         heating = plant.heat_k_l_per_mol * rate + plant.cooling_per_min * (u - x[1])
         return ca.vertcat(1 - x[0] - rate, plant.feed_k - x[1] + heating)
 
-    x, h = y, STEP_MIN / substeps
-    for _ in range(substeps):
-        a = slope(x)
-        b = slope(x + 0.5 * h * a)
-        c = slope(x + 0.5 * h * b)
-        x = x + h / 6 * (a + 2 * b + 2 * c + slope(x + h * c))
-    model.set_rhs("y", x)
+    model.set_rhs("y", runge_kutta(slope, y, STEP_MIN, substeps))
     return model

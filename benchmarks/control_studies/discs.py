@@ -28,9 +28,8 @@ class Discs:
         K = np.diag([c[0] + c[1], c[1] + c[2], c[2] + c[3]]) - np.diag(c[1:3], 1) - np.diag(c[1:3], -1)
         ends = np.zeros((3, 2))
         ends[0, 0], ends[2, 1] = c[0], c[3]
-        A = np.block(
-            [[np.zeros((3, 3)), np.eye(3)], [-np.linalg.solve(J, K), -np.linalg.solve(J, np.diag(self.damping))]]
-        )
+        speeds = np.hstack([-np.linalg.solve(J, K), -np.linalg.solve(J, np.diag(self.damping))])
+        A = np.vstack([np.hstack([np.zeros((3, 3)), np.eye(3)]), speeds])
         return A, np.vstack([np.zeros((3, 2)), np.linalg.solve(J, ends)])
 
     def discrete(self) -> tuple[Float[ndarray, "6 6"], Float[ndarray, "6 2"]]:

@@ -27,7 +27,7 @@ from benchmarks.control_studies.reactor import (
     experiments,
     starts,
 )
-from benchmarks.runner import helpful, markdown, options_of, write_files
+from benchmarks.runner import markdown, options_of, write_files
 from lastlayer.dynamics import DynamicsModel, Episode
 from lastlayer.integrations.do_mpc import trust_limit
 from lastlayer.plots.drawing import BLUE, GREEN, GREY, ORANGE
@@ -40,20 +40,14 @@ class Result:
     unsolved: int
 
     @property
-    def violation_rate(self) -> float:
-        return float(np.mean([run.violations.mean() for run in self.runs]))
-
-    @property
     def runs_violated(self) -> int:
         return sum(bool(run.violations.any()) for run in self.runs)
 
-    @property
-    def hottest(self) -> float:
-        return max(float(run.states[:, 1].max()) for run in self.runs)
-
-    @property
-    def mean_cost(self) -> float:
-        return float(np.mean([run.cost for run in self.runs]))
+    def cells(self) -> list[str]:
+        cost, hottest = np.mean([run.cost for run in self.runs]), max(run.states[:, 1].max() for run in self.runs)
+        rate, times = np.mean([run.violations.mean() for run in self.runs]), 1e3 * self.seconds
+        found = [f"{cost:.0f}", f"{rate:.1%}", f"{self.runs_violated} of {len(self.runs)}", f"{hottest:.1f}"]
+        return [*found, f"{np.median(times):.0f}", f"{times.max():.0f}", f"{self.unsolved} of {len(times)}"]
 
 
 def run_controller(kind: str, controller: Timed, numbers: Sequence[int], steps: int) -> Result:
@@ -66,22 +60,15 @@ def run_controller(kind: str, controller: Timed, numbers: Sequence[int], steps: 
 
 
 def run(
-    folder: Path,
-    *,
-    n_experiments: int = 30,
-    n_starts: int = 20,
-    steps: int = RUN_STEPS,
-    max_epochs: int = 500,
-    horizon: int = HORIZON,
+    folder: Path, starts: int, max_epochs: int, n_experiments: int = 30, steps: int = RUN_STEPS, horizon: int = HORIZON
 ) -> str:
-
     episodes = experiments(n_experiments)
     dynamics = learn(episodes, max_epochs=max_epochs)
     print(f"learned: {dynamics.regressor_.calibration_}", flush=True)
     results = {}
     for kind in KINDS:
         controller = make_controller(kind, dynamics, horizon=horizon)
-        results[kind] = run_controller(kind, controller, range(n_starts), steps)
+        results[kind] = run_controller(kind, controller, range(starts), steps)
         print(f"{kind}: done", flush=True)
     text = report(results)
     figures = {"mpc-runs.png": over_time(results), "mpc-plane.png": in_the_plane(results, dynamics, episodes)}
@@ -91,21 +78,7 @@ def run(
 
 def report(results: dict[str, Result]) -> str:
     columns = ("controller", "cost per run", "steps above the limit", "runs with any", "hottest / K")
-    lines = [[*columns, "median ms per step", "slowest ms", "unsolved steps"]]
-    for kind, result in results.items():
-        times = 1e3 * result.seconds
-        lines.append(
-            [
-                kind,
-                f"{result.mean_cost:.0f}",
-                f"{result.violation_rate:.1%}",
-                f"{result.runs_violated} of {len(result.runs)}",
-                f"{result.hottest:.1f}",
-                f"{np.median(times):.0f}",
-                f"{times.max():.0f}",
-                f"{result.unsolved} of {len(times)}",
-            ]
-        )
+    head = [*columns, "median ms per step", "slowest ms", "unsolved steps"]
     runs = next(iter(results.values())).runs
     notes = (
         f"{len(runs)} runs of {len(runs[0].coolant)} steps of {STEP_MIN} min, limit {LIMIT:.0f} K, target "
@@ -114,7 +87,7 @@ def report(results: dict[str, Result]) -> str:
         f"{controllers.PROBABILITY:.0%}, back-off over {controllers.BACK_OFF_STEPS} steps; trust limit at the "
         f"{controllers.TRUST_QUANTILE:.0%} quantile of the training points' affine cost."
     )
-    return f"{markdown(lines)}\n\n{notes}"
+    return f"{markdown([head, *([kind, *result.cells()] for kind, result in results.items())])}\n\n{notes}"
 
 
 def over_time(results: dict[str, Result]) -> Figure:
@@ -168,8 +141,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--max-epochs", type=int, default=500, help="maximum number of epochs of the networks")
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    with helpful():
-        print(f"\n{run(asked.out, n_starts=asked.starts, max_epochs=asked.max_epochs)}")
+    print(f"\n{run(asked.out, asked.starts, asked.max_epochs)}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ written.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -45,14 +46,18 @@ class Reactor:
         return np.stack([(1 - c) - rate, dT], axis=-1)
 
     def step(self, x: State, coolant: float | Float[ndarray, "*b"]) -> State:
-        h = STEP_MIN / self.substeps
-        for _ in range(self.substeps):
-            a = self.slope(x, coolant)
-            b = self.slope(x + 0.5 * h * a, coolant)
-            c = self.slope(x + 0.5 * h * b, coolant)
-            d = self.slope(x + h * c, coolant)
-            x = x + h / 6 * (a + 2 * b + 2 * c + d)
-        return x
+        return runge_kutta(lambda x: self.slope(x, coolant), x, STEP_MIN, self.substeps)
+
+
+def runge_kutta(slope: Callable[[Any], Any], x: Any, time: float, steps: int) -> Any:
+    """Integrate by the fourth-order method."""
+    h = time / steps
+    for _ in range(steps):
+        a = slope(x)
+        b = slope(x + 0.5 * h * a)
+        c = slope(x + 0.5 * h * b)
+        x = x + h / 6 * (a + 2 * b + 2 * c + slope(x + h * c))
+    return x
 
 
 def measure(x: State, rng: np.random.Generator, noise_std: Float[ndarray, "2"] = NOISE_STD) -> State:
@@ -105,12 +110,7 @@ class Run:
 
 
 def closed_loop(
-    controller: Callable[[State], float],
-    start: State,
-    *,
-    seed: int,
-    steps: int = RUN_STEPS,
-    noise_std: Float[ndarray, "2"] = NOISE_STD,
+    controller: Callable[[State], float], start: State, *, seed: int, steps: int, noise_std: Float[ndarray, "2"]
 ) -> Run:
     """Run a controller on noisy measurements; for the same seed, all controllers get the same noise."""
     rng, reactor = np.random.default_rng(seed), Reactor()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from benchmarks.control_studies.discs import NOISE_STD, Discs
-from benchmarks.runner import helpful, markdown, options_of, write_files
+from benchmarks.runner import markdown, options_of, write_files
 from lastlayer.dynamics import (
     DynamicsModel,
     Episode,
@@ -117,28 +117,22 @@ def score(model: DynamicsModel, data: Data, budget: Budget, by: Propagation) -> 
     return Row(one(data.inside), one(data.outside), inside, outside, rollout, by)
 
 
-def run(folder: Path, *, seeds: Sequence[int] = (0, 1, 2), budget: Budget | None = None) -> str:
-
-    budget = Budget() if budget is None else budget
+def run(folder: Path, seeds: Sequence[int], budget: Budget) -> str:
     rows: dict[str, list[Row]] = {}
     ways: dict[str, list[Row]] = {}
-    first: Data | None = None
-    for seed in seeds:
-        data = Data.of(budget, seed)
-        first = data if first is None else first
+    every = {seed: Data.of(budget, seed) for seed in seeds}
+    words: dict[str, Any] = {"candidates": tuple(WAYS.values()), "noise": "measurement"}
+    for seed, data in every.items():
         for name, (regressor, tuned) in models(budget, seed).items():
             model = fit(regressor, tuned, data)
-            best = best_propagation(
-                model, data.validation, budget.validation_horizon, candidates=tuple(WAYS.values()), noise="measurement"
-            )
+            best = best_propagation(model, data.validation, budget.validation_horizon, **words)
             rows.setdefault(name, []).append(score(model, data, budget, best))
             if name == "BLL":
                 for name, by in WAYS.items():
                     ways.setdefault(name, []).append(score(model, data, budget, by))
             print(f"seed {seed}: {name}, by {best}", flush=True)
     text = report(rows, ways, budget)
-    assert first is not None
-    outputs = LAGS.windows(first.outside, budget.horizon).outputs
+    outputs = LAGS.windows(every[seeds[0]].outside, budget.horizon).outputs
     shown = {name: rows[name][0].rollout for name in ("BLL", "BLR, alpha*", "linear")}
     around = trajectories(shown, outputs, around_mean=True, names=NAMES, xlabel="steps of 0.1 s")
     by_step = density_by_step({name: rows[name][0].many_outside.lpd_by_step for name in rows})
@@ -183,8 +177,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--max-epochs", type=int, default=500, help="maximum number of epochs of every network")
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    with helpful():
-        print(f"\n{run(asked.out, seeds=range(asked.seeds), budget=Budget(max_epochs=asked.max_epochs))}")
+    print(f"\n{run(asked.out, range(asked.seeds), Budget(max_epochs=asked.max_epochs))}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from torch import Tensor
 from benchmarks.uci.protocol import Gaussians, Predict, Quantiles, Task, hold_out
 from benchmarks.uci.stacks import (
     Found,
+    HeldOut,
+    Loss,
     Recipe,
     Scaler,
     Stack,
@@ -46,9 +48,7 @@ def deep_ensemble(X: ndarray, y: ndarray, task: Task) -> Predict:
         nll = -(log_prob.logsumexp(1) - math.log(MEMBERS)).mean(-1)
         return [(float(value), math.nan) for value in nll]
 
-    found = search(x, t, gaussian_nll, ENSEMBLE, held_out, task)
-    chosen = best_of(found)
-    stack = refit(x, t, gaussian_nll, ENSEMBLE, chosen, found[chosen].epoch, task)
+    stack, _ = chosen_stack(x, t, gaussian_nll, ENSEMBLE, held_out, task)
 
     def predict(X: ndarray) -> Gaussians:
         with torch.no_grad():
@@ -72,16 +72,14 @@ def mc_dropout(X: ndarray, y: ndarray, task: Task) -> Predict:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(task.seed)
-        found = search(x, t, squared_error, recipe, held_out, task)
-        chosen = best_of(found)
-        stack = refit(x, t, squared_error, recipe, chosen, found[chosen].epoch, task)
+        stack, found = chosen_stack(x, t, squared_error, recipe, held_out, task)
         after = torch.get_rng_state()
 
     def predict(X: ndarray) -> Gaussians:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.set_rng_state(after)
             means = scaler.mean(passes(stack, scaler.inputs(X, task.device), PASSES)[:, 0])
-        return Gaussians(means, np.full_like(means, scaler.y_scale**2 / found[chosen].note))
+        return Gaussians(means, np.full_like(means, scaler.y_scale**2 / found.note))
 
     return predict
 
@@ -91,7 +89,7 @@ def conformal(X: ndarray, y: ndarray, task: Task) -> Predict:
     proper, calibration = hold_out(len(X), task.seed + 1)
     scaler = Scaler.fit(X[proper], y[proper])
     x, t = scaler.inputs(X[proper], task.device), scaler.targets(y[proper], task.device)
-    network = plain_network(x, t, task)
+    network, _ = chosen_stack(x, t, squared_error, PLAIN, held_out_error, task)
 
     def mean(X: ndarray) -> ndarray:
         with torch.no_grad():
@@ -101,11 +99,13 @@ def conformal(X: ndarray, y: ndarray, task: Task) -> Predict:
     return lambda X: conformal_quantiles(mean(X), errors)
 
 
-def plain_network(x: Float[Tensor, "m d"], t: Float[Tensor, " m"], task: Task) -> Stack:
-    """Train one network by squared error: weight decay and epoch by held-out rows, then fitted to all."""
-    found = search(x, t, squared_error, PLAIN, held_out_error, task)
-    chosen = best_of(found)
-    return refit(x, t, squared_error, PLAIN, chosen, found[chosen].epoch, task)
+def chosen_stack(
+    x: Float[Tensor, "m d"], t: Float[Tensor, " m"], loss: Loss, recipe: Recipe, held_out: HeldOut, task: Task
+) -> tuple[Stack, Found]:
+    """The configuration and epoch that are best on held-out rows, fitted to all rows."""
+    found = search(x, t, loss, recipe, held_out, task)
+    best = min(range(len(found)), key=lambda i: found[i].score)
+    return refit(x, t, loss, recipe, best, found[best].epoch, task), found[best]
 
 
 def held_out_error(stack: Stack, x: Tensor, t: Tensor) -> list[tuple[float, float]]:
@@ -120,10 +120,6 @@ def _noise_nll(squared: Float[Tensor, "n e m"], tau: float) -> Float[Tensor, " e
     """Log density of a mixture of n Gaussians with variance 1 / tau, from squared distances to their means."""
     log_prob = (-0.5 * tau * squared).logsumexp(0) - math.log(len(squared)) + 0.5 * math.log(tau / (2 * math.pi))
     return -log_prob.mean(-1)
-
-
-def best_of(found: list[Found]) -> int:
-    return min(range(len(found)), key=lambda i: found[i].score)
 
 
 def conformal_quantiles(mean: Float[ndarray, " m"], errors: Float[ndarray, " n"]) -> Quantiles:

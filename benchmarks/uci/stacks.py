@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,17 +51,10 @@ class Stack(nn.Module):
     dropout: Tensor | None
 
     def __init__(
-        self,
-        size: int,
-        n_inputs: int,
-        hidden: int,
-        n_outputs: int,
-        *,
-        activation: Callable[[Tensor], Tensor] = torch.relu,
-        dropout: Float[Tensor, " e"] | None = None,
-        generator: torch.Generator,
+        self, size: int, widths: tuple[int, int, int], activation: Callable[[Tensor], Tensor], dropout: Any, seed: int
     ) -> None:
         super().__init__()
+        (n_inputs, hidden, n_outputs), generator = widths, torch.Generator().manual_seed(seed)
 
         def uniform(fan_in: int, *shape: int) -> nn.Parameter:
             return nn.Parameter((2 * torch.rand(size, *shape, generator=generator) - 1) / math.sqrt(fan_in))
@@ -107,18 +101,9 @@ class Recipe:
 
     def stack(self, configurations: Sequence[int], n_inputs: int, task: Task) -> Stack:
         """Make newly initialised networks for some of the configurations, member by member."""
-        rates = None
-        if self.dropout is not None:
-            rates = torch.tensor([self.dropout[i] for i in configurations for _ in range(self.members)])
-        return Stack(
-            len(configurations) * self.members,
-            n_inputs,
-            task.hidden,
-            self.n_outputs,
-            activation=self.activation,
-            dropout=rates,
-            generator=torch.Generator().manual_seed(task.seed),
-        ).to(task.device)
+        rates = self.dropout and torch.tensor([self.dropout[i] for i in configurations for _ in range(self.members)])
+        widths, size = (n_inputs, task.hidden, self.n_outputs), len(configurations) * self.members
+        return Stack(size, widths, self.activation, rates, task.seed).to(task.device)
 
 
 @dataclass(frozen=True)
@@ -182,9 +167,7 @@ def train(
     decay = torch.tensor([recipe.decays[i] for i in configurations for _ in range(recipe.members)], device=x.device)
     optimizer = torch.optim.Adam(stack.parameters(), lr=recipe.learning_rate, fused=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.max_epochs, recipe.learning_rate / 100)
-    every = max(1, recipe.max_epochs // recipe.checks)
-    generator = torch.Generator().manual_seed(seed)
-    m = len(x)
+    every, generator, m = max(1, recipe.max_epochs // recipe.checks), torch.Generator().manual_seed(seed), len(x)
     n_batches = max(1, round(m / recipe.batch_size))
     for epoch in range(1, (recipe.max_epochs if epochs is None else epochs) + 1):
         order = torch.rand(len(decay), m, generator=generator).argsort(1).to(x.device)
