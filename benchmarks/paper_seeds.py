@@ -31,34 +31,25 @@ class Row:
     """LPD of the mixture of ten successive networks that starts at each initialisation, cyclically."""
 
 
-def run(data_seed: int, n: int, *, loss: str = "profiled", budget: Budget = BUDGET, progress: bool = False) -> Row:
+def run(data_seed: int, n: int, loss: str, budget: Budget) -> Row:
     """Fit n initialisations and score them singly and in mixtures of ten."""
     data = paper_data(data_seed)
-    networks = fit_networks(data, list(range(n)), loss=loss, budget=budget, progress=progress)
+    networks = fit_networks(data, list(range(n)), loss=loss, budget=budget, progress=True)
     unit = float(np.log(Scalers.of(data.train).targets.scale.numpy()).sum())
-
-    def lpd(prediction: MixturePrediction) -> float:
-        return float(prediction.log_prob(data.test.y).mean()) + unit
-
-    X = data.test.X
-    honest = [network.predict(X, network.honest.log_alpha) for network in networks]
+    lpd = lambda predictions: np.array([float(p.log_prob(data.test.y).mean()) + unit for p in predictions])
+    at = lambda log_alpha: [network.predict(data.test.X, float(log_alpha(network))) for network in networks]
+    honest = at(lambda network: network.honest.log_alpha)
     ten = [MixturePrediction.mixture([honest[(i + j) % n] for j in range(min(MEMBERS, n))]) for i in range(n)]
-    return Row(
-        data_seed,
-        star=np.array([lpd(network.predict(X, float(network.posterior.log_alpha))) for network in networks]),
-        honest=np.array([lpd(p) for p in honest]),
-        leak=np.array([lpd(network.predict(X, network.leak.log_alpha)) for network in networks]),
-        ten_members=np.array([lpd(p) for p in ten]),
-    )
+    star, leak = at(lambda network: network.posterior.log_alpha), at(lambda network: network.leak.log_alpha)
+    return Row(data_seed, *map(lpd, (star, honest, leak, ten)))
 
 
 def main(arguments: list[str] | None = None) -> list[Row]:
     parser = options_of(__doc__)
     parser.add_argument("--data-seeds", type=int, nargs="+", default=[SEED, *range(10)], help="seeds of the data")
     parser.add_argument("--initialisations", type=int, default=20, help="initialisations per data seed")
-    parser.add_argument(
-        "--loss", choices=("profiled", "evidence"), default="profiled", help="evidence: the paper's recipe"
-    )
+    losses = ("profiled", "evidence")
+    parser.add_argument("--loss", choices=losses, default="profiled", help="evidence: the paper's recipe")
     parser.add_argument("--max-epochs", type=int, default=BUDGET.max_epochs, help="maximum number of epochs")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # many small products: a second thread only waits for the first
@@ -67,15 +58,11 @@ def main(arguments: list[str] | None = None) -> list[Row]:
     print("| --- | --- | --- | --- | --- |", flush=True)
     rows = []
     for seed in options.data_seeds:
-        budget = Budget(max_epochs=options.max_epochs)
-        row = run(seed, options.initialisations, loss=options.loss, budget=budget, progress=True)
-        rows.append(row)
-        print(f"| {seed} | " + " | ".join(_cell(getattr(row, name)) for name in names) + " |", flush=True)
+        rows.append(run(seed, options.initialisations, options.loss, Budget(max_epochs=options.max_epochs)))
+        scores = [getattr(rows[-1], name) for name in names]
+        cells = [f"{np.median(each):.2f} ({each.min():.2f} to {each.max():.2f})" for each in scores]
+        print(f"| {seed} | {' | '.join(cells)} |", flush=True)
     return rows
-
-
-def _cell(values: ndarray) -> str:
-    return f"{np.median(values):.2f} ({values.min():.2f} to {values.max():.2f})"
 
 
 if __name__ == "__main__":

@@ -120,12 +120,18 @@ def perform(
     """
     new = [task for task in tasks if again or task.key not in store.results]
     with tqdm(total=len(tasks), initial=len(tasks) - len(new), file=sys.stderr, unit="task") as bar:
+
+        def kept(outcome: Outcome[Work, Any]) -> Outcome[Work, Any]:
+            bar.update()
+            if outcome.result is not None:
+                store.append(outcome.task.key, outcome.result)
+            return outcome
+
         if processes > 1 and not isolated:
             yield from (Outcome(task, store.results[task.key]) for task in tasks if task not in new)
             with _pool(processes) as pool:
                 asked = {pool.submit(_outcome, task): task for task in new}
-                for done in as_completed(asked):
-                    yield _kept(_ended(asked[done], done), store, bar)
+                yield from (kept(_ended(asked[done], done)) for done in as_completed(asked))
             return
         for task in tasks:
             if task not in new:
@@ -134,7 +140,7 @@ def perform(
                 yield Outcome(task, why_not=why_not)
             else:
                 bar.set_description(str(task))
-                yield _kept(_alone(task) if isolated else _outcome(task), store, bar)
+                yield kept(_alone(task) if isolated else _outcome(task))
 
 
 def complete(tasks: Sequence[Work], store: Store[Result], **how: Any) -> list[Result]:
@@ -182,13 +188,6 @@ def _outcome(task: Work) -> Outcome[Work, Any]:
             return Outcome(task, task.run())
         except Exception as error:  # an error of one method does not stop the others
             return _failed(task, error)
-
-
-def _kept(outcome: Outcome[Work, Any], store: Store[Any], bar: Any) -> Outcome[Work, Any]:
-    bar.update()
-    if outcome.result is not None:
-        store.append(outcome.task.key, outcome.result)
-    return outcome
 
 
 def versions(packages: Sequence[str] = ()) -> dict[str, str]:

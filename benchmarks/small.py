@@ -136,8 +136,8 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, Score]]:
     found: dict[str, dict[str, Score]] = {}
     print(f"{'':30s}" + "".join(f"{name + ': 90%   LPD  promised  cpu s':>38s}" for name in METHODS))
     for name in names:
-        scores = {m: [store.results[name, m, seed] for seed in range(asked.seeds)] for m in METHODS}
-        found[name] = {method: Score.mean(each) for method, each in scores.items()}
+        each = lambda m, name=name: [store.results[name, m, seed] for seed in range(asked.seeds)]
+        found[name] = {method: Score.mean(each(method)) for method in METHODS}
         columns = (f"{s.coverage:14.2f} {s.lpd:7.2f} {s.promised:8.2f} {s.seconds:6.1f}" for s in found[name].values())
         print(f"{name:30s}" + "".join(columns), flush=True)
     for method in METHODS:

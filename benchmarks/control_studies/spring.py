@@ -128,8 +128,8 @@ def run(folder: Path, seeds: Sequence[int], budget: Budget) -> str:
             best = best_propagation(model, data.validation, budget.validation_horizon, **words)
             rows.setdefault(name, []).append(score(model, data, budget, best))
             if name == "BLL":
-                for name, by in WAYS.items():
-                    ways.setdefault(name, []).append(score(model, data, budget, by))
+                for way, by in WAYS.items():
+                    ways.setdefault(way, []).append(score(model, data, budget, by))
             print(f"seed {seed}: {name}, by {best}", flush=True)
     text = report(rows, ways, budget)
     outputs = LAGS.windows(every[seeds[0]].outside, budget.horizon).outputs

@@ -1,6 +1,5 @@
 """Quantiles by gradient boosting: one model per level, with scikit-learn's histogram trees."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,23 +16,18 @@ SHRINKAGE = 0.05
 SHAPES = ((8, 5), (8, 20), (31, 5), (31, 20))  # configurations: leaves per tree and minimum number of rows per leaf
 
 
-@dataclass(frozen=True)
-class _Part:
-    X: ndarray
-    y: ndarray
+_Part = tuple[ndarray, ndarray]
 
 
 def boosting(X: ndarray, y: ndarray, task: Task) -> Predict:
     """Choose shape and number of trees on held-out rows, then fit every level to all rows."""
-    fit, held = (_Part(X[rows], y[rows]) for rows in hold_out(len(X), task.seed))
+    fit, held = ((X[rows], y[rows]) for rows in hold_out(len(X), task.seed))
     searches = [[_staged(fit, held, shape, task.seed, level) for level in (*TRIED_LEVELS, None)] for shape in SHAPES]
     chosen = int(np.argmin([sum(loss for loss, _ in losses[:-1]) for losses in searches]))
     counts = [count for _, count in searches[chosen][:-1]]
     trees = np.interp(LEVELS, TRIED_LEVELS, counts).round().astype(int)
-    models = [
-        _model(SHAPES[chosen], int(n), task.seed, float(level)).fit(X, y)
-        for n, level in zip(trees, LEVELS, strict=True)
-    ]
+    each = zip(trees.tolist(), LEVELS.tolist(), strict=True)
+    models = [_model(SHAPES[chosen], n, task.seed, level).fit(X, y) for n, level in each]
     best = int(np.argmin([losses[-1][0] for losses in searches]))
     mean = _model(SHAPES[best], searches[best][-1][1], task.seed, None).fit(X, y)
 
@@ -45,23 +39,16 @@ def boosting(X: ndarray, y: ndarray, task: Task) -> Predict:
 
 
 def _model(shape: tuple[int, int], trees: int, seed: int, level: float | None) -> Any:
-    leaves, rows = shape
     loss = {"loss": "squared_error"} if level is None else {"loss": "quantile", "quantile": level}
-    return HistGradientBoostingRegressor(
-        **loss,
-        max_iter=trees,
-        learning_rate=SHRINKAGE,
-        max_leaf_nodes=leaves,
-        min_samples_leaf=rows,
-        early_stopping=False,
-        random_state=seed,
-    )
+    size = {"max_iter": trees, "max_leaf_nodes": shape[0], "min_samples_leaf": shape[1]}
+    words = {"learning_rate": SHRINKAGE, "early_stopping": False, "random_state": seed}
+    return HistGradientBoostingRegressor(**loss, **size, **words)
 
 
 def _staged(fit: _Part, held: _Part, shape: tuple[int, int], seed: int, level: float | None) -> tuple[float, int]:
     """Lowest held-out loss and the corresponding number of trees."""
-    model = _model(shape, TREES, seed, level).fit(fit.X, fit.y)
-    losses = [_loss(np.asarray(p, float), held.y, level) for p in model.staged_predict(held.X)]
+    model = _model(shape, TREES, seed, level).fit(*fit)
+    losses = [_loss(np.asarray(p, float), held[1], level) for p in model.staged_predict(held[0])]
     best = int(np.argmin(losses))
     return losses[best], best + 1
 

@@ -80,11 +80,8 @@ def _load_npz(path: Path) -> Table:
         if missing := {"X", "y"} - set(arrays.files):
             raise InputError(f"{path.name} has no array {', '.join(sorted(missing))}: it has {', '.join(arrays.files)}")
         X, y = np.asarray(arrays["X"], float), np.asarray(arrays["y"], float)
-        tests = {
-            int(name.removeprefix("test_")): np.sort(arrays[name].astype(np.int64))
-            for name in arrays.files
-            if name.startswith("test_")
-        }
+        names = [name for name in arrays.files if name.startswith("test_")]
+        tests = {int(name.removeprefix("test_")): np.sort(arrays[name].astype(np.int64)) for name in names}
     _check(path.name, X, y)
     y = y.reshape(len(y))
     for split, rows in tests.items():
@@ -113,9 +110,7 @@ def _load_csv(path: Path) -> Table:
 
 def _check(name: str, X: ndarray, y: ndarray) -> None:
     if X.ndim != 2 or y.size != len(X) or len(X) < 20:
-        raise InputError(
-            f"{name}: X of shape {X.shape} and y of shape {y.shape}; need (m, d) and (m,), m of 20 or more"
-        )
+        raise InputError(f"{name}: X {X.shape} and y {y.shape}; need shapes (m, d) and (m,), m of 20 or more")
     if not (np.isfinite(X).all() and np.isfinite(y).all()):
         raise InputError(f"{name} has missing or infinite values: drop or impute them")
 

@@ -25,9 +25,8 @@ def ngboost(X: ndarray, y: ndarray, task: Task) -> Predict:
 
     def model(depth: int, trees: int) -> Any:
         base = DecisionTreeRegressor(criterion="friedman_mse", max_depth=depth, random_state=task.seed)
-        return NGBRegressor(
-            Base=base, n_estimators=trees, learning_rate=SHRINKAGE, random_state=task.seed, verbose=False
-        )
+        words = {"learning_rate": SHRINKAGE, "random_state": task.seed, "verbose": False}
+        return NGBRegressor(Base=base, n_estimators=trees, **words)
 
     def losses(depth: int, fit: ndarray, held: ndarray) -> Sequence[float]:
         tried = model(depth, TREES)
@@ -48,17 +47,10 @@ def catboost(X: ndarray, y: ndarray, task: Task) -> Predict:
     from catboost import CatBoostRegressor
 
     def model(depth: int, trees: int, **parameters: Any) -> Any:
-        return CatBoostRegressor(
-            loss_function="RMSEWithUncertainty",
-            depth=depth,
-            iterations=trees,
-            learning_rate=SHRINKAGE,
-            random_seed=task.seed,
-            thread_count=torch.get_num_threads(),
-            allow_writing_files=False,
-            verbose=False,
-            **parameters,
-        )
+        parameters |= {"random_seed": task.seed, "thread_count": torch.get_num_threads()}
+        quiet = {"allow_writing_files": False, "verbose": False}
+        words = {"loss_function": "RMSEWithUncertainty", "learning_rate": SHRINKAGE, **parameters, **quiet}
+        return CatBoostRegressor(depth=depth, iterations=trees, **words)
 
     def losses(depth: int, fit: ndarray, held: ndarray) -> Sequence[float]:
         tried = model(depth, TREES, early_stopping_rounds=PATIENCE, use_best_model=False)

@@ -34,10 +34,10 @@ def vbll(X: ndarray, y: ndarray, task: Task) -> Predict:
         def look(epoch: int, model: nn.Module, losses: list[tuple[float, int]] = losses) -> None:
             losses.append((float(model(x[held]).val_loss_fn(t[held])), epoch))
 
-        _train_vbll(x[fit], t[fit], activation, task, budget=budget, look=look)
+        _train_vbll(x[fit], t[fit], activation, task, budget, look=look)
         tried.append((*min(losses), activation))
     _, epochs, activation = min(tried, key=lambda one: one[0])
-    model = _train_vbll(x, t, activation, task, budget=budget, epochs=epochs)
+    model = _train_vbll(x, t, activation, task, budget, epochs)
 
     def predict(X: ndarray) -> Gaussians:
         with torch.no_grad():
@@ -49,14 +49,13 @@ def vbll(X: ndarray, y: ndarray, task: Task) -> Predict:
 
 
 def _train_vbll(
-    x: Float[Tensor, "m d"],
-    t: Float[Tensor, "m 1"],
+    x: Tensor,
+    t: Tensor,
     activation: type[nn.Module],
     task: Task,
-    *,
     budget: int,
     epochs: int | None = None,
-    look: Callable[[int, nn.Module], None] | None = None,
+    look: Any = None,
 ) -> nn.Module:
     import vbll as package  # type: ignore[import-not-found, unused-ignore]
 
@@ -65,10 +64,8 @@ def _train_vbll(
         features = nn.Sequential(nn.Linear(x.shape[1], task.hidden), activation())
         last = package.Regression(task.hidden, 1, 1 / len(x), prior_scale=1.0, wishart_scale=WISHART_SCALE)
         model = nn.Sequential(features, last).to(x.device)
-        groups = [
-            {"params": features.parameters(), "weight_decay": 1e-4},
-            {"params": last.parameters(), "weight_decay": 0.0},
-        ]
+        parts = ((features, 1e-4), (last, 0.0))
+        groups = [{"params": part.parameters(), "weight_decay": decay} for part, decay in parts]
         optimizer = torch.optim.AdamW(groups, lr=VBLL_RATE, fused=True)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, budget, VBLL_RATE / 100)
         for epoch in range(1, (budget if epochs is None else epochs) + 1):

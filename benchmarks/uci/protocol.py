@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 
 import numpy as np
@@ -67,13 +68,10 @@ class Gaussians:
     var: Float[ndarray, "c m"]
 
     def prediction(self) -> MixturePrediction:
-        """Convert to a `Prediction` with all variance as noise, since only the sum is scored."""
-        return MixturePrediction.mixture([self._one(mean, var) for mean, var in zip(self.mean, self.var, strict=True)])
-
-    @staticmethod
-    def _one(mean: Float[ndarray, " m"], var: Float[ndarray, " m"]) -> MixturePrediction:
-        nothing = np.zeros(len(mean))
-        return MixturePrediction.gaussian(mean, epistemic_var=nothing, noise_var=var, affine_cost=nothing)
+        """A `Prediction` with all variance as noise, since only the sum is scored."""
+        zero = np.zeros(self.mean.shape[1])
+        one = partial(MixturePrediction.gaussian, epistemic_var=zero, affine_cost=zero)
+        return MixturePrediction.mixture([one(m, noise_var=v) for m, v in zip(self.mean, self.var, strict=True)])
 
 
 @dataclass(frozen=True)
@@ -131,25 +129,14 @@ def score(prediction: Predicted, y: Float[ndarray, " m"]) -> Scores:
 
 
 def _quantile_scores(prediction: Quantiles, y: Float[ndarray, " m"]) -> Scores:
-    return Scores(
-        lpd=None,
-        rmse=metrics.rmse(prediction.mean, y),
-        crps=quantile_crps(prediction, y),
-        coverage_90=float(_inside(prediction, y, 0.9).mean()),
-        calibration_error=float(
-            np.mean([abs(_inside(prediction, y, level).mean() - level) for level in metrics.LEVELS])
-        ),
-    )
+    errors = [abs(_inside(prediction, y, level).mean() - level) for level in metrics.LEVELS]
+    inside, rmse = float(_inside(prediction, y, 0.9).mean()), metrics.rmse(prediction.mean, y)
+    return Scores(None, rmse, quantile_crps(prediction, y), inside, float(np.mean(errors)))
 
 
-def _density_scores(prediction: Prediction, y: Float[ndarray, " m"]) -> Scores:
-    return Scores(
-        lpd=metrics.log_predictive_density(prediction, y),
-        rmse=metrics.rmse(prediction, y),
-        crps=metrics.crps(prediction, y),
-        coverage_90=metrics.coverage(prediction, y, 0.9),
-        calibration_error=metrics.calibration_error(prediction, y),
-    )
+def _density_scores(p: Prediction, y: Float[ndarray, " m"]) -> Scores:
+    lpd, rmse, crps = metrics.log_predictive_density(p, y), metrics.rmse(p, y), metrics.crps(p, y)
+    return Scores(lpd, rmse, crps, metrics.coverage(p, y, 0.9), metrics.calibration_error(p, y))
 
 
 def quantile_crps(prediction: Quantiles, y: Float[ndarray, " m"], n: int = 400) -> float:
