@@ -83,7 +83,6 @@ def alpha_sweep(shrink: int) -> Ratio:
 
 
 def evidence_problem(m: int, p: int = 256, q: int = 2) -> tuple[Tensor, Tensor, Tensor]:
-    """Make affine features, targets and log alpha; features and log alpha require gradients."""
     generator = torch.Generator().manual_seed(1)
     Phi = torch.randn(m, p, dtype=torch.float64, generator=generator)
     Phi[:, -1] = 1

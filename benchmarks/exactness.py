@@ -21,7 +21,6 @@ ROWS, FEATURES, NOISE_STD, PRIOR_PRECISION, FAR = 40, 8, 0.3, 1.0, 3.0
 
 
 def problem(q: int) -> tuple[nn.Sequential, Tensor, Tensor, Tensor]:
-    """Make a network with fixed features, rows with q targets, and a point far outside them."""
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     X = torch.linspace(-1, 1, ROWS)[:, None]

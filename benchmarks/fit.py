@@ -1,8 +1,7 @@
 """Cost and scores of a default fit against the number of rows, beside four peers: hours (docs/benchmarks.md).
 
-Methods are configured as in `benchmarks.uci`. Each measurement runs in a process of its own, after a small warm-up fit,
-so that imports and other one-time costs are not counted; every fit is saved when done, and a second run computes the
-rest. The function is Friedman's first, with a step along the sixth of its ten columns.
+Methods are configured as in `benchmarks.uci`. Each measurement runs in a process of its own, after a small warm-up fit;
+a second run computes what is missing. The function is Friedman's first, with a step along the sixth of ten columns.
 """
 
 import math
@@ -126,7 +125,6 @@ def unable(job: Job, taken: Sequence[Result], limit: float) -> str | None:
 
 
 def free_memory() -> float:
-    """Memory available without swapping, in GB."""
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return int(lines["MemAvailable"].split()[0]) * 1024 / 1e9
 

@@ -1,10 +1,7 @@
 """Growth of cost: seconds and memory of the parts of training against rows m, features p and outputs q, log-log.
 
-    python -m benchmarks.growth --out docs/scale-growth.png      (--device cuda on a GPU)
-
 Every point is the fastest of a few repeats; memory is the increase of the process's peak during one call. The slope of
-the last points is printed and drawn: a cost linear in m has slope 1, products of p features have slope 2, their
-factorisation slope 3.
+the last points is printed: 1 for a cost linear in m, 2 for products of p features, 3 for their factorisation.
 """
 
 import argparse
@@ -82,7 +79,6 @@ def layer(m: int, k: int, q: int, device: str) -> Callable[[], object]:
 
 
 def batch_step(m: int, k: int, q: int, device: str) -> Callable[[], object]:
-    """Last layer's part of a mini-batch step of m rows."""
     phi, T = rows(m, k, q, device)
     running = RunningPosterior(torch.tensor(float(m), dtype=torch.float64, device=device), m)
     running.step(phi, T)
@@ -113,10 +109,8 @@ def lines(options: argparse.Namespace) -> list[Line]:
         for name, make in PARTS.items():
             if (name, size) == ("last layer from statistics", "m"):
                 continue
-            points = []
-            for value in grid:
-                at = base | {size: value}
-                points.append(measure(make(at["m"], at["p"], at["q"], options.device), options.device))
+            each = [(base | {size: value}).values() for value in grid]
+            points = [measure(make(*at, options.device), options.device) for at in each]
             seconds, megabytes = map(list, zip(*points, strict=True))
             line = Line(name, size, grid, seconds, megabytes)
             found.append(line)

@@ -1,9 +1,8 @@
 """Observations other than values: partly missing targets, and an energy learned from its gradients.
 
-`python -m benchmarks.observe` has two parts. The first fits a table with four outputs, half of whose targets are
-missing, and compares with the alternatives: dropping rows, filling in means, one model per output. The second learns an
-energy of three distances from a few energies and gradients, beside a Gaussian process with derivatives (GPyTorch;
-skipped if not installed). Both are scored on new rows. Every fit is saved when done; a second run computes the rest.
+The first part fits a table with four outputs, half of whose targets are missing, beside dropping rows, filling in means
+and one model per output. The second learns an energy of three distances from a few energies and gradients, beside a
+Gaussian process with derivatives (GPyTorch; skipped if not installed). A second run computes what is missing.
 """
 
 import math
@@ -43,7 +42,6 @@ INCOMPLETE, COMPLETE = "lastlayer, incomplete table", "lastlayer, complete table
 
 
 def outputs(X: Float[ndarray, "m 5"]) -> Float[ndarray, "m 4"]:
-    """Four mixtures of three smooth functions."""
     a, b, c = np.sin(2 * X[:, 0] + X[:, 1]), X[:, 2] * X[:, 3], np.tanh(2 * X[:, 4] - X[:, 1])
     return np.stack([a + b / 2, b + c / 2, c - a / 2, (a + b + c) / 2], 1)
 
@@ -76,11 +74,9 @@ def score_targets(models: Sequence[BLLRegressor], X: ndarray, Y: ndarray) -> dic
         parts = zip(predictions, columns, strict=True)
         return np.concatenate([np.atleast_1d(metric(p, y, per_output=True)) for p, y in parts])
 
-    return {
-        "lpd": float(each(metrics.log_predictive_density).sum()),
-        "crps": float(each(metrics.crps).mean()),
-        "coverage": float(each(partial(metrics.coverage, level=LEVEL)).mean()),
-    }
+    inside = each(partial(metrics.coverage, level=LEVEL)).mean()
+    lpd, crps = each(metrics.log_predictive_density).sum(), each(metrics.crps).mean()
+    return {"lpd": float(lpd), "crps": float(crps), "coverage": float(inside)}
 
 
 @dataclass(frozen=True)
@@ -319,7 +315,6 @@ def titled(rows: Rows) -> str:
 
 @cache
 def warm_up() -> None:
-    """Run small fits, so that one-time costs are not counted for any method."""
     data = Measured.draw(12, 4, np.random.default_rng(0))
     BLLRegressor((5,), preset="fast", max_epochs=2).fit(data.X, data.energies)
     network(data, 0, hidden=(5,))(data.X)

@@ -1,8 +1,7 @@
 """Calibration outside the training range: coverage, LPD and CRPS against distance.
 
-`python -m benchmarks.outside` fits the default, an exact Gaussian process (scikit-learn, one length scale per input),
-NGBoost and a deep ensemble to 150 rows uniform on [-1, 1]^d with noise 0.1, and scores them on the surface of the cube
-of half-width r. A calibrated model covers 90% at every r. Every fit is saved when done; a second run computes the rest.
+The default, an exact Gaussian process, NGBoost and a deep ensemble are fitted to 150 rows uniform on [-1, 1]^d with
+noise 0.1, and scored on the surface of the cube of half-width r. A second run computes what is missing.
 """
 
 from collections.abc import Callable
@@ -28,8 +27,6 @@ COUNTED = -20.0  # lower bound of a function's LPD in the mean over functions
 
 
 def drawn(length: float) -> Callable[[ndarray, int], ndarray]:
-    """Make a function drawn from a stationary process, a different one for every seed."""
-
     def function(X: ndarray, seed: int) -> ndarray:
         rng = np.random.default_rng(seed + 10_000)
         W, b, c = rng.normal(size=(X.shape[1], 300)), rng.uniform(0, 2 * np.pi, 300), rng.normal(size=300)
@@ -75,8 +72,6 @@ COLOURS = dict(zip(METHODS, (BLUE, ORANGE, GREEN, GREY), strict=True))
 
 @dataclass(frozen=True)
 class Result:
-    """Coverage, LPD and CRPS at every radius, and processor seconds of the fit."""
-
     scores: list[list[float]]
     seconds: float
 

@@ -36,8 +36,6 @@ RANGES = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """A trained network with its last layer, in standardised units."""
-
     network: MLP
     posterior: Posterior
     inputs: Standardizer

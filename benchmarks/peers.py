@@ -129,7 +129,6 @@ class Table:
 
 
 def make_table(n_outputs: int, seed: int) -> Table:
-    """Eight inputs, smooth functions with interactions, and noise."""
     rng = np.random.default_rng(seed)
     X = rng.uniform(-2, 2, (N_TRAIN + N_TEST, N_INPUTS))
     first = np.sin(2 * X[:, 0]) * X[:, 1] + X[:, 2] ** 2 / 2 + np.tanh(2 * X[:, 3] - X[:, 4]) + 0.3 * X[:, 5] * X[:, 6]

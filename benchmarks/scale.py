@@ -51,21 +51,18 @@ of the MSE shows it only if its training ends earlier."""
 
 
 def make_rows(m: int, seed: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """Draw inputs and standardised targets of a smooth function of all inputs, plus noise."""
     g = torch.Generator().manual_seed(5)
     U = 1.5 * torch.randn(N_INPUTS, 32, generator=g) / N_INPUTS**0.5
     v = torch.randn(32, 1, generator=g) / 32**0.5
     here = torch.Generator(device).manual_seed(seed)
     X = torch.randn(m, N_INPUTS, generator=here, device=device)
-    parts = []
-    for x in X.split(2**20):
-        f = torch.sin(x @ U.to(device)) @ v.to(device) + 0.5 * x[:, :1] * x[:, 1:2] + torch.tanh(2 * x[:, 2:3])
-        parts.append(f / 1.4)
-    return X, torch.cat(parts) + NOISE_STD * torch.randn(m, 1, generator=here, device=device)
+    f = lambda x: torch.sin(x @ U.to(device)) @ v.to(device) + 0.5 * x[:, :1] * x[:, 1:2] + torch.tanh(2 * x[:, 2:3])
+    return X, torch.cat([f(x) / 1.4 for x in X.split(2**20)]) + NOISE_STD * torch.randn(
+        m, 1, generator=here, device=device
+    )
 
 
 def features(width: int, depth: int, device: str) -> nn.Sequential:
-    """Make the network, with the same initial weights for every method."""
     torch.manual_seed(1)
     widths = [N_INPUTS, *[width] * depth]
     layers = [part for a, b in itertools.pairwise(widths) for part in (nn.Linear(a, b), nn.SiLU())]
@@ -361,7 +358,6 @@ def write_map(folder: str, m: int) -> None:
 
 
 def write_parquet(folder: str, m: int) -> None:
-    """Write rows as Parquet files of up to four row groups of 65,536 rows each."""
     import pyarrow as pa
     from pyarrow import parquet
 

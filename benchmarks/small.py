@@ -1,8 +1,7 @@
 """Small, wide, duplicated and otherwise difficult tables: LPD promised by calibration and LPD achieved on new rows.
 
-`python -m benchmarks.small` fits the default, preset="fast" and an exact Gaussian process (scikit-learn, one
-length scale per input) to 20 synthetic tables and scores each on 1,000 new rows: LPD, the LPD that calibration
-promised, and the coverage of 90% intervals. Every fit is saved when done; a second run computes the rest.
+The default, preset="fast" and an exact Gaussian process (scikit-learn, one length scale per input) are fitted to 20
+synthetic tables and scored on 1,000 new rows. Every fit is saved when done; a second run computes the rest.
 """
 
 from collections.abc import Callable, Sequence

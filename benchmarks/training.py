@@ -7,6 +7,7 @@ of the ratio is due to the optimizer, which was chosen on initialisations 100 to
 """
 
 import copy
+import itertools
 import statistics
 from dataclasses import dataclass
 
@@ -99,7 +100,6 @@ def lbfgs(network: nn.Module, objective: Watched, data: Points) -> bool:
 
 
 def contend(network: nn.Module, objective: Objective, data: Points, target: float) -> Run:
-    """Train copies until the target is reached, and time it."""
     network, objective = copy.deepcopy(network), copy.deepcopy(objective)
     watched = Watched(objective, target)
     reached, processor, wall = timed(lambda: lbfgs(network, watched, data))
@@ -143,12 +143,11 @@ def main(arguments: list[str] | None = None) -> None:
     data = load()
     print(f"{describe_machine()}; float64\n")
     results = [compare(options.first + i, data, options.steps) for i in range(options.initialisations)]
-    ratios = []
-    for i, name in enumerate(CONTENDERS):
-        for clock, target in (("processor", None if i else 8), ("wall", None)):
-            value = statistics.median(runs[name].speed(paper, clock) for paper, runs in results)
-            ratios.append(Ratio("training, median", f"recipe / {name}, {clock}", value, target))
-    print_ratios(ratios)
+    median = lambda name, clock: statistics.median(runs[name].speed(paper, clock) for paper, runs in results)
+    targets = {(next(iter(CONTENDERS)), "processor"): 8}
+    asked = itertools.product(CONTENDERS, ("processor", "wall"))
+    named = [(f"recipe / {name}, {clock}", median(name, clock), targets.get((name, clock))) for name, clock in asked]
+    print_ratios([Ratio("training, median", *each) for each in named])
 
 
 if __name__ == "__main__":

@@ -32,8 +32,6 @@ VBLL_EPOCHS = {"first": 3000, "later": 300}
 
 
 class Optimizer(Protocol):
-    """Proposes one point from all observations; values are maximised."""
-
     def propose(self, X: Float[Tensor, "n d"], Y: Float[Tensor, "n o"]) -> Float[Tensor, "1 d"]: ...
 
 
@@ -115,8 +113,6 @@ class Vbll:
 
 @dataclass
 class Sobol:
-    """Continues the Sobol sequence of the initial design."""
-
     problem: Problem
     seed: int
 

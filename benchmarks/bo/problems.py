@@ -37,7 +37,6 @@ class Problem:
         return max(1, len(self.reference))
 
     def regret(self, Y: Float[Tensor, "n o"]) -> list[float]:
-        """Regret after every evaluation: distance to the maximum, or missing hypervolume."""
         if not self.reference:
             return (self.best - Y[:, 0].cummax(0).values).tolist()
         volume = Hypervolume(torch.tensor(self.reference, dtype=Y.dtype))

@@ -27,8 +27,7 @@ class Curves:
     seconds: Float[ndarray, "s t"]
 
     def quartiles(self) -> Float[ndarray, "3 n"]:
-        found: ndarray = np.quantile(self.regret, [0.25, 0.5, 0.75], axis=0)
-        return found
+        return np.asarray(np.quantile(self.regret, [0.25, 0.5, 0.75], axis=0))
 
     @property
     def final(self) -> dict[int, float]:
@@ -121,12 +120,8 @@ TABLES = (regret_table, rank_table, seconds_table)
 def as_markdown(summary: Summary) -> str:
     seeds = {len(c.seeds) for c in summary.curves.values()}
     count = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(max(seeds, default=0))
-    lines = [
-        "# Bayesian optimisation",
-        "",
-        f"Median (quartiles) over {count} seeds. Ranks are of the final regret, per seed, averaged over seeds "
-        "and then over problems; 1 is best.",
-    ]
+    ranks = "Ranks are of the final regret, per seed, averaged over seeds and then over problems; 1 is best."
+    lines = ["# Bayesian optimisation", "", f"Median (quartiles) over {count} seeds. {ranks}"]
     lines += [part for table in TABLES for part in ("", markdown(table(summary)))]
     lines += ["", "## Problems", ""]
     lines += [f"- {p.name}: {p.note}; {p.n_initial} Sobol points, then {p.n_steps} steps." for p in summary.problems]

@@ -83,8 +83,6 @@ def make_controller(kind: str, dynamics: DynamicsModel, *, horizon: int = HORIZO
 
 
 class Certain:
-    """A controller that treats its model as exact."""
-
     def __init__(self, mpc: Any) -> None:
         self.mpc, self._started = mpc, False
         template = mpc.get_tvp_template()

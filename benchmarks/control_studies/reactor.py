@@ -50,7 +50,6 @@ class Reactor:
 
 
 def runge_kutta(slope: Callable[[Any], Any], x: Any, time: float, steps: int) -> Any:
-    """Integrate by the fourth-order method."""
     h = time / steps
     for _ in range(steps):
         a = slope(x)

@@ -20,7 +20,6 @@ _Part = tuple[ndarray, ndarray]
 
 
 def boosting(X: ndarray, y: ndarray, task: Task) -> Predict:
-    """Choose shape and number of trees on held-out rows, then fit every level to all rows."""
     fit, held = ((X[rows], y[rows]) for rows in hold_out(len(X), task.seed))
     searches = [[_staged(fit, held, shape, task.seed, level) for level in (*TRIED_LEVELS, None)] for shape in SHAPES]
     chosen = int(np.argmin([sum(loss for loss, _ in losses[:-1]) for losses in searches]))

@@ -32,7 +32,6 @@ class Table:
         return WIDE.get(self.name, HIDDEN)
 
     def splits(self, kind: str, asked: Sequence[int]) -> list[int]:
-        """Requested splits that exist; there are always two outer splits."""
         if kind == "outer":
             return list(OUTER_SPLITS)
         return [split for split in asked if self.given is None or split in self.given]

@@ -20,7 +20,6 @@ HeldOutLosses = Callable[[int, Int[ndarray, " f"], Int[ndarray, " h"]], Sequence
 
 
 def ngboost(X: ndarray, y: ndarray, task: Task) -> Predict:
-    """Fit NGBoost: natural gradients of the likelihood, trees for mean and log standard deviation."""
     from ngboost import NGBRegressor
 
     def model(depth: int, trees: int) -> Any:
@@ -43,7 +42,6 @@ def ngboost(X: ndarray, y: ndarray, task: Task) -> Predict:
 
 
 def catboost(X: ndarray, y: ndarray, task: Task) -> Predict:
-    """Fit CatBoost: likelihood of mean and variance (RMSEWithUncertainty), symmetric trees."""
     from catboost import CatBoostRegressor
 
     def model(depth: int, trees: int, **parameters: Any) -> Any:

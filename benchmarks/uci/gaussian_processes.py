@@ -24,7 +24,6 @@ Process = Callable[[Tensor], tuple[Tensor, Tensor]]  # mean and variance of stan
 
 
 def gaussian_process(X: ndarray, y: ndarray, task: Task) -> Predict:
-    """Fit a constant mean and Matern 5/2 with one length scale per input by the marginal likelihood."""
     import gpytorch  # type: ignore[import-not-found, unused-ignore]
 
     dtype = torch.float64

@@ -22,7 +22,6 @@ MARGLIK_STEPS = 1000
 
 
 def vbll(X: ndarray, y: ndarray, task: Task) -> Predict:
-    """Fit a variational last layer: AdamW, weight decay on the features only, clipped gradients."""
     scaler = Scaler.fit(X, y)
     x, t = scaler.inputs(X, task.device), scaler.targets(y, task.device)[:, None]
     fit, held = hold_out(len(x), task.seed)
@@ -82,7 +81,6 @@ def _train_vbll(
 
 
 def laplace(X: ndarray, y: ndarray, task: Task) -> Predict:
-    """Train a network by squared error and weight decay, then fit a full Laplace approximation of its last layer."""
     scaler = Scaler.fit(X, y)
     x, t = scaler.inputs(X, task.device), scaler.targets(y, task.device)
     fit, held = hold_out(len(x), task.seed)

@@ -38,7 +38,6 @@ PLAIN = Recipe(1e-2, batch_size=100, max_epochs=800, decays=DECAYS)
 
 
 def deep_ensemble(X: ndarray, y: ndarray, task: Task) -> Predict:
-    """Fit five networks with mean and variance, trained by the likelihood from different initialisations."""
     scaler = Scaler.fit(X, y)
     x, t = scaler.inputs(X, task.device), scaler.targets(y, task.device)
 
@@ -59,7 +58,6 @@ def deep_ensemble(X: ndarray, y: ndarray, task: Task) -> Predict:
 
 
 def mc_dropout(X: ndarray, y: ndarray, task: Task) -> Predict:
-    """Fit MC dropout: each pass with dropout is a component, the noise is 1 / tau."""
     scaler = Scaler.fit(X, y)
     x, t = scaler.inputs(X, task.device), scaler.targets(y, task.device)
     recipe = replace(DROPOUT, decays=tuple(LENGTHSCALE**2 * (1 - rate) / (2 * len(x)) for rate in DROPOUT_RATES))
@@ -85,7 +83,6 @@ def mc_dropout(X: ndarray, y: ndarray, task: Task) -> Predict:
 
 
 def conformal(X: ndarray, y: ndarray, task: Task) -> Predict:
-    """Fit a plain network; absolute errors on held-out rows give symmetric intervals with a guarantee."""
     proper, calibration = hold_out(len(X), task.seed + 1)
     scaler = Scaler.fit(X[proper], y[proper])
     x, t = scaler.inputs(X[proper], task.device), scaler.targets(y[proper], task.device)

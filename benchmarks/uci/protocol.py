@@ -52,7 +52,6 @@ class Quantiles:
     mean: Float[ndarray, " m"]
 
     def at(self, level: float) -> Float[ndarray, " m"]:
-        """Quantile of one level at every point."""
         right = int(np.searchsorted(self.levels, level).clip(1, len(self.levels) - 1))
         lo, hi = self.levels[right - 1], self.levels[right]
         share = float(np.clip((level - lo) / (hi - lo), 0, 1))
@@ -157,12 +156,10 @@ def _inside(prediction: Quantiles, y: ndarray, level: float) -> ndarray:
 
 
 def most_epochs(epochs: int, m: int) -> int:
-    """Maximum number of epochs for m training rows."""
     return max(1, round(epochs * min(1.0, FULL_BUDGET_ROWS / m)))
 
 
 def hold_out(m: int, seed: int, share: float = HELD_OUT) -> tuple[Int[ndarray, " f"], Int[ndarray, " h"]]:
-    """Split the rows at random into rows to fit and held-out rows."""
     order = np.random.default_rng(seed).permutation(m)
     n = max(1, round(share * m))
     return order[n:], order[:n]

@@ -100,7 +100,6 @@ class Recipe:
     checks: int = 40  # number of evaluations of the held-out rows
 
     def stack(self, configurations: Sequence[int], n_inputs: int, task: Task) -> Stack:
-        """Make newly initialised networks for some of the configurations, member by member."""
         rates = self.dropout and torch.tensor([self.dropout[i] for i in configurations for _ in range(self.members)])
         widths, size = (n_inputs, task.hidden, self.n_outputs), len(configurations) * self.members
         return Stack(size, widths, self.activation, rates, task.seed).to(task.device)

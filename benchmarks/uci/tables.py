@@ -18,15 +18,12 @@ from lastlayer.studies.figures import STYLE
 
 @dataclass(frozen=True)
 class Score:
-    """A score of the results: its name, and how to read, format and compare it."""
-
     name: str
     of: Callable[[Result], float | None]
     digits: int
     better: str  # "larger", "smaller", or "0.9": nearest to it
 
     def cost(self, value: float) -> float:
-        """Convert to a cost, of which smaller values are better."""
         return {"larger": -value, "smaller": value}.get(self.better, abs(value - 0.9))
 
 
