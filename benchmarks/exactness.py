@@ -1,10 +1,7 @@
 """Comparison of the peers' last layers with the exact posterior: standard deviations at a far point, side by side.
 
-    python -m benchmarks.exactness    (in the environment of requirements-peers.lock)
-
-Features are fixed (8 tanh features of 40 rows), the noise is known and the same for all outputs, the prior is known.
-Then the posterior of the last layer is that of Bayesian linear regression, and the standard deviation of the function
-at a point far outside the rows shows how accurate an approximation is.
+Features are fixed (8 tanh features of 40 rows), noise and prior are known: then the posterior of the last layer is that
+of Bayesian linear regression. Needs the environment of requirements-peers.lock.
 """
 
 from typing import Any
@@ -29,20 +26,16 @@ def problem(q: int) -> tuple[nn.Sequential, Tensor, Tensor, Tensor]:
     return network, X, Y, torch.tensor([[FAR]])
 
 
-def exact_precision(network: nn.Sequential, X: Tensor) -> Tensor:
-    """Precision of weights and bias of one output: Phi' Phi / sigma^2 + I times the prior's precision."""
-    Phi = affine(network, X)
-    return Phi.T @ Phi / NOISE_STD**2 + PRIOR_PRECISION * torch.eye(FEATURES + 1)
-
-
 def affine(network: nn.Sequential, X: Tensor) -> Tensor:
     with torch.no_grad():
         return torch.cat([network[:2](X), torch.ones(len(X), 1)], 1)
 
 
 def exact_std(network: nn.Sequential, X: Tensor, far: Tensor) -> float:
-    phi = affine(network, far)
-    return float((phi @ torch.linalg.solve(exact_precision(network, X), phi.T)).sqrt())
+    """By the precision of weights and bias of one output: Phi' Phi / sigma^2 + I times the prior's precision."""
+    Phi, phi = affine(network, X), affine(network, far)
+    precision = Phi.T @ Phi / NOISE_STD**2 + PRIOR_PRECISION * torch.eye(FEATURES + 1)
+    return float((phi @ torch.linalg.solve(precision, phi.T)).sqrt())
 
 
 def laplace_std(network: nn.Sequential, X: Tensor, Y: Tensor, far: Tensor, structure: str) -> list[float]:

@@ -120,12 +120,7 @@ def count_lines(snippet: Snippet) -> int:
     return sum(bool(line.strip()) and not line.strip().startswith("#") for line in lines)
 
 
-@dataclass(frozen=True)
-class Table:
-    X: ndarray
-    y: ndarray
-    X_test: ndarray
-    y_test: ndarray
+Table = tuple[ndarray, ndarray, ndarray, ndarray]  # training inputs and targets, test inputs and targets
 
 
 def make_table(n_outputs: int, seed: int) -> Table:
@@ -135,7 +130,7 @@ def make_table(n_outputs: int, seed: int) -> Table:
     second = np.cos(2 * X[:, 1]) + X[:, 3] * X[:, 4] / 2 + np.exp(-(X[:, 0] ** 2)) * X[:, 7]
     y = np.stack([first, second], axis=1)[:, :n_outputs]
     y = y + NOISE_STD * rng.standard_normal(y.shape)
-    return Table(X[:N_TRAIN], y[:N_TRAIN], X[N_TRAIN:], y[N_TRAIN:])
+    return X[:N_TRAIN], y[:N_TRAIN], X[N_TRAIN:], y[N_TRAIN:]
 
 
 @dataclass(frozen=True)
@@ -149,10 +144,11 @@ class Fit:
 
 
 def fit(snippet: Snippet, table: Table, epochs: int, seed: int) -> Fit:
-    (mean, std), seconds, wall = timed(lambda: snippet(table.X, table.y, table.X_test, epochs, seed))
-    z = (table.y_test - mean) / std
+    X, y, X_test, y_test = table
+    (mean, std), seconds, wall = timed(lambda: snippet(X, y, X_test, epochs, seed))
+    z = (y_test - mean) / std
     lpd = (-(z**2) / 2 - np.log(std) - math.log(2 * math.pi) / 2).sum(1).mean()
-    rmse = np.sqrt(((table.y_test - mean) ** 2).mean())
+    rmse = np.sqrt(((y_test - mean) ** 2).mean())
     return Fit(epochs, seconds, wall, float(rmse), float(lpd), float((np.abs(z) <= 1.6449).mean()))
 
 
@@ -169,7 +165,7 @@ def climb(snippet: Snippet, table: Table, seed: int, budget: float) -> list[Fit]
 def compare(n_outputs: int, seed: int, budget: float) -> None:
     table = make_table(n_outputs, seed)
     for snippet in METHODS.values():
-        snippet(table.X[:100], table.y[:100], table.X_test, 1, seed)  # loads the libraries
+        snippet(table[0][:100], table[1][:100], table[2], 1, seed)  # loads the libraries
     climbs = {name: climb(snippet, table, seed, budget) for name, snippet in METHODS.items()}
     goal = SLACK * min(fits[-1].rmse for fits in climbs.values())
     firsts = {name: next((f for f in fits if f.rmse <= goal), None) for name, fits in climbs.items()}

@@ -1,15 +1,10 @@
 """Amount of code that a first call executes: functions, files, and switches between files.
 
-    python -m benchmarks.walk                      the installed package
-    python -m benchmarks.walk --src other/src      another source tree, for a line-by-line comparison
-    python -m benchmarks.walk --json               one JSON object
-
 Each line is one call, on 60 x 3 rows: `fit`, a first `predictive` and a later one, of `BLLRegressor(max_epochs=2)`
 and of the same with `preset="evidence"`. Only code of the package counts. Functions are distinct by file and qualified
 name, without lambdas and comprehensions; switches are distinct ordered pairs of files such that a function of the
-second was called directly after one of the first in the same thread. The counts measure how much code a reader has to
-follow. Orchestration is the part of a default fit in packages that compute nothing themselves. Loose modules are those
-at the top of the package that belong to no subpackage.
+second was called directly after one of the first in the same thread. Orchestration is the part of a default fit in
+packages that compute nothing themselves. Loose modules are those at the top that belong to no subpackage.
 """
 
 import argparse
@@ -90,9 +85,8 @@ def rows() -> tuple[ndarray, ndarray]:
 def within(root: str, packages: tuple[str, ...], found: Walk) -> tuple[int, int]:
     """Functions and files of some packages."""
     folders = tuple(str(Path(root, name)) + "/" for name in packages)
-    return sum(file.startswith(folders) for file, _ in found.functions), sum(
-        file.startswith(folders) for file in found.files
-    )
+    files = [file for file, _ in found.functions if file.startswith(folders)]
+    return len(files), len(set(files))
 
 
 def loose_modules(root: str) -> list[str]:

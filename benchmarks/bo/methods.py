@@ -83,8 +83,7 @@ def gaussian_process(X: Tensor, T: Tensor) -> Model:
 class Vbll:
     """Thompson sampling with BoTorch's community VBLL; features are reused from step to step, as its authors advise.
 
-    Its posterior supports one output or single points only, so for several objectives a sampled network is maximised
-    under a random Chebyshev scalarisation.
+    For several objectives, which its posterior lacks, a sampled network under a random Chebyshev scalarisation.
     """
 
     problem: Problem
