@@ -163,8 +163,7 @@ class Case:
     noise_std: Any
     options: dict[str, Any]
     context: str
-    clean: np.ndarray
-    """Inputs before they were made hostile: what is asked about."""
+    clean: np.ndarray  # inputs before they were made hostile: what is asked about
     clean_y: np.ndarray
     after: list[str]
 

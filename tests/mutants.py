@@ -42,12 +42,10 @@ class Mutant:
     """One wrong formula."""
 
     name: str
-    start: str
-    """Text to begin at, which occurs exactly once; empty: that of the formula."""
+    start: str  # text to begin at, which occurs exactly once; empty: that of the formula
     old: str
     new: str
-    test: str
-    """The test file, or the one test in it, that should notice."""
+    test: str  # the test file, or the one test in it, that should notice
 
     def places(self, texts: Mapping[Path, str]) -> list[tuple[Path, int, int]]:
         """Where the formula stands: file, begin and end."""

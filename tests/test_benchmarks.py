@@ -475,8 +475,7 @@ def test_made_gradients_are_those_of_the_energy_and_every_row_of_the_incomplete_
     assert known.mean() == pytest.approx(0.5, abs=0.05)
 
 
-SIX = [0.20169, 0.150011, 0.476874, 0.275332, 0.311652, 0.6573]
-"""The best point of Hartmann's function of six inputs."""
+SIX = [0.20169, 0.150011, 0.476874, 0.275332, 0.311652, 0.6573]  # the best point of Hartmann's function of six inputs
 
 
 def test_the_best_points_are_in_the_box_and_no_other_is_better(generator):

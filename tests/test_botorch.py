@@ -41,8 +41,7 @@ from lastlayer.integrations.botorch.surrogate import LITTLE_NOISE
 from lastlayer.networks.fourier import ProcessFeatures
 from lastlayer.training.lengths import fit_lengths
 
-JOINT = 10.0
-"""Tolerances are so much wider where covariances carry their jitter, 1e-10 of the mean variance."""
+JOINT = 10.0  # tolerances are so much wider where covariances carry their jitter, 1e-10 of the mean variance
 SMALL = {"hidden": (6, 6), "max_epochs": 30, "random_state": 0}
 KINDS = {
     "one network": {"preset": "evidence"},

@@ -23,8 +23,7 @@ pytestmark = pytest.mark.usefixtures("as_a_user")
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], key=str)
 NOTEBOOKS = sorted(ROOT.glob("docs/learn/*.py"))
-APART = ("cli.md", "control.md")
-"""Pages whose blocks run with more checks: below, and in test_benchmarks.py."""
+APART = ("cli.md", "control.md")  # pages whose blocks run with more checks: below, and in test_benchmarks.py
 
 
 def name_of(page: Path) -> str:
