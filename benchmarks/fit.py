@@ -81,7 +81,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(runner.Job):
     name: str
     rows: int
     threads: int
@@ -129,7 +129,7 @@ def free_memory() -> float:
     return int(lines["MemAvailable"].split()[0]) * 1024 / 1e9
 
 
-def table(outcomes: Sequence[runner.Outcome[Job, Result]]) -> str:
+def table(outcomes: Sequence[runner.Outcome]) -> str:
     results = [o.result for o in outcomes if o.result is not None]
     own = {r.rows: r.cpu_seconds for r in results if r.method == OWN}
     head = f"{'rows':>8}  {'':<13} {'cpu s':>9} {'wall s':>9} {'cpu ratio':>9} {'LPD':>7} {'CRPS':>7} "
@@ -212,7 +212,7 @@ def main(arguments: list[str] | None = None) -> None:
     jobs = [Job(method.name, size, asked.threads) for size in sizes for method in chosen]
     store = runner.Store(asked.out / "fit.jsonl", Result)
 
-    def write(outcomes: Sequence[runner.Outcome[Job, Result]]) -> None:
+    def write(outcomes: Sequence[runner.Outcome]) -> None:
         text, results = table(outcomes), [outcome.result for outcome in outcomes if outcome.result is not None]
         print(f"\n{text}\n")
         runner.write_files(asked.out, {"fit.txt": text + "\n"}, {"fit.png": picture(results)} if results else {})

@@ -15,7 +15,7 @@ from dataclasses import asdict, astuple, dataclass, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -32,19 +32,9 @@ Key = tuple[Any, ...]
 Rows = list[list[str]]  # cells of a table; the first row is the header, whose first cell may be a title
 
 
-class Task(Protocol):
-    """Work with one result, a dataclass. To run in a process of its own, it must be picklable."""
-
-    @property
-    def key(self) -> Key:
-        """What identifies the task among the results of a file."""
-
-    def run(self) -> Any: ...
-
-
 @dataclass(frozen=True)
 class Job:
-    """A task whose fields identify it."""
+    """Work with one result, a dataclass; its fields identify it. To run in another process, it must be picklable."""
 
     @property
     def key(self) -> Key:
@@ -57,15 +47,11 @@ class Job:
         return ", ".join(map(str, self.key))
 
 
-Work = TypeVar("Work", bound=Task)
-Result = TypeVar("Result")
-
-
-class Store(Generic[Result]):
+class Store:
     """Results in a file of JSON lines, each written at once; lines cut off or of another version are skipped."""
 
-    def __init__(self, path: Path, kind: type[Result]) -> None:
-        self.path, self.results = path, dict[Key, Result]()
+    def __init__(self, path: Path, kind: type[Any]) -> None:
+        self.path, self.results = path, dict[Key, Any]()
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
             try:
                 content = json.loads(line)
@@ -73,13 +59,13 @@ class Store(Generic[Result]):
             except (ValueError, TypeError, KeyError, AttributeError):
                 continue  # its task is repeated
 
-    def append(self, key: Key, result: Result) -> None:
+    def append(self, key: Key, result: Any) -> None:
         with self.path.open("a+b") as file:
             if file.tell():
                 file.seek(-1, 2)
                 if file.read(1) != b"\n":
                     file.write(b"\n")  # the last run was cut off inside a line
-            line = {"key": key, "result": asdict(result)}  # type: ignore[call-overload]
+            line = {"key": key, "result": asdict(result)}
             file.write((json.dumps(line) + "\n").encode())
         self.results[key] = result
 
@@ -92,11 +78,11 @@ def revived(kind: type[Thing], content: Mapping[str, Any]) -> Thing:
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[Work, Result]):
+class Outcome:
     """What became of a task: its result, or the reason why there is none."""
 
-    task: Work
-    result: Result | None = None
+    task: Any
+    result: Any = None
     why_not: str = ""
     failed: bool = False  # whether it was tried and failed
 
@@ -105,14 +91,14 @@ class Outcome(Generic[Work, Result]):
 
 
 def perform(
-    tasks: Sequence[Work],
-    store: Store[Any],
+    tasks: Sequence[Any],
+    store: Store,
     *,
     again: bool = False,
     processes: int = 1,
     isolated: bool = False,
-    unable: Callable[[Work], str | None] = lambda task: None,
-) -> Iterator[Outcome[Work, Any]]:
+    unable: Callable[[Any], str | None] = lambda task: None,
+) -> Iterator[Outcome]:
     """Run the tasks whose results are missing, or with `again` all; a task that fails does not stop the others.
 
     More than one of `processes` work in parallel, in any order; `isolated` gives each task a process of its own, one
@@ -121,7 +107,7 @@ def perform(
     new = [task for task in tasks if again or task.key not in store.results]
     with tqdm(total=len(tasks), initial=len(tasks) - len(new), file=sys.stderr, unit="task") as bar:
 
-        def kept(outcome: Outcome[Work, Any]) -> Outcome[Work, Any]:
+        def kept(outcome: Outcome) -> Outcome:
             bar.update()
             if outcome.result is not None:
                 store.append(outcome.task.key, outcome.result)
@@ -143,17 +129,15 @@ def perform(
                 yield kept(_alone(task) if isolated else _outcome(task))
 
 
-def complete(tasks: Sequence[Work], store: Store[Result], **how: Any) -> list[Result]:
+def complete(tasks: Sequence[Any], store: Store, **how: Any) -> list[Any]:
     """Results of all tasks, as `perform` computes them; where one fails, the program ends after the others."""
     tell([outcome for outcome in perform(tasks, store, **how) if outcome.failed])
     return [store.results[task.key] for task in tasks]
 
 
-def summarised(
-    tasks: Sequence[Work], store: Store[Any], write: Callable[[Sequence[Outcome[Work, Any]]], None], **how: Any
-) -> None:
+def summarised(tasks: Sequence[Any], store: Store, write: Callable[[Sequence[Outcome]], None], **how: Any) -> None:
     """Perform the tasks; write what there is at the end or where it is interrupted; failures end the program."""
-    outcomes: list[Outcome[Work, Any]] = []
+    outcomes: list[Outcome] = []
     try:
         outcomes.extend(perform(tasks, store, **how))
     finally:
@@ -165,23 +149,23 @@ def _pool(processes: int) -> Executor:
     return ProcessPoolExecutor(processes, get_context("spawn"))  # forks would share locks of torch's threads
 
 
-def _alone(task: Work) -> Outcome[Work, Any]:
-    with _pool(1) as pool:
-        return _ended(task, pool.submit(_outcome, task))
-
-
-def _ended(task: Work, done: Future[Outcome[Work, Any]]) -> Outcome[Work, Any]:
+def _ended(task: Any, done: Future[Outcome]) -> Outcome:
     try:
         return done.result()
     except Exception as error:  # the process itself was ended
         return _failed(task, error)
 
 
-def _failed(task: Work, error: Exception) -> Outcome[Work, Any]:
+def _alone(task: Any) -> Outcome:
+    with _pool(1) as pool:
+        return _ended(task, pool.submit(_outcome, task))
+
+
+def _failed(task: Any, error: Exception) -> Outcome:
     return Outcome(task, why_not=f"{type(error).__name__}: {error}", failed=True)
 
 
-def _outcome(task: Work) -> Outcome[Work, Any]:
+def _outcome(task: Any) -> Outcome:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of other packages
         try:
@@ -323,7 +307,7 @@ def write_files(folder: Path, texts: Mapping[str, str], figures: Mapping[str, Fi
     print(f"written to {folder}: {', '.join([*texts, *(figures or {})])}")
 
 
-def tell(failures: Sequence[Outcome[Any, Any]]) -> None:
+def tell(failures: Sequence[Outcome]) -> None:
     for failure in failures:
         print(f"failed: {failure}")
     if failures:

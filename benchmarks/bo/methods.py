@@ -22,8 +22,8 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from jaxtyping import Float
 from torch import Tensor
 
+from benchmarks import runner
 from benchmarks.bo.problems import PROBLEMS, Problem
-from benchmarks.runner import versions
 from lastlayer.integrations.botorch import fit_model
 
 RESTARTS, RAW_SAMPLES, DRAWS = 4, 256, 64
@@ -170,7 +170,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(runner.Job):
     """One run, identified by names only so that any process can execute it."""
 
     problem: str
@@ -198,4 +198,4 @@ class Job:
             x = optimiser.propose(X, Y)
             seconds.append(round(time.process_time() - start, 4))
             X, Y = torch.cat([X, x]), torch.cat([Y, function(x)])
-        return Result(*self.key, problem.regret(Y), seconds, versions(method.packages))
+        return Result(*self.key, problem.regret(Y), seconds, runner.versions(method.packages))

@@ -23,7 +23,7 @@ GROUPS = {"all": (*OURS, *PEERS), "ours": OURS, "peers": PEERS}
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(runner.Job):
     task: Task
     table: Table
     method: Method
