@@ -4,6 +4,7 @@
 the default on a table of 1,000 rows by 10 columns, and prints the cost that calibration adds to a single plain fit.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
         "1,000 x 10, default": (X, y, {}),
     }.items():
         fit = BLLRegressor(random_state=0, **parameters).fit
-        _, *cases[name] = timed(lambda fit=fit, inputs=inputs, targets=targets: fit(inputs, targets))
+        _, *cases[name] = timed(partial(fit, inputs, targets))
         print(f"{name:36} {cases[name][0]:7.1f} ({cases[name][1]:.1f})", flush=True)
     print("\nratio of processor seconds")
     for many, one in (

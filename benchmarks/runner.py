@@ -298,13 +298,14 @@ def print_rows(rows: Rows) -> None:
 def write_files(folder: Path, texts: Mapping[str, str], figures: Mapping[str, Figure] | None = None) -> None:
     """Write texts and figures, each replaced as a whole or not at all, and print their paths."""
     check_folder(folder)
-    for name, content in {**texts, **(figures or {})}.items():
+    contents: dict[str, Any] = {**texts, **(figures or {})}
+    for name, content in contents.items():
         with replacing(folder / name) as file:
             if isinstance(content, str):
                 file.write(content.encode())
             else:
                 content.savefig(file, format="png", dpi=200, metadata={"Software": None})
-    print(f"written to {folder}: {', '.join([*texts, *(figures or {})])}")
+    print(f"written to {folder}: {', '.join(contents)}")
 
 
 def tell(failures: Sequence[Outcome]) -> None:

@@ -10,6 +10,7 @@ import copy
 import itertools
 import statistics
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +84,12 @@ def evaluate(network: nn.Module, objective: Objective, data: Points) -> float:
 def lbfgs(network: nn.Module, objective: Watched, data: Points) -> bool:
     """Run L-BFGS in one call of torch's own loop; return whether it reached the target."""
     parameters = [*network.parameters(), *objective.parameters()]
-    words = {"tolerance_grad": 0, "tolerance_change": 0, "history_size": 20, "line_search_fn": "strong_wolfe"}
+    words: dict[str, Any] = {
+        "tolerance_grad": 0,
+        "tolerance_change": 0,
+        "history_size": 20,
+        "line_search_fn": "strong_wolfe",
+    }
     steps = torch.optim.LBFGS(parameters, max_iter=MAX_ITERATIONS, max_eval=10 * MAX_ITERATIONS, **words)
 
     def closure() -> float:

@@ -88,7 +88,7 @@ def _table(
 def regret_table(summary: Summary) -> Rows:
     def cell(problem: Problem, method: Method) -> str | None:
         curves = summary.of(problem, method)
-        return curves and "{1:.3g} ({0:.2g}, {2:.2g})".format(*curves.quartiles()[:, -1])
+        return None if curves is None else "{1:.3g} ({0:.2g}, {2:.2g})".format(*curves.quartiles()[:, -1])
 
     average = summary.average_ranks()
     last = ["rank", *(f"{average[method.name]:.2f}" if average else "-" for method in summary.methods)]
@@ -109,7 +109,7 @@ def rank_table(summary: Summary) -> Rows:
 def seconds_table(summary: Summary) -> Rows:
     def cell(problem: Problem, method: Method) -> str | None:
         curves = summary.of(problem, method)
-        return curves and f"{curves.seconds_a_step:.2f}"
+        return None if curves is None else f"{curves.seconds_a_step:.2f}"
 
     return _table("seconds per step", summary, summary.problems, cell)
 

@@ -66,9 +66,9 @@ class _Climb:
         self.adam = torch.optim.Adam(parameters, lr=rate)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.adam, length, rate / 100)
 
-    def step(self, loss: Callable[[], Tensor]) -> None:
+    def step(self, loss: Tensor) -> None:
         self.adam.zero_grad()
-        loss().backward()
+        loss.backward()
         self.adam.step()
 
 
@@ -84,7 +84,7 @@ def _exact(x: Float[Tensor, "m d"], t: Float[Tensor, " m"]) -> Process:
         model.set_train_data(x[rows], t[rows], strict=False)
         climbing = _Climb(model.parameters(), RATE, iterations)
         for _ in range(iterations):
-            climbing.step(lambda: -objective(model(x[rows]), t[rows]))
+            climbing.step(-objective(model(x[rows]), t[rows]))
             climbing.schedule.step()
 
     order = torch.randperm(len(x)).to(x.device)
@@ -113,7 +113,7 @@ def _sparse(x: Float[Tensor, "m d"], t: Float[Tensor, " m"]) -> Process:
     climbing = _Climb([*model.parameters(), *likelihood.parameters()], SPARSE_RATE, SPARSE_EPOCHS)
     for _ in range(SPARSE_EPOCHS):
         for rows in torch.randperm(len(x)).to(x.device).split(SPARSE_BATCH):
-            climbing.step(lambda rows=rows: -objective(model(x[rows]), t[rows]))
+            climbing.step(-objective(model(x[rows]), t[rows]))
         climbing.schedule.step()
     model.eval()
 

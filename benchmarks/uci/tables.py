@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -203,7 +204,7 @@ def _panel(ax: Axes, summary: Summary, kind: str, data: str, score: str, *, labe
         ax.errorbar(at, i, xerr=error, fmt="o", ms=4, color=colour, mfc=filled, elinewidth=1)
         if at != cell.mean:
             offset, align = (-5, "right") if at < cell.mean else (5, "left")
-            words = {"xytext": (offset, 0), "textcoords": "offset points", "va": "center", "ha": align}
+            words: dict[str, Any] = {"xytext": (offset, 0), "textcoords": "offset points", "va": "center", "ha": align}
             ax.annotate(f"{cell.mean:.{SCORES[score].digits}f}", (at, i), fontsize=5.5, color=colour, **words)
     ax.set_xlim(start - margin, end + margin)
     ax.set_ylim(len(summary.methods) - 0.5, -0.5)
