@@ -27,7 +27,7 @@ from benchmarks.control_studies.reactor import (
     experiments,
     starts,
 )
-from benchmarks.runner import markdown, options_of, write_files
+from benchmarks.runner import helpful, markdown, options_of, write_files
 from lastlayer.dynamics import DynamicsModel, Episode
 from lastlayer.integrations.do_mpc import trust_limit
 from lastlayer.plots.drawing import BLUE, GREEN, GREY, ORANGE
@@ -141,7 +141,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--max-epochs", type=int, default=500, help="maximum number of epochs of the networks")
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    print(f"\n{run(asked.out, asked.starts, asked.max_epochs)}")
+    with helpful():
+        print(f"\n{run(asked.out, asked.starts, asked.max_epochs)}")
 
 
 if __name__ == "__main__":
