@@ -26,7 +26,7 @@ def test_the_example_predicts_a_folder(ray, job):
     predict_folder(job.model, job.rows, job.out, ids=job.ids)
     job.assert_predicted(job.written())
     with pytest.raises(ValueError, match="3 workers take all 3 cores"):
-        predict_folder(job.model, job.rows, job.out, ids=job.ids, columns=job.columns, workers=3)
+        predict_folder(job.model, job.rows, job.out, ids=job.ids, workers=3)
 
 
 def test_rows_keep_their_order_and_a_worker_loads_the_model_once(ray, job):
