@@ -109,8 +109,8 @@ def lines(options: argparse.Namespace) -> list[Line]:
         for name, make in PARTS.items():
             if (name, size) == ("last layer from statistics", "m"):
                 continue
-            each = [(base | {size: value}).values() for value in grid]
-            points = [measure(make(*at, options.device), options.device) for at in each]
+            each = [base | {size: value} for value in grid]
+            points = [measure(make(at["m"], at["p"], at["q"], options.device), options.device) for at in each]
             seconds, megabytes = map(list, zip(*points, strict=True))
             line = Line(name, size, grid, seconds, megabytes)
             found.append(line)
