@@ -5,7 +5,7 @@ import pytest
 import torch
 from fuzz import fuzz, outcome
 from fuzz_fits import BACKBONES, Answer, Generator
-from helpers import sine
+from helpers import refused, sine
 
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer._internal.arrays import as_array
@@ -86,20 +86,17 @@ def _far(X: np.ndarray, size: float = 1e200) -> np.ndarray:
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_complex_halves_are_refused_as_other_complex_numbers_are():
-    with pytest.raises(InputError, match="Complex"):
-        quick().fit(torch.tensor(X + 1j).to(torch.complex32), Y)
+    refused("Complex", quick().fit, torch.tensor(X + 1j).to(torch.complex32), Y)
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_float64_cannot_square_is_refused(name):
     rows, said = REFUSED[name]
-    with pytest.raises(InputError, match=said):
-        quick().fit(*rows())
+    refused(said, quick().fit, *rows())
 
 
 def test_known_noise_has_limits_too():
-    with pytest.raises(InputError, match=r"noise_std is 1e\+200"):
-        quick().fit(X, Y, noise_std=LARGEST_TARGET**2)
+    refused(r"noise_std is 1e\+200", quick().fit, X, Y, noise_std=LARGEST_TARGET**2)
 
 
 def test_questions_far_out_are_refused():
@@ -107,11 +104,9 @@ def test_questions_far_out_are_refused():
         model = quick(dtype=dtype).fit(X, Y)
         assert np.isfinite(model.predict(far + X, return_std=True)).all()
         for ask in (model.predict, model.predictive, model.joint, model.sample_y, model.extrapolation):
-            with pytest.raises(InputError, match=r"farther than 1e\+[35]0 standard deviations"):
-                ask(1e3 * far + X)
+            refused(r"farther than 1e\+[35]0 standard deviations", ask, 1e3 * far + X)
         before = model.predict(X)
-        with pytest.raises(InputError, match="y has values farther"):
-            model.update(X, 1e60 + Y)
+        refused("y has values farther", model.update, X, 1e60 + Y)
         np.testing.assert_array_equal(model.predict(X), before)
 
 
@@ -128,10 +123,8 @@ def test_a_network_without_an_answer_is_no_answer():
     model = quick(backbone=network).fit(X, Y)
     assert np.isfinite(model.predict(X)).all()
     for ask in (model.predict, model.predictive, model.joint, model.sample_y, model.extrapolation):
-        with pytest.raises(InputError, match="no finite prediction"):
-            ask(1e6 + X)
-    with pytest.raises(InputError, match="NaN, infinite"):
-        finite_features(model.network_, torch.full((1, 2), 1e6, dtype=torch.float64))
+        refused("no finite prediction", ask, 1e6 + X)
+    refused("NaN, infinite", finite_features, model.network_, torch.full((1, 2), 1e6, dtype=torch.float64))
 
 
 def test_a_single_column_may_lie_backwards():

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from helpers import close, last_layer_rows, sine
+from helpers import close, last_layer_rows, refused, sine
 from models import by_members, merged, regressor, widening
 from scipy import stats
 from scipy.optimize import brentq
@@ -24,7 +24,6 @@ from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.curve import Tails
 from lastlayer.calibration.fit import fit_curves
-from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.predictor import revisions
 from lastlayer.settings.resolve import PRIOR_PRECISIONS
@@ -703,8 +702,7 @@ def test_conformal_intervals_cover_the_rows_they_were_made_from_as_often_as_they
         inside = ((y >= lower - slack) & (y <= upper + slack)).sum(0)
         assert (inside == math.ceil(51 * level - 1e-9)).all()
     assert np.isinf(model.predictive(X).interval(0.99, method="conformal")[1]).all()  # 50 rows are too few
-    with pytest.raises(InputError, match="conformalize"):
-        model.predictive(X, noise=False).interval(0.9, method="conformal")
+    refused("conformalize", model.predictive(X, noise=False).interval, 0.9, method="conformal")
 
 
 @pytest.mark.parametrize(
@@ -800,8 +798,7 @@ def test_conformal_scores_belong_to_the_model_and_not_to_its_views():
     model.conformalize(X, y)
     view = model.at_alpha(math.log(model.alpha_))
     assert view.fitted_.conformal_scores is None
-    with pytest.raises(InputError, match="conformalize"):
-        view.predictive(NEW).interval(0.9, method="conformal")
+    refused("conformalize", view.predictive(NEW).interval, 0.9, method="conformal")
     assert model.fitted_.conformal_scores.shape == (30, 1)
     lower, upper = model.predictive(NEW).interval(0.9, method="conformal")
     assert (lower < upper).all()

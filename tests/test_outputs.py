@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 from fuzz import fuzz
+from helpers import refused
 from typer.testing import CliRunner
 
 import lastlayer
@@ -129,11 +130,9 @@ def test_curves_are_a_png(here):
 
 def test_a_study_does_not_replace_a_users_table(tmp_path):
     (tmp_path / "table1.csv").write_text("mine")
-    with pytest.raises(InputError, match=r"table1\.csv exists"):
-        paper.check_results(tmp_path)
+    refused(r"table1\.csv exists", paper.check_results, tmp_path)
     (tmp_path / "study.json").write_text("{}")
-    with pytest.raises(InputError, match="is not the record of a study"):
-        paper.check_results(tmp_path)
+    refused("is not the record of a study", paper.check_results, tmp_path)
     paper.check_results(tmp_path, force=True)
     (tmp_path / "study.json").write_text('{\n "studies": []}')
     paper.check_results(tmp_path)
@@ -141,8 +140,7 @@ def test_a_study_does_not_replace_a_users_table(tmp_path):
 
 def test_a_state_of_training_is_no_model(tmp_path, model):
     files.write(tmp_path / "state", {}, {"training": {}})
-    with pytest.raises(InputError, match="is not a lastlayer model"):
-        files.check_output(tmp_path / "state", files.MODEL)
+    refused("is not a lastlayer model", files.check_output, tmp_path / "state", files.MODEL)
     files.check_output(model, files.MODEL)
 
 
@@ -178,8 +176,7 @@ def test_what_is_no_file_is_not_replaced(tmp_path):
     with pytest.raises(InputError, match="neither a file nor a folder"), files.replacing(tmp_path / "pipe"):
         pass
     for name, words in (("pipe", "neither a file"), ("loop", "leads to itself")):
-        with pytest.raises(InputError, match=words):
-            files.check_output(tmp_path / name, files.MODEL)
+        refused(words, files.check_output, tmp_path / name, files.MODEL)
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 
@@ -188,8 +185,7 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied", "closed")
 
     monkeypatch.setattr(Path, "is_file", refuse)
-    with pytest.raises(ModelFileError, match="cannot be read: Permission denied"):
-        lastlayer.load(tmp_path / "closed" / "m")
+    refused("cannot be read: Permission denied", lastlayer.load, tmp_path / "closed" / "m", error=ModelFileError)
 
 
 @pytest.mark.parametrize("how", ["training", "writing"])

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from helpers import refused
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -158,8 +159,7 @@ def test_errors_within_put_the_states_back():
         yield
 
     before = states()
-    with pytest.raises(ValueError, match="broken"):
-        list(isolated(broken(), torch.default_generator, 0))
+    refused("broken", list, isolated(broken(), torch.default_generator, 0), error=ValueError)
     with pytest.raises(ValueError, match="broken"), seeded(0, torch.device("cpu")):
         next(broken())
     assert states() == before

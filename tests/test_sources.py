@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers import refused
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -13,7 +14,6 @@ from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.rows import Points
 from lastlayer.data.scaling import Standardizer
 from lastlayer.data.sources import ArraySource, LoaderSource, Source, StandardizedSource, Without, scales_of
-from lastlayer.errors import InputError
 
 
 def table(m: int) -> tuple[np.ndarray, np.ndarray]:
@@ -96,14 +96,10 @@ def test_scales_of_a_stream_are_those_of_the_whole():
 def test_what_is_wrong_with_rows_is_said():
     X, y = table(50)
     X[33, 1] = np.nan
-    with pytest.raises(InputError, match=r"X has NaN.*row 3 of the batch after 30 rows"):
-        scales_of(ArraySource(X, y), 10)
-    with pytest.raises(InputError, match="X has 50 rows and y has 49"):
-        ArraySource(X, y[:-1])
-    with pytest.raises(InputError, match="gave 0 rows"):
-        scales_of(LoaderSource([]), 10)
-    with pytest.raises(InputError, match="in place of"):
-        scales_of(LoaderSource([{"x": 1}]), 10)
+    refused(r"X has NaN.*row 3 of the batch after 30 rows", scales_of, ArraySource(X, y), 10)
+    refused("X has 50 rows and y has 49", ArraySource, X, y[:-1])
+    refused("gave 0 rows", scales_of, LoaderSource([]), 10)
+    refused("in place of", scales_of, LoaderSource([{"x": 1}]), 10)
 
 
 def test_a_memory_map_stays_on_disk(tmp_path, as_a_user, monkeypatch):
@@ -138,8 +134,7 @@ def test_loaders(as_a_user):
     model = BLLRegressor(hidden=(6,), max_epochs=3, random_state=0)
     model.fit_source(LoaderSource(DataLoader(Stream(), batch_size=16)), validation_data=(X / 60, y))
     assert np.isfinite(model.predictive(X / 60).std).all()
-    with pytest.raises(InputError, match="n_members=3"):
-        BLLRegressor(n_members=3).fit_source(shuffled)
+    refused("n_members=3", BLLRegressor(n_members=3).fit_source, shuffled)
 
 
 def test_a_source_of_images_gives_a_model_that_takes_images():

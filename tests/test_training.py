@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from helpers import close
+from helpers import close, refused
 from torch import nn
 
 from lastlayer.bayes.readings import Readings
@@ -195,8 +195,7 @@ def test_errors_of_the_network_reach_the_caller(data):
     def fail():
         raise RuntimeError("mine")
 
-    with pytest.raises(RuntimeError, match="mine"):
-        fit(data, Explodes(fail, at=3))
+    refused("mine", fit, data, Explodes(fail, at=3), error=RuntimeError)
 
 
 def test_progress_is_shown_on_request_and_on_stderr_alone(data, at_terminal, capsys):

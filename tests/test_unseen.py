@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from helpers import close, sine
+from helpers import close, refused, sine
 from numpy import ndarray
 
 import lastlayer
@@ -15,7 +15,6 @@ from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.rows import Points
-from lastlayer.errors import InputError
 from lastlayer.predictor.member import NOTHING, Unseen, keys_of
 from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR
 
@@ -155,8 +154,7 @@ def test_a_row_twice_is_removed_as_one_of_weight_two():
 def test_a_row_with_another_target_was_never_in():
     model = fitted()
     before, hidden = model.predict(NEW_X), unseen_rows(model)
-    with pytest.raises(InputError, match="were not all added before"):
-        model.remove(X[[3]], Y[[3]] + 1e3)
+    refused("were not all added before", model.remove, X[[3]], Y[[3]] + 1e3)
     np.testing.assert_array_equal(model.predict(NEW_X), before)
     np.testing.assert_array_equal(unseen_rows(model), hidden)
 
