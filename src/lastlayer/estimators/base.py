@@ -249,7 +249,7 @@ class LastLayerRegressor(BaseRegressor):
         called as the network is, and includes the network.
         """
         predictor = self._fitted().module()
-        return predictor if self._stage is None else self._stage.module(predictor)
+        return predictor if self._stage is None else StagedPredictor(copied(self._stage.network), predictor)
 
     members_ = FromFitted(lambda fitted: fitted.members)
     """Networks with their last layers, in standardised units."""

@@ -141,8 +141,9 @@ def attach(
         )
         model.n_features_in_, model.training_ = X.shape[1], TrainingHistory()
         model._stage = stage if table is None else None
+        unit = Standardizer(torch.zeros(X.shape[1]).double(), torch.ones(X.shape[1]).double())
         fitted = Fitted(
-            inputs=_unit(X.shape[1]) if X.dim() == 2 else None,
+            inputs=unit if X.dim() == 2 else None,
             targets=targets.to("cpu"),
             members=(Member(nn.Identity() if table is None else stage.network, exact),),
             sample_cost=sample_cost,
@@ -207,10 +208,6 @@ def _described(stage: FeatureStage, first: Samples) -> dict[str, Any]:
         "outputs": stage.labelled(first).T.shape[1],
         "digest of the network's weights": digest_of_parameters(stage.network, buffers=False),
     }
-
-
-def _unit(d: int) -> Standardizer:
-    return Standardizer(torch.zeros(d, dtype=torch.float64), torch.ones(d, dtype=torch.float64))
 
 
 def _unwrapped(network: nn.Module) -> nn.Module:

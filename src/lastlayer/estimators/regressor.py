@@ -545,14 +545,6 @@ def _note(given: Given, rows: Rows, settings: Settings) -> None:
         )
 
 
-def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> BLLRegressor:
-    """Load a model that `BLLRegressor.save` wrote."""
-    tensors, header = files.read(path)
-    if "online" in header:
-        raise files.ModelFileError(f"{path} holds an OnlineModel: use OnlineModel.load(path)")
-    return unpacked(path, tensors, header, backbone)
-
-
 @with_gradients
 def unpacked(
     path: str | os.PathLike[str], tensors: dict[str, Tensor], header: dict[str, Any], backbone: nn.Module | None

@@ -15,7 +15,6 @@ from lastlayer.data.rows import Points
 from lastlayer.data.sources import Samples
 from lastlayer.errors import InputError
 from lastlayer.networks.feature_extractor import FeatureExtractor
-from lastlayer.networks.mlp import copied
 from lastlayer.networks.structured import Inputs, as_inputs, call, moved, output_tensor
 from lastlayer.predictor.module import Predictor
 
@@ -96,9 +95,6 @@ class FeatureStage:
         if y_ndim == 1:
             return values.reshape(where)
         return np.moveaxis(values.reshape(*where, -1), -1, self.outputs_axis)
-
-    def module(self, predictor: Predictor) -> "StagedPredictor":
-        return StagedPredictor(copied(self.network), predictor)
 
 
 class StagedPredictor(nn.Module):

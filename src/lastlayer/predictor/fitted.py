@@ -13,7 +13,6 @@ from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
 from lastlayer import formula
-from lastlayer._internal.arrays import contiguous
 from lastlayer._internal.chunks import CHUNK_ROWS
 from lastlayer.calibration.curve import Calibration, Curve, Tails
 from lastlayer.data.observe import Functionals
@@ -182,7 +181,7 @@ class Fitted:
         X : ndarray of shape (m, d)
             Inputs in original units.
         """
-        Z = torch.tensor(contiguous(X))
+        Z = torch.from_numpy(np.array(X, order="C"))
         Z = Z if self.inputs is None else self.inputs.forward(Z)
         return converted(Z, self.settings.place.torch_dtype, self.settings.place.torch_device)
 

@@ -87,12 +87,6 @@ class Predictor(Numbers):
         found: formula.Functions = formula.functions(TorchOps, self, formula.standardized(self, self.converted(x)))
         return found
 
-    @property
-    def function_cov(self) -> Float[Tensor, "c q q"]:
-        """Covariance between the outputs of each member's function, before scaling."""
-        root = (0.5 * self.curve.log_slope).exp()
-        return self.noise_cov * root * root.mT
-
     def forward(self, x: Num[Tensor, "m *d"]) -> dict[str, Tensor]:
         """Predict the moments of the targets."""
         mean, epistemic, noise, cost = formula.moments(TorchOps, self, self.components(x))

@@ -267,7 +267,9 @@ def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> 
     tensors, header = files.read(path)
     if "table" in header:
         return _restored(path, tensors, header)
-    return regressor.load(path, backbone=backbone)
+    if "online" in header:
+        raise ModelFileError(f"{path} holds an OnlineModel: use OnlineModel.load(path)")
+    return regressor.unpacked(path, tensors, header, backbone)
 
 
 def load_table(path: str | os.PathLike[str], *, unknown: str = "error") -> TableRegressor:
