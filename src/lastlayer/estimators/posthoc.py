@@ -139,7 +139,7 @@ def attach(
             device=str(place.device),
             dtype=_NAMES[place.dtype],
         )
-        model.n_features_in_, model.training_ = X.shape[1], TrainingHistory()
+        model.n_features_in_, model.history_ = X.shape[1], vars(TrainingHistory())
         model._stage = stage if table is None else None
         unit = Standardizer(torch.zeros(X.shape[1]).double(), torch.ones(X.shape[1]).double())
         fitted = Fitted(

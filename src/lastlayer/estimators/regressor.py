@@ -45,7 +45,6 @@ from lastlayer.predictor.member import Member, training_costs
 from lastlayer.settings.resolve import check as check_parameters
 from lastlayer.settings.resolve import options_of, resolve
 from lastlayer.settings.types import Given, NoiseModel, Plan, Settings, Shape, TrainingOptions
-from lastlayer.training import TrainingHistory
 
 STREAMED_ROWS = 200_000
 """Memory maps with more rows than this are streamed from disk by default."""
@@ -354,11 +353,6 @@ class BLLRegressor(LastLayerRegressor):
             self._hold([member], sample, scales, settings, y_ndim, Gaussian())
             self._calibrate(run, validation_data)
 
-    @property
-    def history_(self) -> dict[str, Any]:
-        """Training history: one entry per epoch, and the reason for stopping."""
-        return dict(vars(self.training_))
-
     @cached_property
     def held_out_(self) -> HeldOutRows | None:
         """After `fit`, training rows with the networks that were not trained on them, for unbiased scores of this fit.
@@ -367,7 +361,7 @@ class BLLRegressor(LastLayerRegressor):
         """
         return None if self._held_out is None else HeldOutRows.of(*self._held_out)
 
-    training_: TrainingHistory
+    history_: dict[str, Any]
     _held_out: tuple[Fitted, list[Fit], Int[ndarray, " n"]] | None = None
     """The model that `fit` made, and the arguments of `HeldOutRows.of`."""
 
@@ -457,7 +451,7 @@ class BLLRegressor(LastLayerRegressor):
 
     def _calibrate(self, run: Run, validation_data: tuple[Any, Any] | None, fits: CrossFit | None = None) -> None:
         """Calibrate the fitted value as its settings say, and end the fit."""
-        self.training_, plan = run.history, self.fitted_.settings.plan
+        self.history_, plan = dict(vars(run.history)), self.fitted_.settings.plan
         if validation_data is not None:
             (self.calibrate if plan.curves else self.tune_alpha)(*validation_data)
         elif fits is not None and plan.curves:
