@@ -41,21 +41,19 @@ __all__ = [
     "sources",
     "statistics",
 ]
-_HOMES = {  # of each public name: the module that holds it, or the package of a public module
+_HOMES = {  # the module of each public name, or the public module itself
     "BLLLoss": "training.loss",
     "BLLRegressor": "estimators.regressor",
     "Prediction": "predictions.prediction",
     "TableRegressor": "tables.regressor",
     "TrainingOptions": "settings.types",
     "attach": "estimators.posthoc",
-    "load": "tables.regressor",
-}
-_MODULES = {
     "baselines": "studies.baselines",
     "distributed": "data.distributed",
     "evidence": "bayes.evidence",
     "extrapolation": "estimators.extrapolation",
     "features": "bayes.features",
+    "load": "tables.regressor",
     "metrics": "predictions.metrics",
     "observe": "data.observe",
     "online": "online",
@@ -69,13 +67,10 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     """Import public names and modules on first use, so that `lastlayer --help` does not wait for torch."""
-    if name in _HOMES:
-        value: Any = getattr(import_module(f"lastlayer.{_HOMES[name]}"), name)
-    elif name in _MODULES:
-        value = import_module(f"lastlayer.{_MODULES[name]}")
-    else:
+    if name not in _HOMES:
         raise AttributeError(f"module 'lastlayer' has no attribute {name!r}")
-    globals()[name] = value
+    home = import_module(f"lastlayer.{_HOMES[name]}")
+    globals()[name] = value = home if home.__name__.endswith(f".{name}") else getattr(home, name)
     return value
 
 
