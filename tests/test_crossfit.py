@@ -289,17 +289,6 @@ def test_of_splits_that_were_given_those_rows_lie_outside_that_cost_more_than_an
     np.testing.assert_allclose(points.weight, data.weight[held].numpy() * np.where(beyond, 0.1, 1.0))
 
 
-def test_rows_that_a_splitter_never_holds_out_are_no_points(data):
-    """As with TimeSeriesSplit: the first rows are always in the past."""
-    splits = [
-        Split(np.arange(10), np.arange(10, 20), "given", 10),
-        Split(np.arange(20), np.arange(20, 40), "given", 20),
-    ]
-    points = fitted(data, splits).held_out()
-    assert torch.equal(points.readings.values, data.T[10:])
-    assert points.mean.shape == (1, 30, 2)
-
-
 def test_what_a_network_says_of_new_points_is_its_posterior(data):
     network = MLP(1, (4,), generator=torch.Generator().manual_seed(0))
     (posterior,) = by_evidence([Statistics.from_features(features(network, data.X), data.T)])

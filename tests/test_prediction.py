@@ -66,16 +66,6 @@ def same(a: MixturePrediction, b: MixturePrediction) -> None:
         close(a.quantile(level), b.quantile(level))
 
 
-@pytest.mark.parametrize("correlated", [False, True])
-def test_joint_density_is_that_of_a_multivariate_normal(correlated: bool) -> None:
-    p = gaussian(m=6, q=3, correlated=correlated)
-    y = targets(p)
-    cov = component_covs(p)[0]
-    expected = [stats.multivariate_normal(p.mean[i], cov[i]).logpdf(y[i]) for i in range(6)]
-    close(p.log_prob(y), np.array(expected))
-    close(p.cov(), cov)
-
-
 @pytest.mark.parametrize("parts", [gaussian, mixture])
 def test_the_joint_density_of_known_targets_is_their_marginal(parts: Callable[..., MixturePrediction]) -> None:
     p = parts(m=4, q=3)
@@ -122,10 +112,11 @@ def test_a_standardised_residual_counts_standard_deviations() -> None:
     close(p.standardized_residual(p.mean + 1.7 * p.std), np.full((4, 2), 1.7))
 
 
-@given(c=st.integers(2, 5), m=st.integers(1, 4), q=st.integers(1, 3), seed=st.integers(0, 99))
+@given(c=st.integers(1, 5), m=st.integers(1, 4), q=st.integers(1, 3), seed=st.integers(0, 99))
 def test_mixtures_agree_with_torch(c: int, m: int, q: int, seed: int) -> None:
     p = mixture(c, m, q, seed)
     y = torch.as_tensor(targets(p))
+    close(p.component_cov(), component_covs(p))
     w, mean = torch.as_tensor(p.weights).T, torch.as_tensor(p.component_mean)
     covs = torch.as_tensor(component_covs(p))
     joint = MixtureSameFamily(Categorical(w), MultivariateNormal(mean.movedim(0, -2), covs.movedim(0, -3)))

@@ -168,6 +168,10 @@ def test_a_model_that_was_refused_holds_nothing(as_a_user):
     refused("batch_size=None", model.fit_source, source())
     with pytest.raises(ValueError, match="not fitted"):
         model.settings_  # noqa: B018
+    again = copy.deepcopy(default()).set_params(training=TrainingOptions(objective="profild"))
+    X, y = sine()
+    refused("objective", again.fit, 100 * X, 100 * y)
+    refused("not fitted", again.predict, X, error=ValueError)  # never the old last layer behind new scales
 
 
 @cache
