@@ -137,40 +137,6 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-RANKS = """
-import os, runpy, sys, traceback
-import torch._dynamo, torch.distributed.nn  # imported once, as all of the library
-import lastlayer
-
-[getattr(lastlayer, name) for name in lastlayer.__all__]
-del sys.argv[0]
-child = os.fork()
-os.environ["RANK"] = os.environ["LOCAL_RANK"] = "0" if child else "1"
-try:
-    kept = runpy.run_path(sys.argv[0])
-    failed = bool(child and os.waitpid(child, 0)[1])
-except BaseException:
-    traceback.print_exc()
-    failed = True
-sys.stdout.flush()
-os._exit(failed)  # without destructors: those of process groups wait for threads of gloo, which wait for them
-"""
-
-
-def alone_and_by_two(code: str, folder: Path) -> list[dict[str, Tensor]]:
-    """What a script saves as {world}-{rank}.pt in the folder it is given: alone, then by each of two processes."""
-    script = folder / "ranks.py"
-    script.write_text(textwrap.dedent(code))
-    environment = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    two = subprocess.Popen(
-        [sys.executable, "-c", RANKS, str(script), str(folder)], env={**os.environ, **environment, "WORLD_SIZE": "2"}
-    )
-    with mock.patch.object(sys, "argv", [str(script), str(folder)]):
-        runpy.run_path(str(script))
-    assert two.wait(timeout=180) == 0
-    return [torch.load(folder / name, weights_only=True) for name in ("1-0.pt", "2-0.pt", "2-1.pt")]
-
-
 class Losses(Problem):
     """Any differentiable loss of a stack of networks, one value per network."""
 
@@ -237,6 +203,29 @@ def by_two_processes(code: str, folder: Path) -> dict[str, list[Any]]:
     return {
         name: [json.loads(file.read_text()) if file.exists() else None for file in both] for name, both in files.items()
     }
+
+
+def alone_and_by_two(code: str, folder: Path) -> list[dict[str, Tensor]]:
+    """What a script saves as {world}-{rank}.pt in the folder it is given: alone, then by each of two processes."""
+    script, scenario = (
+        folder / "ranks.py",
+        """
+        import runpy, sys, lastlayer
+        [getattr(lastlayer, name) for name in lastlayer.__all__]
+
+        def both(rank):
+            sys.argv = ["", {folder!r}]
+            runpy.run_path({script!r})
+
+        SCENARIOS = {{"both": both}}
+    """,
+    )
+    script.write_text(textwrap.dedent(code))
+    told = by_two_processes(scenario.format(folder=str(folder), script=str(script)), folder)
+    assert told == {"both": [None, None]}, told
+    with mock.patch.object(sys, "argv", [str(script), str(folder)]):
+        runpy.run_path(str(script))
+    return [torch.load(folder / name, weights_only=True) for name in ("1-0.pt", "2-0.pt", "2-1.pt")]
 
 
 def random_splits(groups, k: int, rng: np.random.Generator) -> list[Split]:

@@ -218,9 +218,6 @@ def names_of(problem: CurveProblem) -> list[str]:
     return [parameter.name for parameter in problem.parameters]
 
 
-# --- the curve itself
-
-
 def test_the_identity_is_the_posterior_as_it_stands() -> None:
     v = np.array([0.0, 0.1, 5.0])
     curve = Curve.identity(2)
@@ -267,9 +264,6 @@ def test_a_curve_says_what_it_is() -> None:
     assert "10% of it 9.0 times as wide" in str(TAILS)
     assert str(NONE) == ""
     assert "2.5 times the variance of the process" in str(Outside(2.5, 0.3))
-
-
-# --- the objective
 
 
 @pytest.mark.parametrize("mixture", [False, True])
@@ -344,9 +338,6 @@ def test_the_gradient_is_that_of_differences_and_pieces_add_up(at_once: int, cor
     assert in_pieces.value(x)[0] == pytest.approx(value, rel=1e-12)
     np.testing.assert_allclose(in_pieces.value(x)[1], gradient, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(in_pieces.log_density(x), whole.log_density(x), rtol=1e-12)
-
-
-# --- what the fit finds
 
 
 @pytest.mark.parametrize(("q", "c", "correlated"), [(1, 1, False), (2, 1, False), (2, 3, False), (2, 1, True)])
@@ -633,9 +624,6 @@ def test_weights_count_copies() -> None:
     assert weighted.lpd == pytest.approx(repeated.lpd)
 
 
-# --- very many points
-
-
 def test_a_part_of_the_points_is_always_the_same_and_weighs_as_much() -> None:
     points = held_out(50, 2, 3, families=(NETWORK, FOURIER, LINEAR), outside=3.0)
     points = replace(points, kind=np.array(["random"] * 40 + ["blocked"] * 10))
@@ -676,9 +664,6 @@ def test_curves_of_a_part_are_near_those_of_all_and_speak_for_all(monkeypatch) -
     assert part.lpd_before == everything.lpd_before
     assert part.curve.reach == float(points.cost.max())
     assert len(part.points.cost) == 6000
-
-
-# --- networks that failed
 
 
 @pytest.mark.parametrize("mixture", [False, True])
@@ -751,9 +736,6 @@ def test_without_a_usable_point_the_posterior_stands_as_it_is(input_noise: bool)
         assert found.points.squared_error.shape == (0, 2)
 
 
-# --- noise that depends on the input
-
-
 def noisy(n: int, strength: float = 1.5, seed: int = 0) -> tuple[HeldOutPoints, torch.Tensor]:
     """Points that are all noise, and the variance of it over its usual value: exp(strength tanh(first input))."""
     points = held_out(n, 1, curve=Curve.identity(2), seed=seed)
@@ -820,9 +802,6 @@ def test_a_head_that_has_learned_nothing_changes_nothing() -> None:
 
 def head_factor(head: NoiseHead, Z: torch.Tensor) -> np.ndarray:
     return formula.log_noise_factor(TorchOps, head, Z).exp().numpy()
-
-
-# --- sets of points
 
 
 def test_sets_of_points_are_joined_and_stacked_field_by_field() -> None:
@@ -910,9 +889,6 @@ def test_without_a_process_or_points_nothing_is_outside() -> None:
     assert points.beside_references() is points
     none = held_out(4, 1, 1, families=(FOURIER,))[np.arange(0)]
     assert none.beside_references().log_far is None
-
-
-# --- splits
 
 
 @given(m=st.integers(4, 60), k=st.integers(2, 5), seed=st.integers(0, 9), copies=st.booleans())

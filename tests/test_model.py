@@ -124,9 +124,6 @@ def slow_joint_cov(model: LastLayerRegressor, X: np.ndarray, *, noise: bool) -> 
     return total
 
 
-# what it predicts ---------------------------------------------------------------------------------------------------
-
-
 @of_every_kind
 @pytest.mark.parametrize("tuned", [False, True])
 def test_the_prediction_is_the_mixture_of_its_members(model, tuned):
@@ -245,9 +242,6 @@ def test_extrapolation_is_the_mean_cost_of_the_members(model):
     np.testing.assert_allclose(model.predictive(NEW).affine_cost, far.affine_cost, rtol=1e-12)
     assert far.quantile[0] == 1.0
     assert far.quantile[2] < 0.9
-
-
-# members and calibration --------------------------------------------------------------------------------------------
 
 
 def test_the_default_cross_fits_members_of_every_family_and_the_best_come_first():
@@ -406,9 +400,6 @@ def test_tuning_moves_the_variance_alone_and_never_for_the_worse(model):
         before = after
 
 
-# splitters ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("splitter", "n_held"), [(KFold(3), 60), (TimeSeriesSplit(3), 45), (GroupKFold(3), 60)], ids=["k", "time", "groups"]
 )
@@ -433,9 +424,6 @@ def test_groups_that_go_together_are_held_out_together():
     grouped = quick(calibration=GroupKFold(5), **options).fit(X, y, groups=np.arange(60) // 2)
     assert np.median(grouped.calibration_.points.squared_error) > np.median(leaking.calibration_.points.squared_error)
     assert grouped.calibration_.lpd < leaking.calibration_.lpd
-
-
-# randomness, units, few rows ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "options"), [("one", {}), ("single", ALONE)], ids=["mixture", "single"])
@@ -527,9 +515,6 @@ def test_every_option_learns(options):
     assert math.isfinite(model.nlml_)
 
 
-# backbones ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_factory_makes_the_members_of_a_mixture():
     X, y = sine()
     made = []
@@ -565,9 +550,6 @@ def test_a_backbone_is_one_network_calibrated_on_a_share_of_the_rows():
         random_state=0,
     ).fit(images, images.sum((1, 2, 3)))
     assert set(flat.calibration_.points.kind) == {"random"}  # no blocks without a table
-
-
-# updates and files --------------------------------------------------------------------------------------------------
 
 
 @of_every_kind
@@ -687,9 +669,6 @@ def test_a_model_whose_calibration_came_to_nothing_can_be_saved(tmp_path):
     assert math.isnan(lastlayer.load(tmp_path / "m").fitted_.family_scores[Network(0.03)])
 
 
-# conformal intervals ------------------------------------------------------------------------------------------------
-
-
 @of_every_kind
 def test_conformal_intervals_cover_the_rows_they_were_made_from_as_often_as_they_must(model):
     q = outputs(model)
@@ -716,18 +695,12 @@ def test_what_changes_the_model_discards_the_conformal_rows(change):
     assert model.fitted_.conformal_scores is None
 
 
-# noise that depends on the input ------------------------------------------------------------------------------------
-
-
 def test_noise_follows_the_input():
     noisy = fitted("noisy")
     noise = np.sqrt(noisy.predictive(np.array([[-1.5], [1.5]])).noise_var)
     assert noise[1] > 2 * noise[0]
     edge, beyond = noisy.predictive(np.array([[3.0], [50.0]])).noise_var
     assert beyond == pytest.approx(edge, rel=0.2)  # members weigh otherwise, the head is clipped
-
-
-# accidents ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{}, {"preset": "fast", "n_members": "auto", "hidden_prior": "auto"}], ids=str)
@@ -759,8 +732,7 @@ def test_a_hopeless_learning_rate_ends_in_a_finite_model(max_epochs, options, q)
     X, y = sine(q=q)
     model = quick(hidden=(8, 8), activation="relu", learning_rate=1e200, max_epochs=max_epochs, **options).fit(X, y)
     mean, std = model.predict(X, return_std=True)
-    assert np.isfinite(mean).all()
-    assert np.isfinite(std).all()
+    assert np.isfinite([mean, std]).all()
     assert std.min() > 0
     assert model.score(X, y) > 0.1
 
@@ -802,9 +774,6 @@ def test_conformal_scores_belong_to_the_model_and_not_to_its_views():
     assert model.fitted_.conformal_scores.shape == (30, 1)
     lower, upper = model.predictive(NEW).interval(0.9, method="conformal")
     assert (lower < upper).all()
-
-
-# a model is its own -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", ["backbones", "one", "mixed"], indirect=True)

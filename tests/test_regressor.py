@@ -55,9 +55,6 @@ def test_scikit_learn_agrees(as_a_user, estimator, check):
     check(estimator)
 
 
-# the ecosystem ------------------------------------------------------------------------------------------------------
-
-
 def test_pipelines_searches_and_clones():
     X, y = sine()
     assert make_pipeline(StandardScaler(), quick()).fit(X, y).score(X, y) > 0.7
@@ -107,9 +104,6 @@ def test_shapes_follow_the_targets(q):
     assert far.affine_cost.shape == far.quantile.shape == (m,)
     assert isinstance(model.score(X, y), float)
     assert model.noise_std_.shape == (width,)
-
-
-# what it predicts ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("noise", ["diagonal", "full"])
@@ -166,14 +160,8 @@ def test_with_the_inputs_passed_on_the_cost_grows_with_the_square_of_the_distanc
         assert bounded[1] / bounded[0] == pytest.approx(1, rel=1e-2)  # tanh saturates: what the inputs are for
 
 
-# options ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_whole_number_of_epochs_may_be_a_float(as_a_user):
     assert len(quick(max_epochs=3.0).fit(*sine()).history_["nlml"]) == 3
-
-
-# weights, validation data, updates ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, math.nan])
@@ -196,9 +184,6 @@ def test_update_refuses_what_does_not_fit(as_a_user, two):
     refused("y has 1 outputs", model.tune_alpha, X, y[:, 0])
     refused("forgetting=0", model.update, X, y, forgetting=0.0)
     np.testing.assert_array_equal(model.predict(X), two.predict(X))
-
-
-# training -----------------------------------------------------------------------------------------------------------
 
 
 def test_history_tells_what_happened():
@@ -231,8 +216,7 @@ class Trips(nn.Module):
 
 def assert_usable(model, X, y):
     mean, std = model.predict(X, return_std=True)
-    assert np.isfinite(mean).all()
-    assert np.isfinite(std).all()
+    assert np.isfinite([mean, std]).all()
     assert std.min() > 0
     assert model.score(X, y) > 0.1
 
@@ -266,9 +250,6 @@ def test_whatever_happens_in_training_the_model_is_usable(wrong, at, said, stopp
         assert history["setbacks"] == 1
         assert history["learning_rate"][-1] < 0.5 * 2e-2 * 0.31
     assert_usable(model, X, y)
-
-
-# backbones ----------------------------------------------------------------------------------------------------------
 
 
 class LastState(nn.Module):
@@ -350,9 +331,6 @@ def test_inputs_that_are_no_table_cannot_be_passed_on():
     refused(r"input_skip=True needs a table.*\(10, 1, 8, 8\)", quick(backbone=nn.Flatten(), input_skip=True).fit, X, y)
 
 
-# data of every kind -------------------------------------------------------------------------------------------------
-
-
 def _frozen(values: np.ndarray) -> np.ndarray:
     values = values.copy()
     values.flags.writeable = False
@@ -408,12 +386,8 @@ def test_it_simply_works(name, options, request, monkeypatch):
     away = X.mean(0) + 1e6 * np.where(X.std(0) > 0, X.std(0), 1)
     for new in (X, X[:1], away[None]):
         p = model.predictive(new)
-        assert np.isfinite(p.mean).all()
-        assert np.isfinite(p.std).all()
-        assert np.isfinite(p.cov()).all()
-        assert np.isfinite(p.affine_cost).all()
-        assert np.isfinite(model.joint(new).cov()).all()
-        assert np.isfinite(model.sample_y(new, 2)).all()
+        numbers = p.mean, p.std, p.cov(), p.affine_cost, model.joint(new).cov(), model.sample_y(new, 2)
+        assert all(np.isfinite(each).all() for each in numbers)
         assert (p.epistemic_var >= 0).all()
     assert model.extrapolation(away[None]).affine_cost >= model.extrapolation(X).affine_cost.max() * (1 - 1e-9)
     tuned = model.tune_alpha(X, y).predictive(away[None])
