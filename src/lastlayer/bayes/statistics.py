@@ -171,8 +171,9 @@ class Statistics:
         m = phi_tilde.shape[-2]
         if m == 0 or T.shape[-2] != m:
             raise InputError(f"{m} rows of features and {T.shape[-2]} of targets: give equally many, at least one")
-        on_gpu, width = phi_tilde.device.type != "cpu", max(1, phi_tilde[..., :1, :].numel())
-        chunks = row_chunks(m, max(CHUNK_ROWS, GPU_CHUNK // width) if on_gpu else CHUNK_ROWS)
+        on_gpu = phi_tilde.device.type != "cpu"
+        size = max(CHUNK_ROWS, GPU_CHUNK // max(1, phi_tilde[..., :1, :].numel())) if on_gpu else CHUNK_ROWS
+        chunks = row_chunks(m, size)
         weights = (None if sample_weight is None else sample_weight[..., rows] for rows in chunks)
         parts = zip(chunks, weights, strict=True)
         return reduce(add, (cls._of_chunk(phi_tilde[..., at, :], T[..., at, :], w, dtype) for at, w in parts))
@@ -323,7 +324,7 @@ class Statistics:
         """
         first = parts[0]
         for part in parts:
-            first._check_same_columns(part)
+            first._matched(part)
         moved: dict[str, Any] = {name: torch.stack([getattr(part, name) for part in parts], dim) for name in MOMENTS}
         if any(part.observations is not None for part in parts):
             moved["observations"] = torch.stack([part.n for part in parts], dim)
@@ -448,16 +449,13 @@ class Statistics:
         """Both in the finer of their layouts."""
         if self.by_output != other.by_output:
             self, other = self.each_output(), other.each_output()
-        self._check_same_columns(other)
-        return self, other
-
-    def _check_same_columns(self, other: "Statistics") -> None:
         mine, theirs = (self.n_linear, self.n_outputs), (other.n_linear, other.n_outputs)
         if mine != theirs:
             raise InputError(
                 f"statistics of {mine[0]} features and {mine[1]} targets cannot be combined with those of "
                 f"{theirs[0]} features and {theirs[1]} targets"
             )
+        return self, other
 
 
 def log_scales(precision: Float[Tensor, "*b m"], weight: Float[Tensor, "*b m"] | None = None) -> Float[Tensor, "*b"]:

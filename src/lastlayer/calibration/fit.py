@@ -212,9 +212,9 @@ class CurveProblem:
 
     def parts(self, x: ndarray) -> tuple[Float[ndarray, "s p"], Float[ndarray, " t"], NoiseHead | None]:
         """Split the vector into the parameters of the curves, those of the mixture, and the noise head."""
-        curves, of_mixture, of_head = np.split(x, [self.n_curves, len(self.parameters)])
-        head = self.head and self.head.with_numbers(torch.tensor(of_head))
-        return curves.reshape(len(self.families), -1), of_mixture, head
+        n, of_curves = len(self.parameters), x[: self.n_curves]
+        head = self.head and self.head.with_numbers(torch.tensor(x[n:]))
+        return of_curves.reshape(len(self.families), -1), x[self.n_curves : n], head
 
     def densities(self, x: ndarray, head: NoiseHead | None) -> Iterator[tuple[Density, MixtureDensity, Tensor]]:
         """Evaluate the mixture chunk by chunk, and the log factor of the noise."""

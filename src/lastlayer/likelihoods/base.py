@@ -128,8 +128,45 @@ class Likelihood:
         return self
 
     def log_marginal(self, r: HeldOutReadings, p: Predicted, tails: tuple[float, float] = NO_TAILS) -> Marginal:
-        """Log densities of held-out working targets with the function integrated out, and their slopes."""
-        return gaussian(r, p, tails)
+        """Log densities of held-out working targets with the function integrated out, and their slopes.
+
+        They are joint over the outputs. A share of the probability has a larger variance: `tails` are the logit of that
+        share and the log of the factor on the variance.
+        """
+        ops, C, (share, wider) = NumPyOps, r.correlation, tails
+        residual = r.t - p.mean if r.read is None else r.read * (r.t - p.mean)
+        of_target, of_model = p.log_var, np.ones(())
+        if r.log_known is not None:
+            of_target = ops.logaddexp(p.log_var, r.log_known)
+            of_model = np.exp(p.log_var - of_target)  # fraction of the target's variance that is not known
+        if C is None:
+            pull = residual * np.exp(-of_target)
+            logdet = (of_target if r.read is None else r.read * of_target).sum(-1)
+        else:
+            cov = output_cov(ops, C, np.exp(p.log_epistemic), np.exp(p.log_noise))
+            inverse, logdet = np.linalg.inv(cov), np.linalg.slogdet(cov)[1]
+            pull = (inverse @ residual[..., None])[..., 0]
+        distance = (residual * pull).sum(-1)
+        less = 1 - math.exp(-wider)  # reduction of the distance in the tails
+        odds = share + 0.5 * (less * distance - r.n_read * wider)
+        either = ops.logaddexp(0.0, odds)
+        log_density = p.log_weight - 0.5 * (distance + logdet + r.n_read * LOG_2PI) + either - ops.logaddexp(0.0, share)
+
+        def slopes(rho: Float[ndarray, "c n"]) -> Slopes:
+            tail = np.exp(odds - either)
+            R, h = rho[..., None], (1 - less * tail)[..., None]  # h: factor on the distance
+            in_tails = rho * tail
+            of_share = in_tails.sum() - rho.sum() * ops.sigmoid(share)
+            of_factor = 0.5 * (((1 - less) * distance - r.n_read) * in_tails).sum()
+            if C is None:
+                log_var = R * of_model * (0.5 * (h * residual * pull - (1 if r.read is None else r.read)))
+                return Slopes(R * h * pull, log_var, 0.0, 0.0, (of_share, of_factor))
+            by_cov = 0.5 * C * (h[..., None] * ops.outer(pull, pull) - inverse)
+            roots = np.exp(p.log_epistemic / 2), np.exp(p.log_noise / 2)
+            e, n = (root * (by_cov @ root[..., None])[..., 0] for root in roots)
+            return Slopes(R * h * pull, 0.0, R * e, R * n, (of_share, of_factor))
+
+        return Marginal(log_density, slopes)
 
     def predict(self, working: MixturePrediction) -> Prediction:
         """Convert a prediction of the working targets to one of the targets."""
@@ -155,47 +192,6 @@ class Gaussian(Likelihood):
     """Gaussian noise."""
 
     name = "gaussian"
-
-
-def gaussian(r: HeldOutReadings, p: Predicted, tails: tuple[float, float]) -> Marginal:
-    """Gaussian readings, joint over the outputs; a share of the probability has a larger variance.
-
-    `tails` are the logit of that share and the log of the factor on the variance.
-    """
-    ops, C, (share, wider) = NumPyOps, r.correlation, tails
-    residual = r.t - p.mean if r.read is None else r.read * (r.t - p.mean)
-    of_target, of_model = p.log_var, np.ones(())
-    if r.log_known is not None:
-        of_target = ops.logaddexp(p.log_var, r.log_known)
-        of_model = np.exp(p.log_var - of_target)  # fraction of the target's variance that is not known
-    if C is None:
-        pull = residual * np.exp(-of_target)
-        logdet = (of_target if r.read is None else r.read * of_target).sum(-1)
-    else:
-        cov = output_cov(ops, C, np.exp(p.log_epistemic), np.exp(p.log_noise))
-        inverse, logdet = np.linalg.inv(cov), np.linalg.slogdet(cov)[1]
-        pull = (inverse @ residual[..., None])[..., 0]
-    distance = (residual * pull).sum(-1)
-    less = 1 - math.exp(-wider)  # reduction of the distance in the tails
-    odds = share + 0.5 * (less * distance - r.n_read * wider)
-    either = ops.logaddexp(0.0, odds)
-    log_density = p.log_weight - 0.5 * (distance + logdet + r.n_read * LOG_2PI) + either - ops.logaddexp(0.0, share)
-
-    def slopes(rho: Float[ndarray, "c n"]) -> Slopes:
-        tail = np.exp(odds - either)
-        R, h = rho[..., None], (1 - less * tail)[..., None]  # h: factor on the distance
-        in_tails = rho * tail
-        of_share = in_tails.sum() - rho.sum() * ops.sigmoid(share)
-        of_factor = 0.5 * (((1 - less) * distance - r.n_read) * in_tails).sum()
-        if C is None:
-            log_var = R * of_model * (0.5 * (h * residual * pull - (1 if r.read is None else r.read)))
-            return Slopes(R * h * pull, log_var, 0.0, 0.0, (of_share, of_factor))
-        by_cov = 0.5 * C * (h[..., None] * ops.outer(pull, pull) - inverse)
-        roots = np.exp(p.log_epistemic / 2), np.exp(p.log_noise / 2)
-        e, n = (root * (by_cov @ root[..., None])[..., 0] for root in roots)
-        return Slopes(R * h * pull, 0.0, R * e, R * n, (of_share, of_factor))
-
-    return Marginal(log_density, slopes)
 
 
 def by_output(x: Float[ndarray, "*s q"]) -> Float[ndarray, "*s q"]:
