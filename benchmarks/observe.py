@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -129,12 +129,11 @@ def surface(X: Float[ndarray, "m 3"]) -> Float[ndarray, "m 4"]:
     return np.column_stack([energy, gradient])
 
 
-@dataclass(frozen=True)
-class Measured:
-    X: Float[ndarray, "n 3"]
-    energies: Float[ndarray, " n"]
-    X_gradients: Float[ndarray, "k 3"]
-    gradients: Float[ndarray, "k 3"]
+class Measured(NamedTuple):
+    X: ndarray
+    energies: ndarray
+    X_gradients: ndarray
+    gradients: ndarray
 
     @classmethod
     def draw(cls, n: int, k: int, rng: np.random.Generator) -> "Measured":

@@ -53,13 +53,7 @@ class Learner:
     form: Form  # converts rows and targets to the method's format; not timed
 
 
-@dataclass(frozen=True)
-class Result:
-    name: str
-    learn_us: float
-    predict_us: float
-    both_us: float
-    rmse: float
+PASSES = ("learn", "predict", "both")
 
 
 def as_arrays(X: ndarray, y: ndarray) -> tuple[list[Any], list[Any]]:
@@ -70,9 +64,9 @@ def as_dicts(X: ndarray, y: ndarray, names: tuple[str, ...]) -> tuple[list[Any],
     return [dict(zip(names, row, strict=True)) for row in X.tolist()], y.tolist()
 
 
-def run(learner: Learner, X: ndarray, y: ndarray, passes: tuple[str, ...] = ("learn", "predict", "both")) -> Result:
-    """Run one stream per pass; times are means over the rows, in processor time, occasional factorisations included."""
-    form, taken, said = learner.form(X, y), dict.fromkeys(("learn", "predict", "both"), float("nan")), []
+def run(learner: Learner, X: ndarray, y: ndarray, passes: tuple[str, ...] = PASSES) -> dict[str, float]:
+    """Run one stream per pass: microseconds per row in processor time, factorisations included, and the RMSE."""
+    form, taken, said = learner.form(X, y), dict[str, float](), list[Any]()
     for way in passes:
         state, predict, learn = copy.deepcopy(learner.state), learner.predict, learner.learn
         start = time.process_time()
@@ -83,8 +77,7 @@ def run(learner: Learner, X: ndarray, y: ndarray, passes: tuple[str, ...] = ("le
                 learn(state, row, target)
         taken[way] = 1e6 * (time.process_time() - start) / len(X)
     means = np.array([np.ravel(one[0] if isinstance(one, tuple) else one)[0] for one in said[-len(X) :]])
-    rmse = float(np.sqrt(np.mean(np.square(means - y))))
-    return Result(learner.name, taken["learn"], taken["predict"], taken["both"], rmse)
+    return taken | {"rmse": float(np.sqrt(np.mean(np.square(means - y))))}
 
 
 def floor(p: int) -> float:
@@ -198,7 +191,7 @@ def incremental(X: ndarray, y: ndarray, creep: float, model: BLLRegressor) -> li
         for eta in STEPS[1:3] if name == "MLPRegressor" else STEPS:
             try:
                 way = Scaled(make(eta), features, X, y)
-                tried[eta] = run(theirs(name, way), *other, passes=("both",)).rmse
+                tried[eta] = run(theirs(name, way), *other, passes=("both",))["rmse"]
             except ValueError:  # it overflowed
                 tried[eta] = np.inf
         best = min(tried, key=lambda eta: tried[eta])
@@ -242,12 +235,12 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"\n{title}: {options.rows:,} rows, {p} features, noise {NOISE}; microseconds per row")
         print(f"{'':<58}{'learn':>9}{'predict':>9}{'both':>9}{'/ first':>9}{'RMSE':>8}{'/ first':>9}")
         print(f"{f'lower bound: a rank-one update of {p + 1} x {p + 1} by BLAS':<58}{floor(p + 1):9.1f}")
-        base: Result | None = None
+        base: dict[str, float] = {}
         for way in ways:
-            r = run(way, *stream)
-            base = base or r
-            times = f"{r.learn_us:9.1f}{r.predict_us:9.1f}{r.both_us:9.1f}{r.both_us / base.both_us:9.2f}"
-            print(f"{r.name:<58}{times}{r.rmse:8.3f}{r.rmse / base.rmse:9.2f}", flush=True)
+            found = run(way, *stream)
+            base, rmse = base or found, found["rmse"]
+            times = "".join(f"{found[each]:9.1f}" for each in PASSES) + f"{found['both'] / base['both']:9.2f}"
+            print(f"{way.name:<58}{times}{rmse:8.3f}{rmse / base['rmse']:9.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -120,17 +120,6 @@ def test_rows_too_far_out_for_finite_predictions_are_refused(fitted):
     refused(r"farther than 1e\+50 standard deviations", fitted.predict, frame().assign(x=1e80))
 
 
-def test_an_update_learns_rows_and_their_ranges():
-    data = frame()
-    model = TableRegressor(**FAST).fit(data.iloc[:40], target="y")
-    new = data.iloc[40:].assign(x=5.0)
-    before = model.predictive(new).std
-    assert model.update(new) is model
-    assert (model.predictive(new).std < before).all()
-    assert model.schema_.columns[0].high == 5
-    assert model.card_["rows"] == 60
-
-
 def test_scikit_learn_can_clone_and_cross_validate():
     X, y = frame().drop(columns="y"), frame()["y"]
     model = TableRegressor(drop=["id"], impute="median", **FAST)
@@ -155,7 +144,7 @@ def test_missing_values_are_filled_only_on_request():
     np.testing.assert_array_equal(model.predict(nulls), model.predict(data))
 
 
-def test_rows_that_belong_together_and_rows_for_validation(monkeypatch):
+def test_rows_that_belong_together_and_rows_for_validation(fitted, monkeypatch):
     seen = {}
 
     def fit(self, X, y, **given):
@@ -166,6 +155,7 @@ def test_rows_that_belong_together_and_rows_for_validation(monkeypatch):
     data = frame().assign(run=["p", "q", "r"] * 20)
     refused("enough", TableRegressor().fit, data, target="y", groups="run", validation_data=(data.iloc[:7], None))
     assert seen["groups"].tolist() == ["p", "q", "r"] * 20
+    assert seen["d"] == fitted.n_features_in_  # groups are no input
     assert seen["calibration"].get_n_splits(groups=seen["groups"]) == 3
     X, y = seen["validation_data"]
     assert X.shape == (7, seen["d"])

@@ -157,6 +157,7 @@ def test_an_update_takes_rows_in_and_widens_the_ranges(tmp_path, fitted):
     model, new = load_table(tmp_path / "m"), read(NEW)
     before = forecast(model, new)
     after = model.update(new)
+    assert after is model
     again = forecast(after, new)
     assert before.outside.total() > 0 == again.outside.total()
     assert after.card_["rows"] == 560
@@ -164,24 +165,6 @@ def test_an_update_takes_rows_in_and_widens_the_ranges(tmp_path, fitted):
     y = after.schema_.targets_of(new)
     error = lambda cells: np.abs(cells["head_m_mean"] - y[:, 0]).mean()
     assert error(again.cells) < error(before.cells)
-
-
-def test_groups_stay_together(monkeypatch):
-    seen = {}
-    real = lastlayer.BLLRegressor.fit
-
-    def fit(self, X, y, groups=None, **given):
-        seen.update(groups=groups, calibration=self.calibration, d=X.shape[1])
-        return real(self, X, y, groups=groups, **given)
-
-    monkeypatch.setattr(lastlayer.BLLRegressor, "fit", fit)
-    rng = np.random.default_rng(0)
-    t = table(x=rng.normal(size=30).tolist(), run=["a", "b", "c"] * 10, y=rng.normal(size=30).tolist())
-    words = {"hidden": (3,), "max_epochs": 2, "n_members": 2, "hidden_prior": 1.0, "random_state": 0}
-    TableRegressor(**words).fit(t, target="y", groups="run")
-    assert seen["d"] == 1
-    assert seen["groups"].tolist() == ["a", "b", "c"] * 10
-    assert seen["calibration"].get_n_splits(groups=seen["groups"]) == 3
 
 
 def test_scores_are_those_of_the_metrics(fitted):

@@ -43,8 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
         results = list(store.results.values())
         summary = tables.Summary(results)
         texts = {"tables.md": tables.as_markdown(summary), "scores.csv": tables.scores_csv(results)}
-        ranked = any(problem.ranked for problem in summary.problems)
-        runner.write_files(asked.out, texts, {"bo.png": tables.picture(summary)} if ranked else {})
+        runner.write_files(asked.out, texts, {"bo.png": tables.picture(summary)} if summary.ranked else {})
         for table in tables.TABLES:
             runner.print_rows(table(summary))
 

@@ -29,10 +29,6 @@ class Problem:
     """Whether the problem only measures the time of a step: it then has three seeds, and its regret is not ranked."""
 
     @property
-    def ranked(self) -> bool:
-        return not self.timing
-
-    @property
     def n_outputs(self) -> int:
         return max(1, len(self.reference))
 

@@ -57,7 +57,7 @@ class Summary:
 
     @property
     def ranked(self) -> list[Problem]:
-        return [problem for problem in self.problems if problem.ranked]
+        return [problem for problem in self.problems if not problem.timing]
 
     def of(self, problem: Problem, method: Method) -> Curves | None:
         return self.curves.get((problem.name, method.name))
