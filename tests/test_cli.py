@@ -288,8 +288,11 @@ def test_all_problems_of_a_table_are_said_at_once(here):
 
 
 def test_help_is_quick_and_whole():
-    code = "import sys, lastlayer.cli as c; c.app(['--help'], standalone_mode=False); print('torch' in sys.modules)"
-    help_ = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code = (
+        "import sys, atexit; sys.argv = ['lastlayer', '--help']; atexit.register(lambda: print('torch' in sys.modules))"
+    )
+    command = [sys.executable, "-W", "error", "-c", f"{code}; from lastlayer.__main__ import main; main()"]
+    help_ = subprocess.run(command, capture_output=True, text=True, check=True)
     assert help_.stdout.split()[-1] == "False"  # nothing heavy was imported
     for command in ("fit", "predict", "evaluate", "report", "explain", "update", "export", "study"):
         assert f" {command} " in help_.stdout
