@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from numpy import ndarray
-from scipy.optimize import OptimizeResult, minimize
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -511,8 +510,9 @@ def _with_known_noise(sums: StatisticsByNoise, bias_prior: BiasPrior) -> Posteri
     return Posterior(end, float(best.x[0]), torch.diag(learned), "diagonal", bias_prior, checked=False)
 
 
-def minimum(value: Callable[[Tensor], Tensor], start: Tensor, limits: list[tuple[float, float]]) -> OptimizeResult:
+def minimum(value: Callable[[Tensor], Tensor], start: Tensor, limits: list[tuple[float, float]]) -> Any:
     """Minimise a function within limits by L-BFGS, with gradients by torch."""
+    from scipy.optimize import minimize  # slow to import
 
     def value_and_slope(x: ndarray) -> tuple[float, ndarray]:
         numbers = torch.tensor(x, device=start.device, requires_grad=True)
