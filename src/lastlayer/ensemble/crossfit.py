@@ -96,19 +96,18 @@ class CrossFit:
 
     def _inside(self) -> dict[Family, float]:
         """Largest leave-one-out costs of training rows, by the process and the additive model with most rows."""
-        most: dict[Family, Fit] = {}
+        most, inside = dict[Family, Fit](), dict[Family, float]()
         for fit in self.folds:
             family, n = fit.task.family, len(fit.task.split.train)
             if family.measures and (family not in most or n > len(most[family].task.split.train)):
                 most[family] = fit
-        return {family: self._largest_cost(fit) for family, fit in most.items()}
-
-    def _largest_cost(self, fit: Fit) -> float:
-        rows = self.rows.main.take(fit.task.split.train)
-        weight = torch.ones_like(rows.T[:, 0]) if rows.weight is None else rows.weight
-        cost = fit.posterior.variance_ratio(fit.member.features(rows.X))
-        cost = cost if cost.dim() == 1 else cost.mean(-1)
-        return float((leave_one_out_cost(weight * cost) / weight).max())
+        for family, fit in most.items():
+            rows = self.rows.main.take(fit.task.split.train)
+            weight = torch.ones_like(rows.T[:, 0]) if rows.weight is None else rows.weight
+            cost = fit.posterior.variance_ratio(fit.member.features(rows.X))
+            cost = cost if cost.dim() == 1 else cost.mean(-1)
+            inside[family] = float((leave_one_out_cost(weight * cost) / weight).max())
+        return inside
 
     def _member(self, fit: Fit) -> Member:
         """The member of a fit, which learns its held-out rows only if they change it little."""

@@ -114,23 +114,16 @@ class Trainer:
         data = self.rows.stacked(parts).main
         T = data.T[..., outputs]
         weight = torch.ones_like(T[..., 0]) if data.weight is None else data.weight
+        device, prior = data.X.device, self.architecture.settings.layer.bias_prior
         found = (x.cpu() for x in fit_lengths(data.X.double(), T, weight))
         for rows, generator, log_length, log_linear in zip(parts, generators, *found, strict=True):
             if not self.rows.learned:
-                log_length, log_linear = self._refined(log_length, log_linear, rows, generator)
-            network = fourier_network(log_length, log_linear, generator=generator)
-            networks.append(network.to(data.X.device).eval())
+                part = Rows(self.rows.main.take(rows), some_of(self.rows.beside, MOST_FUNCTIONALS, generator))
+                part, start = part.to(device, torch.float64), (log_length.to(device), log_linear.to(device))
+                log_length, log_linear = refine_lengths(part, *start, bias_prior=prior, generator=generator)
+            network = fourier_network(log_length.cpu(), log_linear.cpu(), generator=generator)
+            networks.append(network.to(device).eval())
         return networks
-
-    def _refined(
-        self, log_length: torch.Tensor, log_linear: torch.Tensor, rows: ndarray, generator: torch.Generator
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Length scales fitted to functionals as well, or to some of them."""
-        device, beside = self.rows.main.X.device, some_of(self.rows.beside, MOST_FUNCTIONALS, generator)
-        data = Rows(self.rows.main.take(rows), beside).to(device, torch.float64)
-        numbers, prior = (log_length.to(device), log_linear.to(device)), self.architecture.settings.layer.bias_prior
-        found = refine_lengths(data, *numbers, bias_prior=prior, generator=generator)
-        return found[0].cpu(), found[1].cpu()
 
     def _together(
         self, items: list[Item], work: Callable[[list[Item], int, Event], list[nn.Module]]

@@ -287,8 +287,9 @@ def _training(asked: Asked) -> TrainingSettings:
     if epochs == "auto" and batch_size is None:
         epochs = round(share * (FULL_STEPS if brisk else SLOW_STEPS))
     elif epochs == "auto":
-        one = n_rows / int(batch_size)
-        passes = _passes(one, share) if complete else math.ceil(share * FULL_STEPS / one)
+        one, (least, most) = n_rows / int(batch_size), BATCH_STEPS  # steps of one pass
+        steps = min(max(2 * PASSES * one, least), most) if complete else FULL_STEPS
+        passes = max(round(share * PASSES) if complete else 1, math.ceil(share * steps / one))
         epochs = SOURCE_PASSES if source or own_network else passes
     rate = (4e-2 if brisk else 2e-2) if p["learning_rate"] == "auto" else p["learning_rate"]
     return TrainingSettings(
@@ -301,13 +302,6 @@ def _training(asked: Asked) -> TrainingSettings:
         validation_fraction=float(p["validation_fraction"]),
         patience=int(p["patience"]),
     )
-
-
-def _passes(steps_of_one: float, share: float) -> int:
-    """Number of passes over the rows in mini-batches."""
-    least, most = BATCH_STEPS
-    steps = min(max(2 * PASSES * steps_of_one, least), most)
-    return max(round(share * PASSES), math.ceil(share * steps / steps_of_one))
 
 
 def _layer(asked: Asked) -> LayerSettings:
