@@ -1,9 +1,19 @@
 """Explanations of a fitted model: how much each input matters, and how predictions depend on it."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+from scipy.special import ndtri
+
+from lastlayer._internal.arrays import as_array, check_finite
+from lastlayer.errors import InputError
 from lastlayer.explain.additive import Effect, additive_effects
-from lastlayer.explain.dependence import Dependence, partial_dependence
-from lastlayer.explain.importance import Importance, permutation_importance
-from lastlayer.explain.inputs import Input
+from lastlayer.predictions.prediction import Prediction
+from lastlayer.predictor.fitted import Fitted
 
 __all__ = [
     "Dependence",
@@ -14,3 +24,227 @@ __all__ = [
     "partial_dependence",
     "permutation_importance",
 ]
+BACKGROUND = 100
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of the user, such as a category that is encoded in several 0/1 columns of X.
+
+    Parameters
+    ----------
+    name : str
+        Name in tables and plots.
+    columns : tuple of int
+        Its columns in X; they are shuffled and varied together.
+    grid : array of shape (n, len(columns)), optional
+        Values for partial dependence. Without a grid, a single column varies evenly over its range in X.
+    labels : tuple of str, optional
+        Labels of these values if they are not numbers.
+    """
+
+    name: str
+    columns: tuple[int, ...]
+    grid: ndarray | None = None
+    labels: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Importance:
+    """Loss of accuracy for each target without one input.
+
+    Parameters
+    ----------
+    name : str
+        Name of the input.
+    rmse, rmse_std : array of shape (q,)
+        RMSE after shuffling minus RMSE before, in the units of the target: mean and standard deviation over shuffles.
+    lpd : array of shape (q,)
+        Mean log predictive density before shuffling minus after, in nats; it judges mean and uncertainty together.
+    """
+
+    name: str
+    rmse: Float[ndarray, " q"]
+    rmse_std: Float[ndarray, " q"]
+    lpd: Float[ndarray, " q"]
+
+
+def permutation_importance(
+    model: Any, X: Any, y: Any, *, inputs: Sequence[Input] | None = None, n_repeats: int = 5, random_state: int = 0
+) -> list[Importance]:
+    """Measure how much worse predictions become when the values of one input are shuffled among the rows.
+
+    Use rows that the model has not seen, or the held-out rows of its fit: pass `model.held_out_` as the model and the
+    rows `model.held_out_.rows` of the training table. Correlated inputs share their importance: each of them may look
+    unimportant, since the others carry the same information.
+
+    Parameters
+    ----------
+    model : fitted regressor, or its `held_out_`
+        Anything with a method `predictive`.
+    X, y : array of shape (m, d), array of shape (m,) or (m, q)
+        Inputs, in the format of the training inputs, and true values; NaN where a value is missing.
+    inputs : sequence of Input, optional
+        Which columns of X belong together; by default, each column is an input.
+    n_repeats : int, default 5
+        Number of shuffles of each input; the result is their mean.
+    random_state : int, default 0
+        Seed of the shuffles.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from lastlayer import BLLRegressor
+    >>> X = np.random.default_rng(0).uniform(-1, 1, (80, 2))
+    >>> model = BLLRegressor(preset="fast", max_epochs=20, random_state=0).fit(X, X[:, 0])
+    >>> first, second = permutation_importance(model.held_out_, X, X[:, 0])
+    >>> bool(first.rmse > 10 * abs(second.rmse))
+    True
+    """
+    table, targets = _table_of(X), np.asarray(as_array(y), dtype=float)
+    if len(targets) != len(table) or len(table) < 2 or n_repeats < 1:
+        raise InputError(
+            f"X has {len(table)} rows, y has {len(targets)}, and n_repeats={n_repeats}: importance needs the true "
+            "value of every row, at least two rows, and at least one repeat"
+        )
+    targets = targets.reshape(len(targets), -1)
+    predictive, rng = _predictor_of(model), np.random.default_rng(random_state)
+    rmse, lpd = _scores(predictive(table), targets)
+    found = []
+    for one in _inputs_of(model, X, inputs):
+        worse = []
+        for _ in range(n_repeats):
+            shuffled = table.copy()
+            shuffled[:, one.columns] = table[rng.permutation(len(table))][:, one.columns]
+            worse.append(_scores(predictive(shuffled), targets))
+        rmses, lpds = (np.stack(each) for each in zip(*worse, strict=True))
+        found.append(Importance(one.name, rmses.mean(0) - rmse, rmses.std(0), lpd - lpds.mean(0)))
+    return found
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """The prediction as one input varies, averaged over rows whose other inputs keep their values.
+
+    Parameters
+    ----------
+    name : str
+        Name of the input.
+    x : array of shape (n,)
+        Values of the input; 0, 1, 2, ... if they have labels.
+    labels : tuple of str or None
+        Labels of the values, such as categories; None for numbers.
+    mean : array of shape (n, q)
+        Average of the predictions, in the units of the targets.
+    epistemic_std, std : array of shape (n, q)
+        Uncertainty about the function at a single row, and about a single measurement, from averages of the variances.
+    """
+
+    name: str
+    x: Float[ndarray, " n"]
+    labels: tuple[str, ...] | None
+    mean: Float[ndarray, "n q"]
+    epistemic_std: Float[ndarray, "n q"]
+    std: Float[ndarray, "n q"]
+
+    def band(self, level: float = 0.9, *, noise: bool = True) -> tuple[Float[ndarray, "n q"], Float[ndarray, "n q"]]:
+        """Return a central Gaussian band around the mean.
+
+        The band is that of a single row; the band of the average would be narrower.
+
+        Parameters
+        ----------
+        level : float, default 0.9
+            Probability of the band.
+        noise : bool, default True
+            Whether the band is that of measurements (True) or of the function (False).
+
+        Returns
+        -------
+        lower, upper : array of shape (n, q)
+            Ends of the band.
+        """
+        half = ndtri((1 + level) / 2) * (self.std if noise else self.epistemic_std)
+        return self.mean - half, self.mean + half
+
+
+def partial_dependence(
+    model: Any, X: Any, *, inputs: Sequence[Input] | None = None, n: int = 25, max_rows: int = BACKGROUND
+) -> list[Dependence]:
+    """Compute average predictions as one input varies and the others keep their values in the rows of X.
+
+    If inputs are correlated, some of the rows made in this way are combinations that never occur; the epistemic band is
+    wide there.
+
+    Parameters
+    ----------
+    model : fitted regressor
+        Anything with a method `predictive`.
+    X : array of shape (m, d)
+        Rows to average over; a single row gives the curve of that row.
+    inputs : sequence of Input, optional
+        Which columns of X belong together, and the values to evaluate; by default, each column is an input.
+    n : int, default 25
+        Number of values of an input without a grid.
+    max_rows : int, default 100
+        If X has more rows, a random subset of this size is used, the same in every call.
+    """
+    table, predictive = _table_of(X), _predictor_of(model)
+    m, found = len(table), []
+    rows = table if m <= max_rows else table[np.sort(np.random.default_rng(0).choice(m, max_rows, replace=False))]
+    for one in _inputs_of(model, X, inputs):
+        values = _values(one, table, n)
+        changed = np.repeat(rows[None], len(values), 0)
+        changed[:, :, one.columns] = values[:, None]
+        p = predictive(changed.reshape(-1, rows.shape[1]))
+        parts = (each.reshape(len(values), len(rows), -1).mean(1) for each in (p.point, p.epistemic_var, p.noise_var))
+        point, epistemic, noise = parts
+        named = one.labels is not None or values.shape[1] > 1
+        x = np.arange(len(values), dtype=float) if named else values[:, 0]
+        std = np.sqrt(epistemic + noise)
+        found.append(Dependence(one.name, x, one.labels, point, np.sqrt(epistemic), std))
+    return found
+
+
+def _scores(p: Prediction, y: Float[ndarray, "m q"]) -> tuple[Float[ndarray, " q"], Float[ndarray, " q"]]:
+    """RMSE and LPD of each target, over the rows where it is known."""
+    point = p.point.reshape(y.shape)
+    density = p.log_prob(np.where(np.isnan(y), point, y), per_output=True).reshape(y.shape)
+    return np.sqrt(np.nanmean(np.square(y - point), 0)), np.nanmean(np.where(np.isnan(y), np.nan, density), 0)
+
+
+def _values(one: Input, X: Float[ndarray, "m d"], n: int) -> Float[ndarray, "n k"]:
+    """Values of an input for partial dependence: its grid, or at most n values from its range in X."""
+    if one.grid is not None:
+        return np.asarray(one.grid, dtype=float)
+    if len(one.columns) > 1:
+        raise InputError(f"input {one.name!r} has {len(one.columns)} columns: give it a grid of values")
+    there = np.unique(X[:, one.columns[0]])
+    return (there if len(there) <= n else np.linspace(there[0], there[-1], n))[:, None]
+
+
+def _table_of(X: Any) -> Float[ndarray, "m d"]:
+    """Convert arrays, data frames and tensors to a table of finite numbers."""
+    table = np.asarray(as_array(X), dtype=float)
+    if table.ndim != 2 or not len(table):
+        raise InputError(f"X has shape {table.shape}: importance and dependence need a table with at least one row")
+    check_finite(table, "X")
+    return table
+
+
+def _inputs_of(model: Any, X: Any, inputs: Sequence[Input] | None) -> list[Input]:
+    d = np.shape(as_array(X))[1]
+    if inputs is None:
+        fitted = model if isinstance(model, Fitted) else getattr(model, "fitted_", None)
+        asked = getattr(X, "columns", None), getattr(fitted, "feature_names", None)
+        names = next((each for each in asked if each is not None), [f"input {j + 1}" for j in range(d)])
+        return [Input(str(name), (j,)) for j, name in enumerate(names)]
+    for one in inputs:
+        if not one.columns or min(one.columns) < 0 or max(one.columns) >= d:
+            raise InputError(f"input {one.name!r} has columns {one.columns}, counted from 0, but X has {d} columns")
+    return list(inputs)
+
+
+def _predictor_of(model: Any) -> Callable[[ndarray], Prediction]:
+    predictive: Callable[[ndarray], Prediction] = getattr(model, "fitted_", model).predictive
+    return predictive
