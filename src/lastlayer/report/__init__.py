@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 
@@ -43,70 +44,67 @@ def make_report(
     low, high = binomial_band(m, np.array([0.5, 0.95]))
     sentence, failing = verdict(evaluation)
     ranking = importance(fitted, table_, targets=targets)
-    content = {
-        "model": model_name,
-        "data": data_name,
-        "names": evaluation.names,
-        "m": m,
-        "verdict": sentence,
-        "failing": failing,
-        "scores": evaluation.scores,
-        "low": low,
-        "high": high,
-        "parity": figures.parity(evaluation),
-        "fifths": by_fifth(evaluation),
-        "group": group,
-        "groups": None if group is None else by_group(evaluation, group),
-        "ranking": ranking,
-        "importance": figures.importance(ranking),
-        "varied": figures.dependence(dependence(fitted, table_), ranking),
-        "calibration": figures.calibration(evaluation),
-        "residuals": figures.residuals(evaluation),
-        "ranges": _ranges(evaluation),
-        "far": int((evaluation.where.quantile == 1).sum()),
-        "beyond": 0 if beyond is None else int(beyond.sum()),
-        "extrapolation": figures.extrapolation(evaluation),
-        "wrong": _rows(evaluation, np.abs(evaluation.error).max(1)),
-        "uncertain": _rows(evaluation, (evaluation.std / fitted.noise_std_).max(1)),
-        "card": facts(fitted),
-        "alpha_rows": min(m, figures.ALPHA_ROWS),
-        "alpha": figures.alpha(evaluation),
-    }
-    return Report(rendered("report.html", **content), evaluation.scores, sentence)
+    page = rendered(
+        "report.html",
+        model=model_name,
+        data=data_name,
+        names=evaluation.names,
+        m=m,
+        verdict=sentence,
+        failing=failing,
+        scores=evaluation.scores,
+        low=low,
+        high=high,
+        parity=figures.parity(evaluation),
+        fifths=by_fifth(evaluation),
+        group=group,
+        groups=None if group is None else by_group(evaluation, group),
+        ranking=ranking,
+        importance=figures.importance(ranking),
+        varied=figures.dependence(dependence(fitted, table_), ranking),
+        calibration=figures.calibration(evaluation),
+        residuals=figures.residuals(evaluation),
+        ranges=_ranges(evaluation),
+        far=int((evaluation.where.quantile == 1).sum()),
+        beyond=0 if beyond is None else int(beyond.sum()),
+        extrapolation=figures.extrapolation(evaluation),
+        wrong=_rows(evaluation, np.abs(evaluation.error).max(1)),
+        uncertain=_rows(evaluation, (evaluation.p.std / fitted.noise_std_).max(1)),
+        card=facts(fitted),
+        alpha_rows=min(m, figures.ALPHA_ROWS),
+        alpha=figures.alpha(evaluation),
+    )
+    return Report(page, evaluation.scores, sentence)
 
 
 def _ranges(evaluation: Evaluation) -> list[list[str]]:
-    lines = [["input", "training rows", "these rows", "rows outside", "share"]]
-    for column, outside in zip(evaluation.fitted.schema_.columns, evaluation.encoded.outside.T, strict=True):
+    lines, schema = [["input", "training rows", "these rows", "rows outside", "share"]], evaluation.fitted.schema_
+    for column, outside in zip(schema.columns, evaluation.encoded.outside.T, strict=True):
         here = ""
         if not isinstance(column, TextColumn):
-            here = str(column.of_rows(column.read(evaluation.table, impute=evaluation.fitted.schema_.impute)))
+            here = str(column.of_rows(column.read(evaluation.table, schema.impute)))
         lines.append([column.name, str(column), here, f"{outside.sum():,}", f"{outside.mean():.1%}"])
     return lines
 
 
 def _rows(evaluation: Evaluation, key: np.ndarray) -> list[list[str]]:
     """The rows with the largest key: name of the row, predictions, then inputs."""
-    columns = np.array([column.name for column in evaluation.fitted.schema_.columns], dtype=object)
-    inputs, named = columns[:INPUTS_SHOWN], _named(evaluation)
-    head = ["row", *([] if named is None else [named])]
+    columns, cells = [column.name for column in evaluation.fitted.schema_.columns], evaluation.table.columns
+    labels = [name for name in cells if name not in columns and _names_rows(cells[name])][:1]
+    head = ["row", *labels]
     for target in evaluation.names:
         head += [target, "predicted", "error", "error / std"]
-    rows = []
+    lines = [[*head, "affine cost", "outside range of", *columns[:INPUTS_SHOWN]]]
     for i in np.argsort(-key, kind="stable")[:LISTED]:
-        row = [str(evaluation.table.row(i))]
-        row += [] if named is None else [str(evaluation.table.columns[named][i])]
-        for y, mean, error in zip(evaluation.y[i], evaluation.mean[i], evaluation.error[i], strict=True):
-            row += [written(y), written(mean), written(y - mean, 3), f"{error:.1f}"]
-        row += [written(evaluation.where.affine_cost[i], 3), ", ".join(columns[evaluation.encoded.outside[i]])]
-        rows.append([*row, *(str(evaluation.table.columns[column][i]) for column in inputs)])
-    return [[*head, "affine cost", "outside range of", *inputs], *rows]
+        line = [str(evaluation.table.row(i)), *(str(cells[name][i]) for name in labels)]
+        for y, mean, error in zip(evaluation.y[i], evaluation.p.point[i], evaluation.error[i], strict=True):
+            line += [written(y), written(mean), written(y - mean, 3), f"{error:.1f}"]
+        outside = ", ".join(compress(columns, evaluation.encoded.outside[i]))
+        line += [written(evaluation.where.affine_cost[i], 3), outside]
+        lines.append([*line, *(str(cells[name][i]) for name in columns[:INPUTS_SHOWN])])
+    return lines
 
 
-def _named(evaluation: Evaluation) -> str | None:
-    """The first column that is not an input and has a different text in every row: names of the rows."""
-    known = {column.name for column in evaluation.fitted.schema_.columns}
-    for name, cells in evaluation.table.columns.items():
-        if name not in known and NumberFormat().numbers(cells)[1].all() and len(set(as_texts(cells))) == len(cells):
-            return name
-    return None
+def _names_rows(cells: np.ndarray) -> bool:
+    """Whether a column has a different text in every row."""
+    return bool(NumberFormat().numbers(cells)[1].all()) and len(set(as_texts(cells))) == len(cells)

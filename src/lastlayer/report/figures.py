@@ -57,33 +57,18 @@ class Evaluation:
         return self.fitted.schema_.targets
 
     @property
-    def mean(self) -> Float[ndarray, "m q"]:
-        """Predicted numbers: means, or medians of skewed targets."""
-        return self.p.point.reshape(self.y.shape)
-
-    @property
-    def std(self) -> Float[ndarray, "m q"]:
-        return self.p.std.reshape(self.y.shape)
-
-    @property
     def error(self) -> Float[ndarray, "m q"]:
         """Errors in predicted standard deviations."""
-        return self.p.standardized_residual(self.y).reshape(self.y.shape)
+        return self.p.standardized_residual(self.y)
 
     @property
     def outside(self) -> Bool[ndarray, " m"]:
         """Mask of rows outside the training data: an input is out of range, or they are farther out than all."""
-        outside: ndarray = self.encoded.outside.any(1) | (self.where.quantile == 1)
-        return outside
+        return self.encoded.outside.any(1) | (self.where.quantile == 1)
 
-    def interval(self, level: float) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:
+    def inside(self, level: float = LEVEL) -> Bool[ndarray, "m q"]:
         lower, upper = self.p.interval(level)
-        return lower.reshape(self.y.shape), upper.reshape(self.y.shape)
-
-    def inside(self, level: float) -> Bool[ndarray, "m q"]:
-        lower, upper = self.interval(level)
-        inside: ndarray = (lower <= self.y) & (self.y <= upper)
-        return inside
+        return (lower <= self.y) & (self.y <= upper)
 
     def some(self, n: int) -> Int[ndarray, " s"]:
         """Indices of at most n random rows, the same in every call."""
@@ -103,11 +88,11 @@ def _panel(height: int, xtitle: str, ytitle: str, title: str = "") -> go.Figure:
 
 def parity(evaluation: Evaluation) -> list[go.Figure]:
     """Predictions with 90% intervals against true values, one figure per target."""
-    (lower, upper), inside, rows = evaluation.interval(LEVEL), evaluation.inside(LEVEL), evaluation.some(BARS)
+    (lower, upper), inside, rows = evaluation.p.interval(LEVEL), evaluation.inside(), evaluation.some(BARS)
     figures = []
     for i, name in enumerate(evaluation.names):
         figure = _panel(420, "true value", "prediction", name)
-        y, mean = evaluation.y[:, i], evaluation.mean[:, i]
+        y, mean = evaluation.y[:, i], evaluation.p.point[:, i]
         ends = [float(y[rows].min()), float(y[rows].max())]
         figure.add_trace(line(ends, ends, GREY, dash="dash"))
         for hit, color, word in ((inside, BLUE, "interval contains the true value"), (~inside, ORANGE, "misses")):
@@ -125,7 +110,7 @@ def calibration(evaluation: Evaluation) -> go.Figure:
     levels = np.concatenate([[0.0], LEVELS, [1.0]])
     figure.add_trace(band(levels, *binomial_band(len(evaluation.y), levels), fillcolor="rgba(128,128,128,0.25)"))
     figure.add_trace(line([0, 1], [0, 1], GREY, "share = level", dash="dash"))
-    distance = np.abs(2 * evaluation.p.cdf(evaluation.y).reshape(evaluation.y.shape) - 1)
+    distance = np.abs(2 * evaluation.p.cdf(evaluation.y) - 1)
     for i, name in enumerate(evaluation.names):
         shares = (distance[:, i, None] <= LEVELS).mean(0)
         figure.add_trace(line(LEVELS, shares, COLORS[i % len(COLORS)], name, mode="lines+markers"))
@@ -139,7 +124,7 @@ def residuals(evaluation: Evaluation) -> list[go.Figure]:
         figure = _panel(360, "prediction", "error / std", name)
         for outside, color, word in ((False, BLUE, "like the training rows"), (True, ORANGE, "farther out than all")):
             r = rows[far[rows] == outside]
-            mean, error = evaluation.mean[r, i], evaluation.error[r, i]
+            mean, error = evaluation.p.point[r, i], evaluation.error[r, i]
             figure.add_trace(points(mean, error, color, word, text=evaluation.labels(r)))
         for edge in (-1.96, 1.96):
             figure.add_hline(edge, line={"color": GREY, "width": 1, "dash": "dash"})
@@ -152,9 +137,8 @@ def extrapolation(evaluation: Evaluation) -> list[go.Figure]:
     xtitle, rows = "affine cost (farther out to the right)", evaluation.some(POINTS)
     errors, shares = _panel(380, xtitle, "|error| / std"), _panel(380, xtitle, "share inside 90% intervals")
     cost, error = np.maximum(evaluation.where.affine_cost, 1e-12), np.abs(evaluation.error[rows])
-    binned = BinnedCoverage.of(cost, evaluation.inside(LEVEL), LEVEL)
-    perfect = band(binned.edges.ravel(), *binned.band.repeat(2, 1), fillcolor="rgba(128,128,128,0.25)")
-    shares.add_trace(perfect)
+    binned = BinnedCoverage.of(cost, evaluation.inside(), LEVEL)
+    shares.add_trace(band(binned.edges.ravel(), *binned.band.repeat(2, 1), fillcolor="rgba(128,128,128,0.25)"))
     for i, name in enumerate(evaluation.names):
         color = COLORS[i % len(COLORS)]
         errors.add_trace(points(cost[rows], error[:, i], color, name, text=evaluation.labels(rows)))
@@ -187,17 +171,18 @@ def dependence(found: Sequence[Dependence], ranking: Ranking) -> list[go.Figure]
         for name in [one.name for one in ranking.ranked(j) if one.name in by_name][:VARIED]:
             one = by_name[name]
             figure = _panel(330, html.escape(name), html.escape(target), f"{target} by {name}")
-            bands = [(one.band(LEVEL, noise=noise), shade) for noise, shade in ((True, 0.2), (False, 0.45))]
+            mean = one.mean[:, j]
+            for noise, shade in ((True, 0.2), (False, 0.45)):
+                (lower, upper), color = one.band(LEVEL, noise=noise), f"rgba(59,125,216,{shade})"
+                if one.labels is None:
+                    figure.add_trace(band(one.x, lower[:, j], upper[:, j], fillcolor=color))
+                else:
+                    bars = {"type": "data", "symmetric": False, "color": color, "width": 0, "thickness": 9}
+                    bars |= {"array": upper[:, j] - mean, "arrayminus": mean - lower[:, j]}
+                    figure.add_trace(points(one.x, mean, BLUE, error_y=bars))
             if one.labels is None:
-                for (lower, upper), shade in bands:
-                    figure.add_trace(band(one.x, lower[:, j], upper[:, j], fillcolor=f"rgba(59,125,216,{shade})"))
-                figure.add_trace(line(one.x, one.mean[:, j], BLUE))
+                figure.add_trace(line(one.x, mean, BLUE))
             else:
-                for (lower, upper), shade in bands:
-                    height = {"array": upper[:, j] - one.mean[:, j], "arrayminus": one.mean[:, j] - lower[:, j]}
-                    bars = {"type": "data", "symmetric": False, "color": f"rgba(59,125,216,{shade})", "width": 0}
-                    bars |= {"thickness": 9, **height}
-                    figure.add_trace(points(one.x, one.mean[:, j], BLUE, error_y=bars))
                 texts = [html.escape(label) for label in one.labels]
                 figure.update_xaxes(tickvals=one.x, ticktext=texts, range=[-0.5, len(texts) - 0.5], automargin=True)
             ends = np.concatenate([bound[:, j] for each in found for bound in each.band(LEVEL)])
@@ -212,14 +197,18 @@ def alpha(evaluation: Evaluation) -> Sliding:
     X, y = evaluation.encoded.X[rows], evaluation.y[rows]
     curve = copy.deepcopy(model).tune_alpha(X, y if y.shape[1] > 1 else y[:, 0]).alpha_curve_
     own = math.log(model.alpha_) if 0 < model.alpha_ < math.inf else math.inf
-    log_alphas = np.linspace(*_where_it_matters(curve.log_alphas, curve.lpds, own), N_STEPS)
-    start = N_STEPS - 1
+    top = float(curve.lpds.max())
+    near = curve.log_alphas[curve.lpds >= top - DEEPEST]
+    low, high, start = float(near[0]), float(near[-1]), N_STEPS - 1
     if math.isfinite(own):  # the alpha in use is one of the steps
+        low, high = min(low, own - 1), max(high, own + 1)
+    log_alphas = np.linspace(low, max(high, low + 1), N_STEPS)
+    if math.isfinite(own):
         start = int(np.abs(log_alphas - own).argmin())
         log_alphas[start] = own
     shown = rows[:: max(1, -(-len(rows) // BAND_ROWS))]
     shown = shown[np.argsort(evaluation.where.affine_cost[shown], kind="stable")]
-    place, truth, mean = np.arange(1.0, len(shown) + 1), evaluation.y[shown, 0], evaluation.mean[shown, 0]
+    place, truth, mean = np.arange(1.0, len(shown) + 1), evaluation.y[shown, 0], evaluation.p.point[shown, 0]
     figure, readings = panels(2, 1, height=760, row_heights=[0.4, 0.6], vertical_spacing=0.12), []
     figure.update_layout(legend={"y": 1.08}, margin={"l": 55, "r": 10})
     for step, log_alpha in enumerate(log_alphas):
@@ -235,21 +224,11 @@ def alpha(evaluation: Evaluation) -> Sliding:
         )
     figure.add_trace(line(curve.log_alphas, curve.lpds, BLUE, "LPD of these rows"), 1, 1)
     figure.add_trace(points(place, truth - mean, GREY, "error", text=evaluation.labels(shown)), 2, 1)
-    top = float(curve.lpds.max())
     lowest = max(float(curve.lpds.min()), top - DEEPEST)
     pad = 0.08 * (top - lowest) or 1.0
-    reach = 1.3 * max(float(np.abs(truth - mean).max()), float(2 * evaluation.std[shown, 0].max()))
+    reach = 1.3 * max(float(np.abs(truth - mean).max()), float(2 * evaluation.p.std[shown, 0].max()))
     figure.update_xaxes(title="log alpha", range=[log_alphas[0], log_alphas[-1]], row=1, col=1)
     figure.update_yaxes(title="LPD, standardised", range=[lowest - pad, top + pad], row=1, col=1)
     figure.update_xaxes(title="rows, farther out to the right", row=2, col=1)
     figure.update_yaxes(title="true value - prediction", range=[-reach, reach], row=2, col=1)
     return sliding(figure, log_alphas, readings, start)
-
-
-def _where_it_matters(log_alphas: ndarray, lpds: ndarray, own: float) -> tuple[float, float]:
-    """Range of log alpha where the LPD is near its maximum, including the alpha in use."""
-    near = np.flatnonzero(lpds >= lpds.max() - DEEPEST)
-    low, high = float(log_alphas[near[0]]), float(log_alphas[near[-1]])
-    if math.isfinite(own):
-        low, high = min(low, own - 1), max(high, own + 1)
-    return low, max(high, low + 1)

@@ -43,18 +43,11 @@ class Sliding:
 
 def rendered(template: str, **content: Any) -> str:
     """A page of one of the templates; all texts are escaped."""
-    return (
-        _environment()
-        .get_template(template)
-        .render(generator=Markup(GENERATOR), plotly=Markup(get_plotlyjs()), **content)
-    )
-
-
-def _environment() -> Environment:
     loader = PackageLoader("lastlayer.report")
     pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     pages.filters |= {"figure": _figure, "column_classes": _column_classes, "percent": percent, "count": "{:,}".format}
-    return pages
+    constants = {"generator": Markup(GENERATOR), "plotly": Markup(get_plotlyjs())}
+    return pages.get_template(template).render(constants | content)
 
 
 def _figure(figure: go.Figure, name: str) -> Markup:

@@ -21,7 +21,7 @@ def judged(share: float, m: int) -> str:
 
 def verdict(evaluation: Evaluation) -> tuple[str, bool]:
     """Return a line on whether intervals hold and how many rows are outside, and whether it is a warning."""
-    inside, outside, m = evaluation.inside(LEVEL), evaluation.outside, len(evaluation.y)
+    inside, outside, m = evaluation.inside(), evaluation.outside, len(evaluation.y)
     judgements: dict[str, list[str]] = {}
     for name, share in zip(evaluation.names, inside.mean(0), strict=True):
         count = f"{round(share * m):,} of {m:,} true values of {name} ({share:.0%})"
@@ -39,9 +39,9 @@ def verdict(evaluation: Evaluation) -> tuple[str, bool]:
 
 def by_fifth(evaluation: Evaluation) -> list[list[str]]:
     """Coverage in fifths of the rows, from small to large predictions; a header and one line each."""
-    lines, inside = [], evaluation.inside(LEVEL)
+    lines, inside = [], evaluation.inside()
     for j, name in enumerate(evaluation.names):
-        mean = evaluation.mean[:, j]
+        mean = evaluation.p.point[:, j]
         for i, rows in enumerate(np.array_split(np.argsort(mean, kind="stable"), min(FIFTHS, len(mean)))):
             ends = f"{written(mean[rows].min(), 3)} to {written(mean[rows].max(), 3)}"
             lines.append([name if i == 0 else "", ends, *_cells(evaluation, inside, rows, j)])
@@ -50,7 +50,7 @@ def by_fifth(evaluation: Evaluation) -> list[list[str]]:
 
 def by_group(evaluation: Evaluation, column: str) -> list[list[str]]:
     """Coverage for each text of a column, the most frequent one first; a header and one line each."""
-    texts, inside = as_texts(evaluation.table.cells(column, "--group")).astype(str), evaluation.inside(LEVEL)
+    texts, inside = as_texts(evaluation.table.cells(column, "--group")).astype(str), evaluation.inside()
     groups, counts = np.unique(texts, return_counts=True)
     lines = []
     for j, name in enumerate(evaluation.names):
@@ -62,7 +62,7 @@ def by_group(evaluation: Evaluation, column: str) -> list[list[str]]:
 
 def _cells(evaluation: Evaluation, inside: ndarray, rows: Int[ndarray, " r"], j: int) -> list[str]:
     share, (low, high) = float(inside[rows, j].mean()), _allowed(len(rows))
-    rmse = np.sqrt(np.square(evaluation.y[rows, j] - evaluation.mean[rows, j]).mean())
+    rmse = np.sqrt(np.square(evaluation.y[rows, j] - evaluation.p.point[rows, j]).mean())
     allowed = f"{percent(low)} to {percent(high)}"
     return [f"{len(rows):,}", percent(share), allowed, judged(share, len(rows)), written(rmse, 3)]
 
