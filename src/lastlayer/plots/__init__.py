@@ -342,7 +342,7 @@ def importance(found: Sequence[Importance], *, targets: Sequence[str] | None = N
     """
     if not found:
         raise InputError("there is no input to draw: pass the result of permutation_importance")
-    names = _names_of(targets, len(found[0].rmse))
+    names = targets or [f"output {j + 1}" for j in range(len(found[0].rmse))]
     figure = drawing.new_figure(max(5.0, 4.0 * len(names)), 1.2 + 0.3 * len(found))
     for j, (ax, name) in enumerate(zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True)):
         ranked = sorted(found, key=lambda one: one.rmse[j])
@@ -370,15 +370,12 @@ def partial_dependence(
     """
     if not found:
         raise InputError("there is no input to draw: pass the result of partial_dependence")
-    names = _names_of(targets, found[0].mean.shape[1])
-    columns = min(len(found), drawing.COLUMNS)
-    lines = -(-len(found) // columns)
-    figure = drawing.new_figure(max(5.0, 2.8 * columns), 0.6 + 2.3 * lines * len(names))
-    grid = figure.subplots(lines * len(names), columns, squeeze=False, sharey=False)
+    names = targets or [f"output {j + 1}" for j in range(found[0].mean.shape[1])]
     words = (True, 0.18, f"{level:.0%} of measurements"), (False, 0.4, f"{level:.0%} of the function")
+    figure, axes = panels(len(found), [2.0] * len(names))
     for j, name in enumerate(names):
-        for i, one in enumerate(found):
-            ax = grid[j * lines + i // columns, i % columns]
+        ends = np.concatenate([bound[:, j] for each in found for bound in each.band(level)])
+        for i, (ax, one) in enumerate(zip(axes[j], found, strict=True)):
             for noise, shade, label in words:
                 lower, upper = (bound[:, j] for bound in one.band(level, noise=noise))
                 if one.labels is None:
@@ -390,13 +387,8 @@ def partial_dependence(
                 shown = np.unique(np.linspace(0, len(one.x) - 1, min(len(one.x), 8)).round().astype(int))
                 ax.set_xticks(one.x[shown], [one.labels[k] for k in shown], rotation=30 if len(shown) > 3 else 0)
                 ax.set_xlim(-0.5, len(one.x) - 0.5)
-            ax.set_ylim(padded(np.concatenate([bound[:, j] for each in found for bound in each.band(level)])))
-            ax.set_xlabel(one.name)
-            if i % columns == 0:
-                ax.set_ylabel(name)
-        for ax in grid[j * lines : (j + 1) * lines].flat[len(found) :]:
-            ax.set_visible(False)
-    drawing.legend_of(figure, grid, ncols=3)
+            ax.set(ylim=padded(ends), xlabel=one.name, ylabel=name if i % drawing.COLUMNS == 0 else "")
+    drawing.legend_of(figure, axes, ncols=3)
     return figure
 
 
@@ -413,24 +405,16 @@ def additive_curves(model: Any, *, names: Sequence[str] | None = None, output: i
         Which target, counted from 0.
     """
     effects = additive_effects(model, names=names)
-    columns = min(drawing.COLUMNS, len(effects))
-    lines = -(-len(effects) // columns)
-    figure = drawing.new_figure(2.6 * columns, 2.1 * lines)
-    axes = figure.subplots(lines, columns, sharey=True, squeeze=False).ravel()
-    for ax, effect in zip(axes, effects, strict=False):
-        mean, band = effect.mean[:, output], 1.96 * effect.std[:, output]
+    means = np.array([effect.mean[:, output] for effect in effects])
+    bands = 1.96 * np.array([effect.std[:, output] for effect in effects])
+    figure, axes = panels(len(effects))
+    for ax, effect, mean, band in zip(axes[0], effects, means, bands, strict=True):
         ax.fill_between(effect.x, mean - band, mean + band, color=BLUE, alpha=0.25, lw=0)
         ax.plot(effect.x, mean, color=BLUE, lw=1.4)
-        ax.set_xlabel(effect.name)
-    for ax in axes[len(effects) :]:
-        ax.set_visible(False)
-    axes[0].set_ylabel("effect on the target")
+        ax.set(xlabel=effect.name, ylim=padded(np.append(means - bands, means + bands)))
+    axes[0, 0].set_ylabel("effect on the target")
     figure.suptitle("What each input adds, by the additive members; band: 95% of the function", fontsize=9)
     return figure
-
-
-def _names_of(targets: Sequence[str] | None, q: int) -> list[str]:
-    return [f"output {j + 1}" for j in range(q)] if targets is None else list(targets)
 
 
 def _aligned(prediction: Prediction, y: ndarray, name: str = "") -> tuple[Prediction, Float[ndarray, "m q"]]:

@@ -24,9 +24,6 @@ AT_LEAST = 15
 IN_95_PERCENT = np.array([0.025, 0.975])
 
 
-# --- figures and panels
-
-
 def new_figure(width: float, height: float) -> "Figure":
     from matplotlib.figure import Figure
 
@@ -77,9 +74,6 @@ def faint(ax: "Axes", x: ndarray, y: ndarray, color: str, label: str) -> None:
     ax.plot(x, y, ".", color=color, ms=4, alpha=alpha, mew=0, label=label, rasterized=True)
 
 
-# --- axes
-
-
 def padded(values: Float[ndarray, " n"], margin: float = 0.06) -> tuple[float, float]:
     """Limits of an axis, with a margin as a share of the range."""
     lowest, highest = float(values.min()), float(values.max())
@@ -120,9 +114,6 @@ def positive(cost: Float[ndarray, " m"]) -> Float[ndarray, " m"]:
     """Costs for a logarithmic axis: zeros and tiny values are raised to a millionth of the median."""
     above = cost[cost > 0]
     return np.maximum(cost, 1e-6 * np.median(above) if len(above) else 1.0)
-
-
-# --- statistics of what is drawn
 
 
 def binomial_band(m: int, levels: Float[ndarray, " l"]) -> tuple[Float[ndarray, " l"], Float[ndarray, " l"]]:
