@@ -1,5 +1,6 @@
 """Which inputs matter, and what predictions do as one varies: against models whose answers are known."""
 
+import sys
 from copy import copy
 from dataclasses import dataclass
 from typing import ClassVar
@@ -156,6 +157,17 @@ def test_columns_of_a_table_are_explained_whole(fitted):
     damaged = copy(fitted)
     damaged.card_ = {"importance": {"targets": 3}}
     refused("damaged", saved_ranking, damaged, error=ModelFileError)
+
+
+def test_of_a_wide_table_the_inputs_with_most_effect_are_measured(fitted, monkeypatch):
+    """With four shuffles in all: two of each of two inputs."""
+    module = sys.modules[Ranking.__module__]
+    monkeypatch.setattr(module, "WORK", 0)
+    monkeypatch.setattr(module, "FEWEST", 4)
+    ranking = held_out_importance(fitted, table())
+    assert [one.name for one in ranking.inputs] == ["x", "kind"]
+    assert ranking.caption == "60 held-out rows (the 2 inputs with most effect of 3)"
+    assert Ranking.from_json(ranking.as_json()).caption == ranking.caption
 
 
 def test_dependence_of_a_table_goes_over_the_training_range_with_or_without_rows(fitted):

@@ -77,6 +77,7 @@ def fit(
     as_json: Json = False,
 ) -> None:
     """Learn to predict columns of a table from the others, and score the predictions on held-out rows."""
+    started = time.monotonic()  # imports are part of what a person waits for
     from lastlayer._internal.files import MODEL, check_output
     from lastlayer.tables import Schema, TableFile, TableRegressor, keep_back, measured
     from lastlayer.tables import explain as explained
@@ -85,7 +86,7 @@ def fit(
     file, problems, output = TableFile(data, encoding), Problems(), Output(as_json)
     path = model or Path(f"{file.stem}.lastlayer")
     check_output(path, MODEL, inputs=[data], force=force, advice="another --model")
-    table, started = file.read(problems=problems.found), time.monotonic()
+    table = file.read(problems=problems.found)
     targets = names_in(target, table)
     fitted = TableRegressor(
         _widths(hidden),
@@ -108,7 +109,6 @@ def fit(
         _describe(output, data, table, schema)
         rows, kept = (table, None) if holdout is None else keep_back(table, holdout, groups=groups, seed=seed)
         fitted.fit(rows, target=targets, groups=groups, schema=schema if kept is None else None)
-        seconds = time.monotonic() - started
         comparison, ranking = measured(fitted, rows, kept)
     interrupted = any(note.startswith("interrupted") for note in output.notes)
     fitted.card_ |= {
@@ -122,6 +122,7 @@ def fit(
         "importance": None if ranking is None else ranking.as_json(),
     }
     fitted.save(path)
+    seconds = time.monotonic() - started
     facts = {"seconds": seconds, "interrupted": interrupted, "rows": len(rows), **explained(fitted)}
     networks = "1 network" if facts["members"] == 1 else f"{facts['members']} networks"
     to_working = f" to {facts['modelled']}" if facts["modelled"] else ""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from numpy import ndarray
 
 from lastlayer._internal.files import ModelFileError
@@ -20,6 +20,10 @@ from lastlayer.tables.regressor import TableRegressor
 from lastlayer.tables.schema import Schema
 
 ROWS, REPEATS, STEPS = 500, 5, 25
+WORK, FEWEST = 1_500_000, 40
+"""Limit for rows times inputs times shuffles, and the number of shuffles that are made in any case."""
+SCREENED = 6
+"""Rows to choose the inputs of a wide table on."""
 LOSSES = ("rmse", "rmse_std", "lpd")
 
 
@@ -32,13 +36,18 @@ class Ranking:
     rows: int
     held_out: bool
     """Whether these rows were held out by the fit or kept out of it; otherwise they were given by the user."""
+    of: int
+    """Number of inputs in all: of a wide table, only those that change the predictions most are measured."""
 
     def ranked(self, j: int) -> list[Importance]:
         return sorted(self.inputs, key=lambda one: -one.rmse[j])
 
     @property
     def caption(self) -> str:
-        return f"{self.rows:,} {'held-out' if self.held_out else 'given'} rows"
+        most = (
+            "" if len(self.inputs) == self.of else f" (the {len(self.inputs)} inputs with most effect of {self.of:,})"
+        )
+        return f"{self.rows:,} {'held-out' if self.held_out else 'given'} rows{most}"
 
     def table(self) -> list[list[str]]:
         """A header and one line per target and column; the target is named in the first of its lines."""
@@ -60,7 +69,8 @@ class Ranking:
 
     def as_json(self) -> dict[str, Any]:
         inputs = [{"input": one.name} | {word: getattr(one, word).tolist() for word in LOSSES} for one in self.inputs]
-        return {"targets": list(self.targets), "rows": self.rows, "held_out": self.held_out, "inputs": inputs}
+        about = {"rows": self.rows, "held_out": self.held_out, "of": self.of}
+        return {"targets": list(self.targets), "inputs": inputs} | about
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "Ranking":
@@ -69,7 +79,8 @@ class Ranking:
             Importance(str(one["input"]), *(np.array(one[word], dtype=float) for word in LOSSES))
             for one in saved["inputs"]
         ]
-        return cls(tuple(map(str, saved["targets"])), tuple(inputs), int(saved["rows"]), bool(saved["held_out"]))
+        targets, of = tuple(map(str, saved["targets"])), int(saved.get("of", len(inputs)))
+        return cls(targets, tuple(inputs), int(saved["rows"]), bool(saved["held_out"]), of)
 
 
 def columns_of(schema: Schema, table: Table | None = None) -> list[Input]:
@@ -108,22 +119,44 @@ def importance(
 ) -> Ranking:
     """Measure the permutation importance of each column on given rows, at most 500 of them."""
     X, y = fitted.schema_.arrays(table, targets, unknown="warn")
-    return _ranking(fitted.schema_, fitted, X, y, some(len(X), ROWS)[0], held_out=kept_back)
+    return _ranking(fitted, fitted, X, y, some(len(X), _most_rows(X))[0], held_out=kept_back)
 
 
 def held_out_importance(fitted: TableRegressor, table: Table) -> Ranking | None:
     """Measure the importance on the training rows, each predicted by networks that were not trained on it."""
     if fitted.held_out_ is None:
         return None
-    judge = fitted.held_out_.take(some(len(fitted.held_out_.rows), ROWS)[0])
-    return _ranking(fitted.schema_, judge, *fitted.schema_.arrays(table), judge.rows, held_out=True)
+    X, y = fitted.schema_.arrays(table)
+    judge = fitted.held_out_.take(some(len(fitted.held_out_.rows), _most_rows(X))[0])
+    return _ranking(fitted, judge, X, y, judge.rows, held_out=True)
+
+
+def _most_rows(X: Float[ndarray, "m d"]) -> int:
+    return int(np.clip(WORK // (FEWEST * X.shape[1]), 100, ROWS))
 
 
 def _ranking(
-    schema: Schema, judge: Any, X: ndarray, y: ndarray, rows: Int[ndarray, " k"], *, held_out: bool
+    fitted: TableRegressor, judge: Any, X: ndarray, y: ndarray, rows: Int[ndarray, " k"], *, held_out: bool
 ) -> Ranking:
-    found = permutation_importance(judge, X[rows], y[rows], inputs=columns_of(schema), n_repeats=REPEATS)
-    return Ranking(schema.targets, tuple(found), len(rows), held_out)
+    inputs = columns_of(fitted.schema_)
+    shuffles = max(FEWEST, WORK // X[rows].size)
+    repeats = int(np.clip(shuffles // len(inputs), 2, REPEATS))
+    kept = _most_effective(fitted, X[rows], inputs, shuffles // repeats)
+    found = permutation_importance(judge, X[rows], y[rows], inputs=kept, n_repeats=repeats)
+    return Ranking(fitted.schema_.targets, tuple(found), len(rows), held_out, len(inputs))
+
+
+def _most_effective(fitted: TableRegressor, X: Float[ndarray, "m d"], inputs: list[Input], n: int) -> list[Input]:
+    """The n inputs that change the predictions of a few rows most if they take the values of other rows."""
+    if len(inputs) <= n:
+        return inputs
+    here = some(len(X), SCREENED)[0]
+    changed = np.repeat(X[None, here], len(inputs) + 1, 0)
+    for rows, one in zip(changed, inputs, strict=False):  # the last rows stay as they are
+        rows[:, one.columns] = X[(here + len(X) // 2) % len(X)][:, one.columns]
+    point = fitted.fitted_.predictive(changed.reshape(-1, X.shape[1])).point.reshape(*changed.shape[:2], -1)
+    effect = np.square((point[:-1] - point[-1]) / fitted.noise_std_).mean((1, 2))
+    return [inputs[i] for i in np.sort(np.argsort(-effect, kind="stable")[:n])]
 
 
 def measured(model: TableRegressor, table: Table, kept: Table | None) -> tuple[Comparison | None, Ranking | None]:
