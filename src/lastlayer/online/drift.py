@@ -212,33 +212,6 @@ class DriftMonitor:
             )
         return table
 
-    def saved(self) -> "SavedMonitor":
-        """What a model file holds of the monitor."""
-        before = tuple(np.array(column) for column in self._before)
-        sums = self._log_M, self._log_cusum, self._reset, self._scores
-        return SavedMonitor(
-            self.false_alarm_every, json.dumps(self._rng.bit_generator.state), before, *sums, self.drift
-        )
-
-    @classmethod
-    def restored(cls, saved: "SavedMonitor") -> "DriftMonitor":
-        """Inverse of `saved`; raises ValueError if the parts are inconsistent."""
-        q, n = saved.log_M.shape
-        if n != len(SHIFTS) or len(saved.before) != q or (saved.log_M == math.inf).any():
-            raise ValueError(
-                f"evidence of shape {(q, n)} does not match the {len(SHIFTS)} alternatives, or is infinite"
-            )
-        if any((np.diff(column) < 0).any() for column in saved.before):
-            raise ValueError("earlier residuals are not in ascending order")
-        if saved.drift.kind not in KINDS or not 0 <= saved.drift.output < q:
-            raise ValueError(f"drift is {saved.drift!r}")
-        monitor = cls(false_alarm_every=saved.false_alarm_every, n_outputs=q)
-        monitor._rng.bit_generator.state = json.loads(saved.random)
-        monitor._before = [array("d", column) for column in saved.before]
-        monitor._log_M, monitor._log_cusum = saved.log_M, saved.log_cusum
-        monitor._reset, monitor._scores, monitor.drift = saved.reset, saved.scores, saved.drift
-        return monitor
-
 
 @dataclass(frozen=True)
 class SavedMonitor:
@@ -252,3 +225,25 @@ class SavedMonitor:
     reset: Int64[ndarray, "q a"]
     scores: Float[ndarray, "5 q"]
     drift: Drift
+
+    @classmethod
+    def of(cls, monitor: DriftMonitor) -> "SavedMonitor":
+        random, before = json.dumps(monitor._rng.bit_generator.state), tuple(map(np.array, monitor._before))
+        sums = monitor._log_M, monitor._log_cusum, monitor._reset, monitor._scores
+        return cls(monitor.false_alarm_every, random, before, *sums, monitor.drift)
+
+    def restored(self) -> DriftMonitor:
+        """Inverse of `of`; raises ValueError if the parts are inconsistent."""
+        q, n = self.log_M.shape
+        if n != len(SHIFTS) or len(self.before) != q or (self.log_M == math.inf).any():
+            raise ValueError(f"evidence of shape {(q, n)} does not match {len(SHIFTS)} alternatives, or is infinite")
+        if any((np.diff(column) < 0).any() for column in self.before):
+            raise ValueError("earlier residuals are not in ascending order")
+        if self.drift.kind not in KINDS or not 0 <= self.drift.output < q:
+            raise ValueError(f"drift is {self.drift!r}")
+        monitor = DriftMonitor(false_alarm_every=self.false_alarm_every, n_outputs=q)
+        monitor._rng.bit_generator.state = json.loads(self.random)
+        monitor._before = [array("d", column) for column in self.before]
+        monitor._log_M, monitor._log_cusum = self.log_M, self.log_cusum
+        monitor._reset, monitor._scores, monitor.drift = self.reset, self.scores, self.drift
+        return monitor

@@ -296,7 +296,7 @@ class OnlineModel:
         curves = {} if self._calibration is None else self._calibration.curves
         running = Running(
             memory=self.memory,  # type: ignore[arg-type]
-            monitor=None if self.monitor is None else self.monitor.saved(),
+            monitor=None if self.monitor is None else SavedMonitor.of(self.monitor),
             curves=tuple((curve.seen, curve.squares) for curve in curves.values()),
             error=self.error,
             counts=(self.n_rows, self._n_since, self._n_adopted),
@@ -344,7 +344,7 @@ class OnlineModel:
     def _restored(cls, model: BLLRegressor, tensors: dict[str, Tensor], header: dict[str, Any]) -> "OnlineModel":
         running: Running = codec.Reader(tensors, {}, LIMITS).unpack(Running, header["online"], "online")
         online = object.__new__(cls)
-        monitor = None if running.monitor is None else DriftMonitor.restored(running.monitor)
+        monitor = None if running.monitor is None else running.monitor.restored()
         online._adopt(online._begin(model, running.memory, monitor))
         stacks = enumerate(zip(online._layers, header["online.layers"], strict=True))
         online._layers = [layers.restored(own, f"online.layers.{i}", tensors) for i, (layers, own) in stacks]
