@@ -214,8 +214,7 @@ class _ProfiledNLML(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             d_phi = torch.zeros_like(Phi)
             M, N = (q * scale * inverse)[..., :k], W[..., :k, :].mT
-            for start in range(0, Phi.shape[-2], GRADIENT_ROWS):
-                rows = slice(start, start + GRADIENT_ROWS)
+            for rows in row_chunks(Phi.shape[-2], GRADIENT_ROWS):
                 part = equations.rows(Phi[..., rows, :-1]) @ M
                 if weight:
                     part = part * weight[0][..., rows, None]

@@ -52,6 +52,7 @@ class NormalEquations:
         check_choice("bias_prior", bias_prior, BIAS_PRIORS)
         k, m = statistics.n_linear, statistics.count
         mean, scatter, energy = statistics.mean, statistics.scatter, statistics.energy
+        feature_mean, target_mean = mean.split([k, statistics.n_outputs], -1)
         dof = statistics.n - 1 if bias_prior == "flat" else statistics.n
         if bias_prior == "shared":  # raw moments of [phi_tilde, 1, t] instead of centred ones
             eye = torch.eye(mean.shape[-1] + 1, dtype=mean.dtype, device=mean.device)
@@ -69,8 +70,8 @@ class NormalEquations:
             count=m,
             n_targets=statistics.n,
             dof=dof,
-            feature_mean=statistics.feature_mean,
-            target_mean=statistics.target_mean,
+            feature_mean=feature_mean,
+            target_mean=target_mean,
             bias_prior=bias_prior,
             log_scale=statistics.log_scale,
             by_output=statistics.by_output,

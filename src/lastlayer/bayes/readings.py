@@ -37,11 +37,6 @@ class Readings:
         return self.scale is None and self.known is None
 
     @property
-    def learned(self) -> bool:
-        """Whether no noise is known."""
-        return self.known is None
-
-    @property
     def read(self) -> Float[Tensor, "*#b m #q"] | None:
         """1 where a target is read, 0 elsewhere; None: every target is."""
         return None if self.scale is None else torch.isfinite(self.scale).to(self.scale)

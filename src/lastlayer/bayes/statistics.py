@@ -428,11 +428,6 @@ class Statistics:
         """Mean of the linear features."""
         return self.mean[..., : self.n_linear]
 
-    @property
-    def target_mean(self) -> Float[Tensor, "*b q"]:
-        """Mean of the targets."""
-        return self.mean[..., self.n_linear :]
-
     def _sums(self, other: "Statistics", sign: float) -> dict[str, Any]:
         has = {name for name in SUMS for part in (self, other) if getattr(part, name) is not None}
         return {

@@ -219,7 +219,7 @@ class Rows:
     @property
     def learned(self) -> bool:
         """Whether all noise is learned."""
-        return self.main.readings.learned and not self.beside
+        return self.main.readings.known is None and not self.beside
 
     def take(self, rows: Tensor | ndarray | slice) -> "Rows":
         """Select rows of the table; functionals stay."""

@@ -171,8 +171,9 @@ def _last_layer(
             yield (part.X, part.T) if part.weight is None else (part.X, part.T, part.weight)
 
     raw = process_group.reduce(Statistics.from_batches(features()))
-    var = raw.scatter.diagonal()[raw.n_linear :] / raw.count
-    targets = Standardizer.of_moments(raw.target_mean, var, int(raw.count))
+    k = raw.n_linear
+    var = raw.scatter.diagonal()[k:] / raw.count
+    targets = Standardizer.of_moments(raw.mean[k:], var, int(raw.count))
     standard = raw.with_targets(targets.mean, targets.scale)
     (exact,) = by_evidence([standard], noise=noise, bias_prior=bias_prior)
     if exact.noise_floored and bool((var > 0).all()):
