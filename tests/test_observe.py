@@ -661,14 +661,6 @@ def test_features_as_a_function_of_lengths_are_those_of_the_network() -> None:
     close(network(x), fourier_features(x, log_length, rho, waves))
 
 
-def test_a_calibrated_model_of_fourier_features_alone() -> None:
-    X, Y = table(60)
-    model = BLLRegressor(encoding="fourier", random_state=0).fit(X, Y[:, 0])
-    assert {member.family for member in model.members_} == {FOURIER}
-    assert model.score(X, Y[:, 0]) > 0.5
-    refused("cannot be combined with backbone", BLLRegressor(encoding="fourier", backbone=nn.Linear(2, 3)).fit, X, Y)
-
-
 @pytest.mark.parametrize("levels", [1, 3, 40])
 def test_moments_of_levels_of_noise_are_those_of_all_rows(levels: int) -> None:
     """Whatever is learned, and in as few dimensions as there are targets."""

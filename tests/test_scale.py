@@ -34,7 +34,6 @@ from lastlayer.training import (
     RunningPosterior,
     TrainingHistory,
     UpdateSchedule,
-    Validation,
     chunked_nlml,
     train,
 )
@@ -51,16 +50,8 @@ def rows(m: int = 50, *, weighted: bool, seed: int = 0) -> tuple[torch.Tensor, t
     return P, T, torch.rand(m, generator=g, dtype=torch.float64) + 0.2 if weighted else None
 
 
-def in_batches(
-    network: torch.nn.Module,
-    source: object,
-    running: RunningPosterior,
-    optimizer: Optimizer,
-    *,
-    validation: Validation | None = None,
-    **options,
-) -> TrainingHistory:
-    return train(MiniBatches(network, source, running, **options), optimizer, validation=validation)
+def in_batches(network, source, running: RunningPosterior, optimizer: Optimizer, **options) -> TrainingHistory:
+    return train(MiniBatches(network, source, running, **options), optimizer)
 
 
 @cases
