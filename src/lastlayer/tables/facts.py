@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from lastlayer.estimators.regressor import BLLRegressor
-from lastlayer.settings.types import Settings
 from lastlayer.tables.numbers import percent, written
 from lastlayer.tables.regressor import TableRegressor
 
@@ -41,18 +40,22 @@ def facts(model: TableRegressor) -> dict[str, str]:
     """The model card: the same facts as text, by subject."""
     found, card = explain(model), model.card_
     settings, features = model.settings_, found["features"]
-    of_working = f" of {found['modelled']}" if found["modelled"] else ""
+    trained = [
+        family.activation or settings.network.activation for family in settings.ensemble.families if family.trained
+    ]
+    activations = " and ".join(dict.fromkeys(trained)) or "none"
+    of = f" of {found['modelled']}" if found["modelled"] else ""
     log_alpha, log_star = (math.log(a) if a > 0 else -math.inf for a in (found["alpha"], found["alpha_star"]))
     return {
         "targets": ", ".join(
-            f"{row['target']} (noise std{of_working} {written(row['noise_std'])})" for row in found["targets"]
+            f"{each['target']} (noise std{of} {written(each['noise_std'])})" for each in found["targets"]
         ),
         "inputs": ", ".join(model.schema_.features),
         "missing values": "filled with the median or the most frequent text" if found["impute"] else "rejected",
         "training rows": str(card.get("rows", "unknown")),
         "fitted": "{}, on {}, by lastlayer {}".format(*(card.get(k, "unknown") for k in ("fitted", "data", "version"))),
         "training": "interrupted" if card.get("interrupted") else "complete",
-        "networks": f"{found['members']}, hidden layers {list(settings.network.hidden)}, {_activations(settings)}",
+        "networks": f"{found['members']}, hidden layers {list(settings.network.hidden)}, {activations}",
         "noise": settings.layer.noise,
         "best family": found["family"],
         "features": f"{features['count']}, of which the data determine {features['determined']:.1f}; "
@@ -65,20 +68,14 @@ def facts(model: TableRegressor) -> dict[str, str]:
     }
 
 
-def _activations(settings: Settings) -> str:
-    networks = [family for family in settings.ensemble.families if family.trained]
-    return (
-        " and ".join(dict.fromkeys(family.activation or settings.network.activation for family in networks)) or "none"
-    )
-
-
 def _held_out(saved: Any) -> str:
     """Scores of the model that `lastlayer fit` measured on held-out rows, without the baselines."""
     try:
-        own = [row for row in saved["methods"] if row["lpd"] is not None]
-        words = "{}: R2 {:.3f}, RMSE {}, {} in 90% intervals"
         return "; ".join(
-            words.format(row["target"], row["r2"], written(row["rmse"], 3), percent(row["coverage_90"])) for row in own
+            f"{own['target']}: R2 {own['r2']:.3f}, RMSE {written(own['rmse'], 3)}, {percent(own['coverage_90'])} in "
+            "90% intervals"
+            for own in saved["methods"]
+            if own["lpd"] is not None
         )
     except (KeyError, TypeError, ValueError):  # nothing was held out, or the file is damaged
         return "not scored"

@@ -20,7 +20,7 @@ from lastlayer.tables.regressor import TableRegressor
 from lastlayer.tables.schema import Schema
 
 ROWS, REPEATS, STEPS = 500, 5, 25
-WORK, FEWEST = 1_500_000, 40
+WORK, FEWEST = 1_000_000, 30
 """Limit for rows times inputs times shuffles, and the number of shuffles that are made in any case."""
 SCREENED = 6
 """Rows to choose the inputs of a wide table on."""
