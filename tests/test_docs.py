@@ -18,7 +18,7 @@ import lastlayer
 from lastlayer import BLLRegressor
 from lastlayer.cli import app
 
-pytestmark = pytest.mark.usefixtures("as_a_user")
+pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], key=str)
