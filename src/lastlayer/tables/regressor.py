@@ -265,30 +265,11 @@ def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> 
         If the file is damaged or does not hold such a model.
     """
     tensors, header = files.read(path)
-    if "table" in header:
-        return _restored(path, tensors, header)
     if "online" in header:
         raise ModelFileError(f"{path} holds an OnlineModel: use OnlineModel.load(path)")
-    return regressor.unpacked(path, tensors, header, backbone)
-
-
-def load_table(path: str | os.PathLike[str], *, unknown: str = "error") -> TableRegressor:
-    """Load a model of a table, with a rule for unknown texts; raise ModelFileError if it has no columns."""
-    check_choice("unknown", unknown, UNKNOWN)
-    tensors, header = files.read(path)
+    model = regressor.unpacked(path, tensors, header, backbone)
     if "table" not in header:
-        raise ModelFileError(
-            f"{path} was saved without the columns of its table: use it in Python with lastlayer.load, "
-            "or fit a model with `lastlayer fit`"
-        )
-    return _restored(path, tensors, header, unknown)
-
-
-def _restored(
-    path: str | os.PathLike[str], tensors: dict[str, Tensor], header: dict[str, Any], unknown: str = "error"
-) -> TableRegressor:
-    """Restore a model of a table from the contents of a file; raise ModelFileError if it cannot predict."""
-    model = regressor.unpacked(path, tensors, header, None)
+        return model
     try:
         schema = Schema.from_json(header["table"])
         found, wanted = (len(schema.features), len(schema.targets)), (model.n_features_in_, model.fitted_.n_outputs)
@@ -298,7 +279,7 @@ def _restored(
         raise ModelFileError(
             f"{path} is not compatible with this version of lastlayer: {error!r} in its columns"
         ) from error
-    empty = TableRegressor(impute=IMPUTE[0] if schema.impute else None, unknown=unknown, **model.get_params(deep=False))
+    empty = TableRegressor(impute=IMPUTE[0] if schema.impute else None, **model.get_params(deep=False))
     made = empty._adopt(model, schema, _card(header.get("card")))
     try:
         row = schema.typical()
@@ -308,6 +289,18 @@ def _restored(
     except Exception as error:  # a file may be complete and still contain anything
         raise ModelFileError(f"{path} is damaged or not a model of a table: it cannot predict ({error!r})") from error
     return made
+
+
+def load_table(path: str | os.PathLike[str], *, unknown: str = "error") -> TableRegressor:
+    """Load a model of a table, with a rule for unknown texts; raise ModelFileError if it has no columns."""
+    check_choice("unknown", unknown, UNKNOWN)
+    model = load(path)
+    if not isinstance(model, TableRegressor):
+        raise ModelFileError(
+            f"{path} was saved without the columns of its table: use it in Python with lastlayer.load, "
+            "or fit a model with `lastlayer fit`"
+        )
+    return model.set_params(unknown=unknown)
 
 
 def _card(saved: Any) -> dict[str, Any]:
