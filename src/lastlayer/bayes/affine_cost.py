@@ -16,25 +16,14 @@ from lastlayer.errors import InputError
 def affine_cost(phi_tilde: Float[Tensor, "r k"], Phi_tilde: Float[Tensor, "m k"], gamma: float) -> Float[Tensor, " r"]:
     """Compute the affine cost of points given samples, in closed form. def:Affine_cost.
 
-    By Theorem 2 (eq:BLL_Affine_cost), it is computed as the variance ratio of a Bayesian last layer with alpha = gamma
-    and a flat bias prior.
+    By Theorem 2 (eq:BLL_Affine_cost), it is the variance ratio of a posterior with alpha = gamma and a flat bias prior.
 
     Parameters
     ----------
-    phi_tilde : Tensor of shape (r, k)
-        Linear features of the points.
-    Phi_tilde : Tensor of shape (m, k)
-        Linear features of the samples.
+    phi_tilde, Phi_tilde : Tensor of shape (r, k), Tensor of shape (m, k)
+        Linear features of the points, and those of the samples.
     gamma : float
         Price of leaving the affine hull; inf: the limit, see `Posterior`.
-
-    Examples
-    --------
-    >>> import torch
-    >>> samples = torch.linspace(-1, 1, 10, dtype=torch.float64)[:, None]
-    >>> inside, outside = affine_cost(torch.tensor([[0.0], [3.0]], dtype=torch.float64), samples, gamma=100.0)
-    >>> bool(inside < outside)
-    True
     """
     _check_gamma(gamma)
     samples = Statistics.from_linear_features(Phi_tilde, Phi_tilde.new_zeros(len(Phi_tilde), 0))
@@ -55,15 +44,12 @@ class AffineCostSolution(NamedTuple):
 def affine_cost_program(x: Float[Tensor, "r k"], X: Float[Tensor, "m k"], gamma: float) -> AffineCostSolution:
     """Minimise `|nu|^2 + gamma |e|^2` subject to `X'nu + e = x` and `sum(nu) = 1`. eq:Affine_cost.
 
-    In (nu, sqrt(gamma) e) the solution is the point of least norm on an affine subspace; an orthogonal factorisation
-    of the constraints finds it without squaring their condition number.
+    In (nu, sqrt(gamma) e) this is the point of least norm on an affine subspace.
 
     Parameters
     ----------
-    x : Tensor of shape (r, k)
-        Points.
-    X : Tensor of shape (m, k)
-        Samples.
+    x, X : Tensor of shape (r, k), Tensor of shape (m, k)
+        Points and samples.
     gamma : float
         Price of leaving the affine hull.
     """

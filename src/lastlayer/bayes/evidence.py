@@ -51,21 +51,14 @@ STACKED = 2**22
 def general_nlml(
     Phi: Float[Tensor, "m p"], t: Float[Tensor, " m"], Sigma_E: Float[Tensor, "m m"], Sigma_W: Float[Tensor, "p p"]
 ) -> Float[Tensor, ""]:
-    """Compute the total NLML of one output under any noise and prior covariance.
-
-    eq:LogMarginalLikelihood (Lemma 2). Several outputs are one with Phi = I (x) Phi and stacked targets (Section
-    "The multivariate case").
+    """Compute the total NLML of one output under any noise and prior covariance. eq:LogMarginalLikelihood (Lemma 2).
 
     Parameters
     ----------
-    Phi : Tensor of shape (m, p)
-        Affine features.
-    t : Tensor of shape (m,)
-        Targets.
-    Sigma_E : Tensor of shape (m, m)
-        Covariance of the noise.
-    Sigma_W : Tensor of shape (p, p)
-        Prior covariance of the weights.
+    Phi, t : Tensor of shape (m, p), Tensor of shape (m,)
+        Affine features and targets; several outputs are one with features I (x) Phi and stacked targets.
+    Sigma_E, Sigma_W : Tensor of shape (m, m), Tensor of shape (p, p)
+        Covariance of the noise, and prior covariance of the weights.
     """
     E, P = Cholesky.of(Sigma_E), Cholesky.of(Sigma_W)
     eye = torch.eye(Phi.shape[-1], dtype=Phi.dtype, device=Phi.device)
@@ -85,24 +78,18 @@ def nlml(
     bias_prior: BiasPrior = "flat",
     sample_weight: Float[Tensor, "*#b m"] | None = None,
 ) -> Float[Tensor, "*b"]:
-    """Compute the NLML per sample with one noise variance per output and one alpha.
+    """Compute the NLML per sample with one noise variance per output and one alpha, differentiably.
 
-    eq:LMLH_multivariate_simplified, eq:LMLH_alpha_cost. With `W` given it is the augmented objective of Theorem 1,
-    eq:LMLH_Optim_unconstrained: its minimum over W is the exact NLML, which `W=None` computes. Differentiable in
-    every argument.
+    eq:LMLH_multivariate_simplified, eq:LMLH_alpha_cost.
 
     Parameters
     ----------
-    Phi : Tensor of shape (..., m, p)
-        Affine features.
-    T : Tensor of shape (..., m, q)
-        Targets.
-    log_alpha : Tensor of shape (...)
-        Logarithm of the signal-to-noise ratio.
-    log_sigma_e : Tensor of shape (..., q)
-        Logarithm of the noise standard deviation of each output.
+    Phi, T : Tensor of shape (..., m, p), Tensor of shape (..., m, q)
+        Affine features and targets.
+    log_alpha, log_sigma_e : Tensor of shape (...), Tensor of shape (..., q)
+        Logarithms of the signal-to-noise ratio, and of the noise standard deviation of each output.
     W : Tensor of shape (..., p, q), default None
-        Weights of the last layer; None: the optimal ones.
+        Weights for the augmented objective of Theorem 1, eq:LMLH_Optim_unconstrained; None: its minimum, the NLML.
     bias_prior : "flat" or "shared", default "flat"
         Prior on the bias.
     sample_weight : Tensor of shape (..., m), default None
@@ -128,38 +115,20 @@ def profiled_nlml(
     bias_prior: BiasPrior = "flat",
     sample_weight: Float[Tensor, "*#b m"] | None = None,
 ) -> Float[Tensor, "*b"]:
-    """Compute the NLML per sample with weights and noise at their optimum.
+    """Compute eq:LMLH_multivariate_simplified, the NLML per sample, with weights and noise at their optimum.
 
-    This is eq:LMLH_multivariate_simplified, minimised over both. The gradient with respect to Phi, T and log alpha is
-    computed in closed form (envelope theorem), not by differentiating the factorisation. Rows of weight zero have no
-    effect, so folds can be given as weights.
+    The gradient with respect to Phi, T and log alpha is computed in closed form (envelope theorem).
 
     Parameters
     ----------
-    Phi : Tensor of shape (..., m, p)
-        Affine features.
-    T : Tensor of shape (..., m, q)
-        Targets.
+    Phi, T : Tensor of shape (..., m, p), Tensor of shape (..., m, q)
+        Affine features and targets.
     log_alpha : Tensor of shape (...)
         Logarithm of the signal-to-noise ratio.
-    noise : "diagonal" or "full", default "diagonal"
-        Noise covariance between the outputs.
-    bias_prior : "flat" or "shared", default "flat"
-        Prior on the bias.
+    noise, bias_prior : str, default "diagonal" and "flat"
+        Noise covariance between the outputs ("full": correlated), and prior on the bias ("shared": as the weights).
     sample_weight : Tensor of shape (..., m), default None
-        Weight of each row.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from lastlayer.bayes.features import affine_features
-    >>> x = torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None]
-    >>> signal, no_signal = (
-    ...     float(profiled_nlml(affine_features(x), x + 0.1 * torch.cos(40 * x), torch.tensor(log_alpha)))
-    ...     for log_alpha in (5.0, -20.0)
-    ... )
-    >>> signal < no_signal
-    True
+        Weight of each row; rows of weight zero have no effect, so folds can be given as weights.
     """
     check_choice("noise", noise, NOISE_STRUCTURES)
     check_choice("bias_prior", bias_prior, BIAS_PRIORS)
@@ -279,20 +248,14 @@ def profile(
     noise: NoiseStructure = "diagonal",
     bias_prior: BiasPrior = "flat",
 ) -> Profile:
-    """Compute the profiled evidence from statistics alone, for one alpha or many.
-
-    One eigendecomposition, then O(k^2 q) per alpha.
+    """Compute the profiled evidence from statistics alone: one eigendecomposition, then O(k^2 q) per alpha.
 
     Parameters
     ----------
-    statistics : Statistics
-        Statistics of the rows.
-    log_alpha : float or Tensor
-        Logarithm of the signal-to-noise ratio.
-    noise : "diagonal" or "full", default "diagonal"
-        Noise covariance between the outputs.
-    bias_prior : "flat" or "shared", default "flat"
-        Prior on the bias.
+    statistics, log_alpha : Statistics, float or Tensor
+        Statistics of the rows, and one or many logarithms of the signal-to-noise ratio.
+    noise, bias_prior : str, default "diagonal" and "flat"
+        Noise covariance between the outputs ("full": correlated), and prior on the bias ("shared": as the weights).
     """
     return _profile(NormalEquations.of(statistics, bias_prior), torch.as_tensor(log_alpha, dtype=torch.float64), noise)
 
@@ -352,10 +315,8 @@ def optimal_alpha(
     ----------
     statistics : Statistics
         Statistics of one model.
-    noise : "diagonal" or "full", default "diagonal"
-        Noise covariance between the outputs.
-    bias_prior : "flat" or "shared", default "flat"
-        Prior on the bias.
+    noise, bias_prior : str, default "diagonal" and "flat"
+        Noise covariance between the outputs ("full": correlated), and prior on the bias ("shared": as the weights).
     """
     if statistics.count.dim():
         raise InputError("optimal_alpha takes the statistics of one model; optimal_alphas takes a batch of them")
@@ -371,19 +332,15 @@ def optimal_alphas(
 ) -> list[AlphaOptimum]:
     """Maximise the evidence over alpha and noise for each of a batch of models.
 
-    A scan of the range in which alpha matters finds the basin of the optimum. Within it, secant steps converge to
-    MacKay's fixed point; where a step would leave the bracket of the slope's sign or improves too little, the bracket
-    is halved. Features that fit without error leave a plateau towards infinity, along which noise and alpha^-1 shrink
-    together; its near end is taken, where numbers keep their digits.
+    Features that fit without error leave a plateau towards infinity, along which noise and alpha^-1 shrink together;
+    its near end is taken, where numbers keep their digits.
 
     Parameters
     ----------
     statistics : Statistics
         Statistics with a leading dimension for the models.
-    noise : "diagonal" or "full", default "diagonal"
-        Noise covariance between the outputs.
-    bias_prior : "flat" or "shared", default "flat"
-        Prior on the bias.
+    noise, bias_prior : str, default "diagonal" and "flat"
+        Noise covariance between the outputs ("full": correlated), and prior on the bias ("shared": as the weights).
     noise_prior : NoisePrior, default NO_NOISE_PRIOR
         Prior on the noise, whose density multiplies the evidence.
     """
@@ -421,7 +378,7 @@ def _scan(equations: NormalEquations, at: Callable[[Tensor], Profile]) -> tuple[
 def _refine(
     lo: Tensor, log_alpha: Tensor, hi: Tensor, *, running: Tensor, at: Callable[[Tensor], Profile]
 ) -> tuple[Float[Tensor, " b"], Int[Tensor, " b"]]:
-    """log alpha at the maximum, and the number of steps to it."""
+    """log alpha at the maximum, and the number of steps to it: secants to MacKay's fixed point, else bisection."""
     n_steps = torch.zeros_like(running, dtype=torch.long)
     before, gap_before = log_alpha, torch.full_like(log_alpha, math.inf)
     for step in range(MAX_STEPS):
@@ -449,29 +406,14 @@ def by_evidence(
 ) -> list[Posterior]:
     """Find the posteriors of several models at the alpha and noise that maximise the evidence.
 
-    Models with the same number of features are batched. Where the noise is partly known, sums depend on the noise to
-    be found: such models are searched one by one.
-
     Parameters
     ----------
     sums : iterable of Statistics or StatisticsByNoise
         Statistics of each model, or a function of the learned noise that computes them.
-    noise : "diagonal" or "full", default "diagonal"
-        Noise covariance between the outputs.
-    bias_prior : "flat" or "shared", default "flat"
-        Prior on the bias.
+    noise, bias_prior : str, default "diagonal" and "flat"
+        Noise covariance between the outputs ("full": correlated), and prior on the bias ("shared": as the weights).
     noise_prior : NoisePrior, default NO_NOISE_PRIOR
         Prior on the noise, whose density multiplies the evidence; not used where noise is partly known.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from lastlayer.bayes.features import affine_features
-    >>> from lastlayer.bayes.statistics import Statistics
-    >>> x = torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None]
-    >>> (posterior,) = by_evidence([Statistics.from_features(affine_features(x), x + 0.1 * torch.cos(40 * x))])
-    >>> posterior.nlml < Posterior(posterior.statistics, log_alpha=-20.0).nlml
-    True
     """
     found: dict[int, Posterior] = {}
     models: dict[int, Statistics] = {}

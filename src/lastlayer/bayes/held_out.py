@@ -19,18 +19,14 @@ LPD = Callable[[Float[ndarray, " a"]], Float[ndarray, " a"]]
 def held_out_lpd(
     posterior: Posterior, Phi: Float[Tensor, "r p"], T: Float[Tensor, "r q"], log_alpha: float | None = None
 ) -> float:
-    """Compute the mean log predictive density of held-out points, joint over the outputs.
-
-    eq:Mean_predictive_probability.
+    """Compute the mean log density of held-out points, joint over the outputs. eq:Mean_predictive_probability.
 
     Parameters
     ----------
     posterior : Posterior
         A posterior that was computed without these points.
-    Phi : Tensor of shape (r, p)
-        Affine features of the points.
-    T : Tensor of shape (r, q)
-        Their targets; NaN where missing.
+    Phi, T : Tensor of shape (r, p), Tensor of shape (r, q)
+        Affine features of the points, and their targets; NaN where missing.
     log_alpha : float, default None
         Another log alpha for the variance; the mean does not depend on it. None: the posterior's own.
     """

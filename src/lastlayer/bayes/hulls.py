@@ -32,10 +32,8 @@ def distance_to_span(x: Float[Tensor, "r d"], X: Float[Tensor, "m d"]) -> Float[
 
     Parameters
     ----------
-    x : Tensor of shape (r, d)
-        Points.
-    X : Tensor of shape (m, d)
-        Samples.
+    x, X : Tensor of shape (r, d), Tensor of shape (m, d)
+        Points and samples.
     """
     return nearest_in_span(x, X).distance
 
@@ -45,25 +43,19 @@ def distance_to_affine_hull(x: Float[Tensor, "r d"], X: Float[Tensor, "m d"]) ->
 
     Parameters
     ----------
-    x : Tensor of shape (r, d)
-        Points.
-    X : Tensor of shape (m, d)
-        Samples.
+    x, X : Tensor of shape (r, d), Tensor of shape (m, d)
+        Points and samples.
     """
     return nearest_in_affine_hull(x, X).distance
 
 
 def distance_to_convex_hull(x: Float[Tensor, "r d"], X: Float[Tensor, "m d"]) -> Float[Tensor, " r"]:
-    """Compute the Euclidean distance to the convex combinations of the rows of X. def:Convex_hull.
-
-    Their coefficients sum to one and are not negative.
+    """Compute the Euclidean distance to those whose coefficients are not negative either. def:Convex_hull.
 
     Parameters
     ----------
-    x : Tensor of shape (r, d)
-        Points.
-    X : Tensor of shape (m, d)
-        Samples.
+    x, X : Tensor of shape (r, d), Tensor of shape (m, d)
+        Points and samples.
     """
     return nearest_in_convex_hull(x, X).distance
 
@@ -73,10 +65,8 @@ def nearest_in_span(x: Float[Tensor, "r d"], X: Float[Tensor, "m d"]) -> Project
 
     Parameters
     ----------
-    x : Tensor of shape (r, d)
-        Points.
-    X : Tensor of shape (m, d)
-        Samples.
+    x, X : Tensor of shape (r, d), Tensor of shape (m, d)
+        Points and samples.
     """
     return _projection(x, _least_norm_coefficients(x, X), X)
 
@@ -86,10 +76,8 @@ def nearest_in_affine_hull(x: Float[Tensor, "r d"], X: Float[Tensor, "m d"]) -> 
 
     Parameters
     ----------
-    x : Tensor of shape (r, d)
-        Points.
-    X : Tensor of shape (m, d)
-        Samples.
+    x, X : Tensor of shape (r, d), Tensor of shape (m, d)
+        Points and samples.
     """
     _check(x, X)
     centre = X.mean(0)
@@ -99,20 +87,12 @@ def nearest_in_affine_hull(x: Float[Tensor, "r d"], X: Float[Tensor, "m d"]) -> 
 
 
 def nearest_in_convex_hull(x: Float[Tensor, "r d"], X: Float[Tensor, "m d"]) -> Projection:
-    """Find the nearest points of the convex hull, by one non-negative least-squares problem per point.
+    """Find the nearest points of the convex hull; a PrecisionError if their error may exceed `HULL_TOL`.
 
     Parameters
     ----------
-    x : Tensor of shape (r, d)
-        Points.
-    X : Tensor of shape (m, d)
-        Samples.
-
-    Raises
-    ------
-    PrecisionError
-        If the plane across x - point does not prove the distance to within `HULL_TOL`, relative to the size of the data
-        plus the point's distance from their centre.
+    x, X : Tensor of shape (r, d), Tensor of shape (m, d)
+        Points and samples.
     """
     _check(x, X)
     X_, x_ = X.double().cpu(), x.double().cpu()
@@ -123,6 +103,7 @@ def nearest_in_convex_hull(x: Float[Tensor, "r d"], X: Float[Tensor, "m d"]) -> 
     )
     away = z - nu @ Z
     distance = away.norm(dim=-1)
+    # the plane across x - point proves a distance
     proven = ((away * z).sum(-1) - (away @ Z.mT).amax(-1)).clamp_min(0.0) / distance.clamp_min(TINY)
     size = Z.norm(dim=-1).max() + z.norm(dim=-1)
     if not bool((distance - proven <= HULL_TOL * size).all()):

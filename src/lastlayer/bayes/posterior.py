@@ -33,25 +33,17 @@ class Marginals:
     mean: Float[Tensor, "m q"]
     """Mean of each output."""
     variance_ratio: Float[Tensor, "m *q"]
-    """phi' Lambda_bar^-1 phi; times `noise_cov` it is the covariance of the function. One per output, where outputs
-    were observed at different rows.
-    """
+    """phi' Lambda_bar^-1 phi: variance of the function over that of the noise; one per output, where these differ."""
     noise_cov: Float[Tensor, "q q"]
     """Noise covariance between the outputs."""
 
     def function_cov(self) -> Float[Tensor, "m q q"]:
-        """Compute the covariance of the function y between the outputs at each point.
-
-        eq:NN_BLL_distribution (Lemma 1).
-        """
+        """Compute the covariance of the function between the outputs at each point. eq:NN_BLL_distribution."""
         ratio = self.variance_ratio
         return (torch.diag_embed(ratio) if ratio.dim() > 1 else ratio[:, None, None]) * self.noise_cov
 
     def target_cov(self) -> Float[Tensor, "m q q"]:
-        """Compute the covariance of the targets t = y + noise between the outputs at each point.
-
-        eq:NN_BLL_distribution_targets.
-        """
+        """Compute that of the targets, which includes the noise. eq:NN_BLL_distribution_targets."""
         return self.function_cov() + self.noise_cov
 
 
@@ -65,9 +57,7 @@ class Joint:
     mean: Float[Tensor, "m q"]
     """Mean of each output at each point."""
     ratio_cov: Float[Tensor, "*q m m"]
-    """Phi Lambda_bar^-1 Phi', the covariance of the function over that of the noise. One per output, where outputs
-    were observed at different rows.
-    """
+    """Phi Lambda_bar^-1 Phi': covariance of the function over that of the noise; one per output, where these differ."""
     noise_cov: Float[Tensor, "q q"]
     """Noise covariance between the outputs."""
 
@@ -89,22 +79,16 @@ class Joint:
 class Posterior:
     """Posterior of the last layer's weights given statistics, alpha and noise. eq:NN_BLL_distribution (Lemma 1).
 
-    Results whose relative error, caused by rounding of the moments, may exceed `RTOL` raise a PrecisionError, unless
-    outputs have statistics of their own. An infinite alpha denotes the limit: directions that no sample covers get the
-    smallest precision that the moments can distinguish from zero, hence a large finite variance, which is then a lower
-    bound.
+    Results raise a PrecisionError if the rounding of the moments may change them by more than `RTOL`, unless outputs
+    have statistics of their own. At infinite alpha, directions that no sample covers get the smallest precision that
+    the moments can tell from zero: their variance is a lower bound.
 
     Examples
     --------
-    >>> import torch
-    >>> from lastlayer.bayes.features import affine_features
-    >>> from lastlayer.bayes.statistics import Statistics
-    >>> x = torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None]
-    >>> statistics = Statistics.from_features(affine_features(x), 2 * x + 1 + 0.1 * torch.cos(40 * x))
-    >>> posterior = Posterior(statistics, log_alpha=5.0)
-    >>> near, far = posterior.variance_ratio(affine_features(torch.tensor([[0.0], [5.0]], dtype=torch.float64)))
-    >>> bool(near < far)
-    True
+    >>> Phi = torch.tensor([[-1.0, 1.0], [0.0, 1.0], [1.0, 1.0]])
+    >>> posterior = Posterior(Statistics.from_features(Phi, torch.tensor([[-1.0], [0.1], [1.0]])), log_alpha=5.0)
+    >>> posterior.variance_ratio(torch.tensor([[0.0, 1.0], [5.0, 1.0]])).round(decimals=1).tolist()
+    [0.3, 12.8]
     """
 
     statistics: Statistics
@@ -118,9 +102,7 @@ class Posterior:
     bias_prior: BiasPrior = "flat"
     """Prior on the bias."""
     checked: bool = True
-    """Whether rounding errors are checked; not in models, where they affect only the variance of far points, of which
-    only the magnitude matters.
-    """
+    """Whether rounding errors are checked; not in models, where only the magnitude of a far point's variance counts."""
 
     def __post_init__(self) -> None:
         if self.statistics.count.dim() != self.statistics.by_output:
@@ -183,35 +165,19 @@ class Posterior:
     ) -> Float[Tensor, "r *q"]:
         """Compute phi' Lambda_bar^-1 phi, the affine cost with gamma = alpha (Theorem 2). eq:BLL_Affine_cost.
 
-        With another `log_alpha` than the posterior's own, it takes O(p) per point once the features have been rotated:
-        the eigendecomposition is cached. Differentiable in Phi.
-
         Parameters
         ----------
         Phi : Tensor of shape (r, p)
-            Affine features.
+            Affine features; the result is differentiable in them.
         log_alpha : float or Tensor, default None
             Another log alpha, possibly math.inf; None: the posterior's own.
-
-        Raises
-        ------
-        PrecisionError
-            If rounding errors may exceed `RTOL`.
         """
         z, precision = self.equations.rows(linear_features(Phi)), self._precision_at(log_alpha)
         self._check(precision, lambda: precision.ratio_error(z), "the variance ratio")
         return precision.variance_ratio(z).mT if self.statistics.by_output else precision.variance_ratio(z)
 
     def variance_ratios(self, Phi: Float[Tensor, "r p"], log_alphas: Float[Tensor, " a"]) -> Float[Tensor, "a r *q"]:
-        """Compute the variance ratio for many alphas at once, from squared rotated features.
-
-        Parameters
-        ----------
-        Phi : Tensor of shape (r, p)
-            Affine features.
-        log_alphas : Tensor of shape (a,)
-            The log alphas.
-        """
+        """The variance ratio for many alphas at once, from squared rotated features."""
         eq, spectrum = self.equations, self.equations.spectrum
         rotated = (eq.rows(linear_features(Phi)) @ spectrum.vectors).square()
         ridge = eq.ridge(log_alphas[:, None] if self.statistics.by_output else log_alphas)
@@ -232,9 +198,7 @@ class Posterior:
         return self._columns(z @ self.precision.penalised_weights + centre[..., None, :])
 
     def predict(self, Phi: Float[Tensor, "r p"]) -> Marginals:
-        """Predict each point: mean, variance ratio and noise.
-
-        eq:NN_BLL_distribution, eq:NN_BLL_distribution_targets.
+        """Predict each point: mean, variance ratio and noise. eq:NN_BLL_distribution_targets.
 
         Parameters
         ----------
@@ -257,17 +221,7 @@ class Posterior:
         return Joint(self.mean(Phi), H @ H.mT + self.equations.bias_variance[..., None, None], self.Sigma_E)
 
     def affine_map(self) -> tuple[Float[Tensor, " k"], Float[Tensor, "k q"], Float[Tensor, " q"]]:
-        """Return the mean as an affine map: it is (phi_tilde - centre) W~ + offset.
-
-        Returns
-        -------
-        centre : Tensor of shape (k,)
-            Centre of the linear features.
-        weights : Tensor of shape (k, q)
-            W~.
-        offset : Tensor of shape (q,)
-            The offset.
-        """
+        """(centre, W~, offset): the mean is (phi_tilde - centre) W~ + offset."""
         W, eq = self._columns(self.precision.penalised_weights), self.equations
         if self.bias_prior == "shared":
             return W.new_zeros(len(W) - 1), W[:-1], W[-1]  # the bias, the last feature, becomes the offset
@@ -279,23 +233,9 @@ class Posterior:
     def whitening(
         self, centre: Float[Tensor, " k"], log_alpha: float | None = None
     ) -> tuple[Float[Tensor, "k r"], Float[Tensor, " r"]]:
-        """Return (root, shift) such that h = (phi_tilde - centre) root + shift has h h' = phi' Lambda_bar^-1 phi.
+        """(root, shift) such that h = (phi_tilde - centre) root + shift has h h' = phi' Lambda_bar^-1 phi.
 
         Where each output has its own ratio, the columns of all outputs are concatenated.
-
-        Parameters
-        ----------
-        centre : Tensor of shape (k,)
-            Centre of the linear features.
-        log_alpha : float, default None
-            Another log alpha; None: the posterior's own.
-
-        Returns
-        -------
-        root : Tensor of shape (k, r)
-            The linear part.
-        shift : Tensor of shape (r,)
-            The offset.
         """
         eq = self.equations
         root = self._precision_at(log_alpha).factor.whiten(torch.eye(eq.n_penalised).to(eq.gram))
@@ -308,10 +248,7 @@ class Posterior:
         return (root.movedim(0, 1).flatten(1), shift.flatten()) if eq.by_output else (root, shift)
 
     def eigenvalues(self) -> Float[Tensor, " k"]:
-        """Return the eigenvalues of the Gram matrix, of all outputs where they differ.
-
-        Compared with alpha^-1, they show which directions the data determine.
-        """
+        """Eigenvalues of the Gram matrix, of all outputs: beside alpha^-1 they show what the data determine."""
         return self.equations.spectrum.values.flatten()
 
     def sample_weights(self, n: int, *, generator: torch.Generator | None = None) -> Float[Tensor, "n p q"]:
@@ -358,14 +295,7 @@ class Posterior:
         Parameters
         ----------
         statistics : Statistics
-            Statistics of the rows to remove.
-
-        Raises
-        ------
-        PrecisionError
-            If the rows were so large that the moments of the others have lost their digits: the weights would differ
-            from those of a refit on the remaining rows by more than `REMOVAL_RTOL` and by more than the rounding
-            error of a refit.
+            Statistics of the rows; a PrecisionError if they are so large that the others have lost their digits.
         """
         rest = replace(self, statistics=self.statistics - statistics)
         error = rest.equations.at(self.log_alpha).weights_error()
@@ -381,13 +311,7 @@ class Posterior:
         return rest
 
     def output(self, j: int) -> "Posterior":
-        """Return the posterior of one output.
-
-        Parameters
-        ----------
-        j : int
-            Index of the output.
-        """
+        """The posterior of one output."""
         return replace(self, statistics=self.statistics.output(j), noise_cov=self.Sigma_E[j : j + 1, j : j + 1])
 
     def _precision_at(self, log_alpha: float | Tensor | None) -> Precision:
@@ -418,10 +342,7 @@ class Posterior:
 
 
 def leave_one_out_cost(cost: Float[Tensor, "*b m"]) -> Float[Tensor, "*b m"]:
-    """Compute the affine cost that each sample would have if it were not among the samples: c / (1 - c).
-
-    The cost of new points should be compared with these values: samples have low costs only because they are part of
-    the data.
+    """Compute the affine cost of each sample if it were not among the samples, c / (1 - c), to compare others with.
 
     Parameters
     ----------

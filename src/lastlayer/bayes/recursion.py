@@ -51,10 +51,8 @@ class Recursion:
 
         Parameters
         ----------
-        statistics : Statistics
-            Statistics of the rows, with a leading dimension for the last layers.
-        log_alpha : Tensor of shape (c,)
-            log alpha of each last layer.
+        statistics, log_alpha : Statistics, Tensor of shape (c,)
+            Statistics of the rows, with a leading dimension for the last layers, and log alpha of each.
         bias_prior : "flat" or "shared", default "flat"
             Prior on the bias.
         """
@@ -110,23 +108,17 @@ class Recursion:
         weight: float = 1.0,
         smallest_pivot: float = 0.0,
     ) -> bool:
-        """Add one row, or remove one with `sign=-1`.
-
-        The pivot c^2 of a row to remove is one minus its leverage. If it is not positive, the remaining precision
-        matrix would not be positive definite: such a row cannot have been added before. A small pivot costs digits.
+        """Add one row, or remove one with `sign=-1`; False if it was rejected.
 
         Parameters
         ----------
-        row : Whitened
-            One row.
-        t : ndarray of shape (q,)
-            Its targets.
-        sign : float, default 1.0
-            1: add the row, -1: remove it.
-        weight : float, default 1.0
-            Weight of the row.
+        row, t : Whitened, ndarray of shape (q,)
+            One row, and its targets.
+        sign, weight : float, default 1.0
+            1 to add the row, -1 to remove it, and its weight.
         smallest_pivot : float, default 0.0
-            Pivots up to this are rejected when a row is removed.
+            A row is not removed if its pivot, one minus its leverage, is at most this. A small pivot costs digits; a
+            row that was added before has a positive one.
         """
         if sign < 0 and not (1 - weight * row.variance_ratio > smallest_pivot).all():
             return False
@@ -134,7 +126,6 @@ class Recursion:
         for R, W, phi, v in zip(self.R, self.W, row.Phi[:, 0], row.V[:, 0], strict=True):
             pivot, g, error = 1 + s * v.dot(v), v.dot(R), t - phi.dot(W)
             # transposed, they are in Fortran order, and BLAS changes them in place
-
             ger(-s / (pivot + math.sqrt(pivot)), g, v, a=R.T, overwrite_a=True)
             ger(s / pivot, error, g, a=W.T, overwrite_a=True)
         return True

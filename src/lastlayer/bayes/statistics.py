@@ -46,9 +46,7 @@ class Statistics:
     n_outputs: int
     """q: the number of targets, which are the last columns."""
     observations: Float[Tensor, "*b"] | None = None
-    """n: the number of targets; None: `count`. A target with known noise counts as one but has less weight in the
-    moments. A derivative also counts as one; it carries no information on the bias, whose precision is `count`.
-    """
+    """n: the number of targets, also of known noise and of derivatives, which `count` weighs less; None: `count`."""
     log_scale: Float[Tensor, "*b"] | None = None
     """Sum over the targets of the log of their noise variance over the learned one; None: no noise is known."""
     by_output: bool = False
@@ -63,19 +61,7 @@ class Statistics:
         weight: Float[Tensor, "*#b m"] | None = None,
         noise_var: Float[Tensor, "*#b q"] | None = None,
     ) -> "Statistics":
-        """Compute the statistics of readings: those of each output unless all are read with the same noise.
-
-        Parameters
-        ----------
-        Psi : Tensor of shape (..., m, p)
-            Affine features.
-        readings : Readings
-            Readings at these features.
-        weight : Tensor of shape (..., m), optional
-            Weight of each row; 1 if not given.
-        noise_var : Tensor of shape (..., q), optional
-            Learned noise variance; only readings with known noise need it.
-        """
+        """Statistics of readings: of each output unless all share their noise; known noise needs the learned one."""
         precision, T = readings.precision(noise_var), readings.t
         if precision is None:
             return cls.from_features(Psi, T, sample_weight=weight)
@@ -93,17 +79,7 @@ class Statistics:
     def from_functionals(
         cls, Psi: Float[Tensor, "*b n p"], t: Float[Tensor, "*#b n q"], precision: Float[Tensor, "*#b n"] | None = None
     ) -> "Statistics":
-        """Compute the statistics of linear functionals, with rows [L phi_tilde, L 1] in place of [phi_tilde, 1].
-
-        Parameters
-        ----------
-        Psi : Tensor of shape (..., n, p)
-            Rows [L phi_tilde, L 1].
-        t : Tensor of shape (..., n, q)
-            Measurements.
-        precision : Tensor of shape (..., n), default None
-            Noise variance of the function over that of each measurement; None: 1.
-        """
+        """Statistics of functionals: rows [L phi_tilde, L 1], and precisions relative to the learned noise."""
         t = t.expand(*Psi.shape[:-2], *t.shape[-2:])
         rows, one = torch.cat([Psi[..., :-1], t], -1).double(), Psi[..., -1:].double()
         w = torch.ones_like(one) if precision is None else precision.double().expand(one.shape[:-1])[..., None]
@@ -127,21 +103,16 @@ class Statistics:
 
         Parameters
         ----------
-        Phi : Tensor of shape (..., m, p)
-            Affine features, with a last column of ones.
-        T : Tensor of shape (..., m, q)
-            Targets.
+        Phi, T : Tensor of shape (..., m, p), Tensor of shape (..., m, q)
+            Affine features, with a last column of ones, and targets.
         sample_weight : Tensor of shape (..., m), default None
             Weight of each row; a weight of 2 counts as the row given twice.
 
         Examples
         --------
-        >>> import torch
-        >>> from lastlayer.bayes.features import affine_features
-        >>> Phi, T = affine_features(torch.tensor([[0.0], [1.0], [2.0]])), torch.tensor([[1.0], [3.0], [5.0]])
-        >>> statistics = Statistics.from_features(Phi[:2], T[:2]) + Statistics.from_features(Phi[2:], T[2:])
-        >>> statistics.count.item(), statistics.mean.tolist()
-        (3.0, [1.0, 3.0])
+        >>> Phi, T = torch.tensor([[0.0, 1.0], [2.0, 1.0]]), torch.tensor([[1.0], [5.0]])
+        >>> (Statistics.from_features(Phi[:1], T[:1]) + Statistics.from_features(Phi[1:], T[1:])).mean.tolist()
+        [1.0, 3.0]
         """
         return cls.from_linear_features(linear_features(Phi), T, sample_weight=sample_weight)
 
@@ -158,15 +129,12 @@ class Statistics:
 
         Parameters
         ----------
-        phi_tilde : Tensor of shape (..., m, k)
-            Linear features.
-        T : Tensor of shape (..., m, q)
-            Targets.
+        phi_tilde, T : Tensor of shape (..., m, k), Tensor of shape (..., m, q)
+            Linear features and targets.
         sample_weight : Tensor of shape (..., m), default None
             Weight of each row.
         dtype : torch.dtype, default torch.float64
-            Type of the products within a chunk; float32 is less accurate, which `energy` takes into account. Sums over
-            chunks are always float64.
+            Type of the products within a chunk; `energy` takes into account that float32 is less accurate.
         """
         m = phi_tilde.shape[-2]
         if m == 0 or T.shape[-2] != m:
@@ -180,12 +148,12 @@ class Statistics:
 
     @classmethod
     def from_batches(cls, batches: Iterable[tuple[Tensor, ...]]) -> "Statistics":
-        """Compute the statistics of an iterator of batches, with one batch in memory at a time.
+        """Compute the statistics of batches, with one in memory at a time.
 
         Parameters
         ----------
         batches : iterable of tuple of Tensor
-            Batches (Phi, T) or (Phi, T, sample_weight).
+            (Phi, T) or (Phi, T, sample_weight).
         """
         parts = (cls.from_features(Phi, T, sample_weight=w[0] if w else None) for Phi, T, *w in batches)
         first = next(parts, None)
@@ -286,25 +254,13 @@ class Statistics:
         return self.weighing(factor * self.count)
 
     def weighing(self, count: Float[Tensor, "*b"]) -> "Statistics":
-        """Scale the weights of the rows to another total.
-
-        Parameters
-        ----------
-        count : Tensor of shape (...)
-            The new total weight.
-        """
+        """Scale the weights of the rows to another total."""
         factor = torch.where(self.count > 0, count / self.count, 0.0)
         sums = {name: factor * total for name in SUMS if (total := getattr(self, name)) is not None}
         return self._times(factor, **sums)
 
     def weighted(self, factor: Float[Tensor, "*b"]) -> "Statistics":
-        """Scale the precision of every target; the number of targets does not change.
-
-        Parameters
-        ----------
-        factor : Tensor of shape (...)
-            The factor.
-        """
+        """Scale the precision of every target; the number of targets does not change."""
         return self._times(factor, observations=self.n, log_scale=self._log_scale - self.n * factor.log())
 
     def _times(self, factor: Float[Tensor, "*b"], **sums: Any) -> "Statistics":
@@ -336,13 +292,7 @@ class Statistics:
         return self._each(lambda moment: moment[i])
 
     def with_targets(self, mean: Float[Tensor, " q"], scale: Float[Tensor, " q"]) -> "Statistics":
-        """Standardise the targets, so that one pass over raw targets is enough.
-
-        Parameters
-        ----------
-        mean, scale : Tensor of shape (q,)
-            Mean and scale of the targets.
-        """
+        """Standardise the targets, so that one pass over raw targets is enough."""
         k = self.n_linear
         mean, scale = (x[:, None] if self.by_output else x for x in (mean, scale))
         shift = torch.cat([torch.zeros_like(self.mean[..., :k]), mean.to(self.mean)], dim=-1)
@@ -356,13 +306,7 @@ class Statistics:
 
     @staticmethod
     def of_outputs(parts: "Sequence[Statistics]") -> "Statistics":
-        """Combine the statistics of single outputs.
-
-        Parameters
-        ----------
-        parts : sequence of Statistics
-            Statistics of each output.
-        """
+        """Combine the statistics of single outputs."""
         return replace(Statistics.stacked(parts, parts[0].count.dim()), by_output=True)
 
     def each_output(self) -> "Statistics":
@@ -384,24 +328,11 @@ class Statistics:
         )
 
     def output(self, j: int) -> "Statistics":
-        """Select the statistics of one output.
-
-        Parameters
-        ----------
-        j : int
-            Index of the output.
-        """
+        """Select the statistics of one output."""
         each = self.each_output()
         return replace(each._each(lambda moment: moment.select(each.count.dim() - 1, j)), by_output=False)
 
     def to(self, device: torch.device | str) -> "Statistics":
-        """Move the statistics to another device.
-
-        Parameters
-        ----------
-        device : torch.device or str
-            The device.
-        """
         return self._each(lambda moment: moment.to(device))
 
     def nothing(self) -> "Statistics":

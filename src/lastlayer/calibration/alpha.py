@@ -44,17 +44,12 @@ def tune_alpha(
 ) -> AlphaCurve:
     """Find alpha^max on validation data. alg:BLL_and_alpha.
 
-    A curve over the whole range in which alpha matters brackets the optimum, a 1-D search refines it, and the limit
-    of infinite alpha is one of the candidates. If alpha makes no difference, the posterior's own is kept.
-
     Parameters
     ----------
     posterior : Posterior
-        A posterior that was computed without the validation points.
-    Phi : Tensor of shape (r, p)
-        Affine features of the validation points.
-    T : Tensor of shape (r, q)
-        Their targets.
+        A posterior that was computed without the validation points; its alpha is kept if alpha makes no difference.
+    Phi, T : Tensor of shape (r, p), Tensor of shape (r, q)
+        Affine features of the validation points, and their targets.
     n_curve : int, default 201
         Number of points of the curve.
     """
@@ -62,9 +57,7 @@ def tune_alpha(
 
 
 def tune_alpha_on(folds: Sequence[HeldOut], log_alpha: float, *, n_curve: int = 201) -> AlphaCurve:
-    """Find alpha^max on several folds, each with the posterior of its other rows.
-
-    The points of all folds count as one set.
+    """Find alpha^max on the points of several folds together, each with the posterior of its other rows.
 
     Parameters
     ----------

@@ -290,8 +290,8 @@ class Calibration:
     def inside(self) -> dict[Family, float]:
         """Affine cost up to which a point counts as inside the data, for each family that can tell.
 
-        The length scales of the Gaussian process say over which distance the function changes. The features of the
-        additive model are fixed, so it also notices new values of inputs that learned features ignore.
+        The Gaussian process knows over which distance the function changes; the fixed features of the additive model
+        also notice new values of inputs that learned features ignore.
         """
         process = {} if self.outside is None else {FOURIER: self.outside.inside}
         return process if self.additive_inside is None else process | {ADDITIVE: self.additive_inside}
@@ -303,16 +303,9 @@ class Calibration:
         return f"{self.curve}{self.tails}{self.shrinkage}{self.outside or ''}{more}; {seen}"
 
     def after(self, squares: dict[Family, float], n: float, kept: float = 1.0) -> "Calibration":
-        """Update the curves with rows that were learned.
+        """Update the curves with n learned rows and the sums of their squared standardised residuals before.
 
-        Parameters
-        ----------
-        squares : dict of Family to float
-            Sum of the rows' squared standardised residuals under this calibration, before they were learned.
-        n : float
-            Number of rows.
-        kept : float, default 1.0
-            Fraction of their weight that rows learned earlier keep.
+        Rows learned earlier keep a fraction of their weight.
         """
         curves = {
             family: replace(c, seen=kept * c.seen + n, squares=kept * c.squares + c.widening * squares[family])

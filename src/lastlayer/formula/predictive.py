@@ -91,32 +91,14 @@ def log_far(ops, outside, cost):  # type: ignore[no-untyped-def]
 
 
 def log_shape(ops, curve, log_cost, far):  # type: ignore[no-untyped-def]
-    """Compute log(v^gamma + share far).
-
-    Beyond the calibrated reach, v^gamma is its value there times v over the reach.
-
-    Parameters
-    ----------
-    ops, curve : Ops, State
-        Operations of the array library, and the numbers of the curve.
-    log_cost, far : array
-        Log of the affine cost, and log of the process's variance outside the data; None: without it.
-    """
+    """log(v^gamma + share far); beyond the calibrated reach, v^gamma is its value there times v over the reach."""
     known = ops.minimum(log_cost, curve.log_reach)
     own = curve.power * known + (log_cost - known)
     return own if far is None else ops.logaddexp(own, curve.log_share + far)
 
 
 def log_noise_factor(ops, head, z):  # type: ignore[no-untyped-def]
-    """Compute the log of the noise variance over its base value, for each output.
-
-    Parameters
-    ----------
-    ops, head : Ops, State
-        Operations of the array library, and the network of the noise.
-    z : array
-        Standardised inputs, clipped to the range of the data.
-    """
+    """Log of the noise variance over its base value, for each output; z is clipped to the range of the data."""
     inside = ops.minimum(ops.maximum(z, head.low), head.high)
     return ops.matmul(ops.tanh(ops.matmul(inside, head.U) + head.u), head.V)
 
@@ -139,10 +121,8 @@ def member_weights(ops, log_var, sharpness, log_trust):  # type: ignore[no-untyp
 
     Parameters
     ----------
-    ops : Ops
-        Operations of the array library.
-    log_var : array
-        Log variances, whose mean over the outputs counts.
+    ops, log_var : Ops, array
+        Operations of the array library, and log variances, whose mean over the outputs counts.
     sharpness, log_trust : array
         The power, and the log trust of each member.
     """
@@ -152,16 +132,12 @@ def member_weights(ops, log_var, sharpness, log_trust):  # type: ignore[no-untyp
 def shrunk(ops, mean, log_var, centre, log_precision):  # type: ignore[no-untyped-def]
     """Compute the posterior mean of a target with prior N(centre, 1 / precision), predicted as N(mean, var).
 
-    The variance is left unchanged: it must not shrink outside the data.
-
     Parameters
     ----------
     ops : Ops
         Operations of the array library.
-    mean, log_var : array
-        Prediction of each member.
-    centre, log_precision : array
-        Prior of the targets.
+    mean, log_var, centre, log_precision : array
+        Prediction of each member, and prior of the targets. Variances must not shrink outside the data: they stay.
     """
     return centre + (mean - centre) * ops.sigmoid(-log_precision - log_var)
 
@@ -171,10 +147,8 @@ def components(ops, model, outputs, z):  # type: ignore[no-untyped-def]
 
     Parameters
     ----------
-    ops, model : Ops, State
-        Operations of the array library, and the numbers of the model.
-    outputs, z : list of array, array
-        What `last_layer` returns, and the standardised inputs.
+    ops, model, outputs, z : Ops, State, list of array, array
+        Operations of the array library, the model, what `last_layer` returns, and the standardised inputs.
     """
     curve, mean, cost, cost_star = model.curve, outputs[0], outputs[1], outputs[-1]
     far = far_of(ops, model, z, cost_star)
@@ -215,10 +189,8 @@ def predict(ops, model, x):  # type: ignore[no-untyped-def]
 
     Parameters
     ----------
-    ops, model : Ops, State
-        Operations of the array library, and the numbers of the model.
-    x : array
-        Inputs.
+    ops, model, x : Ops, State, array
+        Operations of the array library, the model, and the inputs.
     """
     z = standardized(model, x)
     return components(ops, model, last_layers(ops, model, z, last_layer), z)
@@ -263,10 +235,8 @@ def moments(ops, model, parts):  # type: ignore[no-untyped-def]
 
     Parameters
     ----------
-    ops, model : Ops, State
-        Operations of the array library, and the numbers of the model.
-    parts : Components
-        Predictions of the members.
+    ops, model, parts : Ops, State, Components
+        Operations of the array library, the model, and the predictions of its members.
     """
     mean = ops.total(parts.weights * parts.mean)
     between = ops.total(parts.weights * ops.square(parts.mean - mean))
@@ -276,29 +246,13 @@ def moments(ops, model, parts):  # type: ignore[no-untyped-def]
 
 
 def output_cov(ops, correlation, epistemic, noise):  # type: ignore[no-untyped-def]
-    """Covariance between the outputs at a point: that of the function plus that of the noise.
-
-    Parameters
-    ----------
-    ops, correlation : Ops, array
-        Operations of the array library, and the correlation of the outputs.
-    epistemic, noise : array
-        Variances of each output.
-    """
+    """Covariance between the outputs at a point: that of the function plus that of the noise."""
     e, n = ops.sqrt(epistemic), ops.sqrt(noise)
     return correlation * (ops.outer(e, e) + ops.outer(n, n))
 
 
 def stretch(ops, curve, cost, far):  # type: ignore[no-untyped-def]
-    """Standard deviation of the calibrated function over that of the posterior, before the factor b.
-
-    Parameters
-    ----------
-    ops, curve : Ops, State
-        Operations of the array library, and the numbers of the curve.
-    cost, far : array
-        Affine cost, and log of the process's variance outside the data.
-    """
+    """Standard deviation of the calibrated function over that of the posterior, before the factor b."""
     log_cost = ops.log(ops.at_least(cost, TINY))
     return ops.exp(0.5 * (log_shape(ops, curve, log_cost, far) - log_cost))
 

@@ -90,10 +90,8 @@ class FunctionalPrediction:
 
         Returns
         -------
-        lower : ndarray of shape (n,)
-            Lower bounds.
-        upper : ndarray of shape (n,)
-            Upper bounds.
+        lower, upper : ndarray of shape (n,)
+            The bounds.
         """
         if not 0 < level < 1:
             raise InputError(f"level={level} must lie between 0 and 1")
@@ -105,10 +103,8 @@ class FunctionalPrediction:
 
         Parameters
         ----------
-        y : ndarray with n numbers
-            The measurements.
-        noise_std : float or ndarray with n numbers, default 0.0
-            Known standard deviation of their noise.
+        y, noise_std : ndarray with n numbers, float or ndarray with n numbers
+            The measurements, and the known standard deviation of their noise, which is 0 by default.
         """
         values = np.ravel(y)
         if values.shape != self.mean.shape or np.size(noise_std) not in (1, len(values)):

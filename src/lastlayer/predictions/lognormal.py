@@ -21,17 +21,11 @@ LARGEST_LOG = 300.0
 class LogPrediction(Prediction):
     """The predictive distribution of y = exp(z), given that of z: a mixture of log-normals.
 
-    Densities, probabilities, quantiles, intervals and samples are exact. `predict` returns the median: far outside the
-    data, the mean is governed by a tail of enormous values. Mean and variances are those of the log-normals, in the
-    units of y. With z = f + e of epistemic variance v and noise variance n, and m = E[y], the variance
-    m^2 (exp(v + n) - 1) of a component is the sum of
-
-    - `epistemic_var`, the variance of E[y | f], which more data would reduce: m^2 (exp(v) - 1);
-    - `noise_var`, the mean of Var(y | f): m^2 exp(v) (exp(n) - 1).
-
-    Without noise (`predictive(X, noise=False)`) the prediction is that of exp(f), the median of the targets.
-    `standardized_residual` and conformal intervals refer to log y, where the components are symmetric. Moments
-    beyond exp(300) are reported as exp(300).
+    `predict` returns the median: far outside the data, the mean is governed by a tail of enormous values. With
+    z = f + e of epistemic variance v and noise variance n, and m = E[y], the variance m^2 (exp(v + n) - 1) of a
+    component is `epistemic_var`, the variance m^2 (exp(v) - 1) of E[y | f], plus `noise_var`, the mean
+    m^2 exp(v) (exp(n) - 1) of Var(y | f). Without noise the prediction is that of exp(f), the median of the targets.
+    `standardized_residual` and conformal intervals refer to log y. Moments beyond exp(300) are reported as exp(300).
     """
 
     point_name = "median"

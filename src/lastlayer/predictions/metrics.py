@@ -20,10 +20,8 @@ def log_predictive_density(
 
     Parameters
     ----------
-    prediction : Prediction
-        The predictive distribution of m points and q outputs.
-    y : ndarray of shape (m,) or (m, q)
-        The targets.
+    prediction, y : Prediction, ndarray of shape (m,) or (m, q)
+        The predictive distribution, and the targets.
     scale : float or ndarray of shape (q,), default 1.0
         Standard deviations of the targets, to convert the LPD to standardised units: the density of y / scale.
     per_output : bool, default False
@@ -39,10 +37,8 @@ def rmse(prediction: Prediction | ndarray, y: ndarray, *, per_output: bool = Fal
 
     Parameters
     ----------
-    prediction : Prediction or ndarray of shape (m,) or (m, q)
-        The predictive distribution, or predicted numbers.
-    y : ndarray of shape (m,) or (m, q)
-        The targets.
+    prediction, y : Prediction or ndarray, ndarray of shape (m,) or (m, q)
+        The predictive distribution, or predicted numbers, and the targets.
     per_output : bool, default False
         Whether to return one number per output instead of one over points and outputs.
     """
@@ -62,10 +58,8 @@ def coverage(prediction: Prediction, y: ndarray, level: float = 0.9, *, per_outp
 
     Parameters
     ----------
-    prediction : Prediction
-        The predictive distribution of m points and q outputs.
-    y : ndarray of shape (m,) or (m, q)
-        The targets.
+    prediction, y : Prediction, ndarray of shape (m,) or (m, q)
+        The predictive distribution, and the targets.
     level : float, default 0.9
         Probability of the intervals.
     per_output : bool, default False
@@ -80,29 +74,16 @@ def coverage(prediction: Prediction, y: ndarray, level: float = 0.9, *, per_outp
 def interval_score(prediction: Prediction, y: ndarray, level: float = 0.9, *, per_output: bool = False) -> Any:
     """Compute the mean width of the central intervals plus a penalty for each target outside; smaller is better.
 
-    The penalty is 2 / (1 - level) times the distance to the interval, so that the expected score is smallest for the
-    true quantiles (Gneiting and Raftery, 2007).
+    The penalty is 2 / (1 - level) times the distance to the interval (Gneiting and Raftery, 2007).
 
     Parameters
     ----------
-    prediction : Prediction
-        The predictive distribution of m points and q outputs.
-    y : ndarray of shape (m,) or (m, q)
-        The targets.
+    prediction, y : Prediction, ndarray of shape (m,) or (m, q)
+        The predictive distribution, and the targets.
     level : float, default 0.9
         Probability of the intervals.
     per_output : bool, default False
-        Whether to return one number per output, (q,), instead of their mean.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from lastlayer.predictions.mixture import MixturePrediction
-    >>> p = MixturePrediction.gaussian(
-    ...     np.zeros(2), epistemic_var=np.ones(2), noise_var=np.zeros(2), affine_cost=np.ones(2)
-    ... )
-    >>> round(interval_score(p, np.array([0.0, 2.0])), 3)
-    6.841
+        Whether to return one number per output instead of their mean.
     """
     lower, upper = prediction.with_output_axis().interval(level)
     y = align(y, lower.shape)
@@ -116,12 +97,10 @@ def calibration_error(prediction: Prediction, y: ndarray, levels: Float[ndarray,
 
     Parameters
     ----------
-    prediction : Prediction
-        The predictive distribution of m points and q outputs.
-    y : ndarray of shape (m,) or (m, q)
-        The targets.
+    prediction, y : Prediction, ndarray of shape (m,) or (m, q)
+        The predictive distribution, and the targets.
     levels : ndarray of shape (l,), default LEVELS
-        Probabilities of the intervals; by default 0.05, 0.1, ..., 0.95.
+        Probabilities of the intervals: 0.05, 0.1, ..., 0.95.
     """
     inside = np.abs(2 * prediction.with_output_axis().cdf(y) - 1)[..., None] <= np.asarray(levels)
     return float(np.abs(inside.mean((0, 1)) - levels).mean())
@@ -132,10 +111,8 @@ def crps(prediction: Prediction, y: ndarray, *, per_output: bool = False) -> Any
 
     Parameters
     ----------
-    prediction : Prediction
-        The predictive distribution of m points and q outputs.
-    y : ndarray of shape (m,) or (m, q)
-        The targets.
+    prediction, y : Prediction, ndarray of shape (m,) or (m, q)
+        The predictive distribution, and the targets.
     per_output : bool, default False
         Whether to return one number per output instead of their mean.
     """

@@ -22,19 +22,11 @@ from lastlayer.predictions.shapes import like_targets
 class MixturePrediction(Prediction):
     """A mixture of c Gaussian components at each point; a single model has one component.
 
-    The components and `cov()` always have an axis for the outputs.
-
     Examples
     --------
-    >>> import numpy as np
-    >>> one, other = (
-    ...     MixturePrediction.gaussian(
-    ...         np.full(2, mean), epistemic_var=np.ones(2), noise_var=np.ones(2), affine_cost=np.ones(2)
-    ...     )
-    ...     for mean in (-1.0, 1.0)
-    ... )
-    >>> MixturePrediction.mixture([one, other]).var
-    array([3., 3.])
+    >>> one = np.ones(2)
+    >>> MixturePrediction.gaussian(0 * one, epistemic_var=3 * one, noise_var=one, affine_cost=one).std
+    array([2., 2.])
     """
 
     component_mean: Float[ndarray, "c m q"]
@@ -81,10 +73,8 @@ class MixturePrediction(Prediction):
         ----------
         mean : ndarray of shape (m,) or (m, q)
             Means; results are shaped like them.
-        epistemic_var : ndarray of shape (m,) or (m, q)
-            Variance of the function.
-        noise_var : ndarray
-            Variance of the noise, broadcast to the shape of `mean`.
+        epistemic_var, noise_var : ndarray
+            Variances of the function and of the noise, broadcast to the shape of `mean`.
         affine_cost : ndarray of shape (m,)
             Degree of extrapolation.
         correlation : ndarray of shape (q, q), default None
@@ -110,10 +100,8 @@ class MixturePrediction(Prediction):
 
         Parameters
         ----------
-        members : sequence of MixturePrediction
-            The predictions.
-        weights : ndarray of shape (c,) or (c, m), default None
-            Weight of each of them, at each point or for all points; None: equal weights.
+        members, weights : sequence of MixturePrediction, ndarray of shape (c,) or (c, m)
+            The predictions, and the weight of each, at each point or for all; by default equal weights.
         """
         if not members:
             raise InputError("a mixture needs at least one member")
@@ -199,15 +187,13 @@ class MixturePrediction(Prediction):
         """Count disagreement between the components as variance of each of them.
 
         Means of the components are drawn towards the mean of the mixture, and the variance that this takes away is
-        added to every component, so that `mean`, `var` and `cov()` do not change. Intervals and densities do: a few
-        components that contradict the others widen the intervals, however small their weights. Outside the data,
-        predictions of a mixture are merged.
+        added to every component, so that `mean`, `var` and `cov()` do not change. Outside the data, predictions of a
+        mixture are merged: a few components that contradict the others widen the intervals.
 
         Parameters
         ----------
         fraction : ndarray of shape (m,)
-            Fraction of the variance between the components that is merged at each point: 0 changes nothing, 1 gives all
-            components the same mean.
+            Fraction merged at each point: 0 changes nothing, 1 gives all components the same mean.
         """
         if fraction.shape != self.affine_cost.shape or not ((fraction >= 0) & (fraction <= 1)).all():
             raise InputError(f"fraction must hold a number from 0 to 1 for each of {len(self.affine_cost)} points")

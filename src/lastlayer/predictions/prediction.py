@@ -17,21 +17,8 @@ class Prediction(ABC):
 
     That of Gaussian targets is a `MixturePrediction`, that of log-normal ones a `LogPrediction`. The distribution is
     that of the targets, noise included; where the noise variance is zero, it is that of the function. Results have the
-    shape of the targets: (m,) if the model was fitted to 1-D targets, (m, q) if they were 2-D. `cov()` always has axes
-    for the outputs; `with_output_axis()` adds one to all results.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from lastlayer.predictions.mixture import MixturePrediction
-    >>> p = MixturePrediction.gaussian(
-    ...     np.zeros(2), epistemic_var=np.array([0.0, 3.0]), noise_var=np.ones(2), affine_cost=np.array([0.0, 3.0])
-    ... )
-    >>> p.std
-    array([1., 2.])
-    >>> lower, upper = p.interval(0.95)
-    >>> np.round(upper, 2)
-    array([1.96, 3.92])
+    shape of the targets, (m,) or (m, q); `cov()` always has axes for the outputs, as all have after
+    `with_output_axis()`.
     """
 
     point_name: ClassVar[str] = "mean"
@@ -39,9 +26,7 @@ class Prediction(ABC):
     affine_cost: Float[ndarray, " m"]
     """Degree of extrapolation, before any calibration (Theorem 2)."""
     beyond_reach: Bool[ndarray, " m"] | None
-    """Whether a point lies farther out than every held-out point that the variance was calibrated on, so that the
-    calibration is extrapolated there. None: no calibration.
-    """
+    """Whether a point lies farther out than every held-out point of the calibration; None: no calibration."""
     y_ndim: int
     """Dimensions of the targets: 1 (results have no axis for the single output) or 2."""
 
@@ -102,8 +87,7 @@ class Prediction(ABC):
         Parameters
         ----------
         y : ndarray of shape (m,) or (m, q)
-            Targets. Those of a single output may be (m,) or (m, 1), here and wherever targets are given. The joint
-            density is that of the targets that are not missing (NaN).
+            Targets, (m,) or (m, 1) if there is one output; the joint density is that of those not missing (NaN).
         per_output : bool, default False
             Whether to return the density of each output alone instead of the joint density.
         """
@@ -146,10 +130,6 @@ class Prediction(ABC):
         ----------
         level : float or sequence of float
             One level, or several.
-
-        Examples
-        --------
-        >>> lower, upper = model.predictive(X).quantile([0.1, 0.9])  # doctest: +SKIP
         """
 
     @abstractmethod
@@ -165,15 +145,12 @@ class Prediction(ABC):
         method : "quantile" or "conformal", default "quantile"
             "quantile": the central interval of the distribution. "conformal": mean +- a multiple of the standard
             deviation that covers new rows exchangeable with those given to `conformalize` with at least that
-            probability, even if the model is wrong (split conformal prediction); infinite if there were too few rows
-            for the level. Log-normal targets: the interval of log y, exponentiated.
+            probability, even if the model is wrong; infinite if there were too few rows for the level.
 
         Returns
         -------
-        lower : ndarray of shape (m,) or (m, q)
-            Lower bounds.
-        upper : ndarray of shape (m,) or (m, q)
-            Upper bounds.
+        lower, upper : ndarray of shape (m,) or (m, q)
+            The bounds.
         """
 
     @abstractmethod
@@ -198,17 +175,7 @@ class Prediction(ABC):
         level : float, default 0.95
             Probability of the central interval between `lower` and `upper`.
         outputs : sequence of str, default None
-            Names of the outputs, which prefix the columns: `NAME_mean`. None: no prefix for a single output, "y0", "y1"
-            and so on for several.
-
-        Raises
-        ------
-        MissingPackageError
-            If pandas is not installed.
-
-        Examples
-        --------
-        >>> model.predictive(X).to_frame(index=X.index, outputs=["power"])  # doctest: +SKIP
+            Names of the outputs, which prefix the columns: `NAME_mean`. None: no prefix for one output, else "y0", ...
         """
         p = self.with_output_axis()
         lower, upper = p.interval(level)
@@ -219,13 +186,7 @@ class Prediction(ABC):
         return frame(parts, points, outputs=outputs, index=index)
 
     def targets(self, y: Any) -> Float[ndarray, "m q"]:
-        """Convert targets to an array with an axis for the outputs.
-
-        Parameters
-        ----------
-        y : array-like of shape (m,) or (m, q)
-            Targets of these points; (m,) only for a single output.
-        """
+        """Targets of these points as an array with an axis for the outputs."""
         return align(y, (len(self.affine_cost), self.n_outputs))
 
     def _like_targets(self, values: Float[ndarray, "*s q"]) -> Float[ndarray, "*t"]:

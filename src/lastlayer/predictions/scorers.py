@@ -21,13 +21,6 @@ def predictive(estimator: Any, X: Any, *, noise: bool = True) -> Prediction:
         Inputs as the estimator takes them: for a Pipeline, before its first step.
     noise : bool, default True
         Whether to include the noise; False: the distribution of the function.
-
-    Examples
-    --------
-    >>> from sklearn.pipeline import make_pipeline
-    >>> from sklearn.preprocessing import PowerTransformer
-    >>> pipeline = make_pipeline(PowerTransformer(), BLLRegressor()).fit(X, y)  # doctest: +SKIP
-    >>> predictive(pipeline, X_new).interval(0.9)  # doctest: +SKIP
     """
     if hasattr(estimator, "best_estimator_"):
         return predictive(estimator.best_estimator_, X, noise=noise)
@@ -55,12 +48,6 @@ class PredictiveScorer:
         A function of (prediction, y) such as those of `lastlayer.metrics`.
     greater_is_better : bool, default True
         Whether a larger metric is better; otherwise the score is the negative metric.
-
-    Examples
-    --------
-    >>> from functools import partial
-    >>> from lastlayer import metrics
-    >>> narrow = PredictiveScorer(partial(metrics.interval_score, level=0.5), greater_is_better=False)
     """
 
     metric: Callable[[Prediction, Any], float]
