@@ -17,14 +17,7 @@ from lastlayer.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class Episode:
-    """One uninterrupted experiment: outputs y_0 ... y_T and the inputs u_0 ... u_{T-1} applied between them.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> len(Episode.of(np.zeros((5, 2)), np.zeros(4)))
-    4
-    """
+    """One uninterrupted experiment: outputs y_0 ... y_T and the inputs u_0 ... u_{T-1} applied between them."""
 
     outputs: Float[ndarray, "t1 q"]
     """Measured outputs, one row per step."""
@@ -37,10 +30,8 @@ class Episode:
 
         Parameters
         ----------
-        outputs : array-like of shape (t + 1, q) or (t + 1,)
-            Measured outputs.
-        inputs : array-like of shape (t, d) or (t,), or with t + 1 rows
-            Inputs. An input given for the last output is dropped, because it leads to no measurement.
+        outputs, inputs : array-like of shape (t + 1, q), (t, d) or with one dimension
+            Measured outputs and inputs; an input given for the last output is dropped.
         """
         y, u = _table(outputs, "outputs"), _table(inputs, "inputs")
         if len(y) < 2 or len(u) not in (len(y), len(y) - 1):
@@ -122,11 +113,9 @@ class Lags:
     Examples
     --------
     >>> import numpy as np
-    >>> episode = Episode.of(np.arange(5.0), np.zeros(4))
-    >>> Lags(outputs=2).table(episode).X
+    >>> Lags(outputs=2).table(Episode.of(np.arange(4.0), np.zeros(3))).X
     array([[1., 0., 0.],
-           [2., 1., 0.],
-           [3., 2., 0.]])
+           [2., 1., 0.]])
     """
 
     outputs: int = 1
@@ -154,13 +143,12 @@ class Lags:
             Measured episodes.
         """
         listed = check_episodes(episodes)
-        steps = [(i, e, k) for i, e in enumerate(listed) for k in range(self.first, len(e))]
-        if not steps:
+        number = [i for i, e in enumerate(listed) for _ in range(self.first, len(e))]
+        if not number:
             raise InputError(f"no episode is longer than its lags: {max(map(len, listed))} steps at most, {self}")
-        q = listed[0].outputs.shape[1]
-        X = np.stack([self.join(self.state(e, k), e.inputs[k], q) for _, e, k in steps])
-        after = np.stack([e.outputs[k + 1] for _, e, k in steps])
-        return LagTable(X, after, after - X[:, :q] if self.increments else after, np.array([i for i, _, _ in steps]))
+        steps, q = self.windows(listed, 1), listed[0].outputs.shape[1]
+        X, after = self.join(steps.starts, steps.inputs[:, 0], q), steps.outputs[:, 0]
+        return LagTable(X, after, after - X[:, :q] if self.increments else after, np.array(number))
 
     def windows(self, episodes: Sequence[Episode] | Episode, horizon: int, *, stride: int | None = None) -> Windows:
         """Cut episodes into segments of `horizon` steps.
@@ -208,10 +196,8 @@ class Lags:
 
         Parameters
         ----------
-        n_outputs : int
-            Number of outputs.
-        n_inputs : int
-            Number of inputs.
+        n_outputs, n_inputs : int
+            Numbers of outputs and inputs.
         """
         return self.outputs * n_outputs + (self.inputs - 1) * n_inputs
 
@@ -220,10 +206,8 @@ class Lags:
 
         Parameters
         ----------
-        state : ndarray of shape (..., n)
-            States, as `state` returns them.
-        u : ndarray of shape (..., d)
-            Present inputs u_k.
+        state, u : ndarray of shape (..., n), (..., d)
+            States, as `state` returns them, and present inputs u_k.
         n_outputs : int
             Number of outputs.
         """
@@ -235,17 +219,8 @@ class Lags:
 
         Parameters
         ----------
-        n_outputs : int
-            Number of outputs.
-        n_inputs : int
-            Number of inputs.
-
-        Returns
-        -------
-        F : ndarray of shape (n, n)
-            Moves past outputs and past inputs back by one lag.
-        G : ndarray of shape (n, d)
-            Stores the present input as a past one.
+        n_outputs, n_inputs : int
+            Numbers of outputs and inputs.
         """
         n, k = self.n_state(n_outputs, n_inputs), self.outputs * n_outputs
         F, G = np.zeros((n, n)), np.zeros((n, n_inputs))
@@ -259,10 +234,8 @@ class Lags:
 class EpisodeFolds:
     """Splitter for `BLLRegressor(calibration=...)` that holds out whole episodes.
 
-    First, every episode is held out once, in random folds, which measures interpolation. Then the episodes at either
-    end of the direction in which means and standard deviations of episodes vary most are held out together, which
-    measures extrapolation: for example, episodes of the largest amplitude are predicted by networks that saw none like
-    them.
+    Every episode is held out once, in random folds, to measure interpolation; then those at either end of the
+    direction in which means and standard deviations of episodes vary most, together, to measure extrapolation.
 
     Parameters
     ----------
@@ -279,23 +252,14 @@ class EpisodeFolds:
         return f"EpisodeFolds(n_folds={self.n_folds})"
 
     def split(self, X: ndarray, y: Any = None, groups: Any = None) -> Iterator[tuple[ndarray, ndarray]]:
-        """Yield the rows to train on and the held-out rows of each fold.
+        """Yield the indices of the rows to train on and of the held-out rows of each fold.
 
         Parameters
         ----------
-        X : ndarray of shape (m, d)
-            Rows of the regression.
-        y : object, default None
-            Ignored.
+        X, y : array-like
+            Rows of the regression; their targets are ignored.
         groups : array-like of shape (m,)
             Index of the episode of each row.
-
-        Yields
-        ------
-        train : ndarray
-            Indices of the rows to train on.
-        held_out : ndarray
-            Indices of the held-out rows.
         """
         if groups is None:
             raise InputError("splits by episode need groups=..., the number of the episode of every row")

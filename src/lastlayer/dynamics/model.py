@@ -27,10 +27,9 @@ class DynamicsModel:
     Parameters
     ----------
     lags : Lags, default Lags()
-        Numbers of outputs and inputs that a step depends on, and whether values or increments are learned.
+        Outputs and inputs that a step depends on, and whether values or increments are learned.
     regressor : BLLRegressor, default BLLRegressor()
-        Regressor that is cloned and fitted; any model with `fit(X, Y)` and `predictive(X)` will do. If the
-        `calibration` of a `BLLRegressor` is "auto", whole episodes are held out instead of single rows.
+        Cloned and fitted, or any model with `fit(X, Y)` and `predictive(X)`; calibration="auto" holds out episodes.
 
     Attributes
     ----------
@@ -45,12 +44,7 @@ class DynamicsModel:
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from lastlayer import BLLRegressor
-    >>> rng = np.random.default_rng(0)
-    >>> u, y = rng.uniform(-1, 1, 40), np.zeros(41)
-    >>> for k in range(40):
-    ...     y[k + 1] = 0.8 * y[k] + 0.2 * u[k] + 0.01 * rng.normal()
+    >>> u, y = np.sin(np.arange(40)), np.cos(np.arange(41))
     >>> regressor = BLLRegressor((4,), preset="evidence", max_epochs=10, random_state=0)
     >>> model = DynamicsModel(Lags(), regressor).fit([Episode.of(y, u)])
     >>> model.rollout([0.0], np.ones((5, 1)), by=Unscented()).mean.shape
@@ -110,7 +104,7 @@ class DynamicsModel:
         inputs : array-like of shape (b, h, d) or (h, d)
             Inputs of every trajectory.
         by : Propagation, default SampledWeights()
-            Propagation method: `SampledWeights` (one draw of the weights per trajectory), `Unscented` or `Linearized`.
+            Propagation method: `SampledWeights`, `Unscented` or `Linearized`.
         noise : {"process", "measurement"}, default "process"
             Whether the noise of a step acts on the state that the next step starts from, or only on the measurement.
         """
@@ -175,7 +169,7 @@ def multi_step_scores(
     by: Propagation | None = None,
     noise: Feedback = "process",
 ) -> tuple[StepScores, Rollout]:
-    """Score the prediction of segments of episodes from their initial states and inputs alone.
+    """Predict segments of episodes from their initial states and inputs alone; return scores and trajectories.
 
     Densities are those of the Gaussian with the same mean and covariance, which varies less between runs than a mixture
     of a few hundred draws.
@@ -188,17 +182,8 @@ def multi_step_scores(
         Episodes to score on, normally ones that the model has not seen.
     horizon : int
         Steps per segment.
-    by : Propagation, default SampledWeights()
-        Propagation method, as in `DynamicsModel.rollout`.
-    noise : {"process", "measurement"}, default "process"
-        Where the noise acts, as in `DynamicsModel.rollout`.
-
-    Returns
-    -------
-    scores : StepScores
-        Scores over all segments and steps.
-    rollout : Rollout
-        The predicted trajectories.
+    by, noise : Propagation, {"process", "measurement"}
+        As in `DynamicsModel.rollout`.
     """
     windows = model.lags.windows(episodes, horizon)
     rollout = model.rollout(windows.starts, windows.inputs, by=by, noise=noise)
@@ -217,16 +202,12 @@ def best_propagation(
 
     Parameters
     ----------
-    model : DynamicsModel
-        A fitted model.
-    episodes : sequence of Episode
-        Episodes that the model has not seen.
-    horizon : int
-        Steps per segment.
+    model, episodes, horizon : object
+        As in `multi_step_scores`.
     candidates : sequence of Propagation, default CANDIDATES
         Methods to compare: calibrated and uncalibrated `SampledWeights`, and `Unscented`.
     noise : {"process", "measurement"}, default "process"
-        Where the noise acts, as in `DynamicsModel.rollout`.
+        As in `multi_step_scores`.
     """
     lpd = [multi_step_scores(model, episodes, horizon, by=by, noise=noise)[0].lpd for by in candidates]
     return candidates[int(np.argmax(lpd))]

@@ -26,9 +26,7 @@ def trajectories(
     names: Sequence[str] | None = None,
     xlabel: str = "step",
 ) -> "Figure":
-    """Plot one trajectory as predicted by several models, with the measurements in black.
-
-    There is one column per model and one row per output; the last row shows the affine cost of each step.
+    """Plot one trajectory as predicted by several models (columns): outputs with measurements, and the affine cost.
 
     Parameters
     ----------
@@ -41,8 +39,7 @@ def trajectories(
     level : float, default 0.9
         Probability of the bands.
     around_mean : bool, default False
-        Whether to subtract the predicted mean from everything; useful where bands are narrow compared with the
-        trajectory.
+        Whether to subtract the predicted mean from everything, where bands are narrow compared with the trajectory.
     names : sequence of str, default None
         Names of the outputs. None: "output 1", "output 2" and so on.
     xlabel : str, default "step"

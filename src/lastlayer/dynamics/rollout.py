@@ -21,10 +21,7 @@ STEP = 1e-4  # of a central difference, in standard deviations of the data: the 
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """Predicted outputs of b trajectories over h steps, as a mixture of c components with equal weights.
-
-    Gaussian propagation has one component, sampling has one per draw.
-    """
+    """Predicted outputs of b trajectories over h steps, as a mixture of c components with equal weights."""
 
     component_mean: Float[ndarray, "c b h q"]
     """Means of the components."""
@@ -46,19 +43,12 @@ class Rollout:
         return np.sqrt(np.diagonal(self.cov, axis1=-2, axis2=-1))
 
     def interval(self, level: float = 0.9) -> tuple[Float[ndarray, "b h q"], Float[ndarray, "b h q"]]:
-        """Return central intervals of every output at every step.
+        """Return lower and upper bounds (b, h, q) of central intervals of every output at every step.
 
         Parameters
         ----------
         level : float, default 0.9
             Probability of the intervals.
-
-        Returns
-        -------
-        lower : ndarray of shape (b, h, q)
-            Lower bounds.
-        upper : ndarray of shape (b, h, q)
-            Upper bounds.
         """
         lower, upper = self.prediction().interval(level)
         return lower.reshape(self.mean.shape), upper.reshape(self.mean.shape)
@@ -149,10 +139,7 @@ def _next_outputs(model: Any, states: Float[ndarray, "p b n"], u: Float[ndarray,
 
 @dataclass(frozen=True)
 class Linearized(Gaussian):
-    """Linearised propagation: P+ = A P A' + epistemic covariance at the mean + noise.
-
-    A is the Jacobian of the mean, computed by central differences.
-    """
+    """Linearised propagation: P+ = A P A' + epistemic covariance at the mean + noise, A by central differences."""
 
     def moments(self, model: Any, u: ndarray, m: Float[ndarray, "b n"], P: Float[ndarray, "b n n"]) -> Moments:
         n = m.shape[1]
@@ -166,10 +153,7 @@ class Linearized(Gaussian):
 
 @dataclass(frozen=True)
 class Unscented(Gaussian):
-    """Unscented propagation: 2n sigma points with the mean and covariance of the state.
-
-    Epistemic covariance and noise are averaged over the points.
-    """
+    """Unscented propagation: 2n sigma points with the mean and covariance of the state, over which noise is averaged."""
 
     def moments(self, model: Any, u: ndarray, m: Float[ndarray, "b n"], P: Float[ndarray, "b n n"]) -> Moments:
         n = m.shape[1]
@@ -190,10 +174,8 @@ class SampledWeights(Propagation):
     n: int = 200
     """Number of draws, 2 or more."""
     calibrated: bool = True
-    """Whether the first step is distributed as `predictive` predicts it, with the epistemic variance of every draw
-    scaled by the calibration curve. That curve is fitted one step ahead, where noise and a small epistemic variance
-    can hardly be told apart; over many steps they act differently. With False, weights are drawn from the
-    uncalibrated posterior. `best_propagation` chooses between the two on held-out episodes."""
+    """Whether the first step is distributed as `predictive` says, or by the posterior without its calibration curve,
+    which is fitted one step ahead; `best_propagation` chooses between the two on held-out episodes."""
     random_state: int = 0
     """Seed of the draws."""
 

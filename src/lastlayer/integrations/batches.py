@@ -26,26 +26,17 @@ class BatchPredictor:
     """Predict batches of rows with a model that each worker process loads once, with its first batch.
 
     A batch is a dictionary of arrays or a pandas DataFrame with the columns that the model was fitted to, in any order,
-    and others. The result is the batch, followed by the columns NAME_mean, NAME_std, NAME_lower and NAME_upper of each
-    target and affine_cost. Only the path is sent to workers, not the model; a file that has been replaced is loaded
-    again.
+    and others. Added are the columns NAME_mean, NAME_std, NAME_lower and NAME_upper of each target and affine_cost.
+    Workers receive the path alone, and load a file again that has been replaced.
 
     Parameters
     ----------
     path : str or path
-        File written by `lastlayer fit`, or by `model.save` of a model that was fitted to a DataFrame or a
-        `ParquetSource`; every worker must be able to read it at this path.
+        File written by `lastlayer fit`, or by `save` of a model that was fitted to a DataFrame or a `ParquetSource`.
     level : float, default 0.95
         Probability of the intervals.
     unknown : {"error", "warn"}, default "error"
-        For models of tables: whether a category that no training row had is an error, or is predicted, with a warning,
-        as none of the known ones.
-
-    Examples
-    --------
-    >>> predict = BatchPredictor("model.lastlayer")
-    >>> rows.map_batches(predict)  # a Ray dataset  # doctest: +SKIP
-    >>> rows.mapInPandas(lambda frames: map(predict, frames), schema)  # a Spark DataFrame  # doctest: +SKIP
+        Whether a category that no training row had is an error, or predicted, with a warning, as none of the known.
     """
 
     path: str | os.PathLike[str]

@@ -57,8 +57,6 @@ def export_c(model: Any, path: str | os.PathLike[str], *, name: str | None = Non
         NAME      x (d) -> mean (q), epistemic_var (q), noise_var (q), affine_cost (1)
         jac_NAME  x, and the four outputs (ignored) -> their Jacobians, (q, d) or (1, d), column by column
 
-    `casadi.external(NAME, library)` finds both.
-
     Parameters
     ----------
     model : BLLRegressor or Fitted
@@ -67,14 +65,6 @@ def export_c(model: Any, path: str | os.PathLike[str], *, name: str | None = Non
         The file to write, such as "pump.c".
     name : str, default None
         Name of the functions. None: the name of the file without its suffix.
-
-    Examples
-    --------
-    ::
-
-        export_c(model, "pump.c")  # then: gcc -O3 -fPIC -shared pump.c -o pump.so -lm
-        pump = casadi.external("pump", "./pump.so")
-        mean, epistemic_var, noise_var, affine_cost = pump(x)
     """
     need("casadi", extra="control")
     path = Path(path)

@@ -25,28 +25,18 @@ def to_casadi(
 ) -> "casadi.Function":
     """Build the CasADi function x (d) -> mean (q), cov (q, q), affine_cost (1) of one point, in original units.
 
-    It computes what `model.predictive` does, and takes numbers, MX and SX expressions. All arithmetic is float64; it
-    agrees with a float32 network to float32 precision.
+    It computes what `model.predictive` does, in float64, and takes numbers, MX and SX expressions.
 
     Parameters
     ----------
     model : BLLRegressor or Fitted
-        A fitted regressor, or its `fitted_`. A user's backbone is read from its `torch.export` graph; docs/control.md
-        lists the supported layers.
+        A fitted regressor, or its `fitted_`; docs/control.md lists the layers that a backbone may have.
     noise : bool, default True
         Whether the covariance includes the noise. With False, it is that of the function.
     name : str, default "predictive"
         Name of the function.
     blas : {"reference", "classic", "blasfeo"}, default "reference"
-        Matrix products that CasADi uses. "reference" is CasADi's own loop, whose C code has no dependencies; the others
-        are faster, and C code generated from them must be linked to a library.
-
-    Examples
-    --------
-    ::
-
-        predictive = to_casadi(model)
-        mean, cov, affine_cost = predictive([0.5, 1.0])
+        Matrix products: CasADi's own loop, or a faster library that generated C code must be linked to.
     """
     fitted, ops, x = _started(model, blas)
     ca = ops.casadi
@@ -70,16 +60,10 @@ def to_casadi(
 def variances_to_casadi(model: Any, *, name: str = "variances", blas: Blas = "reference") -> "casadi.Function":
     """Build the CasADi function x (d) -> mean, epistemic_var, noise_var (q), affine_cost (1) of one point.
 
-    It computes what `model.predictive` does, in original units, without covariances between outputs.
-
     Parameters
     ----------
-    model : BLLRegressor or Fitted
-        A fitted regressor, or its `fitted_`.
-    name : str, default "variances"
-        Name of the function.
-    blas : {"reference", "classic", "blasfeo"}, default "reference"
-        Matrix products that CasADi uses, as in `to_casadi`.
+    model, name, blas : object
+        As in `to_casadi`.
     """
     fitted, ops, x = _started(model, blas)
     constants = expressions(ops, fitted)
@@ -90,8 +74,6 @@ def variances_to_casadi(model: Any, *, name: str = "variances", blas: Blas = "re
 
 def functional_to_casadi(model: Any, functional: Pointwise, *, name: str = "functional") -> "casadi.Function":
     """Build the CasADi function x (d) -> mean (n), cov (n, n) of a functional at one point, without noise.
-
-    It computes what `model.predictive_of` does.
 
     Parameters
     ----------

@@ -24,26 +24,16 @@ FIRST_PLANS = 3
 def to_do_mpc(dynamics: DynamicsModel, *, symvar_type: SymVarType = "MX") -> "do_mpc.model.Model":
     """Build a discrete do-mpc model of fitted dynamics; extend it as needed, then call its `setup()`.
 
-    The states are `y` (the outputs) and, with more than one lag, `y_past` and `u_past`, newest first; together they are
-    the state that `dynamics.lags.state(episode)` returns. The input is `u`. The auxiliary expressions `next_mean`,
-    `next_cov` (column by column) and `affine_cost` describe the next step. The time-varying parameter `predicted_std`
-    is used by chance constraints.
+    The states `y` and, with more than one lag, `y_past` and `u_past` together are what `dynamics.lags.state(episode)`
+    returns; the input is `u`. The auxiliary expressions `next_mean`, `next_cov` (column by column) and `affine_cost`
+    describe the next step, and chance constraints use the time-varying parameter `predicted_std`.
 
     Parameters
     ----------
     dynamics : DynamicsModel
         Fitted dynamics.
     symvar_type : {"MX", "SX"}, default "MX"
-        Type of the symbols, as in do-mpc. "MX" keeps matrices, which is faster for networks; "SX" expands every entry,
-        which do-mpc needs to linearise a model (`get_linear_system_matrices`, `linearize`, LQR) and to pickle it.
-
-    Examples
-    --------
-    ::
-
-        model = to_do_mpc(dynamics, symvar_type="SX")
-        model.setup()
-        linear = do_mpc.model.linearize(model, x_steady, u_steady, tvp0=np.zeros(2))
+        Type of the symbols: "MX" is faster for networks, and "SX" is needed to linearise or pickle the model.
     """
     do, ca = need("do_mpc", extra="control"), need("casadi", extra="control")
     check_choice("symvar_type", symvar_type, get_args(SymVarType))
@@ -82,10 +72,7 @@ def chance_constraint(
     probability: float = 0.95,
     penalty: float | None = 1e3,
 ) -> None:
-    """Keep an output within bounds with a given probability at every step of the plan.
-
-    Each step and each bound is treated separately. The bound is tightened by a normal quantile times the predicted
-    standard deviation.
+    """Keep an output within bounds, each with a given probability at each step of the plan.
 
     Parameters
     ----------
@@ -93,10 +80,8 @@ def chance_constraint(
         The controller, before `setup()`.
     output : int
         Index of the output.
-    upper : float, default None
-        Upper bound, if any.
-    lower : float, default None
-        Lower bound, if any.
+    upper, lower : float, default None
+        Bounds; each is tightened by a normal quantile times the predicted standard deviation.
     probability : float, default 0.95
         Probability of each bound, at least 0.5; 0.5 constrains the mean.
     penalty : float or None, default 1e3
@@ -163,25 +148,18 @@ def trust_cost(model: "do_mpc.model.Model", limit: float) -> Any:
 
 
 class Controller:
-    """A do-mpc controller that updates chance constraints with the covariance along its last plan.
-
-    Create it after the constraints: it calls `mpc.setup()`. Propagating the covariance inside the optimisation would
-    need another derivative of the network at every stage; propagating it along the last plan, shifted by one step,
-    needs one pass.
+    """A do-mpc controller that updates chance constraints with the covariance along its last plan, shifted by one step.
 
     Parameters
     ----------
     mpc : do_mpc.controller.MPC
-        The controller, before `setup()`.
+        The controller, with its constraints and before `setup()`, which is called here.
     dynamics : DynamicsModel
         Fitted dynamics.
-    by : Propagation, default Linearized()
-        Propagation method of the covariance, as in `DynamicsModel.rollout`.
-    noise : {"process", "measurement"}, default "process"
-        Where the noise acts, as in `DynamicsModel.rollout`.
+    by, noise : Propagation, {"process", "measurement"}
+        Propagation method of the covariance, by default `Linearized()`, and the noise, as in `DynamicsModel.rollout`.
     steps : int, default None
-        Number of steps over which the covariance grows before it is held constant; a few are enough, because the
-        controller measures again after one step. None: the whole horizon.
+        Number of steps over which the covariance grows before it is held constant. None: the whole horizon.
     """
 
     def __init__(

@@ -44,8 +44,7 @@ def to_onnx(
 ) -> Path:
     """Write the graph x (rows, ...) -> mean, var, epistemic_var, noise_var (rows, q), affine_cost (rows,).
 
-    Outputs are in original units and named as in `Prediction`; `var` includes the noise. The number of rows is free.
-    The graph is run by onnxruntime and compared with the model before it is written.
+    Outputs are in original units; `var` includes the noise. onnxruntime compares the graph with the model first.
 
     Parameters
     ----------
@@ -54,15 +53,11 @@ def to_onnx(
     path : str or path
         The file to write.
     dtype : {"float64", "float32"}, default None
-        Type of inputs and outputs. None: that of the model. The network is computed in the model's type, or in float32
-        if that is requested and onnxruntime has no float64 operators for it; the last layer is always computed in
-        float64.
+        Type of inputs and outputs. None: that of the model. The last layer is always computed in float64.
     example : array-like, default None
         Two or more inputs, required if they have more than two dimensions; graph and model are compared there.
-    inputs : sequence of str, default None
-        Names of the input columns, for the JSON metadata stored in the file under the key "lastlayer".
-    targets : sequence of str, default None
-        Names of the targets, for the same metadata.
+    inputs, targets : sequence of str, default None
+        Names of the columns, for the JSON metadata stored in the file under the key "lastlayer".
     """
     need("onnxscript", extra="onnx")
     runtime = need("onnxruntime", extra="onnx")

@@ -21,12 +21,8 @@ proba: Any = need("river.proba", extra="river")
 class RiverRegressor(base.Regressor):  # type: ignore[misc]
     """Regression with exact Bayesian last layers, as a river regressor.
 
-    An unfitted regressor is fitted to the first `warm_up` rows: the call of `learn_one` that completes them trains the
-    networks, and until then the mean of the targets so far is predicted. Afterwards each row costs microseconds,
-    because only the last layers are updated.
-
-    Features are identified by name, in any order. A missing or new name is an error, because the networks have no input
-    for it: select and impute features in a pipeline before this model.
+    An unfitted regressor is fitted to the first `warm_up` rows, and predicts the mean of the targets until then. Later
+    rows update the last layers alone. A missing or new feature is an error: select and impute in a pipeline before.
 
     Parameters
     ----------
@@ -37,18 +33,11 @@ class RiverRegressor(base.Regressor):  # type: ignore[misc]
     warm_up : int, default 200
         Number of rows that an unfitted regressor is fitted to.
     feature_names : sequence of str, default None
-        Columns that a fitted model was fitted to, in order. None: the names stored in the model, or those of the first
-        row.
+        Columns that a fitted model was fitted to, in order. None: the names in the model, or those of the first row.
     confidence_level : float, default 0.95
         Probability of the interval that `predict_one(x, with_interval=True)` returns.
     monitor : DriftMonitor, default None
         Monitor of the standardised residuals once the model is fitted; `drift` is its state.
-
-    Examples
-    --------
-    >>> from river import evaluate, metrics  # doctest: +SKIP
-    >>> model = RiverRegressor(BLLRegressor(preset="fast"), ExponentialForgetting(memory=1000))  # doctest: +SKIP
-    >>> evaluate.progressive_val_score(stream, model, metrics.MAE())  # doctest: +SKIP
     """
 
     def __init__(
@@ -83,10 +72,8 @@ class RiverRegressor(base.Regressor):  # type: ignore[misc]
 
         Parameters
         ----------
-        x : dict
-            Features by name.
-        y : float
-            Target.
+        x, y : dict, float
+            Features by name, and the target.
         """
         row = self._row(x)
         if self.online is not None:
@@ -108,11 +95,9 @@ class RiverRegressor(base.Regressor):  # type: ignore[misc]
         x : dict
             Features by name.
         with_dist : bool, default False
-            Whether to return a `river.proba.Gaussian` with the predictive mean and standard deviation, noise included,
-            as `river.linear_model.BayesianLinearRegression` does.
+            Whether to return a `river.proba.Gaussian` with the predictive mean and standard deviation, noise included.
         with_interval : bool, default False
-            Whether to return a `river.conf.Interval` that contains the target with probability `confidence_level`, as
-            `river.conf.RegressionJackknife` does.
+            Whether to return a `river.conf.Interval` that contains the target with probability `confidence_level`.
         """
         if with_dist and with_interval:
             raise InputError("with_dist and with_interval cannot be combined: set one of them")

@@ -72,19 +72,15 @@ class Drift:
 class DriftMonitor:
     """Watches standardised residuals, `predictive(X).standardized_residual(y)`, taken before the rows are learned.
 
-    The probability of a false alarm within n rows is at most n / false_alarm_every, for any n, as long as rows are
-    exchangeable; errors in the model's calibration do not matter. Where neighbouring residuals are correlated, the
-    monitor estimates the correlation and tests the part of each residual that the previous one does not explain: the
-    bound then holds as far as the dependence is on the previous row and its estimate is good. Longer dependence, such
-    as a season, breaks it: thin the rows, or let the model explain the season.
+    Within n rows, a false alarm has probability n / false_alarm_every at most, as long as rows are exchangeable or
+    depend on the previous row alone; longer dependence, such as a season, breaks this. Calibration does not matter.
 
     Parameters
     ----------
     false_alarm_every : float, default 10_000
         Evidence at which the alarm is raised: false alarms come at most once in this many rows on average.
     reference : array-like of shape (n,) or (n, q), default None
-        Residuals of rows held out when the model was fitted. Residuals are compared with earlier ones, so a reference
-        lets the monitor detect a change from the very first rows.
+        Residuals of rows held out when the model was fitted, to detect a change from the very first rows.
     n_outputs : int, default 1
         Number of outputs, if no `reference` is given.
     random_state : int, default 0
@@ -92,12 +88,8 @@ class DriftMonitor:
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from lastlayer.online import DriftMonitor
     >>> rng = np.random.default_rng(0)
     >>> monitor = DriftMonitor(reference=rng.normal(size=200))
-    >>> monitor.update(rng.normal(size=100)).alarm
-    False
     >>> monitor.update(rng.normal(3.0, 1.0, size=100)).kind
     'up'
     """

@@ -45,19 +45,10 @@ class KeepAll(Memory):
 class ExponentialForgetting(Memory):
     """Old rows lose weight exponentially; the prior does not.
 
-    However a stream is cut into batches, its rows lose weight one by one relative to each other. Relative to the prior
-    they do so in steps of about 5%, each with a factorisation: O(p^2) per row if the memory is several times p.
-
     Parameters
     ----------
     memory : float
-        Number of rows after which a row has 1/e of its weight.
-
-    Examples
-    --------
-    >>> from lastlayer.online import ExponentialForgetting
-    >>> round(ExponentialForgetting(memory=1000).kept(1000), 3)
-    0.368
+        Number of rows after which a row has 1/e of its weight, relative to the prior in steps of about 5%.
     """
 
     memory: float | int

@@ -65,9 +65,7 @@ LIMITS = {Running: {"curves": Limits(0.0), "error": Limits(0.0)}, SavedMonitor: 
 class OnlineModel:
     """A fitted model whose last layers follow a stream of rows; features and calibration curve stay as fitted.
 
-    Between two factorisations, a recursion updates the layers row by row; each factorisation measures the recursion's
-    error. A row that is predicted and then learned passes through the networks once. Residuals of new rows that are
-    larger than the calibration expects widen the predicted variance.
+    Residuals of new rows that are larger than the calibration expects widen the predicted variance.
 
     Parameters
     ----------
@@ -76,23 +74,16 @@ class OnlineModel:
     memory : Memory, default KeepAll()
         What happens to old rows: `KeepAll()`, `ExponentialForgetting(memory=1000)` or `SlidingWindow(500)`.
     start : (X, y), default None
-        Rows that replace those of `fit`. A sliding window requires them; the other memories continue from the fitted
-        model if they are not given.
+        Rows that replace those of `fit`, which a sliding window requires.
     monitor : DriftMonitor, default None
         Monitor that receives the standardised residuals of new rows before they are learned; `drift` returns its state.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from lastlayer import BLLRegressor
-    >>> from lastlayer.online import ExponentialForgetting, OnlineModel
-    >>> rng = np.random.default_rng(0)
-    >>> X = rng.uniform(size=(50, 1))
-    >>> y = np.sin(5 * X[:, 0]) + 0.1 * rng.normal(size=50)
+    >>> X, y = np.arange(50.0)[:, None], np.cos(np.arange(50.0) ** 2)
     >>> model = BLLRegressor(preset="evidence", hidden=(5,), max_epochs=20, random_state=0).fit(X, y)
-    >>> online = OnlineModel(model, ExponentialForgetting(memory=1000))
-    >>> mean, std = online.predict([[0.5]], return_std=True)
-    >>> _ = online.update([[0.5]], [0.6])
+    >>> online = OnlineModel(model, ExponentialForgetting(memory=1000)).update([[50.0]], [0.6])
+    >>> mean, std = online.predict([[51.0]], return_std=True)
     """
 
     _fitted: Fitted
@@ -187,10 +178,8 @@ class OnlineModel:
 
         Parameters
         ----------
-        X : array-like of shape (m, d)
-            Inputs.
-        y : array-like of shape (m,) or (m, q)
-            Targets.
+        X, y : array-like of shape (m, d), (m,) or (m, q)
+            Inputs and targets.
         sample_weight : array-like of shape (m,), default None
             Weights of the rows; None: 1.
         """
@@ -216,21 +205,12 @@ class OnlineModel:
     def remove(self, X: Any, y: Any, sample_weight: Any = None) -> "OnlineModel":
         """Remove rows that were learned before, at the weight they have now.
 
-        The model is unchanged if the rows are refused.
+        The model is unchanged if the rows are refused, as by PrecisionError if they are too large beside the others.
 
         Parameters
         ----------
-        X : array-like of shape (m, d)
-            Inputs of the rows.
-        y : array-like of shape (m,) or (m, q)
-            Their targets.
-        sample_weight : array-like of shape (m,), default None
-            Weights of the rows; None: 1.
-
-        Raises
-        ------
-        PrecisionError
-            If the rows are so large that the statistics have lost the digits of the other rows.
+        X, y, sample_weight : array-like
+            As in `update`.
         """
         if isinstance(self.memory, SlidingWindow):
             raise InputError(
@@ -277,9 +257,7 @@ class OnlineModel:
         return self._estimator.with_fitted(self.fitted_)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the running model to one safetensors file: last layers, rows in memory and drift monitor.
-
-        `OnlineModel.load` resumes from it with bitwise equal predictions.
+        """Write the running model to one safetensors file, from which `load` resumes with bitwise equal predictions.
 
         Parameters
         ----------
@@ -322,11 +300,6 @@ class OnlineModel:
             File to read.
         backbone : torch.nn.Module, default None
             Module with the architecture of the model's backbone, if it was fitted with one.
-
-        Raises
-        ------
-        ModelFileError
-            If the file is damaged, or does not hold a running model.
         """
         tensors, header = files.read(path)
         if "online" not in header:

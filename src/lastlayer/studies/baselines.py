@@ -36,9 +36,6 @@ KL_WARMUP = 0.5
 class BLRRegressor(BLLRegressor):
     """Bayesian linear regression on the features of a network trained on the mean squared error.
 
-    After training, alpha and noise maximise the evidence of the features. The exact last layer and all methods are
-    those of `BLLRegressor`.
-
     Parameters
     ----------
     hidden : sequence of int, default=(50, 50)
@@ -92,10 +89,6 @@ class BLRRegressor(BLLRegressor):
 
 class BayesByBackpropRegressor(BaseRegressor):
     """Bayesian neural network with mean-field Gaussian weights, trained on the evidence lower bound.
-
-    Its prediction is a Gaussian mixture over draws of the weights. Training starts without the KL divergence between
-    weights and prior, whose weight grows over the first epochs: with its full weight from the start, most units
-    collapse to their prior before they have fitted anything, and the network underfits.
 
     Parameters
     ----------

@@ -27,27 +27,17 @@ from lastlayer.predictor.fitted import as_fitted
 class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
     """A fitted model for BoTorch: the joint Gaussian over points and outputs of `model.joint`, differentiable.
 
-    A mixture is replaced by the Gaussian with the same mean and covariance.
-    Conditioning, and with it every fantasy, conditions this Gaussian in closed form at fixed features and noise:
-    without calibration that is the posterior of the last layer after `model.update`.
+    A mixture is replaced by the Gaussian with the same mean and covariance. Observations and fantasies condition it in
+    closed form at fixed features and noise: without calibration, that is the last layer after `model.update`.
 
     Parameters
     ----------
     fitted : BLLRegressor or Fitted
-        A regressor fitted to a table, or its `fitted_`: fitted to inputs as the input transform returns them, and to
-        targets as the outcome transform does. Later updates of the regressor do not change this model.
+        A regressor, or its `fitted_`, fitted to inputs and targets as the transforms return them; it is copied.
     train_X : Tensor of shape (n, d), default None
-        The points it was fitted to, in original units. The model does not need them, but BoTorch's search for the best
-        point starts around them.
-    input_transform : InputTransform, default None
-        BoTorch input transform, already fitted.
-    outcome_transform : OutcomeTransform, default None
-        BoTorch outcome transform, already fitted; the posterior is in original units.
-
-    Examples
-    --------
-    >>> model = BLLModel(regressor)  # doctest: +SKIP
-    >>> acquisition = qLogExpectedImprovement(model, best_f=Y.max())  # doctest: +SKIP
+        The points it was fitted to, in original units, around which BoTorch starts its search for the best point.
+    input_transform, outcome_transform : InputTransform, OutcomeTransform, default None
+        BoTorch transforms, already fitted; the posterior is in original units.
     """
 
     def __init__(
@@ -125,10 +115,8 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
 
         Parameters
         ----------
-        X : Tensor of shape (..., n, d)
-            Points.
-        Y : Tensor of shape (..., n, o)
-            Observed values. A batch of Y returns a batch of models.
+        X, Y : Tensor of shape (..., n, d), (..., n, o)
+            Points and observed values; a batch of Y returns a batch of models.
         noise : Tensor, default None
             Noise variances of these observations, on the scale of the outcome transform. None: the learned noise.
         **_ : dict
@@ -161,11 +149,7 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
         return new
 
     def draw(self, n: int | tuple[int, ...] = (), *, seed: int | None = None) -> "DrawnFunctions":
-        """Sample one function from the posterior, or n functions.
-
-        The weights are drawn once, so that the functions can be optimised. n functions are a batch of models: X of
-        shape (q, d) gives values of shape (n, q, o), and X of shape (n, q, d) evaluates each function at its own
-        points.
+        """Sample one function from the posterior, or a batch of n; at X (q, d) or (n, q, d) it has values (n, q, o).
 
         Parameters
         ----------

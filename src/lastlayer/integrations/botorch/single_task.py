@@ -23,30 +23,21 @@ from lastlayer.integrations.botorch.surrogate import Surrogate
 class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # mypy skips BoTorch
     """A Bayesian last layer on random Fourier features, used like BoTorch's `SingleTaskGP`, for one or more outputs.
 
-    It is constructed from data and then fitted: by `fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood,
-    model))`, by `fit()`, or at its first use. Outputs are independent, each with its own length scales and noise.
+    It is fitted by `fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))`, by `fit()`, or at its first
+    use. Outputs are independent, each with its own length scales and noise.
 
     Parameters
     ----------
-    train_X : Tensor of shape (n, d)
-        Points, in original units.
-    train_Y : Tensor of shape (n, o)
-        Their values, one column per output.
+    train_X, train_Y : Tensor of shape (n, d), (n, o)
+        Points in original units, and their values, one column per output.
     train_Yvar : Tensor of shape (n, o), default None
         Known noise variances of the values, in addition to the learned noise.
-    outcome_transform : OutcomeTransform, default None
-        BoTorch outcome transform; values are standardised without it too.
-    input_transform : InputTransform, default None
-        BoTorch input transform; inputs are standardised without it too.
+    outcome_transform, input_transform : OutcomeTransform, InputTransform, default None
+        BoTorch transforms; values and inputs are standardised without them too.
     bounds : Tensor of shape (2, d), default None
         Box that sets the unit of the length scales, in the units of the input transform. None: the range of the points.
     random_state : int, default 0
         Seed of the random frequencies; keep it fixed during a run, so that only the data change the model.
-
-    Examples
-    --------
-    >>> model = SingleTaskBLL(X, Y)  # doctest: +SKIP
-    >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))  # doctest: +SKIP
     """
 
     def __init__(

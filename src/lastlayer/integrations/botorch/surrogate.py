@@ -44,13 +44,12 @@ UNIT = 1 / math.sqrt(12)
 class Surrogate(LastLayerRegressor):
     """A Gaussian process approximated by random frequencies, with one learned length scale per input.
 
-    It has one output; `SingleTaskBLL` joins several. `predictive`, `joint`, `update` and so on work as in
-    `BLLRegressor`. There is no `save`: a Surrogate is fitted within a second, so save X and y instead.
+    It has one output, and the methods of `BLLRegressor` but `save`: it is fitted within a second, so save X and y.
 
     Parameters
     ----------
     n_frequencies : int, default 256
-        Number of random frequencies, half the number of features. More approximate the Gaussian process better.
+        Number of random frequencies, half the number of features.
     max_steps : int, default 100
         Maximum number of steps of the search for the length scales.
     random_state : int, default None
@@ -58,7 +57,6 @@ class Surrogate(LastLayerRegressor):
 
     Examples
     --------
-    >>> import numpy as np
     >>> X = np.linspace(0, 1, 8)[:, None]
     >>> model = Surrogate(32, max_steps=5, random_state=0).fit(X, np.sin(6 * X[:, 0]))
     >>> model.predictive(X).mean.shape
@@ -73,10 +71,8 @@ class Surrogate(LastLayerRegressor):
 
         Parameters
         ----------
-        X : array-like of shape (n, d)
-            Points.
-        y : array-like of shape (n,)
-            Their values.
+        X, y : array-like of shape (n, d), (n,)
+            Points and their values.
         bounds : array-like of shape (2, d), default None
             Box that sets the unit of the length scales. None: the range of X.
         noise_std : array-like of shape (n,), default None
