@@ -1,7 +1,7 @@
 """Measured episodes, the regression rows made from them, and splits of those rows."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -155,15 +155,13 @@ class Lags:
 
         Parameters
         ----------
-        episodes : Episode or sequence of Episode
-            Measured episodes.
-        horizon : int
-            Steps per segment.
+        episodes, horizon : Episode or sequence of Episode, int
+            Measured episodes, and the number of steps per segment.
         stride : int, default None
             Steps between the starts of two segments. None: `horizon`, so that segments do not overlap.
         """
-        listed, stride = check_episodes(episodes), horizon if stride is None else stride
-        found = [(e, k) for e in listed for k in range(self.first, len(e) - horizon + 1, stride)]
+        listed = check_episodes(episodes)
+        found = [(e, k) for e in listed for k in range(self.first, len(e) - horizon + 1, stride or horizon)]
         if not found:
             raise InputError(
                 f"no episode holds {horizon} steps after {self.first} steps of past: the longest has "
@@ -180,10 +178,8 @@ class Lags:
 
         Parameters
         ----------
-        episode : Episode
-            The episode.
-        step : int, default None
-            The step k. None: the last one.
+        episode, step : Episode, int, default None
+            The episode and the step k. None: the last one.
         """
         k = len(episode) if step is None else step
         if not self.first <= k <= len(episode):
@@ -231,25 +227,18 @@ class Lags:
         return F, G
 
 
+@dataclass(frozen=True)
 class EpisodeFolds:
     """Splitter for `BLLRegressor(calibration=...)` that holds out whole episodes.
 
     Every episode is held out once, in random folds, to measure interpolation; then those at either end of the
     direction in which means and standard deviations of episodes vary most, together, to measure extrapolation.
-
-    Parameters
-    ----------
-    n_folds : int, default 5
-        Number of random folds; fewer if there are fewer episodes.
-    random_state : int, default 0
-        Seed of the random folds.
     """
 
-    def __init__(self, n_folds: int = 5, *, random_state: int = 0) -> None:
-        self.n_folds, self.random_state = n_folds, random_state
-
-    def __repr__(self) -> str:
-        return f"EpisodeFolds(n_folds={self.n_folds})"
+    n_folds: int = 5
+    """Number of random folds; fewer if there are fewer episodes."""
+    random_state: int = field(default=0, kw_only=True, repr=False)
+    """Seed of the random folds."""
 
     def split(self, X: ndarray, y: Any = None, groups: Any = None) -> Iterator[tuple[ndarray, ndarray]]:
         """Yield the indices of the rows to train on and of the held-out rows of each fold.

@@ -33,14 +33,10 @@ class DynamicsModel:
 
     Attributes
     ----------
-    regressor_ : BLLRegressor
-        The fitted clone.
-    state_scale_ : ndarray of shape (n,)
-        Standard deviation of each component of the state in the data.
-    n_outputs_ : int
-        Number of outputs.
-    n_inputs_ : int
-        Number of inputs.
+    regressor_, state_scale_ : BLLRegressor, ndarray of shape (n,)
+        The fitted clone, and the standard deviation of each component of the state in the data.
+    n_outputs_, n_inputs_ : int
+        Numbers of outputs and inputs.
 
     Examples
     --------
@@ -99,10 +95,8 @@ class DynamicsModel:
 
         Parameters
         ----------
-        starts : array-like of shape (b, n) or (n,)
-            States to start from, as `lags.state(episode)` returns them.
-        inputs : array-like of shape (b, h, d) or (h, d)
-            Inputs of every trajectory.
+        starts, inputs : array-like of shape (b, n) and (b, h, d), or (n,) and (h, d)
+            States to start from, as `lags.state(episode)` returns them, and the inputs of every trajectory.
         by : Propagation, default SampledWeights()
             Propagation method: `SampledWeights`, `Unscented` or `Linearized`.
         noise : {"process", "measurement"}, default "process"
@@ -151,10 +145,8 @@ def one_step_scores(model: DynamicsModel, episodes: Sequence[Episode]) -> StepSc
 
     Parameters
     ----------
-    model : DynamicsModel
-        A fitted model.
-    episodes : sequence of Episode
-        Episodes to score on, normally ones that the model has not seen.
+    model, episodes : DynamicsModel, sequence of Episode
+        A fitted model, and episodes to score on, normally ones that the model has not seen.
     """
     table = model.lags.table(episodes)
     p = model.next(table.X)
@@ -169,19 +161,14 @@ def multi_step_scores(
     by: Propagation | None = None,
     noise: Feedback = "process",
 ) -> tuple[StepScores, Rollout]:
-    """Predict segments of episodes from their initial states and inputs alone; return scores and trajectories.
+    """Predict segments of episodes from their first states and inputs; return the scores and the trajectories.
 
-    Densities are those of the Gaussian with the same mean and covariance, which varies less between runs than a mixture
-    of a few hundred draws.
+    Densities are those of the Gaussian with the same mean and covariance, which vary less between runs.
 
     Parameters
     ----------
-    model : DynamicsModel
-        A fitted model.
-    episodes : sequence of Episode
-        Episodes to score on, normally ones that the model has not seen.
-    horizon : int
-        Steps per segment.
+    model, episodes, horizon : DynamicsModel, sequence of Episode, int
+        A fitted model, episodes to score on, and the number of steps per segment.
     by, noise : Propagation, {"process", "measurement"}
         As in `DynamicsModel.rollout`.
     """

@@ -30,20 +30,16 @@ def trajectories(
 
     Parameters
     ----------
-    rollouts : mapping of str to Rollout
-        Predictions by the name of their model.
-    outputs : ndarray of shape (b, h, q)
-        Measured outputs.
+    rollouts, outputs : mapping of str to Rollout, ndarray of shape (b, h, q)
+        Predictions by the name of their model, and the measured outputs.
     trajectory : int, default 0
         Index of the trajectory to plot.
     level : float, default 0.9
         Probability of the bands.
     around_mean : bool, default False
         Whether to subtract the predicted mean from everything, where bands are narrow compared with the trajectory.
-    names : sequence of str, default None
-        Names of the outputs. None: "output 1", "output 2" and so on.
-    xlabel : str, default "step"
-        Label of the horizontal axis.
+    names, xlabel : sequence of str, str
+        Names of the outputs, by default "output 1" and so on, and the label of the horizontal axis.
     """
     q = outputs.shape[-1]
     names = [f"output {i + 1}" for i in range(q)] if names is None else names

@@ -28,20 +28,14 @@ class BatchPredictor:
     A batch is a dictionary of arrays or a pandas DataFrame with the columns that the model was fitted to, in any order,
     and others. Added are the columns NAME_mean, NAME_std, NAME_lower and NAME_upper of each target and affine_cost.
     Workers receive the path alone, and load a file again that has been replaced.
-
-    Parameters
-    ----------
-    path : str or path
-        File written by `lastlayer fit`, or by `save` of a model that was fitted to a DataFrame or a `ParquetSource`.
-    level : float, default 0.95
-        Probability of the intervals.
-    unknown : {"error", "warn"}, default "error"
-        Whether a category that no training row had is an error, or predicted, with a warning, as none of the known.
     """
 
     path: str | os.PathLike[str]
+    """File written by `lastlayer fit`, or by `save` of a model that was fitted to a DataFrame or a `ParquetSource`."""
     level: float = 0.95
+    """Probability of the intervals."""
     unknown: str = "error"
+    """Whether a category that no training row had is an "error", or predicted as none of the known ones ("warn")."""
 
     def __post_init__(self) -> None:
         if not 0 < self.level < 1:

@@ -76,10 +76,8 @@ def chance_constraint(
 
     Parameters
     ----------
-    mpc : do_mpc.controller.MPC
-        The controller, before `setup()`.
-    output : int
-        Index of the output.
+    mpc, output : do_mpc.controller.MPC, int
+        The controller, before `setup()`, and the index of the output.
     upper, lower : float, default None
         Bounds; each is tightened by a normal quantile times the predicted standard deviation.
     probability : float, default 0.95
@@ -108,10 +106,8 @@ def trust_limit(dynamics: DynamicsModel, quantile: float = 0.99, *, factor: floa
     ----------
     dynamics : DynamicsModel
         Fitted dynamics.
-    quantile : float, default 0.99
-        Fraction of the training points below the limit.
-    factor : float, default 1.0
-        Factor on the quantile.
+    quantile, factor : float, default 0.99 and 1.0
+        Fraction of the training points below the limit, and the factor on it.
     """
     if not 0 <= quantile <= 1:
         raise InputError(f"quantile={quantile} must lie between 0 and 1")
@@ -123,10 +119,8 @@ def trust_constraint(mpc: "do_mpc.controller.MPC", limit: float, *, penalty: flo
 
     Parameters
     ----------
-    mpc : do_mpc.controller.MPC
-        The controller, before `setup()`.
-    limit : float
-        Largest affine cost, such as `trust_limit(dynamics)`.
+    mpc, limit : do_mpc.controller.MPC, float
+        The controller, before `setup()`, and the largest affine cost, such as `trust_limit(dynamics)`.
     penalty : float, default None
         Cost of each factor of e above the limit. None: a hard constraint.
     """
@@ -138,10 +132,8 @@ def trust_cost(model: "do_mpc.model.Model", limit: float) -> Any:
 
     Parameters
     ----------
-    model : do_mpc.model.Model
-        A model made by `to_do_mpc`.
-    limit : float
-        Affine cost below which the term is zero.
+    model, limit : do_mpc.model.Model, float
+        A model made by `to_do_mpc`, and the affine cost below which the term is zero.
     """
     ca = need("casadi", extra="control")
     return ca.fmax(_log_cost(model, limit), 0) ** 2
@@ -152,10 +144,8 @@ class Controller:
 
     Parameters
     ----------
-    mpc : do_mpc.controller.MPC
-        The controller, with its constraints and before `setup()`, which is called here.
-    dynamics : DynamicsModel
-        Fitted dynamics.
+    mpc, dynamics : do_mpc.controller.MPC, DynamicsModel
+        The controller, with its constraints and before `setup()`, which is called here, and fitted dynamics.
     by, noise : Propagation, {"process", "measurement"}
         Propagation method of the covariance, by default `Linearized()`, and the noise, as in `DynamicsModel.rollout`.
     steps : int, default None

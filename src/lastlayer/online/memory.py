@@ -43,15 +43,10 @@ class KeepAll(Memory):
 
 @dataclass(frozen=True)
 class ExponentialForgetting(Memory):
-    """Old rows lose weight exponentially; the prior does not.
-
-    Parameters
-    ----------
-    memory : float
-        Number of rows after which a row has 1/e of its weight, relative to the prior in steps of about 5%.
-    """
+    """Old rows lose weight exponentially; the prior does not."""
 
     memory: float | int
+    """Number of rows after which a row has 1/e of its weight; relative to the prior it falls in steps of about 5%."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.memory < math.inf:
@@ -60,38 +55,28 @@ class ExponentialForgetting(Memory):
             )
 
     def interval(self, p: int) -> int:
-        """Return the number of rows between two factorisations."""
         return max(1, min(super().interval(p), round(FADING * self.memory)))
 
     def kept(self, n: int) -> float:
-        """Return the fraction of their weight that old rows keep, exp(-n / memory)."""
         return max(math.exp(-n / self.memory), EPS)
 
     def weights(self, n: int) -> Float[ndarray, " n"]:
-        """Return the weights of n rows that are learned together, once the last of them is."""
         return np.exp(np.arange(1 - n, 1) / self.memory)
 
 
 @dataclass(frozen=True)
 class SlidingWindow(Memory):
-    """Only the last `rows` rows count.
-
-    Parameters
-    ----------
-    rows : int
-        Length of the window, at least 2.
-    """
+    """Only the last `rows` rows count."""
 
     rows: int
+    """Length of the window, at least 2."""
 
     def __post_init__(self) -> None:
         if not self.rows >= 2:
             raise InputError(f"rows={self.rows}: a window needs at least 2 rows, such as SlidingWindow(500)")
 
     def interval(self, p: int) -> int:
-        """Return the number of rows between two factorisations."""
         return max(p, self.rows)
 
     def remembered(self, n: int) -> float:
-        """Return the fraction of their weight that the residuals of old rows keep in the calibration."""
         return max(0.0, 1 - n / self.rows)

@@ -180,7 +180,6 @@ class Separable(LinearGaussian):
         return len(fitted.members) == 1 and fitted.correlation is None and not fitted.by_output
 
     def rows(self, X: Float[Tensor, "*b q d"]) -> LinearRows:
-        """Return mean, design matrix and noise at some points, before any new observation."""
         function = self.functions(X)
         ((H, _),) = function.terms
         mean = function.mean[..., self.kept]
@@ -192,11 +191,9 @@ class Separable(LinearGaussian):
         return LinearRows(mean, H, each, torch.diag_embed(ratio * self.scale.square()))
 
     def columns(self, values: Float[Tensor, "*b q o"]) -> Float[Tensor, "*b o q"]:
-        """Arrange values of the outputs as those of the columns at their rows."""
         return values.mT
 
     def outputs(self, kept: list[int]) -> "Separable":
-        """Select outputs."""
         new = super().outputs(kept)
         new.scale, new.ratio = self.scale[kept], None if self.ratio is None else self.ratio[kept]
         new.M = None if self.M is None else self.M[..., kept, :]
@@ -216,7 +213,6 @@ class Dense(LinearGaussian):
         self.register_buffer("correlation", noise_cov / std[:, :, None] / std[:, None, :])
 
     def rows(self, X: Float[Tensor, "*b q d"]) -> LinearRows:
-        """Return mean, design matrix and noise at some points, before any new observation."""
         function = self.functions(X)
         G = torch.stack([function.linear(j)[..., 1:] for j in self.kept], -2)
         noise = self._noise(function.parts)
@@ -225,7 +221,6 @@ class Dense(LinearGaussian):
         )
 
     def columns(self, values: Float[Tensor, "*b q o"]) -> Float[Tensor, "*b 1 qo"]:
-        """Arrange values of the outputs as those of the columns at their rows."""
         return values.flatten(-2)[..., None, :]
 
     def _noise(self, parts: formula.Components) -> Float[Tensor, "*b q o o"]:
