@@ -153,7 +153,7 @@ class Linearized(Gaussian):
 
 @dataclass(frozen=True)
 class Unscented(Gaussian):
-    """Unscented propagation: 2n sigma points with the mean and covariance of the state, over which noise is averaged."""
+    """Unscented propagation: 2n sigma points with the mean and covariance of the state; noise is averaged over them."""
 
     def moments(self, model: Any, u: ndarray, m: Float[ndarray, "b n"], P: Float[ndarray, "b n n"]) -> Moments:
         n = m.shape[1]
