@@ -40,7 +40,7 @@ class DynamicsModel:
 
     Examples
     --------
-    >>> u, y = np.sin(np.arange(40)), np.cos(np.arange(41))
+    >>> u, y = np.random.default_rng(0).random((2, 40))
     >>> regressor = BLLRegressor((4,), preset="evidence", max_epochs=10, random_state=0)
     >>> model = DynamicsModel(Lags(), regressor).fit([Episode.of(y, u)])
     >>> model.rollout([0.0], np.ones((5, 1)), by=Unscented()).mean.shape
